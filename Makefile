@@ -1,0 +1,74 @@
+# The front door. Every target does the set-up that it needs: system packages (apt when root), LibTorch and a CUDA
+# compiler (LIBTORCH=, or wheels installed once under TORCHSTREAM_CACHE), and the C++ shim. `make help` lists them.
+#
+#   LIBTORCH=DIR           use this LibTorch 2.11: site-packages, its torch folder, or an unpacked libtorch zip
+#   TORCHSTREAM_CACHE=DIR  where LibTorch is installed otherwise (default ~/.cache/torchstream)
+#   ARCHIVE=FILE           make demo: train on this .tgz of labelled images
+#   JOBS=N                 C++ compilations at a time
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+export LIBTORCH TORCHSTREAM_CACHE JOBS
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-14s %s\n' "$$t" "$$d"; done
+
+.PHONY: setup
+setup: ## install what is missing: system packages, LibTorch
+	@cshim/setup/packages.sh
+	@python3 cshim/setup/libtorch.py path >/dev/null
+
+.PHONY: shim
+shim: setup ## build the C++ side: cshim/build/lib/libtorchstream.so
+	@cshim/setup/shim.sh
+
+.PHONY: demo
+demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
+	@cshim/setup/demo.sh
+
+# The shim is no part of Go's test cache keys, hence -count=1.
+.PHONY: test
+test: shim ## all tests: the shim's, go vet, the Go packages', the ring under the race detector
+	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
+	go vet ./...
+	go test -count=1 ./...
+	go test -count=1 -race ./imageloader/... ./prefetcher/...
+
+.PHONY: race
+race: shim ## all Go tests under the race detector
+	go test -count=1 -race ./...
+
+.PHONY: asan
+asan: setup ## the image part's tests with the address and undefined-behaviour sanitizers
+	@cshim/setup/shim.sh cshim/build-asan -DTS_SANITIZE=ON
+	ctest --test-dir cshim/build-asan --output-on-failure --no-tests=error -j2
+
+.PHONY: lint
+lint: shim ## formatting, go vet, staticcheck, the C header, exported symbols, import "C"
+	@cshim/setup/packages.sh lint
+	@cshim/setup/lint.sh
+
+.PHONY: generate
+generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml
+	TORCHSTREAM_NATIVE_FUNCTIONS="$$(python3 cshim/setup/libtorch.py show | sed -n 's/^NATIVE_FUNCTIONS=//p')" go generate ./...
+
+.PHONY: doctor
+doctor: shim ## say what is installed, what is missing and what to do about it
+	@go run ./cmd/torchstream doctor
+
+.PHONY: gpu-bundle
+gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU machine without Go
+	@cshim/setup/gpu-bundle.sh
+
+.PHONY: libtorch-path
+libtorch-path: ## print the folder of LibTorch (a site-packages-like folder), installing it if needed
+	@python3 cshim/setup/libtorch.py path
+
+.PHONY: clean
+clean: ## remove build outputs (LibTorch's cache stays)
+	rm -rf cshim/build cshim/build-* gpu-bundle

@@ -1,0 +1,376 @@
+#!/usr/bin/env python3
+"""Find LibTorch, or install it, and print what the build needs to know about it.
+
+  libtorch.py path          print the folder that holds it (a site-packages-like folder), installing it if needed
+  libtorch.py cmake FILE    the same, and write the locations to FILE as CMake cache settings (only when they changed)
+  libtorch.py show          print every location, one NAME=VALUE a line
+
+With LIBTORCH set, that LibTorch is used: the site-packages that contains torch/, the torch package folder itself, or
+an unpacked libtorch zip. Otherwise the wheels in cshim/libtorch.lock are installed, once, under TORCHSTREAM_CACHE
+(default ~/.cache/torchstream). Results go to stdout, progress and errors to stderr; the exit status is 1 on an error.
+
+Only the standard library, Python 3.9 or newer.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+LOCK = os.path.join(os.path.dirname(HERE), "libtorch.lock")
+STAMP = ".torchstream-complete"
+WANT = (2, 11)
+# Wheels (2.2 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
+NEED_GB = 7
+# pip takes a wheel only if its tag is named: these are all the tags that glibc 2.28 covers.
+PLATFORMS = ["manylinux_2_%d_x86_64" % minor for minor in range(28, 4, -1)] + [
+    "manylinux2014_x86_64",
+    "manylinux2010_x86_64",
+    "manylinux1_x86_64",
+]
+
+
+class SetupError(Exception):
+    """An error that names the step and the cure."""
+
+
+def say(text):
+    print("libtorch: " + text, file=sys.stderr, flush=True)
+
+
+def absolute(name, value):
+    """A path from the environment variable `name`, made absolute, or an error if the tools cannot use it."""
+    path = os.path.abspath(os.path.expanduser(value))
+    if re.search(r"[\s:;'\"$\\#]", path):
+        raise SetupError(
+            "%s=%s: compiler and linker flags cannot carry a path with spaces or any of : ; ' \" $ \\ #; "
+            "use a path without them (a symbolic link to it will do)" % (name, path)
+        )
+    return path
+
+
+def first_folder(candidates, probe):
+    for folder in candidates:
+        if folder and os.path.exists(os.path.join(folder, probe)):
+            return folder
+    return ""
+
+
+def version_of(torch):
+    """(major, minor, patch) by the headers; the macros moved between releases."""
+    for header in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
+        try:
+            with open(os.path.join(torch, "include", header), encoding="utf-8") as f:
+                text = f.read()
+        except OSError:
+            continue
+        parts = [re.search(r"#define TORCH_VERSION_%s (\d+)" % part, text) for part in ("MAJOR", "MINOR", "PATCH")]
+        if all(parts):
+            return tuple(int(part.group(1)) for part in parts)
+    raise SetupError("%s: no torch/version.h in its include folder, so this is not a LibTorch with headers" % torch)
+
+
+def locate(torch, why):
+    """All locations for the LibTorch in the folder `torch`, which has include/ and lib/. `why` names it in errors."""
+    site = os.path.dirname(torch)
+    found = version_of(torch)
+    if found[:2] != WANT:
+        raise SetupError(
+            "%s is LibTorch %d.%d.%d, torchstream needs %d.%d: point LIBTORCH at one, or unset LIBTORCH to have it installed"
+            % ((why,) + found + WANT)
+        )
+    if not os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
+        raise SetupError(
+            "%s is a CPU build (no lib/libtorch_cuda.so); torchstream needs a CUDA 13 build, which also runs on machines "
+            "without a GPU: point LIBTORCH at one, or unset LIBTORCH to have it installed" % why
+        )
+    cuda = first_folder(
+        [
+            os.path.join(site, "nvidia", "cu13"),
+            absolute("CUDA_HOME", os.environ["CUDA_HOME"]) if os.environ.get("CUDA_HOME") else "",
+            "/usr/local/cuda-13.0",
+            "/usr/local/cuda",
+        ],
+        os.path.join("bin", "nvcc"),
+    )
+    if not cuda:
+        raise SetupError(
+            "no CUDA 13 compiler for %s: looked for bin/nvcc in %s, CUDA_HOME, /usr/local/cuda-13.0 and /usr/local/cuda. "
+            'Set CUDA_HOME, or install one beside it: pip install "cuda-toolkit[nvcc,nvvm,crt,cccl,cudart,nvjpeg]==13.0.2"'
+            % (why, os.path.join(site, "nvidia", "cu13"))
+        )
+    include = first_folder(
+        [os.path.join(cuda, "include"), os.path.join(cuda, "targets", "x86_64-linux", "include")], "cuda_runtime_api.h"
+    )
+    if not include:
+        raise SetupError('%s: no include/cuda_runtime_api.h; pip install "cuda-toolkit[cudart,crt,cccl]==13.0.2"' % cuda)
+    with open(os.path.join(include, "cuda_runtime_api.h"), encoding="utf-8", errors="replace") as f:
+        runtime = re.search(r"#define CUDART_VERSION\s+(\d+)", f.read())
+    if not runtime or int(runtime.group(1)) // 1000 != 13:
+        raise SetupError(
+            "%s is CUDA %s, LibTorch %d.%d was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit"
+            % (cuda, int(runtime.group(1)) / 1000 if runtime else "?", WANT[0], WANT[1])
+        )
+    cuda_lib = first_folder([os.path.join(cuda, d) for d in ("lib", "lib64", "targets/x86_64-linux/lib")], "libcudart.so.13")
+    if not cuda_lib:
+        raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.0.2"' % cuda)
+    libs = [os.path.join(torch, "lib"), cuda_lib]
+    nvidia = os.path.join(site, "nvidia")
+    if os.path.isdir(nvidia):
+        libs += [
+            os.path.join(nvidia, d, "lib")
+            for d in sorted(os.listdir(nvidia))
+            if d != "cu13" and os.path.isdir(os.path.join(nvidia, d, "lib"))
+        ]
+    yaml = first_folder([os.path.join(site, "torchgen", "packaged", "ATen", "native")], "native_functions.yaml")
+    return {
+        "SITE": site,
+        "TORCH": torch,
+        "VERSION": "%d.%d.%d" % found,
+        "CUDA": cuda,
+        "CUDA_INCLUDE": include,
+        "CUDA_LIB": cuda_lib,
+        "LIBRARY_PATH": ":".join(libs),
+        "NATIVE_FUNCTIONS": os.path.join(yaml, "native_functions.yaml") if yaml else "",
+    }
+
+
+def given(value):
+    """The locations for LIBTORCH=value."""
+    path = absolute("LIBTORCH", value)
+    why = "LIBTORCH=" + path
+    if not os.path.isdir(path):
+        raise SetupError(why + ": no such folder")
+    for torch in (os.path.join(path, "torch"), path):
+        if os.path.exists(os.path.join(torch, "lib", "libtorch_cpu.so")):
+            return locate(torch, why)
+    raise SetupError(
+        why + ": neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it. Give the site-packages that contains torch/, "
+        "the torch package folder, or an unpacked libtorch zip (the folder with include/ and lib/)"
+    )
+
+
+def requirements():
+    """The lines of the lock, without comments."""
+    with open(LOCK, encoding="utf-8") as f:
+        lines = [line.strip() for line in f]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def cached(cache):
+    """Where the locked LibTorch is, or will be, in `cache`: its name changes with the lock's contents."""
+    lines = requirements()
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+    version = next(line for line in lines if line.startswith("torch==")).split()[0].split("==")[1]
+    return os.path.join(cache, "libtorch-%s-%s" % (version, digest))
+
+
+def run(step, command, tmp, keep):
+    """Run a pip command; its output is shown only if it fails. `keep` is the lock's descriptor: a pip that outlives a
+    killed set-up goes on holding the lock, so nobody removes the folder that it writes to."""
+    env = dict(os.environ, TMPDIR=tmp, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
+    for name in ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_USER", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_CONSTRAINT"):
+        env.pop(name, None)
+    done = subprocess.run(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(keep,)
+    )
+    if done.returncode == 0:
+        return
+    text = done.stdout.decode(errors="replace").strip()
+    tail = "\n".join("  | " + line for line in text.splitlines()[-12:])
+    low = text.lower()
+    if "hash" in low and "mismatch" in low or "do not match the hashes" in low:
+        cure = "the file is not the one in cshim/libtorch.lock: check the package index or mirror that pip uses, then run make again"
+    elif "no space left" in low:
+        cure = "the disk is full: free space, or set TORCHSTREAM_CACHE to a folder on a bigger disk"
+    elif "no matching distribution" in low or "could not find a version" in low:
+        cure = "pip's package index does not have it or cannot be reached: check the network and pip's configuration, then run make again"
+    elif "ensurepip" in low:
+        cure = "this Python has no venv: apt-get install python3-venv"
+    else:
+        cure = "check the network and pip's configuration, then run make again: finished downloads are kept"
+    raise SetupError("%s failed (exit status %d)\n%s\n  cure: %s" % (step, done.returncode, tail, cure))
+
+
+def size_of(*folders):
+    total = 0
+    for folder in folders:
+        for base, _, files in os.walk(folder):
+            for name in files:
+                with contextlib.suppress(OSError):
+                    total += os.lstat(os.path.join(base, name)).st_size
+    return total
+
+
+@contextlib.contextmanager
+def progress(label, *folders):
+    """Says how much the folders hold: on a terminal in one line that is rewritten, elsewhere in a line now and then."""
+    start, stop, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+
+    def line():
+        return "%s, %d MB, %d s" % (label, size_of(*folders) // 1000000, time.monotonic() - start)
+
+    def report():
+        while not stop.wait(1 if terminal else 15):
+            if terminal:
+                print("\r\033[Klibtorch: " + line(), end="", file=sys.stderr, flush=True)
+            else:
+                say(line())
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        if terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+    say(line())
+
+
+def install(cache, target):
+    """Install the locked wheels as `target`, a folder in `cache`, unless someone did it meanwhile."""
+    try:
+        os.makedirs(cache, exist_ok=True)
+        keep = os.open(target + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as e:
+        raise SetupError("cannot write to the cache %s (%s): set TORCHSTREAM_CACHE to a folder of your own" % (cache, e.strerror))
+    try:
+        try:
+            fcntl.flock(keep, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another set-up is installing into %s, waiting for it" % cache)
+            fcntl.flock(keep, fcntl.LOCK_EX)
+        if complete(target):
+            return
+        install_locked(cache, target, keep)
+    finally:
+        os.close(keep)
+
+
+def install_locked(cache, target, keep):
+    lines = requirements()
+    # We hold the lock: any temporary folder is a killed run's. Its finished wheels are of use, the rest is not.
+    wheels, tmp = target + ".wheels", target + ".tmp"
+    shutil.rmtree(tmp, ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)  # without its stamp: not ours, or damaged
+    os.makedirs(wheels, exist_ok=True)
+    free = (shutil.disk_usage(cache).free + size_of(wheels)) / 1e9
+    if free < NEED_GB:
+        raise SetupError(
+            "%s has %.1f GB free and LibTorch needs %d GB while it is installed (4.3 GB afterwards): free space, or set "
+            "TORCHSTREAM_CACHE to a folder on a bigger disk" % (cache, free, NEED_GB)
+        )
+    say("installing LibTorch into %s (once; %d packages, 2.2 GB to download)" % (target, len(lines)))
+    venv, site = os.path.join(tmp, "venv"), os.path.join(tmp, "site")
+    for folder in (tmp, site, os.path.join(tmp, "tmp")):
+        os.makedirs(folder)
+    # A venv of our own: distributions forbid pip outside one, and some have no pip outside one.
+    run("making a Python environment for pip", [sys.executable, "-m", "venv", venv], os.path.join(tmp, "tmp"), keep)
+    pip = [os.path.join(venv, "bin", "python3"), "-m", "pip", "--no-cache-dir"]
+    only = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "--require-hashes"]
+    for tag in PLATFORMS:
+        only += ["--platform", tag]
+    one = os.path.join(tmp, "one.txt")
+    # One package at a time, so that a run that was cut off goes on where it stopped.
+    for n, line in enumerate(lines, 1):
+        name, version = line.split()[0].split("==")
+        mark = os.path.join(wheels, "%s-%s.done" % (name, version))
+        if os.path.exists(mark):
+            continue
+        with open(one, "w", encoding="utf-8") as f:
+            f.write(line + "\n")
+        label = "download %d of %d: %s %s" % (n, len(lines), name, version)
+        with progress(label, wheels, os.path.join(tmp, "tmp")):
+            run("downloading %s %s" % (name, version), pip + ["download", "-q", "-d", wheels, "-r", one] + only, os.path.join(tmp, "tmp"), keep)
+        open(mark, "w").close()
+    with progress("unpacking", site, os.path.join(tmp, "tmp")):
+        run(
+            "unpacking the wheels",
+            pip + ["install", "-q", "--no-compile", "--no-index", "--find-links", wheels, "--target", site, "-r", LOCK] + only,
+            os.path.join(tmp, "tmp"),
+            keep,
+        )
+    locate(os.path.join(site, "torch"), "the LibTorch just installed")
+    with open(os.path.join(site, STAMP), "w", encoding="utf-8") as f:
+        f.write("\n".join(lines) + "\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.rename(site, target)
+    shutil.rmtree(wheels, ignore_errors=True)
+    shutil.rmtree(tmp, ignore_errors=True)
+    say("installed")
+
+
+def complete(target):
+    return os.path.exists(os.path.join(target, STAMP))
+
+
+def find():
+    if os.environ.get("LIBTORCH"):
+        return given(os.environ["LIBTORCH"])
+    cache = absolute("TORCHSTREAM_CACHE", os.environ.get("TORCHSTREAM_CACHE") or "~/.cache/torchstream")
+    target = cached(cache)
+    if not complete(target):
+        install(cache, target)
+    return locate(os.path.join(target, "torch"), target)
+
+
+def write_settings(path, text):
+    """Write a build folder's settings, if they changed: then the compilers that CMake found there are void."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            if f.read() == text:
+                return
+    except OSError:
+        pass
+    build = os.path.dirname(os.path.abspath(path))
+    os.makedirs(build, exist_ok=True)
+    for stale in ("CMakeCache.txt", "build.ninja"):
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(os.path.join(build, stale))
+    shutil.rmtree(os.path.join(build, "CMakeFiles"), ignore_errors=True)
+    with open(path + ".new", "w", encoding="utf-8") as f:
+        f.write(text)
+    os.replace(path + ".new", path)
+
+
+def main(args):
+    if sys.version_info < (3, 9):
+        raise SetupError("Python 3.9 or newer is needed, this is %d.%d" % sys.version_info[:2])
+    what = args[0] if args else ""
+    if what == "path" and len(args) == 1:
+        print(find()["SITE"])
+    elif what == "show" and len(args) == 1:
+        for name, value in find().items():
+            print("%s=%s" % (name, value))
+    elif what == "cmake" and len(args) == 2:
+        locations = find()
+        write_settings(
+            args[1],
+            "# Written by cshim/setup/libtorch.py: where LibTorch and CUDA are.\n"
+            + "".join('set(TS_%s "%s" CACHE STRING "" FORCE)\n' % (k, v.replace(":", ";")) for k, v in locations.items()),
+        )
+    else:
+        print(__doc__.strip(), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as e:
+        print("libtorch: error: %s" % e, file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("libtorch: interrupted; run make again to go on where it stopped", file=sys.stderr)
+        sys.exit(130)

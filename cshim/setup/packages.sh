@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Installs the system packages that building torchstream needs: with apt when root, otherwise says what to install.
+#
+#   packages.sh [lint]     with "lint" also what the formatting check needs
+set -euo pipefail
+
+fail() {
+  echo "packages: error: $*" >&2
+  exit 1
+}
+
+[[ $(uname -sm) == "Linux x86_64" ]] || fail "torchstream runs on Linux x86-64, this is $(uname -sm)"
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+[[ $here =~ [[:space:]] ]] && fail "$here: compiler flags cannot carry spaces; clone into a folder without them"
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+have go || fail "Go is not installed or not in PATH: install Go 1.25 or newer"
+have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
+
+missing=()
+have g++ || missing+=(g++)
+have make || missing+=(make)
+have cmake || missing+=(cmake)
+have ninja || missing+=(ninja-build)
+# Headers and static libraries, found as the compiler finds them.
+for pair in jpeglib.h:libjpeg-dev png.h:libpng-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
+  header=${pair%%:*}
+  [[ -e /usr/include/$header || -e /usr/include/x86_64-linux-gnu/$header || -e /usr/local/include/$header ]] ||
+    missing+=("${pair##*:}")
+done
+# The module exists without the package on Debian and Ubuntu, but cannot make a working environment.
+if [[ ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+  missing+=(python3-venv)
+fi
+if [[ ${1:-} == lint ]]; then
+  have clang-format || missing+=(clang-format)
+fi
+
+if ((${#missing[@]} > 0)); then
+  have apt-get || fail "missing: ${missing[*]} (Debian's names): install them with your system's package manager"
+  if ((EUID != 0)); then
+    fail "missing system packages; run: sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}"
+  fi
+  echo "packages: installing ${missing[*]}" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o APT::Get::Assume-Yes=true -o Dpkg::Use-Pty=0)
+  log=$(mktemp)
+  trap 'rm -f "$log"' EXIT
+  for step in update "install --no-install-recommends ${missing[*]}"; do
+    # shellcheck disable=SC2086 # the words of a step are its arguments
+    if ! "${apt[@]}" $step </dev/null >"$log" 2>&1; then
+      tail -n 15 "$log" | sed 's/^/  | /' >&2
+      fail "apt-get $step failed (above): check the network and apt's sources, or install by hand: ${missing[*]}"
+    fi
+  done
+fi
+
+version=$(cmake --version | sed -n '1s/[^0-9]*\([0-9]*\.[0-9]*\).*/\1/p')
+if ((${version%%.*} < 3 || (${version%%.*} == 3 && ${version##*.} < 25))); then
+  fail "CMake $version is too old, 3.25 or newer is needed: remove it from PATH in favour of the distribution's, or update it"
+fi

@@ -1,0 +1,3 @@
+module github.com/torchstream/torchstream
+
+go 1.25.0
