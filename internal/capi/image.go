@@ -1,0 +1,81 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_image_header
+#cgo noescape ts_image_decode
+#cgo noescape ts_image_resize
+#cgo nocallback ts_image_header
+#cgo nocallback ts_image_decode
+*/
+import "C"
+
+import "unsafe"
+
+const (
+	ImageJPEG = C.TS_IMAGE_JPEG
+	ImagePNG  = C.TS_IMAGE_PNG
+)
+
+type ImageInfo struct {
+	Format, Width, Height, Components, BitDepth int32
+	Progressive                                 bool
+}
+
+func ImageHeader(data []byte) (ImageInfo, error) {
+	var i C.ts_image_info
+	if err := failure(C.ts_image_header((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
+		return ImageInfo{}, err
+	}
+	return ImageInfo{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive)}, nil
+}
+
+// ImageDecoder is a ts_image_decoder: used by one goroutine at a time.
+type ImageDecoder = C.ts_image_decoder
+
+func NewImageDecoder(maxPixels int64) (d *ImageDecoder, err error) {
+	err = failure(C.ts_image_decoder_new(C.int64_t(maxPixels), &d))
+	return d, err
+}
+
+func FreeImageDecoder(d *ImageDecoder) { C.ts_image_decoder_free(d) }
+
+// ImageGeometry has the layout of ts_image_geometry.
+type ImageGeometry struct {
+	CropX, CropY, CropWidth, CropHeight         int32
+	ResizeWidth, ResizeHeight                   int32
+	WindowX, WindowY, WindowWidth, WindowHeight int32
+	Flip                                        bool
+}
+
+func geometry(g *ImageGeometry) *C.ts_image_geometry {
+	return (*C.ts_image_geometry)(unsafe.Pointer(g))
+}
+
+// DecodeImage writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
+func DecodeImage(d *ImageDecoder, data []byte, g *ImageGeometry, dst []byte, stride int) error {
+	if err := room("DecodeImage", g.WindowWidth, g.WindowHeight, len(dst), stride); err != nil {
+		return err
+	}
+	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
+}
+
+// ResizeImage is DecodeImage on pixels.
+func ResizeImage(d *ImageDecoder, src []byte, width, height, srcStride int, g *ImageGeometry, dst []byte, dstStride int) error {
+	if err := room("ResizeImage", int32(width), int32(height), len(src), srcStride); err != nil {
+		return err
+	}
+	if err := room("ResizeImage", g.WindowWidth, g.WindowHeight, len(dst), dstStride); err != nil {
+		return err
+	}
+	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), geometry(g),
+		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(dstStride)))
+}
+
+func room(origin string, width, height int32, have, stride int) error {
+	row := 3 * int64(width)
+	if width < 1 || height < 1 || int64(stride) < row || int64(have) < (int64(height)-1)*int64(stride)+row {
+		return &Error{CodeInvalidArgument, origin, "the pixel buffer is too small for its width, height and stride"}
+	}
+	return nil
+}

@@ -1,0 +1,265 @@
+package capi
+
+/*
+#include <stdlib.h>
+#include "torchstream.h"
+#cgo noescape ts_tensor_empty
+#cgo noescape ts_tensor_from_data
+#cgo noescape ts_tensor_describe
+#cgo noescape ts_tensor_shape
+#cgo noescape ts_tensor_data
+#cgo noescape ts_tensor_read
+#cgo noescape ts_tensor_item
+#cgo noescape ts_tensor_item_int
+#cgo noescape ts_tensor_free_all
+#cgo noescape ts_tensor_clear_grads
+#cgo noescape ts_copy_batch
+#cgo noescape ts_images_normalize
+#cgo noescape ts_operator_call
+#cgo nocallback ts_operator_call
+#cgo nocallback ts_tensor_free
+#cgo nocallback ts_tensor_free_all
+#cgo nocallback ts_tensor_describe
+*/
+import "C"
+
+import (
+	"unsafe"
+)
+
+// Tensor is a ts_tensor: one reference to a LibTorch tensor.
+type Tensor = C.ts_tensor
+
+const (
+	Uint8    = C.TS_UINT8
+	Int8     = C.TS_INT8
+	Int16    = C.TS_INT16
+	Int32    = C.TS_INT32
+	Int64    = C.TS_INT64
+	Float16  = C.TS_FLOAT16
+	Float32  = C.TS_FLOAT32
+	Float64  = C.TS_FLOAT64
+	Bool     = C.TS_BOOL
+	BFloat16 = C.TS_BFLOAT16
+
+	Contiguous   = C.TS_CONTIGUOUS
+	ChannelsLast = C.TS_CHANNELS_LAST
+)
+
+func sizes(s []int64) *C.int64_t { return (*C.int64_t)(unsafe.SliceData(s)) }
+
+func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_empty(sizes(size), C.int32_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
+	return t, err
+}
+
+// TensorFromData copies; data may be Go memory.
+func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
+	return t, err
+}
+
+// TensorFromMemory does not copy: memory is C memory (a pinned buffer, HostBytes) that outlives the tensor.
+func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
+	return t, err
+}
+
+func RetainTensor(t *Tensor) (r *Tensor, err error) {
+	err = failure(C.ts_tensor_retain(t, &r))
+	return r, err
+}
+
+func FreeTensor(t *Tensor) { C.ts_tensor_free(t) }
+
+func FreeTensors(ts []*Tensor) {
+	if len(ts) > 0 {
+		C.ts_tensor_free_all(unsafe.SliceData(ts), C.int64_t(len(ts)))
+	}
+}
+
+func TensorCount() int64 { return int64(C.ts_tensor_count()) }
+
+type TensorInfo struct {
+	NumElements, Bytes                             int64
+	Dims, DType, Device, ElementSize               int32
+	Contiguous, ChannelsLast, RequiresGrad, Pinned bool
+}
+
+func DescribeTensor(t *Tensor) (TensorInfo, error) {
+	var i C.ts_tensor_info
+	if err := failure(C.ts_tensor_describe(t, &i)); err != nil {
+		return TensorInfo{}, err
+	}
+	return TensorInfo{int64(i.numel), int64(i.bytes), int32(i.ndim), int32(i.dtype), int32(i.device), int32(i.element_size), bool(i.contiguous),
+		bool(i.channels_last), bool(i.requires_grad), bool(i.pinned)}, nil
+}
+
+// TensorShape fills size and stride, which have one place for every dimension; either may be nil.
+func TensorShape(t *Tensor, size, stride []int64) error {
+	return failure(C.ts_tensor_shape(t, sizes(size), sizes(stride), C.int32_t(max(len(size), len(stride)))))
+}
+
+func TensorData(t *Tensor) (uintptr, error) {
+	var p C.uintptr_t
+	err := failure(C.ts_tensor_data(t, &p))
+	return uintptr(p), err
+}
+
+// TensorBytes returns a contiguous CPU tensor's memory: valid until the tensor is freed, and not known to the Go garbage collector.
+func TensorBytes(t *Tensor) ([]byte, error) {
+	i, err := DescribeTensor(t)
+	if err != nil {
+		return nil, err
+	}
+	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
+		return nil, &Error{CodeInvalidArgument, "TensorBytes", "only a contiguous CPU tensor's memory can be seen from Go"}
+	}
+	var p C.uintptr_t
+	if err := failure(C.ts_tensor_data(t, &p)); err != nil {
+		return nil, err
+	}
+	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
+}
+
+func CopyTensor(dst, src *Tensor, nonBlocking bool) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking)))
+}
+
+// TensorTo keeps the dtype if dtype is -1.
+func TensorTo(t *Tensor, device, dtype int32, nonBlocking bool) (r *Tensor, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &r))
+	return r, err
+}
+
+func ReadTensor(t *Tensor, data []byte) error {
+	waiting.enter()
+	defer waiting.leave()
+	return failure(C.ts_tensor_read(t, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data))))
+}
+
+func TensorItem(t *Tensor) (float64, error) {
+	waiting.enter()
+	defer waiting.leave()
+	var v C.double
+	err := failure(C.ts_tensor_item(t, &v))
+	return float64(v), err
+}
+
+func TensorItemInt(t *Tensor) (int64, error) {
+	waiting.enter()
+	defer waiting.leave()
+	var v C.int64_t
+	err := failure(C.ts_tensor_item_int(t, &v))
+	return int64(v), err
+}
+
+func RecordStream(t *Tensor, s Stream) error { return failure(C.ts_tensor_record_stream(t, s.c())) }
+
+// CopyBatch is ts_copy_batch; after and done may be nil.
+func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
+	computing.enter()
+	defer computing.leave()
+	if len(dst) != len(src) {
+		return &Error{CodeInvalidArgument, "CopyBatch", "dst and src have different lengths"}
+	}
+	return failure(C.ts_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int32_t(len(dst)), done))
+}
+
+func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
+	computing.enter()
+	defer computing.leave()
+	if len(mean) != len(std) {
+		return &Error{CodeInvalidArgument, "NormalizeImages", "mean and std have different lengths"}
+	}
+	return failure(C.ts_images_normalize(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int32_t(len(mean))))
+}
+
+// Operator is a ts_operator: never freed.
+type Operator = C.ts_operator
+
+func FindOperator(name, overload string) (op *Operator, err error) {
+	n, o := C.CString(name), C.CString(overload)
+	defer C.free(unsafe.Pointer(n))
+	defer C.free(unsafe.Pointer(o))
+	err = failure(C.ts_operator_find(n, o, &op))
+	return op, err
+}
+
+func OperatorSchema(op *Operator) string { return C.GoString(C.ts_operator_schema(op)) }
+
+const (
+	ArgDefault = C.TS_ARG_DEFAULT
+	ArgNone    = C.TS_ARG_NONE
+	ArgTensor  = C.TS_ARG_TENSOR
+	ArgTensors = C.TS_ARG_TENSORS
+	ArgInt     = C.TS_ARG_INT
+	ArgDouble  = C.TS_ARG_DOUBLE
+	ArgBool    = C.TS_ARG_BOOL
+	ArgInts    = C.TS_ARG_INTS
+	ArgDoubles = C.TS_ARG_DOUBLES
+	ArgBools   = C.TS_ARG_BOOLS
+	ArgDevice  = C.TS_ARG_DEVICE
+	ArgString  = C.TS_ARG_STRING
+)
+
+// Arg has the layout of ts_arg.
+type Arg struct {
+	Kind, Count int32
+	Value       int64
+}
+
+const CallNoGrad = C.TS_CALL_NO_GRAD
+
+// CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped. The slices do not escape, so a caller can keep them on its
+// stack.
+func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+	computing.enter()
+	var n C.int32_t
+	e := C.ts_operator_call(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
+		sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags),
+		unsafe.SliceData(out), C.int32_t(len(out)), &n)
+	computing.leave()
+	if e != nil {
+		return 0, failure(e)
+	}
+	return int(n), nil
+}
+
+// Backward: gradient may be nil.
+func Backward(t, gradient *Tensor, retainGraph bool) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph)))
+}
+
+// Grad returns nil, nil if there is no gradient.
+func Grad(t *Tensor) (g *Tensor, err error) {
+	err = failure(C.ts_tensor_grad(t, &g))
+	return g, err
+}
+
+// SetGrad: gradient nil drops it.
+func SetGrad(t, gradient *Tensor) error { return failure(C.ts_tensor_set_grad(t, gradient)) }
+
+func ClearGrads(ts []*Tensor) error {
+	return failure(C.ts_tensor_clear_grads(unsafe.SliceData(ts), C.int64_t(len(ts))))
+}
+
+func SetRequiresGrad(t *Tensor, requires bool) error {
+	return failure(C.ts_tensor_set_requires_grad(t, C.bool(requires)))
+}
+
+func ManualSeed(seed uint64) error      { return failure(C.ts_manual_seed(C.uint64_t(seed))) }
+func SetNumThreads(threads int32) error { return failure(C.ts_set_num_threads(C.int32_t(threads))) }
+func NumThreads() int                   { return int(C.ts_num_threads()) }
