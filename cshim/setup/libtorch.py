@@ -27,8 +27,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LOCK = os.path.join(os.path.dirname(HERE), "libtorch.lock")
 STAMP = ".torchstream-complete"
 WANT = (2, 11)
-# Wheels (2.2 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
-NEED_GB = 7
+# Wheels (2.6 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
+NEED_GB = 8
 # pip takes a wheel only if its tag is named: these are all the tags that glibc 2.28 covers.
 PLATFORMS = ["manylinux_2_%d_x86_64" % minor for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64",
@@ -269,7 +269,7 @@ def install_locked(cache, target, keep):
             "%s has %.1f GB free and LibTorch needs %d GB while it is installed (4.3 GB afterwards): free space, or set "
             "TORCHSTREAM_CACHE to a folder on a bigger disk" % (cache, free, NEED_GB)
         )
-    say("installing LibTorch into %s (once; %d packages, 2.2 GB to download)" % (target, len(lines)))
+    say("installing LibTorch into %s (once; %d packages, 2.6 GB to download)" % (target, len(lines)))
     venv, site = os.path.join(tmp, "venv"), os.path.join(tmp, "site")
     for folder in (tmp, site, os.path.join(tmp, "tmp")):
         os.makedirs(folder)
