@@ -1,0 +1,2 @@
+// Package cuda has CUDA's streams, events, devices and pinned memory, as LibTorch uses them.
+package cuda

@@ -1,0 +1,52 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Error is a failure that the C++ side returned: its kind (Code), the C function that failed (Origin) and its text (Message). Match the kind with errors.Is
+// and the sentinels of this package.
+type Error = capi.Error
+
+// Kinds of failure, for errors.Is.
+var (
+	ErrInvalidArgument error = capi.CodeInvalidArgument // an argument that can never work
+	ErrOutOfMemory     error = capi.CodeOutOfMemory     // device, pinned or host memory
+	ErrNoDevice        error = capi.CodeNoDevice        // there is no usable GPU, or not that many
+	ErrCUDA            error = capi.CodeCUDA            // the driver or runtime failed; after an illegal access only ending the process helps
+	ErrWrongThread     error = capi.CodeWrongThread     // a stream was restored on another OS thread than it was set on
+	ErrOutOfOrder      error = capi.CodeOutOfOrder      // a stream was restored before one that was set after it
+	ErrNotRecorded     error = capi.CodeNotRecorded     // an event was used before its first Record, or timed without EventOptions.Timing
+	ErrInternal        error = capi.CodeInternal        // a defect of the C++ side or of a library below it
+	ErrClosed                = errors.New("cuda: used after Close")
+)
+
+// checked adds to an error what to do about it. It is small enough to be inlined: the path without an error costs a comparison.
+func checked(err error) error {
+	if err == nil {
+		return nil
+	}
+	return advised(err)
+}
+
+func advised(err error) error {
+	if !errors.Is(err, ErrNoDevice) {
+		return err
+	}
+	switch n := DeviceCount(); n {
+	case 0:
+		return fmt.Errorf("%w; no GPU can be used here: see that nvidia-smi lists one and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor "+
+			"says what is missing), or run on cuda.CPU", err)
+	case 1:
+		return fmt.Errorf("%w; this machine has one device, %v", err, Device(0))
+	default:
+		return fmt.Errorf("%w; this machine has %d devices, %v to %v", err, n, Device(0), Device(n-1))
+	}
+}
+
+func invalid(origin, format string, args ...any) error {
+	return &Error{Code: capi.CodeInvalidArgument, Origin: origin, Message: fmt.Sprintf(format, args...)}
+}

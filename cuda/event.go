@@ -1,0 +1,152 @@
+package cuda
+
+import (
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Event marks a point in a stream's queue. Another stream can wait for it ([Stream.WaitEvent]), the host can ask for it ([Event.Query]) or wait for it
+// ([Event.Synchronize]). An event can be recorded again and again; each use means its latest Record. All records must be on streams of one device.
+//
+// An Event may be used by several goroutines at once, and Close is safe beside other calls: those that have begun finish, later ones return [ErrClosed]. An
+// event must be closed; one that becomes unreachable before is freed by the garbage collector, some time, and counted by [Leaks].
+type Event struct {
+	*event
+	cleanup runtime.Cleanup
+}
+
+// event is the part that outlives its Event for as long as a call uses it.
+type event struct {
+	c      *capi.Event
+	closed atomic.Bool
+	refs   atomic.Int64 // calls in progress, and one until it is closed
+}
+
+// EventOptions are the options of [NewEvent]. The zero value is the cheapest event, for ordering.
+type EventOptions struct {
+	Timing   bool // the event takes the time: needed by Elapsed
+	Blocking bool // Synchronize lets the OS thread sleep instead of spin: a little later, and a free core
+}
+
+// NewEvent makes an event that is not recorded yet.
+func NewEvent(o EventOptions) (*Event, error) {
+	var flags int32
+	if o.Timing {
+		flags |= capi.EventTiming
+	}
+	if o.Blocking {
+		flags |= capi.EventBlocking
+	}
+	c, err := capi.NewEvent(flags)
+	if err != nil {
+		return nil, checked(err)
+	}
+	e := &Event{event: &event{c: c}}
+	e.refs.Store(1)
+	e.cleanup = runtime.AddCleanup(e, func(inner *event) {
+		leakedEvents.Add(1)
+		slog.Debug("cuda: an Event became unreachable before Close; freed")
+		inner.close()
+	}, e.event)
+	return e, nil
+}
+
+// use returns the C event for a call; done follows the call.
+func (e *Event) use(origin string) (*capi.Event, error) {
+	if e == nil || e.event == nil {
+		return nil, invalid(origin, "a nil or zero Event: NewEvent makes events")
+	}
+	for {
+		n := e.refs.Load()
+		if n == 0 || e.closed.Load() {
+			return nil, ErrClosed
+		}
+		if e.refs.CompareAndSwap(n, n+1) {
+			return e.c, nil
+		}
+	}
+}
+
+func (e *event) done() {
+	if e.refs.Add(-1) == 0 {
+		capi.FreeEvent(e.c)
+	}
+}
+
+func (e *event) close() {
+	if !e.closed.Swap(true) {
+		e.done()
+	}
+}
+
+// Record puts the event at the end of the stream's queue: it is done when everything queued on s so far is. The host does not wait.
+func (e *Event) Record(s Stream) error {
+	c, err := e.use("Event.Record")
+	if err != nil {
+		return err
+	}
+	defer e.done()
+	return checked(capi.RecordEvent(c, s.s))
+}
+
+// Query reports whether the work before the latest Record is done. It does not wait. [ErrNotRecorded] before the first Record.
+func (e *Event) Query() (done bool, err error) {
+	c, err := e.use("Event.Query")
+	if err != nil {
+		return false, err
+	}
+	defer e.done()
+	done, err = capi.QueryEvent(c)
+	return done, checked(err)
+}
+
+// Synchronize blocks until the work before the latest Record is done. The goroutine's OS thread is blocked with it; other goroutines go on. [ErrNotRecorded]
+// before the first Record.
+func (e *Event) Synchronize() error {
+	c, err := e.use("Event.Synchronize")
+	if err != nil {
+		return err
+	}
+	defer e.done()
+	return checked(capi.SynchronizeEvent(c))
+}
+
+// Close frees the event. Streams that wait for it already go on waiting. Further calls do nothing; it never fails.
+func (e *Event) Close() error {
+	if e != nil && e.event != nil {
+		e.cleanup.Stop()
+		e.close()
+	}
+	return nil
+}
+
+// CAPI returns the C event for this module's other packages. The caller sees to it that the Event is neither closed nor unreachable while it is in use.
+func (e *Event) CAPI() (*capi.Event, error) {
+	c, err := e.use("Event.CAPI")
+	if err != nil {
+		return nil, err
+	}
+	e.done()
+	return c, nil
+}
+
+// Elapsed returns the time on the device between two records, with a resolution of about half a microsecond. Both events have EventOptions.Timing and are done: Synchronize
+// end first. [ErrNotRecorded] otherwise.
+func Elapsed(start, end *Event) (time.Duration, error) {
+	s, err := start.use("Elapsed")
+	if err != nil {
+		return 0, err
+	}
+	defer start.done()
+	e, err := end.use("Elapsed")
+	if err != nil {
+		return 0, err
+	}
+	defer end.done()
+	ms, err := capi.EventElapsed(s, e)
+	return time.Duration(float64(ms) * float64(time.Millisecond)), checked(err)
+}

@@ -1,0 +1,18 @@
+package cuda
+
+import "sync/atomic"
+
+var leakedEvents, leakedPinned, leakedPinnedBytes atomic.Int64
+
+// LeakCounts says what the garbage collector found that should have been closed.
+type LeakCounts struct {
+	Events      int64 // freed then
+	Pinned      int64 // not freed, since slices of the memory may be anywhere
+	PinnedBytes int64
+}
+
+// Leaks returns the counts since the start of the process. The collector finds an object some time after it became unreachable; each is also logged with
+// slog.Debug.
+func Leaks() LeakCounts {
+	return LeakCounts{Events: leakedEvents.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
+}
