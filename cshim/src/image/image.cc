@@ -1,0 +1,171 @@
+// The exported image functions: which format it is, whether the geometry is possible, and the codec
+// for it.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "error.h"
+#include "image/jpeg.h"
+#include "image/png.h"
+#include "image/resize.h"
+#include "torchstream.h"
+
+struct ts_image_decoder {
+  explicit ts_image_decoder(int64_t pixels) : max_pixels(pixels), jpeg(pixels) {}
+
+  int64_t max_pixels;
+  ts::image::JpegDecoder jpeg;
+  ts::image::PngDecoder png;
+  ts::image::Resizer resizer;
+  std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
+};
+
+namespace ts::image {
+namespace {
+
+constexpr int64_t kDefaultMaxPixels = 178956970;
+constexpr int32_t kMostOutputs = 65535;  // of a resize, a side
+
+[[noreturn]] void unknown_format(const uint8_t* data, size_t bytes) {
+  const auto starts = [&](size_t at, const char* magic) {
+    const size_t size = std::strlen(magic);
+    return bytes >= at + size && std::memcmp(data + at, magic, size) == 0;
+  };
+  const char* what = "an unknown format";
+  if (bytes == 0) what = "an empty file";
+  if (starts(0, "GIF8")) what = "a GIF";
+  if (starts(0, "BM")) what = "a BMP";
+  if (starts(0, "RIFF") && starts(8, "WEBP")) what = "a WebP";
+  if (starts(0, "II*") || starts(0, "MM")) what = "a TIFF";
+  if (starts(4, "ftypavif") || starts(4, "ftypheic")) what = "an AVIF or HEIC";
+  throw Failure(TS_ERROR_UNSUPPORTED, std::string("not a JPEG or PNG: ") + what + " of " +
+                                          std::to_string(bytes) + " bytes");
+}
+
+ts_image_info header(const uint8_t* data, size_t bytes) {
+  require(data != nullptr || bytes == 0, "data is NULL");
+  if (is_jpeg(data, bytes)) return jpeg_header(data, bytes);
+  if (is_png(data, bytes)) return png_header(data, bytes);
+  unknown_format(data, bytes);
+}
+
+// Whether [begin, begin + size) is a part, with something in it, of [0, whole).
+bool inside(int32_t begin, int32_t size, int32_t whole) {
+  return begin >= 0 && size >= 1 && begin <= whole && size <= whole - begin;
+}
+
+// What can be said before the image's size is known.
+void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t stride) {
+  require(g != nullptr, "geometry is NULL");
+  require(dst != nullptr, "dst is NULL");
+  require(g->resize_width >= 1 && g->resize_width <= kMostOutputs && g->resize_height >= 1 &&
+              g->resize_height <= kMostOutputs,
+          "geometry: the resized image must be from 1 to 65535 pixels a side");
+  require(inside(g->window_x, g->window_width, g->resize_width) &&
+              inside(g->window_y, g->window_height, g->resize_height),
+          "geometry: the window is not inside the resized image");
+  require(stride >= static_cast<size_t>(g->window_width) * 3,
+          "stride is less than the window's width * 3 bytes");
+}
+
+void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
+  if (inside(g.crop_x, g.crop_width, width) && inside(g.crop_y, g.crop_height, height)) return;
+  throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                "geometry: the crop box " + std::to_string(g.crop_width) + " x " +
+                    std::to_string(g.crop_height) + " at (" + std::to_string(g.crop_x) + ", " +
+                    std::to_string(g.crop_y) + ") is not inside the image of " +
+                    std::to_string(width) + " x " + std::to_string(height));
+}
+
+void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+            const ts_image_geometry& geometry, uint8_t* dst, size_t stride) {
+  const ts_image_info info = header(data, bytes);
+  if (int64_t{info.width} * info.height > decoder->max_pixels) {
+    throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
+                                            std::to_string(info.height) + " is over the limit of " +
+                                            std::to_string(decoder->max_pixels) + " pixels");
+  }
+  check_crop(geometry, info.width, info.height);
+  if (info.format == TS_IMAGE_JPEG) {
+    jpeg_check(data, bytes);
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    decoder->jpeg.decode(data, bytes, box, &decoder->resizer);
+  } else {
+    png_check(data, bytes);
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    decoder->png.decode(data, bytes, box, &decoder->resizer);
+  }
+}
+
+void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height,
+            size_t src_stride, const ts_image_geometry& geometry, uint8_t* dst, size_t dst_stride) {
+  require(src != nullptr, "src is NULL");
+  require(width >= 1 && height >= 1, "width and height must be at least 1");
+  const size_t row_bytes = static_cast<size_t>(width) * 3;
+  require(src_stride >= row_bytes, "src_stride is less than width * 3 bytes");
+  require(static_cast<size_t>(height) <= PTRDIFF_MAX / src_stride, "src_stride * height overflows");
+  check_crop(geometry, width, height);
+
+  const Box box = decoder->resizer.start(geometry, dst, dst_stride);
+  // The last rows may have too little memory behind them for the resizer: those go through a copy.
+  const size_t end = static_cast<size_t>(height - 1) * src_stride + row_bytes;
+  const size_t left = static_cast<size_t>(box.x0) * 3;
+  const size_t needed = static_cast<size_t>(box.width()) * 3;
+  int32_t direct = box.y0;
+  while (direct < box.y1 &&
+         static_cast<size_t>(direct) * src_stride + left + needed + kRowSlack <= end) {
+    ++direct;
+  }
+  decoder->resizer.push(src + static_cast<size_t>(box.y0) * src_stride + left, src_stride,
+                        direct - box.y0);
+  if (decoder->row.size() < needed + kRowSlack) decoder->row.resize(needed + kRowSlack);
+  for (int32_t y = direct; y < box.y1; ++y) {
+    std::memcpy(decoder->row.data(), src + static_cast<size_t>(y) * src_stride + left, needed);
+    decoder->resizer.push(decoder->row.data(), needed, 1);
+  }
+}
+
+}  // namespace
+}  // namespace ts::image
+
+ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_info* out) {
+  return ts::guard(__func__, [&] {
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::image::header(data, bytes);
+  });
+}
+
+ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out) {
+  return ts::guard(__func__, [&] {
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(max_pixels >= 0, "max_pixels is negative");
+    *out = std::make_unique<ts_image_decoder>(max_pixels == 0 ? ts::image::kDefaultMaxPixels
+                                                              : max_pixels)
+               .release();
+  });
+}
+
+void ts_image_decoder_free(ts_image_decoder* decoder) {
+  const std::unique_ptr<ts_image_decoder> owned(decoder);
+}
+
+ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                          const ts_image_geometry* geometry, uint8_t* dst, size_t stride) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::image::check_geometry(geometry, dst, stride);
+    ts::image::decode(decoder, data, bytes, *geometry, dst, stride);
+  });
+}
+
+ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width,
+                          int32_t height, size_t src_stride, const ts_image_geometry* geometry,
+                          uint8_t* dst, size_t dst_stride) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::image::check_geometry(geometry, dst, dst_stride);
+    ts::image::resize(decoder, src, width, height, src_stride, *geometry, dst, dst_stride);
+  });
+}

@@ -1,0 +1,238 @@
+#include "image/jpeg.h"
+
+#include <jpeglib.h>
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <string>
+// After jpeglib.h, which it needs.
+#include <jerror.h>
+
+#include "error.h"
+
+#define TS_STRING(x) #x
+#define TS_VALUE(x) TS_STRING(x)
+
+namespace ts::image {
+
+// libjpeg reports errors by a function that must not return. It must not throw either (C frames are
+// between), so it jumps, and only across frames of libjpeg and of the functions below that are
+// marked "confined": those own nothing.
+struct JpegState {
+  jpeg_decompress_struct codec;
+  jpeg_error_mgr errors;
+  jpeg_progress_mgr progress;
+  std::jmp_buf jump;
+  int32_t failure;  // a TS_ERROR_ code
+  char text[JMSG_LENGTH_MAX];
+  int skipped;  // columns between the first decoded one and the first wanted one
+};
+
+namespace {
+
+constexpr int kRowsAtOnce = 16;
+// Far above what encoders write (about 10). Scans are what makes a small progressive file slow to
+// decode.
+constexpr int kMostScans = 100;
+
+// MULDIV255 of Pillow: a * b / 255, rounded.
+inline uint8_t scale255(int a, int b) {
+  const int product = a * b + 128;
+  return static_cast<uint8_t>(((product >> 8) + product) >> 8);
+}
+
+// In place, as Pillow does it: CMYK in JPEG is inverted ("Adobe"), so 255 is no ink.
+void cmyk_to_rgb(uint8_t* row, size_t pixels) {
+  const uint8_t* in = row;
+  for (size_t i = 0; i < pixels; ++i, in += 4, row += 3) {
+    // Pillow: ink = 255 - stored; rgb = (255 - black) - ink * (255 - black) / 255, clipped.
+    const int light = in[3];
+    const int rgb[3] = {light - scale255(255 - in[0], light), light - scale255(255 - in[1], light),
+                        light - scale255(255 - in[2], light)};
+    for (int c = 0; c < 3; ++c) row[c] = static_cast<uint8_t>(std::max(rgb[c], 0));
+  }
+}
+
+int32_t failure_code(int message) {
+  switch (message) {
+    case JERR_OUT_OF_MEMORY:
+    case JERR_NO_BACKING_STORE:
+      return TS_ERROR_OUT_OF_MEMORY;
+    case JERR_ARITH_NOTIMPL:
+    case JERR_BAD_PRECISION:
+    case JERR_CCIR601_NOTIMPL:
+    case JERR_COMPONENT_COUNT:
+    case JERR_CONVERSION_NOTIMPL:
+    case JERR_FRACT_SAMPLE_NOTIMPL:
+    case JERR_IMAGE_TOO_BIG:
+    case JERR_NOT_COMPILED:
+    case JERR_SOF_UNSUPPORTED:
+    case JERR_WIDTH_OVERFLOW:
+      return TS_ERROR_UNSUPPORTED;
+    default:
+      return TS_ERROR_DECODE;
+  }
+}
+
+[[noreturn]] void fail(j_common_ptr codec) {
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  codec->err->format_message(codec, state->text);
+  state->failure = failure_code(codec->err->msg_code);
+  std::longjmp(state->jump, 1);
+}
+
+// Level -1 is a warning: libjpeg goes on with made-up pixels. They are not what the photographer
+// saw, so it is a failure here. Other levels are traces.
+void message(j_common_ptr codec, int level) {
+  if (level < 0) fail(codec);
+}
+
+void silent(j_common_ptr) {}
+
+void progress(j_common_ptr codec) {
+  if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMostScans) return;
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  std::snprintf(state->text, sizeof state->text, "more than %d scans", kMostScans);
+  state->failure = TS_ERROR_UNSUPPORTED;
+  std::longjmp(state->jump, 1);
+}
+
+bool create(JpegState* state) {  // confined
+  if (setjmp(state->jump) != 0) return false;
+  jpeg_create_decompress(&state->codec);
+  return true;
+}
+
+// Up to the first row of the box.
+bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
+  jpeg_decompress_struct* codec = &state->codec;
+  if (setjmp(state->jump) != 0) return false;
+  jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
+  jpeg_read_header(codec, TRUE);
+  if (static_cast<JDIMENSION>(box->x1) > codec->image_width ||
+      static_cast<JDIMENSION>(box->y1) > codec->image_height) {
+    std::snprintf(state->text, sizeof state->text, "two frame headers that differ");
+    state->failure = TS_ERROR_DECODE;
+    return false;
+  }
+  // Memory for the coefficients of a progressive image is taken before they are read, so a short
+  // file could ask for a lot. Every block of the finest component costs at least one bit, unless
+  // arithmetic coding is used.
+  size_t blocks = 0;
+  for (int i = 0; i < codec->num_components; ++i) {
+    const jpeg_component_info* component = &codec->comp_info[i];
+    const size_t across = (static_cast<size_t>(codec->image_width) * component->h_samp_factor +
+                           codec->max_h_samp_factor * DCTSIZE - 1) /
+                          (static_cast<size_t>(codec->max_h_samp_factor) * DCTSIZE);
+    const size_t down = (static_cast<size_t>(codec->image_height) * component->v_samp_factor +
+                         codec->max_v_samp_factor * DCTSIZE - 1) /
+                        (static_cast<size_t>(codec->max_v_samp_factor) * DCTSIZE);
+    if (across * down > blocks) blocks = across * down;
+  }
+  if (!codec->arith_code && bytes < blocks / 8) {
+    std::snprintf(state->text, sizeof state->text, "%zu bytes are too few for %u x %u pixels",
+                  bytes, codec->image_width, codec->image_height);
+    state->failure = TS_ERROR_DECODE;
+    return false;
+  }
+  codec->out_color_space = codec->num_components == 4 ? JCS_CMYK : JCS_RGB;
+  codec->dct_method = JDCT_ISLOW;
+  codec->do_fancy_upsampling = TRUE;
+  jpeg_start_decompress(codec);
+
+  const auto width = static_cast<int>(codec->output_width);
+  int left = 0;
+  int right = width;
+  // Chroma is interpolated between neighbours, and libjpeg takes a cropped edge for the image's:
+  // two pixels more make the edge wrong outside the box only.
+  const int margin = codec->max_h_samp_factor > 1 ? 2 : 0;
+  if (box->x0 > margin) left = box->x0 - margin;
+  if (box->x1 < width - margin) right = box->x1 + margin;
+  if (left > 0 || right < width) {
+    auto first = static_cast<JDIMENSION>(left);
+    auto columns = static_cast<JDIMENSION>(right - left);
+    jpeg_crop_scanline(codec, &first, &columns);
+    left = static_cast<int>(first);
+  }
+  state->skipped = box->x0 - left;
+  if (box->y0 > 0) jpeg_skip_scanlines(codec, static_cast<JDIMENSION>(box->y0));
+  return true;
+}
+
+// The next rows into the band.
+bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confined
+  JSAMPROW pointers[kRowsAtOnce];
+  if (setjmp(state->jump) != 0) return false;
+  for (int i = 0; i < rows; ++i) pointers[i] = band + static_cast<size_t>(i) * stride;
+  for (int done = 0; done < rows;) {
+    const JDIMENSION read =
+        jpeg_read_scanlines(&state->codec, pointers + done, static_cast<JDIMENSION>(rows - done));
+    if (read == 0) {  // a memory source never suspends
+      std::snprintf(state->text, sizeof state->text, "no row was decoded");
+      state->failure = TS_ERROR_INTERNAL;
+      return false;
+    }
+    done += static_cast<int>(read);
+  }
+  return true;
+}
+
+// Frees what belongs to the image and keeps the rest for the next. Cannot fail.
+void end(JpegState* state) { jpeg_abort_decompress(&state->codec); }
+
+}  // namespace
+
+JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(new JpegState()) {
+  JpegState* state = state_.get();
+  state->codec.err = jpeg_std_error(&state->errors);
+  state->errors.error_exit = fail;
+  state->errors.emit_message = message;
+  state->errors.output_message = silent;
+  state->codec.client_data = state;  // jpeg_create_decompress keeps err and client_data
+  if (!create(state)) {
+    jpeg_destroy_decompress(&state->codec);
+    throw Failure(state->failure, std::string("libjpeg: ") + state->text);
+  }
+  state->progress.progress_monitor = progress;
+  state->codec.progress = &state->progress;
+  // Progressive images are held as coefficients: 8 bytes a pixel with four components.
+  constexpr int64_t kBase = int64_t{64} << 20;
+  state->codec.mem->max_memory_to_use =
+      static_cast<long>(kBase + 8 * std::min(max_pixels, (INT64_MAX - kBase) / 8));
+}
+
+JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->codec); }
+
+void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
+  JpegState* state = state_.get();
+  // Also after a failure: an unfinished image must not be left in the codec.
+  struct End {
+    JpegState* state;
+    ~End() { end(state); }
+  } end{state};
+  const auto check = [&](bool ok) {
+    if (!ok) throw Failure(state->failure, std::string("JPEG: ") + state->text);
+  };
+  check(start(state, data, bytes, &box));
+  const jpeg_decompress_struct& codec = state->codec;
+  const auto channels = static_cast<size_t>(codec.output_components);
+  const size_t stride = codec.output_width * channels + kRowSlack;
+  if (band_.size() < stride * kRowsAtOnce) band_.resize(stride * kRowsAtOnce);
+  for (int32_t row = box.y0; row < box.y1;) {
+    const int rows = std::min(kRowsAtOnce, box.y1 - row);
+    check(read(state, band_.data(), stride, rows));
+    if (channels == 4) {
+      for (int i = 0; i < rows; ++i) {
+        cmyk_to_rgb(band_.data() + static_cast<size_t>(i) * stride, codec.output_width);
+      }
+    }
+    sink->push(band_.data() + static_cast<size_t>(state->skipped) * 3, stride, rows);
+    row += rows;
+  }
+}
+
+}  // namespace ts::image
+
+const char* ts_jpeg_version(void) { return "libjpeg-turbo " TS_VALUE(LIBJPEG_TURBO_VERSION); }

@@ -1,0 +1,33 @@
+// PNG by libpng, to 8-bit RGB.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "image/resize.h"
+#include "torchstream.h"
+
+namespace ts::image {
+
+bool is_png(const uint8_t* data, size_t bytes);
+
+// Reads the header chunk. Throws Failure: DECODE or UNSUPPORTED.
+ts_image_info png_header(const uint8_t* data, size_t bytes);
+
+// Walks over the chunks and throws Failure (DECODE) unless every checksum is right, there is image
+// data, enough of it to hold the image, and an end chunk: what is found here does not depend on
+// which part of the image is decoded. Bytes after the end chunk are nobody's.
+void png_check(const uint8_t* data, size_t bytes);
+
+class PngDecoder {
+ public:
+  // Decodes the box, which is inside the image, and pushes its rows to the sink. The bytes have
+  // passed png_check. Throws Failure.
+  void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink);
+
+ private:
+  std::vector<uint8_t> rows_;  // of one push, or of the whole image if it is interlaced
+};
+
+}  // namespace ts::image

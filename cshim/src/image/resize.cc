@@ -1,0 +1,359 @@
+#include "image/resize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TS_AVX2 __attribute__((target("avx2")))
+#endif
+
+namespace ts::image {
+namespace {
+
+constexpr size_t kChannels = 3;
+
+// ---- one output row or column at a time: the definition of the result
+// -----------------------------------------------
+
+uint8_t finish(int32_t sum, int32_t precision) {
+  return static_cast<uint8_t>(std::clamp(sum >> precision, 0, 255));
+}
+
+void columns_scalar(const uint8_t* in, uint8_t* out, const Axis& axis) {
+  const int32_t half = 1 << (axis.precision() - 1);
+  for (int32_t i = 0; i < axis.outputs(); ++i) {
+    const uint8_t* pixel = in + static_cast<size_t>(axis.first(i)) * kChannels;
+    const int16_t* weights = axis.weights(i);
+    int32_t sum[kChannels] = {half, half, half};
+    for (int32_t k = 0; k < axis.taps(); ++k, pixel += kChannels) {
+      for (size_t c = 0; c < kChannels; ++c) sum[c] += weights[k] * pixel[c];
+    }
+    for (size_t c = 0; c < kChannels; ++c) *out++ = finish(sum[c], axis.precision());
+  }
+}
+
+void rows_scalar(const uint8_t* const* in, const int16_t* weights, int32_t taps, int32_t precision,
+                 size_t begin, size_t end, uint8_t* out) {
+  const int32_t half = 1 << (precision - 1);
+  for (size_t i = begin; i < end; ++i) {
+    int32_t sum = half;
+    for (int32_t k = 0; k < taps; ++k) sum += weights[k] * in[k][i];
+    out[i] = finish(sum, precision);
+  }
+}
+
+// ---- the same with AVX2
+// -------------------------------------------------------------------------------------------
+
+#if defined(__x86_64__)
+
+// Two neighbouring weights, for a multiply-add of two neighbouring samples.
+TS_AVX2 inline __m256i weight_pair(const int16_t* weights) {
+  int32_t pair;
+  std::memcpy(&pair, weights, sizeof pair);
+  return _mm256_set1_epi32(pair);
+}
+
+TS_AVX2 inline __m256i load_two_rows(const uint8_t* row0, const uint8_t* row1) {
+  return _mm256_inserti128_si256(
+      _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row0))),
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(row1)), 1);
+}
+
+TS_AVX2 inline void store_pixel(uint8_t* out, int32_t rgbx) {
+  std::memcpy(out, &rgbx, sizeof rgbx);
+}
+
+// Four rows at once, two to a register: they share the weights. kTaps 0: as many as the axis says.
+// Each pixel is stored as four bytes, of which the next pixel overwrites the fourth.
+template <int kTaps>
+TS_AVX2 void columns_avx2(const uint8_t* const in[4], uint8_t* const out[4], const Axis& axis) {
+  // From four RGB pixels in a lane the 16-bit pairs (r0 r1) (g0 g1) (b0 b1), and the same of pixels
+  // 2 and 3.
+  const __m256i pixels01 = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+  const __m256i pixels23 = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+  const __m256i half = _mm256_set1_epi32(1 << (axis.precision() - 1));
+  const __m128i shift = _mm_cvtsi32_si128(axis.precision());
+  const int32_t taps = kTaps == 0 ? axis.taps() : kTaps;
+  const int32_t outputs = axis.outputs();
+  for (int32_t i = 0; i < outputs; ++i) {
+    size_t offset = static_cast<size_t>(axis.first(i)) * kChannels;
+    const int16_t* weights = axis.weights(i);
+    __m256i sum01 = half;
+    __m256i sum23 = half;
+    int32_t k = 0;
+    for (; k + 4 <= taps; k += 4, offset += 4 * kChannels) {
+      const __m256i weights01 = weight_pair(weights + k);
+      const __m256i weights23 = weight_pair(weights + k + 2);
+      const __m256i rows01 = load_two_rows(in[0] + offset, in[1] + offset);
+      const __m256i rows23 = load_two_rows(in[2] + offset, in[3] + offset);
+      sum01 = _mm256_add_epi32(sum01,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows01, pixels01), weights01));
+      sum23 = _mm256_add_epi32(sum23,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows23, pixels01), weights01));
+      sum01 = _mm256_add_epi32(sum01,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows01, pixels23), weights23));
+      sum23 = _mm256_add_epi32(sum23,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows23, pixels23), weights23));
+    }
+    if (k < taps) {
+      const __m256i weights01 = weight_pair(weights + k);
+      const __m256i rows01 = load_two_rows(in[0] + offset, in[1] + offset);
+      const __m256i rows23 = load_two_rows(in[2] + offset, in[3] + offset);
+      sum01 = _mm256_add_epi32(sum01,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows01, pixels01), weights01));
+      sum23 = _mm256_add_epi32(sum23,
+                               _mm256_madd_epi16(_mm256_shuffle_epi8(rows23, pixels01), weights01));
+    }
+    const __m256i words =
+        _mm256_packs_epi32(_mm256_sra_epi32(sum01, shift), _mm256_sra_epi32(sum23, shift));
+    const __m256i bytes = _mm256_packus_epi16(words, words);  // lane 0: rows 0, 2; lane 1: 1, 3
+    const __m128i rows02 = _mm256_castsi256_si128(bytes);
+    const __m128i rows13 = _mm256_extracti128_si256(bytes, 1);
+    const size_t at = static_cast<size_t>(i) * kChannels;
+    store_pixel(out[0] + at, _mm_cvtsi128_si32(rows02));
+    store_pixel(out[1] + at, _mm_cvtsi128_si32(rows13));
+    store_pixel(out[2] + at, _mm_extract_epi32(rows02, 1));
+    store_pixel(out[3] + at, _mm_extract_epi32(rows13, 1));
+  }
+}
+
+TS_AVX2 inline __m256i load32(const uint8_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// 32 bytes at a time; the last step of a row overlaps the one before.
+TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t taps,
+                       int32_t precision, size_t size, uint8_t* out) {
+  if (size < 32) {
+    rows_scalar(in, weights, taps, precision, 0, size, out);
+    return;
+  }
+  const __m256i zero = _mm256_setzero_si256();
+  const __m256i half = _mm256_set1_epi32(1 << (precision - 1));
+  const __m128i shift = _mm_cvtsi32_si128(precision);
+  for (size_t i = 0;; i += 32) {
+    i = std::min(i, size - 32);
+    __m256i sum0 = half;
+    __m256i sum1 = half;
+    __m256i sum2 = half;
+    __m256i sum3 = half;
+    for (int32_t k = 0; k < taps; k += 2) {
+      const __m256i pair = weight_pair(weights + k);
+      const __m256i row0 = load32(in[k] + i);
+      const __m256i row1 = load32(in[k + 1] + i);
+      const __m256i low = _mm256_unpacklo_epi8(row0, row1);
+      const __m256i high = _mm256_unpackhi_epi8(row0, row1);
+      sum0 = _mm256_add_epi32(sum0, _mm256_madd_epi16(_mm256_unpacklo_epi8(low, zero), pair));
+      sum1 = _mm256_add_epi32(sum1, _mm256_madd_epi16(_mm256_unpackhi_epi8(low, zero), pair));
+      sum2 = _mm256_add_epi32(sum2, _mm256_madd_epi16(_mm256_unpacklo_epi8(high, zero), pair));
+      sum3 = _mm256_add_epi32(sum3, _mm256_madd_epi16(_mm256_unpackhi_epi8(high, zero), pair));
+    }
+    const __m256i words0 =
+        _mm256_packs_epi32(_mm256_sra_epi32(sum0, shift), _mm256_sra_epi32(sum1, shift));
+    const __m256i words1 =
+        _mm256_packs_epi32(_mm256_sra_epi32(sum2, shift), _mm256_sra_epi32(sum3, shift));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_packus_epi16(words0, words1));
+    if (i + 32 >= size) break;
+  }
+}
+
+#endif
+
+void mirror(const uint8_t* in, uint8_t* out, int32_t pixels) {
+  const uint8_t* from = in + static_cast<size_t>(pixels) * kChannels;
+  for (int32_t i = 0; i < pixels; ++i, out += kChannels) {
+    from -= kChannels;
+    for (size_t c = 0; c < kChannels; ++c) out[c] = from[c];
+  }
+}
+
+}  // namespace
+
+Kernel best_kernel() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return Kernel::kAvx2;
+#endif
+  return Kernel::kScalar;
+}
+
+void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed) {
+  outputs_ = size;
+  identity_ = in == out;
+  if (identity_) {
+    source_begin_ = begin;
+    source_end_ = begin + size;
+    return;
+  }
+
+  // The weights as LibTorch computes them, operation by operation: its rounding is part of the
+  // result. The largest weight of all outputs decides the precision, so those outside the window
+  // are computed too.
+  const double scale = static_cast<double>(in) / out;
+  const double support = scale >= 1.0 ? scale : 1.0;
+  const double inverse = scale >= 1.0 ? 1.0 / scale : 1.0;
+  const int64_t longest = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
+  const size_t pitch = static_cast<size_t>(std::min<int64_t>(longest, in));
+  exact_.resize((static_cast<size_t>(size) + 1) * pitch);
+  first_.resize(static_cast<size_t>(size));
+  size_.resize(static_cast<size_t>(size));
+  double largest = 0.0;
+  for (int32_t i = 0; i < out; ++i) {
+    const bool wanted = i >= begin && i < begin + size;
+    const size_t slot = static_cast<size_t>(!wanted    ? size
+                                            : reversed ? begin + size - 1 - i
+                                                       : i - begin);
+    double* weights = exact_.data() + slot * pitch;
+    const double center = scale * (i + 0.5);
+    const int64_t from = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
+    const int64_t to = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), in);
+    const int64_t count = std::clamp<int64_t>(to - from, 0, longest);
+    double total = 0.0;
+    for (int64_t j = 0; j < count; ++j) {
+      const double distance = std::fabs((static_cast<double>(j + from) - center + 0.5) * inverse);
+      const double weight = distance < 1.0 ? 1.0 - distance : 0.0;
+      weights[j] = weight;
+      total += weight;
+    }
+    if (total != 0.0) {
+      for (int64_t j = 0; j < count; ++j) {
+        weights[j] /= total;
+        largest = std::max(largest, weights[j]);
+      }
+    }
+    if (wanted) {
+      first_[slot] = static_cast<int32_t>(from);
+      size_[slot] = static_cast<int32_t>(count);
+    }
+  }
+  for (precision_ = 0; precision_ < 22; ++precision_) {
+    if (static_cast<int32_t>(0.5 + largest * (1 << (precision_ + 1))) >= 1 << 15) break;
+  }
+
+  source_begin_ = first_[0];
+  source_end_ = first_[0] + size_[0];
+  taps_ = 0;
+  for (size_t i = 0; i < first_.size(); ++i) {
+    source_begin_ = std::min(source_begin_, first_[i]);
+    source_end_ = std::max(source_end_, first_[i] + size_[i]);
+    taps_ = std::max(taps_, size_[i]);
+  }
+  taps_ += taps_ & 1;
+  weights_.assign(first_.size() * static_cast<size_t>(taps_), 0);
+  const int32_t available = source_end_ - source_begin_;
+  for (size_t i = 0; i < first_.size(); ++i) {
+    // An output with fewer taps than the others starts early rather than read past the end.
+    int32_t first = first_[i] - source_begin_;
+    const int32_t shift = first - std::max(0, std::min(first, available - taps_));
+    first_[i] = first - shift;
+    int16_t* weights = weights_.data() + i * static_cast<size_t>(taps_) + shift;
+    for (int32_t j = 0; j < size_[i]; ++j) {
+      const double weight = exact_[i * pitch + static_cast<size_t>(j)] * (1 << precision_);
+      weights[j] = static_cast<int16_t>(static_cast<int32_t>(0.5 + weight));
+    }
+  }
+}
+
+Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
+  x_.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip);
+  y_.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false);
+  flip_ = g.flip;
+  dst_ = dst;
+  dst_stride_ = stride;
+  rows_in_ = 0;
+  rows_out_ = 0;
+  // One output row's sources, and the group of four that is being added.
+  const int32_t span = (y_.identity() ? 1 : y_.taps()) + 4;
+  int32_t rows = 8;
+  while (rows < span) rows *= 2;
+  ring_mask_ = rows - 1;
+  // Room for the fourth byte of a row's last pixel, and one more row for what belongs to no row.
+  ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + 1 + 63) / 64 * 64;
+  ring_.resize((static_cast<size_t>(rows) + 1) * ring_stride_);
+  taps_.resize(y_.identity() ? 0 : static_cast<size_t>(y_.taps()));
+  return {g.crop_x + x_.source_begin(), g.crop_y + y_.source_begin(), g.crop_x + x_.source_end(),
+          g.crop_y + y_.source_end()};
+}
+
+void Resizer::columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t count) {
+  if (x_.identity()) {
+    for (int32_t i = 0; i < count; ++i) {
+      if (flip_) {
+        mirror(in[i], out[i], x_.outputs());
+      } else {
+        std::memcpy(out[i], in[i], static_cast<size_t>(x_.outputs()) * kChannels);
+      }
+    }
+    return;
+  }
+#if defined(__x86_64__)
+  if (kernel_ == Kernel::kAvx2) {
+    switch (x_.taps()) {
+      case 2:
+        return columns_avx2<2>(in, out, x_);
+      case 4:
+        return columns_avx2<4>(in, out, x_);
+      case 6:
+        return columns_avx2<6>(in, out, x_);
+      case 8:
+        return columns_avx2<8>(in, out, x_);
+      default:
+        return columns_avx2<0>(in, out, x_);
+    }
+  }
+#endif
+  for (int32_t i = 0; i < count; ++i) columns_scalar(in[i], out[i], x_);
+}
+
+void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
+  for (int32_t done = 0; done < count;) {
+    const int32_t group = std::min(4, count - done);
+    const uint8_t* in[4];
+    uint8_t* out[4];
+    for (int32_t i = 0; i < 4; ++i) {
+      // The kernels work on four rows: what is missing repeats the first and goes to the spare row.
+      const bool real = i < group;
+      in[i] = rows + static_cast<size_t>(real ? done + i : done) * stride;
+      out[i] = real ? ring_row(rows_in_ + i)
+                    : ring_.data() + (static_cast<size_t>(ring_mask_) + 1) * ring_stride_;
+    }
+    columns(in, out, group);
+    done += group;
+    rows_in_ += group;
+    emit();
+  }
+}
+
+void Resizer::emit() {
+  const size_t bytes = static_cast<size_t>(x_.outputs()) * kChannels;
+  for (; rows_out_ < y_.outputs(); ++rows_out_) {
+    uint8_t* out = dst_ + static_cast<size_t>(rows_out_) * dst_stride_;
+    if (y_.identity()) {
+      if (rows_out_ >= rows_in_) return;
+      std::memcpy(out, ring_row(rows_out_), bytes);
+      continue;
+    }
+    const int32_t first = y_.first(rows_out_);
+    const int32_t available = y_.source_end() - y_.source_begin();
+    const int32_t last = std::min(first + y_.taps(), available) - 1;
+    if (last >= rows_in_) return;
+    // A tap past the last row has weight zero: any row will do.
+    for (int32_t k = 0; k < y_.taps(); ++k) {
+      taps_[static_cast<size_t>(k)] = ring_row(std::min(first + k, last));
+    }
+    const int16_t* weights = y_.weights(rows_out_);
+#if defined(__x86_64__)
+    if (kernel_ == Kernel::kAvx2) {
+      rows_avx2(taps_.data(), weights, y_.taps(), y_.precision(), bytes, out);
+      continue;
+    }
+#endif
+    rows_scalar(taps_.data(), weights, y_.taps(), y_.precision(), 0, bytes, out);
+  }
+}
+
+}  // namespace ts::image

@@ -1,0 +1,97 @@
+// Antialiased bilinear resize of 8-bit RGB rows, equal to torchvision's result on uint8 tensors.
+//
+// The arithmetic is that of LibTorch's uint8 kernel (and of Pillow): separable, columns first,
+// weights computed in double, rounded to int16 at the largest precision that holds them, sums in
+// int32, rounded to uint8 after each pass. All of it is integer arithmetic once the weights stand,
+// so every kernel gives the same bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "torchstream.h"
+
+namespace ts::image {
+
+// Half-open: columns x0 to x1 - 1, rows y0 to y1 - 1.
+struct Box {
+  int32_t x0, y0, x1, y1;
+  int32_t width() const { return x1 - x0; }
+  int32_t height() const { return y1 - y0; }
+};
+
+// Readable bytes that Resizer::push wants after the last pixel of every row: its loads are wider
+// than a pixel.
+constexpr size_t kRowSlack = 16;
+
+enum class Kernel { kScalar, kAvx2 };
+
+// The fastest kernel that this processor runs.
+Kernel best_kernel();
+
+// What one axis of the window takes from the same axis of the crop box.
+class Axis {
+ public:
+  // The window [begin, begin + size) of `in` samples resized to `out`. reversed: the window's last
+  // output comes first.
+  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed);
+
+  bool identity() const { return identity_; }
+  int32_t source_begin() const { return source_begin_; }
+  int32_t source_end() const { return source_end_; }
+  int32_t outputs() const { return outputs_; }
+  int32_t taps() const { return taps_; }  // of every output: zero weights fill up; even
+  int32_t precision() const { return precision_; }
+  // Of output i: its first tap, counted from source_begin(), and its weights.
+  int32_t first(int32_t i) const { return first_[static_cast<size_t>(i)]; }
+  const int16_t* weights(int32_t i) const {
+    return weights_.data() + static_cast<size_t>(i) * static_cast<size_t>(taps_);
+  }
+
+ private:
+  bool identity_ = true;
+  int32_t source_begin_ = 0, source_end_ = 0, outputs_ = 0, taps_ = 0, precision_ = 0;
+  std::vector<int32_t> first_;
+  std::vector<int16_t> weights_;
+  std::vector<int32_t> size_;  // scratch of plan
+  std::vector<double> exact_;  // scratch of plan
+};
+
+// A resize that is fed source rows from the top down as they are decoded, and writes each row of
+// the window as soon as its sources are there. It holds no more than the rows that one output row
+// needs.
+class Resizer {
+ public:
+  explicit Resizer(Kernel kernel = best_kernel()) : kernel_(kernel) {}
+
+  // Starts an image and returns the part of the source that it needs. The geometry is valid. dst:
+  // window_height rows, stride bytes apart; borrowed until the last row is pushed.
+  Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride);
+
+  // The next `count` rows of the box, each starting at its column x0, stride bytes apart, with
+  // kRowSlack readable bytes after each.
+  void push(const uint8_t* rows, size_t stride, int32_t count);
+
+ private:
+  uint8_t* ring_row(int32_t y) {
+    return ring_.data() + static_cast<size_t>(y & ring_mask_) * ring_stride_;
+  }
+  void columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t count);
+  void emit();
+
+  Kernel kernel_;
+  Axis x_, y_;
+  bool flip_ = false;
+  uint8_t* dst_ = nullptr;
+  size_t dst_stride_ = 0;
+  int32_t rows_in_ = 0;        // pushed so far
+  int32_t rows_out_ = 0;       // written so far
+  std::vector<uint8_t> ring_;  // the latest rows after the columns pass
+  size_t ring_stride_ = 0;
+  int32_t ring_mask_ = 0;
+  std::vector<const uint8_t*> taps_;  // scratch of emit
+};
+
+}  // namespace ts::image
