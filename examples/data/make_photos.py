@@ -201,7 +201,7 @@ def big_sample(task):
     area, ratio = 175_000 * 2 ** (1.3 * (rng.random() - .5)), 1.16 * 2 ** (rng.random() - .5)
     size = (int((area * ratio) ** .5), int((area / ratio) ** .5))
     sample = image.resize(size, Image.Resampling.BICUBIC, box=box)
-    noise = Image.effect_noise(size, 12).convert('RGB')
+    noise = Image.effect_noise(size, 40).convert('RGB')
     sample = Image.blend(sample, noise, .12)
     data = encode(sample, 'JPEG', quality=pick(rng, 88, 96), subsampling=0 if rng.random() < .76 else 2)
     return f'train/{cls}/{index:06d}.jpg', data

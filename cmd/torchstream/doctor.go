@@ -1,0 +1,245 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"image/png"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A finding is one row of the doctor's report.
+type finding struct {
+	State string `json:"state"` // "ok", "note" (works, but something is not there) or "missing"
+	What  string `json:"what"`
+	Found string `json:"found"`
+	ToDo  string `json:"to_do,omitempty"`
+}
+
+// doctor prints what is installed and what is missing. Whatever it calls ok it has tried.
+func doctor(args []string, stdout, stderr io.Writer) error {
+	set := flags("doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
+		"a GPU is fine.", stderr)
+	asJSON := set.Bool("json", false, "print one JSON object")
+	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	findings := examine()
+	missing := 0
+	for _, f := range findings {
+		if f.State == "missing" {
+			missing++
+		}
+	}
+	if *asJSON {
+		if err := writeJSON(stdout, map[string]any{"findings": findings, "missing": missing}); err != nil {
+			return err
+		}
+	} else {
+		table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+		for _, f := range findings {
+			fmt.Fprintf(table, "%s\t%s\t%s\n", f.State, f.What, f.Found)
+			if f.ToDo != "" {
+				fmt.Fprintf(table, "\t\t-> %s\n", f.ToDo)
+			}
+		}
+		if err := table.Flush(); err != nil {
+			return err
+		}
+		if missing == 0 {
+			fmt.Fprintln(stdout, "\nAll that is needed is here.")
+		} else {
+			fmt.Fprintf(stdout, "\nMissing: %d.\n", missing)
+		}
+	}
+	if missing > 0 {
+		return errFound
+	}
+	return nil
+}
+
+func examine() []finding {
+	mapped := mappedLibraries()
+	found := []finding{
+		{"ok", "program", fmt.Sprintf("%s, %s/%s, %d CPUs for Go", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0)), ""},
+		{"ok", "shim", "libtorchstream.so" + at(mapped["libtorchstream.so"]), ""},
+		{"ok", "LibTorch", capi.LibTorchVersion() + at(mapped["libtorch_cpu.so"]), ""},
+		{"ok", "CUDA", "built with " + capi.CUDAVersion() + at(mapped["libcudart.so"]), ""},
+	}
+	found = append(found, driverAndDevices(mapped["libcuda.so"])...)
+	found = append(found, compute(cuda.CPU))
+	for d := range cuda.DeviceCount() {
+		found = append(found, compute(cuda.Device(d)))
+	}
+	return append(found, codec("JPEG", capi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+}
+
+func at(path string) string {
+	if path == "" {
+		return ""
+	}
+	return ", " + path
+}
+
+// mappedLibraries says from where this process has loaded the libraries that matter, by name without version.
+func mappedLibraries() map[string]string {
+	out := map[string]string{}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return out // no such file system: the report then names no paths
+	}
+	for _, line := range strings.Split(string(maps), "\n") {
+		if i := strings.IndexByte(line, '/'); i >= 0 {
+			path := line[i:]
+			if name, _, ok := strings.Cut(filepath.Base(path), ".so"); ok {
+				out[name+".so"] = path
+			}
+		}
+	}
+	return out
+}
+
+var driverVersion = regexp.MustCompile(`\b\d{3}\.\d+(\.\d+)?\b`)
+
+// driverAndDevices looks for the NVIDIA driver and the GPUs. None at all is fine; a driver without a usable GPU is not.
+func driverAndDevices(libcuda string) []finding {
+	version := driverVersion.FindString(filepath.Base(libcuda))
+	if text, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil && version == "" {
+		version = driverVersion.FindString(string(text))
+	}
+	_, statErr := os.Stat("/dev/nvidiactl")
+	driver := version != "" || libcuda != "" || statErr == nil
+	count := cuda.DeviceCount()
+	switch {
+	case count == 0 && !driver:
+		return []finding{{"note", "GPU", "none, and no NVIDIA driver", "everything runs on the CPU; for a GPU install the NVIDIA driver 580 or newer"}}
+	case count == 0:
+		toDo := "the driver must be 580 or newer for CUDA 13: see whether nvidia-smi works"
+		if visible, set := os.LookupEnv("CUDA_VISIBLE_DEVICES"); set {
+			toDo = fmt.Sprintf("CUDA_VISIBLE_DEVICES is %q: unset it; otherwise %s", visible, toDo)
+		}
+		return []finding{{"missing", "GPU", "there is an NVIDIA driver " + version + " but no GPU that it lets this program use", toDo}}
+	}
+	if version == "" {
+		version = "present, version unknown"
+	}
+	out := []finding{{"ok", "driver", version + at(libcuda), ""}}
+	for d := range count {
+		device := cuda.Device(d)
+		p, err := device.Properties()
+		if err != nil {
+			out = append(out, finding{"missing", device.String(), err.Error(), "see whether nvidia-smi works"})
+			continue
+		}
+		text := fmt.Sprintf("%s, compute capability %d.%d, %d multiprocessors, %s", p.Name, p.Major, p.Minor, p.Multiprocessors, gigabytes(p.TotalBytes))
+		if m, err := device.Memory(); err == nil {
+			text += ", " + gigabytes(m.Free) + " free"
+		}
+		f := finding{"ok", device.String(), text, ""}
+		if p.Major < 8 {
+			f.State, f.ToDo = "note", "the shim's own kernels are built for compute capability 8.0 and newer"
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func gigabytes(bytes int64) string { return fmt.Sprintf("%.1f GB", float64(bytes)/1e9) }
+
+// compute runs one operator on the device.
+func compute(device cuda.Device) finding {
+	f := finding{"ok", "compute on " + device.String(), "1 + 1 = 2", ""}
+	sum, err := onePlusOne(device)
+	if err == nil && sum != 2 {
+		err = fmt.Errorf("1 + 1 came out as %g", sum)
+	}
+	if err != nil {
+		f.State, f.Found, f.ToDo = "missing", err.Error(), "LibTorch does not compute here: rebuild with `make shim`; for a GPU see whether nvidia-smi works"
+	}
+	return f
+}
+
+func onePlusOne(device cuda.Device) (float64, error) {
+	one, err := torch.Ones(device, torch.Float32)
+	if err != nil {
+		return 0, err
+	}
+	defer one.Close()
+	sum := one.Add(one)
+	defer sum.Close()
+	return sum.Float64()
+}
+
+// codec encodes a small picture with Go's own codec and lets the shim decode it.
+func codec(name, version string, encode func(io.Writer, image.Image) error) finding {
+	f := finding{"ok", name, version + ", decodes", ""}
+	if err := tryCodec(encode); err != nil {
+		f.State, f.Found, f.ToDo = "missing", version+": "+err.Error(), "the shim was built with a broken codec: `make clean shim`"
+	}
+	return f
+}
+
+func encodeJPEG(w io.Writer, i image.Image) error { return jpeg.Encode(w, i, nil) }
+
+func tryCodec(encode func(io.Writer, image.Image) error) error {
+	const side = 16
+	picture := image.NewRGBA(image.Rect(0, 0, side, side))
+	for i := range side * side {
+		picture.Set(i%side, i/side, color.RGBA{200, 100, 50, 255})
+	}
+	var data bytes.Buffer
+	if err := encode(&data, picture); err != nil {
+		return err
+	}
+	decoder, err := capi.NewImageDecoder(0)
+	if err != nil {
+		return err
+	}
+	defer capi.FreeImageDecoder(decoder)
+	pixels := make([]byte, side*side*3)
+	whole := capi.ImageGeometry{CropWidth: side, CropHeight: side, ResizeWidth: side, ResizeHeight: side, WindowWidth: side, WindowHeight: side}
+	if err := capi.DecodeImage(decoder, data.Bytes(), &whole, pixels, side*3); err != nil {
+		return err
+	}
+	for i, want := range []int{200, 100, 50} {
+		if got := int(pixels[i]); got < want-4 || got > want+4 {
+			return fmt.Errorf("a plain picture of (200, 100, 50) came out as %v", pixels[:3])
+		}
+	}
+	return nil
+}
+
+// cacheFolder looks at where `make` installs LibTorch. It need not exist: LibTorch may come from elsewhere.
+func cacheFolder() finding {
+	folder := os.Getenv("TORCHSTREAM_CACHE")
+	if folder == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return finding{"note", "cache", err.Error(), "set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}
+		}
+		folder = filepath.Join(home, ".cache", "torchstream")
+	}
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return finding{"note", "cache", folder + " is not there", "`make shim` fills it when LIBTORCH is not set"}
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && strings.HasPrefix(e.Name(), "libtorch-") {
+			names = append(names, e.Name())
+		}
+	}
+	return finding{"ok", "cache", folder + ": " + strings.Join(names, ", "), ""}
+}

@@ -1,0 +1,134 @@
+// Command torchstream looks at the machine and at archives of images, and measures.
+//
+//	torchstream doctor                      what is installed, what is missing, what to do
+//	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
+//	torchstream bench loader -archive FILE  how fast an archive becomes batches
+//	torchstream bench streams               what the stream calls cost, on a GPU
+//
+// Results go to standard output, progress and errors to standard error. The exit status is 0 when all is well, 1 when something failed or the command found
+// something bad, and 2 when the command line was wrong.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(status)
+}
+
+const usage = `torchstream looks at the machine and at archives of images, and measures.
+
+  torchstream doctor [-json]              what is installed, what is missing, what to do
+  torchstream inspect [-json] FILE        classes, counts, sizes, formats and bad members of an archive
+  torchstream bench loader -archive FILE  how fast an archive becomes batches
+  torchstream bench streams [-json]       what the stream calls cost, on a GPU
+
+Each command explains its options with -h.
+`
+
+// errFound is returned by a command that did its work and found something bad, which it has reported already.
+var errFound = errors.New("something bad was found")
+
+// usageError is a wrong command line.
+type usageError struct{ message string }
+
+func (e usageError) Error() string { return e.message }
+
+// run executes one command line and returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	err := capi.Check()
+	if err == nil {
+		err = dispatch(ctx, args, stdout, stderr)
+	}
+	var wrong usageError
+	switch {
+	case err == nil || errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.Is(err, errFound):
+		return 1
+	case errors.As(err, &wrong):
+		fmt.Fprintf(stderr, "torchstream: %v\nRun `torchstream help` for what there is.\n", err)
+		return 2
+	}
+	fmt.Fprintf(stderr, "torchstream: %v\n", err)
+	return 1
+}
+
+func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	name, args := first(args)
+	switch name {
+	case "doctor":
+		return doctor(args, stdout, stderr)
+	case "inspect":
+		return inspect(ctx, args, stdout, stderr)
+	case "bench":
+		name, args := first(args)
+		switch name {
+		case "loader":
+			return benchLoader(ctx, args, stdout, stderr)
+		case "streams":
+			return benchStreams(ctx, args, stdout, stderr)
+		case "":
+			return usageError{"bench what? loader or streams"}
+		}
+		return usageError{fmt.Sprintf("there is no benchmark %q: loader and streams are known", name)}
+	case "help", "-h", "-help", "--help":
+		_, err := io.WriteString(stdout, usage)
+		return err
+	case "":
+		return usageError{"a command is needed: doctor, inspect or bench"}
+	}
+	return usageError{fmt.Sprintf("there is no command %q: doctor, inspect and bench are known", name)}
+}
+
+func first(args []string) (string, []string) {
+	if len(args) == 0 {
+		return "", nil
+	}
+	return args[0], args[1:]
+}
+
+// flags returns a flag set whose errors and explanations go to stderr.
+func flags(name, about string, stderr io.Writer) *flag.FlagSet {
+	set := flag.NewFlagSet(name, flag.ContinueOnError)
+	set.SetOutput(stderr)
+	set.Usage = func() {
+		fmt.Fprintf(stderr, "usage: torchstream %s\n%s\n", name, about)
+		set.PrintDefaults()
+	}
+	return set
+}
+
+// parse reads a command's options and checks that `want` arguments are left.
+func parse(set *flag.FlagSet, args []string, want int) error {
+	if err := set.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return usageError{err.Error()}
+	}
+	if set.NArg() != want {
+		return usageError{fmt.Sprintf("%s takes %d arguments, not %d: %q", set.Name(), want, set.NArg(), set.Args())}
+	}
+	return nil
+}
+
+func writeJSON(w io.Writer, value any) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	return encoder.Encode(value)
+}
