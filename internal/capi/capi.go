@@ -4,8 +4,14 @@
 // # Threads
 //
 // A goroutine may be on another OS thread at every call, so whoever sets thread state (SetCUDAStream, StreamGuardEnter) must hold runtime.LockOSThread from
-// there until it is undone. Calls that compute, copy or wait pass a [gate]: it bounds how many OS threads are inside LibTorch at once, because LibTorch keeps
-// OpenMP teams and library handles for every thread that ever entered it.
+// there until it is undone. Calls that can take long (they compute, copy, launch, wait, or take the allocator's lock) pass a [gate]: it bounds how many OS
+// threads are inside LibTorch at once, because Go gives every blocked call a thread of its own, and LibTorch keeps OpenMP teams and library handles for every
+// thread that ever entered it. Calls that only read or write a few words pass none.
+//
+// # Pointers
+//
+// C keeps no pointer that it gets here beyond the call, with one exception, TensorFromMemory, whose memory must be C memory. No function of the header calls
+// back into Go. So functions with out parameters or slices are marked noescape, and what they point to can live on the caller's stack.
 package capi
 
 /*
@@ -21,10 +27,12 @@ import (
 	"unsafe"
 )
 
-// Check reports whether the loaded shim is the one that this package was written for.
+// Check reports whether the loaded shim is the one that this package was written for. The functions that make or find the first object of their kind call it, so
+// that no other can be reached past a wrong shim.
 var Check = sync.OnceValue(func() error {
 	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
-		return fmt.Errorf("capi: libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)
+		return &Error{CodeInternal, "ts_abi_version",
+			fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
 	}
 	return nil
 })
@@ -34,16 +42,29 @@ func LibTorchVersion() string { return C.GoString(C.ts_libtorch_version()) }
 func CUDAVersion() string     { return C.GoString(C.ts_cuda_version()) }
 func JPEGVersion() string     { return C.GoString(C.ts_jpeg_version()) }
 
-// The Go structs that C reads in place have the size of their C twins: a difference in either direction fails to compile.
-var (
-	_ [unsafe.Sizeof(Stream{}) - unsafe.Sizeof(C.ts_stream{})]byte
-	_ [unsafe.Sizeof(C.ts_stream{}) - unsafe.Sizeof(Stream{})]byte
-	_ [unsafe.Sizeof(StreamGuard{}) - unsafe.Sizeof(C.ts_stream_guard{})]byte
-	_ [unsafe.Sizeof(C.ts_stream_guard{}) - unsafe.Sizeof(StreamGuard{})]byte
-	_ [unsafe.Sizeof(MemoryStats{}) - unsafe.Sizeof(C.ts_memory_stats{})]byte
-	_ [unsafe.Sizeof(C.ts_memory_stats{}) - unsafe.Sizeof(MemoryStats{})]byte
-	_ [unsafe.Sizeof(Arg{}) - unsafe.Sizeof(C.ts_arg{})]byte
-	_ [unsafe.Sizeof(C.ts_arg{}) - unsafe.Sizeof(Arg{})]byte
-	_ [unsafe.Sizeof(ImageGeometry{}) - unsafe.Sizeof(C.ts_image_geometry{})]byte
-	_ [unsafe.Sizeof(C.ts_image_geometry{}) - unsafe.Sizeof(ImageGeometry{})]byte
+// The Go structs that C reads in place are laid out as their C twins: a difference of a size or an offset, in either direction, fails to compile.
+const (
+	_ = -(unsafe.Sizeof(Stream{}) ^ unsafe.Sizeof(C.ts_stream{}))
+	_ = -(unsafe.Offsetof(Stream{}.Device) ^ unsafe.Offsetof(C.ts_stream{}.device))
+
+	_ = -(unsafe.Sizeof(StreamGuard{}) ^ unsafe.Sizeof(C.ts_stream_guard{}))
+	_ = -(unsafe.Offsetof(StreamGuard{}.Serial) ^ unsafe.Offsetof(C.ts_stream_guard{}.serial))
+
+	_ = -(unsafe.Sizeof(MemoryStats{}) ^ unsafe.Sizeof(C.ts_memory_stats{}))
+	_ = -(unsafe.Offsetof(MemoryStats{}.PeakAllocated) ^ unsafe.Offsetof(C.ts_memory_stats{}.peak_allocated_bytes))
+	_ = -(unsafe.Offsetof(MemoryStats{}.Reserved) ^ unsafe.Offsetof(C.ts_memory_stats{}.reserved_bytes))
+	_ = -(unsafe.Offsetof(MemoryStats{}.PeakReserved) ^ unsafe.Offsetof(C.ts_memory_stats{}.peak_reserved_bytes))
+	_ = -(unsafe.Offsetof(MemoryStats{}.Free) ^ unsafe.Offsetof(C.ts_memory_stats{}.free_bytes))
+	_ = -(unsafe.Offsetof(MemoryStats{}.Total) ^ unsafe.Offsetof(C.ts_memory_stats{}.total_bytes))
+
+	_ = -(unsafe.Sizeof(Arg{}) ^ unsafe.Sizeof(C.ts_arg{}))
+	_ = -(unsafe.Offsetof(Arg{}.Count) ^ unsafe.Offsetof(C.ts_arg{}.count))
+	_ = -(unsafe.Offsetof(Arg{}.Value) ^ unsafe.Offsetof(C.ts_arg{}.value))
+
+	_ = -(unsafe.Sizeof(ImageGeometry{}) ^ unsafe.Sizeof(C.ts_image_geometry{}))
+	_ = -(unsafe.Offsetof(ImageGeometry{}.CropHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.crop_height))
+	_ = -(unsafe.Offsetof(ImageGeometry{}.ResizeWidth) ^ unsafe.Offsetof(C.ts_image_geometry{}.resize_width))
+	_ = -(unsafe.Offsetof(ImageGeometry{}.WindowX) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_x))
+	_ = -(unsafe.Offsetof(ImageGeometry{}.WindowHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_height))
+	_ = -(unsafe.Offsetof(ImageGeometry{}.Flip) ^ unsafe.Offsetof(C.ts_image_geometry{}.flip))
 )

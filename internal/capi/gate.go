@@ -13,7 +13,7 @@ type gate struct {
 	wake   chan struct{}
 }
 
-func newGate(limit int) *gate { return &gate{limit: int64(limit), wake: make(chan struct{})} }
+func newGate(limit int) *gate { return &gate{limit: int64(limit), wake: make(chan struct{}, limit)} }
 
 func (g *gate) enter() {
 	if g.inside.Add(1) > g.limit {
@@ -21,9 +21,11 @@ func (g *gate) enter() {
 	}
 }
 
+// Every step of inside from n to n+1 with n >= limit is an enter that takes one token, every step back is a leave that puts one: as many are put as taken, and a
+// token is put only when somebody has counted itself in that has not taken one yet.
 func (g *gate) leave() {
 	if g.inside.Add(-1) >= g.limit {
-		g.wake <- struct{}{} // somebody who counted itself in enter receives this: the wait is short
+		g.wake <- struct{}{}
 	}
 }
 

@@ -5,12 +5,16 @@ package capi
 #cgo noescape ts_image_header
 #cgo noescape ts_image_decode
 #cgo noescape ts_image_resize
+#cgo noescape ts_image_decoder_new
 #cgo nocallback ts_image_header
 #cgo nocallback ts_image_decode
 */
 import "C"
 
-import "unsafe"
+import (
+	"math"
+	"unsafe"
+)
 
 const (
 	ImageJPEG = C.TS_IMAGE_JPEG
@@ -34,6 +38,9 @@ func ImageHeader(data []byte) (ImageInfo, error) {
 type ImageDecoder = C.ts_image_decoder
 
 func NewImageDecoder(maxPixels int64) (d *ImageDecoder, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	err = failure(C.ts_image_decoder_new(C.int64_t(maxPixels), &d))
 	return d, err
 }
@@ -54,7 +61,7 @@ func geometry(g *ImageGeometry) *C.ts_image_geometry {
 
 // DecodeImage writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
 func DecodeImage(d *ImageDecoder, data []byte, g *ImageGeometry, dst []byte, stride int) error {
-	if err := room("DecodeImage", g.WindowWidth, g.WindowHeight, len(dst), stride); err != nil {
+	if err := room("DecodeImage", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
 	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
@@ -62,19 +69,19 @@ func DecodeImage(d *ImageDecoder, data []byte, g *ImageGeometry, dst []byte, str
 
 // ResizeImage is DecodeImage on pixels.
 func ResizeImage(d *ImageDecoder, src []byte, width, height, srcStride int, g *ImageGeometry, dst []byte, dstStride int) error {
-	if err := room("ResizeImage", int32(width), int32(height), len(src), srcStride); err != nil {
+	if err := room("ResizeImage", width, height, len(src), srcStride); err != nil {
 		return err
 	}
-	if err := room("ResizeImage", g.WindowWidth, g.WindowHeight, len(dst), dstStride); err != nil {
+	if err := room("ResizeImage", int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
 		return err
 	}
 	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), geometry(g),
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(dstStride)))
 }
 
-func room(origin string, width, height int32, have, stride int) error {
-	row := 3 * int64(width)
-	if width < 1 || height < 1 || int64(stride) < row || int64(have) < (int64(height)-1)*int64(stride)+row {
+func room(origin string, width, height, have, stride int) error {
+	row := 3 * width
+	if width < 1 || height < 1 || width > math.MaxInt32 || height > math.MaxInt32 || stride < row || have < row || height > 1 && stride > (have-row)/(height-1) {
 		return &Error{CodeInvalidArgument, origin, "the pixel buffer is too small for its width, height and stride"}
 	}
 	return nil

@@ -15,6 +15,9 @@ package capi
 #cgo noescape ts_event_elapsed
 #cgo noescape ts_device_describe
 #cgo noescape ts_device_memory
+#cgo noescape ts_event_new
+#cgo noescape ts_pinned_new
+#cgo noescape ts_bench_add
 #cgo nocallback ts_get_current_cuda_stream
 #cgo nocallback ts_set_cuda_stream
 #cgo nocallback ts_wait_cuda_stream
@@ -42,6 +45,9 @@ type DeviceProperties struct {
 }
 
 func DescribeDevice(device int32) (DeviceProperties, error) {
+	if err := Check(); err != nil {
+		return DeviceProperties{}, err
+	}
 	var p C.ts_device_properties
 	if err := failure(C.ts_device_describe(C.int32_t(device), &p)); err != nil {
 		return DeviceProperties{}, err
@@ -55,12 +61,19 @@ type MemoryStats struct {
 }
 
 func DeviceMemory(device int32) (m MemoryStats, err error) {
+	computing.enter()
+	defer computing.leave()
 	err = failure(C.ts_device_memory(C.int32_t(device), (*C.ts_memory_stats)(unsafe.Pointer(&m))))
 	return m, err
 }
 
 func ResetPeak(device int32) error { return failure(C.ts_device_reset_peak(C.int32_t(device))) }
-func EmptyCache() error            { return failure(C.ts_device_empty_cache()) }
+
+func EmptyCache() error {
+	waiting.enter()
+	defer waiting.leave()
+	return failure(C.ts_device_empty_cache())
+}
 
 func SynchronizeDevice(device int32) error {
 	waiting.enter()
@@ -79,6 +92,11 @@ func (s Stream) c() C.ts_stream { return C.ts_stream{id: C.int64_t(s.ID), device
 func cstream(s *Stream) *C.ts_stream { return (*C.ts_stream)(unsafe.Pointer(s)) }
 
 func StreamFromPool(device, priority int32) (s Stream, err error) {
+	if err := Check(); err != nil {
+		return s, err
+	}
+	computing.enter() // the first call makes the pools of the device
+	defer computing.leave()
 	err = failure(C.ts_stream_from_pool(C.int32_t(device), C.int32_t(priority), cstream(&s)))
 	return s, err
 }
@@ -129,7 +147,10 @@ func GetCurrentCUDAStream(device int32) (s Stream, err error) {
 }
 
 func SetCUDAStream(s Stream) error { return failure(C.ts_set_cuda_stream(s.c())) }
+
 func WaitCUDAStream(waiter, on Stream) error {
+	computing.enter()
+	defer computing.leave()
 	return failure(C.ts_wait_cuda_stream(waiter.c(), on.c()))
 }
 
@@ -156,13 +177,26 @@ const (
 )
 
 func NewEvent(flags int32) (e *Event, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	err = failure(C.ts_event_new(C.int32_t(flags), &e))
 	return e, err
 }
 
-func FreeEvent(e *Event)                       { C.ts_event_free(e) }
-func RecordEvent(e *Event, s Stream) error     { return failure(C.ts_event_record(e, s.c())) }
-func StreamWaitEvent(s Stream, e *Event) error { return failure(C.ts_stream_wait_event(s.c(), e)) }
+func FreeEvent(e *Event) { C.ts_event_free(e) }
+
+func RecordEvent(e *Event, s Stream) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_event_record(e, s.c()))
+}
+
+func StreamWaitEvent(s Stream, e *Event) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_stream_wait_event(s.c(), e))
+}
 
 func QueryEvent(e *Event) (bool, error) {
 	var done C.bool
@@ -187,6 +221,11 @@ func EventElapsed(start, end *Event) (float32, error) {
 type Pinned = C.ts_pinned
 
 func NewPinned(bytes int) (p *Pinned, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	waiting.enter()
+	defer waiting.leave()
 	err = failure(C.ts_pinned_new(C.size_t(bytes), &p))
 	return p, err
 }
@@ -196,14 +235,22 @@ func PinnedBytes(p *Pinned) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(C.ts_pinned_data(p))), int(C.ts_pinned_size(p)))
 }
 
-func FreePinned(p *Pinned) error { return failure(C.ts_pinned_free(p)) }
-func PinnedBytesLive() int64     { return int64(C.ts_pinned_bytes_live()) }
+// FreePinned may wait for the device: the driver unmaps the memory.
+func FreePinned(p *Pinned) error {
+	waiting.enter()
+	defer waiting.leave()
+	return failure(C.ts_pinned_free(p))
+}
+
+func PinnedBytesLive() int64 { return int64(C.ts_pinned_bytes_live()) }
 
 func ThreadCount() int64 { return int64(C.ts_thread_count()) }
 func ThreadID() int64    { return int64(C.ts_thread_id()) }
 func Noop()              { C.ts_noop() }
 
 func BenchAdd(device int32, rounds int) (inPlace, outOfPlace float64, err error) {
+	computing.enter()
+	defer computing.leave()
 	var in, out C.double
 	err = failure(C.ts_bench_add(C.int32_t(device), C.int32_t(rounds), &in, &out))
 	return float64(in), float64(out), err

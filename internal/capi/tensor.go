@@ -4,6 +4,10 @@ package capi
 #include <stdlib.h>
 #include "torchstream.h"
 #cgo noescape ts_tensor_empty
+#cgo noescape ts_tensor_retain
+#cgo noescape ts_tensor_to
+#cgo noescape ts_tensor_grad
+#cgo noescape ts_operator_find
 #cgo noescape ts_tensor_from_data
 #cgo noescape ts_tensor_describe
 #cgo noescape ts_tensor_shape
@@ -49,6 +53,9 @@ const (
 func sizes(s []int64) *C.int64_t { return (*C.int64_t)(unsafe.SliceData(s)) }
 
 func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_empty(sizes(size), C.int32_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
@@ -57,6 +64,9 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 
 // TensorFromData copies; data may be Go memory.
 func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
@@ -65,6 +75,9 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 
 // TensorFromMemory does not copy: memory is C memory (a pinned buffer, HostBytes) that outlives the tensor.
 func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
@@ -76,10 +89,16 @@ func RetainTensor(t *Tensor) (r *Tensor, err error) {
 	return r, err
 }
 
-func FreeTensor(t *Tensor) { C.ts_tensor_free(t) }
+func FreeTensor(t *Tensor) {
+	computing.enter()
+	C.ts_tensor_free(t)
+	computing.leave()
+}
 
 func FreeTensors(ts []*Tensor) {
 	if len(ts) > 0 {
+		computing.enter()
+		defer computing.leave()
 		C.ts_tensor_free_all(unsafe.SliceData(ts), C.int64_t(len(ts)))
 	}
 }
@@ -189,6 +208,9 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 type Operator = C.ts_operator
 
 func FindOperator(name, overload string) (op *Operator, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	n, o := C.CString(name), C.CString(overload)
 	defer C.free(unsafe.Pointer(n))
 	defer C.free(unsafe.Pointer(o))
@@ -250,9 +272,15 @@ func Grad(t *Tensor) (g *Tensor, err error) {
 }
 
 // SetGrad: gradient nil drops it.
-func SetGrad(t, gradient *Tensor) error { return failure(C.ts_tensor_set_grad(t, gradient)) }
+func SetGrad(t, gradient *Tensor) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_tensor_set_grad(t, gradient))
+}
 
 func ClearGrads(ts []*Tensor) error {
+	computing.enter()
+	defer computing.leave()
 	return failure(C.ts_tensor_clear_grads(unsafe.SliceData(ts), C.int64_t(len(ts))))
 }
 

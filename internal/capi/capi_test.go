@@ -1,0 +1,173 @@
+package capi
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+)
+
+func TestABIVersion(t *testing.T) {
+	if err := Check(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestErrorMatchesItsCode(t *testing.T) {
+	err := fmt.Errorf("batch 3: %w", &Error{CodeOutOfMemory, "ts_tensor_empty", "2 GiB wanted"})
+	if !errors.Is(err, CodeOutOfMemory) {
+		t.Errorf("errors.Is(%v, CodeOutOfMemory) is false", err)
+	}
+	if errors.Is(err, CodeCUDA) {
+		t.Errorf("errors.Is(%v, CodeCUDA) is true", err)
+	}
+	const want = "batch 3: ts_tensor_empty: out of memory: 2 GiB wanted"
+	if err.Error() != want {
+		t.Errorf("got %q, want %q", err, want)
+	}
+}
+
+// A C error arrives whole.
+func TestErrorFromC(t *testing.T) {
+	_, err := FindOperator("aten::no_such_operator", "")
+	var e *Error
+	if !errors.As(err, &e) || e.Code != CodeNotFound || e.Origin != "ts_operator_find" || e.Message == "" {
+		t.Errorf("got %#v, want a CodeNotFound of ts_operator_find with a message", err)
+	}
+}
+
+func TestLengthsAreCheckedBeforeC(t *testing.T) {
+	for name, err := range map[string]error{
+		"CopyBatch":                       CopyBatch(Stream{}, nil, make([]*Tensor, 2), make([]*Tensor, 1), nil),
+		"NormalizeImages":                 NormalizeImages(nil, nil, make([]float32, 3), make([]float32, 1)),
+		"DecodeImage":                     DecodeImage(nil, nil, &ImageGeometry{WindowWidth: 10, WindowHeight: 10}, make([]byte, 299), 30),
+		"DecodeImage, stride under a row": DecodeImage(nil, nil, &ImageGeometry{WindowWidth: 10, WindowHeight: 10}, make([]byte, 300), 29),
+		"DecodeImage, no window":          DecodeImage(nil, nil, &ImageGeometry{}, nil, 0),
+		"DecodeImage, overflow":           DecodeImage(nil, nil, &ImageGeometry{WindowWidth: math.MaxInt32, WindowHeight: 2}, make([]byte, 100), math.MaxInt),
+		"ResizeImage, source":             ResizeImage(nil, make([]byte, 11), 2, 2, 6, &ImageGeometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
+		"ResizeImage, width over int32":   ResizeImage(nil, make([]byte, 12), 1<<32+2, 2, 6, &ImageGeometry{WindowWidth: 1, WindowHeight: 1}, make([]byte, 3), 3),
+	} {
+		if !errors.Is(err, CodeInvalidArgument) {
+			t.Errorf("%s: got %v, want an invalid argument", name, err)
+		}
+	}
+}
+
+func operator(t testing.TB, name, overload string) *Operator {
+	t.Helper()
+	op, err := FindOperator(name, overload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return op
+}
+
+func scalarTensor(t testing.TB, device int32) *Tensor {
+	t.Helper()
+	x, err := TensorFromData(make([]byte, 4), []int64{1}, Float32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if device == DeviceCPU {
+		return x
+	}
+	defer FreeTensor(x)
+	y, err := TensorTo(x, device, -1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return y
+}
+
+// Calls on the path of a training step make no garbage: their out parameters and argument slices stay on the stack.
+func TestCallsDoNotAllocate(t *testing.T) {
+	x := scalarTensor(t, DeviceCPU)
+	defer FreeTensor(x)
+	add := operator(t, "aten::add", "Tensor")
+	addInPlace := operator(t, "aten::add_", "Tensor")
+	for name, call := range map[string]func() error{
+		"CallOperator add_": func() error {
+			args := [...]Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
+			tensors := [...]*Tensor{x}
+			_, err := CallOperator(addInPlace, args[:], tensors[:], nil, nil, 0, nil)
+			return err
+		},
+		"CallOperator add, FreeTensor": func() error {
+			args := [...]Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
+			tensors := [...]*Tensor{x}
+			var out [1]*Tensor
+			_, err := CallOperator(add, args[:], tensors[:], nil, nil, 0, out[:])
+			FreeTensors(out[:])
+			return err
+		},
+		"DescribeTensor": func() error { _, err := DescribeTensor(x); return err },
+		"TensorShape": func() error {
+			var size, stride [4]int64
+			return TensorShape(x, size[:], stride[:])
+		},
+		"RetainTensor": func() error {
+			y, err := RetainTensor(x)
+			FreeTensor(y)
+			return err
+		},
+		"TensorItem":           func() error { _, err := TensorItem(x); return err },
+		"NewEvent":             allocationsOnGPU(func() error { e, err := NewEvent(0); FreeEvent(e); return err }),
+		"GetCurrentCUDAStream": allocationsOnGPU(func() error { _, err := GetCurrentCUDAStream(0); return err }),
+		"StreamGuard": allocationsOnGPU(func() error {
+			g, err := StreamGuardEnter(Stream{})
+			if err != nil {
+				return err
+			}
+			return g.Exit()
+		}),
+	} {
+		if call == nil {
+			continue
+		}
+		if err := call(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if n := testing.AllocsPerRun(100, func() { call() }); n != 0 {
+			t.Errorf("%s: %v allocations a call", name, n)
+		}
+	}
+}
+
+// allocationsOnGPU keeps the call where there is a GPU: an error costs allocations.
+func allocationsOnGPU(call func() error) func() error {
+	if DeviceCount() == 0 {
+		return nil
+	}
+	return call
+}
+
+func BenchmarkNoop(b *testing.B) {
+	for b.Loop() {
+		Noop()
+	}
+}
+
+func BenchmarkGetCurrentCUDAStream(b *testing.B) {
+	if DeviceCount() == 0 {
+		b.Skip("needs a GPU")
+	}
+	for b.Loop() {
+		GetCurrentCUDAStream(0)
+	}
+}
+
+func BenchmarkCallOperator(b *testing.B) {
+	device := int32(DeviceCPU)
+	if DeviceCount() > 0 {
+		device = 0
+	}
+	x := scalarTensor(b, device)
+	defer FreeTensor(x)
+	op := operator(b, "aten::add_", "Tensor")
+	args := []Arg{{Kind: ArgTensor}, {Kind: ArgTensor}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := CallOperator(op, args, []*Tensor{x}, nil, nil, CallNoGrad, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,102 @@
+package capi
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// Under load no more than the limit are inside, all get in at last, and nothing is left over.
+func TestGateBoundsConcurrency(t *testing.T) {
+	for _, limit := range []int{1, 3, 8} {
+		const callers, rounds = 64, 2000
+		g := newGate(limit)
+		var inside, most atomic.Int64
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				for round := range rounds {
+					g.enter()
+					n := inside.Add(1)
+					for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+					}
+					if round%7 == 0 {
+						runtime.Gosched()
+					}
+					inside.Add(-1)
+					g.leave()
+				}
+			})
+		}
+		waitFor(t, &all)
+		if most.Load() > int64(limit) {
+			t.Errorf("limit %d: %d inside at once", limit, most.Load())
+		}
+		if limit > 1 && most.Load() < 2 {
+			t.Errorf("limit %d: never two inside at once: the test shows nothing", limit)
+		}
+		if g.inside.Load() != 0 || len(g.wake) != 0 {
+			t.Errorf("limit %d: afterwards %d inside and %d tokens", limit, g.inside.Load(), len(g.wake))
+		}
+	}
+}
+
+// A full gate lets nobody in, and each that leaves lets in exactly one.
+func TestGateHandsOverOneByOne(t *testing.T) {
+	const limit, waiters = 3, 5
+	g := newGate(limit)
+	for range limit {
+		g.enter()
+	}
+	var all sync.WaitGroup
+	entered := make(chan struct{}, waiters)
+	for range waiters {
+		all.Go(func() {
+			g.enter()
+			entered <- struct{}{}
+		})
+	}
+	for g.inside.Load() != limit+waiters {
+		runtime.Gosched()
+	}
+	for round := range waiters {
+		if len(entered) != 0 {
+			t.Fatalf("round %d: a caller entered a full gate", round)
+		}
+		g.leave()
+		<-entered
+	}
+	waitFor(t, &all)
+	for range limit {
+		g.leave()
+	}
+	if g.inside.Load() != 0 || len(g.wake) != 0 {
+		t.Errorf("afterwards %d inside and %d tokens", g.inside.Load(), len(g.wake))
+	}
+}
+
+// waitFor fails the test, with all stacks, instead of hanging.
+func waitFor(t *testing.T, all *sync.WaitGroup) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		stacks := make([]byte, 1<<16)
+		t.Fatalf("callers hang\n%s", stacks[:runtime.Stack(stacks, true)])
+	}
+}
+
+func BenchmarkGate(b *testing.B) {
+	g := newGate(8)
+	for b.Loop() {
+		g.enter()
+		g.leave()
+	}
+}
