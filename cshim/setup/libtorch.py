@@ -14,6 +14,7 @@ Only the standard library, Python 3.9 or newer.
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -121,6 +122,8 @@ def locate(torch, why):
     cuda_lib = first_folder([os.path.join(cuda, d) for d in ("lib", "lib64", "targets/x86_64-linux/lib")], "libcudart.so.13")
     if not cuda_lib:
         raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.0.2"' % cuda)
+    # The zip carries a runtime of its own under another name; one process should have one.
+    own = sorted(glob.glob(os.path.join(glob.escape(torch), "lib", "libcudart*.so.13*")))
     libs = [os.path.join(torch, "lib"), cuda_lib]
     nvidia = os.path.join(site, "nvidia")
     if os.path.isdir(nvidia):
@@ -137,6 +140,7 @@ def locate(torch, why):
         "CUDA": cuda,
         "CUDA_INCLUDE": include,
         "CUDA_LIB": cuda_lib,
+        "CUDART": own[0] if own else os.path.join(cuda_lib, "libcudart.so.13"),
         "LIBRARY_PATH": ":".join(libs),
         "NATIVE_FUNCTIONS": os.path.join(yaml, "native_functions.yaml") if yaml else "",
     }

@@ -28,7 +28,7 @@ if [[ " ${options[*]-} " != *" -DTS_IMAGE_ONLY=ON "* && " ${options[*]-} " != *"
   python3 "$cshim/setup/libtorch.py" cmake "$build/libtorch.cmake"
 fi
 log=$build/configure.log
-if [[ ! -e $build/build.ninja ]] || ((${#options[@]} > 0)) && [[ "${options[*]}" != "$(cat "$build/.options" 2>/dev/null)" ]]; then
+if [[ ! -e $build/build.ninja || "${options[*]-}" != "$(cat "$build/.options" 2>/dev/null)" ]]; then
   echo "shim: configuring (log: $log)" >&2
   if ! cmake -S "$cshim" -B "$build" -G Ninja "${options[@]}" >"$log" 2>&1 </dev/null; then
     rm -f "$build/build.ninja"

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Puts all that runs on a GPU machine with LibTorch, but without Go, into gpu-bundle/: see run.sh there.
+#
+# Layout: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it does here; each
+# package's test binary is in its folder. bin/ has the programs, lib/ the shim, shim/ the C++ tests and benchmarks.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+out=gpu-bundle
+limit_mib=64
+say() { echo "gpu-bundle: $*" >&2; }
+
+rm -rf "$out"
+mkdir -p "$out"/{bin,lib,shim,tree}
+
+say "C++ tests and benchmarks"
+cshim/setup/shim.sh cshim/build -- all ts_bench
+# Installing drops symbols and the paths of this machine.
+cmake --install cshim/build --prefix "$PWD/$out" --strip >/dev/null
+
+build=(-trimpath -ldflags '-s -w')
+module=$(go list -m)
+go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do
+  folder=.${package#"$module"}
+  say "tests of ${folder#./}"
+  mkdir -p "$out/tree/$folder"
+  go test -c "${build[@]}" -o "$out/tree/$folder/$(basename "$folder").test" "$package"
+done
+go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/... 2>/dev/null | while read -r package; do
+  say "program ${package#"$module"/}"
+  go build "${build[@]}" -o "$out/bin/$(basename "$package")" "$package"
+done
+
+# What tests and programs read: testdata of every package, the shim's test data, the example archives.
+find . -path "./$out" -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
+  -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data \) -print | while read -r folder; do
+  mkdir -p "$out/tree/$folder"
+  cp -R "$folder/." "$out/tree/$folder/"
+done
+# Go programs carry the run-time path of this clone's build folder: it means nothing elsewhere.
+find "$out/bin" "$out/tree" -type f -perm -u+x | while read -r file; do
+  if readelf -h "$file" >/dev/null 2>&1; then
+    cmake -DBINARY="$PWD/$file" -P cshim/setup/remove_rpath.cmake
+  fi
+done
+cp cshim/setup/gpu-run.sh "$out/run.sh"
+git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
+
+size=$(du -sm "$out" | cut -f1)
+if ((size > limit_mib)); then
+  say "error: $out is $size MiB, more than $limit_mib: the largest files are"
+  find "$out" -type f -printf '%s %p\n' | sort -rn | head -10 >&2
+  exit 1
+fi
+leaks=$(grep -rlaF -e "$PWD" -e "$HOME/" "$out" | tr '\n' ' ' || true)
+[[ -z $leaks ]] || say "note: these contain paths of this machine: $leaks"
+say "$out is ready ($size MiB): copy it to the GPU machine and run $out/run.sh there"

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
+#
+#   run.sh [STAGE...]      stages: tests sanitize bench demo (default: tests bench demo)
+#
+# OUT=DIR            where logs and results go (default ./out)
+# LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
+# TEST_TIMEOUT=SECS  limit for one test program (default 240)
+# RUN=REGEXP         only the Go tests that match
+# DEVICE=cuda|cpu    for the demo (default cuda)
+#
+# Exit status: 0 only if everything that ran passed. $OUT/summary.txt is the table that is also printed.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${OUT:-$PWD/out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+limit=${TEST_TIMEOUT:-240}
+device=${DEVICE:-cuda}
+failures=0
+summary=$out/summary.txt
+: >"$summary"
+say() { echo "$*" | tee -a "$summary"; }
+
+# ---- LibTorch and the libraries beside it. LD_LIBRARY_PATH is searched before a library's own run-time path.
+torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
+[[ -e $torch/torch/lib/libtorch_cpu.so ]] && torch=$torch/torch
+if [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
+  echo "run.sh: error: no LibTorch: python3 cannot import torch; set LIBTORCH to a site-packages with torch/ in it" >&2
+  exit 2
+fi
+path=$here/lib:$torch/lib
+for folder in "$(dirname "$torch")"/nvidia/*/lib; do [[ -d $folder ]] && path+=:$folder; done
+# A LibTorch without NVIDIA's wheels beside it takes the system's toolkit.
+for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do [[ -d $folder ]] && path+=:$folder; done
+export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export TMPDIR=${TMPDIR:-/tmp}
+
+say "torchstream $(cat "$here/VERSION"), LibTorch in $torch"
+say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+say "$(nproc) cores, $(uname -sr)"
+
+# All programs that test: "folder<TAB>name<TAB>file<TAB>kind".
+programs() {
+  find "$here/tree" -name '*.test' -type f | sort | while read -r f; do
+    local folder=${f%/*}
+    printf '%s\t%s\t%s\tgo\n' "$folder" "${folder#"$here/tree/"}" "$f"
+  done
+  mkdir -p "$here/tree/cshim/test"
+  find "$here/shim" -name '*_test' -type f | sort | while read -r f; do
+    printf '%s\t%s\t%s\tshim\n' "$here/tree/cshim/test" "cshim/$(basename "$f")" "$f"
+  done
+}
+
+# Counts pass, fail and skip in one program's log: of all tests and subtests.
+count() { # kind log
+  if [[ $1 == go ]]; then
+    printf '%d %d %d' "$(grep -cE '^ *--- PASS' "$2")" "$(grep -cE '^ *--- FAIL' "$2")" "$(grep -cE '^ *--- SKIP' "$2")"
+  else
+    printf '%d %d %d' "$(grep -cE '^\[       OK ' "$2")" "$(grep -cE '^\[  FAILED  \].*ms\)$' "$2")" \
+      "$(grep -cE '^\[  SKIPPED \].*ms\)$' "$2")"
+  fi
+}
+
+tests() {
+  local log=$out/tests.log one=$out/.one folder name file kind rc start pass fail skip verdict
+  : >"$log"
+  say ""
+  say "$(printf '%-34s %6s %6s %6s %7s' tests pass fail skip seconds)"
+  while IFS=$'\t' read -r folder name file kind; do
+    start=$(date +%s.%N)
+    if [[ $kind == go ]]; then
+      (cd "$folder" && timeout -k 10 "$((limit + 20))" "$file" -test.v -test.timeout "${limit}s" ${RUN:+-test.run "$RUN"}) >"$one" 2>&1 </dev/null
+    else
+      (cd "$folder" && timeout -k 10 "$limit" "$file") >"$one" 2>&1 </dev/null
+    fi
+    rc=$?
+    read -r pass fail skip <<<"$(count "$kind" "$one")"
+    verdict=
+    # A crash, a time-out or a race leaves no FAIL line of its own.
+    if ((rc != 0)); then verdict="  FAILED (exit status $rc)" && failures=$((failures + 1)); fi
+    say "$(printf '%-34s %6d %6d %6d %7.1f%s' "$name" "$pass" "$fail" "$skip" "$(echo "$(date +%s.%N) $start" | awk '{print $1-$2}')" "$verdict")"
+    { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
+    if ((rc != 0)); then
+      grep -nE '^ *--- FAIL|^\[  FAILED|panic:|SIG[A-Z]+:|error while loading|_test\.(go|cc):[0-9]+' "$one" | head -20 | sed 's/^/    /' | tee -a "$summary"
+      tail -n 5 "$one" | sed 's/^/    | /'
+    fi
+  done < <(programs)
+  rm -f "$one"
+  grep -hE '^ *--- SKIP|^\[  SKIPPED \].*ms\)$' "$log" | sort | uniq -c | sort -rn | head -40 >"$out/skipped.txt"
+}
+
+sanitize() {
+  local tool log=$out/sanitize.log one=$out/.one folder name file kind rc errors
+  tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+  say ""
+  if [[ -z $tool ]]; then
+    say "sanitize: SKIPPED, compute-sanitizer is not installed"
+    return
+  fi
+  : >"$log"
+  say "$(printf '%-34s %s' 'compute-sanitizer memcheck' result)"
+  while IFS=$'\t' read -r folder name file kind; do
+    # Only what is linked with the shim can touch the GPU.
+    ldd "$file" 2>/dev/null | grep -q libtorchstream || continue
+    local arguments=()
+    [[ $kind == go ]] && arguments=(-test.short -test.timeout "$((4 * limit))s" ${RUN:+-test.run "$RUN"})
+    (cd "$folder" && timeout -k 10 "$((4 * limit))" "$tool" --tool memcheck --error-exitcode 99 "$file" "${arguments[@]}") >"$one" 2>&1 </dev/null
+    rc=$?
+    if grep -qi 'device not supported' "$one"; then
+      say "$(printf '%-34s %s' "$name" 'SKIPPED, compute-sanitizer does not support this device here')"
+    else
+      errors=$(grep -oE 'ERROR SUMMARY: [0-9]+ error' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
+      say "$(printf '%-34s %s errors, exit status %d' "$name" "$errors" "$rc")"
+      if ((rc != 0 || errors != 0)); then
+        failures=$((failures + 1))
+        grep -E '^=========' "$one" | head -30 | sed 's/^/    /'
+      fi
+    fi
+    { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
+  done < <(programs)
+  rm -f "$one"
+}
+
+# step NAME LOG COMMAND...: runs a command under a limit, its output to the screen and to a log.
+step() {
+  local name=$1 log=$2 rc
+  shift 2
+  say ""
+  say "== $name"
+  timeout -k 10 600 "$@" </dev/null 2>&1 | tee "$log" | tail -n 40
+  rc=${PIPESTATUS[0]}
+  ((rc == 0)) || { say "$name: FAILED (exit status $rc)" && failures=$((failures + 1)); }
+}
+
+bench() {
+  cd "$here/tree" || return
+  step doctor "$out/doctor.txt" "$here/bin/torchstream" doctor
+  step "bench streams" "$out/bench-streams.json" "$here/bin/torchstream" bench streams -json
+  local f
+  for f in "$here"/shim/*_bench; do
+    [[ -x $f ]] && step "$(basename "$f")" "$out/$(basename "$f").txt" "$f"
+  done
+}
+
+demo() {
+  cd "$here/tree" || return
+  step "demo on $device" "$out/demo.txt" "$here/bin/01-train" train -device "$device" -checkpoint "$out/demo.safetensors"
+  step "demo, predict" "$out/demo-predict.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
+}
+
+(($# > 0)) || set -- tests bench demo
+for stage; do
+  case $stage in
+    tests | sanitize | bench | demo) "$stage" ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench or demo" >&2 && exit 2 ;;
+  esac
+done
+say ""
+if ((failures == 0)); then say "all passed"; else say "$failures FAILED"; fi
+exit $((failures != 0))
