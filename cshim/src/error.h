@@ -1,4 +1,5 @@
-// Errors of the shim: what is thrown inside, what is returned outside, and the one place where one becomes the other.
+// Errors of the shim: what is thrown inside, what is returned outside, and the one place where one
+// becomes the other.
 #pragma once
 
 #include <exception>
@@ -12,7 +13,7 @@
 struct ts_error {
   int32_t code;
   std::unique_ptr<char[]> message;  // NULL: there was no memory for it
-  const char* origin;  // a function name: static storage
+  const char* origin;               // a function name: static storage
 };
 
 namespace ts {
@@ -29,18 +30,21 @@ class Failure : public std::exception {
   std::string message_;
 };
 
-// Builds the error to return. Falls back to a static out-of-memory error when there is no memory for one.
+// Builds the error to return. Falls back to a static out-of-memory error when there is no memory
+// for one.
 ts_error* make_error(const char* origin, int32_t code, const char* message) noexcept;
 
-// The code and text of an exception that is not a Failure: in the library it knows LibTorch's exceptions (classify.cc), in the image tests, which are built
-// without LibTorch, it does not (test/image_classify.cc).
+// The code and text of an exception that is not a Failure: in the library it knows LibTorch's
+// exceptions (classify.cc), in the image tests, which are built without LibTorch, it does not
+// (test/image_classify.cc).
 ts_error* classify(const char* origin, const std::exception& exception) noexcept;
 
 inline void require(bool condition, const char* message) {
   if (!condition) throw Failure(TS_ERROR_INVALID_ARGUMENT, message);
 }
 
-// The boundary between C++ and C. Every exported function that can fail is one call of it: ts::guard(__func__, [&] { ... }).
+// The boundary between C++ and C. Every exported function that can fail is one call of it:
+// ts::guard(__func__, [&] { ... }).
 template <typename Body>
 ts_error* guard(const char* origin, Body&& body) noexcept {
   try {

@@ -1,0 +1,54 @@
+// The C++ peer of benchmarks of the operator call.
+#include <ATen/ops/add.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <chrono>
+
+#include "device.h"
+#include "error.h"
+#include "thread.h"
+
+namespace ts {
+namespace {
+
+void finish(c10::Device device) {
+  if (!device.is_cuda()) return;
+  const DeviceScope scope(device.index());
+  c10::cuda::device_synchronize();
+}
+
+// Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
+// do at the end is not counted.
+template <typename Call>
+double nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
+  constexpr int32_t kWarm = 100;
+  for (int32_t i = 0; i < kWarm; ++i) call();
+  finish(device);
+  const auto start = std::chrono::steady_clock::now();
+  for (int32_t i = 0; i < rounds; ++i) call();
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+  finish(device);
+  return took.count() / rounds;
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
+                       double* out_of_place_ns) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(rounds > 0, "rounds must be at least 1");
+    ts::require(in_place_ns != nullptr && out_of_place_ns != nullptr, "an output is NULL");
+    const auto where = ts::checked_device(device);
+    const auto options = at::TensorOptions().dtype(at::ScalarType::Float).device(where);
+    const at::Tensor one = at::ones({1}, options);
+    at::Tensor sum = at::ones({1}, options);
+    const double in_place = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
+    const double out_of_place =
+        ts::nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
+    *in_place_ns = in_place;
+    *out_of_place_ns = out_of_place;
+  });
+}

@@ -1,0 +1,195 @@
+// Moving elements: between tensors, to the host, and a whole batch at once.
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/item.h>
+#include <c10/core/GradMode.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/util/SmallVector.h>
+#include <cuda_runtime_api.h>
+
+#include <cstring>
+#include <sstream>
+#include <string>
+
+#include "device.h"
+#include "event.h"
+#include "stream.h"
+#include "tensor.h"
+#include "thread.h"
+
+namespace ts {
+namespace {
+
+// One checked pair of ts_copy_batch.
+struct Transfer {
+  const at::Tensor* dst;
+  const at::Tensor* src;
+  cudaMemcpyKind kind;
+  bool bytewise;  // equal dense layouts: one memcpy; otherwise a kernel on the device
+};
+
+[[noreturn]] void throw_pair(int32_t index, const std::string& what) {
+  throw Failure(TS_ERROR_INVALID_ARGUMENT, "pair " + std::to_string(index) + ": " + what);
+}
+
+std::string text_of(at::IntArrayRef sizes) {
+  std::ostringstream text;
+  text << sizes;
+  return text.str();
+}
+
+bool same_dense_layout(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_contiguous() && b.is_contiguous()) return true;
+  return a.strides() == b.strides() && a.is_non_overlapping_and_dense() &&
+         b.is_non_overlapping_and_dense();
+}
+
+void check_place(int32_t index, const char* name, const at::Tensor& tensor,
+                 c10::DeviceIndex device) {
+  if (tensor.is_cuda()) {
+    if (tensor.get_device() != device) {
+      throw_pair(index, std::string(name) + " is on GPU " + std::to_string(tensor.get_device()) +
+                            " and the stream on GPU " + std::to_string(device) +
+                            ": copies between GPUs are not made here");
+    }
+  } else if (!tensor.is_cpu()) {
+    throw_pair(index, std::string(name) + " is on " + tensor.device().str());
+  } else if (tensor.numel() > 0 && !is_pinned(tensor)) {
+    throw_pair(index, std::string(name) + " is in host memory that is not pinned");
+  }
+}
+
+Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
+                      c10::DeviceIndex device) {
+  if (to == nullptr || from == nullptr) throw_pair(index, "a tensor is NULL");
+  const at::Tensor& dst = to->value;
+  const at::Tensor& src = from->value;
+  if (dst.sizes() != src.sizes()) {
+    throw_pair(index, "dst has shape " + text_of(dst.sizes()) + " and src " + text_of(src.sizes()));
+  }
+  if (dst.scalar_type() != src.scalar_type()) {
+    throw_pair(index, std::string("dst has dtype ") + c10::toString(dst.scalar_type()) +
+                          " and src " + c10::toString(src.scalar_type()));
+  }
+  check_place(index, "dst", dst, device);
+  check_place(index, "src", src, device);
+  if (dst.is_cpu() && src.is_cpu()) throw_pair(index, "both tensors are on the host");
+  const bool bytewise = same_dense_layout(dst, src);
+  if (!bytewise && (dst.is_cpu() || src.is_cpu())) {
+    throw_pair(index, "a copy between host and device needs equal, dense strides");
+  }
+  const auto kind = src.is_cpu()   ? cudaMemcpyHostToDevice
+                    : dst.is_cpu() ? cudaMemcpyDeviceToHost
+                                   : cudaMemcpyDeviceToDevice;
+  return {&dst, &src, kind, bytewise};
+}
+
+void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
+  const at::Tensor& dst = *transfer.dst;
+  const at::Tensor& src = *transfer.src;
+  if (dst.numel() == 0) return;
+  if (transfer.bytewise) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(dst.mutable_data_ptr(), src.const_data_ptr(), dst.nbytes(),
+                                   transfer.kind, stream.stream()));
+    mark_written(dst);
+    return;
+  }
+  const c10::NoGradGuard no_grad;
+  const c10::cuda::CUDAStreamGuard current(stream.unwrap());
+  dst.copy_(src, /*non_blocking=*/true);
+}
+
+at::Scalar only_element(const ts_tensor* tensor) {
+  const at::Tensor& value = value_of(tensor);
+  if (value.numel() != 1) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT, "item of a tensor with " +
+                                                 std::to_string(value.numel()) +
+                                                 " elements: it must have exactly one");
+  }
+  return value.item();
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor& to = ts::value_of(dst, "dst");
+    const at::Tensor& from = ts::value_of(src, "src");
+    const c10::NoGradGuard no_grad;
+    to.copy_(from, non_blocking);
+  });
+}
+
+ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking,
+                       ts_tensor** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const at::Tensor& value = ts::value_of(tensor);
+    const auto type = dtype == -1 ? value.scalar_type() : ts::checked_dtype(dtype);
+    const auto where = ts::checked_device(device);
+    *out = ts::to_handle(value.to(where, type, non_blocking, /*copy=*/false));
+  });
+}
+
+ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor& value = ts::value_of(tensor);
+    if (bytes != value.nbytes()) {
+      throw ts::Failure(
+          TS_ERROR_INVALID_ARGUMENT,
+          std::to_string(bytes) + " bytes to read a tensor of " + std::to_string(value.nbytes()));
+    }
+    if (bytes == 0) return;
+    ts::require(data != nullptr, "data is NULL");
+    if (value.is_cpu() && value.is_contiguous()) {
+      std::memcpy(data, value.const_data_ptr(), bytes);
+      return;
+    }
+    const c10::NoGradGuard no_grad;
+    auto host = at::from_blob(data, value.sizes(), at::TensorOptions().dtype(value.scalar_type()));
+    host.copy_(value, /*non_blocking=*/false);
+  });
+}
+
+ts_error* ts_tensor_item(const ts_tensor* tensor, double* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::only_element(tensor).toDouble();
+  });
+}
+
+ts_error* ts_tensor_item_int(const ts_tensor* tensor, int64_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::only_element(tensor).toLong();
+  });
+}
+
+ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst,
+                        ts_tensor* const* src, int32_t count, ts_event* done) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const auto on = ts::checked_stream(stream);
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || (dst != nullptr && src != nullptr), "dst or src is NULL");
+    ts::ensure_cuda();
+    c10::SmallVector<ts::Transfer, 8> transfers;
+    for (int32_t i = 0; i < count; ++i) {
+      transfers.push_back(ts::checked_pair(i, dst[i], src[i], on.device_index()));
+    }
+    if (after != nullptr) after->check_recorded();
+    if (done != nullptr) done->check_record(on);
+
+    // Default streams have the handle NULL, which means the one of the current device.
+    const ts::DeviceScope scope(on.device_index());
+    if (after != nullptr) after->block(on);
+    for (const ts::Transfer& transfer : transfers) ts::enqueue(transfer, on);
+    if (done != nullptr) done->record(on);
+  });
+}

@@ -1,0 +1,145 @@
+#include "event.h"
+
+#include <c10/cuda/CUDAException.h>
+
+#include <memory>
+#include <string>
+
+#include "device.h"
+#include "error.h"
+#include "stream.h"
+#include "thread.h"
+
+ts_event::~ts_event() {
+  cudaEvent_t created = event.load(std::memory_order_acquire);
+  // A destructor has nobody to tell: after a failure of the driver the process is lost anyway.
+  if (created != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(created));
+}
+
+void ts_event::check_record(c10::cuda::CUDAStream stream) const {
+  const int32_t owner = device.load(std::memory_order_acquire);
+  if (owner >= 0 && owner != stream.device_index()) {
+    throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "the event was first recorded on device " +
+                                                     std::to_string(owner) +
+                                                     " and cannot be recorded on device " +
+                                                     std::to_string(stream.device_index()));
+  }
+}
+
+void ts_event::create(c10::cuda::CUDAStream stream) {
+  const std::lock_guard<std::mutex> lock(creation_);
+  if (event.load(std::memory_order_relaxed) != nullptr) {
+    check_record(stream);
+    return;
+  }
+  unsigned cuda_flags = cudaEventDefault;
+  if ((flags & TS_EVENT_TIMING) == 0) cuda_flags |= cudaEventDisableTiming;
+  if ((flags & TS_EVENT_BLOCKING) != 0) cuda_flags |= cudaEventBlockingSync;
+  cudaEvent_t created = nullptr;
+  C10_CUDA_CHECK(cudaEventCreateWithFlags(&created, cuda_flags));
+  device.store(stream.device_index(), std::memory_order_release);
+  event.store(created, std::memory_order_release);
+}
+
+void ts_event::record(c10::cuda::CUDAStream stream) {
+  check_record(stream);
+  ts::DeviceScope scope(stream.device_index());
+  if (event.load(std::memory_order_acquire) == nullptr) create(stream);
+  C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
+  recorded.store(true, std::memory_order_release);
+}
+
+void ts_event::check_recorded() const {
+  if (!recorded.load(std::memory_order_acquire)) {
+    throw ts::Failure(TS_ERROR_NOT_RECORDED, "the event was never recorded");
+  }
+}
+
+void ts_event::block(c10::cuda::CUDAStream stream) const {
+  check_recorded();
+  ts::DeviceScope scope(stream.device_index());
+  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),
+                                     cudaEventWaitDefault));
+}
+
+bool ts_event::query() const {
+  check_recorded();
+  const cudaError_t status = cudaEventQuery(event.load(std::memory_order_acquire));
+  if (status == cudaErrorNotReady) {
+    C10_CUDA_CLEAR_ERROR();
+    return false;
+  }
+  C10_CUDA_CHECK(status);
+  return true;
+}
+
+void ts_event::synchronize() const {
+  check_recorded();
+  C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));
+}
+
+ts_error* ts_event_new(int32_t flags, ts_event** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require((flags & ~(TS_EVENT_TIMING | TS_EVENT_BLOCKING)) == 0, "unknown event flag");
+    ts::require_device(0);
+    *out = std::make_unique<ts_event>(flags).release();
+  });
+}
+
+void ts_event_free(ts_event* event) { delete event; }
+
+ts_error* ts_event_record(ts_event* event, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    event->record(ts::checked_stream(stream));
+  });
+}
+
+ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    event->block(ts::checked_stream(stream));
+  });
+}
+
+ts_error* ts_event_query(ts_event* event, bool* done) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    ts::require(done != nullptr, "done is NULL");
+    *done = event->query();
+  });
+}
+
+ts_error* ts_event_synchronize(ts_event* event) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    event->synchronize();
+  });
+}
+
+ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(start != nullptr && end != nullptr, "an event is NULL");
+    ts::require(milliseconds != nullptr, "milliseconds is NULL");
+    if ((start->flags & end->flags & TS_EVENT_TIMING) == 0) {
+      throw ts::Failure(TS_ERROR_NOT_RECORDED,
+                        "elapsed time needs two events made with TS_EVENT_TIMING");
+    }
+    start->check_recorded();
+    end->check_recorded();
+    ts::require(start->device.load() == end->device.load(),
+                "the events were recorded on different devices");
+    ts::require(start->query() && end->query(),
+                "an event is not complete yet: synchronize the later one first");
+    float elapsed = 0;
+    C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, start->event.load(), end->event.load()));
+    *milliseconds = elapsed;
+  });
+}

@@ -1,0 +1,64 @@
+// Pinned host memory straight from the driver: LibTorch's own allocator rounds up to a power of two
+// and polls CUDA events when it allocates.
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "device.h"
+#include "error.h"
+#include "thread.h"
+#include "torchstream.h"
+
+struct ts_pinned {
+  uint8_t* data;
+  size_t size;
+};
+
+namespace {
+std::atomic<int64_t> bytes_live{0};
+}  // namespace
+
+ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(bytes > 0, "pinned memory of 0 bytes");
+    ts::require_device(0);
+    // LibTorch takes no memory for pinned before its CUDA side is up.
+    ts::ensure_cuda();
+    auto pinned = std::make_unique<ts_pinned>();
+    void* data = nullptr;
+    const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+      C10_CUDA_CLEAR_ERROR();
+      throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
+                        "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
+    }
+    C10_CUDA_CHECK(status);
+    std::memset(data, 0, bytes);
+    pinned->data = static_cast<uint8_t*>(data);
+    pinned->size = bytes;
+    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    *out = pinned.release();
+  });
+}
+
+uint8_t* ts_pinned_data(const ts_pinned* pinned) { return pinned->data; }
+
+size_t ts_pinned_size(const ts_pinned* pinned) { return pinned->size; }
+
+ts_error* ts_pinned_free(ts_pinned* pinned) {
+  return ts::guard(__func__, [&] {
+    if (pinned == nullptr) return;
+    ts::enter_thread();
+    const std::unique_ptr<ts_pinned> owned(pinned);
+    bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
+    C10_CUDA_CHECK(cudaFreeHost(owned->data));
+  });
+}
+
+int64_t ts_pinned_bytes_live(void) { return bytes_live.load(std::memory_order_relaxed); }

@@ -1,0 +1,389 @@
+#include "stream.h"
+
+#include <c10/core/Stream.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAMacros.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "error.h"
+#include "thread.h"
+
+namespace ts {
+namespace {
+
+using c10::DeviceIndex;
+using c10::StreamId;
+using c10::cuda::CUDAStream;
+
+// c10's stream ids (c10/cuda/CUDAStream.cpp, "StreamId assignment"): 0 is the default stream; an
+// odd id is a pool stream, index << 5 | (priorities above normal + 1) << 1 | 1; any other is the
+// cudaStream_t of an external stream.
+constexpr int kTypeBits = 4;
+constexpr uint64_t kStreamsPerPool = 32;
+
+bool is_external(StreamId id) noexcept { return id != 0 && (id & 1) == 0; }
+
+// How many priorities the pools of a device have; 0 until they are made, and until then a pool id
+// names nothing.
+std::array<std::atomic<uint8_t>, C10_COMPILE_TIME_MAX_GPUS> pool_priorities{};
+
+bool names_pool_stream(StreamId id, unsigned priorities) noexcept {
+  const auto bits = static_cast<uint64_t>(id);
+  const uint64_t type = bits >> 1 & ((1U << kTypeBits) - 1);
+  return (bits & 1) != 0 && type - 1 < priorities && bits >> (kTypeBits + 1) < kStreamsPerPool;
+}
+
+// c10's most urgent priority, for example -3; 0 is the normal one. The same for all devices.
+int greatest_priority() {
+  static const int greatest = std::get<1>(CUDAStream::priority_range());
+  return greatest;
+}
+
+CUDAStream take_from_pool(int32_t priority, int32_t device) {
+  auto stream =
+      c10::cuda::getStreamFromPool(static_cast<int>(priority), static_cast<DeviceIndex>(device));
+  pool_priorities[static_cast<size_t>(device)].store(static_cast<uint8_t>(1 - greatest_priority()),
+                                                     std::memory_order_release);
+  return stream;
+}
+
+// The external streams seen so far. Grows by one for each address and device ever wrapped.
+class ExternalStreams {
+ public:
+  void add(int32_t device, StreamId id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    known_.emplace(device, id);
+  }
+  bool has(int32_t device, StreamId id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return known_.count({device, id}) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::pair<int32_t, StreamId>> known_;
+};
+
+ExternalStreams& external_streams() {
+  static auto* streams = new ExternalStreams;  // never destroyed: threads may outlive main
+  return *streams;
+}
+
+[[noreturn]] void throw_no_stream(ts_stream stream) {
+  throw Failure(TS_ERROR_INVALID_ARGUMENT, "stream id " + std::to_string(stream.id) +
+                                               " on device " + std::to_string(stream.device) +
+                                               " was not made by this library");
+}
+
+CUDAStream unchecked(int32_t device, StreamId id) noexcept {
+  return CUDAStream(
+      CUDAStream::UNCHECKED,
+      c10::Stream(c10::Stream::UNSAFE,
+                  c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(device)), id));
+}
+
+// The part of check that streams in normal use do not reach.
+void check_rare(ts_stream stream) {
+  if (is_external(stream.id)) {
+    if (!external_streams().has(stream.device, stream.id)) throw_no_stream(stream);
+    return;
+  }
+  if (!names_pool_stream(stream.id, static_cast<unsigned>(1 - greatest_priority()))) {
+    throw_no_stream(stream);
+  }
+  // A well-formed id on a device whose pools are not there yet, from elsewhere in the process or
+  // made up: make them, so that it names a stream.
+  take_from_pool(0, stream.device);
+}
+
+void check(ts_stream stream) {
+  require_device(stream.device);
+  if (stream.id == 0) return;
+  const auto& priorities = pool_priorities[static_cast<size_t>(stream.device)];
+  if (!names_pool_stream(stream.id, priorities.load(std::memory_order_acquire))) {
+    check_rare(stream);
+  }
+}
+
+// The events that ts_wait_cuda_stream records and waits for at once. An event can be recorded
+// again as soon as the wait is enqueued, so one a thread and device is enough, without a lock. At
+// the thread's end it goes to the next thread.
+class WaitEvents {
+ public:
+  WaitEvents() = default;
+  WaitEvents(const WaitEvents&) = delete;
+  WaitEvents& operator=(const WaitEvents&) = delete;
+  ~WaitEvents() {
+    for (size_t device = 0; device < events_.size(); ++device) {
+      if (events_[device] != nullptr) give_back(device, events_[device]);
+    }
+  }
+
+  // An event of the device, which is the current one.
+  cudaEvent_t get(DeviceIndex device) {
+    const auto index = static_cast<size_t>(device);
+    if (index >= events_.size()) events_.resize(index + 1, nullptr);
+    if (events_[index] == nullptr) events_[index] = take(index);
+    return events_[index];
+  }
+
+ private:
+  struct Spare {
+    std::mutex mutex;
+    // Capacity for every event ever made is kept reserved, so that giving back cannot fail.
+    std::array<std::vector<cudaEvent_t>, C10_COMPILE_TIME_MAX_GPUS> events;
+    std::array<size_t, C10_COMPILE_TIME_MAX_GPUS> made{};
+  };
+
+  static Spare& spare() {
+    static auto* all = new Spare;  // never destroyed: threads may outlive main
+    return *all;
+  }
+
+  static cudaEvent_t take(size_t device) {
+    Spare& all = spare();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    auto& events = all.events[device];
+    if (!events.empty()) {
+      cudaEvent_t event = events.back();
+      events.pop_back();
+      return event;
+    }
+    events.reserve(all.made[device] + 1);
+    cudaEvent_t event = nullptr;
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+    ++all.made[device];
+    return event;
+  }
+
+  static void give_back(size_t device, cudaEvent_t event) noexcept {
+    Spare& all = spare();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    all.events[device].push_back(event);
+  }
+
+  std::vector<cudaEvent_t> events_;
+};
+
+// What a guard's exit restores.
+struct Entered {
+  uint64_t serial;
+  CUDAStream stream;   // the one that was current on the guard's device
+  DeviceIndex device;  // the one that was current
+};
+
+struct Guards {
+  std::vector<Entered> entered;
+  uint64_t serial = 0;
+};
+
+Guards& guards() {
+  thread_local Guards here;
+  return here;
+}
+
+WaitEvents& wait_events() {
+  thread_local WaitEvents here;
+  return here;
+}
+
+}  // namespace
+
+CUDAStream checked_stream(ts_stream stream) {
+  check(stream);
+  return unchecked(stream.device, stream.id);
+}
+
+ts_stream to_value(CUDAStream stream) noexcept { return {stream.id(), stream.device_index()}; }
+
+}  // namespace ts
+
+ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    const int greatest = ts::greatest_priority();
+    if (priority > 0 || priority < greatest) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        "priority " + std::to_string(priority) + ": streams have priorities from " +
+                            "0 (normal) to " + std::to_string(greatest) + " (most urgent)");
+    }
+    *out = ts::to_value(ts::take_from_pool(priority, device));
+  });
+}
+
+ts_error* ts_stream_default(int32_t device, ts_stream* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    *out = {0, device};
+  });
+}
+
+ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    auto* const handle = reinterpret_cast<cudaStream_t>(cuda_stream);
+    if (handle == nullptr) {
+      *out = {0, device};
+      return;
+    }
+    ts::require(handle != cudaStreamLegacy && handle != cudaStreamPerThread,
+                "cudaStreamLegacy and cudaStreamPerThread cannot be wrapped: use the default "
+                "stream, or one from cudaStreamCreate");
+    ts::require((cuda_stream & 1) == 0, "not a cudaStream_t: the address is odd");
+    int owner = -1;
+    C10_CUDA_CHECK(cudaStreamGetDevice(handle, &owner));
+    if (owner != device) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "the stream belongs to device " +
+                                                       std::to_string(owner) + ", not to device " +
+                                                       std::to_string(device));
+    }
+    const auto stream =
+        c10::cuda::getStreamFromExternal(handle, static_cast<c10::DeviceIndex>(device));
+    ts::external_streams().add(device, stream.id());
+    *out = ts::to_value(stream);
+  });
+}
+
+ts_error* ts_stream_handle(ts_stream stream, uintptr_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = reinterpret_cast<uintptr_t>(ts::checked_stream(stream).stream());
+  });
+}
+
+ts_error* ts_stream_priority(ts_stream stream, int32_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::checked_stream(stream).priority();
+  });
+}
+
+ts_error* ts_stream_priority_range(int32_t* least, int32_t* greatest) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(least != nullptr && greatest != nullptr, "an output parameter is NULL");
+    ts::require_device(0);
+    const int range = ts::greatest_priority();
+    *least = 0;
+    *greatest = range;
+  });
+}
+
+ts_error* ts_stream_query(ts_stream stream, bool* done) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(done != nullptr, "done is NULL");
+    *done = ts::checked_stream(stream).query();
+  });
+}
+
+ts_error* ts_stream_synchronize(ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::checked_stream(stream).synchronize();
+  });
+}
+
+ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    if (device == TS_DEVICE_CURRENT) {
+      ts::require_device(0);
+      // Not getCurrentCUDAStream(-1): that also makes a context on the device.
+      device = c10::cuda::current_device();
+    }
+    ts::require_device(device);
+    const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+    // Made current by other code of the process: what we hand out we take back.
+    if (ts::is_external(stream.id())) ts::external_streams().add(device, stream.id());
+    *out = ts::to_value(stream);
+  });
+}
+
+ts_error* ts_set_cuda_stream(ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    c10::cuda::setCurrentCUDAStream(ts::checked_stream(stream));
+  });
+}
+
+ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const auto waiting = ts::checked_stream(waiter);
+    const auto source = ts::checked_stream(on);
+    if (ts::same_stream(waiting, source)) return;  // a stream is always in its own order
+    // The devices matter for default streams: their handle is NULL on all of them.
+    ts::DeviceScope scope(source.device_index());
+    cudaEvent_t event = ts::wait_events().get(source.device_index());
+    C10_CUDA_CHECK(cudaEventRecord(event, source.stream()));
+    if (waiting.device_index() == source.device_index()) {
+      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));
+    } else {
+      ts::DeviceScope other(waiting.device_index());
+      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));
+    }
+  });
+}
+
+ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto inner = ts::checked_stream(stream);
+    ts::Guards& guards = ts::guards();
+    const auto outer = c10::cuda::getCurrentCUDAStream(inner.device_index());
+    if (guards.entered.size() == guards.entered.capacity()) {
+      guards.entered.reserve(2 * guards.entered.size() + 8);
+    }
+    const auto device = c10::cuda::ExchangeDevice(inner.device_index());
+    c10::cuda::setCurrentCUDAStream(inner);
+    guards.entered.push_back({guards.serial + 1, outer, device});
+    *out = {ts::thread_number, ++guards.serial};
+  });
+}
+
+ts_error* ts_stream_guard_exit(ts_stream_guard guard) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    if (guard.thread != ts::thread_number) {
+      throw ts::Failure(TS_ERROR_WRONG_THREAD,
+                        "the stream guard was entered on another OS thread; lock the goroutine to "
+                        "its thread from enter to exit");
+    }
+    ts::Guards& guards = ts::guards();
+    if (guards.entered.empty() || guards.entered.back().serial != guard.serial) {
+      const bool waiting = !guards.entered.empty() && guards.entered.back().serial > guard.serial;
+      throw ts::Failure(TS_ERROR_OUT_OF_ORDER,
+                        waiting ? "a stream guard entered later has not been left yet, or this one "
+                                  "was left already"
+                                : "the stream guard was left already");
+    }
+    const ts::Entered entered = guards.entered.back();
+    if (c10::cuda::current_device() != entered.device) {
+      C10_CUDA_CHECK(c10::cuda::MaybeSetDevice(entered.device));
+    }
+    c10::cuda::setCurrentCUDAStream(entered.stream);
+    guards.entered.pop_back();
+  });
+}

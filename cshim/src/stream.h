@@ -1,0 +1,21 @@
+// Streams: the header's values and c10's, checked on the way in.
+#pragma once
+
+#include <c10/cuda/CUDAStream.h>
+
+#include "torchstream.h"
+
+namespace ts {
+
+// The stream of the value, after checking that it names one that exists: NO_DEVICE or
+// INVALID_ARGUMENT otherwise. c10 checks nothing and would write past its tables.
+c10::cuda::CUDAStream checked_stream(ts_stream stream);
+
+ts_stream to_value(c10::cuda::CUDAStream stream) noexcept;
+
+// The same stream, whatever the two values: one cudaStream_t may have a pool id and an external id.
+inline bool same_stream(c10::cuda::CUDAStream a, c10::cuda::CUDAStream b) {
+  return a.device_index() == b.device_index() && a.stream() == b.stream();
+}
+
+}  // namespace ts
