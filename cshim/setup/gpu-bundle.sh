@@ -36,8 +36,8 @@ find . -path "./$out" -prune -o -path './cshim/build*' -prune -o -path ./.git -p
   mkdir -p "$out/tree/$folder"
   cp -R "$folder/." "$out/tree/$folder/"
 done
-# Go programs carry the run-time path of this clone's build folder: it means nothing elsewhere.
-find "$out/bin" "$out/tree" -type f -perm -u+x | while read -r file; do
+# Run-time paths lead to this clone's build folder and to LibTorch here: they mean nothing elsewhere.
+find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -name "*.so" \) | while read -r file; do
   if readelf -h "$file" >/dev/null 2>&1; then
     cmake -DBINARY="$PWD/$file" -P cshim/setup/remove_rpath.cmake
   fi
