@@ -45,6 +45,10 @@ func NewEvent(o EventOptions) (*Event, error) {
 	if err != nil {
 		return nil, checked(err)
 	}
+	return newEvent(c), nil
+}
+
+func newEvent(c *capi.Event) *Event {
 	e := &Event{event: &event{c: c}}
 	e.refs.Store(1)
 	e.cleanup = runtime.AddCleanup(e, func(inner *event) {
@@ -52,7 +56,7 @@ func NewEvent(o EventOptions) (*Event, error) {
 		slog.Debug("cuda: an Event became unreachable before Close; freed")
 		inner.close()
 	}, e.event)
-	return e, nil
+	return e
 }
 
 // use returns the C event for a call; done follows the call.
@@ -134,8 +138,8 @@ func (e *Event) CAPI() (*capi.Event, error) {
 	return c, nil
 }
 
-// Elapsed returns the time on the device between two records, with a resolution of about half a microsecond. Both events have EventOptions.Timing and are done: Synchronize
-// end first. [ErrNotRecorded] otherwise.
+// Elapsed returns the time on the device between two records, with a resolution of about half a microsecond. [ErrNotRecorded] unless both events have
+// EventOptions.Timing and are recorded; [ErrInvalidArgument] unless both are done (Synchronize end first) and of one device.
 func Elapsed(start, end *Event) (time.Duration, error) {
 	s, err := start.use("Elapsed")
 	if err != nil {

@@ -14,7 +14,8 @@ import (
 // anywhere, a buffer that becomes unreachable is not freed: [Leaks] counts it.
 type Pinned struct {
 	memory  []byte
-	c       atomic.Pointer[capi.Pinned]
+	c       *capi.Pinned
+	closed  atomic.Bool
 	cleanup runtime.Cleanup
 }
 
@@ -27,20 +28,23 @@ func NewPinned(bytes int) (*Pinned, error) {
 	if err != nil {
 		return nil, checked(err)
 	}
-	p := &Pinned{memory: capi.PinnedBytes(c)}
-	p.c.Store(c)
+	return newPinned(c, capi.PinnedBytes(c)), nil
+}
+
+func newPinned(c *capi.Pinned, memory []byte) *Pinned {
+	p := &Pinned{memory: memory, c: c}
 	p.cleanup = runtime.AddCleanup(p, func(bytes int) {
 		leakedPinned.Add(1)
 		leakedPinnedBytes.Add(int64(bytes))
 		slog.Debug("cuda: a Pinned became unreachable before Close; its memory stays locked", "bytes", bytes)
-	}, bytes)
-	return p, nil
+	}, len(memory))
+	return p
 }
 
 // Bytes returns the memory itself, nil after Close. The slice and what is cut from it are valid until Close and must not be touched after it. A copy that is
 // under way reads or writes the memory beside the host: wait for its event before changing it.
 func (p *Pinned) Bytes() []byte {
-	if p.c.Load() == nil {
+	if p.closed.Load() {
 		return nil
 	}
 	return p.memory
@@ -49,12 +53,11 @@ func (p *Pinned) Bytes() []byte {
 // Close gives the memory back. It waits for nothing that the caller should have waited for: no copy from or to the memory may be in flight, and nobody may use
 // slices of it. Further calls do nothing and return nil.
 func (p *Pinned) Close() error {
-	c := p.c.Swap(nil)
-	if c == nil {
+	if p.closed.Swap(true) || p.c == nil {
 		return nil
 	}
 	p.cleanup.Stop()
-	return checked(capi.FreePinned(c))
+	return checked(capi.FreePinned(p.c))
 }
 
 // PinnedBytes returns how many bytes of pinned memory the process holds in buffers that are not closed.

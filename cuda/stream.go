@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -15,7 +16,7 @@ type Stream struct{ s capi.Stream }
 
 // StreamOptions are the options of [NewStream]. The zero value is a stream of normal priority.
 type StreamOptions struct {
-	// Priority: 0 is normal, -1 and lower are more urgent, down to what PriorityRange says; lower values count as that one. Positive values are refused.
+	// Priority: 0 is normal, -1 and lower are more urgent, down to what PriorityRange says. Others are refused with ErrInvalidArgument.
 	// The device starts queued work of urgent streams first; it does not stop work that runs already.
 	Priority int
 }
@@ -28,10 +29,7 @@ func NewStream(d Device, o StreamOptions) (Stream, error) {
 	if err := d.gpu("NewStream"); err != nil {
 		return Stream{}, err
 	}
-	if o.Priority > 0 {
-		return Stream{}, invalid("NewStream", "priority %d: 0 is normal, and more urgent streams have negative priorities", o.Priority)
-	}
-	s, err := capi.StreamFromPool(int32(d), int32(max(o.Priority, -1<<10)))
+	s, err := capi.StreamFromPool(int32(d), int32(max(math.MinInt32, min(o.Priority, math.MaxInt32))))
 	return Stream{s}, checked(err)
 }
 

@@ -11,7 +11,8 @@
 // # Pointers
 //
 // C keeps no pointer that it gets here beyond the call, with one exception, TensorFromMemory, whose memory must be C memory. No function of the header calls
-// back into Go. So functions with out parameters or slices are marked noescape, and what they point to can live on the caller's stack.
+// back into Go. So functions with out parameters or slices are marked noescape and nocallback, and what they point to can live on the caller's stack: cgo heeds
+// noescape only beside nocallback.
 package capi
 
 /*

@@ -3,11 +3,13 @@ package capi
 /*
 #include "torchstream.h"
 #cgo noescape ts_image_header
-#cgo noescape ts_image_decode
-#cgo noescape ts_image_resize
-#cgo noescape ts_image_decoder_new
 #cgo nocallback ts_image_header
+#cgo noescape ts_image_decoder_new
+#cgo nocallback ts_image_decoder_new
+#cgo noescape ts_image_decode
 #cgo nocallback ts_image_decode
+#cgo noescape ts_image_resize
+#cgo nocallback ts_image_resize
 */
 import "C"
 

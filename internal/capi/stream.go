@@ -2,28 +2,42 @@ package capi
 
 /*
 #include "torchstream.h"
-#cgo noescape ts_stream_from_pool
-#cgo noescape ts_stream_default
-#cgo noescape ts_stream_external
-#cgo noescape ts_stream_handle
-#cgo noescape ts_stream_priority
-#cgo noescape ts_stream_priority_range
-#cgo noescape ts_stream_query
-#cgo noescape ts_get_current_cuda_stream
-#cgo noescape ts_stream_guard_enter
-#cgo noescape ts_event_query
-#cgo noescape ts_event_elapsed
 #cgo noescape ts_device_describe
+#cgo nocallback ts_device_describe
 #cgo noescape ts_device_memory
-#cgo noescape ts_event_new
-#cgo noescape ts_pinned_new
-#cgo noescape ts_bench_add
+#cgo nocallback ts_device_memory
+#cgo noescape ts_stream_from_pool
+#cgo nocallback ts_stream_from_pool
+#cgo noescape ts_stream_default
+#cgo nocallback ts_stream_default
+#cgo noescape ts_stream_external
+#cgo nocallback ts_stream_external
+#cgo noescape ts_stream_handle
+#cgo nocallback ts_stream_handle
+#cgo noescape ts_stream_priority
+#cgo nocallback ts_stream_priority
+#cgo noescape ts_stream_priority_range
+#cgo nocallback ts_stream_priority_range
+#cgo noescape ts_stream_query
+#cgo nocallback ts_stream_query
+#cgo noescape ts_get_current_cuda_stream
 #cgo nocallback ts_get_current_cuda_stream
 #cgo nocallback ts_set_cuda_stream
 #cgo nocallback ts_wait_cuda_stream
+#cgo noescape ts_stream_guard_enter
 #cgo nocallback ts_stream_guard_enter
 #cgo nocallback ts_stream_guard_exit
+#cgo noescape ts_event_new
+#cgo nocallback ts_event_new
+#cgo noescape ts_event_query
+#cgo nocallback ts_event_query
+#cgo noescape ts_event_elapsed
+#cgo nocallback ts_event_elapsed
+#cgo noescape ts_pinned_new
+#cgo nocallback ts_pinned_new
 #cgo nocallback ts_noop
+#cgo noescape ts_bench_add
+#cgo nocallback ts_bench_add
 */
 import "C"
 

@@ -4,26 +4,40 @@ package capi
 #include <stdlib.h>
 #include "torchstream.h"
 #cgo noescape ts_tensor_empty
-#cgo noescape ts_tensor_retain
-#cgo noescape ts_tensor_to
-#cgo noescape ts_tensor_grad
-#cgo noescape ts_operator_find
+#cgo nocallback ts_tensor_empty
 #cgo noescape ts_tensor_from_data
-#cgo noescape ts_tensor_describe
-#cgo noescape ts_tensor_shape
-#cgo noescape ts_tensor_data
-#cgo noescape ts_tensor_read
-#cgo noescape ts_tensor_item
-#cgo noescape ts_tensor_item_int
+#cgo nocallback ts_tensor_from_data
+#cgo noescape ts_tensor_retain
+#cgo nocallback ts_tensor_retain
+#cgo nocallback ts_tensor_free
 #cgo noescape ts_tensor_free_all
-#cgo noescape ts_tensor_clear_grads
+#cgo nocallback ts_tensor_free_all
+#cgo noescape ts_tensor_describe
+#cgo nocallback ts_tensor_describe
+#cgo noescape ts_tensor_shape
+#cgo nocallback ts_tensor_shape
+#cgo noescape ts_tensor_data
+#cgo nocallback ts_tensor_data
+#cgo noescape ts_tensor_to
+#cgo nocallback ts_tensor_to
+#cgo noescape ts_tensor_read
+#cgo nocallback ts_tensor_read
+#cgo noescape ts_tensor_item
+#cgo nocallback ts_tensor_item
+#cgo noescape ts_tensor_item_int
+#cgo nocallback ts_tensor_item_int
 #cgo noescape ts_copy_batch
+#cgo nocallback ts_copy_batch
 #cgo noescape ts_images_normalize
+#cgo nocallback ts_images_normalize
+#cgo noescape ts_operator_find
+#cgo nocallback ts_operator_find
 #cgo noescape ts_operator_call
 #cgo nocallback ts_operator_call
-#cgo nocallback ts_tensor_free
-#cgo nocallback ts_tensor_free_all
-#cgo nocallback ts_tensor_describe
+#cgo noescape ts_tensor_grad
+#cgo nocallback ts_tensor_grad
+#cgo noescape ts_tensor_clear_grads
+#cgo nocallback ts_tensor_clear_grads
 */
 import "C"
 
