@@ -1,0 +1,195 @@
+package torch
+
+import (
+	"math"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// operator is an index into the generated table of operators.
+type operator int
+
+type operatorInfo struct {
+	method   string // the Go name, for errors
+	aten     string // "aten::add"
+	overload string // "Tensor"
+	schema   string // as in native_functions.yaml
+}
+
+// entry finds the operator in LibTorch's registry, once. The registry never changes and its entries live as long as the process, so what is remembered here is a
+// constant that happens to be known late, and the same whoever asks first.
+func (o operator) entry() (*capi.Operator, error) {
+	if e := entries[o].Load(); e != nil {
+		return e.op, nil
+	}
+	if err := capi.Check(); err != nil {
+		return nil, err
+	}
+	e, err := capi.FindOperator(operators[o].aten, operators[o].overload)
+	if err != nil {
+		return nil, err
+	}
+	entries[o].Store(&entry{e})
+	return e, nil
+}
+
+type entry struct{ op *capi.Operator } // the C type is incomplete, which atomic.Pointer does not take
+
+var entries [len(operators)]atomic.Pointer[entry]
+
+// provenance is what results inherit from operands.
+type provenance struct {
+	scope  *Scope
+	noGrad bool
+}
+
+func (p provenance) tensor(c *capi.Tensor) *Tensor {
+	if c == nil {
+		return failed(invalid("LibTorch left the result undefined"))
+	}
+	if p.scope == nil {
+		return &Tensor{h: newHandle(c), noGrad: p.noGrad}
+	}
+	h := p.scope.s.add(c)
+	if h == nil {
+		return failed(p.scope.s.ended())
+	}
+	return &Tensor{h: h, scope: p.scope, noGrad: p.noGrad}
+}
+
+// call runs the operator. Operands that no argument refers to may be nil (absent optionals). Nothing here keeps a slice, so that the generated methods have theirs
+// on the stack.
+func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
+	var p provenance
+	var few [8]*capi.Tensor
+	cs := few[:]
+	if len(in) > len(few) {
+		cs = make([]*capi.Tensor, len(in))
+	}
+	cs = cs[:len(in)]
+	var err error
+	held := 0
+	for i, t := range in {
+		if t == nil {
+			if named(args, i) {
+				err = opError(operators[o].method, in, invalid("operand %d is nil", i+1))
+				break
+			}
+			held++
+			continue
+		}
+		if cs[i], err = t.acquire(); err != nil {
+			if t.err == nil {
+				err = opError(operators[o].method, in, err)
+			}
+			break
+		}
+		held++
+		p.scope = youngest(p.scope, t.scope)
+		p.noGrad = p.noGrad || t.noGrad
+	}
+	if err == nil {
+		if p.noGrad {
+			flags |= capi.CallNoGrad
+		}
+		var e *capi.Operator
+		if e, err = o.entry(); err == nil {
+			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
+		}
+		if err != nil {
+			err = opError(operators[o].method, in, err)
+		}
+	}
+	for _, t := range in[:held] {
+		if t != nil {
+			t.h.release()
+		}
+	}
+	return p, err
+}
+
+// named reports whether an argument refers to operand i.
+func named(args []capi.Arg, i int) bool {
+	for _, a := range args {
+		if a.Kind == capi.ArgTensor && a.Value == int64(i) || a.Kind == capi.ArgTensors && int64(i) >= a.Value && int64(i) < a.Value+int64(a.Count) {
+			return true
+		}
+	}
+	return false
+}
+
+// one is an operator with one result.
+func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
+	var out [1]*capi.Tensor
+	p, err := o.call(in, args, ints, text, 0, out[:])
+	if err != nil {
+		return failed(err)
+	}
+	return p.tensor(out[0])
+}
+
+// two is an operator with two results.
+func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor) {
+	var out [2]*capi.Tensor
+	p, err := o.call(in, args, ints, text, 0, out[:])
+	if err != nil {
+		return failed(err), failed(err)
+	}
+	return p.tensor(out[0]), p.tensor(out[1])
+}
+
+// self is an operator that changes its first operand and returns it.
+func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
+	p, err := o.call(in, args, ints, text, 0, nil)
+	if err != nil {
+		return failed(err)
+	}
+	if t := in[0]; p.noGrad && !t.noGrad {
+		return t.NoGrad() // the mark of another operand travels on
+	}
+	return in[0]
+}
+
+// none is an operator without results.
+func (o operator) none(in []*Tensor, args []capi.Arg, ints []int64, text []byte) error {
+	_, err := o.call(in, args, ints, text, 0, nil)
+	return err
+}
+
+// The arguments of generated methods.
+
+func tensorArg(i int) capi.Arg { return capi.Arg{Kind: capi.ArgTensor, Value: int64(i)} }
+
+func optionalArg(i int, t *Tensor) capi.Arg {
+	if t == nil {
+		return capi.Arg{Kind: capi.ArgNone}
+	}
+	return tensorArg(i)
+}
+
+// tensorsArg is a Tensor[] of count operands from i on.
+func tensorsArg(i, count int) capi.Arg {
+	return capi.Arg{Kind: capi.ArgTensors, Value: int64(i), Count: int32(count)}
+}
+
+func intArg(v int64) capi.Arg     { return capi.Arg{Kind: capi.ArgInt, Value: v} }
+func floatArg(v float64) capi.Arg { return capi.Arg{Kind: capi.ArgDouble, Value: int64(math.Float64bits(v))} }
+func deviceArg(d int32) capi.Arg  { return capi.Arg{Kind: capi.ArgDevice, Value: int64(d)} }
+func defaultArg() capi.Arg        { return capi.Arg{Kind: capi.ArgDefault} }
+func noneArg() capi.Arg           { return capi.Arg{Kind: capi.ArgNone} }
+
+func boolArg(v bool) capi.Arg {
+	if v {
+		return capi.Arg{Kind: capi.ArgBool, Value: 1}
+	}
+	return capi.Arg{Kind: capi.ArgBool}
+}
+
+func intsArg(ints, list []int64) (capi.Arg, []int64) {
+	return capi.Arg{Kind: capi.ArgInts, Value: int64(len(ints)), Count: int32(len(list))}, append(ints, list...)
+}
+
+func stringArg(text []byte, s string) (capi.Arg, []byte) {
+	return capi.Arg{Kind: capi.ArgString, Value: int64(len(text)), Count: int32(len(s))}, append(text, s...)
+}

@@ -1,0 +1,3 @@
+package torch
+
+//go:generate go run ./internal/opgen

@@ -1,0 +1,535 @@
+// Command opgen writes package torch's operators: a typed method or function for each line of ops.txt, with types and defaults from LibTorch's native_functions.yaml. The
+// list's own text says how a line is written.
+//
+// native_functions.yaml is taken from TORCHSTREAM_NATIVE_FUNCTIONS, or from the LibTorch that `make libtorch-path` names.
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/format"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/torchstream/torchstream/torch/internal/schema"
+)
+
+func main() {
+	if err := run("ops.txt", "ops_gen.go"); err != nil {
+		fmt.Fprintln(os.Stderr, "opgen:", err)
+		os.Exit(1)
+	}
+}
+
+func run(list, out string) error {
+	functions, err := nativeFunctions()
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(list)
+	if err != nil {
+		return err
+	}
+	ops, err := parseList(list, string(text), functions)
+	if err != nil {
+		return err
+	}
+	source, err := generate(ops)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, source, 0o644)
+}
+
+// nativeFunctions returns LibTorch's schemas by name and overload.
+func nativeFunctions() (map[string]string, error) {
+	path := os.Getenv("TORCHSTREAM_NATIVE_FUNCTIONS")
+	if path == "" {
+		root, err := exec.Command("make", "-s", "-C", "..", "libtorch-path").Output()
+		if err != nil {
+			return nil, fmt.Errorf("where is native_functions.yaml? set TORCHSTREAM_NATIVE_FUNCTIONS, or see why `make libtorch-path` fails: %w", err)
+		}
+		path = filepath.Join(strings.TrimSpace(string(root)), "torchgen", "packaged", "ATen", "native", "native_functions.yaml")
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var entries []struct {
+		Func string `yaml:"func"`
+	}
+	if err := yaml.Unmarshal(text, &entries); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	functions := make(map[string]string, len(entries))
+	for _, e := range entries {
+		name, _, _ := strings.Cut(e.Func, "(")
+		functions[name] = e.Func
+	}
+	return functions, nil
+}
+
+// op is one line of the list.
+type op struct {
+	method  string
+	doc     string
+	text    string // the schema, as it stands in the file
+	schema  schema.Schema
+	pkgFunc bool
+	given   map[string]given // by the schema's argument name
+	order   []string         // the names of parameters and fields, in the list's order
+}
+
+// given is how the list exposes an argument.
+type given struct {
+	field    bool   // of the options struct
+	pointer  bool   // a field whose zero value is not the default
+	integer  bool   // a Scalar as int64
+	variadic bool   // an int list
+	fixed    string // a literal, nothing exposed
+}
+
+func parseList(file, text string, functions map[string]string) ([]op, error) {
+	var ops []op
+	seen := map[string]bool{}
+	for i, line := range strings.Split(text, "\n") {
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		o, err := parseLine(line, functions)
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", file, i+1, err)
+		}
+		if seen[o.method] {
+			return nil, fmt.Errorf("%s:%d: a second %s", file, i+1, o.method)
+		}
+		seen[o.method] = true
+		ops = append(ops, o)
+	}
+	return ops, nil
+}
+
+func parseLine(line string, functions map[string]string) (op, error) {
+	o := op{given: map[string]given{}}
+	decl, doc, ok := strings.Cut(line, "--")
+	if !ok {
+		return o, fmt.Errorf("no description after \"--\": %s", line)
+	}
+	o.doc = strings.TrimSpace(doc)
+	name, decl, ok := strings.Cut(strings.TrimSpace(decl), " ")
+	if !ok {
+		return o, fmt.Errorf("no method: %s", line)
+	}
+	if o.text, ok = functions[name]; !ok {
+		return o, fmt.Errorf("LibTorch has no operator %s", name)
+	}
+	var err error
+	if o.schema, err = schema.Parse(o.text); err != nil {
+		return o, err
+	}
+	decl = strings.TrimSpace(decl)
+	decl, o.pkgFunc = strings.CutPrefix(decl, "func ")
+	method, args, ok := strings.Cut(decl, "(")
+	if !ok || !strings.HasSuffix(args, ")") {
+		return o, fmt.Errorf("no argument list: %s", decl)
+	}
+	o.method = method
+	known := map[string]bool{}
+	for _, a := range o.schema.Args {
+		known[a.Name] = true
+	}
+	params, fields, hasFields := strings.Cut(strings.TrimSuffix(args, ")"), "{")
+	take := func(text string, field bool) error {
+		for _, a := range strings.Split(text, ",") {
+			if a = strings.TrimSpace(a); a == "" {
+				continue
+			}
+			g := given{field: field}
+			a, g.fixed, _ = strings.Cut(a, "=")
+			a, g.pointer = strings.CutSuffix(a, "?")
+			a, g.variadic = strings.CutSuffix(a, "...")
+			a, g.integer = strings.CutSuffix(a, " int")
+			if !known[a] {
+				return fmt.Errorf("%s has no argument %q", name, a)
+			}
+			o.given[a] = g
+			if g.fixed == "" {
+				o.order = append(o.order, a)
+			}
+		}
+		return nil
+	}
+	if err := take(params, false); err != nil {
+		return o, err
+	}
+	if hasFields {
+		if err := take(strings.TrimSuffix(fields, "}"), true); err != nil {
+			return o, err
+		}
+	}
+	return o, nil
+}
+
+func (o op) arg(name string) schema.Arg {
+	for _, a := range o.schema.Args {
+		if a.Name == name {
+			return a
+		}
+	}
+	return schema.Arg{}
+}
+
+// receiver is the schema's first tensor, or "" for a package function.
+func (o op) receiver() string {
+	if o.pkgFunc {
+		return ""
+	}
+	for _, a := range o.schema.Args {
+		if a.Type == "Tensor" {
+			return a.Name
+		}
+	}
+	return ""
+}
+
+// goType is an argument's type in Go.
+func goType(a schema.Arg, g given) (string, error) {
+	if a.Name == "reduction" && a.Type == "int" {
+		return "Reduction", nil
+	}
+	switch base := strings.TrimSuffix(a.Type, "?"); {
+	case base == "Tensor":
+		return "*Tensor", nil
+	case base == "Tensor[]":
+		return "[]*Tensor", nil
+	case base == "Scalar" && g.integer, base == "int":
+		return "int64", nil
+	case base == "Scalar", base == "float":
+		return "float64", nil
+	case base == "bool":
+		return "bool", nil
+	case base == "str":
+		return "string", nil
+	case base == "ScalarType":
+		return "DType", nil
+	case base == "MemoryFormat":
+		return "MemoryFormat", nil
+	case base == "Device":
+		return "cuda.Device", nil
+	case strings.HasPrefix(base, "int["):
+		return "[]int64", nil
+	}
+	return "", fmt.Errorf("an argument of type %s cannot be exposed", a.Type)
+}
+
+// camel makes "running_mean" runningMean, and RunningMean if exported.
+func camel(name string, exported bool) string {
+	parts := strings.Split(name, "_")
+	var b strings.Builder
+	for i, p := range parts {
+		if p == "" {
+			continue
+		}
+		if i > 0 || exported {
+			p = strings.ToUpper(p[:1]) + p[1:]
+		}
+		b.WriteString(p)
+	}
+	switch s := b.String(); s {
+	case "t", "in", "args", "ints", "text", "o", "func", "type", "range", "map", "var":
+		return s + "Arg"
+	default:
+		return s
+	}
+}
+
+func generate(ops []op) ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteString("// Code generated by torch/internal/opgen from ops.txt and LibTorch's native_functions.yaml. DO NOT EDIT.\n\npackage torch\n\n")
+	b.WriteString("import (\n\"github.com/torchstream/torchstream/cuda\"\n\"github.com/torchstream/torchstream/internal/capi\"\n)\n\n")
+	b.WriteString("const (\n")
+	for i, o := range ops {
+		fmt.Fprintf(&b, "op%s", exported(o.method))
+		if i == 0 {
+			b.WriteString(" operator = iota")
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString(")\n\nvar operators = [...]operatorInfo{\n")
+	for _, o := range ops {
+		fmt.Fprintf(&b, "op%s: {%q, %q, %q, %q},\n", exported(o.method), o.method, "aten::"+o.schema.Name, o.schema.Overload, o.text)
+	}
+	b.WriteString("}\n")
+	for _, o := range ops {
+		if err := o.write(&b); err != nil {
+			return nil, fmt.Errorf("%s: %w", o.method, err)
+		}
+	}
+	source, err := format.Source(b.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("%w in:\n%s", err, b.Bytes())
+	}
+	return source, nil
+}
+
+func exported(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
+
+func (o op) write(b *bytes.Buffer) error {
+	var params []string
+	options := false
+	receiver := o.receiver()
+	for _, name := range o.order {
+		g, a := o.given[name], o.arg(name)
+		if g.field {
+			options = true
+			continue
+		}
+		t, err := goType(a, g)
+		if err != nil {
+			return err
+		}
+		if g.variadic {
+			t = "..." + strings.TrimPrefix(t, "[]")
+		}
+		params = append(params, camel(name, false)+" "+t)
+	}
+	if options {
+		if err := o.writeOptions(b); err != nil {
+			return err
+		}
+		params = append(params, "o "+exported(o.method)+"Options")
+	}
+	var results, how string
+	tensors := 0
+	for _, r := range o.schema.Returns {
+		if r.Type != "Tensor" {
+			return fmt.Errorf("a result of type %s is not handled", r.Type)
+		}
+		tensors++
+	}
+	switch {
+	case tensors == 0:
+		results, how = "error", "none"
+	case tensors == 1 && o.schema.Returns[0].Written:
+		results, how = "*Tensor", "self"
+	case tensors == 1:
+		results, how = "*Tensor", "one"
+	case tensors == 2:
+		results, how = "(*Tensor, *Tensor)", "two"
+	default:
+		return fmt.Errorf("%d results are not handled", tensors)
+	}
+	verb := map[string]string{"one": "returns", "two": "returns", "self": "works in place:", "none": "works in place:"}[how]
+	fmt.Fprintf(b, "\n// %s %s %s.\n//\n//\taten::%s\n", o.method, verb, o.doc, o.text)
+	if receiver != "" {
+		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
+	} else {
+		fmt.Fprintf(b, "func %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
+	}
+	return o.writeBody(b, receiver, how)
+}
+
+func (o op) writeOptions(b *bytes.Buffer) error {
+	name := exported(o.method) + "Options"
+	fmt.Fprintf(b, "\n// %s are the options of %s. A field's zero value stands for its default.\ntype %s struct {\n", name, o.method, name)
+	for _, n := range o.order {
+		g, a := o.given[n], o.arg(n)
+		if !g.field {
+			continue
+		}
+		t, err := goType(a, g)
+		if err != nil {
+			return err
+		}
+		if g.pointer {
+			t = "*" + t
+		}
+		def := a.Default
+		if !a.HasDefault {
+			return fmt.Errorf("%s has no default, so it cannot be an option", n)
+		}
+		fmt.Fprintf(b, "%s %s // default %s\n", camel(n, true), t, strings.ReplaceAll(def, "None", "none"))
+	}
+	b.WriteString("}\n")
+	return nil
+}
+
+// writeBody builds the operands and arguments and calls the operator. Arguments whose value is fixed by the call's shape are in one literal; options that may be absent are
+// set after it.
+func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
+	last := -1
+	for i, a := range o.schema.Args {
+		if _, ok := o.given[a.Name]; ok || a.Name == receiver {
+			last = i
+		}
+	}
+	var in []string         // operands, while their number is known
+	var before, after []any // statements before and after the literal
+	lists := 0
+	for _, a := range o.schema.Args[:last+1] {
+		if g, ok := o.given[a.Name]; ok && strings.HasPrefix(a.Type, "Tensor[]") && g.fixed == "" {
+			lists++
+		}
+	}
+	ints, texts := false, false
+	literal := make([]string, 0, last+1)
+	operands := "[]*Tensor{%s}"
+	if lists > 0 {
+		before = append(before, "in := make([]*Tensor, 0, 16)\n")
+	}
+	operand := func(name string) string {
+		if lists > 0 {
+			before = append(before, fmt.Sprintf("in = append(in, %s)\n", name))
+			return "len(in) - 1"
+		}
+		in = append(in, name)
+		return strconv.Itoa(len(in) - 1)
+	}
+	for i, a := range o.schema.Args[:last+1] {
+		g, exposed := o.given[a.Name]
+		if a.Name == receiver {
+			literal = append(literal, fmt.Sprintf("tensorArg(%s)", operand("t")))
+			continue
+		}
+		if !exposed {
+			if !a.HasDefault {
+				return fmt.Errorf("argument %s has no default and must be in the list", a.Name)
+			}
+			literal = append(literal, "defaultArg()")
+			continue
+		}
+		if g.fixed != "" {
+			lit, err := fixed(g.fixed)
+			if err != nil {
+				return err
+			}
+			literal = append(literal, lit)
+			continue
+		}
+		value, zero := camel(a.Name, false), ""
+		if g.field {
+			value = "o." + camel(a.Name, true)
+		}
+		t, err := goType(a, g)
+		if err != nil {
+			return err
+		}
+		optional := strings.HasSuffix(a.Type, "?")
+		deref := value
+		if g.pointer {
+			deref, zero = "*"+value, value+" == nil"
+		}
+		var expr string
+		switch t {
+		case "*Tensor":
+			if optional {
+				literal = append(literal, fmt.Sprintf("optionalArg(%s, %s)", operand(value), value))
+			} else {
+				literal = append(literal, fmt.Sprintf("tensorArg(%s)", operand(value)))
+			}
+			continue
+		case "[]*Tensor":
+			start := fmt.Sprintf("at%d", i)
+			before = append(before, fmt.Sprintf("%s := len(in)\nin = append(in, %s...)\n", start, value))
+			literal = append(literal, fmt.Sprintf("tensorsArg(%s, len(%s))", start, value))
+			continue
+		case "[]int64":
+			ints = true
+			set := fmt.Sprintf("args[%d], ints = intsArg(ints, %s)\n", i, value)
+			switch {
+			case g.field && a.Default != "None" || a.HasDefault && g.field:
+				literal = append(literal, "defaultArg()")
+				after = append(after, fmt.Sprintf("if %s != nil {\n%s}\n", value, set))
+			case optional:
+				literal = append(literal, "noneArg()")
+				after = append(after, fmt.Sprintf("if %s != nil {\n%s}\n", value, set))
+			default:
+				literal = append(literal, "defaultArg()")
+				after = append(after, set)
+			}
+			continue
+		case "string":
+			texts = true
+			literal = append(literal, "defaultArg()")
+			set := fmt.Sprintf("args[%d], text = stringArg(text, %s)\n", i, value)
+			if g.field {
+				set = fmt.Sprintf("if %s != \"\" {\n%s}\n", value, set)
+			}
+			after = append(after, set)
+			continue
+		case "Reduction":
+			literal = append(literal, fmt.Sprintf("intArg(%s.libtorch())", value))
+			continue
+		case "int64":
+			expr = fmt.Sprintf("intArg(%s)", deref)
+			if g.field && !g.pointer {
+				zero = value + " == 0"
+			}
+		case "float64":
+			expr = fmt.Sprintf("floatArg(%s)", deref)
+			if g.field && !g.pointer {
+				zero = value + " == 0"
+			}
+		case "bool":
+			expr = fmt.Sprintf("boolArg(%s)", deref)
+			if g.field && a.Default != "False" {
+				return fmt.Errorf("the default of %s is %s, so false cannot stand for it", a.Name, a.Default)
+			}
+		case "DType", "MemoryFormat":
+			expr = fmt.Sprintf("intArg(int64(%s))", deref)
+		case "cuda.Device":
+			expr = fmt.Sprintf("deviceArg(int32(%s))", deref)
+		}
+		if zero != "" {
+			literal = append(literal, "defaultArg()")
+			after = append(after, fmt.Sprintf("if !(%s) {\nargs[%d] = %s\n}\n", zero, i, expr))
+			continue
+		}
+		literal = append(literal, expr)
+	}
+	for _, s := range before {
+		fmt.Fprint(b, s)
+	}
+	operandsExpr := "in"
+	if lists == 0 {
+		operandsExpr = fmt.Sprintf(operands, strings.Join(in, ", "))
+	}
+	argsExpr := fmt.Sprintf("[]capi.Arg{%s}", strings.Join(literal, ", "))
+	intsExpr, textExpr := "nil", "nil"
+	if ints {
+		fmt.Fprint(b, "ints := make([]int64, 0, 16)\n")
+		intsExpr = "ints"
+	}
+	if texts {
+		fmt.Fprint(b, "text := make([]byte, 0, 32)\n")
+		textExpr = "text"
+	}
+	if len(after) > 0 {
+		fmt.Fprintf(b, "args := %s\n", argsExpr)
+		argsExpr = "args"
+		for _, s := range after {
+			fmt.Fprint(b, s)
+		}
+	}
+	fmt.Fprintf(b, "return op%s.%s(%s, %s, %s, %s)\n}\n", exported(o.method), how, operandsExpr, argsExpr, intsExpr, textExpr)
+	return nil
+}
+
+func fixed(text string) (string, error) {
+	switch text {
+	case "true", "false":
+		return fmt.Sprintf("boolArg(%s)", text), nil
+	}
+	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
+		return fmt.Sprintf("intArg(%s)", text), nil
+	}
+	if _, err := strconv.ParseFloat(text, 64); err == nil {
+		return fmt.Sprintf("floatArg(%s)", text), nil
+	}
+	return "", fmt.Errorf("a fixed value %q is not handled", text)
+}

@@ -1,0 +1,101 @@
+package torch
+
+import (
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Float64 returns the only element of a tensor that has one, converted. It blocks until the value is computed.
+func (t *Tensor) Float64() (float64, error) {
+	var v float64
+	err := t.use("Float64", func(c *capi.Tensor) (err error) {
+		v, err = capi.TensorItem(c)
+		return err
+	})
+	return v, err
+}
+
+// Int64 returns the only element of a tensor of integers or booleans that has one. It blocks until the value is computed.
+func (t *Tensor) Int64() (int64, error) {
+	var v int64
+	err := t.use("Int64", func(c *capi.Tensor) (err error) {
+		v, err = capi.TensorItemInt(c)
+		return err
+	})
+	return v, err
+}
+
+// Float32s returns a copy of the elements in logical order, converted to float32 if they are of another type. It blocks until they are computed.
+func (t *Tensor) Float32s() ([]float32, error) { return read[float32](t, "Float32s", Float32) }
+
+// Float64s is Float32s for float64.
+func (t *Tensor) Float64s() ([]float64, error) { return read[float64](t, "Float64s", Float64) }
+
+// Int64s returns a copy of the elements in logical order, widened to int64. Floating-point tensors are refused. It blocks until the elements are computed.
+func (t *Tensor) Int64s() ([]int64, error) { return read[int64](t, "Int64s", Int64) }
+
+func read[T any](t *Tensor, op string, as DType) ([]T, error) {
+	var values []T
+	err := t.use(op, func(c *capi.Tensor) error {
+		i, err := capi.DescribeTensor(c)
+		if err != nil {
+			return err
+		}
+		if as == Int64 && !DType(i.DType).integral() {
+			return invalid("the elements are %v, not integers: convert them with ToDType", DType(i.DType))
+		}
+		src := c
+		if DType(i.DType) != as {
+			if src, err = capi.TensorTo(c, i.Device, int32(as), false); err != nil {
+				return err
+			}
+			defer capi.FreeTensor(src)
+		}
+		values = make([]T, i.NumElements)
+		return capi.ReadTensor(src, bytesOf(values))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return values, nil
+}
+
+// Bytes returns the memory itself of a contiguous CPU tensor (Contiguous or ChannelsLast): elements written to it are the tensor's. It is valid until the tensor, and
+// whatever else shares its storage, is closed; the tensor must be kept reachable until then (defer t.Close() does).
+func (t *Tensor) Bytes() ([]byte, error) {
+	var b []byte
+	err := t.use("Bytes", func(c *capi.Tensor) (err error) {
+		b, err = capi.TensorBytes(c)
+		return err
+	})
+	return b, err
+}
+
+// ReadBytes copies the elements, in logical order and contiguous, to dst, which has exactly their size. It blocks until they are computed.
+func (t *Tensor) ReadBytes(dst []byte) error {
+	return t.use("ReadBytes", func(c *capi.Tensor) error { return capi.ReadTensor(c, dst) })
+}
+
+// CopyOptions are the options of [Tensor.CopyFrom].
+type CopyOptions struct {
+	// NonBlocking returns without waiting where the hardware allows that: between pinned host memory and a GPU, same dtype, both contiguous. The source must then
+	// stay as it is until the copy is done.
+	NonBlocking bool
+}
+
+// CopyFrom copies the elements of src, which has the same shape or one that can be broadcast to it, any dtype and any device, into t. Gradients don't flow through
+// it: for a copy that backward sees, use [Tensor.Copy_].
+func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
+	_, err := opCopy_.call([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, capi.CallNoGrad, nil)
+	return err
+}
+
+// Pointer returns the address of the first element, on the host or on the device, for libraries that take one. It is valid as long as [Tensor.Bytes] is.
+func (t *Tensor) Pointer() (uintptr, error) {
+	var p uintptr
+	err := t.use("Pointer", func(c *capi.Tensor) (err error) {
+		p, err = capi.TensorData(c)
+		return err
+	})
+	return p, err
+}
+

@@ -1,0 +1,178 @@
+package torch
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Scope owns tensors and frees them together. The result of an operator joins the youngest scope among its operands (the one created last), so a scope travels
+// with the data that is computed from its tensors. Any number of goroutines may use one scope.
+//
+// A scope that becomes unreachable, with all its tensors, before it was closed is closed by the garbage collector; [Caught] counts its tensors.
+type Scope struct {
+	s       *scopeState
+	cleanup runtime.Cleanup
+}
+
+// scopeState is what the cleanup needs, and has no way back to the Scope, which would keep it alive for ever.
+type scopeState struct {
+	name   string
+	born   uint64
+	mu     sync.Mutex
+	closed bool          // guarded by mu
+	chunks []*scopeChunk // guarded by mu
+	used   int           // of the last chunk; guarded by mu
+}
+
+// Handles lie in chunks: joining a scope costs no allocation of its own.
+type scopeChunk [32]handle
+
+// scopesBorn numbers scopes in the order of their creation, all over the process: "youngest" is a comparison of these.
+var scopesBorn atomic.Uint64
+
+// NewScope returns an empty scope. The name appears in the errors of tensors that are used after it.
+func NewScope(name string) *Scope {
+	s := &Scope{s: &scopeState{name: name, born: scopesBorn.Add(1)}}
+	s.cleanup = runtime.AddCleanup(s, func(s *scopeState) { caught.Add(s.close()) }, s.s)
+	return s
+}
+
+// Name returns the name given to NewScope.
+func (s *Scope) Name() string {
+	if s == nil || s.s == nil {
+		return ""
+	}
+	return s.s.name
+}
+
+// Close frees the tensors that the scope owns, in one call. Memory of a tensor that is in use by an operator in another goroutine is freed when that returns.
+// Device memory goes back in the order of the stream it was allocated on; the host waits for nothing. Closing again does nothing. The error is always nil.
+func (s *Scope) Close() error {
+	if s == nil || s.s == nil {
+		return nil
+	}
+	s.cleanup.Stop()
+	s.s.close()
+	runtime.KeepAlive(s)
+	return nil
+}
+
+// Own gives a tensor that has no scope, or another one, to this scope and returns its new handle; t is closed. A constructor's tensor is put into a scope this way:
+//
+//	x, err := torch.Randn(cuda.CPU, torch.Float32, 8, 4)
+//	if err != nil {
+//		return err
+//	}
+//	x = scope.Own(x)
+func (s *Scope) Own(t *Tensor) *Tensor {
+	in := t.In(s)
+	if in.err == nil {
+		in.err = t.Close()
+	}
+	return in
+}
+
+// Len returns how many tensors the scope owns now. Those that were closed one by one don't count.
+func (s *Scope) Len() int {
+	if s == nil || s.s == nil {
+		return 0
+	}
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	n := 0
+	for i, c := range s.s.chunks {
+		for j := range s.s.filled(i) {
+			if c[j].state.Load() < closing {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (s *scopeState) filled(chunk int) int {
+	if chunk == len(s.chunks)-1 {
+		return s.used
+	}
+	return len(scopeChunk{})
+}
+
+// add takes ownership of c; if the scope has ended, c is freed and add returns nil.
+func (s *scopeState) add(c *capi.Tensor) *handle {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		capi.FreeTensor(c)
+		return nil
+	}
+	if len(s.chunks) == 0 || s.used == len(scopeChunk{}) {
+		s.grow()
+	}
+	h := &s.chunks[len(s.chunks)-1][s.used]
+	h.c = c
+	s.used++
+	s.mu.Unlock()
+	return h
+}
+
+// grow starts a new chunk. A scope that lives long while its tensors are closed one by one drops the chunks in which all are.
+func (s *scopeState) grow() {
+	live := s.chunks[:0]
+	for _, c := range s.chunks {
+		for i := range c {
+			if c[i].state.Load() < closing {
+				live = append(live, c)
+				break
+			}
+		}
+	}
+	clear(s.chunks[len(live):])
+	s.chunks, s.used = append(live, new(scopeChunk)), 0
+}
+
+func (s *scopeState) close() (freed int64) {
+	s.mu.Lock()
+	s.closed = true
+	chunks, used := s.chunks, s.used
+	s.chunks = nil
+	s.mu.Unlock()
+	if len(chunks) == 0 {
+		return 0
+	}
+	dead := make([]*capi.Tensor, 0, (len(chunks)-1)*len(scopeChunk{})+used)
+	for i, chunk := range chunks {
+		n := len(scopeChunk{})
+		if i == len(chunks)-1 {
+			n = used
+		}
+		for j := range n {
+			if c := chunk[j].detach(); c != nil {
+				dead = append(dead, c)
+			}
+		}
+	}
+	capi.FreeTensors(dead)
+	return int64(len(dead))
+}
+
+func (s *scopeState) ended() error {
+	return closedError(fmt.Sprintf("the tensor's scope %q has ended: Keep it, or use it before Close", s.name))
+}
+
+func (s *Scope) isClosed() bool {
+	s.s.mu.Lock()
+	defer s.s.mu.Unlock()
+	return s.s.closed
+}
+
+// youngest of two scopes; either may be nil.
+func youngest(a, b *Scope) *Scope {
+	if a == nil || b != nil && b.s.born > a.s.born {
+		return b
+	}
+	return a
+}

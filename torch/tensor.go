@@ -1,0 +1,282 @@
+package torch
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Tensor is a handle to a LibTorch tensor, or to the error that kept it from being made. Handles are never changed after they were made, so any number of goroutines
+// may use one; see the package's text for what that means for the data.
+type Tensor struct {
+	h      *handle
+	scope  *Scope // nil: it belongs to whoever made it
+	err    error
+	noGrad bool
+}
+
+// Err returns the first error of the chain that led to this tensor, nil if there was none. A tensor that was closed since has no error here, but in its next use.
+func (t *Tensor) Err() error {
+	switch {
+	case t == nil:
+		return invalid("the tensor is nil")
+	case t.err != nil:
+		return t.err
+	case t.h == nil:
+		return errZero
+	}
+	return nil
+}
+
+// acquire returns the C tensor; t.h.release must follow unless it fails.
+func (t *Tensor) acquire() (*capi.Tensor, error) {
+	if err := t.Err(); err != nil {
+		return nil, err
+	}
+	if c := t.h.acquire(); c != nil {
+		return c, nil
+	}
+	if t.scope != nil && t.scope.isClosed() {
+		return nil, t.scope.s.ended()
+	}
+	return nil, closedError("the tensor was closed")
+}
+
+// use runs fn on the C tensor and gives its error the operator's name and place.
+func (t *Tensor) use(op string, fn func(c *capi.Tensor) error) error {
+	c, err := t.acquire()
+	if err == nil {
+		defer t.h.release()
+		err = fn(c)
+	}
+	if err != nil && (t == nil || t.err == nil) {
+		err = opError(op, []*Tensor{t}, err)
+	}
+	return err
+}
+
+// info is for methods that have no way to return an error.
+func (t *Tensor) info() (i capi.TensorInfo, ok bool) {
+	c, err := t.acquire()
+	if err != nil {
+		return i, false
+	}
+	defer t.h.release()
+	i, err = capi.DescribeTensor(c)
+	return i, err == nil
+}
+
+// Shape returns the sizes of the dimensions: empty for a scalar, nil if the tensor failed or is closed.
+func (t *Tensor) Shape() []int64 {
+	c, err := t.acquire()
+	if err != nil {
+		return nil
+	}
+	defer t.h.release()
+	i, err := capi.DescribeTensor(c)
+	if err != nil {
+		return nil
+	}
+	size := make([]int64, i.Dims)
+	if capi.TensorShape(c, size, nil) != nil {
+		return nil
+	}
+	return size
+}
+
+// Strides returns the distance in elements between neighbours in each dimension; nil if the tensor failed or is closed.
+func (t *Tensor) Strides() []int64 {
+	c, err := t.acquire()
+	if err != nil {
+		return nil
+	}
+	defer t.h.release()
+	i, err := capi.DescribeTensor(c)
+	if err != nil {
+		return nil
+	}
+	stride := make([]int64, i.Dims)
+	if capi.TensorShape(c, nil, stride) != nil {
+		return nil
+	}
+	return stride
+}
+
+// Elements returns how many elements the tensor has; 0 if it failed or is closed.
+func (t *Tensor) Elements() int64 {
+	i, _ := t.info()
+	return i.NumElements
+}
+
+// DType returns the elements' type; DType(-1) if the tensor failed or is closed.
+func (t *Tensor) DType() DType {
+	i, ok := t.info()
+	if !ok {
+		return noDType
+	}
+	return DType(i.DType)
+}
+
+// Device returns where the tensor lies; cuda.CPU if it failed or is closed.
+func (t *Tensor) Device() cuda.Device {
+	i, ok := t.info()
+	if !ok {
+		return cuda.CPU
+	}
+	return cuda.Device(i.Device)
+}
+
+// IsContiguous reports whether the elements lie in memory in the given order without gaps.
+func (t *Tensor) IsContiguous(f MemoryFormat) bool {
+	i, ok := t.info()
+	switch {
+	case !ok:
+		return false
+	case f == ChannelsLast:
+		return i.ChannelsLast
+	}
+	return i.Contiguous
+}
+
+// IsPinned reports whether the memory is page-locked host memory, from which copies to a GPU are asynchronous.
+func (t *Tensor) IsPinned() bool {
+	i, _ := t.info()
+	return i.Pinned
+}
+
+// Scope returns the scope that owns the tensor, nil if there is none.
+func (t *Tensor) Scope() *Scope {
+	if t == nil {
+		return nil
+	}
+	return t.scope
+}
+
+// Close frees the tensor, or lets the last operator that uses it do so. It closes the handles that NoGrad made from it too, and leaves other references (Keep, In,
+// views, autograd's) alone. A tensor of a scope may be closed before the scope. Closing a failed, nil or closed tensor does nothing. The error is always nil: it is
+// there so that a Tensor is an io.Closer.
+func (t *Tensor) Close() error {
+	if t != nil && t.h != nil {
+		t.h.close()
+	}
+	return nil
+}
+
+// Keep returns a handle to the same tensor that no scope owns: it belongs to the caller, who closes it. t itself still ends with its scope.
+func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
+
+// In returns a handle to the same tensor that the scope owns. t itself stays as it is.
+func (t *Tensor) In(s *Scope) *Tensor {
+	if s == nil || s.s == nil {
+		if t != nil && t.err != nil {
+			return failed(t.err)
+		}
+		return failed(opError("In", []*Tensor{t}, invalid("the scope is nil, or was not made by NewScope")))
+	}
+	return t.reference("In", s)
+}
+
+func (t *Tensor) reference(op string, s *Scope) *Tensor {
+	var r *capi.Tensor
+	err := t.use(op, func(c *capi.Tensor) (err error) {
+		r, err = capi.RetainTensor(c)
+		return err
+	})
+	if err != nil {
+		return failed(err)
+	}
+	n := provenance{scope: s, noGrad: t.noGrad}.tensor(r)
+	if n.err != nil {
+		n.err = opError(op, []*Tensor{t}, n.err)
+	}
+	return n
+}
+
+// NoGrad returns a handle to the same tensor, with the same owner, that is marked: operators with a marked operand record nothing for backward, and mark what they
+// return. It costs no call to LibTorch.
+func (t *Tensor) NoGrad() *Tensor {
+	if err := t.Err(); err != nil {
+		if t == nil || t.err == nil {
+			err = opError("NoGrad", []*Tensor{t}, err)
+		}
+		return failed(err)
+	}
+	return &Tensor{h: t.h, scope: t.scope, noGrad: true}
+}
+
+// describe is a tensor in an error: "float32[2 3] cpu".
+func (t *Tensor) describe() string {
+	switch {
+	case t == nil:
+		return "nil"
+	case t.err != nil:
+		return "failed"
+	}
+	c, err := t.acquire()
+	if err != nil {
+		return "closed"
+	}
+	defer t.h.release()
+	i, err := capi.DescribeTensor(c)
+	if err != nil {
+		return "unknown"
+	}
+	size := make([]int64, i.Dims)
+	if err := capi.TensorShape(c, size, nil); err != nil {
+		return "unknown"
+	}
+	return header(DType(i.DType), size, cuda.Device(i.Device))
+}
+
+func header(d DType, size []int64, device cuda.Device) string {
+	return fmt.Sprintf("%v%v %v", d, size, device)
+}
+
+// String returns the dtype, shape and device and up to six values, for example "float32[2 3] cpu: 1 2 3 4 5 6"; for a failed tensor its error. It waits for the
+// values to be computed, so it does not belong into a loop that keeps a GPU busy.
+func (t *Tensor) String() string {
+	if err := t.Err(); err != nil {
+		return "torch.Tensor: " + err.Error()
+	}
+	const show = 6
+	v := t.NoGrad()
+	if v.err != nil {
+		return "torch.Tensor: " + v.err.Error()
+	}
+	size := v.Shape()
+	n := int64(1)
+	for _, d := range size {
+		n *= d
+	}
+	text := v.describe()
+	if n == 0 || size == nil {
+		return text
+	}
+	// A corner of the tensor, so that printing a large one costs no large copy.
+	corner, want := v, int64(show)
+	var made []*Tensor
+	for d := len(size) - 1; d >= 0; d-- {
+		take := min(size[d], want)
+		want = (want + take - 1) / take
+		corner = corner.Narrow(int64(d), 0, take)
+		made = append(made, corner)
+	}
+	values, err := corner.Float64s()
+	for _, m := range made {
+		m.Close()
+	}
+	if err != nil {
+		return text + ": " + err.Error()
+	}
+	var b strings.Builder
+	b.WriteString(text + ":")
+	for _, x := range values[:min(len(values), show)] {
+		fmt.Fprintf(&b, " %.5g", x)
+	}
+	if n > show {
+		b.WriteString(" ...")
+	}
+	return b.String()
+}
