@@ -3,7 +3,7 @@
 #
 #   LIBTORCH=DIR           use this LibTorch 2.11: site-packages, its torch folder, or an unpacked libtorch zip
 #   TORCHSTREAM_CACHE=DIR  where LibTorch is installed otherwise (default ~/.cache/torchstream)
-#   ARCHIVE=FILE           make demo: train on this .tgz of labelled images
+#   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
 #   JOBS=N                 C++ compilations at a time
 
 SHELL := bash
@@ -12,7 +12,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-export LIBTORCH TORCHSTREAM_CACHE JOBS
+export LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT
 
 .PHONY: help
 help: ## list the targets
