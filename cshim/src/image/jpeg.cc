@@ -27,12 +27,14 @@ struct JpegState {
   std::jmp_buf jump;
   int32_t failure;  // a TS_ERROR_ code
   char text[JMSG_LENGTH_MAX];
-  int skipped;  // columns between the first decoded one and the first wanted one
+  int skipped;   // columns between the first decoded one and the first wanted one
+  int unwanted;  // rows that are still to be decoded above the first wanted one
 };
 
 namespace {
 
 constexpr int kRowsAtOnce = 16;
+constexpr int kNarrowest = 32;
 // Far above what encoders write (about 10). Scans are what makes a small progressive file slow to
 // decode.
 constexpr int kMostScans = 100;
@@ -105,6 +107,18 @@ bool create(JpegState* state) {  // confined
   return true;
 }
 
+// Whether some coefficients of a progressive image are not known to the last bit: libjpeg then
+// estimates them from the neighbouring blocks.
+bool smooths(const jpeg_decompress_struct* codec) {
+  if (codec->coef_bits == nullptr) return false;
+  for (int c = 0; c < codec->num_components; ++c) {
+    for (int i = 0; i < DCTSIZE2; ++i) {
+      if (codec->coef_bits[c][i] != 0) return true;
+    }
+  }
+  return false;
+}
+
 // Up to the first row of the box.
 bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
@@ -142,14 +156,21 @@ bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) 
   codec->do_fancy_upsampling = TRUE;
   jpeg_start_decompress(codec);
 
-  const auto width = static_cast<int>(codec->output_width);
-  int left = 0;
-  int right = width;
+  // Smoothing of coefficients that were never sent looks at blocks beside and above, which a crop
+  // leaves out: then everything is decoded.
+  if (smooths(codec)) {
+    state->skipped = box->x0;
+    state->unwanted = box->y0;
+    return true;
+  }
+
   // Chroma is interpolated between neighbours, and libjpeg takes a cropped edge for the image's:
-  // two pixels more make the edge wrong outside the box only.
+  // two pixels more make the edge wrong outside the box only. Very narrow components are not
+  // interpolated at all, so no crop is narrow.
+  const auto width = static_cast<int>(codec->output_width);
   const int margin = codec->max_h_samp_factor > 1 ? 2 : 0;
-  if (box->x0 > margin) left = box->x0 - margin;
-  if (box->x1 < width - margin) right = box->x1 + margin;
+  const int right = std::min(width, std::max(box->x1 + margin, box->x0 + kNarrowest));
+  int left = std::max(0, std::min(box->x0 - margin, right - kNarrowest));
   if (left > 0 || right < width) {
     auto first = static_cast<JDIMENSION>(left);
     auto columns = static_cast<JDIMENSION>(right - left);
@@ -157,6 +178,7 @@ bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) 
     left = static_cast<int>(first);
   }
   state->skipped = box->x0 - left;
+  state->unwanted = 0;
   if (box->y0 > 0) jpeg_skip_scanlines(codec, static_cast<JDIMENSION>(box->y0));
   return true;
 }
@@ -220,16 +242,18 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   const auto channels = static_cast<size_t>(codec.output_components);
   const size_t stride = codec.output_width * channels + kRowSlack;
   if (band_.size() < stride * kRowsAtOnce) band_.resize(stride * kRowsAtOnce);
-  for (int32_t row = box.y0; row < box.y1;) {
-    const int rows = std::min(kRowsAtOnce, box.y1 - row);
+  for (int32_t row = box.y0 - state->unwanted; row < box.y1;) {
+    const bool wanted = row >= box.y0;
+    const int rows = std::min(kRowsAtOnce, (wanted ? box.y1 : box.y0) - row);
     check(read(state, band_.data(), stride, rows));
+    row += rows;
+    if (!wanted) continue;
     if (channels == 4) {
       for (int i = 0; i < rows; ++i) {
         cmyk_to_rgb(band_.data() + static_cast<size_t>(i) * stride, codec.output_width);
       }
     }
     sink->push(band_.data() + static_cast<size_t>(state->skipped) * 3, stride, rows);
-    row += rows;
   }
 }
 

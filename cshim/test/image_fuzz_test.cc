@@ -1,0 +1,133 @@
+// Damaged files by the thousand: each call returns, with pixels or with an error of the right kind.
+// What the address and undefined-behaviour sanitizers see on the way is seen with -DTS_SANITIZE=ON.
+#include <zlib.h>
+
+#include "image_samples.h"
+
+namespace {
+
+using namespace samples;
+
+std::vector<Bytes> seeds(Random& random) {
+  std::vector<Bytes> out;
+  for (const Coding coding : {Coding::kBaseline, Coding::kProgressive, Coding::kCoarseProgressive,
+                              Coding::kSeparateScans, Coding::kArithmetic}) {
+    for (const int channels : {1, 3, 4}) {
+      JpegOptions options;
+      options.coding = coding;
+      options.quality = 60;
+      options.restart_interval = channels == 3 ? 2 : 0;
+      if (channels == 3) options.sampling[0][0] = options.sampling[0][1] = 2;
+      out.push_back(encode_jpeg(picture(random, 43, 37, channels), options));
+    }
+  }
+  for (const bool interlaced : {false, true}) {
+    out.push_back(
+        encode_png(random, 13, 11, {PNG_COLOR_TYPE_RGB_ALPHA, 16, interlaced, false}).bytes);
+    out.push_back(encode_png(random, 21, 9, {PNG_COLOR_TYPE_PALETTE, 2, interlaced, true}).bytes);
+    out.push_back(encode_png(random, 21, 9, {PNG_COLOR_TYPE_GRAY, 8, interlaced, false}).bytes);
+  }
+  return out;
+}
+
+// Header, then decode by a random geometry on the size that the header said.
+void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
+  const Bytes exact(bytes);
+  ts_image_info info = {};
+  const Outcome header(ts_image_header(exact.data(), exact.size(), &info));
+  ASSERT_TRUE(header.code == TS_OK || header.code == TS_ERROR_DECODE ||
+              header.code == TS_ERROR_UNSUPPORTED)
+      << header.code << header.message;
+  if (header.code != TS_OK) {
+    ASSERT_FALSE(header.message.empty());
+    info.width = info.height = 8;
+  }
+  ts_image_geometry g = {};
+  g.crop_width = uniform(random, 1, info.width);
+  g.crop_height = uniform(random, 1, info.height);
+  g.crop_x = uniform(random, 0, info.width - g.crop_width);
+  g.crop_y = uniform(random, 0, info.height - g.crop_height);
+  g.resize_width = g.window_width = uniform(random, 1, 30);
+  g.resize_height = g.window_height = uniform(random, 1, 30);
+  g.flip = uniform(random, 0, 1) == 1;
+  Image got;
+  const Outcome outcome = decode(decoder, bytes, g, &got);
+  ASSERT_TRUE(outcome.code == TS_OK || outcome.code == TS_ERROR_DECODE ||
+              outcome.code == TS_ERROR_UNSUPPORTED)
+      << outcome.code << outcome.message;
+  ASSERT_TRUE(header.code == TS_OK || outcome.code == header.code) << outcome.message;
+}
+
+TEST(Fuzz, EveryTruncation) {
+  Random random(1);
+  const Decoder decoder = new_decoder(1 << 22);
+  for (const Bytes& seed : seeds(random)) {
+    for (size_t size = 0; size < seed.size(); ++size) {
+      exercise(decoder.get(), random,
+               Bytes(seed.begin(), seed.begin() + static_cast<std::ptrdiff_t>(size)));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Fuzz, Mutations) {
+  Random random(2);
+  const Decoder decoder = new_decoder(1 << 22);
+  const std::vector<Bytes> originals = seeds(random);
+  for (int i = 0; i < 20000; ++i) {
+    Bytes bytes = originals[random() % originals.size()];
+    // Half of the changes fall into the first 200 bytes, where the headers are.
+    for (int changes = uniform(random, 1, 4); changes > 0; --changes) {
+      const size_t range = random() % 2 == 0 ? bytes.size() : std::min<size_t>(bytes.size(), 200);
+      const size_t at = random() % range;
+      switch (random() % 5) {
+        case 0:
+          bytes[at] = static_cast<uint8_t>(bytes[at] ^ 1 << random() % 8);
+          break;
+        case 1:
+          bytes[at] = static_cast<uint8_t>(random());
+          break;
+        case 2:
+          bytes[at] = random() % 2 == 0 ? 0xFF : 0;
+          break;
+        case 3:
+          bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at),
+                       static_cast<uint8_t>(random()));
+          break;
+        default:
+          bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    }
+    exercise(decoder.get(), random, bytes);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// PNG's checksums stop most mutations at the door: these have theirs made right again, so that the
+// decoder is reached.
+TEST(Fuzz, PngMutationsBehindTheChecksums) {
+  Random random(3);
+  const Decoder decoder = new_decoder(1 << 22);
+  std::vector<Bytes> originals;
+  for (const Bytes& seed : seeds(random)) {
+    if (seed[0] == 0x89) originals.push_back(seed);
+  }
+  for (int i = 0; i < 5000; ++i) {
+    Bytes bytes = originals[random() % originals.size()];
+    size_t at = 8;
+    while (at + 12 <= bytes.size()) {
+      const size_t size = static_cast<size_t>(bytes[at + 2]) << 8 | bytes[at + 3];
+      if (size > 0 && random() % 3 == 0)
+        bytes[at + 8 + random() % size] = static_cast<uint8_t>(random());
+      const auto sum =
+          static_cast<uint32_t>(crc32(0, &bytes[at + 4], static_cast<unsigned>(size + 4)));
+      for (size_t k = 0; k < 4; ++k)
+        bytes[at + 8 + size + k] = static_cast<uint8_t>(sum >> (24 - 8 * k));
+      at += size + 12;
+    }
+    exercise(decoder.get(), random, bytes);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
