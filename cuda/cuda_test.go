@@ -170,6 +170,7 @@ func TestEventCloseBesideUse(t *testing.T) {
 						t.Error("freed while in use")
 					}
 					e.done()
+					runtime.Gosched()
 				}
 			})
 		}
