@@ -39,7 +39,7 @@ if [[ ! -e $build/build.ninja || "${options[*]-}" != "$(cat "$build/.options" 2>
   fi
   echo "${options[*]-}" >"$build/.options"
 fi
-quiet() { grep --line-buffered -vE 'no work to do|Re-checking globbed|GLOB mismatch|Configuring done|Generating done|Build files' || true; }
+quiet() { grep --line-buffered -vE 'no work to do|Re-checking globbed|GLOB mismatch|Configuring done|Generating done|Build files|Entering directory' || true; }
 [[ -t 2 ]] && quiet() { cat; }
 export NINJA_STATUS='shim: [%f/%t, %es] '
 if ! ninja -C "$build" -j "$JOBS" "${targets[@]:1}" </dev/null 2>&1 | quiet >&2; then
