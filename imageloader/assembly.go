@@ -1,0 +1,359 @@
+package imageloader
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// assembly turns samples that are decoded in any order into batches in sequence order. The samples of an epoch have positions 0, 1, 2, ... in its sequence;
+// what a batch holds is a function of the sequence and of which of its samples are bad, never of when something happened:
+//
+//   - Fail: batch b holds positions b*size to (b+1)*size-1. The first bad one ends the epoch.
+//   - Substitute: the same; a bad sample's row is a copy of another row of the batch.
+//   - Skip: the good samples, in order, size at a time.
+//
+// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip a row whose sample turned out to be bad is given to the next sample
+// that comes, whichever batch that belongs to; when a batch is complete, rows that are not where they belong change places. So a bad sample costs a few copies of
+// rows, about one for each sample that was under way at that moment, a good epoch none, and a ring of one slot is enough.
+type assembly struct {
+	size   int // samples a batch
+	row    int // bytes of one sample's pixels
+	policy Policy
+
+	mu       sync.Mutex
+	progress sync.Cond // the assembler waits: for the sample at cursor, a row of closing, or end
+	space    sync.Cond // place waits: for a hole or a slot
+	ask      chan struct{}
+	asked    bool // a slot is on its way
+	stopped  bool // nothing more is placed
+
+	flights []flight // of the positions from base on
+	base    int
+	slots   []*slot // lent and not delivered, in order
+	lent    int
+	holes   []hole // rows of bad samples to give away, Skip only
+	closing *slot
+
+	ended   bool // no positions come after those in flights
+	failure error
+
+	// Of the assembler alone.
+	cursor  int // position that is judged next
+	members []int
+	scratch []byte
+
+	waited time.Duration // how long place waited for slots
+}
+
+// flight is a sample between place and delivery.
+type flight struct {
+	sample Sample
+	slot   *slot
+	row    int
+	state  flightState
+	err    error
+}
+
+type flightState uint8
+
+const (
+	pending flightState = iota
+	good
+	bad   // err is a *SampleError
+	fatal // the archive can't be read here, or decoding is impossible
+)
+
+// slot is one lent batch of memory.
+type slot struct {
+	seq    int
+	images []byte
+	labels []byte
+	owner  []int // position of the sample that a row was given to; nobody if it has none
+	fresh  int   // rows given away so far
+}
+
+const nobody = -1
+
+type hole struct {
+	slot *slot
+	row  int
+}
+
+// ready is a complete batch.
+type ready struct {
+	slot    *slot
+	samples []Sample
+	bad     []*SampleError // met since the batch before, in order
+}
+
+func newAssembly(size, row int, policy Policy) *assembly {
+	a := &assembly{size: size, row: row, policy: policy, ask: make(chan struct{}, 1)}
+	a.progress.L = &a.mu
+	a.space.L = &a.mu
+	return a
+}
+
+func (s *slot) image(row, bytes int) []byte {
+	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
+}
+
+// add brings the slot that was asked for.
+func (a *assembly) add(images, labels []byte) error {
+	if len(images) < a.size*a.row || len(labels) < a.size*8 {
+		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for labels",
+			len(images), len(labels), a.size*a.row, a.size*8)
+	}
+	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*8], owner: make([]int, a.size)}
+	for i := range s.owner {
+		s.owner[i] = nobody
+	}
+	a.mu.Lock()
+	s.seq = a.lent
+	a.lent++
+	a.slots = append(a.slots, s)
+	a.asked = false
+	a.space.Broadcast()
+	a.mu.Unlock()
+	return nil
+}
+
+// place gives a row to the next sample of the sequence; it waits until there is one. false: stopped.
+func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var since time.Time
+	for {
+		if a.stopped {
+			return 0, nil, 0, false
+		}
+		if at, row = a.freeRow(); at != nil {
+			break
+		}
+		if !a.asked {
+			a.asked = true
+			a.ask <- struct{}{} // has room: one request at a time
+		}
+		if since.IsZero() {
+			since = time.Now()
+		}
+		a.space.Wait()
+	}
+	if !since.IsZero() {
+		a.waited += time.Since(since)
+	}
+	position = a.base + len(a.flights)
+	at.owner[row] = position
+	a.flights = append(a.flights, flight{sample: s, slot: at, row: row})
+	return position, at, row, true
+}
+
+func (a *assembly) freeRow() (*slot, int) {
+	if len(a.holes) > 0 { // the one that is delivered first
+		first := 0
+		for i, h := range a.holes {
+			if f := a.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
+				first = i
+			}
+		}
+		h := a.holes[first]
+		a.holes[first] = a.holes[len(a.holes)-1]
+		a.holes = a.holes[:len(a.holes)-1]
+		return h.slot, h.row
+	}
+	if n := len(a.slots); n > 0 && a.slots[n-1].fresh < a.size {
+		s := a.slots[n-1]
+		s.fresh++
+		return s, s.fresh - 1
+	}
+	return nil, 0
+}
+
+// resolve says what became of the sample at a position.
+func (a *assembly) resolve(position int, state flightState, err error) {
+	a.mu.Lock()
+	f := &a.flights[position-a.base]
+	f.state, f.err = state, err
+	if position == a.cursor || f.slot == a.closing {
+		a.progress.Signal()
+	}
+	if state == bad && a.policy == Skip {
+		f.slot.owner[f.row] = nobody
+		if f.slot != a.closing {
+			a.holes = append(a.holes, hole{f.slot, f.row})
+			a.space.Signal()
+		}
+	}
+	a.mu.Unlock()
+}
+
+// end says that the sequence ends after what was placed; failure, if not nil, is why it does so too early.
+func (a *assembly) end(failure error) {
+	a.mu.Lock()
+	a.ended, a.failure = true, failure
+	a.progress.Signal()
+	a.mu.Unlock()
+}
+
+// stop ends all waiting.
+func (a *assembly) stop() {
+	a.mu.Lock()
+	a.stopped = true
+	a.progress.Signal()
+	a.space.Broadcast()
+	a.mu.Unlock()
+}
+
+// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or empty, and err may say why it ended; next is not called again
+// then. The slot's memory belongs to the caller from here on. errStopped after stop.
+func (a *assembly) next() (r ready, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.members = a.members[:0]
+judging:
+	for len(a.members) < a.size {
+		if a.stopped {
+			return r, errStopped
+		}
+		if a.cursor == a.base+len(a.flights) && a.ended {
+			err = a.failure
+			break
+		}
+		if a.cursor == a.base+len(a.flights) || a.flights[a.cursor-a.base].state == pending {
+			a.progress.Wait()
+			continue
+		}
+		f := &a.flights[a.cursor-a.base]
+		switch f.state {
+		case bad:
+			e := f.err.(*SampleError)
+			r.bad = append(r.bad, e)
+			if a.policy == Fail {
+				err = failedSample{e}
+				break judging
+			}
+			if a.policy == Substitute {
+				a.members = append(a.members, a.cursor)
+			}
+		case fatal:
+			err = f.err
+			break judging
+		case good:
+			a.members = append(a.members, a.cursor)
+		}
+		a.cursor++
+	}
+	if len(a.members) == 0 {
+		return r, err
+	}
+
+	s := a.slots[0]
+	a.closing = s
+	if a.policy == Skip {
+		for i := 0; i < len(a.holes); i++ {
+			if a.holes[i].slot == s {
+				a.holes[i] = a.holes[len(a.holes)-1]
+				a.holes = a.holes[:len(a.holes)-1]
+				i--
+			}
+		}
+	}
+	if !a.quiet(s) {
+		return r, errStopped
+	}
+	if a.policy == Skip {
+		a.arrange(s)
+	}
+	r.slot = s
+	r.samples = make([]Sample, len(a.members))
+	for row, p := range a.members {
+		r.samples[row] = a.flights[p-a.base].sample
+	}
+	if a.policy == Substitute {
+		if e := a.substitute(s, r.samples); e != nil {
+			r.samples, err = nil, e
+			return r, err
+		}
+	}
+	for row := range r.samples {
+		putLabel(s.labels[8*row:], r.samples[row].Label)
+	}
+	a.slots = append(a.slots[:0], a.slots[1:]...)
+	a.closing = nil
+	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
+	a.base = a.cursor
+	return r, err
+}
+
+// quiet waits until nobody writes into a slot; rows of samples that belong to later batches may be among them.
+func (a *assembly) quiet(s *slot) bool {
+	for row := 0; row < a.size; {
+		if p := s.owner[row]; p != nobody && a.flights[p-a.base].state == pending {
+			if a.stopped {
+				return false
+			}
+			a.progress.Wait()
+			continue
+		}
+		row++
+	}
+	return true
+}
+
+// arrange moves every member to its row of s, and what is in the way to where the member was.
+func (a *assembly) arrange(s *slot) {
+	for row, p := range a.members {
+		f := &a.flights[p-a.base]
+		if f.slot == s && f.row == row {
+			continue
+		}
+		from, fromRow := f.slot, f.row
+		to := s.image(row, a.row)
+		other := s.owner[row]
+		if other != nobody {
+			a.scratch = append(a.scratch[:0], to...)
+		}
+		copy(to, from.image(fromRow, a.row))
+		s.owner[row], f.slot, f.row = p, s, row
+		from.owner[fromRow] = other
+		if other != nobody {
+			copy(from.image(fromRow, a.row), a.scratch)
+			o := &a.flights[other-a.base]
+			o.slot, o.row = from, fromRow
+		} else if from != s {
+			a.holes = append(a.holes, hole{from, fromRow})
+			a.space.Signal()
+		}
+	}
+}
+
+// substitute fills the rows of bad samples.
+func (a *assembly) substitute(s *slot, samples []Sample) error {
+	isBad := func(row int) bool { return a.flights[a.members[row]-a.base].state == bad }
+	first := 0
+	for first < len(samples) && isBad(first) {
+		first++
+	}
+	if first == len(samples) {
+		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; the last one: %w",
+			len(samples), a.flights[a.members[first-1]-a.base].err)
+	}
+	from := first
+	for row := range samples {
+		if !isBad(row) {
+			from = row
+			continue
+		}
+		copy(s.image(row, a.row), s.image(from, a.row))
+		samples[row] = samples[from]
+	}
+	return nil
+}
+
+func putLabel(p []byte, label int) {
+	v := uint64(label)
+	_ = p[7]
+	for i := range 8 { // little endian, as x86-64
+		p[i] = byte(v >> (8 * i))
+	}
+}

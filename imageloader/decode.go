@@ -1,0 +1,39 @@
+package imageloader
+
+import (
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// codec makes decoders. The real one is the shim's; tests that are about order and threads use their own.
+type codec interface {
+	newDecoder(maxPixels int64) (decoder, error)
+}
+
+// decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at a time. Errors with the codes capi.CodeDecode and
+// capi.CodeUnsupported are the image's fault, others the machine's.
+type decoder interface {
+	header(data []byte) (capi.ImageInfo, error)
+	decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error
+	close()
+}
+
+type shimCodec struct{}
+
+func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
+	if err := capi.Check(); err != nil {
+		return nil, err
+	}
+	d, err := capi.NewImageDecoder(maxPixels)
+	if err != nil {
+		return nil, err
+	}
+	return shimDecoder{d}, nil
+}
+
+type shimDecoder struct{ d *capi.ImageDecoder }
+
+func (shimDecoder) header(data []byte) (capi.ImageInfo, error) { return capi.ImageHeader(data) }
+func (s shimDecoder) decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+	return capi.DecodeImage(s.d, data, g, dst, stride)
+}
+func (s shimDecoder) close() { capi.FreeImageDecoder(s.d) }

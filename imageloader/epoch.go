@@ -1,0 +1,81 @@
+package imageloader
+
+import (
+	"context"
+	"encoding/binary"
+	"iter"
+)
+
+// hostSlots is how many batches Epoch has in memory: one with the consumer, the others being filled.
+const hostSlots = 3
+
+// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the loop.
+type Batch struct {
+	N       int      // samples: BatchSize, or less in the last batch
+	Images  []byte   // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
+	Labels  []int64  // [N]
+	Samples []Sample // [N]; may be kept
+}
+
+// Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and measurements. The last pair of an epoch that ends early has
+// the error and no batch. Leaving the loop stops everything that runs for it. The sequence can be ranged over several times, each time from the start.
+func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
+	return l.epoch(ctx, epoch, hostSlots)
+}
+
+func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, error] {
+	return func(yield func(*Batch, error) bool) {
+		o := &l.o
+		pixels := 3 * o.Transform.Size * o.Transform.Size
+		type filled struct {
+			fields  [][]byte
+			samples []Sample
+		}
+		var (
+			free  = make(chan [][]byte, slots)
+			full  = make(chan filled, slots)
+			ended = make(chan error, 1)
+		)
+		for range slots {
+			free <- [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*8)}
+		}
+		ctx, cancel := context.WithCancel(ctx)
+		defer func() { // however the loop is left
+			cancel()
+			for range full { // closed when Fill has stopped everything
+			}
+		}()
+		go func() {
+			lent := make(chan [][]byte, slots) // in order
+			err := l.Fill(ctx, epoch, func(ctx context.Context) ([][]byte, error) {
+				select {
+				case fields := <-free:
+					lent <- fields
+					return fields, nil
+				case <-ctx.Done():
+					return nil, context.Cause(ctx)
+				}
+			}, func(n int, info any) error {
+				full <- filled{<-lent, info.([]Sample)}
+				return nil
+			})
+			ended <- err
+			close(full)
+		}()
+		batch := Batch{Labels: make([]int64, o.BatchSize)}
+		for f := range full {
+			n := len(f.samples)
+			batch.N, batch.Images, batch.Labels, batch.Samples = n, f.fields[0][:n*pixels], batch.Labels[:n], f.samples
+			for i := range batch.Labels {
+				batch.Labels[i] = int64(binary.LittleEndian.Uint64(f.fields[1][8*i:]))
+			}
+			if !yield(&batch, nil) {
+				return
+			}
+			free <- f.fields
+		}
+		if err := <-ended; err != nil {
+			yield(nil, err)
+		}
+	}
+}

@@ -1,0 +1,260 @@
+// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG and PNG files) into batches: decoded, cropped, resized and flipped on all
+// cores, straight into memory that the consumer lends, in an order that depends on the seed and the epoch alone.
+//
+// # Labels and members
+//
+// A sample is a member of the archive that lies in the directory of a class; its label is the number of that directory's name among the classes. A directory
+// is a class if it directly holds a member that claims to be an image, by its first bytes or its extension; classes are sorted, as torchvision's ImageFolder
+// does. With Options.Classes given these, in their order, are the classes, and an image in any other directory is an *UnknownClassError.
+//
+// Members in the directory of a class that are no images (README, .DS_Store, links, empty files) are bad samples: see [Policy]. Other members (at the root of the
+// archive, in directories without images) are ignored; Stats counts them. Nothing is ever extracted, so what a name looks like does no harm.
+//
+// # Order
+//
+// A plain .tar has random access: a shuffled epoch is a permutation of all samples. A .tar.gz is a stream: it is shuffled through a buffer of
+// Options.ShuffleBuffer samples, so an archive larger than the buffer should be packed in mixed order, not class by class. The sample's index is its position among the
+// samples of the archive. All that is random about it is drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any number
+// of workers and any number of slots.
+package imageloader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.
+type Options struct {
+	BatchSize int       // 0: 32
+	Transform Transform // zero value: Eval(256, 224)
+
+	Shuffle bool
+	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached
+	// first. A .tar needs none.
+	ShuffleBuffer int
+	ShuffleBytes  int64
+	Seed          uint64
+
+	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS. Reading and inflating take another one.
+	Workers int
+	// DropLast leaves out the last batch if it is short.
+	DropLast bool
+	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training archive's to the loader of a test archive. A .tar.gz is then
+	// not read at Open; without, Open reads the archive through once.
+	Classes    []string
+	BadSamples Policy
+	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond.
+	MaxSampleBytes int64
+	MaxPixels      int64
+	Logger         *slog.Logger // nil: silent
+}
+
+// Sample says what a row of a batch is.
+type Sample struct {
+	Name  string // of the archive's member
+	Index int    // its position among the samples of the archive
+	Label int
+}
+
+// Loader is an open archive. Its methods may be called from several goroutines; several epochs may run at the same time.
+type Loader struct {
+	path     string
+	o        Options
+	open     func(string) (source, error)
+	codec    codec
+	index    atomic.Pointer[index] // nil until the archive was read through
+	counters counters
+
+	mu      sync.Mutex
+	closed  chan struct{}
+	running sync.WaitGroup
+}
+
+// Open is OpenContext without a way to stop it.
+func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
+
+// OpenContext opens an archive of JPEG and PNG files; what it is (.tar, .tar.gz) is told by its first bytes. Unless it is a .tar.gz and o.Classes is given, the
+// archive is read through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
+func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
+	return open(ctx, path, o, openFile, shimCodec{})
+}
+
+func open(ctx context.Context, path string, o Options, file func(string) (source, error), c codec) (*Loader, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{path: path, o: o, open: file, codec: c, closed: make(chan struct{})}
+	a, err := openArchive(ctx, path, file)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	defer a.Close()
+	if len(o.Classes) > 0 && a.format == formatTarGz {
+		_, err := newIndexer(path, o.Classes) // checks them
+		return l, err
+	}
+	x, err := l.scan(a)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	l.index.Store(x)
+	return l, nil
+}
+
+func (o Options) withDefaults() (Options, error) {
+	o.Transform = o.Transform.withDefaults()
+	if err := o.Transform.check(); err != nil {
+		return o, fmt.Errorf("imageloader: Options.Transform.%w", err)
+	}
+	for _, d := range []struct {
+		name     string
+		value    *int64
+		fallback int64
+		max      int64
+	}{
+		{"ShuffleBytes", &o.ShuffleBytes, 256 << 20, math.MaxInt64},
+		{"MaxSampleBytes", &o.MaxSampleBytes, 256 << 20, math.MaxInt32},
+		{"MaxPixels", &o.MaxPixels, 178_956_970, 1 << 31},
+	} {
+		if *d.value == 0 {
+			*d.value = d.fallback
+		}
+		if *d.value < 0 || *d.value > d.max {
+			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
+		}
+	}
+	for _, d := range []struct {
+		name     string
+		value    *int
+		fallback int
+		max      int
+	}{
+		{"BatchSize", &o.BatchSize, 32, 1 << 24},
+		{"ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32},
+		{"Workers", &o.Workers, runtime.GOMAXPROCS(0), 1 << 12},
+	} {
+		if *d.value == 0 {
+			*d.value = d.fallback
+		}
+		if *d.value < 0 || *d.value > d.max {
+			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
+		}
+	}
+	if o.BadSamples < Fail || o.BadSamples > Substitute {
+		return o, fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
+	}
+	o.Classes = slices.Clone(o.Classes)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o, nil
+}
+
+// scan reads the archive through and makes the index.
+func (l *Loader) scan(a *archive) (*index, error) {
+	began := time.Now()
+	l.o.Logger.Info("scanning archive", "archive", l.path, "bytes", a.info.Size())
+	x, err := newIndexer(l.path, l.o.Classes)
+	if err != nil {
+		return nil, err
+	}
+	var magic [magicBytes]byte
+	for {
+		m, err := a.next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		head := magic[:0]
+		if m.kind == kindFile {
+			head = magic[:min(m.size, magicBytes)]
+			if err := a.read(head); err != nil {
+				return nil, err
+			}
+		}
+		if _, err := x.add(&m, head); err != nil {
+			return nil, err
+		}
+	}
+	orphans := x.orphans
+	index := x.finish(a.info)
+	l.o.Logger.Info("scanned archive", "archive", l.path, "samples", len(index.entries), "classes", len(index.classes), "ignored", index.ignored,
+		"seconds", time.Since(began).Seconds())
+	if orphans > 0 {
+		l.o.Logger.Warn("images outside of any directory have no class and are ignored", "archive", l.path, "images", orphans)
+	}
+	if len(index.entries) == 0 {
+		return nil, l.noSamples(a.names, orphans)
+	}
+	return index, nil
+}
+
+func (l *Loader) noSamples(members, orphans int) error {
+	detail := "it is empty"
+	switch {
+	case orphans > 0:
+		detail = fmt.Sprintf("%d images lie outside of any directory; a sample's class is the name of the directory that it is in", orphans)
+	case members > 0:
+		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
+	}
+	return fmt.Errorf("%w in %s: %s", ErrNoSamples, l.path, detail)
+}
+
+// stopCause replaces the marker for "the context ended" by the reason.
+func stopCause(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil && (errors.Is(err, errStopped) || errors.Is(err, ctx.Err())) {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// Len is how many samples an epoch has, bad ones included; -1 for a .tar.gz with Options.Classes until an epoch was read to its end.
+func (l *Loader) Len() int {
+	if x := l.index.Load(); x != nil {
+		return len(x.entries)
+	}
+	return -1
+}
+
+// Classes are the class names by label.
+func (l *Loader) Classes() []string {
+	if x := l.index.Load(); x != nil {
+		return slices.Clone(x.classes)
+	}
+	return slices.Clone(l.o.Classes)
+}
+
+// BatchSize is how many samples a batch has; the last one of an epoch may have fewer.
+func (l *Loader) BatchSize() int { return l.o.BatchSize }
+
+// Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than once.
+func (l *Loader) Close() error {
+	l.mu.Lock()
+	if !l.isClosed() {
+		close(l.closed)
+	}
+	l.mu.Unlock()
+	l.running.Wait()
+	return nil
+}
+
+func (l *Loader) isClosed() bool {
+	select {
+	case <-l.closed:
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,535 @@
+package imageloader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// readers is how many goroutines read members of a plain .tar, so that a disk has several requests at a time; each costs next to nothing.
+const readers = 4
+
+// queueBytes bounds the compressed bytes between reading and decoding (besides the shuffle buffer), unless one sample alone is larger.
+const queueBytes = 64 << 20
+
+// pass is one epoch being read:
+//
+//	read (1 goroutine: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode into the row) --> assembly --> run (deliver in order)
+//
+// and for a plain .tar, whose samples can be read in any order, place --> fetch (readers) --> work.
+type pass struct {
+	l     *Loader
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	epoch int
+
+	archive *archive
+	known   *index // nil in the first pass over a .tar.gz with given classes
+	build   *indexer
+
+	items   chan item
+	fetches chan job // plain .tar
+	jobs    chan job
+	readErr error // why items ended too early; written before items is closed
+	asm     *assembly
+	buffers buffers
+	budget  *budget
+	queued  atomic.Int64 // samples between send and a worker
+}
+
+// item is a sample on its way from the archive to a row.
+type item struct {
+	sample Sample
+	offset int64
+	size   int64
+	data   []byte // the content, unless it is fetched later
+	bad    *SampleError
+}
+
+type job struct {
+	item
+	position int
+	dst      []byte
+}
+
+// Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
+//
+// lend is called from one goroutine at a time, and returns the memory of the next batch's fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB)
+// and BatchSize * 8 for labels (int64). It may block until memory is free, but not longer than its context; at the end of an epoch one slot more than needed may have been
+// lent. deliver is called from Fill's own goroutine with the number of samples n, the first n rows of the oldest lent slot, and info []Sample of length
+// n; n is BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not touched any more from then on.
+//
+// Damage ends the epoch with an error after all samples before it were delivered. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
+// goroutines, waits for them, and returns the cause: within the time that one image takes to decode.
+func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
+	l.mu.Lock()
+	if l.isClosed() {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.running.Add(1)
+	l.mu.Unlock()
+	defer l.running.Done()
+
+	inner, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(queueBytes)}
+	p.buffers.limit = queueBytes + l.o.ShuffleBytes/4
+	a, err := openArchive(inner, l.path, l.open)
+	if err != nil {
+		return stopCause(ctx, err)
+	}
+	defer a.Close()
+	p.archive = a
+	if p.known != nil && (a.info.Size() != p.known.info.Size() || !a.info.ModTime().Equal(p.known.info.ModTime())) {
+		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
+	}
+	return p.run(lend, deliver)
+}
+
+func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	o := &p.l.o
+	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
+	p.items = make(chan item, 2*o.Workers)
+	p.jobs = make(chan job, o.Workers)
+
+	defer func() { p.l.counters.queue.Add(-p.queued.Load()) }() // what an early end left lying
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer p.stop(nil)
+	all.Go(func() { // whatever ends the pass, wakes up those who don't wait in a channel
+		select {
+		case <-p.ctx.Done():
+		case <-p.l.closed:
+			p.stop(ErrClosed)
+		}
+		p.asm.stop()
+		p.budget.stop()
+	})
+	all.Go(func() { p.lend(lend) })
+	if p.archive.format == formatTar {
+		p.fetches = make(chan job, o.Workers)
+		all.Go(p.listTar)
+		var fetching sync.WaitGroup
+		for range readers {
+			fetching.Go(p.fetch)
+		}
+		all.Go(func() {
+			fetching.Wait()
+			close(p.jobs)
+		})
+		all.Go(func() {
+			defer close(p.fetches)
+			p.place(p.fetches)
+		})
+	} else {
+		all.Go(p.readStream)
+		all.Go(func() {
+			defer close(p.jobs)
+			p.place(p.jobs)
+		})
+	}
+	for range o.Workers {
+		all.Go(p.work)
+	}
+	return p.deliver(deliver)
+}
+
+// deliver hands over the batches and says how the pass ended.
+func (p *pass) deliver(deliver func(int, any) error) error {
+	o, c := &p.l.o, &p.l.counters
+	delivered, bad := 0, 0
+	for {
+		r, err := p.asm.next()
+		if errors.Is(err, errStopped) {
+			return context.Cause(p.ctx)
+		}
+		for _, e := range r.bad {
+			c.met(e, o.BadSamples, o.Logger)
+		}
+		bad += len(r.bad)
+		n := len(r.samples)
+		if n == o.BatchSize || n > 0 && !o.DropLast {
+			if p.ctx.Err() != nil {
+				return context.Cause(p.ctx)
+			}
+			c.samples.Add(int64(n))
+			c.batches.Add(1)
+			delivered++
+			if err := deliver(n, r.samples); err != nil {
+				return err
+			}
+		}
+		switch {
+		case err != nil:
+			return err
+		case n == o.BatchSize:
+		case delivered > 0:
+			return nil
+		case n > 0:
+			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d, and Options.DropLast is set", ErrNoSamples, p.epoch, p.l.path, n, o.BatchSize)
+		case bad > 0:
+			return fmt.Errorf("%w in epoch %d of %s: all %d are bad; the last one: %w", ErrNoSamples, p.epoch, p.l.path, bad, r.bad[len(r.bad)-1])
+		default:
+			orphans := 0
+			if p.build != nil {
+				orphans = p.build.orphans
+			}
+			return p.l.noSamples(p.archive.names, orphans)
+		}
+	}
+}
+
+// lend fetches slots when place asks for them. It is apart from place because place may get a row in another way while lend waits.
+func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.asm.ask:
+		}
+		fields, err := lend(p.ctx)
+		if err == nil && len(fields) != 2 {
+			err = fmt.Errorf("imageloader: the lent slot has %d fields, not 2: images and labels", len(fields))
+		}
+		if err == nil {
+			err = p.asm.add(fields[0], fields[1])
+		}
+		if err != nil {
+			p.stop(err) // no effect if the pass has ended already
+			return
+		}
+	}
+}
+
+// place gives every sample a row and passes it on.
+func (p *pass) place(to chan<- job) {
+	for {
+		var it item
+		var more bool
+		select {
+		case it, more = <-p.items:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more {
+			p.asm.end(p.readErr)
+			return
+		}
+		waited := p.asm.waited
+		position, slot, row, ok := p.asm.place(it.sample)
+		p.l.counters.waitSlot.Add(int64(p.asm.waited - waited)) // only place writes it
+		if !ok {
+			return
+		}
+		select {
+		case to <- job{it, position, slot.image(row, p.asm.row)}:
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+// fetch reads members of a plain .tar.
+func (p *pass) fetch() {
+	for {
+		var j job
+		var more bool
+		select {
+		case j, more = <-p.fetches:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more {
+			return
+		}
+		if j.bad == nil {
+			if !p.budget.acquire(int(j.size)) {
+				return
+			}
+			began := time.Now()
+			j.data = p.buffers.get(int(j.size))
+			n, err := p.archive.file.ReadAt(j.data, j.offset)
+			p.l.counters.read.Add(int64(time.Since(began)))
+			if n < len(j.data) {
+				p.recycle(j.data)
+				p.asm.resolve(j.position, fatal, &ArchiveError{File: p.l.path, Member: j.sample.Name, Position: j.sample.Index + 1, Offset: j.offset, Err: truncated(err)})
+				continue
+			}
+		}
+		select {
+		case p.jobs <- j:
+		case <-p.ctx.Done():
+			return
+		}
+	}
+}
+
+func (p *pass) recycle(data []byte) {
+	p.budget.release(len(data))
+	p.buffers.put(data)
+}
+
+// work decodes.
+func (p *pass) work() {
+	o, c := &p.l.o, &p.l.counters
+	d, err := p.l.codec.newDecoder(o.MaxPixels)
+	if err != nil {
+		p.stop(fmt.Errorf("imageloader: no decoder: %w", err))
+		return
+	}
+	defer d.close()
+	w := worker{p: p, d: d}
+	w.rng = rand.New(&w.source)
+	idle := time.Now()
+	for {
+		var j job
+		var more bool
+		select {
+		case j, more = <-p.jobs:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more || p.ctx.Err() != nil {
+			return
+		}
+		p.queue(-1)
+		began := time.Now()
+		state, err := w.decode(&j)
+		now := time.Now()
+		c.waitData.Add(int64(began.Sub(idle)))
+		c.decode.Add(int64(now.Sub(began)))
+		c.bytes.Add(int64(len(j.data)))
+		idle = now
+		p.asm.resolve(j.position, state, err)
+		if j.bad == nil {
+			p.recycle(j.data)
+		}
+	}
+}
+
+type worker struct {
+	p        *pass
+	d        decoder
+	source   rand.PCG
+	rng      *rand.Rand
+	geometry capi.ImageGeometry
+}
+
+func (w *worker) decode(j *job) (flightState, error) {
+	if j.bad != nil {
+		return bad, j.bad
+	}
+	if sniff(j.data) == "" {
+		return bad, w.p.l.bad(&j.item, NotImage, looksLike(&j.item))
+	}
+	info, err := w.d.header(j.data)
+	if err == nil && int64(info.Width)*int64(info.Height) > w.p.l.o.MaxPixels {
+		return bad, w.p.l.bad(&j.item, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, w.p.l.o.MaxPixels))
+	}
+	if err == nil {
+		t := &w.p.l.o.Transform
+		seedGenerator(&w.source, w.p.l.o.Seed, purposeAugment, w.p.epoch, j.sample.Index)
+		if err := t.geometry(w.rng, info.Width, info.Height, &w.geometry); err != nil {
+			return bad, w.p.l.bad(&j.item, Unsupported, err)
+		}
+		err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
+	}
+	switch {
+	case err == nil:
+		return good, nil
+	case errors.Is(err, capi.CodeDecode):
+		return bad, w.p.l.bad(&j.item, Damaged, err)
+	case errors.Is(err, capi.CodeUnsupported):
+		return bad, w.p.l.bad(&j.item, Unsupported, err)
+	}
+	return fatal, fmt.Errorf("imageloader: %s: decoding %q: %w", w.p.l.path, j.sample.Name, err)
+}
+
+func (l *Loader) bad(it *item, r Reason, err error) *SampleError {
+	return &SampleError{File: l.path, Name: it.sample.Name, Index: it.sample.Index, Reason: r, Err: err}
+}
+
+// unreadable says what is wrong with a member before its content was read; nil if nothing is.
+func (l *Loader) unreadable(it *item, kind memberKind) *SampleError {
+	switch {
+	case kind == kindHardLink:
+		return l.bad(it, NotRegular, errors.New("a hard link to another member; pack the archive with --hard-dereference"))
+	case kind == kindSymlink:
+		return l.bad(it, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
+	case kind == kindOther:
+		return l.bad(it, NotRegular, errors.New("a device or pipe"))
+	case kind == kindSparse:
+		return l.bad(it, Sparse, errors.New("pack the archive without --sparse"))
+	case it.size == 0:
+		return l.bad(it, Empty, nil)
+	case it.size > l.o.MaxSampleBytes:
+		return l.bad(it, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", it.size, l.o.MaxSampleBytes))
+	}
+	return nil
+}
+
+// looksLike says what a member that is no image might be.
+func looksLike(it *item) error {
+	if len(it.data) >= 4 && string(it.data[:4]) == "\x00\x05\x16\x07" {
+		return errors.New("an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1")
+	}
+	return fmt.Errorf("it begins with %q", it.data[:min(len(it.data), 8)])
+}
+
+// send passes a sample on to place.
+func (p *pass) send(it item) error {
+	if it.bad == nil && it.data != nil && !p.budget.acquire(len(it.data)) {
+		return errStopped
+	}
+	select {
+	case p.items <- it:
+		p.queue(1)
+		return nil
+	case <-p.ctx.Done():
+		return errStopped
+	}
+}
+
+func (p *pass) queue(n int64) {
+	p.queued.Add(n)
+	p.l.counters.queue.Add(n)
+}
+
+// item makes the i-th sample of the index.
+func (p *pass) item(i int) item {
+	e := &p.known.entries[i]
+	it := item{sample: Sample{p.known.name(i), i, int(e.label)}, offset: e.offset, size: e.size}
+	it.bad = p.l.unreadable(&it, e.kind)
+	return it
+}
+
+// listTar sends the samples of a plain .tar, content still to be fetched.
+func (p *pass) listTar() {
+	defer close(p.items)
+	n := len(p.known.entries)
+	var order []int32
+	if p.l.o.Shuffle {
+		order = permutation(n, p.l.o.Seed, p.epoch)
+	}
+	for i := range n {
+		if order != nil {
+			i = int(order[i])
+		}
+		if p.send(p.item(i)) != nil {
+			return
+		}
+	}
+}
+
+// readStream sends the samples of a .tar.gz.
+func (p *pass) readStream() {
+	defer close(p.items)
+	o := &p.l.o
+	buffer := newShuffler(1, 0, 0, 0)
+	if o.Shuffle {
+		buffer = newShuffler(o.ShuffleBuffer, o.ShuffleBytes, o.Seed, p.epoch)
+	}
+	emit := func(it item) error {
+		if !o.Shuffle {
+			return p.send(it)
+		}
+		for buffer.full(int64(len(it.data))) {
+			if err := p.send(buffer.take()); err != nil {
+				return err
+			}
+		}
+		buffer.add(it)
+		return nil
+	}
+	var err error
+	if p.known != nil {
+		err = p.readKnown(emit)
+	} else {
+		err = p.readFirst(emit)
+	}
+	for len(buffer.held) > 0 && !errors.Is(err, errStopped) { // also before an error: nothing that was read is lost
+		if p.send(buffer.take()) != nil {
+			return
+		}
+	}
+	p.readErr = err
+}
+
+// readKnown reads the samples of an index, and the rest of the file for its checksum.
+func (p *pass) readKnown(emit func(item) error) error {
+	for i := range p.known.entries {
+		it := p.item(i)
+		if it.bad == nil {
+			began := time.Now()
+			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
+			if err := p.archive.seekTo(it.offset); err != nil {
+				return err
+			}
+			it.data = p.buffers.get(int(it.size))
+			if _, err := io.ReadFull(p.archive.in, it.data); err != nil {
+				return p.archive.fail(err)
+			}
+			p.l.counters.read.Add(int64(time.Since(began)))
+		}
+		if err := emit(it); err != nil {
+			return err
+		}
+	}
+	return p.archive.drain()
+}
+
+// readFirst reads member by member, and leaves an index behind.
+func (p *pass) readFirst(emit func(item) error) (err error) {
+	if p.build, err = newIndexer(p.l.path, p.l.o.Classes); err != nil {
+		return err
+	}
+	var magic [magicBytes]byte
+	for {
+		began := time.Now()
+		m, err := p.archive.next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		head := magic[:0]
+		if m.kind == kindFile {
+			head = magic[:min(m.size, magicBytes)]
+			if err := p.archive.read(head); err != nil {
+				return err
+			}
+		}
+		i, err := p.build.add(&m, head)
+		if err != nil {
+			return err
+		}
+		if i < 0 {
+			continue
+		}
+		it := item{sample: Sample{m.name, i, int(p.build.entries[i].label)}, offset: m.offset, size: m.size}
+		if it.bad = p.l.unreadable(&it, m.kind); it.bad == nil {
+			it.data = p.buffers.get(int(m.size))
+			copy(it.data, head)
+			if err := p.archive.read(it.data[len(head):]); err != nil {
+				return err
+			}
+		}
+		p.l.counters.read.Add(int64(time.Since(began)))
+		if err := emit(it); err != nil {
+			return err
+		}
+	}
+	if len(p.build.entries) > 0 {
+		p.l.index.CompareAndSwap(nil, p.build.finish(p.archive.info))
+	}
+	return nil
+}
