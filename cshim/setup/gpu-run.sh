@@ -87,7 +87,10 @@ tests() {
     fi
   done < <(programs)
   rm -f "$one"
-  grep -hE '^ *--- SKIP|^\[  SKIPPED \].*ms\)$' "$log" | sort | uniq -c | sort -rn | head -40 >"$out/skipped.txt"
+  {
+    echo "=== skipped"
+    grep -hE '^ *--- SKIP|^\[  SKIPPED \].*ms\)$' "$log" | sort
+  } >>"$log"
 }
 
 sanitize() {
@@ -122,31 +125,33 @@ sanitize() {
   rm -f "$one"
 }
 
-# step NAME LOG COMMAND...: runs a command under a limit, its output to the screen and to a log.
+# step NAME LOG COMMAND...: runs a command under a limit, its output to the screen and to the end of a log.
 step() {
   local name=$1 log=$2 rc
   shift 2
   say ""
   say "== $name"
-  timeout -k 10 600 "$@" </dev/null 2>&1 | tee "$log" | tail -n 40
+  timeout -k 10 600 "$@" </dev/null 2>&1 | tee -a "$log" | tail -n 40
   rc=${PIPESTATUS[0]}
   ((rc == 0)) || { say "$name: FAILED (exit status $rc)" && failures=$((failures + 1)); }
 }
 
 bench() {
   cd "$here/tree" || return
-  step doctor "$out/doctor.txt" "$here/bin/torchstream" doctor
+  rm -f "$out/bench.txt" "$out/bench-streams.json"
+  step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
   step "bench streams" "$out/bench-streams.json" "$here/bin/torchstream" bench streams -json
   local f
   for f in "$here"/shim/*_bench; do
-    [[ -x $f ]] && step "$(basename "$f")" "$out/$(basename "$f").txt" "$f"
+    [[ -x $f ]] && step "$(basename "$f")" "$out/bench.txt" "$f"
   done
 }
 
 demo() {
   cd "$here/tree" || return
+  rm -f "$out/demo.txt" "$out/demo.safetensors"
   step "demo on $device" "$out/demo.txt" "$here/bin/01-train" train -device "$device" -checkpoint "$out/demo.safetensors"
-  step "demo, predict" "$out/demo-predict.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
+  step "demo, predict" "$out/demo.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
 }
 
 (($# > 0)) || set -- tests bench demo
