@@ -1,0 +1,773 @@
+// Package ring is the prefetcher's core: host slots that a source fills, device slots that a consumer reads, one goroutine that moves batches from the first to
+// the second, and the four edges that keep a slot from being overwritten while somebody still reads it.
+//
+// It knows neither CUDA nor LibTorch. What it needs of a device is the interface [Device]; what it needs of goroutines is the interface [Scheduler]. The
+// prefetcher puts streams and events behind the first and the Go runtime behind the second. The tests put a model of CUDA's semantics behind both and run this
+// very code under thousands of schedules.
+//
+//	source --fills--> host slot k --copy + finish on stream P--> device slot j --ready(j)--> the consumer's stream
+//	   ^                     |                                          ^                             |
+//	   +---- copied(k) ------+                                          +-------- released(j) --------+
+package ring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+)
+
+// Device is what the ring needs of a device: S is a stream, E an event. P is the device's own stream, on which all copies run.
+//
+// Open, Copy, Finish and Close are called by the ring's own goroutine alone. The others are called by any goroutine.
+type Device[S comparable, E any] interface {
+	// Open is the first call: it ties the goroutine to its OS thread and allocates the slots.
+	Open() error
+	// Close is the last call, also after a failed Open: makes P wait for the events, waits until P is idle, and frees the slots.
+	Close(released []E) error
+
+	NewEvent() (E, error)
+	FreeEvent(E)
+	// P returns the stream that copies and finishes run on.
+	P() S
+	// Current returns the calling goroutine's current stream.
+	Current() (S, error)
+
+	// Copy makes P wait for the events in released, copies the first n samples of the host slot to where Finish expects them, and records copied on P right
+	// after. It enqueues and returns.
+	Copy(slot, host, n int, released []E, copied E) error
+	// Finish enqueues on P what turns the copied samples into what the consumer sees.
+	Finish(slot, host, n int) error
+	// Record records the event on the stream.
+	Record(event E, stream S) error
+	// Wait makes the stream wait for the event's latest record. The host does not block.
+	Wait(stream S, event E) error
+	// HostWait blocks until the event's latest record is reached, or until stop returns an error, which it returns. It asks stop at least every few
+	// milliseconds.
+	HostWait(event E, stop func() error) error
+}
+
+// Scheduler starts the ring's goroutines and lets them wait for each other: one lock, and waiting for a condition that the lock guards.
+type Scheduler interface {
+	Go(name string, fn func())
+	Lock()
+	Unlock()
+	// Wait is called with the lock held. It gives the lock up until ready, which is evaluated with the lock held, returns true.
+	Wait(ready func() bool)
+	// Wake is called with the lock held, after anything changed that somebody may wait for.
+	Wake()
+	// Watch calls Wake when ctx ends. It returns a function that undoes it.
+	Watch(ctx context.Context) (unwatch func() bool)
+}
+
+// Config sizes a ring. All numbers are at least 1.
+type Config struct {
+	Slots int // device slots
+	Hosts int // host slots that the source can fill
+	Batch int // samples that fit in a slot
+	// Direct: there is no copy. The host slot itself is what the consumer reads, so it is not refilled before the batch is released.
+	Direct    bool
+	Scheduler Scheduler // nil: the Go runtime
+}
+
+var (
+	// ErrClosed is returned by calls on a ring or a batch that is closed.
+	ErrClosed = errors.New("closed")
+	// ErrRunning is returned when an epoch is started or the ring is closed while an epoch runs.
+	ErrRunning = errors.New("an epoch is running")
+	// ErrRetained ends an epoch whose consumer holds on to every device slot.
+	ErrRetained = errors.New("every device slot is held by a retained batch")
+
+	errLeft = errors.New("the consumer left the epoch")
+)
+
+// Ring moves the batches of one source at a time to one consumer at a time.
+type Ring[S comparable, E any] struct {
+	dev   Device[S, E]
+	cfg   Config
+	sched Scheduler
+
+	// All below is guarded by the scheduler's lock, except that a slot's events belong to whoever holds the slot.
+	hosts     []hostSlot[E]
+	slots     []deviceSlot[S, E]
+	freeHosts []int // oldest first: the copy that ends first is waited for first
+	freeSlots []int
+	epoch     *epoch
+	moving    bool // the driver works on a batch
+	held      int  // device slots whose lease has references
+	releasing int  // leases that are being released right now
+	broken    error
+	reported  bool // broken was returned to somebody
+	opened    bool
+	closing   bool // no new epoch
+	stopping  bool // the driver is told to stop
+	gone      bool // the driver has stopped
+	err       error
+	stats     Stats
+}
+
+type hostSlot[E any] struct {
+	copied  E
+	pending bool // copied was recorded and nobody has waited for it yet
+}
+
+type deviceSlot[S comparable, E any] struct {
+	ready    E
+	released []release[S, E] // one for every stream that ever used the slot
+	waits    []E             // what the next copy into the slot has to wait for
+	lease    *Lease[S, E]
+}
+
+type release[S comparable, E any] struct {
+	stream S
+	event  E
+}
+
+type epoch struct {
+	ctx     context.Context
+	lent    []loan
+	filled  []batch
+	ready   []batch
+	index   int   // of the next batch
+	err     error // what stopped the driver
+	ended   bool  // the source has returned
+	result  error // what it returned
+	left    bool  // the consumer is gone
+	started time.Time
+	first   bool // the consumer has its first batch
+}
+
+type loan struct {
+	host  int
+	given bool
+}
+
+type batch struct {
+	host, slot, n, index int
+	info                 any
+}
+
+// Stats counts since the ring was made.
+type Stats struct {
+	Batches, Samples int64         // handed to the consumer
+	Elapsed          time.Duration // in epochs
+	ConsumerWait     time.Duration // the consumer waited for a batch
+	FirstWait        time.Duration // the share of ConsumerWait before the first batch of each epoch
+	SourceWait       time.Duration // the source waited for a host slot
+}
+
+// New allocates the slots and starts the goroutine that drives them. The caller closes the ring.
+func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error) {
+	if cfg.Slots < 1 || cfg.Hosts < 1 || cfg.Batch < 1 {
+		return nil, fmt.Errorf("%d device slots, %d host slots, batches of %d samples: all must be at least 1", cfg.Slots, cfg.Hosts, cfg.Batch)
+	}
+	r := &Ring[S, E]{dev: dev, cfg: cfg, sched: cfg.Scheduler}
+	if r.sched == nil {
+		r.sched = newRuntime()
+	}
+	r.sched.Go("driver", r.drive)
+	r.sched.Lock()
+	r.sched.Wait(func() bool { return r.opened || r.gone })
+	if r.opened {
+		r.sched.Unlock()
+		return r, nil
+	}
+	err := errors.Join(r.broken, r.err)
+	r.sched.Unlock()
+	return nil, err
+}
+
+// HostSlots returns how many host slots there are: with Direct one more for every device slot.
+func (c Config) HostSlots() int {
+	if c.Direct {
+		return c.Hosts + c.Slots
+	}
+	return c.Hosts
+}
+
+// ---- the driver: the one goroutine that copies -------------------------------------------------------------------------------------------------------
+
+func (r *Ring[S, E]) drive() {
+	normal := false
+	defer func() {
+		v := recover()
+		var events []E
+		r.sched.Lock()
+		if !normal {
+			if r.broken == nil {
+				r.broken = fmt.Errorf("the goroutine that drives the ring ended: %v", v)
+			}
+			r.moving = false
+			r.sched.Wake()
+			r.sched.Wait(func() bool { return r.stopping || !r.opened })
+		}
+		for j := range r.slots {
+			events = append(events, r.slots[j].waits...)
+		}
+		r.sched.Unlock()
+		err := r.dev.Close(events)
+		for k := range r.hosts {
+			r.dev.FreeEvent(r.hosts[k].copied)
+		}
+		for j := range r.slots {
+			r.dev.FreeEvent(r.slots[j].ready)
+			for _, rel := range r.slots[j].released {
+				r.dev.FreeEvent(rel.event)
+			}
+		}
+		r.sched.Lock()
+		r.gone, r.err = true, err
+		r.sched.Wake()
+		r.sched.Unlock()
+	}()
+	if err := r.open(); err != nil {
+		r.sched.Lock()
+		r.broken = err
+		r.sched.Unlock()
+		normal = true
+		return
+	}
+	r.sched.Lock()
+	r.opened = true
+	r.sched.Wake()
+	for r.step() {
+	}
+	r.sched.Unlock()
+	normal = true
+}
+
+func (r *Ring[S, E]) open() error {
+	if err := r.dev.Open(); err != nil {
+		return err
+	}
+	for k := range r.cfg.HostSlots() {
+		e, err := r.dev.NewEvent()
+		if err != nil {
+			return err
+		}
+		r.hosts = append(r.hosts, hostSlot[E]{copied: e})
+		r.freeHosts = append(r.freeHosts, k)
+	}
+	for j := range r.cfg.Slots {
+		e, err := r.dev.NewEvent()
+		if err != nil {
+			return err
+		}
+		r.slots = append(r.slots, deviceSlot[S, E]{ready: e})
+		r.freeSlots = append(r.freeSlots, j)
+	}
+	return nil
+}
+
+// step is called with the lock held and returns with it held: it waits for a filled host slot and a free device slot and enqueues what takes the batch from one
+// to the other. It returns false when the driver is to stop.
+func (r *Ring[S, E]) step() bool {
+	r.sched.Wait(func() bool {
+		ep := r.epoch
+		return r.stopping || ep != nil && !ep.left && ep.err == nil && len(ep.filled) > 0 && len(r.freeSlots) > 0
+	})
+	if r.stopping {
+		return false
+	}
+	ep := r.epoch
+	b := popFront(&ep.filled)
+	b.slot = popFront(&r.freeSlots)
+	slot := &r.slots[b.slot]
+	r.moving = true
+	r.sched.Unlock()
+
+	fatal := r.dev.Copy(b.slot, b.host, b.n, slot.waits, r.hosts[b.host].copied)
+	var finish error
+	if fatal == nil {
+		if finish = r.finish(b); finish == nil {
+			fatal = r.dev.Record(slot.ready, r.dev.P())
+		}
+	}
+
+	r.sched.Lock()
+	r.moving = false
+	switch {
+	case fatal != nil:
+		// Nobody knows what is still in flight: the slots stay out, and the ring does nothing more.
+		r.fail(fatal)
+	case finish != nil:
+		// P, which wrote the slot, is also the next to write it: nothing has to wait.
+		ep.err = finish
+		slot.waits = slot.waits[:0]
+		r.freeSlots = append(r.freeSlots, b.slot)
+		r.hosts[b.host].pending = true
+		r.freeHosts = append(r.freeHosts, b.host)
+	default:
+		slot.waits = slot.waits[:0]
+		r.hosts[b.host].pending = true
+		if !r.cfg.Direct {
+			r.freeHosts = append(r.freeHosts, b.host)
+		}
+		ep.ready = append(ep.ready, b)
+	}
+	r.sched.Wake()
+	return true
+}
+
+// finish runs the user's part, which may panic.
+func (r *Ring[S, E]) finish(b batch) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the source's Finish panicked: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return r.dev.Finish(b.slot, b.host, b.n)
+}
+
+// fail is called with the lock held, after an error that leaves the device in a state that nobody knows.
+func (r *Ring[S, E]) fail(err error) {
+	if r.broken == nil {
+		r.broken = err
+	}
+	if r.epoch != nil && r.epoch.err == nil {
+		r.epoch.err = r.broken
+	}
+	r.sched.Wake()
+}
+
+// ---- an epoch ------------------------------------------------------------------------------------------------------------------------------------
+
+// Lend gives the source the next host slot. It blocks until one is free.
+type Lend func(ctx context.Context) (host int, err error)
+
+// Deliver takes the oldest lent host slot, filled with n samples.
+type Deliver func(n int, info any) error
+
+// Run runs one epoch: fill in a goroutine of its own, turn in the caller's, once a batch and in order, until fill has returned and all its batches were seen,
+// until turn returns false, or until an error. It returns after fill has returned. What is in flight on the device is left to the edges.
+func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error, turn func(*Lease[S, E]) bool) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(errLeft)
+	ep := &epoch{ctx: ctx, started: time.Now()}
+	r.sched.Lock()
+	err := r.state()
+	if err == nil && r.epoch != nil {
+		err = ErrRunning
+	}
+	if err != nil {
+		r.sched.Unlock()
+		return err
+	}
+	r.epoch = ep
+	r.sched.Unlock()
+	unwatch := r.sched.Watch(ctx)
+	defer unwatch()
+	defer r.leave(ep, cancel) // also when turn panics or ends the goroutine
+	r.sched.Go("source", func() { r.source(ep, fill) })
+	for {
+		lease, err := r.next(ep)
+		if lease == nil {
+			return err
+		}
+		more, err := r.turn(lease, turn)
+		if !more || err != nil {
+			return err
+		}
+	}
+}
+
+func (r *Ring[S, E]) state() error {
+	if r.closing {
+		return ErrClosed
+	}
+	if r.broken != nil {
+		r.reported = true
+	}
+	return r.broken
+}
+
+// source runs fill and notes how it ended.
+func (r *Ring[S, E]) source(ep *epoch, fill func(context.Context, Lend, Deliver) error) {
+	err := errors.New("the source ended its goroutine (runtime.Goexit)")
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("the source panicked: %v\n%s", v, debug.Stack())
+		}
+		r.sched.Lock()
+		ep.ended, ep.result = true, err
+		r.sched.Wake()
+		r.sched.Unlock()
+	}()
+	err = fill(ep.ctx, func(ctx context.Context) (int, error) { return r.lend(ctx, ep) }, func(n int, info any) error { return r.deliver(ep, n, info) })
+}
+
+func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
+	stop := func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if ep.ctx.Err() != nil {
+			return context.Cause(ep.ctx)
+		}
+		return nil
+	}
+	r.sched.Lock()
+	if len(r.freeHosts) == 0 && ctx != ep.ctx {
+		defer r.sched.Watch(ctx)()
+	}
+	start := time.Now()
+	r.sched.Wait(func() bool { return len(r.freeHosts) > 0 || stop() != nil || ep.left || ep.ended })
+	err := stop()
+	if err == nil && (ep.left || ep.ended) {
+		err = errLeft
+	}
+	if err != nil {
+		r.sched.Unlock()
+		return 0, err
+	}
+	k := popFront(&r.freeHosts)
+	ep.lent = append(ep.lent, loan{host: k}) // from here on the order of the batches is fixed
+	pending := r.hosts[k].pending
+	r.sched.Unlock()
+
+	if pending {
+		err = r.dev.HostWait(r.hosts[k].copied, stop)
+	}
+
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	r.stats.SourceWait += time.Since(start)
+	if err != nil {
+		if stop() == nil {
+			r.fail(err)
+		}
+		return 0, err // the slot goes back when the epoch ends, still pending
+	}
+	r.hosts[k].pending = false
+	for i := range ep.lent {
+		if ep.lent[i].host == k {
+			ep.lent[i].given = true
+		}
+	}
+	return k, nil
+}
+
+func (r *Ring[S, E]) deliver(ep *epoch, n int, info any) error {
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	switch {
+	case ep.ctx.Err() != nil:
+		return context.Cause(ep.ctx)
+	case ep.left || ep.ended:
+		return errLeft
+	case ep.err != nil:
+		return ep.err
+	case n < 1 || n > r.cfg.Batch:
+		return fmt.Errorf("deliver of %d samples: a batch has 1 to %d", n, r.cfg.Batch)
+	case len(ep.lent) == 0 || !ep.lent[0].given:
+		return errors.New("deliver without a slot lent before")
+	}
+	ep.filled = append(ep.filled, batch{host: popFront(&ep.lent).host, n: n, index: ep.index, info: info})
+	ep.index++
+	r.sched.Wake()
+	return nil
+}
+
+// next waits for the consumer's next batch and orders the consumer's current stream after it. Without a batch the epoch is over: err says why, nil at its end.
+func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
+	r.sched.Lock()
+	if err := r.over(ep); err != nil {
+		r.sched.Unlock()
+		return nil, err
+	}
+	start := time.Now()
+	drained := func() bool { return ep.ended && len(ep.filled) == 0 && !r.moving }
+	stuck := func() bool { return len(ep.filled) > 0 && r.held == r.cfg.Slots }
+	r.sched.Wait(func() bool { return len(ep.ready) > 0 || r.over(ep) != nil || drained() || stuck() })
+	waited := time.Since(start)
+	r.stats.ConsumerWait += waited
+	if !ep.first {
+		ep.first = true
+		r.stats.FirstWait += waited
+	}
+	if len(ep.ready) == 0 || ep.ctx.Err() != nil {
+		err := r.over(ep)
+		if err == nil && stuck() {
+			err = ErrRetained
+		}
+		if err == nil {
+			err = ep.result
+		}
+		r.sched.Unlock()
+		return nil, err
+	}
+	b := popFront(&ep.ready)
+	lease := &Lease[S, E]{N: b.n, Index: b.index, Slot: b.slot, Host: b.host, Info: b.info, ring: r, refs: 1}
+	slot := &r.slots[b.slot]
+	slot.lease = lease
+	r.held++
+	r.stats.Batches++
+	r.stats.Samples += int64(b.n)
+	r.sched.Unlock()
+	if _, err := lease.useCurrent(true); err != nil {
+		// The consumer never sees the batch. Its slot is lost together with the ring.
+		return nil, errors.Join(err, lease.drop())
+	}
+	return lease, nil
+}
+
+// over is called with the lock held: the error that ends the epoch as soon as the good batches before it are gone.
+func (r *Ring[S, E]) over(ep *epoch) error {
+	switch {
+	case ep.ctx.Err() != nil:
+		return context.Cause(ep.ctx)
+	case len(ep.ready) > 0:
+		return nil
+	case r.broken != nil:
+		r.reported = true
+		return r.broken
+	}
+	return ep.err
+}
+
+func (r *Ring[S, E]) turn(lease *Lease[S, E], turn func(*Lease[S, E]) bool) (more bool, err error) {
+	defer func() {
+		if e := lease.drop(); e != nil {
+			err = e
+		}
+	}()
+	return turn(lease), nil
+}
+
+// leave ends an epoch: the source is stopped and waited for, and what it filled goes back. Batches that were copied but not seen need no event: P wrote their
+// slots and P is the next to write them.
+func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
+	cancel(errLeft)
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	ep.left = true
+	r.sched.Wake()
+	r.sched.Wait(func() bool { return ep.ended && !r.moving })
+	for _, b := range ep.ready {
+		r.freeSlots = append(r.freeSlots, b.slot)
+		if r.cfg.Direct {
+			r.freeHosts = append(r.freeHosts, b.host)
+		}
+	}
+	for _, b := range ep.filled {
+		r.freeHosts = append(r.freeHosts, b.host)
+	}
+	for _, l := range ep.lent {
+		r.freeHosts = append(r.freeHosts, l.host)
+	}
+	r.stats.Elapsed += time.Since(ep.started)
+	r.epoch = nil
+	r.sched.Wake()
+}
+
+// ---- a batch in the consumer's hands --------------------------------------------------------------------------------------------------------------
+
+// Lease is a batch that the consumer holds: a device slot that nobody writes until the last reference is dropped.
+type Lease[S comparable, E any] struct {
+	N, Index   int // samples; position in the epoch
+	Slot, Host int
+	Info       any
+	OnEnd      func() // called once, when the last reference is dropped, before the release is recorded; set in the turn's beginning
+
+	ring    *Ring[S, E]
+	refs    int // guarded by the scheduler's lock, as are the two below
+	retains int
+	streams []S // that may have used the slot
+}
+
+// Use orders a stream after the batch, and the slot's next copy after what the stream has been given by the time of the release.
+func (l *Lease[S, E]) Use(stream S) error {
+	r := l.ring
+	r.sched.Lock()
+	if l.refs == 0 {
+		r.sched.Unlock()
+		return ErrClosed
+	}
+	l.add(stream)
+	ready := r.slots[l.Slot].ready
+	r.sched.Unlock()
+	return r.dev.Wait(stream, ready)
+}
+
+func (l *Lease[S, E]) add(stream S) {
+	if !slices.Contains(l.streams, stream) {
+		l.streams = append(l.streams, stream)
+	}
+}
+
+// useCurrent notes the calling goroutine's current stream as a user; with wait it is ordered after the batch as well.
+func (l *Lease[S, E]) useCurrent(wait bool) (S, error) {
+	r := l.ring
+	stream, err := r.dev.Current()
+	if err == nil && wait {
+		err = r.dev.Wait(stream, r.slots[l.Slot].ready)
+	}
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	if err != nil {
+		r.fail(err)
+		return stream, err
+	}
+	l.add(stream)
+	return stream, nil
+}
+
+// Retain keeps the batch beyond its turn until Release.
+func (l *Lease[S, E]) Retain() error {
+	l.ring.sched.Lock()
+	defer l.ring.sched.Unlock()
+	if l.refs == 0 {
+		return ErrClosed
+	}
+	l.refs++
+	l.retains++
+	return nil
+}
+
+// Release undoes one Retain. Any goroutine may call it; its current stream counts as one that used the batch.
+func (l *Lease[S, E]) Release() error {
+	l.ring.sched.Lock()
+	if l.refs == 0 {
+		l.ring.sched.Unlock()
+		return ErrClosed
+	}
+	if l.retains == 0 {
+		l.ring.sched.Unlock()
+		return errors.New("release of a batch that is not retained")
+	}
+	l.retains--
+	l.ring.sched.Unlock()
+	return l.drop()
+}
+
+// drop gives up one reference. With the last one the release is recorded on every stream that used the batch, and the slot is free.
+func (l *Lease[S, E]) drop() error {
+	r := l.ring
+	_, err := l.useCurrent(false)
+	r.sched.Lock()
+	if l.refs == 0 { // the ring was closed in the meantime
+		r.sched.Unlock()
+		return nil
+	}
+	l.refs--
+	if l.refs > 0 {
+		r.sched.Unlock()
+		return err
+	}
+	return l.end(err)
+}
+
+// end is called with the lock held, once the last reference is gone, and returns with it free.
+func (l *Lease[S, E]) end(err error) error {
+	r := l.ring
+	r.held--
+	r.releasing++
+	slot := &r.slots[l.Slot]
+	slot.lease = nil
+	r.sched.Unlock()
+	if l.OnEnd != nil {
+		l.OnEnd()
+	}
+	for _, s := range l.streams {
+		if err != nil {
+			break
+		}
+		var e E
+		if e, err = r.event(slot, s); err == nil {
+			if err = r.dev.Record(e, s); err == nil {
+				slot.waits = append(slot.waits, e)
+			}
+		}
+	}
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	r.releasing--
+	if err != nil {
+		r.fail(err)
+		return err
+	}
+	r.freeSlots = append(r.freeSlots, l.Slot)
+	if r.cfg.Direct {
+		r.freeHosts = append(r.freeHosts, l.Host)
+	}
+	r.sched.Wake()
+	return nil
+}
+
+// maxReleased bounds the events of a slot: a program that uses ever new streams does not collect events for ever.
+const maxReleased = 16
+
+// event returns the slot's event for a stream's releases, made at the first one: an event stays with its stream, because CUDA ties it to the stream's device.
+func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
+	for _, rel := range slot.released {
+		if rel.stream == stream {
+			return rel.event, nil
+		}
+	}
+	e, err := r.dev.NewEvent()
+	if err != nil {
+		return e, err
+	}
+	// The oldest may go only while no wait for it is due: the last copy has enqueued its waits, and this release is at its first event.
+	if len(slot.released) >= maxReleased && len(slot.waits) == 0 {
+		r.dev.FreeEvent(slot.released[0].event)
+		slot.released = slices.Delete(slot.released, 0, 1)
+	}
+	slot.released = append(slot.released, release[S, E]{stream, e})
+	return e, nil
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------------------------------------------
+
+// Close releases batches that are still retained, waits until the device is done with the slots, and frees them. It returns [ErrRunning], and does nothing,
+// while an epoch runs. A second Close does nothing.
+func (r *Ring[S, E]) Close() error {
+	r.sched.Lock()
+	if r.epoch != nil {
+		r.sched.Unlock()
+		return ErrRunning
+	}
+	if r.stopping {
+		r.sched.Wait(func() bool { return r.gone })
+		r.sched.Unlock()
+		return nil
+	}
+	r.closing = true
+	for j := range r.slots {
+		if l := r.slots[j].lease; l != nil {
+			l.refs = 0
+			_ = l.end(nil) // an error is kept in broken
+			r.sched.Lock()
+		}
+	}
+	r.sched.Wait(func() bool { return r.releasing == 0 })
+	r.stopping = true
+	r.sched.Wake()
+	r.sched.Wait(func() bool { return r.gone })
+	defer r.sched.Unlock()
+	if r.broken != nil && !r.reported {
+		return errors.Join(r.broken, r.err)
+	}
+	return r.err
+}
+
+// Stats returns the counts so far.
+func (r *Ring[S, E]) Stats() Stats {
+	r.sched.Lock()
+	defer r.sched.Unlock()
+	s := r.stats
+	if r.epoch != nil {
+		s.Elapsed += time.Since(r.epoch.started)
+	}
+	return s
+}
+
+func popFront[T any](q *[]T) T {
+	v := (*q)[0]
+	n := copy(*q, (*q)[1:])
+	clear((*q)[n:])
+	*q = (*q)[:n]
+	return v
+}

@@ -1,0 +1,492 @@
+package ring
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+var (
+	schedules  = flag.Uint64("schedules", 20000, "simulated schedules to run, from seed 1 on")
+	replaySeed = flag.Uint64("seed", 0, "run this one simulated schedule and print its steps")
+)
+
+var (
+	errSource   = errors.New("source failed")
+	errFinish   = errors.New("finish failed")
+	errCanceled = errors.New("cancelled by the test")
+)
+
+// simulated is a Device of the simulation with its two ends.
+type simulated interface {
+	Device[int, *simEvent]
+	fill(host, value int)
+	kernel(l *Lease[int, *simEvent], stream, value int)
+}
+
+// How an epoch ends.
+const (
+	toTheEnd = iota
+	byBreak
+	byPanic
+	byCancel
+	bySourceError
+	bySourcePanic
+	byFinishError
+	endings
+)
+
+// program is one schedule: a ring, its source and its consumer, drawn from the seed.
+type program struct {
+	*world
+	dev  simulated
+	cfg  Config
+	ring *Ring[int, *simEvent]
+
+	retained []*kept
+	holding  int // retained and not yet released
+	held     int // the most of them in this epoch
+	ended    int // OnEnd calls
+	begun    int
+	over     bool
+	finishAt int // fail the finish of the batch with this value
+}
+
+type kept struct {
+	lease *Lease[int, *simEvent]
+	value int
+	used  []int
+	clock clock // of the consumer when it hands the batch on
+}
+
+// runSchedule runs the program of a seed and returns what the world reports. mutate, if not nil, leaves something out.
+func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(string, ...any)) (*program, []string) {
+	w := newWorld(seed, 4)
+	w.trace = trace
+	w.lenient = mutate != nil
+	p := &program{world: w}
+	p.cfg = Config{Slots: 1 + w.rng.IntN(3), Hosts: 1 + w.rng.IntN(4), Batch: 8, Scheduler: w}
+	onCPU := mutate == nil && w.rng.IntN(8) == 0
+	p.cfg.Direct = onCPU && w.rng.IntN(2) == 0
+	gpu := newSimDevice(w, p.cfg)
+	p.dev = gpu
+	if onCPU {
+		p.dev = &cpuDevice{gpu, p.cfg.Direct}
+	}
+	p.dev = &failing{p.dev, p}
+	if mutate != nil {
+		p.dev = mutate(p.dev)
+	}
+	w.spawn("consumer", p.consumer)
+	w.spawn("releaser", p.releaser)
+	if err := w.run(); err != nil {
+		w.report("%v", err)
+	}
+	if w.events != 0 {
+		w.report("%d events are left", w.events)
+	}
+	if gpu.open {
+		w.report("the device is still open")
+	}
+	return p, w.reports
+}
+
+// failing injects an error into the finish.
+type failing struct {
+	simulated
+	p *program
+}
+
+func (f *failing) Finish(slot, host, n int) error {
+	if f.p.finishAt > 0 && n == 1 { // batches of one sample are the marked ones
+		return errFinish
+	}
+	return f.simulated.Finish(slot, host, n)
+}
+
+func (p *program) consumer() {
+	defer func() { p.over = true }()
+	var err error
+	if p.ring, err = New(Device[int, *simEvent](p.dev), p.cfg); err != nil {
+		p.report("New: %v", err)
+		return
+	}
+	for epoch := range 1 + p.rng.IntN(3) {
+		p.epoch(epoch)
+	}
+	if p.rng.IntN(2) == 0 {
+		for len(p.retained) > 0 {
+			p.release()
+		}
+	}
+	left := p.retained // Close releases them
+	p.retained = nil
+	p.pause(func() bool { return p.holding == len(left) }) // the releaser is not in the middle of one: closing under its hands would be the program's fault
+	if err := p.ring.Close(); err != nil {
+		p.report("Close: %v", err)
+	}
+	for _, k := range left {
+		if err := k.lease.Release(); !errors.Is(err, ErrClosed) {
+			p.report("Release after Close: %v", err)
+		}
+	}
+	if err := p.ring.Run(context.Background(), nil, nil); !errors.Is(err, ErrClosed) {
+		p.report("Run after Close: %v", err)
+	}
+	if p.ended != p.begun {
+		p.report("%d batches began, %d ended", p.begun, p.ended)
+	}
+}
+
+// releaser is another goroutine of the consumer: it uses and releases retained batches on a stream of its own.
+func (p *program) releaser() {
+	p.running.stream = 3
+	for {
+		p.pause(func() bool { return len(p.retained) > 0 || p.over })
+		if p.over {
+			return
+		}
+		if p.rng.IntN(4) == 0 {
+			p.release()
+		}
+	}
+}
+
+// release takes one retained batch, reads it once more and lets it go.
+func (p *program) release() {
+	i := p.rng.IntN(len(p.retained))
+	k := p.retained[i]
+	p.retained = append(p.retained[:i:i], p.retained[i+1:]...)
+	p.running.clock.join(&k.clock)
+	if p.rng.IntN(2) == 0 {
+		if err := k.lease.Use(p.running.stream); err != nil {
+			p.report("Use of a retained batch: %v", err)
+		}
+		p.dev.kernel(k.lease, p.running.stream, k.value)
+	}
+	p.dev.kernel(k.lease, k.used[p.rng.IntN(len(k.used))], k.value)
+	if err := k.lease.Release(); err != nil {
+		p.report("Release: %v", err)
+	}
+	p.holding--
+}
+
+func (p *program) epoch(epoch int) {
+	rng := p.rng
+	batches, ending := rng.IntN(7), rng.IntN(endings)
+	at := batches // where the epoch ends
+	if batches > 0 && ending != toTheEnd {
+		at = rng.IntN(batches)
+	} else {
+		ending = toTheEnd
+	}
+	retains := rng.IntN(3) == 0
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	if ending == byCancel {
+		pauses := rng.IntN(30 * batches)
+		p.spawn("canceller", func() {
+			for range pauses {
+				p.pause(nil)
+			}
+			p.cancel(cancel, errCanceled)
+		})
+	}
+	p.finishAt = 0
+	if ending == byFinishError {
+		p.finishAt = at + 1
+	}
+	p.running.stream = [...]int{1, 1, 1, 2, 3, 0}[rng.IntN(6)]
+	seen := 0
+	p.held = p.holding
+	panicked := false
+	err := func() (err error) {
+		defer func() { panicked = recover() != nil }()
+		return p.ring.Run(ctx, p.source(epoch, batches, at, ending), func(l *Lease[int, *simEvent]) bool {
+			value := 100*epoch + seen + 1
+			if l.Index != seen || l.Info != value {
+				p.report("batch %d of epoch %d comes as index %d, info %v", seen, epoch, l.Index, l.Info)
+			}
+			seen++
+			p.turn(l, value, retains)
+			if seen-1 == at && ending == byPanic {
+				panic("the loop's body panics")
+			}
+			return seen-1 != at || ending != byBreak
+		})
+	}()
+	p.note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, batches, ending, at, seen, err != nil)
+	stuck := errors.Is(err, ErrRetained)
+	if stuck && p.held < p.cfg.Slots {
+		p.report("ErrRetained, but nothing is retained")
+	}
+	switch {
+	case stuck:
+	case ending == byCancel:
+		if !errors.Is(err, errCanceled) && (err != nil || seen != batches) {
+			p.report("cancelled epoch: %d of %d batches, %v", seen, batches, err)
+		}
+	case ending == bySourceError:
+		if !errors.Is(err, errSource) || seen != at {
+			p.report("source error at %d: %d batches, %v", at, seen, err)
+		}
+	case ending == bySourcePanic:
+		if err == nil || !strings.Contains(err.Error(), "source panicked: at") || seen != at {
+			p.report("source panic at %d: %d batches, %v", at, seen, err)
+		}
+	case ending == byFinishError:
+		if !errors.Is(err, errFinish) || seen != at {
+			p.report("finish error at %d: %d batches, %v", at, seen, err)
+		}
+	case ending == byBreak || ending == byPanic:
+		if err != nil || seen != at+1 || panicked != (ending == byPanic) {
+			p.report("left at %d: %d batches, %v", at, seen, err)
+		}
+	case err != nil || seen != batches:
+		p.report("%d of %d batches, %v", seen, batches, err)
+	}
+	if s := p.ring.Stats(); int(s.Batches) != p.begun {
+		p.report("Stats count %d batches of %d", s.Batches, p.begun)
+	}
+}
+
+// source lends up to so many slots ahead, fills them, and delivers.
+func (p *program) source(epoch, batches, at, ending int) func(context.Context, Lend, Deliver) error {
+	return func(ctx context.Context, lend Lend, deliver Deliver) error {
+		if p.rng.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithCancel(ctx)
+			defer cancel()
+		}
+		ahead := 1 + p.rng.IntN(p.cfg.Hosts)
+		var hosts []int
+		lent := 0
+		for i := range batches {
+			if i == at && ending == bySourceError {
+				return errSource
+			}
+			if i == at && ending == bySourcePanic {
+				panic("at")
+			}
+			for lent < batches && len(hosts) < ahead {
+				k, err := lend(ctx)
+				if err != nil {
+					return err
+				}
+				hosts = append(hosts, k)
+				lent++
+			}
+			p.dev.fill(hosts[0], 100*epoch+i+1)
+			n := 2
+			if i == at && ending == byFinishError {
+				n = 1
+			}
+			if err := deliver(n, 100*epoch+i+1); err != nil {
+				return err
+			}
+			hosts = hosts[1:]
+		}
+		return nil
+	}
+}
+
+func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
+	rng := p.rng
+	p.begun++
+	l.OnEnd = func() { p.ended++ }
+	stream := p.running.stream
+	used := []int{stream}
+	for range rng.IntN(3) {
+		p.dev.kernel(l, stream, value)
+	}
+	if rng.IntN(4) == 0 {
+		other := rng.IntN(len(p.streams))
+		if err := l.Use(other); err != nil {
+			p.report("Use: %v", err)
+		}
+		p.dev.kernel(l, other, value)
+		used = append(used, other)
+		if rng.IntN(2) == 0 {
+			p.running.stream = other // the consumer changes streams in the middle of its turn
+		}
+	}
+	if retains && rng.IntN(2) == 0 {
+		if err := l.Retain(); err != nil {
+			p.report("Retain: %v", err)
+		}
+		t := p.running
+		p.retained = append(p.retained, &kept{l, value, used, t.clock})
+		t.clock[t.actor]++
+		p.holding++
+		p.held = max(p.held, p.holding)
+	}
+}
+
+// TestSchedules runs the ring under many schedules and wants no report.
+func TestSchedules(t *testing.T) {
+	if *replaySeed > 0 {
+		_, reports := runSchedule(*replaySeed, nil, func(f string, a ...any) { t.Logf(f, a...) })
+		for _, r := range reports {
+			t.Error(r)
+		}
+		return
+	}
+	var steps, batches atomic.Int64
+	parallel(*schedules, func(seed uint64) bool {
+		p, reports := runSchedule(seed, nil, nil)
+		steps.Add(int64(p.steps))
+		batches.Add(int64(p.begun))
+		for _, r := range reports {
+			t.Errorf("seed %d: %s\nreplay it with: go test -race ./prefetcher/internal/ring -run TestSchedules -v -seed %d", seed, r, seed)
+		}
+		return len(reports) == 0
+	})
+	t.Logf("%d schedules, %d batches, %d steps", *schedules, batches.Load(), steps.Load())
+}
+
+// parallel calls fn for the seeds from 1 to n until one returns false.
+func parallel(n uint64, fn func(seed uint64) bool) {
+	var next atomic.Uint64
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for seed := next.Add(1); seed <= n && !stop.Load(); seed = next.Add(1) {
+				if !fn(seed) {
+					stop.Store(true)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestReplay: a schedule is a function of its seed.
+func TestReplay(t *testing.T) {
+	for seed := uint64(1); seed <= 50; seed++ {
+		var logs [2]strings.Builder
+		for i := range logs {
+			runSchedule(seed, nil, func(f string, a ...any) { fmt.Fprintf(&logs[i], f+"\n", a...) })
+		}
+		if logs[0].String() != logs[1].String() {
+			t.Fatalf("seed %d ran in two ways", seed)
+		}
+	}
+}
+
+// The mutants each leave out one call of the ring on its device.
+type (
+	noHostWait   struct{ simulated }
+	noStreamWait struct{ simulated }
+	noReadyWait  struct{ simulated }
+	noRelease    struct{ simulated }
+	wrongRelease struct{ simulated }
+	earlyCopied  struct{ *simDevice }
+	noCloseWaits struct{ simulated }
+	noUseWait    struct {
+		simulated
+		w *world
+	}
+	onlyFirstWait struct{ simulated }
+)
+
+func (noHostWait) HostWait(*simEvent, func() error) error { return nil }
+
+func (m noStreamWait) Copy(slot, host, n int, _ []*simEvent, copied *simEvent) error {
+	return m.simulated.Copy(slot, host, n, nil, copied)
+}
+
+func (noReadyWait) Wait(int, *simEvent) error { return nil }
+
+func (m noRelease) Record(e *simEvent, stream int) error {
+	if stream == m.P() {
+		return m.simulated.Record(e, stream)
+	}
+	return nil
+}
+
+func (m wrongRelease) Record(e *simEvent, stream int) error {
+	if stream == m.P() {
+		return m.simulated.Record(e, stream)
+	}
+	return m.simulated.Record(e, 1)
+}
+
+func (m onlyFirstWait) Copy(slot, host, n int, released []*simEvent, copied *simEvent) error {
+	return m.simulated.Copy(slot, host, n, released[:min(1, len(released))], copied)
+}
+
+func (m earlyCopied) Copy(slot, host, n int, released []*simEvent, copied *simEvent) error {
+	if err := m.Record(copied, m.P()); err != nil {
+		return err
+	}
+	return m.simDevice.Copy(slot, host, n, released, &simEvent{})
+}
+
+func (m noUseWait) Wait(stream int, e *simEvent) error {
+	if stream != m.w.running.stream {
+		return nil
+	}
+	return m.simulated.Wait(stream, e)
+}
+
+func (m noCloseWaits) Close([]*simEvent) error { return m.simulated.Close(nil) }
+
+// TestMissingEdges leaves out each edge in turn. Every one must be reported, by its name, and nothing else may be.
+func TestMissingEdges(t *testing.T) {
+	const within = 10000
+	tests := []struct {
+		name   string
+		edge   string
+		mutate func(simulated) simulated
+	}{
+		{"refill does not wait for copied(k)", "copied", func(d simulated) simulated { return noHostWait{d} }},
+		{"copy does not wait for released(j)", "released", func(d simulated) simulated { return noStreamWait{d} }},
+		{"the consumer's stream does not wait for ready(j)", "ready", func(d simulated) simulated { return noReadyWait{d} }},
+		{"another stream of the consumer (Use) does not wait for ready(j)", "ready", func(d simulated) simulated { return noUseWait{d, d.(*failing).p.world} }},
+		{"release is not recorded", "released", func(d simulated) simulated { return noRelease{d} }},
+		{"release is recorded on the default stream", "released", func(d simulated) simulated { return wrongRelease{d} }},
+		{"copy waits for only one of the consumer's streams", "released", func(d simulated) simulated { return onlyFirstWait{d} }},
+		{"copied(k) is recorded before the copy", "copied", func(d simulated) simulated {
+			f := d.(*failing)
+			f.simulated = earlyCopied{f.simulated.(*simDevice)}
+			return f
+		}},
+		{"Close does not wait for released(j)", "close", func(d simulated) simulated { return noCloseWaits{d} }},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			caught, first := 0, uint64(0)
+			for seed := uint64(1); seed <= within && caught < 20; seed++ {
+				_, reports := runSchedule(seed, test.mutate, nil)
+				found := false
+				for _, r := range reports {
+					switch {
+					case strings.Contains(r, fmt.Sprintf("edge %q is missing", test.edge)):
+						found = true
+					case strings.Contains(r, `edge "close" is missing`): // Close waits through the released events too
+					case !strings.Contains(r, "edge"): // wrong content: the damage itself
+					default:
+						t.Errorf("seed %d: reported, but not as %q: %s", seed, test.edge, r)
+					}
+				}
+				if found {
+					if caught++; caught == 1 {
+						first = seed
+						t.Logf("seed %d: %s", seed, reports[0])
+					}
+				}
+			}
+			if caught == 0 {
+				t.Fatalf("not reported in %d schedules", within)
+			}
+			t.Logf("first reported by seed %d; %d schedules reported it", first, caught)
+		})
+	}
+}

@@ -1,0 +1,282 @@
+package ring
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// freeDevice runs every stream in a goroutine of its own, and the ring on the Go runtime: here the race detector looks at the ring's own variables and the
+// runtime scheduler's wake-ups are what they are in a program. Which schedule comes is up to the machine; the proof of the edges is TestSchedules.
+type freeDevice struct {
+	mu      sync.Mutex
+	changed *sync.Cond
+	queues  [3][]freeOp
+	host    []int
+	slot    []int
+	stage   int
+	current atomic.Int32
+	closed  bool
+	workers sync.WaitGroup
+	bad     []string
+	fail    atomic.Int32 // fail the so-manieth call of Copy from now
+}
+
+type freeOp struct {
+	wait, record *bool
+	run          func()
+}
+
+type freeEvent struct{ latest *bool }
+
+func newFreeDevice(cfg Config) *freeDevice {
+	d := &freeDevice{host: make([]int, cfg.HostSlots()), slot: make([]int, cfg.Slots)}
+	d.changed = sync.NewCond(&d.mu)
+	for i := range d.queues {
+		d.workers.Go(func() { d.stream(i) })
+	}
+	return d
+}
+
+func (d *freeDevice) stream(i int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for {
+		for len(d.queues[i]) == 0 || d.queues[i][0].wait != nil && !*d.queues[i][0].wait {
+			if d.closed && len(d.queues[i]) == 0 {
+				return
+			}
+			d.changed.Wait()
+		}
+		d.mu.Unlock()
+		runtime.Gosched() // the operation takes a while
+		d.mu.Lock()
+		o := d.queues[i][0]
+		d.queues[i] = d.queues[i][1:]
+		if o.run != nil {
+			o.run()
+		}
+		if o.record != nil {
+			*o.record = true
+		}
+		d.changed.Broadcast()
+	}
+}
+
+func (d *freeDevice) enqueue(stream int, o freeOp) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.queues[stream] = append(d.queues[stream], o)
+	d.changed.Broadcast()
+}
+
+func (d *freeDevice) Open() error                   { return nil }
+func (d *freeDevice) NewEvent() (*freeEvent, error) { return &freeEvent{}, nil }
+func (d *freeDevice) FreeEvent(*freeEvent)          {}
+func (d *freeDevice) P() int                        { return 0 }
+func (d *freeDevice) Current() (int, error)         { return int(d.current.Load()), nil }
+
+func (d *freeDevice) Close(released []*freeEvent) error {
+	for _, e := range released {
+		_ = d.Wait(0, e)
+	}
+	idle := &freeEvent{}
+	_ = d.Record(idle, 0)
+	_ = d.HostWait(idle, func() error { return nil })
+	d.mu.Lock()
+	d.closed = true
+	d.changed.Broadcast()
+	d.mu.Unlock()
+	return nil
+}
+
+func (d *freeDevice) Copy(slot, host, n int, released []*freeEvent, copied *freeEvent) error {
+	if d.fail.Add(-1) == 0 {
+		return errFinish
+	}
+	for _, e := range released {
+		_ = d.Wait(0, e)
+	}
+	d.enqueue(0, freeOp{run: func() { d.stage = d.host[host] }})
+	return d.Record(copied, 0)
+}
+
+func (d *freeDevice) Finish(slot, host, n int) error {
+	d.enqueue(0, freeOp{run: func() { d.slot[slot] = d.stage }})
+	return nil
+}
+
+func (d *freeDevice) Record(e *freeEvent, stream int) error {
+	d.mu.Lock()
+	e.latest = new(bool)
+	done := e.latest
+	d.mu.Unlock()
+	d.enqueue(stream, freeOp{record: done})
+	return nil
+}
+
+func (d *freeDevice) Wait(stream int, e *freeEvent) error {
+	d.mu.Lock()
+	done := e.latest
+	d.mu.Unlock()
+	d.enqueue(stream, freeOp{wait: done})
+	return nil
+}
+
+func (d *freeDevice) HostWait(e *freeEvent, stop func() error) error {
+	for {
+		d.mu.Lock()
+		done := *e.latest
+		d.mu.Unlock()
+		if done {
+			return nil
+		}
+		if err := stop(); err != nil {
+			return err
+		}
+		runtime.Gosched()
+	}
+}
+
+func (d *freeDevice) kernel(stream, slot, value int) {
+	d.enqueue(stream, freeOp{run: func() {
+		if d.slot[slot] != value {
+			d.bad = append(d.bad, "wrong content")
+		}
+	}})
+}
+
+// TestRuntime runs rings on real goroutines through all the ways in which an epoch can end.
+func TestRuntime(t *testing.T) {
+	limit := time.AfterFunc(2*time.Minute, func() {
+		buf := make([]byte, 1<<20)
+		panic("the ring hangs\n" + string(buf[:runtime.Stack(buf, true)]))
+	})
+	defer limit.Stop()
+	before := runtime.NumGoroutine()
+	for seed := range uint64(400) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4}
+		dev := newFreeDevice(cfg)
+		r, err := New(Device[int, *freeEvent](dev), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		brokenAt := 0
+		if rng.IntN(6) == 0 {
+			brokenAt = 1 + rng.IntN(6)
+			dev.fail.Store(int32(brokenAt))
+		}
+		broken := false
+		var users sync.WaitGroup // of retained batches
+		for epoch := range 3 {
+			batches, ending := 1+rng.IntN(6), rng.IntN(byFinishError)
+			at := rng.IntN(batches)
+			dev.current.Store(int32(1 + rng.IntN(2)))
+			ctx, cancel := context.WithCancelCause(context.Background())
+			if ending == byCancel {
+				go func() {
+					for range at * 20 {
+						runtime.Gosched()
+					}
+					cancel(errCanceled)
+				}()
+			}
+			seen := 0
+			err := func() (err error) {
+				defer func() {
+					if v := recover(); v != nil {
+						err = errors.New(v.(string))
+					}
+				}()
+				return r.Run(ctx, func(ctx context.Context, lend Lend, deliver Deliver) error {
+					for i := range batches {
+						if i == at && ending == bySourceError {
+							return errSource
+						}
+						if i == at && ending == bySourcePanic {
+							runtime.Goexit()
+						}
+						k, err := lend(ctx)
+						if err != nil {
+							return err
+						}
+						dev.mu.Lock()
+						dev.host[k] = epoch*100 + i + 1
+						dev.mu.Unlock()
+						if err := deliver(1, nil); err != nil {
+							return err
+						}
+					}
+					return nil
+				}, func(l *Lease[int, *freeEvent]) bool {
+					seen++
+					dev.kernel(int(dev.current.Load()), l.Slot, epoch*100+seen)
+					if rng.IntN(8) == 0 {
+						if err := l.Retain(); err != nil {
+							t.Error(err)
+						}
+						value := epoch*100 + seen
+						users.Go(func() {
+							if err := l.Use(2); err != nil {
+								t.Error(err)
+							}
+							dev.kernel(2, l.Slot, value)
+							if err := l.Release(); err != nil {
+								t.Error(err)
+							}
+						})
+					}
+					if seen-1 == at && ending == byPanic {
+						panic("body")
+					}
+					return seen-1 != at || ending != byBreak
+				})
+			}()
+			cancel(nil)
+			if errors.Is(err, errFinish) {
+				broken = true
+			}
+			switch {
+			case errors.Is(err, ErrRetained): // the goroutine that releases was slow
+			case broken:
+				if !errors.Is(err, errFinish) {
+					t.Errorf("seed %d: a broken ring goes on: %v", seed, err)
+				}
+			case ending == byCancel && errors.Is(err, errCanceled):
+			case ending == bySourceError && errors.Is(err, errSource) && seen == at:
+			case ending == bySourcePanic && err != nil && strings.Contains(err.Error(), "Goexit") && seen == at:
+			case ending == byPanic && err != nil && err.Error() == "body":
+			case err == nil && (ending == byBreak && seen == at+1 || seen == batches):
+			default:
+				t.Errorf("seed %d: epoch %d ending %d at %d of %d: %d seen, %v", seed, epoch, ending, at, batches, seen, err)
+			}
+		}
+		users.Wait()
+		if err := r.Close(); err != nil && brokenAt == 0 {
+			t.Errorf("seed %d: Close: %v", seed, err)
+		}
+		if err := r.Close(); err != nil {
+			t.Errorf("seed %d: second Close: %v", seed, err)
+		}
+		dev.workers.Wait()
+		for _, b := range dev.bad {
+			t.Errorf("seed %d: %s", seed, b)
+		}
+	}
+	for range 1000 { // goroutines that are on their last instructions
+		if runtime.NumGoroutine() <= before {
+			break
+		}
+		runtime.Gosched()
+	}
+	if n := runtime.NumGoroutine(); n > before {
+		t.Errorf("%d goroutines before, %d after", before, n)
+	}
+}
