@@ -1,0 +1,299 @@
+package imageloader
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Report is what Inspect found in an archive.
+type Report struct {
+	File      string
+	Format    string // "tar" or "tar.gz"
+	FileBytes int64
+	Samples   int // members in the directories of classes, bad ones included
+	Ignored   int // other members, without directories
+	Orphans   int // images among them that lie outside of any directory
+	Classes   []ClassReport
+	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
+	Width     Range          // pixels, of good images
+	Height    Range
+	Bytes     Range // compressed, of good images
+	Bad       []*SampleError
+	BadBy     map[Reason]int
+}
+
+// ClassReport is one class of a Report, in the order of labels.
+type ClassReport struct {
+	Name    string
+	Samples int // bad ones included
+	Bad     int
+	Bytes   int64
+}
+
+// Range sums up a set of numbers. The median of an even count is the lower middle one.
+type Range struct{ Min, Median, Max int64 }
+
+// Progress is how far Inspect has come.
+type Progress struct {
+	Members           int
+	Bytes, TotalBytes int64 // of the file
+}
+
+// Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not nil, is called now and then from Inspect's own goroutine.
+// If the archive itself is damaged, the report on what comes before the damage is returned along with the *ArchiveError.
+func Inspect(ctx context.Context, path string, progress func(Progress)) (*Report, error) {
+	return inspect(ctx, path, progress, openFile, shimCodec{})
+}
+
+// inspected is what a worker finds out about a sample.
+type inspected struct {
+	index         int
+	format        string
+	width, height int32
+	bytes         int
+	bad           *SampleError
+}
+
+func inspect(ctx context.Context, path string, progress func(Progress), file func(string) (source, error), c codec) (*Report, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	counted := &countingSource{}
+	a, err := openArchive(ctx, path, func(path string) (source, error) {
+		f, err := file(path)
+		counted.source = f
+		return counted, err
+	})
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	defer a.Close()
+	o, err := Options{}.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{path: path, o: o}
+	x, err := newIndexer(path, nil)
+	if err != nil {
+		return nil, err
+	}
+
+	var (
+		buffers = buffers{limit: queueBytes}
+		budget  = newBudget(queueBytes)
+		items   = make(chan item, 2*o.Workers)
+		workers sync.WaitGroup
+		mu      sync.Mutex
+		found   []inspected
+	)
+	defer context.AfterFunc(ctx, budget.stop)()
+	for range runtime.GOMAXPROCS(0) {
+		workers.Go(func() {
+			d, err := c.newDecoder(o.MaxPixels)
+			if err != nil {
+				stop(fmt.Errorf("imageloader: no decoder: %w", err))
+				return
+			}
+			defer d.close()
+			var pixels [8 * 8 * 3]byte
+			for it := range items {
+				if ctx.Err() != nil {
+					continue
+				}
+				r, err := l.inspectSample(&it, d, pixels[:])
+				if err != nil {
+					stop(err)
+				}
+				mu.Lock()
+				found = append(found, r)
+				mu.Unlock()
+				if it.data != nil {
+					budget.release(len(it.data))
+					buffers.put(it.data)
+				}
+			}
+		})
+	}
+	walk := func() error {
+		var magic [magicBytes]byte
+		for {
+			m, err := a.next()
+			if err == io.EOF {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			head := magic[:0]
+			if m.kind == kindFile {
+				head = magic[:min(m.size, magicBytes)]
+				if err := a.read(head); err != nil {
+					return err
+				}
+			}
+			if progress != nil && a.names%64 == 1 {
+				progress(Progress{a.names, counted.at, a.info.Size()})
+			}
+			i, err := x.add(&m, head)
+			if err != nil {
+				return err
+			}
+			if i < 0 {
+				continue
+			}
+			it := item{sample: Sample{Name: m.name, Index: i}, size: m.size}
+			if it.bad = l.unreadable(&it, m.kind); it.bad == nil {
+				if !budget.acquire(int(m.size)) {
+					return errStopped
+				}
+				it.data = buffers.get(int(m.size))
+				copy(it.data, head)
+				if err := a.read(it.data[len(head):]); err != nil {
+					return err
+				}
+			}
+			select {
+			case items <- it:
+			case <-ctx.Done():
+				return errStopped
+			}
+		}
+	}
+	err = walk()
+	close(items)
+	workers.Wait()
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if progress != nil {
+		progress(Progress{a.names, counted.at, a.info.Size()})
+	}
+	return report(a, x, found), err
+}
+
+// inspectSample decodes all of a sample, into next to nothing.
+func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, error) {
+	r := inspected{index: it.sample.Index, bytes: len(it.data), bad: it.bad}
+	if it.bad != nil {
+		return r, nil
+	}
+	format := sniff(it.data)
+	if format == "" {
+		r.bad = l.bad(it, NotImage, looksLike(it))
+		return r, nil
+	}
+	info, err := d.header(it.data)
+	if err == nil {
+		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
+		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+		err = d.decode(it.data, &g, pixels, 8*3)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, capi.CodeDecode):
+		r.bad = l.bad(it, Damaged, err)
+	case errors.Is(err, capi.CodeUnsupported):
+		r.bad = l.bad(it, Unsupported, err)
+	default:
+		return r, fmt.Errorf("imageloader: %s: decoding %q: %w", l.path, it.sample.Name, err)
+	}
+	return r, nil
+}
+
+func describe(format string, i capi.ImageInfo) string {
+	if i.BitDepth != 8 {
+		format += fmt.Sprintf(" %d-bit", i.BitDepth)
+	}
+	switch {
+	case i.Components == 1:
+		format += " grey"
+	case i.Components == 2:
+		format += " grey with alpha"
+	case i.Components == 4 && i.Format == capi.ImageJPEG:
+		format += " CMYK"
+	case i.Components == 4:
+		format += " with alpha"
+	}
+	if i.Progressive {
+		if i.Format == capi.ImagePNG {
+			return format + " interlaced"
+		}
+		return format + " progressive"
+	}
+	return format
+}
+
+func report(a *archive, x *indexer, found []inspected) *Report {
+	orphans := x.orphans
+	// The samples of directories that turn out to be no class are no samples: their numbers are known by position only before finish.
+	class := make([]string, len(x.entries))
+	list := x.list()
+	for i, e := range x.entries {
+		class[i] = list[e.label]
+	}
+	index := x.finish(a.info)
+	r := &Report{File: a.path, Format: a.format, FileBytes: a.info.Size(), Ignored: index.ignored, Orphans: orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
+	for _, c := range index.classes {
+		r.Classes = append(r.Classes, ClassReport{Name: c})
+	}
+	slices.SortFunc(found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
+	var width, height, bytes []int64
+	for _, f := range found {
+		label, isClass := slices.BinarySearch(index.classes, class[f.index])
+		if !isClass {
+			continue
+		}
+		c := &r.Classes[label]
+		if f.bad != nil {
+			f.bad.Index = r.Samples
+		}
+		r.Samples++
+		c.Samples++
+		c.Bytes += int64(f.bytes)
+		if f.bad != nil {
+			c.Bad++
+			r.Bad = append(r.Bad, f.bad)
+			r.BadBy[f.bad.Reason]++
+			continue
+		}
+		r.Formats[f.format]++
+		width, height, bytes = append(width, int64(f.width)), append(height, int64(f.height)), append(bytes, int64(f.bytes))
+	}
+	r.Width, r.Height, r.Bytes = rangeOf(width), rangeOf(height), rangeOf(bytes)
+	return r
+}
+
+func rangeOf(values []int64) Range {
+	if len(values) == 0 {
+		return Range{}
+	}
+	slices.Sort(values)
+	return Range{values[0], values[(len(values)-1)/2], values[len(values)-1]}
+}
+
+// countingSource knows how far a file has been read.
+type countingSource struct {
+	source
+	at int64
+}
+
+func (s *countingSource) Read(p []byte) (int, error) {
+	n, err := s.source.Read(p)
+	s.at += int64(n)
+	return n, err
+}
+
+func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
+	at, err := s.source.Seek(offset, whence)
+	if err == nil {
+		s.at = at
+	}
+	return at, err
+}
