@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// What can be measured here is there and positive, what cannot is null, and nothing is missing.
+func TestBenchStreams(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if err := benchStreams(t.Context(), []string{"-json", "-repeats", "2", "-python", ""}, &stdout, &stderr); err != nil {
+		t.Fatal(err)
+	}
+	var report streamsReport
+	decoder := json.NewDecoder(&stdout)
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&report); err != nil {
+		t.Fatal(err)
+	}
+	gpu := cuda.DeviceCount() > 0
+	if len(report.Calls) != len(callNames) || len(report.Operators) != len(operatorNames) {
+		t.Errorf("got %d calls and %d operators", len(report.Calls), len(report.Operators))
+	}
+	measured := func(name string, f *figure, want bool) {
+		if (f != nil) != want {
+			t.Errorf("%s: measured is %v, want %v", name, f != nil, want)
+		} else if want && (f.Least <= 0 || f.Median < f.Least) {
+			t.Errorf("%s: got %+v", name, *f)
+		}
+	}
+	for _, name := range callNames {
+		c := report.Calls[name]
+		if c == nil {
+			t.Fatalf("%s is missing", name)
+		}
+		measured(name, c.Go, gpu || name == "empty_cgo_call" || name == "lock_unlock")
+		measured(name+" in Python", c.Python, false)
+	}
+	for _, name := range operatorNames {
+		o := report.Operators[name]
+		if o == nil {
+			t.Fatalf("%s is missing", name)
+		}
+		for kind, f := range map[string]*figure{"call": o.Call, "tensor": o.Tensor, "C++": o.CPP} {
+			measured(name+" "+kind, f, true)
+		}
+		measured(name+" in Python", o.Python, false)
+	}
+	if said := strings.Contains(stderr.String(), "no GPU"); said == gpu {
+		t.Errorf("with a GPU: %v; on stderr: %q", gpu, stderr.String())
+	}
+}
+
+func TestBenchStreamsTable(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	if err := benchStreams(t.Context(), []string{"-repeats", "1", "-python", "/nonexistent/python"}, &stdout, &stderr); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range append([]string{"over an empty call", "/nonexistent/python"}, append(callNames, operatorNames...)...) {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("%q is not in the table:\n%s", want, stdout.String())
+		}
+	}
+}
+
+func TestSummary(t *testing.T) {
+	for _, c := range []struct {
+		means         []float64
+		median, least float64
+	}{{[]float64{5}, 5, 5}, {[]float64{9, 1, 5}, 5, 1}, {[]float64{8, 2, 4, 6}, 5, 2}} {
+		if got := summary(c.means); got.Median != c.median || got.Least != c.least {
+			t.Errorf("summary(%v) is %+v", c.means, *got)
+		}
+	}
+}
