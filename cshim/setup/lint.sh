@@ -7,7 +7,7 @@ check() { echo "lint: $*" >&2; }
 fail() { echo "lint: error: $*" >&2 && bad=1; }
 
 check "gofmt"
-unformatted=$(git ls-files -co --exclude-standard '*.go' | while read -r f; do [[ ! -e $f ]] || echo "$f"; done | xargs -r gofmt -l)
+unformatted=$(gofmt -l .)
 [[ -z $unformatted ]] || fail "not formatted, run gofmt -w on:"$'\n'"$unformatted"
 
 check "clang-format"

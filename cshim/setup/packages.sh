@@ -16,6 +16,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 have() { command -v "$1" >/dev/null 2>&1; }
 
 have go || fail "Go is not installed or not in PATH: install Go 1.25 or newer"
+# Go 1.21 and newer fetch the Go that go.mod asks for by themselves; older ones do not understand the file.
+go=$(GOTOOLCHAIN=local go version | sed -n 's/.* go1\.\([0-9]*\).*/\1/p')
+((${go:-99} >= 21)) || fail "$(command -v go) is Go 1.$go: install Go 1.25 or newer, or put it first in PATH"
 have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
 
 missing=()
