@@ -173,11 +173,13 @@ func tensorsArg(i, count int) capi.Arg {
 	return capi.Arg{Kind: capi.ArgTensors, Value: int64(i), Count: int32(count)}
 }
 
-func intArg(v int64) capi.Arg     { return capi.Arg{Kind: capi.ArgInt, Value: v} }
-func floatArg(v float64) capi.Arg { return capi.Arg{Kind: capi.ArgDouble, Value: int64(math.Float64bits(v))} }
-func deviceArg(d int32) capi.Arg  { return capi.Arg{Kind: capi.ArgDevice, Value: int64(d)} }
-func defaultArg() capi.Arg        { return capi.Arg{Kind: capi.ArgDefault} }
-func noneArg() capi.Arg           { return capi.Arg{Kind: capi.ArgNone} }
+func intArg(v int64) capi.Arg { return capi.Arg{Kind: capi.ArgInt, Value: v} }
+func floatArg(v float64) capi.Arg {
+	return capi.Arg{Kind: capi.ArgDouble, Value: int64(math.Float64bits(v))}
+}
+func deviceArg(d int32) capi.Arg { return capi.Arg{Kind: capi.ArgDevice, Value: int64(d)} }
+func defaultArg() capi.Arg       { return capi.Arg{Kind: capi.ArgDefault} }
+func noneArg() capi.Arg          { return capi.Arg{Kind: capi.ArgNone} }
 
 func boolArg(v bool) capi.Arg {
 	if v {

@@ -30,11 +30,14 @@ func (e *Error) Error() string {
 		fmt.Fprintf(&b, " at %s:%d", filepath.Base(e.File), e.Line)
 	}
 	b.WriteString(": ")
-	var c *capi.Error
-	if errors.As(e.Err, &c) && c.Code == capi.CodeOperator {
-		b.WriteString(c.Message) // LibTorch's own words say what the C function's name would not
-	} else {
+	c, ok := e.Err.(*capi.Error)
+	switch {
+	case !ok:
 		b.WriteString(e.Err.Error())
+	case c.Code == capi.CodeOperator:
+		b.WriteString(c.Message) // LibTorch's own words need no kind
+	default:
+		b.WriteString(c.Code.Error() + ": " + c.Message) // the operator's name is there in place of the C function's
 	}
 	return b.String()
 }

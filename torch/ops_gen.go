@@ -187,7 +187,7 @@ var operators = [...]operatorInfo{
 	opUniform_:          {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"},
 	opNormal_:           {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"},
 	opBernoulli_:        {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"},
-	opSetData:           {"setData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()"},
+	opSetData:           {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()"},
 	opEq:                {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor"},
 	opEqScalar:          {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor"},
 	opNe:                {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor"},
@@ -603,10 +603,10 @@ func (t *Tensor) Bernoulli_(p float64) *Tensor {
 	return opBernoulli_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil, nil)
 }
 
-// setData works in place: t's memory, device and dtype become new_data's; its identity for autograd stays.
+// SetData works in place: t takes over the memory, dtype and device of newData and stays the same leaf for autograd and optimizers; its gradient is not touched.
 //
 //	aten::set_data(Tensor(a!) self, Tensor new_data) -> ()
-func (t *Tensor) setData(newData *Tensor) error {
+func (t *Tensor) SetData(newData *Tensor) error {
 	return opSetData.none([]*Tensor{t, newData}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
@@ -1302,7 +1302,7 @@ func (t *Tensor) ToDType(dtype DType) *Tensor {
 	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil, nil)
 }
 
-// toDevice returns t itself if it is there, else a copy.
+// toDevice returns t on another device.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) toDevice(device cuda.Device, nonBlocking bool) *Tensor {

@@ -98,4 +98,3 @@ func (t *Tensor) Pointer() (uintptr, error) {
 	})
 	return p, err
 }
-

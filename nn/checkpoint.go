@@ -1,0 +1,122 @@
+package nn
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Save writes the module's parameters and buffers, by their state_dict names, to a safetensors file, which PyTorch reads with safetensors.torch.load_file. The metadata (may be nil) goes
+// into the file's header. The file appears under its name when it is complete, and replaces one that was there; a failure leaves that as it was. Save blocks until the file is
+// on the disk.
+func Save(path string, m Module, metadata map[string]string) error {
+	return SaveTensors(path, State(m), metadata)
+}
+
+// Load reads what [Save] or PyTorch wrote into the module's parameters and buffers, on whichever device they are, and returns the file's metadata. The file must have exactly the module's
+// names, shapes and dtypes: otherwise the error lists what differs and the module is left as it was.
+func Load(path string, m Module) (map[string]string, error) {
+	c, err := OpenCheckpoint(path)
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	state := State(m)
+	if err := c.compare(state); err != nil {
+		return nil, err
+	}
+	for _, n := range state {
+		if err := c.readInto(n); err != nil {
+			return nil, err
+		}
+	}
+	return c.Metadata(), nil
+}
+
+// compare finds all differences between the file and the module before anything is changed.
+func (c *Checkpoint) compare(state []Named) error {
+	const most = 10 // differences to list
+	var errs []error
+	wanted := make(map[string]bool, len(state))
+	for _, n := range state {
+		wanted[n.Name] = true
+		e, ok := c.entries[n.Name]
+		switch {
+		case n.Tensor.Err() != nil:
+			errs = append(errs, fmt.Errorf("the module's tensor %s: %w", n.Name, n.Tensor.Err()))
+		case !ok:
+			errs = append(errs, fmt.Errorf("tensor %s is not in the file", n.Name))
+		case e.dtype != n.Tensor.DType() || !equal(e.shape, n.Tensor.Shape()):
+			errs = append(errs, fmt.Errorf("tensor %s is %v%v in the file and %v%v in the module", n.Name, e.dtype, e.shape, n.Tensor.DType(), n.Tensor.Shape()))
+		}
+	}
+	for _, name := range c.names {
+		if !wanted[name] {
+			errs = append(errs, fmt.Errorf("tensor %s is not in the module", name))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	if more := len(errs) - most; more > 0 {
+		errs = append(errs[:most], fmt.Errorf("and %d more differences", more))
+	}
+	return fmt.Errorf("nn: %s does not fit the module: %w", c.path, errors.Join(errs...))
+}
+
+func equal(a, b []int64) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *Checkpoint) readInto(n Named) error {
+	t, err := c.Read(n.Name)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	if err := n.Tensor.CopyFrom(t, torch.CopyOptions{}); err != nil {
+		return fmt.Errorf("nn: %s: tensor %s: %w", c.path, n.Name, err)
+	}
+	return nil
+}
+
+// Read returns a tensor of the file, on the CPU. It belongs to the caller.
+func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
+	e, ok := c.entries[name]
+	if !ok {
+		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+	}
+	t, err := torch.Empty(cuda.CPU, e.dtype, e.shape...)
+	if err == nil {
+		err = c.fill(t, e)
+	}
+	if err != nil {
+		t.Close()
+		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
+	}
+	return t, nil
+}
+
+func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
+	if e.begin == e.end {
+		return nil
+	}
+	b, err := t.Bytes()
+	if err != nil {
+		return err
+	}
+	if n, err := c.file.ReadAt(b, c.data+e.begin); n < len(b) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,188 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Module is a part of a network.
+type Module interface {
+	// Forward computes the module's output. Like every operator it carries errors in its result.
+	Forward(x *torch.Tensor) *torch.Tensor
+	// Parts lists what the module is made of, in a fixed order.
+	Parts() Parts
+}
+
+// Parts is what a module is made of. Names become parts of PyTorch's state_dict keys: "conv1.weight" is parameter "weight" of the child "conv1".
+type Parts struct {
+	Parameters []Named // leaves that are trained
+	Buffers    []Named // saved with the module but not trained, such as BatchNorm2d's running statistics
+	Modules    []Child
+}
+
+// Named is a tensor and its name.
+type Named struct {
+	Name   string
+	Tensor *torch.Tensor
+}
+
+// Child is a module in a module.
+type Child struct {
+	Name   string
+	Module Module
+}
+
+// Moder is a Module that behaves differently in training and in evaluation.
+type Moder interface {
+	SetTraining(training bool)
+}
+
+// walk visits m and what is in it, parents first, with the prefix of its names.
+func walk(prefix string, m Module, visit func(prefix string, m Module, p Parts)) {
+	if m == nil {
+		return
+	}
+	p := m.Parts()
+	visit(prefix, m, p)
+	for _, c := range p.Modules {
+		walk(prefix+c.Name+".", c.Module, visit)
+	}
+}
+
+func collect(m Module, of ...func(Parts) []Named) []Named {
+	var all []Named
+	walk("", m, func(prefix string, _ Module, p Parts) {
+		for _, f := range of {
+			for _, n := range f(p) {
+				all = append(all, Named{prefix + n.Name, n.Tensor})
+			}
+		}
+	})
+	return all
+}
+
+func parameters(p Parts) []Named { return p.Parameters }
+func buffers(p Parts) []Named    { return p.Buffers }
+
+// NamedParameters returns the parameters of m and all modules in it, by their full names, in PyTorch's order.
+func NamedParameters(m Module) []Named { return collect(m, parameters) }
+
+// NamedBuffers returns the buffers of m and all modules in it, by their full names.
+func NamedBuffers(m Module) []Named { return collect(m, buffers) }
+
+// State returns parameters and buffers by PyTorch's state_dict names, in its order. It is what [Save] writes.
+func State(m Module) []Named { return collect(m, parameters, buffers) }
+
+// Parameters returns the tensors to train: what an optimizer is given.
+func Parameters(m Module) []*torch.Tensor {
+	named := NamedParameters(m)
+	tensors := make([]*torch.Tensor, len(named))
+	for i, n := range named {
+		tensors[i] = n.Tensor
+	}
+	return tensors
+}
+
+// Err returns the first error of a parameter or buffer: what a constructor could not do, by name. Forward would report the same.
+func Err(m Module) error {
+	for _, n := range State(m) {
+		if err := n.Tensor.Err(); err != nil {
+			return fmt.Errorf("nn: %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so an optimizer made before goes on with them. Gradients are dropped. It
+// blocks until everything is there. After an error some may have moved.
+func To(m Module, device cuda.Device) error {
+	for _, n := range State(m) {
+		if err := move(n.Tensor, device); err != nil {
+			return fmt.Errorf("nn: %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+func move(t *torch.Tensor, device cuda.Device) error {
+	if err := t.Err(); err != nil {
+		return err
+	}
+	if t.Device() == device {
+		return nil
+	}
+	moved := t.NoGrad().Detach().To(device)
+	if err := moved.Err(); err != nil {
+		return err
+	}
+	defer moved.Close()
+	if err := torch.ClearGrads(t); err != nil {
+		return err
+	}
+	return t.SetData(moved)
+}
+
+// Train puts all modules in m into training mode, in which they are made, or into evaluation mode.
+func Train(m Module, training bool) {
+	walk("", m, func(_ string, m Module, _ Parts) {
+		if t, ok := m.(Moder); ok {
+			t.SetTraining(training)
+		}
+	})
+}
+
+// Close frees all parameters and buffers. Programs that use a network to their end need not call it.
+func Close(m Module) error {
+	for _, n := range State(m) {
+		if n.Tensor != nil {
+			if err := n.Tensor.Close(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Func is a module without parts: any function of a tensor.
+type Func func(x *torch.Tensor) *torch.Tensor
+
+// Forward calls the function.
+func (f Func) Forward(x *torch.Tensor) *torch.Tensor {
+	if f == nil {
+		return torch.Fail("nn.Func", errNoModule)
+	}
+	return f(x)
+}
+
+// Parts returns nothing.
+func (f Func) Parts() Parts { return Parts{} }
+
+// Sequential passes its input through modules one after the other. Their names are "0", "1", ..., as in PyTorch.
+type Sequential struct {
+	modules []Module
+}
+
+// NewSequential returns the modules as one.
+func NewSequential(modules ...Module) *Sequential { return &Sequential{modules} }
+
+// Forward computes the last module's output.
+func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
+	for i, m := range s.modules {
+		if m == nil {
+			return torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule))
+		}
+		x = m.Forward(x)
+	}
+	return x
+}
+
+// Parts returns the modules.
+func (s *Sequential) Parts() Parts {
+	p := Parts{Modules: make([]Child, len(s.modules))}
+	for i, m := range s.modules {
+		p.Modules[i] = Child{fmt.Sprint(i), m}
+	}
+	return p
+}

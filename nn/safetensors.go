@@ -1,0 +1,396 @@
+package nn
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"sort"
+	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A safetensors file is the header's length in 8 bytes, little-endian; the header, a JSON object of {"dtype", "shape", "data_offsets": [begin, end]} by name, and of strings under
+// "__metadata__"; and the tensors' bytes, little-endian and row-major, which the offsets cover without gap or overlap.
+
+const (
+	maxHeader   = 100 << 20 // the format's own limit
+	metadataKey = "__metadata__"
+)
+
+var fileTypes = map[torch.DType]string{
+	torch.Bool: "BOOL", torch.Uint8: "U8", torch.Int8: "I8", torch.Int16: "I16", torch.Int32: "I32", torch.Int64: "I64", torch.Float16: "F16", torch.BFloat16: "BF16",
+	torch.Float32: "F32", torch.Float64: "F64",
+}
+
+func dtypeOf(name string) (torch.DType, bool) {
+	for d, n := range fileTypes {
+		if n == name {
+			return d, true
+		}
+	}
+	return 0, false
+}
+
+type entry struct {
+	dtype      torch.DType
+	shape      []int64
+	begin, end int64 // bytes, from the start of the data
+}
+
+// Checkpoint is an open safetensors file. Its methods may be called from several goroutines.
+type Checkpoint struct {
+	path     string
+	file     *os.File
+	data     int64 // where the tensors' bytes start
+	names    []string
+	entries  map[string]entry
+	metadata map[string]string
+}
+
+// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets. Nothing that a file may contain makes it crash or allocate more than the file's size.
+func OpenCheckpoint(path string) (*Checkpoint, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("nn: open checkpoint: %w", err)
+	}
+	c := &Checkpoint{path: path, file: file}
+	if err := c.readHeader(); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("nn: %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// Close closes the file.
+func (c *Checkpoint) Close() error { return c.file.Close() }
+
+// Metadata returns a copy of the strings in the header.
+func (c *Checkpoint) Metadata() map[string]string {
+	m := make(map[string]string, len(c.metadata))
+	for k, v := range c.metadata {
+		m[k] = v
+	}
+	return m
+}
+
+// Tensors describes the tensors, in the order of their bytes.
+func (c *Checkpoint) Tensors() []torch.Spec {
+	specs := make([]torch.Spec, len(c.names))
+	for i, n := range c.names {
+		specs[i] = torch.Spec{Name: n, DType: c.entries[n].dtype, Shape: slices.Clone(c.entries[n].shape)}
+	}
+	return specs
+}
+
+func (c *Checkpoint) readHeader() error {
+	info, err := c.file.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() {
+		return errors.New("not a regular file")
+	}
+	var length [8]byte
+	if _, err := c.file.ReadAt(length[:], 0); err != nil {
+		return fmt.Errorf("not a safetensors file: %d bytes long", info.Size())
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	if n > maxHeader || int64(n) > info.Size()-8 {
+		return fmt.Errorf("not a safetensors file, or cut short: the header should have %d bytes and the file has %d", n, info.Size())
+	}
+	header := make([]byte, n)
+	if _, err := c.file.ReadAt(header, 8); err != nil {
+		return fmt.Errorf("header: %w", err)
+	}
+	c.data = 8 + int64(n)
+	return c.parse(header, info.Size()-c.data)
+}
+
+// parse checks the header against the size of the data.
+func (c *Checkpoint) parse(header []byte, size int64) error {
+	if !utf8.Valid(header) {
+		return errors.New("header: not UTF-8")
+	}
+	if len(header) == 0 || header[0] != '{' {
+		return errors.New("header: does not start with {")
+	}
+	c.entries, c.names = map[string]entry{}, nil
+	d := json.NewDecoder(bytes.NewReader(header))
+	err := object(d, func(key string) error {
+		if key == metadataKey {
+			c.metadata = map[string]string{}
+			return object(d, func(key string) error {
+				v, err := d.Token()
+				s, ok := v.(string)
+				if err == nil && !ok {
+					err = fmt.Errorf("%s %q is not a string", metadataKey, key)
+				}
+				c.metadata[key] = s
+				return err
+			})
+		}
+		e, err := parseEntry(d)
+		if err != nil {
+			return fmt.Errorf("tensor %q: %w", key, err)
+		}
+		c.entries[key] = e
+		c.names = append(c.names, key)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("header: %w", err)
+	}
+	if rest := bytes.TrimSpace(header[d.InputOffset():]); len(rest) > 0 {
+		return errors.New("header: text after the object")
+	}
+	sort.SliceStable(c.names, func(i, j int) bool {
+		a, b := c.entries[c.names[i]], c.entries[c.names[j]]
+		return a.begin < b.begin || a.begin == b.begin && a.end < b.end
+	})
+	at := int64(0)
+	for _, name := range c.names {
+		if e := c.entries[name]; e.begin != at {
+			return fmt.Errorf("tensor %q: its bytes start at %d and those before it end at %d", name, e.begin, at)
+		} else {
+			at = e.end
+		}
+	}
+	if at != size {
+		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them", at, size)
+	}
+	return nil
+}
+
+// object reads a JSON object and refuses a name that comes twice. value reads the value.
+func object(d *json.Decoder, value func(key string) error) error {
+	if err := delim(d, '{'); err != nil {
+		return err
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return err
+		}
+		key, ok := t.(string)
+		if !ok {
+			return fmt.Errorf("%v where a name should be", t)
+		}
+		if seen[key] {
+			return fmt.Errorf("%q comes twice", key)
+		}
+		seen[key] = true
+		if err := value(key); err != nil {
+			return err
+		}
+	}
+	return delim(d, '}')
+}
+
+func delim(d *json.Decoder, want json.Delim) error {
+	t, err := d.Token()
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err == nil && t != want {
+		err = fmt.Errorf("%v where %v should be", t, want)
+	}
+	return err
+}
+
+func parseEntry(d *json.Decoder) (entry, error) {
+	var e entry
+	var offsets []int64
+	var hasType, hasShape, hasOffsets bool
+	err := object(d, func(key string) (err error) {
+		switch key {
+		case "dtype":
+			var name string
+			if err = d.Decode(&name); err != nil {
+				return err
+			}
+			if e.dtype, hasType = dtypeOf(name); !hasType {
+				return fmt.Errorf("dtype %q is not handled", name)
+			}
+		case "shape":
+			e.shape, err = integers(d)
+			hasShape = true
+		case "data_offsets":
+			offsets, err = integers(d)
+			hasOffsets = true
+		default:
+			err = fmt.Errorf("unknown %q", key)
+		}
+		return err
+	})
+	if err != nil {
+		return e, err
+	}
+	if !hasType || !hasShape || !hasOffsets || len(offsets) != 2 {
+		return e, errors.New("needs dtype, shape and two data_offsets")
+	}
+	bytes := int64(e.dtype.Size())
+	for _, s := range e.shape {
+		if s != 0 && bytes > math.MaxInt64/s {
+			return e, fmt.Errorf("shape %v is too large", e.shape)
+		}
+		bytes *= s
+	}
+	e.begin, e.end = offsets[0], offsets[1]
+	if e.end-e.begin != bytes {
+		return e, fmt.Errorf("offsets %v are %d bytes, %v%v needs %d", offsets, e.end-e.begin, e.dtype, e.shape, bytes)
+	}
+	return e, nil
+}
+
+// integers reads an array of numbers that are not negative.
+func integers(d *json.Decoder) ([]int64, error) {
+	if err := delim(d, '['); err != nil {
+		return nil, err
+	}
+	values := []int64{}
+	for d.More() {
+		var v int64
+		if err := d.Decode(&v); err != nil {
+			return nil, err
+		}
+		if v < 0 {
+			return nil, fmt.Errorf("a negative size %d", v)
+		}
+		values = append(values, v)
+	}
+	return values, delim(d, ']')
+}
+
+// SaveTensors writes any tensors to a safetensors file, as [Save] does.
+func SaveTensors(path string, tensors []Named, metadata map[string]string) error {
+	err := writeAtomically(path, func(w io.Writer) error { return encode(w, tensors, metadata) })
+	if err != nil {
+		return fmt.Errorf("nn: save %s: %w", path, err)
+	}
+	return nil
+}
+
+func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
+	// The largest elements come first, so that everything is aligned; then names, so that the same state gives the same file.
+	sorted := slices.Clone(tensors)
+	size := func(n Named) int { return n.Tensor.DType().Size() }
+	sort.SliceStable(sorted, func(i, j int) bool {
+		a, b := size(sorted[i]), size(sorted[j])
+		return a > b || a == b && sorted[i].Name < sorted[j].Name
+	})
+	header := map[string]any{}
+	for k, v := range metadata {
+		if !utf8.ValidString(k) || !utf8.ValidString(v) {
+			return fmt.Errorf("metadata %q is not UTF-8", k)
+		}
+	}
+	if len(metadata) > 0 {
+		header[metadataKey] = metadata
+	}
+	at, largest := int64(0), int64(0)
+	for _, n := range sorted {
+		if err := n.Tensor.Err(); err != nil {
+			return fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		shape, dtype := n.Tensor.Shape(), n.Tensor.DType()
+		if shape == nil {
+			return fmt.Errorf("tensor %s: %w", n.Name, torch.ErrClosed)
+		}
+		if _, twice := header[n.Name]; twice || n.Name == metadataKey || !utf8.ValidString(n.Name) {
+			return fmt.Errorf("tensor %q: a name that comes twice, is not UTF-8 or is reserved", n.Name)
+		}
+		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
+		header[n.Name] = map[string]any{"dtype": fileTypes[dtype], "shape": shape, "data_offsets": [2]int64{at, at + bytes}}
+		at, largest = at+bytes, max(largest, bytes)
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return err
+	}
+	text = append(text, bytes.Repeat([]byte{' '}, -len(text)&7)...) // the data starts at a multiple of 8
+	if len(text) > maxHeader {
+		return fmt.Errorf("a header of %d bytes is over the format's limit of %d", len(text), maxHeader)
+	}
+	if err := binary.Write(w, binary.LittleEndian, uint64(len(text))); err != nil {
+		return err
+	}
+	if _, err := w.Write(text); err != nil {
+		return err
+	}
+	buf := make([]byte, largest)
+	for _, n := range sorted {
+		b := buf[:torch.Spec{DType: n.Tensor.DType(), Shape: n.Tensor.Shape()}.Bytes()]
+		if err := n.Tensor.ReadBytes(b); err != nil {
+			return fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		if _, err := w.Write(b); err != nil {
+			return fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+// writeAtomically writes beside the file and then puts the result in its place.
+func writeAtomically(path string, write func(io.Writer) error) (err error) {
+	file, err := createBeside(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			file.Close() // again, if it was closed: harmless
+			os.Remove(file.Name())
+		}
+	}()
+	if old, err := os.Stat(path); err == nil {
+		if err := file.Chmod(old.Mode().Perm()); err != nil {
+			return err
+		}
+	}
+	w := bufio.NewWriterSize(file, 1<<20)
+	if err := write(w); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(file.Name(), path); err != nil {
+		return err
+	}
+	// The new name is on the disk when the folder is. Some file systems cannot do that to a folder, which is no failure of the file.
+	if dir, err := os.Open(filepath.Dir(path)); err == nil {
+		dir.Sync()
+		dir.Close()
+	}
+	return nil
+}
+
+func createBeside(path string) (*os.File, error) {
+	for {
+		var r [6]byte
+		rand.Read(r[:]) // never fails
+		file, err := os.OpenFile(path+".tmp-"+hex.EncodeToString(r[:]), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		if !errors.Is(err, fs.ErrExist) {
+			return file, err
+		}
+	}
+}
