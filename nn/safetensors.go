@@ -26,6 +26,7 @@ import (
 
 const (
 	maxHeader   = 100 << 20 // the format's own limit
+	maxDims     = 64
 	metadataKey = "__metadata__"
 )
 
@@ -34,9 +35,9 @@ var fileTypes = map[torch.DType]string{
 	torch.Float32: "F32", torch.Float64: "F64",
 }
 
-func dtypeOf(name string) (torch.DType, bool) {
+func dtypeOf(name json.Token) (torch.DType, bool) {
 	for d, n := range fileTypes {
-		if n == name {
+		if name == n {
 			return d, true
 		}
 	}
@@ -128,6 +129,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	}
 	c.entries, c.names = map[string]entry{}, nil
 	d := json.NewDecoder(bytes.NewReader(header))
+	d.UseNumber()
 	err := object(d, func(key string) error {
 		if key == metadataKey {
 			c.metadata = map[string]string{}
@@ -217,12 +219,12 @@ func parseEntry(d *json.Decoder) (entry, error) {
 	err := object(d, func(key string) (err error) {
 		switch key {
 		case "dtype":
-			var name string
-			if err = d.Decode(&name); err != nil {
+			name, err := d.Token()
+			if err != nil {
 				return err
 			}
 			if e.dtype, hasType = dtypeOf(name); !hasType {
-				return fmt.Errorf("dtype %q is not handled", name)
+				return fmt.Errorf("dtype %v is not handled", name)
 			}
 		case "shape":
 			e.shape, err = integers(d)
@@ -240,6 +242,9 @@ func parseEntry(d *json.Decoder) (entry, error) {
 	}
 	if !hasType || !hasShape || !hasOffsets || len(offsets) != 2 {
 		return e, errors.New("needs dtype, shape and two data_offsets")
+	}
+	if len(e.shape) > maxDims {
+		return e, fmt.Errorf("%d dimensions are more than LibTorch's %d", len(e.shape), maxDims)
 	}
 	bytes := int64(e.dtype.Size())
 	for _, s := range e.shape {
@@ -262,12 +267,14 @@ func integers(d *json.Decoder) ([]int64, error) {
 	}
 	values := []int64{}
 	for d.More() {
-		var v int64
-		if err := d.Decode(&v); err != nil {
+		t, err := d.Token()
+		if err != nil {
 			return nil, err
 		}
-		if v < 0 {
-			return nil, fmt.Errorf("a negative size %d", v)
+		n, ok := t.(json.Number)
+		v, err := n.Int64()
+		if !ok || err != nil || v < 0 {
+			return nil, fmt.Errorf("%v where a whole number should be that is not negative", t)
 		}
 		values = append(values, v)
 	}

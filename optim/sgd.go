@@ -2,7 +2,7 @@
 //
 // A training step is
 //
-//	loss := net.Forward(batch.Images).CrossEntropy(batch.Labels, torch.CrossEntropyOptions{})
+//	loss := net.Forward(batch.Images).CrossEntropy(batch.Labels)
 //	if err := loss.Backward(); err != nil {
 //		return err
 //	}

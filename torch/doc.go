@@ -4,7 +4,7 @@
 //
 // A [Tensor] is a handle to a LibTorch tensor. Operators are its methods and are generated from LibTorch's own list, one line each in ops.txt:
 //
-//	loss := x.MatMul(w).Add(b).ReLU().MSELoss(y, torch.MSELossOptions{})
+//	loss := x.MatMul(w).Add(b).ReLU().MSELoss(y)
 //	if err := loss.Backward(); err != nil {
 //		return err
 //	}

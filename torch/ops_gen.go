@@ -95,8 +95,11 @@ const (
 	opDropout
 	opEmbedding
 	opCrossEntropy
+	opCrossEntropyWith
 	opNLLLoss
+	opNLLLossWith
 	opMSELoss
+	opMSELossWith
 	opReshape
 	opView
 	opFlatten
@@ -227,8 +230,11 @@ var operators = [...]operatorInfo{
 	opDropout:           {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor"},
 	opEmbedding:         {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
 	opCrossEntropy:      {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
+	opCrossEntropyWith:  {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
 	opNLLLoss:           {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
+	opNLLLossWith:       {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
 	opMSELoss:           {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
+	opMSELossWith:       {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
 	opReshape:           {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"},
 	opView:              {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)"},
 	opFlatten:           {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"},
@@ -940,7 +946,14 @@ func Embedding(weight *Tensor, indices *Tensor) *Tensor {
 	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// CrossEntropyOptions are the options of CrossEntropy. A field's zero value stands for its default.
+// CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N ...]) or probabilities [N classes ...].
+//
+//	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
+func (t *Tensor) CrossEntropy(target *Tensor) *Tensor {
+	return opCrossEntropy.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// CrossEntropyOptions are the options of CrossEntropyWith. A field's zero value stands for its default.
 type CrossEntropyOptions struct {
 	Weight         *Tensor   // default none
 	Reduction      Reduction // default Mean
@@ -948,10 +961,10 @@ type CrossEntropyOptions struct {
 	LabelSmoothing float64   // default 0.0
 }
 
-// CrossEntropy returns the loss of logits [N classes ...] against class indices (int64 [N ...]) or probabilities.
+// CrossEntropyWith returns CrossEntropy with options.
 //
 //	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
-func (t *Tensor) CrossEntropy(target *Tensor, o CrossEntropyOptions) *Tensor {
+func (t *Tensor) CrossEntropyWith(target *Tensor, o CrossEntropyOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch()), defaultArg(), defaultArg()}
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
@@ -959,37 +972,51 @@ func (t *Tensor) CrossEntropy(target *Tensor, o CrossEntropyOptions) *Tensor {
 	if !(o.LabelSmoothing == 0) {
 		args[5] = floatArg(o.LabelSmoothing)
 	}
-	return opCrossEntropy.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opCrossEntropyWith.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
 }
 
-// NLLLossOptions are the options of NLLLoss. A field's zero value stands for its default.
+// NLLLoss returns the mean loss of log-probabilities [N classes] against class indices (int64 [N]).
+//
+//	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
+func (t *Tensor) NLLLoss(target *Tensor) *Tensor {
+	return opNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// NLLLossOptions are the options of NLLLossWith. A field's zero value stands for its default.
 type NLLLossOptions struct {
 	Weight      *Tensor   // default none
 	Reduction   Reduction // default Mean
 	IgnoreIndex *int64    // default -100
 }
 
-// NLLLoss returns the loss of log-probabilities [N classes] against class indices (int64 [N]).
+// NLLLossWith returns NLLLoss with options.
 //
 //	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
-func (t *Tensor) NLLLoss(target *Tensor, o NLLLossOptions) *Tensor {
+func (t *Tensor) NLLLossWith(target *Tensor, o NLLLossOptions) *Tensor {
 	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch()), defaultArg()}
 	if !(o.IgnoreIndex == nil) {
 		args[4] = intArg(*o.IgnoreIndex)
 	}
-	return opNLLLoss.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
+	return opNLLLossWith.one([]*Tensor{t, target, o.Weight}, args, nil, nil)
 }
 
-// MSELossOptions are the options of MSELoss. A field's zero value stands for its default.
+// MSELoss returns the mean squared difference.
+//
+//	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
+func (t *Tensor) MSELoss(target *Tensor) *Tensor {
+	return opMSELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// MSELossOptions are the options of MSELossWith. A field's zero value stands for its default.
 type MSELossOptions struct {
 	Reduction Reduction // default Mean
 }
 
-// MSELoss returns the squared difference.
+// MSELossWith returns MSELoss with options.
 //
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
-func (t *Tensor) MSELoss(target *Tensor, o MSELossOptions) *Tensor {
-	return opMSELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+func (t *Tensor) MSELossWith(target *Tensor, o MSELossOptions) *Tensor {
+	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
 }
 
 // Reshape returns another shape for as many elements; one size may be -1.

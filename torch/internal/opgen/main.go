@@ -302,7 +302,7 @@ func (o op) write(b *bytes.Buffer) error {
 		if err := o.writeOptions(b); err != nil {
 			return err
 		}
-		params = append(params, "o "+exported(o.method)+"Options")
+		params = append(params, "o "+o.optionsName())
 	}
 	var results, how string
 	tensors := 0
@@ -334,8 +334,12 @@ func (o op) write(b *bytes.Buffer) error {
 	return o.writeBody(b, receiver, how)
 }
 
+func (o op) optionsName() string {
+	return exported(strings.TrimSuffix(o.method, "With")) + "Options"
+}
+
 func (o op) writeOptions(b *bytes.Buffer) error {
-	name := exported(o.method) + "Options"
+	name := o.optionsName()
 	fmt.Fprintf(b, "\n// %s are the options of %s. A field's zero value stands for its default.\ntype %s struct {\n", name, o.method, name)
 	for _, n := range o.order {
 		g, a := o.given[n], o.arg(n)
