@@ -39,7 +39,7 @@ done
 # Run-time paths lead to this clone's build folder and to LibTorch here: they mean nothing elsewhere.
 find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -name "*.so" \) | while read -r file; do
   if readelf -h "$file" >/dev/null 2>&1; then
-    cmake -DBINARY="$PWD/$file" -P cshim/setup/remove_rpath.cmake
+    cmake -DBINARY="$PWD/$file" -P cshim/setup/remove_rpath.cmake >/dev/null
   fi
 done
 cp cshim/setup/gpu-run.sh "$out/run.sh"
