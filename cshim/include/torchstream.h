@@ -331,7 +331,8 @@ TS_API ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_inf
 
 /* Decode state, tables and buffers, reused from image to image: one a worker, used by one thread at a time. */
 typedef struct ts_image_decoder ts_image_decoder;
-/* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit): TS_ERROR_UNSUPPORTED beyond. new reference. */
+/* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit): TS_ERROR_UNSUPPORTED beyond.
+ * It bounds the memory too: a progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel while it is decoded. new reference. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder); /* takes ownership */
 
@@ -347,7 +348,8 @@ typedef struct ts_image_geometry {
 /* Decodes to RGB (grey is tripled, alpha dropped, CMYK and YCCK converted as Pillow does, 16 bit cut to 8) and applies the geometry. Only the rows and
  * columns that the geometry needs are decoded where the codec allows; the pixels are the same as from a whole decode. dst: window_height rows of
  * window_width * 3 bytes, `stride` bytes apart, borrowed for the call; on failure its content is undefined. TS_ERROR_DECODE for damaged or truncated
- * bytes: a JPEG that libjpeg-turbo repairs with a warning counts as damaged. */
+ * bytes: a JPEG that libjpeg-turbo repairs with a warning counts as damaged. Truncation, wrong checksums (PNG), and segments or restart markers that are
+ * not as they should be (JPEG) are found whatever the geometry; other damage only if it is met, so not below the last row that is needed. */
 TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst,
                                  size_t stride);
 

@@ -211,6 +211,22 @@ TEST(Jpeg, RestartMarkersOutOfTurnAreDamageWhateverTheCrop) {
   EXPECT_NE(outcome.message.find("restart marker"), std::string::npos) << outcome.message;
 }
 
+// The other half of the bargain: entropy-coded damage below the crop is not looked for, and changes
+// nothing above it.
+TEST(Jpeg, DamageBelowTheCropIsNotLookedFor) {
+  Random random(11);
+  const Decoder decoder = new_decoder();
+  const Bytes good = encode_jpeg(picture(random, 100, 200), {});
+  Bytes bad(good);
+  bad.erase(bad.end() - 1000, bad.end() - 500);
+  Image expected;
+  ASSERT_EQ(decode(decoder.get(), good, crop(10, 20, 80, 30), &expected).code, TS_OK);
+  Image got;
+  EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 30), &got).code, TS_OK);
+  EXPECT_EQ(got.pixels, expected.pixels);
+  EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 180), &got).code, TS_ERROR_DECODE);
+}
+
 // What libjpeg-turbo repairs with a warning is damage, in its words, and the decoder goes on
 // working.
 TEST(Jpeg, WarningsAreDamage) {

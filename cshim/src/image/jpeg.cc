@@ -206,7 +206,7 @@ void end(JpegState* state) { jpeg_abort_decompress(&state->codec); }
 
 }  // namespace
 
-JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(new JpegState()) {
+JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(std::make_unique<JpegState>()) {
   JpegState* state = state_.get();
   state->codec.err = jpeg_std_error(&state->errors);
   state->errors.error_exit = fail;

@@ -207,9 +207,9 @@ void PngDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resiz
   const auto height = static_cast<int32_t>(png_get_image_height(state.png, state.info));
   const size_t left = static_cast<size_t>(box.x0) * 3;
   if (passes > 1) {
-    rows_.resize(stride * static_cast<size_t>(height));
-    for (int pass = 0; pass < passes; ++pass) check(read(&state, rows_.data(), stride, height));
-    sink->push(rows_.data() + static_cast<size_t>(box.y0) * stride + left, stride, box.height());
+    std::vector<uint8_t> image(stride * static_cast<size_t>(height));  // not kept: it may be large
+    for (int pass = 0; pass < passes; ++pass) check(read(&state, image.data(), stride, height));
+    sink->push(image.data() + static_cast<size_t>(box.y0) * stride + left, stride, box.height());
     return;
   }
   rows_.resize(stride * kRowsAtOnce);

@@ -27,7 +27,7 @@ class PngDecoder {
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink);
 
  private:
-  std::vector<uint8_t> rows_;  // of one push, or of the whole image if it is interlaced
+  std::vector<uint8_t> rows_;  // of one push
 };
 
 }  // namespace ts::image
