@@ -122,7 +122,11 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 		return usageError{err.Error()}
 	}
 	if set.NArg() != want {
-		return usageError{fmt.Sprintf("%s takes %d arguments, not %d: %q", set.Name(), want, set.NArg(), set.Args())}
+		plural := "s"
+		if want == 1 {
+			plural = ""
+		}
+		return usageError{fmt.Sprintf("%s takes %d argument%s, not %d: %q", set.Name(), want, plural, set.NArg(), set.Args())}
 	}
 	return nil
 }

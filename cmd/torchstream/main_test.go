@@ -1,0 +1,233 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"image"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+const photos = "../../examples/data/photos-test.tgz"
+
+// command runs one command line.
+func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(context.Background(), args, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func TestCommandLine(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "missing.tgz")
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string // on stderr
+	}{
+		{nil, 2, "a command is needed"},
+		{[]string{"dokter"}, 2, `no command "dokter"`},
+		{[]string{"bench"}, 2, "loader or streams"},
+		{[]string{"bench", "gpu"}, 2, `no benchmark "gpu"`},
+		{[]string{"bench", "loader"}, 2, "-archive"},
+		{[]string{"bench", "loader", "-archive", photos, "-batch", "0"}, 2, "-batch"},
+		{[]string{"bench", "loader", "-archive", photos, "-quick"}, 2, "-quick"},
+		{[]string{"bench", "loader", "-archive", missing}, 1, missing},
+		{[]string{"bench", "loader", "-h"}, 0, "usage: torchstream bench loader"},
+		{[]string{"doctor", "now"}, 2, "doctor takes 0 arguments"},
+		{[]string{"inspect"}, 2, "inspect FILE takes 1 argument"},
+		{[]string{"inspect", missing}, 1, missing},
+	} {
+		status, stdout, stderr := command(t, c.args...)
+		if status != c.status || !strings.Contains(stderr, c.says) {
+			t.Errorf("torchstream %q: status %d, want %d; stderr %q does not say %q", c.args, status, c.status, stderr, c.says)
+		}
+		if stdout != "" {
+			t.Errorf("torchstream %q: errors belong on stderr, stdout has %q", c.args, stdout)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	status, stdout, stderr := command(t, "help")
+	if status != 0 || stderr != "" {
+		t.Fatalf("status %d, stderr %q", status, stderr)
+	}
+	for _, name := range []string{"doctor", "inspect", "bench loader", "bench streams"} {
+		if !strings.Contains(stdout, name) {
+			t.Errorf("help does not mention %q:\n%s", name, stdout)
+		}
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	status, stdout, _ := command(t, "doctor", "-json")
+	var report struct {
+		Findings []finding
+		Missing  int
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatalf("%v in %q", err, stdout)
+	}
+	if status != 0 || report.Missing != 0 {
+		t.Errorf("status %d, %d missing, on the machine that built this: %s", status, report.Missing, stdout)
+	}
+	rows := map[string]finding{}
+	for _, f := range report.Findings {
+		rows[f.What] = f
+	}
+	for _, what := range []string{"shim", "LibTorch", "compute on cpu", "JPEG", "PNG"} {
+		if rows[what].State != "ok" {
+			t.Errorf("%s: %+v", what, rows[what])
+		}
+	}
+	if cuda.DeviceCount() == 0 && rows["GPU"].State == "ok" {
+		t.Errorf("there is no GPU, but the doctor says %+v", rows["GPU"])
+	}
+	if cuda.DeviceCount() > 0 && rows["compute on cuda:0"].State != "ok" {
+		t.Errorf("there is a GPU, but the doctor says %+v", rows["compute on cuda:0"])
+	}
+	if _, stdout, _ := command(t, "doctor"); !strings.Contains(stdout, "All that is needed is here") {
+		t.Errorf("doctor printed\n%s", stdout)
+	}
+}
+
+func TestDoctorFindsBrokenCodec(t *testing.T) {
+	f := codec("JPEG", "test", func(w io.Writer, i image.Image) error {
+		_, err := w.Write([]byte("\xff\xd8\xff no picture"))
+		return err
+	})
+	if f.State != "missing" || f.ToDo == "" {
+		t.Errorf("a codec that cannot decode is %+v", f)
+	}
+}
+
+func TestBenchLoader(t *testing.T) {
+	status, stdout, stderr := command(t, "bench", "loader", "-archive", photos, "-batch", "16", "-workers", "2", "-size", "32", "-seconds", "0.05", "-json")
+	if status != 0 {
+		t.Fatalf("status %d: %s", status, stderr)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(stdout), &fields); err != nil {
+		t.Fatalf("%v in %q", err, stdout)
+	}
+	for field, atLeast := range map[string]float64{
+		"images_per_second": 1, "cpu_seconds_per_1000_images": 0.001, "peak_rss_bytes": 1 << 20, "workers": 2, "batch": 16, "bad_samples": 0, "images": 16, "epochs": 1,
+	} {
+		if n, ok := fields[field].(float64); !ok || n < atLeast {
+			t.Errorf("%s is %v, want a number of at least %g", field, fields[field], atLeast)
+		}
+	}
+	for field, want := range map[string]float64{"workers": 2, "batch": 16, "bad_samples": 0, "size": 32} {
+		if fields[field] != want {
+			t.Errorf("%s is %v, want %g", field, fields[field], want)
+		}
+	}
+}
+
+// An archive whose only sample is damaged must end the benchmark with an error rather than spin.
+func TestBenchLoaderWithoutGoodSamples(t *testing.T) {
+	path := writeTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
+	status, _, stderr := command(t, "bench", "loader", "-archive", path, "-seconds", "0.05", "-json")
+	if status != 1 || stderr == "" {
+		t.Errorf("status %d, stderr %q", status, stderr)
+	}
+}
+
+func TestBenchLoaderInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	var out, errs bytes.Buffer
+	if status := run(ctx, []string{"bench", "loader", "-archive", photos}, &out, &errs); status != 1 || out.Len() > 0 {
+		t.Errorf("status %d, stdout %q, stderr %q", status, &out, &errs)
+	}
+}
+
+func writeTar(t *testing.T, files map[string]string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "test.tar")
+	var data bytes.Buffer
+	w := tar.NewWriter(&data)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := w.WriteHeader(&tar.Header{Name: name, Size: int64(len(files[name])), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(files[name])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestInspect(t *testing.T) {
+	status, stdout, stderr := command(t, "inspect", "-json", photos)
+	var r inspection
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+		t.Fatalf("status %d, %v in %q, stderr %q", status, err, stdout, stderr)
+	}
+	if r.Samples != 192 || len(r.Classes) != 12 || len(r.Bad) != 0 || r.Format != "tar.gz" {
+		t.Errorf("%d samples, %d classes, %d bad, format %q; want 192, 12, 0, tar.gz", r.Samples, len(r.Classes), len(r.Bad), r.Format)
+	}
+	if c := r.Classes[3]; c.Name != "cat" || c.Label != 3 || c.Samples != 16 {
+		t.Errorf("class 3 is %+v", c)
+	}
+	if r.Width.Min < 64 || r.Width.Max > 128 || r.Formats["PNG"] == 0 || r.Formats["JPEG grey"] == 0 || r.Formats["JPEG progressive"] == 0 {
+		t.Errorf("widths %+v, formats %v", r.Width, r.Formats)
+	}
+	status, stdout, _ = command(t, "inspect", photos)
+	if status != 0 || !strings.Contains(stdout, "192 in 12 classes, 0 bad") {
+		t.Errorf("status %d, %s", status, stdout)
+	}
+}
+
+func TestInspectBadMembers(t *testing.T) {
+	path := writeTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture", "a/empty.png": "", "a/notes.txt": "hello", "readme": "no class"})
+	status, stdout, _ := command(t, "inspect", "-show", "1", path)
+	if status != 1 {
+		t.Errorf("status %d", status)
+	}
+	for _, want := range []string{"3 in 1 classes, 3 bad", "1 members outside", "a/broken.jpg", "and 2 more"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	status, stdout, _ = command(t, "inspect", "-json", path)
+	var r inspection
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 1 {
+		t.Fatalf("status %d, %v in %q", status, err, stdout)
+	}
+	if len(r.Bad) != 3 || r.BadBy["empty"] != 1 || r.Ignored != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What comes before the damage is reported, with the damage.
+func TestInspectDamagedArchive(t *testing.T) {
+	data, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "cut.tgz")
+	if err := os.WriteFile(path, data[:len(data)/2], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, _ := command(t, "inspect", path)
+	if status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") {
+		t.Errorf("status %d\n%s", status, stdout)
+	}
+}
