@@ -33,18 +33,10 @@ func checked(err error) error {
 }
 
 func advised(err error) error {
-	if !errors.Is(err, ErrNoDevice) {
-		return err
+	if errors.Is(err, ErrNoDevice) && DeviceCount() == 0 {
+		return fmt.Errorf("%w; see that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor says more), or run on cuda.CPU", err)
 	}
-	switch n := DeviceCount(); n {
-	case 0:
-		return fmt.Errorf("%w; no GPU can be used here: see that nvidia-smi lists one and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor "+
-			"says what is missing), or run on cuda.CPU", err)
-	case 1:
-		return fmt.Errorf("%w; this machine has one device, %v", err, Device(0))
-	default:
-		return fmt.Errorf("%w; this machine has %d devices, %v to %v", err, n, Device(0), Device(n-1))
-	}
+	return err
 }
 
 func invalid(origin, format string, args ...any) error {
