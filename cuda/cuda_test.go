@@ -115,7 +115,7 @@ func eventCalls(e *Event) map[string]func() error {
 		"Query":            func() error { _, err := e.Query(); return err },
 		"Synchronize":      e.Synchronize,
 		"Elapsed":          func() error { _, err := Elapsed(e, e); return err },
-		"CAPI":             func() error { _, err := e.CAPI(); return err },
+		"Acquire":          func() error { _, err := e.Acquire(); return err },
 	}
 }
 

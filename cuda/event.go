@@ -128,15 +128,11 @@ func (e *Event) Close() error {
 	return nil
 }
 
-// CAPI returns the C event for this module's other packages. The caller sees to it that the Event is neither closed nor unreachable while it is in use.
-func (e *Event) CAPI() (*capi.Event, error) {
-	c, err := e.use("Event.CAPI")
-	if err != nil {
-		return nil, err
-	}
-	e.done()
-	return c, nil
-}
+// Acquire returns the C event for this module's other packages, and keeps it alive, whoever closes the Event, until Release.
+func (e *Event) Acquire() (*capi.Event, error) { return e.use("Event.Acquire") }
+
+// Release follows each Acquire that succeeded.
+func (e *Event) Release() { e.done() }
 
 // Elapsed returns the time on the device between two records, with a resolution of about half a microsecond. [ErrNotRecorded] unless both events have
 // EventOptions.Timing and are recorded; [ErrInvalidArgument] unless both are done (Synchronize end first) and of one device.

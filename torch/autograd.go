@@ -1,8 +1,6 @@
 package torch
 
 import (
-	"runtime"
-
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -126,18 +124,18 @@ func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *
 	var a, d *capi.Event
 	var err error
 	if after != nil {
-		if a, err = after.CAPI(); err != nil {
+		if a, err = after.Acquire(); err != nil {
 			return opError("CopyBatch", all, err)
 		}
+		defer after.Release()
 	}
 	if done != nil {
-		if d, err = done.CAPI(); err != nil {
+		if d, err = done.Acquire(); err != nil {
 			return opError("CopyBatch", all, err)
 		}
+		defer done.Release()
 	}
 	return with("CopyBatch", all, func(c []*capi.Tensor) error {
-		defer runtime.KeepAlive(after)
-		defer runtime.KeepAlive(done)
 		return capi.CopyBatch(stream.CAPI(), a, c[:len(dst)], c[len(dst):], d)
 	})
 }
