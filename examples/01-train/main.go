@@ -1,0 +1,94 @@
+// Command 01-train is the main job from end to end: it trains a small convolutional network on an archive of labelled photographs, tests it on a held-back
+// archive, writes a checkpoint, and predicts with it.
+//
+//	01-train train                                      train on examples/data (run from the repository's root)
+//	01-train train -archive A.tgz -test B.tgz           train on your own: directory = class
+//	01-train predict -checkpoint 01-train.safetensors FILE...   photographs, or archives of them
+//
+// The loop to read is in train.go.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(status)
+}
+
+// run executes one command line and returns the exit status.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand}
+	if len(args) == 0 || commands[args[0]] == nil {
+		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\nBoth explain their options with -h.")
+		return 2
+	}
+	err := commands[args[0]](ctx, args[1:], stdout, stderr)
+	var usage usageError
+	switch {
+	case err == nil || errors.Is(err, flag.ErrHelp):
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "01-train: %v\n", err)
+		return 2
+	case ctx.Err() != nil:
+		fmt.Fprintln(stderr, "01-train: interrupted")
+		return 130
+	}
+	fmt.Fprintf(stderr, "01-train: %v\n", err)
+	return 1
+}
+
+// usageError is a wrong command line.
+type usageError struct{ message string }
+
+func (e usageError) Error() string { return e.message }
+
+func parse(set *flag.FlagSet, args []string, stderr io.Writer) error {
+	set.SetOutput(stderr)
+	if err := set.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return err
+		}
+		return usageError{err.Error()}
+	}
+	return nil
+}
+
+// pickDevice reads -device: "" is the first GPU if there is one, otherwise the CPU.
+func pickDevice(name string) (cuda.Device, error) {
+	count := cuda.DeviceCount()
+	index, gpu := 0, name == "cuda"
+	if after, ok := strings.CutPrefix(name, "cuda:"); ok {
+		n, err := strconv.Atoi(after)
+		if err != nil || n < 0 {
+			return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda or cuda:0, cuda:1, ...", name)}
+		}
+		index, gpu = n, true
+	}
+	switch {
+	case gpu && index >= count:
+		return 0, fmt.Errorf("-device %s: this machine has %d usable GPUs; `torchstream doctor` says why, and -device cpu trains without one", name, count)
+	case gpu:
+		return cuda.Device(index), nil
+	case name == "" && count > 0:
+		return cuda.Device(0), nil
+	case name == "" || name == "cpu":
+		return cuda.CPU, nil
+	}
+	return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda or cuda:0, cuda:1, ...", name)}
+}

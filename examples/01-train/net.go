@@ -1,0 +1,91 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+)
+
+// newNet returns a plain convolutional network for square colour images of any size: five convolutions, each followed by batch normalisation and ReLU, the mean over what
+// is left of the image, and a linear layer. width is the number of channels of the first layer.
+func newNet(classes, width int) nn.Module {
+	block := func(in, out, stride int) nn.Module {
+		return nn.NewSequential(
+			nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Stride: stride, Padding: 1, NoBias: true}),
+			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}),
+			nn.NewReLU(),
+		)
+	}
+	return nn.NewSequential(
+		block(3, width, 2),
+		block(width, 2*width, 2),
+		block(2*width, 4*width, 2),
+		block(4*width, 4*width, 1),
+		block(4*width, 8*width, 2),
+		nn.NewAdaptiveAvgPool2d(1),
+		nn.NewFlatten(),
+		nn.NewLinear(8*width, classes, nn.LinearOptions{}),
+	)
+}
+
+// resizeFor is what the shorter side of a test image is resized to before its centre is taken: 8/7 of the centre's size, as 256 is of 224.
+func resizeFor(size int) int { return size * 8 / 7 }
+
+// settings is what a checkpoint says about the network in it beside the weights.
+type settings struct {
+	Classes []string
+	Size    int // pixels of an image's side
+	Width   int
+}
+
+// format is in every checkpoint, so that predict does not take another program's.
+const format = "torchstream 01-train 1"
+
+// A checkpoint is a safetensors file: weights under PyTorch's state_dict names, and the settings as text. Images are normalised with ImageNet's mean and standard deviation.
+func saveCheckpoint(path string, net nn.Module, s settings) error {
+	classes, err := json.Marshal(s.Classes)
+	if err != nil {
+		return err
+	}
+	return nn.Save(path, net, map[string]string{
+		"format": format, "classes": string(classes), "size": strconv.Itoa(s.Size), "width": strconv.Itoa(s.Width),
+	})
+}
+
+// loadCheckpoint makes the network that a checkpoint describes, with its weights.
+func loadCheckpoint(path string) (nn.Module, settings, error) {
+	var s settings
+	file, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		return nil, s, err
+	}
+	meta := file.Metadata()
+	if err := file.Close(); err != nil {
+		return nil, s, err
+	}
+	if meta["format"] != format {
+		return nil, s, fmt.Errorf("%s is no checkpoint of this program: its format is %q, not %q", path, meta["format"], format)
+	}
+	if err := json.Unmarshal([]byte(meta["classes"]), &s.Classes); err != nil {
+		return nil, s, fmt.Errorf("%s: classes: %w", path, err)
+	}
+	if s.Size, err = strconv.Atoi(meta["size"]); err != nil {
+		return nil, s, fmt.Errorf("%s: size: %w", path, err)
+	}
+	if s.Width, err = strconv.Atoi(meta["width"]); err != nil {
+		return nil, s, fmt.Errorf("%s: width: %w", path, err)
+	}
+	if len(s.Classes) < 1 || s.Size < 1 || s.Width < 1 {
+		return nil, s, fmt.Errorf("%s describes a network of %d classes, width %d, for images of %d pixels", path, len(s.Classes), s.Width, s.Size)
+	}
+	net := newNet(len(s.Classes), s.Width)
+	if _, err := nn.Load(path, net); err != nil {
+		return nil, s, err
+	}
+	return net, s, nil
+}
+
+func evalTransform(size int) imageloader.Transform { return imageloader.Eval(resizeFor(size), size) }

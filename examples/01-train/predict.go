@@ -1,0 +1,222 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/prefetcher"
+)
+
+// shownClasses is how many classes are printed for an image, the likeliest first.
+const shownClasses = 3
+
+func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flag.NewFlagSet("01-train predict", flag.ContinueOnError)
+	checkpoint := set.String("checkpoint", "01-train.safetensors", "`FILE` that train wrote")
+	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	batch := set.Int("batch", 32, "images a step")
+	limit := set.Int("show", 20, "how many images of an archive are printed; all are counted")
+	if err := parse(set, args, stderr); err != nil {
+		return err
+	}
+	if set.NArg() == 0 || *batch < 1 {
+		return usageError{"predict needs JPEG or PNG files, or archives (.tgz, .tar) of them, and a -batch of at least 1"}
+	}
+	device, err := pickDevice(*deviceName)
+	if err != nil {
+		return err
+	}
+	net, s, err := loadCheckpoint(*checkpoint)
+	if err != nil {
+		return err
+	}
+	if err := nn.To(net, device); err != nil {
+		return err
+	}
+	nn.Train(net, false)
+	p := predictor{net: net, settings: s, device: device, batch: *batch, out: stdout}
+
+	var files []string
+	for _, path := range set.Args() {
+		if isArchive(path) {
+			if err := p.archive(ctx, path, *limit); err != nil {
+				return err
+			}
+		} else {
+			files = append(files, path)
+		}
+	}
+	if len(files) == 0 {
+		return nil
+	}
+	return p.files(ctx, files)
+}
+
+func isArchive(path string) bool {
+	return slices.ContainsFunc([]string{".tgz", ".tar", ".tar.gz"}, func(end string) bool { return strings.HasSuffix(strings.ToLower(path), end) })
+}
+
+type predictor struct {
+	net      nn.Module
+	settings settings
+	device   cuda.Device
+	batch    int
+	out      io.Writer
+}
+
+// archive predicts every member, prints the first ones and, as far as their directories are classes of the network, how many are right.
+func (p predictor) archive(ctx context.Context, path string, limit int) error {
+	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size)})
+	if err != nil {
+		return err
+	}
+	defer loader.Close()
+	labels := make([]int, len(loader.Classes())) // of the network's classes, by the archive's
+	for i, class := range loader.Classes() {
+		labels[i] = slices.Index(p.settings.Classes, class)
+	}
+	shown, known, right := 0, 0, 0
+	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	err = p.each(ctx, loader, func(sample imageloader.Sample, best []guess) {
+		mark := ""
+		if label := labels[sample.Label]; label >= 0 {
+			known++
+			if label == best[0].class {
+				right++
+			} else {
+				mark = "wrong"
+			}
+		}
+		if shown < limit {
+			shown++
+			p.row(table, sample.Name, best, mark)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if n := loader.Len(); n > shown {
+		fmt.Fprintf(p.out, "... and %d more (-show %d prints all)\n", n-shown, n)
+	}
+	if known > 0 {
+		fmt.Fprintf(p.out, "%s: %d of %d right, %s (guessing: %s)\n", path, right, known, percent(float64(right)/float64(known)), percent(1/float64(len(p.settings.Classes))))
+	}
+	return nil
+}
+
+// files predicts single photographs. The loader reads archives, so they are packed into one first; a tar is nothing but the files one after another.
+func (p predictor) files(ctx context.Context, paths []string) error {
+	folder, err := os.MkdirTemp("", "01-train-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(folder)
+	packed := filepath.Join(folder, "files.tar")
+	if err := pack(packed, paths); err != nil {
+		return err
+	}
+	loader, err := imageloader.OpenContext(ctx, packed, imageloader.Options{
+		BatchSize: min(p.batch, len(paths)), Transform: evalTransform(p.settings.Size), Classes: []string{packedClass},
+	})
+	if err != nil {
+		return err
+	}
+	defer loader.Close()
+	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	err = p.each(ctx, loader, func(sample imageloader.Sample, best []guess) { p.row(table, paths[sample.Index], best, "") })
+	var bad *imageloader.SampleError
+	if errors.As(err, &bad) {
+		detail := ""
+		if bad.Err != nil {
+			detail = ": " + bad.Err.Error()
+		}
+		return fmt.Errorf("%s: %s%s", paths[bad.Index], bad.Reason, detail)
+	}
+	return errors.Join(err, table.Flush())
+}
+
+const packedClass = "file"
+
+func pack(path string, paths []string) (err error) {
+	out, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, out.Close()) }()
+	archive := tar.NewWriter(out)
+	for i, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := archive.WriteHeader(&tar.Header{Name: fmt.Sprintf("%s/%d", packedClass, i), Size: int64(len(data)), Mode: 0o600}); err != nil {
+			return err
+		}
+		if _, err := archive.Write(data); err != nil {
+			return err
+		}
+	}
+	return archive.Close()
+}
+
+// guess is a class and how likely the network finds it, from 0 to 1.
+type guess struct {
+	class       int
+	probability float64
+}
+
+// each calls report with the likeliest classes of every image.
+func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report func(imageloader.Sample, []guess)) error {
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: p.device})
+	if err != nil {
+		return err
+	}
+	defer feed.Close()
+	k := min(shownClasses, len(p.settings.Classes))
+	for batch, err := range feed.Epoch(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		values, indices := p.net.Forward(batch.Images.NoGrad()).Softmax(1).TopK(int64(k), 1)
+		probabilities, err := values.Float64s()
+		if err != nil {
+			return err
+		}
+		classes, err := indices.Int64s()
+		if err != nil {
+			return err
+		}
+		samples := batch.Info.([]imageloader.Sample)
+		for i, sample := range samples {
+			best := make([]guess, k)
+			for j := range best {
+				best[j] = guess{int(classes[i*k+j]), probabilities[i*k+j]}
+			}
+			report(sample, best)
+		}
+	}
+	return nil
+}
+
+func (p predictor) row(w io.Writer, name string, best []guess, mark string) {
+	fmt.Fprint(w, name)
+	for _, g := range best {
+		fmt.Fprintf(w, "\t%s\t%5.1f %%", p.settings.Classes[g.class], 100*g.probability)
+	}
+	fmt.Fprintf(w, "\t%s\n", mark)
+}
