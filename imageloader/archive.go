@@ -96,14 +96,11 @@ func (a *archive) start(ctx context.Context) error {
 		return a.fail(errors.New("it is not a regular file: every epoch reads the archive again, so it can't be a pipe or a device"))
 	}
 	head := make([]byte, 512)
-	n, err := io.ReadFull(a.file, head)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	n, err := a.file.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
 		return a.fail(err)
 	}
 	head = head[:n]
-	if _, err := a.file.Seek(0, io.SeekStart); err != nil {
-		return a.fail(err)
-	}
 	switch {
 	case n == 0:
 		return a.fail(errors.New("the file is empty"))
@@ -160,6 +157,9 @@ func (a *archive) next() (member, error) {
 			}
 		}
 		h, err := a.tar.Next()
+		if err == io.EOF && a.in.clean && a.in.offset%512 != 0 { // in the filling after a member: archive/tar forgives that
+			return member{}, a.fail(io.ErrUnexpectedEOF)
+		}
 		if err == io.EOF {
 			more, err := a.following()
 			if err != nil {

@@ -287,7 +287,7 @@ func (p *pass) work() {
 	}
 	defer d.close()
 	w := worker{p: p, d: d}
-	w.rng = rand.New(&w.source)
+	w.reset()
 	idle := time.Now()
 	for {
 		var j job
@@ -322,6 +322,8 @@ type worker struct {
 	rng      *rand.Rand
 	geometry capi.ImageGeometry
 }
+
+func (w *worker) reset() { w.rng = rand.New(&w.source) }
 
 func (w *worker) decode(j *job) (flightState, error) {
 	if j.bad != nil {

@@ -100,8 +100,8 @@ func (t Transform) check() error {
 	return nil
 }
 
-// maxResized bounds the longer side after Resize: an image of 1 x 100,000,000 pixels is an attack, not a photograph.
-const maxResized = 1 << 20
+// maxResized bounds the longer side after Resize, as the shim does: an image of 1 x 100,000,000 pixels is an attack, not a photograph.
+const maxResized = 1<<16 - 1
 
 // geometry says which pixels of a width x height image become the result. It is a pure function of its arguments and of what rng yields. t has its defaults.
 func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *capi.ImageGeometry) error {

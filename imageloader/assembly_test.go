@@ -1,0 +1,213 @@
+package imageloader
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+)
+
+// What the loader does must be what this loop would do.
+func expected(list []item, size int, policy Policy, dropLast bool) (batches [][]string, failed bool) {
+	var batch []string
+	var isBad []bool
+	flush := func() {
+		for i := range batch { // Substitute
+			if isBad[i] {
+				from := i - 1
+				for from >= 0 && isBad[from] {
+					from--
+				}
+				if from < 0 {
+					from = slices.Index(isBad, false)
+				}
+				defer func(i int, name string) { batch[i] = name }(i, batch[from])
+			}
+		}
+	}
+	for _, it := range list {
+		if it.bad != nil && policy == Skip {
+			continue
+		}
+		if it.bad != nil && policy == Fail {
+			failed = true
+			break
+		}
+		batch, isBad = append(batch, it.sample.Name), append(isBad, it.bad != nil)
+		if len(batch) == size {
+			flush()
+			batches = append(batches, batch)
+			batch, isBad = nil, nil
+		}
+	}
+	if len(batch) > 0 && !dropLast {
+		flush()
+		batches = append(batches, batch)
+	}
+	return batches, failed
+}
+
+// TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers and slots.
+func TestPolicies(t *testing.T) {
+	const n, size = 150, 8
+	for _, policy := range []Policy{Fail, Skip, Substitute} {
+		for name, isBad := range map[string]func(int) bool{
+			"none":        nil,
+			"first":       func(i int) bool { return i == 0 },
+			"last":        func(i int) bool { return i == n-1 },
+			"one":         func(i int) bool { return i == 77 },
+			"some":        func(i int) bool { return i%13 == 5 },
+			"most":        func(i int) bool { return i%8 != 3 },
+			"whole batch": func(i int) bool { return i >= 20 && i < 20+3*size && policy == Skip },
+		} {
+			for _, format := range []string{"tar", "tgz"} {
+				data := fakeArchive(t, n, isBad)
+				if format == "tgz" {
+					data = gzipBytes(t, data)
+				}
+				path := writeFile(t, "a."+format, data)
+				content := contents(t, path)
+				for _, dropLast := range []bool{false, true} {
+					t.Run(fmt.Sprint(policy, "/", name, "/", format, "/", dropLast), func(t *testing.T) {
+						within(t)
+						noLeaks(t)
+						var list []item
+						for i := range n {
+							it := item{sample: Sample{Name: fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)}}
+							if isBad != nil && isBad(i) {
+								it.bad = &SampleError{}
+							}
+							list = append(list, it)
+						}
+						want, wantFailure := expected(list, size, policy, dropLast)
+						for _, workers := range []int{1, 2, 16} {
+							for _, slots := range []int{1, 2, 4} {
+								l := openFake(t, path, Options{BatchSize: size, Transform: Train(4), Workers: workers, DropLast: dropLast, BadSamples: policy})
+								got, err := collect(t, l, 3, slots)
+								if (err != nil) != wantFailure {
+									t.Fatalf("%d workers, %d slots: error %v, want one: %v", workers, slots, err, wantFailure)
+								}
+								var have [][]string
+								for _, b := range got {
+									have = append(have, names([]copied{b}))
+									checkRows(t, l, 3, content, b)
+								}
+								if !slices.EqualFunc(have, want, slices.Equal) {
+									t.Fatalf("%d workers, %d slots:\n got %q\nwant %q", workers, slots, have, want)
+								}
+							}
+						}
+					})
+				}
+			}
+		}
+	}
+}
+
+// contents reads all members of an archive.
+func contents(t *testing.T, path string) map[string][]byte {
+	t.Helper()
+	a, err := openArchive(t.Context(), path, openFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	all := map[string][]byte{}
+	for {
+		m, err := a.next()
+		if err == io.EOF {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[m.name] = make([]byte, m.size)
+		if err := a.read(all[m.name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// checkRows verifies that every row has the pixels and the label of the sample that it is said to be.
+func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b copied) {
+	t.Helper()
+	row := len(b.images) / len(b.samples)
+	want := make([]byte, row)
+	w := worker{p: &pass{l: l, epoch: epoch}, d: fakeDecoder{}}
+	w.reset()
+	for i, s := range b.samples {
+		if state, err := w.decode(&job{item: item{sample: s, data: content[s.Name]}, dst: want}); state != good {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(want, b.images[i*row:(i+1)*row]) {
+			t.Fatalf("row %d has not the pixels of %v", i, s)
+		}
+		if want := int64(s.Name[len("train/class")] - '0'); b.labels[i] != want || s.Label != int(want) {
+			t.Fatalf("row %d, %q, has the label %d and %d in Sample", i, s.Name, b.labels[i], s.Label)
+		}
+	}
+}
+
+// TestSubstituteWholeBatch: nothing can stand in for a batch without one good sample.
+func TestSubstituteWholeBatch(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 40, func(i int) bool { return i >= 8 && i < 16 }))
+	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Substitute})
+	got, err := collect(t, l, 0, 2)
+	var bad *SampleError
+	if len(got) != 1 || !errors.As(err, &bad) || bad.Index != 15 {
+		t.Fatalf("%d batches, error %v", len(got), err)
+	}
+}
+
+// TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every policy.
+func TestMachineFailure(t *testing.T) {
+	for _, policy := range []Policy{Fail, Skip, Substitute} {
+		members := []tarMember{}
+		for i := range 20 {
+			content := fmt.Sprint(i)
+			if i == 13 {
+				content = "BROKEN MACHINE"
+			}
+			members = append(members, tarMember{name: fmt.Sprintf("c/%02d.png", i), data: fakeImage(content)})
+		}
+		path := writeFile(t, "a.tar", tarBytes(t, members...))
+		l := openFake(t, path, Options{BatchSize: 5, Transform: Eval(4, 4), BadSamples: policy})
+		got, err := collect(t, l, 0, 2)
+		if len(names(got)) != 13 || err == nil || errors.As(err, new(*SampleError)) {
+			t.Errorf("%v: %d samples, error %v", policy, len(names(got)), err)
+		}
+	}
+}
+
+// TestLend: what Fill does when the consumer misbehaves.
+func TestLend(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 40, nil))
+	broken := errors.New("broken")
+	slot := func() [][]byte { return [][]byte{make([]byte, 8*4*4*3), make([]byte, 8*8)} }
+	for name, c := range map[string]struct {
+		lend    func(context.Context) ([][]byte, error)
+		deliver error
+		want    error
+	}{
+		"lend fails":    {lend: func(context.Context) ([][]byte, error) { return nil, broken }, want: broken},
+		"deliver fails": {lend: func(context.Context) ([][]byte, error) { return slot(), nil }, deliver: broken, want: broken},
+		"one field":     {lend: func(context.Context) ([][]byte, error) { return slot()[:1], nil }},
+		"too small": {lend: func(context.Context) ([][]byte, error) {
+			s := slot()
+			return [][]byte{s[0][:100], s[1]}, nil
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t)
+			noLeaks(t)
+			l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4)})
+			err := l.Fill(t.Context(), 0, c.lend, func(int, any) error { return c.deliver })
+			if err == nil || c.want != nil && !errors.Is(err, c.want) {
+				t.Fatalf("error %v", err)
+			}
+		})
+	}
+}

@@ -1,0 +1,799 @@
+package imageloader
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+// TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each policy, with bad samples in the archive.
+func TestDeterminism(t *testing.T) {
+	data := fakeArchive(t, 200, func(i int) bool { return i%17 == 3 })
+	paths := map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", gzipBytes(t, data))}
+	classes := []string{"class0", "class1", "class2", "class3", "class4"}
+	for format, path := range paths {
+		for _, policy := range []Policy{Fail, Skip, Substitute} {
+			for _, shuffle := range []bool{false, true} {
+				t.Run(fmt.Sprint(format, "/", policy, "/shuffle=", shuffle), func(t *testing.T) {
+					within(t)
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40, Seed: 7, BadSamples: policy}
+					digests := map[string]bool{}
+					others := map[string]bool{}
+					for _, workers := range []int{1, 2, 5, 16} {
+						for _, slots := range []int{1, 2, 3, 8} {
+							o.Workers = workers
+							o.Classes = nil
+							if workers == 5 { // without a scan before: the first epoch of a .tar.gz goes another way than the second
+								o.Classes = classes
+							}
+							l := openFake(t, path, o)
+							first, _ := collect(t, l, 1, slots)
+							second, _ := collect(t, l, 2, slots)
+							again, _ := collect(t, l, 1, slots)
+							digests[digest(first)], digests[digest(again)] = true, true
+							others[digest(second)] = true
+						}
+					}
+					if len(digests) != 1 || len(others) != 1 {
+						t.Errorf("%d and %d different epochs, not 1 and 1", len(digests), len(others))
+					}
+					for d := range digests {
+						if others[d] {
+							t.Error("epochs 1 and 2 are equal")
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestShuffle: every sample comes once, another seed and another epoch give another order, and without Shuffle it is the archive's.
+func TestShuffle(t *testing.T) {
+	const n = 300
+	data := fakeArchive(t, n, nil)
+	for format, path := range map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", gzipBytes(t, data))} {
+		for _, buffer := range []int{1, 2, 50, 0} {
+			orders := map[string]bool{}
+			for _, seed := range []uint64{0, 1, 2} {
+				for epoch := range 3 {
+					l := openFake(t, path, Options{BatchSize: 7, Transform: Eval(4, 4), Shuffle: true, Seed: seed, ShuffleBuffer: buffer})
+					got, err := collect(t, l, epoch, 2)
+					if err != nil {
+						t.Fatal(err)
+					}
+					order := names(got)
+					orders[strings.Join(order, " ")] = true
+					slices.SortFunc(order, func(a, b string) int { return strings.Compare(a[len(a)-8:], b[len(b)-8:]) })
+					if len(slices.Compact(order)) != n {
+						t.Fatalf("%s, buffer %d: not every sample once", format, buffer)
+					}
+				}
+			}
+			want := 9
+			if buffer == 1 && format == "tgz" {
+				want = 1
+			}
+			if len(orders) != want {
+				t.Errorf("%s, buffer %d: %d different orders, not %d", format, buffer, len(orders), want)
+			}
+		}
+		l := openFake(t, path, Options{Transform: Eval(4, 4)})
+		got, err := collect(t, l, 0, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range names(got) {
+			if !strings.HasSuffix(name, fmt.Sprintf("%04d.png", i)) {
+				t.Fatalf("%s: sample %d is %s", format, i, name)
+			}
+		}
+	}
+}
+
+// TestShuffleBytes: the buffer is bounded in bytes too.
+func TestShuffleBytes(t *testing.T) {
+	s := newShuffler(1000, 100, 1, 1)
+	for i := range 50 {
+		size := 1 + i*7%40
+		for s.full(int64(size)) {
+			s.take()
+		}
+		s.add(item{data: make([]byte, size)})
+		if s.bytes > 100 {
+			t.Fatalf("%d bytes in the buffer", s.bytes)
+		}
+	}
+	if s.full(1 << 40); len(s.held) == 0 {
+		t.Fatal("empty")
+	}
+	for len(s.held) > 0 {
+		s.take()
+	}
+	if s.full(1 << 40) {
+		t.Error("an empty buffer must take a sample of any size")
+	}
+}
+
+// TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is ignored.
+func TestLabels(t *testing.T) {
+	image := fakeImage("x")
+	members := []tarMember{
+		{name: "./", kind: tar.TypeDir},
+		{name: "./zebra/1.png", data: image},
+		{name: "./README", data: "about"},
+		{name: "./._zebra", data: "\x00\x05\x16\x07"},
+		{name: "./docs/LICENSE", data: "text"},
+		{name: "./orphan.png", data: image},
+		{name: "train/ant/1", data: image}, // by its first bytes
+		{name: "/abs/Bee/1.png", data: image},
+		{name: "../up/bee/1.png", data: image},
+		{name: "../dots.png", data: image},
+		{name: "a/../ant/2.png", data: image},
+		{name: strings.Repeat("long/", 60) + "ant/" + strings.Repeat("n", 120) + ".png", data: image}, // PAX or GNU long name
+		{name: "dir/çedilla/1.png", data: image},
+		{name: "sym", kind: tar.TypeSymlink, link: "ant/1"},
+	}
+	data := tarBytes(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		l := openFake(t, writeFile(t, name, data), Options{Transform: Eval(4, 4)})
+		if want := []string{"Bee", "ant", "bee", "zebra", "çedilla"}; !slices.Equal(l.Classes(), want) {
+			t.Errorf("%s: classes %q, want %q", name, l.Classes(), want)
+		}
+		got, err := collect(t, l, 0, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := []int64{3, 1, 0, 2, 1, 1, 4}; !slices.Equal(got[0].labels, want) {
+			t.Errorf("%s: labels %v, want %v", name, got[0].labels, want)
+		}
+		if l.Len() != 7 || l.Stats().Ignored != 6 {
+			t.Errorf("%s: Len %d, %d ignored", name, l.Len(), l.Stats().Ignored)
+		}
+	}
+}
+
+// TestClassesGiven: labels by the given order; Len is unknown until a .tar.gz was read; an image of another class is an error that names it.
+func TestClassesGiven(t *testing.T) {
+	image := fakeImage("x")
+	members := []tarMember{{name: "b/1.png", data: image}, {name: "a/1.png", data: image}, {name: "notes/README", data: "text"}, {name: "c/1.png", data: image}}
+	for _, format := range []string{"tar", "tgz"} {
+		write := func(m []tarMember) string {
+			data := tarBytes(t, m...)
+			if format == "tgz" {
+				data = gzipBytes(t, data)
+			}
+			return writeFile(t, "a."+format, data)
+		}
+		l := openFake(t, write(members), Options{Transform: Eval(4, 4), Classes: []string{"c", "b", "a"}, Shuffle: true})
+		if want := map[string]int{"tar": 3, "tgz": -1}[format]; l.Len() != want {
+			t.Errorf("%s: Len is %d at first, want %d", format, l.Len(), want)
+		}
+		got, err := collect(t, l, 0, 2)
+		if err != nil || l.Len() != 3 {
+			t.Errorf("%s: Len is %d after an epoch, error %v", format, l.Len(), err)
+		}
+		for i, s := range got[0].samples {
+			if want := map[string]int64{"c/1.png": 0, "b/1.png": 1, "a/1.png": 2}[s.Name]; got[0].labels[i] != want {
+				t.Errorf("%s: %s has label %d, want %d", format, s.Name, got[0].labels[i], want)
+			}
+		}
+
+		l, err = open(t.Context(), write(members), Options{Transform: Eval(4, 4), Classes: []string{"b", "a"}, BadSamples: Skip}, openFile, fakeCodec{})
+		if err == nil {
+			var got []copied
+			if got, err = collect(t, l, 0, 2); len(names(got)) != 2 {
+				t.Errorf("%s: %d samples before the unknown class", format, len(names(got)))
+			}
+		}
+		var unknown *UnknownClassError
+		if !errors.As(err, &unknown) || unknown.Name != "c/1.png" || unknown.Class != "c" || !strings.Contains(err.Error(), "b, a") {
+			t.Errorf("%s: error %v", format, err)
+		}
+	}
+	if _, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
+		t.Error("a class twice is no error")
+	}
+}
+
+// shortReads reads at most a few bytes at a time.
+type shortReads struct {
+	source
+	reader io.Reader
+}
+
+func (s *shortReads) Read(p []byte) (int, error) { return s.reader.Read(p) }
+
+func TestShortReads(t *testing.T) {
+	data := fakeArchive(t, 30, nil)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader, "half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
+			if kind == "data and EOF" && name == "a.tar" {
+				continue // reads ahead, which excludes seeking
+			}
+			path := writeFile(t, name, data)
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, func(path string) (source, error) {
+				f, err := os.Open(path)
+				return &shortReads{f, wrap(f)}, err
+			}, fakeCodec{})
+			if err != nil {
+				t.Fatal(kind, err)
+			}
+			got, err := collect(t, l, 0, 2)
+			if err != nil || len(names(got)) != 30 {
+				t.Errorf("%s, %s: %d samples, error %v", name, kind, len(names(got)), err)
+			}
+		}
+	}
+}
+
+// TestReadError: an error of the file system is reported as it is, with the place.
+func TestReadError(t *testing.T) {
+	within(t)
+	data := fakeArchive(t, 200, nil)
+	broken := errors.New("input/output error")
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		path := writeFile(t, name, data)
+		var failing atomic.Bool
+		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4)}, func(path string) (source, error) {
+			f, err := os.Open(path)
+			return &failingSource{f, &failing, int64(len(data)) / 2, broken}, err
+		}, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		failing.Store(true)
+		got, err := collect(t, l, 0, 2)
+		var a *ArchiveError
+		if !errors.Is(err, broken) || !errors.As(err, &a) || a.Member == "" || a.Position == 0 {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if n := len(names(got)); n < 50 || n >= 200 {
+			t.Errorf("%s: %d samples before the error", name, n)
+		}
+	}
+}
+
+type failingSource struct {
+	*os.File
+	failing *atomic.Bool
+	after   int64
+	err     error
+}
+
+func (s *failingSource) Read(p []byte) (int, error) {
+	at, _ := s.Seek(0, io.SeekCurrent)
+	if s.failing.Load() {
+		if at >= s.after {
+			return 0, s.err
+		}
+		p = p[:min(int64(len(p)), s.after-at)]
+	}
+	return s.File.Read(p)
+}
+
+func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
+	if s.failing.Load() && at+int64(len(p)) > s.after {
+		return 0, s.err
+	}
+	return s.File.ReadAt(p, at)
+}
+
+// TestBadArchives: damage to the archive is an error that names the file and says where, after the samples before it were delivered.
+func TestBadArchives(t *testing.T) {
+	whole := fakeArchive(t, 60, nil)
+	tgz := gzipBytes(t, whole)
+	incompressible := make([]byte, 4000)
+	var big []tarMember
+	for i := range 60 {
+		for i := range incompressible {
+			incompressible[i] = byte(rand.Uint32())
+		}
+		big = append(big, tarMember{name: fmt.Sprintf("c/%02d.png", i), data: fakeImage(fmt.Sprint(i)) + string(incompressible)})
+	}
+	bigTgz := gzipBytes(t, tarBytes(t, big...))
+	headerAt := func(data []byte, name string) int { return bytes.Index(data, []byte(name)) }
+	edit := func(data []byte, at int, b byte) []byte {
+		data = bytes.Clone(data)
+		data[at] ^= b
+		return data
+	}
+	hugeHeader := func() []byte { // declares 1 TB, with a right checksum
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		if err := w.WriteHeader(&tar.Header{Name: "c/huge.png", Size: 1 << 40, Typeflag: tar.TypeReg, Format: tar.FormatGNU}); err != nil {
+			t.Fatal(err)
+		}
+		b.WriteString(fakeImage("x"))
+		return b.Bytes()
+	}()
+	dir := t.TempDir()
+	for name, c := range map[string]struct {
+		data     []byte
+		path     string
+		want     string   // in the error
+		is       error    // in its chain
+		classes  []string // also tried with these, without a scan
+		readable int      // at least so many samples come first
+		scanOnly bool
+	}{
+		"missing file":           {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
+		"directory":              {path: dir, want: "directory"},
+		"empty file":             {data: []byte{}, want: "empty"},
+		"not an archive":         {data: []byte(strings.Repeat("hello ", 500)), want: "not a tar archive", is: tar.ErrHeader},
+		"short text":             {data: []byte("hello"), want: "cut off"},
+		"zip":                    {data: []byte("PK\x03\x04 and so on"), want: "zip"},
+		"zstd":                   {data: []byte("\x28\xb5\x2f\xfd and so on"), want: "zstd"},
+		"an image":               {data: []byte(fakeImage("x")), want: "PNG"},
+		"gzip of text":           {data: gzipBytes(t, []byte(strings.Repeat("hello ", 500))), want: "not a tar archive", classes: []string{"c"}},
+		"gzip of nothing":        {data: gzipBytes(t, nil), is: ErrNoSamples, classes: []string{"c"}},
+		"gzip header cut off":    {data: tgz[:5], want: "cut off", is: io.ErrUnexpectedEOF},
+		"empty archive":          {data: tarBytes(t), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
+		"empty tgz":              {data: gzipBytes(t, tarBytes(t)), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
+		"only text":              {data: tarBytes(t, tarMember{name: "a/README", data: "x"}), is: ErrNoSamples, want: "none of its 1 members"},
+		"only at the root":       {data: tarBytes(t, tarMember{name: "x.png", data: fakeImage("")}), is: ErrNoSamples, want: "1 images lie outside"},
+		"truncated tar":          {data: whole[:len(whole)/2+100], want: "cut off", is: io.ErrUnexpectedEOF},
+		"truncated gzip":         {data: bigTgz[:len(bigTgz)/2], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 20},
+		"truncated gzip trailer": {data: bigTgz[:len(bigTgz)-4], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 60},
+		"gzip checksum":          {data: edit(bigTgz, len(bigTgz)-6, 0x40), want: "checksum", classes: []string{"c"}, readable: 60},
+		"gzip flipped byte":      {data: edit(bigTgz, len(bigTgz)/2, 0x40), want: "", classes: []string{"c"}},
+		"corrupt tar header":     {data: edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1), want: "0023.png", is: tar.ErrHeader},
+		"corrupt header in tgz": {data: gzipBytes(t, edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1)), want: "0023.png", is: tar.ErrHeader,
+			classes: []string{"class0", "class1", "class2", "class3", "class4"}, readable: 24},
+		"junk after the end":  {data: append(bytes.Clone(whole), bytes.Repeat([]byte("junk"), 400)...), is: tar.ErrHeader, want: "0059.png"},
+		"declares a terabyte": {data: hugeHeader, want: "huge.png", is: io.ErrUnexpectedEOF},
+		"terabyte in tgz":     {data: gzipBytes(t, hugeHeader), want: "huge.png", is: io.ErrUnexpectedEOF, classes: []string{"c"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t)
+			noLeaks(t)
+			path := c.path
+			if path == "" {
+				path = writeFile(t, "archive", c.data)
+			}
+			check := func(err error) {
+				t.Helper()
+				if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(path)) || c.is != nil && !errors.Is(err, c.is) {
+					t.Errorf("error %v, want %q in it, and %v", err, c.want, c.is)
+				}
+			}
+			o := Options{BatchSize: 4, Transform: Eval(4, 4), BadSamples: Skip}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			check(err)
+			if _, err := inspect(t.Context(), path, nil, openFile, fakeCodec{}); c.is != ErrNoSamples {
+				check(err)
+			}
+			if l != nil {
+				t.Error("Open returned a loader too")
+			}
+			if c.classes == nil {
+				return
+			}
+			for _, shuffle := range []bool{false, true} {
+				o.Classes, o.Shuffle = c.classes, shuffle
+				l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+				if err != nil {
+					check(err)
+					continue
+				}
+				got, err := collect(t, l, 0, 2)
+				check(err)
+				if n := len(names(got)); n < c.readable {
+					t.Errorf("%d samples before the error, want %d", n, c.readable)
+				}
+				content := map[string]bool{}
+				for _, name := range names(got) {
+					if content[name] {
+						t.Errorf("%s comes twice", name)
+					}
+					content[name] = true
+				}
+			}
+		})
+	}
+}
+
+// TestGoodArchives: forms of archive that are no damage.
+func TestGoodArchives(t *testing.T) {
+	whole := fakeArchive(t, 40, nil)
+	half := len(whole) / 2
+	second := tarBytes(t, tarMember{name: "train/class9/x.png", data: fakeImage("second archive")})
+	end := len(bytes.TrimRight(whole, "\x00")) // of the last content
+	end += (512 - end%512) % 512
+	for name, c := range map[string]struct {
+		data []byte
+		want int
+	}{
+		"gzip of two members":     {append(gzipBytes(t, whole[:half]), gzipBytes(t, whole[half:])...), 40},
+		"two archives":            {append(bytes.Clone(whole), second...), 41},
+		"two gzipped archives":    {append(gzipBytes(t, whole), gzipBytes(t, second)...), 41},
+		"padded to 10240":         {append(bytes.Clone(whole), make([]byte, 10240)...), 40},
+		"padded, gzip":            {gzipBytes(t, append(bytes.Clone(whole), make([]byte, 10240)...)), 40},
+		"without an end marker":   {whole[:end], 40},
+		"odd zeros after the end": {append(bytes.Clone(whole), make([]byte, 100)...), 40},
+	} {
+		t.Run(name, func(t *testing.T) {
+			within(t)
+			path := writeFile(t, "a", c.data)
+			for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
+				l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes})
+				for range 2 {
+					got, err := collect(t, l, 0, 2)
+					if err != nil || len(names(got)) != c.want {
+						t.Errorf("%d samples, error %v", len(names(got)), err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestChanged: an archive that is not the one that was scanned is not read with its index.
+func TestChanged(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	l := openFake(t, path, Options{Transform: Eval(4, 4)})
+	if err := os.WriteFile(path, fakeArchive(t, 12, nil), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := collect(t, l, 0, 2); err == nil || !strings.Contains(err.Error(), "has changed") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one enormous.
+func TestTooNarrow(t *testing.T) {
+	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/a.png", data: pngOf(t, gradient(1, 5000))}))
+	l, err := Open(path, Options{Transform: Eval(256, 224)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *SampleError
+	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != Unsupported || !strings.Contains(err.Error(), "too narrow") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestDropLastOfTooFew(t *testing.T) {
+	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 10, nil)), Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
+	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) {
+		t.Errorf("error %v", err)
+	}
+	l = openFake(t, writeFile(t, "b.tar", fakeArchive(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
+	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestOptions(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	for name, o := range map[string]Options{
+		"BatchSize":      {BatchSize: -1},
+		"Workers":        {Workers: -1},
+		"ShuffleBuffer":  {ShuffleBuffer: -1},
+		"ShuffleBytes":   {ShuffleBytes: -1},
+		"MaxSampleBytes": {MaxSampleBytes: 1 << 40},
+		"MaxPixels":      {MaxPixels: -5},
+		"BadSamples":     {BadSamples: 7},
+		"Size":           {Transform: Transform{Size: -1}},
+		"Resize":         {Transform: Eval(100, 224)},
+		"Scale":          {Transform: Transform{Scale: [2]float64{0.5, 1.5}}},
+		"Ratio":          {Transform: Transform{Ratio: [2]float64{2, 1}}},
+		"FlipP":          {Transform: Transform{FlipP: 1.5}},
+		"Std":            {Transform: Transform{Std: [3]float32{1, 0, 1}}},
+		"DType":          {Transform: Transform{DType: 99}},
+		"exclude":        {Transform: Transform{RandomResizedCrop: true, Resize: 256}},
+	} {
+		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	l := openFake(t, path, Options{})
+	if l.BatchSize() != 32 || l.o.Transform.Size != 224 || l.o.Transform.Resize != 256 {
+		t.Errorf("defaults: %+v", l.o)
+	}
+}
+
+// TestStats: bad samples are counted by reason, named once and logged every time.
+func TestStats(t *testing.T) {
+	members := []tarMember{
+		{name: "c/good.png", data: fakeImage("1")},
+		{name: "c/bad.png", data: fakeImage("BAD")},
+		{name: "c/README", data: "text"},
+		{name: "c/.DS_Store", data: "\x00\x00\x00\x01Bud1"},
+		{name: "c/._good.png", data: "\x00\x05\x16\x07 resource fork"},
+		{name: "c/empty.png"},
+		{name: "c/hard.png", kind: tar.TypeLink, link: "c/good.png"},
+		{name: "c/soft.png", kind: tar.TypeSymlink, link: "good.png"},
+		{name: "c/large.png", data: fakeImage(strings.Repeat("x", 2000))},
+	}
+	data := tarBytes(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		var log bytes.Buffer
+		l := openFake(t, writeFile(t, name, data), Options{Transform: Eval(4, 4), BadSamples: Skip, MaxSampleBytes: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for epoch := range 2 {
+			got, err := collect(t, l, epoch, 1)
+			if err != nil || !slices.Equal(names(got), []string{"c/good.png"}) {
+				t.Fatalf("%q, error %v", names(got), err)
+			}
+		}
+		s := l.Stats()
+		want := map[Reason]int64{Damaged: 2, NotImage: 6, Empty: 2, NotRegular: 4, TooLarge: 2}
+		if fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Bad != 16 || len(s.BadNamed) != 8 || s.Samples != 2 || s.Batches != 2 || s.Queue != 0 {
+			t.Errorf("%s: %+v", name, s)
+		}
+		if !strings.Contains(log.String(), "COPYFILE_DISABLE") || strings.Count(log.String(), "bad sample") != 16 {
+			t.Errorf("log:\n%s", &log)
+		}
+	}
+}
+
+// TestCancel: whenever the context ends, an epoch ends within 200 ms and leaves nothing behind.
+func TestCancel(t *testing.T) {
+	noLeaks(t)
+	data := fakeArchive(t, 400, func(i int) bool { return i%11 == 0 })
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		path := writeFile(t, name, data)
+		for round := range 150 {
+			var decoders atomic.Int64
+			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: Policy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
+			if round%2 == 0 {
+				o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
+			}
+			if o.BadSamples == Substitute {
+				o.BatchSize += 20 // of which not all are bad
+			}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{open: &decoders})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cause := errors.New("enough")
+			ctx, cancel := context.WithCancelCause(t.Context())
+			var cancelled atomic.Int64
+			stop := func() {
+				cancelled.Store(time.Now().UnixNano())
+				if round%4 == 3 {
+					go l.Close()
+					cause = ErrClosed
+				} else {
+					cancel(cause)
+				}
+			}
+			var calls atomic.Int64
+			at := rand.Int64N(3 * 400 / int64(o.BatchSize))
+			tick := func() bool { return calls.Add(1)-1 == at }
+			leave := round%5 == 4 // the consumer blocks when it comes to that
+			free := make(chan struct{}, 2)
+			free <- struct{}{}
+			free <- struct{}{}
+			err = l.Fill(ctx, round, func(ctx context.Context) ([][]byte, error) {
+				if tick() {
+					stop()
+				}
+				select {
+				case <-free:
+					return [][]byte{make([]byte, o.BatchSize*48), make([]byte, o.BatchSize*8)}, nil
+				case <-ctx.Done():
+					return nil, context.Cause(ctx)
+				}
+			}, func(n int, info any) error {
+				if tick() {
+					stop()
+				}
+				if leave && calls.Load() > at { // never gives the slot back
+					return nil
+				}
+				free <- struct{}{}
+				return nil
+			})
+			if c := cancelled.Load(); c != 0 {
+				if took := time.Since(time.Unix(0, c)); took > 200*time.Millisecond {
+					t.Errorf("round %d: %v after the end of the context", round, took)
+				}
+				if err != nil && !errors.Is(err, cause) {
+					t.Errorf("round %d: error %v", round, err)
+				}
+			} else if err != nil {
+				t.Errorf("round %d: error %v", round, err)
+			}
+			if n := decoders.Load(); n != 0 {
+				t.Errorf("round %d: %d decoders are left", round, n)
+			}
+			cancel(nil)
+			l.Close()
+		}
+	}
+}
+
+// TestLeave: leaving the loop over Epoch early, by break, Close or the context, leaves nothing behind; the loader can be used again after all but Close.
+func TestLeave(t *testing.T) {
+	noLeaks(t)
+	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 200, nil)))
+	for round := range 60 {
+		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Workers: 3})
+		ctx, cancel := context.WithCancel(t.Context())
+		n := 0
+		var last error
+		for _, err := range l.Epoch(ctx, 0) {
+			last = err
+			if n++; n-1 < round%20 || err != nil {
+				continue
+			}
+			switch round % 3 {
+			case 0:
+			case 1:
+				cancel()
+				continue
+			case 2:
+				l.Close()
+				continue
+			}
+			break
+		}
+		cancel()
+		switch {
+		case round%3 == 1 && !errors.Is(last, context.Canceled), round%3 == 2 && !errors.Is(last, ErrClosed), round%3 == 0 && last != nil:
+			t.Errorf("round %d: error %v", round, last)
+		}
+		_, err := collect(t, l, 1, 2)
+		if closed := round%3 == 2; closed != errors.Is(err, ErrClosed) || !closed && err != nil {
+			t.Errorf("round %d: error %v of the next epoch", round, err)
+		}
+		if l.Stats().Queue != 0 {
+			t.Errorf("round %d: Queue is %d", round, l.Stats().Queue)
+		}
+		l.Close()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := OpenContext(ctx, path, Options{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Open with an ended context: %v", err)
+	}
+	if _, err := Inspect(ctx, path, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("Inspect with an ended context: %v", err)
+	}
+}
+
+// TestConcurrentEpochs: epochs don't disturb each other.
+func TestConcurrentEpochs(t *testing.T) {
+	within(t)
+	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 100, nil)))
+	l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
+	got := make(chan string)
+	for range 4 {
+		go func() {
+			b, err := collect(t, l, 5, 2)
+			if err != nil {
+				t.Error(err)
+			}
+			got <- digest(b)
+		}()
+	}
+	want := <-got
+	for range 3 {
+		if d := <-got; d != want {
+			t.Error("epochs differ")
+		}
+	}
+}
+
+// TestBuffers: what get returns has room, and is used again.
+func TestBuffers(t *testing.T) {
+	for n := 1; n < 1<<31; n += 1 + n/7 {
+		c := classFor(n)
+		if capacityOf(c) < n || c > 0 && capacityOf(c-1) >= n || classFor(capacityOf(c)) != c {
+			t.Fatalf("%d bytes are in class %d of %d bytes", n, c, capacityOf(c))
+		}
+	}
+	b := buffers{limit: 1 << 20}
+	p := b.get(50_000)
+	b.put(p)
+	if q := b.get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
+		t.Error("the buffer was not used again")
+	}
+}
+
+// TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and everything else keeps its label.
+func TestRealImages(t *testing.T) {
+	within(t)
+	photo := gradient(90, 70)
+	jpeg := jpegOf(t, photo)
+	grey := image.NewGray(photo.Rect)
+	deep := image.NewRGBA64(photo.Rect)
+	palette := image.NewPaletted(photo.Rect, []color.Color{color.Black, color.White, color.RGBA{200, 10, 10, 255}})
+	alpha := image.NewNRGBA(photo.Rect)
+	for y := range 70 {
+		for x := range 90 {
+			c := photo.RGBAAt(x, y)
+			grey.SetGray(x, y, color.Gray{c.R})
+			deep.Set(x, y, c)
+			palette.SetColorIndex(x, y, uint8((x+y)%3))
+			alpha.SetNRGBA(x, y, color.NRGBA{c.R, c.G, c.B, uint8(x)})
+		}
+	}
+	cmyk, err := os.ReadFile("testdata/cmyk.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	members := []tarMember{
+		{name: "jpeg/a.jpg", data: jpeg},
+		{name: "grey/a.jpg", data: jpegOf(t, grey)},
+		{name: "cmyk/a.jpg", data: string(cmyk)},
+		{name: "png/a.png", data: pngOf(t, photo)},
+		{name: "deep/a.png", data: pngOf(t, deep)},
+		{name: "palette/a.png", data: pngOf(t, palette)},
+		{name: "alpha/a.png", data: pngOf(t, alpha)},
+		{name: "greypng/a.png", data: pngOf(t, grey)},
+		{name: "jpeg/named.png", data: jpeg}, // the bytes decide
+		{name: "jpeg/cut.jpg", data: jpeg[:len(jpeg)/2]},
+		{name: "jpeg/header.jpg", data: jpeg[:20]},
+		{name: "png/cut.png", data: pngOf(t, photo)[:200]},
+		{name: "png/sum.png", data: func() string { b := []byte(pngOf(t, photo)); b[len(b)-20] ^= 1; return string(b) }()},
+		{name: "png/readme.png", data: "this is text"},
+		{name: "png/zero.png"},
+		{name: "jpeg/one.jpg", data: jpegOf(t, gradient(1, 1))},
+		{name: "jpeg/tall.png", data: pngOf(t, gradient(1, 1500))},
+	}
+	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, members...)))
+	for _, transform := range []Transform{Train(32), Eval(36, 32)} {
+		l, err := Open(path, Options{Transform: transform, BadSamples: Skip})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := collect(t, l, 0, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := l.Stats()
+		if want := map[Reason]int64{Damaged: 4, NotImage: 1, Empty: 1}; fmt.Sprint(s.BadBy) != fmt.Sprint(want) || s.Samples != 11 {
+			for _, e := range s.BadNamed {
+				t.Log(e)
+			}
+			t.Errorf("%d good, bad: %v", s.Samples, s.BadBy)
+		}
+		for i, sample := range got[0].samples {
+			class, _, _ := strings.Cut(sample.Name, "/")
+			if l.Classes()[got[0].labels[i]] != class {
+				t.Errorf("%s has the label of %s", sample.Name, l.Classes()[got[0].labels[i]])
+			}
+			row := got[0].images[i*32*32*3 : (i+1)*32*32*3]
+			if !transform.RandomResizedCrop && class != "palette" && class != "cmyk" && sample.Name[len(sample.Name)-5] == 'a' {
+				// Red grows from left to right (grey: all of it), green from top to bottom, blue is 128.
+				left, right, top, bottom := row[(16*32+2)*3], row[(16*32+29)*3], row[(2*32+16)*3+1], row[(29*32+16)*3+1]
+				grey := strings.HasPrefix(class, "grey")
+				if left > 70 || right < 180 || !grey && (top > 60 || bottom < 190) {
+					t.Errorf("%s: left %d, right %d, top %d, bottom %d", sample.Name, left, right, top, bottom)
+				}
+			}
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+
+	var last Progress
+	r, err := Inspect(t.Context(), path, func(p Progress) { last = p })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Samples != 17 || len(r.Bad) != 6 || r.Width.Max != 90 || r.Height.Max != 1500 || len(r.Classes) != 8 || last.Members != 17 || last.Bytes != last.TotalBytes {
+		t.Errorf("%+v, %+v", r, last)
+	}
+	if r.Formats["JPEG CMYK"] != 1 || r.Formats["JPEG grey"] != 1 || r.Formats["JPEG"] != 3 || r.Formats["PNG 16-bit"] != 1 || r.Formats["PNG with alpha"] != 1 {
+		t.Errorf("%v", r.Formats)
+	}
+}
