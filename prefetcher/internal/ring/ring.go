@@ -28,7 +28,8 @@ type Device[S comparable, E any] interface {
 	// Close is the last call, also after a failed Open: makes P wait for the events, waits until P is idle, and frees the slots.
 	Close(released []E) error
 
-	NewEvent() (E, error)
+	// NewEvent makes an event. Those for copied are timed: the device may measure its copies with them.
+	NewEvent(timed bool) (E, error)
 	FreeEvent(E)
 	// P returns the stream that copies and finishes run on.
 	P() S
@@ -44,9 +45,9 @@ type Device[S comparable, E any] interface {
 	Record(event E, stream S) error
 	// Wait makes the stream wait for the event's latest record. The host does not block.
 	Wait(stream S, event E) error
-	// HostWait blocks until the event's latest record is reached, or until stop returns an error, which it returns. It asks stop at least every few
+	// HostWait blocks until copied(host)'s latest record is reached, or until stop returns an error, which it returns. It asks stop at least every few
 	// milliseconds.
-	HostWait(event E, stop func() error) error
+	HostWait(host int, copied E, stop func() error) error
 }
 
 // Scheduler starts the ring's goroutines and lets them wait for each other: one lock, and waiting for a condition that the lock guards.
@@ -243,7 +244,7 @@ func (r *Ring[S, E]) open() error {
 		return err
 	}
 	for k := range r.cfg.HostSlots() {
-		e, err := r.dev.NewEvent()
+		e, err := r.dev.NewEvent(true)
 		if err != nil {
 			return err
 		}
@@ -251,7 +252,7 @@ func (r *Ring[S, E]) open() error {
 		r.freeHosts = append(r.freeHosts, k)
 	}
 	for j := range r.cfg.Slots {
-		e, err := r.dev.NewEvent()
+		e, err := r.dev.NewEvent(false)
 		if err != nil {
 			return err
 		}
@@ -428,7 +429,7 @@ func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
 	r.sched.Unlock()
 
 	if pending {
-		err = r.dev.HostWait(r.hosts[k].copied, stop)
+		err = r.dev.HostWait(k, r.hosts[k].copied, stop)
 	}
 
 	r.sched.Lock()
@@ -706,7 +707,7 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 			return rel.event, nil
 		}
 	}
-	e, err := r.dev.NewEvent()
+	e, err := r.dev.NewEvent(false)
 	if err != nil {
 		return e, err
 	}

@@ -396,7 +396,7 @@ type (
 	onlyFirstWait struct{ simulated }
 )
 
-func (noHostWait) HostWait(*simEvent, func() error) error { return nil }
+func (noHostWait) HostWait(int, *simEvent, func() error) error { return nil }
 
 func (m noStreamWait) Copy(slot, host, n int, _ []*simEvent, copied *simEvent) error {
 	return m.simulated.Copy(slot, host, n, nil, copied)

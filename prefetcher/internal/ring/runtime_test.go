@@ -76,11 +76,11 @@ func (d *freeDevice) enqueue(stream int, o freeOp) {
 	d.changed.Broadcast()
 }
 
-func (d *freeDevice) Open() error                   { return nil }
-func (d *freeDevice) NewEvent() (*freeEvent, error) { return &freeEvent{}, nil }
-func (d *freeDevice) FreeEvent(*freeEvent)          {}
-func (d *freeDevice) P() int                        { return 0 }
-func (d *freeDevice) Current() (int, error)         { return int(d.current.Load()), nil }
+func (d *freeDevice) Open() error                       { return nil }
+func (d *freeDevice) NewEvent(bool) (*freeEvent, error) { return &freeEvent{}, nil }
+func (d *freeDevice) FreeEvent(*freeEvent)              {}
+func (d *freeDevice) P() int                            { return 0 }
+func (d *freeDevice) Current() (int, error)             { return int(d.current.Load()), nil }
 
 func (d *freeDevice) Close(released []*freeEvent) error {
 	for _, e := range released {
@@ -88,7 +88,7 @@ func (d *freeDevice) Close(released []*freeEvent) error {
 	}
 	idle := &freeEvent{}
 	_ = d.Record(idle, 0)
-	_ = d.HostWait(idle, func() error { return nil })
+	_ = d.HostWait(0, idle, func() error { return nil })
 	d.mu.Lock()
 	d.closed = true
 	d.changed.Broadcast()
@@ -129,7 +129,7 @@ func (d *freeDevice) Wait(stream int, e *freeEvent) error {
 	return nil
 }
 
-func (d *freeDevice) HostWait(e *freeEvent, stop func() error) error {
+func (d *freeDevice) HostWait(_ int, e *freeEvent, stop func() error) error {
 	for {
 		d.mu.Lock()
 		done := *e.latest

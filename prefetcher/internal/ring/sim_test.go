@@ -434,7 +434,7 @@ func (d *simDevice) Close(released []*simEvent) error {
 	if err := d.Record(idle, 0); err != nil {
 		return err
 	}
-	if err := d.HostWait(idle, func() error { return nil }); err != nil {
+	if err := d.HostWait(0, idle, func() error { return nil }); err != nil {
 		return err
 	}
 	t := d.running
@@ -448,9 +448,9 @@ func (d *simDevice) Close(released []*simEvent) error {
 	return nil
 }
 
-func (d *simDevice) NewEvent() (*simEvent, error) { d.events++; return &simEvent{}, nil }
-func (d *simDevice) FreeEvent(*simEvent)          { d.events-- }
-func (d *simDevice) P() int                       { return 0 }
+func (d *simDevice) NewEvent(bool) (*simEvent, error) { d.events++; return &simEvent{}, nil }
+func (d *simDevice) FreeEvent(*simEvent)              { d.events-- }
+func (d *simDevice) P() int                           { return 0 }
 
 func (d *simDevice) Current() (int, error) {
 	d.pause(nil)
@@ -526,7 +526,7 @@ func (d *simDevice) Wait(stream int, e *simEvent) error {
 	return nil
 }
 
-func (d *simDevice) HostWait(e *simEvent, stop func() error) error {
+func (d *simDevice) HostWait(_ int, e *simEvent, stop func() error) error {
 	m := e.latest
 	if m == nil {
 		return fmt.Errorf("event not recorded")
@@ -574,7 +574,7 @@ func (d *cpuDevice) Current() (int, error)                              { return
 func (d *cpuDevice) Record(*simEvent, int) error                        { return nil }
 func (d *cpuDevice) Wait(int, *simEvent) error                          { return nil }
 func (d *cpuDevice) Copy(_, _, _ int, _ []*simEvent, _ *simEvent) error { return nil }
-func (d *cpuDevice) HostWait(*simEvent, func() error) error             { return nil }
+func (d *cpuDevice) HostWait(int, *simEvent, func() error) error        { return nil }
 
 func (d *cpuDevice) Finish(slot, host, n int) error {
 	d.driver("Finish")

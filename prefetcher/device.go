@@ -1,0 +1,418 @@
+package prefetcher
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// align is where fields start in a slot: at least what copy engines, vector loads and LibTorch's own allocations have.
+const align = 256
+
+// slots is the memory of the ring, and what is done with it on either kind of device. It is filled by Open and constant until Close.
+type slots struct {
+	fields, outputs []torch.Spec
+	finisher        Finisher // nil: no field needs work, ever
+	work            []bool   // field i needs the finish
+	anyWork         bool
+	batch           int64 // samples of a slot
+	depth, hosts    int
+
+	host   []hostSlot
+	staged []*torch.Tensor   // GPU: where copies of fields with work go; one set, since all of it is used on P alone
+	out    [][]*torch.Tensor // of every device slot, what the consumer sees
+	owned  []*torch.Tensor   // all tensors, each once, to be closed
+	pinned []*cuda.Pinned    // GPU: one for every host slot
+
+	bytes    atomic.Int64 // copied
+	copyTime atomic.Int64 // in nanoseconds
+}
+
+type hostSlot struct {
+	tensors []*torch.Tensor
+	bytes   [][]byte
+}
+
+func newSlots(source Source) (*slots, error) {
+	s := &slots{fields: cloneSpecs(source.Fields()), batch: int64(source.BatchSize())}
+	if s.batch < 1 {
+		return nil, fmt.Errorf("the source's BatchSize is %d", s.batch)
+	}
+	s.outputs = s.fields
+	if f, ok := source.(Finisher); ok {
+		s.finisher, s.outputs = f, cloneSpecs(f.Outputs())
+	}
+	if len(s.fields) == 0 || len(s.fields) != len(s.outputs) {
+		return nil, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(s.fields), len(s.outputs))
+	}
+	for i := range s.fields {
+		for _, spec := range []torch.Spec{s.fields[i], s.outputs[i]} {
+			if spec.Bytes() < 1 || slices.ContainsFunc(spec.Shape, func(d int64) bool { return d < 1 }) {
+				return nil, fmt.Errorf("the source's field %q: a sample of type %v and shape %v has no elements", spec.Name, spec.DType, spec.Shape)
+			}
+			if spec.MemoryFormat == torch.ChannelsLast && len(spec.Shape) != 3 {
+				return nil, fmt.Errorf("the source's field %q: channels_last needs the shape C H W, not %v", spec.Name, spec.Shape)
+			}
+		}
+		f, o := s.fields[i], s.outputs[i]
+		work := f.DType != o.DType || f.MemoryFormat != o.MemoryFormat || !slices.Equal(f.Shape, o.Shape)
+		s.work = append(s.work, work)
+		s.anyWork = s.anyWork || work
+	}
+	return s, nil
+}
+
+func cloneSpecs(specs []torch.Spec) []torch.Spec {
+	specs = slices.Clone(specs)
+	for i := range specs {
+		specs[i].Shape = slices.Clone(specs[i].Shape)
+	}
+	return specs
+}
+
+func (s *slots) field(name string) int {
+	return slices.IndexFunc(s.outputs, func(o torch.Spec) bool { return o.Name == name })
+}
+
+// own notes the tensor for close.
+func (s *slots) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
+	if err == nil {
+		err = t.Err()
+	}
+	if err == nil {
+		s.owned = append(s.owned, t)
+	}
+	return t, err
+}
+
+// overMemory returns a tensor for a batch of the spec over C memory.
+func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error) {
+	shape := append([]int64{s.batch}, spec.Shape...)
+	if spec.MemoryFormat != torch.ChannelsLast {
+		return s.own(torch.FromMemory(memory, spec.DType, shape...))
+	}
+	n, c, h, w := shape[0], shape[1], shape[2], shape[3]
+	t, err := s.own(torch.FromMemory(memory, spec.DType, n, h, w, c))
+	if err != nil {
+		return nil, err
+	}
+	return s.own(t.Permute(0, 3, 1, 2), nil)
+}
+
+// results allocates the device slots. Fields without work can be left out: they are then handed over as they are in the host slot.
+func (s *slots) results(device cuda.Device) error {
+	for range s.depth {
+		var out []*torch.Tensor
+		for _, spec := range s.outputs {
+			t, err := s.own(torch.EmptySpec(device, spec, s.batch))
+			if err != nil {
+				return err
+			}
+			out = append(out, t)
+		}
+		s.out = append(s.out, out)
+	}
+	return nil
+}
+
+// result returns the tensors, of full size, that the consumer sees.
+func (s *slots) result(slot, host int) []*torch.Tensor {
+	if s.out == nil {
+		return s.host[host].tensors
+	}
+	return s.out[slot]
+}
+
+// rows calls fn with the first n rows of the tensors, one list after the other. The views of a short batch are closed afterwards.
+func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]*torch.Tensor) error {
+	if int64(n) == s.batch {
+		return fn(lists...)
+	}
+	var views []*torch.Tensor
+	defer func() {
+		for _, v := range views {
+			v.Close()
+		}
+	}()
+	made := map[*torch.Tensor]*torch.Tensor{} // a tensor that is in two lists stays one tensor
+	for l, list := range lists {
+		lists[l] = make([]*torch.Tensor, len(list))
+		for i, t := range list {
+			v := made[t]
+			if v == nil {
+				v = t.Narrow(0, 0, int64(n))
+				if err := v.Err(); err != nil {
+					return err
+				}
+				made[t] = v
+				views = append(views, v)
+			}
+			lists[l][i] = v
+		}
+	}
+	return fn(lists...)
+}
+
+func (s *slots) finish(dst, src []*torch.Tensor, n int) error {
+	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.finisher.Finish(lists[0], lists[1]) }, dst, src)
+}
+
+func (s *slots) close() error {
+	var errs []error
+	for _, t := range s.owned {
+		errs = append(errs, t.Close())
+	}
+	for _, p := range s.pinned {
+		errs = append(errs, p.Close())
+	}
+	s.owned, s.pinned = nil, nil
+	return errors.Join(errs...)
+}
+
+// ---- GPU ------------------------------------------------------------------------------------------------------------------------------------------
+
+// gpuDevice is the ring's device on a GPU. See ring.Device for who calls what.
+type gpuDevice struct {
+	*slots
+	device   cuda.Device
+	priority int
+
+	p       cuda.Stream
+	restore func() error
+	begun   []*cuda.Event     // of every host slot: its copies begin, for CopyTime
+	copyTo  [][]*torch.Tensor // of every device slot: where the copies go
+}
+
+func (d *gpuDevice) Open() (err error) {
+	// The goroutine stays locked until it ends, and ends its thread with it: LibTorch's caches for the thread end too.
+	runtime.LockOSThread()
+	if d.p, err = cuda.NewStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
+		return err
+	}
+	if d.restore, err = cuda.SetCUDAStream(d.p); err != nil {
+		return err
+	}
+	for range d.hosts {
+		begun, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
+		if err != nil {
+			return err
+		}
+		d.begun = append(d.begun, begun)
+		if err := d.pin(); err != nil {
+			return err
+		}
+	}
+	// Allocated with P current, so that the allocator too orders the memory by P.
+	if err := d.results(d.device); err != nil {
+		return err
+	}
+	d.staged = make([]*torch.Tensor, len(d.fields))
+	for i, spec := range d.fields {
+		if d.work[i] {
+			if d.staged[i], err = d.own(torch.EmptySpec(d.device, spec, d.batch)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, out := range d.out {
+		to := slices.Clone(out)
+		for i, t := range d.staged {
+			if t != nil {
+				to[i] = t
+			}
+		}
+		d.copyTo = append(d.copyTo, to)
+	}
+	return nil
+}
+
+// pin makes one host slot: a single buffer that holds all fields.
+func (d *gpuDevice) pin() error {
+	size := 0
+	var at []int
+	for _, spec := range d.fields {
+		at = append(at, size)
+		size += (int(d.batch*spec.Bytes()) + align - 1) / align * align
+	}
+	pinned, err := cuda.NewPinned(size)
+	if err != nil {
+		return err
+	}
+	d.pinned = append(d.pinned, pinned)
+	var h hostSlot
+	for i, spec := range d.fields {
+		end := at[i] + int(d.batch*spec.Bytes())
+		memory := pinned.Bytes()[at[i]:end:end]
+		t, err := d.overMemory(memory, spec)
+		if err != nil {
+			return err
+		}
+		h.tensors, h.bytes = append(h.tensors, t), append(h.bytes, memory)
+	}
+	d.host = append(d.host, h)
+	return nil
+}
+
+func (d *gpuDevice) Close(released []*cuda.Event) error {
+	var errs []error
+	if d.restore != nil {
+		for _, e := range released {
+			errs = append(errs, d.p.WaitEvent(e))
+		}
+		errs = append(errs, d.p.Synchronize())
+	}
+	errs = append(errs, d.close())
+	for _, e := range d.begun {
+		errs = append(errs, e.Close())
+	}
+	if d.restore != nil {
+		errs = append(errs, d.restore())
+	}
+	return errors.Join(errs...)
+}
+
+func (d *gpuDevice) NewEvent(timed bool) (*cuda.Event, error) {
+	return cuda.NewEvent(cuda.EventOptions{Timing: timed})
+}
+
+func (d *gpuDevice) FreeEvent(e *cuda.Event)                   { e.Close() }
+func (d *gpuDevice) P() cuda.Stream                            { return d.p }
+func (d *gpuDevice) Current() (cuda.Stream, error)             { return cuda.GetCurrentCUDAStream(d.device) }
+func (d *gpuDevice) Record(e *cuda.Event, s cuda.Stream) error { return e.Record(s) }
+func (d *gpuDevice) Wait(s cuda.Stream, e *cuda.Event) error   { return s.WaitEvent(e) }
+
+func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda.Event) error {
+	for _, e := range released {
+		if err := d.p.WaitEvent(e); err != nil {
+			return err
+		}
+	}
+	// The copies' beginning is recorded here, after the wait and before the copies: that is why the wait is not left to CopyBatch.
+	if err := d.begun[host].Record(d.p); err != nil {
+		return err
+	}
+	err := d.rows(n, func(lists ...[]*torch.Tensor) error {
+		return torch.CopyBatch(d.p, nil, lists[0], lists[1], copied)
+	}, d.copyTo[slot], d.host[host].tensors)
+	if err != nil {
+		return err
+	}
+	for _, spec := range d.fields {
+		d.bytes.Add(int64(n) * spec.Bytes())
+	}
+	return nil
+}
+
+func (d *gpuDevice) Finish(slot, host, n int) error {
+	if d.finisher == nil {
+		return nil
+	}
+	return d.finish(d.out[slot], d.copyTo[slot], n)
+}
+
+// HostWait polls: a thread that waits inside CUDA cannot be told that the context has ended. The copy is long done in most calls.
+func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
+	const shortest, longest = 20 * time.Microsecond, 500 * time.Microsecond
+	for pause := shortest; ; pause = min(2*pause, longest) {
+		done, err := copied.Query()
+		if err != nil {
+			return err
+		}
+		if done {
+			took, err := cuda.Elapsed(d.begun[host], copied)
+			d.copyTime.Add(int64(took))
+			return err
+		}
+		if err := stop(); err != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
+}
+
+// ---- CPU ------------------------------------------------------------------------------------------------------------------------------------------
+
+// cpuDevice is the ring's device without a GPU: there are no streams, everything is done when a call returns, and the ring's lock is what orders it.
+type cpuDevice struct {
+	*slots
+	src [][]*torch.Tensor // of every host slot and device slot: what Finish reads
+}
+
+func (d *cpuDevice) Open() error {
+	runtime.LockOSThread()
+	for range d.hosts {
+		var h hostSlot
+		for _, spec := range d.fields {
+			t, err := d.own(torch.EmptySpec(cuda.CPU, spec, d.batch))
+			if err != nil {
+				return err
+			}
+			memory, err := t.Bytes()
+			if err != nil {
+				return err
+			}
+			h.tensors, h.bytes = append(h.tensors, t), append(h.bytes, memory)
+		}
+		d.host = append(d.host, h)
+	}
+	if !d.anyWork {
+		return nil // the host slots are handed over
+	}
+	if err := d.results(cuda.CPU); err != nil {
+		return err
+	}
+	for k := range d.hosts {
+		for j := range d.depth {
+			src := slices.Clone(d.out[j])
+			for i, t := range d.host[k].tensors {
+				if d.work[i] {
+					src[i] = t
+				}
+			}
+			d.src = append(d.src, src)
+		}
+	}
+	return nil
+}
+
+func (d *cpuDevice) Close([]*cuda.Event) error                     { return d.close() }
+func (d *cpuDevice) NewEvent(bool) (*cuda.Event, error)            { return nil, nil }
+func (d *cpuDevice) FreeEvent(*cuda.Event)                         {}
+func (d *cpuDevice) P() cuda.Stream                                { return cuda.Stream{} }
+func (d *cpuDevice) Current() (cuda.Stream, error)                 { return cuda.Stream{}, nil }
+func (d *cpuDevice) Record(*cuda.Event, cuda.Stream) error         { return nil }
+func (d *cpuDevice) Wait(cuda.Stream, *cuda.Event) error           { return nil }
+func (d *cpuDevice) HostWait(int, *cuda.Event, func() error) error { return nil }
+
+// Copy copies the fields without work, if others have work: labels, which are small.
+func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) error {
+	if d.out == nil {
+		return nil
+	}
+	return d.rows(n, func(lists ...[]*torch.Tensor) error {
+		for i := range lists[0] {
+			if !d.work[i] {
+				if err := lists[0][i].CopyFrom(lists[1][i], torch.CopyOptions{}); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}, d.out[slot], d.host[host].tensors)
+}
+
+func (d *cpuDevice) Finish(slot, host, n int) error {
+	switch {
+	case d.finisher == nil:
+		return nil
+	case d.out == nil:
+		return d.finish(d.host[host].tensors, d.host[host].tensors, n)
+	}
+	return d.finish(d.out[slot], d.src[host*d.depth+slot], n)
+}
