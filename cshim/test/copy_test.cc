@@ -1,0 +1,206 @@
+// Pinned memory and the batch of copies on a stream.
+#include <algorithm>
+
+#include "support.h"
+
+namespace {
+
+using test::Event;
+using test::Pinned;
+using test::pool_stream;
+using test::read;
+using test::Tensor;
+
+TEST(Pinned, WithoutGpuThereIsNone) {
+  if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  ts_pinned* pinned = nullptr;
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_pinned_new(4096, &pinned));
+  EXPECT_EQ(pinned, nullptr);
+  EXPECT_OK(ts_pinned_free(nullptr));
+  EXPECT_EQ(ts_pinned_bytes_live(), 0);
+}
+
+TEST(Pinned, NothingIsRefused) {
+  ts_pinned* pinned = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_pinned_new(0, &pinned));
+}
+
+TEST(PinnedGpu, IsZeroedCountedAndSeenAsPinned) {
+  NEEDS_GPUS(1);
+  const int64_t before = ts_pinned_bytes_live();
+  {
+    Pinned pinned(1000 * sizeof(float));
+    EXPECT_EQ(ts_pinned_bytes_live(), before + 4000);
+    EXPECT_TRUE(std::all_of(pinned.data(), pinned.data() + 4000, [](uint8_t b) { return b == 0; }));
+    Tensor tensor = pinned.tensor({10, 100});
+    EXPECT_TRUE(test::describe(tensor).pinned);
+  }
+  EXPECT_EQ(ts_pinned_bytes_live(), before);
+  ts_pinned* huge = nullptr;
+  EXPECT_FAILS(TS_ERROR_OUT_OF_MEMORY, "pin", ts_pinned_new(size_t{1} << 50, &huge));
+  EXPECT_EQ(ts_pinned_bytes_live(), before);
+}
+
+constexpr int64_t kCount = 1 << 18;
+
+TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  const ts_stream other = pool_stream();
+  Pinned in(kCount * sizeof(float));
+  Pinned out(kCount * sizeof(float));
+  Pinned probe(kCount * sizeof(float));
+  Tensor host_in = in.tensor({kCount});
+  Tensor host_out = out.tensor({kCount});
+  Tensor host_probe = probe.tensor({kCount});
+  Tensor device = test::full({kCount}, -1, 0);
+  Event after;
+  Event copied;
+  Event done;
+  std::fill_n(in.floats(), kCount, 1.0F);
+  std::fill_n(out.floats(), kCount, -2.0F);
+  ASSERT_OK(ts_device_synchronize(0));
+
+  ts_tensor* to_device[2] = {device, host_in};
+  ts_tensor* to_host[2] = {host_out, device};
+  {
+    test::Gate gate(other);
+    ASSERT_OK(ts_event_record(after, other));
+    // Returns although `after` is not there yet; the copy back follows in the stream's order.
+    ASSERT_OK(ts_copy_batch(stream, after, &to_device[0], &to_device[1], 1, copied));
+    ASSERT_OK(ts_copy_batch(stream, copied, &to_host[0], &to_host[1], 1, done));
+    EXPECT_FALSE(test::complete(copied));
+    EXPECT_FALSE(test::complete(done));
+    // Poison is still there, on the device as well.
+    EXPECT_EQ(out.floats()[kCount - 1], -2.0F);
+    ts_tensor* peek[2] = {host_probe, device};
+    const ts_stream third = pool_stream();
+    ASSERT_OK(ts_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
+    ASSERT_OK(ts_stream_synchronize(third));
+    EXPECT_EQ(probe.floats()[0], -1.0F);
+    // Nobody has read the source yet: what is written now arrives. A staged copy would not.
+    std::fill_n(in.floats(), kCount, 5.0F);
+  }
+  ASSERT_OK(ts_event_synchronize(done));
+  EXPECT_TRUE(std::all_of(out.floats(), out.floats() + kCount, [](float v) { return v == 5.0F; }));
+}
+
+TEST(CopyBatchGpu, CopiesManyPairsOfAllKinds) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  Pinned images(2 * 3 * 4 * 5);
+  Pinned labels(2 * sizeof(int64_t));
+  for (int i = 0; i < 120; ++i) images.data()[i] = static_cast<uint8_t>(i);
+  reinterpret_cast<int64_t*>(labels.data())[1] = 42;
+  Tensor host_images = images.tensor({2, 3, 4, 5}, TS_UINT8);
+  Tensor host_labels = labels.tensor({2}, TS_INT64);
+  Tensor device_images = test::empty({2, 3, 4, 5}, TS_UINT8, 0);
+  Tensor device_labels = test::empty({2}, TS_INT64, 0);
+  Tensor last = test::empty({2, 3, 4, 5}, TS_UINT8, 0, TS_CHANNELS_LAST);
+  Tensor none_here = test::empty({0, 7}, TS_FLOAT32, 0);
+  Tensor none_there = test::empty({0, 7}, TS_FLOAT32);
+  ts_tensor* dst[4] = {device_images, device_labels, none_here, last};
+  ts_tensor* src[4] = {host_images, host_labels, none_there, device_images};
+  Event done;
+  ASSERT_OK(ts_copy_batch(stream, nullptr, dst, src, 4, done));
+  ASSERT_OK(ts_event_synchronize(done));
+  EXPECT_EQ(read<uint8_t>(device_images)[119], 119);
+  EXPECT_EQ(read<int64_t>(device_labels)[1], 42);
+  EXPECT_EQ(read<uint8_t>(last), read<uint8_t>(device_images)) << "another layout, by a kernel";
+  EXPECT_TRUE(test::current_stream() == (ts_stream{0, 0}));
+  // Nothing to copy: still waits and records.
+  Event empty;
+  ASSERT_OK(ts_copy_batch(stream, done, nullptr, nullptr, 0, empty));
+  ASSERT_OK(ts_event_synchronize(empty));
+}
+
+TEST(CopyBatchGpu, AWriteSpoilsWhatBackwardNeeds) {
+  NEEDS_GPUS(1);
+  Pinned pinned(4 * sizeof(float));
+  Tensor host = pinned.tensor({4});
+  Tensor slot = test::full({4}, 2, 0);
+  Tensor weight = test::full({4}, 3, 0);
+  ASSERT_OK(ts_tensor_set_requires_grad(weight, true));
+  Tensor product = test::Call("aten::mul", "Tensor").tensor(slot).tensor(weight).one();
+  Tensor loss = test::Call("aten::sum").tensor(product).one();
+  ts_tensor* dst = slot;
+  ts_tensor* src = host;
+  ASSERT_OK(ts_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "inplace operation", ts_tensor_backward(loss, nullptr, false));
+  ASSERT_OK(ts_device_synchronize(0));
+}
+
+TEST(CopyBatchGpu, ChecksEverythingBeforeItEnqueues) {
+  NEEDS_GPUS(1);
+  Pinned pinned(6 * sizeof(float));
+  Tensor host = pinned.tensor({6});
+  Tensor flat = test::full({6}, -1, 0);
+  Tensor square = test::full({2, 3}, 0, 0);
+  Tensor ints = test::empty({6}, TS_INT32, 0);
+  Tensor pageable = test::full({6}, 1);
+  Tensor strided = test::Call("aten::t").tensor(square).one();
+  Tensor host_square = pinned.tensor({3, 2});
+  Tensor more = pinned.tensor({6});
+  struct Case {
+    ts_tensor* dst;
+    ts_tensor* src;
+    const char* text;
+  };
+  const std::vector<Case> table = {
+      {flat, pageable, "pair 1: src is in host memory that is not pinned"},
+      {pageable, flat, "pair 1: dst is in host memory that is not pinned"},
+      {square, host, "shape [2, 3] and src [6]"},
+      {ints, host, "dst has dtype Int and src Float"},
+      {host, more, "both tensors are on the host"},
+      {strided, host_square, "equal, dense strides"},
+      {nullptr, host, "NULL"},
+  };
+  std::fill_n(pinned.floats(), 6, 9.0F);
+  for (const Case& each : table) {
+    SCOPED_TRACE(each.text);
+    Event done;
+    ts_tensor* dst[2] = {flat, each.dst};
+    ts_tensor* src[2] = {host, each.src};
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, each.text,
+                 ts_copy_batch(pool_stream(), nullptr, dst, src, 2, done));
+    bool recorded = false;
+    EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "", ts_event_query(done, &recorded));
+  }
+  ASSERT_OK(ts_device_synchronize(0));
+  EXPECT_EQ(read<float>(flat)[0], -1) << "the good pair before the bad one was not copied";
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative",
+               ts_copy_batch({0, 0}, nullptr, nullptr, nullptr, -1, nullptr));
+}
+
+TEST(CopyBatchGpu, RefusesAnotherDevice) {
+  NEEDS_GPUS(2);
+  Tensor here = test::full({4}, 1, 0);
+  Tensor there = test::full({4}, 2, 1);
+  ts_tensor* dst = here;
+  ts_tensor* src = there;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "src is on GPU 1",
+               ts_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
+}
+
+TEST(CopyGpu, NonBlockingFromPinnedMemoryDoesNotWait) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  Pinned pinned(kCount * sizeof(float));
+  Tensor host = pinned.tensor({kCount});
+  Tensor device = test::full({kCount}, -1, 0);
+  std::fill_n(pinned.floats(), kCount, 1.0F);
+  ASSERT_OK(ts_device_synchronize(0));
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+  {
+    test::Gate gate(stream);
+    ASSERT_OK(ts_tensor_copy(device, host, true));
+    EXPECT_FALSE(test::idle(stream));
+    std::fill_n(pinned.floats(), kCount, 4.0F);
+  }
+  ASSERT_OK(ts_stream_synchronize(stream));
+  EXPECT_EQ(read<float>(device)[kCount - 1], 4.0F);
+  ASSERT_OK(ts_stream_guard_exit(guard));
+}
+
+}  // namespace

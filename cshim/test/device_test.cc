@@ -1,0 +1,94 @@
+// Devices, versions, threads, and the errors that any call can return.
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+TEST(Version, IsWhatWasBuilt) {
+  EXPECT_EQ(ts_abi_version(), TS_ABI_VERSION);
+  EXPECT_EQ(std::string(ts_libtorch_version()).rfind("2.", 0), 0U);
+  EXPECT_NE(std::strchr(ts_cuda_version(), '.'), nullptr);
+  EXPECT_EQ(std::string(ts_jpeg_version()).rfind("libjpeg-turbo ", 0), 0U);
+}
+
+TEST(Device, ThoseThatAreNotThereAreNoDevice) {
+  testing::internal::CaptureStderr();
+  const int32_t beyond = ts_device_count();
+  ts_device_properties properties{};
+  ts_memory_stats stats{};
+  for (const int32_t device : {beyond, -1, -2, 1000}) {
+    SCOPED_TRACE(device);
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_describe(device, &properties));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_memory(device, &stats));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_reset_peak(device));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_synchronize(device));
+  }
+  if (beyond == 0) {
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "no usable GPU", ts_device_empty_cache());
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(Device, ErrorsCanBeFreedAndNameTheirOrigin) {
+  ts_error* error = ts_device_synchronize(-1);
+  ASSERT_NE(error, nullptr);
+  EXPECT_STREQ(ts_error_origin(error), "ts_device_synchronize");
+  ts_error_free(error);
+  ts_error_free(nullptr);
+}
+
+TEST(Thread, AreCountedWhileTheyLive) {
+  // Other threads of the process (none of ours) do not come and go here.
+  test::Tensor tensor = test::scalar(1);
+  const int64_t before = ts_thread_count();
+  EXPECT_GE(before, 1);
+  std::atomic<bool> entered{false};
+  std::atomic<bool> leave{false};
+  std::thread thread([&] {
+    ts_noop();
+    test::describe(tensor);
+    entered = true;
+    while (!leave) std::this_thread::yield();
+  });
+  while (!entered) std::this_thread::yield();
+  EXPECT_EQ(ts_thread_count(), before + 1);
+  leave = true;
+  thread.join();
+  EXPECT_EQ(ts_thread_count(), before);
+  std::thread([] { ts_noop(); }).join();
+  EXPECT_EQ(ts_thread_count(), before);
+}
+
+TEST(Thread, HaveIds) {
+  const int64_t mine = ts_thread_id();
+  EXPECT_EQ(ts_thread_id(), mine);
+  int64_t other = 0;
+  std::thread([&] { other = ts_thread_id(); }).join();
+  EXPECT_NE(other, mine);
+}
+
+TEST(Thread, NumbersInsideAnOperator) {
+  const int32_t before = ts_num_threads();
+  EXPECT_GE(before, 1);
+  ASSERT_OK(ts_set_num_threads(1));
+  EXPECT_EQ(ts_num_threads(), 1);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "at least 1", ts_set_num_threads(0));
+  ASSERT_OK(ts_set_num_threads(before));
+}
+
+TEST(DeviceGpu, DescribesItself) {
+  NEEDS_GPUS(1);
+  ts_device_properties properties{};
+  ASSERT_OK(ts_device_describe(0, &properties));
+  EXPECT_GT(std::strlen(properties.name), 0U);
+  EXPECT_GE(properties.major, 5);
+  EXPECT_GT(properties.multiprocessors, 0);
+  EXPECT_GT(properties.async_engines, 0);
+  EXPECT_GT(properties.total_bytes, 1 << 28);
+  ASSERT_OK(ts_device_synchronize(0));
+}
+
+}  // namespace

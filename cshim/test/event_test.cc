@@ -1,0 +1,158 @@
+// Events.
+#include <atomic>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+using test::complete;
+using test::Event;
+using test::pool_stream;
+
+TEST(Event, WithoutGpuThereAreNone) {
+  if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  ts_event* event = nullptr;
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_event_new(0, &event));
+  EXPECT_EQ(event, nullptr);
+  ts_event_free(nullptr);
+}
+
+TEST(Event, NullsAreRefused) {
+  bool done = false;
+  float milliseconds = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_event_query(nullptr, &done));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_event_synchronize(nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_event_record(nullptr, {0, 0}));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_stream_wait_event({0, 0}, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
+               ts_event_elapsed(nullptr, nullptr, &milliseconds));
+  ts_event* event = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_event_new(8, &event));
+}
+
+TEST(EventGpu, UnrecordedIsAnErrorEverywhere) {
+  NEEDS_GPUS(1);
+  Event event(TS_EVENT_TIMING);
+  Event other(TS_EVENT_TIMING);
+  bool done = false;
+  float milliseconds = 0;
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded", ts_event_query(event, &done));
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded", ts_event_synchronize(event));
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded", ts_stream_wait_event({0, 0}, event));
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded",
+               ts_event_elapsed(event, other, &milliseconds));
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded",
+               ts_copy_batch({0, 0}, event, nullptr, nullptr, 0, other));
+  // Nothing was enqueued, so the other one is still unrecorded.
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded", ts_event_query(other, &done));
+}
+
+TEST(EventGpu, FollowsItsStream) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  Event event;
+  {
+    test::Gate gate(stream);
+    ASSERT_OK(ts_event_record(event, stream));
+    EXPECT_FALSE(complete(event));
+  }
+  ASSERT_OK(ts_event_synchronize(event));
+  EXPECT_TRUE(complete(event));
+}
+
+TEST(EventGpu, AWaitIsForTheRecordBeforeIt) {
+  NEEDS_GPUS(1);
+  const ts_stream busy = pool_stream();
+  const ts_stream waiter = pool_stream();
+  const ts_stream free_one = pool_stream();
+  Event event;
+  {
+    test::Gate gate(busy);
+    ASSERT_OK(ts_event_record(event, busy));
+    ASSERT_OK(ts_stream_wait_event(waiter, event));
+    // Recording again elsewhere does not release who waits for the first record.
+    ASSERT_OK(ts_event_record(event, free_one));
+    ASSERT_OK(ts_event_synchronize(event));
+    EXPECT_TRUE(complete(event));
+    EXPECT_FALSE(test::idle(waiter));
+  }
+  ASSERT_OK(ts_stream_synchronize(waiter));
+}
+
+TEST(EventGpu, CanBeFreedWhileWaitedFor) {
+  NEEDS_GPUS(1);
+  const ts_stream busy = pool_stream();
+  const ts_stream waiter = pool_stream();
+  {
+    test::Gate gate(busy);
+    {
+      Event event;
+      ASSERT_OK(ts_event_record(event, busy));
+      ASSERT_OK(ts_stream_wait_event(waiter, event));
+    }
+    EXPECT_FALSE(test::idle(waiter));
+  }
+  ASSERT_OK(ts_stream_synchronize(waiter));
+}
+
+TEST(EventGpu, MeasuresTime) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  Event start(TS_EVENT_TIMING);
+  Event end(TS_EVENT_TIMING | TS_EVENT_BLOCKING);
+  Event plain;
+  float milliseconds = -1;
+  {
+    test::Gate gate(stream);
+    ASSERT_OK(ts_event_record(start, stream));
+    ASSERT_OK(ts_event_record(end, stream));
+    ASSERT_OK(ts_event_record(plain, stream));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not complete",
+                 ts_event_elapsed(start, end, &milliseconds));
+  }
+  ASSERT_OK(ts_event_synchronize(end));
+  ASSERT_OK(ts_event_elapsed(start, end, &milliseconds));
+  EXPECT_GE(milliseconds, 0);
+  EXPECT_LT(milliseconds, 10000);
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "TS_EVENT_TIMING",
+               ts_event_elapsed(start, plain, &milliseconds));
+}
+
+TEST(EventGpu, BelongsToTheDeviceOfItsFirstRecord) {
+  NEEDS_GPUS(2);
+  Event event;
+  ASSERT_OK(ts_event_record(event, pool_stream(0)));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "device 0", ts_event_record(event, pool_stream(1)));
+  ASSERT_OK(ts_stream_wait_event(pool_stream(1), event));
+}
+
+TEST(EventGpu, IsRecordedAndUsedByManyThreads) {
+  NEEDS_GPUS(1);
+  for (int round = 0; round < 20; ++round) {
+    Event event;  // also the first records race for its creation
+    std::atomic<int> wrong{0};
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 6; ++i) {
+      threads.emplace_back([&, i] {
+        const ts_stream stream = pool_stream();
+        for (int step = 0; step < 50; ++step) {
+          if (i % 2 == 0) {
+            if (ts_event_record(event, stream) != nullptr) ++wrong;
+          } else {
+            bool done = false;
+            const test::Outcome query(ts_event_query(event, &done));
+            if (query.code != TS_OK && query.code != TS_ERROR_NOT_RECORDED) ++wrong;
+            const test::Outcome wait(ts_stream_wait_event(stream, event));
+            if (wait.code != TS_OK && wait.code != TS_ERROR_NOT_RECORDED) ++wrong;
+          }
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(wrong, 0);
+  }
+  ASSERT_OK(ts_device_synchronize(0));
+}
+
+}  // namespace

@@ -1,0 +1,381 @@
+// The generic operator call: every kind of argument, right and wrong.
+#include <cmath>
+#include <thread>
+
+#include "support.h"
+
+namespace {
+
+using test::Call;
+using test::make;
+using test::read;
+using test::scalar;
+using test::shape;
+using test::Tensor;
+using Floats = std::vector<float>;
+using Ints = std::vector<int64_t>;
+
+TEST(Operator, FindsOnceAndDescribesItself) {
+  const ts_operator* first = nullptr;
+  const ts_operator* second = nullptr;
+  ASSERT_OK(ts_operator_find("aten::add", "Tensor", &first));
+  ASSERT_OK(ts_operator_find("aten::add", "Tensor", &second));
+  EXPECT_EQ(first, second);
+  EXPECT_STREQ(ts_operator_schema(first),
+               "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor");
+}
+
+TEST(Operator, IsFoundFromManyThreads) {
+  std::vector<const ts_operator*> found(8, nullptr);
+  std::vector<std::thread> threads;
+  for (auto& op : found) {
+    threads.emplace_back([&op] { EXPECT_OK(ts_operator_find("aten::sub", "Tensor", &op)); });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto* op : found) EXPECT_EQ(op, found[0]);
+}
+
+TEST(Operator, NotFoundNamesTheOverloads) {
+  const ts_operator* op = nullptr;
+  EXPECT_FAILS(TS_ERROR_NOT_FOUND, "\"Tensor\"", ts_operator_find("aten::add", "Tensr", &op));
+  EXPECT_FAILS(TS_ERROR_NOT_FOUND, "aten::no_such_thing",
+               ts_operator_find("aten::no_such_thing", "", &op));
+  EXPECT_FAILS(TS_ERROR_NOT_FOUND, "add", ts_operator_find("add", "", &op));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_operator_find(nullptr, "", &op));
+  EXPECT_EQ(op, nullptr);
+}
+
+TEST(Operator, TakesTensorsAndScalars) {
+  Tensor a = make<float>({1, 2, 3}, {3});
+  Tensor b = make<float>({10, 20, 30}, {3});
+  EXPECT_EQ(read<float>(Call("aten::add", "Tensor").tensor(a).tensor(b).one()),
+            (Floats{11, 22, 33}));
+  EXPECT_EQ(read<float>(Call("aten::add", "Tensor").tensor(a).tensor(b).fallback().one()),
+            (Floats{11, 22, 33}));
+  EXPECT_EQ(read<float>(Call("aten::add", "Tensor").tensor(a).tensor(b).integer(2).one()),
+            (Floats{21, 42, 63}));
+  EXPECT_EQ(read<float>(Call("aten::add", "Tensor").tensor(a).tensor(b).real(0.5).one()),
+            (Floats{6, 12, 18}));
+  EXPECT_EQ(read<float>(Call("aten::mul", "Scalar").tensor(a).real(-1).one()),
+            (Floats{-1, -2, -3}));
+  EXPECT_EQ(read<float>(Call("aten::add", "Scalar").tensor(a).boolean(true).one()),
+            (Floats{2, 3, 4}));
+}
+
+TEST(Operator, AScalarKeepsItsKind) {
+  // An int times a bool scalar stays int, times a double becomes float: type promotion sees it.
+  Tensor ints = make<int64_t>({2}, {1});
+  EXPECT_EQ(test::describe(Call("aten::mul", "Scalar").tensor(ints).boolean(true).one()).dtype,
+            TS_INT64);
+  EXPECT_EQ(test::describe(Call("aten::mul", "Scalar").tensor(ints).real(1).one()).dtype,
+            TS_FLOAT32);
+}
+
+TEST(Operator, TakesListsAndBools) {
+  Tensor a = make<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+  EXPECT_EQ(read<float>(Call("aten::sum", "dim_IntList").tensor(a).ints({0}).boolean(true).one()),
+            (Floats{5, 7, 9}));
+  EXPECT_EQ(read<float>(Call("aten::sum", "dim_IntList").tensor(a).none().one()), (Floats{21}));
+  EXPECT_EQ(shape(Call("aten::permute").tensor(a).ints({1, 0}).one()), (Ints{3, 2}));
+  EXPECT_EQ(shape(Call("aten::reshape").tensor(a).ints({3, -1}).one()), (Ints{3, 2}));
+  EXPECT_EQ(read<float>(Call("aten::flip").tensor(a).ints({1}).one()), (Floats{3, 2, 1, 6, 5, 4}));
+  // double[]: explicit scale factors of an upsampling.
+  Tensor image = make<float>({1, 2, 3, 4}, {1, 1, 2, 2});
+  EXPECT_EQ(
+      shape(Call("aten::upsample_nearest2d", "vec").tensor(image).none().doubles({2.0, 3.0}).one()),
+      (Ints{1, 1, 4, 6}));
+}
+
+TEST(Operator, TakesListsOfTensors) {
+  Tensor a = make<float>({1, 2}, {2});
+  Tensor b = make<float>({3}, {1});
+  EXPECT_EQ(read<float>(Call("aten::cat").tensors({a, b, a}).integer(0).one()),
+            (Floats{1, 2, 3, 1, 2}));
+  // Tensor?[]: NULL stands for an index that is absent, as in x[:, idx].
+  Tensor x = make<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+  Tensor index = make<int64_t>({2, 0}, {2});
+  EXPECT_EQ(read<float>(Call("aten::index", "Tensor").tensor(x).tensors({nullptr, index}).one()),
+            (Floats{3, 1, 6, 4}));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "is NULL",
+               Call("aten::cat").tensors({a, nullptr}).drop());
+}
+
+TEST(Operator, TakesListsOfScalars) {
+  Tensor a = make<float>({1, 2}, {2});
+  Tensor b = make<float>({3}, {1});
+  ASSERT_OK(Call("aten::_foreach_mul_", "ScalarList").tensors({a, b}).doubles({2.0, 10.0}).drop());
+  EXPECT_EQ(read<float>(a), (Floats{2, 4}));
+  EXPECT_EQ(read<float>(b), (Floats{30}));
+}
+
+TEST(Operator, TakesBoolLists) {
+  // std::array<bool, 3> output_mask: only the gradient of the weight.
+  Tensor x = make<float>({1, 2, 3, 4}, {1, 1, 2, 2});
+  Tensor w = make<float>({1}, {1, 1, 1, 1});
+  auto grads = Call("aten::convolution_backward")
+                   .tensor(x)
+                   .tensor(x)
+                   .tensor(w)
+                   .none()
+                   .ints({1, 1})
+                   .ints({0, 0})
+                   .ints({1, 1})
+                   .boolean(false)
+                   .ints({0, 0})
+                   .integer(1)
+                   .ints({0, 1, 0}, TS_ARG_BOOLS)
+                   .all(3);
+  ASSERT_EQ(grads.size(), 3U);
+  EXPECT_EQ(static_cast<ts_tensor*>(grads[0]), nullptr) << "an undefined result is NULL";
+  EXPECT_EQ(read<float>(grads[1]), (Floats{30}));
+  EXPECT_EQ(static_cast<ts_tensor*>(grads[2]), nullptr);
+}
+
+TEST(Operator, TakesDtypesLayoutsDevicesAndStrings) {
+  Tensor made = Call("aten::full")
+                    .ints({2, 2})
+                    .real(3)
+                    .integer(TS_INT32)
+                    .integer(0)
+                    .device(TS_DEVICE_CPU)
+                    .boolean(false)
+                    .one();
+  EXPECT_EQ(test::describe(made).dtype, TS_INT32);
+  EXPECT_EQ(read<int32_t>(made), (std::vector<int32_t>{3, 3, 3, 3}));
+  Tensor image = make<float>(Floats(24, 1), {1, 2, 3, 4});
+  EXPECT_TRUE(test::describe(Call("aten::contiguous").tensor(image).integer(TS_CHANNELS_LAST).one())
+                  .channels_last);
+  Tensor x = make<float>({1}, {1});
+  Tensor exact = Call("aten::gelu").tensor(x).one();
+  Tensor close = Call("aten::gelu").tensor(x).text("tanh").one();
+  EXPECT_NE(read<float>(exact)[0], read<float>(close)[0]);
+  EXPECT_NEAR(read<float>(exact)[0], read<float>(close)[0], 1e-3);
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "approximate", Call("aten::gelu").tensor(x).text("cubic").drop());
+}
+
+TEST(Operator, FillsDefaultsOfTheSchema) {
+  Tensor image = make<float>({1, 2, 3, 4, 5, 6, 7, 8, 9}, {1, 1, 3, 3});
+  Tensor weight = make<float>({1}, {1, 1, 1, 1});
+  // bias, stride, padding, dilation, groups are left out.
+  EXPECT_EQ(shape(Call("aten::conv2d").tensor(image).tensor(weight).one()), (Ints{1, 1, 3, 3}));
+  EXPECT_EQ(shape(Call("aten::conv2d").tensor(image).tensor(weight).fallback().ints({2, 2}).one()),
+            (Ints{1, 1, 2, 2}));
+}
+
+TEST(Operator, HandsOutAllResultsInOrder) {
+  Tensor x = make<float>({3, 1, 2}, {3});
+  auto results = Call("aten::topk").tensor(x).integer(2).all(2);
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(read<float>(results[0]), (Floats{3, 2}));
+  EXPECT_EQ(read<int64_t>(results[1]), (Ints{0, 2}));
+  auto parts = Call("aten::split", "Tensor").tensor(x).integer(1).all(5);
+  ASSERT_EQ(parts.size(), 3U);
+  EXPECT_EQ(read<float>(parts[2]), (Floats{2}));
+}
+
+TEST(Operator, ChecksTheRoomForResults) {
+  Tensor x = make<float>({3, 1, 2}, {3});
+  Tensor kept;
+  int32_t count = -7;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "returns 2 tensors",
+               Call("aten::topk").tensor(x).integer(2).run(kept.out(), 1, &count));
+  ts_tensor* two[2] = {nullptr, nullptr};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "returns 3 tensors",
+               Call("aten::split", "Tensor").tensor(x).integer(1).run(two, 2, &count));
+  EXPECT_EQ(two[0], nullptr);
+  EXPECT_EQ(count, -7) << "a failed call leaves its outputs";
+}
+
+TEST(Operator, InPlaceResultsCanBeDropped) {
+  Tensor a = make<float>({1, 2}, {2});
+  const int64_t before = ts_tensor_count();
+  int32_t count = 0;
+  Tensor other = make<float>({1, 1}, {2});
+  ASSERT_OK(Call("aten::add_", "Tensor").tensor(a).tensor(other).run(nullptr, 0, &count));
+  EXPECT_EQ(count, 1);
+  EXPECT_EQ(read<float>(a), (Floats{2, 3}));
+  EXPECT_EQ(ts_tensor_count(), before + 1);
+}
+
+TEST(Operator, NamesTheArgumentAndBothTypes) {
+  Tensor a = make<float>({1}, {1});
+  const auto add = [&] { return std::move(Call("aten::add", "Tensor").tensor(a)); };
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aten::add.Tensor: argument other: it takes Tensor",
+               add().integer(1).drop());
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not an int", add().integer(1).drop());
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "alpha: it takes Scalar, not a list of ints",
+               add().tensor(a).ints({1}).drop());
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not none", add().tensor(a).none().drop());
+}
+
+struct Wrong {
+  const char* name;
+  const char* overload;
+  std::vector<ts_arg> args;
+  const char* text;
+};
+
+TEST(Operator, RefusesEveryWrongKind) {
+  Tensor a = make<float>({1, 2}, {2});
+  const ts_arg t{TS_ARG_TENSOR, 0, 0};
+  const std::vector<Wrong> table = {
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_INT, 0, 1}}, "int[]"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_DOUBLES, 1, 0}}, "a list of doubles"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_INTS, 1, 0}, {TS_ARG_INT, 0, 1}}, "bool"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_INTS, 1, 0}, {TS_ARG_BOOL, 0, 2}}, "0 or 1"},
+      {"aten::sum", "", {t, {TS_ARG_DOUBLE, 0, 0}}, "ScalarType"},
+      {"aten::sum", "", {t, {TS_ARG_INT, 0, 4711}}, "4711 is not a dtype"},
+      {"aten::sum", "", {t, {TS_ARG_INT, 0, -1}}, "-1 is not a dtype"},
+      {"aten::contiguous", "", {t, {TS_ARG_INT, 0, 99}}, "99 is not one of"},
+      {"aten::softmax", "int", {t, {TS_ARG_DOUBLE, 0, 0}}, "int"},
+      {"aten::dropout", "", {t, {TS_ARG_INT, 0, 0}, {TS_ARG_BOOL, 0, 0}}, "float"},
+      {"aten::gelu", "", {t, {TS_ARG_INT, 0, 0}}, "str"},
+      {"aten::gelu", "", {t, {TS_ARG_STRING, 3, 0}}, "bytes of text"},
+      {"aten::cat", "", {t}, "Tensor[]"},
+      {"aten::cat", "", {{TS_ARG_TENSORS, 2, 0}}, "tensors given"},
+      {"aten::cat", "", {{TS_ARG_TENSORS, -1, 0}}, "tensors given"},
+      {"aten::relu", "", {{TS_ARG_TENSOR, 0, 1}}, "no tensor 1"},
+      {"aten::relu", "", {{TS_ARG_TENSOR, 0, -1}}, "no tensor -1"},
+      {"aten::relu", "", {{77, 0, 0}}, "unknown kind"},
+      {"aten::relu", "", {{-1, 0, 0}}, "unknown kind"},
+      {"aten::relu", "", {}, "has no default"},
+      {"aten::relu", "", {t, t}, "2 arguments for 1"},
+      {"aten::permute", "", {t, {TS_ARG_INTS, 2, 0}}, "ints given"},
+      {"aten::permute", "", {t, {TS_ARG_INTS, INT32_MAX, 1}}, "ints given"},
+      {"aten::to", "device", {t, {TS_ARG_INT, 0, -1}, {TS_ARG_INT, 0, 6}}, "Device"},
+      {"aten::to", "device", {t, {TS_ARG_DEVICE, 0, -2}, {TS_ARG_INT, 0, 6}}, "-1 is the CPU"},
+      {"aten::multinomial", "", {t, {TS_ARG_INT, 0, 1}, {TS_ARG_BOOL, 0, 0}, t}, "Generator"},
+  };
+  const std::vector<int64_t> ints = {0};
+  for (const Wrong& wrong : table) {
+    SCOPED_TRACE(std::string(wrong.name) + ", expecting: " + wrong.text);
+    const ts_operator* op = nullptr;
+    ASSERT_OK(ts_operator_find(wrong.name, wrong.overload, &op));
+    ts_tensor* tensors[1] = {a};
+    int32_t count = 0;
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, wrong.text,
+                 ts_operator_call(op, wrong.args.data(), static_cast<int32_t>(wrong.args.size()),
+                                  tensors, 1, ints.data(), 1, nullptr, 0, 0, nullptr, 0, &count));
+  }
+  EXPECT_EQ(read<float>(a), (Floats{1, 2}));
+}
+
+TEST(Operator, RefusesBrokenCalls) {
+  Tensor a = make<float>({1}, {1});
+  const ts_operator* op = nullptr;
+  ASSERT_OK(ts_operator_find("aten::relu", "", &op));
+  const ts_arg arg{TS_ARG_TENSOR, 0, 0};
+  ts_tensor* tensors[1] = {a};
+  ts_tensor* out = nullptr;
+  int32_t count = 0;
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "op is NULL",
+      ts_operator_call(nullptr, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "args",
+      ts_operator_call(op, nullptr, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "tensors",
+      ts_operator_call(op, &arg, 1, tensors, -1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "out is NULL",
+      ts_operator_call(op, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, nullptr, 1, &count));
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "flag",
+      ts_operator_call(op, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 64, &out, 1, &count));
+  EXPECT_EQ(out, nullptr);
+}
+
+TEST(Operator, LibTorchsRefusalIsAnOperatorError) {
+  Tensor a = make<float>({1, 2, 3}, {3});
+  Tensor b = make<float>({1, 2}, {2});
+  testing::internal::CaptureStderr();
+  const test::Outcome outcome(Call("aten::add", "Tensor").tensor(a).tensor(b).drop());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(outcome.code, TS_ERROR_OPERATOR) << outcome;
+  EXPECT_TRUE(outcome.says("must match the size of tensor b")) << outcome;
+  EXPECT_FALSE(outcome.says("frame #")) << outcome;
+  EXPECT_EQ(outcome.origin, "ts_operator_call");
+}
+
+TEST(Operator, WarningsDoNotReachStderr) {
+  // non_blocking nothing: torch.range is deprecated and warns.
+  testing::internal::CaptureStderr();
+  Tensor a = Call("aten::range").integer(0).integer(3).one();
+  Tensor grown = make<float>({0}, {1});
+  // An out= tensor of another size is resized with a warning.
+  Tensor x = make<float>({1, 2}, {2});
+  EXPECT_OK(Call("aten::add", "out").tensor(x).tensor(x).fallback().tensor(grown).drop());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(read<float>(grown), (Floats{2, 4}));
+}
+
+TEST(Operator, NoGradIsForOneCall) {
+  Tensor a = make<float>({2}, {1});
+  ASSERT_OK(ts_tensor_set_requires_grad(a, true));
+  Tensor quiet = Call("aten::mul", "Tensor").tensor(a).tensor(a).flags(TS_CALL_NO_GRAD).one();
+  EXPECT_FALSE(test::describe(quiet).requires_grad);
+  // An exception must not leave the mode behind either.
+  Tensor b = make<float>({1, 2}, {2});
+  Tensor c = make<float>({1, 2, 3}, {3});
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
+               Call("aten::mul", "Tensor").tensor(b).tensor(c).flags(TS_CALL_NO_GRAD).drop());
+  EXPECT_TRUE(test::describe(Call("aten::mul", "Tensor").tensor(a).tensor(a).one()).requires_grad);
+}
+
+TEST(Operator, ADeviceThatIsNotThereIsNoDevice) {
+  const int32_t beyond = ts_device_count();
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
+               Call("aten::zeros").ints({1}).none().none().device(beyond).drop());
+}
+
+TEST(Operator, ManyThreadsCallAtOnce) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([i] {
+      Tensor sum = scalar(0);
+      Tensor one = scalar(static_cast<float>(i));
+      for (int round = 0; round < 500; ++round) {
+        sum = Call("aten::add", "Tensor").tensor(sum).tensor(one).one();
+      }
+      double value = 0;
+      EXPECT_OK(ts_tensor_item(sum, &value));
+      EXPECT_EQ(value, 500.0 * i);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(Operator, BenchPeerRuns) {
+  double in_place = 0;
+  double out_of_place = 0;
+  ASSERT_OK(ts_bench_add(TS_DEVICE_CPU, 100, &in_place, &out_of_place));
+  EXPECT_GT(in_place, 0);
+  EXPECT_GT(out_of_place, 0);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rounds",
+               ts_bench_add(TS_DEVICE_CPU, 0, &in_place, &out_of_place));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "",
+               ts_bench_add(ts_device_count(), 10, &in_place, &out_of_place));
+}
+
+TEST(OperatorGpu, RunsOnTheCurrentStream) {
+  NEEDS_GPUS(1);
+  Tensor x = test::full({1024}, 1, 0);
+  // Warm: the kernel is loaded and the cache has memory of the stream before it is held.
+  const ts_stream side = test::pool_stream();
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(side, &guard));
+  Tensor y = Call("aten::add", "Tensor").tensor(x).tensor(x).one();
+  y.free();
+  ASSERT_OK(ts_device_synchronize(0));
+  {
+    test::Gate gate(side);
+    y = Call("aten::add", "Tensor").tensor(x).tensor(x).one();
+    EXPECT_FALSE(test::idle(side));
+    EXPECT_TRUE(test::idle({0, 0})) << "nothing went to the default stream";
+  }
+  EXPECT_EQ(read<float>(y)[1023], 2);
+  ASSERT_OK(ts_stream_guard_exit(guard));
+}
+
+}  // namespace

@@ -1,0 +1,347 @@
+// What the tests of the shim share: handles that free themselves, errors as values, operator calls
+// in one line, and a stream that waits until the test lets it go on.
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torchstream.h"
+
+inline bool operator==(ts_stream a, ts_stream b) { return a.id == b.id && a.device == b.device; }
+
+namespace test {
+
+// The outcome of a call.
+struct Outcome {
+  int32_t code = TS_OK;
+  std::string message;
+  std::string origin;
+
+  // Takes ownership of the error.
+  Outcome(ts_error* error) {  // NOLINT: what every call returns
+    if (error == nullptr) return;
+    code = ts_error_code(error);
+    message = ts_error_message(error);
+    origin = ts_error_origin(error);
+    ts_error_free(error);
+  }
+  bool says(const std::string& text) const { return message.find(text) != std::string::npos; }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
+  return out << "code " << outcome.code << " from " << outcome.origin << ": " << outcome.message;
+}
+
+#define EXPECT_OK(call)                          \
+  do {                                           \
+    const ::test::Outcome outcome_(call);        \
+    EXPECT_EQ(outcome_.code, TS_OK) << outcome_; \
+  } while (0)
+
+#define ASSERT_OK(call)                          \
+  do {                                           \
+    const ::test::Outcome outcome_(call);        \
+    ASSERT_EQ(outcome_.code, TS_OK) << outcome_; \
+  } while (0)
+
+// The call fails with the code, and the message has the text.
+#define EXPECT_FAILS(expected, text, call)          \
+  do {                                              \
+    const ::test::Outcome outcome_(call);           \
+    EXPECT_EQ(outcome_.code, expected) << outcome_; \
+    EXPECT_TRUE(outcome_.says(text)) << outcome_;   \
+  } while (0)
+
+#define NEEDS_GPUS(wanted)                                                                \
+  do {                                                                                    \
+    if (ts_device_count() < (wanted)) {                                                   \
+      GTEST_SKIP() << "needs " << (wanted) << " GPU(s), there are " << ts_device_count(); \
+    }                                                                                     \
+  } while (0)
+
+// A reference to a tensor. Functions that give a new one write to out().
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~Tensor() { ts_tensor_free(handle_); }
+  ts_tensor** out() { return &handle_; }
+  operator ts_tensor*() const { return handle_; }  // NOLINT: as the C functions take it
+  void free() { ts_tensor_free(std::exchange(handle_, nullptr)); }
+
+ private:
+  ts_tensor* handle_ = nullptr;
+};
+
+using Sizes = std::vector<int64_t>;
+
+inline int64_t product(const Sizes& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+template <typename T>
+constexpr int32_t dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return TS_FLOAT32;
+  if constexpr (std::is_same_v<T, double>) return TS_FLOAT64;
+  if constexpr (std::is_same_v<T, int64_t>) return TS_INT64;
+  if constexpr (std::is_same_v<T, int32_t>) return TS_INT32;
+  if constexpr (std::is_same_v<T, uint16_t>) return TS_FLOAT16;  // bits
+  return TS_UINT8;
+}
+
+// A CPU tensor with the values.
+template <typename T>
+Tensor make(const std::vector<T>& values, Sizes sizes) {
+  Tensor tensor;
+  EXPECT_OK(ts_tensor_from_data(reinterpret_cast<const uint8_t*>(values.data()),
+                                values.size() * sizeof(T), sizes.data(),
+                                static_cast<int32_t>(sizes.size()), dtype_of<T>(), tensor.out()));
+  return tensor;
+}
+
+inline Tensor scalar(float value) { return make<float>({value}, {}); }
+
+inline Tensor empty(Sizes sizes, int32_t dtype = TS_FLOAT32, int32_t device = TS_DEVICE_CPU,
+                    int32_t format = TS_CONTIGUOUS) {
+  Tensor tensor;
+  EXPECT_OK(ts_tensor_empty(sizes.data(), static_cast<int32_t>(sizes.size()), dtype, device, format,
+                            tensor.out()));
+  return tensor;
+}
+
+// A tensor filled with one value.
+inline Tensor full(const Sizes& sizes, float value, int32_t device = TS_DEVICE_CPU) {
+  Tensor host = make(std::vector<float>(static_cast<size_t>(product(sizes)), value), sizes);
+  Tensor tensor;
+  EXPECT_OK(ts_tensor_to(host, device, -1, false, tensor.out()));
+  return tensor;
+}
+
+inline ts_tensor_info describe(const ts_tensor* tensor) {
+  ts_tensor_info info{};
+  EXPECT_OK(ts_tensor_describe(tensor, &info));
+  return info;
+}
+
+// The elements, in logical order.
+template <typename T>
+std::vector<T> read(const ts_tensor* tensor) {
+  std::vector<T> values(static_cast<size_t>(describe(tensor).numel));
+  EXPECT_OK(
+      ts_tensor_read(tensor, reinterpret_cast<uint8_t*>(values.data()), values.size() * sizeof(T)));
+  return values;
+}
+
+inline Sizes shape(const ts_tensor* tensor) {
+  Sizes sizes(static_cast<size_t>(describe(tensor).ndim));
+  EXPECT_OK(ts_tensor_shape(tensor, sizes.data(), nullptr, static_cast<int32_t>(sizes.size())));
+  return sizes;
+}
+
+inline int64_t bits_of(double value) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// An operator call, built argument by argument.
+class Call {
+ public:
+  explicit Call(const char* name, const char* overload = "") {
+    EXPECT_OK(ts_operator_find(name, overload, &op_));
+  }
+  Call& raw(int32_t kind, int32_t count, int64_t value) {
+    args_.push_back({kind, count, value});
+    return *this;
+  }
+  Call& fallback() { return raw(TS_ARG_DEFAULT, 0, 0); }
+  Call& none() { return raw(TS_ARG_NONE, 0, 0); }
+  Call& tensor(ts_tensor* tensor) {
+    tensors_.push_back(tensor);
+    return raw(TS_ARG_TENSOR, 0, static_cast<int64_t>(tensors_.size()) - 1);
+  }
+  Call& tensors(const std::vector<ts_tensor*>& list) {
+    const auto first = static_cast<int64_t>(tensors_.size());
+    tensors_.insert(tensors_.end(), list.begin(), list.end());
+    return raw(TS_ARG_TENSORS, static_cast<int32_t>(list.size()), first);
+  }
+  Call& integer(int64_t value) { return raw(TS_ARG_INT, 0, value); }
+  Call& real(double value) { return raw(TS_ARG_DOUBLE, 0, bits_of(value)); }
+  Call& boolean(bool value) { return raw(TS_ARG_BOOL, 0, value ? 1 : 0); }
+  Call& ints(const std::vector<int64_t>& list, int32_t kind = TS_ARG_INTS) {
+    const auto first = static_cast<int64_t>(ints_.size());
+    ints_.insert(ints_.end(), list.begin(), list.end());
+    return raw(kind, static_cast<int32_t>(list.size()), first);
+  }
+  Call& doubles(const std::vector<double>& list) {
+    std::vector<int64_t> bits;
+    for (const double value : list) bits.push_back(bits_of(value));
+    return ints(bits, TS_ARG_DOUBLES);
+  }
+  Call& device(int32_t index) { return raw(TS_ARG_DEVICE, 0, index); }
+  Call& text(const std::string& value) {
+    const auto first = static_cast<int64_t>(text_.size());
+    text_ += value;
+    return raw(TS_ARG_STRING, static_cast<int32_t>(value.size()), first);
+  }
+  Call& flags(int32_t value) {
+    flags_ = value;
+    return *this;
+  }
+
+  ts_error* run(ts_tensor** out, int32_t capacity, int32_t* count) const {
+    return ts_operator_call(op_, args_.data(), static_cast<int32_t>(args_.size()), tensors_.data(),
+                            static_cast<int32_t>(tensors_.size()), ints_.data(),
+                            static_cast<int32_t>(ints_.size()), text_.data(),
+                            static_cast<int32_t>(text_.size()), flags_, out, capacity, count);
+  }
+  // For calls that are to fail, or whose results nobody wants.
+  ts_error* drop() const {
+    int32_t count = 0;
+    return run(nullptr, 0, &count);
+  }
+  // The only result.
+  Tensor one() const {
+    Tensor result;
+    int32_t count = 0;
+    EXPECT_OK(run(result.out(), 1, &count));
+    EXPECT_EQ(count, 1);
+    return result;
+  }
+  std::vector<Tensor> all(int32_t capacity) const {
+    std::vector<ts_tensor*> handles(static_cast<size_t>(capacity), nullptr);
+    int32_t count = 0;
+    EXPECT_OK(run(handles.data(), capacity, &count));
+    std::vector<Tensor> results(static_cast<size_t>(count));
+    for (size_t i = 0; i < results.size(); ++i) *results[i].out() = handles[i];
+    return results;
+  }
+
+ private:
+  const ts_operator* op_ = nullptr;
+  std::vector<ts_arg> args_;
+  std::vector<ts_tensor*> tensors_;
+  std::vector<int64_t> ints_;
+  std::string text_;
+  int32_t flags_ = 0;
+};
+
+inline ts_stream pool_stream(int32_t device = 0, int32_t priority = 0) {
+  ts_stream stream{};
+  EXPECT_OK(ts_stream_from_pool(device, priority, &stream));
+  return stream;
+}
+
+inline ts_stream current_stream(int32_t device = 0) {
+  ts_stream stream{-1, -1};
+  EXPECT_OK(ts_get_current_cuda_stream(device, &stream));
+  return stream;
+}
+
+inline bool idle(ts_stream stream) {
+  bool done = false;
+  EXPECT_OK(ts_stream_query(stream, &done));
+  return done;
+}
+
+inline bool complete(ts_event* event) {
+  bool done = false;
+  EXPECT_OK(ts_event_query(event, &done));
+  return done;
+}
+
+class Event {
+ public:
+  explicit Event(int32_t flags = 0) { EXPECT_OK(ts_event_new(flags, &handle_)); }
+  ~Event() { ts_event_free(handle_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator ts_event*() const { return handle_; }  // NOLINT: as the C functions take it
+
+ private:
+  ts_event* handle_ = nullptr;
+};
+
+class Pinned {
+ public:
+  explicit Pinned(size_t bytes) { EXPECT_OK(ts_pinned_new(bytes, &handle_)); }
+  ~Pinned() { EXPECT_OK(ts_pinned_free(handle_)); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  uint8_t* data() const { return ts_pinned_data(handle_); }
+  float* floats() const { return reinterpret_cast<float*>(data()); }
+  // A tensor over the whole memory.
+  Tensor tensor(Sizes sizes, int32_t dtype = TS_FLOAT32) const {
+    Tensor tensor;
+    EXPECT_OK(ts_tensor_from_memory(data(), ts_pinned_size(handle_), sizes.data(),
+                                    static_cast<int32_t>(sizes.size()), dtype, tensor.out()));
+    return tensor;
+  }
+
+ private:
+  ts_pinned* handle_ = nullptr;
+};
+
+// A function of the CUDA runtime that the library brings along: the tests don't link it.
+template <typename Function>
+Function* cuda_function(const char* name) {
+  auto* function = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  EXPECT_NE(function, nullptr) << name;
+  return function;
+}
+
+// Holds a stream of device 0: what is enqueued on it after the gate does not start before open().
+// Opens by itself after 10 seconds, so that a failing test ends. One at a time: the driver calls
+// back on one thread. Nothing may allocate or free driver memory, or load a kernel, while it is
+// closed: both can wait for the whole device.
+class Gate {
+ public:
+  explicit Gate(ts_stream stream) : stream_(stream) {
+    using Launch = int(void*, void (*)(void*), void*);
+    uintptr_t handle = 0;
+    EXPECT_OK(ts_stream_handle(stream, &handle));
+    EXPECT_EQ(
+        cuda_function<Launch>("cudaLaunchHostFunc")(reinterpret_cast<void*>(handle), &wait, this),
+        0);
+  }
+  ~Gate() {
+    open();
+    EXPECT_OK(ts_stream_synchronize(stream_));  // the callback uses this object
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+
+  void open() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    opened_.notify_all();
+  }
+
+ private:
+  static void wait(void* self) {
+    auto* gate = static_cast<Gate*>(self);
+    std::unique_lock<std::mutex> lock(gate->mutex_);
+    gate->opened_.wait_for(lock, std::chrono::seconds(10), [&] { return gate->open_; });
+  }
+
+  ts_stream stream_;
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+}  // namespace test
