@@ -136,7 +136,8 @@ const (
 	opCumSum
 	opNorm
 	opToDType
-	opToDevice
+	opTo
+	opToWith
 	opForeachAdd_
 	opForeachMul_
 	opForeachZero_
@@ -271,7 +272,8 @@ var operators = [...]operatorInfo{
 	opCumSum:            {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
 	opNorm:              {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
 	opToDType:           {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opToDevice:          {"toDevice", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
+	opTo:                {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
+	opToWith:            {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opForeachAdd_:       {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"},
 	opForeachMul_:       {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
 	opForeachZero_:      {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()"},
@@ -1329,11 +1331,23 @@ func (t *Tensor) ToDType(dtype DType) *Tensor {
 	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil, nil)
 }
 
-// toDevice returns t on another device.
+// To returns t on the device: t itself if it lies there, else a copy, through which gradients flow. Between host and GPU it waits for the copy.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
-func (t *Tensor) toDevice(device cuda.Device, nonBlocking bool) *Tensor {
-	return opToDevice.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device)), defaultArg(), boolArg(nonBlocking)}, nil, nil)
+func (t *Tensor) To(device cuda.Device) *Tensor {
+	return opTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}, nil, nil)
+}
+
+// ToOptions are the options of ToWith. A field's zero value stands for its default.
+type ToOptions struct {
+	NonBlocking bool // default False
+}
+
+// ToWith returns To with options: NonBlocking does not wait for a copy from pinned host memory to a GPU, and the source must then stay as it is until the copy is done.
+//
+//	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
+func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {
+	return opToWith.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device)), defaultArg(), boolArg(o.NonBlocking)}, nil, nil)
 }
 
 // ForeachAdd_ works in place: self[i] += alpha * other[i].

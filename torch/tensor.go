@@ -194,20 +194,6 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 	return n
 }
 
-// ToOptions are the options of [Tensor.ToWith].
-type ToOptions struct {
-	// NonBlocking returns without waiting for a copy from pinned host memory to a GPU; the source must then stay as it is until the copy is done.
-	NonBlocking bool
-}
-
-// To returns the tensor on the device: a copy, or another handle to t itself if it lies there. Gradients flow through. A copy between host and GPU blocks until it is done.
-func (t *Tensor) To(device cuda.Device) *Tensor { return t.toDevice(device, false) }
-
-// ToWith is [Tensor.To] with options.
-func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {
-	return t.toDevice(device, o.NonBlocking)
-}
-
 // NoGrad returns a handle to the same tensor, with the same owner, that is marked: operators with a marked operand record nothing for backward, and mark what they
 // return. It costs no call to LibTorch.
 func (t *Tensor) NoGrad() *Tensor {

@@ -1,0 +1,76 @@
+package torch
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/torch/internal/schema"
+)
+
+// The list was made from a file; what runs is a library. Each operator must have the same arguments, types, defaults and results in both.
+func TestSchemasAreTheLibrarys(t *testing.T) {
+	for i, o := range operators {
+		e, err := operator(i).entry()
+		if err != nil {
+			t.Errorf("%s: %v", o.method, err)
+			continue
+		}
+		want, err := schema.Parse(o.schema)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := capi.OperatorSchema(e)
+		got, err := schema.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, args := range [][]schema.Arg{got.Args, want.Args} {
+			for i := range args {
+				args[i].Default = normal(args[i])
+			}
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: the library has\n%s\nand the list was made from\n%s", o.method, text, o.schema)
+		}
+	}
+}
+
+// normal writes a default in one of the ways that the two have.
+func normal(a schema.Arg) string {
+	d := a.Default
+	switch d {
+	case "Mean":
+		return "1"
+	case "contiguous_format":
+		return "0"
+	}
+	if strings.HasPrefix(a.Type, "int[") { // [1, 1] is 1 for each
+		d, _, _ = strings.Cut(strings.Trim(d, "[]"), ",")
+	}
+	if v, err := strconv.ParseFloat(d, 64); err == nil {
+		return strconv.FormatFloat(v, 'g', 10, 64)
+	}
+	return strings.ReplaceAll(d, "'", "\"")
+}
+
+func TestSchemaParse(t *testing.T) {
+	got, err := schema.Parse("aten::x.y(Tensor(a!)[] self, SymInt[2] stride=[1, 1], *, str? mode=\"a,b\", Scalar v=1) -> (Tensor(a!) values, Tensor[] rest)")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := schema.Schema{Name: "x", Overload: "y", Args: []schema.Arg{
+		{Name: "self", Type: "Tensor[]", Written: true}, {Name: "stride", Type: "int[2]", Default: "[1, 1]", HasDefault: true},
+		{Name: "mode", Type: "str?", Default: `"a,b"`, HasDefault: true}, {Name: "v", Type: "Scalar", Default: "1", HasDefault: true},
+	}, Returns: []schema.Return{{Type: "Tensor", Written: true}, {Type: "Tensor[]"}}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v", got)
+	}
+	for _, bad := range []string{"", "x", "x(", "x(Tensor) -> Tensor", "x(Tensor a)"} {
+		if _, err := schema.Parse(bad); err == nil {
+			t.Errorf("%q passed", bad)
+		}
+	}
+}
