@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+const (
+	trainArchive = "../data/photos-train.tgz"
+	testArchive  = "../data/photos-test.tgz"
+)
+
+// command runs one command line.
+func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	status = run(context.Background(), args, &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+// small trains a small network for a moment and returns the figures and the checkpoint.
+func small(t *testing.T, args ...string) (trainResult, string) {
+	t.Helper()
+	folder := t.TempDir()
+	checkpoint, figures := filepath.Join(folder, "net.safetensors"), filepath.Join(folder, "figures.json")
+	args = append([]string{"train", "-archive", trainArchive, "-size", "32", "-width", "8", "-epochs", "4", "-batch", "32", "-device", "cpu", "-checkpoint", checkpoint,
+		"-json", figures}, args...)
+	if status, _, stderr := command(t, args...); status != 0 {
+		t.Fatalf("01-train %q: status %d, %s", args, status, stderr)
+	}
+	text, err := os.ReadFile(figures)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var result trainResult
+	if err := json.Unmarshal(text, &result); err != nil {
+		t.Fatal(err)
+	}
+	return result, checkpoint
+}
+
+func TestTrainAndPredict(t *testing.T) {
+	result, checkpoint := small(t, "-test", testArchive)
+	if len(result.Epochs) != 4 || result.Samples != 576 || len(result.Classes) != 12 || result.Device != "cpu" {
+		t.Fatalf("%+v", result)
+	}
+	first, last := result.Epochs[0], result.Epochs[3]
+	if !(last.Loss < first.Loss) {
+		t.Errorf("loss went from %g to %g", first.Loss, last.Loss)
+	}
+	if last.TestAccuracy == nil || *last.TestAccuracy < 4.0/12 {
+		t.Errorf("test accuracy %v is not far over 1/12", last.TestAccuracy)
+	}
+	if second := result.Epochs[1]; last.LiveTensors != second.LiveTensors {
+		t.Errorf("%d tensors live after epoch 2, %d after epoch 4: the loop leaks", second.LiveTensors, last.LiveTensors)
+	}
+	if last.WaitSeconds < 0 || last.WaitSeconds > last.Seconds || last.ImagesPerSecond <= 0 {
+		t.Errorf("%+v", last)
+	}
+
+	// The checkpoint is the network that was tested.
+	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "2", testArchive)
+	want := fmt.Sprintf("%d of 192 right", int(math.Round(*last.TestAccuracy*192)))
+	if status != 0 || !strings.Contains(stdout, want) || !strings.Contains(stdout, "and 190 more") {
+		t.Errorf("status %d; %q is not in\n%s%s", status, want, stdout, stderr)
+	}
+	text, err := os.ReadFile("../data/PROVENANCE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	notImage := filepath.Join(t.TempDir(), "notes.jpg")
+	if err := os.WriteFile(notImage, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for path, says := range map[string]string{
+		notImage: "not an image",
+		"../data/make_photos.py-that-is-not-there.jpg": "no such file",
+	} {
+		if status, _, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", path); status != 1 || !strings.Contains(stderr, path) || !strings.Contains(stderr, says) {
+			t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
+		}
+	}
+}
+
+// The figures do not depend on how many goroutines decode: batches are the same bytes.
+func TestTrainIsReproducible(t *testing.T) {
+	one, _ := small(t, "-workers", "1", "-epochs", "2", "-seed", "7")
+	three, _ := small(t, "-workers", "3", "-epochs", "2", "-seed", "7")
+	other, _ := small(t, "-workers", "3", "-epochs", "2", "-seed", "8")
+	if a, b := one.Epochs[1].Loss, three.Epochs[1].Loss; a != b {
+		t.Errorf("loss with one worker %v, with three %v", a, b)
+	}
+	if a, b := one.Epochs[1].Loss, other.Epochs[1].Loss; a == b {
+		t.Errorf("loss %v whatever the seed", a)
+	}
+}
+
+func TestTrainWithoutTestArchive(t *testing.T) {
+	checkpoint := filepath.Join(t.TempDir(), "net.safetensors")
+	status, stdout, stderr := command(t, "train", "-archive", trainArchive, "-size", "16", "-width", "2", "-epochs", "1", "-device", "cpu", "-checkpoint", checkpoint)
+	if status != 0 || !strings.Contains(stdout, "-test FILE") || strings.Contains(stdout, "held-back images (") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
+}
+
+func TestCommandLine(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{nil, 2, "usage"},
+		{[]string{"learn"}, 2, "usage"},
+		{[]string{"train", "-epochs", "0"}, 2, "-epochs"},
+		{[]string{"train", "photos.tgz"}, 2, "photos.tgz"},
+		{[]string{"train", "-device", "tpu"}, 2, "tpu"},
+		{[]string{"train", "-device", "cuda:x"}, 2, "cuda:x"},
+		{[]string{"train", "-device", "cuda:99"}, 1, "99"},
+		{[]string{"train", "-device", "cpu", "-archive", "missing.tgz"}, 1, "missing.tgz"},
+		{[]string{"predict"}, 2, "predict needs"},
+		{[]string{"predict", "-checkpoint", "missing.safetensors", testArchive}, 1, "missing.safetensors"},
+		{[]string{"predict", "-checkpoint", testArchive, testArchive}, 1, "safetensors"},
+	} {
+		status, _, stderr := command(t, c.args...)
+		if status != c.status || !strings.Contains(stderr, c.says) {
+			t.Errorf("01-train %q: status %d, want %d; stderr %q does not say %q", c.args, status, c.status, stderr, c.says)
+		}
+	}
+}
+
+// Ctrl-C ends the training without a checkpoint.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	checkpoint := filepath.Join(t.TempDir(), "net.safetensors")
+	var stderr bytes.Buffer
+	stdout := writerFunc(func(p []byte) (int, error) {
+		if bytes.Contains(p, []byte("epoch")) { // the table's header: the loop is about to start
+			cancel()
+		}
+		return len(p), nil
+	})
+	status := run(ctx, []string{"train", "-archive", trainArchive, "-device", "cpu", "-checkpoint", checkpoint}, stdout, &stderr)
+	if status != 130 || !strings.Contains(stderr.String(), "interrupted") {
+		t.Errorf("status %d, %q", status, stderr.String())
+	}
+	if _, err := os.Stat(checkpoint); err == nil {
+		t.Error("an interrupted training wrote a checkpoint")
+	}
+}
+
+type writerFunc func(p []byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestTrainOnGPU(t *testing.T) {
+	if cuda.DeviceCount() == 0 {
+		t.Skip("needs a GPU")
+	}
+	result, checkpoint := small(t, "-test", testArchive, "-device", "cuda", "-epochs", "5")
+	last := result.Epochs[4]
+	if last.TestAccuracy == nil || *last.TestAccuracy < 4.0/12 {
+		t.Errorf("test accuracy %v is not far over 1/12", last.TestAccuracy)
+	}
+	for _, e := range result.Epochs[2:] {
+		if second := result.Epochs[1]; e.AllocatedBytes != second.AllocatedBytes || e.ReservedBytes != second.ReservedBytes {
+			t.Errorf("device memory after epoch 2: %d bytes used, %d held; after epoch %d: %d and %d", second.AllocatedBytes, second.ReservedBytes, e.Epoch,
+				e.AllocatedBytes, e.ReservedBytes)
+		}
+	}
+	// What was learned there is right here.
+	status, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "0", testArchive)
+	var right int
+	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192", &right); err != nil || status != 0 {
+		t.Fatalf("status %d, %v: %s", status, err, stdout)
+	}
+	if onGPU := int(math.Round(*last.TestAccuracy * 192)); right < onGPU-4 || right > onGPU+4 {
+		t.Errorf("%d right on the GPU, %d on the CPU", onGPU, right)
+	}
+}
