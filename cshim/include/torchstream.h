@@ -1,16 +1,22 @@
-/* torchstream: LibTorch streams, events, memory, tensors and operators, and an image decoder, as plain C.
+/* torchstream: LibTorch streams, events, memory, tensors and operators, and an image decoder, as
+ * plain C.
  *
  * Rules that hold for every function here:
  *
- *  - A function that can fail returns ts_error*: NULL means success; otherwise the caller owns the error and frees it with ts_error_free. There is no
- *    "last error": the next call may come from another thread. On failure output parameters are left untouched and nothing has been done.
- *  - Ownership is said at each pointer: "borrowed for the call", "borrowed until X is freed", "new reference, free with Y", "takes ownership". A `_free`
- *    function accepts NULL.
- *  - Thread state (current device, current stream, grad mode) never survives a call. The exceptions are the calls that exist to change it:
- *    ts_set_cuda_stream and the pair ts_stream_guard_enter / ts_stream_guard_exit.
- *  - Work is enqueued on the calling thread's current stream of the device concerned, unless a function takes a stream.
- *  - Every symbol exists in every build. On a machine without a usable GPU a call that needs one returns TS_ERROR_NO_DEVICE.
- *  - Any thread may call any function unless it says otherwise; one object must not be used by two threads at once unless its group says that it may.
+ *  - A function that can fail returns ts_error*: NULL means success; otherwise the caller owns the
+ *    error and frees it with ts_error_free. There is no "last error": the next call may come from
+ *    another thread. On failure output parameters are left untouched and nothing has been done.
+ *  - Ownership is said at each pointer: "borrowed for the call", "borrowed until X is freed", "new
+ *    reference, free with Y", "takes ownership". A `_free` function accepts NULL.
+ *  - Thread state (current device, current stream, grad mode) never survives a call. The exceptions
+ *    are the calls that exist to change it: ts_set_cuda_stream and the pair ts_stream_guard_enter /
+ *    ts_stream_guard_exit.
+ *  - Work is enqueued on the calling thread's current stream of the device concerned, unless a
+ *    function takes a stream.
+ *  - Every symbol exists in every build. On a machine without a usable GPU a call that needs one
+ *    returns TS_ERROR_NO_DEVICE.
+ *  - Any thread may call any function unless it says otherwise; one object must not be used by two
+ *    threads at once unless its group says that it may.
  */
 #ifndef TORCHSTREAM_H_
 #define TORCHSTREAM_H_
@@ -29,19 +35,23 @@
 extern "C" {
 #endif
 
-/* ---- version ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- version --------------------------------------------------------------------------------- */
 
-/* Changes whenever a signature, a struct or an enum value below changes. A client compares it with ts_abi_version() once at load. */
+/* Changes whenever a signature, a struct or an enum value below changes. A client compares it with
+ * ts_abi_version() once at load. */
 #define TS_ABI_VERSION 1
 
 TS_API int32_t ts_abi_version(void);
 
 /* Static, NUL-terminated; never freed. */
-TS_API const char* ts_libtorch_version(void); /* for example "2.11.0" */
-TS_API const char* ts_cuda_version(void);     /* the toolkit that the shim was built with, for example "13.0" */
-TS_API const char* ts_jpeg_version(void);     /* for example "libjpeg-turbo 2.1.5" */
+/* for example "2.11.0" */
+TS_API const char* ts_libtorch_version(void);
+/* the toolkit that the shim was built with, for example "13.0" */
+TS_API const char* ts_cuda_version(void);
+/* for example "libjpeg-turbo 2.1.5" */
+TS_API const char* ts_jpeg_version(void);
 
-/* ---- errors -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 typedef struct ts_error ts_error;
 
@@ -50,10 +60,10 @@ enum {
   TS_ERROR_INVALID_ARGUMENT = 1, /* the caller passed something that can never work */
   TS_ERROR_OUT_OF_MEMORY = 2,    /* device, pinned or host memory */
   TS_ERROR_NO_DEVICE = 3,        /* there is no usable GPU, or not that many */
-  TS_ERROR_CUDA = 4,             /* the CUDA driver or runtime failed; after an illegal access only a process exit helps */
-  TS_ERROR_WRONG_THREAD = 5,     /* a stream guard was left on another thread than it was entered on */
+  TS_ERROR_CUDA = 4,             /* CUDA failed; after an illegal access only an exit helps */
+  TS_ERROR_WRONG_THREAD = 5,     /* a stream guard was left on another thread than entered on */
   TS_ERROR_OUT_OF_ORDER = 6,     /* a stream guard was left before an inner one, or twice */
-  TS_ERROR_NOT_RECORDED = 7,     /* an event was used that was never recorded, or was made without timing */
+  TS_ERROR_NOT_RECORDED = 7,     /* an event never recorded, or made without timing, was used */
   TS_ERROR_NOT_FOUND = 8,        /* no such operator or overload */
   TS_ERROR_OPERATOR = 9,         /* LibTorch refused the operands */
   TS_ERROR_DECODE = 10,          /* image bytes are damaged */
@@ -61,13 +71,14 @@ enum {
   TS_ERROR_INTERNAL = 12         /* a defect of the shim or of a library below it */
 };
 
-/* All three borrow the error; what they return is borrowed until the error is freed. The origin names the C function that failed. */
+/* All three borrow the error; what they return is borrowed until the error is freed. The origin
+ * names the C function that failed. */
 TS_API int32_t ts_error_code(const ts_error* error);
 TS_API const char* ts_error_message(const ts_error* error);
 TS_API const char* ts_error_origin(const ts_error* error);
 TS_API void ts_error_free(ts_error* error); /* takes ownership */
 
-/* ---- devices ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 /* A device is an index: 0 ... count-1 is a GPU, TS_DEVICE_CPU is the host. */
 #define TS_DEVICE_CPU (-1)
@@ -97,41 +108,55 @@ typedef struct ts_memory_stats {
 
 TS_API ts_error* ts_device_memory(int32_t device, ts_memory_stats* out);
 TS_API ts_error* ts_device_reset_peak(int32_t device);
-TS_API ts_error* ts_device_empty_cache(void);          /* every device; gives unused reserved memory back to the driver */
-TS_API ts_error* ts_device_synchronize(int32_t device); /* blocks until all work queued on the device is done */
+/* every device; gives unused reserved memory back to the driver */
+TS_API ts_error* ts_device_empty_cache(void);
+/* blocks until all work queued on the device is done */
+TS_API ts_error* ts_device_synchronize(int32_t device);
 
-/* ---- streams ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- streams --------------------------------------------------------------------------------- */
 
-/* A stream is a value (LibTorch's packed form): comparable, copied freely, nothing to free. id 0 is the device's default stream. Streams may be used by
- * any number of threads at once. Only values made by the functions of this group are valid. */
+/* A stream is a value (LibTorch's packed form): comparable, copied freely, nothing to free. id 0 is
+ * the device's default stream. Streams may be used by any number of threads at once. Only values
+ * made by the functions of this group are valid. */
 typedef struct ts_stream {
   int64_t id;
   int32_t device;
 } ts_stream;
 
-/* The next stream of LibTorch's pool: 32 a device and priority, handed out in turn, never destroyed, so the 33rd request is the 1st stream again. Pool
- * streams do not order themselves against the default stream. priority: 0 normal, -1 ... ts_stream_priority_range's lowest, lower is more urgent. */
+/* The next stream of LibTorch's pool: 32 a device and priority, handed out in turn, never
+ * destroyed, so the 33rd request is the 1st stream again. Pool streams do not order themselves
+ * against the default stream. priority: 0 normal, -1 ... ts_stream_priority_range's lowest, lower
+ * is more urgent. */
 TS_API ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* out);
 TS_API ts_error* ts_stream_default(int32_t device, ts_stream* out);
-/* Wraps a cudaStream_t made elsewhere. The handle is borrowed until the last tensor that used the stream is freed: its maker destroys it after that.
- * Handle 0 is the default stream; cudaStreamLegacy and cudaStreamPerThread are refused (LibTorch cannot name them). */
+/* Wraps a cudaStream_t made elsewhere. The handle is borrowed until the last tensor that used the
+ * stream is freed: its maker destroys it after that. Handle 0 is the default stream;
+ * cudaStreamLegacy and cudaStreamPerThread are refused (LibTorch cannot name them). */
 TS_API ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* out);
-TS_API ts_error* ts_stream_handle(ts_stream stream, uintptr_t* out); /* the cudaStream_t */
+/* the cudaStream_t */
+TS_API ts_error* ts_stream_handle(ts_stream stream, uintptr_t* out);
 TS_API ts_error* ts_stream_priority(ts_stream stream, int32_t* out);
-TS_API ts_error* ts_stream_priority_range(int32_t* least, int32_t* greatest); /* 0 and, for example, -3 */
+/* 0 and, for example, -3 */
+TS_API ts_error* ts_stream_priority_range(int32_t* least, int32_t* greatest);
 TS_API ts_error* ts_stream_query(ts_stream stream, bool* done);
-TS_API ts_error* ts_stream_synchronize(ts_stream stream); /* blocks the thread */
+/* blocks the thread */
+TS_API ts_error* ts_stream_synchronize(ts_stream stream);
 
-/* The calling thread's current stream of the device. device TS_DEVICE_CURRENT (-2) asks for the calling thread's current device. */
+/* The calling thread's current stream of the device. device TS_DEVICE_CURRENT (-2) asks for the
+ * calling thread's current device. */
 #define TS_DEVICE_CURRENT (-2)
 TS_API ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* out);
-/* Makes the stream current for its device on the calling OS thread, and nothing else: other devices, other threads and the current device stay. */
+/* Makes the stream current for its device on the calling OS thread, and nothing else: other
+ * devices, other threads and the current device stay. */
 TS_API ts_error* ts_set_cuda_stream(ts_stream stream);
-/* Work enqueued on `waiter` from now on starts after everything enqueued on `on` so far. The host does not block. Any two devices. */
+/* Work enqueued on `waiter` from now on starts after everything enqueued on `on` so far. The host
+ * does not block. Any two devices. */
 TS_API ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on);
 
-/* Thread-local stream guard: enter makes the stream and its device current; exit restores both. Guards nest, and are left in reverse order on the thread
- * that entered them: otherwise exit returns TS_ERROR_WRONG_THREAD or TS_ERROR_OUT_OF_ORDER and changes nothing. A value; nothing to free. */
+/* Thread-local stream guard: enter makes the stream and its device current; exit restores both.
+ * Guards nest, and are left in reverse order on the thread that entered them: otherwise exit
+ * returns TS_ERROR_WRONG_THREAD or TS_ERROR_OUT_OF_ORDER and changes nothing. A value; nothing to
+ * free. */
 typedef struct ts_stream_guard {
   uint64_t thread; /* which thread entered, and */
   uint64_t serial; /* its how manieth guard it was */
@@ -139,7 +164,7 @@ typedef struct ts_stream_guard {
 TS_API ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* out);
 TS_API ts_error* ts_stream_guard_exit(ts_stream_guard guard);
 
-/* ---- events -------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 typedef struct ts_event ts_event;
 
@@ -148,34 +173,45 @@ enum {
   TS_EVENT_BLOCKING = 2 /* ts_event_synchronize sleeps instead of spinning */
 };
 
-/* new reference, free with ts_event_free. The CUDA event is made by the first record, on that stream's device; later records must be on the same one. */
+/* new reference, free with ts_event_free. The CUDA event is made by the first record, on that
+ * stream's device; later records must be on the same one. */
 TS_API ts_error* ts_event_new(int32_t flags, ts_event** out);
-TS_API void ts_event_free(ts_event* event); /* takes ownership; work that waits for it already goes on waiting */
+/* takes ownership; work that waits for it already goes on waiting */
+TS_API void ts_event_free(ts_event* event);
 TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
-/* Work enqueued on the stream from now on starts after the event's latest record. The host does not block. TS_ERROR_NOT_RECORDED if there is none. */
+/* Work enqueued on the stream from now on starts after the event's latest record. The host does not
+ * block. TS_ERROR_NOT_RECORDED if there is none. */
 TS_API ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event);
-TS_API ts_error* ts_event_query(ts_event* event, bool* done);                                         /* NOT_RECORDED as above */
-TS_API ts_error* ts_event_synchronize(ts_event* event);                                               /* blocks; NOT_RECORDED as above */
-TS_API ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds); /* both with TS_EVENT_TIMING, recorded and complete */
+/* NOT_RECORDED as above */
+TS_API ts_error* ts_event_query(ts_event* event, bool* done);
+/* blocks; NOT_RECORDED as above */
+TS_API ts_error* ts_event_synchronize(ts_event* event);
+/* both with TS_EVENT_TIMING, recorded and complete */
+TS_API ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds);
 
-/* ---- pinned host memory -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- pinned host memory ---------------------------------------------------------------------- */
 
-/* Page-locked memory of exactly the size asked for (rounded up to a page), zeroed, usable for asynchronous copies from any device. */
+/* Page-locked memory of exactly the size asked for (rounded up to a page), zeroed, usable for
+ * asynchronous copies from any device. */
 typedef struct ts_pinned ts_pinned;
-TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** out); /* new reference, free with ts_pinned_free; blocks for milliseconds */
-TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);       /* borrowed until the buffer is freed */
+/* new reference, free with ts_pinned_free; blocks for milliseconds */
+TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** out);
+/* borrowed until the buffer is freed */
+TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);
 TS_API size_t ts_pinned_size(const ts_pinned* pinned);
-/* takes ownership. Waits for nothing: the caller has seen to it that no copy from or to the memory is in flight. */
+/* takes ownership. Waits for nothing: the caller has seen to it that no copy from or to the memory
+ * is in flight. */
 TS_API ts_error* ts_pinned_free(ts_pinned* pinned);
 TS_API int64_t ts_pinned_bytes_live(void); /* in all buffers not yet freed */
 
-/* ---- tensors ------------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- tensors --------------------------------------------------------------------------------- */
 
-/* A reference to a LibTorch tensor. Freeing is allowed on any thread and never blocks: device memory goes back to the allocator in the order of the
- * stream it was allocated on. */
+/* A reference to a LibTorch tensor. Freeing is allowed on any thread and never blocks: device
+ * memory goes back to the allocator in the order of the stream it was allocated on. */
 typedef struct ts_tensor ts_tensor;
 
-enum { /* LibTorch's c10::ScalarType */
+/* LibTorch's c10::ScalarType. */
+enum {
   TS_UINT8 = 0,
   TS_INT8 = 1,
   TS_INT16 = 2,
@@ -188,22 +224,30 @@ enum { /* LibTorch's c10::ScalarType */
   TS_BFLOAT16 = 15
 };
 
-enum { /* LibTorch's c10::MemoryFormat */
-  TS_CONTIGUOUS = 0,
-  TS_CHANNELS_LAST = 2
-};
+/* LibTorch's c10::MemoryFormat. */
+enum { TS_CONTIGUOUS = 0, TS_CHANNELS_LAST = 2 };
 
-/* Uninitialised. sizes: ndim values, borrowed for the call. new reference, free with ts_tensor_free. */
-TS_API ts_error* ts_tensor_empty(const int64_t* sizes, int32_t ndim, int32_t dtype, int32_t device, int32_t memory_format, ts_tensor** out);
-/* A CPU tensor that holds a copy. data: `bytes` bytes, borrowed for the call; bytes must be what sizes and dtype need. new reference. */
-TS_API ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim, int32_t dtype, ts_tensor** out);
-/* A CPU tensor over memory that is not copied: contiguous, starting at data, which is borrowed until the tensor and everything that shares its storage is
- * freed. Never Go memory. If the memory is pinned, copies from it are asynchronous. new reference. */
-TS_API ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim, int32_t dtype, ts_tensor** out);
-TS_API ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** out);              /* new reference to the same tensor */
-TS_API void ts_tensor_free(ts_tensor* tensor);                                            /* takes ownership */
-TS_API void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count);                 /* takes ownership of each; the array is borrowed for the call */
-TS_API int64_t ts_tensor_count(void);                                                     /* references not yet freed, in the process */
+/* Uninitialised. sizes: ndim values, borrowed for the call. new reference, free with
+ * ts_tensor_free. */
+TS_API ts_error* ts_tensor_empty(const int64_t* sizes, int32_t ndim, int32_t dtype, int32_t device,
+                                 int32_t memory_format, ts_tensor** out);
+/* A CPU tensor that holds a copy. data: `bytes` bytes, borrowed for the call; bytes must be what
+ * sizes and dtype need. new reference. */
+TS_API ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes,
+                                     int32_t ndim, int32_t dtype, ts_tensor** out);
+/* A CPU tensor over memory that is not copied: contiguous, starting at data, which is borrowed
+ * until the tensor and everything that shares its storage is freed. Never Go memory. If the memory
+ * is pinned, copies from it are asynchronous. new reference. */
+TS_API ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes,
+                                       int32_t ndim, int32_t dtype, ts_tensor** out);
+/* new reference to the same tensor */
+TS_API ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** out);
+/* takes ownership */
+TS_API void ts_tensor_free(ts_tensor* tensor);
+/* takes ownership of each; the array is borrowed for the call */
+TS_API void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count);
+/* references not yet freed, in the process */
+TS_API int64_t ts_tensor_count(void);
 
 typedef struct ts_tensor_info {
   int64_t numel;
@@ -219,40 +263,55 @@ typedef struct ts_tensor_info {
 } ts_tensor_info;
 
 TS_API ts_error* ts_tensor_describe(const ts_tensor* tensor, ts_tensor_info* out);
-/* Sizes and strides in elements: arrays of `capacity` values each, filled up to ndim; either may be NULL. INVALID_ARGUMENT if capacity < ndim. */
-TS_API ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides, int32_t capacity);
+/* Sizes and strides in elements: arrays of `capacity` values each, filled up to ndim; either may be
+ * NULL. INVALID_ARGUMENT if capacity < ndim. */
+TS_API ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
+                                 int32_t capacity);
 /* Address of the first element (host or device), borrowed until the tensor is freed. */
 TS_API ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out);
 
-/* dst.copy_(src): same or broadcastable shape, any dtype and device. non_blocking: the host does not wait where the hardware allows it (pinned memory, same
- * dtype, contiguous); otherwise returns when the copy is done. */
+/* dst.copy_(src): same or broadcastable shape, any dtype and device. non_blocking: the host does
+ * not wait where the hardware allows it (pinned memory, same dtype, contiguous); otherwise returns
+ * when the copy is done. */
 TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
-/* tensor.to(device, dtype): new reference, to the same tensor if there was nothing to do. dtype -1 keeps it. */
-TS_API ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** out);
-/* Copies the elements, in logical order and contiguous, to host memory of exactly `bytes` bytes (borrowed for the call). Blocks until they are there. */
+/* tensor.to(device, dtype): new reference, to the same tensor if there was nothing to do. dtype -1
+ * keeps it. */
+TS_API ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype,
+                              bool non_blocking, ts_tensor** out);
+/* Copies the elements, in logical order and contiguous, to host memory of exactly `bytes` bytes
+ * (borrowed for the call). Blocks until they are there. */
 TS_API ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes);
 /* The only element, converted; blocks until it is computed. INVALID_ARGUMENT unless numel is 1. */
 TS_API ts_error* ts_tensor_item(const ts_tensor* tensor, double* out);
 TS_API ts_error* ts_tensor_item_int(const ts_tensor* tensor, int64_t* out);
-/* Marks the memory as used on the stream: after the last reference is freed it is not handed out again before the stream's work so far is done. */
+/* Marks the memory as used on the stream: after the last reference is freed it is not handed out
+ * again before the stream's work so far is done. */
 TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream);
 
-/* One step of a prefetcher in one call, on `stream`: wait for `after` (NULL: nothing to wait for), dst[i].copy_(src[i], non_blocking) for each of count
- * pairs, record `done` (NULL: nothing to record). Pairs have equal shape and dtype; host memory must be pinned, else INVALID_ARGUMENT, and nothing is
- * enqueued. Everything is borrowed for the call; the memory must stay as it is until `done`. */
-TS_API ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int32_t count, ts_event* done);
+/* One step of a prefetcher in one call, on `stream`: wait for `after` (NULL: nothing to wait for),
+ * dst[i].copy_(src[i], non_blocking) for each of count pairs, record `done` (NULL: nothing to
+ * record). Pairs have equal shape and dtype; host memory must be pinned, else INVALID_ARGUMENT, and
+ * nothing is enqueued. Everything is borrowed for the call; the memory must stay as it is until
+ * `done`. */
+TS_API ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst,
+                               ts_tensor* const* src, int32_t count, ts_event* done);
 
-/* dst[n,c,h,w] = (src[n,h,w,c] / 255 - mean[c]) / std[c]: src uint8 [N,H,W,C] contiguous; dst float32, float16 or bfloat16 [N,C,H,W] contiguous or
- * channels_last, on the same device; C from 1 to 4. mean, std: C values, borrowed for the call. Computed in float32 as src * scale + offset. */
-TS_API ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int32_t channels);
+/* dst[n,c,h,w] = (src[n,h,w,c] / 255 - mean[c]) / std[c]: src uint8 [N,H,W,C] contiguous; dst
+ * float32, float16 or bfloat16 [N,C,H,W] contiguous or channels_last, on the same device; C from 1
+ * to 4. mean, std: C values, borrowed for the call. Computed in float32 as src * scale + offset. */
+TS_API ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float* mean,
+                                     const float* std, int32_t channels);
 
-/* ---- operators ----------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- operators ------------------------------------------------------------------------------- */
 
-/* An entry of LibTorch's dispatcher. Found once, valid for the life of the process, never freed, usable from any number of threads. */
+/* An entry of LibTorch's dispatcher. Found once, valid for the life of the process, never freed,
+ * usable from any number of threads. */
 typedef struct ts_operator ts_operator;
-/* name as "aten::add", overload as "Tensor" ("" for none), both NUL-terminated and borrowed for the call. Cached; TS_ERROR_NOT_FOUND if there is none. */
+/* name as "aten::add", overload as "Tensor" ("" for none), both NUL-terminated and borrowed for the
+ * call. Cached; TS_ERROR_NOT_FOUND if there is none. */
 TS_API ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** out);
-/* The schema as text, for example "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"; borrowed, never freed. */
+/* The schema as text, for example "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1)
+ * -> Tensor"; borrowed, never freed. */
 TS_API const char* ts_operator_schema(const ts_operator* op);
 
 /* One argument. What value means goes by kind: */
@@ -280,22 +339,31 @@ enum {
   TS_CALL_NO_GRAD = 1 /* run under LibTorch's NoGradGuard: nothing is recorded for backward */
 };
 
-/* Calls the operator with args in the schema's order; trailing arguments that are left out take their defaults. Each argument is checked against the
- * schema first (TS_ERROR_INVALID_ARGUMENT names the argument and both types). All arrays are borrowed for the call; ints, text may be NULL when unused.
- * Tensor results, Tensor[] results flattened, go to out in order: new references, free with ts_tensor_free. *out_count is set to their number.
- * INVALID_ARGUMENT if out_capacity, unless 0, is less than that; with out_capacity 0 results are dropped (in-place operators). */
-TS_API ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count, ts_tensor* const* tensors, int32_t tensor_count,
-                                  const int64_t* ints, int32_t int_count, const char* text, int32_t text_bytes, int32_t flags, ts_tensor** out,
+/* Calls the operator with args in the schema's order; trailing arguments that are left out take
+ * their defaults. Each argument is checked against the schema first (TS_ERROR_INVALID_ARGUMENT
+ * names the argument and both types). All arrays are borrowed for the call; ints, text may be NULL
+ * when unused. Tensor results, Tensor[] results flattened, go to out in order: new references, free
+ * with ts_tensor_free. *out_count is set to their number. INVALID_ARGUMENT if out_capacity, unless
+ * 0, is less than that; with out_capacity 0 results are dropped (in-place operators). */
+TS_API ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                                  ts_tensor* const* tensors, int32_t tensor_count,
+                                  const int64_t* ints, int32_t int_count, const char* text,
+                                  int32_t text_bytes, int32_t flags, ts_tensor** out,
                                   int32_t out_capacity, int32_t* out_count);
 
-/* ---- autograd, randomness, threads --------------------------------------------------------------------------------------------------------------- */
+/* ---- autograd, randomness, threads ----------------------------------------------------------- */
 
-/* Accumulates gradients into the leaves. tensor: a scalar, or gradient (borrowed, may be NULL) has its shape. Blocks for the launch of all backward work,
- * not for the device. Gradients are ordered on the streams that are current at the call. */
-TS_API ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph);
-TS_API ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out);        /* new reference, or NULL if there is no gradient */
-TS_API ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient); /* gradient: borrowed; NULL drops it */
-TS_API ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count);  /* drops the gradient of each */
+/* Accumulates gradients into the leaves. tensor: a scalar, or gradient (borrowed, may be NULL) has
+ * its shape. Blocks for the launch of all backward work, not for the device. Gradients are ordered
+ * on the streams that are current at the call. */
+TS_API ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
+                                    bool retain_graph);
+/* new reference, or NULL if there is no gradient */
+TS_API ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out);
+/* gradient: borrowed; NULL drops it */
+TS_API ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient);
+/* drops the gradient of each */
+TS_API ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count);
 TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad);
 
 TS_API ts_error* ts_manual_seed(uint64_t seed); /* every device's default generator */
@@ -303,59 +371,73 @@ TS_API ts_error* ts_manual_seed(uint64_t seed); /* every device's default genera
 /* Threads that LibTorch uses inside one operator on the CPU; process-wide. */
 TS_API ts_error* ts_set_num_threads(int32_t threads);
 TS_API int32_t ts_num_threads(void);
-/* How many OS threads alive now have entered LibTorch through a tensor, operator, stream or event call. */
+/* How many OS threads alive now have entered LibTorch through a tensor, operator, stream or event
+ * call. */
 TS_API int64_t ts_thread_count(void);
 /* The kernel's id of the calling OS thread; for tests of thread affinity. */
 TS_API int64_t ts_thread_id(void);
 /* Does nothing; for measuring what a call costs. */
 TS_API void ts_noop(void);
-/* Runs `rounds` calls of at::add_ / at::add on a one-element float32 tensor of the device and returns host nanoseconds a call: the C++ peer for
- * benchmarks of the same operator through ts_operator_call. */
-TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns, double* out_of_place_ns);
+/* Runs `rounds` calls of at::add_ / at::add on a one-element float32 tensor of the device and
+ * returns host nanoseconds a call: the C++ peer for benchmarks of the same operator through
+ * ts_operator_call. */
+TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
+                              double* out_of_place_ns);
 
-/* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ---------------------------------------------------------------------------- */
+/* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ------------------------ */
 
 enum { TS_IMAGE_JPEG = 1, TS_IMAGE_PNG = 2 };
 
 typedef struct ts_image_info {
-  int32_t format;     /* TS_IMAGE_JPEG or TS_IMAGE_PNG */
-  int32_t width;      /* pixels */
+  int32_t format; /* TS_IMAGE_JPEG or TS_IMAGE_PNG */
+  int32_t width;  /* pixels */
   int32_t height;
-  int32_t components; /* as stored: 1 grey, 2 grey + alpha, 3 colour (palette too), 4 CMYK or colour + alpha */
+  int32_t components; /* as stored: 1 grey, 2 grey + alpha, 3 colour (palette too), 4 CMYK or colour
+                         + alpha */
   int32_t bit_depth;  /* as stored: 8, or 1, 2, 4, 16 in PNG */
   bool progressive;   /* progressive JPEG or interlaced PNG */
 } ts_image_info;
 
-/* Reads the header only. data: borrowed for the call. TS_ERROR_UNSUPPORTED if the bytes are of no known format, TS_ERROR_DECODE if damaged. */
+/* Reads the header only. data: borrowed for the call. TS_ERROR_UNSUPPORTED if the bytes are of no
+ * known format, TS_ERROR_DECODE if damaged. */
 TS_API ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_info* out);
 
-/* Decode state, tables and buffers, reused from image to image: one a worker, used by one thread at a time. */
+/* Decode state, tables and buffers, reused from image to image: one a worker, used by one thread at
+ * a time. */
 typedef struct ts_image_decoder ts_image_decoder;
-/* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit): TS_ERROR_UNSUPPORTED beyond.
- * It bounds the memory too: a progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel while it is decoded. new reference. */
+/* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit):
+ * TS_ERROR_UNSUPPORTED beyond. It bounds the memory too: a progressive JPEG or an interlaced PNG
+ * takes up to 8 bytes a pixel while it is decoded. new reference. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder); /* takes ownership */
 
-/* What part of the image becomes which pixels: the crop box (source pixels, inside the image) is resized to resize_width x resize_height with antialiased
- * bilinear interpolation (torchvision's uint8 result), of which the window is kept, and mirrored if flip says so. */
+/* What part of the image becomes which pixels: the crop box (source pixels, inside the image) is
+ * resized to resize_width x resize_height with antialiased bilinear interpolation (torchvision's
+ * uint8 result), of which the window is kept, and mirrored if flip says so. */
 typedef struct ts_image_geometry {
   int32_t crop_x, crop_y, crop_width, crop_height;
   int32_t resize_width, resize_height;
   int32_t window_x, window_y, window_width, window_height; /* inside the resized image */
-  bool flip;                                               /* left and right exchanged, after the window is taken */
+  bool flip; /* left and right exchanged, after the window is taken */
 } ts_image_geometry;
 
-/* Decodes to RGB (grey is tripled, alpha dropped, CMYK and YCCK converted as Pillow does, 16 bit cut to 8) and applies the geometry. Only the rows and
- * columns that the geometry needs are decoded where the codec allows; the pixels are the same as from a whole decode. dst: window_height rows of
- * window_width * 3 bytes, `stride` bytes apart, borrowed for the call; on failure its content is undefined. TS_ERROR_DECODE for damaged or truncated
- * bytes: a JPEG that libjpeg-turbo repairs with a warning counts as damaged. Truncation, wrong checksums (PNG), and segments or restart markers that are
- * not as they should be (JPEG) are found whatever the geometry; other damage only if it is met, so not below the last row that is needed. */
-TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes, const ts_image_geometry* geometry, uint8_t* dst,
-                                 size_t stride);
+/* Decodes to RGB (grey is tripled, alpha dropped, CMYK and YCCK converted as Pillow does, 16 bit
+ * cut to 8) and applies the geometry. Only the rows and columns that the geometry needs are decoded
+ * where the codec allows; the pixels are the same as from a whole decode. dst: window_height rows
+ * of window_width * 3 bytes, `stride` bytes apart, borrowed for the call; on failure its content is
+ * undefined. TS_ERROR_DECODE for damaged or truncated bytes: a JPEG that libjpeg-turbo repairs with
+ * a warning counts as damaged. Truncation, wrong checksums (PNG), and segments or restart markers
+ * that are not as they should be (JPEG) are found whatever the geometry; other damage only if it is
+ * met, so not below the last row that is needed. */
+TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                 const ts_image_geometry* geometry, uint8_t* dst, size_t stride);
 
-/* The resize alone, on pixels: src height rows of width * 3 bytes, stride apart; the same geometry and results. Borrowed for the call. */
-TS_API ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height, size_t src_stride,
-                                 const ts_image_geometry* geometry, uint8_t* dst, size_t dst_stride);
+/* The resize alone, on pixels: src height rows of width * 3 bytes, stride apart; the same geometry
+ * and results. Borrowed for the call. */
+TS_API ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width,
+                                 int32_t height, size_t src_stride,
+                                 const ts_image_geometry* geometry, uint8_t* dst,
+                                 size_t dst_stride);
 
 #ifdef __cplusplus
 }
