@@ -1,0 +1,77 @@
+package prefetcher_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// squares is a source of numbers and their squares: as bytes in host memory, as float32 for the consumer.
+type squares struct{ samples int }
+
+func (squares) BatchSize() int { return 4 }
+
+func (squares) Fields() []torch.Spec {
+	return []torch.Spec{{Name: "images", DType: torch.Uint8, Shape: []int64{1}}, {Name: "labels", DType: torch.Int64}}
+}
+
+func (squares) Outputs() []torch.Spec {
+	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{1}}, {Name: "labels", DType: torch.Int64}}
+}
+
+// Finish is queued on the GPU, behind the copy; here, on the CPU, it is done at once.
+func (squares) Finish(dst, src []*torch.Tensor) error {
+	return dst[0].CopyFrom(src[0], torch.CopyOptions{NonBlocking: true}) // uint8 to float32
+}
+
+func (s squares) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	for first := 0; first < s.samples; first += s.BatchSize() {
+		slot, err := lend(ctx) // waits until the copy of an earlier batch has left the slot
+		if err != nil {
+			return err
+		}
+		n := min(s.BatchSize(), s.samples-first)
+		for i := range n {
+			x := first + i
+			slot[0][i] = byte(x)
+			binary.NativeEndian.PutUint64(slot[1][8*i:], uint64(x*x))
+		}
+		if err := deliver(n, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func Example() {
+	feed, err := prefetcher.New(squares{samples: 10}, prefetcher.Options{Device: cuda.CPU}) // without Device: the first GPU, if there is one
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer feed.Close()
+	for batch, err := range feed.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		numbers, err := batch.Images.Sum().Float64() // the sum is freed when the turn ends
+		if err != nil {
+			log.Fatal(err)
+		}
+		labels, err := batch.Labels.Int64s()
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("batch", batch.Index, "of", batch.N, "sum", numbers, "squares", labels)
+	}
+	fmt.Println(feed.Stats().Batches, "batches")
+	// Output:
+	// batch 0 of 4 sum 6 squares [0 1 4 9]
+	// batch 1 of 4 sum 22 squares [16 25 36 49]
+	// batch 2 of 2 sum 17 squares [64 81]
+	// 3 batches
+}

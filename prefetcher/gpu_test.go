@@ -1,0 +1,342 @@
+package prefetcher
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// countingSource fills whole batches with one value, which is different in all batches that can be in flight, and finishes them like floatSource.
+type countingSource struct {
+	floatSource
+	batches int
+}
+
+func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	for b := range s.batches {
+		slot, err := lend(ctx)
+		if err != nil {
+			return err
+		}
+		serial := epoch*s.batches + b
+		slot[0][0] = 255
+		for n := 1; n < len(slot[0]); n *= 2 { // poison
+			copy(slot[0][n:], slot[0][:n])
+		}
+		slot[0][0] = byte(serial % 251)
+		for n := 1; n < len(slot[0]); n *= 2 {
+			copy(slot[0][n:], slot[0][:n])
+		}
+		for i := range s.batch {
+			binary.NativeEndian.PutUint64(slot[1][8*i:], uint64(serial))
+		}
+		if err := deliver(s.batch, serial); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// strained is a consumer that keeps its stream busy for about a millisecond a batch and reads the batch before and after that, so that a missing edge shows in
+// what it reads. The comparison runs on the device too: the host waits for nothing until the end.
+type strained struct {
+	t      *testing.T
+	weight *torch.Tensor
+	bad    *torch.Tensor // elements that were not what they should be
+}
+
+func newStrained(t *testing.T) *strained {
+	t.Helper()
+	weight, err := torch.Rand(0, torch.Float32, 2048, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad, err := torch.Zeros(0, torch.Int64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &strained{t, weight, bad}
+}
+
+func (s *strained) close() {
+	s.weight.Close()
+	s.bad.Close()
+}
+
+func (s *strained) compute(b *Batch) {
+	w := s.weight.In(b.Scope())
+	for range 2 {
+		w = w.MatMul(s.weight)
+	}
+	if err := w.Err(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+func (s *strained) read(b *Batch) {
+	serial := b.Info.(int)
+	wrong := b.Images.MulScalar(255).AddScalar(-float64(serial % 251)).Abs().GtScalar(0.5).Sum().Add(b.Labels.NeScalar(float64(serial)).Sum())
+	if err := s.bad.Add_(wrong).Err(); err != nil {
+		s.t.Error(err)
+	}
+}
+
+// run consumes epochs from first on and returns how many wrong elements were read.
+func (s *strained) run(p *Prefetcher, first, epochs int, each func(epoch int)) int64 {
+	for epoch := first; epoch < first+epochs; epoch++ {
+		for b, err := range p.Epoch(s.t.Context(), epoch) {
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			s.read(b)
+			s.compute(b)
+			s.read(b)
+		}
+		if each != nil {
+			each(epoch)
+		}
+	}
+	n, err := s.bad.Int64()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+func countingFeed(t *testing.T, batches int, o Options, wrap func(ringDevice) ringDevice) *Prefetcher {
+	t.Helper()
+	source := &countingSource{batches: batches}
+	source.batch, source.side = 64, 64
+	p, err := open(source, o, wrap)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func unchanged(d ringDevice) ringDevice { return d }
+
+// TestGPUStress: 2,000 batches for a slow consumer on a side stream, then fewer in other shapes; every element is compared. Memory must not grow.
+func TestGPUStress(t *testing.T) {
+	needsGPU(t)
+	nothingLeft(t, func() {
+		stream, err := cuda.NewStream(0, cuda.StreamOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, test := range []struct {
+			o       Options
+			epochs  int
+			batches int
+			stream  cuda.Stream
+		}{
+			{Options{}, 5, 400, stream},
+			{Options{Depth: 1, HostSlots: 2}, 2, 100, stream},
+			{Options{Depth: 3, HostSlots: 5, Priority: -1}, 2, 100, stream},
+			{Options{}, 2, 100, cuda.DefaultStream(0)},
+		} {
+			p := countingFeed(t, test.batches, test.o, unchanged)
+			if err := cuda.WithStream(test.stream, func() error {
+				s := newStrained(t)
+				defer s.close()
+				var after []int64
+				bad := s.run(p, 0, test.epochs, func(int) {
+					m, err := cuda.Device(0).Memory()
+					if err != nil {
+						t.Fatal(err)
+					}
+					after = append(after, m.Reserved)
+				})
+				if bad != 0 {
+					t.Errorf("%+v on %v: %d wrong elements", test.o, test.stream, bad)
+				}
+				for epoch := 2; epoch < len(after); epoch++ {
+					if after[epoch] > after[1] {
+						t.Errorf("device memory after each epoch: %d", after)
+						break
+					}
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			source := p.source.(*countingSource)
+			if len(source.threads) != 1 {
+				t.Errorf("Finish ran on the threads %v", source.threads)
+			}
+			st := p.Stats()
+			t.Logf("%+v on %v: %+v, copies at %.1f GB/s", test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
+			closeFeed(t, p)
+		}
+	})
+}
+
+// TestGPUUse: a second stream, and one that the consumer changes to in the middle of a turn.
+func TestGPUUse(t *testing.T) {
+	needsGPU(t)
+	nothingLeft(t, func() {
+		var streams [2]cuda.Stream
+		var consumers [2]*strained
+		for i := range streams {
+			var err error
+			if streams[i], err = cuda.NewStream(0, cuda.StreamOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := cuda.WithStream(streams[i], func() error {
+				consumers[i] = newStrained(t)
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			defer consumers[i].close()
+		}
+		p := countingFeed(t, 200, Options{}, unchanged)
+		defer closeFeed(t, p)
+		for b, err := range p.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, s := range streams {
+				if err := b.Use(s); err != nil {
+					t.Fatal(err)
+				}
+				if err := cuda.WithStream(s, func() error {
+					consumers[i].read(b)
+					consumers[i].compute(b)
+					consumers[i].read(b)
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// What the batch's scope frees was allocated on the two streams, and is freed in their order.
+		}
+		for i, s := range streams {
+			if err := cuda.WithStream(s, func() error {
+				n, err := consumers[i].bad.Int64()
+				if n != 0 {
+					t.Errorf("%d wrong elements on %v", n, s)
+				}
+				return err
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// The device with one edge left out: the simulated device's mutants (internal/ring) on a real one.
+type (
+	gpuNoHostWait     struct{ ringDevice }
+	gpuNoReleasedWait struct{ ringDevice }
+	gpuNoReadyWait    struct{ ringDevice }
+	gpuWrongRelease   struct{ ringDevice }
+)
+
+func (gpuNoHostWait) HostWait(int, *cuda.Event, func() error) error { return nil }
+
+func (d gpuNoReleasedWait) Copy(slot, host, n int, _ []*cuda.Event, copied *cuda.Event) error {
+	return d.ringDevice.Copy(slot, host, n, nil, copied)
+}
+
+func (gpuNoReadyWait) Wait(cuda.Stream, *cuda.Event) error { return nil }
+
+func (d gpuWrongRelease) Record(e *cuda.Event, s cuda.Stream) error {
+	if s == d.P() {
+		return d.ringDevice.Record(e, s)
+	}
+	return d.ringDevice.Record(e, cuda.DefaultStream(0))
+}
+
+// TestGPUMissingEdges shows that TestGPUStress can fail: without an edge the consumer reads wrong elements.
+func TestGPUMissingEdges(t *testing.T) {
+	needsGPU(t)
+	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name string
+		o    Options
+		wrap func(ringDevice) ringDevice
+	}{
+		{"copied", Options{}, func(d ringDevice) ringDevice { return gpuNoHostWait{d} }},
+		{"released", Options{}, func(d ringDevice) ringDevice { return gpuNoReleasedWait{d} }},
+		{"ready", Options{Depth: 1}, func(d ringDevice) ringDevice { return gpuNoReadyWait{d} }},
+		{"released on the default stream", Options{}, func(d ringDevice) ringDevice { return gpuWrongRelease{d} }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := countingFeed(t, 200, test.o, test.wrap)
+			if err := cuda.WithStream(stream, func() error {
+				s := newStrained(t)
+				defer s.close()
+				if bad := s.run(p, 0, 1, nil); bad == 0 {
+					t.Error("nothing wrong was read")
+				} else {
+					t.Logf("%d wrong elements", bad)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+			closeFeed(t, p)
+		})
+	}
+}
+
+// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop ends at once, Close when the device is done.
+func TestGPUCancelBehindKernels(t *testing.T) {
+	needsGPU(t)
+	nothingLeft(t, func() {
+		cause := errors.New("enough")
+		big, err := torch.Rand(0, torch.Float32, 8192, 8192)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer big.Close()
+		warm := big.MatMul(big)
+		if err := warm.Err(); err != nil {
+			t.Fatal(err)
+		}
+		warm.Close()
+		if err := cuda.Device(0).Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		p := countingFeed(t, 1000, Options{}, unchanged)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		var canceled time.Time
+		var last error
+		for b, err := range p.Epoch(ctx, 0) {
+			if err != nil {
+				last = err
+				continue
+			}
+			if b.Index == 0 {
+				w := big.In(b.Scope())
+				for range 40 {
+					w = w.MatMul(big)
+				}
+			}
+			if b.Index == 1 {
+				canceled = time.Now()
+				cancel(cause)
+			}
+		}
+		took := time.Since(canceled)
+		busy, err := cuda.DefaultStream(0).Query()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(last, cause) || took > 200*time.Millisecond {
+			t.Errorf("the loop ended after %v with %v", took, last)
+		}
+		t.Logf("the loop ended %v after the cancellation; the device was done with its work: %t", took, busy)
+		closeFeed(t, p)
+		cancel(nil)
+	})
+}
