@@ -5,7 +5,7 @@
     /tmp/photos/bin/python make_photos.py fetch /tmp/photos/pictures     # the twelve source pictures, once; needs the network
     /tmp/photos/bin/python make_photos.py make /tmp/photos/pictures      # both archives, beside this script, byte for byte the same
     /tmp/photos/bin/python make_photos.py check /tmp/photos/pictures     # makes them in memory and compares
-    /tmp/photos/bin/python make_photos.py big /tmp/photos/pictures OUT.tgz 8000     # for measuring: ImageNet-like sizes
+    python3 make_photos.py big photos-train.tgz OUT.tgz 8000   # another archive, for measuring: samples as large as ImageNet's
 
 A class is a picture. Its training samples are random crops from one part of the picture and its test samples are random crops from
 another; the parts lie at least GAP pixels apart, so no pixel of a test sample is in a training sample. PROVENANCE.md says where the
@@ -190,30 +190,41 @@ def archives(folder):
     return out
 
 
+def big_sources(source):
+    """(class, image, parts) for each picture in the folder, or for each sample of an archive that this script made."""
+    if os.path.isdir(source):
+        images = {cls: load(source, cls).convert('RGB') for cls in PICTURES}
+        return [(cls, image, parts(cls, 'train', image.size)) for cls, image in images.items()]
+    with tarfile.open(source) as tar:
+        members = [(m.name.split('/')[-2], Image.open(io.BytesIO(tar.extractfile(m).read())).convert('RGB')) for m in tar]
+    return [(cls, image, [(0, 0, *image.size)]) for cls, image in members]
+
+
 def big_sample(task):
     """One sample of an archive for measuring: like ImageNet's training set in size and form, 4:4:4 or 4:2:0, with sensor noise."""
-    folder, index = task
-    classes = list(PICTURES)
-    cls = classes[index % len(classes)]
+    source, index = task
+    if source not in BIG:
+        BIG[source] = big_sources(source)
+    cls, image, boxes = BIG[source][index % len(BIG[source])]
     rng = random.Random(f'big/{cls}/{index}')
-    image = BIG.setdefault(cls, load(folder, cls).convert('RGB'))
-    box = crop_box(rng, parts(cls, 'train', image.size), image.size, 300, 900)
+    box = crop_box(rng, boxes, image.size, 500, 950)
     area, ratio = 175_000 * 2 ** (1.3 * (rng.random() - .5)), 1.16 * 2 ** (rng.random() - .5)
     size = (int((area * ratio) ** .5), int((area / ratio) ** .5))
-    sample = image.resize(size, Image.Resampling.BICUBIC, box=box)
-    noise = Image.effect_noise(size, 40).convert('RGB')
+    sample = image.crop(box).resize(size, Image.Resampling.BICUBIC)
+    noise = Image.effect_noise(size, 100).convert('RGB')
     sample = Image.blend(sample, noise, .12)
     data = encode(sample, 'JPEG', quality=pick(rng, 88, 96), subsampling=0 if rng.random() < .76 else 2)
     return f'train/{cls}/{index:06d}.jpg', data
 
 
-BIG = {}  # pictures that this process decoded
+BIG = {}  # sources that this process has read
 
 
-def big(folder, path, count):
+def big(source, path, count):
     total = 0
-    with tarfile.open(path, 'w:gz', compresslevel=1, format=tarfile.USTAR_FORMAT) as tar, concurrent.futures.ProcessPoolExecutor() as pool:
-        for name, data in pool.map(big_sample, ((folder, i) for i in range(count)), chunksize=64):
+    zipped = {'compresslevel': 1} if path.endswith('gz') else {}
+    with tarfile.open(path, 'w:gz' if zipped else 'w', format=tarfile.USTAR_FORMAT, **zipped) as tar, concurrent.futures.ProcessPoolExecutor() as pool:
+        for name, data in pool.map(big_sample, ((source, i) for i in range(count)), chunksize=64):
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
             tar.addfile(info, io.BytesIO(data))
@@ -227,7 +238,7 @@ def main():
     commands = parser.add_subparsers(dest='command', required=True)
     for command in ('fetch', 'make', 'check', 'big'):
         sub = commands.add_parser(command)
-        sub.add_argument('pictures', help='the folder of the source pictures')
+        sub.add_argument('pictures', help='the folder of the source pictures; for big it can be an archive of photographs')
         if command == 'big':
             sub.add_argument('out')
             sub.add_argument('count', type=int)
