@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize bench demo (default: tests bench demo)
+#   run.sh [STAGE...]      stages: tests sanitize bench demo train (default: tests bench demo)
 #
 # OUT=DIR            where logs and results go (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
 # TEST_TIMEOUT=SECS  limit for one test program (default 240)
 # RUN=REGEXP         only the Go tests that match
-# DEVICE=cuda|cpu    for the demo (default cuda)
+# DEVICE=cuda|cpu    for demo and train (default cuda)
+# ARCHIVE=FILE       for train (default: one of COUNT=8000 photographs is made; needs Python's Pillow); TRAIN=OPTIONS more options
 #
 # Exit status: 0 only if everything that ran passed. $OUT/summary.txt is the table that is also printed.
 set -uo pipefail
@@ -156,11 +157,24 @@ demo() {
   step "demo, predict" "$out/demo.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
 }
 
+# A network and images that keep the GPU busy: is the next batch always there, and does device memory stay flat?
+train() {
+  cd "$here/tree" || return
+  local archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
+  rm -f "$out/train.txt"
+  [[ -f $archive ]] || step "an archive of ${COUNT:-8000} large photographs" "$out/train.txt" \
+    python3 examples/data/make_photos.py big examples/data/photos-train.tgz "$archive" "${COUNT:-8000}"
+  step "bench loader" "$out/train.txt" "$here/bin/torchstream" bench loader -archive "$archive" -batch 256 -seconds 10
+  # shellcheck disable=SC2086 # the words of TRAIN are arguments
+  step "train, a busy GPU" "$out/train.txt" "$here/bin/01-train" train -device "$device" -archive "$archive" -size 224 -width 192 -batch 256 -epochs 4 \
+    -checkpoint "" -json "$out/train.json" ${TRAIN:-}
+}
+
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | bench | demo) "$stage" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench or demo" >&2 && exit 2 ;;
+    tests | sanitize | bench | demo | train) "$stage" ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo or train" >&2 && exit 2 ;;
   esac
 done
 say ""
