@@ -166,6 +166,8 @@ TS_API ts_error* ts_stream_guard_exit(ts_stream_guard guard);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+/* An event may be used by any number of threads at once. Which record a wait is for is the
+ * program's to order: it is the latest one enqueued before the wait. */
 typedef struct ts_event ts_event;
 
 enum {
@@ -186,7 +188,8 @@ TS_API ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event);
 TS_API ts_error* ts_event_query(ts_event* event, bool* done);
 /* blocks; NOT_RECORDED as above */
 TS_API ts_error* ts_event_synchronize(ts_event* event);
-/* both with TS_EVENT_TIMING, recorded and complete */
+/* Both with TS_EVENT_TIMING and recorded, else NOT_RECORDED; both complete and of one device, else
+ * INVALID_ARGUMENT. */
 TS_API ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds);
 
 /* ---- pinned host memory ---------------------------------------------------------------------- */
@@ -272,7 +275,7 @@ TS_API ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out);
 
 /* dst.copy_(src): same or broadcastable shape, any dtype and device. non_blocking: the host does
  * not wait where the hardware allows it (pinned memory, same dtype, contiguous); otherwise returns
- * when the copy is done. */
+ * when the copy is done. Not recorded for backward, so a parameter can be filled. */
 TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
 /* tensor.to(device, dtype): new reference, to the same tensor if there was nothing to do. dtype -1
  * keeps it. */
@@ -290,15 +293,19 @@ TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stre
 
 /* One step of a prefetcher in one call, on `stream`: wait for `after` (NULL: nothing to wait for),
  * dst[i].copy_(src[i], non_blocking) for each of count pairs, record `done` (NULL: nothing to
- * record). Pairs have equal shape and dtype; host memory must be pinned, else INVALID_ARGUMENT, and
- * nothing is enqueued. Everything is borrowed for the call; the memory must stay as it is until
- * `done`. */
+ * record). Pairs have equal shape and dtype; one or both are on the stream's device, and between
+ * host and device the strides are equal and dense; host memory must be pinned: else
+ * INVALID_ARGUMENT, and nothing is enqueued. Everything is borrowed for the call; the memory must
+ * stay as it is until `done`. */
 TS_API ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst,
                                ts_tensor* const* src, int32_t count, ts_event* done);
 
 /* dst[n,c,h,w] = (src[n,h,w,c] / 255 - mean[c]) / std[c]: src uint8 [N,H,W,C] contiguous; dst
  * float32, float16 or bfloat16 [N,C,H,W] contiguous or channels_last, on the same device; C from 1
- * to 4. mean, std: C values, borrowed for the call. Computed in float32 as src * scale + offset. */
+ * to 4. mean, std: C values, borrowed for the call. Computed in float32 as src * scale + offset,
+ * the product rounded before the sum, then rounded to dst's type: the same bits on the CPU and the
+ * GPU.
+ */
 TS_API ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float* mean,
                                      const float* std, int32_t channels);
 
@@ -319,13 +326,13 @@ enum {
   TS_ARG_DEFAULT = 0, /* the schema's default; an error if it has none */
   TS_ARG_NONE = 1,    /* an optional that is absent */
   TS_ARG_TENSOR = 2,  /* value: index into tensors */
-  TS_ARG_TENSORS = 3, /* Tensor[]: count tensors from index value on */
+  TS_ARG_TENSORS = 3, /* Tensor[]: count tensors from index value on; Tensor?[]: NULL is none */
   TS_ARG_INT = 4,     /* int, dtype, layout, memory format, SymInt, and Scalar */
   TS_ARG_DOUBLE = 5,  /* float, and Scalar: the bit pattern of a double */
   TS_ARG_BOOL = 6,    /* 0 or 1; also Scalar */
-  TS_ARG_INTS = 7,    /* int[], SymInt[]: count values of ints from index value on */
-  TS_ARG_DOUBLES = 8, /* float[]: the same, bit patterns of doubles */
-  TS_ARG_BOOLS = 9,   /* bool[]: the same, 0 or 1 */
+  TS_ARG_INTS = 7,    /* int[], SymInt[], Scalar[]: count values of ints from index value on */
+  TS_ARG_DOUBLES = 8, /* float[], Scalar[]: the same, bit patterns of doubles */
+  TS_ARG_BOOLS = 9,   /* bool[], Scalar[]: the same, 0 or 1 */
   TS_ARG_DEVICE = 10, /* Device: value is the device index */
   TS_ARG_STRING = 11  /* str: count bytes of text from offset value on */
 };
@@ -343,8 +350,10 @@ enum {
  * their defaults. Each argument is checked against the schema first (TS_ERROR_INVALID_ARGUMENT
  * names the argument and both types). All arrays are borrowed for the call; ints, text may be NULL
  * when unused. Tensor results, Tensor[] results flattened, go to out in order: new references, free
- * with ts_tensor_free. *out_count is set to their number. INVALID_ARGUMENT if out_capacity, unless
- * 0, is less than that; with out_capacity 0 results are dropped (in-place operators). */
+ * with ts_tensor_free, or NULL for one that the operator left undefined, as some backward operators
+ * do; results of other types are dropped. *out_count is set to the number of tensors.
+ * INVALID_ARGUMENT if out_capacity, unless 0, is less than that; with out_capacity 0 results are
+ * dropped (in-place operators). */
 TS_API ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
                                   ts_tensor* const* tensors, int32_t tensor_count,
                                   const int64_t* ints, int32_t int_count, const char* text,

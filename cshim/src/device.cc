@@ -123,7 +123,9 @@ ts_error* ts_device_synchronize(int32_t device) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(device);
-    ts::DeviceScope scope(device);
+    // A device without a context has no work, and waiting for it would make one.
+    if (!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device))) return;
+    const ts::DeviceScope scope(device);
     c10::cuda::device_synchronize();
   });
 }

@@ -12,8 +12,14 @@
 
 ts_event::~ts_event() {
   cudaEvent_t created = event.load(std::memory_order_acquire);
-  // A destructor has nobody to tell: after a failure of the driver the process is lost anyway.
-  if (created != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(created));
+  if (created == nullptr) return;
+  // On its device, so that no context is made on the one that is current. A destructor has nobody
+  // to tell about errors: after a failure of the driver the process is lost anyway.
+  c10::DeviceIndex previous = 0;
+  C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&previous));
+  C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device.load())));
+  C10_CUDA_IGNORE_ERROR(cudaEventDestroy(created));
+  C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(previous));
 }
 
 void ts_event::check_record(c10::cuda::CUDAStream stream) const {

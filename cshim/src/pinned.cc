@@ -19,7 +19,15 @@ struct ts_pinned {
 };
 
 namespace {
+
 std::atomic<int64_t> bytes_live{0};
+
+// A device whose context is there already: pinning on any other would make one, which takes
+// hundreds of megabytes of that device. Portable memory serves all devices anyway.
+int32_t device_for_pinning() {
+  return c10::cuda::getDeviceIndexWithPrimaryContext().value_or(c10::cuda::current_device());
+}
+
 }  // namespace
 
 ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
@@ -30,6 +38,7 @@ ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
     ts::require_device(0);
     // LibTorch takes no memory for pinned before its CUDA side is up.
     ts::ensure_cuda();
+    const ts::DeviceScope scope(device_for_pinning());
     auto pinned = std::make_unique<ts_pinned>();
     void* data = nullptr;
     const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
@@ -57,6 +66,7 @@ ts_error* ts_pinned_free(ts_pinned* pinned) {
     ts::enter_thread();
     const std::unique_ptr<ts_pinned> owned(pinned);
     bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
+    const ts::DeviceScope scope(device_for_pinning());
     C10_CUDA_CHECK(cudaFreeHost(owned->data));
   });
 }

@@ -74,7 +74,7 @@ TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
     // Poison is still there, on the device as well.
     EXPECT_EQ(out.floats()[kCount - 1], -2.0F);
     ts_tensor* peek[2] = {host_probe, device};
-    const ts_stream third = pool_stream();
+    const ts_stream third = test::free_stream();
     ASSERT_OK(ts_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
     ASSERT_OK(ts_stream_synchronize(third));
     EXPECT_EQ(probe.floats()[0], -1.0F);

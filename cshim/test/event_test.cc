@@ -65,7 +65,7 @@ TEST(EventGpu, AWaitIsForTheRecordBeforeIt) {
   NEEDS_GPUS(1);
   const ts_stream busy = pool_stream();
   const ts_stream waiter = pool_stream();
-  const ts_stream free_one = pool_stream();
+  const ts_stream free_one = test::free_stream();
   Event event;
   {
     test::Gate gate(busy);

@@ -222,19 +222,22 @@ TEST(StreamGpu, GuardsAreLeftInOrderAndOnce) {
 TEST(StreamGpu, GuardsBelongToTheirThread) {
   NEEDS_GPUS(1);
   const ts_stream a = pool_stream();
-  ts_stream_guard guard{};
-  ASSERT_OK(ts_stream_guard_enter(a, &guard));
   std::thread([&] {
-    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
-    // Also with a guard of its own with the same serial number.
-    ts_stream_guard own{};
-    EXPECT_OK(ts_stream_guard_enter(a, &own));
-    EXPECT_EQ(own.serial, 1U) << "its first guard";
-    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
-    EXPECT_OK(ts_stream_guard_exit(own));
+    ts_stream_guard guard{};
+    EXPECT_OK(ts_stream_guard_enter(a, &guard));
+    std::thread([&] {
+      EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
+      // Also where that thread has a guard of the same number.
+      ts_stream_guard own{};
+      EXPECT_OK(ts_stream_guard_enter(a, &own));
+      EXPECT_EQ(own.serial, guard.serial);
+      EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
+      EXPECT_OK(ts_stream_guard_exit(own));
+    }).join();
+    EXPECT_TRUE(current_stream() == a);
+    EXPECT_OK(ts_stream_guard_exit(guard));
+    EXPECT_TRUE(is_default(current_stream()));
   }).join();
-  EXPECT_TRUE(current_stream() == a);
-  ASSERT_OK(ts_stream_guard_exit(guard));
 }
 
 TEST(StreamGpu, GuardsRestoreTheDevice) {

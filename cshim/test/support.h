@@ -296,6 +296,11 @@ class Pinned {
   ts_pinned* handle_ = nullptr;
 };
 
+// A stream that runs whatever others wait for: of another priority, so that it shares no queue of
+// the hardware with them. (The driver spreads streams over few queues, where work that waits holds
+// up what is behind it.)
+inline ts_stream free_stream() { return pool_stream(0, -1); }
+
 // A function of the CUDA runtime that the library brings along: the tests don't link it.
 template <typename Function>
 Function* cuda_function(const char* name) {
