@@ -146,6 +146,27 @@ func TestNilEvent(t *testing.T) {
 	}
 }
 
+// A call in progress keeps a closed event alive, but lets no further call in.
+func TestClosedEventInUse(t *testing.T) {
+	e := newEvent(nil)
+	if _, err := e.Acquire(); err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	if n := e.refs.Load(); n != 1 {
+		t.Errorf("%d references during the call, want its own", n)
+	}
+	for name, call := range eventCalls(e) {
+		if err := call(); !errors.Is(err, ErrClosed) {
+			t.Errorf("%s: got %v, want ErrClosed", name, err)
+		}
+	}
+	e.Release()
+	if n := e.refs.Load(); n != 0 {
+		t.Errorf("%d references are left", n)
+	}
+}
+
 // Close beside calls in progress: the event lives until the last has ended, is freed once, and nobody begins to use it afterwards.
 func TestEventCloseBesideUse(t *testing.T) {
 	for range 200 {
