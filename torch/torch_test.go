@@ -335,8 +335,11 @@ func collect(done func() bool) bool {
 // settled frees what earlier tests left to the garbage collector and returns how many references there are.
 func settled() int64 {
 	last, same := torch.LiveTensors(), 0
-	for same < 5 {
+	for same < 3 {
+		ran := make(chan struct{})
+		runtime.AddCleanup(new(*int), func(ran chan struct{}) { close(ran) }, ran)
 		runtime.GC()
+		<-ran // the collector's cleanups are being run
 		runtime.Gosched()
 		if n := torch.LiveTensors(); n == last {
 			same++

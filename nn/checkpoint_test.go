@@ -1,0 +1,315 @@
+package nn_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// safetensors is a file with the header and so many bytes of data.
+func safetensors(header string, data int) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
+	return append(append(b, header...), make([]byte, data)...)
+}
+
+var damaged = []struct {
+	name string
+	file []byte
+	text string
+}{
+	{"empty", nil, "not a safetensors file: 0 bytes"},
+	{"short", []byte{1, 2, 3}, "not a safetensors file: 3 bytes"},
+	{"no header", safetensors("", 0), "does not start with {"},
+	{"header longer than the file", binary.LittleEndian.AppendUint64(nil, 100), "should have 100 bytes"},
+	{"huge header", append(binary.LittleEndian.AppendUint64(nil, 1<<62), "{}"...), "should have 4611686018427387904 bytes"},
+	{"negative header", append(binary.LittleEndian.AppendUint64(nil, 1<<63+5), "{}"...), "header should have"},
+	{"another format", []byte("PK\x03\x04 a zip file, as torch.save writes"), "not a safetensors file"},
+	{"not JSON", safetensors("{nonsense}", 0), "header"},
+	{"cut JSON", safetensors(`{"a":{"dtype":"F32"`, 0), "header"},
+	{"an array", safetensors(`["a"]`, 0), "does not start with {"},
+	{"leading space", safetensors(` {}`, 0), "does not start with {"},
+	{"two objects", safetensors(`{}{}`, 0), "text after the object"},
+	{"not UTF-8", safetensors("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0), "UTF-8"},
+	{"name twice", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `"a" comes twice`},
+	{"field twice", safetensors(`{"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1), `"dtype" comes twice`},
+	{"unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}}`, 1), `tensor "a": unknown "x"`},
+	{"unknown dtype", safetensors(`{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype F8_E4M3`},
+	{"null dtype", safetensors(`{"a":{"dtype":null,"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype`},
+	{"no dtype", safetensors(`{"a":{"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": needs dtype`},
+	{"no shape", safetensors(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, 1), `tensor "a": needs`},
+	{"no offsets", safetensors(`{"a":{"dtype":"U8","shape":[1]}}`, 1), `tensor "a": needs`},
+	{"three offsets", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,1]}}`, 1), `tensor "a": needs`},
+	{"one offset", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0]}}`, 1), `tensor "a": needs`},
+	{"offsets exchanged", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,0]}}`, 1), `tensor "a": offsets`},
+	{"negative offset", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[-1,0]}}`, 1), `tensor "a": -1`},
+	{"negative size", safetensors(`{"a":{"dtype":"U8","shape":[-1,-1],"data_offsets":[0,1]}}`, 1), `tensor "a": -1`},
+	{"fractional size", safetensors(`{"a":{"dtype":"U8","shape":[1.0],"data_offsets":[0,1]}}`, 1), `tensor "a": 1.0`},
+	{"null size", safetensors(`{"a":{"dtype":"U8","shape":[null],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
+	{"shape a number", safetensors(`{"a":{"dtype":"U8","shape":1,"data_offsets":[0,1]}}`, 1), `tensor "a"`},
+	{"size over int64", safetensors(`{"a":{"dtype":"U8","shape":[99999999999999999999],"data_offsets":[0,1]}}`, 1), `tensor "a"`},
+	{"product overflows", safetensors(`{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}`, 0), `tensor "a": shape [4294967296 4294967296] is too large`},
+	{"product wraps to fit", safetensors(`{"a":{"dtype":"F32","shape":[4611686018427387905],"data_offsets":[0,4]}}`, 4), `too large`},
+	{"too many dimensions", safetensors(`{"a":{"dtype":"U8","shape":[`+strings.Repeat("1,", 999)+`1],"data_offsets":[0,1]}}`, 1), "1000 dimensions"},
+	{"size and offsets differ", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}`, 4), "are 4 bytes, float32[2] needs 8"},
+	{"overlap", safetensors(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}`, 3), `tensor "b": its bytes start at 1`},
+	{"gap", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}`, 3), `tensor "b": its bytes start at 2`},
+	{"gap at the start", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `tensor "a": its bytes start at 1`},
+	{"data cut short", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 7), "need 8 bytes and the file has 7"},
+	{"data too long", safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9), "need 8 bytes and the file has 9"},
+	{"metadata a string", safetensors(`{"__metadata__":"x"}`, 0), "header"},
+	{"metadata of numbers", safetensors(`{"__metadata__":{"x":1}}`, 0), `__metadata__ "x" is not a string`},
+	{"metadata twice", safetensors(`{"__metadata__":{},"__metadata__":{}}`, 0), "comes twice"},
+	{"deep", safetensors(`{"a":`+strings.Repeat("[", 100_000)+strings.Repeat("]", 100_000)+`}`, 0), `tensor "a"`},
+}
+
+func write(t testing.TB, data []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "x.safetensors")
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestDamagedCheckpoints(t *testing.T) {
+	for _, c := range damaged {
+		t.Run(c.name, func(t *testing.T) {
+			path := write(t, c.file)
+			checkpoint, err := nn.OpenCheckpoint(path)
+			if err == nil {
+				checkpoint.Close()
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v does not say %s and %q", err, path, c.text)
+			}
+		})
+	}
+	if _, err := nn.OpenCheckpoint(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing file: %v", err)
+	}
+	if _, err := nn.OpenCheckpoint(t.TempDir()); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("a folder: %v", err)
+	}
+}
+
+func FuzzCheckpoint(f *testing.F) {
+	for _, c := range damaged {
+		if len(c.file) < 4096 {
+			f.Add(c.file)
+		}
+	}
+	f.Add(safetensors(`{"__metadata__":{"a":"b"},"a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},"e":{"dtype":"BOOL","shape":[0],"data_offsets":[8,8]}}  `, 8))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := nn.OpenCheckpoint(write(t, data))
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		// What passes is consistent: every tensor can be read, and written again it is the same.
+		var named []nn.Named
+		for _, s := range c.Tensors() {
+			x, err := c.Read(s.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			if x.DType() != s.DType || x.Elements() != s.Elements() {
+				t.Fatalf("%v was read as %v", s, x)
+			}
+			named = append(named, nn.Named{Name: s.Name, Tensor: x})
+		}
+		path := filepath.Join(t.TempDir(), "again")
+		if err := nn.SaveTensors(path, named, c.Metadata()); err != nil {
+			t.Fatal(err)
+		}
+		again, err := nn.OpenCheckpoint(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer again.Close()
+		if len(again.Tensors()) != len(named) || !maps.Equal(again.Metadata(), c.Metadata()) {
+			t.Fatalf("%v became %v", c.Tensors(), again.Tensors())
+		}
+	})
+}
+
+func TestSaveAndLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	net, other := parityNet(t), parityNet(t)
+	for _, n := range nn.State(net) {
+		if n.Tensor.DType() == torch.Float32 {
+			n.Tensor.NoGrad().Normal_(0, 1)
+		} else {
+			n.Tensor.NoGrad().AddInt_(41)
+		}
+	}
+	meta := map[string]string{"classes": "cat\ndog \"é\"", "": "empty key"}
+	for range 2 { // over an existing file too
+		if err := nn.Save(path, net, meta); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := nn.Load(path, other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, meta) {
+		t.Errorf("metadata %v", got)
+	}
+	want := nn.State(net)
+	for i, n := range nn.State(other) {
+		a, err := n.Tensor.Float64s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := want[i].Tensor.Float64s()
+		if err != nil || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %v, want %v, %v", n.Name, a, b, err)
+		}
+	}
+	if !nn.Parameters(other)[0].RequiresGrad() {
+		t.Error("a loaded parameter requires no gradients")
+	}
+	// The same state is the same file, and its data is aligned.
+	first, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.Save(path, other, meta); err != nil {
+		t.Fatal(err)
+	}
+	second, err := os.ReadFile(path)
+	if err != nil || !bytes.Equal(first, second) {
+		t.Errorf("the same state gave another file, %v", err)
+	}
+	if binary.LittleEndian.Uint64(first)%8 != 0 {
+		t.Error("the data is not aligned")
+	}
+	left, err := os.ReadDir(filepath.Dir(path))
+	if err != nil || len(left) != 1 {
+		t.Errorf("files left: %v, %v", left, err)
+	}
+}
+
+func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "net.safetensors")
+	saved := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(2, 2, nn.LinearOptions{}))
+	defer nn.Close(saved)
+	if err := nn.Save(path, saved, nil); err != nil {
+		t.Fatal(err)
+	}
+	net := nn.NewSequential(nn.NewLinear(4, 2, nn.LinearOptions{}), nn.NewLinear(2, 2, nn.LinearOptions{}))
+	defer nn.Close(net)
+	before, err := nn.Parameters(net)[1].Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = nn.Load(path, net)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, text := range []string{path, "tensor 0.weight is float32[2 3] in the file and float32[2 4] in the module", "tensor 1.weight is not in the file", "tensor 2.bias is not in the module"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%v does not say %q", err, text)
+		}
+	}
+	if after, err := nn.Parameters(net)[1].Float32s(); err != nil || !reflect.DeepEqual(before, after) {
+		t.Errorf("a refused file changed the module: %v to %v, %v", before, after, err)
+	}
+}
+
+func TestFailedSaveLeavesTheOldFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "net.safetensors")
+	net := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}))
+	if err := nn.Save(path, net, nil); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed, err := torch.Ones(cuda.CPU, torch.Float32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	for name, tensors := range map[string][]nn.Named{
+		"closed": {{Name: "a", Tensor: closed}}, "failed": {{Name: "a", Tensor: torch.Fail("x", errors.ErrUnsupported)}}, "nil": {{Name: "a"}},
+		"twice": {{Name: "a", Tensor: nn.Parameters(net)[0]}, {Name: "a", Tensor: nn.Parameters(net)[0]}}, "reserved": {{Name: "__metadata__", Tensor: nn.Parameters(net)[0]}},
+		"not UTF-8": {{Name: "\xff", Tensor: nn.Parameters(net)[0]}},
+	} {
+		if err := nn.SaveTensors(path, tensors, nil); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := nn.SaveTensors(path, nil, map[string]string{"a": "\xff"}); err == nil {
+		t.Error("metadata that is not UTF-8 passed")
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(old, now) {
+		t.Errorf("the old file changed, %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("files left: %v, %v", left, err)
+	}
+	if err := nn.Save(filepath.Join(dir, "none", "x"), net, nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing folder: %v", err)
+	}
+}
+
+func TestAllTypesRoundTrip(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x")
+	var named []nn.Named
+	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64} {
+		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
+			x, err := torch.Ones(cuda.CPU, d, shape...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			named = append(named, nn.Named{Name: d.String() + name, Tensor: x})
+		}
+	}
+	// A transposed tensor is written in logical order.
+	m, err := torch.FromFloat32s([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	named = append(named, nn.Named{Name: "transposed", Tensor: m.T()})
+	if err := nn.SaveTensors(path, named, nil); err != nil {
+		t.Fatal(err)
+	}
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, n := range named {
+		x, err := c.Read(n.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		a, _ := x.Float64s()
+		b, err := n.Tensor.Float64s()
+		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %v became %v, %v", n.Name, n.Tensor, x, err)
+		}
+	}
+	if _, err := c.Read("none"); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("a name that is not there: %v", err)
+	}
+}

@@ -1,0 +1,231 @@
+package nn_test
+
+import (
+	"errors"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func names(ns []nn.Named) []string {
+	var s []string
+	for _, n := range ns {
+		s = append(s, n.Name)
+	}
+	return s
+}
+
+// residual is a module as a program would write one.
+type residual struct {
+	conv *nn.Conv2d
+	norm *nn.BatchNorm2d
+}
+
+func (r *residual) Forward(x *torch.Tensor) *torch.Tensor {
+	return x.Add(r.norm.Forward(r.conv.Forward(x)).ReLU())
+}
+
+func (r *residual) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{{Name: "conv", Module: r.conv}, {Name: "norm", Module: r.norm}}}
+}
+
+func TestNamesAreStateDicts(t *testing.T) {
+	net := nn.NewSequential(
+		&residual{nn.NewConv2d(2, 2, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{})},
+		nn.NewSequential(nn.NewFlatten(), nn.NewDropout(0.5), nn.NewLinear(8, 3, nn.LinearOptions{NoBias: true})),
+	)
+	defer nn.Close(net)
+	want := []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked", "1.2.weight"}
+	if got := names(nn.State(net)); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v", got)
+	}
+	if got := names(nn.NamedParameters(net)); !reflect.DeepEqual(got, []string{"0.conv.weight", "0.conv.bias", "0.norm.weight", "0.norm.bias", "1.2.weight"}) {
+		t.Errorf("got %v", got)
+	}
+	if got := names(nn.NamedBuffers(net)); !reflect.DeepEqual(got, []string{"0.norm.running_mean", "0.norm.running_var", "0.norm.num_batches_tracked"}) {
+		t.Errorf("got %v", got)
+	}
+	for _, n := range nn.NamedBuffers(net) {
+		if n.Tensor.RequiresGrad() {
+			t.Errorf("%s requires gradients", n.Name)
+		}
+	}
+	x, err := torch.Ones(cuda.CPU, torch.Float32, 4, 2, 2, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	y := net.Forward(x)
+	if err := y.Err(); err != nil || !reflect.DeepEqual(y.Shape(), []int64{4, 3}) {
+		t.Errorf("got %v", y)
+	}
+}
+
+func TestTrainingAndEvaluation(t *testing.T) {
+	norm, drop := nn.NewBatchNorm2d(1, nn.BatchNorm2dOptions{Momentum: 0.5}), nn.NewDropout(1)
+	net := nn.NewSequential(norm, nn.NewSequential(drop))
+	defer nn.Close(net)
+	data, err := torch.FromFloat32s([]float32{1, 3}, 2, 1, 1, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer data.Close()
+	values := func(x *torch.Tensor) []float32 {
+		t.Helper()
+		v, err := x.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	x := data.In(torch.NewScope("test"))
+	defer x.Scope().Close()
+	if got := values(net.Forward(x)); !reflect.DeepEqual(got, []float32{0, 0}) {
+		t.Errorf("training: %v", got)
+	}
+	if got := values(norm.RunningMean); got[0] != 1 {
+		t.Errorf("running mean %v", got)
+	}
+	if got := values(norm.RunningVar); got[0] != 1.5 { // halfway from 1 to the variance with n-1, 2
+		t.Errorf("running variance %v", got)
+	}
+	if n, err := norm.NumBatches.Int64(); n != 1 || err != nil {
+		t.Errorf("%d batches, %v", n, err)
+	}
+	nn.Train(net, false)
+	got := values(net.Forward(x))
+	if d := got[1] - got[0]; got[0] != 0 || d < 1.63 || d > 1.64 { // 2 / sqrt(1.5)
+		t.Errorf("evaluation: %v", got)
+	}
+	if n, err := norm.NumBatches.Int64(); n != 1 || err != nil {
+		t.Errorf("evaluation counted: %d batches, %v", n, err)
+	}
+	nn.Train(net, true)
+	one := x.Narrow(0, 0, 1)
+	if err := net.Forward(one).Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "more than one value") {
+		t.Errorf("a batch without a variance: %v", err)
+	}
+}
+
+func TestErrorsOfModules(t *testing.T) {
+	x, err := torch.Ones(cuda.CPU, torch.Float32, 1, 3, 4, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	for name, m := range map[string]nn.Module{
+		"no features": nn.NewLinear(0, 3, nn.LinearOptions{}), "no channels": nn.NewConv2d(3, 0, 3, nn.Conv2dOptions{}), "no kernel": nn.NewConv2d(3, 3, 0, nn.Conv2dOptions{}),
+		"stride": nn.NewConv2d(3, 3, 1, nn.Conv2dOptions{Stride: -1}), "groups": nn.NewConv2d(3, 4, 1, nn.Conv2dOptions{Groups: 3}),
+		"negative channels": nn.NewBatchNorm2d(-1, nn.BatchNorm2dOptions{}),
+	} {
+		net := nn.NewSequential(nn.NewReLU(), m)
+		_, file, line, _ := runtime.Caller(0)
+		out := net.Forward(x)
+		var e *torch.Error
+		if !errors.As(out.Err(), &e) || !errors.Is(out.Err(), cuda.ErrInvalidArgument) || filepath.Base(e.File) != filepath.Base(file) {
+			t.Errorf("%s: %v", name, out.Err())
+		}
+		if err := nn.Err(net); err == nil || !strings.HasPrefix(err.Error(), "nn: 1.") {
+			t.Errorf("%s: Err %v", name, err)
+		}
+		if _, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{}); err == nil {
+			t.Errorf("%s: an optimizer took it", name)
+		}
+		if err := nn.To(net, cuda.CPU); err == nil {
+			t.Errorf("%s: To took it", name)
+		}
+		_ = line
+	}
+	// What an operator inside a module refuses is reported at the program's line, not at the module's.
+	net := nn.NewSequential(nn.NewConv2d(5, 3, 1, nn.Conv2dOptions{}))
+	defer nn.Close(net)
+	_, _, line, _ := runtime.Caller(0)
+	out := net.Forward(x) // the line after
+	var e *torch.Error
+	if !errors.As(out.Err(), &e) || e.Op != "Conv2d" || filepath.Base(e.File) != "module_test.go" || e.Line != line+1 {
+		t.Errorf("got %v", out.Err())
+	}
+	for name, m := range map[string]nn.Module{"nil in a sequence": nn.NewSequential(nil), "nil function": nn.Func(nil)} {
+		if m.Forward(x).Err() == nil {
+			t.Errorf("%s passed", name)
+		}
+	}
+	if nn.To(net, 99) == nil {
+		t.Error("moved to a device that is not there")
+	}
+}
+
+// settled frees what earlier tests left to the garbage collector and returns how many references there are.
+func settled() int64 {
+	last, same := torch.LiveTensors(), 0
+	for same < 3 {
+		ran := make(chan struct{})
+		runtime.AddCleanup(new(*int), func(ran chan struct{}) { close(ran) }, ran)
+		runtime.GC()
+		<-ran // the collector's cleanups are being run
+		runtime.Gosched()
+		if n := torch.LiveTensors(); n == last {
+			same++
+		} else {
+			last, same = n, 0
+		}
+	}
+	return last
+}
+
+func TestTrainingIsFlat(t *testing.T) {
+	before := settled()
+	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+		nn.NewLinear(4, 2, nn.LinearOptions{}))
+	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 0.01})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := torch.Randn(cuda.CPU, torch.Float32, 2, 3, 5, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y, err := torch.FromInt64s([]int64{0, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	caught, after := torch.Caught(), int64(0)
+	for turn := range 1000 {
+		scope := torch.NewScope("turn")
+		if err := net.Forward(x.In(scope)).CrossEntropy(y).Backward(); err != nil {
+			t.Fatal(err)
+		}
+		if err := opt.Step(); err != nil {
+			t.Fatal(err)
+		}
+		scope.Close()
+		if turn == 0 {
+			after = torch.LiveTensors()
+		}
+	}
+	if live := torch.LiveTensors(); live != after {
+		t.Errorf("%d references after one turn of training, %d after 1000", after, live)
+	}
+	runtime.GC()
+	if got := torch.Caught(); got != caught {
+		t.Errorf("%d tensors were left to the garbage collector", got-caught)
+	}
+	for _, c := range []interface{ Close() error }{opt, x, y} {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := nn.Close(net); err != nil {
+		t.Error(err)
+	}
+	if live := torch.LiveTensors(); live != before {
+		t.Errorf("%d references left at the end", live-before)
+	}
+}

@@ -1,0 +1,206 @@
+package optim_test
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func leaf(t *testing.T, data ...float32) *torch.Tensor {
+	t.Helper()
+	x, err := torch.FromFloat32s(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	if err := x.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+func want(t *testing.T, x *torch.Tensor, values ...float32) {
+	t.Helper()
+	got, err := x.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(got, values) {
+		t.Errorf("got %v, want %v", got, values)
+	}
+}
+
+// turn computes the gradient of the sum of squares, which is 2w.
+func turn(t *testing.T, w *torch.Tensor) {
+	t.Helper()
+	s := torch.NewScope("turn")
+	defer s.Close()
+	if err := w.In(s).Square().Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestStep(t *testing.T) {
+	w, still := leaf(t, 1, -2), leaf(t, 5)
+	opt, err := optim.NewSGD([]*torch.Tensor{w, still}, optim.SGDOptions{LR: 0.25, WeightDecay: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	if err := opt.Step(); err != nil { // no gradients: nothing to do
+		t.Fatal(err)
+	}
+	want(t, w, 1, -2)
+	turn(t, w)
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w, 0.25, -0.5) // 1 - 0.25*(2+1)
+	want(t, still, 5)      // a parameter without a gradient does not decay
+	if w.Grad() != nil {
+		t.Error("Step left a gradient")
+	}
+	opt.SetLR(0)
+	turn(t, w)
+	if err := opt.Step(); err != nil || opt.LR() != 0 {
+		t.Fatal(err)
+	}
+	want(t, w, 0.25, -0.5)
+	if !w.RequiresGrad() {
+		t.Error("the parameter requires no gradients any more")
+	}
+}
+
+func TestGradientsAddUpBeforeAStep(t *testing.T) {
+	w := leaf(t, 1)
+	opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125})
+	if err != nil {
+		t.Fatal(err)
+	}
+	turn(t, w)
+	turn(t, w)
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w, 0.5)
+}
+
+func TestKeepGradientsLeavesThemAsTheyAre(t *testing.T) {
+	w := leaf(t, 1)
+	opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, WeightDecay: 1, Nesterov: true, KeepGradients: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	turn(t, w)
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	g := w.Grad()
+	defer g.Close()
+	want(t, g, 2)
+	if err := opt.ZeroGrad(); err != nil || w.Grad() != nil {
+		t.Errorf("a gradient after ZeroGrad, %v", err)
+	}
+}
+
+func TestParameterThatJoinsLaterHasItsOwnFirstStep(t *testing.T) {
+	a, b := leaf(t, 8), leaf(t, 8)
+	opt, err := optim.NewSGD([]*torch.Tensor{a, b}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Dampening: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	turn(t, a)
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, a, 6) // v = 16
+	turn(t, a)
+	turn(t, b)
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, a, 4.25) // v = 8 + 0.5*12
+	want(t, b, 6)    // not dampened in its first step
+}
+
+func TestErrors(t *testing.T) {
+	w := leaf(t, 1)
+	constant, err := torch.FromFloat32s([]float32{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer constant.Close()
+	ok := []*torch.Tensor{w}
+	for _, c := range []struct {
+		name   string
+		params []*torch.Tensor
+		o      optim.SGDOptions
+		text   string
+	}{
+		{"no parameters", nil, optim.SGDOptions{}, "no parameters"},
+		{"nil", []*torch.Tensor{w, nil}, optim.SGDOptions{}, "parameter 1"},
+		{"twice", []*torch.Tensor{w, w}, optim.SGDOptions{}, "parameter 1 is in the list twice"},
+		{"constant", []*torch.Tensor{constant}, optim.SGDOptions{}, "parameter 0 does not require gradients"},
+		{"failed", []*torch.Tensor{torch.Fail("x", cuda.ErrInvalidArgument)}, optim.SGDOptions{}, "parameter 0"},
+		{"negative rate", ok, optim.SGDOptions{LR: -1}, "negative"},
+		{"NaN", ok, optim.SGDOptions{LR: math.NaN()}, "finite"},
+		{"infinite", ok, optim.SGDOptions{WeightDecay: math.Inf(1)}, "finite"},
+		{"Nesterov without momentum", ok, optim.SGDOptions{Nesterov: true}, "Nesterov"},
+		{"Nesterov with dampening", ok, optim.SGDOptions{Nesterov: true, Momentum: 0.5, Dampening: 0.1}, "Nesterov"},
+	} {
+		if _, err := optim.NewSGD(c.params, c.o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	gone := leaf(t, 1)
+	opt, err := optim.NewSGD([]*torch.Tensor{w, gone}, optim.SGDOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	if err := opt.Step(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("Step with a closed parameter: %v", err)
+	}
+	if err := opt.ZeroGrad(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("ZeroGrad with a closed parameter: %v", err)
+	}
+}
+
+func TestStepLeavesNothingBehind(t *testing.T) {
+	w := leaf(t, 1, 2, 3)
+	for _, o := range []optim.SGDOptions{{}, {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true}, {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true, KeepGradients: true}} {
+		before := torch.LiveTensors()
+		opt, err := optim.NewSGD([]*torch.Tensor{w}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			turn(t, w)
+			if err := opt.Step(); err != nil {
+				t.Fatal(err)
+			}
+			if err := opt.ZeroGrad(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kept := int64(0)
+		if o.Momentum != 0 {
+			kept = 1
+		}
+		if live := torch.LiveTensors() - before; live != kept {
+			t.Errorf("%+v: %d references, want %d", o, live, kept)
+		}
+		opt.Close()
+		if live := torch.LiveTensors() - before; live != 0 {
+			t.Errorf("%+v: %d references after Close", o, live)
+		}
+	}
+}
