@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -374,6 +375,27 @@ func TestCancel(t *testing.T) {
 	})
 }
 
+// TestPull: the sequence may be pulled, and stopped at any place.
+func TestPull(t *testing.T) {
+	onDevices(t, func(t *testing.T, device cuda.Device) {
+		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40}}, Options{Device: device})
+		defer closeFeed(t, p)
+		for at := range 12 {
+			next, stop := iter.Pull2(p.Epoch(t.Context(), at))
+			for i := range at {
+				b, err, ok := next()
+				if err != nil || ok != (i < 10) {
+					t.Fatalf("pull %d: %v, %t", i, err, ok)
+				}
+				if ok {
+					check(t, b, 4)
+				}
+			}
+			stop()
+		}
+	})
+}
+
 func TestErrors(t *testing.T) {
 	boom := errors.New("boom")
 	fails := func(at int, fn func() error) func(context.Context, int) error {
@@ -508,7 +530,7 @@ func TestMisuse(t *testing.T) {
 
 func TestScope(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
-		weight, err := torch.Ones(device, torch.Float32, 3*side*side, 5)
+		weight, err := torch.Ones(device, torch.Float32, 3*side*side)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -526,7 +548,7 @@ func TestScope(t *testing.T) {
 					t.Errorf("batch %d starts with %d tensors more than before the epoch", b.Index, n-live)
 				}
 			}
-			y := b.Images.Flatten(1, -1).MatMul(weight).Sum()
+			y := b.Images.Flatten(1, -1).Mul(weight).Sum()
 			if y.Scope() != b.Scope() {
 				t.Error("what is computed from a batch is not in its scope")
 			}

@@ -598,6 +598,13 @@ func (l *Lease[S, E]) add(stream S) {
 	}
 }
 
+// Streams returns the streams that count as users of the batch so far.
+func (l *Lease[S, E]) Streams() []S {
+	l.ring.sched.Lock()
+	defer l.ring.sched.Unlock()
+	return slices.Clone(l.streams)
+}
+
 // useCurrent notes the calling goroutine's current stream as a user; with wait it is ordered after the batch as well.
 func (l *Lease[S, E]) useCurrent(wait bool) (S, error) {
 	r := l.ring
