@@ -15,6 +15,8 @@ type index struct {
 	entries []entry
 	names   string
 	ignored int // members that are no samples
+	// held has the samples' contents by offset, if they are kept in memory: then the archive is not read again.
+	held map[int64][]byte
 }
 
 type entry struct {
@@ -44,6 +46,10 @@ type indexer struct {
 	names   []byte
 	ignored int
 	orphans int // images outside of any directory
+
+	held      map[int64][]byte // as index.held; nil: nothing is kept
+	heldBytes int64
+	heldLimit int64
 }
 
 func newIndexer(file string, classes []string) (*indexer, error) {
@@ -55,6 +61,23 @@ func newIndexer(file string, classes []string) (*indexer, error) {
 		x.classes[c] = int32(i)
 	}
 	return x, nil
+}
+
+// hold makes the indexer keep contents, up to limit bytes in all: one more, and none is kept.
+func (x *indexer) hold(limit int64) { x.held, x.heldLimit = map[int64][]byte{}, limit }
+
+// wants says whether the content of a member of this size would still be kept.
+func (x *indexer) wants(size int64) bool { return x.held != nil && x.heldBytes+size <= x.heldLimit }
+
+// keep takes a sample's content. data is nil if it is too large to be kept.
+func (x *indexer) keep(offset int64, data []byte, size int64) {
+	if !x.wants(size) {
+		x.held = nil
+	}
+	if x.held != nil {
+		x.held[offset] = data
+		x.heldBytes += size
+	}
 }
 
 // classOf is the name of the directory that a member lies in; "" if there is none. name is clean.
@@ -144,7 +167,7 @@ func (x *indexer) list() []string {
 
 // finish sorts the classes and drops the members of directories that turned out to be none.
 func (x *indexer) finish(info fs.FileInfo) *index {
-	out := &index{info: info, entries: x.entries, ignored: x.ignored, classes: x.list()}
+	out := &index{info: info, entries: x.entries, ignored: x.ignored, classes: x.list(), held: x.held}
 	if !x.given {
 		out.classes = slices.DeleteFunc(out.classes, func(c string) bool { return !x.claimed[x.classes[c]] })
 		slices.Sort(out.classes)
@@ -164,6 +187,7 @@ func (x *indexer) finish(info fs.FileInfo) *index {
 			}
 			if number[e.label] < 0 {
 				out.ignored++
+				delete(out.held, e.offset)
 				continue
 			}
 			name := x.names[e.name:end]

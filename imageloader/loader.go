@@ -13,7 +13,8 @@
 // # Order
 //
 // A plain .tar has random access: a shuffled epoch is a permutation of all samples. A .tar.gz is a stream: it is shuffled through a buffer of
-// Options.ShuffleBuffer samples, so an archive larger than the buffer should be packed in mixed order, not class by class. The sample's index is its position among the
+// Options.ShuffleBuffer samples, so an archive larger than the buffer should be packed in mixed order, not class by class. While the buffer of a large archive
+// fills, at the start of an epoch, one sample leaves it for two that come, so that the first batch is there at once. The sample's index is its position among the
 // samples of the archive. All that is random about it is drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any number
 // of workers and any number of slots.
 package imageloader
@@ -39,7 +40,7 @@ type Options struct {
 
 	Shuffle bool
 	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached
-	// first. A .tar needs none.
+	// first. A .tar needs none. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in memory after it was read once, and is not read again.
 	ShuffleBuffer int
 	ShuffleBytes  int64
 	Seed          uint64
@@ -168,6 +169,9 @@ func (l *Loader) scan(a *archive) (*index, error) {
 	if err != nil {
 		return nil, err
 	}
+	if a.format == formatTarGz {
+		x.hold(l.o.ShuffleBytes)
+	}
 	var magic [magicBytes]byte
 	for {
 		m, err := a.next()
@@ -184,9 +188,22 @@ func (l *Loader) scan(a *archive) (*index, error) {
 				return nil, err
 			}
 		}
-		if _, err := x.add(&m, head); err != nil {
+		i, err := x.add(&m, head)
+		if err != nil {
 			return nil, err
 		}
+		if i < 0 || m.kind != kindFile || m.size > l.o.MaxSampleBytes {
+			continue // no sample, or a bad one without being read
+		}
+		var data []byte
+		if x.wants(m.size) {
+			data = make([]byte, m.size)
+			copy(data, head)
+			if err := a.read(data[len(head):]); err != nil {
+				return nil, err
+			}
+		}
+		x.keep(m.offset, data, m.size)
 	}
 	orphans := x.orphans
 	index := x.finish(a.info)

@@ -24,14 +24,25 @@ import (
 // TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each policy, with bad samples in the archive.
 func TestDeterminism(t *testing.T) {
 	data := fakeArchive(t, 200, func(i int) bool { return i%17 == 3 })
-	paths := map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", gzipBytes(t, data))}
+	zipped := gzipBytes(t, data)
+	tar, tgz := writeFile(t, "a.tar", data), writeFile(t, "a.tgz", zipped)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
-	for format, path := range paths {
+	for format, archive := range map[string]struct {
+		path         string
+		shuffleBytes int64
+		held         bool
+	}{
+		"tar":               {tar, 0, false},
+		"tgz in memory":     {tgz, 0, true},
+		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits in, what is in it does not
+		"tgz, buffer ramps": {tgz, int64(len(zipped)) / 2, false},
+	} {
+		path := archive.path
 		for _, policy := range []Policy{Fail, Skip, Substitute} {
 			for _, shuffle := range []bool{false, true} {
 				t.Run(fmt.Sprint(format, "/", policy, "/shuffle=", shuffle), func(t *testing.T) {
 					within(t)
-					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40, Seed: 7, BadSamples: policy}
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy}
 					digests := map[string]bool{}
 					others := map[string]bool{}
 					for _, workers := range []int{1, 2, 5, 16} {
@@ -45,6 +56,9 @@ func TestDeterminism(t *testing.T) {
 							first, _ := collect(t, l, 1, slots)
 							second, _ := collect(t, l, 2, slots)
 							again, _ := collect(t, l, 1, slots)
+							if policy != Fail && (l.index.Load().held != nil) != archive.held {
+								t.Errorf("held in memory: %v", !archive.held)
+							}
 							digests[digest(first)], digests[digest(again)] = true, true
 							others[digest(second)] = true
 						}
@@ -103,6 +117,59 @@ func TestShuffle(t *testing.T) {
 				t.Fatalf("%s: sample %d is %s", format, i, name)
 			}
 		}
+	}
+}
+
+// TestHeldInMemory: an archive that fits in is kept, in full or not at all, and gives the same batches.
+func TestHeldInMemory(t *testing.T) {
+	data := fakeArchive(t, 100, func(i int) bool { return i == 7 })
+	content := int64(0)
+	for i := range 100 {
+		content += int64(len(fakeImage(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))))
+	}
+	content += int64(len("BAD "))
+	path := writeFile(t, "a.tgz", gzipBytes(t, data))
+	for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4"}} {
+		for limit, held := range map[int64]bool{content: true, content - 1: false} {
+			l := openFake(t, path, Options{Transform: Eval(4, 4), ShuffleBytes: limit, Classes: classes, BadSamples: Skip})
+			digests := map[string]bool{}
+			for range 3 {
+				got, err := collect(t, l, 5, 2)
+				if err != nil || len(names(got)) != 99 {
+					t.Fatalf("%d samples, error %v", len(names(got)), err)
+				}
+				digests[digest(got)] = true
+			}
+			kept := l.index.Load().held
+			bytes := int64(0)
+			for _, data := range kept {
+				bytes += int64(len(data))
+			}
+			if (kept != nil) != held || held && bytes != content || len(digests) != 1 {
+				t.Errorf("limit %d of %d bytes, classes %v: %d bytes kept in memory, %d different epochs", limit, content, classes, bytes, len(digests))
+			}
+		}
+	}
+}
+
+// TestShuffleRamp: a buffer that ramps gives its first sample when it has two, holds half of what has come until it is full, and loses none.
+func TestShuffleRamp(t *testing.T) {
+	s := newShuffler(10, 1<<20, 1, 1)
+	s.ramp = true
+	out, most := 0, 0
+	for i := range 100 {
+		for s.full(1) {
+			s.take()
+			out++
+		}
+		s.add(item{data: []byte{1}})
+		most = max(most, len(s.held))
+		if len(s.held) > i/2+1 || len(s.held)+out != i+1 {
+			t.Fatalf("after %d samples %d are out and %d held", i+1, out, len(s.held))
+		}
+	}
+	if most != 10 {
+		t.Errorf("the buffer held up to %d samples, not 10", most)
 	}
 }
 
@@ -227,7 +294,7 @@ func TestShortReads(t *testing.T) {
 				continue // reads ahead, which excludes seeking
 			}
 			path := writeFile(t, name, data)
-			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, func(path string) (source, error) {
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (source, error) {
 				f, err := os.Open(path)
 				return &shortReads{f, wrap(f)}, err
 			}, fakeCodec{})
@@ -250,7 +317,7 @@ func TestReadError(t *testing.T) {
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
 		path := writeFile(t, name, data)
 		var failing atomic.Bool
-		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4)}, func(path string) (source, error) {
+		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (source, error) {
 			f, err := os.Open(path)
 			return &failingSource{f, &failing, int64(len(data)) / 2, broken}, err
 		}, fakeCodec{})
@@ -551,6 +618,9 @@ func TestCancel(t *testing.T) {
 		for round := range 150 {
 			var decoders atomic.Int64
 			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: Policy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
+			if round%3 == 0 { // not held in memory
+				o.ShuffleBytes = 20_000
+			}
 			if round%2 == 0 {
 				o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 			}
@@ -624,7 +694,7 @@ func TestLeave(t *testing.T) {
 	noLeaks(t)
 	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 200, nil)))
 	for round := range 60 {
-		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Workers: 3})
+		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, ShuffleBytes: int64(round%2) * 20_000, Workers: 3})
 		ctx, cancel := context.WithCancel(t.Context())
 		n := 0
 		var last error

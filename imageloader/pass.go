@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ const queueBytes = 64 << 20
 //
 //	read (1 goroutine: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode into the row) --> assembly --> run (deliver in order)
 //
-// and for a plain .tar, whose samples can be read in any order, place --> fetch (readers) --> work.
+// and for a plain .tar, whose samples can be read in any order, and for samples that are held in memory, place --> fetch (readers) --> work.
 type pass struct {
 	l     *Loader
 	ctx   context.Context
@@ -35,7 +36,7 @@ type pass struct {
 	build   *indexer
 
 	items   chan item
-	fetches chan job // plain .tar
+	fetches chan job // of samples whose content does not come in the archive's order
 	jobs    chan job
 	readErr error // why items ended too early; written before items is closed
 	asm     *assembly
@@ -51,6 +52,14 @@ type item struct {
 	size   int64
 	data   []byte // the content, unless it is fetched later
 	bad    *SampleError
+}
+
+// weight is how many bytes the content has, or will have when it is fetched.
+func (it *item) weight() int64 {
+	if it.data == nil && it.bad == nil {
+		return it.size
+	}
+	return int64(len(it.data))
 }
 
 type job struct {
@@ -114,9 +123,13 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.budget.stop()
 	})
 	all.Go(func() { p.lend(lend) })
-	if p.archive.format == formatTar {
+	if p.archive.format == formatTar || p.held() != nil {
 		p.fetches = make(chan job, o.Workers)
-		all.Go(p.listTar)
+		if p.archive.format == formatTar {
+			all.Go(p.listTar)
+		} else {
+			all.Go(p.readStream)
+		}
 		var fetching sync.WaitGroup
 		for range readers {
 			fetching.Go(p.fetch)
@@ -237,8 +250,17 @@ func (p *pass) place(to chan<- job) {
 	}
 }
 
-// fetch reads members of a plain .tar.
+// held has the contents of all samples, if they are kept in memory.
+func (p *pass) held() map[int64][]byte {
+	if p.known == nil {
+		return nil
+	}
+	return p.known.held
+}
+
+// fetch reads members of a plain .tar, or takes what is held in memory.
 func (p *pass) fetch() {
+	held := p.held()
 	for {
 		var j job
 		var more bool
@@ -256,7 +278,13 @@ func (p *pass) fetch() {
 			}
 			began := time.Now()
 			j.data = p.buffers.get(int(j.size))
-			n, err := p.archive.file.ReadAt(j.data, j.offset)
+			var n int
+			var err error
+			if held != nil { // a copy, so that what is in buffers has one owner
+				n = copy(j.data, held[j.offset])
+			} else {
+				n, err = p.archive.file.ReadAt(j.data, j.offset)
+			}
 			p.l.counters.read.Add(int64(time.Since(began)))
 			if n < len(j.data) {
 				p.recycle(j.data)
@@ -438,12 +466,14 @@ func (p *pass) readStream() {
 	buffer := newShuffler(1, 0, 0, 0)
 	if o.Shuffle {
 		buffer = newShuffler(o.ShuffleBuffer, o.ShuffleBytes, o.Seed, p.epoch)
+		// Told by the file's size, since the order must not depend on whether the archive was read before.
+		buffer.ramp = p.archive.info.Size() > o.ShuffleBytes
 	}
 	emit := func(it item) error {
 		if !o.Shuffle {
 			return p.send(it)
 		}
-		for buffer.full(int64(len(it.data))) {
+		for buffer.full(it.weight()) {
 			if err := p.send(buffer.take()); err != nil {
 				return err
 			}
@@ -469,7 +499,7 @@ func (p *pass) readStream() {
 func (p *pass) readKnown(emit func(item) error) error {
 	for i := range p.known.entries {
 		it := p.item(i)
-		if it.bad == nil {
+		if it.bad == nil && p.held() == nil {
 			began := time.Now()
 			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
 			if err := p.archive.seekTo(it.offset); err != nil {
@@ -485,6 +515,9 @@ func (p *pass) readKnown(emit func(item) error) error {
 			return err
 		}
 	}
+	if p.held() != nil {
+		return nil // verified when it was read
+	}
 	return p.archive.drain()
 }
 
@@ -493,6 +526,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 	if p.build, err = newIndexer(p.l.path, p.l.o.Classes); err != nil {
 		return err
 	}
+	p.build.hold(p.l.o.ShuffleBytes)
 	var magic [magicBytes]byte
 	for {
 		began := time.Now()
@@ -524,6 +558,11 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 			if err := p.archive.read(it.data[len(head):]); err != nil {
 				return err
 			}
+			var data []byte
+			if p.build.wants(m.size) {
+				data = bytes.Clone(it.data)
+			}
+			p.build.keep(m.offset, data, m.size)
 		}
 		p.l.counters.read.Add(int64(time.Since(began)))
 		if err := emit(it); err != nil {

@@ -38,9 +38,13 @@ func permutation(n int, seed uint64, epoch int) []int32 {
 type shuffler struct {
 	limit      int
 	limitBytes int64
-	held       []item
-	bytes      int64
-	rng        *rand.Rand
+	// ramp lets a sample leave for every two that come, before the buffer is full: an archive that is much larger than the buffer begins at once, instead of after
+	// the buffer was filled, and its first samples are mixed with fewer others.
+	ramp  bool
+	added int
+	held  []item
+	bytes int64
+	rng   *rand.Rand
 }
 
 func newShuffler(limit int, limitBytes int64, seed uint64, epoch int) *shuffler {
@@ -51,12 +55,13 @@ func newShuffler(limit int, limitBytes int64, seed uint64, epoch int) *shuffler 
 
 // full says that one has to leave before size more bytes come.
 func (s *shuffler) full(size int64) bool {
-	return len(s.held) > 0 && (len(s.held) >= s.limit || s.bytes+size > s.limitBytes)
+	return len(s.held) > 0 && (len(s.held) >= s.limit || s.bytes+size > s.limitBytes || s.ramp && 2*len(s.held) > s.added)
 }
 
 func (s *shuffler) add(it item) {
 	s.held = append(s.held, it)
-	s.bytes += int64(len(it.data))
+	s.bytes += it.weight()
+	s.added++
 }
 
 // take removes a random sample; there must be one.
@@ -67,6 +72,6 @@ func (s *shuffler) take() item {
 	s.held[i] = s.held[last]
 	s.held[last] = item{}
 	s.held = s.held[:last]
-	s.bytes -= int64(len(it.data))
+	s.bytes -= it.weight()
 	return it
 }
