@@ -184,6 +184,7 @@ type gpuDevice struct {
 	priority int
 
 	p       cuda.Stream
+	starved *starved
 	restore func() error
 	begun   []*cuda.Event     // of every host slot: its copies begin, for CopyTime
 	copyTo  [][]*torch.Tensor // of every device slot: where the copies go
@@ -271,6 +272,7 @@ func (d *gpuDevice) Close(released []*cuda.Event) error {
 	for _, e := range d.begun {
 		errs = append(errs, e.Close())
 	}
+	d.starved.close()
 	if d.restore != nil {
 		errs = append(errs, d.restore())
 	}
@@ -310,15 +312,17 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 }
 
 func (d *gpuDevice) Finish(slot, host, n int) error {
-	if d.finisher == nil {
-		return nil
+	if d.finisher != nil {
+		if err := d.finish(d.out[slot], d.copyTo[slot], n); err != nil {
+			return err
+		}
 	}
-	return d.finish(d.out[slot], d.copyTo[slot], n)
+	return d.starved.arrive(slot, d.p)
 }
 
 // HostWait polls: a thread that waits inside CUDA cannot be told that the context has ended. The copy is long done in most calls.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
-	const shortest, longest = 20 * time.Microsecond, 500 * time.Microsecond
+	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
 		done, err := copied.Query()
 		if err != nil {

@@ -52,6 +52,14 @@
 // On a machine without a GPU, or with Device: cuda.CPU, the same types run with the copies left out: the source fills plain memory, Finish writes the output slots
 // on the CPU (in the same goroutine), and where no field needs a finish the source's slot itself is handed over. Lifetimes and errors are the same.
 //
+// # Who waits for whom
+//
+// [Stats] tells. A loop that queues work faster than the GPU does it waits in Epoch, which is no loss; what counts is the time that the GPU waits for a batch, and
+// that is what Stats.ConsumerWait and [Stats.WaitShare] measure, on the GPU's own clock.
+//
+// A goroutine changes its OS thread now and then, and LibTorch keeps cuBLAS's workspace (32 MiB on a Hopper) for every thread and stream that multiplied matrices. A
+// training loop inside cuda.WithStream, or after runtime.LockOSThread, stays on one thread and has one.
+//
 // # CUDA graphs
 //
 // Device slots stay where they are: a graph captured on a batch's tensors can replay on later batches in the same [Batch.Slot]. While a graph is captured, the

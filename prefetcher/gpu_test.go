@@ -6,6 +6,7 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,7 +174,10 @@ func TestGPUStress(t *testing.T) {
 				t.Errorf("Finish ran on the threads %v", source.threads)
 			}
 			st := p.Stats()
-			t.Logf("%+v on %v: %+v, copies at %.1f GB/s", test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
+			if test.epochs == 5 && st.WaitShare() > 0.02 { // the copies of 0.8 MB hide under a millisecond of compute
+				t.Errorf("the GPU waited for data %.1f %% of the time", 100*st.WaitShare())
+			}
+			t.Logf("%s; %+v on %v: %+v, copies at %.1f GB/s", st.Stall(), test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
 			closeFeed(t, p)
 		}
 	})
@@ -229,6 +233,33 @@ func TestGPUUse(t *testing.T) {
 			}); err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// TestGPUStarved: a source that takes longer than the GPU is seen in ConsumerWait, one that is faster is not, whatever the host waits.
+func TestGPUStarved(t *testing.T) {
+	needsGPU(t)
+	nothingLeft(t, func() {
+		const pause = 5 * time.Millisecond
+		source := &floatSource{rawSource: rawSource{batch: 4, samples: 160, before: func(ctx context.Context, _ int) error {
+			select {
+			case <-time.After(pause):
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}}}
+		p := newFeed(t, source, Options{})
+		defer closeFeed(t, p)
+		for b, err := range p.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.Images.MulScalar(2)
+		}
+		if s := p.Stats(); s.WaitShare() < 0.5 || !strings.Contains(s.Stall(), "loader is the bottleneck") {
+			t.Errorf("%s: %+v", s.Stall(), s)
 		}
 	})
 }
