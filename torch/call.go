@@ -126,7 +126,15 @@ func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 	if err != nil {
 		return failed(err)
 	}
-	return p.tensor(out[0])
+	return o.result(p, in, out[0])
+}
+
+func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
+	r := p.tensor(c)
+	if r.err != nil {
+		r.err = opError(operators[o].method, in, r.err)
+	}
+	return r
 }
 
 // two is an operator with two results.
@@ -136,7 +144,7 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 	if err != nil {
 		return failed(err), failed(err)
 	}
-	return p.tensor(out[0]), p.tensor(out[1])
+	return o.result(p, in, out[0]), o.result(p, in, out[1])
 }
 
 // self is an operator that changes its first operand and returns it.

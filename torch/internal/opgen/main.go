@@ -372,6 +372,11 @@ func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
 			last = i
 		}
 	}
+	for _, a := range o.schema.Args[last+1:] {
+		if !a.HasDefault {
+			return fmt.Errorf("argument %s has no default and must be in the list", a.Name)
+		}
+	}
 	var in []string         // operands, while their number is known
 	var before, after []any // statements before and after the literal
 	lists := 0

@@ -1,0 +1,128 @@
+package torch_test
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A chain reads like maths; what goes wrong in it comes out at its end.
+func Example() {
+	scope := torch.NewScope("example")
+	defer scope.Close()
+	data, err := torch.FromFloat32s([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	x := scope.Own(data) // and whatever is computed from it
+
+	fmt.Println(x.T().MatMul(x))
+	mean, err := x.Mul(x).Mean().Float64()
+	fmt.Printf("%.4f %v\n", mean, err)
+
+	_, err = x.MatMul(x).ReLU().Sum().Float64()
+	var failure *torch.Error
+	if errors.As(err, &failure) {
+		fmt.Println(failure.Op, failure.Operands)
+	}
+	// Output:
+	// float32[3 3] cpu: 17 22 27 22 29 36 ...
+	// 15.1667 <nil>
+	// MatMul [float32[2 3] cpu float32[2 3] cpu]
+}
+
+// A loop without a Close: the scope of the data ends, and with it everything made from the data.
+func ExampleScope() {
+	w, err := torch.Full(cuda.CPU, torch.Float32, 0.5, 2, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	data, err := torch.FromFloat32s([]float32{1, 2, 3, 4}, 2, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer data.Close()
+
+	var best *torch.Tensor
+	before := torch.LiveTensors()
+	for turn := range 3 {
+		batch := torch.NewScope(fmt.Sprint("batch ", turn))
+		loss := data.In(batch).MatMul(w).Square().Mean()
+		if turn == 1 {
+			best = loss.Keep()
+		}
+		batch.Close()
+		if _, err := loss.Float64(); errors.Is(err, torch.ErrClosed) {
+			fmt.Println("turn", turn, "is over")
+		}
+	}
+	fmt.Println(torch.LiveTensors()-before, best)
+	best.Close()
+	// Output:
+	// turn 0 is over
+	// turn 1 is over
+	// turn 2 is over
+	// 1 float32[] cpu: 7.25
+}
+
+// Gradient descent by hand: w is found such that w*3 = 6.
+func ExampleTensor_Backward() {
+	w, err := torch.Zeros(cuda.CPU, torch.Float32, 1)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	if err := w.SetRequiresGrad(true); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 50 {
+		turn := torch.NewScope("turn")
+		loss := w.In(turn).MulScalar(3).SubScalar(6).Square().Sum()
+		if err := loss.Backward(); err != nil {
+			fmt.Println(err)
+			return
+		}
+		// A leaf is changed in place under NoGrad.
+		step := w.NoGrad().AddScaled_(w.In(turn).Grad(), -0.05)
+		if err := errors.Join(step.Err(), torch.ClearGrads(w), turn.Close()); err != nil {
+			fmt.Println(err)
+			return
+		}
+	}
+	fmt.Println(w)
+	// Output:
+	// float32[1] cpu: 2
+}
+
+// The mark travels with the data: nothing computed from the marked input is recorded, though the parameter requires gradients.
+func ExampleTensor_NoGrad() {
+	scope := torch.NewScope("example")
+	defer scope.Close()
+	w, err := torch.Ones(cuda.CPU, torch.Float32, 2, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	w = scope.Own(w)
+	if err := w.SetRequiresGrad(true); err != nil {
+		fmt.Println(err)
+		return
+	}
+	x, err := torch.Ones(cuda.CPU, torch.Float32, 1, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	x = scope.Own(x)
+	fmt.Println(x.MatMul(w).RequiresGrad(), x.NoGrad().MatMul(w).RequiresGrad())
+	// Output:
+	// true false
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+var functions = map[string]string{
+	"add.Tensor":  "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+	"add_.Tensor": "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
+	"cat":         "cat(Tensor[] tensors, int dim=0) -> Tensor",
+	"sum.dim":     "sum.dim(Tensor self, int[1]? dim, bool keepdim=False) -> Tensor",
+	"pool":        "pool(Tensor self, int[2] size, int[2] stride=[], bool include=True, int ignore=-100) -> (Tensor values, Tensor indices)",
+	"split":       "split(Tensor self, int n) -> Tensor[]",
+	"odd":         "odd(Tensor self, Generator g) -> Tensor",
+}
+
+func TestGenerate(t *testing.T) {
+	for _, c := range []struct{ line, want string }{
+		{"add.Tensor Add(other) -- a sum", "// Add returns a sum.\n//\n//\taten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor\n" +
+			"func (t *Tensor) Add(other *Tensor) *Tensor {\n\treturn opAdd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)\n}\n"},
+		{"add.Tensor AddInt(other, alpha int) -- x", "func (t *Tensor) AddInt(other *Tensor, alpha int64) *Tensor {\n\treturn opAddInt.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(alpha)}, nil, nil)"},
+		{"add_.Tensor Add_(other, alpha=2) -- x", "return opAdd_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(2)}, nil, nil)"},
+		{"cat func Cat(tensors, dim) -- x", "func Cat(tensors []*Tensor, dim int64) *Tensor {\n\tin := make([]*Tensor, 0, 16)\n\tat0 := len(in)\n\tin = append(in, tensors...)\n\treturn opCat.one(in,"},
+		{"sum.dim SumDim(dim...) -- x", "func (t *Tensor) SumDim(dim ...int64) *Tensor {\n\tints := make([]int64, 0, 16)\n\targs := []capi.Arg{tensorArg(0), noneArg()}\n\tif dim != nil {"},
+		{"pool PoolWith(size, {stride, ignore?}) -- x", "type PoolOptions struct {\n\tStride []int64 // default []\n\tIgnore *int64  // default -100\n}"},
+		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
+	} {
+		ops, err := parseList("list", "# comment\n\n"+c.line, functions)
+		if err != nil {
+			t.Errorf("%s: %v", c.line, err)
+			continue
+		}
+		got, err := generate(ops)
+		if err != nil || !strings.Contains(string(got), c.want) {
+			t.Errorf("%s: %v\n%s", c.line, err, got)
+		}
+	}
+}
+
+func TestMistakesInTheList(t *testing.T) {
+	for line, want := range map[string]string{
+		"add.Tensor Add(other)":                              "no description",
+		"none None() -- x":                                   "LibTorch has no operator none",
+		"add.Tensor -- x":                                    "no method",
+		"add.Tensor Add -- x":                                "no argument list",
+		"add.Tensor Add(another) -- x":                       `has no argument "another"`,
+		"add.Tensor A(other) -- x\nadd.Tensor A(other) -- x": "list:2: a second A",
+		"add.Tensor Add() -- x":                              "must be in the list",
+		"split Split(n) -- x":                                "a result of type Tensor[]",
+		"odd Odd(g) -- x":                                    "Generator",
+		"pool Pool(size, {include}) -- x":                    "false cannot stand for it",
+		"add.Tensor Add(other, alpha=many) -- x":             `fixed value "many"`,
+		"pool Pool({size}) -- x":                             "cannot be an option",
+	} {
+		ops, err := parseList("list", line, functions)
+		if err == nil {
+			_, err = generate(ops)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not say %q", line, err, want)
+		}
+	}
+}
