@@ -8,8 +8,6 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"
-
-	"github.com/torchstream/torchstream/cuda"
 )
 
 // progress draws a bar for one epoch, on a terminal only.
@@ -60,73 +58,3 @@ func (e epochResult) print(w io.Writer) {
 }
 
 func percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
-
-// waitClock measures how long the training had nothing to do because the next batch was not there. On the CPU that is how long the loop waited. On a GPU the loop
-// runs ahead of the device and always waits, for the device as it should; what counts is how long the device's stream stood still between the last
-// kernel of one step and the first of the next, which two events on the stream tell.
-type waitClock struct {
-	device  cuda.Device
-	stream  cuda.Stream
-	events  []*cuda.Event // in pairs: step done, data there
-	used    int
-	stopped time.Time
-	host    time.Duration
-}
-
-func newWaitClock(device cuda.Device) *waitClock {
-	return &waitClock{device: device, stream: cuda.DefaultStream(device)}
-}
-
-// begin starts an epoch, whose first wait begins now.
-func (c *waitClock) begin() error {
-	c.used, c.host = 0, 0
-	return c.wait()
-}
-
-// wait is called when a step's work is enqueued; resume when the next batch is there.
-func (c *waitClock) wait() error {
-	c.stopped = time.Now()
-	return c.mark()
-}
-
-func (c *waitClock) resume() error {
-	c.host += time.Since(c.stopped)
-	return c.mark()
-}
-
-func (c *waitClock) mark() error {
-	if c.device == cuda.CPU {
-		return nil
-	}
-	if c.used == len(c.events) {
-		event, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
-		if err != nil {
-			return err
-		}
-		c.events = append(c.events, event)
-	}
-	c.used++
-	return c.events[c.used-1].Record(c.stream)
-}
-
-// total is the time waited since begin. The device's work must be done.
-func (c *waitClock) total() (time.Duration, error) {
-	if c.device == cuda.CPU {
-		return c.host, nil
-	}
-	var sum time.Duration
-	for i := 0; i+1 < c.used; i += 2 {
-		d, err := cuda.Elapsed(c.events[i], c.events[i+1])
-		if err != nil {
-			return 0, err
-		}
-		sum += d
-	}
-	return sum, nil
-}
-
-func (c *waitClock) close() {
-	for _, e := range c.events {
-		e.Close()
-	}
-}

@@ -41,17 +41,18 @@ type trainOptions struct {
 
 // epochResult is a line of the table.
 type epochResult struct {
-	Epoch           int      `json:"epoch"`
-	Loss            float64  `json:"loss"`
-	TrainAccuracy   float64  `json:"train_accuracy"`
-	TestAccuracy    *float64 `json:"test_accuracy,omitempty"`
-	ImagesPerSecond float64  `json:"images_per_second"`
-	Seconds         float64  `json:"seconds"`
-	WaitSeconds     float64  `json:"wait_seconds"`
-	WaitPercent     float64  `json:"wait_percent"`
-	AllocatedBytes  int64    `json:"device_allocated_bytes"`
-	ReservedBytes   int64    `json:"device_reserved_bytes"`
-	LiveTensors     int64    `json:"live_tensors"`
+	Epoch            int      `json:"epoch"`
+	Loss             float64  `json:"loss"`
+	TrainAccuracy    float64  `json:"train_accuracy"`
+	TestAccuracy     *float64 `json:"test_accuracy,omitempty"`
+	ImagesPerSecond  float64  `json:"images_per_second"`
+	Seconds          float64  `json:"seconds"`
+	WaitSeconds      float64  `json:"wait_seconds"`
+	WaitPercent      float64  `json:"wait_percent"`
+	FirstWaitSeconds float64  `json:"first_wait_seconds"` // of WaitSeconds, before the epoch's first batch
+	AllocatedBytes   int64    `json:"device_allocated_bytes"`
+	ReservedBytes    int64    `json:"device_reserved_bytes"`
+	LiveTensors      int64    `json:"live_tensors"`
 }
 
 type trainResult struct {
@@ -166,8 +167,6 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	defer score.close()
-	clock := newWaitClock(device)
-	defer clock.close()
 	step, steps := 0, o.Epochs*((result.Samples+o.Batch-1)/o.Batch)
 	begin := time.Now()
 	printHeader(stdout, testFeed != nil)
@@ -175,16 +174,11 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		epochBegin := time.Now()
 		bar := newProgress(stderr, fmt.Sprintf("epoch %d of %d", epoch+1, o.Epochs), result.Samples)
 		nn.Train(net, true)
-		if err := clock.begin(); err != nil {
-			return result, err
-		}
+		before := feed.Stats()
 
 		// This is the loop. The batch is on the device already, and everything that is computed from it is freed when the turn ends.
 		for batch, err := range feed.Epoch(ctx, epoch) {
 			if err != nil {
-				return result, err
-			}
-			if err := clock.resume(); err != nil {
 				return result, err
 			}
 			opt.SetLR(o.LR * (1 + math.Cos(math.Pi*float64(step)/float64(steps))) / 2)
@@ -201,9 +195,6 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 			}
 			step++
 			bar.add(batch.N)
-			if err := clock.wait(); err != nil {
-				return result, err
-			}
 		}
 
 		// Reading the totals waits for the device, once an epoch.
@@ -214,11 +205,9 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		}
 		e.Seconds = time.Since(epochBegin).Seconds()
 		e.ImagesPerSecond = float64(samples) / e.Seconds
-		waited, err := clock.total()
-		if err != nil {
-			return result, err
-		}
-		e.WaitSeconds, e.WaitPercent = waited.Seconds(), 100*waited.Seconds()/e.Seconds
+		after := feed.Stats()
+		e.WaitSeconds, e.FirstWaitSeconds = (after.ConsumerWait - before.ConsumerWait).Seconds(), (after.FirstWait - before.FirstWait).Seconds()
+		e.WaitPercent = 100 * e.WaitSeconds / e.Seconds
 		bar.done()
 		if testFeed != nil {
 			_, accuracy, err := evaluate(ctx, net, testFeed, score)
