@@ -81,21 +81,21 @@ const maxSide = 1 << 15 // of the result: far over what a network takes, and not
 func (t Transform) check() error {
 	switch {
 	case t.Size < 1 || t.Size > maxSide:
-		return fmt.Errorf("Size is %d, not in 1 to %d", t.Size, maxSide)
+		return fmt.Errorf("field Size is %d, not in 1 to %d", t.Size, maxSide)
 	case !t.RandomResizedCrop && (t.Resize < t.Size || t.Resize > maxSide):
-		return fmt.Errorf("Resize is %d, not in Size (%d) to %d", t.Resize, t.Size, maxSide)
+		return fmt.Errorf("field Resize is %d, not in Size (%d) to %d", t.Resize, t.Size, maxSide)
 	case t.RandomResizedCrop && t.Resize != 0:
-		return errors.New("RandomResizedCrop and Resize exclude each other")
+		return errors.New("field RandomResizedCrop and Resize exclude each other")
 	case !(t.Scale[0] > 0 && t.Scale[0] <= t.Scale[1] && t.Scale[1] <= 1):
-		return fmt.Errorf("Scale is %v, not an interval in (0, 1]", t.Scale)
+		return fmt.Errorf("field Scale is %v, not an interval in (0, 1]", t.Scale)
 	case !(t.Ratio[0] > 0 && t.Ratio[0] <= t.Ratio[1]) || math.IsInf(t.Ratio[1], 0):
-		return fmt.Errorf("Ratio is %v, not an interval of positive numbers", t.Ratio)
+		return fmt.Errorf("field Ratio is %v, not an interval of positive numbers", t.Ratio)
 	case !(t.FlipP >= 0 && t.FlipP <= 1):
-		return fmt.Errorf("FlipP is %v, not in 0 to 1", t.FlipP)
+		return fmt.Errorf("field FlipP is %v, not in 0 to 1", t.FlipP)
 	case !(t.Std[0] > 0 && t.Std[1] > 0 && t.Std[2] > 0):
-		return fmt.Errorf("Std is %v, not positive", t.Std)
+		return fmt.Errorf("field Std is %v, not positive", t.Std)
 	case t.DType != torch.Float32 && t.DType != torch.Float16 && t.DType != torch.BFloat16:
-		return fmt.Errorf("DType is %v, not float32, float16 or bfloat16", t.DType)
+		return fmt.Errorf("field DType is %v, not float32, float16 or bfloat16", t.DType)
 	}
 	return nil
 }
