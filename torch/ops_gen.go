@@ -1175,9 +1175,9 @@ func (t *Tensor) Sum() *Tensor {
 // SumDim returns over the dimensions, which go away or stay with size 1.
 //
 //	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
-func (t *Tensor) SumDim(dim []int64, keepdim bool) *Tensor {
+func (t *Tensor) SumDim(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepdim)}
+	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepDim)}
 	if dim != nil {
 		args[1], ints = intsArg(ints, dim)
 	}
@@ -1194,9 +1194,9 @@ func (t *Tensor) Mean() *Tensor {
 // MeanDim returns over the dimensions.
 //
 //	aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
-func (t *Tensor) MeanDim(dim []int64, keepdim bool) *Tensor {
+func (t *Tensor) MeanDim(dim []int64, keepDim bool) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepdim)}
+	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(keepDim)}
 	if dim != nil {
 		args[1], ints = intsArg(ints, dim)
 	}
@@ -1207,7 +1207,7 @@ func (t *Tensor) MeanDim(dim []int64, keepdim bool) *Tensor {
 type VarOptions struct {
 	Dim        []int64  // default none
 	Correction *float64 // default none
-	Keepdim    bool     // default False
+	KeepDim    bool     // default False
 }
 
 // Var returns the variance over the dimensions, nil for all; correction is 1 by default: divided by n-1.
@@ -1215,7 +1215,7 @@ type VarOptions struct {
 //	aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
 func (t *Tensor) Var(o VarOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.Keepdim)}
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
@@ -1229,7 +1229,7 @@ func (t *Tensor) Var(o VarOptions) *Tensor {
 type StdOptions struct {
 	Dim        []int64  // default none
 	Correction *float64 // default none
-	Keepdim    bool     // default False
+	KeepDim    bool     // default False
 }
 
 // Std returns the square root of Var.
@@ -1237,7 +1237,7 @@ type StdOptions struct {
 //	aten::std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
 func (t *Tensor) Std(o StdOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.Keepdim)}
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), boolArg(o.KeepDim)}
 	if o.Dim != nil {
 		args[1], ints = intsArg(ints, o.Dim)
 	}
@@ -1257,8 +1257,8 @@ func (t *Tensor) Max() *Tensor {
 // MaxDim returns the largest values along a dimension, and where they are (int64).
 //
 //	aten::max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
-func (t *Tensor) MaxDim(dim int64, keepdim bool) (*Tensor, *Tensor) {
-	return opMaxDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepdim)}, nil, nil)
+func (t *Tensor) MaxDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
+	return opMaxDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
 // Min returns of all elements.
@@ -1271,22 +1271,22 @@ func (t *Tensor) Min() *Tensor {
 // MinDim returns the smallest values along a dimension, and where they are (int64).
 //
 //	aten::min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
-func (t *Tensor) MinDim(dim int64, keepdim bool) (*Tensor, *Tensor) {
-	return opMinDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepdim)}, nil, nil)
+func (t *Tensor) MinDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
+	return opMinDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
 // ArgMax returns where the largest values along a dimension are (int64).
 //
 //	aten::argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
-func (t *Tensor) ArgMax(dim int64, keepdim bool) *Tensor {
-	return opArgMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepdim)}, nil, nil)
+func (t *Tensor) ArgMax(dim int64, keepDim bool) *Tensor {
+	return opArgMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
 // ArgMin returns where the smallest values along a dimension are (int64).
 //
 //	aten::argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
-func (t *Tensor) ArgMin(dim int64, keepdim bool) *Tensor {
-	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepdim)}, nil, nil)
+func (t *Tensor) ArgMin(dim int64, keepDim bool) *Tensor {
+	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
 // TopK returns the k largest values along a dimension in falling order, and where they are (int64).

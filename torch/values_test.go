@@ -171,7 +171,7 @@ func TestOperatorValues(t *testing.T) {
 		{"Mean", x.Mean(), []int64{}, []float64{-0.5}},
 		{"MeanDim", x.MeanDim([]int64{0, 1}, false), []int64{}, []float64{-0.5}},
 		{"Var", x.Var(torch.VarOptions{}), []int64{}, []float64{29.0 / 3}},
-		{"Var of dimensions", x.Var(torch.VarOptions{Dim: []int64{1}, Correction: &none, Keepdim: true}), []int64{2, 1}, []float64{2.25, 12.25}},
+		{"Var of dimensions", x.Var(torch.VarOptions{Dim: []int64{1}, Correction: &none, KeepDim: true}), []int64{2, 1}, []float64{2.25, 12.25}},
 		{"Std", x.Std(torch.StdOptions{Dim: []int64{1}, Correction: &none}), []int64{2}, []float64{1.5, 3.5}},
 		{"Max", x.Max(), []int64{}, []float64{3}},
 		{"MaxDim values", first(x.MaxDim(1, true)), []int64{2, 1}, []float64{1, 3}},

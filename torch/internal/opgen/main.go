@@ -229,7 +229,7 @@ func goType(a schema.Arg, g given) (string, error) {
 
 // camel makes "running_mean" runningMean, and RunningMean if exported.
 func camel(name string, exported bool) string {
-	parts := strings.Split(name, "_")
+	parts := strings.Split(strings.Replace(name, "keepdim", "keep_dim", 1), "_")
 	var b strings.Builder
 	for i, p := range parts {
 		if p == "" {
