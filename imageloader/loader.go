@@ -75,6 +75,8 @@ type Loader struct {
 	index    atomic.Pointer[index] // nil until the archive was read through
 	counters counters
 
+	queueBytes int64 // see the constant
+
 	mu      sync.Mutex
 	closed  chan struct{}
 	running sync.WaitGroup
@@ -94,7 +96,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: file, codec: c, closed: make(chan struct{})}
+	l := &Loader{path: path, o: o, open: file, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
 	a, err := openArchive(ctx, path, file)
 	if err != nil {
 		return nil, stopCause(ctx, err)
@@ -115,7 +117,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 func (o Options) withDefaults() (Options, error) {
 	o.Transform = o.Transform.withDefaults()
 	if err := o.Transform.check(); err != nil {
-		return o, fmt.Errorf("imageloader: Options.Transform.%w", err)
+		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)
 	}
 	for _, d := range []struct {
 		name     string

@@ -522,6 +522,78 @@ func TestChanged(t *testing.T) {
 	}
 }
 
+// TestChecksumEveryEpoch: a .tar.gz that is read again is verified again.
+func TestChecksumEveryEpoch(t *testing.T) {
+	data := gzipBytes(t, fakeArchive(t, 50, nil))
+	path := writeFile(t, "a.tgz", data)
+	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1})
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-6] ^= 1
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, info.ModTime(), info.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := collect(t, l, 0, 2)
+	if len(names(got)) != 50 || err == nil || !strings.Contains(err.Error(), "checksum") {
+		t.Errorf("%d samples, error %v", len(names(got)), err)
+	}
+}
+
+// TestLargeSamples: an epoch has more bytes than may be under way at a time, and samples that are larger than that on their own.
+func TestLargeSamples(t *testing.T) {
+	within(t)
+	noLeaks(t)
+	var members []tarMember
+	for i, size := range []int{300_000, 200_000, 640_001, 10_000, 300_000, 50_000} {
+		members = append(members, tarMember{name: fmt.Sprintf("c/%d.png", i), data: fakeImage(strings.Repeat("x", size))})
+	}
+	members = append(members, tarMember{name: "c/bad", data: strings.Repeat("x", 400_000)}, tarMember{name: "c/last.png", data: fakeImage(strings.Repeat("y", 400_000))})
+	data := tarBytes(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		for _, shuffle := range []bool{false, true} {
+			l, err := open(t.Context(), writeFile(t, name, data), Options{BatchSize: 3, Transform: Eval(4, 4), Shuffle: shuffle, ShuffleBytes: 800_000, BadSamples: Skip},
+				openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.queueBytes = 640_000
+			got, err := collect(t, l, 0, 2)
+			if err != nil || len(names(got)) != 7 {
+				t.Errorf("%s: %d samples, error %v", name, len(names(got)), err)
+			}
+		}
+	}
+}
+
+func TestBudget(t *testing.T) {
+	b := newBudget(100)
+	if !b.acquire(500) {
+		t.Fatal("a sample alone must be let in")
+	}
+	done := make(chan bool)
+	go func() { done <- b.acquire(60) }()
+	go func() { done <- b.acquire(60) }()
+	b.release(500)
+	<-done
+	select {
+	case <-done:
+		t.Error("120 of 100 bytes are let in")
+	default:
+	}
+	b.release(60)
+	<-done
+	go func() { done <- b.acquire(60) }()
+	b.stop()
+	if <-done {
+		t.Error("acquire succeeds after stop")
+	}
+}
+
 // TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one enormous.
 func TestTooNarrow(t *testing.T) {
 	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/a.png", data: pngOf(t, gradient(1, 5000))}))

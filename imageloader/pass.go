@@ -89,8 +89,8 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(queueBytes)}
-	p.buffers.limit = queueBytes + l.o.ShuffleBytes/4
+	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
+	p.buffers.limit = l.queueBytes + l.o.ShuffleBytes/4
 	a, err := openArchive(inner, l.path, l.open)
 	if err != nil {
 		return stopCause(ctx, err)
