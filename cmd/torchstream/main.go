@@ -6,7 +6,7 @@
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when all is well, 1 when something failed or the command found
-// something bad, and 2 when the command line was wrong.
+// something bad, 2 when the command line was wrong, and 130 when it was interrupted.
 package main
 
 import (
@@ -63,6 +63,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.As(err, &wrong):
 		fmt.Fprintf(stderr, "torchstream: %v\nRun `torchstream help` for what there is.\n", err)
 		return 2
+	case ctx.Err() != nil:
+		fmt.Fprintln(stderr, "torchstream: interrupted")
+		return 130
 	}
 	fmt.Fprintf(stderr, "torchstream: %v\n", err)
 	return 1

@@ -147,7 +147,7 @@ func TestBenchLoaderInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	var out, errs bytes.Buffer
-	if status := run(ctx, []string{"bench", "loader", "-archive", photos}, &out, &errs); status != 1 || out.Len() > 0 {
+	if status := run(ctx, []string{"bench", "loader", "-archive", photos}, &out, &errs); status != 130 || out.Len() > 0 {
 		t.Errorf("status %d, stdout %q, stderr %q", status, &out, &errs)
 	}
 }

@@ -166,7 +166,7 @@ train() {
     python3 examples/data/make_photos.py big examples/data/photos-train.tgz "$archive" "${COUNT:-8000}"
   step "bench loader" "$out/train.txt" "$here/bin/torchstream" bench loader -archive "$archive" -batch 256 -seconds 10
   # shellcheck disable=SC2086 # the words of TRAIN are arguments
-  step "train, a busy GPU" "$out/train.txt" "$here/bin/01-train" train -device "$device" -archive "$archive" -size 224 -width 192 -batch 256 -epochs 4 \
+  step "train, a busy GPU" "$out/train.txt" "$here/bin/01-train" train -device "$device" -archive "$archive" -size 224 -width 192 -batch 256 -epochs 5 -memory 4096 \
     -checkpoint "" -json "$out/train.json" ${TRAIN:-}
 }
 

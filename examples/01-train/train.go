@@ -34,6 +34,7 @@ type trainOptions struct {
 	Width      int     `json:"width"`
 	LR         float64 `json:"lr"`
 	Workers    int     `json:"workers"`
+	MemoryMB   int64   `json:"memory_mb"`
 	Seed       uint64  `json:"seed"`
 	Checkpoint string  `json:"checkpoint"`
 	jsonFile   string
@@ -77,6 +78,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.Width, "width", 16, "channels of the network's first layer; the others follow")
 	set.Float64Var(&o.LR, "lr", 0.02, "learning rate at the start; it falls to 0 along a cosine")
 	set.IntVar(&o.Workers, "workers", 0, "goroutines that decode (default: the CPUs that there are)")
+	set.Int64Var(&o.MemoryMB, "memory", 256, "`MB` of compressed images: an archive that fits in is read once, a larger one is shuffled through that much")
 	set.Uint64Var(&o.Seed, "seed", 1, "of the weights, the order and the crops")
 	set.StringVar(&o.Checkpoint, "checkpoint", "01-train.safetensors", "`FILE` that the network is written to")
 	set.StringVar(&o.jsonFile, "json", "", "`FILE` that all figures are written to as one JSON object")
@@ -86,8 +88,8 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	switch {
 	case set.NArg() > 0:
 		return usageError{fmt.Sprintf("train takes options only, not %q", set.Args())}
-	case o.Epochs < 1 || o.Batch < 1 || o.Size < 16 || o.Width < 1:
-		return usageError{"-epochs, -batch and -width are at least 1, -size at least 16"}
+	case o.Epochs < 1 || o.Batch < 1 || o.Size < 16 || o.Width < 1 || o.MemoryMB < 1:
+		return usageError{"-epochs, -batch, -width and -memory are at least 1, -size at least 16"}
 	}
 	if o.Archive == "" {
 		o.Archive = defaultArchive
@@ -120,7 +122,7 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 
 	// The training archive: random crops, in another order each epoch.
 	loader, err := imageloader.OpenContext(ctx, o.Archive, imageloader.Options{
-		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, Seed: o.Seed, Workers: o.Workers,
+		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
 	})
 	if err != nil {
 		return result, err
