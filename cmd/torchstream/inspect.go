@@ -90,7 +90,7 @@ func readingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil, func() {}
 	}
-	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"), progressbar.OptionShowBytes(true),
+	bar := progressbar.NewOptions64(-1, progressbar.OptionSetWriter(stderr), progressbar.OptionSetDescription("reading"),
 		progressbar.OptionSetWidth(30), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
 	return func(p imageloader.Progress) {
 		bar.ChangeMax64(p.TotalBytes)

@@ -29,9 +29,10 @@ func (p progress) add(samples int) {
 	}
 }
 
+// done takes the bar away.
 func (p progress) done() {
 	if p.bar != nil {
-		p.bar.Finish()
+		p.bar.Clear()
 	}
 }
 

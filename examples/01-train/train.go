@@ -181,6 +181,7 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		// This is the loop. The batch is on the device already, and everything that is computed from it is freed when the turn ends.
 		for batch, err := range feed.Epoch(ctx, epoch) {
 			if err != nil {
+				bar.done()
 				return result, err
 			}
 			opt.SetLR(o.LR * (1 + math.Cos(math.Pi*float64(step)/float64(steps))) / 2)
