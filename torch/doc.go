@@ -48,4 +48,7 @@
 // How many threads LibTorch uses inside one operator on the CPU is process-wide; LibTorch's default is the machine's core count, which knows nothing of a container's
 // CPU quota or of loader workers beside it: see [SetNumThreads]. How many OS threads of the Go program are inside LibTorch at once is bounded, and the rest
 // wait as goroutines; nothing needs to be set for that.
+//
+// On a GPU, LibTorch keeps handles and workspaces for every OS thread that has computed there (cuBLAS alone 32 MiB on Hopper), and a goroutine may come to a new thread at any call. A training
+// loop whose device memory is to be flat to the byte holds runtime.LockOSThread.
 package torch
