@@ -88,7 +88,7 @@ func with(op string, tensors []*Tensor, fn func([]*capi.Tensor) error) error {
 			for _, held := range tensors[:i] {
 				held.h.release()
 			}
-			if t == nil || t.err == nil {
+			if t == nil || t.failure() == nil {
 				err = opError(op, tensors, err)
 			}
 			return err

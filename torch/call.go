@@ -49,7 +49,8 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 		return failed(invalid("LibTorch left the result undefined"))
 	}
 	if p.scope == nil {
-		return &Tensor{h: newHandle(c), noGrad: p.noGrad}
+		o := newOwned(c)
+		return &Tensor{h: &o.handle, more: &o.more, noGrad: p.noGrad}
 	}
 	h := p.scope.s.add(c)
 	if h == nil {
@@ -80,7 +81,7 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 			continue
 		}
 		if cs[i], err = t.acquire(); err != nil {
-			if t.err == nil {
+			if t.failure() == nil {
 				err = opError(operators[o].method, in, err)
 			}
 			break
@@ -131,8 +132,8 @@ func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 
 func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 	r := p.tensor(c)
-	if r.err != nil {
-		r.err = opError(operators[o].method, in, r.err)
+	if err := r.failure(); err != nil {
+		return failed(opError(operators[o].method, in, err))
 	}
 	return r
 }

@@ -49,9 +49,9 @@ func filled(op string, device cuda.Device, dtype DType, shape []int64, fill func
 	if err != nil {
 		return t, err
 	}
-	if f := fill(t); f.err != nil {
+	if f := fill(t); f.failure() != nil {
 		t.Close()
-		return f, f.err
+		return f, f.failure()
 	}
 	return t, nil
 }

@@ -103,4 +103,4 @@ func Fail(op string, err error) *Tensor {
 	return failed(err)
 }
 
-func failed(err error) *Tensor { return &Tensor{err: err} }
+func failed(err error) *Tensor { return &Tensor{more: &more{err: err}} }

@@ -10,9 +10,14 @@ import (
 // A handle is one reference to a LibTorch tensor and says when it may be freed: after close, when nobody uses it any more. Every use of the C pointer lies between
 // acquire and release, which also keep the handle reachable, so that the garbage collector's cleanup cannot come between.
 type handle struct {
-	c       *capi.Tensor
-	state   atomic.Int64    // users inside, plus closing once it is closed
-	cleanup runtime.Cleanup // the net of a tensor without a scope
+	c     *capi.Tensor
+	state atomic.Int64 // users inside, plus closing once it is closed
+}
+
+// owned is the handle of a tensor without a scope, and the garbage collector's net for it.
+type owned struct {
+	handle
+	more more
 }
 
 const closing = 1 << 40
@@ -27,14 +32,14 @@ func Caught() int64 { return caught.Load() }
 // are not among them.
 func LiveTensors() int64 { return capi.TensorCount() }
 
-// newHandle owns c and has the garbage collector for a net.
-func newHandle(c *capi.Tensor) *handle {
-	h := &handle{c: c}
-	h.cleanup = runtime.AddCleanup(h, func(c *capi.Tensor) {
+// newOwned takes ownership of c.
+func newOwned(c *capi.Tensor) *owned {
+	o := &owned{handle: handle{c: c}}
+	o.more.cleanup = runtime.AddCleanup(o, func(c *capi.Tensor) {
 		capi.FreeTensor(c)
 		caught.Add(1)
 	}, c)
-	return h
+	return o
 }
 
 // acquire returns nil if the handle is closed; otherwise release must follow.
@@ -72,9 +77,7 @@ func (h *handle) detach() *capi.Tensor {
 }
 
 func (h *handle) close() {
-	h.cleanup.Stop()
 	if c := h.detach(); c != nil {
 		capi.FreeTensor(c)
 	}
-	runtime.KeepAlive(h)
 }

@@ -70,8 +70,8 @@ func (s *Scope) Close() error {
 //	x = scope.Own(x)
 func (s *Scope) Own(t *Tensor) *Tensor {
 	in := t.In(s)
-	if in.err == nil {
-		in.err = t.Close()
+	if in.failure() == nil {
+		t.Close()
 	}
 	return in
 }

@@ -2,6 +2,7 @@ package torch
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -13,8 +14,22 @@ import (
 type Tensor struct {
 	h      *handle
 	scope  *Scope // nil: it belongs to whoever made it
-	err    error
+	more   *more  // nil for most: a tensor of a scope that did not fail
 	noGrad bool
+}
+
+// more is what few tensors have, so that the others, one for each operator called, are small.
+type more struct {
+	err     error           // why the tensor failed
+	cleanup runtime.Cleanup // the garbage collector's net for a tensor without a scope
+}
+
+// failure is the error that t carries.
+func (t *Tensor) failure() error {
+	if t.more == nil {
+		return nil
+	}
+	return t.more.err
 }
 
 // Err returns the first error of the chain that led to this tensor, nil if there was none. A tensor that was closed since has no error here, but in its next use.
@@ -22,8 +37,8 @@ func (t *Tensor) Err() error {
 	switch {
 	case t == nil:
 		return invalid("the tensor is nil")
-	case t.err != nil:
-		return t.err
+	case t.failure() != nil:
+		return t.failure()
 	case t.h == nil:
 		return errZero
 	}
@@ -51,7 +66,7 @@ func (t *Tensor) use(op string, fn func(c *capi.Tensor) error) error {
 		defer t.h.release()
 		err = fn(c)
 	}
-	if err != nil && (t == nil || t.err == nil) {
+	if err != nil && (t == nil || t.failure() == nil) {
 		err = opError(op, []*Tensor{t}, err)
 	}
 	return err
@@ -159,6 +174,9 @@ func (t *Tensor) Scope() *Scope {
 // there so that a Tensor is an io.Closer.
 func (t *Tensor) Close() error {
 	if t != nil && t.h != nil {
+		if t.more != nil {
+			t.more.cleanup.Stop()
+		}
 		t.h.close()
 	}
 	return nil
@@ -170,8 +188,8 @@ func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
 // In returns a handle to the same tensor that the scope owns. t itself stays as it is.
 func (t *Tensor) In(s *Scope) *Tensor {
 	if s == nil || s.s == nil {
-		if t != nil && t.err != nil {
-			return failed(t.err)
+		if t != nil && t.failure() != nil {
+			return failed(t.failure())
 		}
 		return failed(opError("In", []*Tensor{t}, invalid("the scope is nil, or was not made by NewScope")))
 	}
@@ -188,8 +206,8 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 		return failed(err)
 	}
 	n := provenance{scope: s, noGrad: t.noGrad}.tensor(r)
-	if n.err != nil {
-		n.err = opError(op, []*Tensor{t}, n.err)
+	if err := n.failure(); err != nil {
+		return failed(opError(op, []*Tensor{t}, err))
 	}
 	return n
 }
@@ -198,12 +216,12 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 // return. It costs no call to LibTorch.
 func (t *Tensor) NoGrad() *Tensor {
 	if err := t.Err(); err != nil {
-		if t == nil || t.err == nil {
+		if t == nil || t.failure() == nil {
 			err = opError("NoGrad", []*Tensor{t}, err)
 		}
 		return failed(err)
 	}
-	return &Tensor{h: t.h, scope: t.scope, noGrad: true}
+	return &Tensor{h: t.h, scope: t.scope, more: t.more, noGrad: true}
 }
 
 // describe is a tensor in an error: "float32[2 3] cpu".
@@ -211,7 +229,7 @@ func (t *Tensor) describe() string {
 	switch {
 	case t == nil:
 		return "nil"
-	case t.err != nil:
+	case t.failure() != nil:
 		return "failed"
 	}
 	c, err := t.acquire()
@@ -242,8 +260,8 @@ func (t *Tensor) String() string {
 	}
 	const show = 6
 	v := t.NoGrad()
-	if v.err != nil {
-		return "torch.Tensor: " + v.err.Error()
+	if err := v.failure(); err != nil {
+		return "torch.Tensor: " + err.Error()
 	}
 	size := v.Shape()
 	n := int64(1)
