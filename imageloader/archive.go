@@ -49,6 +49,7 @@ type archive struct {
 	names  int    // members seen
 	last   string // name of the last of them
 	skip   []byte
+	magic  [magicBytes]byte
 }
 
 // member is a tar entry that is not a directory or metadata.
@@ -199,6 +200,22 @@ func (a *archive) next() (member, error) {
 		return m, nil
 	}
 }
+
+// nextHead is next, and the member's first bytes, read and valid until the next call.
+func (a *archive) nextHead() (m member, head []byte, err error) {
+	if m, err = a.next(); err != nil {
+		return m, nil, err
+	}
+	head = a.magic[:0]
+	if m.kind == kindFile {
+		head = a.magic[:min(m.size, magicBytes)]
+		err = a.read(head)
+	}
+	return m, head, err
+}
+
+// rest fills p, whose length is the member's size, with head and what comes after it.
+func (a *archive) rest(head, p []byte) error { return a.read(p[copy(p, head):]) }
 
 // read fills p from the content of the current member.
 func (a *archive) read(p []byte) error {

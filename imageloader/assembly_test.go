@@ -52,7 +52,7 @@ func expected(list []item, size int, policy Policy, dropLast bool) (batches [][]
 
 // TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers and slots.
 func TestPolicies(t *testing.T) {
-	const n, size = 150, 8
+	const n, size = 100, 8
 	for _, policy := range []Policy{Fail, Skip, Substitute} {
 		for name, isBad := range map[string]func(int) bool{
 			"none":        nil,

@@ -122,21 +122,13 @@ func inspect(ctx context.Context, path string, progress func(Progress), file fun
 		})
 	}
 	walk := func() error {
-		var magic [magicBytes]byte
 		for {
-			m, err := a.next()
+			m, head, err := a.nextHead()
 			if err == io.EOF {
 				return nil
 			}
 			if err != nil {
 				return err
-			}
-			head := magic[:0]
-			if m.kind == kindFile {
-				head = magic[:min(m.size, magicBytes)]
-				if err := a.read(head); err != nil {
-					return err
-				}
 			}
 			if progress != nil && a.names%64 == 1 {
 				progress(Progress{a.names, counted.at, a.info.Size()})
@@ -154,8 +146,7 @@ func inspect(ctx context.Context, path string, progress func(Progress), file fun
 					return errStopped
 				}
 				it.data = buffers.get(int(m.size))
-				copy(it.data, head)
-				if err := a.read(it.data[len(head):]); err != nil {
+				if err := a.rest(head, it.data); err != nil {
 					return err
 				}
 			}

@@ -174,21 +174,13 @@ func (l *Loader) scan(a *archive) (*index, error) {
 	if a.format == formatTarGz {
 		x.hold(l.o.ShuffleBytes)
 	}
-	var magic [magicBytes]byte
 	for {
-		m, err := a.next()
+		m, head, err := a.nextHead()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
 			return nil, err
-		}
-		head := magic[:0]
-		if m.kind == kindFile {
-			head = magic[:min(m.size, magicBytes)]
-			if err := a.read(head); err != nil {
-				return nil, err
-			}
 		}
 		i, err := x.add(&m, head)
 		if err != nil {
@@ -200,8 +192,7 @@ func (l *Loader) scan(a *archive) (*index, error) {
 		var data []byte
 		if x.wants(m.size) {
 			data = make([]byte, m.size)
-			copy(data, head)
-			if err := a.read(data[len(head):]); err != nil {
+			if err := a.rest(head, data); err != nil {
 				return nil, err
 			}
 		}

@@ -527,22 +527,14 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		return err
 	}
 	p.build.hold(p.l.o.ShuffleBytes)
-	var magic [magicBytes]byte
 	for {
 		began := time.Now()
-		m, err := p.archive.next()
+		m, head, err := p.archive.nextHead()
 		if err == io.EOF {
 			break
 		}
 		if err != nil {
 			return err
-		}
-		head := magic[:0]
-		if m.kind == kindFile {
-			head = magic[:min(m.size, magicBytes)]
-			if err := p.archive.read(head); err != nil {
-				return err
-			}
 		}
 		i, err := p.build.add(&m, head)
 		if err != nil {
@@ -554,8 +546,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		it := item{sample: Sample{m.name, i, int(p.build.entries[i].label)}, offset: m.offset, size: m.size}
 		if it.bad = p.l.unreadable(&it, m.kind); it.bad == nil {
 			it.data = p.buffers.get(int(m.size))
-			copy(it.data, head)
-			if err := p.archive.read(it.data[len(head):]); err != nil {
+			if err := p.archive.rest(head, it.data); err != nil {
 				return err
 			}
 			var data []byte
