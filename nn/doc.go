@@ -24,7 +24,7 @@
 //
 //	func (b *block) Forward(x *torch.Tensor) *torch.Tensor { return x.Add(b.norm.Forward(b.conv.Forward(x)).ReLU()) }
 //	func (b *block) Parts() nn.Parts {
-//		return nn.Parts{Modules: []nn.Child{{"conv", b.conv}, {"norm", b.norm}}}
+//		return nn.Parts{Modules: []nn.Child{{Name: "conv", Module: b.conv}, {Name: "norm", Module: b.norm}}}
 //	}
 //
 // Parameters are made on the CPU as float32, with PyTorch's default initialisation: the same seed gives PyTorch's numbers. They belong to no scope, so they outlive the batches

@@ -17,6 +17,12 @@
 // A name that ends in an underscore works in place, as in PyTorch: x.Add_(y) changes x. It returns x itself, or a failed handle; in that case x is as
 // usable as it was.
 //
+// # Adding an operator
+//
+// Any of LibTorch's operators becomes a method by a line in ops.txt and `make generate`; types, defaults and the documented schema come from LibTorch's own list:
+//
+//	erf                     Erf()                           -- the error function
+//
 // # Memory: scopes
 //
 // Tensors hold device memory, of which Go's garbage collector knows nothing, so they are freed when the program says so. A [Scope] owns tensors and frees
