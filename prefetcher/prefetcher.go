@@ -277,6 +277,9 @@ func (s Stats) Stall() string {
 	switch wait := s.WaitShare(); {
 	case s.Batches < 2:
 		return "too few batches to say what the bottleneck is"
+	case wait > 0.02 && s.SourceWait > s.Elapsed/2:
+		return fmt.Sprintf("the copies are the bottleneck: the consumer waits for data %.0f %% of the time, and the loader for free slots: raise Options.Depth, or "+
+			"copy fewer bytes", 100*wait)
 	case wait > 0.02:
 		return fmt.Sprintf("the loader is the bottleneck: the consumer waits for data %.0f %% of the time", 100*wait)
 	default:

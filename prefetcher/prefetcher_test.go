@@ -461,6 +461,33 @@ func TestErrors(t *testing.T) {
 	})
 }
 
+// TestFinishGoexit: a Finish that ends the driver's goroutine ends the prefetcher, in order.
+func TestFinishGoexit(t *testing.T) {
+	onDevices(t, func(t *testing.T, device cuda.Device) {
+		n := 0
+		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40}, finish: func() error {
+			if n++; n == 3 {
+				runtime.Goexit()
+			}
+			return nil
+		}}, Options{Device: device})
+		for epoch, want := range []int{2, 0} {
+			seen := 0
+			var last error
+			for b, err := range p.Epoch(t.Context(), epoch) {
+				if last = err; err == nil {
+					check(t, b, 4)
+					seen++
+				}
+			}
+			if last == nil || !strings.Contains(last.Error(), "Goexit") || seen != want {
+				t.Errorf("epoch %d: %d batches, %v", epoch, seen, last)
+			}
+		}
+		closeFeed(t, p)
+	})
+}
+
 func TestMisuse(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		p := newFeed(t, &rawSource{batch: 4, samples: 40}, Options{Device: device})

@@ -71,6 +71,8 @@ type Config struct {
 	// Direct: there is no copy. The host slot itself is what the consumer reads, so it is not refilled before the batch is released.
 	Direct    bool
 	Scheduler Scheduler // nil: the Go runtime
+
+	maxReleased int // 0: 16
 }
 
 var (
@@ -164,6 +166,9 @@ func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error)
 	if cfg.Slots < 1 || cfg.Hosts < 1 || cfg.Batch < 1 {
 		return nil, fmt.Errorf("%d device slots, %d host slots, batches of %d samples: all must be at least 1", cfg.Slots, cfg.Hosts, cfg.Batch)
 	}
+	if cfg.maxReleased == 0 {
+		cfg.maxReleased = 16
+	}
 	r := &Ring[S, E]{dev: dev, cfg: cfg, sched: cfg.Scheduler}
 	if r.sched == nil {
 		r.sched = newRuntime()
@@ -197,8 +202,9 @@ func (r *Ring[S, E]) drive() {
 		var events []E
 		r.sched.Lock()
 		if !normal {
-			if r.broken == nil {
-				r.broken = fmt.Errorf("the goroutine that drives the ring ended: %v", v)
+			r.broken = errors.New("the source's Finish ended the prefetcher's goroutine (runtime.Goexit)")
+			if v != nil {
+				r.broken = fmt.Errorf("the prefetcher's goroutine panicked: %v\n%s", v, debug.Stack())
 			}
 			r.moving = false
 			r.sched.Wake()
@@ -704,10 +710,8 @@ func (l *Lease[S, E]) end(err error) error {
 	return nil
 }
 
-// maxReleased bounds the events of a slot: a program that uses ever new streams does not collect events for ever.
-const maxReleased = 16
-
-// event returns the slot's event for a stream's releases, made at the first one: an event stays with its stream, because CUDA ties it to the stream's device.
+// event returns the slot's event for a stream's releases, made at the first one: an event stays with its stream, because CUDA ties it to the stream's device. The
+// events of a slot are bounded: a program that uses ever new streams does not collect them for ever.
 func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	for _, rel := range slot.released {
 		if rel.stream == stream {
@@ -719,7 +723,7 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 		return e, err
 	}
 	// The oldest may go only while no wait for it is due: the last copy has enqueued its waits, and this release is at its first event.
-	if len(slot.released) >= maxReleased && len(slot.waits) == 0 {
+	if len(slot.released) >= r.cfg.maxReleased && len(slot.waits) == 0 {
 		r.dev.FreeEvent(slot.released[0].event)
 		slot.released = slices.Delete(slot.released, 0, 1)
 	}

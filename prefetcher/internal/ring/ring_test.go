@@ -13,7 +13,7 @@ import (
 )
 
 var (
-	schedules  = flag.Uint64("schedules", 20000, "simulated schedules to run, from seed 1 on")
+	schedules  = flag.Uint64("schedules", 15000, "simulated schedules to run, from seed 1 on")
 	replaySeed = flag.Uint64("seed", 0, "run this one simulated schedule and print its steps")
 )
 
@@ -28,6 +28,7 @@ type simulated interface {
 	Device[int, *simEvent]
 	fill(host, value int)
 	kernel(l *Lease[int, *simEvent], stream, value int)
+	order(e *simEvent, first, second int) error
 }
 
 // How an epoch ends.
@@ -38,6 +39,7 @@ const (
 	byCancel
 	bySourceError
 	bySourcePanic
+	bySourceCancel // a worker of the source fails and cancels the source's own context
 	byFinishError
 	endings
 )
@@ -71,7 +73,7 @@ func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(strin
 	w.trace = trace
 	w.lenient = mutate != nil
 	p := &program{world: w}
-	p.cfg = Config{Slots: 1 + w.rng.IntN(3), Hosts: 1 + w.rng.IntN(4), Batch: 8, Scheduler: w}
+	p.cfg = Config{Slots: 1 + w.rng.IntN(3), Hosts: 1 + w.rng.IntN(4), Batch: 8, Scheduler: w, maxReleased: 1 + w.rng.IntN(3)}
 	onCPU := mutate == nil && w.rng.IntN(8) == 0
 	p.cfg.Direct = onCPU && w.rng.IntN(2) == 0
 	gpu := newSimDevice(w, p.cfg)
@@ -128,6 +130,15 @@ func (p *program) consumer() {
 	left := p.retained // Close releases them
 	p.retained = nil
 	p.pause(func() bool { return p.holding == len(left) }) // the releaser is not in the middle of one: closing under its hands would be the program's fault
+	if len(left) > 0 && p.rng.IntN(2) == 0 {
+		late := left[0]
+		left = left[1:]
+		p.spawn("late", func() {
+			if err := late.lease.Release(); err != nil && !errors.Is(err, ErrClosed) {
+				p.report("Release beside Close: %v", err)
+			}
+		})
+	}
 	if err := p.ring.Close(); err != nil {
 		p.report("Close: %v", err)
 	}
@@ -147,6 +158,9 @@ func (p *program) consumer() {
 // releaser is another goroutine of the consumer: it uses and releases retained batches on a stream of its own.
 func (p *program) releaser() {
 	p.running.stream = 3
+	if p.rng.IntN(3) == 0 {
+		return // batches stay retained
+	}
 	for {
 		p.pause(func() bool { return len(p.retained) > 0 || p.over })
 		if p.over {
@@ -232,6 +246,10 @@ func (p *program) epoch(epoch int) {
 		if !errors.Is(err, errCanceled) && (err != nil || seen != batches) {
 			p.report("cancelled epoch: %d of %d batches, %v", seen, batches, err)
 		}
+	case ending == bySourceCancel:
+		if !errors.Is(err, errSource) && (err != nil || seen != batches) {
+			p.report("source that cancels itself: %d of %d batches, %v", seen, batches, err)
+		}
 	case ending == bySourceError:
 		if !errors.Is(err, errSource) || seen != at {
 			p.report("source error at %d: %d batches, %v", at, seen, err)
@@ -259,12 +277,24 @@ func (p *program) epoch(epoch int) {
 // source lends up to so many slots ahead, fills them, and delivers.
 func (p *program) source(epoch, batches, at, ending int) func(context.Context, Lend, Deliver) error {
 	return func(ctx context.Context, lend Lend, deliver Deliver) error {
-		if p.rng.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithCancel(ctx)
-			defer cancel()
+		if ending == bySourceCancel || p.rng.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
+			var cancel context.CancelCauseFunc
+			ctx, cancel = context.WithCancelCause(ctx)
+			defer cancel(nil)
+			if ending == bySourceCancel {
+				pauses := p.rng.IntN(30 * batches)
+				p.spawn("worker", func() {
+					for range pauses {
+						p.pause(nil)
+					}
+					p.cancel(cancel, errSource)
+				})
+			}
 		}
 		ahead := 1 + p.rng.IntN(p.cfg.Hosts)
+		if ending == byCancel || ending == bySourceCancel {
+			ahead += p.rng.IntN(2) // may ask for more slots than there are, which only the cancellation ends
+		}
 		var hosts []int
 		lent := 0
 		for i := range batches {
@@ -315,6 +345,16 @@ func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
 		if rng.IntN(2) == 0 {
 			p.running.stream = other // the consumer changes streams in the middle of its turn
 		}
+	}
+	if rng.IntN(6) == 0 {
+		// Another change of streams: the consumer itself orders the new one after the old one, and does not say Use.
+		other, e := rng.IntN(len(p.streams)), &simEvent{}
+		if err := p.dev.order(e, p.running.stream, other); err != nil {
+			p.report("changing streams: %v", err)
+		}
+		p.running.stream = other
+		p.dev.kernel(l, other, value)
+		used = append(used, other)
 	}
 	if retains && rng.IntN(2) == 0 {
 		if err := l.Retain(); err != nil {

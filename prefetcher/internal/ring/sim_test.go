@@ -2,8 +2,10 @@ package ring
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 )
 
@@ -121,7 +123,10 @@ type moment struct {
 	clock   clock
 }
 
-type simEvent struct{ latest *moment }
+type simEvent struct {
+	latest *moment
+	freed  bool
+}
 
 func newWorld(seed uint64, streams int) *world {
 	w := &world{rng: rand.New(rand.NewPCG(seed, 1)), finished: make(chan struct{})}
@@ -449,8 +454,19 @@ func (d *simDevice) Close(released []*simEvent) error {
 }
 
 func (d *simDevice) NewEvent(bool) (*simEvent, error) { d.events++; return &simEvent{}, nil }
-func (d *simDevice) FreeEvent(*simEvent)              { d.events-- }
-func (d *simDevice) P() int                           { return 0 }
+func (d *simDevice) FreeEvent(e *simEvent) {
+	d.live(e)
+	e.freed = true
+	d.events--
+}
+
+func (d *simDevice) P() int { return 0 }
+
+func (d *simDevice) live(e *simEvent) {
+	if e.freed {
+		d.report("an event is used after it was freed")
+	}
+}
 
 func (d *simDevice) Current() (int, error) {
 	d.pause(nil)
@@ -459,7 +475,10 @@ func (d *simDevice) Current() (int, error) {
 
 func (d *simDevice) Copy(slot, host, n int, released []*simEvent, copied *simEvent) error {
 	d.driver("Copy")
-	for _, e := range released {
+	for i, e := range released {
+		if slices.Contains(released[:i], e) {
+			d.report("the copy into slot %d waits twice for one event", slot)
+		}
 		if err := d.Wait(0, e); err != nil {
 			return err
 		}
@@ -508,6 +527,7 @@ func (d *simDevice) Finish(slot, host, n int) error {
 
 func (d *simDevice) Record(e *simEvent, stream int) error {
 	d.pause(nil)
+	d.live(e)
 	m := &moment{}
 	e.latest = m
 	d.enqueue(stream, op{what: "record", record: m})
@@ -516,6 +536,7 @@ func (d *simDevice) Record(e *simEvent, stream int) error {
 
 func (d *simDevice) Wait(stream int, e *simEvent) error {
 	d.pause(nil)
+	d.live(e)
 	if e.latest == nil {
 		if d.lenient {
 			return nil
@@ -561,6 +582,11 @@ func (d *simDevice) kernel(l *Lease[int, *simEvent], stream, value int) {
 			}
 		}})
 	}
+}
+
+// order is a program's own event between two of its streams.
+func (d *simDevice) order(e *simEvent, first, second int) error {
+	return errors.Join(d.Record(e, first), d.Wait(second, e))
 }
 
 // cpuDevice is the world without a GPU: what would be enqueued is done at once by the calling task.
