@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Puts all that runs on a GPU machine with LibTorch, but without Go, into gpu-bundle/: see run.sh there.
 #
-# Layout: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it does here; each
-# package's test binary is in its folder. bin/ has the programs, lib/ the shim, shim/ the C++ tests and benchmarks.
+# Layout of payload.tar.gz: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it
+# does here; each package's test binary is in its folder. bin/ has the programs, lib/ the shim, shim/ the C++ tests and
+# benchmarks.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-out=gpu-bundle
-limit_mib=64
+out=gpu-bundle/.payload
+# What can be sent to a borrowed machine in one go, the repository included.
+limit_mib=48
 say() { echo "gpu-bundle: $*" >&2; }
 
-rm -rf "$out"
+rm -rf gpu-bundle
 mkdir -p "$out"/{bin,lib,shim,tree}
 
 say "C++ tests and benchmarks"
@@ -31,7 +33,7 @@ go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/.
 done
 
 # What tests and programs read: testdata of every package, the shim's test data, the example archives.
-find . -path "./$out" -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
+find . -path ./gpu-bundle -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
   -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data \) -print | while read -r folder; do
   mkdir -p "$out/tree/$folder"
   cp -R "$folder/." "$out/tree/$folder/"
@@ -42,15 +44,17 @@ find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -nam
     cmake -DBINARY="$PWD/$file" -P cshim/setup/remove_rpath.cmake >/dev/null
   fi
 done
-cp cshim/setup/gpu-run.sh "$out/run.sh"
 git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
-
-size=$(du -sm "$out" | cut -f1)
-if ((size > limit_mib)); then
-  say "error: $out is $size MiB, more than $limit_mib: the largest files are"
-  find "$out" -type f -printf '%s %p\n' | sort -rn | head -10 >&2
-  exit 1
-fi
 leaks=$(grep -rlaF -e "$PWD" -e "$HOME/" "$out" | tr '\n' ' ' || true)
 [[ -z $leaks ]] || say "note: these contain paths of this machine: $leaks"
-say "$out is ready ($size MiB): copy it to the GPU machine and run $out/run.sh there"
+# Programs compress to a third.
+tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | gzip -9 >gpu-bundle/payload.tar.gz
+rm -rf "$out"
+cp cshim/setup/gpu-run.sh gpu-bundle/run.sh
+size=$(du -sm gpu-bundle | cut -f1)
+if ((size > limit_mib)); then
+  say "error: gpu-bundle is $size MiB, more than $limit_mib; the largest files in it are"
+  tar -tvzf gpu-bundle/payload.tar.gz | sort -rnk3 | head -10 >&2
+  exit 1
+fi
+say "gpu-bundle is ready ($size MiB): copy it to the GPU machine and run gpu-bundle/run.sh there"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize bench demo train (default: tests bench demo)
+#   run.sh [STAGE...]      stages: tests sanitize bench demo train (default: tests bench demo); none: only unpack
 #
 # OUT=DIR            where logs and results go (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
@@ -12,7 +12,7 @@
 #
 # Exit status: 0 only if everything that ran passed. $OUT/summary.txt is the table that is also printed.
 set -uo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
 out=$(cd "$out" && pwd)
@@ -22,6 +22,12 @@ failures=0
 summary=$out/summary.txt
 : >"$summary"
 say() { echo "$*" | tee -a "$summary"; }
+
+# ---- The payload, unpacked beside this script, or in a temporary folder where that cannot be written to.
+here=$bundle/unpacked
+rm -rf "$here" 2>/dev/null
+mkdir -p "$here" 2>/dev/null || here=$(mktemp -d) || exit 2
+tar -xzf "$bundle/payload.tar.gz" -C "$here" || { echo "run.sh: error: cannot unpack payload.tar.gz into $here" >&2 && exit 2; }
 
 # ---- LibTorch and the libraries beside it. LD_LIBRARY_PATH is searched before a library's own run-time path.
 torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
@@ -174,6 +180,7 @@ train() {
 for stage; do
   case $stage in
     tests | sanitize | bench | demo | train) "$stage" ;;
+    none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
     *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo or train" >&2 && exit 2 ;;
   esac
 done
