@@ -116,6 +116,10 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	result.Device = device.String()
+	// On a GPU every OS thread that multiplies matrices gets a cuBLAS workspace of its own (32 MiB on an H200), which LibTorch keeps. Staying on one thread keeps it
+	// at one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	if err := torch.ManualSeed(o.Seed); err != nil {
 		return result, err
 	}
