@@ -415,8 +415,9 @@ TS_API ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_inf
  * a time. */
 typedef struct ts_image_decoder ts_image_decoder;
 /* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit):
- * TS_ERROR_UNSUPPORTED beyond. It bounds the memory too: a progressive JPEG or an interlaced PNG
- * takes up to 8 bytes a pixel while it is decoded. new reference. */
+ * TS_ERROR_UNSUPPORTED beyond, and if a side is over 1,000,000. It bounds the memory too: a
+ * progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel while it is decoded. new
+ * reference. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder); /* takes ownership */
 

@@ -118,6 +118,15 @@ TEST(Png, LimitsComeBeforeMemory) {
         decode(decoder.get(), with_size(bytes, 0x7FFFFFFF, 0x7FFFFFFF), crop(0, 0, 1, 1), &got)
             .code,
         TS_ERROR_UNSUPPORTED);
+    // A side alone costs memory as well, for rows and weights.
+    EXPECT_EQ(decode(decoder.get(), with_size(bytes, 1000000, 1), crop(0, 0, 1, 1), &got).code,
+              TS_ERROR_DECODE);
+    for (const uint32_t side : {1000001u, 178000000u}) {
+      EXPECT_EQ(decode(decoder.get(), with_size(bytes, side, 1), crop(0, 0, 1, 1), &got).code,
+                TS_ERROR_UNSUPPORTED);
+      EXPECT_EQ(decode(decoder.get(), with_size(bytes, 1, side), crop(0, 0, 1, 1), &got).code,
+                TS_ERROR_UNSUPPORTED);
+    }
     // More rows than there is data for: found when they are wanted.
     const Outcome taller =
         decode(decoder.get(), with_size(bytes, 10, 11), crop(0, 0, 10, 11), &got);

@@ -27,6 +27,9 @@ namespace {
 
 constexpr int64_t kDefaultMaxPixels = 178956970;
 constexpr int32_t kMostOutputs = 65535;  // of a resize, a side
+// libpng's own default. Buffers hold some rows, and weights for every column or row, so that memory
+// follows from the sides too, not from their product alone.
+constexpr int32_t kMostSide = 1000000;
 
 [[noreturn]] void unknown_format(const uint8_t* data, size_t bytes) {
   const auto starts = [&](size_t at, const char* magic) {
@@ -86,6 +89,11 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
     throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
                                             std::to_string(info.height) + " is over the limit of " +
                                             std::to_string(decoder->max_pixels) + " pixels");
+  }
+  if (info.width > kMostSide || info.height > kMostSide) {
+    throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
+                                            std::to_string(info.height) + " is over the limit of " +
+                                            std::to_string(kMostSide) + " pixels a side");
   }
   check_crop(geometry, info.width, info.height);
   if (info.format == TS_IMAGE_JPEG) {
