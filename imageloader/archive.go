@@ -48,6 +48,7 @@ type archive struct {
 	tar    *tar.Reader
 	names  int    // members seen
 	last   string // name of the last of them
+	sparse bool   // the last of them is a sparse file
 	skip   []byte
 	magic  [magicBytes]byte
 }
@@ -143,7 +144,8 @@ var foreign = []struct {
 // next goes to the next member that is not a directory or metadata; io.EOF at the end of the archive. All other errors are *ArchiveError.
 func (a *archive) next() (member, error) {
 	for {
-		if a.format == formatTarGz && a.names > 0 { // archive/tar would skip in small steps
+		// archive/tar would skip in small steps. But not over a sparse file: its holes, of any size that a header of 512 bytes claims, would be read as zeros.
+		if a.format == formatTarGz && a.names > 0 && !a.sparse {
 			if a.skip == nil {
 				a.skip = make([]byte, skipBytes)
 			}
@@ -197,6 +199,7 @@ func (a *archive) next() (member, error) {
 		default:
 			m.kind = kindOther
 		}
+		a.sparse = m.kind == kindSparse
 		return m, nil
 	}
 }

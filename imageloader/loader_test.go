@@ -511,6 +511,47 @@ func TestGoodArchives(t *testing.T) {
 }
 
 // TestChanged: an archive that is not the one that was scanned is not read with its index.
+// TestSparse: a sparse member is a bad sample, and its hole of 2^62 bytes is not read.
+func TestSparse(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: "c/hole.png", Mode: 0o644, Format: tar.FormatGNU}); err != nil {
+		t.Fatal(err)
+	}
+	hole := b.Bytes()
+	hole[156] = tar.TypeGNUSparse
+	copy(hole[483:], []byte{0x80, 11 - 8 + 1: 0x40, 11: 0}) // the real size, in base 256
+	copy(hole[148:156], "        ")
+	sum := 0
+	for _, c := range hole {
+		sum += int(c)
+	}
+	copy(hole[148:], fmt.Sprintf("%06o\x00 ", sum))
+	data := append(slices.Clone(hole), tarBytes(t, tarMember{name: "c/good.png", data: fakeImage("1")})...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		path := writeFile(t, name, data)
+		done := make(chan error, 1)
+		go func() {
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), BadSamples: Skip}, openFile, fakeCodec{})
+			if err == nil {
+				_, err = collect(t, l, 0, 2)
+			}
+			if err == nil && (l.Stats().BadBy[Sparse] != 1 || l.Stats().Samples != 1) {
+				err = fmt.Errorf("%+v", l.Stats())
+			}
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("%s: not done after 10 s", name)
+		}
+	}
+}
+
 func TestChanged(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Eval(4, 4)})
