@@ -254,7 +254,7 @@ TS_API int64_t ts_tensor_count(void);
 
 typedef struct ts_tensor_info {
   int64_t numel;
-  int64_t bytes; /* numel * element size */
+  int64_t bytes; /* numel * element size; INT64_MAX if that is more */
   int32_t ndim;
   int32_t dtype;
   int32_t device;

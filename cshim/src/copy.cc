@@ -74,6 +74,9 @@ Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
   check_place(index, "dst", dst, device);
   check_place(index, "src", src, device);
   if (dst.is_cpu() && src.is_cpu()) throw_pair(index, "both tensors are on the host");
+  if (!is_resolved(dst) || !is_resolved(src)) {
+    throw_pair(index, "a tensor is a lazily negated or conjugated view");
+  }
   const bool bytewise = same_dense_layout(dst, src);
   if (!bytewise && (dst.is_cpu() || src.is_cpu())) {
     throw_pair(index, "a copy between host and device needs equal, dense strides");
@@ -138,14 +141,15 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const at::Tensor& value = ts::value_of(tensor);
-    if (bytes != value.nbytes()) {
-      throw ts::Failure(
-          TS_ERROR_INVALID_ARGUMENT,
-          std::to_string(bytes) + " bytes to read a tensor of " + std::to_string(value.nbytes()));
+    const int64_t needed = ts::bytes_of(value);
+    if (bytes != static_cast<size_t>(needed)) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, std::to_string(bytes) +
+                                                       " bytes to read a tensor of " +
+                                                       std::to_string(needed));
     }
     if (bytes == 0) return;
     ts::require(data != nullptr, "data is NULL");
-    if (value.is_cpu() && value.is_contiguous()) {
+    if (value.is_cpu() && value.is_contiguous() && ts::is_resolved(value)) {
       std::memcpy(data, value.const_data_ptr(), bytes);
       return;
     }

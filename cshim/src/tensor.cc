@@ -164,7 +164,7 @@ ts_error* ts_tensor_describe(const ts_tensor* tensor, ts_tensor_info* out) {
     ts_tensor_info info{};
     info.numel = value.numel();
     info.element_size = static_cast<int32_t>(value.element_size());
-    info.bytes = info.numel * info.element_size;
+    info.bytes = ts::bytes_of(value);
     info.ndim = static_cast<int32_t>(value.dim());
     info.dtype = static_cast<int32_t>(value.scalar_type());
     info.device = ts::device_index(value.device());

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
@@ -42,6 +43,18 @@ at::ScalarType checked_dtype(int32_t dtype);
 
 // Whether host memory is pinned.
 bool is_pinned(const at::Tensor& tensor);
+
+// numel * element size, INT64_MAX if it is more: an expanded tensor can have more elements than
+// memory has bytes.
+inline int64_t bytes_of(const at::Tensor& tensor) {
+  int64_t bytes = 0;
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  return __builtin_mul_overflow(tensor.numel(), size, &bytes) ? INT64_MAX : bytes;
+}
+
+// Whether the memory holds the elements themselves. LibTorch's lazy negation and conjugation are
+// marks on a view, which its own kernels resolve.
+inline bool is_resolved(const at::Tensor& tensor) { return !tensor.is_neg() && !tensor.is_conj(); }
 
 // Tells autograd that the memory was written without LibTorch's knowledge: a backward that needs
 // the old values fails instead of using the new ones.

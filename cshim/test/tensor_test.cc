@@ -154,6 +154,21 @@ TEST(Tensor, ItemConvertsTheOnlyElement) {
                ts_tensor_item(make<float>({}, {0}), &real));
 }
 
+// Views can have more elements than memory has bytes: sizes do not wrap around.
+TEST(Tensor, ExpandedBeyondMemory) {
+  Tensor wide = Call("aten::expand").tensor(test::scalar(1)).ints({int64_t{1} << 62}).one();
+  EXPECT_EQ(describe(wide).numel, int64_t{1} << 62);
+  EXPECT_EQ(describe(wide).bytes, INT64_MAX);
+  uint8_t none = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes to read", ts_tensor_read(wide, &none, 0));
+}
+
+// A view that LibTorch negates when it is used is negated when it is read.
+TEST(Tensor, LazyNegationIsResolved) {
+  Tensor values = make<float>({1, -2}, {2});
+  EXPECT_EQ(read<float>(Call("aten::_neg_view").tensor(values).one()), (Floats{-1, 2}));
+}
+
 TEST(Tensor, ShapeNeedsRoom) {
   Tensor tensor = make<float>({1, 2}, {1, 2});
   int64_t sizes[1] = {-5};
