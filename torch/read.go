@@ -1,6 +1,8 @@
 package torch
 
 import (
+	"fmt"
+
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
@@ -42,6 +44,10 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		}
 		if as == Int64 && !DType(i.DType).integral() {
 			return invalid("the elements are %v, not integers: convert them with ToDType", DType(i.DType))
+		}
+		const most = 1 << 46 // bytes; make panics not far above it, and an expanded tensor can have any number of elements
+		if i.NumElements > most/int64(as.Size()) {
+			return &capi.Error{Code: capi.CodeOutOfMemory, Origin: "torch", Message: fmt.Sprintf("%d elements do not fit into memory: read a part (Narrow)", i.NumElements)}
 		}
 		src := c
 		if DType(i.DType) != as {

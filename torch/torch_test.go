@@ -141,6 +141,7 @@ func TestErrors(t *testing.T) {
 		{"many operands", func() error { return torch.Cat(append(make([]*torch.Tensor, 20), x), 0).Err() }, cuda.ErrInvalidArgument, "13 more"},
 		{"first of two errors", func() error { return x.Add(nil).Add(x.MatMul(nil)).Err() }, cuda.ErrInvalidArgument, "Add("},
 		{"several elements", func() error { _, err := x.Float64(); return err }, cuda.ErrInvalidArgument, "Float64(float32[2] cpu)"},
+		{"more elements than memory", func() error { _, err := x.Narrow(0, 0, 1).Expand(1 << 60).Float32s(); return err }, cuda.ErrOutOfMemory, "Float32s"},
 		{"floats as ints", func() error { _, err := x.Int64s(); return err }, cuda.ErrInvalidArgument, "ToDType"},
 		{"nothing to differentiate", func() error { return x.Sum().Backward() }, nil, "Backward"},
 		{"backward of a vector", func() error { return leaf(t, []float32{1, 2}).MulScalar(2).Backward() }, nil, "Backward"},
