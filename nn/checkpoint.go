@@ -118,5 +118,12 @@ func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
 	if n, err := c.file.ReadAt(b, c.data+e.begin); n < len(b) {
 		return err
 	}
+	if e.dtype == torch.Bool {
+		for i, v := range b {
+			if v > 1 {
+				return fmt.Errorf("element %d is the byte %d: a BOOL is 0 or 1", i, v)
+			}
+		}
+	}
 	return nil
 }
