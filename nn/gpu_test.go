@@ -23,8 +23,12 @@ func TestTrainingOnTheGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer opt.Close()
+			live := torch.LiveTensors()
 			if err := nn.To(net, cuda.Device(0)); err != nil {
 				t.Fatal(err)
+			}
+			if n := torch.LiveTensors(); n > live {
+				t.Errorf("To left %d references for the garbage collector", n-live)
 			}
 			scope := torch.NewScope("data")
 			defer scope.Close()

@@ -113,7 +113,7 @@ func move(t *torch.Tensor, device cuda.Device) error {
 	if t.Device() == device {
 		return nil
 	}
-	moved := t.NoGrad().Detach().To(device)
+	moved := t.NoGrad().To(device)
 	if err := moved.Err(); err != nil {
 		return err
 	}
