@@ -680,11 +680,12 @@ func (l *Lease[S, E]) end(err error) error {
 	r.releasing++
 	slot := &r.slots[l.Slot]
 	slot.lease = nil
+	streams := l.streams // a Release that comes while Close ends the lease may still add its own
 	r.sched.Unlock()
 	if l.OnEnd != nil {
 		l.OnEnd()
 	}
-	for _, s := range l.streams {
+	for _, s := range streams {
 		if err != nil {
 			break
 		}

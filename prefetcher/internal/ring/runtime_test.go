@@ -270,13 +270,79 @@ func TestRuntime(t *testing.T) {
 			t.Errorf("seed %d: %s", seed, b)
 		}
 	}
-	for range 1000 { // goroutines that are on their last instructions
-		if runtime.NumGoroutine() <= before {
-			break
-		}
+	// Goroutines that are on their last instructions may have to wait for a core for that.
+	for late := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(late); {
 		runtime.Gosched()
 	}
 	if n := runtime.NumGoroutine(); n > before {
 		t.Errorf("%d goroutines before, %d after", before, n)
+	}
+}
+
+// lateDevice holds a Current up until the lease's end has begun.
+type lateDevice struct {
+	*freeDevice
+	late  atomic.Bool
+	ended chan struct{}
+}
+
+func (d *lateDevice) Current() (int, error) {
+	if d.late.Load() {
+		<-d.ended
+		return 2, nil
+	}
+	return d.freeDevice.Current()
+}
+
+// TestReleaseBesideClose: a Release on another goroutine that comes while Close releases the same batch is no data race (for the race detector to see).
+func TestReleaseBesideClose(t *testing.T) {
+	for range 50 {
+		cfg := Config{Slots: 1, Hosts: 1, Batch: 1}
+		dev := &lateDevice{freeDevice: newFreeDevice(cfg), ended: make(chan struct{})}
+		r, err := New(Device[int, *freeEvent](dev), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev.current.Store(1)
+		var kept *Lease[int, *freeEvent]
+		err = r.Run(t.Context(), func(ctx context.Context, lend Lend, deliver Deliver) error {
+			if _, err := lend(ctx); err != nil {
+				return err
+			}
+			return deliver(1, nil)
+		}, func(l *Lease[int, *freeEvent]) bool {
+			kept = l
+			l.OnEnd = func() {
+				close(dev.ended)
+				for range 100 { // while the other goroutine goes on
+					runtime.Gosched()
+				}
+			}
+			return l.Retain() == nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dev.late.Store(true)
+		var releasing sync.WaitGroup
+		releasing.Go(func() {
+			if err := kept.Release(); err != nil && !errors.Is(err, ErrClosed) {
+				t.Errorf("Release: %v", err)
+			}
+		})
+		for { // until Release has begun: from there on only Close can end the lease
+			r.sched.Lock()
+			begun := kept.retains == 0
+			r.sched.Unlock()
+			if begun {
+				break
+			}
+			runtime.Gosched()
+		}
+		if err := r.Close(); err != nil {
+			t.Errorf("Close: %v", err)
+		}
+		releasing.Wait()
+		dev.workers.Wait()
 	}
 }
