@@ -143,9 +143,9 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
     const at::Tensor& value = ts::value_of(tensor);
     const int64_t needed = ts::bytes_of(value);
     if (bytes != static_cast<size_t>(needed)) {
-      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, std::to_string(bytes) +
-                                                       " bytes to read a tensor of " +
-                                                       std::to_string(needed));
+      throw ts::Failure(
+          TS_ERROR_INVALID_ARGUMENT,
+          std::to_string(bytes) + " bytes to read a tensor of " + std::to_string(needed));
     }
     if (bytes == 0) return;
     ts::require(data != nullptr, "data is NULL");
