@@ -31,6 +31,7 @@ def main():
     parser.add_argument('-batch', default='64')
     parser.add_argument('-rounds', type=int, default=3)
     parser.add_argument('-seconds', default='10')
+    parser.add_argument('-memory', default='256', help='MB that ours may hold compressed images in; 1: it inflates the .tgz every epoch. PyTorch holds them all')
     parser.add_argument('-workers', default='1,2,3,4', help="PyTorch's worker counts; ours is the number of cores")
     args = parser.parse_args()
     here = os.path.dirname(os.path.abspath(__file__))
@@ -38,7 +39,7 @@ def main():
     count = str(len(args.cores.split(',')))
     ours, theirs = [], []
     for i in range(args.rounds):
-        ours.append(run([args.torchstream, 'bench', 'loader', *common, '-workers', count, '-json'], args.cores))
+        ours.append(run([args.torchstream, 'bench', 'loader', *common, '-workers', count, '-memory', args.memory, '-json'], args.cores))
         theirs.append(run([args.python, os.path.join(here, 'pytorch_loader.py'), *common, '-workers', args.workers], args.cores))
         print(f'round {i + 1}: torchstream {ours[-1]["images_per_second"]:.0f}, PyTorch', ', '.join(
             f'{r["images_per_second"]:.0f} ({r["workers"]} workers)' for r in theirs[-1]['all']), file=sys.stderr, flush=True)
@@ -57,7 +58,7 @@ def main():
         'torchstream_cpu_seconds_per_1000': round(median(ours, 'cpu_seconds_per_1000_images'), 3),
         'pytorch_cpu_seconds_per_1000': round(median(best, 'cpu_seconds_per_1000_images'), 3),
         'torchstream_first_batch_seconds': round(median(ours, 'first_batch_seconds'), 3), 'pytorch_workers': best[0]['workers'],
-        'cores': args.cores, 'rounds': args.rounds, 'contract': ours[0]['contract']}, indent=1))
+        'cores': args.cores, 'memory_mb': int(args.memory), 'rounds': args.rounds, 'contract': ours[0]['contract']}, indent=1))
 
 
 if __name__ == '__main__':

@@ -20,6 +20,7 @@ type loaderResult struct {
 	Batch                int     `json:"batch"`
 	BadSamples           int64   `json:"bad_samples"` // met, once for each epoch that met them
 	Size                 int     `json:"size"`
+	MemoryMB             int64   `json:"memory_mb"`
 	Contract             string  `json:"contract"`
 	Images               int64   `json:"images"`
 	Epochs               int     `json:"epochs"` // begun
@@ -38,6 +39,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	batch := set.Int("batch", 64, "images a batch")
 	workers := set.Int("workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	size := set.Int("size", 224, "pixels of a result's side")
+	memory := set.Int64("memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
 	seconds := set.Float64("seconds", 10, "how long to measure")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
@@ -46,11 +48,11 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	switch {
 	case *archive == "":
 		return usageError{"bench loader needs -archive FILE"}
-	case *batch < 1 || *size < 1 || *workers < 0 || *seconds <= 0:
-		return usageError{"-batch, -size and -seconds are more than 0, -workers at least 0"}
+	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0:
+		return usageError{"-batch, -size, -memory and -seconds are more than 0, -workers at least 0"}
 	}
 	result, err := measureLoader(ctx, *archive, time.Duration(*seconds*float64(time.Second)), imageloader.Options{
-		BatchSize: *batch, Workers: *workers, Transform: imageloader.Train(*size), Shuffle: true, Seed: 1, BadSamples: imageloader.Skip,
+		BatchSize: *batch, Workers: *workers, Transform: imageloader.Train(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip,
 	}, stderr)
 	if err != nil {
 		return err
@@ -65,7 +67,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 
 func measureLoader(ctx context.Context, archive string, length time.Duration, o imageloader.Options, stderr io.Writer) (loaderResult, error) {
 	r := loaderResult{
-		Batch: o.BatchSize, Size: o.Transform.Size, Cores: runtime.GOMAXPROCS(0),
+		Batch: o.BatchSize, Size: o.Transform.Size, MemoryMB: o.ShuffleBytes >> 20, Cores: runtime.GOMAXPROCS(0),
 		Contract: fmt.Sprintf("RandomResizedCrop(%d) antialiased + flip, uint8 in host memory, shuffled epochs", o.Transform.Size),
 	}
 	begin := time.Now()

@@ -221,7 +221,17 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		capi.FreeTensors(out[:])
 		return err
 	}))
-	enqueue(&outOfPlace.Tensor, repeat(func() error { return x.Add(y).Close() }))
+	enqueue(&outOfPlace.Tensor, func(calls int) error { // in a scope, as what is computed from a batch is; the scope's end is part of the cost
+		scope := torch.NewScope("bench streams")
+		defer scope.Close()
+		in := x.In(scope)
+		for range calls {
+			if err := in.Add(y).Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 
 	// One after the other, again and again: what changes in time, as the clock of the cores, changes for all.
 	var cppInPlace, cppOutOfPlace []float64

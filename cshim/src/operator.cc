@@ -404,14 +404,36 @@ class Filler {
   torch::jit::Stack& stack_;
 };
 
-torch::jit::Stack make_stack(const ts_operator& op, const Operands& operands) {
+// The stack of one call. Its memory is kept for the thread's next call; a call inside a call finds
+// none and allocates.
+class CallStack {
+ public:
+  CallStack() noexcept { std::swap(stack_, kept()); }
+  ~CallStack() {
+    stack_.clear();
+    std::swap(stack_, kept());
+  }
+  CallStack(const CallStack&) = delete;
+  CallStack& operator=(const CallStack&) = delete;
+
+  torch::jit::Stack& operator*() noexcept { return stack_; }
+
+ private:
+  static torch::jit::Stack& kept() noexcept {
+    thread_local torch::jit::Stack here;
+    return here;
+  }
+
+  torch::jit::Stack stack_;
+};
+
+void fill_stack(const ts_operator& op, const Operands& operands, torch::jit::Stack& stack) {
   const auto parameters = static_cast<int32_t>(op.parameters.size());
   if (operands.arg_count > parameters) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT, op.name + ": " + std::to_string(operands.arg_count) +
                                                  " arguments for " + std::to_string(parameters) +
                                                  "; schema: " + op.schema);
   }
-  torch::jit::Stack stack;
   stack.reserve(std::max(op.parameters.size(), op.returns));
   Filler filler(op, operands, stack);
   constexpr ts_arg kDefault{TS_ARG_DEFAULT, 0, 0};
@@ -419,7 +441,6 @@ torch::jit::Stack make_stack(const ts_operator& op, const Operands& operands) {
     filler.push(op.parameters[static_cast<size_t>(i)],
                 i < operands.arg_count ? operands.args[i] : kDefault);
   }
-  return stack;
 }
 
 using Results = c10::SmallVector<std::unique_ptr<ts_tensor>, 4>;
@@ -552,7 +573,9 @@ ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t ar
                                 ints, int_count, text,    text_bytes};
     ts::check_arrays(operands);
     ts::check_capacity(*op, op->tensor_returns, out_capacity);
-    torch::jit::Stack stack = ts::make_stack(*op, operands);
+    ts::CallStack call;
+    torch::jit::Stack& stack = *call;
+    ts::fill_stack(*op, operands, stack);
     {
       std::optional<c10::NoGradGuard> no_grad;
       if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();

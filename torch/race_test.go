@@ -1,5 +1,0 @@
-//go:build race
-
-package torch_test
-
-const raceEnabled = true
