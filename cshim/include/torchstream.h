@@ -5,7 +5,9 @@
  *
  *  - A function that can fail returns ts_error*: NULL means success; otherwise the caller owns the
  *    error and frees it with ts_error_free. There is no "last error": the next call may come from
- *    another thread. On failure output parameters are left untouched and nothing has been done.
+ *    another thread. On failure output parameters are left untouched. Arguments are checked before
+ *    anything is done; when CUDA or an operator fails in the middle of a call (TS_ERROR_CUDA,
+ *    OPERATOR, OUT_OF_MEMORY), what the call had enqueued until then stays enqueued.
  *  - Ownership is said at each pointer: "borrowed for the call", "borrowed until X is freed", "new
  *    reference, free with Y", "takes ownership". A `_free` function accepts NULL.
  *  - Thread state (current device, current stream, grad mode) never survives a call. The exceptions
@@ -273,9 +275,10 @@ TS_API ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_
 /* Address of the first element (host or device), borrowed until the tensor is freed. */
 TS_API ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out);
 
-/* dst.copy_(src): same or broadcastable shape, any dtype and device. non_blocking: the host does
- * not wait where the hardware allows it (pinned memory, same dtype, contiguous); otherwise returns
- * when the copy is done. Not recorded for backward, so a parameter can be filled. */
+/* dst.copy_(src): same or broadcastable shape, any dtype and device. Between host and device it
+ * returns when the copy is done; with non_blocking the host does not wait where the hardware allows
+ * it (pinned memory, same dtype, contiguous). Between GPUs, or within one, the copy is only
+ * enqueued. Not recorded for backward, so a parameter can be filled. */
 TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
 /* tensor.to(device, dtype): new reference, to the same tensor if there was nothing to do. dtype -1
  * keeps it. */
