@@ -243,6 +243,14 @@ func TestPinnedArguments(t *testing.T) {
 	}
 }
 
+// What NewPinned returns beside an error can be closed, as an Event can.
+func TestNilPinned(t *testing.T) {
+	var p *Pinned
+	if err := p.Close(); err != nil || p.Bytes() != nil {
+		t.Errorf("Close: %v; Bytes: %v", err, p.Bytes())
+	}
+}
+
 func TestWithStreamNeedsAFunction(t *testing.T) {
 	if err := WithStream(Stream{}, nil); !errors.Is(err, ErrInvalidArgument) {
 		t.Errorf("got %v, want ErrInvalidArgument", err)

@@ -44,16 +44,16 @@ func newPinned(c *capi.Pinned, memory []byte) *Pinned {
 // Bytes returns the memory itself, nil after Close. The slice and what is cut from it are valid until Close and must not be touched after it. A copy that is
 // under way reads or writes the memory beside the host: wait for its event before changing it.
 func (p *Pinned) Bytes() []byte {
-	if p.closed.Load() {
+	if p == nil || p.closed.Load() {
 		return nil
 	}
 	return p.memory
 }
 
 // Close gives the memory back. It waits for nothing that the caller should have waited for: no copy from or to the memory may be in flight, and nobody may use
-// slices of it. Further calls do nothing and return nil.
+// slices of it. Further calls, and calls on nil, do nothing and return nil.
 func (p *Pinned) Close() error {
-	if p.closed.Swap(true) || p.c == nil {
+	if p == nil || p.closed.Swap(true) || p.c == nil {
 		return nil
 	}
 	p.cleanup.Stop()
