@@ -60,7 +60,8 @@ type Checkpoint struct {
 	metadata map[string]string
 }
 
-// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets. Nothing that a file may contain makes it crash or allocate more than the file's size.
+// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets. Nothing that a file may contain makes it crash, or
+// allocate more than some multiple of the header's own size.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := os.Open(path)
 	if err != nil {
