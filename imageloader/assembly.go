@@ -20,6 +20,8 @@ type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
 	policy Policy
+	// dropLast: nobody wants a last batch that is short, so nothing is substituted in it, and none of it need be good.
+	dropLast bool
 
 	mu       sync.Mutex
 	progress sync.Cond // the assembler waits: for the sample at cursor, a row of closing, or end
@@ -269,7 +271,7 @@ judging:
 	for row, p := range a.members {
 		r.samples[row] = a.flights[p-a.base].sample
 	}
-	if a.policy == Substitute {
+	if a.policy == Substitute && (len(a.members) == a.size || !a.dropLast) {
 		if e := a.substitute(s, r.samples); e != nil {
 			r.samples, err = nil, e
 			return r, err

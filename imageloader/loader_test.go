@@ -659,6 +659,20 @@ func TestDropLastOfTooFew(t *testing.T) {
 	}
 }
 
+// TestDropLastAllBad: a short last batch that is left out may be all bad.
+func TestDropLastAllBad(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 10, func(i int) bool { return i >= 8 }))
+	for dropLast, want := range map[bool]bool{true: false, false: true} {
+		l := openFake(t, path, Options{BatchSize: 8, DropLast: dropLast, Transform: Eval(4, 4), BadSamples: Substitute})
+		if got, err := collect(t, l, 0, 2); (err != nil) != want || len(names(got)) != 8 {
+			t.Errorf("DropLast %t: %d samples, error %v", dropLast, len(names(got)), err)
+		}
+		if s := l.Stats(); s.Bad != 2 {
+			t.Errorf("DropLast %t: %d bad samples", dropLast, s.Bad)
+		}
+	}
+}
+
 func TestOptions(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
 	for name, o := range map[string]Options{

@@ -106,6 +106,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	o := &p.l.o
 	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
+	p.asm.dropLast = o.DropLast
 	p.items = make(chan item, 2*o.Workers)
 	p.jobs = make(chan job, o.Workers)
 
