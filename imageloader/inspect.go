@@ -182,6 +182,9 @@ func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, e
 	}
 	info, err := d.header(it.data)
 	if err == nil {
+		if r.bad = l.oversize(it, info); r.bad != nil {
+			return r, nil
+		}
 		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
 		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.decode(it.data, &g, pixels, 8*3)

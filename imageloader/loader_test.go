@@ -4,8 +4,10 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"image"
 	"image/color"
 	"io"
@@ -656,6 +658,27 @@ func TestDropLastOfTooFew(t *testing.T) {
 	l = openFake(t, writeFile(t, "b.tar", fakeArchive(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// TestTooManyPixels: the header alone decides, and the loader and Inspect say the same.
+func TestTooManyPixels(t *testing.T) {
+	huge := []byte(pngOf(t, gradient(8, 8)))
+	binary.BigEndian.PutUint32(huge[16:], 20_000) // IHDR's width and height
+	binary.BigEndian.PutUint32(huge[20:], 20_000)
+	binary.BigEndian.PutUint32(huge[29:], crc32.ChecksumIEEE(huge[12:29]))
+	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/huge.png", data: string(huge)}))
+	l, err := Open(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e *SampleError
+	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != TooLarge {
+		t.Errorf("the loader: %v", err)
+	}
+	r, err := Inspect(t.Context(), path, nil)
+	if err != nil || len(r.Bad) != 1 || r.Bad[0].Reason != TooLarge {
+		t.Errorf("Inspect: %+v, error %v", r, err)
 	}
 }
 

@@ -362,10 +362,10 @@ func (w *worker) decode(j *job) (flightState, error) {
 		return bad, w.p.l.bad(&j.item, NotImage, looksLike(&j.item))
 	}
 	info, err := w.d.header(j.data)
-	if err == nil && int64(info.Width)*int64(info.Height) > w.p.l.o.MaxPixels {
-		return bad, w.p.l.bad(&j.item, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, w.p.l.o.MaxPixels))
-	}
 	if err == nil {
+		if e := w.p.l.oversize(&j.item, info); e != nil {
+			return bad, e
+		}
 		t := &w.p.l.o.Transform
 		seedGenerator(&w.source, w.p.l.o.Seed, purposeAugment, w.p.epoch, j.sample.Index)
 		if err := t.geometry(w.rng, info.Width, info.Height, &w.geometry); err != nil {
@@ -405,6 +405,14 @@ func (l *Loader) unreadable(it *item, kind memberKind) *SampleError {
 		return l.bad(it, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", it.size, l.o.MaxSampleBytes))
 	}
 	return nil
+}
+
+// oversize says that an image has too many pixels; nil if it has not.
+func (l *Loader) oversize(it *item, info capi.ImageInfo) *SampleError {
+	if int64(info.Width)*int64(info.Height) <= l.o.MaxPixels {
+		return nil
+	}
+	return l.bad(it, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, l.o.MaxPixels))
 }
 
 // looksLike says what a member that is no image might be.
