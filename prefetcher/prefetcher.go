@@ -241,8 +241,8 @@ type Stats struct {
 	Elapsed         time.Duration // in epochs
 
 	// ConsumerWait is the time that the consumer had nothing to do because the next batch was not there: the figure to keep near zero. On a GPU it is measured on
-	// the GPU, from the end of the work on one batch (on the stream that is current when the turn ends) to the next batch's readiness, and comes a few batches
-	// late; on the CPU it is the loop's wait. The loop's wait before the first batch of each epoch is part of it, and FirstWait alone.
+	// the GPU, from the end of the work on one batch (on the stream that is current when the turn ends) to the next batch's readiness, and complete when
+	// that work is done; on the CPU it is the loop's wait. The loop's wait before the first batch of each epoch is part of it, and FirstWait alone.
 	ConsumerWait, FirstWait time.Duration
 	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no loss: a loop that queues work faster than the GPU does it waits here.
 	HostWait time.Duration

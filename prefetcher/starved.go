@@ -72,6 +72,11 @@ func (s *starved) begin(slot int) error {
 		s.pairs = append(s.pairs, starvedPair{s.last, arrival})
 		s.last = nil
 	}
+	return s.collect()
+}
+
+// collect adds up the pairs that the device is done with. It is called with mu held.
+func (s *starved) collect() error {
 	for len(s.pairs) > 0 {
 		p := s.pairs[0]
 		for _, e := range []*cuda.Event{p.idle, p.arrival} {
@@ -119,13 +124,19 @@ func (s *starved) drop() {
 	}
 }
 
+// time returns the sum so far: complete once the consumer has waited for its own work. A device that fails says so in the next turn or in Close.
 func (s *starved) time() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_ = s.collect()
 	return s.total
 }
 
 func (s *starved) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.collect() // the device is done with all of them
+	s.pairs = nil
 	for _, e := range s.all {
 		e.Close()
 	}

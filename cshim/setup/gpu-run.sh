@@ -101,7 +101,7 @@ tests() {
 }
 
 sanitize() {
-  local tool log=$out/sanitize.log one=$out/.one folder name file kind rc errors
+  local tool log=$out/sanitize.log one=$out/.one folder name file kind rc errors refused
   tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
   say ""
   if [[ -z $tool ]]; then
@@ -121,7 +121,11 @@ sanitize() {
       say "$(printf '%-34s %s' "$name" 'SKIPPED, compute-sanitizer does not support this device here')"
     else
       errors=$(grep -oE 'ERROR SUMMARY: [0-9]+ error' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
-      say "$(printf '%-34s %s errors, exit status %d' "$name" "$errors" "$rc")"
+      # Some tests ask for more memory than there is, on purpose. That is an error of the API call, not of memory access.
+      refused=$(grep -c 'Program hit cudaErrorMemoryAllocation' "$one")
+      errors=$((errors - refused))
+      ((rc == 99 && errors == 0)) && rc=0
+      say "$(printf '%-34s %s errors, %s allocations refused as tested, exit status %d' "$name" "$errors" "$refused" "$rc")"
       if ((rc != 0 || errors != 0)); then
         failures=$((failures + 1))
         grep -E '^=========' "$one" | head -30 | sed 's/^/    /'

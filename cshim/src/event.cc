@@ -51,6 +51,7 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   check_record(stream);
   ts::DeviceScope scope(stream.device_index());
   if (event.load(std::memory_order_acquire) == nullptr) create(stream);
+  check_record(stream);  // another thread's first record, on another device, may have come between
   C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
   recorded.store(true, std::memory_order_release);
 }
