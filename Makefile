@@ -33,7 +33,7 @@ demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then pr
 
 # The shim is no part of Go's test cache keys, hence -count=1.
 .PHONY: test
-test: shim ## all tests: the shim's, go vet, the Go packages', the ring under the race detector
+test: shim ## all tests: the shim's, go vet, the Go packages', loader and prefetcher under the race detector
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	go vet ./...
 	go test -count=1 ./...

@@ -122,6 +122,12 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	return out
 }
 
+func (r inspection) printSizes(table io.Writer) {
+	fmt.Fprintf(table, "width\t%d to %d pixels, median %d\n", r.Width.Min, r.Width.Max, r.Width.Median)
+	fmt.Fprintf(table, "height\t%d to %d pixels, median %d\n", r.Height.Min, r.Height.Max, r.Height.Median)
+	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
+}
+
 func (r inspection) print(w io.Writer, limit int) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", r.File, r.Format, float64(r.FileBytes)/1e6)
@@ -133,9 +139,9 @@ func (r inspection) print(w io.Writer, limit int) error {
 		}
 		fmt.Fprintln(table)
 	}
-	fmt.Fprintf(table, "width\t%d to %d pixels, median %d\n", r.Width.Min, r.Width.Max, r.Width.Median)
-	fmt.Fprintf(table, "height\t%d to %d pixels, median %d\n", r.Height.Min, r.Height.Max, r.Height.Median)
-	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
+	if r.Samples > 0 {
+		r.printSizes(table)
+	}
 	for i, format := range byCount(r.Formats) {
 		name := ""
 		if i == 0 {

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -354,7 +356,16 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	m := r.Method
+	// Run elsewhere: in a clone of this project Python would take the folder torch/ for its module.
+	python, err := exec.LookPath(python)
+	if err != nil {
+		return err
+	}
+	if python, err = filepath.Abs(python); err != nil {
+		return err
+	}
 	command := exec.CommandContext(ctx, python, "-c", pythonPeer, device.String(), strconv.Itoa(m.Repeats), strconv.Itoa(m.Calls), strconv.Itoa(m.EnqueuedCalls))
+	command.Dir = os.TempDir()
 	var complaint bytes.Buffer
 	command.Stderr = &complaint
 	out, err := command.Output()

@@ -10,7 +10,10 @@ train=() predict=examples/data/photos-test.tgz
 if [[ -n ${ARCHIVE:-} ]]; then
   [[ -f $ARCHIVE ]] || { echo "demo: error: ARCHIVE=$ARCHIVE: no such file (relative to $PWD)" >&2 && exit 1; }
   train+=(-archive "$ARCHIVE")
-  [[ -z ${TEST:-} ]] || train+=(-test "$TEST")
+  if [[ -n ${TEST:-} ]]; then
+    [[ -f $TEST ]] || { echo "demo: error: TEST=$TEST: no such file (relative to $PWD)" >&2 && exit 1; }
+    train+=(-test "$TEST")
+  fi
   predict=${TEST:-$ARCHIVE}
 fi
 [[ -z ${DEVICE:-} ]] || train+=(-device "$DEVICE")

@@ -203,23 +203,27 @@ def run(step, command, tmp, keep):
     raise SetupError("%s failed (exit status %d)\n%s\n  cure: %s" % (step, done.returncode, tail, cure))
 
 
-def size_of(*folders):
+def size_of(folder):
     total = 0
-    for folder in folders:
-        for base, _, files in os.walk(folder):
-            for name in files:
-                with contextlib.suppress(OSError):
-                    total += os.lstat(os.path.join(base, name)).st_size
+    for base, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(base, name)).st_size
     return total
 
 
 @contextlib.contextmanager
 def progress(label, *folders):
-    """Says how much the folders hold: on a terminal in one line that is rewritten, elsewhere in a line now and then."""
+    """Says how much has come: on a terminal in one line that is rewritten, elsewhere in a line now and then.
+
+    The bytes grow in one folder and move to the next, where for a moment they are in both: what counts is the folder that has gained most.
+    """
     start, stop, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
+    before = [size_of(folder) for folder in folders]
 
     def line():
-        return "%s, %d MB, %d s" % (label, size_of(*folders) // 1000000, time.monotonic() - start)
+        gained = max(size_of(folder) - size for folder, size in zip(folders, before))
+        return "%s, %d MB, %d s" % (label, max(0, gained) // 1000000, time.monotonic() - start)
 
     def report():
         while not stop.wait(1 if terminal else 15):

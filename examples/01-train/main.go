@@ -82,7 +82,7 @@ func pickDevice(name string) (cuda.Device, error) {
 	}
 	switch {
 	case gpu && index >= count:
-		return 0, fmt.Errorf("-device %s: this machine has %d usable GPUs; `torchstream doctor` says why, and -device cpu trains without one", name, count)
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable); `make doctor` says why, and -device cpu trains without one", name, count)
 	case gpu:
 		return cuda.Device(index), nil
 	case name == "" && count > 0:

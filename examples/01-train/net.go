@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"strconv"
 
 	"github.com/torchstream/torchstream/imageloader"
@@ -59,6 +61,9 @@ func saveCheckpoint(path string, net nn.Module, s settings) error {
 func loadCheckpoint(path string) (nn.Module, settings, error) {
 	var s settings
 	file, err := nn.OpenCheckpoint(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, s, fmt.Errorf("%s: there is no such checkpoint: `01-train train` writes one", path)
+	}
 	if err != nil {
 		return nil, s, err
 	}

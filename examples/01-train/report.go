@@ -19,7 +19,7 @@ func newProgress(w io.Writer, title string, samples int) progress {
 		return progress{}
 	}
 	return progress{progressbar.NewOptions(samples, progressbar.OptionSetWriter(w), progressbar.OptionSetDescription(title), progressbar.OptionShowCount(),
-		progressbar.OptionShowIts(), progressbar.OptionSetItsString("images"), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(),
+		progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(),
 		progressbar.OptionSetWidth(30), progressbar.OptionSetPredictTime(true))}
 }
 

@@ -308,6 +308,9 @@ func (t *totals) close() {
 
 func describe(w io.Writer, o trainOptions, r trainResult, device cuda.Device) {
 	fmt.Fprintf(w, "data     %s: %d images of %d classes\n", o.Archive, r.Samples, len(r.Classes))
+	if len(r.Classes) == 1 {
+		fmt.Fprintf(w, "note     there is one class, %q, and nothing to tell apart: is the directory right above the images the class?\n", r.Classes[0])
+	}
 	if o.Test != "" {
 		fmt.Fprintf(w, "test     %s\n", o.Test)
 	} else {
