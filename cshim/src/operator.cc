@@ -462,6 +462,17 @@ Results take_results(torch::jit::Stack& stack) {
   return results;
 }
 
+// How many handles take_results would make; for results that are dropped, as in-place operators'
+// are.
+int32_t count_results(const torch::jit::Stack& stack) {
+  size_t count = 0;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) ++count;
+    if (value.isTensorList()) count += value.toTensorVector().size();
+  }
+  return static_cast<int32_t>(count);
+}
+
 void check_capacity(const ts_operator& op, int64_t results, int32_t capacity) {
   if (capacity != 0 && capacity < results) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT, op.name + " returns " + std::to_string(results) +
@@ -581,11 +592,14 @@ ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t ar
       if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
       op->handle.callBoxed(&stack);
     }
+    if (out_capacity == 0) {
+      *out_count = ts::count_results(stack);
+      return;
+    }
     auto results = ts::take_results(stack);
     const auto count = static_cast<int32_t>(results.size());
     ts::check_capacity(*op, count, out_capacity);
     *out_count = count;
-    if (out_capacity == 0) return;
     for (int32_t i = 0; i < count; ++i) out[i] = results[static_cast<size_t>(i)].release();
   });
 }
