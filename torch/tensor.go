@@ -85,24 +85,15 @@ func (t *Tensor) info() (i capi.TensorInfo, ok bool) {
 
 // Shape returns the sizes of the dimensions: empty for a scalar, nil if the tensor failed or is closed.
 func (t *Tensor) Shape() []int64 {
-	c, err := t.acquire()
-	if err != nil {
-		return nil
-	}
-	defer t.h.release()
-	i, err := capi.DescribeTensor(c)
-	if err != nil {
-		return nil
-	}
-	size := make([]int64, i.Dims)
-	if capi.TensorShape(c, size, nil) != nil {
-		return nil
-	}
-	return size
+	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, out, nil) })
 }
 
 // Strides returns the distance in elements between neighbours in each dimension; nil if the tensor failed or is closed.
 func (t *Tensor) Strides() []int64 {
+	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, nil, out) })
+}
+
+func (t *Tensor) perDimension(read func(c *capi.Tensor, out []int64) error) []int64 {
 	c, err := t.acquire()
 	if err != nil {
 		return nil
@@ -112,11 +103,11 @@ func (t *Tensor) Strides() []int64 {
 	if err != nil {
 		return nil
 	}
-	stride := make([]int64, i.Dims)
-	if capi.TensorShape(c, nil, stride) != nil {
+	out := make([]int64, i.Dims)
+	if read(c, out) != nil {
 		return nil
 	}
-	return stride
+	return out
 }
 
 // Elements returns how many elements the tensor has; 0 if it failed or is closed.
