@@ -1,6 +1,6 @@
 module github.com/torchstream/torchstream
 
-go 1.25.0
+go 1.26.0
 
 tool honnef.co/go/tools/cmd/staticcheck
 
@@ -10,6 +10,8 @@ require (
 	golang.org/x/term v0.44.0
 )
 
+require golang.org/x/image v0.47.0
+
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
 	github.com/mitchellh/colorstring v0.0.0-20190213212951-d06e56a500db // indirect
@@ -18,7 +20,7 @@ require (
 	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
 	golang.org/x/mod v0.31.0 // indirect
 	golang.org/x/sync v0.19.0 // indirect
-	golang.org/x/sys v0.46.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/tools v0.40.1-0.20260108161641-ca281cf95054 // indirect
 	honnef.co/go/tools v0.7.0 // indirect
 )

@@ -62,7 +62,7 @@ func TestHelp(t *testing.T) {
 	if status != 0 || stderr != "" {
 		t.Fatalf("status %d, stderr %q", status, stderr)
 	}
-	for _, name := range []string{"doctor", "inspect", "bench loader", "bench streams"} {
+	for _, name := range []string{"doctor", "inspect", "preview", "bench loader", "bench streams"} {
 		if !strings.Contains(stdout, name) {
 			t.Errorf("help does not mention %q:\n%s", name, stdout)
 		}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"io"
+	"os"
+	"path"
+
+	"golang.org/x/image/font"
+	"golang.org/x/image/font/basicfont"
+	"golang.org/x/image/math/fixed"
+
+	"github.com/torchstream/torchstream/imageloader"
+)
+
+// Of a contact sheet, in pixels.
+const (
+	sheetGap     = 6  // around a picture
+	sheetLine    = 15 // of text; two lines are under a picture
+	sheetHeading = 24 // above a batch
+	mostSheet    = 1 << 26
+)
+
+var (
+	sheetPaper = color.RGBA{250, 250, 250, 255}
+	sheetInk   = color.RGBA{20, 20, 20, 255}
+	sheetFaint = color.RGBA{120, 120, 120, 255}
+)
+
+// preview draws what a training loop would see.
+func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flags("preview", "Draws a contact sheet: batches of an archive as a training loop gets them (before normalisation), with class, label and member under each picture.\n"+
+		"Look at it before you train: wrong labels, crops that miss their object, and unshuffled archives show at once.", stderr)
+	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
+	out := set.String("out", "sheet.png", "`FILE` to write, a PNG")
+	batches := set.Int("batches", 1, "how many batches")
+	batch := set.Int("batch", 32, "images a batch")
+	columns := set.Int("columns", 8, "pictures in a row")
+	size := set.Int("size", 224, "pixels of a picture's side")
+	transform := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
+	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
+	seed := set.Uint64("seed", 1, "of the order, crops and flips")
+	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip}
+	switch *transform {
+	case "train":
+		o.Transform = imageloader.Train(*size)
+	case "eval":
+		o.Transform = imageloader.Transform{Size: *size}
+	default:
+		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *transform)}
+	}
+	switch {
+	case *archive == "":
+		return usageError{"preview needs -archive FILE"}
+	case *batches < 1 || *batch < 1 || *columns < 1 || *size < 1 || *epoch < 0:
+		return usageError{"-batches, -batch, -columns and -size are more than 0, -epoch at least 0"}
+	}
+	sheet, err := newSheet(*batches, *batch, *columns, *size)
+	if err != nil {
+		return err
+	}
+	loader, err := imageloader.OpenContext(ctx, *archive, o)
+	if err != nil {
+		return err
+	}
+	defer loader.Close()
+	classes := loader.Classes()
+	shown, drawn := 0, 0
+	for b, err := range loader.Epoch(ctx, *epoch) {
+		if err != nil {
+			return err
+		}
+		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn, *transform))
+		for i := range b.N {
+			sheet.picture(drawn, i, b.Images[i*3**size**size:], fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
+		}
+		shown += b.N
+		if drawn++; drawn == *batches {
+			break
+		}
+	}
+	if err := writePNG(*out, sheet.cut(drawn)); err != nil {
+		return err
+	}
+	bad := ""
+	if n := loader.Stats().Bad; n > 0 {
+		bad = fmt.Sprintf("; %d bad samples were left out (torchstream inspect names them)", n)
+	}
+	_, err = fmt.Fprintf(stdout, "%s: %d samples in %d batches, %d classes in all%s\n", *out, shown, drawn, len(classes), bad)
+	return err
+}
+
+// sheet is a picture of pictures: batches from top to bottom, each with a heading.
+type sheet struct {
+	canvas              *image.RGBA
+	columns, size, band int // band: rows of pixels that a batch takes
+}
+
+func newSheet(batches, batch, columns, size int) (*sheet, error) {
+	columns = min(columns, batch)
+	rows := (batch + columns - 1) / columns
+	width := int64(columns)*int64(size+sheetGap) + sheetGap
+	band := int64(rows)*int64(size+2*sheetLine+sheetGap) + sheetHeading
+	if pixels := width * band; pixels > mostSheet || pixels*int64(batches) > mostSheet {
+		return nil, fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
+	}
+	s := &sheet{image.NewRGBA(image.Rect(0, 0, int(width), int(band)*batches)), columns, size, int(band)}
+	draw.Draw(s.canvas, s.canvas.Bounds(), image.NewUniform(sheetPaper), image.Point{}, draw.Src)
+	return s, nil
+}
+
+func (s *sheet) heading(batch int, text string) {
+	s.text(sheetGap, batch*s.band+sheetHeading-8, s.canvas.Bounds().Dx()-2*sheetGap, sheetInk, text)
+}
+
+// picture draws the i-th picture of a batch: rows of RGB.
+func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
+	x := sheetGap + i%s.columns*(s.size+sheetGap)
+	y := batch*s.band + sheetHeading + i/s.columns*(s.size+2*sheetLine+sheetGap)
+	for row := range s.size {
+		to := s.canvas.Pix[s.canvas.PixOffset(x, y+row):]
+		from := pixels[3*row*s.size:]
+		for column := range s.size {
+			copy(to[4*column:4*column+3], from[3*column:])
+		}
+	}
+	s.text(x, y+s.size+sheetLine-3, s.size, sheetInk, title)
+	s.text(x, y+s.size+2*sheetLine-4, s.size, sheetFaint, name)
+}
+
+// text writes one line, as much of it as fits into width pixels: the end is what tells names apart, so the beginning goes.
+func (s *sheet) text(x, y, width int, ink color.Color, line string) {
+	face := basicfont.Face7x13
+	runes := []rune(line)
+	if room := width / face.Advance; len(runes) > room {
+		runes = append([]rune{'~'}, runes[len(runes)-max(room-1, 0):]...)
+	}
+	d := font.Drawer{Dst: s.canvas, Src: image.NewUniform(ink), Face: face, Dot: fixed.P(x, y)}
+	d.DrawString(string(runes))
+}
+
+// cut is the sheet without the place of batches that did not come.
+func (s *sheet) cut(batches int) image.Image {
+	return s.canvas.SubImage(image.Rect(0, 0, s.canvas.Bounds().Dx(), batches*s.band))
+}
+
+// writePNG leaves no half a file behind.
+func writePNG(name string, m image.Image) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if e := f.Close(); err == nil {
+			err = e
+		}
+		if err != nil {
+			os.Remove(name)
+		}
+	}()
+	w := bufio.NewWriter(f)
+	if err := png.Encode(w, m); err != nil {
+		return err
+	}
+	return w.Flush()
+}

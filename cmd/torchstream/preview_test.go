@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestPreview: pictures of one colour lie where the sheet says, with writing under them.
+func TestPreview(t *testing.T) {
+	colors := map[string]color.RGBA{"blue": {0, 0, 200, 255}, "green": {0, 200, 0, 255}, "red": {200, 0, 0, 255}}
+	files := map[string]string{"green/broken.png": "\x89PNG\r\n\x1a\nno picture"}
+	for class, c := range colors {
+		m := image.NewRGBA(image.Rect(0, 0, 50, 40))
+		for i := range m.Pix {
+			m.Pix[i] = []byte{c.R, c.G, c.B, 255}[i%4]
+		}
+		var b bytes.Buffer
+		if err := png.Encode(&b, m); err != nil {
+			t.Fatal(err)
+		}
+		files[class+"/picture.png"] = b.String()
+	}
+	out := filepath.Join(t.TempDir(), "sheet.png")
+	status, stdout, stderr := command(t, "preview", "-archive", writeTar(t, files), "-out", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
+	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") || !strings.Contains(stdout, "1 bad") {
+		t.Fatalf("status %d, %q, %q", status, stdout, stderr)
+	}
+	f, err := os.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sheet, err := png.Decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := sheet.Bounds(), image.Rect(0, 0, 2*(64+sheetGap)+sheetGap, 2*(sheetHeading+64+2*sheetLine+sheetGap)); got != want {
+		t.Fatalf("the sheet is %v, want %v", got, want)
+	}
+	at := func(batch, column, x, y int) color.RGBA {
+		r, g, b, a := sheet.At(sheetGap+column*(64+sheetGap)+x, batch*sheet.Bounds().Dy()/2+sheetHeading+y).RGBA()
+		return color.RGBA{uint8(r >> 8), uint8(g >> 8), uint8(b >> 8), uint8(a >> 8)}
+	}
+	seen := map[color.RGBA]int{}
+	for _, place := range [][2]int{{0, 0}, {0, 1}, {1, 0}} {
+		c := at(place[0], place[1], 0, 0)
+		if at(place[0], place[1], 63, 63) != c || at(place[0], place[1], 64, 0) != sheetPaper {
+			t.Errorf("picture %v is not 64 x 64 of one colour", place)
+		}
+		seen[c]++
+		written := 0
+		for x := range 64 {
+			for y := range 2 * sheetLine {
+				if at(place[0], place[1], x, 64+y) != sheetPaper {
+					written++
+				}
+			}
+		}
+		if written < 50 {
+			t.Errorf("there is no writing under picture %v", place)
+		}
+	}
+	for class, c := range colors {
+		if seen[c] != 1 {
+			t.Errorf("%s is %d times on the sheet", class, seen[c])
+		}
+	}
+	if at(1, 1, 30, 30) != sheetPaper {
+		t.Error("there is a fourth picture")
+	}
+}
+
+func TestPreviewErrors(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{nil, 2, "-archive"},
+		{[]string{"-archive", photos, "-batch", "0"}, 2, "-batch"},
+		{[]string{"-archive", photos, "-transform", "blur"}, 2, `no transform "blur"`},
+		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
+		{[]string{"-archive", filepath.Join(dir, "missing.tar")}, 1, "missing.tar"},
+		{[]string{"-archive", photos, "-out", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
+	} {
+		if status, _, stderr := command(t, append([]string{"preview"}, c.args...)...); status != c.status || !strings.Contains(stderr, c.says) {
+			t.Errorf("preview %q: status %d, stderr %q", c.args, status, stderr)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) > 0 {
+		t.Errorf("files are left: %v", left)
+	}
+}
