@@ -16,7 +16,8 @@ type index struct {
 	names   string
 	ignored int // members that are no samples
 	// held has the samples' contents by offset, if they are kept in memory: then the archive is not read again.
-	held map[int64][]byte
+	held     map[int64][]byte
+	seekable bool // a member's content lies in the file as it is, at its offset
 }
 
 type entry struct {
@@ -35,6 +36,35 @@ func (x *index) name(i int) string {
 	return x.names[x.entries[i].name:end]
 }
 
+// random says whether the content of any sample can be read in any order, by several goroutines at once, each with a sampleReader. It never changes in
+// the life of an index.
+func (x *index) random() bool { return x.seekable || x.held != nil }
+
+// sampleReader reads the contents of an index's samples in any order. It is used by one goroutine at a time; several of them read one open archive at once.
+type sampleReader struct {
+	a *archive
+	x *index
+}
+
+// newSampleReader is for an index whose random is true, and an open archive that has not changed since. The archive stays the caller's.
+func newSampleReader(a *archive, x *index) *sampleReader { return &sampleReader{a, x} }
+
+// read fills dst, which has the length of sample i's content, with it. The sample must be a regular file. Errors are *ArchiveError, or the marker errStopped.
+func (r *sampleReader) read(i int, dst []byte) error {
+	e := &r.x.entries[i]
+	if r.x.held != nil {
+		copy(dst, r.x.held[e.offset])
+		return nil
+	}
+	if n, err := r.a.file.ReadAt(dst, e.offset); n < len(dst) {
+		return &ArchiveError{File: r.a.path, Member: r.x.name(i), Position: i + 1, Offset: e.offset, Err: truncated(err)}
+	}
+	return nil
+}
+
+// close gives back what the reader holds outside of Go's memory.
+func (r *sampleReader) close() {}
+
 // indexer collects an index member by member. With classes given, the members of these directories are the samples; without, those of every directory that
 // has a member that claims to be an image (by its first bytes or its extension), which is known at the end only.
 type indexer struct {
@@ -47,6 +77,7 @@ type indexer struct {
 	ignored int
 	orphans int // images outside of any directory
 
+	seekable  bool             // as index.seekable
 	held      map[int64][]byte // as index.held; nil: nothing is kept
 	heldBytes int64
 	heldLimit int64
@@ -167,7 +198,7 @@ func (x *indexer) list() []string {
 
 // finish sorts the classes and drops the members of directories that turned out to be none.
 func (x *indexer) finish(info fs.FileInfo) *index {
-	out := &index{info: info, entries: x.entries, ignored: x.ignored, classes: x.list(), held: x.held}
+	out := &index{info: info, entries: x.entries, ignored: x.ignored, classes: x.list(), held: x.held, seekable: x.seekable}
 	if !x.given {
 		out.classes = slices.DeleteFunc(out.classes, func(c string) bool { return !x.claimed[x.classes[c]] })
 		slices.Sort(out.classes)

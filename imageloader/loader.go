@@ -171,7 +171,8 @@ func (l *Loader) scan(a *archive) (*index, error) {
 	if err != nil {
 		return nil, err
 	}
-	if a.format == formatTarGz {
+	x.seekable = a.format == formatTar
+	if !x.seekable {
 		x.hold(l.o.ShuffleBytes)
 	}
 	for {

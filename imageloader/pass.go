@@ -124,7 +124,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.budget.stop()
 	})
 	all.Go(func() { p.lend(lend) })
-	if p.archive.format == formatTar || p.held() != nil {
+	if p.known != nil && p.known.random() {
 		p.fetches = make(chan job, o.Workers)
 		if p.archive.format == formatTar {
 			all.Go(p.listTar)
@@ -259,9 +259,10 @@ func (p *pass) held() map[int64][]byte {
 	return p.known.held
 }
 
-// fetch reads members of a plain .tar, or takes what is held in memory.
+// fetch reads samples in whatever order they come.
 func (p *pass) fetch() {
-	held := p.held()
+	r := newSampleReader(p.archive, p.known)
+	defer r.close()
 	for {
 		var j job
 		var more bool
@@ -278,18 +279,12 @@ func (p *pass) fetch() {
 				return
 			}
 			began := time.Now()
-			j.data = p.buffers.get(int(j.size))
-			var n int
-			var err error
-			if held != nil { // a copy, so that what is in buffers has one owner
-				n = copy(j.data, held[j.offset])
-			} else {
-				n, err = p.archive.file.ReadAt(j.data, j.offset)
-			}
+			j.data = p.buffers.get(int(j.size)) // also of what is held, so that what is in buffers has one owner
+			err := r.read(j.sample.Index, j.data)
 			p.l.counters.read.Add(int64(time.Since(began)))
-			if n < len(j.data) {
+			if err != nil {
 				p.recycle(j.data)
-				p.asm.resolve(j.position, fatal, &ArchiveError{File: p.l.path, Member: j.sample.Name, Position: j.sample.Index + 1, Offset: j.offset, Err: truncated(err)})
+				p.asm.resolve(j.position, fatal, err)
 				continue
 			}
 		}
