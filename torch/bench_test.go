@@ -18,13 +18,13 @@ func BenchmarkOperator(b *testing.B) {
 		b.Cleanup(func() { x.Close() })
 		return x
 	}
-	peer := func(b *testing.B) (inPlace, outOfPlace float64) {
+	peer := func(b *testing.B) (inPlace, outOfPlace, held float64) {
 		b.StopTimer()
-		inPlace, outOfPlace, err := capi.BenchAdd(capi.DeviceCPU, 200_000)
+		inPlace, outOfPlace, held, err := capi.BenchAdd(capi.DeviceCPU, 200_000)
 		if err != nil {
 			b.Fatal(err)
 		}
-		return inPlace, outOfPlace
+		return inPlace, outOfPlace, held
 	}
 	b.Run("Add_", func(b *testing.B) {
 		x, y := one(b), one(b)
@@ -32,7 +32,7 @@ func BenchmarkOperator(b *testing.B) {
 		for b.Loop() {
 			x.Add_(y)
 		}
-		cpp, _ := peer(b)
+		cpp, _, _ := peer(b)
 		b.ReportMetric(cpp, "cpp-ns/op")
 		if err := x.Add_(y).Err(); err != nil {
 			b.Fatal(err)
@@ -46,14 +46,14 @@ func BenchmarkOperator(b *testing.B) {
 		xs := x.In(s)
 		for b.Loop() {
 			xs.Add(y)
-			if n++; n == 256 {
+			if n++; n == 400 {
 				s.Close()
 				s = torch.NewScope("bench")
 				xs, n = x.In(s), 0
 			}
 		}
 		s.Close()
-		_, cpp := peer(b)
+		_, _, cpp := peer(b)
 		b.ReportMetric(cpp, "cpp-ns/op")
 	})
 	b.Run("Add/close", func(b *testing.B) {
@@ -62,7 +62,7 @@ func BenchmarkOperator(b *testing.B) {
 		for b.Loop() {
 			x.Add(y).Close()
 		}
-		_, cpp := peer(b)
+		_, cpp, _ := peer(b)
 		b.ReportMetric(cpp, "cpp-ns/op")
 	})
 }

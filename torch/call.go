@@ -52,11 +52,12 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 		o := newOwned(c)
 		return &Tensor{h: &o.handle, more: &o.more, noGrad: p.noGrad}
 	}
-	h := p.scope.s.add(c)
-	if h == nil {
+	t := p.scope.add(c)
+	if t == nil {
 		return failed(p.scope.s.ended())
 	}
-	return &Tensor{h: h, scope: p.scope, noGrad: p.noGrad}
+	t.noGrad = p.noGrad
+	return t
 }
 
 // call runs the operator. Operands that no argument refers to may be nil (absent optionals). Nothing here keeps a slice, so that the generated methods have theirs

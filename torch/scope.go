@@ -16,6 +16,7 @@ import (
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
+	fresh   []Tensor // not handed out yet; guarded by s.mu. Not in scopeState: a Tensor knows its Scope
 }
 
 // scopeState is what the cleanup needs, and has no way back to the Scope, which would keep it alive for ever.
@@ -28,7 +29,7 @@ type scopeState struct {
 	used   int           // of the last chunk; guarded by mu
 }
 
-// Handles lie in chunks: joining a scope costs no allocation of its own.
+// Handles lie in chunks, and so do their Tensors: joining a scope costs no allocation of its own.
 type scopeChunk [32]handle
 
 // scopesBorn numbers scopes in the order of their creation, all over the process: "youngest" is a comparison of these.
@@ -101,21 +102,34 @@ func (s *scopeState) filled(chunk int) int {
 	return len(scopeChunk{})
 }
 
-// add takes ownership of c; if the scope has ended, c is freed and add returns nil.
-func (s *scopeState) add(c *capi.Tensor) *handle {
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+// add takes ownership of c and returns its tensor; if the scope has ended, c is freed and add returns nil.
+func (s *Scope) add(c *capi.Tensor) *Tensor {
+	state := s.s
+	state.mu.Lock()
+	if state.closed {
+		state.mu.Unlock()
 		capi.FreeTensor(c)
 		return nil
 	}
+	h := state.handle()
+	h.c = c
+	if len(s.fresh) == 0 {
+		s.fresh = make([]Tensor, len(scopeChunk{}))
+	}
+	t := &s.fresh[0]
+	s.fresh = s.fresh[1:]
+	state.mu.Unlock()
+	t.h, t.scope = h, s
+	return t
+}
+
+// handle returns the next free handle. The caller holds mu.
+func (s *scopeState) handle() *handle {
 	if len(s.chunks) == 0 || s.used == len(scopeChunk{}) {
 		s.grow()
 	}
 	h := &s.chunks[len(s.chunks)-1][s.used]
-	h.c = c
 	s.used++
-	s.mu.Unlock()
 	return h
 }
 

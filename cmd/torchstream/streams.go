@@ -31,7 +31,7 @@ type streamsReport struct {
 	CPUs       int                     `json:"cpus"`
 	Method     streamsMethod           `json:"method"`
 	Calls      map[string]*callRow     `json:"calls"`                 // by callNames
-	Operators  map[string]*operatorRow `json:"operators"`             // "add_" in place and "add", on one element
+	Operators  map[string]*operatorRow `json:"operators"`             // operatorNames, on one element
 	PythonNote string                  `json:"python_note,omitempty"` // why Python's figures are null, or cannot be compared
 }
 
@@ -66,7 +66,11 @@ type callRow struct {
 	Python    *figure  `json:"python"`
 }
 
-var operatorNames = []string{"add_", "add"}
+var operatorNames = []string{
+	"add_",
+	"add",      // each result freed at once
+	"add_held", // 400 results held, as a training step holds its activations, and freed together
+}
 
 type operatorRow struct {
 	Call   *figure `json:"call"`   // the generic operator call from Go, of internal/capi
@@ -193,8 +197,8 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		return err
 	}
 	defer y.Close()
-	inPlace, outOfPlace := &operatorRow{}, &operatorRow{}
-	r.Operators = map[string]*operatorRow{"add_": inPlace, "add": outOfPlace}
+	inPlace, outOfPlace, held := &operatorRow{}, &operatorRow{}, &operatorRow{}
+	r.Operators = map[string]*operatorRow{"add_": inPlace, "add": outOfPlace, "add_held": held}
 	a, err := capi.EmptyTensor([]int64{1}, capi.Float32, int32(device), capi.Contiguous)
 	if err != nil {
 		return err
@@ -223,20 +227,36 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		capi.FreeTensors(out[:])
 		return err
 	}))
-	enqueue(&outOfPlace.Tensor, func(calls int) error { // in a scope, as what is computed from a batch is; the scope's end is part of the cost
+	results := make([]*capi.Tensor, r.Method.EnqueuedCalls)
+	enqueue(&held.Call, func(calls int) error {
+		for i := range calls {
+			if _, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, results[i:i+1]); err != nil {
+				capi.FreeTensors(results[:i])
+				return err
+			}
+		}
+		capi.FreeTensors(results[:calls])
+		return nil
+	})
+	// Both in a scope, as what is computed from a batch is; making it and its end are part of the cost.
+	scoped := func(calls int, then func(*torch.Tensor) error) error {
 		scope := torch.NewScope("bench streams")
 		defer scope.Close()
 		in := x.In(scope)
 		for range calls {
-			if err := in.Add(y).Err(); err != nil {
+			if err := then(in.Add(y)); err != nil {
 				return err
 			}
 		}
 		return nil
+	}
+	enqueue(&outOfPlace.Tensor, func(calls int) error {
+		return scoped(calls, func(sum *torch.Tensor) error { return errors.Join(sum.Err(), sum.Close()) })
 	})
+	enqueue(&held.Tensor, func(calls int) error { return scoped(calls, (*torch.Tensor).Err) })
 
 	// One after the other, again and again: what changes in time, as the clock of the cores, changes for all.
-	var cppInPlace, cppOutOfPlace []float64
+	var cppInPlace, cppOutOfPlace, cppHeld []float64
 	for round := range r.Method.Repeats + 1 {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -250,18 +270,18 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 				t.means = append(t.means, mean)
 			}
 		}
-		in, out, err := capi.BenchAdd(int32(device), r.Method.EnqueuedCalls)
+		in, out, hold, err := capi.BenchAdd(int32(device), r.Method.EnqueuedCalls)
 		if err != nil {
 			return err
 		}
 		if round > 0 {
-			cppInPlace, cppOutOfPlace = append(cppInPlace, in), append(cppOutOfPlace, out)
+			cppInPlace, cppOutOfPlace, cppHeld = append(cppInPlace, in), append(cppOutOfPlace, out), append(cppHeld, hold)
 		}
 	}
 	for _, t := range all {
 		*t.to = summary(t.means)
 	}
-	inPlace.CPP, outOfPlace.CPP = summary(cppInPlace), summary(cppOutOfPlace)
+	inPlace.CPP, outOfPlace.CPP, held.CPP = summary(cppInPlace), summary(cppOutOfPlace), summary(cppHeld)
 	for name, c := range r.Calls {
 		if c.Go != nil && name != "lock_unlock" {
 			over := c.Go.Median - r.Calls["empty_cgo_call"].Go.Median
@@ -324,7 +344,8 @@ def add_(n):
     for _ in range(n): x.add_(y)
 def add(n):
     for _ in range(n): z = x + y
-rows = {"add_": (add_, enqueued), "add": (add, enqueued)}
+def add_held(n): held = [x + y for _ in range(n)]
+rows = {"add_": (add_, enqueued), "add": (add, enqueued), "add_held": (add_held, enqueued)}
 if gpu:
     side, other = torch.cuda.Stream(), torch.cuda.Stream()
     event = torch.cuda.Event()

@@ -390,11 +390,12 @@ TS_API int64_t ts_thread_count(void);
 TS_API int64_t ts_thread_id(void);
 /* Does nothing; for measuring what a call costs. */
 TS_API void ts_noop(void);
-/* Runs `rounds` calls of at::add_ / at::add on a one-element float32 tensor of the device and
+/* Runs `rounds` calls of at::add_ and of at::add on a one-element float32 tensor of the device and
  * returns host nanoseconds a call: the C++ peer for benchmarks of the same operator through
- * ts_operator_call. */
+ * ts_operator_call. out_of_place_ns: each result freed at once; held_ns: results kept and freed 400
+ * at a time. */
 TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
-                              double* out_of_place_ns);
+                              double* out_of_place_ns, double* held_ns);
 
 /* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ------------------------ */
 

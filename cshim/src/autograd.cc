@@ -27,16 +27,16 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
                              bool retain_graph) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
+    const at::Tensor with = ts::value_or_undefined(gradient);
     ts::require(value.requires_grad(),
                 "backward from a tensor that does not depend on any that requires grad");
-    if (gradient != nullptr) {
-      ts::check_gradient(value, gradient->value);
+    if (with.defined()) {
+      ts::check_gradient(value, with);
     } else {
       ts::require(value.numel() == 1, "backward without a gradient needs a scalar");
     }
-    value.backward(gradient != nullptr ? gradient->value : at::Tensor(), retain_graph,
-                   /*create_graph=*/false);
+    value.backward(with, retain_graph, /*create_graph=*/false);
   });
 }
 
@@ -44,7 +44,7 @@ ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     // Past Tensor::grad, which warns about tensors that are not leaves.
     const at::Tensor& gradient = value.unsafeGetTensorImpl()->grad();
     *out = gradient.defined() ? ts::to_handle(gradient) : nullptr;
@@ -54,15 +54,16 @@ ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out) {
 ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     ts::require(value.is_leaf(), "the gradient of a tensor that is not a leaf cannot be set");
     if (gradient == nullptr) {
       if (value.unsafeGetTensorImpl()->grad().defined()) value.mutable_grad().reset();
       return;
     }
-    ts::check_gradient(value, gradient->value);
-    ts::require(!gradient->value.is_same(value), "a tensor cannot be its own gradient");
-    value.mutable_grad() = gradient->value;
+    at::Tensor with = ts::value_of(gradient);
+    ts::check_gradient(value, with);
+    ts::require(!with.is_same(value), "a tensor cannot be its own gradient");
+    value.mutable_grad() = std::move(with);
   });
 }
 
@@ -73,7 +74,7 @@ ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) {
     ts::require(count == 0 || tensors != nullptr, "tensors is NULL");
     for (int64_t i = 0; i < count; ++i) ts::value_of(tensors[i]);
     for (int64_t i = 0; i < count; ++i) {
-      const at::Tensor& value = tensors[i]->value;
+      const at::Tensor value = ts::value_of(tensors[i]);
       if (value.unsafeGetTensorImpl()->grad().defined()) value.mutable_grad().reset();
     }
   });
@@ -82,7 +83,7 @@ ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) {
 ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     ts::require(value.is_leaf() || requires_grad,
                 "the tensor was computed from others that require grad: it cannot stop requiring "
                 "it; use a detached one");

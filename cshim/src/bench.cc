@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 
 #include <chrono>
+#include <vector>
 
 #include "device.h"
 #include "error.h"
@@ -17,6 +18,8 @@ void finish(c10::Device device) {
   const DeviceScope scope(device.index());
   c10::cuda::device_synchronize();
 }
+
+constexpr size_t kHeld = 400;
 
 // Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
 // do at the end is not counted.
@@ -35,12 +38,13 @@ double nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
-                       double* out_of_place_ns) {
+ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns, double* out_of_place_ns,
+                       double* held_ns) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(rounds > 0, "rounds must be at least 1");
-    ts::require(in_place_ns != nullptr && out_of_place_ns != nullptr, "an output is NULL");
+    ts::require(in_place_ns != nullptr && out_of_place_ns != nullptr && held_ns != nullptr,
+                "an output is NULL");
     const auto where = ts::checked_device(device);
     const auto options = at::TensorOptions().dtype(at::ScalarType::Float).device(where);
     const at::Tensor one = at::ones({1}, options);
@@ -48,7 +52,13 @@ ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
     const double in_place = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
     const double out_of_place =
         ts::nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
+    std::vector<at::Tensor> results;
+    const double held = ts::nanoseconds(where, rounds, [&] {
+      results.push_back(at::add(sum, one));
+      if (results.size() == ts::kHeld) results.clear();
+    });
     *in_place_ns = in_place;
     *out_of_place_ns = out_of_place;
+    *held_ns = held;
   });
 }

@@ -22,8 +22,8 @@ namespace {
 
 // One checked pair of ts_copy_batch.
 struct Transfer {
-  const at::Tensor* dst;
-  const at::Tensor* src;
+  at::Tensor dst;
+  at::Tensor src;
   cudaMemcpyKind kind;
   bool bytewise;  // equal dense layouts: one memcpy; otherwise a kernel on the device
 };
@@ -62,8 +62,8 @@ void check_place(int32_t index, const char* name, const at::Tensor& tensor,
 Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
                       c10::DeviceIndex device) {
   if (to == nullptr || from == nullptr) throw_pair(index, "a tensor is NULL");
-  const at::Tensor& dst = to->value;
-  const at::Tensor& src = from->value;
+  at::Tensor dst = value_of(to);
+  at::Tensor src = value_of(from);
   if (dst.sizes() != src.sizes()) {
     throw_pair(index, "dst has shape " + text_of(dst.sizes()) + " and src " + text_of(src.sizes()));
   }
@@ -84,12 +84,12 @@ Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
   const auto kind = src.is_cpu()   ? cudaMemcpyHostToDevice
                     : dst.is_cpu() ? cudaMemcpyDeviceToHost
                                    : cudaMemcpyDeviceToDevice;
-  return {&dst, &src, kind, bytewise};
+  return {std::move(dst), std::move(src), kind, bytewise};
 }
 
 void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
-  const at::Tensor& dst = *transfer.dst;
-  const at::Tensor& src = *transfer.src;
+  const at::Tensor& dst = transfer.dst;
+  const at::Tensor& src = transfer.src;
   if (dst.numel() == 0) return;
   if (transfer.bytewise) {
     C10_CUDA_CHECK(cudaMemcpyAsync(dst.mutable_data_ptr(), src.const_data_ptr(), dst.nbytes(),
@@ -103,7 +103,7 @@ void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
 }
 
 at::Scalar only_element(const ts_tensor* tensor) {
-  const at::Tensor& value = value_of(tensor);
+  const at::Tensor value = value_of(tensor);
   if (value.numel() != 1) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT, "item of a tensor with " +
                                                  std::to_string(value.numel()) +
@@ -118,8 +118,8 @@ at::Scalar only_element(const ts_tensor* tensor) {
 ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& to = ts::value_of(dst, "dst");
-    const at::Tensor& from = ts::value_of(src, "src");
+    const at::Tensor to = ts::value_of(dst, "dst");
+    const at::Tensor from = ts::value_of(src, "src");
     const c10::NoGradGuard no_grad;
     to.copy_(from, non_blocking);
   });
@@ -130,7 +130,7 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     const auto type = dtype == -1 ? value.scalar_type() : ts::checked_dtype(dtype);
     const auto where = ts::checked_device(device);
     *out = ts::to_handle(value.to(where, type, non_blocking, /*copy=*/false));
@@ -140,7 +140,7 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
 ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     const int64_t needed = ts::bytes_of(value);
     if (bytes != static_cast<size_t>(needed)) {
       throw ts::Failure(

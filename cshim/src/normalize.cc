@@ -92,8 +92,8 @@ ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float*
                               const float* std, int32_t channels) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& to = ts::value_of(dst, "dst");
-    const at::Tensor& from = ts::value_of(src, "src");
+    const at::Tensor to = ts::value_of(dst, "dst");
+    const at::Tensor from = ts::value_of(src, "src");
     ts::require(mean != nullptr && std != nullptr, "mean or std is NULL");
     ts::require(channels >= 1 && channels <= ts::kMaxChannels, "channels must be from 1 to 4");
     ts::require(from.scalar_type() == at::ScalarType::Byte, "src must be uint8");

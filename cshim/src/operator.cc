@@ -307,14 +307,14 @@ class Filler {
     }
   }
 
-  const at::Tensor& tensor(const Parameter& parameter, int64_t index) const {
+  at::Tensor tensor(const Parameter& parameter, int64_t index) const {
     if (index < 0 || index >= operands_.tensor_count) {
       fail(parameter, "there is no tensor " + std::to_string(index) + " among the " +
                           std::to_string(operands_.tensor_count) + " given");
     }
     const ts_tensor* handle = operands_.tensors[index];
     if (handle == nullptr) fail(parameter, "tensor " + std::to_string(index) + " is NULL");
-    return handle->value;
+    return value_of(handle);
   }
 
   bool boolean(const Parameter& parameter, int64_t value) const {
@@ -360,7 +360,7 @@ class Filler {
         if (operands_.tensors[i] == nullptr) {
           list.push_back(std::nullopt);
         } else {
-          list.push_back(operands_.tensors[i]->value);
+          list.push_back(value_of(operands_.tensors[i]));
         }
       }
       stack_.emplace_back(std::move(list));
@@ -420,7 +420,7 @@ class CallStack {
 
  private:
   static torch::jit::Stack& kept() noexcept {
-    thread_local torch::jit::Stack here;
+    thread_local torch::jit::Stack here __attribute__((tls_model("initial-exec")));
     return here;
   }
 
@@ -443,32 +443,23 @@ void fill_stack(const ts_operator& op, const Operands& operands, torch::jit::Sta
   }
 }
 
-using Results = c10::SmallVector<std::unique_ptr<ts_tensor>, 4>;
-
-// A result that LibTorch left undefined, which some backward operators do, is no handle.
-void add_result(Results& results, at::Tensor tensor) {
-  results.push_back(tensor.defined() ? std::make_unique<ts_tensor>(std::move(tensor)) : nullptr);
-}
-
-Results take_results(torch::jit::Stack& stack) {
-  Results results;
+// The tensors on the stack, the elements of lists among them, in order.
+template <typename Take>
+void each_result(torch::jit::Stack& stack, Take&& take) {
   for (c10::IValue& value : stack) {
     if (value.isTensor()) {
-      add_result(results, std::move(value).toTensor());
+      take(std::move(value).toTensor());
     } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) add_result(results, tensor);
+      for (const c10::IValue& element : value.toListRef()) take(element.toTensor());
     }
   }
-  return results;
 }
 
-// How many handles take_results would make; for results that are dropped, as in-place operators'
-// are.
 int32_t count_results(const torch::jit::Stack& stack) {
   size_t count = 0;
   for (const c10::IValue& value : stack) {
     if (value.isTensor()) ++count;
-    if (value.isTensorList()) count += value.toTensorVector().size();
+    if (value.isTensorList()) count += value.toListRef().size();
   }
   return static_cast<int32_t>(count);
 }
@@ -592,14 +583,14 @@ ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t ar
       if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
       op->handle.callBoxed(&stack);
     }
-    if (out_capacity == 0) {
-      *out_count = ts::count_results(stack);
-      return;
+    const int32_t count = ts::count_results(stack);
+    if (out_capacity > 0) {
+      ts::check_capacity(*op, count, out_capacity);
+      // A result that LibTorch left undefined, which some backward operators do, is no handle.
+      ts::each_result(stack, [&](at::Tensor tensor) {
+        *out++ = tensor.defined() ? ts::to_handle(std::move(tensor)) : nullptr;
+      });
     }
-    auto results = ts::take_results(stack);
-    const auto count = static_cast<int32_t>(results.size());
-    ts::check_capacity(*op, count, out_capacity);
     *out_count = count;
-    for (int32_t i = 0; i < count; ++i) out[i] = results[static_cast<size_t>(i)].release();
   });
 }

@@ -14,9 +14,9 @@
 #include "stream.h"
 #include "thread.h"
 
-std::atomic<int64_t> ts_tensor::count{0};
-
 namespace ts {
+
+std::atomic<int64_t> tensor_handles{0};
 
 at::ScalarType checked_dtype(int32_t dtype) {
   const auto type = static_cast<at::ScalarType>(dtype);
@@ -77,6 +77,13 @@ void require_bytes(size_t bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
                                                  shape_text(sizes) + " of " + c10::toString(dtype) +
                                                  " has " + std::to_string(needed));
   }
+}
+
+// Gives the caller's reference back.
+void drop(ts_tensor* tensor) noexcept {
+  if (tensor == nullptr) return;
+  tensor_handles.fetch_sub(1, std::memory_order_relaxed);
+  c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(tensor));
 }
 
 }  // namespace
@@ -146,21 +153,21 @@ ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** out) {
 
 void ts_tensor_free(ts_tensor* tensor) {
   ts::enter_thread();
-  delete tensor;
+  ts::drop(tensor);
 }
 
 void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {
   ts::enter_thread();
-  for (int64_t i = 0; i < count; ++i) delete tensors[i];
+  for (int64_t i = 0; i < count; ++i) ts::drop(tensors[i]);
 }
 
-int64_t ts_tensor_count(void) { return ts_tensor::count.load(std::memory_order_relaxed); }
+int64_t ts_tensor_count(void) { return ts::tensor_handles.load(std::memory_order_relaxed); }
 
 ts_error* ts_tensor_describe(const ts_tensor* tensor, ts_tensor_info* out) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     ts_tensor_info info{};
     info.numel = value.numel();
     info.element_size = static_cast<int32_t>(value.element_size());
@@ -180,7 +187,7 @@ ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* stri
                           int32_t capacity) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     if (capacity < value.dim()) {
       throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "capacity " + std::to_string(capacity) +
                                                        " for a tensor of " +
@@ -204,7 +211,7 @@ ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out) {
 ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    const at::Tensor& value = ts::value_of(tensor);
+    const at::Tensor value = ts::value_of(tensor);
     ts::require(value.is_cuda(), "record_stream is for tensors on a GPU");
     const auto used_on = ts::checked_stream(stream);
     c10::cuda::CUDACachingAllocator::recordStream(value.storage().data_ptr(), used_on);

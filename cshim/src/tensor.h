@@ -5,37 +5,39 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "error.h"
 
-struct ts_tensor {
-  explicit ts_tensor(at::Tensor tensor) noexcept : value(std::move(tensor)) {
-    count.fetch_add(1, std::memory_order_relaxed);
-  }
-  ~ts_tensor() { count.fetch_sub(1, std::memory_order_relaxed); }
-  ts_tensor(const ts_tensor&) = delete;
-  ts_tensor& operator=(const ts_tensor&) = delete;
-
-  at::Tensor value;  // always defined
-
-  static std::atomic<int64_t> count;
-};
-
+// A ts_tensor is never defined: its address is that of the TensorImpl, and who holds it holds one
+// of the TensorImpl's references. So a handle costs no memory of its own; every operator makes one.
 namespace ts {
 
-// A new reference for the caller of the C function.
-inline ts_tensor* to_handle(at::Tensor tensor) {
-  return std::make_unique<ts_tensor>(std::move(tensor)).release();
+// How many references C callers hold.
+extern std::atomic<int64_t> tensor_handles;
+
+// A new reference for the caller of the C function. tensor: defined.
+inline ts_tensor* to_handle(at::Tensor tensor) noexcept {
+  tensor_handles.fetch_add(1, std::memory_order_relaxed);
+  return reinterpret_cast<ts_tensor*>(tensor.unsafeReleaseTensorImpl());
+}
+
+inline c10::TensorImpl* impl_of(const ts_tensor* tensor) noexcept {
+  return reinterpret_cast<c10::TensorImpl*>(const_cast<ts_tensor*>(tensor));
 }
 
 // The tensor of a handle that must be there.
-inline const at::Tensor& value_of(const ts_tensor* tensor, const char* name = "tensor") {
+inline at::Tensor value_of(const ts_tensor* tensor, const char* name = "tensor") {
   if (tensor == nullptr) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
   }
-  return tensor->value;
+  using Pointer = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  return at::Tensor(Pointer::unsafe_reclaim_from_nonowning(impl_of(tensor)));
+}
+
+// The tensor of a handle, undefined for NULL.
+inline at::Tensor value_or_undefined(const ts_tensor* tensor) {
+  return tensor == nullptr ? at::Tensor() : value_of(tensor);
 }
 
 // The type of the number, if it is one that memory can be made of.

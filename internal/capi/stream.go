@@ -262,10 +262,10 @@ func ThreadCount() int64 { return int64(C.ts_thread_count()) }
 func ThreadID() int64    { return int64(C.ts_thread_id()) }
 func Noop()              { C.ts_noop() }
 
-func BenchAdd(device int32, rounds int) (inPlace, outOfPlace float64, err error) {
+func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
 	computing.enter()
 	defer computing.leave()
-	var in, out C.double
-	err = failure(C.ts_bench_add(C.int32_t(device), C.int32_t(rounds), &in, &out))
-	return float64(in), float64(out), err
+	var i, o, h C.double
+	err = failure(C.ts_bench_add(C.int32_t(device), C.int32_t(rounds), &i, &o, &h))
+	return float64(i), float64(o), float64(h), err
 }
