@@ -155,6 +155,14 @@ TS_API ts_error* ts_set_cuda_stream(ts_stream stream);
  * does not block. Any two devices. */
 TS_API ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on);
 
+/* Fork: work enqueued on each of `to` from now on starts after everything enqueued on `from` so far;
+ * one record for all. Join: work enqueued on `into` from now on starts after everything enqueued on
+ * each of `from` so far. The arrays have count streams, borrowed for the call, of any devices; one
+ * that is the other side's own stream is passed over. The host does not block. While a CUDA graph
+ * captures `from` of a fork, the forked streams join the capture. */
+TS_API ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count);
+TS_API ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int32_t count);
+
 /* Thread-local stream guard: enter makes the stream and its device current; exit restores both.
  * Guards nest, and are left in reverse order on the thread that entered them: otherwise exit
  * returns TS_ERROR_WRONG_THREAD or TS_ERROR_OUT_OF_ORDER and changes nothing. A value; nothing to

@@ -193,12 +193,12 @@ Guards& guards() {
   return here;
 }
 
-WaitEvents& wait_events() {
-  thread_local WaitEvents here;
-  return here;
-}
-
 }  // namespace
+
+cudaEvent_t wait_event(DeviceIndex device) {
+  thread_local WaitEvents here;
+  return here.get(device);
+}
 
 CUDAStream checked_stream(ts_stream stream) {
   check(stream);
@@ -335,7 +335,7 @@ ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on) {
     if (ts::same_stream(waiting, source)) return;  // a stream is always in its own order
     // The devices matter for default streams: their handle is NULL on all of them.
     ts::DeviceScope scope(source.device_index());
-    cudaEvent_t event = ts::wait_events().get(source.device_index());
+    cudaEvent_t event = ts::wait_event(source.device_index());
     C10_CUDA_CHECK(cudaEventRecord(event, source.stream()));
     if (waiting.device_index() == source.device_index()) {
       C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include "torchstream.h"
 
@@ -17,5 +18,9 @@ ts_stream to_value(c10::cuda::CUDAStream stream) noexcept;
 inline bool same_stream(c10::cuda::CUDAStream a, c10::cuda::CUDAStream b) {
   return a.device_index() == b.device_index() && a.stream() == b.stream();
 }
+
+// An event of the device, which is the current one, for a record that is waited for at once: the
+// same for every call on a thread, which may record it again as soon as the waits are enqueued.
+cudaEvent_t wait_event(c10::DeviceIndex device);
 
 }  // namespace ts

@@ -1,0 +1,147 @@
+package cuda
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Every stream of a fork or a join is checked before anything is ordered.
+func TestForkAndJoinErrors(t *testing.T) {
+	good, none := DefaultStream(0), DefaultStream(1000)
+	for name, err := range map[string]error{
+		"fork from": Fork(none, good), "fork to": Fork(good, good, none), "join into": Join(none, good), "join from": Join(good, good, none), "fork from alone": Fork(none),
+		"join into alone": Join(none), "not a GPU": Fork(Stream{capi.Stream{Device: -1}}),
+	} {
+		if !errors.Is(err, ErrNoDevice) {
+			t.Errorf("%s: got %v, want ErrNoDevice", name, err)
+		}
+	}
+	if DeviceCount() == 0 {
+		return
+	}
+	made := Stream{capi.Stream{ID: 3 << 20, Device: 0}}
+	if err := Fork(good, made); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("a stream that nobody made: %v", err)
+	}
+	if err := errors.Join(Fork(good), Join(good), Fork(good, good), Join(good, good, good)); err != nil {
+		t.Errorf("nothing to order: %v", err)
+	}
+}
+
+// Each of the streams of a fork waits, and none that was not forked.
+func TestFork(t *testing.T) {
+	onGPU(t, 1)
+	const stale, fresh, n = 3, 7, 1 << 20
+	load, streams, made := newWork(t), newStreams(t, 5), tensor(t, n, stale)
+	var read []*capi.Tensor
+	for range streams {
+		read = append(read, tensor(t, n, 0))
+	}
+	check(t, WithStream(streams[0], func() error { return errors.Join(load.queue(), fill(made, fresh)) }))
+	check(t, Fork(streams[0], streams[1:4]...))
+	for i := 1; i < 5; i++ { // all are queued before one is waited for
+		check(t, WithStream(streams[i], func() error { return capi.CopyTensor(read[i], made, true) }))
+	}
+	check(t, Device(0).Synchronize())
+	for i := 1; i < 5; i++ {
+		want := [2]float32{fresh, fresh}
+		if i == 4 {
+			want = [2]float32{stale, stale}
+		}
+		if got := firstAndLast(t, read[i], n); got != want {
+			t.Errorf("stream %d reads %v, want %v", i, got, want)
+		}
+	}
+}
+
+// A join waits for each of the streams, whichever is the slow one.
+func TestJoin(t *testing.T) {
+	onGPU(t, 1)
+	const stale, fresh, n = 3, 7, 1 << 20
+	load, streams, read := newWork(t), newStreams(t, 5), tensor(t, n, 0)
+	for slow := 1; slow < 5; slow++ {
+		made := tensor(t, n, stale)
+		check(t, WithStream(streams[slow], func() error { return errors.Join(load.queue(), fill(made, fresh)) }))
+		check(t, Join(streams[0], streams[1:4]...))
+		check(t, WithStream(streams[0], func() error { return capi.CopyTensor(read, made, true) }))
+		check(t, Device(0).Synchronize())
+		want := [2]float32{fresh, fresh}
+		if slow == 4 { // was not joined
+			want = [2]float32{stale, stale}
+		}
+		if got := firstAndLast(t, read, n); got != want {
+			t.Errorf("stream %d is slow: read %v, want %v", slow, got, want)
+		}
+	}
+}
+
+// A fork and a join over two devices: default streams too, whose handle is NULL on both.
+func TestForkTwoDevices(t *testing.T) {
+	onGPU(t, 2)
+	load := newWork(t)
+	there := must[Stream](t)(NewStream(1, StreamOptions{}))
+	here := must[Stream](t)(NewStream(0, StreamOptions{}))
+	for name, order := range map[string]struct {
+		from, to Stream
+		order    func(from, to Stream) error
+	}{
+		"fork":                      {here, there, func(from, to Stream) error { return Fork(from, to, here) }},
+		"fork of default streams":   {DefaultStream(0), DefaultStream(1), func(from, to Stream) error { return Fork(from, to) }},
+		"join":                      {here, there, func(from, to Stream) error { return Join(to, to, from) }},
+		"join of default streams":   {DefaultStream(0), DefaultStream(1), func(from, to Stream) error { return Join(to, from) }},
+		"fork onto a default queue": {here, DefaultStream(1), func(from, to Stream) error { return Fork(from, here, to) }},
+	} {
+		check(t, WithStream(order.from, load.queue))
+		check(t, order.order(order.from, order.to))
+		// A mark on the stream that waits is reached only after the slow work.
+		mark := must[*Event](t)(NewEvent(EventOptions{}))
+		check(t, mark.Record(order.to))
+		check(t, mark.Synchronize())
+		if done := must[bool](t)(order.from.Query()); !done {
+			t.Errorf("%s: the waiting stream went on before", name)
+		}
+		check(t, mark.Close())
+		check(t, Device(0).Synchronize())
+	}
+}
+
+func TestForkDoesNotAllocate(t *testing.T) {
+	onGPU(t, 1)
+	s := newStreams(t, 4)
+	check(t, Fork(s[0], s[1:]...))
+	if n := testing.AllocsPerRun(100, func() { check(t, Fork(s[0], s[1:]...)); check(t, Join(s[0], s[1:]...)) }); n != 0 {
+		t.Errorf("%v allocations a fork and join", n)
+	}
+}
+
+func BenchmarkForkJoin(b *testing.B) {
+	if DeviceCount() == 0 {
+		b.Skip("no GPU")
+	}
+	var s []Stream
+	for range 4 {
+		stream, err := NewStream(0, StreamOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		s = append(s, stream)
+	}
+	b.Run("fork and join of 3", func(b *testing.B) {
+		for b.Loop() {
+			if err := errors.Join(Fork(s[0], s[1:]...), Join(s[0], s[1:]...)); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("by Wait", func(b *testing.B) {
+		for b.Loop() {
+			for _, side := range s[1:] {
+				if err := errors.Join(side.Wait(s[0]), s[0].Wait(side)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		}
+	})
+}

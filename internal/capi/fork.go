@@ -1,0 +1,24 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_stream_fork
+#cgo nocallback ts_stream_fork
+#cgo noescape ts_stream_join
+#cgo nocallback ts_stream_join
+*/
+import "C"
+
+import "unsafe"
+
+func ForkStreams(from Stream, to []Stream) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int32_t(len(to))))
+}
+
+func JoinStreams(into Stream, from []Stream) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int32_t(len(from))))
+}

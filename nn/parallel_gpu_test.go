@@ -1,0 +1,344 @@
+package nn_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+const gpu = cuda.Device(0)
+
+func onGPU(t *testing.T) {
+	t.Helper()
+	if cuda.DeviceCount() == 0 {
+		t.Skip("no GPU")
+	}
+}
+
+// stage is what the tests below share: a scope, a stream for the caller, and work that keeps a stream busy for tens of milliseconds and that leaves room for
+// others beside it.
+type stage struct {
+	t      *testing.T
+	scope  *torch.Scope
+	caller cuda.Stream
+	load   [2]*torch.Tensor
+}
+
+const width = 1 << 16
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	onGPU(t)
+	s := &stage{t: t, scope: torch.NewScope("stage")}
+	t.Cleanup(func() { s.scope.Close() })
+	var err error
+	if s.caller, err = cuda.NewStream(gpu, cuda.StreamOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.load {
+		s.load[i] = s.full(1, 1<<26)
+	}
+	s.check(gpu.Synchronize())
+	return s
+}
+
+func (s *stage) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// full allocates on the current stream and belongs to the stage's scope.
+func (s *stage) full(value float64, n int64) *torch.Tensor {
+	s.t.Helper()
+	x, err := torch.Full(gpu, torch.Float32, value, n)
+	s.check(err)
+	return s.scope.Own(x)
+}
+
+// busy keeps the current stream busy.
+func (s *stage) busy() {
+	for range 150 {
+		s.check(s.load[0].CopyFrom(s.load[1], torch.CopyOptions{NonBlocking: true}))
+	}
+}
+
+func (s *stage) want(what string, y *torch.Tensor, value float32) {
+	s.t.Helper()
+	got, err := y.Float32s()
+	s.check(err)
+	for i, v := range got {
+		if v != value {
+			s.t.Errorf("%s: element %d of %d is %v, want %v", what, i, len(got), v, value)
+			return
+		}
+	}
+}
+
+func (s *stage) on(stream cuda.Stream, fn func()) {
+	s.t.Helper()
+	s.check(cuda.WithStream(stream, func() error { fn(); return nil }))
+}
+
+// slow is a branch that takes long before it reads its input.
+func (s *stage) slow(factor float64) nn.Module {
+	return nn.Func(func(x *torch.Tensor) *torch.Tensor { s.busy(); return x.MulScalar(factor) })
+}
+
+func quick(factor float64) nn.Module {
+	return nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.MulScalar(factor) })
+}
+
+// Every branch begins after what the caller's stream had queued, and the caller's stream goes on after every branch, in eager mode and from the default stream.
+func TestParallelForksAndJoins(t *testing.T) {
+	s := newStage(t)
+	for _, caller := range []cuda.Stream{s.caller, cuda.DefaultStream(gpu)} {
+		p := nn.NewParallel(nil, quick(2), quick(3), s.slow(5), quick(7))
+		s.on(caller, func() {
+			x, into := s.full(1, width), make([]*torch.Tensor, 4)
+			for i := range into {
+				into[i] = s.full(0, width)
+			}
+			s.check(gpu.Synchronize())
+			for round := range 3 {
+				s.busy()
+				x.AddScalar_(1) // the branches see it: x is round + 2
+				ys := p.Outputs(x)
+				for i, y := range ys {
+					s.check(into[i].CopyFrom(y, torch.CopyOptions{NonBlocking: true}))
+				}
+				for i, factor := range []float32{2, 3, 5, 7} {
+					s.want("a branch", into[i], factor*float32(round+2))
+				}
+				for _, y := range ys {
+					y.Fill_(-1) // what the next round's memory holds is no result
+					y.Close()
+				}
+			}
+		})
+	}
+}
+
+// The memory of an input that is freed while a branch is still to read it is not handed out again before.
+func TestParallelInputMayBeFreed(t *testing.T) {
+	s := newStage(t)
+	s.on(s.caller, func() {
+		x, into := s.full(3, width), s.full(0, width)
+		s.check(gpu.Synchronize())
+		branch := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+			s.busy()
+			s.check(into.CopyFrom(x, torch.CopyOptions{NonBlocking: true}))
+			y := x.MulScalar(1)
+			x.Close()
+			// As another goroutine on the caller's stream would.
+			s.on(s.caller, func() {
+				for range 4 {
+					s.full(-1, width)
+				}
+			})
+			return y
+		})
+		ys := nn.NewParallel(nil, quick(1), branch).Outputs(x)
+		s.want("the input", into, 3)
+		s.want("the output", ys[1], 3)
+	})
+}
+
+// The memory of an output that is freed while the caller's stream is still to read it is not handed out again before.
+func TestParallelOutputMayBeFreed(t *testing.T) {
+	s := newStage(t)
+	s.on(s.caller, func() {
+		x, into := s.full(3, width), s.full(0, width)
+		var side cuda.Stream
+		p := nn.NewParallel(nil, quick(1), nn.Func(func(x *torch.Tensor) *torch.Tensor {
+			var err error
+			side, err = cuda.GetCurrentCUDAStream(gpu)
+			s.check(err)
+			return x.MulScalar(2)
+		}))
+		ys := p.Outputs(x)
+		if side == s.caller {
+			t.Fatal("the second branch ran on the caller's stream")
+		}
+		s.check(gpu.Synchronize())
+		s.busy()
+		s.check(into.CopyFrom(ys[1], torch.CopyOptions{NonBlocking: true}))
+		ys[1].Close()
+		s.on(side, func() {
+			for range 4 {
+				s.full(-1, width)
+			}
+		})
+		s.want("the output", into, 6)
+	})
+}
+
+// Backward through a Parallel whose input and outputs live only as long as backward needs them, while other memory comes and goes; gradients are read on the
+// caller's stream right after.
+func TestParallelBackward(t *testing.T) {
+	s := newStage(t)
+	s.on(s.caller, func() {
+		var weights []*torch.Tensor
+		var modules []nn.Module
+		for i := range 4 {
+			w := s.full(float64(i+1), width)
+			s.check(w.SetRequiresGrad(true))
+			weights = append(weights, w)
+			modules = append(modules, nn.Func(func(x *torch.Tensor) *torch.Tensor {
+				if i == 2 {
+					s.busy()
+				}
+				return x.Mul(w)
+			}))
+		}
+		p := nn.NewParallel(nn.Product(), modules...)
+		for round := range 5 {
+			v := float64(round%2 + 1)
+			turn := torch.NewScope("turn")
+			made, err := torch.Full(gpu, torch.Float32, v, width)
+			s.check(err)
+			x := turn.Own(made)
+			h := x.MulScalar(1)
+			loss := p.Forward(h).Sum().Keep()
+			turn.Close() // all but what backward keeps
+			s.check(torch.ClearGrads(weights...))
+			if err := loss.Backward(); err != nil {
+				t.Fatal(err)
+			}
+			loss.Close()
+			for i, w := range weights {
+				// The product of v*w_j over all j, by w_i.
+				want := 24 * v * v * v * v / float64(i+1)
+				g := w.In(s.scope).Grad()
+				s.want("a gradient", g, float32(want))
+				g.Close()
+			}
+		}
+	})
+}
+
+// The numbers of whole networks, nested, on both kinds of caller's stream, and from several goroutines at once.
+func TestParallelIsInTurnOnTheGPU(t *testing.T) {
+	onGPU(t)
+	b := newBranches(t)
+	if err := nn.To(b.parallel, gpu); err != nil {
+		t.Fatal(err)
+	}
+	made, err := torch.Randn(gpu, torch.Float32, 64, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer made.Close()
+	for range 20 {
+		b.compare(t, made)
+	}
+	stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Wait(cuda.DefaultStream(gpu)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cuda.WithStream(stream, func() error {
+		for range 20 {
+			b.compare(t, made)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want, err := b.inTurn(made.NoGrad()).Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			run := func() error {
+				for range 50 {
+					y := b.parallel.Forward(made.NoGrad())
+					got, err := y.Float32s()
+					if err != nil {
+						return err
+					}
+					for i := range want {
+						if got[i] != want[i] {
+							return errors.New("a concurrent forward computed something else")
+						}
+					}
+				}
+				return nil
+			}
+			var err error
+			if g%2 == 0 {
+				err = run()
+			} else if mine, e := cuda.NewStream(gpu, cuda.StreamOptions{}); e != nil {
+				err = e
+			} else {
+				err = cuda.WithStream(mine, run)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// The streams are taken once for a caller's stream, none is used twice, and the caller's own is the first branch's.
+func TestParallelTakesItsStreamsOnce(t *testing.T) {
+	s := newStage(t)
+	var used []cuda.Stream
+	note := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+		current, err := cuda.GetCurrentCUDAStream(gpu)
+		s.check(err)
+		used = append(used, current)
+		return x.MulScalar(1)
+	})
+	p := nn.NewParallel(nn.Sum(), note, note, note, note)
+	x := s.full(1, 1)
+	var first []cuda.Stream
+	for range 40 { // more than the pool has streams
+		used = nil
+		s.on(s.caller, func() { s.want("the sum", p.Forward(x), 4) })
+		if first == nil {
+			first = used
+			seen := map[cuda.Stream]bool{}
+			for _, u := range used {
+				seen[u] = true
+			}
+			if used[0] != s.caller || len(seen) != 4 {
+				t.Errorf("the caller is on %v and the branches ran on %v", s.caller, used)
+			}
+		}
+		for i := range used {
+			if used[i] != first[i] {
+				t.Fatalf("the branches ran on %v, and on %v at first", used, first)
+			}
+		}
+	}
+}
+
+// A branch that panics leaves the streams joined and the caller's stream current.
+func TestParallelPanics(t *testing.T) {
+	s := newStage(t)
+	x := s.full(1, 1)
+	s.on(s.caller, func() {
+		func() {
+			defer func() { recover() }()
+			nn.NewParallel(nn.Sum(), quick(1), s.slow(1), nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") })).Forward(x)
+			t.Error("no panic")
+		}()
+		current, err := cuda.GetCurrentCUDAStream(gpu)
+		s.check(err)
+		if current != s.caller {
+			t.Errorf("%v is current, want %v", current, s.caller)
+		}
+	})
+	s.check(gpu.Synchronize())
+}
