@@ -16,7 +16,8 @@ func Save(path string, m Module, metadata map[string]string) error {
 }
 
 // Load reads what [Save] or PyTorch wrote into the module's parameters and buffers, on whichever device they are, and returns the file's metadata. The file must have exactly the module's
-// names, shapes and dtypes: otherwise the error lists what differs and the module is left as it was.
+// names, shapes and dtypes: otherwise the error lists what differs. The module is left as it was unless the whole file could be read, which is why it is held in host memory meanwhile; only a
+// failure of the device can leave some tensors loaded and others not.
 func Load(path string, m Module) (map[string]string, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {
@@ -27,9 +28,19 @@ func Load(path string, m Module) (map[string]string, error) {
 	if err := c.compare(state); err != nil {
 		return nil, err
 	}
-	for _, n := range state {
-		if err := c.readInto(n); err != nil {
+	read := torch.NewScope("nn.Load")
+	defer read.Close()
+	loaded := make([]*torch.Tensor, len(state))
+	for i, n := range state {
+		t, err := c.Read(n.Name)
+		if err != nil {
 			return nil, err
+		}
+		loaded[i] = read.Own(t)
+	}
+	for i, n := range state {
+		if err := n.Tensor.CopyFrom(loaded[i], torch.CopyOptions{}); err != nil {
+			return nil, fmt.Errorf("nn: %s: tensor %s: %w", path, n.Name, err)
 		}
 	}
 	return c.Metadata(), nil
@@ -76,18 +87,6 @@ func equal(a, b []int64) bool {
 		}
 	}
 	return true
-}
-
-func (c *Checkpoint) readInto(n Named) error {
-	t, err := c.Read(n.Name)
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	if err := n.Tensor.CopyFrom(t, torch.CopyOptions{}); err != nil {
-		return fmt.Errorf("nn: %s: tensor %s: %w", c.path, n.Name, err)
-	}
-	return nil
 }
 
 // Read returns a tensor of the file, on the CPU. It belongs to the caller.

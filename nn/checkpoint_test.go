@@ -118,6 +118,43 @@ func TestBooleansOfAnotherValue(t *testing.T) {
 	}
 }
 
+// A file whose last tensor turns out to be damaged changes nothing.
+func TestLoadReadsAllBeforeItChangesAnything(t *testing.T) {
+	weight, err := torch.Ones(cuda.CPU, torch.Float32, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weight.Close()
+	mask, err := torch.Zeros(cuda.CPU, torch.Bool, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mask.Close()
+	net := masked{nn.Func(nil), nn.Parts{Parameters: []nn.Named{{Name: "a", Tensor: weight}}, Buffers: []nn.Named{{Name: "b", Tensor: mask}}}}
+	file := safetensors(`{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"b":{"dtype":"BOOL","shape":[3],"data_offsets":[4,7]}}`, 7)
+	file[len(file)-1] = 2
+	if _, err := nn.Load(write(t, file), net); err == nil || !strings.Contains(err.Error(), "element 2 is the byte 2") {
+		t.Errorf("got %v", err)
+	}
+	if v, err := weight.Float64(); err != nil || v != 1 {
+		t.Errorf("the first tensor became %v, %v", v, err)
+	}
+	file[len(file)-1] = 1
+	if _, err := nn.Load(write(t, file), net); err != nil {
+		t.Error(err)
+	}
+	if v, err := weight.Float64(); err != nil || v != 0 {
+		t.Errorf("the first tensor is %v, %v after a load of zeros", v, err)
+	}
+}
+
+type masked struct {
+	nn.Func
+	parts nn.Parts
+}
+
+func (m masked) Parts() nn.Parts { return m.parts }
+
 func FuzzCheckpoint(f *testing.F) {
 	for _, c := range damaged {
 		if len(c.file) < 4096 {

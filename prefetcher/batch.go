@@ -68,11 +68,12 @@ func (b *Batch) Use(stream cuda.Stream) error {
 }
 
 // Retain keeps the batch, its tensors and its slot beyond the turn, until Release is called as often. The slot is missing from the ring meanwhile: with all of
-// them retained the next turn is [ErrRetained].
+// them retained the next turn is [ErrRetained], even if another goroutine is about to call Release: a consumer that hands batches to other goroutines keeps fewer than
+// Options.Depth of them out. Close waits for nobody who retains: it takes the slots back.
 func (b *Batch) Retain() error { return b.error("retain", b.lease.Retain()) }
 
 // Release undoes one Retain. Any goroutine may call it: its current stream counts as one that used the batch, like those given to Use. Everything computed from
-// the batch is freed with the last Release, if the turn is over.
+// the batch is freed with the last Release, if the turn is over. A stream that is known only by the Release must be idle, or named by Use before, when another goroutine may call Close.
 func (b *Batch) Release() error { return b.error("release", b.lease.Release()) }
 
 func (b *Batch) error(what string, err error) error {
