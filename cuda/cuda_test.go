@@ -22,6 +22,7 @@ func calls(d Device) map[string]func() error {
 		"Device.ResetPeak":     d.ResetPeak,
 		"Device.Synchronize":   d.Synchronize,
 		"NewStream":            func() error { _, err := NewStream(d, StreamOptions{}); return err },
+		"NewOwnedStream":       func() error { _, err := NewOwnedStream(d, StreamOptions{}); return err },
 		"ExternalStream":       func() error { _, err := ExternalStream(0, d); return err },
 		"GetCurrentCUDAStream": func() error { _, err := GetCurrentCUDAStream(d); return err },
 		"SetCUDAStream":        func() error { _, err := SetCUDAStream(stream); return err },
@@ -30,6 +31,9 @@ func calls(d Device) map[string]func() error {
 		"Stream.Wait":          func() error { return stream.Wait(stream) },
 		"Stream.Query":         func() error { _, err := stream.Query(); return err },
 		"Stream.Synchronize":   stream.Synchronize,
+		"Stream.Notify":        func() error { _, err := stream.Notify(); return err },
+		"Stream.Forget":        stream.Forget,
+		"Stream.SameQueue":     func() error { _, err := stream.SameQueue(stream); return err },
 		"Stream.Handle":        func() error { _, err := stream.Handle(); return err },
 		"Stream.Priority":      func() error { _, err := stream.Priority(); return err },
 	}
@@ -227,9 +231,13 @@ func TestLeaksAreCounted(t *testing.T) {
 	closed.Close()
 	inner := newEvent(nil).event // its Event is unreachable from here on
 	newPinned(nil, make([]byte, 100))
-	until(t, "cleanups", func() bool { after := Leaks(); return after.Events > before.Events && after.Pinned > before.Pinned })
+	newOwnedStream(Stream{})
+	until(t, "cleanups", func() bool {
+		after := Leaks()
+		return after.Events > before.Events && after.Pinned > before.Pinned && after.Streams > before.Streams
+	})
 	after := Leaks()
-	if after.Events != before.Events+1 || after.Pinned != before.Pinned+1 || after.PinnedBytes != before.PinnedBytes+100 {
+	if after.Events != before.Events+1 || after.Streams != before.Streams+1 || after.Pinned != before.Pinned+1 || after.PinnedBytes != before.PinnedBytes+100 {
 		t.Errorf("got %+v after %+v", after, before)
 	}
 	until(t, "free", func() bool { return inner.refs.Load() == 0 })

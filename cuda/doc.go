@@ -43,9 +43,9 @@
 //
 // # Ownership
 //
-// A [Stream] is a value and needs no Close. An [Event] is closed when no call uses it any more; streams that wait for it already go on waiting. A [Pinned] is closed
-// when no copy from or to it is in flight and no slice of it is in use. What becomes unreachable before it was closed is found by the garbage collector, and
-// counted by [Leaks].
+// A [Stream] is a value and needs no Close; an [OwnedStream] goes back to this package with Close. An [Event] is closed when no call uses it any more; streams that
+// wait for it already go on waiting. A [Pinned] is closed when no copy from or to it is in flight and no slice of it is in use. What becomes unreachable before it was
+// closed is found by the garbage collector, and counted by [Leaks].
 //
 // # Concurrency
 //

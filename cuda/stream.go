@@ -21,8 +21,12 @@ type StreamOptions struct {
 	Priority int
 }
 
-// NewStream takes the next stream of LibTorch's pool. The pool has 32 streams for each device and priority and hands them out in turn: the 33rd call returns
-// the first stream again, and work on the two then runs in one queue. Take the streams of long-lived parts once and keep them.
+// PoolStreams is how many streams LibTorch's pool has for each device and priority.
+const PoolStreams = 32
+
+// NewStream takes the next stream of LibTorch's pool. The pool has [PoolStreams] for each device and priority and hands them out in turn, to everybody in the
+// process: the 33rd call returns the first stream again (the two are ==), and work on the two then runs in one queue. Take the streams of long-lived parts once and keep
+// them, or take them from [NewOwnedStream], which shares none.
 //
 // A pool stream is not ordered against the default stream: before it reads what was queued there, it has to [Stream.Wait] for it.
 func NewStream(d Device, o StreamOptions) (Stream, error) {
@@ -47,13 +51,25 @@ func DefaultStream(d Device) Stream { return Stream{capi.Stream{ID: 0, Device: i
 // used on the stream is freed. Handle 0 is the default stream. The special handles cudaStreamLegacy (1) and cudaStreamPerThread (2) are refused with
 // [ErrInvalidArgument].
 //
-// The stream is not == to the Stream of the pool that has the same handle, if there is one.
+// The handle's device is checked: d must be it. The stream is not == to the Stream of the pool that has the same handle, if there is one; [Stream.SameQueue] says
+// so. Call [Stream.Forget] before the maker destroys the stream.
 func ExternalStream(handle uintptr, d Device) (Stream, error) {
 	if err := d.gpu("ExternalStream"); err != nil {
 		return Stream{}, err
 	}
 	s, err := capi.ExternalStream(handle, int32(d))
 	return Stream{s}, checked(err)
+}
+
+// Forget ends the use of a stream of [ExternalStream], before its maker destroys it: every later call with it is refused with [ErrInvalidArgument] instead of
+// reaching a stream that is gone, until the handle is wrapped again. Streams that were not wrapped are refused with ErrInvalidArgument.
+func (s Stream) Forget() error { return checked(capi.ForgetStream(s.s)) }
+
+// SameQueue reports whether the two streams are one queue, so that work on them runs one after the other: they are == (as the pool's 33rd stream and its first), or
+// one CUDA stream that was obtained in two ways.
+func (s Stream) SameQueue(other Stream) (bool, error) {
+	same, err := capi.SameStream(s.s, other.s)
+	return same, checked(err)
 }
 
 // Device returns the GPU that the stream belongs to.
@@ -84,7 +100,8 @@ func (s Stream) WaitEvent(e *Event) error {
 // Record is e.Record(s).
 func (s Stream) Record(e *Event) error { return e.Record(s) }
 
-// Query reports whether all work queued on the stream so far is done. It does not wait.
+// Query reports whether all work queued on the stream so far is done. It does not wait. While the stream is captured it is refused with [ErrInvalidArgument], and
+// so is Synchronize.
 func (s Stream) Query() (done bool, err error) {
 	done, err = s.s.Query()
 	return done, checked(err)

@@ -183,7 +183,8 @@ type gpuDevice struct {
 	device   cuda.Device
 	priority int
 
-	p       cuda.Stream
+	p       cuda.Stream       // stream's
+	stream  *cuda.OwnedStream // nobody else's, so that no stranger's work delays a batch
 	starved *starved
 	restore func() error
 	begun   []*cuda.Event     // of every host slot: its copies begin, for CopyTime
@@ -193,9 +194,10 @@ type gpuDevice struct {
 func (d *gpuDevice) Open() (err error) {
 	// The goroutine stays locked until it ends, and ends its thread with it: LibTorch's caches for the thread end too.
 	runtime.LockOSThread()
-	if d.p, err = cuda.NewStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
+	if d.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
 		return err
 	}
+	d.p = d.stream.Stream
 	if d.restore, err = cuda.SetCUDAStream(d.p); err != nil {
 		return err
 	}
@@ -276,6 +278,7 @@ func (d *gpuDevice) Close(released []*cuda.Event) error {
 	if d.restore != nil {
 		errs = append(errs, d.restore())
 	}
+	errs = append(errs, d.stream.Close())
 	return errors.Join(errs...)
 }
 

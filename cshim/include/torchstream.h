@@ -135,11 +135,25 @@ TS_API ts_error* ts_stream_default(int32_t device, ts_stream* out);
  * stream is freed: its maker destroys it after that. Handle 0 is the default stream;
  * cudaStreamLegacy and cudaStreamPerThread are refused (LibTorch cannot name them). */
 TS_API ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* out);
+/* Ends the use of a wrapped stream, before its maker destroys it: the value is INVALID_ARGUMENT
+ * from then on, everywhere, until the address is wrapped again. */
+TS_API ts_error* ts_stream_forget(ts_stream stream);
+/* A stream that nobody else gets, as a pool stream otherwise, however many there are. Give it back
+ * with ts_stream_free. */
+TS_API ts_error* ts_stream_new(int32_t device, int32_t priority, ts_stream* out);
+/* Takes a stream of ts_stream_new back; waits for nothing. The value is INVALID_ARGUMENT from then
+ * on. The CUDA stream is never destroyed, since LibTorch remembers streams beyond their use (memory
+ * marked as used on it, backward of what ran on it): ts_stream_new hands it out again, once the
+ * work on it is done. It must not be current on any thread any more. */
+TS_API ts_error* ts_stream_free(ts_stream stream);
+/* Whether the two are one queue: equal values, or one CUDA stream known by two values. */
+TS_API ts_error* ts_stream_same(ts_stream a, ts_stream b, bool* same);
 /* the cudaStream_t */
 TS_API ts_error* ts_stream_handle(ts_stream stream, uintptr_t* out);
 TS_API ts_error* ts_stream_priority(ts_stream stream, int32_t* out);
 /* 0 and, for example, -3 */
 TS_API ts_error* ts_stream_priority_range(int32_t* least, int32_t* greatest);
+/* Both are INVALID_ARGUMENT, and do no harm to the capture, while the stream is captured. */
 TS_API ts_error* ts_stream_query(ts_stream stream, bool* done);
 /* blocks the thread */
 TS_API ts_error* ts_stream_synchronize(ts_stream stream);
@@ -201,6 +215,50 @@ TS_API ts_error* ts_event_synchronize(ts_event* event);
 /* Both with TS_EVENT_TIMING and recorded, else NOT_RECORDED; both complete and of one device, else
  * INVALID_ARGUMENT. */
 TS_API ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds);
+
+/* ---- notices: the host hears that a stream has come to a point --------------------------------
+ */
+
+/* A queue of tokens beside a file descriptor. A driver thread puts the tokens there and runs
+ * nothing else; who waits is woken through the descriptor, as for a socket. Any number of threads.
+ * Needs no GPU by itself. */
+typedef struct ts_notifier ts_notifier;
+/* new reference, free with ts_notifier_free */
+TS_API ts_error* ts_notifier_new(ts_notifier** out);
+/* An eventfd, non-blocking, readable while tokens wait; borrowed until the notifier is freed. Read
+ * it (8 bytes) before ts_notifier_take. */
+TS_API int32_t ts_notifier_fd(const ts_notifier* notifier);
+/* Takes up to `capacity` tokens, in the order in which they came, into tokens (borrowed for the
+ * call); *count is set to how many, 0 if there are none. Does not block. */
+TS_API ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int32_t capacity,
+                                  int32_t* count);
+/* Puts a token at once, as a stream's notice does. */
+TS_API ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token);
+/* takes ownership; notices under way are dropped when they come */
+TS_API void ts_notifier_free(ts_notifier* notifier);
+/* Puts the token when everything enqueued on the stream so far is done. Later work of the stream
+ * waits for the microsecond that this takes. INVALID_ARGUMENT while the stream is captured. After a
+ * failure of the device the token may never come: look at ts_stream_query. The host does not
+ * block. */
+TS_API ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token);
+
+/* ---- ranges: what the program does, named for profilers ----------------------------------------
+ */
+
+/* NVTX ranges (nvtxRangeStartEx, nvtxRangeEnd): a range may end on another thread than it began on,
+ * and ranges need not nest. Needs no GPU. */
+
+/* Whether anybody listens: not 0 if an NVTX tool is attached or ranges are logged for a trace.
+ * Changes while the program runs; read atomically; never freed. With nobody listening the calls
+ * below do nothing. */
+TS_API const int32_t* ts_range_listeners(void);
+/* name: NUL-terminated, borrowed for the call. *out: to be given to ts_range_end once; 0 if nobody
+ * listens. */
+TS_API ts_error* ts_range_start(const char* name, uint64_t* out);
+/* 0 is nothing. INVALID_ARGUMENT for a range that ended already. */
+TS_API ts_error* ts_range_end(uint64_t range);
+/* a point in time */
+TS_API ts_error* ts_range_mark(const char* name);
 
 /* ---- pinned host memory ---------------------------------------------------------------------- */
 

@@ -3,13 +3,15 @@
 #include <c10/core/Stream.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAMacros.h>
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <atomic>
+#include <deque>
+#include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -50,6 +52,15 @@ int greatest_priority() {
   return greatest;
 }
 
+void check_priority(int32_t priority) {
+  const int greatest = greatest_priority();
+  if (priority > 0 || priority < greatest) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  "priority " + std::to_string(priority) + ": streams have priorities from " +
+                      "0 (normal) to " + std::to_string(greatest) + " (most urgent)");
+  }
+}
+
 CUDAStream take_from_pool(int32_t priority, int32_t device) {
   auto stream =
       c10::cuda::getStreamFromPool(static_cast<int>(priority), static_cast<DeviceIndex>(device));
@@ -58,32 +69,114 @@ CUDAStream take_from_pool(int32_t priority, int32_t device) {
   return stream;
 }
 
-// The external streams seen so far. Grows by one for each address and device ever wrapped.
-class ExternalStreams {
+// The streams whose id is their address: wrapped ones of other code, and this library's own, of
+// which those that nobody has at present are spare.
+class AddressedStreams {
  public:
-  void add(int32_t device, StreamId id) {
+  enum class Kind { kExternal, kOwned, kSpare };
+
+  // Wraps a stream of other code; what is known already stays as it is. False if it is a spare one.
+  bool wrap(int32_t device, StreamId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    known_.emplace(device, id);
+    return known_.try_emplace({device, id}, Kind::kExternal).first->second != Kind::kSpare;
   }
-  bool has(int32_t device, StreamId id) {
+
+  bool usable(int32_t device, StreamId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return known_.count({device, id}) != 0;
+    const auto found = known_.find({device, id});
+    return found != known_.end() && found->second != Kind::kSpare;
   }
+
+  // False if the stream is not an external one.
+  bool forget(int32_t device, StreamId id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = known_.find({device, id});
+    if (found == known_.end() || found->second != Kind::kExternal) return false;
+    known_.erase(found);
+    changes_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  // An own stream for one taker alone: the one that has been spare for longest if its work is done,
+  // else a new one. Never one with work, so that takers do not wait for strangers' work.
+  StreamId take(int32_t device, int32_t priority) {
+    const DeviceScope scope(device);
+    // Neither making a stream nor asking for its state may end another thread's capture.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& spare = spare_[{device, priority}];
+    if (!spare.empty()) {
+      const StreamId id = spare.front();
+      const cudaError_t status = cudaStreamQuery(reinterpret_cast<cudaStream_t>(id));
+      if (status == cudaSuccess) {
+        spare.pop_front();
+        known_[{device, id}] = Kind::kOwned;
+        return id;
+      }
+      if (status != cudaErrorNotReady) C10_CUDA_CHECK(status);
+      C10_CUDA_CLEAR_ERROR();
+    }
+    cudaStream_t made = nullptr;
+    C10_CUDA_CHECK(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, priority));
+    const auto id = static_cast<StreamId>(reinterpret_cast<uintptr_t>(made));
+    known_[{device, id}] = Kind::kOwned;
+    return id;
+  }
+
+  bool owned(int32_t device, StreamId id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = known_.find({device, id});
+    return found != known_.end() && found->second == Kind::kOwned;
+  }
+
+  // The stream has passed owned(). False if another thread gave it back since.
+  bool give_back(int32_t device, StreamId id, int32_t priority) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Kind& kind = known_[{device, id}];
+    if (kind != Kind::kOwned) return false;
+    spare_[{device, priority}].push_back(id);
+    kind = Kind::kSpare;
+    changes_.fetch_add(1, std::memory_order_release);
+    return true;
+  }
+
+  // Grows whenever a stream ceases to be usable.
+  uint64_t changes() const noexcept { return changes_.load(std::memory_order_acquire); }
 
  private:
   std::mutex mutex_;
-  std::set<std::pair<int32_t, StreamId>> known_;
+  std::map<std::pair<int32_t, StreamId>, Kind> known_;
+  std::map<std::pair<int32_t, int32_t>, std::deque<StreamId>> spare_;  // by device and priority
+  std::atomic<uint64_t> changes_{1};
 };
 
-ExternalStreams& external_streams() {
-  static auto* streams = new ExternalStreams;  // never destroyed: threads may outlive main
+AddressedStreams& addressed_streams() {
+  static auto* streams = new AddressedStreams;  // never destroyed: threads may outlive main
   return *streams;
+}
+
+// What this thread found usable lately, so that streams in use cost no lock.
+struct Lately {
+  StreamId id;
+  int32_t device;
+  uint64_t changes;  // the registry's at that time; 0: nothing
+};
+thread_local std::array<Lately, 8> lately{};
+
+bool usable(int32_t device, StreamId id) {
+  const auto bits = static_cast<uint64_t>(id);
+  Lately& entry = lately[(bits >> 4 ^ bits >> 9) % lately.size()];
+  const uint64_t changes = addressed_streams().changes();
+  if (entry.id == id && entry.device == device && entry.changes == changes) return true;
+  if (!addressed_streams().usable(device, id)) return false;
+  entry = {id, device, changes};
+  return true;
 }
 
 [[noreturn]] void throw_no_stream(ts_stream stream) {
   throw Failure(TS_ERROR_INVALID_ARGUMENT, "stream id " + std::to_string(stream.id) +
                                                " on device " + std::to_string(stream.device) +
-                                               " was not made by this library");
+                                               " was not made by this library, or was given back");
 }
 
 CUDAStream unchecked(int32_t device, StreamId id) noexcept {
@@ -96,7 +189,7 @@ CUDAStream unchecked(int32_t device, StreamId id) noexcept {
 // The part of check that streams in normal use do not reach.
 void check_rare(ts_stream stream) {
   if (is_external(stream.id)) {
-    if (!external_streams().has(stream.device, stream.id)) throw_no_stream(stream);
+    if (!usable(stream.device, stream.id)) throw_no_stream(stream);
     return;
   }
   if (!names_pool_stream(stream.id, static_cast<unsigned>(1 - greatest_priority()))) {
@@ -205,6 +298,13 @@ CUDAStream checked_stream(ts_stream stream) {
   return unchecked(stream.device, stream.id);
 }
 
+bool is_capturing(CUDAStream stream) {
+  if (stream.stream() == nullptr) return false;  // the default stream cannot be captured
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream.stream(), &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 ts_stream to_value(CUDAStream stream) noexcept { return {stream.id(), stream.device_index()}; }
 
 }  // namespace ts
@@ -214,12 +314,7 @@ ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* out) 
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
     ts::require_device(device);
-    const int greatest = ts::greatest_priority();
-    if (priority > 0 || priority < greatest) {
-      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
-                        "priority " + std::to_string(priority) + ": streams have priorities from " +
-                            "0 (normal) to " + std::to_string(greatest) + " (most urgent)");
-    }
+    ts::check_priority(priority);
     *out = ts::to_value(ts::take_from_pool(priority, device));
   });
 }
@@ -256,8 +351,52 @@ ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* o
     }
     const auto stream =
         c10::cuda::getStreamFromExternal(handle, static_cast<c10::DeviceIndex>(device));
-    ts::external_streams().add(device, stream.id());
+    ts::require(ts::addressed_streams().wrap(device, stream.id()),
+                "the stream was this library's own and was given back with ts_stream_free");
     *out = ts::to_value(stream);
+  });
+}
+
+ts_error* ts_stream_forget(ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(stream.device);
+    if (!ts::addressed_streams().forget(stream.device, stream.id)) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        "stream id " + std::to_string(stream.id) + " on device " +
+                            std::to_string(stream.device) + " is not a wrapped external stream");
+    }
+  });
+}
+
+ts_error* ts_stream_new(int32_t device, int32_t priority, ts_stream* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    ts::check_priority(priority);
+    *out = {ts::addressed_streams().take(device, priority), device};
+  });
+}
+
+ts_error* ts_stream_free(ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(stream.device);
+    auto& streams = ts::addressed_streams();
+    constexpr auto not_owned = "not a stream of ts_stream_new, or given back before";
+    ts::require(streams.owned(stream.device, stream.id), not_owned);
+    const auto own = ts::unchecked(stream.device, stream.id);
+    ts::require(!ts::is_capturing(own), "the stream is being captured: end the capture first");
+    ts::require(streams.give_back(stream.device, stream.id, own.priority()), not_owned);
+  });
+}
+
+ts_error* ts_stream_same(ts_stream a, ts_stream b, bool* same) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(same != nullptr, "same is NULL");
+    *same = ts::same_stream(ts::checked_stream(a), ts::checked_stream(b));
   });
 }
 
@@ -292,14 +431,18 @@ ts_error* ts_stream_query(ts_stream stream, bool* done) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(done != nullptr, "done is NULL");
-    *done = ts::checked_stream(stream).query();
+    const auto on = ts::checked_stream(stream);
+    ts::require_no_capture(on);
+    *done = on.query();
   });
 }
 
 ts_error* ts_stream_synchronize(ts_stream stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::checked_stream(stream).synchronize();
+    const auto on = ts::checked_stream(stream);
+    ts::require_no_capture(on);
+    on.synchronize();
   });
 }
 
@@ -315,7 +458,9 @@ ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* out) {
     ts::require_device(device);
     const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
     // Made current by other code of the process: what we hand out we take back.
-    if (ts::is_external(stream.id())) ts::external_streams().add(device, stream.id());
+    if (ts::is_external(stream.id()) && !ts::usable(device, stream.id())) {
+      ts::addressed_streams().wrap(device, stream.id());
+    }
     *out = ts::to_value(stream);
   });
 }

@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include "error.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -13,6 +14,14 @@ namespace ts {
 c10::cuda::CUDAStream checked_stream(ts_stream stream);
 
 ts_stream to_value(c10::cuda::CUDAStream stream) noexcept;
+
+bool is_capturing(c10::cuda::CUDAStream stream);
+
+// INVALID_ARGUMENT while the stream is captured. CUDA refuses as well what cannot be captured, but
+// ends the capture with it.
+inline void require_no_capture(c10::cuda::CUDAStream stream) {
+  require(!is_capturing(stream), "the stream is being captured: nothing runs on it now");
+}
 
 // The same stream, whatever the two values: one cudaStream_t may have a pool id and an external id.
 inline bool same_stream(c10::cuda::CUDAStream a, c10::cuda::CUDAStream b) {

@@ -27,6 +27,10 @@ TEST(Stream, WithoutThatDeviceEveryCallSaysNoDevice) {
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_from_pool(device, 0, &out));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_default(device, &out));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_external(0, device, &out));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_forget(stream));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_new(device, 0, &out));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_free(stream));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_same(stream, stream, &done));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_handle(stream, &handle));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_priority(stream, &number));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_query(stream, &done));
@@ -162,6 +166,113 @@ TEST(StreamGpu, ExternalStreams) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamLegacy", ts_stream_external(1, 0, &stream));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamPerThread", ts_stream_external(2, 0, &stream));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "odd", ts_stream_external(0x1001, 0, &stream));
+}
+
+TEST(StreamGpu, AForgottenStreamIsRefused) {
+  NEEDS_GPUS(1);
+  const ts_stream pool = pool_stream();
+  uintptr_t handle = 0;
+  ASSERT_OK(ts_stream_handle(pool, &handle));
+  ts_stream wrapped{};
+  bool same = false;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_OK(ts_stream_external(handle, 0, &wrapped));
+    EXPECT_FALSE(wrapped == pool);
+    ASSERT_OK(ts_stream_same(wrapped, pool, &same));
+    EXPECT_TRUE(same);
+    ASSERT_OK(ts_stream_same(wrapped, pool_stream(), &same));
+    EXPECT_FALSE(same);
+    ASSERT_OK(ts_stream_forget(wrapped));
+    for (int twice = 0; twice < 2; ++twice) {
+      EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not made", ts_stream_synchronize(wrapped));
+      EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget(wrapped));
+    }
+  }
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget(pool));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget({0, 0}));
+}
+
+TEST(StreamGpu, OwnStreamsAreNobodyElses) {
+  NEEDS_GPUS(1);
+  const size_t many = 100;
+  std::set<int64_t> ids;
+  std::vector<ts_stream> streams(many);
+  for (auto& stream : streams) {
+    ASSERT_OK(ts_stream_new(0, -1, &stream));
+    int32_t priority = 0;
+    ASSERT_OK(ts_stream_priority(stream, &priority));
+    EXPECT_EQ(priority, -1);
+    ids.insert(stream.id);
+  }
+  EXPECT_EQ(ids.size(), many);
+  for (const auto stream : streams) {
+    ASSERT_OK(ts_wait_cuda_stream(stream, {0, 0}));
+    ASSERT_OK(ts_stream_synchronize(stream));
+    uintptr_t handle = 0;
+    ASSERT_OK(ts_stream_handle(stream, &handle));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget(stream));
+    ASSERT_OK(ts_stream_free(stream));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_synchronize(stream));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_free(stream));
+    ts_stream wrapped{};
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_external(handle, 0, &wrapped));
+  }
+  // The same ones come again, of the same priority alone.
+  for (size_t i = 0; i < many; ++i) {
+    ts_stream stream{};
+    ASSERT_OK(ts_stream_new(0, -1, &stream));
+    EXPECT_EQ(ids.count(stream.id), 1U);
+    ASSERT_OK(ts_stream_synchronize(stream));
+  }
+  ts_stream other{};
+  ASSERT_OK(ts_stream_new(0, 0, &other));
+  EXPECT_EQ(ids.count(other.id), 0U);
+  ASSERT_OK(ts_stream_free(other));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "priority 1", ts_stream_new(0, 1, &other));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_new", ts_stream_free(pool_stream()));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_new", ts_stream_free({0, 0}));
+}
+
+TEST(StreamGpu, AnOwnStreamWithWorkIsNotHandedOut) {
+  NEEDS_GPUS(1);
+  ts_stream busy{};
+  ASSERT_OK(ts_stream_new(0, -2, &busy));
+  {
+    test::Gate gate(busy);
+    ASSERT_OK(ts_stream_free(busy));
+    ts_stream next{};
+    ASSERT_OK(ts_stream_new(0, -2, &next));
+    EXPECT_FALSE(next == busy);
+    ASSERT_OK(ts_stream_free(next));
+  }
+}
+
+TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
+  NEEDS_GPUS(1);
+  using Begin = int(void*, int);
+  using End = int(void*, void**);
+  using Destroy = int(void*);
+  ts_stream stream{};
+  ASSERT_OK(ts_stream_new(0, 0, &stream));
+  uintptr_t handle = 0;
+  ASSERT_OK(ts_stream_handle(stream, &handle));
+  auto* const raw = reinterpret_cast<void*>(handle);
+  ASSERT_EQ(test::cuda_function<Begin>("cudaStreamBeginCapture")(raw, 1), 0);
+  bool done = false;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_query(stream, &done));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_synchronize(stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_free(stream));
+  ts_notifier* notifier = nullptr;
+  ASSERT_OK(ts_notifier_new(&notifier));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_notify(stream, notifier, 1));
+  ts_notifier_free(notifier);
+  // The capture has survived all that.
+  void* graph = nullptr;
+  EXPECT_EQ(test::cuda_function<End>("cudaStreamEndCapture")(raw, &graph), 0);
+  ASSERT_NE(graph, nullptr);
+  EXPECT_EQ(test::cuda_function<Destroy>("cudaGraphDestroy")(graph), 0);
+  ASSERT_OK(ts_stream_synchronize(stream));
+  ASSERT_OK(ts_stream_free(stream));
 }
 
 TEST(StreamGpu, ExternalStreamsOfAnotherDeviceAreRefused) {

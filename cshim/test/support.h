@@ -315,7 +315,7 @@ Function* cuda_function(const char* name) {
 // closed: both can wait for the whole device.
 class Gate {
  public:
-  explicit Gate(ts_stream stream) : stream_(stream) {
+  explicit Gate(ts_stream stream) {
     using Launch = int(void*, void (*)(void*), void*);
     uintptr_t handle = 0;
     EXPECT_OK(ts_stream_handle(stream, &handle));
@@ -325,7 +325,9 @@ class Gate {
   }
   ~Gate() {
     open();
-    EXPECT_OK(ts_stream_synchronize(stream_));  // the callback uses this object
+    // The callback uses this object. Not through the stream, which the test may have given back.
+    std::unique_lock<std::mutex> lock(mutex_);
+    EXPECT_TRUE(left_.wait_for(lock, std::chrono::seconds(20), [&] { return passed_; }));
   }
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
@@ -341,12 +343,15 @@ class Gate {
     auto* gate = static_cast<Gate*>(self);
     std::unique_lock<std::mutex> lock(gate->mutex_);
     gate->opened_.wait_for(lock, std::chrono::seconds(10), [&] { return gate->open_; });
+    gate->passed_ = true;
+    gate->left_.notify_all();
   }
 
-  ts_stream stream_;
   std::mutex mutex_;
   std::condition_variable opened_;
+  std::condition_variable left_;
   bool open_ = false;
+  bool passed_ = false;
 };
 
 }  // namespace test

@@ -93,6 +93,64 @@ func waitFor(t *testing.T, all *sync.WaitGroup) {
 	}
 }
 
+// Each call passes its gate: it waits while the gate is full.
+func TestCallsPassTheirGate(t *testing.T) {
+	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer FreeTensor(x)
+	for name, c := range map[string]struct {
+		gate *gate
+		call func()
+	}{
+		"FreeEvent":               {computing, func() { FreeEvent(nil) }},
+		"ManualSeed":              {computing, func() { ManualSeed(1) }},
+		"SetNumThreads":           {computing, func() { SetNumThreads(int32(NumThreads())) }},
+		"NumThreads":              {computing, func() { NumThreads() }},
+		"RecordStream":            {computing, func() { RecordStream(x, Stream{}) }},
+		"CopyTensor non-blocking": {computing, func() { CopyTensor(x, x, true) }},
+		"CopyTensor":              {copying(false), func() { CopyTensor(x, x, false) }},
+		"TensorTo": {copying(false), func() {
+			if r, err := TensorTo(x, DeviceCPU, Float32, false); err == nil {
+				FreeTensor(r)
+			}
+		}},
+		"NotifyStream": {computing, func() { NotifyStream(Stream{}, nil, 0) }},
+	} {
+		full := c.gate.limit
+		for range full {
+			c.gate.enter()
+		}
+		var all sync.WaitGroup
+		returned := make(chan struct{})
+		all.Go(func() { c.call(); close(returned) })
+		for c.gate.inside.Load() == full {
+			select {
+			case <-returned:
+				t.Fatalf("%s did not pass its gate", name)
+			default:
+				runtime.Gosched()
+			}
+		}
+		for range full {
+			c.gate.leave()
+		}
+		waitFor(t, &all)
+	}
+}
+
+// A copy that waits for the device is not among those that give it work; without a GPU every copy computes.
+func TestCopiesThatWait(t *testing.T) {
+	want := computing
+	if DeviceCount() > 0 {
+		want = waiting
+	}
+	if copying(false) != want || copying(true) != computing {
+		t.Error("a copy passes the wrong gate")
+	}
+}
+
 func BenchmarkGate(b *testing.B) {
 	g := newGate(8)
 	for b.Loop() {

@@ -12,6 +12,12 @@ package capi
 #cgo nocallback ts_stream_default
 #cgo noescape ts_stream_external
 #cgo nocallback ts_stream_external
+#cgo nocallback ts_stream_forget
+#cgo noescape ts_stream_new
+#cgo nocallback ts_stream_new
+#cgo nocallback ts_stream_free
+#cgo noescape ts_stream_same
+#cgo nocallback ts_stream_same
 #cgo noescape ts_stream_handle
 #cgo nocallback ts_stream_handle
 #cgo noescape ts_stream_priority
@@ -125,6 +131,26 @@ func ExternalStream(handle uintptr, device int32) (s Stream, err error) {
 	return s, err
 }
 
+func ForgetStream(s Stream) error { return failure(C.ts_stream_forget(s.c())) }
+
+func NewStream(device, priority int32) (s Stream, err error) {
+	if err := Check(); err != nil {
+		return s, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_stream_new(C.int32_t(device), C.int32_t(priority), cstream(&s)))
+	return s, err
+}
+
+func FreeStream(s Stream) error { return failure(C.ts_stream_free(s.c())) }
+
+func SameStream(a, b Stream) (bool, error) {
+	var same C.bool
+	err := failure(C.ts_stream_same(a.c(), b.c(), &same))
+	return bool(same), err
+}
+
 func (s Stream) Handle() (uintptr, error) {
 	var h C.uintptr_t
 	err := failure(C.ts_stream_handle(s.c(), &h))
@@ -198,7 +224,12 @@ func NewEvent(flags int32) (e *Event, err error) {
 	return e, err
 }
 
-func FreeEvent(e *Event) { C.ts_event_free(e) }
+// FreeEvent destroys the CUDA event: the driver's lock.
+func FreeEvent(e *Event) {
+	computing.enter()
+	C.ts_event_free(e)
+	computing.leave()
+}
 
 func RecordEvent(e *Event, s Stream) error {
 	computing.enter()

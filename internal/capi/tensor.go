@@ -42,6 +42,7 @@ package capi
 import "C"
 
 import (
+	"sync"
 	"unsafe"
 )
 
@@ -161,16 +162,28 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
 }
 
+// copying is the gate of a copy: one that waits for the device must not keep others from giving it work.
+func copying(nonBlocking bool) *gate {
+	if nonBlocking || !haveGPU() {
+		return computing
+	}
+	return waiting
+}
+
+var haveGPU = sync.OnceValue(func() bool { return DeviceCount() > 0 })
+
 func CopyTensor(dst, src *Tensor, nonBlocking bool) error {
-	computing.enter()
-	defer computing.leave()
+	gate := copying(nonBlocking)
+	gate.enter()
+	defer gate.leave()
 	return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking)))
 }
 
 // TensorTo keeps the dtype if dtype is -1.
 func TensorTo(t *Tensor, device, dtype int32, nonBlocking bool) (r *Tensor, err error) {
-	computing.enter()
-	defer computing.leave()
+	gate := copying(nonBlocking)
+	gate.enter()
+	defer gate.leave()
 	err = failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &r))
 	return r, err
 }
@@ -197,7 +210,11 @@ func TensorItemInt(t *Tensor) (int64, error) {
 	return int64(v), err
 }
 
-func RecordStream(t *Tensor, s Stream) error { return failure(C.ts_tensor_record_stream(t, s.c())) }
+func RecordStream(t *Tensor, s Stream) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_tensor_record_stream(t, s.c()))
+}
 
 // CopyBatch is ts_copy_batch; after and done may be nil.
 func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
@@ -302,6 +319,22 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 	return failure(C.ts_tensor_set_requires_grad(t, C.bool(requires)))
 }
 
-func ManualSeed(seed uint64) error      { return failure(C.ts_manual_seed(C.uint64_t(seed))) }
-func SetNumThreads(threads int32) error { return failure(C.ts_set_num_threads(C.int32_t(threads))) }
-func NumThreads() int                   { return int(C.ts_num_threads()) }
+// ManualSeed takes the generators' locks.
+func ManualSeed(seed uint64) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_manual_seed(C.uint64_t(seed)))
+}
+
+// SetNumThreads and NumThreads make LibTorch's team of the calling thread.
+func SetNumThreads(threads int32) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_set_num_threads(C.int32_t(threads)))
+}
+
+func NumThreads() int {
+	computing.enter()
+	defer computing.leave()
+	return int(C.ts_num_threads())
+}

@@ -1,0 +1,139 @@
+package cuda
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+func isClosed(done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	default:
+		return false
+	}
+}
+
+func wait(t *testing.T, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("no notice within 20 s")
+	}
+}
+
+// post gives the notice at once, as a stream without work does.
+func post(n *capi.Notifier, token uint64) error { return capi.PostNotice(n, token) }
+
+// The whole way from the C queue to the channel, without a GPU: every notice arrives, its own and no other's.
+func TestNotices(t *testing.T) {
+	var b noticeBoard
+	var later []uint64 // tokens that are not given yet
+	keep := func(_ *capi.Notifier, token uint64) error { later = append(later, token); return nil }
+	var held []<-chan struct{}
+	for range 200 { // more than are taken at once
+		held = append(held, must[<-chan struct{}](t)(b.add(Stream{}, keep)))
+		wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
+	}
+	for i, done := range held {
+		if isClosed(done) {
+			t.Errorf("notice %d came before it was given", i)
+		}
+	}
+	for i := len(held) - 1; i >= 0; i-- {
+		check(t, capi.PostNotice(b.notifier, later[i]))
+	}
+	for _, done := range held {
+		wait(t, done)
+	}
+	// The goroutine ends with the last, and another begins with the next.
+	until(t, "end of the goroutine", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
+	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
+}
+
+func TestNoticesFromManyGoroutines(t *testing.T) {
+	var b noticeBoard
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 200 {
+				done, err := b.add(Stream{}, post)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				<-done
+			}
+		})
+	}
+	all.Wait()
+}
+
+// What could not be enqueued is an error, and nothing is left waiting for it.
+func TestNoticeThatFails(t *testing.T) {
+	var b noticeBoard
+	problem := errors.New("problem")
+	if done, err := b.add(Stream{}, func(*capi.Notifier, uint64) error { return problem }); done != nil || !errors.Is(err, problem) {
+		t.Errorf("got %v, %v", done, err)
+	}
+	if b.running || len(b.waiting) != 0 {
+		t.Errorf("%d notices are under way", len(b.waiting))
+	}
+	// A token that nobody waits for is dropped.
+	check(t, capi.PostNotice(b.notifier, 1000))
+	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
+}
+
+// A channel is closed when the work before it is done, not before, and other streams have theirs.
+func TestNotify(t *testing.T) {
+	onGPU(t, 1)
+	load := newWork(t)
+	side := newStreams(t, 2)
+	check(t, WithStream(side[0], load.queue))
+	busy := must[<-chan struct{}](t)(side[0].Notify())
+	idle := must[<-chan struct{}](t)(side[1].Notify())
+	wait(t, idle)
+	if done := must[bool](t)(side[0].Query()); !done && isClosed(busy) {
+		t.Error("a notice came while the work before it runs")
+	}
+	wait(t, busy)
+	check(t, side[0].Synchronize())
+	wait(t, must[<-chan struct{}](t)(DefaultStream(0).Notify()))
+	var all sync.WaitGroup
+	for i := range 32 {
+		all.Go(func() {
+			for range 100 {
+				done, err := side[i%2].Notify()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				<-done
+			}
+		})
+	}
+	all.Wait()
+	if n := len(notices.waiting); n != 0 {
+		t.Errorf("%d notices are left", n)
+	}
+}
+
+// After a failure of the device no token comes: the board finds out by itself.
+func TestNoticesOfALostDevice(t *testing.T) {
+	var b noticeBoard
+	done := must[<-chan struct{}](t)(b.add(DefaultStream(1000), func(*capi.Notifier, uint64) error { return nil }))
+	b.close(true) // no such device is not a lost one
+	if isClosed(done) {
+		t.Error("closed without a failure of the device")
+	}
+	b.mu.Lock()
+	b.lost = func(Stream) bool { return true }
+	b.mu.Unlock()
+	b.close(true)
+	wait(t, done)
+}

@@ -1,0 +1,97 @@
+package cuda
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+func TestNilOwnedStream(t *testing.T) {
+	var o *OwnedStream
+	if err := o.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Owned streams are all different, more than the pool has, and are used as any stream; what was given back is refused, and comes again.
+func TestOwnedStreams(t *testing.T) {
+	onGPU(t, 1)
+	own := make([]*OwnedStream, 3*PoolStreams)
+	seen := map[Stream]bool{}
+	for i := range own {
+		own[i] = must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1}))
+		seen[own[i].Stream] = true
+	}
+	if len(seen) != len(own) {
+		t.Errorf("%d different streams of %d", len(seen), len(own))
+	}
+	first := own[0]
+	check(t, WithStream(first.Stream, func() error {
+		requireCurrent(t, first.Stream)
+		return nil
+	}))
+	check(t, first.Wait(own[1].Stream))
+	if p := must[int](t)(first.Priority()); p != -1 {
+		t.Errorf("priority %d, want -1", p)
+	}
+	for i, a := range own[:3] {
+		for j, b := range own[:3] {
+			if same := must[bool](t)(a.SameQueue(b.Stream)); same != (i == j) {
+				t.Errorf("streams %d and %d: SameQueue is %v", i, j, same)
+			}
+		}
+	}
+	for _, o := range own {
+		check(t, o.Synchronize())
+		check(t, o.Close())
+		check(t, o.Close())
+		for name, call := range map[string]func() error{
+			"Synchronize": o.Synchronize,
+			"Wait":        func() error { return o.Wait(DefaultStream(0)) },
+			"WithStream":  func() error { return WithStream(o.Stream, func() error { return nil }) },
+			"Forget":      o.Forget,
+		} {
+			if err := call(); !errors.Is(err, ErrInvalidArgument) {
+				t.Errorf("%s after Close: got %v, want ErrInvalidArgument", name, err)
+			}
+		}
+	}
+	again := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{Priority: -1}))
+	defer again.Close()
+	if !seen[again.Stream] {
+		t.Errorf("%v is new although %d are spare", again, len(seen))
+	}
+}
+
+// Memory that was used on an owned stream, and is freed after the stream was given back, is no problem.
+func TestOwnedStreamGoesBeforeItsMemory(t *testing.T) {
+	onGPU(t, 1)
+	load := newWork(t)
+	own := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))
+	x := tensor(t, 1<<20, 1) // freed at the test's end
+	check(t, WithStream(own.Stream, func() error { return errors.Join(load.queue(), fill(x, 2)) }))
+	check(t, capi.RecordStream(x, own.s))
+	check(t, own.Close())
+	next := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))
+	defer next.Close()
+	if next.Stream == own.Stream {
+		t.Error("a stream with work on it was handed out")
+	}
+}
+
+// The pool's aliases are found, and a stream is forgotten before it goes.
+func TestSameQueueAndForget(t *testing.T) {
+	onGPU(t, 1)
+	pool := newStreams(t, 2)
+	wrapped := must[Stream](t)(ExternalStream(must[uintptr](t)(pool[0].Handle()), 0))
+	if wrapped == pool[0] || !must[bool](t)(wrapped.SameQueue(pool[0])) || must[bool](t)(wrapped.SameQueue(pool[1])) {
+		t.Errorf("%v and %v: SameQueue is wrong", wrapped, pool)
+	}
+	check(t, wrapped.Synchronize())
+	check(t, wrapped.Forget())
+	if err := wrapped.Synchronize(); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("a forgotten stream: got %v, want ErrInvalidArgument", err)
+	}
+	check(t, pool[0].Synchronize())
+}

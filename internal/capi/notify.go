@@ -1,0 +1,78 @@
+package capi
+
+/*
+#include <stdlib.h>
+#include "torchstream.h"
+#cgo noescape ts_notifier_new
+#cgo nocallback ts_notifier_new
+#cgo nocallback ts_notifier_fd
+#cgo noescape ts_notifier_take
+#cgo nocallback ts_notifier_take
+#cgo nocallback ts_notifier_post
+#cgo nocallback ts_notifier_free
+#cgo nocallback ts_stream_notify
+#cgo noescape ts_range_start
+#cgo nocallback ts_range_start
+#cgo nocallback ts_range_end
+#cgo nocallback ts_range_mark
+*/
+import "C"
+
+import (
+	"sync"
+	"sync/atomic"
+	"unsafe"
+)
+
+// Notifier is a ts_notifier.
+type Notifier = C.ts_notifier
+
+func NewNotifier() (n *Notifier, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = failure(C.ts_notifier_new(&n))
+	return n, err
+}
+
+// NotifierFD returns a descriptor that stays the notifier's.
+func NotifierFD(n *Notifier) int { return int(C.ts_notifier_fd(n)) }
+
+// TakeNotices returns how many tokens it wrote.
+func TakeNotices(n *Notifier, tokens []uint64) (int, error) {
+	var count C.int32_t
+	err := failure(C.ts_notifier_take(n, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int32_t(len(tokens)), &count))
+	return int(count), err
+}
+
+func PostNotice(n *Notifier, token uint64) error {
+	return failure(C.ts_notifier_post(n, C.uint64_t(token)))
+}
+
+func FreeNotifier(n *Notifier) { C.ts_notifier_free(n) }
+
+func NotifyStream(s Stream, n *Notifier, token uint64) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_stream_notify(s.c(), n, C.uint64_t(token)))
+}
+
+var rangeListeners = sync.OnceValue(func() *int32 { return (*int32)(unsafe.Pointer(C.ts_range_listeners())) })
+
+// RangeListening reports whether anybody hears of ranges. It makes no call.
+func RangeListening() bool { return atomic.LoadInt32(rangeListeners()) != 0 }
+
+func StartRange(name string) (id uint64, err error) {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	err = failure(C.ts_range_start(c, (*C.uint64_t)(&id)))
+	return id, err
+}
+
+func EndRange(id uint64) error { return failure(C.ts_range_end(C.uint64_t(id))) }
+
+func MarkRange(name string) error {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	return failure(C.ts_range_mark(c))
+}
