@@ -23,9 +23,12 @@ type assembly struct {
 	// dropLast: nobody wants a last batch that is short, so nothing is substituted in it, and none of it need be good.
 	dropLast bool
 
+	// wanted is how many samples are to be delivered; 0: as many as come. Under Skip a bad one is made up for by one that comes later.
+	wanted int
+
 	mu       sync.Mutex
 	progress sync.Cond // the assembler waits: for the sample at cursor, a row of closing, or end
-	space    sync.Cond // place waits: for a hole or a slot
+	space    sync.Cond // place waits: for a hole or a slot, or to know whether more samples are wanted
 	ask      chan struct{}
 	asked    bool // a slot is on its way
 	stopped  bool // nothing more is placed
@@ -37,6 +40,8 @@ type assembly struct {
 	holes   []hole // rows of bad samples to give away, Skip only
 	closing *slot
 
+	pending int  // samples that are placed and not resolved
+	lost    int  // samples that were bad, Skip only
 	ended   bool // no positions come after those in flights
 	failure error
 
@@ -87,6 +92,7 @@ type ready struct {
 	slot    *slot
 	samples []Sample
 	bad     []*SampleError // met since the batch before, in order
+	judged  int            // positions up to the batch's end, from the first on
 }
 
 func newAssembly(size, row int, policy Policy) *assembly {
@@ -120,11 +126,19 @@ func (a *assembly) add(images, labels []byte) error {
 	return nil
 }
 
-// place gives a row to the next sample of the sequence; it waits until there is one. false: stopped.
+// place gives a row to the next sample of the sequence; it waits until there is one. false: stopped, or no more samples are wanted, and the sequence has ended.
 func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var since time.Time
+	for a.wanted > 0 && a.base+len(a.flights)-a.lost >= a.wanted && !a.stopped {
+		if a.pending == 0 {
+			a.ended = true
+			a.progress.Signal()
+			return 0, nil, 0, false
+		}
+		a.space.Wait()
+	}
 	for {
 		if a.stopped {
 			return 0, nil, 0, false
@@ -144,6 +158,7 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	if !since.IsZero() {
 		a.waited += time.Since(since)
 	}
+	a.pending++
 	position = a.base + len(a.flights)
 	at.owner[row] = position
 	a.flights = append(a.flights, flight{sample: s, slot: at, row: row})
@@ -176,6 +191,13 @@ func (a *assembly) resolve(position int, state flightState, err error) {
 	a.mu.Lock()
 	f := &a.flights[position-a.base]
 	f.state, f.err = state, err
+	a.pending--
+	if a.wanted > 0 {
+		if state == bad && a.policy == Skip {
+			a.lost++
+		}
+		a.space.Signal()
+	}
 	if position == a.cursor || f.slot == a.closing {
 		a.progress.Signal()
 	}
@@ -266,7 +288,7 @@ judging:
 	if a.policy == Skip {
 		a.arrange(s)
 	}
-	r.slot = s
+	r.slot, r.judged = s, a.cursor
 	r.samples = make([]Sample, len(a.members))
 	for row, p := range a.members {
 		r.samples[row] = a.flights[p-a.base].sample

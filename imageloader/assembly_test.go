@@ -139,7 +139,7 @@ func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b 
 	w := worker{p: &pass{l: l, epoch: epoch}, d: fakeDecoder{}}
 	w.reset()
 	for i, s := range b.samples {
-		if state, err := w.decode(&job{item: item{sample: s, data: content[s.Name]}, dst: want}); state != good {
+		if state, err := w.decode(&job{item: item{sample: s, data: content[s.Name], epoch: epoch}, dst: want}); state != good {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(want, b.images[i*row:(i+1)*row]) {

@@ -12,11 +12,14 @@
 //
 // # Order
 //
-// A plain .tar has random access: a shuffled epoch is a permutation of all samples. A .tar.gz is a stream: it is shuffled through a buffer of
+// A plain .tar has random access, and so has a .tar.gz that Open has read into memory: a shuffled epoch is a permutation of all samples. Any other .tar.gz is a
+// stream: it is shuffled through a buffer of
 // Options.ShuffleBuffer samples, so an archive larger than the buffer should be packed in mixed order, not class by class. While the buffer of a large archive
 // fills, at the start of an epoch, one sample leaves it for two that come, so that the first batch is there at once. The sample's index is its position among the
 // samples of the archive. All that is random about it is drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any number
 // of workers and any number of slots.
+//
+// Which samples an epoch has is up to Options.Repeat, Weights and Balanced; which of them this process gets, to Rank and World. docs/imageloader.md has the whole.
 package imageloader
 
 import (
@@ -40,15 +43,34 @@ type Options struct {
 
 	Shuffle bool
 	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached
-	// first. A .tar needs none. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in memory after it was read once, and is not read again.
+	// first. What has random access needs none. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in memory after it was read once, and is not
+	// read again.
 	ShuffleBuffer int
 	ShuffleBytes  int64
 	Seed          uint64
 
-	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS. Reading and inflating take another one.
+	// Repeat is how often an epoch goes over the samples, each time in another order and with other crops; 0: once. Round j of epoch e is what epoch e*Repeat+j
+	// would be without.
+	Repeat int
+	// Weights, if not nil, makes an epoch of draws with replacement: each takes a sample with a probability proportional to its weight (0 or more). It is called
+	// once for each sample, by Open. Balanced, instead, draws each class equally often. Draws is how many draws a round has; 0: as many as there are samples. Both
+	// need random access: a .tar, or a .tar.gz whose samples fit in ShuffleBytes.
+	Weights  func(Sample) float64
+	Balanced bool
+	Draws    int
+
+	// Rank and World are for several processes that train together: this one is rank Rank (from 0) of World; 0: 1. All have the same archive and options. The
+	// sequence of an epoch is the same on each, and its samples are dealt in turn. Every rank gets equally many batches, of the same sizes, whatever is damaged:
+	// when samples don't divide evenly, or one rank skips a bad one that the others don't have, the first ones of the epoch come again.
+	// With DropLast, instead, samples are left out so that all batches are full.
+	Rank, World int
+
+	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which follows the CPU quota of the process's cgroup. Reading and
+	// inflating take another one.
 	Workers int
-	// DropLast leaves out the last batch if it is short.
+	// DropLast leaves out the last batch if it is short. PadLast, instead, fills it up with the first samples of the epoch.
 	DropLast bool
+	PadLast  bool
 	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training archive's to the loader of a test archive. A .tar.gz is then
 	// not read at Open; without, Open reads the archive through once.
 	Classes    []string
@@ -73,11 +95,13 @@ type Loader struct {
 	open     func(string) (source, error)
 	codec    codec
 	index    atomic.Pointer[index] // nil until the archive was read through
+	weights  *weights              // nil: every sample once
 	counters counters
 
 	queueBytes int64 // see the constant
 
 	mu      sync.Mutex
+	order   orderKind
 	closed  chan struct{}
 	running sync.WaitGroup
 }
@@ -102,8 +126,9 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 		return nil, stopCause(ctx, err)
 	}
 	defer a.Close()
-	if len(o.Classes) > 0 && a.format == formatTarGz {
+	if len(o.Classes) > 0 && a.format == formatTarGz && !o.needsIndex() {
 		_, err := newIndexer(path, o.Classes) // checks them
+		l.order = l.chooseOrder(nil)
 		return l, err
 	}
 	x, err := l.scan(a)
@@ -111,7 +136,71 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 		return nil, stopCause(ctx, err)
 	}
 	l.index.Store(x)
+	l.order = l.chooseOrder(x)
+	if err := l.weigh(x); err != nil {
+		return nil, err
+	}
 	return l, nil
+}
+
+// needsIndex says whether an epoch can't begin before it is known how many samples there are.
+func (o *Options) needsIndex() bool {
+	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+}
+
+// chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later does not change the order.
+func (l *Loader) chooseOrder(x *index) orderKind {
+	switch {
+	case l.o.Weights != nil || l.o.Balanced:
+		return drawn
+	case !l.o.Shuffle:
+		return archiveOrder
+	case x != nil && x.random():
+		return permuted
+	}
+	return buffered
+}
+
+// weigh prepares weighted draws.
+func (l *Loader) weigh(x *index) (err error) {
+	if l.order != drawn {
+		return nil
+	}
+	if !x.random() {
+		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
+			"repack it as .tar, or raise ShuffleBytes", l.path, l.o.ShuffleBytes)
+	}
+	weight, option := func(i int) float64 { return l.o.Weights(l.sample(x, i)) }, "Weights"
+	if l.o.Balanced {
+		perClass := make([]float64, len(x.classes))
+		for i := range x.entries {
+			perClass[x.entries[i].label]++
+		}
+		weight, option = func(i int) float64 { return 1 / perClass[x.entries[i].label] }, "Balanced"
+	}
+	if l.weights, err = newWeights(len(x.entries), weight); err != nil {
+		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, l.path, err)
+	}
+	return nil
+}
+
+func (l *Loader) sample(x *index, i int) Sample {
+	return Sample{Name: x.name(i), Index: i, Label: int(x.entries[i].label)}
+}
+
+// positions is how many positions the sequence of an epoch has; unknown without an index.
+func (l *Loader) positions(x *index) int {
+	if x == nil {
+		return unknown
+	}
+	return l.perRound(x) * l.o.Repeat
+}
+
+func (l *Loader) perRound(x *index) int {
+	if l.weights != nil && l.o.Draws > 0 {
+		return l.o.Draws
+	}
+	return len(x.entries)
 }
 
 func (o Options) withDefaults() (Options, error) {
@@ -145,6 +234,9 @@ func (o Options) withDefaults() (Options, error) {
 		{"BatchSize", &o.BatchSize, 32, 1 << 24},
 		{"ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32},
 		{"Workers", &o.Workers, runtime.GOMAXPROCS(0), 1 << 12},
+		{"Repeat", &o.Repeat, 1, 1 << 24},
+		{"World", &o.World, 1, 1 << 24},
+		{"Draws", &o.Draws, 0, math.MaxInt32},
 	} {
 		if *d.value == 0 {
 			*d.value = d.fallback
@@ -152,6 +244,16 @@ func (o Options) withDefaults() (Options, error) {
 		if *d.value < 0 || *d.value > d.max {
 			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
 		}
+	}
+	switch {
+	case o.Rank < 0 || o.Rank >= o.World:
+		return o, fmt.Errorf("imageloader: Options.Rank is %d, not in 0 to World-1 (%d)", o.Rank, o.World-1)
+	case o.DropLast && o.PadLast:
+		return o, errors.New("imageloader: Options.DropLast and Options.PadLast exclude each other")
+	case o.Weights != nil && o.Balanced:
+		return o, errors.New("imageloader: Options.Weights and Options.Balanced exclude each other")
+	case o.Draws > 0 && o.Weights == nil && !o.Balanced:
+		return o, errors.New("imageloader: Options.Draws is for Options.Weights and Options.Balanced; to go over all samples several times, use Repeat")
 	}
 	if o.BadSamples < Fail || o.BadSamples > Substitute {
 		return o, fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
@@ -231,12 +333,22 @@ func stopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// Len is how many samples an epoch has, bad ones included; -1 for a .tar.gz with Options.Classes until an epoch was read to its end.
+// Len is how many samples the archive has, bad ones included; -1 for a .tar.gz with Options.Classes until an epoch was read to its end.
 func (l *Loader) Len() int {
 	if x := l.index.Load(); x != nil {
 		return len(x.entries)
 	}
 	return -1
+}
+
+// Batches is how many batches an epoch has on this rank, if the policy Skip leaves none out; -1 if Len is.
+func (l *Loader) Batches() int {
+	total := l.positions(l.index.Load())
+	if total == unknown {
+		return -1
+	}
+	d := newDeal(&l.o, total, positions{})
+	return d.batches(&l.o)
 }
 
 // Classes are the class names by label.

@@ -51,7 +51,7 @@ func TestDeterminism(t *testing.T) {
 						for _, slots := range []int{1, 2, 8} {
 							o.Workers = workers
 							o.Classes = nil
-							if workers == 5 { // without a scan before: the first epoch of a .tar.gz goes another way than the second
+							if workers == 5 && !(archive.held && shuffle) { // without a scan before: the first epoch of a .tar.gz goes another way than the second
 								o.Classes = classes
 							}
 							l := openFake(t, path, o)
@@ -88,7 +88,7 @@ func TestShuffle(t *testing.T) {
 			orders := map[string]bool{}
 			for _, seed := range []uint64{0, 1, 2} {
 				for epoch := range 3 {
-					l := openFake(t, path, Options{BatchSize: 7, Transform: Eval(4, 4), Shuffle: true, Seed: seed, ShuffleBuffer: buffer})
+					l := openFake(t, path, Options{BatchSize: 7, Transform: Eval(4, 4), Shuffle: true, Seed: seed, ShuffleBuffer: buffer, ShuffleBytes: 100_000})
 					got, err := collect(t, l, epoch, 2)
 					if err != nil {
 						t.Fatal(err)

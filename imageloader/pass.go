@@ -35,6 +35,11 @@ type pass struct {
 	known   *index // nil in the first pass over a .tar.gz with given classes
 	build   *indexer
 
+	order   orderKind
+	deal    deal
+	turn    int // of the deal: where this pass begins
+	batches int // of the deal: so many were delivered before
+
 	items   chan item
 	fetches chan job // of samples whose content does not come in the archive's order
 	jobs    chan job
@@ -52,6 +57,9 @@ type item struct {
 	size   int64
 	data   []byte // the content, unless it is fetched later
 	bad    *SampleError
+
+	epoch int    // that its random choices are drawn for: the pass's, unless Options.Repeat is set
+	again uint64 // tells apart the times that a sample comes in an epoch
 }
 
 // weight is how many bytes the content has, or will have when it is fetched.
@@ -90,13 +98,17 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
+	l.mu.Lock()
+	p.order = l.order
+	l.mu.Unlock()
+	p.deal = newDeal(&l.o, l.positions(p.known), positions{})
 	p.buffers.limit = l.queueBytes + l.o.ShuffleBytes/4
 	a, err := openArchive(inner, l.path, l.open)
 	if err != nil {
 		return stopCause(ctx, err)
 	}
-	defer a.Close()
 	p.archive = a
+	defer func() { _ = p.archive.Close() }() // only read
 	if p.known != nil && (a.info.Size() != p.known.info.Size() || !a.info.ModTime().Equal(p.known.info.ModTime())) {
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}
@@ -107,6 +119,9 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	o := &p.l.o
 	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
 	p.asm.dropLast = o.DropLast
+	if o.BadSamples == Skip && p.deal.fixed {
+		p.asm.wanted = p.wanted()
+	}
 	p.items = make(chan item, 2*o.Workers)
 	p.jobs = make(chan job, o.Workers)
 
@@ -126,11 +141,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	all.Go(func() { p.lend(lend) })
 	if p.known != nil && p.known.random() {
 		p.fetches = make(chan job, o.Workers)
-		if p.archive.format == formatTar {
-			all.Go(p.listTar)
-		} else {
-			all.Go(p.readStream)
-		}
+		all.Go(p.list)
 		var fetching sync.WaitGroup
 		for range readers {
 			fetching.Go(p.fetch)
@@ -159,7 +170,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 // deliver hands over the batches and says how the pass ended.
 func (p *pass) deliver(deliver func(int, any) error) error {
 	o, c := &p.l.o, &p.l.counters
-	delivered, bad := 0, 0
+	delivered, bad, samples := p.batches, 0, 0
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
@@ -174,19 +185,26 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 			if p.ctx.Err() != nil {
 				return context.Cause(p.ctx)
 			}
-			c.samples.Add(int64(n))
-			c.batches.Add(1)
-			delivered++
 			if err := deliver(n, r.samples); err != nil {
 				return err
 			}
+			c.samples.Add(int64(n))
+			c.batches.Add(1)
+			delivered++
+			samples += n
 		}
 		switch {
 		case err != nil:
 			return err
 		case n == o.BatchSize:
+		case samples < p.asm.wanted:
+			return fmt.Errorf("%w in epoch %d of %s: %d samples are bad, so that rank %d of %d can't fill its batches; see torchstream inspect",
+				ErrNoSamples, p.epoch, p.l.path, bad, o.Rank, o.World)
 		case delivered > 0:
 			return nil
+		case p.deal.fixed && p.deal.turns == 0:
+			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d for each of %d ranks, and Options.DropLast is set",
+				ErrNoSamples, p.epoch, p.l.path, p.deal.left, o.BatchSize, o.World)
 		case n > 0:
 			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d, and Options.DropLast is set", ErrNoSamples, p.epoch, p.l.path, n, o.BatchSize)
 		case bad > 0:
@@ -249,14 +267,6 @@ func (p *pass) place(to chan<- job) {
 			return
 		}
 	}
-}
-
-// held has the contents of all samples, if they are kept in memory.
-func (p *pass) held() map[int64][]byte {
-	if p.known == nil {
-		return nil
-	}
-	return p.known.held
 }
 
 // fetch reads samples in whatever order they come.
@@ -362,7 +372,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return bad, e
 		}
 		t := &w.p.l.o.Transform
-		seedGenerator(&w.source, w.p.l.o.Seed, purposeAugment, w.p.epoch, j.sample.Index)
+		seedAgain(&w.source, w.p.l.o.Seed, purposeAugment, j.epoch, j.sample.Index, j.again)
 		if err := t.geometry(w.rng, info.Width, info.Height, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
@@ -440,70 +450,151 @@ func (p *pass) queue(n int64) {
 // item makes the i-th sample of the index.
 func (p *pass) item(i int) item {
 	e := &p.known.entries[i]
-	it := item{sample: Sample{p.known.name(i), i, int(e.label)}, offset: e.offset, size: e.size}
+	it := item{sample: p.l.sample(p.known, i), offset: e.offset, size: e.size, epoch: p.epoch * p.l.o.Repeat}
 	it.bad = p.l.unreadable(&it, e.kind)
 	return it
 }
 
-// listTar sends the samples of a plain .tar, content still to be fetched.
-func (p *pass) listTar() {
-	defer close(p.items)
-	n := len(p.known.entries)
-	var order []int32
-	if p.l.o.Shuffle {
-		order = permutation(n, p.l.o.Seed, p.epoch)
+// wanted is how many samples are still to be delivered, if that is fixed.
+func (p *pass) wanted() int { return max(0, p.deal.turns-p.batches*p.l.o.BatchSize) }
+
+// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed, assembly ends it earlier: when it has enough.
+func (p *pass) end() int {
+	switch {
+	case p.deal.fixed && p.wanted() == 0:
+		return p.turn
+	case p.asm.wanted > 0:
+		return p.deal.most()
 	}
-	for i := range n {
-		if order != nil {
-			i = int(order[i])
+	return p.deal.turns
+}
+
+// buffer is what the samples of an archive that is larger than memory are shuffled through.
+func (p *pass) buffer(epoch int) *shuffler {
+	o := &p.l.o
+	b := newShuffler(o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
+	// Told by the file's size, since the order must not depend on whether the archive was read before.
+	b.ramp = p.archive.info.Size() > o.ShuffleBytes
+	return b
+}
+
+// repeated tells a sample that comes again, because there are not enough others, from the first time.
+const repeated = 1 << 40
+
+// list sends the samples of an archive with random access, content still to be fetched.
+func (p *pass) list() {
+	defer close(p.items)
+	n, o := len(p.known.entries), &p.l.o
+	s := sequence{kind: p.order, seed: o.Seed, epoch: p.epoch, rounds: o.Repeat, perRound: p.l.perRound(p.known), weights: p.l.weights}
+	s.shuffled = func(epoch int) []int32 {
+		if p.order == buffered {
+			return throughBuffer(n, p.buffer(epoch), p.item)
 		}
-		if p.send(p.item(i)) != nil {
+		return permutation(n, o.Seed, epoch)
+	}
+	for turn := p.turn; turn < p.end(); turn++ {
+		position, before := p.deal.at(turn)
+		i, epoch, again := s.at(position)
+		it := p.item(i)
+		it.epoch, it.again = epoch, again+uint64(before)*repeated
+		if p.send(it) != nil {
 			return
 		}
 	}
 }
 
-// readStream sends the samples of a .tar.gz.
+// readStream sends the samples of an archive without random access.
 func (p *pass) readStream() {
 	defer close(p.items)
-	o := &p.l.o
-	buffer := newShuffler(1, 0, 0, 0)
-	if o.Shuffle {
-		buffer = newShuffler(o.ShuffleBuffer, o.ShuffleBytes, o.Seed, p.epoch)
-		// Told by the file's size, since the order must not depend on whether the archive was read before.
-		buffer.ramp = p.archive.info.Size() > o.ShuffleBytes
-	}
-	emit := func(it item) error {
-		if !o.Shuffle {
+	end := p.end()
+	for before, next := 0, p.turn; ; before++ { // once, unless samples come again to fill up
+		position := 0
+		take := func(it item) error {
+			turn, mine := p.deal.turn(position, before)
+			position++
+			if !mine || turn < p.turn || turn >= end {
+				p.buffers.put(it.data)
+				return nil
+			}
+			next = turn + 1
+			it.again = uint64(before) * repeated
 			return p.send(it)
 		}
-		for buffer.full(it.weight()) {
-			if err := p.send(buffer.take()); err != nil {
-				return err
+		for round := range p.l.o.Repeat {
+			if before+round > 0 {
+				if p.readErr = p.rewind(); p.readErr != nil {
+					return
+				}
+			}
+			if p.readErr = p.readRound(p.epoch*p.l.o.Repeat+round, take); p.readErr != nil {
+				return
+			}
+			if before > 0 && next >= end {
+				return
 			}
 		}
-		buffer.add(it)
-		return nil
-	}
-	var err error
-	if p.known != nil {
-		err = p.readKnown(emit)
-	} else {
-		err = p.readFirst(emit)
-	}
-	for len(buffer.held) > 0 && !errors.Is(err, errStopped) { // also before an error: nothing that was read is lost
-		if p.send(buffer.take()) != nil {
+		if end == unknown || next >= end {
 			return
 		}
 	}
-	p.readErr = err
+}
+
+// rewind begins with the archive again.
+func (p *pass) rewind() error {
+	a, err := openArchive(p.ctx, p.l.path, p.l.open)
+	if err != nil {
+		return err
+	}
+	_ = p.archive.Close() // only read
+	p.archive = a
+	return nil
+}
+
+// readRound goes through the archive once; take gets its samples in the order of the epoch.
+func (p *pass) readRound(epoch int, take func(item) error) error {
+	emit, flush := take, func() error { return nil }
+	if p.order == buffered {
+		buffer := p.buffer(epoch)
+		emit = func(it item) error {
+			for buffer.full(it.weight()) {
+				if err := take(buffer.take()); err != nil {
+					return err
+				}
+			}
+			buffer.add(it)
+			return nil
+		}
+		flush = func() error {
+			for len(buffer.held) > 0 {
+				if err := take(buffer.take()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	read := p.readFirst
+	if p.known != nil {
+		read = p.readKnown
+	}
+	err := read(func(it item) error {
+		it.epoch = epoch
+		return emit(it)
+	})
+	if errors.Is(err, errStopped) {
+		return err
+	}
+	if stopped := flush(); stopped != nil { // also before an error: nothing that was read is lost
+		return stopped
+	}
+	return err
 }
 
 // readKnown reads the samples of an index, and the rest of the file for its checksum.
 func (p *pass) readKnown(emit func(item) error) error {
 	for i := range p.known.entries {
 		it := p.item(i)
-		if it.bad == nil && p.held() == nil {
+		if it.bad == nil {
 			began := time.Now()
 			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
 			if err := p.archive.seekTo(it.offset); err != nil {
@@ -518,9 +609,6 @@ func (p *pass) readKnown(emit func(item) error) error {
 		if err := emit(it); err != nil {
 			return err
 		}
-	}
-	if p.held() != nil {
-		return nil // verified when it was read
 	}
 	return p.archive.drain()
 }
