@@ -463,6 +463,46 @@ TS_API void ts_noop(void);
 TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
                               double* out_of_place_ns, double* held_ns);
 
+/* ---- traces ---------------------------------------------------------------------------------- */
+
+/* A recording of what ran when, made with LibTorch's profiler: operators of all threads, and on a
+ * machine with a GPU the CUDA calls of all threads and the work of all devices. One recording at a
+ * time in a process. Any thread may start it and any other stop it. */
+typedef struct ts_trace ts_trace;
+
+enum {
+  TS_TRACE_KERNEL = 1, /* device work: lane is the stream's number */
+  TS_TRACE_MEMCPY = 2,
+  TS_TRACE_MEMSET = 3,
+  TS_TRACE_RUNTIME = 4,  /* a call of the CUDA runtime or driver: lane is the OS thread */
+  TS_TRACE_OPERATOR = 5, /* one of LibTorch's operators on the host */
+  TS_TRACE_RANGE = 6     /* a named range of the program: lane is the thread that began it */
+};
+typedef struct ts_trace_event {
+  int64_t start_ns; /* Unix time; one clock for the host and all devices */
+  int64_t duration_ns;
+  int64_t bytes;       /* memcpy and memset; otherwise -1 */
+  int64_t correlation; /* the same number: a runtime call and the device work that it enqueued */
+  int64_t lane;
+  int32_t device; /* TS_DEVICE_CPU for what ran on the host */
+  int32_t kind;
+  int32_t name; /* index into ts_trace_names */
+} ts_trace_event;
+
+enum { TS_TRACE_NO_OPERATORS = 1 /* device work and CUDA calls only; ignored without a GPU */ };
+
+/* INVALID_ARGUMENT if something is being recorded. The first one of a process initialises CUPTI. */
+TS_API ts_error* ts_trace_start(int32_t flags);
+/* Waits for no device: work that is not done is left out, so synchronize before. new reference,
+ * free with ts_trace_free. Events are in no order. */
+TS_API ts_error* ts_trace_stop(ts_trace** out);
+/* all borrowed until the trace is freed; names are NUL-terminated */
+TS_API const ts_trace_event* ts_trace_events(const ts_trace* trace);
+TS_API int64_t ts_trace_event_count(const ts_trace* trace);
+TS_API const char* const* ts_trace_names(const ts_trace* trace);
+TS_API int32_t ts_trace_name_count(const ts_trace* trace);
+TS_API void ts_trace_free(ts_trace* trace); /* takes ownership */
+
 /* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ------------------------ */
 
 enum { TS_IMAGE_JPEG = 1, TS_IMAGE_PNG = 2 };
