@@ -418,16 +418,32 @@ enum {
 /* Calls the operator with args in the schema's order; trailing arguments that are left out take
  * their defaults. Each argument is checked against the schema first (TS_ERROR_INVALID_ARGUMENT
  * names the argument and both types). All arrays are borrowed for the call; ints, text may be NULL
- * when unused. Tensor results, Tensor[] results flattened, go to out in order: new references, free
- * with ts_tensor_free, or NULL for one that the operator left undefined, as some backward operators
- * do; results of other types are dropped. *out_count is set to the number of tensors.
- * INVALID_ARGUMENT if out_capacity, unless 0, is less than that; with out_capacity 0 results are
- * dropped (in-place operators). */
+ * when unused. Tensor results go to out in order: new references, free with ts_tensor_free, or NULL
+ * for one that the operator left undefined, as some backward operators do; results of other types
+ * are dropped. *out_count is set to the number of tensors. INVALID_ARGUMENT, before anything runs,
+ * if out_capacity, unless 0, is less than that, or if the operator returns a list, whose length
+ * nobody knows before: call ts_operator_call_list. With out_capacity 0 results are dropped
+ * (in-place operators). */
 TS_API ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
                                   ts_tensor* const* tensors, int32_t tensor_count,
                                   const int64_t* ints, int32_t int_count, const char* text,
                                   int32_t text_bytes, int32_t flags, ts_tensor** out,
                                   int32_t out_capacity, int32_t* out_count);
+
+/* The results of an operator, however many. */
+typedef struct ts_tensor_list ts_tensor_list;
+/* ts_operator_call for any number of results: Tensor[] results flattened. *out: new reference, give
+ * it to ts_tensor_list_take or ts_tensor_list_free. */
+TS_API ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                                       ts_tensor* const* tensors, int32_t tensor_count,
+                                       const int64_t* ints, int32_t int_count, const char* text,
+                                       int32_t text_bytes, int32_t flags, ts_tensor_list** out,
+                                       int32_t* out_count);
+/* Moves the references to out, an array of as many as ts_operator_call_list said, and frees the
+ * list: takes ownership of it, and gives that of the tensors. */
+TS_API void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out);
+/* takes ownership, of the tensors too */
+TS_API void ts_tensor_list_free(ts_tensor_list* list);
 
 /* ---- autograd, randomness, threads ----------------------------------------------------------- */
 
