@@ -63,12 +63,15 @@ struct JpegOptions {
   int restart_interval = 0;  // in MCUs
   int sampling[4][2] = {{1, 1}, {1, 1}, {1, 1}, {1, 1}};
   J_COLOR_SPACE stored = JCS_UNKNOWN;  // as libjpeg chooses
+  bool optimize = false;               // Huffman tables of the image's own
+  bool baseline = true;                // quantisers of 8 bits, whatever the quality
 };
 
 inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
   jpeg_compress_struct codec;
   jpeg_error_mgr errors;
   codec.err = jpeg_std_error(&errors);  // exits on an error: the tests ask for nothing impossible
+  errors.emit_message = [](j_common_ptr, int) {};
   jpeg_create_compress(&codec);
   unsigned char* out = nullptr;
   unsigned long size = 0;
@@ -81,7 +84,8 @@ inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
                                                : JCS_CMYK;
   jpeg_set_defaults(&codec);
   if (options.stored != JCS_UNKNOWN) jpeg_set_colorspace(&codec, options.stored);
-  jpeg_set_quality(&codec, options.quality, TRUE);
+  jpeg_set_quality(&codec, options.quality, options.baseline ? TRUE : FALSE);
+  codec.optimize_coding = options.optimize ? TRUE : FALSE;
   for (int c = 0; c < codec.num_components; ++c) {
     codec.comp_info[c].h_samp_factor = options.sampling[c][0];
     codec.comp_info[c].v_samp_factor = options.sampling[c][1];

@@ -168,6 +168,15 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
   });
 }
 
+ts_error* ts_image_decoder_stats(const ts_image_decoder* decoder, ts_image_stats* out) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(out != nullptr, "out is NULL");
+    const ts::image::JpegStats& jpeg = decoder->jpeg.stats();
+    *out = {jpeg.own, jpeg.libjpeg, jpeg.gave_up};
+  });
+}
+
 ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width,
                           int32_t height, size_t src_stride, const ts_image_geometry* geometry,
                           uint8_t* dst, size_t dst_stride) {

@@ -11,6 +11,9 @@
 #include <jerror.h>
 
 #include "error.h"
+#include "image/entries.h"
+#include "image/jpeg_entropy.h"
+#include "image/jpeg_scan.h"
 
 #define TS_STRING(x) #x
 #define TS_VALUE(x) TS_STRING(x)
@@ -29,6 +32,8 @@ struct JpegState {
   char text[JMSG_LENGTH_MAX];
   int skipped;   // columns between the first decoded one and the first wanted one
   int unwanted;  // rows that are still to be decoded above the first wanted one
+  EntropyDecoder entropy;
+  bool own;  // this image's coefficients come from `entropy`
 };
 
 namespace {
@@ -38,6 +43,8 @@ constexpr int kNarrowest = 32;
 // Far above what encoders write (about 10). Scans are what makes a small progressive file slow to
 // decode.
 constexpr int kMostScans = 100;
+// JpegState::failure when our own entropy decoder met something unusual.
+constexpr int32_t kGaveUp = -1;
 
 // MULDIV255 of Pillow: a * b / 255, rounded.
 inline uint8_t scale255(int a, int b) {
@@ -119,8 +126,26 @@ bool smooths(const jpeg_decompress_struct* codec) {
   return false;
 }
 
-// Up to the first row of the box.
-bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
+// libjpeg's entropy decoder, as its jpegint.h has it since version 6b: an image's own copy, in
+// which ours takes the place of decode_mcu. That the library is laid out so is checked at
+// configuration (TS_JPEG_SEAM) and, with the library that is really linked, by every new decoder
+// (works).
+struct EntropyModule {
+  void (*start_pass)(j_decompress_ptr);
+  boolean (*decode_mcu)(j_decompress_ptr, JBLOCKROW*);
+  boolean insufficient_data;
+};
+
+boolean decode_mcu(j_decompress_ptr codec, JBLOCKROW* blocks) {
+  static_assert(sizeof(JBLOCK) == sizeof(int16_t[64]), "coefficients are of 16 bits");
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  if (state->entropy.next(blocks)) return TRUE;
+  state->failure = kGaveUp;
+  std::longjmp(state->jump, 1);
+}
+
+// Up to the first bit of the scan, and through everything if there are several.
+bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
   if (setjmp(state->jump) != 0) return false;
   jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
@@ -155,7 +180,13 @@ bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) 
   codec->dct_method = JDCT_ISLOW;
   codec->do_fancy_upsampling = TRUE;
   jpeg_start_decompress(codec);
+  return true;
+}
 
+// Up to the first row of the box.
+bool start(JpegState* state, const Box* box) {  // confined
+  jpeg_decompress_struct* codec = &state->codec;
+  if (setjmp(state->jump) != 0) return false;
   // Smoothing of coefficients that were never sent looks at blocks beside and above, which a crop
   // leaves out: then everything is decoded.
   if (smooths(codec)) {
@@ -176,6 +207,14 @@ bool start(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) 
     auto columns = static_cast<JDIMENSION>(right - left);
     jpeg_crop_scanline(codec, &first, &columns);
     left = static_cast<int>(first);
+  }
+  if (state->own) {
+    // The columns of MCUs that libjpeg transforms (jpeg_crop_scanline).
+    const int align = DCTSIZE * (codec->comps_in_scan == 1 ? 1 : codec->max_h_samp_factor);
+    const int end = left + static_cast<int>(codec->output_width);
+    state->entropy.want(static_cast<uint32_t>(left / align),
+                        static_cast<uint32_t>((end - 1) / align));
+    reinterpret_cast<EntropyModule*>(codec->entropy)->decode_mcu = decode_mcu;
   }
   state->skipped = box->x0 - left;
   state->unwanted = 0;
@@ -212,6 +251,7 @@ JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(std::make_unique<JpegState
   state->errors.error_exit = fail;
   state->errors.emit_message = message;
   state->errors.output_message = silent;
+  state->own = false;
   state->codec.client_data = state;  // jpeg_create_decompress keeps err and client_data
   if (!create(state)) {
     jpeg_destroy_decompress(&state->codec);
@@ -223,21 +263,63 @@ JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(std::make_unique<JpegState
   constexpr int64_t kBase = int64_t{64} << 20;
   state->codec.mem->max_memory_to_use =
       static_cast<long>(kBase + 8 * std::min(max_pixels, (INT64_MAX - kBase) / 8));
+  own_ = works();
 }
 
 JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->codec); }
 
-void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
+// A grey image of two blocks, dark and light, decoded through the seam.
+bool JpegDecoder::works() {
+#if TS_JPEG_SEAM
+  // No Huffman tables: libjpeg-turbo supplies the standard's.
+  uint8_t file[] = {0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0,
+                    // 64 quantisers of 1 go here
+                    8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8,
+                    8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8,
+                    8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 0xFF, 0xC0, 0, 11, 8, 0, 8, 0, 16, 1, 1, 0x11, 0,
+                    0xFF, 0xDA, 0, 8, 1, 1, 0, 0, 63, 0,
+                    // DC -64 (11110 0111111), end of block, DC +64 (11110 1000000), end of block
+                    0b11110011, 0b11111010, 0b11110100, 0b00001010, 0xFF, 0xD9};
   JpegState* state = state_.get();
-  // Also after a failure: an unfinished image must not be left in the codec.
-  struct End {
-    JpegState* state;
-    ~End() { end(state); }
-  } end{state};
+  const Box box = {0, 0, 16, 8};
+  Scan scan;
+  uint8_t pixels[8][16 * 3 + kRowSlack] = {};
+  bool good = open(state, file, sizeof file, &box) &&
+              describe_scan(state->codec, file, sizeof file, codes_, &scan) &&
+              state->entropy.start(scan);
+  state->own = good;
+  good = good && start(state, &box) && read(state, pixels[0], sizeof pixels[0], 8) &&
+         state->entropy.decoded() == 2;
+  for (const auto& row : pixels) {
+    for (int x = 0; x < 16 * 3; ++x) good = good && row[x] == (x < 8 * 3 ? 64 : 128);
+  }
+  end(state);
+  return good;
+#else
+  return false;
+#endif
+}
+
+bool JpegDecoder::attach(const uint8_t* data, size_t bytes) {
+  JpegState* state = state_.get();
+  Scan scan;
+  state->own =
+      own_ && describe_scan(state->codec, data, bytes, codes_, &scan) && state->entropy.start(scan);
+  scan_begin_ = state->own ? scan.begin : 0;
+  mcus_ = state->own ? uint64_t{scan.mcus_per_row} * scan.mcu_rows : 0;
+  return state->own;
+}
+
+// Decodes as start and attach have set it up. False: our entropy decoder gave up.
+bool JpegDecoder::rows(const Box& box, Resizer* sink) {
+  JpegState* state = state_.get();
   const auto check = [&](bool ok) {
-    if (!ok) throw Failure(state->failure, std::string("JPEG: ") + state->text);
+    if (!ok && state->failure != kGaveUp) {
+      throw Failure(state->failure, std::string("JPEG: ") + state->text);
+    }
+    return ok;
   };
-  check(start(state, data, bytes, &box));
+  if (!check(start(state, &box))) return false;
   const jpeg_decompress_struct& codec = state->codec;
   const auto channels = static_cast<size_t>(codec.output_components);
   const size_t stride = codec.output_width * channels + kRowSlack;
@@ -245,7 +327,7 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   for (int32_t row = box.y0 - state->unwanted; row < box.y1;) {
     const bool wanted = row >= box.y0;
     const int rows = std::min(kRowsAtOnce, (wanted ? box.y1 : box.y0) - row);
-    check(read(state, band_.data(), stride, rows));
+    if (!check(read(state, band_.data(), stride, rows))) return false;
     row += rows;
     if (!wanted) continue;
     if (channels == 4) {
@@ -255,6 +337,36 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
     }
     sink->push(band_.data() + static_cast<size_t>(state->skipped) * 3, stride, rows);
   }
+  return !state->own || state->entropy.finish();
+}
+
+void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
+  JpegState* state = state_.get();
+  // Also after a failure: an unfinished image must not be left in the codec.
+  struct End {
+    JpegState* state;
+    ~End() { end(state); }
+  } end_image{state};
+  const auto open_image = [&] {
+    if (!open(state, data, bytes, &box)) {
+      throw Failure(state->failure, std::string("JPEG: ") + state->text);
+    }
+  };
+  open_image();
+  if (attach(data, bytes)) {
+    if (rows(box, sink)) {
+      ++stats_.own;
+      return;
+    }
+    // Damaged or strange: from the start again, and libjpeg-turbo says what it is.
+    ++stats_.gave_up;
+    end(state);
+    sink->restart();
+    open_image();
+    state->own = false;
+  }
+  ++stats_.libjpeg;
+  rows(box, sink);
 }
 
 }  // namespace ts::image

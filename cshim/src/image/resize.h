@@ -70,6 +70,9 @@ class Resizer {
   // window_height rows, stride bytes apart; borrowed until the last row is pushed.
   Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride);
 
+  // From the first row again.
+  void restart() { rows_in_ = rows_out_ = 0; }
+
   // The next `count` rows of the box, each starting at its column x0, stride bytes apart, with
   // kRowSlack readable bytes after each.
   void push(const uint8_t* rows, size_t stride, int32_t count);

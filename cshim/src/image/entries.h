@@ -1,0 +1,74 @@
+// Entry points of a JPEG file: where every n-th MCU's bits begin, and its DC predictors, so that
+// decoding can start there. docs/entry-points.md says what they are for and what is guaranteed.
+//
+// The blob, as it lies in the sidecar index and can be copied to a GPU. Little-endian; positions
+// are in the file as it is, stuffed bytes and restart markers included:
+//
+//    0  u32  "TSE1"
+//    4  u32  bytes of the blob, a multiple of 8
+//    8  u64  digest of the file (XXH64, seed 0)
+//   16  u32  bytes of the file
+//   20  u32  byte of the file where the scan's entropy-coded data begins
+//   24  u32  MCUs in the scan
+//   28  u32  spacing: entry i stands before MCU i * spacing, in raster order, whatever the rows
+//   32  u32  entries: MCUs / spacing, rounded up
+//   36  i32  origin       } entry i is at bit origin + (i * slope >> 8) + its position field,
+//   40  u32  slope        } counted from the scan's first bit
+//   44  i16  lowest[3]    the DC predictor of component c is lowest[c] + its field
+//   50  u8   widths[4]    bits of an entry's fields: position, then a predictor of each component
+//   54  u16  0
+//   56  u64  digest of the blob: XXH64 of bytes 64 to the end, seeded with XXH64 of bytes 0 to 55
+//   64       the entries, packed: entry i begins at bit i * (sum of the widths) and its fields
+//            follow each other, each from its lowest bit up; zeros to the end, at least 8 bytes
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "image/jpeg_entropy.h"
+
+namespace ts::image {
+
+uint64_t xxh64(const uint8_t* data, size_t bytes, uint64_t seed);
+
+// What entries are made of beside the points themselves.
+struct EntriesOf {
+  uint64_t digest;  // of the file
+  uint64_t bytes;   // of the file
+  uint64_t scan;    // byte where the entropy-coded data begins
+  uint64_t mcus;
+  uint32_t spacing;
+};
+
+// A blob that is looked into where it lies.
+class Entries {
+ public:
+  // Takes the blob, borrowed, if it is whole: its own digest, and every number in it possible.
+  bool attach(const uint8_t* blob, size_t bytes);
+
+  const EntriesOf& of() const { return of_; }
+  uint32_t spacing() const { return of_.spacing; }
+  uint32_t count() const { return count_; }
+  EntryPoint at(uint32_t i) const;
+
+ private:
+  uint32_t field(uint64_t bit, uint32_t width) const;
+
+  const uint8_t* packed_ = nullptr;
+  EntriesOf of_ = {};
+  uint32_t count_ = 0, slope_ = 0, stride_ = 0;
+  int32_t origin_ = 0;
+  int16_t lowest_[kMostComponents] = {};
+  uint8_t widths_[1 + kMostComponents] = {};
+};
+
+// The bytes of the blob; written to `buffer` if it has room for them. 0: these points do not fit
+// the format.
+size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
+                    size_t capacity);
+
+// The closest spacing with which the blob stays within `permille` of the file. 0: none.
+uint32_t choose_spacing(uint64_t bytes, uint64_t mcus, uint32_t permille);
+
+}  // namespace ts::image
