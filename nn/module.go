@@ -95,9 +95,8 @@ func Err(m Module) error {
 	return nil
 }
 
-// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so an optimizer made before goes on with them. What an
-// optimizer has gathered stays where it is, though: after a step with momentum, Close it (its velocities) before moving. Gradients are dropped. It
-// blocks until everything is there. After an error some may have moved.
+// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so an optimizer made before goes on with them, and takes what it has
+// gathered along at its next step. Gradients are dropped. It blocks until everything is there. After an error some may have moved.
 func To(m Module, device cuda.Device) error {
 	for _, n := range State(m) {
 		if err := move(n.Tensor, device); err != nil {

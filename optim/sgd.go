@@ -30,11 +30,15 @@ import (
 //	p = p - LR*g
 //
 // An SGD serves one goroutine at a time.
+//
+// Step can be captured in a CUDA graph, after at least one Step that was not: the first one makes the velocities. A graph keeps the numbers that it was captured with, LR
+// among them; with Capturable the learning rate lies in device memory, and SetLR holds for the graph's next replay.
 type SGD struct {
 	o        SGDOptions
 	params   []*torch.Tensor
 	marked   []*torch.Tensor // the same tensors under NoGrad
 	velocity []*torch.Tensor // one for each parameter, nil before its first step
+	lr       *torch.Tensor   // Capturable's rate, on the parameters' device; nil before the first step
 }
 
 // SGDOptions are the options of NewSGD.
@@ -47,6 +51,10 @@ type SGDOptions struct {
 
 	// KeepGradients makes Step leave the gradients as they are, until ZeroGrad. By default Step works in their memory and drops them.
 	KeepGradients bool
+
+	// Capturable keeps the learning rate in a tensor beside the parameters, so that a captured Step follows SetLR. The step is then one kernel for all parameters of a dtype
+	// (LibTorch's fused SGD), and they must all be on one device.
+	Capturable bool
 }
 
 // NewSGD returns an optimizer of the parameters, which are leaves that require gradients. They stay the caller's.
@@ -55,7 +63,7 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 		o.LR = 0.001
 	}
 	for _, v := range []float64{o.LR, o.Momentum, o.Dampening, o.WeightDecay} {
-		if math.IsNaN(v) || math.IsInf(v, 0) {
+		if !finite(v) {
 			return nil, fmt.Errorf("optim.NewSGD: %+v: options must be finite: %w", o, cuda.ErrInvalidArgument)
 		}
 	}
@@ -85,54 +93,130 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	return s, nil
 }
 
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
 // LR returns the learning rate.
 func (s *SGD) LR() float64 { return s.o.LR }
 
-// SetLR sets the learning rate from the next step on.
-func (s *SGD) SetLR(lr float64) { s.o.LR = lr }
+// SetLR sets the learning rate from the next step on; 0 is allowed, negative and infinite ones and NaN are refused and change nothing. With Capturable the new rate is
+// enqueued on the current stream: call it where the graph is replayed.
+func (s *SGD) SetLR(lr float64) error {
+	if !finite(lr) || lr < 0 {
+		return fmt.Errorf("optim.SGD.SetLR: %v: a learning rate is finite and not negative: %w", lr, cuda.ErrInvalidArgument)
+	}
+	if s.lr != nil {
+		if err := s.lr.Fill_(lr).Err(); err != nil {
+			return err
+		}
+	}
+	s.o.LR = lr
+	return nil
+}
 
 // ZeroGrad drops the gradients of all parameters.
 func (s *SGD) ZeroGrad() error { return torch.ClearGrads(s.params...) }
 
-// Step changes the parameters by their gradients and then drops the gradients, unless KeepGradients says otherwise. A parameter without a gradient is left alone. The work is
-// enqueued on the current stream, in a few calls for all parameters; nothing waits for the device and no memory is left for the garbage collector. After an error parameters may be half way
-// through the step.
+// Step changes the parameters by their gradients and then drops the gradients, unless KeepGradients says otherwise. A parameter without a gradient is left alone. Velocities follow parameters that
+// were moved to another device (nn.To). The work is enqueued on the current stream, in a few calls for all parameters; nothing waits for the device and no memory is left for the garbage collector.
+// What can be checked is checked before anything changes; after another error parameters may be half way through the step.
 func (s *SGD) Step() error {
-	var open []*torch.Tensor // handles to close
-	defer func() {
-		for _, t := range open {
-			t.Close()
-		}
-	}()
-	own := func(t *torch.Tensor) *torch.Tensor {
-		open = append(open, t)
-		return t
-	}
-	n := len(s.params)
-	open = make([]*torch.Tensor, 0, 2*n)
-	params, grads, at := make([]*torch.Tensor, 0, n), make([]*torch.Tensor, 0, n), make([]int, 0, n)
-	written := s.o.WeightDecay != 0 || s.o.Nesterov // the formula changes g
+	open := make(handles, 0, 2*len(s.params))
+	defer open.close()
+	st := step{}
 	for i, p := range s.marked {
 		g := p.Grad()
 		if g == nil {
 			continue
 		}
-		own(g)
-		if s.o.KeepGradients && written {
-			g = own(g.Clone())
+		st.add(i, p, open.add(g))
+		if err := g.Err(); err != nil {
+			return err
 		}
-		params, grads, at = append(params, p), append(grads, g), append(at, i)
 	}
-	if len(params) == 0 {
+	if len(st.params) == 0 {
 		return nil
 	}
+	if err := s.follow(st); err != nil {
+		return err
+	}
+	var err error
+	if s.o.Capturable {
+		err = s.fused(st)
+	} else {
+		err = s.plain(st, &open)
+	}
+	if err != nil || s.o.KeepGradients {
+		return err
+	}
+	return s.ZeroGrad()
+}
+
+// step is what has a gradient, in parallel slices.
+type step struct {
+	params, grads []*torch.Tensor
+	at            []int // which parameter it is
+}
+
+func (st *step) add(i int, p, g *torch.Tensor) {
+	st.params, st.grads, st.at = append(st.params, p), append(st.grads, g), append(st.at, i)
+}
+
+// follow moves what the optimizer keeps to where the parameters are now.
+func (s *SGD) follow(st step) error {
+	first := st.grads[0].Device()
+	for i, p := range st.at {
+		if s.velocity[p] == nil && !s.o.Capturable {
+			continue
+		}
+		device := st.grads[i].Device()
+		if s.o.Capturable && device != first {
+			return fmt.Errorf("optim.SGD.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs them on one device: use one SGD a device: %w",
+				st.at[0], p, first, device, cuda.ErrInvalidArgument)
+		}
+		if err := moveTo(&s.velocity[p], device); err != nil {
+			return fmt.Errorf("optim.SGD.Step: the velocity of parameter %d: %w", p, err)
+		}
+	}
+	if !s.o.Capturable {
+		return nil
+	}
+	if s.lr == nil {
+		var err error
+		s.lr, err = torch.Full(first, torch.Float32, s.o.LR)
+		return err
+	}
+	return moveTo(&s.lr, first)
+}
+
+func moveTo(t **torch.Tensor, device cuda.Device) error {
+	if *t == nil || (*t).Device() == device {
+		return nil
+	}
+	moved := (*t).To(device)
+	if err := moved.Err(); err != nil {
+		return err
+	}
+	(*t).Close()
+	*t = moved
+	return nil
+}
+
+// plain is the formula in foreach operators. It works in the gradients' memory, or in copies with KeepGradients.
+func (s *SGD) plain(st step, open *handles) error {
+	grads := st.grads
+	if s.o.KeepGradients && (s.o.WeightDecay != 0 || s.o.Nesterov) { // the formula changes g
+		grads = make([]*torch.Tensor, len(st.grads))
+		for i, g := range st.grads {
+			grads[i] = open.add(g.Clone())
+		}
+	}
 	if s.o.WeightDecay != 0 {
-		if err := torch.ForeachAdd_(grads, params, s.o.WeightDecay); err != nil {
+		if err := torch.ForeachAdd_(grads, st.params, s.o.WeightDecay); err != nil {
 			return err
 		}
 	}
 	if s.o.Momentum != 0 {
-		v, err := s.accelerate(grads, at)
+		v, err := s.accelerate(grads, st.at)
 		if err != nil {
 			return err
 		}
@@ -142,13 +226,43 @@ func (s *SGD) Step() error {
 			return err
 		}
 	}
-	if err := torch.ForeachAdd_(params, grads, -s.o.LR); err != nil {
-		return err
+	return torch.ForeachAdd_(st.params, grads, -s.o.LR)
+}
+
+// fused is the formula in one operator, with the rate from memory. Parameters in their first step, whose velocity is the gradient, and the others take one call each.
+func (s *SGD) fused(st step) error {
+	if s.o.Momentum == 0 {
+		return s.fuse(st, nil, false)
 	}
-	if s.o.KeepGradients {
-		return nil
+	var old, fresh step
+	var oldV, freshV []*torch.Tensor
+	for i, p := range st.at {
+		if v := s.velocity[p]; v != nil {
+			old.add(p, st.params[i], st.grads[i])
+			oldV = append(oldV, v)
+			continue
+		}
+		v := st.grads[i].Clone() // its memory: the operator writes it
+		if err := v.Err(); err != nil {
+			return err
+		}
+		s.velocity[p] = v
+		fresh.add(p, st.params[i], st.grads[i])
+		freshV = append(freshV, v)
 	}
-	return s.ZeroGrad()
+	if len(oldV) > 0 {
+		if err := s.fuse(old, oldV, false); err != nil {
+			return err
+		}
+	}
+	if len(freshV) > 0 {
+		return s.fuse(fresh, freshV, true)
+	}
+	return nil
+}
+
+func (s *SGD) fuse(st step, velocity []*torch.Tensor, first bool) error {
+	return torch.FusedSGD_(st.params, st.grads, velocity, s.o.WeightDecay, s.o.Momentum, s.lr, s.o.Dampening, s.o.Nesterov, first)
 }
 
 // accelerate returns the velocities of the parameters with a gradient, after this step's.
@@ -189,5 +303,7 @@ func (s *SGD) Close() error {
 			s.velocity[i] = nil
 		}
 	}
+	s.lr.Close()
+	s.lr = nil
 	return nil
 }

@@ -66,7 +66,9 @@ func TestStep(t *testing.T) {
 	if w.Grad() != nil {
 		t.Error("Step left a gradient")
 	}
-	opt.SetLR(0)
+	if err := opt.SetLR(0); err != nil {
+		t.Fatal(err)
+	}
 	turn(t, w)
 	if err := opt.Step(); err != nil || opt.LR() != 0 {
 		t.Fatal(err)
@@ -202,5 +204,171 @@ func TestStepLeavesNothingBehind(t *testing.T) {
 		if live := torch.LiveTensors() - before; live != 0 {
 			t.Errorf("%+v: %d references after Close", o, live)
 		}
+	}
+}
+
+func TestSetLRRefusesWhatIsNoRate(t *testing.T) {
+	w := leaf(t, 1)
+	for _, capturable := range []bool{false, true} {
+		opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.5, Capturable: capturable})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opt.Close()
+		for _, lr := range []float64{math.NaN(), math.Inf(1), -0.1} {
+			if err := opt.SetLR(lr); !errors.Is(err, cuda.ErrInvalidArgument) || opt.LR() != 0.5 {
+				t.Errorf("%v: %v, and the rate is %v", lr, err, opt.LR())
+			}
+		}
+	}
+}
+
+// The fused operator computes what the plain steps do, for every option, also when a parameter joins later and when the rate changes.
+func TestCapturableStepsAreTheSame(t *testing.T) {
+	for _, o := range []optim.SGDOptions{
+		{LR: 0.125},
+		{LR: 0.125, WeightDecay: 0.5},
+		{LR: 0.125, Momentum: 0.5},
+		{LR: 0.125, Momentum: 0.5, Dampening: 0.25, WeightDecay: 0.5},
+		{LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true},
+		{LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true, KeepGradients: true},
+	} {
+		run := func(capturable bool) [][]float32 {
+			o := o
+			o.Capturable = capturable
+			a, b := leaf(t, 8, -4, 2), leaf(t, 16)
+			opt, err := optim.NewSGD([]*torch.Tensor{a, b}, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			for i := range 4 {
+				turn(t, a)
+				if i > 0 {
+					turn(t, b)
+				}
+				if i == 2 {
+					if err := opt.SetLR(0.0625); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := opt.Step(); err != nil {
+					t.Fatal(err)
+				}
+				if err := opt.ZeroGrad(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			av, err := a.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			bv, err := b.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return [][]float32{av, bv}
+		}
+		plain, fused := run(false), run(true)
+		for i := range plain {
+			for j := range plain[i] {
+				if d := math.Abs(float64(plain[i][j] - fused[i][j])); d > 1e-5 {
+					t.Errorf("%+v: parameter %d is %v, and %v with Capturable", o, i, plain[i], fused[i])
+				}
+			}
+		}
+	}
+}
+
+// A leaf that moves to the GPU (what nn.To does) takes its velocity and Capturable's rate along.
+func TestVelocitiesFollowParameters(t *testing.T) {
+	if cuda.DeviceCount() == 0 {
+		t.Skip("no GPU")
+	}
+	for _, capturable := range []bool{false, true} {
+		w := leaf(t, 8)
+		opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Capturable: capturable})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer opt.Close()
+		turn(t, w)
+		if err := opt.Step(); err != nil { // v = 16
+			t.Fatal(err)
+		}
+		moved := w.NoGrad().To(0)
+		if err := w.SetData(moved); err != nil {
+			t.Fatal(err)
+		}
+		moved.Close()
+		turn(t, w)
+		if err := opt.Step(); err != nil { // v = 8 + 12
+			t.Fatal(err)
+		}
+		want(t, w, 3.5)
+	}
+}
+
+func TestClipGradNorm(t *testing.T) {
+	for _, c := range []struct {
+		max, ord, norm float64
+		a, b           []float32
+	}{
+		{max: 13, norm: 13, a: []float32{3, 4}, b: []float32{12}},
+		{max: 6.5, norm: 13, a: []float32{1.5, 2}, b: []float32{6}},
+		{max: 100, norm: 13, a: []float32{3, 4}, b: []float32{12}},
+		{max: 9.5, ord: 1, norm: 19, a: []float32{1.5, 2}, b: []float32{6}},
+		{max: 6, ord: math.Inf(1), norm: 12, a: []float32{1.5, 2}, b: []float32{6}},
+		{max: 0, norm: 13, a: []float32{0, 0}, b: []float32{0}},
+	} {
+		a, still, b := leaf(t, 1.5, 2), leaf(t, 1), leaf(t, 6)
+		turn(t, a) // 3, 4
+		turn(t, b) // 12
+		before := torch.LiveTensors()
+		norm, err := optim.ClipGradNorm([]*torch.Tensor{a, still, b}, c.max, optim.ClipOptions{NormType: c.ord})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := norm.Float64()
+		if err != nil || math.Abs(got-c.norm) > 1e-5 {
+			t.Errorf("%+v: norm %v, %v", c, got, err)
+		}
+		norm.Close()
+		if live := torch.LiveTensors(); live != before {
+			t.Errorf("%d references left behind", live-before)
+		}
+		if still.Grad() != nil {
+			t.Error("a gradient came to be")
+		}
+		for p, want := range map[*torch.Tensor][]float32{a: c.a, b: c.b} {
+			g := p.Grad()
+			got, err := g.Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range want {
+				if math.Abs(float64(got[i]-want[i])) > 1e-5 {
+					t.Errorf("%+v: got %v, want %v", c, got, want)
+				}
+			}
+			g.Close()
+		}
+	}
+	none, err := optim.ClipGradNorm([]*torch.Tensor{leaf(t, 1)}, 1, optim.ClipOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer none.Close()
+	if v, err := none.Float64(); err != nil || v != 0 {
+		t.Errorf("the norm of nothing is %v, %v", v, err)
+	}
+	w := leaf(t, 1)
+	for _, bad := range []struct{ max, ord float64 }{{-1, 2}, {math.NaN(), 2}, {1, -2}, {1, math.NaN()}} {
+		if _, err := optim.ClipGradNorm([]*torch.Tensor{w}, bad.max, optim.ClipOptions{NormType: bad.ord}); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Errorf("%+v: %v", bad, err)
+		}
+	}
+	if _, err := optim.ClipGradNorm([]*torch.Tensor{w, nil}, 1, optim.ClipOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
+		t.Errorf("a nil parameter: %v", err)
 	}
 }

@@ -1,6 +1,7 @@
 package torch
 
 import (
+	"errors"
 	"math"
 	"sync/atomic"
 
@@ -63,6 +64,13 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 // call runs the operator. Operands that no argument refers to may be nil (absent optionals). Nothing here keeps a slice, so that the generated methods have theirs
 // on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
+	p, _, err := o.run(in, args, ints, text, flags, out, false)
+	return p, err
+}
+
+// run is call, or, for an operator that returns a list, the call that finds out how long it is.
+func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
+	var list []*capi.Tensor
 	var p provenance
 	var few [8]*capi.Tensor
 	cs := few[:]
@@ -97,7 +105,11 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 		}
 		var e *capi.Operator
 		if e, err = o.entry(); err == nil {
-			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
+			if asList {
+				list, err = capi.CallOperatorList(e, args, cs, ints, text, flags)
+			} else {
+				_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
+			}
 		}
 		if err != nil {
 			err = opError(operators[o].method, in, err)
@@ -108,7 +120,7 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 			t.h.release()
 		}
 	}
-	return p, err
+	return p, list, err
 }
 
 // named reports whether an argument refers to operand i.
@@ -147,6 +159,20 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 		return failed(err), failed(err)
 	}
 	return o.result(p, in, out[0]), o.result(p, in, out[1])
+}
+
+// list is an operator that returns a list.
+func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
+	p, cs, err := o.run(in, args, ints, text, 0, nil, true)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*Tensor, len(cs))
+	for i, c := range cs {
+		out[i] = o.result(p, in, c)
+		err = errors.Join(err, out[i].failure())
+	}
+	return out, err
 }
 
 // self is an operator that changes its first operand and returns it.

@@ -24,6 +24,7 @@ const (
 	opSign
 	opSquare
 	opSqrt
+	opReciprocal
 	opRsqrt
 	opExp
 	opLog
@@ -113,6 +114,9 @@ const (
 	opSelect
 	opIndexSelect
 	opGather
+	opSplit
+	opChunk
+	opUnbind
 	opCat
 	opStack
 	opContiguous
@@ -135,12 +139,20 @@ const (
 	opAny
 	opCumSum
 	opNorm
+	opNormOrd
 	opToDType
 	opTo
 	opToWith
 	opForeachAdd_
 	opForeachMul_
+	opForeachMulTensor_
 	opForeachZero_
+	opForeachCopy_
+	opForeachAdd
+	opForeachMul
+	opForeachMulTensor
+	opForeachNorm
+	opFusedSGD_
 )
 
 var operators = [...]operatorInfo{
@@ -160,6 +172,7 @@ var operators = [...]operatorInfo{
 	opSign:              {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor"},
 	opSquare:            {"Square", "aten::square", "", "square(Tensor self) -> Tensor"},
 	opSqrt:              {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor"},
+	opReciprocal:        {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor"},
 	opRsqrt:             {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor"},
 	opExp:               {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor"},
 	opLog:               {"Log", "aten::log", "", "log(Tensor self) -> Tensor"},
@@ -249,6 +262,9 @@ var operators = [...]operatorInfo{
 	opSelect:            {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"},
 	opIndexSelect:       {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor"},
 	opGather:            {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"},
+	opSplit:             {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"},
+	opChunk:             {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"},
+	opUnbind:            {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"},
 	opCat:               {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor"},
 	opStack:             {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor"},
 	opContiguous:        {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"},
@@ -271,12 +287,20 @@ var operators = [...]operatorInfo{
 	opAny:               {"Any", "aten::any", "", "any(Tensor self) -> Tensor"},
 	opCumSum:            {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
 	opNorm:              {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opNormOrd:           {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
 	opToDType:           {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opTo:                {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opToWith:            {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opForeachAdd_:       {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"},
 	opForeachMul_:       {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
+	opForeachMulTensor_: {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()"},
 	opForeachZero_:      {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()"},
+	opForeachCopy_:      {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()"},
+	opForeachAdd:        {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"},
+	opForeachMul:        {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"},
+	opForeachMulTensor:  {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]"},
+	opForeachNorm:       {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"},
+	opFusedSGD_:         {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
 }
 
 // Add returns t + other.
@@ -392,6 +416,13 @@ func (t *Tensor) Square() *Tensor {
 //	aten::sqrt(Tensor self) -> Tensor
 func (t *Tensor) Sqrt() *Tensor {
 	return opSqrt.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// Reciprocal returns 1 / t.
+//
+//	aten::reciprocal(Tensor self) -> Tensor
+func (t *Tensor) Reciprocal() *Tensor {
+	return opReciprocal.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
 // Rsqrt returns 1 / the square root.
@@ -1124,6 +1155,27 @@ func (t *Tensor) Gather(dim int64, index *Tensor) *Tensor {
 	return opGather.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil, nil)
 }
 
+// Split returns views of splitSize elements of the dimension each, the last perhaps smaller.
+//
+//	aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
+func (t *Tensor) Split(splitSize int64, dim int64) ([]*Tensor, error) {
+	return opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(splitSize), intArg(dim)}, nil, nil)
+}
+
+// Chunk returns at most so many views of the dimension's parts, of one size but for the last.
+//
+//	aten::chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]
+func (t *Tensor) Chunk(chunks int64, dim int64) ([]*Tensor, error) {
+	return opChunk.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(chunks), intArg(dim)}, nil, nil)
+}
+
+// Unbind returns a view of each element of the dimension, which goes away.
+//
+//	aten::unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
+func (t *Tensor) Unbind(dim int64) ([]*Tensor, error) {
+	return opUnbind.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+}
+
 // Cat returns tensors joined along a dimension that they have.
 //
 //	aten::cat(Tensor[] tensors, int dim=0) -> Tensor
@@ -1324,6 +1376,13 @@ func (t *Tensor) Norm() *Tensor {
 	return opNorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
+// NormOrd returns the ord-norm of all elements: 2 is Norm, 1 the sum of absolute values, +Inf the largest.
+//
+//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+func (t *Tensor) NormOrd(ord float64) *Tensor {
+	return opNormOrd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(ord)}, nil, nil)
+}
+
 // ToDType returns t itself if it has the dtype, else a converted copy.
 //
 //	aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
@@ -1372,6 +1431,17 @@ func ForeachMul_(self []*Tensor, scalar float64) error {
 	return opForeachMul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
 }
 
+// ForeachMulTensor_ works in place: self[i] *= other, a scalar tensor: nothing waits for its value.
+//
+//	aten::_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()
+func ForeachMulTensor_(self []*Tensor, other *Tensor) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	in = append(in, other)
+	return opForeachMulTensor_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(len(in) - 1)}, nil, nil)
+}
+
 // ForeachZero_ works in place: self[i] = 0.
 //
 //	aten::_foreach_zero_(Tensor(a!)[] self) -> ()
@@ -1380,4 +1450,74 @@ func ForeachZero_(self []*Tensor) error {
 	at0 := len(in)
 	in = append(in, self...)
 	return opForeachZero_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+}
+
+// ForeachCopy_ works in place: self[i]'s elements become src[i]'s, of any dtype.
+//
+//	aten::_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()
+func ForeachCopy_(self []*Tensor, src []*Tensor) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, src...)
+	return opForeachCopy_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(src))}, nil, nil)
+}
+
+// ForeachAdd returns self[i] + alpha * other[i].
+//
+//	aten::_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]
+func ForeachAdd(self []*Tensor, other []*Tensor, alpha float64) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, other...)
+	return opForeachAdd.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other)), floatArg(alpha)}, nil, nil)
+}
+
+// ForeachMul returns self[i] * scalar.
+//
+//	aten::_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]
+func ForeachMul(self []*Tensor, scalar float64) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachMul.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+}
+
+// ForeachMulTensor returns self[i] * other, a scalar tensor.
+//
+//	aten::_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]
+func ForeachMulTensor(self []*Tensor, other *Tensor) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	in = append(in, other)
+	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(len(in) - 1)}, nil, nil)
+}
+
+// ForeachNorm returns the ord-norm of each tensor's elements (2: the square root of the sum of squares), as scalar tensors.
+//
+//	aten::_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]
+func ForeachNorm(self []*Tensor, ord float64) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachNorm.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(ord)}, nil, nil)
+}
+
+// FusedSGD_ works in place: one step of stochastic gradient descent of all self by grads, as package optim's, with the learning rate from a float32 scalar tensor; without momentum there are no momentum buffers.
+//
+//	aten::_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64, momentum float64, lr *Tensor, dampening float64, nesterov bool, isFirstStep bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, momentumBufferList...)
+	in = append(in, lr)
+	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(len(in) - 1), floatArg(dampening), boolArg(nesterov), boolArg(false), boolArg(isFirstStep)}, nil, nil)
 }

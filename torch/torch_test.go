@@ -827,3 +827,47 @@ func TestString(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestLists(t *testing.T) {
+	s := torch.NewScope("lists")
+	defer s.Close()
+	x := floats(t, []float32{1, 2, 3, 4, 5}).In(s)
+	split, err := x.Split(2, 0)
+	if err != nil || len(split) != 3 || split[0].Scope() != s {
+		t.Fatalf("Split: %v, %v", split, err)
+	}
+	wantValues(t, split[1], 3, 4)
+	wantValues(t, split[2], 5)
+	chunks, err := x.Chunk(2, 0)
+	if err != nil || len(chunks) != 2 {
+		t.Fatalf("Chunk: %v, %v", chunks, err)
+	}
+	wantValues(t, chunks[0], 1, 2, 3)
+	rows, err := x.Unbind(0)
+	if err != nil || len(rows) != 5 {
+		t.Fatalf("Unbind: %v, %v", rows, err)
+	}
+	rows[3].MulScalar_(10) // a view
+	wantValues(t, x, 1, 2, 3, 40, 5)
+	norms, err := torch.ForeachNorm([]*torch.Tensor{x, split[0]}, 1)
+	if err != nil || len(norms) != 2 {
+		t.Fatalf("ForeachNorm: %v, %v", norms, err)
+	}
+	wantValues(t, norms[0], 51)
+	wantValues(t, norms[1], 3)
+	more, err := torch.ForeachMulTensor(split[:2], norms[1])
+	if err != nil || len(more) != 2 {
+		t.Fatalf("ForeachMulTensor: %v, %v", more, err)
+	}
+	wantValues(t, more[0], 3, 6)
+	if none, err := torch.ForeachNorm(nil, 2); err == nil && len(none) != 0 {
+		t.Errorf("the norms of nothing: %v", none)
+	}
+	var e *torch.Error
+	if parts, err := x.Split(0, 7); !errors.As(err, &e) || e.Op != "Split" || parts != nil {
+		t.Errorf("Split of dimension 7: %v, %v", parts, err)
+	}
+	if _, err := torch.Fail("before", cuda.ErrInvalidArgument).Unbind(0); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("of a failed tensor: %v", err)
+	}
+}

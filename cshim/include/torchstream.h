@@ -418,16 +418,32 @@ enum {
 /* Calls the operator with args in the schema's order; trailing arguments that are left out take
  * their defaults. Each argument is checked against the schema first (TS_ERROR_INVALID_ARGUMENT
  * names the argument and both types). All arrays are borrowed for the call; ints, text may be NULL
- * when unused. Tensor results, Tensor[] results flattened, go to out in order: new references, free
- * with ts_tensor_free, or NULL for one that the operator left undefined, as some backward operators
- * do; results of other types are dropped. *out_count is set to the number of tensors.
- * INVALID_ARGUMENT if out_capacity, unless 0, is less than that; with out_capacity 0 results are
- * dropped (in-place operators). */
+ * when unused. Tensor results go to out in order: new references, free with ts_tensor_free, or NULL
+ * for one that the operator left undefined, as some backward operators do; results of other types
+ * are dropped. *out_count is set to the number of tensors. INVALID_ARGUMENT, before anything runs,
+ * if out_capacity, unless 0, is less than that, or if the operator returns a list, whose length
+ * nobody knows before: call ts_operator_call_list. With out_capacity 0 results are dropped
+ * (in-place operators). */
 TS_API ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
                                   ts_tensor* const* tensors, int32_t tensor_count,
                                   const int64_t* ints, int32_t int_count, const char* text,
                                   int32_t text_bytes, int32_t flags, ts_tensor** out,
                                   int32_t out_capacity, int32_t* out_count);
+
+/* The results of an operator, however many. */
+typedef struct ts_tensor_list ts_tensor_list;
+/* ts_operator_call for any number of results: Tensor[] results flattened. *out: new reference, give
+ * it to ts_tensor_list_take or ts_tensor_list_free. */
+TS_API ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                                       ts_tensor* const* tensors, int32_t tensor_count,
+                                       const int64_t* ints, int32_t int_count, const char* text,
+                                       int32_t text_bytes, int32_t flags, ts_tensor_list** out,
+                                       int32_t* out_count);
+/* Moves the references to out, an array of as many as ts_operator_call_list said, and frees the
+ * list: takes ownership of it, and gives that of the tensors. */
+TS_API void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out);
+/* takes ownership, of the tensors too */
+TS_API void ts_tensor_list_free(ts_tensor_list* list);
 
 /* ---- autograd, randomness, threads ----------------------------------------------------------- */
 
@@ -462,6 +478,46 @@ TS_API void ts_noop(void);
  * at a time. */
 TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
                               double* out_of_place_ns, double* held_ns);
+
+/* ---- traces ---------------------------------------------------------------------------------- */
+
+/* A recording of what ran when, made with LibTorch's profiler: operators of all threads, and on a
+ * machine with a GPU the CUDA calls of all threads and the work of all devices. One recording at a
+ * time in a process. Any thread may start it and any other stop it. */
+typedef struct ts_trace ts_trace;
+
+enum {
+  TS_TRACE_KERNEL = 1, /* device work: lane is the stream's number */
+  TS_TRACE_MEMCPY = 2,
+  TS_TRACE_MEMSET = 3,
+  TS_TRACE_RUNTIME = 4,  /* a call of the CUDA runtime or driver: lane is the OS thread */
+  TS_TRACE_OPERATOR = 5, /* one of LibTorch's operators on the host */
+  TS_TRACE_RANGE = 6     /* a named range of the program: lane is the thread that began it */
+};
+typedef struct ts_trace_event {
+  int64_t start_ns; /* Unix time; one clock for the host and all devices */
+  int64_t duration_ns;
+  int64_t bytes;       /* memcpy and memset; otherwise -1 */
+  int64_t correlation; /* the same number: a runtime call and the device work that it enqueued */
+  int64_t lane;
+  int32_t device; /* TS_DEVICE_CPU for what ran on the host */
+  int32_t kind;
+  int32_t name; /* index into ts_trace_names */
+} ts_trace_event;
+
+enum { TS_TRACE_NO_OPERATORS = 1 /* device work and CUDA calls only; ignored without a GPU */ };
+
+/* INVALID_ARGUMENT if something is being recorded. The first one of a process initialises CUPTI. */
+TS_API ts_error* ts_trace_start(int32_t flags);
+/* Waits for no device: work that is not done is left out, so synchronize before. new reference,
+ * free with ts_trace_free. Events are in no order. */
+TS_API ts_error* ts_trace_stop(ts_trace** out);
+/* all borrowed until the trace is freed; names are NUL-terminated */
+TS_API const ts_trace_event* ts_trace_events(const ts_trace* trace);
+TS_API int64_t ts_trace_event_count(const ts_trace* trace);
+TS_API const char* const* ts_trace_names(const ts_trace* trace);
+TS_API int32_t ts_trace_name_count(const ts_trace* trace);
+TS_API void ts_trace_free(ts_trace* trace); /* takes ownership */
 
 /* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ------------------------ */
 

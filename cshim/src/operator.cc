@@ -231,6 +231,10 @@ struct ts_operator {
   int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
 };
 
+struct ts_tensor_list {
+  c10::SmallVector<at::Tensor, 4> tensors;
+};
+
 namespace ts {
 namespace {
 
@@ -455,6 +459,11 @@ void each_result(torch::jit::Stack& stack, Take&& take) {
   }
 }
 
+// A result that LibTorch left undefined, which some backward operators do, is no handle.
+ts_tensor* handle_or_null(at::Tensor tensor) {
+  return tensor.defined() ? to_handle(std::move(tensor)) : nullptr;
+}
+
 int32_t count_results(const torch::jit::Stack& stack) {
   size_t count = 0;
   for (const c10::IValue& value : stack) {
@@ -464,11 +473,16 @@ int32_t count_results(const torch::jit::Stack& stack) {
   return static_cast<int32_t>(count);
 }
 
-void check_capacity(const ts_operator& op, int64_t results, int32_t capacity) {
-  if (capacity != 0 && capacity < results) {
-    throw Failure(TS_ERROR_INVALID_ARGUMENT, op.name + " returns " + std::to_string(results) +
-                                                 " tensors and there is room " + "for " +
-                                                 std::to_string(capacity));
+void check_capacity(const ts_operator& op, int32_t capacity) {
+  if (capacity == 0) return;
+  if (op.tensor_returns < 0) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  op.name + " returns a list of tensors: call ts_operator_call_list");
+  }
+  if (capacity < op.tensor_returns) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  op.name + " returns " + std::to_string(op.tensor_returns) +
+                      " tensors and there is room for " + std::to_string(capacity));
   }
 }
 
@@ -484,6 +498,16 @@ void check_arrays(const Operands& operands) {
   check(operands.int_count, operands.ints, "ints");
   check(operands.text_bytes, operands.text, "text");
 }
+
+// Leaves the results on the stack.
+void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
+  fill_stack(op, operands, stack);
+  std::optional<c10::NoGradGuard> no_grad;
+  if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
+  op.handle.callBoxed(&stack);
+}
+
+void check_flags(int32_t flags) { require((flags & ~TS_CALL_NO_GRAD) == 0, "unknown call flag"); }
 
 std::string full_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : name + "." + overload;
@@ -570,27 +594,49 @@ ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t ar
     ts::require(op != nullptr, "op is NULL");
     ts::require(out_count != nullptr, "out_count is NULL");
     ts::require(out_capacity >= 0 && (out_capacity == 0 || out != nullptr), "out is NULL");
-    ts::require((flags & ~TS_CALL_NO_GRAD) == 0, "unknown call flag");
+    ts::check_flags(flags);
     const ts::Operands operands{args, arg_count, tensors, tensor_count,
                                 ints, int_count, text,    text_bytes};
     ts::check_arrays(operands);
-    ts::check_capacity(*op, op->tensor_returns, out_capacity);
+    ts::check_capacity(*op, out_capacity);
     ts::CallStack call;
-    torch::jit::Stack& stack = *call;
-    ts::fill_stack(*op, operands, stack);
-    {
-      std::optional<c10::NoGradGuard> no_grad;
-      if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
-      op->handle.callBoxed(&stack);
-    }
-    const int32_t count = ts::count_results(stack);
+    ts::run(*op, operands, flags, *call);
+    const int32_t count = ts::count_results(*call);
     if (out_capacity > 0) {
-      ts::check_capacity(*op, count, out_capacity);
-      // A result that LibTorch left undefined, which some backward operators do, is no handle.
-      ts::each_result(stack, [&](at::Tensor tensor) {
-        *out++ = tensor.defined() ? ts::to_handle(std::move(tensor)) : nullptr;
-      });
+      ts::each_result(*call, [&](at::Tensor t) { *out++ = ts::handle_or_null(std::move(t)); });
     }
     *out_count = count;
   });
+}
+
+ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                                ts_tensor* const* tensors, int32_t tensor_count,
+                                const int64_t* ints, int32_t int_count, const char* text,
+                                int32_t text_bytes, int32_t flags, ts_tensor_list** out,
+                                int32_t* out_count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(op != nullptr, "op is NULL");
+    ts::require(out != nullptr && out_count != nullptr, "out or out_count is NULL");
+    ts::check_flags(flags);
+    const ts::Operands operands{args, arg_count, tensors, tensor_count,
+                                ints, int_count, text,    text_bytes};
+    ts::check_arrays(operands);
+    ts::CallStack call;
+    ts::run(*op, operands, flags, *call);
+    auto list = std::make_unique<ts_tensor_list>();
+    ts::each_result(*call, [&](at::Tensor t) { list->tensors.push_back(std::move(t)); });
+    *out_count = static_cast<int32_t>(list->tensors.size());
+    *out = list.release();
+  });
+}
+
+void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out) {
+  const std::unique_ptr<ts_tensor_list> owned(list);
+  for (at::Tensor& tensor : owned->tensors) *out++ = ts::handle_or_null(std::move(tensor));
+}
+
+void ts_tensor_list_free(ts_tensor_list* list) {
+  ts::enter_thread();
+  delete list;
 }

@@ -124,7 +124,7 @@ TEST(Operator, TakesBoolLists) {
                    .ints({0, 0})
                    .integer(1)
                    .ints({0, 1, 0}, TS_ARG_BOOLS)
-                   .all(3);
+                   .all();
   ASSERT_EQ(grads.size(), 3U);
   EXPECT_EQ(static_cast<ts_tensor*>(grads[0]), nullptr) << "an undefined result is NULL";
   EXPECT_EQ(read<float>(grads[1]), (Floats{30}));
@@ -164,11 +164,11 @@ TEST(Operator, FillsDefaultsOfTheSchema) {
 
 TEST(Operator, HandsOutAllResultsInOrder) {
   Tensor x = make<float>({3, 1, 2}, {3});
-  auto results = Call("aten::topk").tensor(x).integer(2).all(2);
+  auto results = Call("aten::topk").tensor(x).integer(2).all();
   ASSERT_EQ(results.size(), 2U);
   EXPECT_EQ(read<float>(results[0]), (Floats{3, 2}));
   EXPECT_EQ(read<int64_t>(results[1]), (Ints{0, 2}));
-  auto parts = Call("aten::split", "Tensor").tensor(x).integer(1).all(5);
+  auto parts = Call("aten::split", "Tensor").tensor(x).integer(1).all();
   ASSERT_EQ(parts.size(), 3U);
   EXPECT_EQ(read<float>(parts[2]), (Floats{2}));
 }
@@ -179,11 +179,27 @@ TEST(Operator, ChecksTheRoomForResults) {
   int32_t count = -7;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "returns 2 tensors",
                Call("aten::topk").tensor(x).integer(2).run(kept.out(), 1, &count));
-  ts_tensor* two[2] = {nullptr, nullptr};
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "returns 3 tensors",
-               Call("aten::split", "Tensor").tensor(x).integer(1).run(two, 2, &count));
-  EXPECT_EQ(two[0], nullptr);
+  ts_tensor* ten[10] = {};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "call ts_operator_call_list",
+               Call("aten::split", "Tensor").tensor(x).integer(1).run(ten, 10, &count));
+  EXPECT_EQ(ten[0], nullptr);
   EXPECT_EQ(count, -7) << "a failed call leaves its outputs";
+}
+
+TEST(Operator, AListOfResultsThatNobodyTakesIsFreed) {
+  Tensor x = make<float>({3, 1, 2}, {3});
+  const int64_t before = ts_tensor_count();
+  ts_tensor_list* list = nullptr;
+  int32_t count = 0;
+  ASSERT_OK(Call("aten::unbind", "int").tensor(x).run_list(&list, &count));
+  EXPECT_EQ(count, 3);
+  ts_tensor_list_free(list);
+  ts_tensor_list_free(nullptr);
+  EXPECT_EQ(ts_tensor_count(), before);
+  list = nullptr;
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
+               Call("aten::unbind", "int").tensor(x).integer(7).run_list(&list, &count));
+  EXPECT_EQ(list, nullptr);
 }
 
 TEST(Operator, InPlaceResultsCanBeDropped) {

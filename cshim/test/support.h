@@ -222,10 +222,20 @@ class Call {
     EXPECT_EQ(count, 1);
     return result;
   }
-  std::vector<Tensor> all(int32_t capacity) const {
-    std::vector<ts_tensor*> handles(static_cast<size_t>(capacity), nullptr);
+  ts_error* run_list(ts_tensor_list** out, int32_t* count) const {
+    return ts_operator_call_list(op_, args_.data(), static_cast<int32_t>(args_.size()),
+                                 tensors_.data(), static_cast<int32_t>(tensors_.size()),
+                                 ints_.data(), static_cast<int32_t>(ints_.size()), text_.data(),
+                                 static_cast<int32_t>(text_.size()), flags_, out, count);
+  }
+  // All results, of lists too.
+  std::vector<Tensor> all() const {
+    ts_tensor_list* list = nullptr;
     int32_t count = 0;
-    EXPECT_OK(run(handles.data(), capacity, &count));
+    EXPECT_OK(run_list(&list, &count));
+    if (list == nullptr) return {};
+    std::vector<ts_tensor*> handles(static_cast<size_t>(count), nullptr);
+    ts_tensor_list_take(list, handles.data());
     std::vector<Tensor> results(static_cast<size_t>(count));
     for (size_t i = 0; i < results.size(); ++i) *results[i].out() = handles[i];
     return results;

@@ -188,7 +188,9 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 				bar.done()
 				return result, err
 			}
-			opt.SetLR(o.LR * (1 + math.Cos(math.Pi*float64(step)/float64(steps))) / 2)
+			if err := opt.SetLR(o.LR * (1 + math.Cos(math.Pi*float64(step)/float64(steps))) / 2); err != nil {
+				return result, err
+			}
 			logits := net.Forward(batch.Images)
 			loss := logits.CrossEntropy(batch.Labels)
 			if err := loss.Backward(); err != nil {

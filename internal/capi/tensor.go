@@ -34,6 +34,10 @@ package capi
 #cgo nocallback ts_operator_find
 #cgo noescape ts_operator_call
 #cgo nocallback ts_operator_call
+#cgo noescape ts_operator_call_list
+#cgo nocallback ts_operator_call_list
+#cgo noescape ts_tensor_list_take
+#cgo nocallback ts_tensor_list_take
 #cgo noescape ts_tensor_grad
 #cgo nocallback ts_tensor_grad
 #cgo noescape ts_tensor_clear_grads
@@ -287,6 +291,22 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 		return 0, failure(e)
 	}
 	return int(n), nil
+}
+
+// CallOperatorList is CallOperator for operators that return lists: all results, however many.
+func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
+	computing.enter()
+	var n C.int32_t
+	var list *C.ts_tensor_list
+	e := C.ts_operator_call_list(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
+		sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags), &list, &n)
+	computing.leave()
+	if e != nil {
+		return nil, failure(e)
+	}
+	out := make([]*Tensor, n)
+	C.ts_tensor_list_take(list, unsafe.SliceData(out))
+	return out, nil
 }
 
 // Backward: gradient may be nil.

@@ -305,14 +305,20 @@ func (o op) write(b *bytes.Buffer) error {
 		params = append(params, "o "+o.optionsName())
 	}
 	var results, how string
-	tensors := 0
+	tensors, list := 0, false
 	for _, r := range o.schema.Returns {
-		if r.Type != "Tensor" {
-			return fmt.Errorf("a result of type %s is not handled", r.Type)
+		switch {
+		case r.Type == "Tensor":
+			tensors++
+		case r.Type == "Tensor[]" && len(o.schema.Returns) == 1:
+			list = true
+		default:
+			return fmt.Errorf("results (%s) are not handled", o.text[strings.LastIndex(o.text, " -> ")+len(" -> "):])
 		}
-		tensors++
 	}
 	switch {
+	case list:
+		results, how = "([]*Tensor, error)", "list"
 	case tensors == 0:
 		results, how = "error", "none"
 	case tensors == 1 && o.schema.Returns[0].Written:
@@ -324,7 +330,7 @@ func (o op) write(b *bytes.Buffer) error {
 	default:
 		return fmt.Errorf("%d results are not handled", tensors)
 	}
-	verb := map[string]string{"one": "returns", "two": "returns", "self": "works in place:", "none": "works in place:"}[how]
+	verb := map[string]string{"one": "returns", "two": "returns", "list": "returns", "self": "works in place:", "none": "works in place:"}[how]
 	fmt.Fprintf(b, "\n// %s %s %s.\n//\n//\taten::%s\n", o.method, verb, o.doc, o.text)
 	if receiver != "" {
 		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)

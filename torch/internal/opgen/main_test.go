@@ -12,6 +12,7 @@ var functions = map[string]string{
 	"sum.dim":     "sum.dim(Tensor self, int[1]? dim, bool keepdim=False) -> Tensor",
 	"pool":        "pool(Tensor self, int[2] size, int[2] stride=[], bool include=True, int ignore=-100) -> (Tensor values, Tensor indices)",
 	"split":       "split(Tensor self, int n) -> Tensor[]",
+	"parts":       "parts(Tensor(a -> *) self) -> (Tensor[], Tensor)",
 	"odd":         "odd(Tensor self, Generator g) -> Tensor",
 }
 
@@ -24,6 +25,7 @@ func TestGenerate(t *testing.T) {
 		{"cat func Cat(tensors, dim) -- x", "func Cat(tensors []*Tensor, dim int64) *Tensor {\n\tin := make([]*Tensor, 0, 16)\n\tat0 := len(in)\n\tin = append(in, tensors...)\n\treturn opCat.one(in,"},
 		{"sum.dim SumDim(dim...) -- x", "func (t *Tensor) SumDim(dim ...int64) *Tensor {\n\tints := make([]int64, 0, 16)\n\targs := []capi.Arg{tensorArg(0), noneArg()}\n\tif dim != nil {"},
 		{"pool PoolWith(size, {stride, ignore?}) -- x", "type PoolOptions struct {\n\tStride []int64 // default []\n\tIgnore *int64  // default -100\n}"},
+		{"split Split(n) -- x", "func (t *Tensor) Split(n int64) ([]*Tensor, error) {\n\treturn opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(n)}, nil, nil)"},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
 	} {
 		ops, err := parseList("list", "# comment\n\n"+c.line, functions)
@@ -47,7 +49,7 @@ func TestMistakesInTheList(t *testing.T) {
 		"add.Tensor Add(another) -- x":                       `has no argument "another"`,
 		"add.Tensor A(other) -- x\nadd.Tensor A(other) -- x": "list:2: a second A",
 		"add.Tensor Add() -- x":                              "must be in the list",
-		"split Split(n) -- x":                                "a result of type Tensor[]",
+		"parts Parts() -- x":                                 "results ((Tensor[], Tensor)) are not handled",
 		"odd Odd(g) -- x":                                    "Generator",
 		"pool Pool(size, {include}) -- x":                    "false cannot stand for it",
 		"add.Tensor Add(other, alpha=many) -- x":             `fixed value "many"`,

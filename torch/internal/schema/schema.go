@@ -35,13 +35,14 @@ func Parse(text string) (Schema, error) {
 	if !ok {
 		return Schema{}, fmt.Errorf("schema %q: no arguments", text)
 	}
-	args, returns, ok := strings.Cut(rest, " -> ")
-	if !ok || !strings.HasSuffix(args, ")") {
+	arrow := strings.LastIndex(rest, ") -> ") // alias marks have arrows too: "Tensor(a -> *) self"
+	if arrow < 0 {
 		return Schema{}, fmt.Errorf("schema %q: no result", text)
 	}
+	args, returns := rest[:arrow], rest[arrow+len(") -> "):]
 	var s Schema
 	s.Name, s.Overload, _ = strings.Cut(strings.TrimPrefix(head, "aten::"), ".")
-	for _, a := range split(strings.TrimSuffix(args, ")")) {
+	for _, a := range split(args) {
 		if a == "*" {
 			continue
 		}

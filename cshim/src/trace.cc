@@ -1,0 +1,239 @@
+// Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
+// the CUDA calls through Kineto and CUPTI.
+#include "trace.h"
+
+#include <c10/util/ApproximateClock.h>
+#include <dlfcn.h>
+#include <kineto/ActivityType.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "error.h"
+#include "stream.h"
+#include "thread.h"
+#include "torchstream.h"
+
+namespace profiler = torch::autograd::profiler;
+namespace impl = torch::profiler::impl;
+
+struct ts_trace {
+  std::vector<ts_trace_event> events;
+  std::vector<std::string> texts;
+  std::vector<const char*> names;
+};
+
+namespace ts {
+namespace {
+
+struct Range {
+  std::string name;
+  int64_t start_ns;
+  int64_t end_ns;  // 0: has not ended
+  int64_t thread;
+};
+
+// There is one recording at a time, since CUPTI and LibTorch's global observers are the process's.
+struct Recorder {
+  std::mutex control;  // start and stop, one after the other
+  bool running = false;
+
+  std::mutex mutex;  // of what follows
+  std::vector<Range> ranges;
+  uint64_t first = 1;  // the number of ranges[0]: numbers are never used twice
+};
+
+// Never destroyed: threads that outlive main's static objects may still end a range.
+Recorder& recorder() {
+  static auto* instance = new Recorder;
+  return *instance;
+}
+
+std::atomic<bool> recording{false};
+
+std::optional<int32_t> kind_of(uint8_t activity) {
+  using libkineto::ActivityType;
+  switch (static_cast<ActivityType>(activity)) {
+    case ActivityType::CPU_OP:
+      return TS_TRACE_OPERATOR;
+    case ActivityType::USER_ANNOTATION:
+      return TS_TRACE_RANGE;
+    case ActivityType::GPU_MEMCPY:
+      return TS_TRACE_MEMCPY;
+    case ActivityType::GPU_MEMSET:
+      return TS_TRACE_MEMSET;
+    case ActivityType::CONCURRENT_KERNEL:
+      return TS_TRACE_KERNEL;
+    case ActivityType::CUDA_RUNTIME:
+    case ActivityType::CUDA_DRIVER:
+      return TS_TRACE_RUNTIME;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool on_device(int32_t kind) {
+  return kind == TS_TRACE_KERNEL || kind == TS_TRACE_MEMCPY || kind == TS_TRACE_MEMSET;
+}
+
+// Kineto gives the size of a copy only as text: `"bytes": 67108864`.
+int64_t bytes_in(const std::string& metadata) {
+  static constexpr char key[] = "\"bytes\":";
+  const size_t at = metadata.find(key);
+  if (at == std::string::npos) return -1;
+  return std::strtoll(metadata.c_str() + at + sizeof key - 1, nullptr, 10);
+}
+
+class Names {
+ public:
+  explicit Names(std::vector<std::string>& texts) : texts_(texts) {}
+  int32_t operator()(std::string name) {
+    const auto [at, added] = index_.emplace(std::move(name), static_cast<int32_t>(texts_.size()));
+    if (added) texts_.push_back(at->first);
+    return at->second;
+  }
+
+ private:
+  std::vector<std::string>& texts_;
+  std::unordered_map<std::string, int32_t> index_;
+};
+
+impl::ProfilerConfig config(bool shapes) {
+  impl::ExperimentalConfig more;
+  more.profile_all_threads = true;           // goroutines call on any thread
+  more.expose_kineto_event_metadata = true;  // the bytes of copies
+  return impl::ProfilerConfig(impl::ProfilerState::KINETO, shapes, /*profile_memory=*/false,
+                              /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
+                              more);
+}
+
+// Without a GPU Kineto writes to stderr that it found none. (Its own call for this, in
+// kineto/LoggingAPI.h, is not exported.) With one it stays as it is: what it has to say then, that
+// CUPTI may not be used for example, explains why nothing is recorded.
+void silence_kineto() {
+  auto* level =
+      static_cast<std::atomic<int>*>(dlsym(RTLD_DEFAULT, "_ZN9libkineto6Logger14severityLevel_E"));
+  if (level != nullptr && std::getenv("KINETO_LOG_LEVEL") == nullptr) level->store(99);
+}
+
+}  // namespace
+
+uint64_t trace_range_begin(const char* name) noexcept {
+  if (!recording.load(std::memory_order_acquire)) return 0;
+  Recorder& all = recorder();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (!recording.load(std::memory_order_relaxed)) return 0;
+  all.ranges.push_back({name, c10::getTime(), 0, ts_thread_id()});
+  return all.first + all.ranges.size() - 1;
+}
+
+void trace_range_end(uint64_t range) noexcept {
+  if (range == 0) return;
+  const int64_t now = c10::getTime();
+  Recorder& all = recorder();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (range < all.first || range - all.first >= all.ranges.size()) return;
+  all.ranges[range - all.first].end_ns = now;
+}
+
+}  // namespace ts
+
+ts_error* ts_trace_start(int32_t flags) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require((flags & ~(TS_TRACE_NO_OPERATORS)) == 0, "unknown trace flag");
+    ts::Recorder& all = ts::recorder();
+    const std::lock_guard<std::mutex> lock(all.control);
+    if (all.running) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        "something is being recorded already: one recording at a time, stop it "
+                        "first");
+    }
+    std::set<impl::ActivityType> activities;
+    if (ts::device_count() > 0) {
+      ts::ensure_cuda();
+      activities.insert(impl::ActivityType::CUDA);
+    }
+    const bool operators = (flags & TS_TRACE_NO_OPERATORS) == 0;
+    if (operators || activities.empty()) activities.insert(impl::ActivityType::CPU);
+    const auto config = ts::config(/*shapes=*/false);
+    profiler::prepareProfiler(config, activities);
+    if (ts::device_count() == 0) ts::silence_kineto();
+    profiler::enableProfiler(config, activities, {});
+    all.running = true;
+    const std::lock_guard<std::mutex> ranges(all.mutex);
+    ts::recording.store(true, std::memory_order_release);
+  });
+}
+
+ts_error* ts_trace_stop(ts_trace** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::Recorder& all = ts::recorder();
+    const std::lock_guard<std::mutex> lock(all.control);
+    ts::require(all.running, "nothing is being recorded");
+    all.running = false;
+    std::vector<ts::Range> ranges;
+    {
+      const std::lock_guard<std::mutex> ended(all.mutex);
+      ts::recording.store(false, std::memory_order_release);
+      all.first += all.ranges.size();
+      ranges.swap(all.ranges);
+    }
+    const int64_t now = c10::getTime();
+    const auto result = profiler::disableProfiler();
+
+    auto trace = std::make_unique<ts_trace>();
+    ts::Names names(trace->texts);
+    trace->events.reserve(result->events().size() + ranges.size());
+    for (const auto& from : result->events()) {
+      const auto kind = ts::kind_of(from.activityType());
+      if (!kind) continue;
+      const bool device = ts::on_device(*kind);
+      ts_trace_event event{};
+      event.start_ns = static_cast<int64_t>(from.startNs());
+      event.duration_ns = static_cast<int64_t>(from.durationNs());
+      event.bytes = device && *kind != TS_TRACE_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
+      event.correlation = static_cast<int64_t>(from.correlationId());
+      event.lane = from.deviceResourceId();
+      event.device = device ? from.deviceIndex() : TS_DEVICE_CPU;
+      event.kind = *kind;
+      event.name = names(from.name());
+      trace->events.push_back(event);
+    }
+    for (auto& range : ranges) {
+      ts_trace_event event{};
+      event.start_ns = range.start_ns;
+      event.duration_ns = (range.end_ns != 0 ? range.end_ns : now) - range.start_ns;
+      event.bytes = -1;
+      event.lane = range.thread;
+      event.device = TS_DEVICE_CPU;
+      event.kind = TS_TRACE_RANGE;
+      event.name = names(std::move(range.name));
+      trace->events.push_back(event);
+    }
+    for (const auto& text : trace->texts) trace->names.push_back(text.c_str());
+    *out = trace.release();
+  });
+}
+
+const ts_trace_event* ts_trace_events(const ts_trace* trace) { return trace->events.data(); }
+int64_t ts_trace_event_count(const ts_trace* trace) {
+  return static_cast<int64_t>(trace->events.size());
+}
+const char* const* ts_trace_names(const ts_trace* trace) { return trace->names.data(); }
+int32_t ts_trace_name_count(const ts_trace* trace) {
+  return static_cast<int32_t>(trace->names.size());
+}
+void ts_trace_free(ts_trace* trace) { delete trace; }

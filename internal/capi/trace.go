@@ -1,0 +1,61 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_trace_stop
+#cgo nocallback ts_trace_stop
+*/
+import "C"
+
+import "unsafe"
+
+// Kinds of TraceEvent.
+const (
+	TraceKernel   = C.TS_TRACE_KERNEL
+	TraceMemcpy   = C.TS_TRACE_MEMCPY
+	TraceMemset   = C.TS_TRACE_MEMSET
+	TraceRuntime  = C.TS_TRACE_RUNTIME
+	TraceOperator = C.TS_TRACE_OPERATOR
+	TraceRange    = C.TS_TRACE_RANGE
+
+	TraceNoOperators = C.TS_TRACE_NO_OPERATORS
+)
+
+// TraceEvent has the layout of ts_trace_event.
+type TraceEvent struct {
+	Start, Duration, Bytes, Correlation, Lane int64
+	Device, Kind, Name                        int32
+	_                                         int32
+}
+
+const (
+	_ = -(unsafe.Sizeof(TraceEvent{}) ^ unsafe.Sizeof(C.ts_trace_event{}))
+	_ = -(unsafe.Offsetof(TraceEvent{}.Lane) ^ unsafe.Offsetof(C.ts_trace_event{}.lane))
+	_ = -(unsafe.Offsetof(TraceEvent{}.Name) ^ unsafe.Offsetof(C.ts_trace_event{}.name))
+)
+
+// StartTrace may take a second in the first call of a process.
+func StartTrace(flags int32) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	waiting.enter()
+	defer waiting.leave()
+	return failure(C.ts_trace_start(C.int32_t(flags)))
+}
+
+// StopTrace returns the events, in no order, and what their Name indexes.
+func StopTrace() (events []TraceEvent, names []string, err error) {
+	waiting.enter()
+	defer waiting.leave()
+	var t *C.ts_trace
+	if err := failure(C.ts_trace_stop(&t)); err != nil {
+		return nil, nil, err
+	}
+	defer C.ts_trace_free(t)
+	events = append(events, unsafe.Slice((*TraceEvent)(unsafe.Pointer(C.ts_trace_events(t))), int(C.ts_trace_event_count(t)))...)
+	for _, name := range unsafe.Slice(C.ts_trace_names(t), int(C.ts_trace_name_count(t))) {
+		names = append(names, C.GoString(name))
+	}
+	return events, names, nil
+}

@@ -1,0 +1,80 @@
+package optim
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// ClipOptions are the options of [ClipGradNorm]. The zero value is the Euclidean norm.
+type ClipOptions struct {
+	NormType float64 // of the norm: 0 stands for 2; 1 and math.Inf(1) are others in use
+}
+
+// ClipGradNorm scales the gradients of the parameters, in place and all by one factor, so that their norm, taken over all elements of all of them, is at most maxNorm;
+// smaller gradients stay as they are but for rounding. It is PyTorch's torch.nn.utils.clip_grad_norm_: the factor is min(1, maxNorm/(norm+1e-6)).
+//
+// It returns the norm from before, a scalar tensor that the caller closes, or that joins the youngest scope of the parameters. Nothing is read back: the factor is
+// computed and applied on the device, in a few kernels for all gradients of one dtype, so the call can be captured in a graph. Parameters without a gradient are left out; without any gradient the norm is 0, on the
+// CPU. All gradients must be on one device: otherwise it is an error before anything is changed. A norm that is not finite makes the gradients so.
+func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torch.Tensor, error) {
+	if o.NormType == 0 {
+		o.NormType = 2
+	}
+	if math.IsNaN(maxNorm) || maxNorm < 0 || math.IsNaN(o.NormType) || o.NormType < 0 {
+		return nil, fmt.Errorf("optim.ClipGradNorm: a norm of at most %v, of type %v: neither may be negative or NaN: %w", maxNorm, o.NormType, cuda.ErrInvalidArgument)
+	}
+	var temporary handles
+	defer temporary.close()
+	grads := make([]*torch.Tensor, 0, len(params))
+	for i, p := range params {
+		if err := p.Err(); err != nil {
+			return nil, fmt.Errorf("optim.ClipGradNorm: parameter %d: %w", i, err)
+		}
+		g := p.NoGrad().Grad()
+		if g == nil {
+			continue
+		}
+		if err := g.Err(); err != nil {
+			return nil, fmt.Errorf("optim.ClipGradNorm: parameter %d: %w", i, err)
+		}
+		grads = append(grads, temporary.add(g))
+	}
+	if len(grads) == 0 {
+		return torch.Zeros(cuda.CPU, torch.Float32)
+	}
+	norms, err := torch.ForeachNorm(grads, o.NormType)
+	temporary = append(temporary, norms...)
+	if err != nil {
+		return nil, err
+	}
+	// Gradients on several devices end here, before anything is changed.
+	total := temporary.add(torch.Stack(norms, 0)).NormOrd(o.NormType)
+	shifted := temporary.add(total.AddScalar(1e-6))
+	factor := temporary.add(temporary.add(temporary.add(shifted.Reciprocal()).MulScalar(maxNorm)).ClampMax(1))
+	if err := factor.Err(); err != nil {
+		total.Close()
+		return nil, err
+	}
+	if err := torch.ForeachMulTensor_(grads, factor); err != nil {
+		total.Close()
+		return nil, err
+	}
+	return total, nil
+}
+
+// handles are tensors to close together.
+type handles []*torch.Tensor
+
+func (h *handles) add(t *torch.Tensor) *torch.Tensor {
+	*h = append(*h, t)
+	return t
+}
+
+func (h *handles) close() {
+	for _, t := range *h {
+		t.Close()
+	}
+}

@@ -1,0 +1,92 @@
+package trace
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// chromeEvent is one line of the trace-event format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMCN-uvg. Times are in microseconds.
+type chromeEvent struct {
+	Phase    string         `json:"ph"`
+	Name     string         `json:"name"`
+	Category string         `json:"cat,omitempty"`
+	Process  int            `json:"pid"`
+	Thread   int64          `json:"tid"`
+	Time     float64        `json:"ts"`
+	Duration *float64       `json:"dur,omitempty"`
+	ID       int64          `json:"id,omitempty"`
+	Binding  string         `json:"bp,omitempty"`
+	Args     map[string]any `json:"args,omitempty"`
+}
+
+func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// WriteChrome writes the trace-event format that https://ui.perfetto.dev and chrome://tracing read: a process for the host and one for each device, a thread for
+// each OS thread and each stream, and an arrow from each CUDA call to the work that it enqueued.
+func (t *Trace) WriteChrome(w io.Writer) error {
+	type row struct {
+		device int
+		lane   int64
+	}
+	rows := map[row]bool{}
+	calls := map[int64]Event{}
+	var out []chromeEvent
+	for _, e := range t.Events {
+		rows[row{e.Device, e.Lane}] = true
+		dur := micro(e.Duration)
+		c := chromeEvent{Phase: "X", Name: e.Name, Category: e.Kind.String(), Process: e.Device + 1, Thread: e.Lane, Time: micro(e.Start), Duration: &dur}
+		if e.OnDevice() {
+			c.Args = map[string]any{"stream": e.Lane}
+			if e.Bytes > 0 {
+				c.Args["bytes"] = e.Bytes
+				if e.Duration > 0 {
+					c.Args["GB/s"] = float64(e.Bytes) / float64(e.Duration.Nanoseconds())
+				}
+			}
+		}
+		out = append(out, c)
+		if e.Kind == Runtime && e.Correlation != 0 {
+			calls[e.Correlation] = e
+		}
+	}
+	for _, e := range t.Events {
+		if call, ok := calls[e.Correlation]; ok && e.OnDevice() {
+			out = append(out,
+				chromeEvent{Phase: "s", Name: "enqueues", Category: "flow", Process: call.Device + 1, Thread: call.Lane, Time: micro(call.Start), ID: e.Correlation},
+				chromeEvent{Phase: "f", Name: "enqueues", Category: "flow", Process: e.Device + 1, Thread: e.Lane, Time: micro(e.Start), ID: e.Correlation, Binding: "e"})
+		}
+	}
+	processes := map[int]bool{}
+	var named []chromeEvent
+	for r := range rows {
+		if !processes[r.device] {
+			processes[r.device] = true
+			name := "host"
+			if r.device != Host {
+				name = fmt.Sprintf("cuda:%d", r.device)
+			}
+			named = append(named, chromeEvent{Phase: "M", Name: "process_name", Process: r.device + 1, Args: map[string]any{"name": name}})
+		}
+		name := fmt.Sprintf("thread %d", r.lane)
+		if r.device != Host {
+			name = fmt.Sprintf("stream %d", r.lane)
+		}
+		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: r.device + 1, Thread: r.lane, Args: map[string]any{"name": name}})
+	}
+	slices.SortFunc(named, func(a, b chromeEvent) int {
+		return cmpEvents(a, b)
+	})
+	return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": append(named, out...)})
+}
+
+func cmpEvents(a, b chromeEvent) int {
+	for _, d := range []int64{int64(a.Process - b.Process), a.Thread - b.Thread} {
+		if d != 0 {
+			return int(d)
+		}
+	}
+	return slices.Compare([]byte(a.Name), []byte(b.Name))
+}

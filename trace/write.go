@@ -1,0 +1,57 @@
+package trace
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// PictureOptions are the options of the pictures. The zero value is right for most.
+type PictureOptions struct {
+	Title string
+}
+
+// WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The options do not matter for .json.
+func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
+	var write func(io.Writer) error
+	switch strings.ToLower(filepath.Ext(name)) {
+	case ".svg":
+		write = func(w io.Writer) error { return t.WriteSVG(w, o) }
+	case ".png":
+		write = func(w io.Writer) error { return t.WritePNG(w, o) }
+	case ".json":
+		write = t.WriteChrome
+	default:
+		return fmt.Errorf("trace: %s: the name must end in .svg, .png or .json", name)
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	buffered := bufio.NewWriter(f)
+	err = write(buffered)
+	if err == nil {
+		err = buffered.Flush()
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
+		return fmt.Errorf("trace: %s: %w", name, err)
+	}
+	return nil
+}
+
+// WriteSVG draws the timeline.
+func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
+	return errors.New("the picture is not drawn yet")
+}
+
+// WritePNG draws the same picture as WriteSVG.
+func (t *Trace) WritePNG(w io.Writer, o PictureOptions) error {
+	return errors.New("the picture is not drawn yet")
+}
