@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"github.com/torchstream/torchstream/internal/simulate"
 )
 
 var (
@@ -69,13 +71,13 @@ type kept struct {
 
 // runSchedule runs the program of a seed and returns what the world reports. mutate, if not nil, leaves something out.
 func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(string, ...any)) (*program, []string) {
-	w := newWorld(seed, 4)
-	w.trace = trace
-	w.lenient = mutate != nil
+	w := simulate.New(seed, 4)
+	w.Trace = trace
+	w.Lenient = mutate != nil
 	p := &program{world: w}
-	p.cfg = Config{Slots: 1 + w.rng.IntN(3), Hosts: 1 + w.rng.IntN(4), Batch: 8, Scheduler: w, maxReleased: 1 + w.rng.IntN(3)}
-	onCPU := mutate == nil && w.rng.IntN(8) == 0
-	p.cfg.Direct = onCPU && w.rng.IntN(2) == 0
+	p.cfg = Config{Slots: 1 + w.Rand.IntN(3), Hosts: 1 + w.Rand.IntN(4), Batch: 8, Scheduler: w, maxReleased: 1 + w.Rand.IntN(3)}
+	onCPU := mutate == nil && w.Rand.IntN(8) == 0
+	p.cfg.Direct = onCPU && w.Rand.IntN(2) == 0
 	gpu := newSimDevice(w, p.cfg)
 	p.dev = gpu
 	if onCPU {
@@ -85,18 +87,18 @@ func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(strin
 	if mutate != nil {
 		p.dev = mutate(p.dev)
 	}
-	w.spawn("consumer", p.consumer)
-	w.spawn("releaser", p.releaser)
-	if err := w.run(); err != nil {
-		w.report("%v", err)
+	w.Spawn("consumer", p.consumer)
+	w.Spawn("releaser", p.releaser)
+	if err := w.Run(); err != nil {
+		w.Report("%v", err)
 	}
-	if w.events != 0 {
-		w.report("%d events are left", w.events)
+	if w.Events != 0 {
+		w.Report("%d events are left", w.Events)
 	}
 	if gpu.open {
-		w.report("the device is still open")
+		w.Report("the device is still open")
 	}
-	return p, w.reports
+	return p, w.Reports
 }
 
 // failing injects an error into the finish.
@@ -116,57 +118,57 @@ func (p *program) consumer() {
 	defer func() { p.over = true }()
 	var err error
 	if p.ring, err = New(Device[int, *simEvent](p.dev), p.cfg); err != nil {
-		p.report("New: %v", err)
+		p.Report("New: %v", err)
 		return
 	}
-	for epoch := range 1 + p.rng.IntN(3) {
+	for epoch := range 1 + p.Rand.IntN(3) {
 		p.epoch(epoch)
 	}
-	if p.rng.IntN(2) == 0 {
+	if p.Rand.IntN(2) == 0 {
 		for len(p.retained) > 0 {
 			p.release()
 		}
 	}
 	left := p.retained // Close releases them
 	p.retained = nil
-	p.pause(func() bool { return p.holding == len(left) }) // the releaser is not in the middle of one: closing under its hands would be the program's fault
-	if len(left) > 0 && p.rng.IntN(2) == 0 {
+	p.Pause(func() bool { return p.holding == len(left) }) // the releaser is not in the middle of one: closing under its hands would be the program's fault
+	if len(left) > 0 && p.Rand.IntN(2) == 0 {
 		late := left[0]
 		left = left[1:]
-		p.spawn("late", func() {
+		p.Spawn("late", func() {
 			if err := late.lease.Release(); err != nil && !errors.Is(err, ErrClosed) {
-				p.report("Release beside Close: %v", err)
+				p.Report("Release beside Close: %v", err)
 			}
 		})
 	}
 	if err := p.ring.Close(); err != nil {
-		p.report("Close: %v", err)
+		p.Report("Close: %v", err)
 	}
 	for _, k := range left {
 		if err := k.lease.Release(); !errors.Is(err, ErrClosed) {
-			p.report("Release after Close: %v", err)
+			p.Report("Release after Close: %v", err)
 		}
 	}
 	if err := p.ring.Run(context.Background(), nil, nil); !errors.Is(err, ErrClosed) {
-		p.report("Run after Close: %v", err)
+		p.Report("Run after Close: %v", err)
 	}
 	if p.ended != p.begun {
-		p.report("%d batches began, %d ended", p.begun, p.ended)
+		p.Report("%d batches began, %d ended", p.begun, p.ended)
 	}
 }
 
 // releaser is another goroutine of the consumer: it uses and releases retained batches on a stream of its own.
 func (p *program) releaser() {
-	p.running.stream = 3
-	if p.rng.IntN(3) == 0 {
+	p.Running().Stream = 3
+	if p.Rand.IntN(3) == 0 {
 		return // batches stay retained
 	}
 	for {
-		p.pause(func() bool { return len(p.retained) > 0 || p.over })
+		p.Pause(func() bool { return len(p.retained) > 0 || p.over })
 		if p.over {
 			return
 		}
-		if p.rng.IntN(4) == 0 {
+		if p.Rand.IntN(4) == 0 {
 			p.release()
 		}
 	}
@@ -174,25 +176,25 @@ func (p *program) releaser() {
 
 // release takes one retained batch, reads it once more and lets it go.
 func (p *program) release() {
-	i := p.rng.IntN(len(p.retained))
+	i := p.Rand.IntN(len(p.retained))
 	k := p.retained[i]
 	p.retained = append(p.retained[:i:i], p.retained[i+1:]...)
-	p.running.clock.join(&k.clock)
-	if p.rng.IntN(2) == 0 {
-		if err := k.lease.Use(p.running.stream); err != nil {
-			p.report("Use of a retained batch: %v", err)
+	p.Running().Clock.Join(&k.clock)
+	if p.Rand.IntN(2) == 0 {
+		if err := k.lease.Use(p.Running().Stream); err != nil {
+			p.Report("Use of a retained batch: %v", err)
 		}
-		p.dev.kernel(k.lease, p.running.stream, k.value)
+		p.dev.kernel(k.lease, p.Running().Stream, k.value)
 	}
-	p.dev.kernel(k.lease, k.used[p.rng.IntN(len(k.used))], k.value)
+	p.dev.kernel(k.lease, k.used[p.Rand.IntN(len(k.used))], k.value)
 	if err := k.lease.Release(); err != nil {
-		p.report("Release: %v", err)
+		p.Report("Release: %v", err)
 	}
 	p.holding--
 }
 
 func (p *program) epoch(epoch int) {
-	rng := p.rng
+	rng := p.Rand
 	batches, ending := rng.IntN(7), rng.IntN(endings)
 	at := batches // where the epoch ends
 	if batches > 0 && ending != toTheEnd {
@@ -205,18 +207,18 @@ func (p *program) epoch(epoch int) {
 	defer cancel(nil)
 	if ending == byCancel {
 		pauses := rng.IntN(30 * batches)
-		p.spawn("canceller", func() {
+		p.Spawn("canceller", func() {
 			for range pauses {
-				p.pause(nil)
+				p.Pause(nil)
 			}
-			p.cancel(cancel, errCanceled)
+			p.Cancel(cancel, errCanceled)
 		})
 	}
 	p.finishAt = 0
 	if ending == byFinishError {
 		p.finishAt = at + 1
 	}
-	p.running.stream = [...]int{1, 1, 1, 2, 3, 0}[rng.IntN(6)]
+	p.Running().Stream = [...]int{1, 1, 1, 2, 3, 0}[rng.IntN(6)]
 	seen := 0
 	p.held = p.holding
 	panicked := false
@@ -225,7 +227,7 @@ func (p *program) epoch(epoch int) {
 		return p.ring.Run(ctx, p.source(epoch, batches, at, ending), func(l *Lease[int, *simEvent]) bool {
 			value := 100*epoch + seen + 1
 			if l.Index != seen || l.Info != value {
-				p.report("batch %d of epoch %d comes as index %d, info %v", seen, epoch, l.Index, l.Info)
+				p.Report("batch %d of epoch %d comes as index %d, info %v", seen, epoch, l.Index, l.Info)
 			}
 			seen++
 			p.turn(l, value, retains)
@@ -235,65 +237,65 @@ func (p *program) epoch(epoch int) {
 			return seen-1 != at || ending != byBreak
 		})
 	}()
-	p.note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, batches, ending, at, seen, err != nil)
+	p.Note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, batches, ending, at, seen, err != nil)
 	stuck := errors.Is(err, ErrRetained)
 	if stuck && p.held < p.cfg.Slots {
-		p.report("ErrRetained, but nothing is retained")
+		p.Report("ErrRetained, but nothing is retained")
 	}
 	switch {
 	case stuck:
 	case ending == byCancel:
 		if !errors.Is(err, errCanceled) && (err != nil || seen != batches) {
-			p.report("cancelled epoch: %d of %d batches, %v", seen, batches, err)
+			p.Report("cancelled epoch: %d of %d batches, %v", seen, batches, err)
 		}
 	case ending == bySourceCancel:
 		if !errors.Is(err, errSource) && (err != nil || seen != batches) {
-			p.report("source that cancels itself: %d of %d batches, %v", seen, batches, err)
+			p.Report("source that cancels itself: %d of %d batches, %v", seen, batches, err)
 		}
 	case ending == bySourceError:
 		if !errors.Is(err, errSource) || seen != at {
-			p.report("source error at %d: %d batches, %v", at, seen, err)
+			p.Report("source error at %d: %d batches, %v", at, seen, err)
 		}
 	case ending == bySourcePanic:
 		if err == nil || !strings.Contains(err.Error(), "source panicked: at") || seen != at {
-			p.report("source panic at %d: %d batches, %v", at, seen, err)
+			p.Report("source panic at %d: %d batches, %v", at, seen, err)
 		}
 	case ending == byFinishError:
 		if !errors.Is(err, errFinish) || seen != at {
-			p.report("finish error at %d: %d batches, %v", at, seen, err)
+			p.Report("finish error at %d: %d batches, %v", at, seen, err)
 		}
 	case ending == byBreak || ending == byPanic:
 		if err != nil || seen != at+1 || panicked != (ending == byPanic) {
-			p.report("left at %d: %d batches, %v", at, seen, err)
+			p.Report("left at %d: %d batches, %v", at, seen, err)
 		}
 	case err != nil || seen != batches:
-		p.report("%d of %d batches, %v", seen, batches, err)
+		p.Report("%d of %d batches, %v", seen, batches, err)
 	}
 	if s := p.ring.Stats(); int(s.Batches) != p.begun {
-		p.report("Stats count %d batches of %d", s.Batches, p.begun)
+		p.Report("Stats count %d batches of %d", s.Batches, p.begun)
 	}
 }
 
 // source lends up to so many slots ahead, fills them, and delivers.
 func (p *program) source(epoch, batches, at, ending int) func(context.Context, Lend, Deliver) error {
 	return func(ctx context.Context, lend Lend, deliver Deliver) error {
-		if ending == bySourceCancel || p.rng.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
+		if ending == bySourceCancel || p.Rand.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
 			var cancel context.CancelCauseFunc
 			ctx, cancel = context.WithCancelCause(ctx)
 			defer cancel(nil)
 			if ending == bySourceCancel {
-				pauses := p.rng.IntN(30 * batches)
-				p.spawn("worker", func() {
+				pauses := p.Rand.IntN(30 * batches)
+				p.Spawn("worker", func() {
 					for range pauses {
-						p.pause(nil)
+						p.Pause(nil)
 					}
-					p.cancel(cancel, errSource)
+					p.Cancel(cancel, errSource)
 				})
 			}
 		}
-		ahead := 1 + p.rng.IntN(p.cfg.Hosts)
+		ahead := 1 + p.Rand.IntN(p.cfg.Hosts)
 		if ending == byCancel || ending == bySourceCancel {
-			ahead += p.rng.IntN(2) // may ask for more slots than there are, which only the cancellation ends
+			ahead += p.Rand.IntN(2) // may ask for more slots than there are, which only the cancellation ends
 		}
 		var hosts []int
 		lent := 0
@@ -327,42 +329,42 @@ func (p *program) source(epoch, batches, at, ending int) func(context.Context, L
 }
 
 func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
-	rng := p.rng
+	rng := p.Rand
 	p.begun++
 	l.OnEnd = func() { p.ended++ }
-	stream := p.running.stream
+	stream := p.Running().Stream
 	used := []int{stream}
 	for range rng.IntN(3) {
 		p.dev.kernel(l, stream, value)
 	}
 	if rng.IntN(4) == 0 {
-		other := rng.IntN(len(p.streams))
+		other := rng.IntN(p.Streams())
 		if err := l.Use(other); err != nil {
-			p.report("Use: %v", err)
+			p.Report("Use: %v", err)
 		}
 		p.dev.kernel(l, other, value)
 		used = append(used, other)
 		if rng.IntN(2) == 0 {
-			p.running.stream = other // the consumer changes streams in the middle of its turn
+			p.Running().Stream = other // the consumer changes streams in the middle of its turn
 		}
 	}
 	if rng.IntN(6) == 0 {
 		// Another change of streams: the consumer itself orders the new one after the old one, and does not say Use.
-		other, e := rng.IntN(len(p.streams)), &simEvent{}
-		if err := p.dev.order(e, p.running.stream, other); err != nil {
-			p.report("changing streams: %v", err)
+		other, e := rng.IntN(p.Streams()), &simEvent{}
+		if err := p.dev.order(e, p.Running().Stream, other); err != nil {
+			p.Report("changing streams: %v", err)
 		}
-		p.running.stream = other
+		p.Running().Stream = other
 		p.dev.kernel(l, other, value)
 		used = append(used, other)
 	}
 	if retains && rng.IntN(2) == 0 {
 		if err := l.Retain(); err != nil {
-			p.report("Retain: %v", err)
+			p.Report("Retain: %v", err)
 		}
-		t := p.running
-		p.retained = append(p.retained, &kept{l, value, used, t.clock})
-		t.clock[t.actor]++
+		t := p.Running()
+		p.retained = append(p.retained, &kept{l, value, used, t.Clock})
+		t.Tick()
 		p.holding++
 		p.held = max(p.held, p.holding)
 	}
@@ -380,7 +382,7 @@ func TestSchedules(t *testing.T) {
 	var steps, batches atomic.Int64
 	parallel(*schedules, func(seed uint64) bool {
 		p, reports := runSchedule(seed, nil, nil)
-		steps.Add(int64(p.steps))
+		steps.Add(int64(p.Steps))
 		batches.Add(int64(p.begun))
 		for _, r := range reports {
 			t.Errorf("seed %d: %s\nreplay it with: go test -race ./prefetcher/internal/ring -run TestSchedules -v -seed %d", seed, r, seed)
@@ -470,7 +472,7 @@ func (m earlyCopied) Copy(slot, host, n int, released []*simEvent, copied *simEv
 }
 
 func (m noUseWait) Wait(stream int, e *simEvent) error {
-	if stream != m.w.running.stream {
+	if stream != m.w.Running().Stream {
 		return nil
 	}
 	return m.simulated.Wait(stream, e)
