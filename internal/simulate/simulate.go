@@ -55,7 +55,7 @@ func (m *Cell) LastWrite() Access { return m.write }
 // World is what is simulated.
 type World struct {
 	Rand    *rand.Rand
-	Reports []string                         // what went wrong, at most five
+	Reports []string                         // what went wrong, the first 32
 	Trace   func(format string, args ...any) // nil: none
 	Steps   int
 	Events  int // made and not freed
@@ -155,7 +155,7 @@ func (w *World) weight() int { return [...]int{1, 4, 16, 64}[w.Rand.IntN(4)] }
 
 // Report notes something that is wrong.
 func (w *World) Report(format string, args ...any) {
-	if len(w.Reports) < 5 {
+	if len(w.Reports) < 32 {
 		w.Reports = append(w.Reports, fmt.Sprintf(format, args...))
 	}
 	w.Note("REPORT "+format, args...)
@@ -405,6 +405,15 @@ func (w *World) Touch(m *Cell, by string, gen int, write bool) {
 	w.touch(m, w.running.actor, &w.running.Clock, by, gen, write)
 }
 
+// TouchAfter is a write, after Run, by somebody who has waited for the latest records of the events and knows nothing else.
+func (w *World) TouchAfter(m *Cell, by string, gen int, events ...*Event) {
+	var c Clock
+	for _, e := range events {
+		c.Join(&e.latest.clock)
+	}
+	w.touch(m, 0, &c, by, gen, true)
+}
+
 func (w *World) touch(m *Cell, actor int, c *Clock, by string, gen int, write bool) {
 	a := Access{by, gen, c[actor]}
 	if last := m.write; last.time > c[m.actor] {
@@ -485,13 +494,4 @@ func (w *World) Synchronize(e *Event, stop func() error) error {
 		return nil
 	}
 	return stop()
-}
-
-// Query reports whether the event's latest record is reached. If it is, the task knows what came before it.
-func (w *World) Query(e *Event) bool {
-	if e.latest == nil || !e.latest.reached {
-		return false
-	}
-	w.running.Clock.Join(&e.latest.clock)
-	return true
 }
