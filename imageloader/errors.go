@@ -52,6 +52,7 @@ const (
 	TooLarge    Reason = "too large"      // over Options.MaxSampleBytes or Options.MaxPixels
 	NotRegular  Reason = "not a file"     // a link, device or pipe in the place of an image
 	Sparse      Reason = "sparse storage" // stored by tar as a sparse file
+	Rejected    Reason = "rejected"       // a Func of Transform.Ops returned an error
 )
 
 // SampleError is a bad sample: a member of the archive, in the directory of a class, that does not become an image.

@@ -322,6 +322,13 @@ func (p *pass) work() {
 	defer d.close()
 	w := worker{p: p, d: d}
 	w.reset()
+	if len(o.Transform.Ops) > 0 {
+		if w.augmenter, err = newAugmenter(); err != nil {
+			p.stop(fmt.Errorf("imageloader: no augmenter: %w", err))
+			return
+		}
+		defer w.augmenter.close()
+	}
 	idle := time.Now()
 	for {
 		var j job
@@ -355,6 +362,8 @@ type worker struct {
 	source   rand.PCG
 	rng      *rand.Rand
 	geometry capi.ImageGeometry
+
+	augmenter *augmenter // nil without Transform.Ops
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -377,10 +386,16 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
 		err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
+		if err == nil && w.augmenter != nil {
+			err = w.augmenter.run(t, w.rng, j.dst)
+		}
 	}
+	var rejected errRejected
 	switch {
 	case err == nil:
 		return good, nil
+	case errors.As(err, &rejected):
+		return bad, w.p.l.bad(&j.item, Rejected, rejected.error)
 	case errors.Is(err, capi.CodeDecode):
 		return bad, w.p.l.bad(&j.item, Damaged, err)
 	case errors.Is(err, capi.CodeUnsupported):

@@ -26,8 +26,12 @@ type Transform struct {
 	// Resize, without RandomResizedCrop, is the length in pixels that the shorter side is resized to before the centre of Size x Size is taken. At least Size; 0 is
 	// 256 * Size / 224, rounded.
 	Resize int
+	// RandomCrop, without RandomResizedCrop, takes a random window of Size x Size after Resize in place of the centre.
+	RandomCrop bool
 	// FlipP is the probability that left and right are exchanged.
 	FlipP float64
+	// Ops are the steps after that, on Size x Size bytes of red, green and blue, in order; together they keep the size. They are not to be changed while a loader uses them.
+	Ops []Op
 
 	// Mean and Std are for values from 0 to 1, in the order red, green, blue: a result is (byte/255 - Mean) / Std. The zero value of Std stands for ImageNet's Mean
 	// and Std. They are applied by Finish, on the device.
@@ -84,8 +88,8 @@ func (t Transform) check() error {
 		return fmt.Errorf("field Size is %d, not in 1 to %d", t.Size, maxSide)
 	case !t.RandomResizedCrop && (t.Resize < t.Size || t.Resize > maxSide):
 		return fmt.Errorf("field Resize is %d, not in Size (%d) to %d", t.Resize, t.Size, maxSide)
-	case t.RandomResizedCrop && t.Resize != 0:
-		return errors.New("field RandomResizedCrop and Resize exclude each other")
+	case t.RandomResizedCrop && (t.Resize != 0 || t.RandomCrop):
+		return errors.New("field RandomResizedCrop excludes Resize and RandomCrop")
 	case !(t.Scale[0] > 0 && t.Scale[0] <= t.Scale[1] && t.Scale[1] <= 1):
 		return fmt.Errorf("field Scale is %v, not an interval in (0, 1]", t.Scale)
 	case !(t.Ratio[0] > 0 && t.Ratio[0] <= t.Ratio[1]) || math.IsInf(t.Ratio[1], 0):
@@ -97,7 +101,7 @@ func (t Transform) check() error {
 	case t.DType != torch.Float32 && t.DType != torch.Float16 && t.DType != torch.BFloat16:
 		return fmt.Errorf("field DType is %v, not float32, float16 or bfloat16", t.DType)
 	}
-	return nil
+	return checkOps(t.Ops, t.Size, t.Size)
 }
 
 // maxResized bounds the longer side after Resize, as the shim does: an image of 1 x 100,000,000 pixels is an attack, not a photograph.
@@ -116,6 +120,10 @@ func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *capi.ImageG
 		}
 		*g = capi.ImageGeometry{CropWidth: width, CropHeight: height, ResizeWidth: int32(w), ResizeHeight: int32(h),
 			WindowX: centre(w, t.Size), WindowY: centre(h, t.Size), WindowWidth: size, WindowHeight: size}
+		if t.RandomCrop {
+			g.WindowY = rng.Int32N(int32(h) - size + 1)
+			g.WindowX = rng.Int32N(int32(w) - size + 1)
+		}
 	}
 	// Drawn even for probability 0 and 1, so that changing FlipP changes nothing else.
 	g.Flip = rng.Float64() < t.FlipP

@@ -583,6 +583,55 @@ TS_API ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, 
                                  const ts_image_geometry* geometry, uint8_t* dst,
                                  size_t dst_stride);
 
+/* ---- augmentation: torchvision's transforms on pixels. Needs no LibTorch and no GPU ---------- */
+
+/* Kinds of operations. Beside each what it reads: i are its integers, v its values. Results are
+ * those of torchvision.transforms.v2.functional on uint8 RGB tensors. */
+enum {
+  TS_AUGMENT_FLIP_HORIZONTAL = 1,
+  TS_AUGMENT_FLIP_VERTICAL = 2,
+  TS_AUGMENT_QUARTER_TURNS = 3, /* i[0]: 0 to 3, counter-clockwise */
+  TS_AUGMENT_CROP = 4,          /* i[0..3]: x, y, width, height; outside of the image: i[4] TS_PAD_,
+                                 * i[5..7] red, green, blue of TS_PAD_CONSTANT */
+  TS_AUGMENT_BRIGHTNESS = 5,    /* v[0]: factor, at least 0, as in the next three */
+  TS_AUGMENT_CONTRAST = 6,
+  TS_AUGMENT_SATURATION = 7,
+  TS_AUGMENT_SHARPNESS = 8,
+  TS_AUGMENT_HUE = 9, /* v[0]: -0.5 to 0.5 */
+  TS_AUGMENT_GRAYSCALE = 10,
+  TS_AUGMENT_INVERT = 11,
+  TS_AUGMENT_SOLARIZE = 12,  /* v[0]: threshold, 0 to 255 */
+  TS_AUGMENT_POSTERIZE = 13, /* i[0]: bits, 0 to 8 */
+  TS_AUGMENT_AUTOCONTRAST = 14,
+  TS_AUGMENT_EQUALIZE = 15,
+  TS_AUGMENT_BLUR = 16,       /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas */
+  TS_AUGMENT_ERASE = 17,      /* i[0..3]: x, y, width, height; i[4..6]: red, green, blue */
+  TS_AUGMENT_AFFINE = 18,     /* i[0]: TS_NEAREST or TS_BILINEAR; i[1]: whether there is a fill;
+                               * i[2..4]: its red, green, blue; v[0..5]: the inverse matrix, row by
+                               * row, in pixels from the image's centre */
+  TS_AUGMENT_PERSPECTIVE = 19 /* i as above; v[0..7]: torchvision's eight coefficients */
+};
+enum { TS_NEAREST = 1, TS_BILINEAR = 2 };
+enum { TS_PAD_CONSTANT = 0, TS_PAD_EDGE = 1, TS_PAD_REFLECT = 2, TS_PAD_SYMMETRIC = 3 };
+
+typedef struct ts_augment_op {
+  int32_t kind; /* TS_AUGMENT_ */
+  int32_t integers[9];
+  double values[8];
+} ts_augment_op;
+
+/* Buffers, reused from image to image: one a worker, used by one thread at a time. */
+typedef struct ts_augmenter ts_augmenter;
+TS_API ts_error* ts_augmenter_new(ts_augmenter** out);  /* new; free with ts_augmenter_free */
+TS_API void ts_augmenter_free(ts_augmenter* augmenter); /* takes ownership */
+
+/* Runs the operations one after the other on height rows of width RGB pixels, stride bytes apart,
+ * in place: together they must keep the size. Borrowed for the call. An error (INVALID_ARGUMENT: a
+ * parameter is out of range) leaves the pixels as they were. */
+TS_API ts_error* ts_image_augment(ts_augmenter* augmenter, uint8_t* pixels, int32_t width,
+                                  int32_t height, size_t stride, const ts_augment_op* ops,
+                                  int32_t count);
+
 #ifdef __cplusplus
 }
 #endif

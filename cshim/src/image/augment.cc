@@ -1,0 +1,808 @@
+#include "image/augment.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "error.h"
+
+#if defined(__x86_64__)
+#define TS_HASWELL __attribute__((target("avx2,fma")))
+#else
+#define TS_HASWELL
+#endif
+#define TS_INLINE inline __attribute__((always_inline))
+
+struct ts_augmenter {
+  ts::image::Augmenter augmenter;
+};
+
+namespace ts::image {
+namespace {
+
+constexpr int32_t kMostSide = 65535;
+constexpr int32_t kMostTaps = 1001;  // of the blur, a side
+
+// A kernel is a type with a static run. It is compiled twice, and the processor chooses: with AVX2
+// the loops are vectors and a fused multiply-add is one instruction. The results are the same.
+template <typename Kernel, typename... Args>
+TS_HASWELL void run_haswell(Args... args) {
+  Kernel::run(args...);
+}
+
+bool haswell() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+template <typename Kernel, typename... Args>
+void run(Args... args) {
+  if (haswell()) {
+    run_haswell<Kernel>(args...);
+  } else {
+    Kernel::run(args...);
+  }
+}
+
+// What torch's add(b, alpha) does on float32: a + alpha * b, rounded once.
+TS_INLINE float plus(float a, float alpha, float b) { return __builtin_fmaf(b, alpha, a); }
+
+TS_INLINE float clamp255(float value) {
+  const float low = value > 0.0F ? value : 0.0F;  // also for NaN
+  return low < 255.0F ? low : 255.0F;
+}
+
+// To uint8 as torch does it: cut, not rounded.
+TS_INLINE uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(value)); }
+
+TS_INLINE float grey(uint8_t r, uint8_t g, uint8_t b) {
+  return plus(plus(static_cast<float>(r) * 0.2989F, 0.587F, g), 0.114F, b);
+}
+
+// ---- tables: each byte becomes another one, whatever its neighbours -------------------------
+
+using Table = std::array<uint8_t, 256>;
+
+void look_up(Pixels* image, const Table& table) {
+  for (uint8_t& byte : image->bytes) byte = table[byte];
+}
+
+void look_up(Pixels* image, const std::array<Table, 3>& tables) {
+  uint8_t* at = image->bytes.data();
+  for (uint8_t* const end = at + image->bytes.size(); at != end; at += 3) {
+    at[0] = tables[0][at[0]];
+    at[1] = tables[1][at[1]];
+    at[2] = tables[2][at[2]];
+  }
+}
+
+template <typename F>
+Table table_of(const F& f) {
+  Table table{};
+  for (int i = 0; i < 256; ++i) table[static_cast<size_t>(i)] = f(i);
+  return table;
+}
+
+using Histograms = std::array<std::array<int32_t, 256>, 3>;
+
+Histograms histograms(const Pixels& image) {
+  // Two of each, so that equal neighbours do not wait for each other.
+  std::array<Histograms, 2> h{};
+  const uint8_t* at = image.bytes.data();
+  const size_t pixels = image.bytes.size() / 3;
+  for (size_t i = 0; i < pixels; ++i, at += 3) {
+    for (size_t c = 0; c < 3; ++c) ++h[i & 1][c][at[c]];
+  }
+  for (size_t c = 0; c < 3; ++c) {
+    for (size_t v = 0; v < 256; ++v) h[0][c][v] += h[1][c][v];
+  }
+  return h[0];
+}
+
+void brightness(Pixels* image, double factor) {
+  const auto f = static_cast<float>(factor);
+  look_up(image, table_of([&](int i) { return cut(clamp255(static_cast<float>(i) * f)); }));
+}
+
+struct GreySum {
+  TS_INLINE static void run(const uint8_t* bytes, size_t pixels, int64_t* total) {
+    int64_t sum = 0;
+    while (pixels > 0) {
+      const size_t count = std::min<size_t>(pixels, 4096);  // fits in 32 bits
+      int32_t part = 0;
+      for (size_t i = 0; i < count; ++i) {
+        part += static_cast<int32_t>(grey(bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]));
+      }
+      sum += part;
+      bytes += 3 * count;
+      pixels -= count;
+    }
+    *total = sum;
+  }
+};
+
+void contrast(Pixels* image, double factor) {
+  int64_t sum = 0;
+  const size_t pixels = image->bytes.size() / 3;
+  run<GreySum>(static_cast<const uint8_t*>(image->bytes.data()), pixels, &sum);
+  const float mean = static_cast<float>(sum) / static_cast<float>(pixels);
+  const auto ratio = static_cast<float>(factor);
+  const auto rest = static_cast<float>(1.0 - factor);
+  look_up(image, table_of([&](int i) {
+            return cut(clamp255(plus(static_cast<float>(i) * ratio, rest, mean)));
+          }));
+}
+
+void autocontrast(Pixels* image) {
+  const Histograms h = histograms(*image);
+  std::array<Table, 3> tables{};
+  for (size_t c = 0; c < 3; ++c) {
+    int low = 0;
+    int high = 255;
+    while (h[c][static_cast<size_t>(low)] == 0) ++low;
+    while (h[c][static_cast<size_t>(high)] == 0) --high;
+    const float minimum = low == high ? 0.0F : static_cast<float>(low);
+    const float scale =
+        low == high ? 1.0F : static_cast<float>(high - low) * static_cast<float>(1.0 / 255.0);
+    tables[c] =
+        table_of([&](int i) { return cut(clamp255((static_cast<float>(i) - minimum) / scale)); });
+  }
+  look_up(image, tables);
+}
+
+void equalize(Pixels* image) {
+  const Histograms h = histograms(*image);
+  const auto pixels = static_cast<int32_t>(image->bytes.size() / 3);
+  std::array<Table, 3> tables{};
+  for (size_t c = 0; c < 3; ++c) {
+    int high = 255;
+    while (h[c][static_cast<size_t>(high)] == 0) --high;
+    const int32_t step = (pixels - h[c][static_cast<size_t>(high)]) / 255;
+    int32_t below = 0;
+    tables[c] = table_of([&](int i) {
+      if (step == 0) return static_cast<uint8_t>(i);
+      const int32_t level = i == 0 ? 0 : (below + step / 2) / step;
+      below += h[c][static_cast<size_t>(i)];
+      return static_cast<uint8_t>(std::min(level, 255));
+    });
+  }
+  look_up(image, tables);
+}
+
+// ---- colours of a pixel ----------------------------------------------------------------------
+
+struct Grayscale {
+  TS_INLINE static void run(uint8_t* bytes, size_t pixels) {
+    for (size_t i = 0; i < pixels; ++i, bytes += 3) {
+      bytes[0] = bytes[1] = bytes[2] = cut(grey(bytes[0], bytes[1], bytes[2]));
+    }
+  }
+};
+
+struct Saturation {
+  TS_INLINE static void run(uint8_t* bytes, size_t pixels, float ratio, float rest) {
+    for (size_t i = 0; i < pixels; ++i, bytes += 3) {
+      const auto light =
+          static_cast<float>(static_cast<int32_t>(grey(bytes[0], bytes[1], bytes[2])));
+      const uint8_t r = bytes[0];
+      const uint8_t g = bytes[1];
+      const uint8_t b = bytes[2];
+      bytes[0] = cut(clamp255(plus(static_cast<float>(r) * ratio, rest, light)));
+      bytes[1] = cut(clamp255(plus(static_cast<float>(g) * ratio, rest, light)));
+      bytes[2] = cut(clamp255(plus(static_cast<float>(b) * ratio, rest, light)));
+    }
+  }
+};
+
+struct Hue {
+  static constexpr size_t kBlock = 256;
+
+  TS_INLINE static float unit(float value) {
+    const float low = value > 0.0F ? value : 0.0F;
+    return low < 1.0F ? low : 1.0F;
+  }
+
+  // To HSV, a turn of the hue, and back, without a branch, so that it becomes vectors.
+  TS_INLINE static void run(uint8_t* bytes, size_t pixels, float turn) {
+    float r[kBlock];
+    float g[kBlock];
+    float b[kBlock];
+    constexpr auto k255 = static_cast<float>(1.0 / 255.0);
+    constexpr auto k6 = static_cast<float>(1.0 / 6.0);
+    for (size_t done = 0; done < pixels; done += kBlock, bytes += 3 * kBlock) {
+      const size_t count = std::min(kBlock, pixels - done);
+      for (size_t i = 0; i < count; ++i) {
+        r[i] = static_cast<float>(bytes[3 * i]) * k255;
+        g[i] = static_cast<float>(bytes[3 * i + 1]) * k255;
+        b[i] = static_cast<float>(bytes[3 * i + 2]) * k255;
+      }
+      for (size_t i = 0; i < count; ++i) {
+        const float low = std::min(std::min(r[i], g[i]), b[i]);
+        const float v = std::max(std::max(r[i], g[i]), b[i]);
+        const bool equal = low == v;
+        const float range = v - low;
+        const float s = range / (equal ? 1.0F : v);
+        const float divisor = equal ? 1.0F : range;
+        const float rc = (v - r[i]) / divisor;
+        const float gc = (v - g[i]) / divisor;
+        const float bc = (v - b[i]) / divisor;
+        const float of_red = bc - gc;
+        const float of_green = (rc + 2.0F) - bc;
+        const float of_blue = (gc + 4.0F) - rc;
+        float h = v == g[i] ? of_green : of_blue;
+        h = v == r[i] ? of_red : h;
+        h = h * k6 + 1.0F;
+        h = h >= 1.0F ? h - 1.0F : h;
+        h += turn;
+        h = h >= 1.0F ? h - 1.0F : h;
+        h = h < 0.0F ? h + 1.0F : h;
+        const float h6 = h * 6.0F;
+        const auto sector = static_cast<int32_t>(h6);
+        const float f = h6 - static_cast<float>(sector);
+        const float sf = s * f;
+        const float rest = 1.0F - s;
+        const float q = unit((1.0F - sf) * v);
+        const float t = unit((sf + rest) * v);
+        const float p = unit(rest * v);
+        const bool is0 = sector == 0 || sector >= 6;
+        const bool is1 = sector == 1;
+        const bool is2 = sector == 2;
+        const bool is3 = sector == 3;
+        const bool is4 = sector == 4;
+        float red = v;  // sectors 0 and 5
+        red = is1 ? q : red;
+        red = is2 || is3 ? p : red;
+        red = is4 ? t : red;
+        float green = p;  // 4 and 5
+        green = is0 ? t : green;
+        green = is1 || is2 ? v : green;
+        green = is3 ? q : green;
+        float blue = q;  // 5
+        blue = is0 || is1 ? p : blue;
+        blue = is2 ? t : blue;
+        blue = is3 || is4 ? v : blue;
+        r[i] = red * 255.999F;
+        g[i] = green * 255.999F;
+        b[i] = blue * 255.999F;
+      }
+      for (size_t i = 0; i < count; ++i) {
+        bytes[3 * i] = cut(r[i]);
+        bytes[3 * i + 1] = cut(g[i]);
+        bytes[3 * i + 2] = cut(b[i]);
+      }
+    }
+  }
+};
+
+// ---- neighbourhoods --------------------------------------------------------------------------
+
+struct Sharpen {
+  // One row but for its first and last pixel. The blurred value is (8 neighbours + 5 times itself)
+  // / 13 rounded, and cannot lie half-way between two integers: integer arithmetic gives torch's.
+  TS_INLINE static void run(const uint8_t* above, const uint8_t* here, const uint8_t* below,
+                            uint8_t* out, size_t begin, size_t end, float rest) {
+    for (size_t i = begin; i < end; ++i) {
+      const int32_t sum = above[i - 3] + above[i] + above[i + 3] + here[i - 3] + 5 * here[i] +
+                          here[i + 3] + below[i - 3] + below[i] + below[i + 3];
+      const int32_t blurred = (2 * sum + 13) / 26;
+      const auto value = static_cast<float>(here[i]);
+      out[i] = cut(clamp255(plus(value, rest, static_cast<float>(blurred) - value)));
+    }
+  }
+};
+
+// A row of sums of weights * rows.
+struct BlurRows {
+  TS_INLINE static void run(const uint8_t* const* rows, const float* weights, int32_t taps,
+                            float* out, size_t begin, size_t bytes) {
+    for (size_t i = begin; i < bytes; ++i) out[i] = weights[0] * static_cast<float>(rows[0][i]);
+    for (int32_t k = 1; k < taps; ++k) {
+      const uint8_t* row = rows[k];
+      for (size_t i = begin; i < bytes; ++i) {
+        out[i] = plus(out[i], weights[k], static_cast<float>(row[i]));
+      }
+    }
+  }
+};
+
+// in has the reflected columns on both sides.
+struct BlurColumns {
+  TS_INLINE static void run(const float* in, const float* weights, int32_t taps, uint8_t* out,
+                            size_t bytes) {
+    constexpr size_t kBlock = 96;
+    float sums[kBlock];
+    for (size_t at = 0; at < bytes; at += kBlock) {
+      const size_t count = std::min(kBlock, bytes - at);
+      for (size_t i = 0; i < count; ++i) sums[i] = 0;
+      for (int32_t k = 0; k < taps; ++k) {
+        const float* from = in + at + 3 * static_cast<size_t>(k);
+        const float weight = weights[k];
+        for (size_t i = 0; i < count; ++i) sums[i] = plus(sums[i], weight, from[i]);
+      }
+      for (size_t i = 0; i < count; ++i) {
+        out[at + i] = static_cast<uint8_t>(static_cast<int32_t>(__builtin_rintf(sums[i])));
+      }
+    }
+  }
+};
+
+// torchvision's _get_gaussian_kernel1d.
+void gaussian(int32_t taps, double sigma, float* out) {
+  const double limit = (taps - 1) / (2.0 * std::sqrt(2.0));
+  double sum = 0;
+  std::vector<double> exact(static_cast<size_t>(taps));
+  for (int32_t i = 0; i < taps; ++i) {
+    const double x = taps == 1 ? -limit : -limit + 2 * limit * i / (taps - 1);
+    exact[static_cast<size_t>(i)] = std::exp(-(x / sigma) * (x / sigma));
+    sum += exact[static_cast<size_t>(i)];
+  }
+  for (int32_t i = 0; i < taps; ++i) {
+    out[i] = static_cast<float>(exact[static_cast<size_t>(i)] / sum);
+  }
+}
+
+// Where index i of a padded side comes from; -1: from the fill.
+int32_t padded(int32_t i, int32_t side, int32_t mode) {
+  if (i >= 0 && i < side) return i;
+  switch (mode) {
+    case TS_PAD_EDGE:
+      return i < 0 ? 0 : side - 1;
+    case TS_PAD_REFLECT:
+      return i < 0 ? -i : 2 * (side - 1) - i;
+    case TS_PAD_SYMMETRIC:
+      return i < 0 ? -i - 1 : 2 * side - 1 - i;
+    default:
+      return -1;
+  }
+}
+
+// ---- grid transforms: where each output pixel comes from ------------------------------------
+
+// The coordinate that torch's grid_sample makes of a grid value, align_corners=False; far values,
+// and NaN, become some that are outside as well.
+TS_INLINE float coordinate(float grid, float half, float side) {
+  const float at = __builtin_fmaf(grid + 1.0F, half, -0.5F);
+  const float low = at > -2.0F ? at : -2.0F;
+  return low < side + 1.0F ? low : side + 1.0F;
+}
+
+struct AffineRow {
+  TS_INLINE static void run(float* xs, float* ys, int32_t width, int32_t height, float y,
+                            const float* theta) {
+    const auto w = static_cast<float>(width);
+    const auto h = static_cast<float>(height);
+    const float first = (1.0F - w) * 0.5F;
+    for (int32_t i = 0; i < width; ++i) {
+      const float x = first + static_cast<float>(i);
+      const float gx = __builtin_fmaf(y, theta[1], x * theta[0]) + theta[2];
+      const float gy = __builtin_fmaf(y, theta[4], x * theta[3]) + theta[5];
+      xs[i] = coordinate(gx, w * 0.5F, w);
+      ys[i] = coordinate(gy, h * 0.5F, h);
+    }
+  }
+};
+
+struct PerspectiveRow {
+  TS_INLINE static void run(float* xs, float* ys, int32_t width, int32_t height, float y,
+                            const float* theta) {
+    const auto w = static_cast<float>(width);
+    const auto h = static_cast<float>(height);
+    for (int32_t i = 0; i < width; ++i) {
+      const float x = static_cast<float>(i) + 0.5F;
+      const float gx = __builtin_fmaf(y, theta[1], x * theta[0]) + theta[2];
+      const float gy = __builtin_fmaf(y, theta[4], x * theta[3]) + theta[5];
+      const float under = __builtin_fmaf(y, theta[7], x * theta[6]) + 1.0F;
+      xs[i] = coordinate(gx / under - 1.0F, w * 0.5F, w);
+      ys[i] = coordinate(gy / under - 1.0F, h * 0.5F, h);
+    }
+  }
+};
+
+struct Sampled {
+  const uint8_t* image;
+  int32_t width, height;
+  uint8_t fill[3];
+  bool filled;  // whether there is a fill; torchvision's arithmetic differs from that with black
+};
+
+struct NearestRow {
+  TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
+    for (int32_t i = 0; i < from->width; ++i, out += 3) {
+      const auto x = static_cast<int32_t>(__builtin_rintf(xs[i]));
+      const auto y = static_cast<int32_t>(__builtin_rintf(ys[i]));
+      const bool inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
+      const uint8_t* pixel =
+          inside ? from->image + (static_cast<size_t>(y) * static_cast<size_t>(from->width) +
+                                  static_cast<size_t>(x)) *
+                                     3
+                 : from->fill;
+      out[0] = pixel[0];
+      out[1] = pixel[1];
+      out[2] = pixel[2];
+    }
+  }
+};
+
+struct BilinearRow {
+  TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
+    static const uint8_t kNothing[3] = {0, 0, 0};
+    const auto width = static_cast<size_t>(from->width);
+    for (int32_t i = 0; i < from->width; ++i, out += 3) {
+      const float left = __builtin_floorf(xs[i]);
+      const float top = __builtin_floorf(ys[i]);
+      const float w = xs[i] - left;
+      const float e = 1.0F - w;
+      const float n = ys[i] - top;
+      const float s = 1.0F - n;
+      const float weight[4] = {s * e, s * w, n * e, n * w};
+      const auto x = static_cast<int32_t>(left);
+      const auto y = static_cast<int32_t>(top);
+      const bool in_x[2] = {x >= 0 && x < from->width, x + 1 >= 0 && x + 1 < from->width};
+      const bool in_y[2] = {y >= 0 && y < from->height, y + 1 >= 0 && y + 1 < from->height};
+      const uint8_t* pixel[4];
+      bool all = true;
+      for (int k = 0; k < 4; ++k) {
+        const bool inside = in_x[k & 1] && in_y[k >> 1];
+        all = all && inside;
+        pixel[k] = inside ? from->image + (static_cast<size_t>(y + (k >> 1)) * width +
+                                           static_cast<size_t>(x + (k & 1))) *
+                                              3
+                          : kNothing;
+      }
+      float sum[3];
+      for (int c = 0; c < 3; ++c) {
+        float value = static_cast<float>(pixel[0][c]) * weight[0];
+        for (int k = 1; k < 4; ++k) {
+          value = __builtin_fmaf(static_cast<float>(pixel[k][c]), weight[k], value);
+        }
+        sum[c] = value;
+      }
+      if (from->filled && !all) {
+        float mask = 0;
+        for (int k = 0; k < 4; ++k) mask += pixel[k] == kNothing ? 0.0F : weight[k];
+        for (int c = 0; c < 3; ++c) {
+          const auto fill = static_cast<float>(from->fill[c]);
+          sum[c] = (sum[c] - fill) * mask + fill;
+        }
+      }
+      for (int c = 0; c < 3; ++c) out[c] = cut(clamp255(__builtin_rintf(sum[c])));
+    }
+  }
+};
+
+// ---- checks ----------------------------------------------------------------------------------
+
+[[noreturn]] void refuse(const ts_augment_op& op, const char* what) {
+  throw Failure(TS_ERROR_INVALID_ARGUMENT, "operation " + std::to_string(op.kind) + ": " + what);
+}
+
+void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
+  for (const double value : op.values) {
+    if (!std::isfinite(value)) refuse(op, "a value is not finite");
+  }
+  const int32_t* in = op.integers;
+  switch (op.kind) {
+    case TS_AUGMENT_FLIP_HORIZONTAL:
+    case TS_AUGMENT_FLIP_VERTICAL:
+    case TS_AUGMENT_INVERT:
+    case TS_AUGMENT_AUTOCONTRAST:
+    case TS_AUGMENT_EQUALIZE:
+    case TS_AUGMENT_GRAYSCALE:
+    case TS_AUGMENT_SOLARIZE:
+      return;
+    case TS_AUGMENT_BRIGHTNESS:
+    case TS_AUGMENT_CONTRAST:
+    case TS_AUGMENT_SATURATION:
+    case TS_AUGMENT_SHARPNESS:
+      if (op.values[0] < 0 || op.values[0] > 1e6) refuse(op, "the factor is not in 0 to 1e6");
+      return;
+    case TS_AUGMENT_HUE:
+      if (!(op.values[0] >= -0.5 && op.values[0] <= 0.5)) refuse(op, "not in -0.5 to 0.5");
+      return;
+    case TS_AUGMENT_POSTERIZE:
+      if (in[0] < 0 || in[0] > 8) refuse(op, "bits must be from 0 to 8");
+      return;
+    case TS_AUGMENT_QUARTER_TURNS:
+      if (in[0] < 0 || in[0] > 3) refuse(op, "turns must be from 0 to 3");
+      if (in[0] % 2 == 1) std::swap(*width, *height);
+      return;
+    case TS_AUGMENT_BLUR:
+      if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > kMostTaps ||
+          in[1] > kMostTaps) {
+        refuse(op, "the kernel's sides must be odd and positive");
+      }
+      if (in[0] / 2 >= *width || in[1] / 2 >= *height) {
+        refuse(op, "half of the kernel must be smaller than the image");
+      }
+      if (!(op.values[0] > 0 && op.values[1] > 0)) refuse(op, "sigma must be positive");
+      return;
+    case TS_AUGMENT_ERASE:
+      if (in[0] < 0 || in[1] < 0 || in[2] < 0 || in[3] < 0 || in[0] > *width - in[2] ||
+          in[1] > *height - in[3]) {
+        refuse(op, "the box is not inside the image");
+      }
+      return;
+    case TS_AUGMENT_CROP: {
+      if (in[2] < 1 || in[3] < 1 || in[2] > kMostSide || in[3] > kMostSide) {
+        refuse(op, "the box must be from 1 to 65535 pixels a side");
+      }
+      if (in[4] < TS_PAD_CONSTANT || in[4] > TS_PAD_SYMMETRIC) refuse(op, "no such padding");
+      const int64_t most = in[4] == TS_PAD_REFLECT ? -1 : in[4] == TS_PAD_SYMMETRIC ? 0 : 1 << 20;
+      const auto far = [&](int64_t begin, int64_t size, int64_t side) {
+        const int64_t over = most >= 1 ? most : side + most;
+        return begin < -over || begin + size > side + over;
+      };
+      if (far(in[0], in[2], *width) || far(in[1], in[3], *height)) {
+        refuse(op, "more padding than the image can give");
+      }
+      *width = in[2];
+      *height = in[3];
+      return;
+    }
+    case TS_AUGMENT_AFFINE:
+    case TS_AUGMENT_PERSPECTIVE:
+      if (in[0] != TS_NEAREST && in[0] != TS_BILINEAR) refuse(op, "no such interpolation");
+      return;
+    default:
+      refuse(op, "there is no such operation");
+  }
+}
+
+void put_color(const int32_t* from, uint8_t* to) {
+  for (int c = 0; c < 3; ++c) to[c] = static_cast<uint8_t>(from[c]);
+}
+
+}  // namespace
+
+void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
+                    const ts_augment_op* ops, int32_t count) {
+  int32_t w = width;
+  int32_t h = height;
+  for (int32_t i = 0; i < count; ++i) check(ops[i], &w, &h);
+  require(w == width && h == height, "the operations change the image's size");
+  image_.resize(width, height);
+  for (int32_t y = 0; y < height; ++y) {
+    std::memcpy(image_.row(y), pixels + static_cast<size_t>(y) * stride, image_.row_bytes());
+  }
+  for (int32_t i = 0; i < count; ++i) step(ops[i]);
+  for (int32_t y = 0; y < height; ++y) {
+    std::memcpy(pixels + static_cast<size_t>(y) * stride, image_.row(y), image_.row_bytes());
+  }
+}
+
+void Augmenter::step(const ts_augment_op& op) {
+  const size_t pixels = image_.bytes.size() / 3;
+  uint8_t* const bytes = image_.bytes.data();
+  const double value = op.values[0];
+  switch (op.kind) {
+    case TS_AUGMENT_FLIP_HORIZONTAL:
+      for (int32_t y = 0; y < image_.height; ++y) {
+        uint8_t* left = image_.row(y);
+        uint8_t* right = left + image_.row_bytes() - 3;
+        for (; left < right; left += 3, right -= 3) std::swap_ranges(left, left + 3, right);
+      }
+      return;
+    case TS_AUGMENT_FLIP_VERTICAL:
+      for (int32_t y = 0; y < image_.height / 2; ++y) {
+        std::swap_ranges(image_.row(y), image_.row(y) + image_.row_bytes(),
+                         image_.row(image_.height - 1 - y));
+      }
+      return;
+    case TS_AUGMENT_QUARTER_TURNS:
+      return quarter_turns(op.integers[0]);
+    case TS_AUGMENT_INVERT:
+      for (uint8_t& byte : image_.bytes) byte = static_cast<uint8_t>(255 - byte);
+      return;
+    case TS_AUGMENT_AUTOCONTRAST:
+      return autocontrast(&image_);
+    case TS_AUGMENT_EQUALIZE:
+      return equalize(&image_);
+    case TS_AUGMENT_GRAYSCALE:
+      return ts::image::run<Grayscale>(bytes, pixels);
+    case TS_AUGMENT_SOLARIZE: {
+      const auto threshold = static_cast<float>(value);
+      return look_up(&image_, table_of([&](int i) {
+        return static_cast<uint8_t>(static_cast<float>(i) >= threshold ? 255 - i : i);
+      }));
+    }
+    case TS_AUGMENT_POSTERIZE: {
+      const int mask = 0xFF << (8 - op.integers[0]) & 0xFF;
+      for (uint8_t& byte : image_.bytes) byte = static_cast<uint8_t>(byte & mask);
+      return;
+    }
+    case TS_AUGMENT_BRIGHTNESS:
+      return brightness(&image_, value);
+    case TS_AUGMENT_CONTRAST:
+      return contrast(&image_, value);
+    case TS_AUGMENT_SATURATION:
+      return ts::image::run<Saturation>(bytes, pixels, static_cast<float>(value),
+                                        static_cast<float>(1.0 - value));
+    case TS_AUGMENT_HUE:
+      return ts::image::run<Hue>(bytes, pixels, static_cast<float>(value));
+    case TS_AUGMENT_SHARPNESS:
+      return sharpen(value);
+    case TS_AUGMENT_BLUR:
+      return blur(op.integers[0], op.integers[1], op.values[0], op.values[1]);
+    case TS_AUGMENT_ERASE: {
+      uint8_t color[3];
+      put_color(op.integers + 4, color);
+      for (int32_t y = op.integers[1]; y < op.integers[1] + op.integers[3]; ++y) {
+        uint8_t* at = image_.row(y) + 3 * static_cast<size_t>(op.integers[0]);
+        for (int32_t x = 0; x < op.integers[2]; ++x, at += 3) std::copy_n(color, 3, at);
+      }
+      return;
+    }
+    case TS_AUGMENT_CROP:
+      return crop(op);
+    case TS_AUGMENT_AFFINE:
+      return affine(op);
+    case TS_AUGMENT_PERSPECTIVE:
+      return perspective(op);
+    default:
+      refuse(op, "there is no such operation");
+  }
+}
+
+void Augmenter::quarter_turns(int32_t turns) {
+  if (turns == 0) return;
+  const int32_t w = image_.width;
+  const int32_t h = image_.height;
+  other_.resize(turns % 2 == 1 ? h : w, turns % 2 == 1 ? w : h);
+  for (int32_t y = 0; y < other_.height; ++y) {
+    uint8_t* to = other_.row(y);
+    for (int32_t x = 0; x < other_.width; ++x, to += 3) {
+      // Counter-clockwise, as torch.rot90 turns.
+      const int32_t from_x = turns == 1 ? w - 1 - y : turns == 2 ? w - 1 - x : y;
+      const int32_t from_y = turns == 1 ? x : turns == 2 ? h - 1 - y : h - 1 - x;
+      std::copy_n(image_.row(from_y) + 3 * static_cast<size_t>(from_x), 3, to);
+    }
+  }
+  std::swap(image_, other_);
+}
+
+void Augmenter::crop(const ts_augment_op& op) {
+  const int32_t left = op.integers[0];
+  const int32_t top = op.integers[1];
+  uint8_t fill[3];
+  put_color(op.integers + 5, fill);
+  other_.resize(op.integers[2], op.integers[3]);
+  columns_.resize(static_cast<size_t>(other_.width));
+  for (int32_t x = 0; x < other_.width; ++x) {
+    columns_[static_cast<size_t>(x)] = padded(left + x, image_.width, op.integers[4]);
+  }
+  for (int32_t y = 0; y < other_.height; ++y) {
+    const int32_t source = padded(top + y, image_.height, op.integers[4]);
+    uint8_t* to = other_.row(y);
+    const uint8_t* row = source < 0 ? nullptr : image_.row(source);
+    for (const int32_t column : columns_) {
+      std::copy_n(row == nullptr || column < 0 ? fill : row + 3 * static_cast<size_t>(column), 3,
+                  to);
+      to += 3;
+    }
+  }
+  std::swap(image_, other_);
+}
+
+void Augmenter::sharpen(double factor) {
+  if (image_.width <= 2 || image_.height <= 2) return;
+  other_ = image_;
+  const auto rest = static_cast<float>(1.0 - factor);
+  const size_t end = image_.row_bytes() - 3;
+  for (int32_t y = 1; y < image_.height - 1; ++y) {
+    const uint8_t* here = image_.row(y);
+    ts::image::run<Sharpen>(static_cast<const uint8_t*>(image_.row(y - 1)), here,
+                            static_cast<const uint8_t*>(image_.row(y + 1)), other_.row(y),
+                            size_t{3}, end, rest);
+  }
+  std::swap(image_, other_);
+}
+
+void Augmenter::blur(int32_t width, int32_t height, double sigma_x, double sigma_y) {
+  weights_.resize(static_cast<size_t>(width) + static_cast<size_t>(height));
+  gaussian(width, sigma_x, weights_.data());
+  gaussian(height, sigma_y, weights_.data() + width);
+  const auto margin = static_cast<size_t>(width / 2);
+  const size_t bytes = image_.row_bytes();
+  x_.resize(bytes + 6 * margin);
+  other_.resize(image_.width, image_.height);
+  std::vector<const uint8_t*> rows(static_cast<size_t>(height));
+  for (int32_t y = 0; y < image_.height; ++y) {
+    for (int32_t k = 0; k < height; ++k) {
+      rows[static_cast<size_t>(k)] =
+          image_.row(padded(y + k - height / 2, image_.height, TS_PAD_REFLECT));
+    }
+    float* line = x_.data() + 3 * margin;
+    ts::image::run<BlurRows>(static_cast<const uint8_t* const*>(rows.data()),
+                             static_cast<const float*>(weights_.data() + width), height, line,
+                             size_t{0}, bytes);
+    for (size_t m = 1; m <= margin; ++m) {
+      std::copy_n(line + 3 * m, 3, line - 3 * m);
+      std::copy_n(line + bytes - 3 - 3 * m, 3, line + bytes - 3 + 3 * m);
+    }
+    ts::image::run<BlurColumns>(static_cast<const float*>(x_.data()),
+                                static_cast<const float*>(weights_.data()), width, other_.row(y),
+                                bytes);
+  }
+  std::swap(image_, other_);
+}
+
+void Augmenter::sample(const ts_augment_op& op, int32_t y) {
+  Sampled from = {image_.bytes.data(), image_.width, image_.height, {0, 0, 0}, false};
+  from.filled = op.integers[1] != 0;
+  if (from.filled) put_color(op.integers + 2, from.fill);
+  const float* xs = x_.data();
+  const float* ys = y_.data();
+  if (op.integers[0] == TS_NEAREST) {
+    ts::image::run<NearestRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
+  } else {
+    ts::image::run<BilinearRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
+  }
+}
+
+void Augmenter::affine(const ts_augment_op& op) {
+  other_.resize(image_.width, image_.height);
+  x_.resize(static_cast<size_t>(image_.width));
+  y_.resize(static_cast<size_t>(image_.width));
+  const float half[2] = {0.5F * static_cast<float>(image_.width),
+                         0.5F * static_cast<float>(image_.height)};
+  float theta[6];
+  for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
+  const float first = (1.0F - static_cast<float>(image_.height)) * 0.5F;
+  for (int32_t y = 0; y < image_.height; ++y) {
+    ts::image::run<AffineRow>(x_.data(), y_.data(), image_.width, image_.height,
+                              first + static_cast<float>(y), static_cast<const float*>(theta));
+    sample(op, y);
+  }
+  std::swap(image_, other_);
+}
+
+void Augmenter::perspective(const ts_augment_op& op) {
+  other_.resize(image_.width, image_.height);
+  x_.resize(static_cast<size_t>(image_.width));
+  y_.resize(static_cast<size_t>(image_.width));
+  const float half[2] = {0.5F * static_cast<float>(image_.width),
+                         0.5F * static_cast<float>(image_.height)};
+  float theta[8];
+  for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
+  for (int i = 6; i < 8; ++i) theta[i] = static_cast<float>(op.values[i]);
+  for (int32_t y = 0; y < image_.height; ++y) {
+    ts::image::run<PerspectiveRow>(x_.data(), y_.data(), image_.width, image_.height,
+                                   static_cast<float>(y) + 0.5F, static_cast<const float*>(theta));
+    sample(op, y);
+  }
+  std::swap(image_, other_);
+}
+
+}  // namespace ts::image
+
+ts_error* ts_augmenter_new(ts_augmenter** out) {
+  return ts::guard(__func__, [&] {
+    ts::require(out != nullptr, "out is NULL");
+    *out = std::make_unique<ts_augmenter>().release();
+  });
+}
+
+void ts_augmenter_free(ts_augmenter* augmenter) {
+  const std::unique_ptr<ts_augmenter> owned(augmenter);
+}
+
+ts_error* ts_image_augment(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height,
+                           size_t stride, const ts_augment_op* ops, int32_t count) {
+  return ts::guard(__func__, [&] {
+    ts::require(augmenter != nullptr, "augmenter is NULL");
+    ts::require(pixels != nullptr, "pixels is NULL");
+    ts::require(width >= 1 && height >= 1 && width <= ts::image::kMostSide &&
+                    height <= ts::image::kMostSide,
+                "width and height must be from 1 to 65535");
+    ts::require(stride >= static_cast<size_t>(width) * 3, "stride is less than width * 3 bytes");
+    ts::require(count >= 0 && (ops != nullptr || count == 0), "ops is NULL");
+    augmenter->augmenter.run(pixels, width, height, stride, ops, count);
+  });
+}

@@ -1,0 +1,205 @@
+package imageloader
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// RandomRotation turns the image counter-clockwise by an angle that is uniform in Degrees, about its centre; what comes from outside gets the colour Fill.
+type RandomRotation struct {
+	Degrees       [2]float64
+	Interpolation Interpolation
+	Fill          Color
+}
+
+func (o RandomRotation) check(w, h int) (int, int, error) {
+	if err := o.Interpolation.check(); err != nil {
+		return 0, 0, err
+	}
+	return w, h, checkInterval("Degrees", o.Degrees, -1e6, 1e6)
+}
+
+func (o RandomRotation) draw(rng *rand.Rand, p *program) {
+	p.rotate(between(rng, o.Degrees), o.Interpolation, &o.Fill)
+}
+
+// RandomAffine turns by an angle that is uniform in Degrees, moves by up to Translate (parts of the width and of the height) either way, magnifies by a factor that is uniform in
+// Scale (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to Shear[1] along x and Shear[2] to Shear[3] along y.
+type RandomAffine struct {
+	Degrees       [2]float64
+	Translate     [2]float64
+	Scale         [2]float64
+	Shear         [4]float64
+	Interpolation Interpolation
+	Fill          Color
+}
+
+func (o RandomAffine) check(w, h int) (int, int, error) {
+	for _, c := range []struct {
+		name      string
+		r         [2]float64
+		low, high float64
+	}{
+		{"Degrees", o.Degrees, -1e6, 1e6},
+		{"Scale", interval(o.Scale, [2]float64{1, 1}), 1e-3, 1e3},
+		{"Shear[:2]", [2]float64{o.Shear[0], o.Shear[1]}, -89, 89},
+		{"Shear[2:]", [2]float64{o.Shear[2], o.Shear[3]}, -89, 89},
+	} {
+		if err := checkInterval(c.name, c.r, c.low, c.high); err != nil {
+			return 0, 0, err
+		}
+	}
+	for _, t := range o.Translate {
+		if !(t >= 0 && t <= 1) {
+			return 0, 0, fmt.Errorf("field Translate is %v, not in 0 to 1", o.Translate)
+		}
+	}
+	return w, h, o.Interpolation.check()
+}
+
+func (o RandomAffine) draw(rng *rand.Rand, p *program) {
+	a := affine{angle: between(rng, o.Degrees)}
+	for i, side := range [2]int{p.width, p.height} {
+		most := o.Translate[i] * float64(side)
+		a.translate[i] = math.RoundToEven(between(rng, [2]float64{-most, most}))
+	}
+	a.scale = between(rng, interval(o.Scale, [2]float64{1, 1}))
+	a.shear[0] = between(rng, [2]float64{o.Shear[0], o.Shear[1]})
+	a.shear[1] = between(rng, [2]float64{o.Shear[2], o.Shear[3]})
+	p.affine(a, o.Interpolation, &o.Fill)
+}
+
+// RandomPerspective moves, with probability P (0: 1/2), each corner inwards by up to half of DistortionScale (0: 1/2) of the side.
+type RandomPerspective struct {
+	DistortionScale float64
+	P               float64
+	Interpolation   Interpolation // default: Bilinear
+	Fill            Color
+}
+
+func (o RandomPerspective) check(w, h int) (int, int, error) {
+	if !(o.DistortionScale >= 0 && o.DistortionScale <= 1) {
+		return 0, 0, fmt.Errorf("field DistortionScale is %v, not in 0 to 1", o.DistortionScale)
+	}
+	if w < 2 || h < 2 {
+		return 0, 0, fmt.Errorf("%d x %d pixels have no perspective", w, h)
+	}
+	if err := o.Interpolation.check(); err != nil {
+		return 0, 0, err
+	}
+	return w, h, checkP(o.P)
+}
+
+func (o RandomPerspective) draw(rng *rand.Rand, p *program) {
+	if !hit(rng, probability(o.P, 0.5)) {
+		return
+	}
+	scale := probability(o.DistortionScale, 0.5)
+	w, h := p.width, p.height
+	across, down := int(scale*float64(w/2))+1, int(scale*float64(h/2))+1
+	corners := [4][2]int{
+		{rng.IntN(across), rng.IntN(down)},
+		{w - across + rng.IntN(across), rng.IntN(down)},
+		{w - across + rng.IntN(across), h - down + rng.IntN(down)},
+		{rng.IntN(across), h - down + rng.IntN(down)},
+	}
+	if c, ok := perspective(w, h, corners); ok {
+		p.add(capi.AugmentPerspective, fill(o.Interpolation.or(Bilinear), &o.Fill), c[:]...)
+	}
+}
+
+// fill is the integers of a grid transform. torchvision blends with a colour otherwise than it leaves things black.
+func fill(interpolation int32, c *Color) [9]int32 {
+	if c == nil {
+		return [9]int32{interpolation}
+	}
+	return [9]int32{interpolation, 1, int32(c[0]), int32(c[1]), int32(c[2])}
+}
+
+// affine is the parameters of torchvision's F.affine.
+type affine struct {
+	angle      float64 // degrees, clockwise
+	translate  [2]float64
+	scale      float64
+	shear      [2]float64 // degrees
+	fromCorner bool       // about the upper left corner, not the centre
+}
+
+// inverse is torchvision's _get_inverse_affine_matrix, operation by operation.
+func (a affine) inverse(w, h int) [6]float64 {
+	var cx, cy float64
+	if a.fromCorner {
+		cx, cy = -float64(w)*0.5, -float64(h)*0.5
+	}
+	rot, sx, sy := a.angle*(math.Pi/180), a.shear[0]*(math.Pi/180), a.shear[1]*(math.Pi/180)
+	// The conversions keep the compiler from fusing a product with a sum, as some processors could.
+	ra := math.Cos(rot-sy) / math.Cos(sy)
+	rb := -(float64(ra*math.Tan(sx)) + math.Sin(rot))
+	rc := math.Sin(rot-sy) / math.Cos(sy)
+	rd := math.Cos(rot) - float64(rc*math.Tan(sx))
+	m := [6]float64{rd / a.scale, -rb / a.scale, 0, -rc / a.scale, ra / a.scale, 0}
+	x, y := cx+a.translate[0], cy+a.translate[1]
+	m[2] += cx - float64(m[0]*x) - float64(m[1]*y)
+	m[5] += cy - float64(m[3]*x) - float64(m[4]*y)
+	return m
+}
+
+func (p *program) affine(a affine, i Interpolation, c *Color) {
+	m := a.inverse(p.width, p.height)
+	p.add(capi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
+}
+
+// rotate is torchvision's F.rotate: quarter turns move pixels, other angles sample them.
+func (p *program) rotate(degrees float64, i Interpolation, c *Color) {
+	degrees = math.Mod(degrees, 360)
+	if degrees < 0 {
+		degrees += 360
+	}
+	switch {
+	case degrees == 0:
+	case degrees == 180, (degrees == 90 || degrees == 270) && p.width == p.height:
+		p.add(capi.AugmentQuarterTurns, [9]int32{int32(degrees / 90)})
+	default:
+		p.affine(affine{angle: -degrees, scale: 1}, i, c)
+	}
+}
+
+// perspective is torchvision's _get_perspective_coeffs, for the corners of a w x h image that move to `to` (top left, top right, bottom right, bottom left). Not ok: the
+// corners lie on a line.
+func perspective(w, h int, to [4][2]int) (c [8]float64, ok bool) {
+	from := [4][2]int{{0, 0}, {w - 1, 0}, {w - 1, h - 1}, {0, h - 1}}
+	var m [8][9]float64
+	for i := range to {
+		x, y, u, v := float64(to[i][0]), float64(to[i][1]), float64(from[i][0]), float64(from[i][1])
+		m[2*i] = [9]float64{x, y, 1, 0, 0, 0, -u * x, -u * y, u}
+		m[2*i+1] = [9]float64{0, 0, 0, x, y, 1, -v * x, -v * y, v}
+	}
+	for column := range 8 {
+		pivot := column
+		for row := column + 1; row < 8; row++ {
+			if math.Abs(m[row][column]) > math.Abs(m[pivot][column]) {
+				pivot = row
+			}
+		}
+		m[column], m[pivot] = m[pivot], m[column]
+		if math.Abs(m[column][column]) < 1e-9 {
+			return c, false
+		}
+		for row := range 8 {
+			if row == column {
+				continue
+			}
+			f := m[row][column] / m[column][column]
+			for k := column; k < 9; k++ {
+				m[row][k] -= f * m[column][k]
+			}
+		}
+	}
+	for i := range c {
+		c[i] = float64(float32(m[i][8] / m[i][i]))
+	}
+	return c, true
+}

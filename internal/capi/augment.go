@@ -1,0 +1,74 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_augmenter_new
+#cgo nocallback ts_augmenter_new
+#cgo noescape ts_image_augment
+#cgo nocallback ts_image_augment
+*/
+import "C"
+
+import "unsafe"
+
+const (
+	AugmentFlipHorizontal = C.TS_AUGMENT_FLIP_HORIZONTAL
+	AugmentFlipVertical   = C.TS_AUGMENT_FLIP_VERTICAL
+	AugmentQuarterTurns   = C.TS_AUGMENT_QUARTER_TURNS
+	AugmentCrop           = C.TS_AUGMENT_CROP
+	AugmentBrightness     = C.TS_AUGMENT_BRIGHTNESS
+	AugmentContrast       = C.TS_AUGMENT_CONTRAST
+	AugmentSaturation     = C.TS_AUGMENT_SATURATION
+	AugmentSharpness      = C.TS_AUGMENT_SHARPNESS
+	AugmentHue            = C.TS_AUGMENT_HUE
+	AugmentGrayscale      = C.TS_AUGMENT_GRAYSCALE
+	AugmentInvert         = C.TS_AUGMENT_INVERT
+	AugmentSolarize       = C.TS_AUGMENT_SOLARIZE
+	AugmentPosterize      = C.TS_AUGMENT_POSTERIZE
+	AugmentAutocontrast   = C.TS_AUGMENT_AUTOCONTRAST
+	AugmentEqualize       = C.TS_AUGMENT_EQUALIZE
+	AugmentBlur           = C.TS_AUGMENT_BLUR
+	AugmentErase          = C.TS_AUGMENT_ERASE
+	AugmentAffine         = C.TS_AUGMENT_AFFINE
+	AugmentPerspective    = C.TS_AUGMENT_PERSPECTIVE
+
+	Nearest  = C.TS_NEAREST
+	Bilinear = C.TS_BILINEAR
+
+	PadConstant  = C.TS_PAD_CONSTANT
+	PadEdge      = C.TS_PAD_EDGE
+	PadReflect   = C.TS_PAD_REFLECT
+	PadSymmetric = C.TS_PAD_SYMMETRIC
+)
+
+// AugmentOp has the layout of ts_augment_op.
+type AugmentOp struct {
+	Kind     int32
+	Integers [9]int32
+	Values   [8]float64
+}
+
+// Augmenter is a ts_augmenter: used by one goroutine at a time.
+type Augmenter = C.ts_augmenter
+
+func NewAugmenter() (a *Augmenter, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = failure(C.ts_augmenter_new(&a))
+	return a, err
+}
+
+func FreeAugmenter(a *Augmenter) { C.ts_augmenter_free(a) }
+
+// AugmentImage runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must hold them: checked here, since C cannot.
+func AugmentImage(a *Augmenter, pixels []byte, width, height, stride int, ops []AugmentOp) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	if err := room("AugmentImage", width, height, len(pixels), stride); err != nil {
+		return err
+	}
+	return failure(C.ts_image_augment(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),
+		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int32_t(len(ops))))
+}
