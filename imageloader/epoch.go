@@ -15,6 +15,13 @@ type Batch struct {
 	Images  []byte   // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
 	Labels  []int64  // [N]
 	Samples []Sample // [N]; may be kept
+	State   State    // where the epoch goes on after this batch: see Loader.Restore; may be kept
+}
+
+// Info is what travels with a batch through a prefetcher: its Batch.Info.
+type Info struct {
+	Samples []Sample // one for each row
+	State   State    // where the epoch goes on after this batch: see Loader.Restore
 }
 
 // Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and measurements. The last pair of an epoch that ends early has
@@ -28,8 +35,8 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 		o := &l.o
 		pixels := 3 * o.Transform.Size * o.Transform.Size
 		type filled struct {
-			fields  [][]byte
-			samples []Sample
+			fields [][]byte
+			info   Info
 		}
 		var (
 			free  = make(chan [][]byte, slots)
@@ -56,7 +63,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 					return nil, context.Cause(ctx)
 				}
 			}, func(n int, info any) error {
-				full <- filled{<-lent, info.([]Sample)}
+				full <- filled{<-lent, info.(Info)}
 				return nil
 			})
 			ended <- err
@@ -64,8 +71,8 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 		}()
 		batch := Batch{Labels: make([]int64, o.BatchSize)}
 		for f := range full {
-			n := len(f.samples)
-			batch.N, batch.Images, batch.Labels, batch.Samples = n, f.fields[0][:n*pixels], batch.Labels[:n], f.samples
+			n := len(f.info.Samples)
+			batch.N, batch.Images, batch.Labels, batch.Samples, batch.State = n, f.fields[0][:n*pixels], batch.Labels[:n], f.info.Samples, f.info.State
 			for i := range batch.Labels {
 				batch.Labels[i] = int64(binary.LittleEndian.Uint64(f.fields[1][8*i:]))
 			}

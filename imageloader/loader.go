@@ -100,8 +100,13 @@ type Loader struct {
 
 	queueBytes int64 // see the constant
 
+	bytes  int64     // of the archive when it was opened
+	opened orderKind // the order that Open chose
+
 	mu      sync.Mutex
-	order   orderKind
+	order   orderKind // of epochs from now on: opened, or that of a restored state
+	resume  *resume   // nil: every epoch is whole
+	digest  string    // of the index; "" until it is needed
 	closed  chan struct{}
 	running sync.WaitGroup
 }
@@ -126,9 +131,11 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 		return nil, stopCause(ctx, err)
 	}
 	defer a.Close()
+	l.bytes = a.info.Size()
 	if len(o.Classes) > 0 && a.format == formatTarGz && !o.needsIndex() {
 		_, err := newIndexer(path, o.Classes) // checks them
-		l.order = l.chooseOrder(nil)
+		l.opened = l.chooseOrder(nil)
+		l.order = l.opened
 		return l, err
 	}
 	x, err := l.scan(a)
@@ -136,7 +143,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 		return nil, stopCause(ctx, err)
 	}
 	l.index.Store(x)
-	l.order = l.chooseOrder(x)
+	l.opened = l.chooseOrder(x)
+	l.order = l.opened
 	if err := l.weigh(x); err != nil {
 		return nil, err
 	}

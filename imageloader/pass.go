@@ -39,6 +39,7 @@ type pass struct {
 	deal    deal
 	turn    int // of the deal: where this pass begins
 	batches int // of the deal: so many were delivered before
+	state   *run
 
 	items   chan item
 	fetches chan job // of samples whose content does not come in the archive's order
@@ -80,8 +81,8 @@ type job struct {
 //
 // lend is called from one goroutine at a time, and returns the memory of the next batch's fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB)
 // and BatchSize * 8 for labels (int64). It may block until memory is free, but not longer than its context; at the end of an epoch one slot more than needed may have been
-// lent. deliver is called from Fill's own goroutine with the number of samples n, the first n rows of the oldest lent slot, and info []Sample of length
-// n; n is BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not touched any more from then on.
+// lent. deliver is called from Fill's own goroutine with the number of samples n, the first n rows of the oldest lent slot, and an [Info];
+// n is BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not touched any more from then on.
 //
 // Damage ends the epoch with an error after all samples before it were delivered. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
 // goroutines, waits for them, and returns the cause: within the time that one image takes to decode.
@@ -98,10 +99,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
-	l.mu.Lock()
-	p.order = l.order
-	l.mu.Unlock()
-	p.deal = newDeal(&l.o, l.positions(p.known), positions{})
+	p.begin()
 	p.buffers.limit = l.queueBytes + l.o.ShuffleBytes/4
 	a, err := openArchive(inner, l.path, l.open)
 	if err != nil {
@@ -113,6 +111,23 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}
 	return p.run(lend, deliver)
+}
+
+// begin finds out where in the epoch the pass begins.
+func (p *pass) begin() {
+	l := p.l
+	l.mu.Lock()
+	p.order = l.order
+	at := resume{epoch: p.epoch}
+	if l.resume != nil && l.resume.epoch == p.epoch {
+		at = *l.resume
+	}
+	l.mu.Unlock()
+	p.turn, p.batches = at.turn, at.batches
+	p.deal = newDeal(&l.o, l.positions(p.known), at.done)
+	known := p.known
+	p.state = &run{epoch: p.epoch, order: p.order, rank: l.o.Rank, world: l.o.World, done: at.done, before: at.before,
+		classes: l.classesDigest(), options: l.fingerprint(p.order), identify: func() archiveIdentity { return l.identity(known) }}
 }
 
 func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
@@ -170,7 +185,8 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 // deliver hands over the batches and says how the pass ended.
 func (p *pass) deliver(deliver func(int, any) error) error {
 	o, c := &p.l.o, &p.l.counters
-	delivered, bad, samples := p.batches, 0, 0
+	delivered, bad, samples := p.state.before+p.batches, 0, 0
+	state := State{run: p.state, batches: p.batches}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
@@ -185,7 +201,9 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 			if p.ctx.Err() != nil {
 				return context.Cause(p.ctx)
 			}
-			if err := deliver(n, r.samples); err != nil {
+			state.batches++
+			state.turns = p.turn + r.judged
+			if err := deliver(n, Info{r.samples, state}); err != nil {
 				return err
 			}
 			c.samples.Add(int64(n))

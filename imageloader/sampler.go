@@ -1,6 +1,9 @@
 package imageloader
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -77,13 +80,15 @@ func throughBuffer(n int, b *shuffler, item func(i int) item) []int32 {
 
 // weights draws samples with replacement.
 type weights struct {
-	sums []float64 // of the weights up to and including each sample's
+	sums   []float64 // of the weights up to and including each sample's
+	digest string    // of sums
 }
 
 // newWeights checks what a caller says about samples; n is how many there are.
 func newWeights(n int, weight func(i int) float64) (*weights, error) {
 	w := &weights{sums: make([]float64, n)}
 	sum := 0.0
+	h := sha256.New()
 	for i := range n {
 		v := weight(i)
 		if !(v >= 0) || math.IsInf(v, 0) {
@@ -91,10 +96,14 @@ func newWeights(n int, weight func(i int) float64) (*weights, error) {
 		}
 		sum += v
 		w.sums[i] = sum
+		var bits [8]byte
+		binary.LittleEndian.PutUint64(bits[:], math.Float64bits(sum))
+		h.Write(bits[:])
 	}
 	if !(sum > 0) || math.IsInf(sum, 0) {
 		return nil, fmt.Errorf("the sum of all weights is %v", sum)
 	}
+	w.digest = hex.EncodeToString(h.Sum(nil)[:16])
 	return w, nil
 }
 

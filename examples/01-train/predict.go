@@ -201,7 +201,7 @@ func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report 
 		if err != nil {
 			return err
 		}
-		samples := batch.Info.([]imageloader.Sample)
+		samples := batch.Info.(imageloader.Info).Samples
 		for i, sample := range samples {
 			best := make([]guess, k)
 			for j := range best {

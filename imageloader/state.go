@@ -1,0 +1,417 @@
+package imageloader
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// State is a place in an epoch: right after a batch. It travels with the batch (Info.State, Batch.State), because a prefetcher and the loader itself are batches
+// ahead of the consumer: the state to save is that of the last batch that the program is done with. Restore goes on there.
+//
+// It is kept as JSON (json.Marshal and json.Unmarshal), some 1,000 bytes. A State is a value: it can be copied, and kept for as long as one likes.
+type State struct {
+	run     *run
+	batches int // of run's deal, delivered up to here
+	turns   int // of run's deal that its rank has taken
+}
+
+// run is what the states of one pass have in common. It does not change.
+type run struct {
+	epoch  int
+	order  orderKind
+	rank   int
+	world  int
+	done   positions // before the deal
+	before int       // batches of the epoch that were delivered before the deal
+
+	archive archiveIdentity
+	classes string
+	options map[string]string
+	// identify, if not nil, stands for archive, which takes a while to compute for a large archive: only states that are kept need it.
+	identify func() archiveIdentity
+}
+
+// archiveIdentity is what tells archives apart.
+type archiveIdentity struct {
+	Bytes   int64  `json:"bytes"`
+	Samples int    `json:"samples"` // 0: not known when the state was made
+	Digest  string `json:"digest"`  // of the samples' names, sizes and labels; "": not known
+}
+
+// Epoch is the epoch that the state lies in: the one to go on with after Restore.
+func (s State) Epoch() int {
+	if s.run == nil {
+		return 0
+	}
+	return s.run.epoch
+}
+
+// Batches is how many batches of the epoch come before the state.
+func (s State) Batches() int {
+	if s.run == nil {
+		return 0
+	}
+	return s.run.before + s.batches
+}
+
+const (
+	stateVersion  = 1
+	maxStateBytes = 64 << 20
+	maxAhead      = 1 << 20
+	maxCount      = 1 << 48 // of what is counted in a state: sums of two do not overflow
+)
+
+// wireState is a State as JSON.
+type wireState struct {
+	Version int               `json:"version"`
+	Epoch   int               `json:"epoch"`
+	Order   orderKind         `json:"order"`
+	Rank    int               `json:"rank"`
+	World   int               `json:"world"`
+	Next    int               `json:"next"`  // positions before this one were consumed before the deal,
+	Ahead   []int             `json:"ahead"` // and these
+	Before  int               `json:"before"`
+	Batches int               `json:"batches"`
+	Turns   int               `json:"turns"`
+	Archive archiveIdentity   `json:"archive"`
+	Classes string            `json:"classes"`
+	Options map[string]string `json:"options"`
+}
+
+// MarshalJSON fails for the zero State.
+func (s State) MarshalJSON() ([]byte, error) {
+	if s.run == nil {
+		return nil, errors.New("imageloader: the zero State is no place in an epoch")
+	}
+	r := s.run
+	archive := r.archive
+	if r.identify != nil {
+		archive = r.identify()
+	}
+	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.next, append([]int{}, r.done.ahead...), r.before, s.batches, s.turns,
+		archive, r.classes, r.options})
+}
+
+// UnmarshalJSON takes what MarshalJSON made, and nothing else. Whether it fits a loader is what Restore finds out.
+func (s *State) UnmarshalJSON(data []byte) error {
+	if len(data) > maxStateBytes {
+		return fmt.Errorf("imageloader: a state of %d bytes: more than %d", len(data), maxStateBytes)
+	}
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &version); err != nil {
+		return fmt.Errorf("imageloader: damaged state: %w", err)
+	}
+	if version.Version != stateVersion {
+		return fmt.Errorf("imageloader: the state is of version %d, this program reads %d", version.Version, stateVersion)
+	}
+	var w wireState
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&w); err != nil {
+		return fmt.Errorf("imageloader: damaged state: %w", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return errors.New("imageloader: damaged state: something follows it")
+	}
+	if err := w.check(); err != nil {
+		return fmt.Errorf("imageloader: damaged state: %w", err)
+	}
+	s.run = &run{epoch: w.Epoch, order: w.Order, rank: w.Rank, world: w.World, done: positions{w.Next, w.Ahead}, before: w.Before,
+		archive: w.Archive, classes: w.Classes, options: w.Options}
+	s.batches, s.turns = w.Batches, w.Turns
+	return nil
+}
+
+func (w *wireState) check() error {
+	for _, c := range []struct {
+		name  string
+		value int
+	}{{"epoch", w.Epoch}, {"next", w.Next}, {"before", w.Before}, {"batches", w.Batches}, {"turns", w.Turns}, {"samples", w.Archive.Samples}, {"bytes", int(w.Archive.Bytes)}} {
+		if c.value < 0 || c.value > maxCount {
+			return fmt.Errorf("%q is %d", c.name, c.value)
+		}
+	}
+	if w.World < 1 || w.World > 1<<24 || w.Rank < 0 || w.Rank >= w.World {
+		return fmt.Errorf("rank %d of %d", w.Rank, w.World)
+	}
+	if !slices.Contains([]orderKind{archiveOrder, permuted, buffered, drawn}, w.Order) {
+		return fmt.Errorf("order %q", w.Order)
+	}
+	if len(w.Ahead) > maxAhead {
+		return fmt.Errorf("%d positions in %q", len(w.Ahead), "ahead")
+	}
+	last := w.Next
+	for _, p := range w.Ahead {
+		if p <= last || p > maxCount {
+			return fmt.Errorf("%q is not ascending from %d", "ahead", w.Next)
+		}
+		last = p
+	}
+	return nil
+}
+
+// resume is where an epoch begins that does not begin at its start.
+type resume struct {
+	epoch   int
+	done    positions
+	turn    int
+	batches int
+	before  int
+}
+
+// Restore makes the epoch of a state begin right after the state's batch, every time that it is run; other epochs are whole. What then comes is what would have come:
+// the same bytes in the same batches, with any number of workers, also when the archive has or has lost random access since. Restore() without a state undoes
+// that. Running epochs are not disturbed.
+//
+// With the same Rank and World as then, the state of this rank is enough, and those of others may come with it. With another World, what is left of the
+// epoch is dealt anew: every sample that was in no batch comes once, and no other comes, except as padding. That takes the states of all ranks, after the same
+// number of batches; one is enough if it was one rank, or if the policy is not Skip (under Skip one rank may have used up more bad samples than another).
+//
+// A state of another archive, other classes, or other options, is refused, with an error that says what differs. Options that don't change a batch (Workers,
+// Logger and the like) may differ. A loader that was opened without reading the archive reads it through now.
+func (l *Loader) Restore(ctx context.Context, states ...State) error {
+	if len(states) == 0 {
+		l.mu.Lock()
+		l.resume, l.order = nil, l.opened
+		l.mu.Unlock()
+		return nil
+	}
+	r, order, err := l.restore(ctx, states)
+	if err != nil {
+		return fmt.Errorf("imageloader: %s can't go on from this state: %w", l.path, err)
+	}
+	l.mu.Lock()
+	l.resume, l.order = r, order
+	l.mu.Unlock()
+	return nil
+}
+
+func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKind, error) {
+	x := l.index.Load()
+	if x == nil {
+		var err error
+		if x, err = l.readThrough(ctx); err != nil {
+			return nil, "", err
+		}
+	}
+	total := l.positions(x)
+	var own *State
+	byRank := map[int]State{}
+	for i := range states {
+		s := &states[i]
+		if s.run == nil {
+			return nil, "", errors.New("it is the zero State")
+		}
+		if err := l.accepts(s.run); err != nil {
+			return nil, "", err
+		}
+		first := &states[0]
+		if s.run.epoch != first.run.epoch || s.run.world != first.run.world || s.run.before != first.run.before || s.batches != first.batches ||
+			s.run.order != first.run.order || s.run.done.next != first.run.done.next || !slices.Equal(s.run.done.ahead, first.run.done.ahead) {
+			return nil, "", fmt.Errorf("the states were not made at the same time: epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
+				first.Epoch(), first.Batches(), first.run.rank, first.run.world, s.Epoch(), s.Batches(), s.run.rank, s.run.world)
+		}
+		if other, twice := byRank[s.run.rank]; twice && other.turns != s.turns {
+			return nil, "", fmt.Errorf("there are two different states of rank %d", s.run.rank)
+		}
+		o := l.o
+		o.Rank, o.World = s.run.rank, s.run.world
+		d := newDeal(&o, total, s.run.done)
+		if n := len(s.run.done.ahead); s.run.done.size() > total || n > 0 && s.run.done.ahead[n-1] >= total || s.turns > d.most() || s.batches > d.batches(&o) {
+			return nil, "", fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
+		}
+		byRank[s.run.rank] = *s
+		if s.run.rank == l.o.Rank && s.run.world == l.o.World {
+			own = s
+		}
+	}
+	r := states[0].run
+	if (r.order == permuted || r.order == drawn) && !x.random() {
+		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): repack it as .tar, or raise " +
+			"Options.ShuffleBytes")
+	}
+	if own != nil {
+		return &resume{own.run.epoch, own.run.done, own.turns, own.batches, own.run.before}, r.order, nil
+	}
+	if len(byRank) < r.world && l.o.BadSamples == Skip {
+		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
+			len(byRank), r.world, l.o.Rank, l.o.World)
+	}
+	turns := make([]int, r.world)
+	for rank := range turns {
+		turns[rank] = states[0].turns // the same on all ranks, unless they skip
+		if s, given := byRank[rank]; given {
+			turns[rank] = s.turns
+		}
+	}
+	o := l.o
+	o.Rank, o.World = r.rank, r.world
+	d := newDeal(&o, total, r.done)
+	done, err := d.take(turns)
+	if err != nil {
+		return nil, "", err
+	}
+	return &resume{epoch: r.epoch, done: done, before: states[0].Batches()}, r.order, nil
+}
+
+// readThrough makes the index of an archive that was opened without one.
+func (l *Loader) readThrough(ctx context.Context) (*index, error) {
+	a, err := openArchive(ctx, l.path, l.open)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	defer a.Close()
+	x, err := l.scan(a)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	l.index.CompareAndSwap(nil, x)
+	return l.index.Load(), nil
+}
+
+// accepts says what is different from when a state was made.
+func (l *Loader) accepts(r *run) error {
+	have, was := l.identity(l.index.Load()), r.archive
+	if r.identify != nil {
+		was = r.identify()
+	}
+	switch {
+	case have.Bytes != was.Bytes:
+		return fmt.Errorf("it was made with another archive: one of %d bytes, this has %d", was.Bytes, have.Bytes)
+	case l.classesDigest() != r.classes:
+		return errors.New("it was made with other classes, or in another order: give Options.Classes the list of then")
+	case was.Digest != "" && have.Samples != was.Samples:
+		return fmt.Errorf("it was made with another archive: one of %d samples, this has %d", was.Samples, have.Samples)
+	case was.Digest != "" && have.Digest != was.Digest:
+		return errors.New("it was made with another archive: the samples have other names, sizes or labels")
+	}
+	mine := l.fingerprint(r.order)
+	for _, name := range sortedKeys(mine, r.options) {
+		a, inMine := mine[name]
+		b, inState := r.options[name]
+		switch {
+		case !inState:
+			return fmt.Errorf("it was made by a version of this program without Options.%s", name)
+		case !inMine:
+			return fmt.Errorf("it was made by a version of this program with Options.%s", name)
+		case a != b:
+			return fmt.Errorf("this loader's Options.%s is %s, it was made with %s", name, a, b)
+		}
+	}
+	return nil
+}
+
+func sortedKeys(maps ...map[string]string) (keys []string) {
+	for _, m := range maps {
+		for k := range m {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// identity takes a while for a large archive, the first time.
+func (l *Loader) identity(x *index) archiveIdentity {
+	id := archiveIdentity{Bytes: l.bytes}
+	if x == nil {
+		return id
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.digest == "" {
+		h := sha256.New()
+		var buf []byte
+		for i := range x.entries {
+			buf = append(buf[:0], x.name(i)...)
+			buf = append(buf, 0)
+			buf = binary.AppendVarint(buf, x.entries[i].size)
+			buf = binary.AppendVarint(buf, int64(x.entries[i].label))
+			h.Write(buf)
+		}
+		l.digest = hex.EncodeToString(h.Sum(nil)[:16])
+	}
+	id.Samples, id.Digest = len(x.entries), l.digest
+	return id
+}
+
+func (l *Loader) classesDigest() string {
+	h := sha256.New()
+	classes := l.Classes()
+	for _, c := range classes {
+		fmt.Fprintf(h, "%d %s\n", len(c), c)
+	}
+	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// harmless are the fields of Options that do not change a batch, or are compared in another way.
+var harmless = []string{"Workers", "Logger", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
+
+// fingerprint says what the options are, by the names of their fields, in so far as they decide what is in a batch.
+func (l *Loader) fingerprint(order orderKind) map[string]string {
+	print := map[string]string{}
+	v := reflect.ValueOf(l.o)
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
+			print[name] = canonical(v.Field(i))
+		}
+	}
+	if order == buffered {
+		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(l.o.ShuffleBytes, 10)
+	}
+	if l.weights != nil {
+		print["Weights"] = l.weights.digest
+	}
+	return print
+}
+
+// canonical writes a value down such that equal ones look equal in every process: functions, of which that can't be said, by their type.
+func canonical(v reflect.Value) string {
+	switch v.Kind() {
+	case reflect.Struct:
+		var parts []string
+		for i := range v.NumField() {
+			if !v.Field(i).IsZero() {
+				parts = append(parts, v.Type().Field(i).Name+":"+canonical(v.Field(i)))
+			}
+		}
+		return "{" + strings.Join(parts, " ") + "}"
+	case reflect.Slice, reflect.Array:
+		var parts []string
+		for i := range v.Len() {
+			parts = append(parts, canonical(v.Index(i)))
+		}
+		return "[" + strings.Join(parts, " ") + "]"
+	case reflect.Map:
+		var parts []string
+		for _, k := range v.MapKeys() {
+			parts = append(parts, canonical(k)+":"+canonical(v.MapIndex(k)))
+		}
+		slices.Sort(parts)
+		return "{" + strings.Join(parts, " ") + "}"
+	case reflect.Pointer, reflect.Interface:
+		if v.IsNil() {
+			return "nil"
+		}
+		return v.Elem().Type().String() + " " + canonical(v.Elem())
+	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
+		if v.IsNil() {
+			return "nil"
+		}
+		return v.Type().String()
+	}
+	return fmt.Sprint(v)
+}

@@ -1,0 +1,368 @@
+package imageloader
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// throughJSON is a state as another process gets it.
+func throughJSON(t testing.TB, s State) (back State) {
+	t.Helper()
+	data, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatalf("%v in %s", err, data)
+	}
+	return back
+}
+
+// states runs an epoch and returns its batches with the state after each.
+func states(t testing.TB, l *Loader, epoch, slots int) (batches []copied, after []State) {
+	t.Helper()
+	for b, err := range l.epoch(t.Context(), epoch, slots) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches = append(batches, copied{slices.Clone(b.Images), slices.Clone(b.Labels), b.Samples})
+		after = append(after, b.State)
+	}
+	return batches, after
+}
+
+// archives are the ways in which an archive's samples are reached.
+func archives(t testing.TB, data []byte) map[string]struct {
+	path         string
+	shuffleBytes int64
+	classes      []string
+} {
+	zipped := gzipBytes(t, data)
+	tgz := writeFile(t, "a.tgz", zipped)
+	classes := []string{"class0", "class1", "class2", "class3", "class4"}
+	return map[string]struct {
+		path         string
+		shuffleBytes int64
+		classes      []string
+	}{
+		"tar":                  {writeFile(t, "a.tar", data), 0, nil},
+		"memory":               {tgz, 0, nil},
+		"memory, not at first": {tgz, 0, classes},
+		"stream":               {tgz, int64(len(zipped)), nil},
+		"stream, not scanned":  {tgz, int64(len(zipped)) / 2, classes},
+	}
+}
+
+// TestResume: after Restore at any batch, with another number of workers and slots, an epoch goes on with the bytes that would have come, and so do the states.
+func TestResume(t *testing.T) {
+	const n = 130
+	data := fakeArchive(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
+	rng := rand.New(rand.NewPCG(5, 6))
+	for format, archive := range archives(t, data) {
+		for _, policy := range []Policy{Skip, Substitute} {
+			for name, change := range map[string]func(*Options){
+				"in order": func(o *Options) { o.Shuffle = false },
+				"shuffled": func(*Options) {},
+				"drop":     func(o *Options) { o.DropLast = true },
+				"pad":      func(o *Options) { o.PadLast = true },
+				"repeat":   func(o *Options) { o.Repeat = 2 },
+				"rank":     func(o *Options) { o.Rank, o.World = 1, 3 },
+				"balanced": func(o *Options) { o.Balanced, o.Draws = true, 150 },
+			} {
+				if name == "balanced" && strings.HasPrefix(format, "stream") {
+					continue
+				}
+				t.Run(fmt.Sprint(format, "/", policy, "/", name), func(t *testing.T) {
+					within(t)
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: true, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy,
+						Classes: archive.classes, Workers: 3}
+					change(&o)
+					l := openFake(t, archive.path, o)
+					whole, after := states(t, l, 2, 2)
+					next, _ := collect(t, l, 3, 2)
+					for range 4 {
+						at := rng.IntN(len(whole))
+						o.Workers = 1 + rng.IntN(16)
+						l := openFake(t, archive.path, o)
+						s := throughJSON(t, after[at])
+						if s.Epoch() != 2 || s.Batches() != at+1 {
+							t.Fatalf("epoch %d, %d batches; it was made after batch %d", s.Epoch(), s.Batches(), at)
+						}
+						if err := l.Restore(t.Context(), s); err != nil {
+							t.Fatal(err)
+						}
+						for range 2 { // each time that the epoch is run
+							rest, then := states(t, l, s.Epoch(), 1+rng.IntN(4))
+							if digest(rest) != digest(whole[at+1:]) {
+								t.Fatalf("after batch %d of %d the rest differs:\n got %q\nwant %q", at, len(whole), names(rest), names(whole[at+1:]))
+							}
+							for i := range then {
+								got, _ := json.Marshal(then[i])
+								want, _ := json.Marshal(after[at+1+i])
+								if !slices.Equal(withoutArchive(t, got), withoutArchive(t, want)) {
+									t.Fatalf("batch %d:\n got %s\nwant %s", at+1+i, got, want)
+								}
+							}
+						}
+						if got, _ := collect(t, l, 3, 2); digest(got) != digest(next) {
+							t.Error("the next epoch differs")
+						}
+						if err := l.Restore(t.Context()); err != nil {
+							t.Fatal(err)
+						}
+						if got, _ := collect(t, l, 2, 2); format != "memory, not at first" && digest(got) != digest(whole) {
+							t.Error("the epoch is not whole after Restore without a state")
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// withoutArchive leaves out of a state what is not known before the archive was read.
+func withoutArchive(t *testing.T, state []byte) []byte {
+	t.Helper()
+	var fields map[string]any
+	if err := json.Unmarshal(state, &fields); err != nil {
+		t.Fatal(err)
+	}
+	delete(fields, "archive")
+	out, err := json.Marshal(fields)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestResumeAnotherWorld: an epoch that is run by some ranks, stopped, and gone on with by another number of ranks, several times, gives every good sample once, and others
+// never; with bad samples, under each policy.
+func TestResumeAnotherWorld(t *testing.T) {
+	const n = 240
+	rng := rand.New(rand.NewPCG(7, 8))
+	for _, policy := range []Policy{Skip, Substitute} {
+		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad ones has no substitutes
+		for format, archive := range archives(t, fakeArchive(t, n, isBad)) {
+			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {
+				within(t)
+				for round := range 6 {
+					o := Options{BatchSize: 4, Transform: Train(4), Shuffle: round%2 == 0, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: uint64(round), BadSamples: policy, Classes: archive.classes,
+						PadLast: policy == Substitute}
+					count := map[string]int{}
+					var last []State
+					for part := range 4 {
+						o.World = 1 + rng.IntN(5)
+						var ranks []*Loader
+						left := 0
+						for o.Rank = range o.World {
+							o.Workers = 1 + rng.IntN(5)
+							l := openFake(t, archive.path, o)
+							if part > 0 {
+								give := last
+								if policy == Substitute {
+									give = last[rng.IntN(len(last)):][:1]
+								}
+								if err := l.Restore(t.Context(), give...); err != nil {
+									t.Fatal(err)
+								}
+							}
+							ranks = append(ranks, l)
+						}
+						stop := 1 + rng.IntN(6)
+						given := last
+						last = nil
+						for rank, l := range ranks {
+							got, after := states(t, l, 1, 2)
+							if rank == 0 {
+								left = len(got)
+							}
+							if len(got) != left {
+								t.Fatalf("rank %d of %d gets %d batches, rank 0 gets %d", rank, o.World, len(got), left)
+							}
+							if part == 3 {
+								stop = left
+							}
+							stop = min(stop, left)
+							if stop == 0 {
+								last = given
+								break
+							}
+							seen := map[string]bool{}
+							for _, name := range names(got[:stop]) {
+								if !seen[name] { // substitutes are copies
+									count[name]++
+								}
+								seen[name] = true
+							}
+							last = append(last, throughJSON(t, after[stop-1]))
+						}
+					}
+					again := 0
+					for i := range n {
+						c := count[fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)]
+						switch {
+						case isBad(i) && c > 0:
+							t.Fatalf("bad sample %d came", i)
+						case !isBad(i) && c == 0:
+							t.Fatalf("sample %d was lost", i)
+						case c > 1:
+							again += c - 1
+						}
+					}
+					// Padding: up to a batch for each of five ranks, and under Skip one for each bad sample.
+					if most := 5 * 4; again > most && policy == Substitute || again > most+27 {
+						t.Errorf("%d samples came again", again)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestRestoreRefuses: a state of something else is refused, and the error says what differs.
+func TestRestoreRefuses(t *testing.T) {
+	data := fakeArchive(t, 60, nil)
+	path := writeFile(t, "a.tar", data)
+	base := Options{BatchSize: 8, Transform: Train(4), Shuffle: true, Seed: 1}
+	_, after := states(t, openFake(t, path, base), 0, 2)
+	state := after[2]
+	for name, c := range map[string]struct {
+		path   string
+		change func(*Options)
+		want   string
+	}{
+		"seed":      {path, func(o *Options) { o.Seed = 2 }, "Options.Seed is 2, it was made with 1"},
+		"batch":     {path, func(o *Options) { o.BatchSize = 4 }, "Options.BatchSize is 4, it was made with 8"},
+		"transform": {path, func(o *Options) { o.Transform = Eval(6, 4) }, "Options.Transform is"},
+		"order":     {path, func(o *Options) { o.Shuffle = false }, "Options.Shuffle"},
+		"policy":    {path, func(o *Options) { o.BadSamples = Skip }, "Options.BadSamples"},
+		"weights":   {path, func(o *Options) { o.Weights = func(Sample) float64 { return 1 } }, "Options.Weights"},
+		"classes":   {path, func(o *Options) { o.Classes = []string{"class4", "class3", "class2", "class1", "class0"} }, "other classes"},
+		"size":      {writeFile(t, "b.tar", fakeArchive(t, 61, nil)), func(*Options) {}, "another archive"},
+		"content":   {writeFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
+		"workers":   {path, func(o *Options) { o.Workers = 9 }, ""},
+	} {
+		o := base
+		c.change(&o)
+		l := openFake(t, c.path, o)
+		err := l.Restore(t.Context(), throughJSON(t, state))
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err == nil {
+			continue
+		}
+		if _, err := collect(t, l, 0, 1); err != nil {
+			t.Errorf("%s: after the refusal: %v", name, err)
+		}
+	}
+
+	l := openFake(t, path, base)
+	if err := l.Restore(t.Context(), State{}); err == nil {
+		t.Error("the zero State is accepted")
+	}
+	if _, err := json.Marshal(State{}); err == nil {
+		t.Error("the zero State is marshalled")
+	}
+	if err := l.Restore(t.Context(), after[1], after[2]); err == nil || !strings.Contains(err.Error(), "same time") {
+		t.Errorf("two states of different batches: %v", err)
+	}
+	far := state
+	far.turns = 1000
+	if err := l.Restore(t.Context(), far); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("a state behind the end: %v", err)
+	}
+
+	o := base
+	o.BadSamples, o.World = Skip, 2
+	_, after = states(t, openFake(t, path, o), 0, 2)
+	o.World = 3
+	if err := openFake(t, path, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "1 of 2 ranks") {
+		t.Errorf("one rank's state under Skip: %v", err)
+	}
+
+	// A permutation can't be gone on with on a stream.
+	tgz := writeFile(t, "a.tgz", gzipBytes(t, data))
+	_, after = states(t, openFake(t, tgz, base), 0, 2)
+	o = base
+	o.ShuffleBytes = 1000
+	if err := openFake(t, tgz, o).Restore(t.Context(), after[1]); err == nil || !strings.Contains(err.Error(), "random access") {
+		t.Errorf("a permutation on a stream: %v", err)
+	}
+}
+
+// fakeArchiveRenamed is fakeArchive with the name of one member changed.
+func fakeArchiveRenamed(t *testing.T, n int) []byte {
+	members := []tarMember{{name: "train/", kind: '5'}, {name: "README", data: "no image"}}
+	for i := range n {
+		name := fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)
+		if i == 31 {
+			name = strings.Replace(name, "0031", "0O31", 1)
+		}
+		members = append(members, tarMember{name: name, data: fakeImage(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))})
+	}
+	return tarBytes(t, members...)
+}
+
+// TestStateDamaged: what is no state is refused when it is read.
+func TestStateDamaged(t *testing.T) {
+	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
+	_, after := states(t, l, 0, 2)
+	good, err := json.Marshal(after[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range [][2]string{
+		{`"version":1`, `"version":2`}, {`"epoch":0`, `"epoch":-1`}, {`"world":1`, `"world":0`}, {`"rank":0`, `"rank":1`}, {`"order":"permutation"`, `"order":"dice"`},
+		{`"ahead":[]`, `"ahead":[0]`}, {`"ahead":[]`, `"ahead":[5,4]`}, {`"turns":16`, `"turns":-16`}, {`"turns":16`, `"turns":1e300`}, {`"next":0`, `"nest":0`},
+		{`"before":0`, `"before":9223372036854775807`}, {`}}`, `}} more`}, {`{`, ``}, {`"samples":60`, `"samples":-60`},
+	} {
+		bad := strings.Replace(string(good), c[0], c[1], 1)
+		if bad == string(good) {
+			t.Fatalf("%s is not in %s", c[0], good)
+		}
+		var s State
+		if err := s.UnmarshalJSON([]byte(bad)); err == nil {
+			t.Errorf("%s is accepted", bad)
+		}
+	}
+	if len(good) > 2000 {
+		t.Errorf("a state has %d bytes: %s", len(good), good)
+	}
+}
+
+// FuzzState: no bytes hang or crash, and what is accepted can be restored or is refused, and then an epoch still ends.
+func FuzzState(f *testing.F) {
+	data := fakeArchive(f, 30, func(i int) bool { return i == 7 })
+	path := writeFile(f, "a.tar", data)
+	o := Options{BatchSize: 4, Transform: Eval(2, 2), Shuffle: true, BadSamples: Skip, World: 2, Rank: 1, Workers: 2}
+	l := openFake(f, path, o)
+	_, after := states(f, l, 0, 2)
+	for _, s := range after {
+		good, err := json.Marshal(s)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(good)
+		f.Add([]byte(strings.Replace(string(good), `"ahead":[]`, `"ahead":[3,7,8,29]`, 1)))
+		f.Add([]byte(strings.Replace(string(good), `"world":2`, `"world":3`, 1)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var s State
+		if s.UnmarshalJSON(data) != nil {
+			return
+		}
+		throughJSON(t, s)
+		if l.Restore(t.Context(), s) != nil {
+			return
+		}
+		got, err := collect(t, l, s.Epoch(), 2)
+		if len(names(got)) > 30 {
+			t.Errorf("%d samples, error %v", len(names(got)), err)
+		}
+	})
+}
