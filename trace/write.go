@@ -2,18 +2,12 @@ package trace
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 )
-
-// PictureOptions are the options of the pictures. The zero value is right for most.
-type PictureOptions struct {
-	Title string
-}
 
 // WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The options do not matter for .json.
 func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
@@ -44,14 +38,4 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 		return fmt.Errorf("trace: %s: %w", name, err)
 	}
 	return nil
-}
-
-// WriteSVG draws the timeline.
-func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
-	return errors.New("the picture is not drawn yet")
-}
-
-// WritePNG draws the same picture as WriteSVG.
-func (t *Trace) WritePNG(w io.Writer, o PictureOptions) error {
-	return errors.New("the picture is not drawn yet")
 }

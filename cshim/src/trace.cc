@@ -4,7 +4,7 @@
 
 #include <c10/util/ApproximateClock.h>
 #include <dlfcn.h>
-#include <kineto/ActivityType.h>
+#include <kineto/libkineto.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <atomic>
@@ -117,13 +117,21 @@ impl::ProfilerConfig config(bool shapes) {
                               more);
 }
 
-// Without a GPU Kineto writes to stderr that it found none. (Its own call for this, in
-// kineto/LoggingAPI.h, is not exported.) With one it stays as it is: what it has to say then, that
-// CUPTI may not be used for example, explains why nothing is recorded.
-void silence_kineto() {
+// Makes the profiler, the first time, and keeps it from writing to stderr what is no error here.
+void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityType>& activities) {
+  // LibTorch has registered itself with Kineto on the thread that loaded it, and Kineto wants the
+  // profiler to be made on the same one. It is the last to register that counts.
+  auto& api = libkineto::api();
+  if (!api.isProfilerRegistered() && api.client() != nullptr) api.registerClient(api.client());
+  profiler::prepareProfiler(config, activities);
+  // Without a GPU it says that it found none. (Its own call for the level of its messages, in
+  // kineto/LoggingAPI.h, is not exported.) With one it stays as it is: what it has to say then,
+  // that CUPTI may not be used for example, explains why nothing is recorded.
+  if (device_count() > 0 || std::getenv("KINETO_LOG_LEVEL") != nullptr) return;
+  constexpr int none = 99;
   auto* level =
       static_cast<std::atomic<int>*>(dlsym(RTLD_DEFAULT, "_ZN9libkineto6Logger14severityLevel_E"));
-  if (level != nullptr && std::getenv("KINETO_LOG_LEVEL") == nullptr) level->store(99);
+  if (level != nullptr) level->store(none);
 }
 
 }  // namespace
@@ -167,8 +175,7 @@ ts_error* ts_trace_start(int32_t flags) {
     const bool operators = (flags & TS_TRACE_NO_OPERATORS) == 0;
     if (operators || activities.empty()) activities.insert(impl::ActivityType::CPU);
     const auto config = ts::config(/*shapes=*/false);
-    profiler::prepareProfiler(config, activities);
-    if (ts::device_count() == 0) ts::silence_kineto();
+    ts::prepare(config, activities);
     profiler::enableProfiler(config, activities, {});
     all.running = true;
     const std::lock_guard<std::mutex> ranges(all.mutex);
