@@ -20,6 +20,14 @@ func calls(d Device) map[string]func() error {
 		"Device.Properties":    func() error { _, err := d.Properties(); return err },
 		"Device.Memory":        func() error { _, err := d.Memory(); return err },
 		"Device.ResetPeak":     d.ResetPeak,
+		"Device.Allocator":     func() error { _, err := d.Allocator(); return err },
+		"Device.LimitMemory":   func() error { return d.LimitMemory(0.5) },
+		"Device.CanAccessPeer": func() error { _, err := d.CanAccessPeer(d); return err },
+		"NewMemoryPool":        func() error { _, err := NewMemoryPool(d); return err },
+		"ImportEvent":          func() error { _, err := ImportEvent(d, EventHandle{}); return err },
+		"WithStreams": func() error {
+			return WithStreams([]Stream{stream}, func() error { return errors.New("fn was called") })
+		},
 		"Device.Synchronize":   d.Synchronize,
 		"NewStream":            func() error { _, err := NewStream(d, StreamOptions{}); return err },
 		"NewOwnedStream":       func() error { _, err := NewOwnedStream(d, StreamOptions{}); return err },
@@ -46,6 +54,8 @@ func TestWithoutGPU(t *testing.T) {
 	all := calls(0)
 	all["NewEvent"] = func() error { _, err := NewEvent(EventOptions{}); return err }
 	all["NewPinned"] = func() error { _, err := NewPinned(4096); return err }
+	all["NewSlab"] = func() error { _, err := NewSlab(2, 4096); return err }
+	all["RegisterPinned"] = func() error { _, err := RegisterPinned(mapped(t, 4096)); return err }
 	all["PriorityRange"] = func() error { _, _, err := PriorityRange(); return err }
 	all["EmptyCache"] = EmptyCache
 	for name, call := range all {
@@ -119,6 +129,7 @@ func eventCalls(e *Event) map[string]func() error {
 		"Query":            func() error { _, err := e.Query(); return err },
 		"Synchronize":      e.Synchronize,
 		"Elapsed":          func() error { _, err := Elapsed(e, e); return err },
+		"Export":           func() error { _, err := e.Export(0); return err },
 		"Acquire":          func() error { _, err := e.Acquire(); return err },
 	}
 }

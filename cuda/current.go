@@ -86,3 +86,26 @@ func WithStream(s Stream, fn func() error) (err error) {
 	}()
 	return fn()
 }
+
+// WithStreams is [WithStream] for streams of several devices: each is current on its device while fn runs, and the current device is that of the first. At most one
+// stream of a device: else it is [ErrInvalidArgument], as with no stream at all.
+func WithStreams(streams []Stream, fn func() error) error {
+	if len(streams) == 0 {
+		return invalid("WithStreams", "there is no stream")
+	}
+	last := len(streams) - 1
+	for i, s := range streams[:last] {
+		for _, other := range streams[i+1:] {
+			if s.Device() == other.Device() {
+				return invalid("WithStreams", "two streams of %v: one can be current", s.Device())
+			}
+		}
+	}
+	if last == 0 {
+		return WithStream(streams[0], fn)
+	}
+	if fn == nil {
+		return invalid("WithStreams", "there is no function to call")
+	}
+	return WithStream(streams[last], func() error { return WithStreams(streams[:last], fn) })
+}

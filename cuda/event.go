@@ -30,6 +30,9 @@ type event struct {
 type EventOptions struct {
 	Timing   bool // the event takes the time: needed by Elapsed
 	Blocking bool // Synchronize lets the OS thread sleep instead of spin: a little later, and a free core
+
+	// Interprocess makes an event that other processes can use: see Export. Not with Timing.
+	Interprocess bool
 }
 
 // NewEvent makes an event that is not recorded yet.
@@ -40,6 +43,12 @@ func NewEvent(o EventOptions) (*Event, error) {
 	}
 	if o.Blocking {
 		flags |= capi.EventBlocking
+	}
+	if o.Interprocess {
+		flags |= capi.EventInterprocess
+	}
+	if o.Timing && o.Interprocess {
+		return nil, invalid("NewEvent", "an event between processes takes no time: Timing and Interprocess exclude each other")
 	}
 	c, err := capi.NewEvent(flags)
 	if err != nil {
@@ -85,6 +94,39 @@ func (e *event) close() {
 	if !e.closed.Swap(true) {
 		e.done()
 	}
+}
+
+// EventHandle names an event of another process of the same machine. It is plain data, to be sent there by any means.
+type EventHandle [64]byte
+
+// Export returns a handle by which another process opens the event, with [ImportEvent]; the event needs EventOptions.Interprocess. Both processes may then record it,
+// on streams of the GPU d, and wait for it. It must not be closed before the other process is through with it.
+//
+// What another process records cannot be seen from here. So an exported event counts as recorded: a wait for it before there is a record is no error any more, and
+// orders nothing. Record it, then send the handle; or tell the other process when there is a record.
+func (e *Event) Export(d Device) (EventHandle, error) {
+	if err := d.gpu("Event.Export"); err != nil {
+		return EventHandle{}, err
+	}
+	c, err := e.use("Event.Export")
+	if err != nil {
+		return EventHandle{}, err
+	}
+	defer e.done()
+	h, err := capi.ExportEvent(c, int32(d))
+	return EventHandle(h), checked(err)
+}
+
+// ImportEvent opens an event that another process exported; d is the same GPU, whatever its index there. It counts as recorded, as Export says. Close it.
+func ImportEvent(d Device, h EventHandle) (*Event, error) {
+	if err := d.gpu("ImportEvent"); err != nil {
+		return nil, err
+	}
+	c, err := capi.ImportEvent(int32(d), capi.EventHandle(h))
+	if err != nil {
+		return nil, checked(err)
+	}
+	return newEvent(c), nil
 }
 
 // Record puts the event at the end of the stream's queue: it is done when everything queued on s so far is. The host does not wait.

@@ -110,10 +110,49 @@ typedef struct ts_memory_stats {
 
 TS_API ts_error* ts_device_memory(int32_t device, ts_memory_stats* out);
 TS_API ts_error* ts_device_reset_peak(int32_t device);
+typedef struct ts_allocator_stats { /* of LibTorch's caching allocator, at present if not said */
+  int64_t requested_bytes;          /* what live tensors asked for; allocated_bytes is rounded up */
+  int64_t active_bytes;             /* live, or freed and still used by a recorded stream */
+  int64_t split_bytes;              /* free parts of segments that are also in use: fragmentation */
+  int64_t allocations;              /* live */
+  int64_t total_allocations;        /* since the start */
+  int64_t segments;                 /* held from the driver */
+  int64_t driver_allocations;       /* since the start: cudaMalloc */
+  int64_t driver_frees;             /* since the start: cudaFree */
+  int64_t retries;                  /* since the start: the cache was emptied to make room */
+  int64_t out_of_memory;            /* since the start: there was no room even so */
+} ts_allocator_stats;
+TS_API ts_error* ts_device_allocator(int32_t device, ts_allocator_stats* out);
+/* The caching allocator takes no more than this share of the device's memory from the driver: over
+ * 0 to 1. */
+TS_API ts_error* ts_device_limit_memory(int32_t device, double fraction);
+/* Whether `device` can read and write the memory of `peer` by itself (NVLink, or PCI Express where
+ * the machine allows it). Without, copies between the two go through the host. */
+TS_API ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* can);
 /* every device; gives unused reserved memory back to the driver */
 TS_API ts_error* ts_device_empty_cache(void);
 /* blocks until all work queued on the device is done */
 TS_API ts_error* ts_device_synchronize(int32_t device);
+
+/* ---- memory pools ------------------------------------------------------------------------------
+ */
+
+/* A part of LibTorch's caching allocator of its own: what is allocated in it shares no segment with
+ * anything else, so that its end gives whole segments back. Not to be entered by two threads at
+ * once; otherwise any number of threads. */
+typedef struct ts_memory_pool ts_memory_pool;
+/* new reference, free with ts_memory_pool_free */
+TS_API ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** out);
+/* Takes ownership, but not on failure: INVALID_ARGUMENT while it is entered. Tensors in it stay
+ * good; their memory goes back to the driver when they are freed, at the allocator's next need. */
+TS_API ts_error* ts_memory_pool_free(ts_memory_pool* pool);
+/* From enter to exit all that the calling thread allocates on the pool's device is from the pool
+ * (not what other threads do on its behalf: the backward of a device has a thread of its own).
+ * INVALID_ARGUMENT if it is entered already; exit on another thread is WRONG_THREAD. */
+TS_API ts_error* ts_memory_pool_enter(ts_memory_pool* pool);
+TS_API ts_error* ts_memory_pool_exit(ts_memory_pool* pool);
+/* Bytes held from the driver, and those in live tensors. Walks the allocator's segments. */
+TS_API ts_error* ts_memory_pool_bytes(ts_memory_pool* pool, int64_t* reserved, int64_t* allocated);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -169,11 +208,11 @@ TS_API ts_error* ts_set_cuda_stream(ts_stream stream);
  * does not block. Any two devices. */
 TS_API ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on);
 
-/* Fork: work enqueued on each of `to` from now on starts after everything enqueued on `from` so far;
- * one record for all. Join: work enqueued on `into` from now on starts after everything enqueued on
- * each of `from` so far. The arrays have count streams, borrowed for the call, of any devices; one
- * that is the other side's own stream is passed over. The host does not block. While a CUDA graph
- * captures `from` of a fork, the forked streams join the capture. */
+/* Fork: work enqueued on each of `to` from now on starts after everything enqueued on `from` so
+ * far; one record for all. Join: work enqueued on `into` from now on starts after everything
+ * enqueued on each of `from` so far. The arrays have count streams, borrowed for the call, of any
+ * devices; one that is the other side's own stream is passed over. The host does not block. While a
+ * CUDA graph captures `from` of a fork, the forked streams join the capture. */
 TS_API ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count);
 TS_API ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int32_t count);
 
@@ -195,8 +234,9 @@ TS_API ts_error* ts_stream_guard_exit(ts_stream_guard guard);
 typedef struct ts_event ts_event;
 
 enum {
-  TS_EVENT_TIMING = 1,  /* can be given to ts_event_elapsed */
-  TS_EVENT_BLOCKING = 2 /* ts_event_synchronize sleeps instead of spinning */
+  TS_EVENT_TIMING = 1,      /* can be given to ts_event_elapsed */
+  TS_EVENT_BLOCKING = 2,    /* ts_event_synchronize sleeps instead of spinning */
+  TS_EVENT_INTERPROCESS = 4 /* can be given to ts_event_export; not with TS_EVENT_TIMING */
 };
 
 /* new reference, free with ts_event_free. The CUDA event is made by the first record, on that
@@ -204,6 +244,15 @@ enum {
 TS_API ts_error* ts_event_new(int32_t flags, ts_event** out);
 /* takes ownership; work that waits for it already goes on waiting */
 TS_API void ts_event_free(ts_event* event);
+/* Between processes: export writes a handle (TS_EVENT_HANDLE_BYTES bytes, borrowed for the call)
+ * that another process of the machine gives to ts_event_import, as long as this event is not freed.
+ * Both may record it and wait for it. Since a record of the other process cannot be seen, such an
+ * event counts as recorded: a wait for one that was not is no error and orders nothing. device:
+ * that of the records, the same GPU on both sides (its index may differ). */
+#define TS_EVENT_HANDLE_BYTES 64
+TS_API ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle);
+/* new reference, free with ts_event_free; not in the process that exported it */
+TS_API ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out);
 TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
 /* Work enqueued on the stream from now on starts after the event's latest record. The host does not
  * block. TS_ERROR_NOT_RECORDED if there is none. */
@@ -267,6 +316,10 @@ TS_API ts_error* ts_range_mark(const char* name);
 typedef struct ts_pinned ts_pinned;
 /* new reference, free with ts_pinned_free; blocks for milliseconds */
 TS_API ts_error* ts_pinned_new(size_t bytes, ts_pinned** out);
+/* Pins memory that is there: `bytes` bytes from data on, borrowed until ts_pinned_free, which
+ * unpins and does not free it. Not memory of the Go heap. INVALID_ARGUMENT if a part of it is
+ * pinned already. new reference; blocks for milliseconds. */
+TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out);
 /* borrowed until the buffer is freed */
 TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);
 TS_API size_t ts_pinned_size(const ts_pinned* pinned);
@@ -368,6 +421,15 @@ TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stre
  * stay as it is until `done`. */
 TS_API ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst,
                                ts_tensor* const* src, int32_t count, ts_event* done);
+
+/* Copies between GPUs with both streams named: dst[i] (on dst_stream's device) from src[i] (on
+ * src_stream's device), for each of count pairs of equal shape and dtype; else INVALID_ARGUMENT,
+ * and nothing is enqueued. The copies run on src_stream, after what both streams have enqueued so
+ * far; what is enqueued on either from now on starts after them. The host does not block. Strides
+ * that differ, or are not dense, need temporary memory. Everything is borrowed for the call; src
+ * must stay as it is until the copies are done. The devices may be one. */
+TS_API ts_error* ts_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream,
+                              ts_tensor* const* src, int32_t count);
 
 /* dst[n,c,h,w] = (src[n,h,w,c] / 255 - mean[c]) / std[c]: src uint8 [N,H,W,C] contiguous; dst
  * float32, float16 or bfloat16 [N,C,H,W] contiguous or channels_last, on the same device; C from 1
@@ -478,6 +540,10 @@ TS_API void ts_noop(void);
  * at a time. */
 TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns,
                               double* out_of_place_ns, double* held_ns);
+/* Runs `rounds` copies of `bytes` bytes between two GPUs by plain cudaMemcpyPeerAsync, one after
+ * the other with nothing beside them, and returns seconds a copy: what the link can do. */
+TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
+                               double* seconds);
 
 /* ---- traces ---------------------------------------------------------------------------------- */
 

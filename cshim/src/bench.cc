@@ -1,7 +1,11 @@
 // The C++ peer of benchmarks of the operator call.
+#include <ATen/cuda/PeerToPeerAccess.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
 #include <chrono>
 #include <vector>
@@ -60,5 +64,37 @@ ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns, doub
     *in_place_ns = in_place;
     *out_of_place_ns = out_of_place;
     *held_ns = held;
+  });
+}
+
+ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
+                        double* seconds) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(bytes > 0 && rounds > 0, "bytes and rounds must be at least 1");
+    ts::require(seconds != nullptr, "seconds is NULL");
+    ts::require(dst_device != src_device, "the devices are one");
+    const auto to = ts::checked_device(dst_device);
+    const auto from = ts::checked_device(src_device);
+    at::cuda::get_p2p_access(from.index(), to.index());
+    const auto options = at::TensorOptions().dtype(at::ScalarType::Byte);
+    const auto size = static_cast<int64_t>(bytes);
+    const at::Tensor src = at::ones({size}, options.device(from));
+    at::Tensor dst = at::ones({size}, options.device(to));
+    ts::finish(from);
+    ts::finish(to);
+    const ts::DeviceScope scope(src_device);
+    const auto stream = c10::cuda::getStreamFromPool(false, from.index());
+    const auto copy = [&] {
+      C10_CUDA_CHECK(cudaMemcpyPeerAsync(dst.mutable_data_ptr(), dst_device, src.const_data_ptr(),
+                                         src_device, bytes, stream.stream()));
+    };
+    copy();
+    stream.synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    for (int32_t i = 0; i < rounds; ++i) copy();
+    stream.synchronize();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    *seconds = took.count() / rounds;
   });
 }

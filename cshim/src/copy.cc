@@ -1,4 +1,5 @@
 // Moving elements: between tensors, to the host, and a whole batch at once.
+#include <ATen/cuda/PeerToPeerAccess.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/item.h>
 #include <c10/core/GradMode.h>
@@ -59,8 +60,8 @@ void check_place(int32_t index, const char* name, const at::Tensor& tensor,
   }
 }
 
-Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
-                      c10::DeviceIndex device) {
+// The tensors of a pair: equal shapes and dtypes, and memory that holds the elements.
+Transfer alike(int32_t index, const ts_tensor* to, const ts_tensor* from) {
   if (to == nullptr || from == nullptr) throw_pair(index, "a tensor is NULL");
   at::Tensor dst = value_of(to);
   at::Tensor src = value_of(from);
@@ -71,20 +72,63 @@ Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
     throw_pair(index, std::string("dst has dtype ") + c10::toString(dst.scalar_type()) +
                           " and src " + c10::toString(src.scalar_type()));
   }
-  check_place(index, "dst", dst, device);
-  check_place(index, "src", src, device);
-  if (dst.is_cpu() && src.is_cpu()) throw_pair(index, "both tensors are on the host");
   if (!is_resolved(dst) || !is_resolved(src)) {
     throw_pair(index, "a tensor is a lazily negated or conjugated view");
   }
   const bool bytewise = same_dense_layout(dst, src);
-  if (!bytewise && (dst.is_cpu() || src.is_cpu())) {
+  return {std::move(dst), std::move(src), cudaMemcpyDeviceToDevice, bytewise};
+}
+
+Transfer checked_pair(int32_t index, const ts_tensor* to, const ts_tensor* from,
+                      c10::DeviceIndex device) {
+  Transfer pair = alike(index, to, from);
+  const at::Tensor& dst = pair.dst;
+  const at::Tensor& src = pair.src;
+  check_place(index, "dst", dst, device);
+  check_place(index, "src", src, device);
+  if (dst.is_cpu() && src.is_cpu()) throw_pair(index, "both tensors are on the host");
+  if (!pair.bytewise && (dst.is_cpu() || src.is_cpu())) {
     throw_pair(index, "a copy between host and device needs equal, dense strides");
   }
-  const auto kind = src.is_cpu()   ? cudaMemcpyHostToDevice
-                    : dst.is_cpu() ? cudaMemcpyDeviceToHost
-                                   : cudaMemcpyDeviceToDevice;
-  return {std::move(dst), std::move(src), kind, bytewise};
+  if (src.is_cpu()) pair.kind = cudaMemcpyHostToDevice;
+  if (dst.is_cpu()) pair.kind = cudaMemcpyDeviceToHost;
+  return pair;
+}
+
+Transfer checked_peers(int32_t index, const ts_tensor* to, const ts_tensor* from,
+                       c10::DeviceIndex dst_device, c10::DeviceIndex src_device) {
+  Transfer pair = alike(index, to, from);
+  const auto check = [&](const char* name, const at::Tensor& tensor, c10::DeviceIndex device) {
+    if (tensor.is_cuda() && tensor.get_device() == device) return;
+    throw_pair(index, std::string(name) + " is on " + tensor.device().str() +
+                          " and its stream on GPU " + std::to_string(device));
+  };
+  check("dst", pair.dst, dst_device);
+  check("src", pair.src, src_device);
+  return pair;
+}
+
+// On the source's stream, which the destination's is ordered against on both sides of it.
+void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda::CUDAStream from,
+                   bool direct) {
+  const at::Tensor& dst = transfer.dst;
+  const at::Tensor& src = transfer.src;
+  if (dst.numel() == 0) return;
+  if (!transfer.bytewise) {
+    const c10::NoGradGuard no_grad;
+    const c10::cuda::CUDAMultiStreamGuard current({to, from});
+    dst.copy_(src, /*non_blocking=*/true);
+    return;
+  }
+  if (direct) {
+    C10_CUDA_CHECK(cudaMemcpyAsync(dst.mutable_data_ptr(), src.const_data_ptr(), dst.nbytes(),
+                                   cudaMemcpyDeviceToDevice, from.stream()));
+  } else {
+    C10_CUDA_CHECK(cudaMemcpyPeerAsync(dst.mutable_data_ptr(), to.device_index(),
+                                       src.const_data_ptr(), from.device_index(), dst.nbytes(),
+                                       from.stream()));
+  }
+  mark_written(dst);
 }
 
 void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
@@ -195,5 +239,30 @@ ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst
     if (after != nullptr) after->block(on);
     for (const ts::Transfer& transfer : transfers) ts::enqueue(transfer, on);
     if (done != nullptr) done->record(on);
+  });
+}
+
+ts_error* ts_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream,
+                       ts_tensor* const* src, int32_t count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const auto to = ts::checked_stream(dst_stream);
+    const auto from = ts::checked_stream(src_stream);
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || (dst != nullptr && src != nullptr), "dst or src is NULL");
+    ts::ensure_cuda();
+    c10::SmallVector<ts::Transfer, 8> transfers;
+    for (int32_t i = 0; i < count; ++i) {
+      transfers.push_back(
+          ts::checked_peers(i, dst[i], src[i], to.device_index(), from.device_index()));
+    }
+    if (transfers.empty()) return;
+    // Asking also makes the one device able to write the other's memory, the first time.
+    const bool direct = to.device_index() == from.device_index() ||
+                        at::cuda::get_p2p_access(from.device_index(), to.device_index());
+    const ts::DeviceScope scope(from.device_index());
+    ts::order_after(from, to);
+    for (const ts::Transfer& transfer : transfers) ts::enqueue_peers(transfer, to, from, direct);
+    ts::order_after(to, from);
   });
 }

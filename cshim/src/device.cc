@@ -101,6 +101,53 @@ ts_error* ts_device_memory(int32_t device, ts_memory_stats* out) {
   });
 }
 
+ts_error* ts_device_allocator(int32_t device, ts_allocator_stats* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    const auto stats =
+        c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    ts_allocator_stats result{};
+    result.requested_bytes = stats.requested_bytes[all].current;
+    result.active_bytes = stats.active_bytes[all].current;
+    result.split_bytes = stats.inactive_split_bytes[all].current;
+    result.allocations = stats.allocation[all].current;
+    result.total_allocations = stats.allocation[all].allocated;
+    result.segments = stats.segment[all].current;
+    result.driver_allocations = stats.num_device_alloc;
+    result.driver_frees = stats.num_device_free;
+    result.retries = stats.num_alloc_retries;
+    result.out_of_memory = stats.num_ooms;
+    *out = result;
+  });
+}
+
+ts_error* ts_device_limit_memory(int32_t device, double fraction) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(device);
+    ts::require(fraction > 0 && fraction <= 1, "the fraction must be over 0 and at most 1");
+    ts::ensure_cuda();
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(fraction,
+                                                       static_cast<c10::DeviceIndex>(device));
+  });
+}
+
+ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* can) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(can != nullptr, "can is NULL");
+    ts::require_device(device);
+    ts::require_device(peer);
+    int access = 1;  // a device has access to its own memory; CUDA says no
+    if (device != peer) C10_CUDA_CHECK(cudaDeviceCanAccessPeer(&access, device, peer));
+    *can = access != 0;
+  });
+}
+
 ts_error* ts_device_reset_peak(int32_t device) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();

@@ -2,6 +2,7 @@
 
 #include <c10/cuda/CUDAException.h>
 
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -22,35 +23,66 @@ ts_event::~ts_event() {
   C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(previous));
 }
 
-void ts_event::check_record(c10::cuda::CUDAStream stream) const {
+void ts_event::check_device(int32_t on_device) const {
   const int32_t owner = device.load(std::memory_order_acquire);
-  if (owner >= 0 && owner != stream.device_index()) {
-    throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "the event was first recorded on device " +
-                                                     std::to_string(owner) +
-                                                     " and cannot be recorded on device " +
-                                                     std::to_string(stream.device_index()));
+  if (owner >= 0 && owner != on_device) {
+    throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                      "the event was first recorded on device " + std::to_string(owner) +
+                          " and cannot be recorded on device " + std::to_string(on_device));
   }
 }
 
-void ts_event::create(c10::cuda::CUDAStream stream) {
+void ts_event::check_record(c10::cuda::CUDAStream stream) const {
+  check_device(stream.device_index());
+}
+
+// The device is the current one.
+void ts_event::create(int32_t on_device) {
   const std::lock_guard<std::mutex> lock(creation_);
   if (event.load(std::memory_order_relaxed) != nullptr) {
-    check_record(stream);
+    check_device(on_device);
     return;
   }
   unsigned cuda_flags = cudaEventDefault;
   if ((flags & TS_EVENT_TIMING) == 0) cuda_flags |= cudaEventDisableTiming;
   if ((flags & TS_EVENT_BLOCKING) != 0) cuda_flags |= cudaEventBlockingSync;
+  if ((flags & TS_EVENT_INTERPROCESS) != 0) cuda_flags |= cudaEventInterprocess;
   cudaEvent_t created = nullptr;
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&created, cuda_flags));
-  device.store(stream.device_index(), std::memory_order_release);
+  device.store(on_device, std::memory_order_release);
   event.store(created, std::memory_order_release);
+}
+
+cudaIpcEventHandle_t ts_event::share(int32_t on_device) {
+  check_device(on_device);
+  const ts::DeviceScope scope(on_device);
+  if (event.load(std::memory_order_acquire) == nullptr) create(on_device);
+  check_device(on_device);
+  cudaIpcEventHandle_t handle;
+  C10_CUDA_CHECK(cudaIpcGetEventHandle(&handle, event.load(std::memory_order_acquire)));
+  recorded.store(true, std::memory_order_release);
+  return handle;
+}
+
+void ts_event::open(int32_t on_device, const cudaIpcEventHandle_t& handle) {
+  const ts::DeviceScope scope(on_device);
+  cudaEvent_t opened = nullptr;
+  const cudaError_t status = cudaIpcOpenEventHandle(&opened, handle);
+  if (status == cudaErrorInvalidValue || status == cudaErrorInvalidResourceHandle) {
+    C10_CUDA_CLEAR_ERROR();
+    throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                      "not the handle of an event that a living process shares");
+  }
+  C10_CUDA_CHECK(status);
+  device.store(on_device, std::memory_order_release);
+  event.store(opened, std::memory_order_release);
+  recorded.store(true, std::memory_order_release);
 }
 
 void ts_event::record(c10::cuda::CUDAStream stream) {
   check_record(stream);
   ts::DeviceScope scope(stream.device_index());
-  if (event.load(std::memory_order_acquire) == nullptr) create(stream);
+  if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
   C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
   recorded.store(true, std::memory_order_release);
@@ -89,9 +121,40 @@ ts_error* ts_event_new(int32_t flags, ts_event** out) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
-    ts::require((flags & ~(TS_EVENT_TIMING | TS_EVENT_BLOCKING)) == 0, "unknown event flag");
+    ts::require((flags & ~(TS_EVENT_TIMING | TS_EVENT_BLOCKING | TS_EVENT_INTERPROCESS)) == 0,
+                "unknown event flag");
+    ts::require((flags & TS_EVENT_INTERPROCESS) == 0 || (flags & TS_EVENT_TIMING) == 0,
+                "an event between processes takes no time");
     ts::require_device(0);
     *out = std::make_unique<ts_event>(flags).release();
+  });
+}
+
+ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    ts::require(handle != nullptr, "handle is NULL");
+    ts::require((event->flags & TS_EVENT_INTERPROCESS) != 0,
+                "the event was not made with TS_EVENT_INTERPROCESS");
+    ts::require_device(device);
+    const cudaIpcEventHandle_t shared = event->share(device);
+    static_assert(sizeof shared == TS_EVENT_HANDLE_BYTES);
+    std::memcpy(handle, &shared, sizeof shared);
+  });
+}
+
+ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(handle != nullptr, "handle is NULL");
+    ts::require_device(device);
+    cudaIpcEventHandle_t shared;
+    std::memcpy(&shared, handle, sizeof shared);
+    auto event = std::make_unique<ts_event>(TS_EVENT_INTERPROCESS);
+    event->open(device, shared);
+    *out = event.release();
   });
 }
 

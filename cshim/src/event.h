@@ -22,6 +22,11 @@ struct ts_event {
 
   // NOT_RECORDED if it never was.
   void check_recorded() const;
+  // A handle for other processes; the CUDA event is made if there is none. From then on it counts
+  // as recorded: what the other processes do cannot be known.
+  cudaIpcEventHandle_t share(int32_t on_device);
+  // Takes an event that another process shared.
+  void open(int32_t on_device, const cudaIpcEventHandle_t& handle);
   void block(c10::cuda::CUDAStream stream) const;  // makes the stream wait
   bool query() const;
   void synchronize() const;
@@ -33,6 +38,7 @@ struct ts_event {
   std::atomic<bool> recorded{false};
 
  private:
-  void create(c10::cuda::CUDAStream stream);
+  void check_device(int32_t on_device) const;
+  void create(int32_t on_device);
   std::mutex creation_;
 };

@@ -16,6 +16,7 @@
 struct ts_pinned {
   uint8_t* data;
   size_t size;
+  bool registered;  // the memory is somebody else's
 };
 
 namespace {
@@ -51,6 +52,32 @@ ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
     std::memset(data, 0, bytes);
     pinned->data = static_cast<uint8_t*>(data);
     pinned->size = bytes;
+    pinned->registered = false;
+    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    *out = pinned.release();
+  });
+}
+
+ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(data != nullptr && bytes > 0, "pinned memory of 0 bytes");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    const ts::DeviceScope scope(device_for_pinning());
+    auto pinned = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
+    const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+    if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
+    if (status == cudaErrorMemoryAllocation) {
+      throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
+                        "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
+    }
+    ts::require(status != cudaErrorHostMemoryAlreadyRegistered,
+                "a part of the memory is pinned already");
+    ts::require(status != cudaErrorInvalidValue,
+                "the driver cannot pin this memory: it is not mapped, or a file's and read-only");
+    C10_CUDA_CHECK(status);
     bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     *out = pinned.release();
   });
@@ -67,7 +94,7 @@ ts_error* ts_pinned_free(ts_pinned* pinned) {
     const std::unique_ptr<ts_pinned> owned(pinned);
     bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
     const ts::DeviceScope scope(device_for_pinning());
-    C10_CUDA_CHECK(cudaFreeHost(owned->data));
+    C10_CUDA_CHECK(owned->registered ? cudaHostUnregister(owned->data) : cudaFreeHost(owned->data));
   });
 }
 

@@ -305,6 +305,20 @@ bool is_capturing(CUDAStream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+void order_after(CUDAStream waiter, CUDAStream on) {
+  if (same_stream(waiter, on)) return;  // a stream is always in its own order
+  // The devices matter for default streams: their handle is NULL on all of them.
+  const DeviceScope scope(on.device_index());
+  cudaEvent_t event = wait_event(on.device_index());
+  C10_CUDA_CHECK(cudaEventRecord(event, on.stream()));
+  if (waiter.device_index() == on.device_index()) {
+    C10_CUDA_CHECK(cudaStreamWaitEvent(waiter.stream(), event, cudaEventWaitDefault));
+  } else {
+    const DeviceScope other(waiter.device_index());
+    C10_CUDA_CHECK(cudaStreamWaitEvent(waiter.stream(), event, cudaEventWaitDefault));
+  }
+}
+
 ts_stream to_value(CUDAStream stream) noexcept { return {stream.id(), stream.device_index()}; }
 
 }  // namespace ts
@@ -476,18 +490,7 @@ ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto waiting = ts::checked_stream(waiter);
-    const auto source = ts::checked_stream(on);
-    if (ts::same_stream(waiting, source)) return;  // a stream is always in its own order
-    // The devices matter for default streams: their handle is NULL on all of them.
-    ts::DeviceScope scope(source.device_index());
-    cudaEvent_t event = ts::wait_event(source.device_index());
-    C10_CUDA_CHECK(cudaEventRecord(event, source.stream()));
-    if (waiting.device_index() == source.device_index()) {
-      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));
-    } else {
-      ts::DeviceScope other(waiting.device_index());
-      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));
-    }
+    ts::order_after(waiting, ts::checked_stream(on));
   });
 }
 

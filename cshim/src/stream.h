@@ -28,6 +28,9 @@ inline bool same_stream(c10::cuda::CUDAStream a, c10::cuda::CUDAStream b) {
   return a.device_index() == b.device_index() && a.stream() == b.stream();
 }
 
+// What is enqueued on `waiter` from now on starts after what is on `on` now.
+void order_after(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
+
 // An event of the device, which is the current one, for a record that is waited for at once: the
 // same for every call on a thread, which may record it again as soon as the waits are enqueued.
 cudaEvent_t wait_event(c10::DeviceIndex device);

@@ -5,6 +5,7 @@
 
 namespace {
 
+using test::Call;
 using test::Event;
 using test::Pinned;
 using test::pool_stream;
@@ -22,6 +23,9 @@ TEST(Pinned, WithoutGpuThereIsNone) {
 
 TEST(Pinned, NothingIsRefused) {
   ts_pinned* pinned = nullptr;
+  uint8_t byte = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_pinned_register(nullptr, 8, &pinned));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_pinned_register(&byte, 0, &pinned));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_pinned_new(0, &pinned));
 }
 
@@ -41,7 +45,165 @@ TEST(PinnedGpu, IsZeroedCountedAndSeenAsPinned) {
   EXPECT_EQ(ts_pinned_bytes_live(), before);
 }
 
+TEST(PinnedGpu, RegistersMemoryThatIsThere) {
+  NEEDS_GPUS(1);
+  const int64_t before = ts_pinned_bytes_live();
+  std::vector<uint8_t> memory(1 << 20, 7);
+  ts_pinned* pinned = nullptr;
+  ts_pinned* again = nullptr;
+  ASSERT_OK(ts_pinned_register(memory.data(), memory.size(), &pinned));
+  EXPECT_EQ(ts_pinned_data(pinned), memory.data());
+  EXPECT_EQ(ts_pinned_bytes_live(), before + (1 << 20));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "already",
+               ts_pinned_register(memory.data(), memory.size(), &again));
+  EXPECT_OK(ts_pinned_free(pinned));
+  EXPECT_EQ(ts_pinned_bytes_live(), before);
+  EXPECT_EQ(memory[100], 7);
+  EXPECT_OK(ts_pinned_register(memory.data(), memory.size(), &pinned));
+  EXPECT_OK(ts_pinned_free(pinned));
+}
+
 constexpr int64_t kCount = 1 << 18;
+
+std::vector<float> constant(float value) {
+  return std::vector<float>(static_cast<size_t>(kCount), value);
+}
+
+// The pairs of devices to copy between: one device, and two where there are.
+std::vector<int32_t> peers() {
+  return ts_device_count() < 2 ? std::vector<int32_t>{0} : std::vector<int32_t>{0, 1};
+}
+
+// What either stream has enqueued before comes before the copy, what comes later after it.
+TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
+  NEEDS_GPUS(1);
+  for (const int32_t device : peers()) {
+    SCOPED_TRACE(device);
+    const ts_stream from = pool_stream(0);
+    const ts_stream to = pool_stream(device);
+    Tensor src = test::full({kCount}, 0, 0);
+    Tensor dst = test::full({kCount}, 0, device);
+    Tensor one = test::full({kCount}, 1, 0);
+    Tensor two = test::full({kCount}, 2, 0);
+    Tensor three = test::full({kCount}, 3, device);
+    Tensor seen = test::full({kCount}, 0, device);
+    Event copied;
+    ts_tensor* const dsts[] = {dst};
+    ts_tensor* const srcs[] = {src};
+    const auto copy = [](ts_stream stream, ts_tensor* a, ts_tensor* b) {
+      ts_stream_guard guard{};
+      ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+      EXPECT_OK(ts_tensor_copy(a, b, true));
+      EXPECT_OK(ts_stream_guard_exit(guard));
+    };
+    // Everything once before, so that nothing is loaded or allocated behind a gate.
+    ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 1));
+    copy(from, src, one);
+    copy(to, seen, dst);
+    ASSERT_OK(ts_device_synchronize(0));
+    ASSERT_OK(ts_device_synchronize(device));
+    for (const ts_stream held : {from, to}) {
+      copy(from, src, two);
+      ASSERT_OK(ts_stream_synchronize(from));
+      {
+        test::Gate gate(held);
+        copy(from, src, one);
+        copy(to, dst, three);
+        ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 1));
+        copy(from, src, two);  // later: not copied
+        copy(to, seen, dst);
+        EXPECT_OK(ts_event_record(copied, from));
+        EXPECT_FALSE(test::complete(copied));
+        EXPECT_FALSE(test::idle(to));
+        gate.open();
+      }
+      EXPECT_OK(ts_stream_synchronize(to));
+      EXPECT_OK(ts_stream_synchronize(from));
+      EXPECT_EQ(read<float>(seen), constant(1));
+      EXPECT_EQ(read<float>(src), constant(2));
+    }
+  }
+}
+
+TEST(CopyPeerGpu, OtherStridesAndManyPairs) {
+  NEEDS_GPUS(1);
+  for (const int32_t device : peers()) {
+    SCOPED_TRACE(device);
+    const ts_stream from = pool_stream(0);
+    const ts_stream to = pool_stream(device);
+    Tensor values = test::make<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+    Tensor src;
+    ASSERT_OK(ts_tensor_to(values, 0, -1, false, src.out()));
+    Tensor across = Call("aten::t").tensor(src).one();
+    Tensor dst = test::full({2, 3}, 0, device);
+    Tensor transposed = test::full({3, 2}, 0, device);
+    Tensor none_src = test::empty({0}, TS_FLOAT32, 0);
+    Tensor none_dst = test::empty({0}, TS_FLOAT32, device);
+    ASSERT_OK(ts_device_synchronize(0));
+    ASSERT_OK(ts_device_synchronize(device));
+    ts_tensor* const dsts[] = {dst, transposed, none_dst};
+    ts_tensor* const srcs[] = {src, across, none_src};
+    ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 3));
+    ASSERT_OK(ts_stream_synchronize(to));
+    EXPECT_EQ(read<float>(dst), (std::vector<float>{1, 2, 3, 4, 5, 6}));
+    EXPECT_EQ(read<float>(transposed), (std::vector<float>{1, 4, 2, 5, 3, 6}));
+  }
+}
+
+TEST(CopyPeerGpu, ChecksEverythingBeforeItEnqueues) {
+  NEEDS_GPUS(1);
+  const ts_stream from = pool_stream(0);
+  const ts_stream to = pool_stream(0);
+  Tensor good = test::full({4}, 1, 0);
+  Tensor target = test::full({4}, 0, 0);
+  Tensor shorter = test::full({3}, 1, 0);
+  Tensor host = test::full({4}, 1);
+  Tensor integers = test::empty({4}, TS_INT32, 0);
+  const auto refused = [&](ts_tensor* dst, ts_tensor* src, const char* text) {
+    ts_tensor* const dsts[] = {target, dst};
+    ts_tensor* const srcs[] = {good, src};
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, text, ts_copy_peer(to, dsts, from, srcs, 2));
+  };
+  refused(shorter, good, "pair 1: dst has shape");
+  refused(integers, good, "pair 1: dst has dtype");
+  refused(host, good, "pair 1: dst is on cpu");
+  refused(good, host, "pair 1: src is on cpu");
+  refused(nullptr, good, "pair 1: a tensor is NULL");
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative", ts_copy_peer(to, nullptr, from, nullptr, -1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_copy_peer(to, nullptr, from, nullptr, 1));
+  EXPECT_OK(ts_copy_peer(to, nullptr, from, nullptr, 0));
+  ASSERT_OK(ts_device_synchronize(0));
+  EXPECT_EQ(read<float>(target), (std::vector<float>{0, 0, 0, 0}));
+}
+
+TEST(CopyPeerGpu, TensorsBelongToTheirStreamsDevices) {
+  NEEDS_GPUS(2);
+  Tensor here = test::full({4}, 1, 0);
+  Tensor there = test::full({4}, 1, 1);
+  ts_tensor* const heres[] = {here};
+  ts_tensor* const theres[] = {there};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "dst is on cuda:0",
+               ts_copy_peer(pool_stream(1), heres, pool_stream(0), heres, 1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "src is on cuda:1",
+               ts_copy_peer(pool_stream(1), theres, pool_stream(0), theres, 1));
+}
+
+TEST(Peer, ArgumentsAreChecked) {
+  const int32_t beyond = ts_device_count();
+  bool can = false;
+  double seconds = 0;
+  for (const int32_t device : {beyond, beyond + 200, -1, INT32_MIN, INT32_MAX}) {
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_can_access_peer(device, device, &can));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
+                 ts_copy_peer({0, device}, nullptr, {0, device}, nullptr, 0));
+  }
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one", ts_bench_peer(0, 0, 1, 1, &seconds));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rounds", ts_bench_peer(0, 1, 1, 0, &seconds));
+  if (ts_device_count() > 0) {
+    EXPECT_OK(ts_device_can_access_peer(0, 0, &can));
+    EXPECT_TRUE(can);
+  }
+}
 
 TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
   NEEDS_GPUS(1);

@@ -31,6 +31,31 @@ TEST(Event, NullsAreRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_event_new(8, &event));
 }
 
+TEST(Event, BetweenProcessesArgumentsAreChecked) {
+  uint8_t handle[TS_EVENT_HANDLE_BYTES] = {};
+  ts_event* event = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "event is NULL", ts_event_export(nullptr, 0, handle));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out is NULL", ts_event_import(0, handle, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "handle is NULL", ts_event_import(0, nullptr, &event));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_event_import(1000, handle, &event));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "takes no time",
+               ts_event_new(TS_EVENT_TIMING | TS_EVENT_INTERPROCESS, &event));
+}
+
+TEST(EventGpu, AnExportedEventCountsAsRecorded) {
+  NEEDS_GPUS(1);
+  uint8_t handle[TS_EVENT_HANDLE_BYTES] = {};
+  const Event plain;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "TS_EVENT_INTERPROCESS",
+               ts_event_export(plain, 0, handle));
+  const Event event(TS_EVENT_INTERPROCESS);
+  EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "", ts_event_synchronize(event));
+  ASSERT_OK(ts_event_export(event, 0, handle));
+  EXPECT_OK(ts_event_synchronize(event));
+  ASSERT_OK(ts_event_record(event, {0, 0}));
+  EXPECT_OK(ts_event_synchronize(event));
+}
+
 TEST(EventGpu, UnrecordedIsAnErrorEverywhere) {
   NEEDS_GPUS(1);
   Event event(TS_EVENT_TIMING);

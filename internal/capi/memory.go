@@ -1,0 +1,169 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_device_allocator
+#cgo nocallback ts_device_allocator
+#cgo nocallback ts_device_limit_memory
+#cgo noescape ts_device_can_access_peer
+#cgo nocallback ts_device_can_access_peer
+#cgo noescape ts_memory_pool_new
+#cgo nocallback ts_memory_pool_new
+#cgo nocallback ts_memory_pool_free
+#cgo nocallback ts_memory_pool_enter
+#cgo nocallback ts_memory_pool_exit
+#cgo noescape ts_memory_pool_bytes
+#cgo nocallback ts_memory_pool_bytes
+#cgo noescape ts_pinned_register
+#cgo nocallback ts_pinned_register
+#cgo noescape ts_event_export
+#cgo nocallback ts_event_export
+#cgo noescape ts_event_import
+#cgo nocallback ts_event_import
+#cgo noescape ts_copy_peer
+#cgo nocallback ts_copy_peer
+#cgo noescape ts_bench_peer
+#cgo nocallback ts_bench_peer
+
+static void look(const uint8_t* const* at) { (void)at; }
+*/
+import "C"
+
+import "unsafe"
+
+type AllocatorStats struct {
+	RequestedBytes, ActiveBytes, SplitBytes int64
+	Allocations, TotalAllocations, Segments int64
+	DriverAllocations, DriverFrees          int64
+	Retries, OutOfMemory                    int64
+}
+
+func DeviceAllocator(device int32) (AllocatorStats, error) {
+	computing.enter()
+	defer computing.leave()
+	var s C.ts_allocator_stats
+	if err := failure(C.ts_device_allocator(C.int32_t(device), &s)); err != nil {
+		return AllocatorStats{}, err
+	}
+	return AllocatorStats{
+		RequestedBytes: int64(s.requested_bytes), ActiveBytes: int64(s.active_bytes), SplitBytes: int64(s.split_bytes),
+		Allocations: int64(s.allocations), TotalAllocations: int64(s.total_allocations), Segments: int64(s.segments),
+		DriverAllocations: int64(s.driver_allocations), DriverFrees: int64(s.driver_frees),
+		Retries: int64(s.retries), OutOfMemory: int64(s.out_of_memory),
+	}, nil
+}
+
+func LimitMemory(device int32, fraction float64) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_device_limit_memory(C.int32_t(device), C.double(fraction)))
+}
+
+func CanAccessPeer(device, peer int32) (bool, error) {
+	var can C.bool
+	err := failure(C.ts_device_can_access_peer(C.int32_t(device), C.int32_t(peer), &can))
+	return bool(can), err
+}
+
+// MemoryPool is a ts_memory_pool.
+type MemoryPool = C.ts_memory_pool
+
+func NewMemoryPool(device int32) (p *MemoryPool, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_memory_pool_new(C.int32_t(device), &p))
+	return p, err
+}
+
+// FreeMemoryPool leaves the pool as it is if it fails. It may give memory back to the driver, which waits for the device.
+func FreeMemoryPool(p *MemoryPool) error {
+	waiting.enter()
+	defer waiting.leave()
+	return failure(C.ts_memory_pool_free(p))
+}
+
+func EnterMemoryPool(p *MemoryPool) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_memory_pool_enter(p))
+}
+
+func ExitMemoryPool(p *MemoryPool) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_memory_pool_exit(p))
+}
+
+func MemoryPoolBytes(p *MemoryPool) (reserved, allocated int64, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_memory_pool_bytes(p, (*C.int64_t)(&reserved), (*C.int64_t)(&allocated)))
+	return reserved, allocated, err
+}
+
+// RegisterPinned pins memory until the buffer is freed: not Go memory, unless a runtime.Pinner holds it.
+func RegisterPinned(memory []byte) (p *Pinned, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
+		return nil, &Error{CodeInvalidArgument, "RegisterPinned", "memory of Go cannot be pinned, since the garbage collector may give it to others: use NewPinned, or memory of mmap or C"}
+	}
+	waiting.enter()
+	defer waiting.leave()
+	err = failure(C.ts_pinned_register((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), &p))
+	return p, err
+}
+
+// mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that is not held by a runtime.Pinner. Only the runtime knows; it checks at
+// every call into C that none is behind an argument, and panics. (Not with GODEBUG=cgocheck=0.)
+func mustNotKeep(memory *C.uint8_t) (must bool) {
+	defer func() { must = recover() != nil }()
+	behind := new(*C.uint8_t)
+	*behind = memory
+	C.look(behind)
+	return false
+}
+
+const EventInterprocess = C.TS_EVENT_INTERPROCESS
+
+// EventHandle names an event in other processes.
+type EventHandle [C.TS_EVENT_HANDLE_BYTES]byte
+
+func ExportEvent(e *Event, device int32) (h EventHandle, err error) {
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_event_export(e, C.int32_t(device), (*C.uint8_t)(&h[0])))
+	return h, err
+}
+
+func ImportEvent(device int32, h EventHandle) (e *Event, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_event_import(C.int32_t(device), (*C.uint8_t)(&h[0]), &e))
+	return e, err
+}
+
+// CopyPeer is ts_copy_peer.
+func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) error {
+	computing.enter()
+	defer computing.leave()
+	if len(dst) != len(src) {
+		return &Error{CodeInvalidArgument, "CopyPeer", "dst and src have different lengths"}
+	}
+	return failure(C.ts_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int32_t(len(dst))))
+}
+
+// BenchPeer returns seconds a copy.
+func BenchPeer(dst, src int32, bytes, rounds int) (seconds float64, err error) {
+	waiting.enter()
+	defer waiting.leave()
+	err = failure(C.ts_bench_peer(C.int32_t(dst), C.int32_t(src), C.size_t(bytes), C.int32_t(rounds), (*C.double)(&seconds)))
+	return seconds, err
+}
