@@ -1,0 +1,184 @@
+// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why not when it does not: a tensor is sent four times while the receiver, or
+// both, multiply, with the sender's side of the copy on the default stream or on one of its own, and the receiver's likewise. All four choices, each by
+// torch.CopyPeer, which names both streams, and by Tensor.CopyFrom inside cuda.WithStreams, blocking and not (which makes no difference between GPUs).
+//
+//	go run ./examples/03-p2p                         # the figures, with PyTorch's beside ours
+//	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of the slowest and the fastest choice
+//	go run ./examples/03-p2p -json
+//
+// It needs two GPUs: -device and the one after it. The rule that comes out: a copy between GPUs runs beside compute only if both of its streams are other streams
+// than those that compute, and the sender's is not the default stream, which the driver orders against the work of both devices.
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/examples/internal/lesson"
+)
+
+//go:embed peer.py
+var peer string
+
+func main() {
+	w := workload{}
+	lesson.Main("03-p2p", 2, func(flags *flag.FlagSet) {
+		flags.IntVar(&w.MiB, "mib", 1024, "size of the tensor in `MiB`")
+		flags.IntVar(&w.Copies, "copies", 4, "how often it is sent")
+		flags.IntVar(&w.Products, "products", 8, "how many products of four factors each computing GPU makes")
+		flags.IntVar(&w.Rounds, "rounds", 9, "rounds: figures are their medians")
+	}, func(ctx context.Context, l *lesson.Lesson) error { return w.run(ctx, l) })
+}
+
+// workload is what is measured.
+type workload struct {
+	MiB      int `json:"mib"`
+	Copies   int `json:"copies"`
+	Products int `json:"products"`
+	Rounds   int `json:"rounds"`
+}
+
+func (w workload) bytes() float64 { return float64(w.MiB) * (1 << 20) * float64(w.Copies) }
+
+// report is what -json prints. Times are milliseconds, medians of the rounds.
+type report struct {
+	Workload workload  `json:"workload"`
+	GPU      string    `json:"gpu"`
+	Direct   bool      `json:"peer_access"`
+	Raw      float64   `json:"raw_gb_per_s"` // plain cudaMemcpyPeerAsync, nothing beside it
+	Copy     float64   `json:"copy_ms"`      // by CopyPeer, nothing beside it
+	Link     float64   `json:"copy_gb_per_s"`
+	OfRaw    float64   `json:"of_raw"`
+	Computes []compute `json:"computes"`
+	Peer     *peerJSON `json:"pytorch,omitempty"`
+	PeerNote string    `json:"pytorch_note,omitempty"`
+}
+
+// compute is one choice of who computes.
+type compute struct {
+	On      string   `json:"on"` // "receiver" or "both"
+	Alone   float64  `json:"compute_ms"`
+	Choices []choice `json:"choices"`
+}
+
+// choice is one choice of streams.
+type choice struct {
+	Sender      bool    `json:"sender_side_stream"`
+	Receiver    bool    `json:"receiver_side_stream"`
+	CopyPeer    float64 `json:"copy_peer_ms"`
+	Blocking    float64 `json:"copy_from_ms"`
+	NonBlocking float64 `json:"copy_from_non_blocking_ms"`
+	Hidden      float64 `json:"hidden"` // what share of the shorter of copy and compute the longer one hides, for copy_peer_ms
+}
+
+type peerJSON struct {
+	Copy      float64 `json:"copy_ms"`
+	Workloads []struct {
+		Compute float64 `json:"compute_ms"`
+		Choices []struct {
+			Blocking    float64 `json:"blocking_ms"`
+			NonBlocking float64 `json:"non_blocking_ms"`
+		} `json:"choices"`
+	} `json:"workloads"`
+}
+
+// hidden returns how much of the shorter of two times is hidden when both take `together`.
+func hidden(a, b, together float64) float64 {
+	return max(0, min(1, (a+b-together)/min(a, b)))
+}
+
+// why says what the choice of streams does, when the default streams compute.
+func why(on string, c choice) string {
+	switch {
+	case c.Sender && c.Receiver:
+		return "overlaps: neither of its streams has other work, so the copy engine works beside the multiprocessors"
+	case !c.Sender && on == "both":
+		return "serial: the copy is in the stream in which the sender computes"
+	case c.Sender:
+		return "serial: the receiver's default stream waits for the copy, and its compute is behind that wait"
+	case c.Receiver:
+		return "serial: the copy is on the sender's default stream, which the driver orders against work of both devices"
+	}
+	return "serial: both: the receiver's default stream waits, and the driver orders the sender's"
+}
+
+func (w workload) run(ctx context.Context, l *lesson.Lesson) error {
+	if w.MiB < 1 || w.Copies < 1 || w.Products < 1 || w.Rounds < 1 {
+		return errors.New("-mib, -copies, -products and -rounds are at least 1")
+	}
+	e, err := newExperiment(l.Device, l.Device+1, w)
+	if err != nil {
+		return err
+	}
+	defer e.close()
+	r, err := e.measure(ctx)
+	if err != nil {
+		return err
+	}
+	var p peerJSON
+	err = l.Peer(ctx, peer, &p, fmt.Sprint(int(l.Device)), fmt.Sprint(w.MiB), fmt.Sprint(w.Copies), fmt.Sprint(w.Products), fmt.Sprint(w.Rounds))
+	switch {
+	case errors.Is(err, lesson.ErrNoPeer):
+		r.PeerNote = err.Error()
+	case err != nil:
+		return err
+	case len(p.Workloads) != len(r.Computes):
+		return fmt.Errorf("peer.py measured %d workloads of %d", len(p.Workloads), len(r.Computes))
+	default:
+		r.Peer = &p
+	}
+	if _, err := l.Record("a copy between two GPUs beside compute: neither side on a side stream, then both", e.both); err != nil {
+		return err
+	}
+	return l.Result(r, func() error { return r.print(l) })
+}
+
+func (r *report) print(l *lesson.Lesson) error {
+	direct := "direct"
+	if !r.Direct {
+		direct = "through the host: the two have no peer access"
+	}
+	fmt.Fprintf(l.Out, "%s: %d copies of %d MiB, %s. Alone %.1f ms, %.1f GB/s, %.1f %% of plain cudaMemcpyPeerAsync's %.1f GB/s in this run.\n",
+		r.GPU, r.Workload.Copies, r.Workload.MiB, direct, r.Copy, r.Link, 100*r.OfRaw, r.Raw)
+	for i, c := range r.Computes {
+		fmt.Fprintf(l.Out, "\nCompute on %s: alone %.1f ms. Copy and compute, ms:\n", c.On, c.Alone)
+		rows := [][]string{{"sender, receiver", "CopyPeer", "hidden", "CopyFrom", "non-blocking", "PyTorch", "non_blocking"}}
+		for k, choice := range c.Choices {
+			row := []string{name(choice.Sender) + ", " + name(choice.Receiver), ms(choice.CopyPeer), fmt.Sprintf("%.0f %%", 100*choice.Hidden),
+				ms(choice.Blocking), ms(choice.NonBlocking), "-", "-"}
+			if r.Peer != nil && k < len(r.Peer.Workloads[i].Choices) {
+				peers := r.Peer.Workloads[i].Choices[k]
+				row[5], row[6] = ms(peers.Blocking), ms(peers.NonBlocking)
+			}
+			rows = append(rows, row)
+		}
+		if err := l.Table(rows); err != nil {
+			return err
+		}
+		for _, choice := range c.Choices {
+			fmt.Fprintf(l.Out, "  %s, %s: %s\n", name(choice.Sender), name(choice.Receiver), why(c.On, choice))
+		}
+	}
+	if r.PeerNote != "" {
+		fmt.Fprintln(l.Out, "\nPyTorch:", r.PeerNote)
+	}
+	return nil
+}
+
+func name(side bool) string {
+	if side {
+		return "side"
+	}
+	return "default"
+}
+
+func ms(v float64) string { return fmt.Sprintf("%.2f", v) }
+
+func device(d cuda.Device) (string, error) {
+	p, err := d.Properties()
+	return p.Name, err
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/examples/internal/lesson"
+)
+
+func TestHidden(t *testing.T) {
+	for _, c := range []struct{ copy, compute, together, want float64 }{
+		{10, 16, 26, 0},
+		{10, 16, 16, 1},
+		{16, 10, 16, 1},
+		{10, 16, 21, 0.5},
+		{10, 16, 30, 0}, // worse than one after the other
+		{10, 16, 15, 1}, // faster than either alone: noise
+	} {
+		if got := hidden(c.copy, c.compute, c.together); got != c.want {
+			t.Errorf("copy %v, compute %v, together %v: %v, want %v", c.copy, c.compute, c.together, got, c.want)
+		}
+	}
+}
+
+// Of the four choices one overlaps, and each says why or why not in its own words.
+func TestWhy(t *testing.T) {
+	for _, on := range []string{"receiver", "both"} {
+		overlaps := 0
+		for _, c := range []choice{{}, {Receiver: true}, {Sender: true}, {Sender: true, Receiver: true}} {
+			text := why(on, c)
+			if strings.HasPrefix(text, "overlaps") {
+				overlaps++
+				if !c.Sender || !c.Receiver {
+					t.Errorf("compute on %s, %+v: %q", on, c, text)
+				}
+			}
+		}
+		if overlaps != 1 {
+			t.Errorf("compute on %s: %d choices overlap", on, overlaps)
+		}
+	}
+}
+
+func sample() *report {
+	choices := []choice{{CopyPeer: 26.7}, {Receiver: true, CopyPeer: 26.6}, {Sender: true, CopyPeer: 26.5}, {Sender: true, Receiver: true, CopyPeer: 16.9, Hidden: 0.9}}
+	return &report{
+		Workload: workload{1024, 4, 8, 9}, GPU: "a GPU", Direct: true, Raw: 394, Copy: 10.9, Link: 393, OfRaw: 0.997,
+		Computes: []compute{{On: "receiver", Alone: 15.8, Choices: choices}, {On: "both", Alone: 15.9, Choices: choices}},
+	}
+}
+
+func TestPrint(t *testing.T) {
+	var out bytes.Buffer
+	r := sample()
+	r.PeerNote = "no PyTorch here"
+	if err := r.print(&lesson.Lesson{Out: &out}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"99.7 % of plain", "Compute on receiver: alone 15.8", "Compute on both", "side, side           16.90    90 %", "no PyTorch here"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing in\n%s", want, out.String())
+		}
+	}
+}
+
+// PyTorch's figures stand beside ours, row by row.
+func TestPrintWithPeer(t *testing.T) {
+	r := sample()
+	text := `{"copy_ms": 10.9, "workloads": [` + strings.Repeat(`{"compute_ms": 15.8, "choices": [{"blocking_ms": 26.71, "non_blocking_ms": 26.72},
+		{"blocking_ms": 26.73, "non_blocking_ms": 26.74}, {"blocking_ms": 26.75, "non_blocking_ms": 26.76}, {"blocking_ms": 17.01, "non_blocking_ms": 17.02}]},`, 2)
+	r.Peer = &peerJSON{}
+	if err := json.Unmarshal([]byte(strings.TrimSuffix(text, ",")+"]}"), r.Peer); err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := r.print(&lesson.Lesson{Out: &out}); err != nil {
+		t.Fatal(err)
+	}
+	rows := strings.Split(out.String(), "\n")
+	for _, row := range rows {
+		if strings.HasPrefix(row, "side, side ") && !(strings.Contains(row, "17.01") && strings.Contains(row, "17.02")) {
+			t.Errorf("got %q", row)
+		}
+	}
+}
+
+func TestWorkloadIsChecked(t *testing.T) {
+	if err := (workload{MiB: 1, Copies: 1, Products: 0, Rounds: 1}).run(t.Context(), &lesson.Lesson{}); err == nil || !strings.Contains(err.Error(), "-products") {
+		t.Errorf("got %v", err)
+	}
+}
