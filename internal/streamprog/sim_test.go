@@ -12,7 +12,7 @@ import (
 
 var (
 	programs = flag.Uint64("programs", 400, "simulated programs to run, from seed 1 on")
-	seed     = flag.Uint64("seed", 0, "run this one program, simulated or on a GPU, and print it")
+	only     = flag.Uint64("seed", 0, "run this one program, simulated or on a GPU, and print it")
 )
 
 // simulated runs a program on the simulated device.
@@ -303,12 +303,12 @@ func options(seed uint64) Options {
 
 // Every program computes what it computes one operation after the other, with nothing to report.
 func TestPrograms(t *testing.T) {
-	if *seed > 0 {
-		p := Generate(*seed, options(*seed))
+	if *only > 0 {
+		p := Generate(*only, options(*only))
 		for i, o := range p.Ops {
 			t.Logf("%d: %v", i, o)
 		}
-		for _, r := range simulateProgram(*seed, p, nil) {
+		for _, r := range simulateProgram(*only, p, nil) {
 			t.Error(r)
 		}
 		return

@@ -1,0 +1,289 @@
+package streamprog
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+var duration = flag.Duration("for", 3*time.Second, "run programs on the GPUs for so long")
+
+// machine runs programs on GPUs.
+type machine struct {
+	t        *testing.T
+	devices  int
+	elements int64
+	streams  []cuda.Stream
+	load     []*torch.Tensor // by device
+	hosts    []host
+
+	tensors []*torch.Tensor
+	events  []*cuda.Event
+	graphs  []graphed
+	want    []int64
+	program string // for messages
+}
+
+type host struct {
+	pinned *cuda.Pinned
+	values *torch.Tensor
+}
+
+func newMachine(t *testing.T, devices int) *machine {
+	t.Helper()
+	if n := cuda.DeviceCount(); n < devices {
+		t.Skipf("needs %d GPU(s), this machine has %d", devices, n)
+	}
+	dog := time.AfterFunc(2*time.Minute+*duration, func() { panic(t.Name() + " hangs") })
+	m := &machine{t: t, devices: devices}
+	t.Cleanup(func() {
+		dog.Stop()
+		for _, x := range m.load {
+			x.Close()
+		}
+		for _, h := range m.hosts {
+			h.values.Close()
+			h.pinned.Close()
+		}
+	})
+	for i := range 8 {
+		if i < devices {
+			m.streams = append(m.streams, cuda.DefaultStream(cuda.Device(i)))
+			continue
+		}
+		s, err := cuda.NewStream(cuda.Device(i%devices), cuda.StreamOptions{Priority: -(i / devices % 2)})
+		m.check(err)
+		m.streams = append(m.streams, s)
+	}
+	for d := range devices {
+		x, err := torch.Zeros(cuda.Device(d), torch.Float32, 1<<24)
+		m.check(err)
+		m.load = append(m.load, x)
+	}
+	m.size(1)
+	return m
+}
+
+// size makes the host buffers that all programs use.
+func (m *machine) size(elements int64) {
+	for _, h := range m.hosts {
+		h.values.Close()
+		m.check(h.pinned.Close())
+	}
+	m.hosts, m.elements = nil, elements
+	for range 3 {
+		p, err := cuda.NewPinned(int(8 * elements))
+		m.check(err)
+		v, err := torch.FromMemory(p.Bytes(), torch.Int64, elements)
+		m.check(err)
+		m.hosts = append(m.hosts, host{p, v})
+	}
+}
+
+func (m *machine) check(err error) {
+	m.t.Helper()
+	if err != nil {
+		m.t.Fatalf("%s%v", m.program, err)
+	}
+}
+
+// run returns how many of the program's checks read something else than the oracle says.
+func (m *machine) run(p *Program) (wrong int) {
+	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event, p.Events), make([]graphed, p.Graphs), p.Values()
+	for i := range m.events {
+		var err error
+		m.events[i], err = cuda.NewEvent(cuda.EventOptions{})
+		m.check(err)
+	}
+	for i, o := range p.Ops {
+		ok, err := m.do(o)
+		if err != nil {
+			m.t.Fatalf("%soperation %d, %v: %v", m.program, i, o, err)
+		}
+		if !ok {
+			wrong++
+		}
+	}
+	for d := range m.devices {
+		m.check(cuda.Device(d).Synchronize())
+	}
+	for _, g := range m.graphs {
+		m.check(g.close())
+	}
+	for _, x := range m.tensors {
+		x.Close()
+	}
+	for _, e := range m.events {
+		m.check(e.Close())
+	}
+	return wrong
+}
+
+func (m *machine) streamsOf(numbers []int) (s []cuda.Stream) {
+	for _, n := range numbers {
+		s = append(s, m.streams[n])
+	}
+	return s
+}
+
+// do runs one operation; ok is false for a check that reads something else.
+func (m *machine) do(o Op) (ok bool, err error) {
+	ok = true
+	on := func(fn func() error) { err = cuda.WithStream(m.streams[o.Stream], fn) }
+	asynchronous := torch.CopyOptions{NonBlocking: true}
+	switch o.Kind {
+	case New:
+		on(func() error {
+			a, b := m.tensors[o.A].MulInt(5), m.tensors[o.B].MulInt(7)
+			sum := a.Add(b)
+			m.tensors[o.Dst] = sum.AddInt(o.K)
+			return errors.Join(m.tensors[o.Dst].Err(), a.Close(), b.Close(), sum.Close())
+		})
+	case Mix:
+		on(func() error {
+			dst := m.tensors[o.Dst]
+			twice, a := dst.MulInt(2), m.tensors[o.A].MulInt(5) // both before dst changes: it may be A
+			failed := dst.Add_(twice).Add_(a).AddInt_(o.K).Err()
+			return errors.Join(failed, twice.Close(), a.Close())
+		})
+	case Copy:
+		if m.tensors[o.Dst].Device() != m.tensors[o.A].Device() {
+			err = m.copyPeer(o)
+			break
+		}
+		on(func() error { return m.tensors[o.Dst].CopyFrom(m.tensors[o.A], asynchronous) })
+	case Upload:
+		on(func() error {
+			if m.tensors[o.Dst] == nil {
+				var err error
+				if m.tensors[o.Dst], err = torch.Empty(m.streams[o.Stream].Device(), torch.Int64, m.elements); err != nil {
+					return err
+				}
+			}
+			return m.tensors[o.Dst].CopyFrom(m.hosts[o.A].values, asynchronous)
+		})
+	case Download:
+		on(func() error { return m.hosts[o.Dst].values.CopyFrom(m.tensors[o.A], asynchronous) })
+	case HostFill:
+		// One tensor operation on the CPU would split the work over threads, which is slower here.
+		values, e := torch.FromInt64s(slices.Repeat([]int64{o.K}, int(m.elements)))
+		err = errors.Join(e, m.hosts[o.Dst].values.CopyFrom(values, torch.CopyOptions{}), values.Close())
+	case Busy:
+		on(func() error {
+			load := m.load[m.streams[o.Stream].Device()]
+			for range 4 {
+				if err := load.AddScalar_(1).Err(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	case Check:
+		on(func() error {
+			got, err := m.tensors[o.A].Int64s()
+			for _, v := range got {
+				ok = ok && v == m.want[0]
+			}
+			m.want = m.want[1:]
+			return err
+		})
+	case Free:
+		err = m.tensors[o.Dst].Close()
+	case Drop:
+		m.tensors[o.Dst] = nil
+		if o.Dst%4 == 0 {
+			runtime.GC()
+		}
+	case Use:
+		err = m.tensors[o.Dst].RecordStream(m.streams[o.Stream])
+	case Record:
+		err = m.events[o.A].Record(m.streams[o.Stream])
+	case WaitEvent:
+		err = m.streams[o.Stream].WaitEvent(m.events[o.A])
+	case SyncEvent:
+		err = m.events[o.A].Synchronize()
+	case Wait:
+		err = m.streams[o.Stream].Wait(m.streams[o.Other])
+	case Fork:
+		err = cuda.Fork(m.streams[o.Stream], m.streamsOf(o.Streams)...)
+	case Join:
+		err = cuda.Join(m.streams[o.Stream], m.streamsOf(o.Streams)...)
+	case Sync:
+		err = m.streams[o.Stream].Synchronize()
+	case Graph:
+		m.graphs[o.Dst], err = m.capture(o)
+	case Replay:
+		err = m.graphs[o.Dst].replay(m.streams[o.Stream])
+	default:
+		err = fmt.Errorf("a machine knows no %v", o.Kind)
+	}
+	return ok, err
+}
+
+// sizes of a program's tensors: launches alone, or with kernels and copies that take long enough to be overtaken.
+func (m *machine) setSize(seed uint64) {
+	m.size([...]int64{1 << 8, 1 << 16, 1 << 20, 1 << 18}[seed%4])
+}
+
+func gpuOptions(seed uint64, devices int) Options {
+	return Options{Ops: 80 + int(seed%5)*40, Streams: max(2*devices, 2+int(seed%7)), Devices: devices, Graphs: graphs}
+}
+
+// Random programs on one and on two GPUs compute what they compute one operation after the other.
+func TestProgramsOnGPUs(t *testing.T) {
+	for _, devices := range []int{1, 2} {
+		t.Run(fmt.Sprintf("%d devices", devices), func(t *testing.T) {
+			m := newMachine(t, devices)
+			var count [len(kinds)]int
+			n, operations := uint64(0), 0
+			for start := time.Now(); time.Since(start) < *duration; {
+				n++
+				seed := max(*only, n)
+				if n%50 == 1 || *only > 0 {
+					m.setSize(seed / 50)
+				}
+				m.program = fmt.Sprintf("seed %d, %d devices, %d elements: ", seed, devices, m.elements)
+				p := Generate(seed, gpuOptions(seed, devices))
+				if wrong := m.run(p); wrong > 0 {
+					t.Fatalf("%s%d of %d checks read something else than the oracle says", m.program, wrong, len(p.Values()))
+				}
+				for _, o := range p.Ops {
+					count[o.Kind]++
+					operations++
+				}
+			}
+			t.Logf("%d programs, %d operations %v", n, operations, count)
+		})
+	}
+}
+
+// The negative control: programs without their edges compute something else.
+func TestProgramsWithoutEdgesOnGPUs(t *testing.T) {
+	m := newMachine(t, 1)
+	m.size(1 << 20)
+	different := 0
+	const n = 40
+	for seed := uint64(1); seed <= n; seed++ {
+		o := gpuOptions(seed, 1)
+		o.Graphs = false // a capture without its forks is an error, not a race
+		p := Generate(seed, o)
+		for p.Edges() > 0 {
+			p, _ = p.Without(0)
+		}
+		p.Ops = slices.DeleteFunc(p.Ops, func(o Op) bool { return o.Kind >= Wait })
+		if m.run(p) > 0 {
+			different++
+		}
+	}
+	t.Logf("%d of %d programs without edges computed something else", different, n)
+	if different == 0 {
+		t.Error("none: the comparison shows nothing")
+	}
+}
