@@ -39,6 +39,10 @@ test: shim ## all tests: the shim's, go vet, the Go packages', loader and prefet
 	go test -count=1 ./...
 	go test -count=1 -race ./imageloader/... ./prefetcher/...
 
+.PHONY: mutate
+mutate: shim ## leave out each ordering edge of the library in turn: a test must fail (those that need a GPU: docs/streams.md)
+	go run ./internal/mutate
+
 .PHONY: race
 race: shim ## all Go tests under the race detector
 	go test -count=1 -race ./...

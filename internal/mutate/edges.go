@@ -1,0 +1,93 @@
+package main
+
+// edge is one ordering edge of the library: what it is, how it is left out, and the test that must then fail.
+type edge struct {
+	name     string // as in docs/streams.md
+	file     string // of the repository
+	old, new string // old is in the file exactly once
+	folder   string // of the test
+	test     string // Go test or GoogleTest that fails without the edge
+	gpus     int    // that the test needs; 0: it runs everywhere
+}
+
+// edges is every place of the library that orders work on one stream, or the host, after work on another.
+var edges = []edge{
+	// ---- the prefetcher's ring, whose code runs on the simulated device
+	{"the refill of a host slot waits for copied", "prefetcher/internal/ring/ring.go",
+		"	if pending {\n		err = r.dev.HostWait(k, r.hosts[k].copied, stop)\n	}", "	_ = pending", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a copy that is enqueued is noted as due", "prefetcher/internal/ring/ring.go",
+		"	default:\n		slot.waits = slot.waits[:0]\n		r.hosts[b.host].pending = true", "	default:\n		slot.waits = slot.waits[:0]", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a copy whose finish failed is noted as due", "prefetcher/internal/ring/ring.go",
+		"		r.freeSlots = append(r.freeSlots, b.slot)\n		r.hosts[b.host].pending = true", "		r.freeSlots = append(r.freeSlots, b.slot)",
+		"prefetcher/internal/ring", "TestSchedules", 0},
+	{"the copy into a device slot waits for released", "prefetcher/internal/ring/ring.go",
+		"r.dev.Copy(b.slot, b.host, b.n, slot.waits, ", "r.dev.Copy(b.slot, b.host, b.n, nil, ", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"ready is recorded after the finish", "prefetcher/internal/ring/ring.go",
+		"	fatal := r.dev.Copy(b.slot, b.host, b.n, slot.waits, r.hosts[b.host].copied)\n	var finish error\n	if fatal == nil {\n		if finish = r.finish(b); finish == nil {\n" +
+			"			fatal = r.dev.Record(slot.ready, r.dev.P())\n		}\n	}",
+		"	fatal := r.dev.Copy(b.slot, b.host, b.n, slot.waits, r.hosts[b.host].copied)\n	var finish error\n	if fatal == nil {\n" +
+			"		if fatal = r.dev.Record(slot.ready, r.dev.P()); fatal == nil {\n			finish = r.finish(b)\n		}\n	}",
+		"prefetcher/internal/ring", "TestSchedules", 0},
+	{"the consumer's stream waits for ready", "prefetcher/internal/ring/ring.go",
+		"	if err == nil && wait {\n", "	if err == nil && wait && false {\n", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a stream named with Use waits for ready", "prefetcher/internal/ring/ring.go",
+		"	return r.dev.Wait(stream, ready)\n", "	_ = ready\n	return nil\n", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a release is recorded on a stream named with Use", "prefetcher/internal/ring/ring.go",
+		"	l.add(stream)\n	ready := r.slots[l.Slot].ready", "	ready := r.slots[l.Slot].ready", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a release is recorded on the stream that is current at its end", "prefetcher/internal/ring/ring.go",
+		"	_, err := l.useCurrent(false)\n", "	var err error\n", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"a release is recorded on every stream that used the batch", "prefetcher/internal/ring/ring.go",
+		"	for _, s := range streams {\n		if err != nil {", "	for _, s := range streams[:min(1, len(streams))] {\n		if err != nil {", "prefetcher/internal/ring", "TestSchedules", 0},
+	{"Close waits for the releases", "prefetcher/internal/ring/ring.go",
+		"			events = append(events, r.slots[j].waits...)\n", "			_ = j\n", "prefetcher/internal/ring", "TestSchedules", 0},
+
+	// ---- the prefetcher on a GPU
+	{"the GPU's copy waits for released", "prefetcher/device.go",
+		"	for _, e := range released {\n		if err := d.p.WaitEvent(e); err != nil {\n			return err\n		}\n	}", "	_ = released", "prefetcher", "TestGPUStress", 1},
+	{"the GPU's wait for ready", "prefetcher/device.go", "error   { return s.WaitEvent(e) }", "error   { return nil }", "prefetcher", "TestGPUStress", 1},
+	{"the GPU's record of ready and released", "prefetcher/device.go",
+		"error { return e.Record(s) }", "error { return e.Record(cuda.DefaultStream(s.Device())) }", "prefetcher", "TestGPUStress", 1},
+	{"the GPU's wait for copied", "prefetcher/device.go", "		if done {\n			took", "		if done || true {\n			took", "prefetcher", "TestGPUStress", 1},
+
+	// ---- streams and events
+	{"WithStream makes the stream current", "cshim/src/stream.cc", "    c10::cuda::setCurrentCUDAStream(inner);\n", "", "cuda", "TestEveryGoroutineKeepsItsStream", 1},
+	{"WithStream restores the stream from before", "cshim/src/stream.cc",
+		"    c10::cuda::setCurrentCUDAStream(entered.stream);\n", "", "cuda", "TestWithStreamNests", 1},
+	{"WithStream holds the goroutine on its thread", "cuda/current.go",
+		"	runtime.LockOSThread()\n	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		runtime.UnlockOSThread()\n		return checked(err)\n	}",
+		"	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		return checked(err)\n	}\n	runtime.LockOSThread()\n	runtime.UnlockOSThread()",
+		"cuda", "TestEveryGoroutineKeepsItsStream", 1},
+	{"Stream.Wait waits", "cshim/src/stream.cc",
+		"    if (waiting.device_index() == source.device_index()) {\n      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));\n",
+		"    if (waiting.device_index() == source.device_index()) {\n", "cuda", "TestOrdering", 1},
+	{"Stream.Wait records first", "cshim/src/stream.cc", "    C10_CUDA_CHECK(cudaEventRecord(event, source.stream()));\n", "", "cuda", "TestOrdering", 1},
+	{"Stream.Wait between devices", "cshim/src/stream.cc",
+		"      ts::DeviceScope other(waiting.device_index());\n      C10_CUDA_CHECK(cudaStreamWaitEvent(waiting.stream(), event, cudaEventWaitDefault));\n",
+		"      ts::DeviceScope other(waiting.device_index());\n", "cshim", "StreamGpu.WaitAcrossDevices", 2},
+	{"Event.Record records", "cshim/src/event.cc",
+		"  C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));\n", "  (void)stream;\n", "cuda", "TestOrdering", 1},
+	{"Stream.WaitEvent waits", "cshim/src/event.cc",
+		"  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),\n                                     cudaEventWaitDefault));\n",
+		"", "cuda", "TestOrdering", 1},
+	{"Event.Synchronize waits", "cshim/src/event.cc", "  C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));\n", "", "cuda", "TestOrdering", 1},
+	{"Fork records", "cshim/src/fork.cc", "  C10_CUDA_CHECK(cudaEventRecord(event, on.stream()));\n", "", "cuda", "TestFork", 1},
+	{"every stream of a Fork waits", "cshim/src/fork.cc",
+		"    for (const auto waiter : waiters) ts::wait(waiter, event);\n", "    ts::wait(waiters[0], event);\n", "cuda", "TestFork", 1},
+	{"Join waits for every stream", "cshim/src/fork.cc",
+		"    for (const auto source : ts::others(waiter, from, count)) ts::wait(waiter, ts::record(source));\n",
+		"    const auto sources = ts::others(waiter, from, count);\n    if (!sources.empty()) ts::wait(waiter, ts::record(sources[0]));\n", "cuda", "TestJoin", 1},
+
+	// ---- copies and memory
+	{"CopyBatch waits for after", "cshim/src/copy.cc", "    if (after != nullptr) after->block(on);\n", "", "torch", "TestCopyBatchIsOrdered", 1},
+	{"CopyBatch records done", "cshim/src/copy.cc",
+		"    if (done != nullptr) done->record(on);\n  });\n}", "  });\n}", "torch", "TestCopyBatchIsOrdered", 1},
+	{"RecordStream tells the allocator", "cshim/src/tensor.cc",
+		"    c10::cuda::CUDACachingAllocator::recordStream(value.storage().data_ptr(), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
+
+	// ---- Parallel
+	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
+	{"Parallel joins", "nn/parallel.go", "			err = eachCaller(lanes, cuda.Join)\n", "", "nn", "TestParallelForksAndJoins", 1},
+	{"Parallel's input is recorded on the branch's stream", "nn/parallel.go",
+		"	if err := x.RecordStream(l.stream); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelInputMayBeFreed", 1},
+	{"Parallel's output is recorded on the caller's stream", "nn/parallel.go", "		err = y.RecordStream(l.caller)\n", "", "nn", "TestParallelOutputMayBeFreed", 1},
+}

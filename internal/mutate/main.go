@@ -1,0 +1,281 @@
+// Mutate leaves out each ordering edge of the library in turn and demands that a test fails. A test that passes without its edge, an edge whose text is no
+// longer in its file, or a test that fails with everything in place, is an error.
+//
+//	go run ./internal/mutate            the edges that the simulated device holds: they need no GPU
+//	go run ./internal/mutate -bundle DIR   builds what the other edges need into DIR, for a GPU machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
+//	                                    what make gpu-bundle made, unpacked
+//
+// Nothing in the repository is changed: Go files are replaced by an overlay, and the shim is linked again beside its build.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+func main() {
+	bundle := flag.String("bundle", "", "build the mutants that need a GPU into this `folder`")
+	only := flag.String("run", "", "only the edges whose names match the `regexp`")
+	flag.Parse()
+	match, err := regexp.Compile(*only)
+	if err == nil {
+		err = run(os.Stdout, match, *bundle)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+func run(out io.Writer, match *regexp.Regexp, bundle string) error {
+	root, err := output("go", "env", "GOMOD")
+	if err != nil {
+		return err
+	}
+	work, err := os.MkdirTemp("", "torchstream-mutate")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	m := &mutator{root: filepath.Dir(strings.TrimSpace(root)), work: work, out: out, passes: map[string]bool{}}
+	if bundle != "" {
+		if m.bundle, err = filepath.Abs(bundle); err != nil {
+			return err
+		}
+		if err := os.MkdirAll(m.bundle, 0o777); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	done := 0
+	for i, e := range edges {
+		if !match.MatchString(e.name) || (e.gpus > 0) != (bundle != "") {
+			continue
+		}
+		done++
+		if err := m.one(i, e); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", e.name, err))
+		}
+	}
+	if done == 0 {
+		errs = append(errs, errors.New("no edge was tried"))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	if m.bundle != "" {
+		return m.finish()
+	}
+	fmt.Fprintf(out, "%d edges, each held by its test\n", done)
+	return nil
+}
+
+type mutator struct {
+	root, work, bundle string
+	out                io.Writer
+	passes             map[string]bool // tests that pass with everything in place
+	list               strings.Builder // of the bundle: mutant, GPUs, test program, test
+}
+
+// mutated returns the file's text without the edge.
+func (e edge) mutated(root string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(root, e.file))
+	if err != nil {
+		return "", err
+	}
+	if n := strings.Count(string(text), e.old); n != 1 {
+		return "", fmt.Errorf("its text is %d times in %s, must be once: bring internal/mutate/edges.go up to date\n%s", n, e.file, e.old)
+	}
+	return strings.Replace(string(text), e.old, e.new, 1), nil
+}
+
+func (m *mutator) one(i int, e edge) error {
+	text, err := e.mutated(m.root)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%02d", i)
+	file := filepath.Join(m.work, name+filepath.Ext(e.file))
+	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+		return err
+	}
+	if e.gpus > 0 {
+		return m.add(name, e, file)
+	}
+	program := filepath.Join(m.work, name+".test")
+	if err := m.compile(program, e, file); err != nil {
+		return err
+	}
+	folder := filepath.Join(m.root, e.folder)
+	key := e.folder + " " + e.test
+	if !m.passes[key] {
+		whole := filepath.Join(m.work, "whole.test")
+		if err := m.compile(whole, e, ""); err != nil {
+			return err
+		}
+		if text, err := test(folder, whole, e.test); err != nil {
+			return fmt.Errorf("%s fails with the edge in place: %w\n%s", e.test, err, text)
+		}
+		m.passes[key] = true
+	}
+	begin := time.Now()
+	said, err := test(folder, program, e.test)
+	if err == nil {
+		return fmt.Errorf("%s passes without it", e.test)
+	}
+	if !strings.Contains(said, "--- FAIL") && !strings.Contains(said, "panic: test timed out") {
+		return fmt.Errorf("%s did not run: %w\n%s", e.test, err, said)
+	}
+	fmt.Fprintf(m.out, "%-70s %s fails, %.1f s\n", e.name, e.test, time.Since(begin).Seconds())
+	return nil
+}
+
+// compile makes the test program, with the file in the edge's file's place.
+func (m *mutator) compile(program string, e edge, file string, flags ...string) error {
+	arguments := append([]string{"test", "-c", "-o", program}, flags...)
+	if file != "" {
+		overlay, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(m.root, e.file): file}})
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(file+".json", overlay, 0o666); err != nil {
+			return err
+		}
+		arguments = append(arguments, "-overlay", file+".json")
+	}
+	_, err := output("go", append(arguments, "./"+e.folder)...)
+	return err
+}
+
+func test(folder, program, name string) (string, error) {
+	c := exec.Command(program, "-test.run", "^"+name+"$", "-test.timeout", "2m")
+	c.Dir = folder
+	text, err := c.CombinedOutput()
+	return string(text), err
+}
+
+func output(name string, arguments ...string) (string, error) {
+	text, err := exec.Command(name, arguments...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w\n%s", name, strings.Join(arguments, " "), err, text)
+	}
+	return string(text), nil
+}
+
+// ---- the bundle -------------------------------------------------------------------------------------------------------------------------------------
+
+// add builds one mutant into the bundle: a test program, or a shim that the bundle's own test programs are run with.
+func (m *mutator) add(name string, e edge, file string) error {
+	folder := filepath.Join(m.bundle, name)
+	if err := os.MkdirAll(folder, 0o777); err != nil {
+		return err
+	}
+	program := e.folder + "/" + filepath.Base(e.folder) + ".test"
+	if e.folder == "cshim" {
+		program = "cshim"
+	}
+	switch filepath.Ext(e.file) {
+	case ".go":
+		program = "mutant"
+		if err := m.compile(filepath.Join(folder, "mutant.test"), e, file, "-trimpath", "-ldflags", "-s -w"); err != nil {
+			return err
+		}
+	default:
+		if err := m.shim(filepath.Join(folder, "libtorchstream.so"), e, file); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(&m.list, "%s|%d|%s|%s|%s|%s\n", name, e.gpus, program, e.folder, e.test, e.name)
+	fmt.Fprintf(m.out, "%s %s\n", name, e.name)
+	return nil
+}
+
+// shim compiles the file in its original's place and links the library with it.
+func (m *mutator) shim(library string, e edge, file string) error {
+	build := filepath.Join(m.root, "cshim", "build")
+	var commands []struct{ Command, File string }
+	text, err := os.ReadFile(filepath.Join(build, "compile_commands.json"))
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(text, &commands); err != nil {
+		return err
+	}
+	object := file + ".o"
+	for _, c := range commands {
+		if c.File != filepath.Join(m.root, e.file) {
+			continue
+		}
+		before, after, ok := strings.Cut(c.Command, " -o ")
+		was, _, ok2 := strings.Cut(after, " -c ")
+		if !ok || !ok2 {
+			return fmt.Errorf("unexpected command: %s", c.Command)
+		}
+		if err := shell(build, before+" -Wno-unused -o '"+object+"' -c '"+file+"'"); err != nil {
+			return err
+		}
+		links, err := output("ninja", "-C", build, "-t", "commands", "lib/libtorchstream.so")
+		if err != nil {
+			return err
+		}
+		lines := strings.Split(strings.TrimSpace(links), "\n")
+		link := lines[len(lines)-1]
+		if !strings.Contains(link, " "+was+" ") || !strings.Contains(link, "-o lib/libtorchstream.so ") {
+			return fmt.Errorf("unexpected command: %s", link)
+		}
+		link = strings.Replace(link, " "+was+" ", " '"+object+"' ", 1)
+		return shell(build, strings.Replace(link, "-o lib/libtorchstream.so ", "-s -o '"+library+"' ", 1))
+	}
+	return fmt.Errorf("%s is not in compile_commands.json: make shim", e.file)
+}
+
+func shell(folder, command string) error {
+	c := exec.Command("sh", "-c", command)
+	c.Dir = folder
+	if text, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w\n%s", command, err, text)
+	}
+	return nil
+}
+
+// script runs the mutants: a test that passes, or is not there, is an error.
+const script = `#!/usr/bin/env bash
+# run.sh BUNDLE [GPUS]: runs every mutant that needs at most so many GPUs (default 1) with the tests of an unpacked gpu-bundle, under the LD_LIBRARY_PATH that
+# the bundle's run.sh says. Exit status 0 only if every test failed that should.
+set -uo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+bundle=$(cd "$1" && pwd) gpus=${2:-1} bad=0 good=0
+while IFS='|' read -r mutant needs program folder test name; do
+  ((needs <= gpus)) || continue
+  case $program in
+    mutant) command=("$here/$mutant/mutant.test" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
+    cshim) command=(bash -c 'for f in "$1"/shim/*_test; do "$f" --gtest_filter="$2" || exit 1; done' - "$bundle" "$test") at=$bundle/tree/cshim/test ;;
+    *) command=("$bundle/tree/$program" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
+  esac
+  start=$SECONDS
+  said=$(cd "$at" && LD_LIBRARY_PATH=$here/$mutant:$LD_LIBRARY_PATH timeout -k 5 110 "${command[@]}" 2>&1 </dev/null)
+  rc=$?
+  if ((rc == 0)); then
+    echo "PASSES without it: $name ($test)" && bad=$((bad + 1))
+  elif ! grep -qE '^ *--- FAIL|^\[  FAILED|panic: ' <<<"$said"; then
+    echo "did not run: $name ($test)" && tail -n 5 <<<"$said" && bad=$((bad + 1))
+  else
+    echo "fails, $((SECONDS - start)) s: $name ($test)" && good=$((good + 1))
+  fi
+done <"$here/list"
+echo "$good edges held by their tests, $bad not"
+((bad == 0 && good > 0))
+`
+
+func (m *mutator) finish() error {
+	return errors.Join(os.WriteFile(filepath.Join(m.bundle, "list"), []byte(m.list.String()), 0o666), os.WriteFile(filepath.Join(m.bundle, "run.sh"), []byte(script), 0o777))
+}
