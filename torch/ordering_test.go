@@ -8,76 +8,137 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// CopyBatch copies what was written before the event after, and its event done means the copies: a stream that waits for it reads them.
-func TestCopyBatchIsOrdered(t *testing.T) {
+// ordering is what the tests below share: three streams, tensors, and work that keeps a stream busy for tens of milliseconds.
+type ordering struct {
+	t              *testing.T
+	streams        [3]cuda.Stream
+	src, dst, read *torch.Tensor
+	load, from     *torch.Tensor
+	scope          *torch.Scope
+}
+
+const staleValue, freshValue, orderedElements = 3, 7, 1 << 20
+
+func newOrdering(t *testing.T) *ordering {
+	t.Helper()
 	onGPU(t)
-	const stale, fresh, n = 3, 7, 1 << 20
-	s := torch.NewScope("test")
-	defer s.Close()
+	o := &ordering{t: t, scope: torch.NewScope("test")}
+	t.Cleanup(func() { o.scope.Close() })
 	full := func(value float64, n int64) *torch.Tensor {
 		x, err := torch.Full(gpu, torch.Float32, value, n)
-		must(t, x, err)
-		return s.Own(x)
+		o.check(err)
+		return o.scope.Own(x)
 	}
-	var streams [3]cuda.Stream
-	var events [2]*cuda.Event
-	for i := range streams {
+	for i := range o.streams {
 		var err error
-		if streams[i], err = cuda.NewStream(gpu, cuda.StreamOptions{}); err != nil {
-			t.Fatal(err)
+		o.streams[i], err = cuda.NewStream(gpu, cuda.StreamOptions{})
+		o.check(err)
+	}
+	o.src, o.dst, o.read = full(staleValue, orderedElements), full(staleValue, orderedElements), full(0, orderedElements)
+	o.load, o.from = full(1, 1<<26), full(1, 1<<26)
+	o.check(gpu.Synchronize())
+	return o
+}
+
+func (o *ordering) check(err error) {
+	o.t.Helper()
+	if err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+func (o *ordering) busy() error {
+	for range 150 {
+		if err := o.load.CopyFrom(o.from, torch.CopyOptions{}); err != nil {
+			return err
 		}
 	}
+	return nil
+}
+
+func (o *ordering) on(s cuda.Stream, fn func() error) {
+	o.t.Helper()
+	o.check(cuda.WithStream(s, fn))
+}
+
+// reset writes the stale values everywhere, and waits.
+func (o *ordering) reset() {
+	o.t.Helper()
+	o.check(errors.Join(o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(), o.read.Fill_(0).Err(), gpu.Synchronize()))
+}
+
+// take queues the reading of dst on the stream.
+func (o *ordering) take(s cuda.Stream) {
+	o.t.Helper()
+	o.on(s, func() error { return o.read.CopyFrom(o.dst, torch.CopyOptions{}) })
+}
+
+func (o *ordering) want(what string, value float32) {
+	o.t.Helper()
+	o.check(gpu.Synchronize())
+	got, err := o.read.Float32s()
+	o.check(err)
+	if got[0] != value || got[orderedElements-1] != value {
+		o.t.Errorf("%s: read %v and %v, want %v", what, got[0], got[orderedElements-1], value)
+	}
+}
+
+// CopyBatch copies what was written before the event after, and its event done means the copies: a stream that waits for it reads them.
+func TestCopyBatchIsOrdered(t *testing.T) {
+	o := newOrdering(t)
+	var events [2]*cuda.Event
 	for i := range events {
 		var err error
-		if events[i], err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		events[i], err = cuda.NewEvent(cuda.EventOptions{})
+		o.check(err)
 		defer events[i].Close()
 	}
-	src, dst, read, load, from := full(stale, n), full(stale, n), full(0, n), full(1, 1<<26), full(1, 1<<26)
-	busy := func() error {
-		for range 150 {
-			if err := load.CopyFrom(from, torch.CopyOptions{}); err != nil {
-				return err
-			}
-		}
-		return nil
+	writer, copier, reader := o.streams[0], o.streams[1], o.streams[2]
+	batch := func() {
+		o.check(torch.CopyBatch(copier, events[0], []*torch.Tensor{o.dst}, []*torch.Tensor{o.src}, events[1]))
 	}
-	writer, copier, reader := streams[0], streams[1], streams[2]
-	check := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+	o.check(errors.Join(events[0].Record(copier), events[1].Record(copier)))
+	fresh := func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err()) }
+
+	o.reset() // after: the source is written late
+	o.on(writer, fresh)
+	o.check(events[0].Record(writer))
+	batch()
+	o.check(reader.Wait(copier))
+	o.take(reader)
+	o.want("a source written late", freshValue)
+
+	o.reset() // done: the copy comes late
+	o.on(copier, fresh)
+	batch()
+	o.check(reader.WaitEvent(events[1]))
+	o.take(reader)
+	o.want("a late copy", freshValue)
+
+	o.reset() // without an edge it reads what was there before
+	o.on(copier, fresh)
+	batch()
+	o.take(reader)
+	o.want("no wait for the copy", staleValue)
+}
+
+// CopyPeer copies after what both streams had queued, and both go on after it.
+func TestCopyPeerIsOrdered(t *testing.T) {
+	o := newOrdering(t)
+	sender, receiver := o.streams[0], o.streams[1]
+	copyPeer := func() {
+		o.check(torch.CopyPeer([]*torch.Tensor{o.dst}, receiver, []*torch.Tensor{o.src}, sender))
 	}
-	want := func(what string, value float32) {
-		t.Helper()
-		check(cuda.WithStream(reader, func() error { return read.CopyFrom(dst, torch.CopyOptions{}) }))
-		check(gpu.Synchronize())
-		got, err := read.Float32s()
-		check(err)
-		if got[0] != value || got[n-1] != value {
-			t.Errorf("%s: read %v and %v, want %v", what, got[0], got[n-1], value)
-		}
-	}
-	batch := func() error {
-		return torch.CopyBatch(copier, events[0], []*torch.Tensor{dst}, []*torch.Tensor{src}, events[1])
-	}
-	check(errors.Join(gpu.Synchronize(), events[0].Record(copier), events[1].Record(copier)))
-	// after: the source is written late.
-	check(cuda.WithStream(writer, func() error { return errors.Join(busy(), src.Fill_(fresh).Err(), events[0].Record(writer)) }))
-	check(batch())
-	check(reader.Wait(copier))
-	want("a source written late", fresh)
-	// done: the copy comes late.
-	check(errors.Join(dst.Fill_(stale).Err(), gpu.Synchronize()))
-	check(cuda.WithStream(copier, busy))
-	check(batch())
-	check(reader.WaitEvent(events[1]))
-	want("a late copy", fresh)
-	// And without an edge it reads what was there before.
-	check(errors.Join(dst.Fill_(stale).Err(), gpu.Synchronize()))
-	check(cuda.WithStream(copier, busy))
-	check(batch())
-	want("no wait for the copy", stale)
+	o.reset() // the receiver still reads what was there
+	o.check(errors.Join(o.src.Fill_(freshValue).Err(), gpu.Synchronize()))
+	o.on(receiver, o.busy)
+	o.take(receiver)
+	copyPeer()
+	o.want("the receiver's own reading before the copy", staleValue)
+
+	o.reset() // the copy comes late
+	o.on(sender, func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err()) })
+	copyPeer()
+	o.take(receiver)
+	o.want("the receiver's reading after the copy", freshValue)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
 )
 
 const graphs = false
@@ -15,4 +16,7 @@ func (m *machine) capture(o Op) (graphed, error) { return graphed{}, errors.New(
 func (g graphed) replay(s cuda.Stream) error     { return nil }
 func (g graphed) close() error                   { return nil }
 
-func (m *machine) copyPeer(o Op) error { return errors.New("no copies between devices") }
+// copyPeer copies between two devices, or two streams of one.
+func (m *machine) copyPeer(o Op) error {
+	return torch.CopyPeer([]*torch.Tensor{m.tensors[o.Dst]}, m.streams[o.Other], []*torch.Tensor{m.tensors[o.A]}, m.streams[o.Stream])
+}
