@@ -3,6 +3,7 @@ package imageloader
 import (
 	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
 // buffers recycles the memory of compressed samples. Capacities come in four classes an octave, so that a buffer fits many of the samples
@@ -16,7 +17,7 @@ type buffers struct {
 
 const (
 	maxClass   = 4 * 40
-	fitsWithin = 12 // take a buffer of up to this many classes more than needed: three octaves
+	fitsWithin = 4 // take a buffer of up to this many classes more than needed: an octave, so at most twice the bytes
 )
 
 // classFor is the smallest class whose capacity is at least n.
@@ -71,6 +72,7 @@ type budget struct {
 	limit   int64
 	used    int64
 	stopped bool
+	total   *atomic.Int64 // of all passes, for Stats; may be nil
 }
 
 func newBudget(limit int64) *budget {
@@ -79,19 +81,27 @@ func newBudget(limit int64) *budget {
 	return b
 }
 
+// add is called with mu held.
+func (b *budget) add(n int64) {
+	b.used += n
+	if b.total != nil {
+		b.total.Add(n)
+	}
+}
+
 func (b *budget) acquire(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for !b.stopped && b.used > 0 && b.used+int64(n) > b.limit {
 		b.room.Wait()
 	}
-	b.used += int64(n)
+	b.add(int64(n))
 	return !b.stopped
 }
 
 func (b *budget) release(n int) {
 	b.mu.Lock()
-	b.used -= int64(n)
+	b.add(-int64(n))
 	b.room.Broadcast()
 	b.mu.Unlock()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"iter"
+	"time"
 )
 
 // hostSlots is how many batches Epoch has in memory: one with the consumer, the others being filled.
@@ -70,7 +71,9 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			close(full)
 		}()
 		batch := Batch{Labels: make([]int64, o.BatchSize)}
+		waiting := time.Now()
 		for f := range full {
+			l.counters.consumerWait.Add(int64(time.Since(waiting)))
 			n := len(f.info.Samples)
 			batch.N, batch.Images, batch.Labels, batch.Samples, batch.State = n, f.fields[0][:n*pixels], batch.Labels[:n], f.info.Samples, f.info.State
 			for i := range batch.Labels {
@@ -80,6 +83,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 				return
 			}
 			free <- f.fields
+			waiting = time.Now()
 		}
 		if err := <-ended; err != nil {
 			yield(nil, err)

@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/torchstream/torchstream/torch"
 )
@@ -36,6 +37,8 @@ func (l *Loader) Finish(dst, src []*torch.Tensor) error {
 	if len(dst) != 2 || len(src) != 2 {
 		return fmt.Errorf("imageloader: Finish got %d and %d tensors, not 2 and 2: images and labels", len(dst), len(src))
 	}
+	began := time.Now()
+	defer func() { l.counters.finish.Add(int64(time.Since(began))) }()
 	t := &l.o.Transform
 	return torch.NormalizeImages(dst[0], src[0], t.Mean[:], t.Std[:])
 }

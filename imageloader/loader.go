@@ -68,6 +68,11 @@ type Options struct {
 	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which follows the CPU quota of the process's cgroup. Reading and
 	// inflating take another one.
 	Workers int
+	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19, and WorkerCPUs, if not empty, are the only CPUs that they run on
+	// (Workers is then len(WorkerCPUs) by default, if that is fewer): so that decoding leaves alone the thread that launches kernels. Workers then have
+	// threads of their own, which are what they were before when the epoch ends.
+	WorkerNice int
+	WorkerCPUs []int
 	// DropLast leaves out the last batch if it is short. PadLast, instead, fills it up with the first samples of the epoch.
 	DropLast bool
 	PadLast  bool
@@ -79,6 +84,8 @@ type Options struct {
 	MaxSampleBytes int64
 	MaxPixels      int64
 	Logger         *slog.Logger // nil: silent
+	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
+	StatsEvery time.Duration
 }
 
 // Sample says what a row of a batch is.
@@ -233,6 +240,10 @@ func (o Options) withDefaults() (Options, error) {
 			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
 		}
 	}
+	workers := runtime.GOMAXPROCS(0) // follows the cgroup's quota of CPU time
+	if n := len(o.WorkerCPUs); n > 0 {
+		workers = min(workers, n)
+	}
 	for _, d := range []struct {
 		name     string
 		value    *int
@@ -241,7 +252,7 @@ func (o Options) withDefaults() (Options, error) {
 	}{
 		{"BatchSize", &o.BatchSize, 32, 1 << 24},
 		{"ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32},
-		{"Workers", &o.Workers, runtime.GOMAXPROCS(0), 1 << 12},
+		{"Workers", &o.Workers, workers, 1 << 12},
 		{"Repeat", &o.Repeat, 1, 1 << 24},
 		{"World", &o.World, 1, 1 << 24},
 		{"Draws", &o.Draws, 0, math.MaxInt32},
@@ -253,7 +264,12 @@ func (o Options) withDefaults() (Options, error) {
 			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
 		}
 	}
+	if err := o.checkThreads(); err != nil {
+		return o, err
+	}
 	switch {
+	case o.StatsEvery < 0:
+		return o, fmt.Errorf("imageloader: Options.StatsEvery is %v", o.StatsEvery)
 	case o.Rank < 0 || o.Rank >= o.World:
 		return o, fmt.Errorf("imageloader: Options.Rank is %d, not in 0 to World-1 (%d)", o.Rank, o.World-1)
 	case o.DropLast && o.PadLast:
@@ -267,6 +283,7 @@ func (o Options) withDefaults() (Options, error) {
 		return o, fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
 	}
 	o.Classes = slices.Clone(o.Classes)
+	o.WorkerCPUs = slices.Clone(o.WorkerCPUs)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -40,6 +41,9 @@ type pass struct {
 	turn    int // of the deal: where this pass begins
 	batches int // of the deal: so many were delivered before
 	state   *run
+	// stray is the turn from which on samples come out of their order: what is left in the shuffle buffer when the archive can't be read on.
+	stray atomic.Int64
+	next  int // the turn that readStream sends next
 
 	items   chan item
 	fetches chan job // of samples whose content does not come in the archive's order
@@ -84,7 +88,8 @@ type job struct {
 // lent. deliver is called from Fill's own goroutine with the number of samples n, the first n rows of the oldest lent slot, and an [Info];
 // n is BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not touched any more from then on.
 //
-// Damage ends the epoch with an error after all samples before it were delivered. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
+// Damage ends the epoch with an error after all samples before it were delivered: in a batch that may be short, and those in a shuffle buffer out of their order.
+// Batches that only come because of the damage have the State of the last one before them, so that the epoch can be gone on with when it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
 // goroutines, waits for them, and returns the cause: within the time that one image takes to decode.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
 	l.mu.Lock()
@@ -124,6 +129,7 @@ func (p *pass) begin() {
 	}
 	l.mu.Unlock()
 	p.turn, p.batches = at.turn, at.batches
+	p.stray.Store(math.MaxInt64)
 	p.deal = newDeal(&l.o, l.positions(p.known), at.done)
 	known := p.known
 	p.state = &run{epoch: p.epoch, order: p.order, rank: l.o.Rank, world: l.o.World, done: at.done, before: at.before,
@@ -140,7 +146,14 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	p.items = make(chan item, 2*o.Workers)
 	p.jobs = make(chan job, o.Workers)
 
-	defer func() { p.l.counters.queue.Add(-p.queued.Load()) }() // what an early end left lying
+	c := &p.l.counters
+	c.begin(p)
+	defer c.end(p)
+	p.budget.total = &c.queueBytes
+	defer func() { // what an early end left lying
+		c.queue.Add(-p.queued.Load())
+		c.queueBytes.Add(-int64(p.budget.used))
+	}()
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
@@ -154,6 +167,9 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.budget.stop()
 	})
 	all.Go(func() { p.lend(lend) })
+	if o.StatsEvery > 0 {
+		all.Go(p.report)
+	}
 	if p.known != nil && p.known.random() {
 		p.fetches = make(chan job, o.Workers)
 		all.Go(p.list)
@@ -201,8 +217,11 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 			if p.ctx.Err() != nil {
 				return context.Cause(p.ctx)
 			}
-			state.batches++
-			state.turns = p.turn + r.judged
+			// Not by a batch that an error cut short: the state is that of the last batch that the epoch has without the error.
+			if turns := p.turn + r.judged; int64(turns) <= p.stray.Load() && (err == nil || n == o.BatchSize) {
+				state.batches++
+				state.turns = turns
+			}
 			if err := deliver(n, Info{r.samples, state}); err != nil {
 				return err
 			}
@@ -332,6 +351,12 @@ func (p *pass) recycle(data []byte) {
 // work decodes.
 func (p *pass) work() {
 	o, c := &p.l.o, &p.l.counters
+	leave, err := o.settle()
+	if err != nil {
+		p.stop(err)
+		return
+	}
+	defer leave()
 	d, err := p.l.codec.newDecoder(o.MaxPixels)
 	if err != nil {
 		p.stop(fmt.Errorf("imageloader: no decoder: %w", err))
@@ -540,7 +565,8 @@ func (p *pass) list() {
 func (p *pass) readStream() {
 	defer close(p.items)
 	end := p.end()
-	for before, next := 0, p.turn; ; before++ { // once, unless samples come again to fill up
+	p.next = p.turn
+	for before := 0; ; before++ { // once, unless samples come again to fill up
 		position := 0
 		take := func(it item) error {
 			turn, mine := p.deal.turn(position, before)
@@ -549,7 +575,7 @@ func (p *pass) readStream() {
 				p.buffers.put(it.data)
 				return nil
 			}
-			next = turn + 1
+			p.next = turn + 1
 			it.again = uint64(before) * repeated
 			return p.send(it)
 		}
@@ -562,11 +588,11 @@ func (p *pass) readStream() {
 			if p.readErr = p.readRound(p.epoch*p.l.o.Repeat+round, take); p.readErr != nil {
 				return
 			}
-			if before > 0 && next >= end {
+			if before > 0 && p.next >= end {
 				return
 			}
 		}
-		if end == unknown || next >= end {
+		if end == unknown || p.next >= end {
 			return
 		}
 	}
@@ -616,6 +642,9 @@ func (p *pass) readRound(epoch int, take func(item) error) error {
 	})
 	if errors.Is(err, errStopped) {
 		return err
+	}
+	if err != nil {
+		p.stray.Store(int64(p.next))
 	}
 	if stopped := flush(); stopped != nil { // also before an error: nothing that was read is lost
 		return stopped

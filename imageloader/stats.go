@@ -1,7 +1,12 @@
 package imageloader
 
 import (
+	"cmp"
+	"encoding/json"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,7 +15,8 @@ import (
 // namedBad is how many bad samples Stats names.
 const namedBad = 100
 
-// Stats is what a Loader did since Open, over all epochs. Times are sums over goroutines: Decode / (Workers * wall time) is how busy the workers were.
+// Stats is what a Loader did since Open, over all epochs. It is always counted, at the cost of a few clock readings for each sample. Times are sums over goroutines:
+// Decode / (Workers * Elapsed) is how busy the workers were. It is a slog.LogValuer, and has a form in JSON, in seconds.
 type Stats struct {
 	Samples  int64            // delivered
 	Batches  int64            // delivered
@@ -20,22 +26,160 @@ type Stats struct {
 	BadNamed []*SampleError   // the first 100 different ones, in the order met; the log names every one
 	Ignored  int              // members of the archive that are no samples: outside of a class's directory
 
-	Workers  int
-	Queue    int           // samples read and not yet taken by a worker, now
-	Read     time.Duration // reading and inflating
-	Decode   time.Duration // header, decode, crop, resize
-	WaitData time.Duration // workers waiting for samples: high if reading is the bottleneck, or slots
-	WaitSlot time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
+	Workers    int
+	Queue      int   // samples read and not yet taken by a worker, now
+	QueueBytes int64 // compressed bytes that are read and not yet decoded, now, without those in the shuffle buffer
+
+	Elapsed time.Duration // in epochs; those that run at the same time count each
+	Read    time.Duration // reading and inflating
+	Decode  time.Duration // header, decode, crop, resize, and the transform's other steps
+	Finish  time.Duration // queueing the work on the device; on the CPU, doing it
+
+	WaitData     time.Duration // workers waiting for samples: high if reading is the bottleneck, or slots
+	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
+	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has a count of its own
+}
+
+// Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue, QueueBytes, Ignored) and BadNamed are those of now.
+func (s Stats) Since(before Stats) Stats {
+	s.Samples -= before.Samples
+	s.Batches -= before.Batches
+	s.Bytes -= before.Bytes
+	s.Bad -= before.Bad
+	s.BadBy = maps.Clone(s.BadBy)
+	for r, n := range before.BadBy {
+		if s.BadBy[r] -= n; s.BadBy[r] == 0 {
+			delete(s.BadBy, r)
+		}
+	}
+	s.Elapsed -= before.Elapsed
+	s.Read -= before.Read
+	s.Decode -= before.Decode
+	s.Finish -= before.Finish
+	s.WaitData -= before.WaitData
+	s.WaitSlot -= before.WaitSlot
+	s.ConsumerWait -= before.ConsumerWait
+	return s
+}
+
+// Stage is a part of the way from the archive to the consumer.
+type Stage string
+
+// The stages. Which one the others wait for is what Stats.Bottleneck says.
+const (
+	Reading   Stage = "reading"
+	Decoding  Stage = "decoding"
+	Consuming Stage = "consuming"
+)
+
+// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" if there is too little to tell. Over the whole life of a loader it is an
+// average: Since gives the last minute's.
+func (s Stats) Bottleneck() (Stage, string) {
+	workers := float64(s.Workers) * s.Elapsed.Seconds()
+	if s.Batches < 2 || workers <= 0 {
+		return "", "too few batches to say what the bottleneck is"
+	}
+	busy, idle, slot := s.Decode.Seconds()/workers, s.WaitData.Seconds()/workers, s.WaitSlot.Seconds()/s.Elapsed.Seconds()
+	switch {
+	case busy >= 0.75:
+		return Decoding, fmt.Sprintf("decoding is the bottleneck: the %d workers are busy %.0f %% of the time: give the process more CPUs (GOMAXPROCS, the cgroup's quota, "+
+			"Options.Workers), or store smaller images", s.Workers, 100*busy)
+	case slot > idle/2:
+		return Consuming, fmt.Sprintf("the consumer is the bottleneck, as it should be: samples wait for a free slot %.0f %% of the time, and the workers are busy %.0f %%",
+			100*slot, 100*busy)
+	}
+	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of the time: keep the archive on a faster disk, as a plain .tar or in "+
+		"several shards, raise Options.ShuffleBytes so that it stays in memory, or make an index of it", s.Workers, 100*idle)
+}
+
+// LogValue is for slog: one group of everything.
+func (s Stats) LogValue() slog.Value {
+	stage, advice := s.Bottleneck()
+	attrs := []slog.Attr{
+		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad),
+		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
+		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("decode", s.Decode), slog.Duration("finish", s.Finish),
+		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
+		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
+	}
+	for _, r := range slices.SortedFunc(maps.Keys(s.BadBy), func(a, b Reason) int { return cmp.Compare(a, b) }) {
+		attrs = append(attrs, slog.Int64("bad "+string(r), s.BadBy[r]))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// MarshalJSON is the form that Var publishes: times in seconds.
+func (s Stats) MarshalJSON() ([]byte, error) {
+	stage, advice := s.Bottleneck()
+	named := make([]string, len(s.BadNamed))
+	for i, e := range s.BadNamed {
+		named[i] = e.Error()
+	}
+	return json.Marshal(struct {
+		Samples      int64            `json:"samples"`
+		Batches      int64            `json:"batches"`
+		Bytes        int64            `json:"bytes"`
+		Bad          int64            `json:"bad"`
+		BadBy        map[Reason]int64 `json:"bad_by"`
+		BadNamed     []string         `json:"bad_named"`
+		Ignored      int              `json:"ignored"`
+		Workers      int              `json:"workers"`
+		Queue        int              `json:"queue"`
+		QueueBytes   int64            `json:"queue_bytes"`
+		Elapsed      float64          `json:"elapsed_seconds"`
+		Read         float64          `json:"read_seconds"`
+		Decode       float64          `json:"decode_seconds"`
+		Finish       float64          `json:"finish_seconds"`
+		WaitData     float64          `json:"wait_data_seconds"`
+		WaitSlot     float64          `json:"wait_slot_seconds"`
+		ConsumerWait float64          `json:"consumer_wait_seconds"`
+		Bottleneck   Stage            `json:"bottleneck"`
+		Advice       string           `json:"advice"`
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Workers, s.Queue, s.QueueBytes, s.Elapsed.Seconds(), s.Read.Seconds(), s.Decode.Seconds(),
+		s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
+}
+
+// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its choice: expvar.Publish("train", loader.Var()).
+func (l *Loader) Var() fmt.Stringer { return statsVar{l} }
+
+type statsVar struct{ l *Loader }
+
+func (v statsVar) String() string {
+	data, err := json.Marshal(v.l.Stats())
+	if err != nil { // numbers and strings only
+		return "null"
+	}
+	return string(data)
 }
 
 type counters struct {
-	samples, batches, bytes, queue   atomic.Int64
-	read, decode, waitData, waitSlot atomic.Int64 // ns
-	mu                               sync.Mutex
-	bad                              int64
-	badBy                            map[Reason]int64
-	badNamed                         []*SampleError
-	badSeen                          map[int]bool
+	samples, batches, bytes, queue, queueBytes             atomic.Int64
+	read, decode, finish, waitData, waitSlot, consumerWait atomic.Int64 // ns
+	mu                                                     sync.Mutex
+	bad                                                    int64
+	badBy                                                  map[Reason]int64
+	badNamed                                               []*SampleError
+	badSeen                                                map[int]bool
+
+	elapsed time.Duration       // of epochs that are over
+	running map[*pass]time.Time // since when
+}
+
+// begin and end frame an epoch.
+func (c *counters) begin(p *pass) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.running == nil {
+		c.running = map[*pass]time.Time{}
+	}
+	c.running[p] = time.Now()
+}
+
+func (c *counters) end(p *pass) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.elapsed += time.Since(c.running[p])
+	delete(c.running, p)
 }
 
 // met counts and logs a bad sample.
@@ -59,9 +203,9 @@ func (l *Loader) Stats() Stats {
 	c := &l.counters
 	s := Stats{
 		Samples: c.samples.Load(), Batches: c.batches.Load(), Bytes: c.bytes.Load(),
-		Workers: l.o.Workers, Queue: int(c.queue.Load()),
-		Read: time.Duration(c.read.Load()), Decode: time.Duration(c.decode.Load()),
-		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()),
+		Workers: l.o.Workers, Queue: int(c.queue.Load()), QueueBytes: c.queueBytes.Load(),
+		Read: time.Duration(c.read.Load()), Decode: time.Duration(c.decode.Load()), Finish: time.Duration(c.finish.Load()),
+		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()), ConsumerWait: time.Duration(c.consumerWait.Load()),
 		BadBy: map[Reason]int64{},
 	}
 	c.mu.Lock()
@@ -70,9 +214,30 @@ func (l *Loader) Stats() Stats {
 		s.BadBy[r] = n
 	}
 	s.BadNamed = append(s.BadNamed, c.badNamed...)
+	s.Elapsed = c.elapsed
+	for _, since := range c.running {
+		s.Elapsed += time.Since(since)
+	}
 	c.mu.Unlock()
 	if x := l.index.Load(); x != nil {
 		s.Ignored = x.ignored
 	}
 	return s
+}
+
+// report logs what was done, every Options.StatsEvery while the pass runs.
+func (p *pass) report() {
+	ticker := time.NewTicker(p.l.o.StatsEvery)
+	defer ticker.Stop()
+	before := p.l.Stats()
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		now := p.l.Stats()
+		p.l.o.Logger.Info("loader", "archive", p.l.path, "epoch", p.epoch, "stats", now.Since(before))
+		before = now
+	}
 }

@@ -1,0 +1,203 @@
+package imageloader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+)
+
+var errChaos = errors.New("input/output error")
+
+// chaos is what goes wrong with a file, drawn once for all who open it.
+type chaos struct {
+	mu     sync.Mutex
+	rng    *rand.Rand
+	calm   bool
+	kind   string // "fails", "stalls", "is cut off", "reads short"
+	after  int64  // bytes of the file that are read well
+	resume chan struct{}
+}
+
+// chaoticFile reads as a bad disk or network does.
+type chaoticFile struct {
+	*os.File
+	c *chaos
+}
+
+// read does to a read of p at an offset what the kind says.
+func (f *chaoticFile) read(p []byte, at int64, read func(p []byte) (int, error), whole bool) (int, error) {
+	c := f.c
+	c.mu.Lock()
+	if c.calm || len(p) == 0 {
+		c.mu.Unlock()
+		return read(p)
+	}
+	for range c.rng.IntN(3) {
+		runtime.Gosched()
+	}
+	n := len(p)
+	if c.kind == "reads short" && !whole {
+		n = 1 + c.rng.IntN(n)
+	}
+	c.mu.Unlock()
+	past := at+int64(n) > c.after
+	if past && !whole && at < c.after {
+		n, past = int(c.after-at), false
+	}
+	switch {
+	case past && c.kind == "fails":
+		return 0, errChaos
+	case past && c.kind == "is cut off":
+		if whole && at < c.after {
+			n, _ := read(p[:c.after-at])
+			return n, io.EOF
+		}
+		return 0, io.EOF
+	case past && c.kind == "stalls":
+		<-c.resume
+	}
+	return read(p[:n])
+}
+
+func (f *chaoticFile) Read(p []byte) (int, error) {
+	at, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, err
+	}
+	return f.read(p, at, f.File.Read, false)
+}
+
+func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
+	return f.read(p, at, func(p []byte) (int, error) { return f.File.ReadAt(p, at) }, true)
+}
+
+// TestChaos: a reader that fails, stalls, is cut off or reads short, at random: an epoch ends with all samples, or with an error that names the archive and a member after
+// the ones before it; bad samples are counted as ever; nothing hangs and nothing is left.
+func TestChaos(t *testing.T) {
+	noLeaks(t)
+	data := fakeArchive(t, 150, func(i int) bool { return i%19 == 7 })
+	zipped := gzipBytes(t, data)
+	paths := map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", zipped)}
+	wholeEpochs, errs := 0, 0
+	for seed := range uint64(160) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		c := &chaos{rng: rng, calm: true, kind: []string{"fails", "stalls", "is cut off", "reads short"}[seed%4], resume: make(chan struct{})}
+		format := []string{"tar", "tgz"}[seed/4%2]
+		path := paths[format]
+		size := int64(len(data))
+		if format == "tgz" {
+			size = int64(len(zipped))
+		}
+		c.after = rng.Int64N(size + size/8) // sometimes it does not come to that
+		if c.kind == "reads short" {
+			c.after = size + 1
+		}
+		o := Options{BatchSize: 1 + rng.IntN(20), Transform: Train(4), Workers: 1 + rng.IntN(6), BadSamples: Skip, Shuffle: seed%3 != 0, Seed: seed, ShuffleBuffer: 30}
+		if rng.IntN(2) == 0 {
+			o.ShuffleBytes = 15_000
+		}
+		if rng.IntN(2) == 0 {
+			o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
+		}
+		t.Run(fmt.Sprint(seed, " ", format, " ", c.kind, " after ", c.after), func(t *testing.T) {
+			within(t)
+			l, err := open(t.Context(), path, o, func(path string) (source, error) {
+				f, err := os.Open(path)
+				return &chaoticFile{f, c}, err
+			}, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			want, err := collect(t, openFake(t, path, o), 1, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.mu.Lock()
+			c.calm = false
+			c.mu.Unlock()
+			ctx, cancel := context.WithCancelCause(t.Context())
+			patience := errors.New("out of patience")
+			if c.kind == "stalls" { // the consumer gives up, or the reader goes on; whichever, at any time
+				go func() {
+					for range rng.IntN(2000) {
+						runtime.Gosched()
+					}
+					if seed%8 < 4 {
+						cancel(patience)
+					}
+					close(c.resume) // a read that never comes back can't be stopped, as in any program
+				}()
+			}
+			var got []copied
+			var failed error
+			var last State
+			inOrder := 0 // batches
+			for b, e := range l.epoch(ctx, 1, 1+rng.IntN(3)) {
+				if e != nil {
+					failed = e
+					continue
+				}
+				if b.State.Batches() > inOrder {
+					last, inOrder = b.State, len(got)+1
+				}
+				got = append(got, copied{append([]byte(nil), b.Images...), append([]int64(nil), b.Labels...), b.Samples})
+			}
+			cancel(nil)
+			var a *ArchiveError
+			switch {
+			case failed == nil:
+				wholeEpochs++
+				if digest(got) != digest(want) {
+					t.Errorf("an epoch without an error has %d samples in %d batches that differ from the %d of a calm one", len(names(got)), len(got), len(names(want)))
+				}
+				if s := l.Stats(); s.Bad != 8 {
+					t.Errorf("%d bad samples, not 8", s.Bad)
+				}
+			case c.kind == "stalls":
+				if !errors.Is(failed, patience) {
+					t.Errorf("error %v", failed)
+				}
+			case !errors.As(failed, &a) || !strings.Contains(failed.Error(), path):
+				t.Errorf("error %v", failed)
+			default:
+				errs++
+				if a.Position > 0 && a.Member == "" {
+					t.Errorf("the error %v names no member", failed)
+				}
+				if c.kind == "fails" && !errors.Is(failed, errChaos) || c.kind == "is cut off" && !errors.Is(failed, io.ErrUnexpectedEOF) || c.kind == "reads short" {
+					t.Errorf("a file that %s: error %v", c.kind, failed)
+				}
+			}
+			// The epoch can be gone on with when the reader is well again. What was left in a shuffle buffer comes out of order after an error, and again then.
+			if inOrder < len(got) && failed == nil {
+				t.Errorf("%d of %d batches are in order", inOrder, len(got))
+			}
+			if failed != nil && inOrder > 0 {
+				again := openFake(t, path, o)
+				if err := again.Restore(t.Context(), last); err != nil {
+					t.Fatal(err)
+				}
+				rest, err := collect(t, again, 1, 2)
+				if err != nil || digest(append(got[:inOrder], rest...)) != digest(want) {
+					t.Errorf("%d batches and then %d more are not the %d of a calm epoch; error %v", inOrder, len(rest), len(want), err)
+				}
+			}
+			if s := l.Stats(); s.Queue != 0 || s.QueueBytes != 0 {
+				t.Errorf("left over: %+v", s)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if wholeEpochs < 20 || errs < 20 {
+		t.Errorf("%d whole epochs and %d errors: the test is not what it should be", wholeEpochs, errs)
+	}
+}

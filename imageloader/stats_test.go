@@ -1,0 +1,295 @@
+package imageloader
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"expvar"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestBottleneck: the sentence names the stage that the others wait for.
+func TestBottleneck(t *testing.T) {
+	for name, c := range map[string]struct {
+		s    Stats
+		want Stage
+		says string
+	}{
+		"nothing":  {Stats{Workers: 2}, "", "too few"},
+		"decode":   {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: 3900 * time.Millisecond, WaitSlot: 300 * time.Millisecond}, Decoding, "more CPUs"},
+		"read":     {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, Read: time.Second}, Reading, "wait for samples 75 %"},
+		"consumer": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, WaitSlot: 700 * time.Millisecond}, Consuming, "70 %"},
+	} {
+		stage, advice := c.s.Bottleneck()
+		if stage != c.want || !strings.Contains(advice, c.says) {
+			t.Errorf("%s: %q, %q", name, stage, advice)
+		}
+	}
+}
+
+// TestStatsForms: Since, slog, JSON and expvar say the same.
+func TestStatsForms(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i == 3 }))
+	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Skip, Workers: 2})
+	if _, err := collect(t, l, 0, 2); err != nil {
+		t.Fatal(err)
+	}
+	first := l.Stats()
+	if _, err := collect(t, l, 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	both := l.Stats()
+	d := both.Since(first)
+	if d.Samples != 59 || d.Batches != 8 || d.Bad != 1 || d.BadBy[Damaged] != 1 || d.Bytes != first.Bytes || d.Bytes == 0 || first.BadBy[Damaged] != 1 || both.BadBy[Damaged] != 2 {
+		t.Errorf("%+v\n%+v\n%+v", first, both, d)
+	}
+	if both.Decode <= 0 || both.Elapsed <= 0 || both.Read <= 0 || both.ConsumerWait <= 0 || both.Queue != 0 || both.QueueBytes != 0 {
+		t.Errorf("%+v", both)
+	}
+	var v expvar.Var = l.Var()
+	var fields map[string]any
+	if err := json.Unmarshal([]byte(v.String()), &fields); err != nil {
+		t.Fatalf("%v in %s", err, v)
+	}
+	if fields["samples"] != 118. || fields["bad"] != 2. || !strings.Contains(v.String(), "0003.png") || fields["decode_seconds"] != both.Decode.Seconds() {
+		t.Errorf("%s", v)
+	}
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "stats", both)
+	var line struct{ Stats map[string]any }
+	if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Stats["samples"] != 118. || line.Stats["bad damaged"] != 2. || line.Stats["advice"] == "" {
+		t.Errorf("%v in %s", err, &log)
+	}
+}
+
+// lines is a log handler that hands over each message.
+type lines struct {
+	slog.Handler
+	got chan string
+}
+
+func (h lines) Enabled(context.Context, slog.Level) bool { return true }
+func (h lines) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "stats" {
+			select {
+			case h.got <- r.Message + " " + a.Value.Resolve().String():
+			default:
+			}
+		}
+		return true
+	})
+	return nil
+}
+
+// TestStatsEvery: a running epoch logs, also while nothing comes.
+func TestStatsEvery(t *testing.T) {
+	within(t)
+	noLeaks(t)
+	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	log := lines{slog.DiscardHandler, make(chan string, 1)}
+	block := make(chan struct{})
+	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log), StatsEvery: time.Millisecond}, openFile, fakeCodec{block: block})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		<-log.got
+		<-log.got
+		close(block)
+	}()
+	if _, err := collect(t, l, 0, 2); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestCountedWhenDelivered: a batch that the consumer did not take is not counted.
+func TestCountedWhenDelivered(t *testing.T) {
+	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
+	n := 0
+	err := l.Fill(t.Context(), 0, func(context.Context) ([][]byte, error) { return [][]byte{make([]byte, 8*48), make([]byte, 64)}, nil }, func(int, any) error {
+		if n++; n == 3 {
+			return errors.New("broken")
+		}
+		return nil
+	})
+	if s := l.Stats(); err == nil || s.Batches != 2 || s.Samples != 16 || s.QueueBytes != 0 {
+		t.Errorf("%+v, error %v", s, err)
+	}
+}
+
+// TestBuffersAreNotMuchLarger: what is under way is bounded by its capacity too.
+func TestBuffersAreNotMuchLarger(t *testing.T) {
+	b := buffers{limit: 1 << 40}
+	for n := 1 << 12; n < 1<<24; n += n / 3 {
+		b.put(make([]byte, n))
+	}
+	for n := 1 << 12; n < 1<<22; n += n / 5 {
+		if p := b.get(n); cap(p) > 2*n+n/4 {
+			t.Errorf("%d bytes lie in %d", n, cap(p))
+		}
+	}
+}
+
+// TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows the CPU quota of the cgroup.
+func TestWorkersDefault(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 4, nil))
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
+	if l := openFake(t, path, Options{}); l.Stats().Workers != 3 {
+		t.Errorf("%d workers, GOMAXPROCS is 3", l.Stats().Workers)
+	}
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	if l := openFake(t, path, Options{WorkerCPUs: cpus(&set)[:1]}); l.Stats().Workers != 1 {
+		t.Errorf("%d workers for one CPU", l.Stats().Workers)
+	}
+	// Go's own switch for it: it is on unless the main module asks for an older Go.
+	mod, err := os.ReadFile("../go.mod")
+	if err != nil {
+		t.Skip("the sources are not here: ", err)
+	}
+	for line := range strings.Lines(string(mod)) {
+		if v, found := strings.CutPrefix(line, "go 1."); found {
+			if minor, _ := strconv.Atoi(strings.Split(strings.TrimSpace(v), ".")[0]); minor < 25 {
+				t.Errorf("go.mod says %s: GOMAXPROCS follows the cgroup from go 1.25 on", line)
+			}
+		}
+	}
+}
+
+func cpus(set *unix.CPUSet) (list []int) {
+	for c := range 1024 {
+		if set.IsSet(c) {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// threadCodec notes on which CPUs and with which niceness decoding runs.
+type threadCodec struct {
+	fakeCodec
+	mu   *sync.Mutex
+	seen map[string]int
+}
+
+func (c threadCodec) newDecoder(int64) (decoder, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return nil, err
+	}
+	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seen[threadLooks(20-priority, &set)]++
+	return &fakeDecoder{c.fakeCodec}, err
+}
+
+func threadLooks(nice int, set *unix.CPUSet) string {
+	var b strings.Builder
+	b.WriteString(strconv.Itoa(nice))
+	for _, c := range cpus(set) {
+		b.WriteString(" " + strconv.Itoa(c))
+	}
+	return b.String()
+}
+
+// threads is how many of the process's threads look in a way.
+func threads(t *testing.T) map[string]int {
+	t.Helper()
+	tasks, err := filepath.Glob("/proc/self/task/*")
+	if err != nil || len(tasks) == 0 {
+		t.Skip("no /proc")
+	}
+	looks := map[string]int{}
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(filepath.Base(task))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var set unix.CPUSet
+		priority, err := unix.Getpriority(unix.PRIO_PROCESS, tid)
+		if err != nil || unix.SchedGetaffinity(tid, &set) != nil {
+			continue // it has ended
+		}
+		looks[threadLooks(20-priority, &set)]++
+	}
+	return looks
+}
+
+// TestWorkerThreads: workers run on the CPUs and with the niceness that were asked for, and after the epoch no thread does.
+func TestWorkerThreads(t *testing.T) {
+	within(t)
+	path := writeFile(t, "a.tar", fakeArchive(t, 40, nil))
+	var set, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	all := cpus(&set)
+	last := all[len(all)-1]
+	one.Set(last)
+	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nice := 20 - priority
+	if nice > 10 {
+		t.Skip("the tests themselves run niced")
+	}
+	for name, c := range map[string]struct {
+		o    Options
+		want string
+	}{
+		"neither": {Options{}, threadLooks(nice, &set)},
+		"nice":    {Options{WorkerNice: 7}, threadLooks(nice+7, &set)},
+		"cpus":    {Options{WorkerCPUs: []int{last}}, threadLooks(nice, &one)},
+		"both":    {Options{WorkerNice: 5, WorkerCPUs: []int{last}}, threadLooks(nice+5, &one)},
+	} {
+		codec := threadCodec{mu: new(sync.Mutex), seen: map[string]int{}}
+		c.o.BatchSize, c.o.Transform, c.o.Workers = 4, Eval(4, 4), 3
+		l, err := open(t.Context(), path, c.o, openFile, codec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for epoch := range 2 {
+			if _, err := collect(t, l, epoch, 2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if codec.seen[c.want] != 6 {
+			t.Errorf("%s: workers saw %v, want 6 of %q", name, codec.seen, c.want)
+		}
+		plain := threadLooks(nice, &set)
+		if c.want == plain {
+			continue
+		}
+		for tries := 0; threads(t)[c.want] > 0; tries++ { // a thread needs a moment to end
+			if tries > 1_000_000 {
+				t.Fatalf("%s: threads are left like %v", name, threads(t))
+			}
+			runtime.Gosched()
+		}
+	}
+	for _, o := range []Options{{WorkerNice: -1}, {WorkerNice: 20}, {WorkerCPUs: []int{-1}}, {WorkerCPUs: []int{1023}}} {
+		if slices.Contains(all, 1023) {
+			break
+		}
+		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), "Options.Worker") {
+			t.Errorf("%+v: error %v", o, err)
+		}
+	}
+}
