@@ -634,11 +634,49 @@ typedef struct ts_image_geometry {
 TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                  const ts_image_geometry* geometry, uint8_t* dst, size_t stride);
 
+/* Entry points: a blob, about 1 % of a baseline JPEG's size, that says where every n-th MCU's bits
+ * begin, so that a later decode reads only the part of the file that its crop needs. The pixels are
+ * the same. docs/entry-points.md has the layout and what is guaranteed.
+ *
+ * proof: 0 at first. It stands for "every entry was compared with the file, in this process": the
+ * call sets it, and the caller keeps it with the blob and gives it back unchanged.
+ *
+ * ts_image_entries_make makes the blob of a file. spacing: MCUs between two entries; 0 has it chosen
+ * so that the blob takes about 1 % of the file and never more than 1.5 %. written: the blob's size;
+ * more than the capacity if it did not fit (then nothing is written); 0 if there are no entries for
+ * this file (small, not baseline, damaged). Everything is borrowed for the call. */
+TS_API ts_error* ts_image_entries_make(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                       int32_t spacing, uint8_t* buffer, size_t capacity,
+                                       size_t* written, uint64_t* proof);
+
+/* ts_image_decode, and the blob made on the way: costs what lies below and right of the crop. */
+TS_API ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data,
+                                              size_t bytes, const ts_image_geometry* geometry,
+                                              uint8_t* dst, size_t stride, int32_t spacing,
+                                              uint8_t* buffer, size_t capacity, size_t* written,
+                                              uint64_t* proof);
+
+/* ts_image_decode by a blob. Entries that are not this file's, damaged or not right never give other
+ * pixels: the image is decoded without them, which ts_image_stats counts. proof: 0 has all of them
+ * compared with the file first, which costs as much as decoding without them, and sets it if they
+ * are right; another value is what an earlier call set, for these bytes. NULL: the blob is trusted
+ * as far as its digests go, which stop every accident, but not a forger. Damage in a part of the
+ * file that is not read is not looked for: the digest says that the file is the one that was read
+ * whole when the blob was made. */
+TS_API ts_error* ts_image_decode_entries(ts_image_decoder* decoder, const uint8_t* data,
+                                         size_t bytes, const ts_image_geometry* geometry,
+                                         uint8_t* dst, size_t stride, const uint8_t* entries,
+                                         size_t entries_bytes, uint64_t* proof);
+
 /* How many of a decoder's JPEGs went which way. The pixels are the same. */
 typedef struct ts_image_stats {
   int64_t jpeg_own;     /* Huffman decoding of our own, the rest by libjpeg-turbo */
   int64_t jpeg_libjpeg; /* all by libjpeg-turbo: progressive, arithmetic, CMYK, several scans ... */
   int64_t jpeg_gave_up; /* of the latter: damaged, or stranger than their headers say */
+  int64_t entries_used; /* of jpeg_own: only what the crop needs was read */
+  int64_t entries_verified; /* of jpeg_own: all entries were compared with the file */
+  int64_t entries_refused;  /* entries were given, and not used: not this file's, or not right */
+  int64_t entries_made;
 } ts_image_stats;
 TS_API ts_error* ts_image_decoder_stats(const ts_image_decoder* decoder, ts_image_stats* out);
 

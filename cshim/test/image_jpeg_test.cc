@@ -245,6 +245,41 @@ TEST(Jpeg, WarningsAreDamage) {
   EXPECT_EQ(got.pixels, reference(good).pixels);
 }
 
+// libjpeg keeps tables for the next image. What a file without them gives must not depend on what
+// was decoded before.
+TEST(Jpeg, NothingIsInheritedFromTheImageBefore) {
+  Random random(12);
+  JpegOptions options;
+  options.quality = 40;
+  options.optimize = true;
+  const Bytes before = encode_jpeg(picture(random, 64, 64), options);
+  for (const uint8_t lost :
+       {0xC4, 0xDB}) {  // Huffman codes (the standard's are supplied), quantisers
+    Bytes bytes = encode_jpeg(picture(random, 64, 64), {});
+    for (size_t i = 2; bytes[i + 1] != 0xDA;) {
+      const size_t size = 2 + (static_cast<size_t>(bytes[i + 2]) << 8 | bytes[i + 3]);
+      const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(i);
+      if (bytes[i + 1] == lost) {
+        bytes.erase(from, from + static_cast<std::ptrdiff_t>(size));
+      } else {
+        i += size;
+      }
+    }
+    const Decoder fresh = new_decoder();
+    const Decoder used = new_decoder();
+    Image expected, got;
+    ASSERT_EQ(decode(used.get(), before, crop(0, 0, 64, 64), &got).code, TS_OK);
+    const Outcome first = decode(fresh.get(), bytes, crop(0, 0, 64, 64), &expected);
+    const Outcome second = decode(used.get(), bytes, crop(0, 0, 64, 64), &got);
+    EXPECT_EQ(first.code, lost == 0xC4 ? TS_OK : TS_ERROR_DECODE) << first.message;
+    EXPECT_EQ(second.code, first.code) << second.message;
+    EXPECT_EQ(second.message, first.message);
+    if (first.code == TS_OK) {
+      EXPECT_EQ(got.pixels, expected.pixels);
+    }
+  }
+}
+
 TEST(Jpeg, LimitsComeBeforeMemory) {
   Random random(8);
   const Bytes bytes =

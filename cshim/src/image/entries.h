@@ -68,7 +68,12 @@ class Entries {
 size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
                     size_t capacity);
 
-// The closest spacing with which the blob stays within `permille` of the file. 0: none.
-uint32_t choose_spacing(uint64_t bytes, uint64_t mcus, uint32_t permille);
+// Spacing that is not asked for: entries cost about this much of the file, and no more than that.
+constexpr uint32_t kUsualPermille = 10;
+constexpr uint32_t kMostPermille = 15;
+
+// The closest spacing with which the blob takes about kUsualPermille of the file. 0: none, the file
+// is too small for entries to be worth their header.
+uint32_t choose_spacing(uint64_t bytes, uint64_t mcus);
 
 }  // namespace ts::image

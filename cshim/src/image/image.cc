@@ -82,8 +82,8 @@ void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
                     std::to_string(width) + " x " + std::to_string(height));
 }
 
-void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
-            const ts_image_geometry& geometry, uint8_t* dst, size_t stride) {
+// The header of an image that the decoder accepts.
+ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* data, size_t bytes) {
   const ts_image_info info = header(data, bytes);
   if (int64_t{info.width} * info.height > decoder->max_pixels) {
     throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
@@ -95,16 +95,33 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                             std::to_string(info.height) + " is over the limit of " +
                                             std::to_string(kMostSide) + " pixels a side");
   }
+  return info;
+}
+
+void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+            const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
+            const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
+  const ts_image_info info = bounded_header(decoder, data, bytes);
   check_crop(geometry, info.width, info.height);
   if (info.format == TS_IMAGE_JPEG) {
-    jpeg_check(data, bytes);
     const Box box = decoder->resizer.start(geometry, dst, stride);
-    decoder->jpeg.decode(data, bytes, box, &decoder->resizer);
+    decoder->jpeg.decode(data, bytes, box, &decoder->resizer, in, out);
   } else {
     png_check(data, bytes);
     const Box box = decoder->resizer.start(geometry, dst, stride);
     decoder->png.decode(data, bytes, box, &decoder->resizer);
   }
+}
+
+EntriesOut entries_out(int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
+                       uint64_t* proof) {
+  require(spacing >= 0, "spacing is negative");
+  require(buffer != nullptr || capacity == 0, "buffer is NULL");
+  require(written != nullptr, "written is NULL");
+  require(proof != nullptr, "proof is NULL");
+  *written = 0;
+  *proof = 0;
+  return {static_cast<uint32_t>(spacing), buffer, capacity};
 }
 
 void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height,
@@ -168,12 +185,54 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
   });
 }
 
+ts_error* ts_image_entries_make(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
+                                uint64_t* proof) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::image::EntriesOut out = ts::image::entries_out(spacing, buffer, capacity, written, proof);
+    if (ts::image::bounded_header(decoder, data, bytes).format == TS_IMAGE_JPEG) {
+      decoder->jpeg.make_entries(data, bytes, &out);
+    }
+    *written = out.written;
+    *proof = out.proof;
+  });
+}
+
+ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                       const ts_image_geometry* geometry, uint8_t* dst,
+                                       size_t stride, int32_t spacing, uint8_t* buffer,
+                                       size_t capacity, size_t* written, uint64_t* proof) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::image::check_geometry(geometry, dst, stride);
+    ts::image::EntriesOut out = ts::image::entries_out(spacing, buffer, capacity, written, proof);
+    ts::image::decode(decoder, data, bytes, *geometry, dst, stride, nullptr, &out);
+    *written = out.written;
+    *proof = out.proof;
+  });
+}
+
+ts_error* ts_image_decode_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                  const ts_image_geometry* geometry, uint8_t* dst, size_t stride,
+                                  const uint8_t* entries, size_t entries_bytes, uint64_t* proof) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(entries != nullptr || entries_bytes == 0, "entries is NULL");
+    ts::image::check_geometry(geometry, dst, stride);
+    const ts::image::EntriesIn in = {entries, entries_bytes, proof};
+    ts::image::decode(decoder, data, bytes, *geometry, dst, stride, &in);
+  });
+}
+
 ts_error* ts_image_decoder_stats(const ts_image_decoder* decoder, ts_image_stats* out) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(out != nullptr, "out is NULL");
     const ts::image::JpegStats& jpeg = decoder->jpeg.stats();
-    *out = {jpeg.own, jpeg.libjpeg, jpeg.gave_up};
+    *out = {jpeg.own,          jpeg.libjpeg,          jpeg.gave_up,
+            jpeg.entries_used, jpeg.entries_verified, jpeg.entries_refused,
+            jpeg.entries_made};
   });
 }
 

@@ -26,9 +26,31 @@ struct JpegState;  // libjpeg's
 
 // How many images went which way.
 struct JpegStats {
-  int64_t own = 0;      // Huffman decoding of our own
-  int64_t libjpeg = 0;  // all of libjpeg-turbo: unusual files, and those on which ours gave up
-  int64_t gave_up = 0;  // of the latter: damaged, or stranger than their headers say
+  int64_t own = 0;               // Huffman decoding of our own
+  int64_t libjpeg = 0;           // all of libjpeg-turbo: unusual files, and those of gave_up
+  int64_t gave_up = 0;           // ours met damage, or what no header had announced
+  int64_t entries_used = 0;      // of own: entries were jumped to
+  int64_t entries_verified = 0;  // of own: all entries were compared with the scan
+  int64_t entries_refused = 0;   // entries were given, and were not this file's or not right
+  int64_t entries_made = 0;
+};
+
+// Entries to decode by.
+struct EntriesIn {
+  const uint8_t* blob;
+  size_t bytes;
+  // What stands for "verified in this process": 0 has every entry compared with the scan, and is
+  // replaced when all were right; another value has to fit. NULL: the blob's digests are enough.
+  uint64_t* proof;
+};
+
+// Entries to make.
+struct EntriesOut {
+  uint32_t spacing;  // 0: chosen
+  uint8_t* buffer;
+  size_t capacity;
+  size_t written = 0;  // over the capacity: what it takes; 0: there are none for this file
+  uint64_t proof = 0;  // as of EntriesIn
 };
 
 class JpegDecoder {
@@ -38,8 +60,13 @@ class JpegDecoder {
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
-  // Decodes the box, which is inside the image, and pushes its rows to the sink. Throws Failure.
-  void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink);
+  // Decodes the box, which is inside the image, and pushes its rows to the sink; in: may be NULL;
+  // out: may be NULL, is not looked at if `in` is used. Throws Failure.
+  void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
+              const EntriesIn* in = nullptr, EntriesOut* out = nullptr);
+
+  // Makes entries alone. Throws Failure if libjpeg-turbo cannot even begin with the file.
+  void make_entries(const uint8_t* data, size_t bytes, EntriesOut* out);
 
   // Whether our own entropy decoder is used where it can be. It is, unless the linked libjpeg has
   // not the layout that it was written for.
@@ -52,6 +79,8 @@ class JpegDecoder {
   bool works();
   bool attach(const uint8_t* data, size_t bytes);
   bool rows(const Box& box, Resizer* sink);
+  void record(size_t bytes, const EntriesOut* out);
+  void pack(const uint8_t* data, size_t bytes, EntriesOut* out);
 
   std::unique_ptr<JpegState> state_;
   std::vector<uint8_t> band_;  // the rows of one push
@@ -59,6 +88,7 @@ class JpegDecoder {
   bool own_ = false;
   size_t scan_begin_ = 0;
   uint64_t mcus_ = 0;
+  uint32_t spacing_ = 0;  // of what is recorded; 0: nothing
   JpegStats stats_;
 };
 

@@ -473,11 +473,15 @@ bool EntropyDecoder::pass_entry() {
     here.dc[c] = static_cast<int16_t>(predictor_[c]);
     fits = fits && here.dc[c] == predictor_[c];
   }
-  if (!fits) return false;
-  if (records_) {
+  if (!records_) {
+    if (!fits || !(here == entries_->at(static_cast<uint32_t>(next_entry_ / spacing_))))
+      return false;
+  } else if (fits) {
     recorded_.push_back(here);
-  } else if (!(here == entries_->at(static_cast<uint32_t>(next_entry_ / spacing_)))) {
-    return false;
+  } else {  // no entries, then, but pixels all the same
+    recorded_.clear();
+    next_entry_ = UINT64_MAX;
+    return true;
   }
   next_entry_ += spacing_;
   return true;

@@ -87,7 +87,7 @@ class EntropyDecoder {
   bool finish_scan();
 
   uint64_t decoded() const { return at_ == kNowhere ? 0 : at_; }  // MCUs, skipped ones too
-  const std::vector<EntryPoint>& recorded() const { return recorded_; }
+  std::vector<EntryPoint>& recorded() { return recorded_; }       // after finish_scan: all or none
 
  private:
   struct Bits {
