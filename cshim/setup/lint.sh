@@ -34,9 +34,17 @@ check 'import "C" in one package'
 others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -v '^\./internal/capi/' || true)
 [[ -z $others ]] || fail 'import "C" outside internal/capi:'$'\n'"$others"
 
+check "the Go version that go.mod asks for"
+for mod in go.mod imageloader/prometheus/go.mod; do
+  grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go than 1.25.0: a dependency that needs a newer one was added"
+done
+
 check "go vet"
 go vet ./... || fail "go vet"
+(cd imageloader/prometheus && go vet ./...) || fail "go vet in imageloader/prometheus"
 check "staticcheck"
 go tool staticcheck ./... || fail "staticcheck"
+staticcheck=$(go tool -n staticcheck)
+(cd imageloader/prometheus && "$staticcheck" ./...) || fail "staticcheck in imageloader/prometheus"
 
 ((bad == 0)) || exit 1

@@ -1,0 +1,101 @@
+package prometheus
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	client "github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/torchstream/torchstream/imageloader"
+)
+
+type fixed imageloader.Stats
+
+func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
+
+// TestCollector: what a scrape shows, and that it passes client_golang's own checks of names and help.
+func TestCollector(t *testing.T) {
+	s := fixed{
+		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
+		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
+	}
+	c := NewCollector(s, client.Labels{"loader": "train"})
+	registry := client.NewPedanticRegistry()
+	if err := registry.Register(c); err != nil {
+		t.Fatal(err)
+	}
+	if err := registry.Register(NewCollector(s, client.Labels{"loader": "test"})); err != nil {
+		t.Errorf("a second loader: %v", err)
+	}
+	problems, err := testutil.GatherAndLint(registry)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, error %v", problems, err)
+	}
+	want := `
+# HELP torchstream_loader_bad_samples_total Bad samples met, once for each epoch that met them.
+# TYPE torchstream_loader_bad_samples_total counter
+torchstream_loader_bad_samples_total{loader="train",reason="damaged"} 2
+torchstream_loader_bad_samples_total{loader="train",reason="empty"} 1
+# HELP torchstream_loader_bottleneck 1 for the stage that the others have waited for since the loader was opened, 0 for the others.
+# TYPE torchstream_loader_bottleneck gauge
+torchstream_loader_bottleneck{loader="train",stage="consuming"} 0
+torchstream_loader_bottleneck{loader="train",stage="decoding"} 1
+torchstream_loader_bottleneck{loader="train",stage="reading"} 0
+# HELP torchstream_loader_decode_seconds_total Time that all workers spent on decoding and transforms.
+# TYPE torchstream_loader_decode_seconds_total counter
+torchstream_loader_decode_seconds_total{loader="train"} 7
+# HELP torchstream_loader_queue_bytes Compressed bytes read and not yet decoded.
+# TYPE torchstream_loader_queue_bytes gauge
+torchstream_loader_queue_bytes{loader="train"} 678
+# HELP torchstream_loader_samples_total Samples delivered.
+# TYPE torchstream_loader_samples_total counter
+torchstream_loader_samples_total{loader="train"} 640
+`
+	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "torchstream_loader_bad_samples_total", "torchstream_loader_bottleneck",
+		"torchstream_loader_decode_seconds_total", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestEveryNumberIsShown: a field that is added to Stats is added here too.
+func TestEveryNumberIsShown(t *testing.T) {
+	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true} // by reason; names are for the log; not a matter of time
+	numbers := 0
+	s := reflect.TypeFor[imageloader.Stats]()
+	for i := range s.NumField() {
+		if !elsewhere[s.Field(i).Name] {
+			numbers++
+		}
+	}
+	if shown := len(NewCollector(fixed{}, nil).metrics); shown != numbers {
+		t.Errorf("%d metrics for %d numbers in imageloader.Stats", shown, numbers)
+	}
+}
+
+// TestLoader: a loader is a source.
+func TestLoader(t *testing.T) {
+	loader, err := imageloader.Open("../../examples/data/photos-test.tgz", imageloader.Options{BatchSize: 32, Transform: imageloader.Eval(32, 32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer loader.Close()
+	for _, err := range loader.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	registry := client.NewPedanticRegistry()
+	registry.MustRegister(NewCollector(loader, nil))
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "torchstream_loader_samples_total" && f.Metric[0].Counter.GetValue() != 192 {
+			t.Errorf("%v", f)
+		}
+	}
+}
