@@ -4,127 +4,276 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"os"
 	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// loaderResult is what `bench loader` prints.
+// loaderResult is what `bench loader` prints. Everything but OpenSeconds, FirstBatchSeconds and PeakRSSBytes is about the time after the first batch.
 type loaderResult struct {
-	ImagesPerSecond      float64 `json:"images_per_second"`
-	CPUSecondsPer1000    float64 `json:"cpu_seconds_per_1000_images"`
-	PeakRSSBytes         int64   `json:"peak_rss_bytes"`
-	Workers              int     `json:"workers"`
-	Batch                int     `json:"batch"`
-	BadSamples           int64   `json:"bad_samples"` // met, once for each epoch that met them
-	Size                 int     `json:"size"`
-	MemoryMB             int64   `json:"memory_mb"`
-	Contract             string  `json:"contract"`
-	Images               int64   `json:"images"`
-	Epochs               int     `json:"epochs"` // begun
-	Seconds              float64 `json:"seconds"`
-	OpenSeconds          float64 `json:"open_seconds"`
-	FirstBatchSeconds    float64 `json:"first_batch_seconds"`
-	WorkersWaitedForData float64 `json:"workers_waited_for_data"` // share of the workers' time: near 1, reading the archive is the bottleneck
-	Cores                int     `json:"cores"`
+	ImagesPerSecond      float64           `json:"images_per_second"`
+	CPUSecondsPer1000    float64           `json:"cpu_seconds_per_1000_images"`
+	PeakRSSBytes         int64             `json:"peak_rss_bytes"`
+	Workers              int               `json:"workers"`
+	Batch                int               `json:"batch"`
+	BadSamples           int64             `json:"bad_samples"` // met, once for each epoch that met them
+	Size                 int               `json:"size"`
+	MemoryMB             int64             `json:"memory_mb"`
+	Contract             string            `json:"contract"`
+	Device               string            `json:"device"`
+	Images               int64             `json:"images"`
+	Epochs               int               `json:"epochs"` // begun
+	Seconds              float64           `json:"seconds"`
+	OpenSeconds          float64           `json:"open_seconds"`
+	FirstBatchSeconds    float64           `json:"first_batch_seconds"`
+	WorkersWaitedForData float64           `json:"workers_waited_for_data"` // share of the workers' time: near 1, reading the archive is the bottleneck
+	Cores                int               `json:"cores"`
+	Bottleneck           imageloader.Stage `json:"bottleneck"`
+	Advice               string            `json:"advice"`
+	Stats                imageloader.Stats `json:"stats"`
+	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
 }
 
-// benchLoader turns an archive into shuffled training batches in host memory, as fast as it goes, and prints what that took.
+// contracts are what an image becomes, by the name that -contract gives.
+var contracts = map[string]struct {
+	transform func(size int) imageloader.Transform
+	says      string
+}{
+	"train":       {imageloader.Train, "RandomResizedCrop(%d) antialiased + flip, uint8"},
+	"train-float": {floats, "RandomResizedCrop(%d) antialiased + flip, normalised float32 NCHW"},
+	"eval":        {func(size int) imageloader.Transform { return imageloader.Transform{Size: size} }, "Resize and CenterCrop(%d) antialiased, uint8"},
+}
+
+func floats(size int) imageloader.Transform {
+	t := imageloader.Train(size)
+	t.Contiguous = true
+	return t
+}
+
+// benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that took.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench loader", "Turns an archive into training batches (RandomResizedCrop and flip, uint8, in host memory), epoch after epoch, for a while. The clock starts at\n"+
-		"the first batch. bench/pytorch_loader.py does the same with PyTorch.", stderr)
+	set := flags("bench loader", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. bench/pytorch_loader.py does the same with\n"+
+		"PyTorch. Says what each stage took, and which one the others wait for.", stderr)
 	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
 	batch := set.Int("batch", 64, "images a batch")
 	workers := set.Int("workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	size := set.Int("size", 224, "pixels of a result's side")
 	memory := set.Int64("memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
+	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32) or eval (resize and centre crop, bytes)")
+	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
 	seconds := set.Float64("seconds", 10, "how long to measure")
+	epochs := set.Int("epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
+	kind, known := contracts[*contract]
 	switch {
 	case *archive == "":
 		return usageError{"bench loader needs -archive FILE"}
-	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0:
-		return usageError{"-batch, -size, -memory and -seconds are more than 0, -workers at least 0"}
+	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0:
+		return usageError{"-batch, -size, -memory and -seconds are more than 0, -workers and -epochs at least 0"}
+	case !known:
+		return usageError{fmt.Sprintf("there is no contract %q: %s are known", *contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))}
+	case *contract == "train-float" && *device == "":
+		*device = "cpu"
 	}
-	result, err := measureLoader(ctx, *archive, time.Duration(*seconds*float64(time.Second)), imageloader.Options{
-		BatchSize: *batch, Workers: *workers, Transform: imageloader.Train(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip,
-	}, stderr)
-	if err != nil {
+	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, host: *device == ""}
+	if !m.host {
+		var err error
+		if m.device, err = pickDevice(*device); err != nil {
+			return err
+		}
+	}
+	m.o = imageloader.Options{
+		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip,
+	}
+	m.r.Contract, m.r.Device = fmt.Sprintf(kind.says, *size), "host memory"
+	if !m.host {
+		m.r.Device = m.device.String()
+	}
+	if err := m.run(ctx, stderr); err != nil {
 		return err
 	}
+	result := m.r
 	if *asJSON {
 		return writeJSON(stdout, result)
 	}
-	_, err = fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels; %d bad samples\n",
-		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.BadSamples)
+	s := result.Stats
+	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels, in %s; %d bad samples\n"+
+		"busy of %.1f s: reading %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
+		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.Device,
+		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Decode.Seconds(), s.Workers, s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
+	for i, rss := range result.RSSAfterEpoch {
+		if err == nil {
+			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
+		}
+	}
 	return err
 }
 
-func measureLoader(ctx context.Context, archive string, length time.Duration, o imageloader.Options, stderr io.Writer) (loaderResult, error) {
-	r := loaderResult{
-		Batch: o.BatchSize, Size: o.Transform.Size, MemoryMB: o.ShuffleBytes >> 20, Cores: runtime.GOMAXPROCS(0),
-		Contract: fmt.Sprintf("RandomResizedCrop(%d) antialiased + flip, uint8 in host memory, shuffled epochs", o.Transform.Size),
+// pickDevice reads -device.
+func pickDevice(name string) (cuda.Device, error) {
+	if name == "cpu" {
+		return cuda.CPU, nil
 	}
-	begin := time.Now()
-	loader, err := imageloader.OpenContext(ctx, archive, o)
+	if name == "cuda" {
+		name = "cuda:0"
+	}
+	number, found := strings.CutPrefix(name, "cuda:")
+	n, err := strconv.Atoi(number)
+	if !found || err != nil || n < 0 {
+		return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)}
+	}
+	if count := cuda.DeviceCount(); n >= count {
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)
+	}
+	return cuda.Device(n), nil
+}
+
+// measurement is one run of `bench loader`.
+type measurement struct {
+	archive string
+	length  time.Duration
+	epochs  int // 0: length counts
+	o       imageloader.Options
+	host    bool
+	device  cuda.Device
+
+	r     loaderResult
+	first bool
+	begin time.Time
+	cpu   time.Duration
+	stats imageloader.Stats // when the clock started
+}
+
+func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
+	r := &m.r
+	r.Batch, r.Size, r.MemoryMB, r.Cores = m.o.BatchSize, m.o.Transform.Size, m.o.ShuffleBytes>>20, runtime.GOMAXPROCS(0)
+	m.begin = time.Now()
+	loader, err := imageloader.OpenContext(ctx, m.archive, m.o)
 	if err != nil {
-		return r, err
+		return err
 	}
 	defer loader.Close()
-	r.OpenSeconds = time.Since(begin).Seconds()
-	fmt.Fprintf(stderr, "%s: %d samples of %d classes\n", archive, loader.Len(), len(loader.Classes()))
+	r.OpenSeconds = time.Since(m.begin).Seconds()
+	fmt.Fprintf(stderr, "%s: %d samples of %d classes\n", m.archive, loader.Len(), len(loader.Classes()))
 
-	begin = time.Now()
-	var cpu time.Duration
-	first := true
-	for ; r.Images == 0 || time.Since(begin) < length; r.Epochs++ {
-		before := r.Images
-		for batch, err := range loader.Epoch(ctx, r.Epochs) {
-			if err != nil {
-				return r, err
-			}
-			if first {
-				first = false
-				r.FirstBatchSeconds = time.Since(begin).Seconds()
-				begin = time.Now()
-				if cpu, err = cpuTime(); err != nil {
-					return r, err
-				}
-				continue
-			}
-			r.Images += int64(batch.N)
-			if time.Since(begin) >= length {
-				break
-			}
+	var feed *prefetcher.Prefetcher
+	if !m.host {
+		if feed, err = prefetcher.New(loader, prefetcher.Options{Device: m.device}); err != nil {
+			return err
 		}
-		if first || r.Images == before && r.Epochs > 0 {
-			return r, fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`", archive)
+		defer feed.Close()
+	}
+	m.begin, m.first = time.Now(), true
+	for !m.over() {
+		before := r.Images
+		if err := m.epoch(ctx, loader, feed); err != nil {
+			return err
+		}
+		if m.first || r.Images == before && r.Epochs > 0 {
+			return fmt.Errorf("%s: not one sample could be decoded: see `torchstream inspect`", m.archive)
+		}
+		r.Epochs++
+		if m.epochs > 0 {
+			rss, err := residentBytes()
+			if err != nil {
+				return err
+			}
+			r.RSSAfterEpoch = append(r.RSSAfterEpoch, rss)
 		}
 	}
-	elapsed := time.Since(begin)
+	elapsed := time.Since(m.begin)
 	after, err := cpuTime()
 	if err != nil {
-		return r, err
+		return err
 	}
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return r, err
+		return err
 	}
-	stats := loader.Stats()
+	r.Stats = loader.Stats().Since(m.stats)
 	r.Seconds = elapsed.Seconds()
 	r.ImagesPerSecond = float64(r.Images) / r.Seconds
-	r.CPUSecondsPer1000 = (after - cpu).Seconds() / float64(r.Images) * 1000
+	r.CPUSecondsPer1000 = (after - m.cpu).Seconds() / float64(r.Images) * 1000
 	r.PeakRSSBytes = usage.Maxrss * 1024
-	r.BadSamples, r.Workers = stats.Bad, stats.Workers
-	if busy := stats.Decode + stats.WaitData; busy > 0 {
-		r.WorkersWaitedForData = stats.WaitData.Seconds() / busy.Seconds()
+	r.BadSamples, r.Workers = r.Stats.Bad, r.Stats.Workers
+	r.Bottleneck, r.Advice = r.Stats.Bottleneck()
+	if busy := r.Stats.Decode + r.Stats.WaitData; busy > 0 {
+		r.WorkersWaitedForData = r.Stats.WaitData.Seconds() / busy.Seconds()
 	}
-	return r, nil
+	return nil
+}
+
+func (m *measurement) over() bool {
+	if m.epochs > 0 {
+		return m.r.Epochs >= m.epochs
+	}
+	return m.r.Images > 0 && time.Since(m.begin) >= m.length
+}
+
+// epoch runs one epoch, or less when the time is over.
+func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed *prefetcher.Prefetcher) error {
+	if feed == nil {
+		for batch, err := range loader.Epoch(ctx, m.r.Epochs) {
+			if err != nil {
+				return err
+			}
+			if more, err := m.count(batch.N, loader); !more || err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for batch, err := range feed.Epoch(ctx, m.r.Epochs) {
+		if err != nil {
+			return err
+		}
+		if more, err := m.count(batch.N, loader); !more || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count takes a batch of n images; the first one starts the clock.
+func (m *measurement) count(n int, loader *imageloader.Loader) (more bool, err error) {
+	if m.first {
+		m.first = false
+		m.r.FirstBatchSeconds = time.Since(m.begin).Seconds()
+		m.stats = loader.Stats()
+		m.cpu, err = cpuTime()
+		m.begin = time.Now()
+		return true, err
+	}
+	m.r.Images += int64(n)
+	return m.epochs > 0 || time.Since(m.begin) < m.length, nil
+}
+
+// residentBytes is how much memory the process has now, after what is garbage was given back.
+func residentBytes() (int64, error) {
+	debug.FreeOSMemory()
+	data, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(data))
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("/proc/self/statm says %q", data)
+	}
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	return pages * int64(os.Getpagesize()), err
 }
 
 // cpuTime is the CPU time that this process has used.

@@ -134,6 +134,49 @@ func TestBenchLoader(t *testing.T) {
 	}
 }
 
+// Every contract, to host memory and to a device, says what the stages took; with -epochs the memory after each is said too.
+func TestBenchLoaderContracts(t *testing.T) {
+	for _, c := range []struct{ args, contract, device string }{
+		{"-contract train", "RandomResizedCrop(16) antialiased + flip, uint8", "host memory"},
+		{"-contract train-float", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},
+		{"-contract eval -epochs 3", "Resize and CenterCrop(16) antialiased, uint8", "host memory"},
+		{"-contract train -device cpu -epochs 2", "RandomResizedCrop(16) antialiased + flip, uint8", "cpu"},
+	} {
+		args := append([]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "16", "-seconds", "0.05"}, strings.Fields(c.args)...)
+		status, stdout, stderr := command(t, append(args, "-json")...)
+		var r struct {
+			Contract, Device, Bottleneck, Advice string
+			Images, Epochs                       int
+			Waited                               float64        `json:"workers_waited_for_data"`
+			RSS                                  []int64        `json:"rss_bytes_after_epoch"`
+			Stats                                map[string]any `json:"stats"`
+		}
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 {
+			t.Fatalf("%s: status %d, %v in %q, stderr %q", c.args, status, err, stdout, stderr)
+		}
+		decode, _ := r.Stats["decode_seconds"].(float64)
+		finish, _ := r.Stats["finish_seconds"].(float64)
+		if r.Contract != c.contract || r.Device != c.device || r.Images < 16 || r.Advice == "" || decode <= 0 || (finish > 0) != (c.device == "cpu") || r.Waited < 0 || r.Waited > 1 {
+			t.Errorf("%s: %s", c.args, stdout)
+		}
+		if strings.Contains(c.args, "-epochs") && (len(r.RSS) != r.Epochs || r.RSS[0] < 1<<20) {
+			t.Errorf("%s: memory after %d epochs: %v", c.args, r.Epochs, r.RSS)
+		}
+	}
+	status, stdout, _ := command(t, "bench", "loader", "-archive", photos, "-size", "16", "-epochs", "1")
+	if status != 0 || !strings.Contains(stdout, "decoding") || !strings.Contains(stdout, "after epoch 0") {
+		t.Errorf("status %d: %s", status, stdout)
+	}
+	for _, args := range [][]string{{"-contract", "test"}, {"-device", "tpu"}, {"-device", "cuda:x"}, {"-epochs", "-1"}} {
+		if status, _, stderr := command(t, append([]string{"bench", "loader", "-archive", photos}, args...)...); status != 2 || !strings.Contains(stderr, args[0][1:]) {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
+	}
+	if status, _, stderr := command(t, "bench", "loader", "-archive", photos, "-device", "cuda:99"); status != 1 || !strings.Contains(stderr, "no such GPU") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
 // An archive whose only sample is damaged must end the benchmark with an error rather than spin.
 func TestBenchLoaderWithoutGoodSamples(t *testing.T) {
 	path := writeTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture"})
