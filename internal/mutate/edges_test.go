@@ -1,8 +1,11 @@
 package main
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -39,6 +42,65 @@ func TestEdgesAreUpToDate(t *testing.T) {
 		}
 		if !found {
 			t.Errorf("%s: no %s in %s", e.name, want, e.folder)
+		}
+	}
+}
+
+// docs/streams.md lists the edges as they are, and every test that it names exists.
+func TestDocumentIsUpToDate(t *testing.T) {
+	text, err := os.ReadFile("../../docs/streams.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc := string(text)
+	_, after, ok := strings.Cut(doc, "<!-- edges: go run ./internal/mutate -list -->\n")
+	listed, _, ok2 := strings.Cut(after, "<!-- end of edges -->")
+	if !ok || !ok2 || strings.TrimSpace(listed) != strings.TrimSpace(table()) {
+		t.Error("the table of edges is not what `go run ./internal/mutate -list` prints")
+	}
+	exist := map[string]bool{}
+	defined := regexp.MustCompile(`(?m)^func (Test\w+)\(|^TEST\((\w+), (\w+)\)`)
+	err = filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && slices.Contains([]string{".git", "build", "gpu-bundle"}, d.Name()):
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, "_test.go") && !strings.HasSuffix(path, "_test.cc"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range defined.FindAllStringSubmatch(string(text), -1) {
+			if m[1] != "" {
+				exist[m[1]] = true
+			} else {
+				exist[m[2]+"."+m[3]] = true
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`(Test[A-Z]\\w+|[A-Z]\\w*Gpu\\.[A-Z]\\w+)`").FindAllStringSubmatch(doc, -1)
+	for _, m := range named {
+		if !exist[m[1]] {
+			t.Errorf("docs/streams.md names %s, which is no test", m[1])
+		}
+	}
+	if len(named) < 40 {
+		t.Errorf("docs/streams.md names %d tests", len(named))
+	}
+	// The ten mistakes are ten, and each names a test.
+	mistakes := regexp.MustCompile(`(?m)^\| (\d+) \|.*\|$`).FindAllString(doc, -1)
+	if len(mistakes) != 10 {
+		t.Errorf("%d mistakes", len(mistakes))
+	}
+	test := regexp.MustCompile("`(Test|[A-Z]\\w*Gpu\\.)")
+	for _, m := range mistakes {
+		cells := strings.Split(m, "|")
+		if !test.MatchString(cells[len(cells)-2]) {
+			t.Errorf("no test: %s", m)
 		}
 	}
 }

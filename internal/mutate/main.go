@@ -2,6 +2,7 @@
 // longer in its file, or a test that fails with everything in place, is an error.
 //
 //	go run ./internal/mutate            the edges that the simulated device holds: they need no GPU
+//	go run ./internal/mutate -list      the table of docs/streams.md
 //	go run ./internal/mutate -bundle DIR   builds what the other edges need into DIR, for a GPU machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
 //	                                    what make gpu-bundle made, unpacked
 //
@@ -25,7 +26,12 @@ import (
 func main() {
 	bundle := flag.String("bundle", "", "build the mutants that need a GPU into this `folder`")
 	only := flag.String("run", "", "only the edges whose names match the `regexp`")
+	list := flag.Bool("list", false, "print the table of docs/streams.md")
 	flag.Parse()
+	if *list {
+		fmt.Print(table())
+		return
+	}
 	match, err := regexp.Compile(*only)
 	if err == nil {
 		err = run(os.Stdout, match, *bundle)
@@ -77,6 +83,17 @@ func run(out io.Writer, match *regexp.Regexp, bundle string) error {
 	}
 	fmt.Fprintf(out, "%d edges, each held by its test\n", done)
 	return nil
+}
+
+// table is the edges as docs/streams.md shows them.
+func table() string {
+	b := &strings.Builder{}
+	fmt.Fprint(b, "| edge | where | held by | needs |\n|---|---|---|---|\n")
+	for _, e := range edges {
+		needs := [...]string{"", "a GPU", "two GPUs"}[e.gpus]
+		fmt.Fprintf(b, "| %s | `%s` | `%s` in `%s` | %s |\n", e.name, e.file, e.test, e.folder, needs)
+	}
+	return b.String()
 }
 
 type mutator struct {
