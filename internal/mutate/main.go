@@ -198,7 +198,20 @@ func (m *mutator) add(name string, e edge, file string) error {
 	}
 	program := e.folder + "/" + filepath.Base(e.folder) + ".test"
 	if e.folder == "cshim" {
-		program = "cshim"
+		suite, name, _ := strings.Cut(e.test, ".")
+		sources, err := filepath.Glob(filepath.Join(m.root, "cshim", "test", "*_test.cc"))
+		if err != nil {
+			return err
+		}
+		for _, source := range sources {
+			text, err := os.ReadFile(source)
+			if err != nil {
+				return err
+			}
+			if strings.Contains(string(text), "TEST("+suite+", "+name+")") {
+				program = "shim/" + strings.TrimSuffix(filepath.Base(source), ".cc")
+			}
+		}
 	}
 	switch filepath.Ext(e.file) {
 	case ".go":
@@ -275,7 +288,7 @@ while IFS='|' read -r mutant needs program folder test name; do
   ((needs <= gpus)) || continue
   case $program in
     mutant) command=("$here/$mutant/mutant.test" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
-    cshim) command=(bash -c 'for f in "$1"/shim/*_test; do "$f" --gtest_filter="$2" || exit 1; done' - "$bundle" "$test") at=$bundle/tree/cshim/test ;;
+    shim/*) command=("$bundle/$program" --gtest_filter="$test") at=$bundle/shim ;;
     *) command=("$bundle/tree/$program" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
   esac
   start=$SECONDS
