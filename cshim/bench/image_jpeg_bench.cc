@@ -1,6 +1,8 @@
 // What each step of decoding a JPEG costs, on one thread: image_jpeg_bench ARCHIVE.tar[.gz]
 // [PASSES]
 //
+// A third argument leaves only the rows whose names contain it.
+//
 // Prints CPU milliseconds per image, the median of the passes, which take turns. The crop is that
 // of a RandomResizedCrop(224), the same for every row.
 #include <algorithm>
@@ -27,7 +29,7 @@ struct Row {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) stop("usage: image_jpeg_bench ARCHIVE.tar[.gz] [PASSES]");
+  if (argc < 2) stop("usage: image_jpeg_bench ARCHIVE.tar[.gz] [PASSES [NAME]]");
   const int passes = argc > 2 ? std::atoi(argv[2]) : 5;
   std::vector<Bytes> files;
   std::vector<ts_image_info> infos;
@@ -157,6 +159,7 @@ int main(int argc, char** argv) {
 
   for (int pass = 0; pass < passes; ++pass) {
     for (Row& r : rows) {
+      if (argc > 3 && r.what.find(argv[3]) == std::string::npos) continue;
       const double start = cpu_seconds();
       for (size_t i = 0; i < files.size(); ++i) r.one(i);
       r.passes.push_back(1000 * (cpu_seconds() - start) / count);
@@ -165,6 +168,7 @@ int main(int argc, char** argv) {
   std::printf("%zu JPEGs, %.1f KB on average, %s, %d passes\n", files.size(),
               static_cast<double>(bytes) / count / 1024, ts_jpeg_version(), passes);
   for (Row& r : rows) {
+    if (r.passes.empty()) continue;
     std::sort(r.passes.begin(), r.passes.end());
     std::printf("%-30s %8.4f ms an image (%.4f to %.4f)\n", r.what.c_str(),
                 r.passes[r.passes.size() / 2], r.passes.front(), r.passes.back());
