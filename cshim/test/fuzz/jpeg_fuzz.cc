@@ -1,0 +1,125 @@
+// libFuzzer: JPEGs, our entropy decoder and entry points against libjpeg-turbo alone.
+//
+//   make fuzz, then cshim/build-fuzz/bin/jpeg_fuzz -max_len=20000 CORPUS cshim/test/data
+//
+// The first 16 bytes after the file's end marker, or of a hash of the file, say what is done with it:
+// any JPEG is a seed. A difference in verdict or pixels aborts.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "error.h"
+#include "image/entries.h"
+#include "image/jpeg.h"
+#include "image/resize.h"
+
+namespace {
+
+using namespace ts::image;
+
+struct Result {
+  int32_t code;
+  std::string message;
+  std::vector<uint8_t> pixels;
+};
+
+void demand(bool condition) {
+  if (!condition) std::abort();
+}
+
+Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box& box,
+              const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
+  const int32_t w = box.width();
+  const int32_t h = box.height();
+  const ts_image_geometry g = {box.x0, box.y0, w, h, w, h, 0, 0, w, h, false};
+  Result result = {};
+  result.pixels.resize(static_cast<size_t>(w) * static_cast<size_t>(h) * 3);
+  Resizer resizer;
+  ts_error* error = ts::guard(__func__, [&] {
+    const Box needed = resizer.start(g, result.pixels.data(), static_cast<size_t>(w) * 3);
+    decoder->decode(data, bytes, needed, &resizer, in, out);
+  });
+  if (error != nullptr) {
+    result.code = ts_error_code(error);
+    result.message = ts_error_message(error);
+    result.pixels.clear();
+    ts_error_free(error);
+  }
+  demand(result.code == TS_OK || result.code == TS_ERROR_DECODE ||
+         result.code == TS_ERROR_UNSUPPORTED);
+  return result;
+}
+
+void same(const Result& a, const Result& b) {
+  demand(a.code == b.code);
+  demand(a.message == b.message);
+  demand(a.pixels == b.pixels);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+  constexpr int64_t kMostPixels = 1 << 16;
+  static JpegDecoder own(kMostPixels);
+  static JpegDecoder libjpeg(kMostPixels);
+  libjpeg.set_own(false);
+  demand(own.own());
+
+  const std::vector<uint8_t> file(input, input + size);  // ASAN sees its ends
+  if (!is_jpeg(file.data(), file.size())) return 0;
+  ts_image_info info = {};
+  ts_error* error =
+      ts::guard(__func__, [&] { info = jpeg_header(file.data(), file.size()); });
+  if (error != nullptr) {
+    ts_error_free(error);
+    return 0;
+  }
+  if (int64_t{info.width} * info.height > kMostPixels) return 0;
+
+  uint64_t choice = xxh64(file.data(), file.size(), 1);
+  const auto draw = [&](int32_t from, int32_t to) {
+    choice = choice * 6364136223846793005u + 1442695040888963407u;
+    return from + static_cast<int32_t>((choice >> 33) % static_cast<uint64_t>(to - from + 1));
+  };
+  Box box;
+  box.x0 = draw(0, info.width - 1);
+  box.y0 = draw(0, info.height - 1);
+  box.x1 = draw(box.x0 + 1, info.width);
+  box.y1 = draw(box.y0 + 1, info.height);
+  if (draw(0, 3) == 0) box = {0, 0, info.width, info.height};
+
+  const Result expected = decode(&libjpeg, file.data(), file.size(), box);
+  same(decode(&own, file.data(), file.size(), box), expected);
+
+  std::vector<uint8_t> blob(1 << 18);
+  EntriesOut out = {static_cast<uint32_t>(draw(1, 9)), blob.data(), blob.size()};
+  same(decode(&own, file.data(), file.size(), box, nullptr, &out), expected);
+  if (out.written == 0 || out.written > blob.size()) return 0;
+  blob.resize(out.written);
+  const Box other = {draw(0, box.x0), draw(0, box.y0), draw(box.x1, info.width),
+                     draw(box.y1, info.height)};
+  const Result whole = decode(&libjpeg, file.data(), file.size(), other);
+  EntriesIn in = {blob.data(), blob.size(), nullptr};
+  // What was read to its end when the blob was made has no damage that a larger box could meet.
+  same(decode(&own, file.data(), file.size(), other, &in), whole);
+  uint64_t proof = 0;
+  in.proof = &proof;
+  same(decode(&own, file.data(), file.size(), box, &in), expected);
+  demand(proof == out.proof);
+  same(decode(&own, file.data(), file.size(), other, &in), whole);
+
+  // A forgery, its digests right.
+  for (int changes = draw(1, 4); changes > 0; --changes) {
+    const auto at = static_cast<size_t>(draw(16, static_cast<int32_t>(blob.size()) - 1));
+    blob[at] = static_cast<uint8_t>(blob[at] ^ 1 << draw(0, 7));
+  }
+  const uint64_t digest =
+      xxh64(blob.data() + 64, blob.size() - 64, xxh64(blob.data(), 56, 0));
+  std::memcpy(blob.data() + 56, &digest, sizeof digest);
+  proof = 0;
+  same(decode(&own, file.data(), file.size(), other, &in), whole);
+  in.proof = nullptr;
+  decode(&own, file.data(), file.size(), other, &in);  // other pixels perhaps, nothing worse
+  return 0;
+}

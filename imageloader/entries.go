@@ -1,0 +1,76 @@
+package imageloader
+
+import (
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// entryStore keeps a blob of entry points for a sample: the index does, in its sidecar. Its methods are called by several goroutines.
+type entryStore interface {
+	entriesOf(i int) []byte // nil: none; valid until the index is closed
+	keepEntries(i int, blob []byte)
+}
+
+// entryPoints are the entry points of an index's samples, and which of them were compared with their images. docs/entry-points.md says what they are.
+type entryPoints struct {
+	store   entryStore
+	trusted bool // the digests of a blob are enough
+	// proofs has, by sample, what the shim says when all entries of its blob were compared with the image; 0: not yet, in this process.
+	proofs []atomic.Uint64
+}
+
+func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
+	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
+}
+
+// entryDecoder is a decoder that knows entry points.
+type entryDecoder interface {
+	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by decodeMakeEntries. nil: the blob's digests are enough.
+	decodeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, blob []byte, proof *uint64) error
+	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over len(buffer).
+	decodeMakeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+}
+
+func (s shimDecoder) decodeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+	return capi.DecodeImageEntries(s.d, data, g, dst, stride, blob, proof)
+}
+
+func (s shimDecoder) decodeMakeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+	return capi.DecodeImageMakeEntries(s.d, data, g, dst, stride, 0, buffer)
+}
+
+// byEntries decodes one sample after the other by their entry points, and makes those that are missing. One goroutine's.
+type byEntries struct {
+	points *entryPoints
+	d      entryDecoder
+	proof  uint64
+	buffer []byte
+}
+
+// decode is the decoder's decode of sample i. The first time in this process that a blob is used, it is compared with the image, which costs what decoding
+// without it costs: a sidecar that somebody else wrote gives right pixels or none.
+func (b *byEntries) decode(i int, data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+	p := b.points
+	if blob := p.store.entriesOf(i); blob != nil {
+		if p.trusted {
+			return b.d.decodeEntries(data, g, dst, stride, blob, nil)
+		}
+		before := p.proofs[i].Load()
+		b.proof = before
+		err := b.d.decodeEntries(data, g, dst, stride, blob, &b.proof)
+		if b.proof != before {
+			p.proofs[i].Store(b.proof)
+		}
+		return err
+	}
+	if need := len(data)/64 + 64; len(b.buffer) < need {
+		b.buffer = make([]byte, 2*need)
+	}
+	n, proof, err := b.d.decodeMakeEntries(data, g, dst, stride, b.buffer)
+	if err == nil && n > 0 && n <= len(b.buffer) {
+		p.store.keepEntries(i, b.buffer[:n])
+		p.proofs[i].Store(proof)
+	}
+	return err
+}

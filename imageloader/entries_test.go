@@ -1,0 +1,131 @@
+package imageloader
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+type mapStore struct {
+	mu    sync.Mutex
+	blobs map[int][]byte
+}
+
+func (m *mapStore) entriesOf(i int) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.blobs[i]
+}
+
+func (m *mapStore) keepEntries(i int, blob []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blobs[i] = bytes.Clone(blob)
+}
+
+// photo is a baseline JPEG (4:2:0) large enough to have entry points.
+func photo(t testing.TB, seed uint64) []byte {
+	t.Helper()
+	r := rand.New(rand.NewPCG(seed, 1))
+	m := image.NewRGBA(image.Rect(0, 0, 320, 240))
+	for y := range 240 {
+		for x := range 320 {
+			m.Set(x, y, color.RGBA{uint8(x + r.IntN(60)), uint8(y + r.IntN(60)), uint8(x*y/64 + r.IntN(60)), 255})
+		}
+	}
+	var b bytes.Buffer
+	if err := jpeg.Encode(&b, m, &jpeg.Options{Quality: 90}); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestEntryPoints: the first epoch makes them, the next decodes by them, a later process compares them first, and neither stale nor forged ones change a pixel.
+func TestEntryPoints(t *testing.T) {
+	d, err := shimCodec{}.newDecoder(0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer d.close()
+	shim := d.(shimDecoder)
+	photos := [][]byte{photo(t, 1), photo(t, 2), photo(t, 3)}
+	g := capi.ImageGeometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
+	want := make([][]byte, len(photos))
+	for i, p := range photos {
+		want[i] = make([]byte, 64*64*3)
+		if err := d.decode(p, &g, want[i], 64*3); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats := func() capi.ImageStats {
+		s, err := capi.DecoderStats(shim.d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	epoch := func(what string, points *entryPoints, photos [][]byte, want [][]byte) capi.ImageStats {
+		before := stats()
+		b := byEntries{points: points, d: shim}
+		for i, p := range photos {
+			got := make([]byte, 64*64*3)
+			if err := b.decode(i, p, &g, got, 64*3); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if !bytes.Equal(got, want[i]) {
+				t.Errorf("%s: sample %d has other pixels", what, i)
+			}
+		}
+		s := stats()
+		return capi.ImageStats{EntriesUsed: s.EntriesUsed - before.EntriesUsed, EntriesVerified: s.EntriesVerified - before.EntriesVerified,
+			EntriesRefused: s.EntriesRefused - before.EntriesRefused, EntriesMade: s.EntriesMade - before.EntriesMade}
+	}
+	expect := func(what string, got, want capi.ImageStats) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+	}
+
+	store := &mapStore{blobs: map[int][]byte{}}
+	points := newEntryPoints(store, 3, false)
+	expect("first epoch", epoch("first epoch", points, photos, want), capi.ImageStats{EntriesMade: 3})
+	expect("second epoch", epoch("second epoch", points, photos, want), capi.ImageStats{EntriesUsed: 3})
+	for i, p := range photos {
+		if n := len(store.blobs[i]); n == 0 || n > len(p)*15/1000 {
+			t.Errorf("the blob of %d bytes has %d", len(p), n)
+		}
+	}
+
+	later := newEntryPoints(store, 3, false)
+	expect("another process", epoch("another process", later, photos, want), capi.ImageStats{EntriesVerified: 3})
+	expect("its second epoch", epoch("its second epoch", later, photos, want), capi.ImageStats{EntriesUsed: 3})
+	expect("trusted", epoch("trusted", newEntryPoints(store, 3, true), photos, want), capi.ImageStats{EntriesUsed: 3})
+
+	// The archive changed under the index: samples 0 and 1 are each other.
+	swapped := slices.Clone(photos)
+	swapped[0], swapped[1] = swapped[1], swapped[0]
+	swappedWant := slices.Clone(want)
+	swappedWant[0], swappedWant[1] = swappedWant[1], swappedWant[0]
+	expect("stale", epoch("stale", points, swapped, swappedWant), capi.ImageStats{EntriesUsed: 1, EntriesRefused: 2})
+
+	// The blobs changed under their proofs, or came from elsewhere.
+	forged := &mapStore{blobs: maps.Clone(store.blobs)}
+	forged.blobs[0] = forged.blobs[1]
+	forged.blobs[1] = append(bytes.Clone(forged.blobs[1][:64]), make([]byte, 64)...)
+	forged.blobs[2] = []byte("TSE1")
+	changed := newEntryPoints(forged, 3, false)
+	for i := range points.proofs {
+		changed.proofs[i].Store(points.proofs[i].Load())
+	}
+	expect("forged", epoch("forged", changed, photos, want), capi.ImageStats{EntriesRefused: 3})
+	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), capi.ImageStats{EntriesRefused: 3})
+}
