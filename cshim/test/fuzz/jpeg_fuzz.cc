@@ -1,9 +1,11 @@
 // libFuzzer: JPEGs, our entropy decoder and entry points against libjpeg-turbo alone.
 //
-//   make fuzz, then cshim/build-fuzz/bin/jpeg_fuzz -max_len=20000 CORPUS cshim/test/data
+//   cmake -S cshim -B cshim/build-fuzz -G Ninja -DTS_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++
+//   ninja -C cshim/build-fuzz jpeg_fuzz
+//   cshim/build-fuzz/bin/jpeg_fuzz -max_len=12000 CORPUS cshim/test/data
 //
-// The first 16 bytes after the file's end marker, or of a hash of the file, say what is done with it:
-// any JPEG is a seed. A difference in verdict or pixels aborts.
+// What is done with a file follows from a hash of it, so that any JPEG is a seed. A difference in
+// verdict or pixels aborts.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -69,8 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   const std::vector<uint8_t> file(input, input + size);  // ASAN sees its ends
   if (!is_jpeg(file.data(), file.size())) return 0;
   ts_image_info info = {};
-  ts_error* error =
-      ts::guard(__func__, [&] { info = jpeg_header(file.data(), file.size()); });
+  ts_error* error = ts::guard(__func__, [&] { info = jpeg_header(file.data(), file.size()); });
   if (error != nullptr) {
     ts_error_free(error);
     return 0;
@@ -114,8 +115,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     const auto at = static_cast<size_t>(draw(16, static_cast<int32_t>(blob.size()) - 1));
     blob[at] = static_cast<uint8_t>(blob[at] ^ 1 << draw(0, 7));
   }
-  const uint64_t digest =
-      xxh64(blob.data() + 64, blob.size() - 64, xxh64(blob.data(), 56, 0));
+  const uint64_t digest = xxh64(blob.data() + 64, blob.size() - 64, xxh64(blob.data(), 56, 0));
   std::memcpy(blob.data() + 56, &digest, sizeof digest);
   proof = 0;
   same(decode(&own, file.data(), file.size(), other, &in), whole);
