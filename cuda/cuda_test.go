@@ -29,6 +29,10 @@ func calls(d Device) map[string]func() error {
 			return WithStreams([]Stream{stream}, func() error { return errors.New("fn was called") })
 		},
 		"Device.Synchronize":   d.Synchronize,
+		"Capture": func() error {
+			_, err := Capture(CaptureOptions{Stream: stream}, func() error { return errors.New("fn was called") })
+			return err
+		},
 		"NewStream":            func() error { _, err := NewStream(d, StreamOptions{}); return err },
 		"NewOwnedStream":       func() error { _, err := NewOwnedStream(d, StreamOptions{}); return err },
 		"ExternalStream":       func() error { _, err := ExternalStream(0, d); return err },
@@ -89,7 +93,7 @@ func TestNotAGPU(t *testing.T) {
 }
 
 func TestSentinels(t *testing.T) {
-	sentinels := []error{ErrInvalidArgument, ErrOutOfMemory, ErrNoDevice, ErrCUDA, ErrWrongThread, ErrOutOfOrder, ErrNotRecorded, ErrInternal, ErrClosed}
+	sentinels := []error{ErrInvalidArgument, ErrOutOfMemory, ErrNoDevice, ErrCUDA, ErrWrongThread, ErrOutOfOrder, ErrNotRecorded, ErrInternal, ErrCapture, ErrStale, ErrClosed}
 	for i, a := range sentinels {
 		for j, b := range sentinels {
 			if got := errors.Is(fmt.Errorf("batch 3: %w", a), b); got != (i == j) {

@@ -21,6 +21,8 @@ var (
 	ErrOutOfOrder      error = capi.CodeOutOfOrder      // a stream was restored before one that was set after it
 	ErrNotRecorded     error = capi.CodeNotRecorded     // an event was used before its first Record, or timed without EventOptions.Timing
 	ErrInternal        error = capi.CodeInternal        // a defect of the C++ side or of a library below it
+	ErrCapture         error = capi.CodeCapture         // not possible while a graph is captured, or the capture failed
+	ErrStale           error = capi.CodeStale           // what a graph works on does not lie where it was captured
 	ErrClosed                = errors.New("cuda: used after Close")
 )
 

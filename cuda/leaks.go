@@ -2,11 +2,12 @@ package cuda
 
 import "sync/atomic"
 
-var leakedEvents, leakedStreams, leakedPinned, leakedPinnedBytes atomic.Int64
+var leakedGraphs, leakedEvents, leakedStreams, leakedPinned, leakedPinnedBytes atomic.Int64
 
 // LeakCounts says what the garbage collector found that should have been closed.
 type LeakCounts struct {
 	Events      int64 // freed then
+	Graphs      int64 // freed then
 	Streams     int64 // owned ones; not given back, since copies of their Stream may be anywhere
 	Pinned      int64 // not freed, since slices of the memory may be anywhere
 	PinnedBytes int64
@@ -15,5 +16,5 @@ type LeakCounts struct {
 // Leaks returns the counts since the start of the process. The collector finds an object some time after it became unreachable; each is also logged with
 // slog.Debug.
 func Leaks() LeakCounts {
-	return LeakCounts{Events: leakedEvents.Load(), Streams: leakedStreams.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
+	return LeakCounts{Graphs: leakedGraphs.Load(), Events: leakedEvents.Load(), Streams: leakedStreams.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
 }

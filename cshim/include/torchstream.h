@@ -70,7 +70,10 @@ enum {
   TS_ERROR_OPERATOR = 9,         /* LibTorch refused the operands */
   TS_ERROR_DECODE = 10,          /* image bytes are damaged */
   TS_ERROR_UNSUPPORTED = 11,     /* image bytes are in a format that is not handled */
-  TS_ERROR_INTERNAL = 12         /* a defect of the shim or of a library below it */
+  TS_ERROR_INTERNAL = 12,        /* a defect of the shim or of a library below it */
+  TS_ERROR_CAPTURE = 13,         /* not possible while a graph is captured, or the capture failed */
+  TS_ERROR_STALE = 14,           /* a graph's operands do not lie where they were captured */
+  TS_ERROR_BUSY = 15             /* a capture has the random generators: ts_capture_wait */
 };
 
 /* All three borrow the error; what they return is borrowed until the error is freed. The origin
@@ -544,6 +547,43 @@ TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_n
  * the other with nothing beside them, and returns seconds a copy: what the link can do. */
 TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
                                double* seconds);
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+/* A sequence of work on one device that was captured once and is enqueued again by one call.
+ *
+ * A capture is of one stream, which is current on the thread from begin to end, and of what is
+ * forked from it and joined (ts_wait_cuda_stream, events). Operators called meanwhile run nothing:
+ * they become nodes of the graph. Other threads and streams go on as always; only operators that
+ * draw random numbers elsewhere get TS_ERROR_BUSY, since the capture has the generators. The
+ * process makes one capture at a time, and begin waits for its turn.
+ *
+ * What the captured function makes lies in memory of the graph's own, and is written again by every
+ * replay. What it read from outside (operands of operators) is kept alive by the graph, and a
+ * replay after such a tensor was given other memory is TS_ERROR_STALE; pinned memory that is copied
+ * from is the caller's to keep. */
+typedef struct ts_graph ts_graph;
+/* Begins to capture the stream, which is the calling thread's current one, not a default stream,
+ * and non-blocking. share: NULL, or a captured graph of the device whose memory the new one uses as
+ * well; borrowed for the call. Graphs that share memory overwrite each other's results: they are
+ * replayed one after the other, whatever the streams. The thread must stay the same until the end.
+ * new reference, free with ts_graph_free. */
+TS_API ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out);
+/* Ends the capture, on the thread that began it, and makes the graph ready for replay.
+ * TS_ERROR_CAPTURE if it was broken, with the call that did it, or if nothing was captured; stream,
+ * allocators and generators are then as if there had been no capture. */
+TS_API ts_error* ts_graph_end(ts_graph* graph);
+/* Enqueues the graph's work on the stream. Random numbers go on where the device's generator is.
+ * Any thread, and several at once. */
+TS_API ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream);
+/* how many kernels, copies and fills the graph has; 0 before its end */
+TS_API int64_t ts_graph_nodes(const ts_graph* graph);
+/* takes ownership. Ends a capture that was not ended (on its thread) and throws it away. Replays
+ * that are enqueued are done as if the graph were there. The memory of tensors that were made in
+ * the capture stays until they are freed. */
+TS_API void ts_graph_free(ts_graph* graph);
+/* blocks until no capture is under way */
+TS_API ts_error* ts_capture_wait(void);
 
 /* ---- traces ---------------------------------------------------------------------------------- */
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device.h"
+#include "graph.h"
 #include "tensor.h"
 #include "thread.h"
 
@@ -36,6 +37,11 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     } else {
       ts::require(value.numel() == 1, "backward without a gradient needs a scalar");
     }
+    if (ts::somebody_captures()) {
+      ts::hold_in_capture(with);
+      ts::gradients_in_capture();
+    }
+    const ts::CaptureWatch watch("backward");
     value.backward(with, retain_graph, /*create_graph=*/false);
   });
 }
@@ -47,6 +53,10 @@ ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out) {
     const at::Tensor value = ts::value_of(tensor);
     // Past Tensor::grad, which warns about tensors that are not leaves.
     const at::Tensor& gradient = value.unsafeGetTensorImpl()->grad();
+    if (ts::somebody_captures()) {
+      ts::hold_in_capture(value);
+      ts::gradients_in_capture();
+    }
     *out = gradient.defined() ? ts::to_handle(gradient) : nullptr;
   });
 }

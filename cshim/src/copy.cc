@@ -14,6 +14,7 @@
 
 #include "device.h"
 #include "event.h"
+#include "graph.h"
 #include "stream.h"
 #include "tensor.h"
 #include "thread.h"
@@ -146,6 +147,8 @@ void enqueue(const Transfer& transfer, c10::cuda::CUDAStream stream) {
   dst.copy_(src, /*non_blocking=*/true);
 }
 
+constexpr const char* kReading = "reading values back, which makes the host wait for them,";
+
 at::Scalar only_element(const ts_tensor* tensor) {
   const at::Tensor value = value_of(tensor);
   if (value.numel() != 1) {
@@ -153,8 +156,11 @@ at::Scalar only_element(const ts_tensor* tensor) {
                                                  std::to_string(value.numel()) +
                                                  " elements: it must have exactly one");
   }
+  if (value.is_cuda()) refuse_in_capture(kReading);
   return value.item();
 }
+
+constexpr const char* kWaitingCopy = "a copy between host and device that waits for its end";
 
 }  // namespace
 }  // namespace ts
@@ -164,6 +170,10 @@ ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking
     ts::enter_thread();
     const at::Tensor to = ts::value_of(dst, "dst");
     const at::Tensor from = ts::value_of(src, "src");
+    if (to.is_cuda() != from.is_cuda() && !non_blocking) ts::refuse_in_capture(ts::kWaitingCopy);
+    ts::hold_in_capture(to);
+    ts::hold_in_capture(from);
+    const ts::CaptureWatch watch("a copy");
     const c10::NoGradGuard no_grad;
     to.copy_(from, non_blocking);
   });
@@ -177,6 +187,11 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
     const at::Tensor value = ts::value_of(tensor);
     const auto type = dtype == -1 ? value.scalar_type() : ts::checked_dtype(dtype);
     const auto where = ts::checked_device(device);
+    if (value.is_cuda() != where.is_cuda() && !non_blocking) {
+      ts::refuse_in_capture(ts::kWaitingCopy);
+    }
+    ts::hold_in_capture(value);
+    const ts::CaptureWatch watch("a copy");
     *out = ts::to_handle(value.to(where, type, non_blocking, /*copy=*/false));
   });
 }
@@ -197,6 +212,7 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
       std::memcpy(data, value.const_data_ptr(), bytes);
       return;
     }
+    if (value.is_cuda()) ts::refuse_in_capture(ts::kReading);
     const c10::NoGradGuard no_grad;
     auto host = at::from_blob(data, value.sizes(), at::TensorOptions().dtype(value.scalar_type()));
     host.copy_(value, /*non_blocking=*/false);
@@ -234,6 +250,12 @@ ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst
     if (after != nullptr) after->check_recorded();
     if (done != nullptr) done->check_record(on);
 
+    if (ts::somebody_captures()) {
+      for (const ts::Transfer& transfer : transfers) {
+        ts::hold_in_capture(transfer.dst, on);
+        ts::hold_in_capture(transfer.src, on);
+      }
+    }
     // Default streams have the handle NULL, which means the one of the current device.
     const ts::DeviceScope scope(on.device_index());
     if (after != nullptr) after->block(on);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "error.h"
+#include "graph.h"
 #include "thread.h"
 
 namespace ts {
@@ -162,6 +163,7 @@ ts_error* ts_device_empty_cache(void) {
     ts::enter_thread();
     ts::require_device(0);
     ts::ensure_cuda();
+    ts::refuse_in_capture("giving memory back to the driver (EmptyCache)");
     c10::cuda::CUDACachingAllocator::emptyCache();
   });
 }
@@ -170,6 +172,7 @@ ts_error* ts_device_synchronize(int32_t device) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(device);
+    ts::refuse_in_capture("waiting for a device");
     // A device without a context has no work, and waiting for it would make one.
     if (!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device))) return;
     const ts::DeviceScope scope(device);

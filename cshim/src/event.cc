@@ -8,6 +8,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "graph.h"
 #include "stream.h"
 #include "thread.h"
 
@@ -181,6 +182,7 @@ ts_error* ts_event_query(ts_event* event, bool* done) {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
     ts::require(done != nullptr, "done is NULL");
+    ts::refuse_in_capture("asking for an event");
     *done = event->query();
   });
 }
@@ -189,6 +191,7 @@ ts_error* ts_event_synchronize(ts_event* event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
+    ts::refuse_in_capture("waiting for an event");
     event->synchronize();
   });
 }

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "device.h"
+#include "graph.h"
 #include "tensor.h"
 #include "thread.h"
 
@@ -125,6 +126,8 @@ ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float*
           break;
       }
     } else {
+      ts::hold_in_capture(to);
+      ts::hold_in_capture(from);
       const ts::DeviceScope scope(device);
       const auto stream =
           c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "device.h"
+#include "graph.h"
 #include "tensor.h"
 #include "thread.h"
 
@@ -229,6 +230,10 @@ struct ts_operator {
   std::vector<ts::Parameter> parameters;
   size_t returns = 0;
   int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
+  bool random = false;         // it draws random numbers
+  bool reads_values = false;   // its result, or the result's shape, makes the host wait for values
+  int32_t device = -1;         // which parameters are these; -1: none
+  int32_t non_blocking = -1;
 };
 
 struct ts_tensor_list {
@@ -499,12 +504,72 @@ void check_arrays(const Operands& operands) {
   check(operands.text_bytes, operands.text, "text");
 }
 
+bool is_on_gpu(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().is_cuda();
+  if (!value.isTensorList()) return false;
+  const auto& list = value.toListRef();
+  return std::any_of(list.begin(), list.end(), is_on_gpu);
+}
+
+bool is_on_host(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+}
+
+// Whether a copy between host and device would wait until it is done.
+bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (op.non_blocking < 0) return false;
+  const c10::IValue& non_blocking = stack[static_cast<size_t>(op.non_blocking)];
+  if (non_blocking.isBool() && non_blocking.toBool()) return false;
+  bool host = std::any_of(stack.begin(), stack.end(), is_on_host);
+  bool gpu = std::any_of(stack.begin(), stack.end(), is_on_gpu);
+  if (op.device >= 0 && stack[static_cast<size_t>(op.device)].isDevice()) {
+    const auto device = stack[static_cast<size_t>(op.device)].toDevice();
+    host = host || device.is_cpu();
+    gpu = gpu || device.is_cuda();
+  }
+  return host && gpu;
+}
+
+// What a capture has to be told about a call, and what it cannot take.
+void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
+  const auto refuse = [&](const char* why) {
+    throw Failure(TS_ERROR_CAPTURE, op.name + " is not possible while a graph is captured: " + why);
+  };
+  if (op.reads_values && std::any_of(stack.begin(), stack.end(), is_on_gpu)) {
+    refuse("the host would have to wait for values that are not computed yet");
+  }
+  if (is_blocking_copy(op, stack)) {
+    refuse("the copy between host and device would wait; use pinned memory and NonBlocking");
+  }
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) hold_in_capture(value.toTensor());
+    if (value.isTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) hold_in_capture(element.toTensor());
+    }
+  }
+}
+
+void note_results(const torch::jit::Stack& stack) {
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) made_in_capture(value.toTensor());
+    if (value.isTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) made_in_capture(element.toTensor());
+    }
+  }
+}
+
 // Leaves the results on the stack.
 void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
   fill_stack(op, operands, stack);
+  const bool captured = somebody_captures() && in_capture();
+  if (captured) prepare_capture(op, stack);
+  std::optional<RandomTurn> turn;
+  if (op.random && !captured && std::any_of(stack.begin(), stack.end(), is_on_gpu)) turn.emplace();
+  const CaptureWatch watch(op.name.c_str());
   std::optional<c10::NoGradGuard> no_grad;
   if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
   op.handle.callBoxed(&stack);
+  if (captured) note_results(stack);
 }
 
 void check_flags(int32_t flags) { require((flags & ~TS_CALL_NO_GRAD) == 0, "unknown call flag"); }
@@ -536,6 +601,15 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   op->schema = text.str();
   for (const c10::Argument& argument : schema.arguments()) {
     op->parameters.push_back(parameter_of(argument));
+  }
+  op->random = handle->hasTag(at::Tag::nondeterministic_seeded);
+  // An index by numbers has the shape of its indices; only one by booleans waits.
+  op->reads_values =
+      handle->hasTag(at::Tag::data_dependent_output) ||
+      (handle->hasTag(at::Tag::dynamic_output_shape) && name.rfind("aten::index", 0) != 0);
+  for (size_t i = 0; i < op->parameters.size(); ++i) {
+    if (op->parameters[i].name == "device") op->device = static_cast<int32_t>(i);
+    if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
   }
   op->returns = schema.returns().size();
   for (const c10::Argument& result : schema.returns()) {

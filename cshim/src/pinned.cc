@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "graph.h"
 #include "thread.h"
 #include "torchstream.h"
 
@@ -37,6 +38,7 @@ ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
     ts::require(out != nullptr, "out is NULL");
     ts::require(bytes > 0, "pinned memory of 0 bytes");
     ts::require_device(0);
+    ts::refuse_in_capture("pinning memory");
     // LibTorch takes no memory for pinned before its CUDA side is up.
     ts::ensure_cuda();
     const ts::DeviceScope scope(device_for_pinning());

@@ -19,6 +19,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "graph.h"
 #include "thread.h"
 
 namespace ts {
@@ -446,6 +447,7 @@ ts_error* ts_stream_query(ts_stream stream, bool* done) {
     ts::enter_thread();
     ts::require(done != nullptr, "done is NULL");
     const auto on = ts::checked_stream(stream);
+    ts::refuse_in_capture("asking for a stream");
     ts::require_no_capture(on);
     *done = on.query();
   });
@@ -455,6 +457,7 @@ ts_error* ts_stream_synchronize(ts_stream stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto on = ts::checked_stream(stream);
+    ts::refuse_in_capture("waiting for a stream");
     ts::require_no_capture(on);
     on.synchronize();
   });

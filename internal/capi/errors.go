@@ -21,6 +21,9 @@ const (
 	CodeDecode          Code = C.TS_ERROR_DECODE
 	CodeUnsupported     Code = C.TS_ERROR_UNSUPPORTED
 	CodeInternal        Code = C.TS_ERROR_INTERNAL
+	CodeCapture         Code = C.TS_ERROR_CAPTURE
+	CodeStale           Code = C.TS_ERROR_STALE
+	CodeBusy            Code = C.TS_ERROR_BUSY
 )
 
 func (c Code) Error() string {
@@ -47,6 +50,12 @@ func (c Code) Error() string {
 		return "damaged image"
 	case CodeUnsupported:
 		return "unsupported image"
+	case CodeCapture:
+		return "graph capture"
+	case CodeStale:
+		return "stale graph"
+	case CodeBusy:
+		return "busy with a capture"
 	}
 	return "internal error"
 }

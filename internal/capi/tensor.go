@@ -46,6 +46,7 @@ package capi
 import "C"
 
 import (
+	"errors"
 	"sync"
 	"unsafe"
 )
@@ -279,34 +280,50 @@ type Arg struct {
 const CallNoGrad = C.TS_CALL_NO_GRAD
 
 // CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped. The slices do not escape, so a caller can keep them on its
-// stack.
+// stack. An operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
-	computing.enter()
-	var n C.int32_t
-	e := C.ts_operator_call(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
-		sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags),
-		unsafe.SliceData(out), C.int32_t(len(out)), &n)
-	computing.leave()
-	if e != nil {
-		return 0, failure(e)
+	for {
+		computing.enter()
+		var n C.int32_t
+		e := C.ts_operator_call(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
+			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags),
+			unsafe.SliceData(out), C.int32_t(len(out)), &n)
+		computing.leave()
+		if e == nil {
+			return int(n), nil
+		}
+		if err := busy(failure(e)); err != nil {
+			return 0, err
+		}
 	}
-	return int(n), nil
 }
 
 // CallOperatorList is CallOperator for operators that return lists: all results, however many.
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
-	computing.enter()
-	var n C.int32_t
-	var list *C.ts_tensor_list
-	e := C.ts_operator_call_list(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
-		sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags), &list, &n)
-	computing.leave()
-	if e != nil {
-		return nil, failure(e)
+	for {
+		computing.enter()
+		var n C.int32_t
+		var list *C.ts_tensor_list
+		e := C.ts_operator_call_list(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
+			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags), &list, &n)
+		computing.leave()
+		if e == nil {
+			out := make([]*Tensor, n)
+			C.ts_tensor_list_take(list, unsafe.SliceData(out))
+			return out, nil
+		}
+		if err := busy(failure(e)); err != nil {
+			return nil, err
+		}
 	}
-	out := make([]*Tensor, n)
-	C.ts_tensor_list_take(list, unsafe.SliceData(out))
-	return out, nil
+}
+
+// busy waits for the capture that refused a call, which did nothing, and returns nil: the call is to be made again.
+func busy(err error) error {
+	if !errors.Is(err, CodeBusy) {
+		return err
+	}
+	return waitForCapture()
 }
 
 // Backward: gradient may be nil.

@@ -1,0 +1,632 @@
+// CUDA graphs: capture, memory, random numbers, replay.
+//
+// The capture is our own, over cudaStreamBeginCapture and the caching allocators' private pools.
+// at::cuda::CUDAGraph leaves the allocator and the generator in the capture when the capture fails,
+// writes the generator's device state on the capturing stream (beside replays that read it), and
+// fills that state at every replay, random numbers or not.
+#include "graph.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "device.h"
+#include "error.h"
+#include "stream.h"
+#include "tensor.h"
+#include "thread.h"
+
+namespace ts {
+
+std::atomic<bool> capture_under_way{false};
+
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using c10::cuda::CUDAStream;
+using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+cudaStreamCaptureStatus capture_status(cudaStream_t stream, unsigned long long* id) {
+  auto status = cudaStreamCaptureStatusNone;
+  if (stream != nullptr) C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, id));
+  return status;
+}
+
+// Puts what follows it on a stream in order with what ran before it on others.
+class Order {
+ public:
+  Order() = default;
+  ~Order() {
+    if (event_ != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event_));
+  }
+  Order(const Order&) = delete;
+  Order& operator=(const Order&) = delete;
+
+  void before(CUDAStream stream) {
+    if (last_.has_value() && !same_stream(*last_, stream)) {
+      C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, cudaEventWaitDefault));
+    }
+  }
+  void after(CUDAStream stream) {
+    if (event_ == nullptr) {
+      C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    }
+    C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
+    last_ = stream;
+  }
+  const std::optional<CUDAStream>& last() const { return last_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  std::optional<CUDAStream> last_;
+};
+
+// The allocators' private memory of one graph, or of several that share it.
+class Pool {
+ public:
+  explicit Pool(c10::DeviceIndex device) : device_(device), id_(at::cuda::graph_pool_handle()) {
+    allocator::createOrIncrefPool(device_, id_);
+  }
+  ~Pool() {
+    for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(id_);
+    allocator::releasePool(device_, id_);
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // What is allocated on streams that the filter accepts, by any thread, comes from the pool. Each
+  // begin counts as one more user of the pool. Device memory is kept by the pool's own use; pinned
+  // memory, which copies in the graph may read at every replay, by those.
+  template <typename Filter>
+  void begin(Filter&& of_capture) {
+    allocator::beginAllocateToPool(device_, id_, of_capture);
+  }
+  void end() {
+    allocator::endAllocateToPool(device_, id_);
+    allocator::releasePool(device_, id_);
+  }
+  template <typename Filter>
+  void begin_host(Filter&& of_capture) {
+    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(id_, of_capture);
+    ++host_uses_;
+  }
+  void end_host() { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id_); }
+
+  // Replays of the pool's graphs use the same memory: they run one after the other.
+  std::mutex mutex;
+  Order order;  // guarded by mutex
+
+ private:
+  c10::DeviceIndex device_;
+  at::cuda::MempoolId_t id_;
+  int host_uses_ = 0;
+};
+
+// The random numbers of a device's graphs. Captured kernels read seed and offset from device memory
+// that belongs to the device's default generator.
+class Randomness {
+ public:
+  static Randomness& of(c10::DeviceIndex device) {
+    static auto* all = new std::array<std::unique_ptr<Randomness>, C10_COMPILE_TIME_MAX_GPUS>;
+    static auto* mutex = new std::mutex;  // neither destroyed: threads may outlive main
+    const std::lock_guard<std::mutex> lock(*mutex);
+    auto& mine = (*all)[static_cast<size_t>(device)];
+    if (mine == nullptr) mine = std::make_unique<Randomness>(device);
+    return *mine;
+  }
+
+  explicit Randomness(c10::DeviceIndex device)
+      : generator_(at::cuda::detail::getDefaultCUDAGenerator(device)) {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device));
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    // A registration that stays for good, so that the state's memory does.
+    generator_.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
+    state_ = anchor_.state();
+    // Side by side, for one copy a replay.
+    inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device));
+    state_->seed_extragraph_ = inputs_.narrow(0, 0, 1);
+    state_->offset_extragraph_ = inputs_.narrow(0, 1, 1);
+  }
+
+  void begin() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_->capturing_ = true;
+    state_->offset_intragraph_ = 0;
+  }
+  // Returns how far a replay moves the generator.
+  uint64_t end() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_->capturing_ = false;
+    return (state_->offset_intragraph_ + 3) / 4 * 4;
+  }
+  // Runs launch with the generator's numbers, and moves it on.
+  template <typename Launch>
+  void draw(CUDAStream stream, uint64_t increment, Launch&& launch) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
+    order_.before(stream);  // the replay before this one reads what is written here
+    // From pageable memory: the driver has taken the 16 bytes when this returns.
+    C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
+                                   cudaMemcpyHostToDevice, stream.stream()));
+    launch();
+    state_->philox_offset_per_thread_ += increment;
+    order_.after(stream);
+  }
+
+ private:
+  struct Anchor : at::cuda::CUDAGraph {
+    c10::intrusive_ptr<at::CUDAGeneratorState> state() const {
+      return captured_generator_states_.begin()->first;
+    }
+  };
+
+  at::Generator generator_;
+  Anchor anchor_;
+  c10::intrusive_ptr<at::CUDAGeneratorState> state_;
+  at::Tensor inputs_;
+  Order order_;  // guarded by the generator's mutex
+};
+
+// A tensor from before the capture that the graph works on.
+struct Held {
+  at::Tensor tensor;
+  Storage storage;  // what it had then: it may be given other memory (set_data)
+  const void* data;
+  at::Tensor gradient;  // at the capture's end
+};
+
+// cuBLAS' workspaces belong to a thread's handle and a stream, for good. What a captured kernel
+// uses must be the graph's: moved out of LibTorch's table, so that nobody uses it beside a replay.
+void take_workspaces(at::cuda::WorkspaceMapWithMutex& all, const std::set<void*>& streams,
+                     std::vector<at::DataPtr>& out) {
+  const std::unique_lock<std::shared_mutex> lock(all.mutex);
+  for (auto it = all.map.begin(); it != all.map.end();) {
+    if (streams.count(std::get<1>(it->first)) == 0) {
+      ++it;
+      continue;
+    }
+    out.push_back(std::move(it->second));
+    it = all.map.erase(it);
+  }
+}
+
+thread_local bool this_thread_captures = false;
+
+class Capture;
+
+}  // namespace
+}  // namespace ts
+
+struct ts_graph {
+  ts_graph(c10::cuda::CUDAStream on, std::shared_ptr<ts::Pool> memory)
+      : stream(on), pool(std::move(memory)) {}
+  ~ts_graph();
+  ts_graph(const ts_graph&) = delete;
+  ts_graph& operator=(const ts_graph&) = delete;
+
+  void begin();
+  void end();
+  void replay(c10::cuda::CUDAStream on);
+  void check_held() const;
+
+  c10::cuda::CUDAStream stream;  // on which it is, or was, captured
+  std::shared_ptr<ts::Pool> pool;
+  std::unique_ptr<ts::Capture> capture;  // while it lasts
+  cudaGraphExec_t exec = nullptr;
+  int64_t nodes = 0;
+  uint64_t random_increment = 0;
+  std::vector<at::DataPtr> workspaces;
+
+  // What the capture learns about its operands, from all threads that take part: guarded by
+  // UnderWay::mutex until its end, and constant after it.
+  std::vector<ts::Held> held;
+  std::unordered_set<c10::TensorImpl*> known;  // those of held
+  std::unordered_map<c10::StorageImpl*, ts::WeakStorage> made;
+  std::set<void*> streams;
+  bool gradients = false;
+  const char* broken_by = nullptr;
+};
+
+namespace ts {
+namespace {
+
+// The one capture under way.
+struct UnderWay {
+  std::shared_mutex turn;  // held by the capture from begin to end, shared by random operators
+  std::mutex mutex;        // guards the rest
+  ts_graph* graph = nullptr;
+};
+
+UnderWay& under_way() {
+  static auto* here = new UnderWay;  // never destroyed: threads may outlive main
+  return *here;
+}
+
+// From cudaStreamBeginCapture to cudaStreamEndCapture, with all that LibTorch has to be told. Made
+// and destroyed on one thread; if it was not ended before, what was captured is thrown away.
+class Capture {
+ public:
+  explicit Capture(ts_graph& graph)
+      : graph_(graph), turn_(under_way().turn), memory_(*this), host_(*this), numbers_(*this) {
+    C10_CUDA_CHECK(cudaStreamBeginCapture(graph.stream.stream(), cudaStreamCaptureModeThreadLocal));
+    begun_ = true;
+    capture_status(graph.stream.stream(), &id_);
+    this_thread_captures = true;
+    const std::lock_guard<std::mutex> lock(under_way().mutex);
+    under_way().graph = &graph;
+    capture_under_way.store(true, std::memory_order_release);
+  }
+  ~Capture() {
+    cudaGraph_t captured = nullptr;
+    end(&captured);
+    if (captured != nullptr) C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(captured));
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  cudaError_t end(cudaGraph_t* out) noexcept {
+    if (!begun_) return cudaSuccess;
+    begun_ = false;
+    {
+      const std::lock_guard<std::mutex> lock(under_way().mutex);
+      under_way().graph = nullptr;
+      capture_under_way.store(false, std::memory_order_release);
+    }
+    this_thread_captures = false;
+    const cudaError_t status = cudaStreamEndCapture(graph_.stream.stream(), out);
+    if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
+    return status;
+  }
+
+  bool has(cudaStream_t stream) const {
+    unsigned long long id = 0;
+    return capture_status(stream, &id) == cudaStreamCaptureStatusActive && id == id_;
+  }
+
+ private:
+  struct Memory {
+    explicit Memory(Capture& c) : pool(*c.graph_.pool) {
+      pool.begin([&c](cudaStream_t stream) { return c.has(stream); });
+    }
+    ~Memory() { pool.end(); }
+    Pool& pool;
+  };
+  struct HostMemory {
+    explicit HostMemory(Capture& c) : pool(*c.graph_.pool) {
+      pool.begin_host([&c](c10::Stream stream) {
+        return c.has(CUDAStream(CUDAStream::UNCHECKED, stream).stream());
+      });
+    }
+    ~HostMemory() { pool.end_host(); }
+    Pool& pool;
+  };
+  struct Numbers {
+    explicit Numbers(Capture& c) : graph(c.graph_) { randomness().begin(); }
+    ~Numbers() { graph.random_increment = randomness().end(); }
+    Randomness& randomness() const { return Randomness::of(graph.stream.device_index()); }
+    ts_graph& graph;
+  };
+
+  ts_graph& graph_;
+  std::unique_lock<std::shared_mutex> turn_;
+  Memory memory_;
+  HostMemory host_;
+  Numbers numbers_;
+  unsigned long long id_ = 0;
+  bool begun_ = false;
+};
+
+// The caller holds under_way().mutex.
+bool is_of(const ts_graph& graph, CUDAStream stream) {
+  if (stream.device_index() == graph.stream.device_index() && same_stream(stream, graph.stream)) {
+    return true;
+  }
+  if (stream.stream() == nullptr) return false;
+  unsigned long long id = 0;
+  return capture_status(stream.stream(), &id) == cudaStreamCaptureStatusInvalidated ||
+         graph.capture->has(stream.stream());
+}
+
+// Runs fn on the capture that the stream, or else the thread's current stream, takes part in.
+template <typename Fn>
+void with_capture(std::optional<CUDAStream> stream, Fn&& fn) {
+  if (!somebody_captures()) return;
+  UnderWay& all = under_way();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.graph == nullptr) return;
+  if (!stream.has_value()) {
+    stream = c10::cuda::getCurrentCUDAStream(all.graph->stream.device_index());
+  }
+  if (is_of(*all.graph, *stream)) fn(*all.graph, *stream);
+}
+
+// What ended a capture, as words.
+std::string broken_text(const ts_graph& graph, cudaError_t status) {
+  switch (status) {
+    case cudaErrorStreamCaptureUnjoined:
+      return "work was forked to another stream and not joined before the end: Join every stream "
+             "that was forked";
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnsupported:
+      if (graph.broken_by != nullptr) {
+        return std::string("it was broken by ") + graph.broken_by +
+               ", which cannot be captured: take it out of the captured function, or run the "
+               "function once on this thread and stream before";
+      }
+      return "it was broken by a call that cannot be captured";
+    default:
+      return cudaGetErrorString(status);
+  }
+}
+
+std::string text_of(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+RandomTurn::RandomTurn() : lock_(under_way().turn, std::try_to_lock) {
+  if (!lock_.owns_lock()) {
+    throw Failure(TS_ERROR_BUSY,
+                  "a capture on another thread has the random generators: call ts_capture_wait, "
+                  "and again");
+  }
+}
+
+bool in_capture() {
+  bool result = false;
+  with_capture(std::nullopt, [&](ts_graph&, CUDAStream) { result = true; });
+  return result;
+}
+
+bool in_capture(CUDAStream stream) {
+  bool result = false;
+  with_capture(stream, [&](ts_graph&, CUDAStream) { result = true; });
+  return result;
+}
+
+void throw_if_in_capture(const char* what) {
+  if (!this_thread_captures && !in_capture()) return;
+  throw Failure(TS_ERROR_CAPTURE, std::string(what) + " is not possible while a graph is captured");
+}
+
+void hold_in_capture(const at::Tensor& tensor, CUDAStream stream) {
+  with_capture(stream, [&](ts_graph& graph, CUDAStream on) {
+    graph.streams.insert(on.stream());
+    if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    if (graph.made.count(storage) != 0) return;
+    if (!graph.known.insert(tensor.unsafeGetTensorImpl()).second) return;
+    graph.held.push_back({tensor, Storage::reclaim_copy(storage), tensor.const_data_ptr(), {}});
+  });
+}
+
+void hold_in_capture(const at::Tensor& tensor) {
+  if (!somebody_captures() || !tensor.defined() || !tensor.is_cuda()) return;
+  hold_in_capture(tensor, c10::cuda::getCurrentCUDAStream(tensor.get_device()));
+}
+
+void made_in_capture(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
+  with_capture(std::nullopt, [&](ts_graph& graph, CUDAStream) {
+    auto* storage = tensor.storage().unsafeGetStorageImpl();
+    for (const Held& held : graph.held) {
+      if (held.storage.get() == storage) return;  // a view of what was there
+    }
+    // The weak reference keeps the address from coming to mean another storage.
+    graph.made.emplace(storage, WeakStorage(Storage::reclaim_copy(storage)));
+  });
+}
+
+void gradients_in_capture() {
+  with_capture(std::nullopt, [](ts_graph& graph, CUDAStream) { graph.gradients = true; });
+}
+
+void CaptureWatch::blame() const noexcept {
+  UnderWay& all = under_way();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.graph == nullptr || all.graph->broken_by != nullptr) return;
+  auto status = cudaStreamCaptureStatusNone;
+  C10_CUDA_IGNORE_ERROR(cudaStreamIsCapturing(all.graph->stream.stream(), &status));
+  if (status == cudaStreamCaptureStatusInvalidated) all.graph->broken_by = call_;
+}
+
+}  // namespace ts
+
+void ts_graph::begin() {
+  // Made now: a first use of cuBLAS on this thread would break the capture.
+  at::cuda::getCurrentCUDABlasHandle();
+  at::cuda::getCurrentCUDABlasLtHandle();
+  streams.insert(stream.stream());
+  std::vector<at::DataPtr> earlier;  // of what ran on the stream before: freed in its order
+  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), streams, earlier);
+  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), streams, earlier);
+  earlier.clear();
+  ts::Randomness::of(stream.device_index());  // allocates, the first time
+  capture = std::make_unique<ts::Capture>(*this);
+}
+
+void ts_graph::end() {
+  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), streams, workspaces);
+  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), streams, workspaces);
+  cudaGraph_t captured = nullptr;
+  const cudaError_t status = capture->end(&captured);
+  capture.reset();
+  made.clear();
+  known.clear();
+  const auto destroy = [](cudaGraph_t graph) { C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(graph)); };
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(destroy)> owned(captured,
+                                                                                     destroy);
+  if (status != cudaSuccess || captured == nullptr) {
+    throw ts::Failure(TS_ERROR_CAPTURE, ts::broken_text(*this, status));
+  }
+  size_t count = 0;
+  C10_CUDA_CHECK(cudaGraphGetNodes(captured, nullptr, &count));
+  if (count == 0) {
+    throw ts::Failure(TS_ERROR_CAPTURE,
+                      "nothing was enqueued on the captured stream: was the work on another "
+                      "stream or device?");
+  }
+  nodes = static_cast<int64_t>(count);
+  C10_CUDA_CHECK(cudaGraphInstantiateWithFlags(
+      &exec, captured,
+      cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
+  C10_CUDA_CHECK(cudaGraphUpload(exec, stream.stream()));
+  if (!gradients) return;
+  for (ts::Held& each : held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
+}
+
+void ts_graph::check_held() const {
+  for (size_t i = 0; i < held.size(); ++i) {
+    const ts::Held& each = held[i];
+    const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();
+    if (impl->storage().unsafeGetStorageImpl() != each.storage.get() ||
+        each.tensor.const_data_ptr() != each.data) {
+      throw ts::Failure(TS_ERROR_STALE, "operand " + std::to_string(i + 1) + " of the graph, " +
+                                            ts::text_of(each.tensor) +
+                                            ", was given other memory since the capture: capture "
+                                            "again, or copy into the memory that it had");
+    }
+    if (gradients && !each.gradient.is_same(impl->grad())) {
+      throw ts::Failure(
+          TS_ERROR_STALE,
+          "the gradient of operand " + std::to_string(i + 1) + " of the graph, " +
+              ts::text_of(each.tensor) + ", " +
+              (each.gradient.defined() ? "was dropped or replaced" : "has come to be") +
+              " since the capture: the graph works on the gradients as they were at "
+              "its end; zero them in place, or capture again");
+    }
+  }
+}
+
+void ts_graph::replay(c10::cuda::CUDAStream on) {
+  check_held();
+  const ts::DeviceScope scope(on.device_index());
+  const std::lock_guard<std::mutex> lock(pool->mutex);
+  pool->order.before(on);
+  const auto launch = [&] { C10_CUDA_CHECK(cudaGraphLaunch(exec, on.stream())); };
+  if (random_increment == 0) {
+    launch();
+  } else {
+    ts::Randomness::of(on.device_index()).draw(on, random_increment, launch);
+  }
+  pool->order.after(on);
+}
+
+ts_graph::~ts_graph() {
+  capture.reset();
+  if (exec == nullptr) return;
+  // A replay may be running. CUDA keeps the executable graph until it is done; the memory that only
+  // this graph holds is ours to keep until then.
+  std::optional<c10::cuda::CUDAStream> last;
+  {
+    const std::lock_guard<std::mutex> lock(pool->mutex);
+    last = pool->order.last();
+  }
+  if (last.has_value()) {
+    for (const at::DataPtr& each : workspaces) ts::allocator::recordStream(each, *last);
+    for (const ts::Held& each : held) {
+      if (each.storage.use_count() <= 2) {  // ours, and that of the tensor, which may be ours too
+        ts::allocator::recordStream(each.storage->data_ptr(), *last);
+      }
+    }
+  }
+  auto mode = cudaStreamCaptureModeRelaxed;  // this thread may be capturing
+  C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
+  C10_CUDA_IGNORE_ERROR(cudaGraphExecDestroy(exec));
+  C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto on = ts::checked_stream(stream);
+    ts::require(on.stream() != nullptr, "the default stream cannot be captured");
+    if (ts::this_thread_captures) {
+      throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures already: captures do not nest");
+    }
+    const auto device = on.device_index();
+    ts::require(c10::cuda::current_device() == device &&
+                    ts::same_stream(c10::cuda::getCurrentCUDAStream(device), on),
+                "the stream must be current on the calling thread");
+    ts::require_no_capture(on);
+    unsigned flags = 0;
+    C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
+    ts::require((flags & cudaStreamNonBlocking) != 0,
+                "the stream was made without cudaStreamNonBlocking: a capture on it would break at "
+                "any use of a default stream");
+    ts::require(
+        share == nullptr || (share->exec != nullptr && share->stream.device_index() == device),
+        "the graph to share memory with is not captured, or on another device");
+    ts::ensure_cuda();
+    auto graph = std::make_unique<ts_graph>(
+        on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
+    graph->begin();
+    *out = graph.release();
+  });
+}
+
+ts_error* ts_graph_end(ts_graph* graph) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->capture != nullptr, "the graph is not being captured");
+    if (!ts::this_thread_captures) {
+      throw ts::Failure(TS_ERROR_WRONG_THREAD, "the capture was begun on another OS thread");
+    }
+    graph->end();
+  });
+}
+
+ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->exec != nullptr, "the graph is not captured");
+    const auto on = ts::checked_stream(stream);
+    ts::require(on.device_index() == graph->stream.device_index(),
+                "the graph was captured on another device than the stream's");
+    if (ts::somebody_captures() && ts::is_capturing(on)) {
+      throw ts::Failure(TS_ERROR_CAPTURE, "a replay cannot be captured into another graph");
+    }
+    graph->replay(on);
+  });
+}
+
+int64_t ts_graph_nodes(const ts_graph* graph) { return graph == nullptr ? 0 : graph->nodes; }
+
+void ts_graph_free(ts_graph* graph) {
+  ts::enter_thread();
+  delete graph;
+}
+
+ts_error* ts_capture_wait(void) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    if (ts::this_thread_captures) {
+      throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures: it would wait for itself");
+    }
+    const std::shared_lock<std::shared_mutex> turn(ts::under_way().turn);
+  });
+}

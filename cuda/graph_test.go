@@ -1,0 +1,490 @@
+package cuda
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+func TestNilGraph(t *testing.T) {
+	for _, g := range []*Graph{nil, {}} {
+		if err := g.Replay(Stream{}); !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("Replay: %v", err)
+		}
+		if _, err := Capture(CaptureOptions{SharePool: g}, func() error { return nil }); g != nil && DeviceCount() > 0 && !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("SharePool: %v", err)
+		}
+		if g.Nodes() != 0 || g.Device() != 0 || g.Close() != nil {
+			t.Error("a nil graph has something")
+		}
+	}
+	if _, err := Capture(CaptureOptions{}, nil); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("no function: %v", err)
+	}
+}
+
+func TestClosedGraph(t *testing.T) {
+	g := newGraph(nil, 0)
+	for range 2 {
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := g.Replay(Stream{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+}
+
+// A graph that a replay uses is freed when that returns.
+func TestClosedGraphInUse(t *testing.T) {
+	g := newGraph(nil, 0)
+	if _, err := g.use("test"); err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+	if g.refs.Load() != 1 {
+		t.Errorf("%d references", g.refs.Load())
+	}
+	g.done()
+	if _, err := g.use("test"); !errors.Is(err, ErrClosed) {
+		t.Errorf("got %v, want ErrClosed", err)
+	}
+}
+
+// increments captures n additions of one to the counter.
+func increments(t *testing.T, c *counter, n int, o CaptureOptions) *Graph {
+	t.Helper()
+	g := must[*Graph](t)(Capture(o, func() error {
+		for range n {
+			if err := c.increase(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	c.expected = 0
+	t.Cleanup(func() { g.Close() })
+	return g
+}
+
+func (c *counter) value(t *testing.T) float64 {
+	t.Helper()
+	check(t, Device(0).Synchronize())
+	return must[float64](t)(capi.TensorItem(c.x))
+}
+
+func TestCaptureAndReplay(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	g := increments(t, c, 5, CaptureOptions{})
+	if got := c.value(t); got != 0 {
+		t.Fatalf("the capture ran: %v", got)
+	}
+	if g.Nodes() != 5 || g.Device() != 0 {
+		t.Errorf("%d nodes on %v", g.Nodes(), g.Device())
+	}
+	for i, s := range append(newStreams(t, 3), DefaultStream(0)) {
+		check(t, g.Replay(s))
+		check(t, g.Replay(s))
+		if got, want := c.value(t), float64(10*(i+1)); got != want {
+			t.Errorf("after %d replays: %v, want %v", 2*(i+1), got, want)
+		}
+	}
+	// From many goroutines and on many streams at once: one after the other.
+	streams := newStreams(t, 8)
+	var all sync.WaitGroup
+	for _, s := range streams {
+		all.Go(func() {
+			for range 50 {
+				if err := g.Replay(s); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := c.value(t); got != 40+8*50*5 {
+		t.Errorf("got %v, want %v", got, 40+8*50*5)
+	}
+	if err := g.Replay(DefaultStream(1)); err == nil {
+		t.Error("a stream of another device")
+	}
+	check(t, g.Close())
+	if err := g.Replay(streams[0]); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// Closing beside replays, and with some queued: all that were accepted run.
+func TestCloseWithReplaysInFlight(t *testing.T) {
+	onGPU(t, 1)
+	for range 20 {
+		c := newCounter(t)
+		g := increments(t, c, 100, CaptureOptions{})
+		var all sync.WaitGroup
+		var mu sync.Mutex
+		accepted := 0
+		for _, s := range newStreams(t, 4) {
+			all.Go(func() {
+				for {
+					err := g.Replay(s)
+					if errors.Is(err, ErrClosed) {
+						return
+					}
+					mu.Lock()
+					if err != nil {
+						t.Error(err)
+					}
+					accepted++
+					done := accepted == 20
+					mu.Unlock()
+					if done {
+						g.Close()
+					}
+				}
+			})
+		}
+		all.Wait()
+		if got := c.value(t); got != float64(100*accepted) {
+			t.Fatalf("%d replays: %v", accepted, got)
+		}
+	}
+}
+
+// While a graph is captured, other goroutines queue, synchronise, ask, allocate and pin; neither hears of the other.
+func TestCaptureBesideOtherWork(t *testing.T) {
+	onGPU(t, 1)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for _, s := range newStreams(t, 6) {
+		c := newCounter(t)
+		e := must[*Event](t)(NewEvent(EventOptions{}))
+		defer e.Close()
+		all.Go(func() {
+			fail := func(err error) bool {
+				if err != nil {
+					t.Error("beside a capture:", err)
+				}
+				return err != nil
+			}
+			for size := int64(1); ; size = size*3%(1<<24) + 1 {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				bad := WithStream(s, func() error {
+					x, err := capi.EmptyTensor([]int64{size}, capi.Float32, 0, capi.Contiguous)
+					if err == nil {
+						err = fill(x, 1)
+						capi.FreeTensor(x)
+					}
+					return errors.Join(err, c.increase())
+				})
+				_, qerr := s.Query()
+				if fail(bad) || fail(e.Record(s)) || fail(e.Synchronize()) || fail(s.Synchronize()) || fail(qerr) {
+					return
+				}
+				if size%7 == 0 {
+					p, err := NewPinned(1 << 16)
+					if fail(err) || fail(p.Close()) || fail(Device(0).Synchronize()) {
+						return
+					}
+				}
+			}
+		})
+	}
+	c := newCounter(t)
+	for range 30 {
+		g, err := Capture(CaptureOptions{}, func() error {
+			for range 200 {
+				if err := c.increase(); err != nil {
+					return err
+				}
+				runtime.Gosched()
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		check(t, g.Replay(DefaultStream(0)))
+		check(t, g.Close())
+	}
+	close(stop)
+	all.Wait()
+	if got := c.value(t); got != 6000 {
+		t.Errorf("got %v", got)
+	}
+}
+
+// Each call that a capture cannot take is refused with its name, the capture goes on without it, and afterwards everything works.
+func TestWhatACaptureRefuses(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	other := newStreams(t, 1)[0]
+	recorded := must[*Event](t)(NewEvent(EventOptions{}))
+	defer recorded.Close()
+	check(t, recorded.Record(other))
+	host := must[*capi.Tensor](t)(capi.TensorFromData(make([]byte, 4), []int64{1}, capi.Float32))
+	defer capi.FreeTensor(host)
+	refused := map[string]struct {
+		call func() error
+		text string
+	}{
+		"Float64":            {func() error { _, err := capi.TensorItem(c.x); return err }, "reading values"},
+		"Float32s":           {func() error { return capi.ReadTensor(c.x, make([]byte, 4)) }, "reading values"},
+		"a blocking copy":    {func() error { return capi.CopyTensor(c.x, host, false) }, "a copy between host and device"},
+		"To":                 {func() error { _, err := capi.TensorTo(c.x, capi.DeviceCPU, capi.Float32, false); return err }, "a copy between"},
+		"Stream.Synchronize": {other.Synchronize, "waiting for a stream"},
+		"Stream.Query":       {func() error { _, err := other.Query(); return err }, "asking for a stream"},
+		"Event.Query":        {func() error { _, err := recorded.Query(); return err }, "asking for an event"},
+		"Event.Synchronize":  {recorded.Synchronize, "waiting for an event"},
+		"Device.Synchronize": {Device(0).Synchronize, "waiting for a device"},
+		"EmptyCache":         {EmptyCache, "EmptyCache"},
+		"NewPinned":          {func() error { _, err := NewPinned(64); return err }, "pinning"},
+		"Capture":            {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
+		"nonzero":            {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
+	}
+	for name, r := range refused {
+		g, err := Capture(CaptureOptions{}, func() error {
+			if err := c.increase(); err != nil {
+				return err
+			}
+			if err := r.call(); !errors.Is(err, ErrCapture) || !strings.Contains(err.Error(), r.text) {
+				t.Errorf("%s: got %v, want ErrCapture with %q", name, err, r.text)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s broke the capture: %v", name, err)
+			continue
+		}
+		check(t, g.Replay(DefaultStream(0)))
+		check(t, g.Close())
+	}
+	if got := c.value(t); got != float64(len(refused)) {
+		t.Errorf("got %v, want %v", got, len(refused))
+	}
+}
+
+func operate(x *capi.Tensor, name string) error {
+	op, err := capi.FindOperator(name, "")
+	if err != nil {
+		return err
+	}
+	_, err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}}, []*capi.Tensor{x}, nil, nil, 0, nil)
+	return err
+}
+
+// However a capture fails, it says why; the stream can be used and captured, memory goes back, and other captures work.
+func TestFailedCapture(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	streams := newStreams(t, 2)
+	stream, side := streams[0], streams[1]
+	boom := errors.New("boom")
+	cases := []struct {
+		name string
+		fn   func() error
+		is   error
+		text string
+	}{
+		{"the function's error", func() error { return errors.Join(c.increase(), boom) }, boom, "boom"},
+		{"nothing was queued", func() error { return nil }, ErrCapture, "nothing was enqueued"},
+		{"not joined", func() error { return errors.Join(c.increase(), side.Wait(stream), WithStream(side, c.increase)) }, ErrCapture, "not joined"},
+		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) }, nil, ""},
+		{"an operator that is not capturable", func() error {
+			c.increase()
+			operate(c.x, "aten::_local_scalar_dense") // refused: nothing is broken, and nobody looks
+			x, err := capi.EmptyTensor([]int64{1 << 22}, capi.Float32, 0, capi.Contiguous)
+			if err != nil {
+				return err
+			}
+			defer capi.FreeTensor(x)
+			return errors.Join(fill(x, 1), boom)
+		}, boom, "boom"},
+	}
+	before := must[MemoryStats](t)(Device(0).Memory())
+	for _, k := range cases {
+		_, err := Capture(CaptureOptions{Stream: stream}, k.fn)
+		if err == nil || k.is != nil && !errors.Is(err, k.is) || !strings.Contains(err.Error(), k.text) {
+			t.Errorf("%s: got %v, want %v, %q", k.name, err, k.is, k.text)
+		}
+		// A panic ends a capture as well.
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic came out")
+				}
+			}()
+			Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); panic(k.name) })
+		}()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); runtime.Goexit(); return nil })
+		}()
+		<-done
+		check(t, WithStream(stream, c.increase))
+		check(t, stream.Synchronize())
+		check(t, side.Synchronize())
+		g, err := Capture(CaptureOptions{Stream: stream}, c.increase)
+		if err != nil {
+			t.Errorf("a capture after %q: %v", k.name, err)
+			continue
+		}
+		check(t, g.Replay(stream))
+		check(t, g.Close())
+	}
+	if got := c.value(t); got != float64(2*len(cases)) {
+		t.Errorf("got %v, want %v", got, 2*len(cases))
+	}
+	check(t, EmptyCache())
+	if after := must[MemoryStats](t)(Device(0).Memory()); after.Allocated > before.Allocated+1<<20 || after.Reserved > before.Reserved+40<<20 {
+		t.Errorf("memory before %+v, after %+v", before, after)
+	}
+	// The driver gives errors late: none may be left.
+	if err := Device(0).Synchronize(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Branches on other streams, forked and joined, are in the graph; one is queued by another goroutine.
+func TestCaptureWithForks(t *testing.T) {
+	onGPU(t, 1)
+	a, b, sum := newCounter(t), newCounter(t), newCounter(t)
+	streams := newStreams(t, 3)
+	g, err := Capture(CaptureOptions{Stream: streams[0]}, func() error {
+		if err := Fork(streams[0], streams[1:]...); err != nil {
+			return err
+		}
+		errs := make(chan error, 2)
+		for i, c := range []*counter{a, b} {
+			go func() {
+				errs <- WithStream(streams[1+i], func() error {
+					for range 10 {
+						if err := c.increase(); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+			}()
+		}
+		if err := errors.Join(<-errs, <-errs); err != nil {
+			return err
+		}
+		if err := Join(streams[0], streams[1:]...); err != nil {
+			return err
+		}
+		return sum.increase()
+	})
+	check(t, err)
+	defer g.Close()
+	if g.Nodes() < 21 {
+		t.Errorf("%d nodes", g.Nodes())
+	}
+	for range 3 {
+		check(t, g.Replay(DefaultStream(0)))
+	}
+	if a.value(t) != 30 || b.value(t) != 30 || sum.value(t) != 3 {
+		t.Errorf("got %v, %v, %v", a.value(t), b.value(t), sum.value(t))
+	}
+}
+
+// Graphs that share memory need less, and their replays on different streams do not overlap.
+func TestSharedPool(t *testing.T) {
+	onGPU(t, 1)
+	const elements = 16 << 20
+	c := newCounter(t)
+	work := func() error {
+		x, err := capi.EmptyTensor([]int64{elements}, capi.Float32, 0, capi.Contiguous)
+		if err != nil {
+			return err
+		}
+		defer capi.FreeTensor(x)
+		for i := range 8 {
+			if err := fill(x, float32(i)); err != nil {
+				return err
+			}
+		}
+		return c.increase()
+	}
+	reserved := func() int64 {
+		check(t, EmptyCache())
+		return must[MemoryStats](t)(Device(0).Memory()).Reserved
+	}
+	check(t, WithStream(newStreams(t, 1)[0], work))
+	start := reserved()
+	first := must[*Graph](t)(Capture(CaptureOptions{}, work))
+	one := reserved() - start
+	second := must[*Graph](t)(Capture(CaptureOptions{SharePool: first}, work))
+	two := reserved() - start
+	alone := must[*Graph](t)(Capture(CaptureOptions{}, work))
+	three := reserved() - start
+	t.Logf("one graph %d MiB, with one that shares %d MiB, with one that does not %d MiB", one>>20, two>>20, three>>20)
+	if one < 4*elements || two-one >= 4*elements || three-two < 4*elements {
+		t.Errorf("reserved: %d, %d, %d bytes", one, two, three)
+	}
+	streams := newStreams(t, 2)
+	for i := range 20 {
+		check(t, []*Graph{first, second}[i%2].Replay(streams[i%2]))
+	}
+	if got := c.value(t); got != 21 {
+		t.Errorf("got %v", got)
+	}
+	check(t, first.Close())
+	check(t, second.Replay(streams[0])) // the memory is still there
+	check(t, second.Close())
+	check(t, alone.Close())
+	check(t, Device(0).Synchronize())
+	if left := reserved() - start; left > 0 {
+		t.Errorf("%d bytes were not given back", left)
+	}
+	if _, err := Capture(CaptureOptions{SharePool: first}, c.increase); !errors.Is(err, ErrClosed) {
+		t.Errorf("a closed graph's memory: %v", err)
+	}
+}
+
+// The cost to the host of queueing a graph.
+func BenchmarkReplay(b *testing.B) {
+	if DeviceCount() == 0 {
+		b.Skip("no GPU")
+	}
+	x, err := capi.EmptyTensor([]int64{1}, capi.Float32, 0, capi.Contiguous)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer capi.FreeTensor(x)
+	g, err := Capture(CaptureOptions{}, func() error { return fill(x, 1) })
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer g.Close()
+	stream, err := NewStream(0, StreamOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var inside time.Duration
+	n := 0
+	for b.Loop() {
+		start := time.Now()
+		if err := g.Replay(stream); err != nil {
+			b.Fatal(err)
+		}
+		inside += time.Since(start)
+		if n++; n%256 == 0 { // else the queue fills up, and the host waits for the device
+			if err := stream.Synchronize(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.ReportMetric(float64(inside.Nanoseconds())/float64(n), "host-ns/op")
+}

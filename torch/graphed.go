@@ -1,0 +1,501 @@
+package torch
+
+import (
+	"container/list"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Graphed is a function over tensors that runs as CUDA graphs: the first call with a set of arguments runs the function and captures it, further calls with them
+// replay the graph, one call to the driver for all of the function's kernels.
+//
+// A graph belongs to its arguments: to device, address, shape, strides and dtype of each, and to whether it requires gradients or is marked NoGrad. A call with others is captured anew,
+// or refused (GraphedOptions.FixedArguments); it never replays on memory that is not the argument's. So that a graph is used again, data comes in at the same place: a
+// prefetcher's device slots are such places, or a tensor that is filled with CopyFrom. Tensors that the function uses beside its arguments, parameters
+// for example, may change their values but not their place: if one was given other memory (SetData, nn.To, a gradient that was dropped) the call captures again, or is
+// refused with cuda.ErrStale.
+//
+// The function is called with handles that end with the call, so what it computes from them is freed by itself; what it returns is kept, detached. It must do the same work at every
+// call, and follow the rules of cuda.Capture: no reading of values, no waiting. It may do a whole training step, with Backward and an optimizer's Step (package optim's SGD; with
+// Capturable for a learning rate that changes). Gradients that Step drops are the graph's own business; gradients that are to stay need KeepGradients and are zeroed in place
+// (ForeachZero_). Losses and other results from before must be closed, since what they remember of the parameters ties a backward pass to the stream that they were computed on.
+//
+// On the CPU, without a graph to speak of, every call runs the function: the program stays the same.
+//
+// A Graphed serves its calls one at a time, from any goroutine.
+type Graphed struct {
+	fn func([]*Tensor) ([]*Tensor, error)
+	o  GraphedOptions
+	on capturer
+
+	mu      sync.Mutex
+	entries map[string]*list.Element // guarded by mu, as all below
+	order   list.List                // of *graphedEntry, the one used last in front
+	eager   []*Tensor                // results of the last call that ran without a graph
+	stats   GraphedStats
+	closed  bool
+	buf     []byte
+}
+
+// GraphedOptions are the options of [NewGraphed].
+type GraphedOptions struct {
+	// MaxGraphs bounds how many graphs are kept, 0 stands for 8: the one that was not used for longest makes room. The graphs share their memory, since one runs at a time.
+	MaxGraphs int
+
+	// Warmup is how many calls with new arguments run the function without a graph before it is captured; 0 stands for 1. An optimizer's first step, for example, does
+	// other work than the later ones.
+	Warmup int
+
+	// ReplayFirst replays the graph in the call that captured it, whose results are then the graph's. The function's effects happen twice in that call: for
+	// functions that only compute results from their arguments.
+	ReplayFirst bool
+
+	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from those of the first call, and anything else that would be captured again.
+	FixedArguments bool
+
+	// Device is where the function works if none of its arguments says so.
+	Device cuda.Device
+}
+
+// GraphedStats count what the calls of a Graphed did.
+type GraphedStats struct {
+	Calls    int64
+	Hits     int64 // replays of a graph that was there
+	Eager    int64 // calls that ran the function, for warming up or on the CPU
+	Captures int64
+	Stale    int64 // graphs dropped because something beside the arguments had moved
+	Evicted  int64 // graphs dropped to make room
+	Graphs   int   // kept now
+}
+
+// capturer is what Graphed needs of a device; the tests have one that records.
+type capturer interface {
+	// captures reports whether there are graphs on the device at all.
+	captures(device cuda.Device) bool
+	// begin is around one call: fn runs on the side stream, ordered behind what the caller has queued, and the caller's stream behind it.
+	begin(device cuda.Device, fn func() error) error
+	capture(device cuda.Device, share replayer, fn func() error) (replayer, error)
+	replay(r replayer, device cuda.Device) error
+	// publish lets the caller's stream use results that were allocated on the side stream.
+	publish(device cuda.Device, results []*Tensor) error
+	close() error
+}
+
+type replayer interface{ Close() error }
+
+type graphedEntry struct {
+	key     string
+	args    []argument // for messages
+	warm    int
+	graph   replayer // nil while warming up
+	results []*Tensor
+}
+
+// NewGraphed returns fn as graphs. Close it when it is not used any more.
+func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOptions) *Graphed {
+	if o.MaxGraphs < 1 {
+		o.MaxGraphs = 8
+	}
+	if o.Warmup < 1 {
+		o.Warmup = 1
+	}
+	return &Graphed{fn: fn, o: o, on: &sideStreams{}, entries: map[string]*list.Element{}}
+}
+
+// Call runs the function, or replays its graph, on the current stream, and returns its results. They are valid until the next call, which writes them again, and belong to g: they
+// are not closed. If an argument has a scope the results are handles in the youngest of them, so that what is computed from them ends with it. The host waits for nothing, except that a
+// capture takes some milliseconds.
+func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
+	if g == nil || g.fn == nil {
+		return nil, opError("Graphed.Call", arguments, invalid("there is no function: NewGraphed makes a Graphed"))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, opError("Graphed.Call", arguments, ErrClosed)
+	}
+	results, err := g.call(arguments)
+	if err != nil {
+		return nil, opErrorOnce("Graphed.Call", arguments, err)
+	}
+	var scope *Scope
+	for _, a := range arguments {
+		scope = youngest(scope, a.scope)
+	}
+	if scope == nil {
+		return append([]*Tensor(nil), results...), nil
+	}
+	in := make([]*Tensor, len(results))
+	for i, r := range results {
+		if in[i] = r.In(scope); in[i].failure() != nil {
+			return nil, in[i].failure()
+		}
+	}
+	return in, nil
+}
+
+// opErrorOnce is opError for what has no operator's name yet.
+func opErrorOnce(op string, in []*Tensor, err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		return err
+	}
+	return opError(op, in, err)
+}
+
+func (g *Graphed) call(arguments []*Tensor) ([]*Tensor, error) {
+	g.stats.Calls++
+	args, err := g.describe(arguments)
+	if err != nil {
+		return nil, err
+	}
+	device := g.device(args)
+	if !g.on.captures(device) {
+		g.stats.Eager++
+		return g.keep(g.run(arguments))
+	}
+	if at, ok := g.entries[string(g.buf)]; ok {
+		e := at.Value.(*graphedEntry)
+		g.order.MoveToFront(at)
+		if e.graph == nil {
+			return g.warm(e, device, arguments)
+		}
+		err := g.on.replay(e.graph, device)
+		if err == nil {
+			g.stats.Hits++
+			return e.results, nil
+		}
+		if !errors.Is(err, cuda.ErrStale) || g.o.FixedArguments {
+			return nil, err
+		}
+		g.stats.Stale++
+		g.drop(at)
+	} else if g.o.FixedArguments && g.order.Len() > 0 {
+		return nil, difference(g.order.Back().Value.(*graphedEntry).args, args)
+	}
+	e := &graphedEntry{key: string(g.buf), args: args}
+	for g.order.Len() >= g.o.MaxGraphs {
+		g.drop(g.order.Back())
+		g.stats.Evicted++
+	}
+	g.entries[e.key] = g.order.PushFront(e)
+	return g.warm(e, device, arguments)
+}
+
+// warm runs the function for e, and captures it when that was the last time. After an error e is forgotten.
+func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor) (results []*Tensor, err error) {
+	defer func() {
+		if err != nil {
+			g.drop(g.entries[e.key])
+		}
+	}()
+	g.stats.Eager++
+	// One call for both: what a library prepares at its first use it prepares for this OS thread.
+	err = g.on.begin(device, func() error {
+		if results, err = g.keep(g.run(arguments)); err != nil {
+			return err
+		}
+		if e.warm++; e.warm < g.o.Warmup {
+			return nil
+		}
+		e.graph, err = g.on.capture(device, g.pool(), func() (err error) {
+			e.results, err = g.run(arguments)
+			return err
+		})
+		if err == nil {
+			g.stats.Captures++
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if e.graph != nil && g.o.ReplayFirst {
+		if err := g.on.replay(e.graph, device); err != nil {
+			return nil, err
+		}
+		return e.results, nil
+	}
+	return results, g.on.publish(device, results)
+}
+
+// run calls the function on handles of a scope, and returns what it returned without one.
+func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
+	scope := NewScope("a call of a Graphed")
+	defer scope.Close()
+	in := make([]*Tensor, len(arguments))
+	for i, a := range arguments {
+		in[i] = a.In(scope)
+	}
+	out, err := g.fn(in)
+	if err != nil {
+		return nil, err
+	}
+	results := make([]*Tensor, len(out))
+	for i, t := range out {
+		// Without what backward would need: that belongs to this call.
+		detached := t.Detach()
+		if results[i] = detached.Keep(); detached.scope == nil {
+			detached.Close()
+		}
+		if err := results[i].Err(); err != nil {
+			closeAll(results[:i])
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// keep holds the results of a call without a graph until the next such call.
+func (g *Graphed) keep(results []*Tensor, err error) ([]*Tensor, error) {
+	closeAll(g.eager)
+	g.eager = results
+	return results, err
+}
+
+func closeAll(tensors []*Tensor) {
+	for _, t := range tensors {
+		t.Close()
+	}
+}
+
+// pool is a graph to share memory with.
+func (g *Graphed) pool() replayer {
+	for at := g.order.Front(); at != nil; at = at.Next() {
+		if e := at.Value.(*graphedEntry); e.graph != nil {
+			return e.graph
+		}
+	}
+	return nil
+}
+
+func (g *Graphed) drop(at *list.Element) {
+	if at == nil {
+		return
+	}
+	e := g.order.Remove(at).(*graphedEntry)
+	delete(g.entries, e.key)
+	closeAll(e.results)
+	if e.graph != nil {
+		e.graph.Close()
+	}
+}
+
+// Stats returns the counts so far.
+func (g *Graphed) Stats() GraphedStats {
+	if g == nil {
+		return GraphedStats{}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := g.stats
+	for at := g.order.Front(); at != nil; at = at.Next() {
+		if at.Value.(*graphedEntry).graph != nil {
+			s.Graphs++
+		}
+	}
+	return s
+}
+
+// Close frees the graphs, and the results, as closing a tensor does. Replays that are queued are done. Further calls do nothing; Call is then ErrClosed.
+func (g *Graphed) Close() error {
+	if g == nil || g.fn == nil {
+		return nil
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil
+	}
+	g.closed = true
+	for g.order.Len() > 0 {
+		g.drop(g.order.Back())
+	}
+	closeAll(g.eager)
+	g.eager = nil
+	return g.on.close()
+}
+
+// argument is what a graph depends on in one of its arguments.
+type argument struct {
+	device       cuda.Device
+	dtype        DType
+	requiresGrad bool
+	noGrad       bool
+	address      uintptr
+	shape        []int64
+	strides      []int64
+}
+
+// describe returns the arguments' descriptions, and leaves the key that they make in g.buf.
+func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
+	g.buf = g.buf[:0]
+	args := make([]argument, len(arguments))
+	for i, t := range arguments {
+		a := &args[i]
+		err := t.use("Graphed.Call", func(c *capi.Tensor) error {
+			info, err := capi.DescribeTensor(c)
+			if err != nil {
+				return err
+			}
+			both := make([]int64, 2*info.Dims)
+			a.shape, a.strides = both[:info.Dims], both[info.Dims:]
+			if err := capi.TensorShape(c, a.shape, a.strides); err != nil {
+				return err
+			}
+			a.device, a.dtype, a.requiresGrad, a.noGrad = cuda.Device(info.Device), DType(info.DType), info.RequiresGrad, t.noGrad
+			a.address, err = capi.TensorData(c)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("argument %d: %w", i+1, err)
+		}
+		g.buf = a.appendKey(g.buf)
+	}
+	return args, nil
+}
+
+func (a *argument) appendKey(b []byte) []byte {
+	flags := byte(0)
+	if a.requiresGrad {
+		flags |= 1
+	}
+	if a.noGrad {
+		flags |= 2
+	}
+	b = append(b, flags, byte(len(a.shape)))
+	b = binary.AppendVarint(b, int64(a.device))
+	b = binary.AppendVarint(b, int64(a.dtype))
+	b = binary.AppendUvarint(b, uint64(a.address))
+	for i := range a.shape {
+		b = binary.AppendVarint(b, a.shape[i])
+		b = binary.AppendVarint(b, a.strides[i])
+	}
+	return b
+}
+
+func (a *argument) String() string {
+	s := fmt.Sprintf("%s at %#x with strides %v", header(a.dtype, a.shape, a.device), a.address, a.strides)
+	if a.requiresGrad && !a.noGrad {
+		s += " requiring gradients"
+	}
+	return s
+}
+
+// difference says what is not as it was.
+func difference(was, is []argument) error {
+	if len(was) != len(is) {
+		return stale("%d arguments, and the graph was captured with %d", len(is), len(was))
+	}
+	for i := range is {
+		if a, b := was[i].String(), is[i].String(); a != b {
+			return stale("argument %d is %s, and the graph was captured with %s: copy the data there (CopyFrom), or leave FixedArguments out", i+1, b, a)
+		}
+	}
+	return stale("the arguments are not those of the capture")
+}
+
+func stale(format string, args ...any) error {
+	return &capi.Error{Code: capi.CodeStale, Origin: "torch", Message: fmt.Sprintf(format, args...)}
+}
+
+// device is where the graph is captured: where the first argument on a GPU lies.
+func (g *Graphed) device(args []argument) cuda.Device {
+	for i := range args {
+		if args[i].device != cuda.CPU {
+			return args[i].device
+		}
+	}
+	if len(args) > 0 {
+		return cuda.CPU
+	}
+	return g.o.Device
+}
+
+// sideStreams captures with package cuda, on one stream a device that nobody else uses.
+type sideStreams struct {
+	streams map[cuda.Device]*cuda.OwnedStream
+}
+
+func (s *sideStreams) on(device cuda.Device) (*cuda.OwnedStream, error) {
+	if own := s.streams[device]; own != nil {
+		return own, nil
+	}
+	own, err := cuda.NewOwnedStream(device, cuda.StreamOptions{})
+	if err != nil {
+		return nil, err
+	}
+	if s.streams == nil {
+		s.streams = map[cuda.Device]*cuda.OwnedStream{}
+	}
+	s.streams[device] = own
+	return own, nil
+}
+
+func (s *sideStreams) captures(device cuda.Device) bool { return device != cuda.CPU }
+
+func (s *sideStreams) begin(device cuda.Device, fn func() error) error {
+	own, err := s.on(device)
+	if err != nil {
+		return err
+	}
+	caller, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil {
+		return err
+	}
+	if err := cuda.Fork(caller, own.Stream); err != nil {
+		return err
+	}
+	// Joined also after an error: what fn has queued may still use the caller's memory.
+	return errors.Join(cuda.WithStream(own.Stream, fn), cuda.Join(caller, own.Stream))
+}
+
+func (s *sideStreams) capture(device cuda.Device, share replayer, fn func() error) (replayer, error) {
+	own, err := s.on(device)
+	if err != nil {
+		return nil, err
+	}
+	o := cuda.CaptureOptions{Stream: own.Stream}
+	o.SharePool, _ = share.(*cuda.Graph)
+	graph, err := cuda.Capture(o, fn)
+	if err != nil {
+		return nil, err
+	}
+	return graph, nil
+}
+
+func (s *sideStreams) replay(r replayer, device cuda.Device) error {
+	stream, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil {
+		return err
+	}
+	return r.(*cuda.Graph).Replay(stream)
+}
+
+func (s *sideStreams) publish(device cuda.Device, results []*Tensor) error {
+	stream, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil {
+		return err
+	}
+	for _, t := range results {
+		if t.Device() != device {
+			continue
+		}
+		if err := t.RecordStream(stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *sideStreams) close() (err error) {
+	for _, own := range s.streams {
+		err = errors.Join(err, own.Close())
+	}
+	return err
+}

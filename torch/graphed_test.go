@@ -1,0 +1,340 @@
+package torch
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// recorder is a capturer without a GPU: a replay is a count, a capture runs the function. It fails on command.
+type recorder struct {
+	captured, open, replays int
+	shared                  int
+	stale                   bool // the next replay finds that something has moved
+	refuse                  error
+	inside                  bool
+}
+
+type recorded struct{ r *recorder }
+
+func (g *recorded) Close() error { g.r.open--; return nil }
+
+func (r *recorder) captures(cuda.Device) bool { return true }
+func (r *recorder) begin(_ cuda.Device, fn func() error) error {
+	if r.inside {
+		return errors.New("two calls at once")
+	}
+	r.inside = true
+	defer func() { r.inside = false }()
+	return fn()
+}
+func (r *recorder) capture(_ cuda.Device, share replayer, fn func() error) (replayer, error) {
+	if err := fn(); err != nil {
+		return nil, err
+	}
+	if r.refuse != nil {
+		return nil, r.refuse
+	}
+	if share != nil {
+		r.shared++
+	}
+	r.captured++
+	r.open++
+	return &recorded{r}, nil
+}
+func (r *recorder) replay(replayer, cuda.Device) error {
+	if r.stale {
+		r.stale = false
+		return stale("a parameter")
+	}
+	r.replays++
+	return nil
+}
+func (r *recorder) publish(cuda.Device, []*Tensor) error { return nil }
+func (r *recorder) close() error                         { return nil }
+
+func graphed(fn func([]*Tensor) ([]*Tensor, error), o GraphedOptions) (*Graphed, *recorder) {
+	g, r := NewGraphed(fn, o), &recorder{}
+	g.on = r
+	return g, r
+}
+
+func double(in []*Tensor) ([]*Tensor, error) { return []*Tensor{in[0].MulScalar(2)}, nil }
+
+func vector(t *testing.T, n int) *Tensor {
+	t.Helper()
+	x, err := Ones(cuda.CPU, Float32, int64(n))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { x.Close() })
+	return x
+}
+
+func TestGraphedKey(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{})
+	defer g.Close()
+	call := func(x *Tensor) {
+		t.Helper()
+		if _, err := g.Call(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := vector(t, 4)
+	s := NewScope("other handles")
+	defer s.Close()
+	for range 3 {
+		call(x)
+	}
+	call(x.In(s)) // another handle to the same tensor
+	if r.captured != 1 || r.replays != 3 {
+		t.Fatalf("%d captures and %d replays", r.captured, r.replays)
+	}
+	if err := x.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	n := 1
+	for name, y := range map[string]*Tensor{
+		"another address":     vector(t, 4),
+		"another shape":       x.NoGrad().View(2, 2).In(s),
+		"other strides":       x.NoGrad().View(2, 2).T().In(s),
+		"an offset":           x.NoGrad().Narrow(0, 1, 3).In(s),
+		"another dtype":       x.NoGrad().ToDType(Float64).In(s),
+		"requiring gradients": x,
+		"without gradients":   x.NoGrad(),
+	} {
+		n++
+		call(y)
+		if r.captured != n {
+			t.Errorf("%s: not captured", name)
+		}
+		call(y)
+		if r.captured != n {
+			t.Errorf("%s: captured twice", name)
+		}
+	}
+	if _, err := g.Call(x, x); err != nil || r.captured != n+1 {
+		t.Errorf("another argument: %v", err)
+	}
+	if want := (GraphedStats{Calls: 19, Hits: 10, Eager: 9, Captures: 9, Evicted: 1, Graphs: 8}); g.Stats() != want {
+		t.Errorf("got %+v, want %+v", g.Stats(), want)
+	}
+	if r.shared != n {
+		t.Errorf("%d of %d later graphs share memory", r.shared, n)
+	}
+}
+
+func TestGraphedIsBounded(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{MaxGraphs: 2})
+	a, b, c := vector(t, 1), vector(t, 2), vector(t, 3)
+	live := LiveTensors()
+	for _, x := range []*Tensor{a, b, a, c, a, b} { // c takes b's place, b takes c's
+		if _, err := g.Call(x); err != nil {
+			t.Fatal(err)
+		}
+		if r.open > 2 {
+			t.Fatalf("%d graphs", r.open)
+		}
+	}
+	if want := (GraphedStats{Calls: 6, Hits: 2, Eager: 4, Captures: 4, Evicted: 2, Graphs: 2}); g.Stats() != want {
+		t.Errorf("got %+v, want %+v", g.Stats(), want)
+	}
+	if kept := LiveTensors() - live; kept != 3 {
+		t.Errorf("%d tensors are kept, want one a graph and one of the last call without", kept)
+	}
+	for range 2 {
+		if err := g.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.open != 0 || LiveTensors() != live {
+		t.Errorf("%d graphs and %d tensors after Close", r.open, LiveTensors()-live)
+	}
+	if _, err := g.Call(a); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+func TestGraphedOptions(t *testing.T) {
+	runs := 0
+	count := func(in []*Tensor) ([]*Tensor, error) { runs++; return double(in) }
+	x, y := vector(t, 2), vector(t, 2)
+
+	g, r := graphed(count, GraphedOptions{Warmup: 3})
+	defer g.Close()
+	for i := range 5 {
+		if _, err := g.Call(x); err != nil {
+			t.Fatal(err)
+		}
+		if want := min(i+1, 3) + max(0, min(1, i-1)); runs != want {
+			t.Errorf("call %d: the function has run %d times, want %d", i+1, runs, want)
+		}
+	}
+	if r.captured != 1 || r.replays != 2 {
+		t.Errorf("%d captures, %d replays", r.captured, r.replays)
+	}
+
+	g, r = graphed(count, GraphedOptions{ReplayFirst: true})
+	defer g.Close()
+	first, err := g.Call(x)
+	if err != nil || r.replays != 1 {
+		t.Fatalf("%d replays, %v", r.replays, err)
+	}
+	again, err := g.Call(x)
+	if err != nil || again[0] != first[0] {
+		t.Errorf("the first call's results are not the graph's: %v", err)
+	}
+
+	g, r = graphed(count, GraphedOptions{FixedArguments: true})
+	defer g.Close()
+	if _, err := g.Call(x); err != nil {
+		t.Fatal(err)
+	}
+	_, err = g.Call(y)
+	if !errors.Is(err, cuda.ErrStale) || !strings.Contains(err.Error(), "argument 1 is float32[2] cpu at 0x") || r.captured != 1 {
+		t.Errorf("another address: %v", err)
+	}
+	if _, err := g.Call(x, y); !errors.Is(err, cuda.ErrStale) || !strings.Contains(err.Error(), "2 arguments") {
+		t.Errorf("more arguments: %v", err)
+	}
+	r.stale = true
+	if _, err := g.Call(x); !errors.Is(err, cuda.ErrStale) {
+		t.Errorf("a parameter that moved: %v", err)
+	}
+	if _, err := g.Call(x); err != nil || r.captured != 1 {
+		t.Errorf("the first arguments again: %v", err)
+	}
+}
+
+func TestGraphedCapturesAgainWhenSomethingMoved(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{})
+	defer g.Close()
+	x := vector(t, 2)
+	for i := range 4 {
+		r.stale = i == 2
+		out, err := g.Call(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := out[0].Float32s(); err != nil || v[1] != 2 {
+			t.Errorf("got %v, %v", v, err)
+		}
+	}
+	if want := (GraphedStats{Calls: 4, Hits: 2, Eager: 2, Captures: 2, Stale: 1, Graphs: 1}); g.Stats() != want {
+		t.Errorf("got %+v, want %+v", g.Stats(), want)
+	}
+}
+
+func TestGraphedErrors(t *testing.T) {
+	x := vector(t, 2)
+	live := LiveTensors()
+	broken := errors.New("broken")
+	fails := true
+	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) {
+		if fails {
+			return nil, broken
+		}
+		return []*Tensor{in[0].Square(), in[0].Add(in[1])}, nil
+	}, GraphedOptions{})
+	if _, err := g.Call(x, x); !errors.Is(err, broken) {
+		t.Errorf("the function's error: %v", err)
+	}
+	fails = false
+	r.refuse = fmt.Errorf("aten::nonzero: %w", cuda.ErrCapture)
+	if _, err := g.Call(x, x); !errors.Is(err, cuda.ErrCapture) {
+		t.Errorf("a capture that fails: %v", err)
+	}
+	r.refuse = nil
+	if _, err := g.Call(x, x); err != nil || r.captured != 1 {
+		t.Errorf("then one that does not: %v", err)
+	}
+	if _, err := g.Call(x, nil); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "argument 2") {
+		t.Errorf("nil: %v", err)
+	}
+	if _, err := g.Call(x, Fail("x", broken)); !errors.Is(err, broken) {
+		t.Errorf("a failed argument: %v", err)
+	}
+	g.Close()
+	if LiveTensors() != live {
+		t.Errorf("%d tensors left", LiveTensors()-live)
+	}
+	var none *Graphed
+	if _, err := none.Call(x); !errors.Is(err, cuda.ErrInvalidArgument) || none.Close() != nil || none.Stats() != (GraphedStats{}) {
+		t.Errorf("nil: %v", err)
+	}
+	if _, err := NewGraphed(nil, GraphedOptions{}).Call(x); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("no function: %v", err)
+	}
+}
+
+func TestGraphedResultsJoinTheArgumentsScope(t *testing.T) {
+	g, _ := graphed(double, GraphedOptions{})
+	defer g.Close()
+	x := vector(t, 2)
+	for range 3 {
+		turn := NewScope("turn")
+		out, err := g.Call(x.In(turn))
+		if err != nil || out[0].Scope() != turn {
+			t.Fatalf("%v, %v", out, err)
+		}
+		sum := out[0].Sum()
+		turn.Close()
+		if _, err := sum.Float64(); !errors.Is(err, ErrClosed) {
+			t.Errorf("after the scope: %v", err)
+		}
+	}
+	out, err := g.Call(x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := out[0].Float32s(); err != nil || v[0] != 2 || out[0].RequiresGrad() {
+		t.Errorf("got %v, %v", v, err)
+	}
+}
+
+// On the CPU every call runs the function.
+func TestGraphedOnTheCPU(t *testing.T) {
+	g := NewGraphed(double, GraphedOptions{})
+	defer g.Close()
+	x := vector(t, 2)
+	for i := range 3 {
+		out, err := g.Call(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := out[0].Float32s(); err != nil || v[0] != float32(int(2)<<i) {
+			t.Errorf("got %v, %v", v, err)
+		}
+		x.MulScalar_(2)
+	}
+	if want := (GraphedStats{Calls: 3, Eager: 3}); g.Stats() != want {
+		t.Errorf("got %+v", g.Stats())
+	}
+}
+
+func TestGraphedFromManyGoroutines(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{MaxGraphs: 3})
+	defer g.Close()
+	var all sync.WaitGroup
+	for n := range 6 {
+		x := vector(t, n+1)
+		all.Go(func() {
+			for range 50 {
+				turn := NewScope("turn")
+				if _, err := g.Call(x.In(turn)); err != nil {
+					t.Error(err)
+				}
+				turn.Close()
+				g.Stats()
+			}
+		})
+	}
+	all.Wait()
+	if s := g.Stats(); s.Calls != 300 || s.Hits+s.Eager != 300 || s.Graphs != r.open || r.open > 3 {
+		t.Errorf("got %+v, and %d graphs are open", s, r.open)
+	}
+}
