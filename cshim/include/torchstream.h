@@ -776,6 +776,47 @@ TS_API ts_error* ts_image_augment(ts_augmenter* augmenter, uint8_t* pixels, int3
                                   int32_t height, size_t stride, const ts_augment_op* ops,
                                   int32_t count);
 
+/* ---- inflate: raw deflate, in order or entered in the middle ------------------------ */
+
+/* Tables and state: used by one thread at a time. */
+typedef struct ts_inflater ts_inflater;
+/* With spacing > 0 the beginnings of blocks that are at least so many bytes of output apart become
+ * checkpoints. new reference. */
+TS_API ts_error* ts_inflater_new(uint64_t spacing, ts_inflater** out);
+TS_API void ts_inflater_free(ts_inflater* inflater); /* takes ownership */
+/* Begins a stream, or enters one at a checkpoint: skip_bits (0 to 7) of the first byte of input
+ * come before it, and `history` bytes of output stand before `begin` in the buffer of the next run
+ * (at a checkpoint 32768, its window; 0 at the beginning). */
+TS_API ts_error* ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history);
+
+typedef struct ts_inflate_progress {
+  size_t consumed; /* bytes of input */
+  size_t produced; /* bytes of output */
+  bool done;       /* the stream has ended */
+} ts_inflate_progress;
+
+/* Inflates input into buffer[begin, end), both borrowed for the call; buffer[0, begin) holds the
+ * output before that, the last 32768 bytes if there are so many, and is not written. Input that was
+ * not consumed has to be passed again, together with what follows it: 1 KB of it, or with `last`
+ * whatever is left, and a byte of room are enough for progress. TS_ERROR_DECODE for damaged bytes
+ * and, with `last`, for a stream that is cut off; reset is needed after it. */
+TS_API ts_error* ts_inflater_run(ts_inflater* inflater, const uint8_t* input, size_t bytes,
+                                 bool last, uint8_t* buffer, size_t begin, size_t end,
+                                 ts_inflate_progress* out);
+
+typedef struct ts_inflate_checkpoint {
+  uint64_t bit;          /* of the input since reset: where a block begins */
+  uint64_t output;       /* bytes of output before it, since reset */
+  const uint8_t* window; /* the last 32768 of them; zeros before the first */
+  const uint64_t* used;  /* 32768 bits, from the lowest of the first word on: which bytes of the
+                            window matter for what follows */
+} ts_inflate_checkpoint;
+
+/* The next checkpoint that is complete, which it is 32768 bytes of output later or when the stream
+ * ends; window is NULL if there is none. What it points to lasts until the next call. Ask after
+ * every run: when 64 wait no more are made. */
+TS_API ts_error* ts_inflater_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,71 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_inflater_new
+#cgo nocallback ts_inflater_new
+#cgo noescape ts_inflater_reset
+#cgo nocallback ts_inflater_reset
+#cgo noescape ts_inflater_run
+#cgo nocallback ts_inflater_run
+#cgo noescape ts_inflater_checkpoint
+#cgo nocallback ts_inflater_checkpoint
+*/
+import "C"
+
+import (
+	"errors"
+	"strings"
+	"unsafe"
+)
+
+// InflateWindow is how many bytes of output a deflate stream may refer back to.
+const InflateWindow = 32768
+
+// Inflater is a ts_inflater: used by one goroutine at a time.
+type Inflater = C.ts_inflater
+
+func NewInflater(spacing uint64) (i *Inflater, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = failure(C.ts_inflater_new(C.uint64_t(spacing), &i))
+	return i, err
+}
+
+func FreeInflater(i *Inflater) { C.ts_inflater_free(i) }
+
+func ResetInflater(i *Inflater, skipBits, history int) error {
+	return failure(C.ts_inflater_reset(i, C.int32_t(skipBits), C.size_t(history)))
+}
+
+// Inflate inflates input into buffer[begin:].
+func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (consumed, produced int, done bool, err error) {
+	var p C.ts_inflate_progress
+	err = failure(C.ts_inflater_run(i, (*C.uint8_t)(unsafe.SliceData(input)), C.size_t(len(input)), C.bool(last),
+		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(begin), C.size_t(len(buffer)), &p))
+	return int(p.consumed), int(p.produced), bool(p.done), err
+}
+
+// InflateCheckpoint is a ts_inflate_checkpoint; its slices are the shim's memory until the next call.
+type InflateCheckpoint struct {
+	Bit, Output uint64
+	Window      []byte
+	Used        []uint64
+}
+
+// NextInflateCheckpoint says false if none is complete.
+func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err error) {
+	var p C.ts_inflate_checkpoint
+	if err := failure(C.ts_inflater_checkpoint(i, &p)); err != nil || p.window == nil {
+		return InflateCheckpoint{}, false, err
+	}
+	return InflateCheckpoint{uint64(p.bit), uint64(p.output), unsafe.Slice((*byte)(p.window), InflateWindow),
+		unsafe.Slice((*uint64)(unsafe.Pointer(p.used)), InflateWindow/64)}, true, nil
+}
+
+// CutOff says whether an error of Inflate means that the stream ends too early, not that it is damaged.
+func CutOff(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Code == CodeDecode && strings.HasSuffix(e.Message, "cut off")
+}
