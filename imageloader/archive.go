@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"os"
 	"path"
 
-	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
 )
 
 // source is what an archive is read from: an *os.File, or a test's reader that misbehaves.
@@ -23,12 +24,20 @@ type source interface {
 	Stat() (fs.FileInfo, error)
 }
 
-func openFile(path string) (source, error) { return os.Open(path) }
+// openFile opens a file, a directory or an http(s) URL.
+func openFile(path string) (source, error) {
+	if isURL(path) {
+		return openURL(path)
+	}
+	return os.Open(path)
+}
 
 // Kinds of archive, as Report names them.
 const (
 	formatTar   = "tar"
 	formatTarGz = "tar.gz"
+	formatZstd  = "tar.zst"
+	formatTree  = "directory"
 )
 
 const (
@@ -37,26 +46,57 @@ const (
 	magicBytes    = 16        // how much of a member is looked at to tell whether it is an image
 )
 
-// archive walks the members of one archive, once, from front to back. It tolerates what tar -i tolerates (several archives one after another, as
-// `cat a.tgz b.tgz` makes), and verifies every gzip checksum up to the end of the file.
+// What no archive of images exceeds, and a hostile one might.
+const (
+	maxMembers    = 1 << 28
+	maxNameBytes  = 4096 // of a member's path, as PATH_MAX
+	maxShards     = 1 << 16
+	maxRatio      = 1100 // inflated to compressed bytes: deflate's own limit is 1032
+	maxRatioAfter = 64 << 20
+	zstdWindow    = 128 << 20
+)
+
+// archive walks the members of one archive, once, from front to back, shard after shard. It tolerates what tar -i tolerates (several archives one after another,
+// as `cat a.tgz b.tgz` makes), and verifies every gzip checksum up to the end of the file.
 type archive struct {
 	path   string
-	file   source
-	info   fs.FileInfo
-	format string
+	ctx    context.Context
+	open   func(string) (source, error)
+	shards []shard
+	shard  int         // that is being read
+	info   fs.FileInfo // of all shards together
+	format string      // of the shard that is being read
+	file   source      // the same
 	in     *stream
 	tar    *tar.Reader
-	names  int    // members seen
-	last   string // name of the last of them
-	sparse bool   // the last of them is a sparse file
+	gzip   *gzipReader
+	tree   *tree
+	undo   func()        // frees what the shard's reader holds
+	marks  bool          // checkpoints are wanted
+	mark   *checkpointer // of the shard, if they are
+	names  int           // members seen
+	last   string        // name of the last of them
+	sparse bool          // the last of them is a sparse file
 	skip   []byte
 	magic  [magicBytes]byte
+
+	readers sharedFiles
+}
+
+// shard is one file of an archive.
+type shard struct {
+	path string
+	info fs.FileInfo
+	// Known once the shard was read to its end: what it is, and where it can be entered if it is a gzip file.
+	format string
+	marks  []checkpoint
 }
 
 // member is a tar entry that is not a directory or metadata.
 type member struct {
 	name   string // cleaned
-	offset int64  // of the content in the tar stream
+	shard  int
+	offset int64 // of the content in the tar stream
 	size   int64
 	kind   memberKind
 	target string // of a link
@@ -72,28 +112,64 @@ const (
 	kindOther // device, pipe
 )
 
-// openArchive opens path and finds out by its first bytes what it is. ctx is looked at before every read.
+// openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read.
 func openArchive(ctx context.Context, path string, open func(string) (source, error)) (*archive, error) {
-	file, err := open(path)
+	paths, err := shardPaths(path)
 	if err != nil {
-		return nil, fmt.Errorf("imageloader: %w", err)
+		return nil, err
 	}
-	a := &archive{path: path, file: file}
-	if err := a.start(ctx); err != nil {
-		file.Close()
+	a := &archive{path: path, ctx: ctx, open: open, shards: make([]shard, len(paths)), shard: -1}
+	all := totalInfo{name: path}
+	for i, path := range paths {
+		if i > 0 && ctx.Err() != nil {
+			return nil, errStopped
+		}
+		file, err := open(path)
+		if err != nil {
+			return nil, fmt.Errorf("imageloader: %w", err)
+		}
+		info, err := file.Stat()
+		if i == 0 && err == nil {
+			a.file = file
+		} else {
+			_ = file.Close() // only looked at
+		}
+		if err != nil {
+			return nil, fmt.Errorf("imageloader: %w", err)
+		}
+		a.shards[i] = shard{path: path, info: info}
+		all.add(info)
+	}
+	a.info = all
+	if err := a.begin(0); err != nil {
+		_ = a.Close()
 		return nil, err
 	}
 	return a, nil
 }
 
-func (a *archive) start(ctx context.Context) error {
-	var err error
-	if a.info, err = a.file.Stat(); err != nil {
-		return fmt.Errorf("imageloader: %w", err)
+// begin goes to a shard. a.file may be open already.
+func (a *archive) begin(i int) error {
+	a.shard = i
+	s := &a.shards[i]
+	if a.file == nil {
+		file, err := a.open(s.path)
+		if err != nil {
+			return fmt.Errorf("imageloader: %w", err)
+		}
+		a.file = file
 	}
-	switch mode := a.info.Mode(); {
+	return a.start(s)
+}
+
+func (a *archive) start(s *shard) error {
+	a.in, a.tar, a.gzip, a.tree, a.mark, a.sparse = nil, nil, nil, nil, nil, false
+	switch mode := s.info.Mode(); {
 	case mode.IsDir():
-		return a.fail(errors.New("it is a directory: pack it with `tar -cf train.tar -C DIRECTORY .`"))
+		a.format, a.in = formatTree, &stream{}
+		a.tree = &tree{root: s.path}
+		a.undo = a.tree.close
+		return nil
 	case !mode.IsRegular():
 		return a.fail(errors.New("it is not a regular file: every epoch reads the archive again, so it can't be a pipe or a device"))
 	}
@@ -103,16 +179,32 @@ func (a *archive) start(ctx context.Context) error {
 		return a.fail(err)
 	}
 	head = head[:n]
+	counted := &contextReader{ctx: a.ctx, reader: a.file}
 	switch {
 	case n == 0:
 		return a.fail(errors.New("the file is empty"))
 	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
 		a.format = formatTarGz
-		gz, err := gzip.NewReader(bufio.NewReaderSize(&contextReader{ctx, a.file}, gzipReadBytes))
+		gz, err := newGzipReader(counted)
 		if err != nil {
 			return a.fail(fmt.Errorf("gzip header: %w", truncated(err)))
 		}
-		a.in = &stream{reader: gz}
+		a.gzip, a.undo = gz, gz.close
+		if a.marks {
+			if err := a.note(); err != nil {
+				return a.fail(err)
+			}
+		}
+		a.in = &stream{reader: &ratioReader{gz, counted, 0}}
+		a.tar = tar.NewReader(a.in)
+	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}), len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18}):
+		a.format = formatZstd
+		z, err := zstd.NewReader(bufio.NewReaderSize(counted, gzipReadBytes), zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(zstdWindow))
+		if err != nil {
+			return a.fail(fmt.Errorf("zstd: %w", err))
+		}
+		a.undo = z.Close
+		a.in = &stream{reader: &ratioReader{z, counted, 0}}
 		a.tar = tar.NewReader(a.in)
 	default:
 		for _, other := range foreign {
@@ -121,11 +213,28 @@ func (a *archive) start(ctx context.Context) error {
 			}
 		}
 		a.format = formatTar
-		seekable := &seekableStream{stream{reader: &contextReader{ctx, a.file}}, a.file}
+		seekable := &seekableStream{stream{reader: counted}, a.file}
 		a.in = &seekable.stream
 		a.tar = tar.NewReader(seekable)
 	}
 	return nil
+}
+
+// streamed says whether going through the archive means reading all of it.
+func (a *archive) streamed() bool { return a.format == formatTarGz || a.format == formatZstd }
+
+// noteCheckpoints makes the archive note where it can be entered again. It is called before anything is read.
+func (a *archive) noteCheckpoints() error {
+	a.marks = true
+	if a.gzip != nil {
+		return a.note()
+	}
+	return nil
+}
+
+func (a *archive) note() error {
+	a.mark = &checkpointer{}
+	return a.gzip.mark(a.mark.note)
 }
 
 // foreign are formats that people might hand over, by magic.
@@ -133,7 +242,6 @@ var foreign = []struct {
 	name  string
 	magic []byte
 }{
-	{"compressed with zstd, which is not handled yet", []byte{0x28, 0xb5, 0x2f, 0xfd}},
 	{"a zip file", []byte("PK\x03\x04")},
 	{"compressed with bzip2", []byte("BZh")},
 	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}},
@@ -144,13 +252,29 @@ var foreign = []struct {
 // next goes to the next member that is not a directory or metadata; io.EOF at the end of the archive. All other errors are *ArchiveError.
 func (a *archive) next() (member, error) {
 	for {
-		// archive/tar would skip in small steps. But not over a sparse file: its holes, of any size that a header of 512 bytes claims, would be read as zeros.
-		if a.format == formatTarGz && a.names > 0 && !a.sparse {
-			if a.skip == nil {
-				a.skip = make([]byte, skipBytes)
+		if a.names >= maxMembers {
+			return member{}, a.fail(fmt.Errorf("more than %d members", maxMembers))
+		}
+		if a.tree != nil {
+			m, err := a.tree.next()
+			if err == io.EOF {
+				if err = a.advance(); err != nil {
+					return member{}, err
+				}
+				continue
 			}
+			if err != nil {
+				return member{}, a.fail(err)
+			}
+			a.names++
+			a.last = m.name
+			m.shard = a.shard
+			return m, nil
+		}
+		// archive/tar would skip in small steps. But not over a sparse file: its holes, of any size that a header of 512 bytes claims, would be read as zeros.
+		if a.streamed() && a.names > 0 && !a.sparse {
 			for {
-				_, err := a.tar.Read(a.skip)
+				_, err := a.tar.Read(a.scratch())
 				if err == io.EOF {
 					break
 				}
@@ -169,7 +293,9 @@ func (a *archive) next() (member, error) {
 				return member{}, a.fail(err)
 			}
 			if !more {
-				return member{}, io.EOF
+				if err := a.advance(); err != nil {
+					return member{}, err
+				}
 			}
 			continue
 		}
@@ -178,7 +304,11 @@ func (a *archive) next() (member, error) {
 		}
 		a.names++
 		a.last = h.Name
-		m := member{name: path.Clean(h.Name), offset: a.in.offset, size: h.Size, target: h.Linkname}
+		if len(h.Name) > maxNameBytes {
+			a.last = h.Name[:maxNameBytes]
+			return member{}, a.fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), maxNameBytes))
+		}
+		m := member{name: path.Clean(h.Name), shard: a.shard, offset: a.in.offset, size: h.Size, target: h.Linkname}
 		switch h.Typeflag {
 		case tar.TypeReg, tar.TypeCont, '\x00':
 			for key := range h.PAXRecords {
@@ -204,6 +334,21 @@ func (a *archive) next() (member, error) {
 	}
 }
 
+// advance goes to the next shard; io.EOF if there is none.
+func (a *archive) advance() error {
+	a.shards[a.shard].format = a.format
+	if a.mark != nil {
+		a.shards[a.shard].marks = a.mark.finish()
+	}
+	if a.shard+1 == len(a.shards) {
+		return io.EOF
+	}
+	if err := a.closeShard(); err != nil {
+		return a.fail(err)
+	}
+	return a.begin(a.shard + 1)
+}
+
 // nextHead is next, and the member's first bytes, read and valid until the next call.
 func (a *archive) nextHead() (m member, head []byte, err error) {
 	if m, err = a.next(); err != nil {
@@ -222,6 +367,12 @@ func (a *archive) rest(head, p []byte) error { return a.read(p[copy(p, head):]) 
 
 // read fills p from the content of the current member.
 func (a *archive) read(p []byte) error {
+	if a.tree != nil {
+		if err := a.tree.read(p); err != nil {
+			return a.fail(err)
+		}
+		return nil
+	}
 	if _, err := io.ReadFull(a.tar, p); err != nil {
 		return a.fail(err)
 	}
@@ -248,13 +399,15 @@ func (a *archive) following() (bool, error) {
 	}
 }
 
-// seekTo skips to an offset of the tar stream, without looking at headers.
-func (a *archive) seekTo(offset int64) error {
-	if a.skip == nil {
-		a.skip = make([]byte, skipBytes)
+// seekTo skips to an offset of a shard's tar stream, without looking at headers.
+func (a *archive) seekTo(shard int, offset int64) error {
+	for a.shard < shard {
+		if err := a.drain(); err != nil {
+			return err
+		}
 	}
 	for a.in.offset < offset {
-		n := min(int64(len(a.skip)), offset-a.in.offset)
+		n := min(int64(len(a.scratch())), offset-a.in.offset)
 		if _, err := io.ReadFull(a.in, a.skip[:n]); err != nil {
 			return a.fail(err)
 		}
@@ -262,28 +415,69 @@ func (a *archive) seekTo(offset int64) error {
 	return nil
 }
 
-// drain reads to the end of the file, for the checksum.
+// drain reads to the end of the shard, for its checksum, and goes to the next one, if there is one.
 func (a *archive) drain() error {
-	if a.skip == nil {
-		a.skip = make([]byte, skipBytes)
-	}
 	for {
-		if _, err := a.in.Read(a.skip); err == io.EOF {
-			return nil
+		if _, err := a.in.Read(a.scratch()); err == io.EOF {
+			break
 		} else if err != nil {
 			return a.fail(err)
 		}
 	}
+	if err := a.advance(); err != io.EOF {
+		return err
+	}
+	return nil
 }
 
-func (a *archive) Close() error { return a.file.Close() }
+// drainAll reads to the end of the last shard.
+func (a *archive) drainAll() error {
+	for a.shard+1 < len(a.shards) {
+		if err := a.drain(); err != nil {
+			return err
+		}
+	}
+	return a.drain()
+}
+
+func (a *archive) scratch() []byte {
+	if a.skip == nil {
+		a.skip = make([]byte, skipBytes)
+	}
+	return a.skip
+}
+
+func (a *archive) Close() error {
+	err := a.closeShard()
+	if e := a.readers.close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+func (a *archive) closeShard() error {
+	if a.undo != nil {
+		a.undo()
+		a.undo = nil
+	}
+	if a.file == nil {
+		return nil
+	}
+	file := a.file
+	a.file = nil
+	return file.Close()
+}
 
 // fail says where in the archive err happened. A cancelled context stays what it is.
 func (a *archive) fail(err error) error {
 	if errors.Is(err, errStopped) {
 		return err
 	}
-	e := &ArchiveError{File: a.path, Member: a.last, Position: a.names, Err: truncated(err)}
+	file := a.path
+	if a.shard >= 0 {
+		file = a.shards[a.shard].path
+	}
+	e := &ArchiveError{File: file, Member: a.last, Position: a.names, Err: truncated(err)}
 	if a.in != nil {
 		e.Offset = a.in.offset
 	}
@@ -305,17 +499,35 @@ func truncated(err error) error {
 // errStopped ends reading because the context ended; whoever waits reports the context's own error.
 var errStopped = errors.New("imageloader: stopped")
 
-// contextReader looks at the context before each read.
+// contextReader looks at the context before each read, and counts.
 type contextReader struct {
 	ctx    context.Context
 	reader io.Reader
+	count  int64
 }
 
 func (r *contextReader) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, errStopped
 	}
-	return r.reader.Read(p)
+	n, err := r.reader.Read(p)
+	r.count += int64(n)
+	return n, err
+}
+
+// ratioReader ends a stream that inflates to more than any archive of images does.
+type ratioReader struct {
+	reader io.Reader
+	packed *contextReader
+	count  int64
+}
+
+func (r *ratioReader) Read(p []byte) (int, error) {
+	n, err := r.reader.Read(p)
+	if r.count += int64(n); r.count > maxRatioAfter && r.count/maxRatio > r.packed.count {
+		return n, fmt.Errorf("%d bytes inflate to more than %d: not an archive of images", r.packed.count, r.count)
+	}
+	return n, err
 }
 
 // stream counts the bytes of the tar stream and can take back one block.

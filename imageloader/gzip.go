@@ -23,6 +23,11 @@ type checkpoint struct {
 	bit    int64  // of the file: where a deflate block begins
 	output int64  // bytes of output before it
 	window []byte // what later bytes copy from the output before it: see packWindow; empty at the beginning of a gzip member
+
+	// Instead of window: where it lies.
+	from io.ReaderAt
+	at   int64
+	size int32
 }
 
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of each.
@@ -47,21 +52,29 @@ type gzipReader struct {
 }
 
 // newGzipReader reads the first header. The reader holds memory outside of Go: close it.
-func newGzipReader(in io.Reader, note func(checkpoint)) (*gzipReader, error) {
-	var spacing uint64
-	if note != nil {
-		spacing = inflateSpacing
-	}
-	inflater, err := capi.NewInflater(spacing)
+func newGzipReader(in io.Reader) (*gzipReader, error) {
+	inflater, err := capi.NewInflater(0)
 	if err != nil {
 		return nil, err
 	}
-	r := &gzipReader{in: in, inflater: inflater, note: note, packed: make([]byte, gzipReadBytes), out: make([]byte, windowBytes+inflateRoom)}
+	r := &gzipReader{in: in, inflater: inflater, packed: make([]byte, gzipReadBytes), out: make([]byte, windowBytes+inflateRoom)}
 	if err := r.header(); err != nil {
 		r.close()
 		return nil, err
 	}
 	return r, nil
+}
+
+// mark makes note get the checkpoints, in order. It is called before anything is read.
+func (r *gzipReader) mark(note func(checkpoint)) error {
+	inflater, err := capi.NewInflater(inflateSpacing)
+	if err != nil {
+		return err
+	}
+	r.close()
+	r.inflater, r.note = inflater, note
+	note(checkpoint{bit: 8 * r.start})
+	return capi.ResetInflater(r.inflater, 0, 0)
 }
 
 func (r *gzipReader) close() {
@@ -338,7 +351,14 @@ func (r *inflateRange) close() { capi.FreeInflater(r.inflater) }
 
 // read fills dst with the output from offset on. c is a checkpoint at or before offset; until says where in the file the compressed bytes end at the latest.
 func (r *inflateRange) read(file io.ReaderAt, c *checkpoint, offset int64, until int64, dst []byte) error {
-	if err := unpackWindow(c.window, r.out[:windowBytes]); err != nil {
+	window := c.window
+	if c.from != nil {
+		window = append(r.packed[:0], make([]byte, c.size)...) // not in use yet
+		if _, err := c.from.ReadAt(window, c.at); err != nil {
+			return fmt.Errorf("reading the index: %w", err)
+		}
+	}
+	if err := unpackWindow(window, r.out[:windowBytes]); err != nil {
 		return err
 	}
 	if err := capi.ResetInflater(r.inflater, int(c.bit&7), windowBytes); err != nil {

@@ -150,6 +150,7 @@ func (d fakeDecoder) close() {
 
 func openFake(t testing.TB, path string, o Options) *Loader {
 	t.Helper()
+	o.NoIndex = o.IndexFile == "" // a test's loaders don't find what those before have left
 	l, err := open(context.Background(), path, o, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)

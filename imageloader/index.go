@@ -1,32 +1,63 @@
 package imageloader
 
 import (
+	"bytes"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"unsafe"
 )
 
-// index says where the samples of an archive are. Names share one string: an archive of a million images costs 60 MB, not 200.
+// index says where the samples of an archive are. Names share one string: an archive of a million images costs 90 MB, not 200.
 type index struct {
-	info    fs.FileInfo // of the file when it was scanned
-	classes []string    // sorted
+	info    fs.FileInfo // of all shards together, when they were scanned
+	shards  []indexShard
+	classes []string // sorted
 	entries []entry
 	names   string
 	ignored int // members that are no samples
-	// held has the samples' contents by offset, if they are kept in memory: then the archive is not read again.
-	held     map[int64][]byte
-	seekable bool // a member's content lies in the file as it is, at its offset
+	// held has the samples' contents, if they are kept in memory: then the archive is not read again.
+	held [][]byte
+	// lazy is the same for an index that was not made by reading: contents are kept when they are read. Each points to as many bytes as the entry's size says.
+	lazy []atomic.Pointer[byte]
+	side *sidecar // nil: there is none
+	// numbers of the samples among the entries of the sidecar; nil: they are the same.
+	numbers []int32
+	// work is how many bytes have to be inflated for one of samples, from the checkpoints that there are; 0: the archive is a stream.
+	work float64
 }
 
+// indexShard is one file of an archive.
+type indexShard struct {
+	path   string
+	info   fs.FileInfo
+	format string
+	marks  []checkpoint // of a gzip file; the first is its beginning
+}
+
+// entry is a member of the archive that is a sample, or may become one.
 type entry struct {
-	offset int64 // of the content in the tar stream
+	offset int64 // of the content in the shard's tar stream
 	size   int64
 	name   uint32 // where it begins in names; ends where the next one begins
-	label  int32
+	label  int32  // in an indexer: the number of the directory
+	crc    uint32 // CRC-32 (IEEE) of the content, if entrySummed
+	shard  uint16
 	kind   memberKind
+	flags  uint8
 }
+
+const (
+	entryImage  = 1 << iota // claims to be an image
+	entrySummed             // crc is known
+)
 
 func (x *index) name(i int) string {
 	end := uint32(len(x.names))
@@ -36,79 +67,316 @@ func (x *index) name(i int) string {
 	return x.names[x.entries[i].name:end]
 }
 
+// mostLazyWork is the same for samples that are read from the archive once, and from memory then.
+const mostLazyWork = 64
+
+// hold keeps the samples of an archive that is a stream in memory, if they take no more than limit bytes. The archive has just been opened.
+func (x *index) hold(a *archive, limit int64) error {
+	total, streamed := int64(0), false
+	for i := range x.entries {
+		if e := &x.entries[i]; e.kind == kindFile {
+			total += e.size
+		}
+	}
+	for i := range x.shards {
+		streamed = streamed || x.shards[i].format == formatTarGz || x.shards[i].format == formatZstd
+	}
+	if !streamed || total > limit {
+		return nil
+	}
+	if x.work > 0 && x.work <= mostLazyWork {
+		x.lazy = make([]atomic.Pointer[byte], len(x.entries))
+		return nil
+	}
+	held := make([][]byte, len(x.entries))
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.kind != kindFile || e.size == 0 {
+			continue
+		}
+		a.names, a.last = i+1, x.name(i) // for errors
+		if err := a.seekTo(int(e.shard), e.offset); err != nil {
+			return err
+		}
+		held[i] = make([]byte, e.size)
+		if _, err := io.ReadFull(a.in, held[i]); err != nil {
+			return a.fail(err)
+		}
+		if e.flags&entrySummed != 0 && crc32.ChecksumIEEE(held[i]) != e.crc {
+			return a.fail(errStale)
+		}
+	}
+	x.held = held
+	return a.drainAll()
+}
+
+// mostWork is how many bytes may be inflated for one of samples, on average, before going through the archive in its order is better.
+const mostWork = 6
+
 // random says whether the content of any sample can be read in any order, by several goroutines at once, each with a sampleReader. It never changes in
 // the life of an index.
-func (x *index) random() bool { return x.seekable || x.held != nil }
+func (x *index) random() bool {
+	return x.held != nil || x.lazy != nil || x.work > 0 && x.work <= mostWork
+}
 
 // sampleReader reads the contents of an index's samples in any order. It is used by one goroutine at a time; several of them read one open archive at once.
 type sampleReader struct {
-	a *archive
-	x *index
+	a       *archive
+	x       *index
+	inflate *inflateRange
+	file    source // of shard
+	shard   int
 }
 
 // newSampleReader is for an index whose random is true, and an open archive that has not changed since. The archive stays the caller's.
-func newSampleReader(a *archive, x *index) *sampleReader { return &sampleReader{a, x} }
+func newSampleReader(a *archive, x *index) *sampleReader {
+	return &sampleReader{a: a, x: x, shard: -1}
+}
 
 // read fills dst, which has the length of sample i's content, with it. The sample must be a regular file. Errors are *ArchiveError, or the marker errStopped.
 func (r *sampleReader) read(i int, dst []byte) error {
 	e := &r.x.entries[i]
 	if r.x.held != nil {
-		copy(dst, r.x.held[e.offset])
+		copy(dst, r.x.held[i])
 		return nil
 	}
-	if n, err := r.a.file.ReadAt(dst, e.offset); n < len(dst) {
-		return &ArchiveError{File: r.a.path, Member: r.x.name(i), Position: i + 1, Offset: e.offset, Err: truncated(err)}
+	if r.x.lazy != nil {
+		if data := r.x.lazy[i].Load(); data != nil {
+			copy(dst, unsafe.Slice(data, e.size))
+			return nil
+		}
+	}
+	s := &r.x.shards[e.shard]
+	err := r.readFrom(s, e, i, dst)
+	if err == nil && e.flags&entrySummed != 0 && crc32.ChecksumIEEE(dst) != e.crc {
+		err = errStale
+	}
+	if err != nil {
+		return &ArchiveError{File: s.path, Member: r.x.name(i), Position: i + 1, Offset: e.offset, Err: truncated(err)}
+	}
+	if r.x.lazy != nil && len(dst) > 0 {
+		r.x.lazy[i].Store(unsafe.SliceData(bytes.Clone(dst)))
 	}
 	return nil
 }
 
+// errStale is what a damaged archive, and one that is not the one that was indexed, look like.
+var errStale = fmt.Errorf("the bytes differ from the checksum in the index: the archive is damaged, or has changed since it was indexed (`torchstream index` makes a new one)")
+
+func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) error {
+	if s.format == formatTree {
+		file, err := os.Open(filepath.Join(s.path, filepath.FromSlash(r.x.name(i))))
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		_, err = io.ReadFull(file, dst)
+		return err
+	}
+	if r.shard != int(e.shard) {
+		file, err := r.a.shared(int(e.shard))
+		if err != nil {
+			return err
+		}
+		r.file, r.shard = file, int(e.shard)
+	}
+	if s.format == formatTar {
+		n, err := r.file.ReadAt(dst, e.offset)
+		if n < len(dst) {
+			return err
+		}
+		return nil
+	}
+	if r.inflate == nil {
+		var err error
+		if r.inflate, err = newInflateRange(); err != nil {
+			return err
+		}
+	}
+	c, until := s.enter(e)
+	return r.inflate.read(r.file, c, e.offset, until, dst)
+}
+
+// enter says from which checkpoint a member is read, and where its compressed bytes end at the latest.
+func (s *indexShard) enter(e *entry) (c *checkpoint, until int64) {
+	at := func(offset int64) int { // the first checkpoint beyond offset
+		n, _ := slices.BinarySearchFunc(s.marks, offset, func(c checkpoint, offset int64) int {
+			if c.output <= offset {
+				return -1
+			}
+			return 1
+		})
+		return n
+	}
+	until = s.info.Size()
+	if end := at(e.offset + e.size - 1); end < len(s.marks) {
+		until = min(until, s.marks[end].bit>>3+1)
+	}
+	return &s.marks[at(e.offset)-1], until
+}
+
 // close gives back what the reader holds outside of Go's memory.
-func (r *sampleReader) close() {}
+func (r *sampleReader) close() {
+	if r.inflate != nil {
+		r.inflate.close()
+		r.inflate = nil
+	}
+}
+
+// sharedFiles are the shards of an archive that readers of samples have opened.
+type sharedFiles struct {
+	mu    sync.Mutex
+	files map[int]source
+}
+
+// shared opens a shard for ReadAt, for as long as the archive is open.
+func (a *archive) shared(i int) (source, error) {
+	a.readers.mu.Lock()
+	defer a.readers.mu.Unlock()
+	if f := a.readers.files[i]; f != nil {
+		return f, nil
+	}
+	f, err := a.open(a.shards[i].path)
+	if err != nil {
+		return nil, err
+	}
+	if a.readers.files == nil {
+		a.readers.files = map[int]source{}
+	}
+	a.readers.files[i] = f
+	return f, nil
+}
+
+func (f *sharedFiles) close() (err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, file := range f.files {
+		if e := file.Close(); err == nil {
+			err = e
+		}
+	}
+	f.files = nil
+	return err
+}
+
+// checkpointer keeps, of the checkpoints of a stream, those that members are best read from: the last one before each.
+type checkpointer struct {
+	kept    []checkpoint
+	pending []checkpoint // in order; the first may be kept already
+	wanted  []int64      // where members begin for which that is not decided
+	done    int          // how many of wanted are decided
+}
+
+// mostWindow is how much of the inflated bytes checkpoints may take: a larger one has to pay for itself by standing further from the one before.
+const mostWindow = 48
+
+func (k *checkpointer) note(c checkpoint) {
+	k.pending = append(k.pending, c)
+	if len(k.kept) == 0 {
+		k.kept = append(k.kept, c)
+	}
+	k.decide(false)
+}
+
+// member says that a member's content begins at offset, and none begins before it any more.
+func (k *checkpointer) member(offset int64) {
+	k.wanted = append(k.wanted, offset)
+	k.decide(false)
+	if k.done == len(k.wanted) {
+		k.forget(offset)
+	}
+}
+
+// forget drops the checkpoints that nothing from offset on needs.
+func (k *checkpointer) forget(offset int64) {
+	n := 0
+	for n+1 < len(k.pending) && k.pending[n+1].output <= offset {
+		n++
+	}
+	k.pending = slices.Delete(k.pending, 0, n)
+}
+
+func (k *checkpointer) decide(end bool) {
+	for k.done < len(k.wanted) {
+		offset := k.wanted[k.done]
+		if !end && (len(k.pending) == 0 || k.pending[len(k.pending)-1].output <= offset) {
+			return // a better one may come
+		}
+		k.done++
+		k.forget(offset)
+		if len(k.pending) == 0 {
+			continue
+		}
+		c, last := &k.pending[0], &k.kept[len(k.kept)-1]
+		if c.output > last.output && c.output <= offset && c.output-last.output >= int64(mostWindow*len(c.window)) {
+			k.kept = append(k.kept, *c)
+		}
+	}
+	k.wanted, k.done = k.wanted[:0], 0
+}
+
+func (k *checkpointer) finish() []checkpoint {
+	k.decide(true)
+	return k.kept
+}
 
 // indexer collects an index member by member. With classes given, the members of these directories are the samples; without, those of every directory that
-// has a member that claims to be an image (by its first bytes or its extension), which is known at the end only.
+// has a member that claims to be an image (by its first bytes or its extension), which is known at the end only. It collects the members of all directories in
+// either case, for a sidecar that serves both.
 type indexer struct {
 	file    string
-	given   bool
-	classes map[string]int32 // provisional numbers if !given
-	claimed []bool           // by class number
+	given   map[string]int32 // labels; nil: no classes are given
+	list    []string         // the given classes
+	dirs    map[string]int32
+	dirList []string // by number
+	claimed []bool   // the same: has a member that claims to be an image
 	entries []entry
 	names   []byte
+	samples int // with classes given: how many of entries are samples
 	ignored int
 	orphans int // images outside of any directory
 
-	seekable  bool             // as index.seekable
-	held      map[int64][]byte // as index.held; nil: nothing is kept
+	keeping   bool // contents, in held
+	held      [][]byte
 	heldBytes int64
 	heldLimit int64
 }
 
 func newIndexer(file string, classes []string) (*indexer, error) {
-	x := &indexer{file: file, given: len(classes) > 0, classes: map[string]int32{}}
+	x := &indexer{file: file, dirs: map[string]int32{}, list: classes}
+	if len(classes) > 0 {
+		x.given = map[string]int32{}
+	}
 	for i, c := range classes {
-		if _, twice := x.classes[c]; twice {
+		if _, twice := x.given[c]; twice {
 			return nil, fmt.Errorf("imageloader: class %q is twice in Options.Classes", c)
 		}
-		x.classes[c] = int32(i)
+		x.given[c] = int32(i)
 	}
 	return x, nil
 }
 
 // hold makes the indexer keep contents, up to limit bytes in all: one more, and none is kept.
-func (x *indexer) hold(limit int64) { x.held, x.heldLimit = map[int64][]byte{}, limit }
+func (x *indexer) hold(limit int64) { x.keeping, x.heldLimit = true, limit }
 
 // wants says whether the content of a member of this size would still be kept.
-func (x *indexer) wants(size int64) bool { return x.held != nil && x.heldBytes+size <= x.heldLimit }
+func (x *indexer) wants(size int64) bool { return x.keeping && x.heldBytes+size <= x.heldLimit }
 
-// keep takes a sample's content. data is nil if it is too large to be kept.
-func (x *indexer) keep(offset int64, data []byte, size int64) {
+// sum takes the checksum of an entry's content.
+func (x *indexer) sum(i int, crc uint32) {
+	x.entries[i].crc = crc
+	x.entries[i].flags |= entrySummed
+}
+
+// keep takes an entry's content. data is nil if it is too large to be kept.
+func (x *indexer) keep(i int, data []byte, size int64) {
 	if !x.wants(size) {
-		x.held = nil
+		x.keeping, x.held = false, nil
+		return
 	}
-	if x.held != nil {
-		x.held[offset] = data
-		x.heldBytes += size
-	}
+	x.held = append(x.held, make([][]byte, len(x.entries)-len(x.held))...)
+	x.held[i] = data
+	x.heldBytes += size
 }
 
 // classOf is the name of the directory that a member lies in; "" if there is none. name is clean.
@@ -152,8 +420,10 @@ func sniff(b []byte) string {
 	return ""
 }
 
-// add takes a member. It returns the sample's index, or -1 if the member is none; an error is an *UnknownClassError.
-func (x *indexer) add(m *member, magic []byte) (int, error) {
+// add takes a member. entry is its number among the entries, -1 if it is none; s its sample, whose Index is -1 if it is none as far as is known. Without given
+// classes, Index is the entry's number, and there is no label yet. An error is an *UnknownClassError.
+func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error) {
+	s = Sample{Name: m.name, Index: -1}
 	class := classOf(m.name)
 	image := claims(m, magic)
 	if class == "" {
@@ -161,75 +431,137 @@ func (x *indexer) add(m *member, magic []byte) (int, error) {
 			x.orphans++
 		}
 		x.ignored++
-		return -1, nil
+		return s, -1, nil
 	}
-	label, known := x.classes[class]
-	if !known {
-		if x.given {
-			if !image {
-				x.ignored++
-				return -1, nil
-			}
-			return -1, &UnknownClassError{File: x.file, Name: m.name, Class: class, Known: x.list()}
-		}
-		label = int32(len(x.classes))
-		x.classes[class] = label
+	label, known := x.given[class]
+	if x.given != nil && !known && image {
+		return s, -1, &UnknownClassError{File: x.file, Name: m.name, Class: class, Known: x.list}
+	}
+	dir, seen := x.dirs[class]
+	if !seen {
+		dir = int32(len(x.dirList))
+		class = strings.Clone(class)
+		x.dirs[class] = dir
+		x.dirList = append(x.dirList, class)
 		x.claimed = append(x.claimed, false)
 	}
-	if !x.given && image {
-		x.claimed[label] = true
-	}
 	if len(x.names)+len(m.name) > 1<<32-1 {
-		return -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", x.file)
+		return s, -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", x.file)
 	}
-	x.entries = append(x.entries, entry{m.offset, m.size, uint32(len(x.names)), label, m.kind})
+	e := entry{offset: m.offset, size: m.size, name: uint32(len(x.names)), label: dir, shard: uint16(m.shard), kind: m.kind}
+	if image {
+		x.claimed[dir] = true
+		e.flags = entryImage
+	}
+	number = len(x.entries)
+	x.entries = append(x.entries, e)
 	x.names = append(x.names, m.name...)
-	return len(x.entries) - 1, nil
-}
-
-// list returns the given classes in their order.
-func (x *indexer) list() []string {
-	list := make([]string, len(x.classes))
-	for c, i := range x.classes {
-		list[i] = c
+	switch {
+	case x.given == nil:
+		s.Index = number
+	case known:
+		s.Index, s.Label = x.samples, int(label)
+		x.samples++
 	}
-	return list
+	return s, number, nil
 }
 
-// finish sorts the classes and drops the members of directories that turned out to be none.
-func (x *indexer) finish(info fs.FileInfo) *index {
-	out := &index{info: info, entries: x.entries, ignored: x.ignored, classes: x.list(), held: x.held, seekable: x.seekable}
-	if !x.given {
-		out.classes = slices.DeleteFunc(out.classes, func(c string) bool { return !x.claimed[x.classes[c]] })
+// finish sorts the classes and drops the members of directories that turned out to be none. The archive was read to its end.
+func (x *indexer) finish(a *archive) *index {
+	out := &index{info: a.info, ignored: x.ignored, held: x.held}
+	if !x.keeping {
+		out.held = nil
+	}
+	for i := range a.shards {
+		s := &a.shards[i]
+		out.shards = append(out.shards, indexShard{s.path, s.info, s.format, s.marks})
+	}
+	number := make([]int32, len(x.dirList)) // labels of directories
+	if x.given != nil {
+		out.classes = x.list
+		for d, name := range x.dirList {
+			number[d] = -1
+			if label, ok := x.given[name]; ok {
+				number[d] = label
+			}
+		}
+	} else {
+		for d, name := range x.dirList {
+			if x.claimed[d] {
+				out.classes = append(out.classes, name)
+			}
+		}
 		slices.Sort(out.classes)
-		number := make([]int32, len(x.classes))
-		for c, i := range x.classes {
-			number[i] = -1
-			if n, found := slices.BinarySearch(out.classes, c); found {
-				number[i] = int32(n)
+		for d, name := range x.dirList {
+			number[d] = -1
+			if n, found := slices.BinarySearch(out.classes, name); found {
+				number[d] = int32(n)
 			}
 		}
-		names := x.names[:0]
-		kept := out.entries[:0]
-		for i, e := range x.entries {
-			end := len(x.names)
-			if i+1 < len(x.entries) {
-				end = int(x.entries[i+1].name)
-			}
-			if number[e.label] < 0 {
-				out.ignored++
-				delete(out.held, e.offset)
-				continue
-			}
-			name := x.names[e.name:end]
-			e.label = number[e.label]
-			e.name = uint32(len(names))
-			names = append(names, name...)
-			kept = append(kept, e)
-		}
-		out.entries, x.names = kept, names
 	}
-	out.entries = slices.Clip(out.entries)
-	out.names = unsafe.String(unsafe.SliceData(x.names), len(x.names)) // x is not used any more
+	if out.held != nil {
+		out.held = append(out.held, make([][]byte, len(x.entries)-len(out.held))...)
+	}
+	names, kept := x.names[:0], x.entries[:0]
+	for i, e := range x.entries {
+		end := len(x.names)
+		if i+1 < len(x.entries) {
+			end = int(x.entries[i+1].name)
+		}
+		if number[e.label] < 0 {
+			out.ignored++
+			continue
+		}
+		name := x.names[e.name:end]
+		e.label = number[e.label]
+		e.name = uint32(len(names))
+		if out.held != nil {
+			out.held[len(kept)] = out.held[i]
+		}
+		names = append(names, name...)
+		if out.numbers == nil && i != len(kept) {
+			out.numbers = make([]int32, len(kept), len(x.entries))
+			for k := range out.numbers {
+				out.numbers[k] = int32(k)
+			}
+		}
+		if out.numbers != nil {
+			out.numbers = append(out.numbers, int32(i))
+		}
+		kept = append(kept, e)
+	}
+	if out.held != nil {
+		out.held = slices.Clip(out.held[:len(kept)])
+	}
+	out.entries = slices.Clip(kept)
+	out.names = unsafeString(names) // x is not used any more
+	out.measure()
 	return out
+}
+
+// measure finds out what reading the samples in any order costs.
+func (x *index) measure() {
+	var inflated, wanted int64
+	for i := range x.entries {
+		e := &x.entries[i]
+		if e.kind != kindFile || e.size == 0 {
+			continue
+		}
+		s := &x.shards[e.shard]
+		wanted += e.size
+		inflated += e.size
+		switch {
+		case s.format == formatTar || s.format == formatTree:
+		case len(s.marks) == 0:
+			x.work = 0
+			return
+		default:
+			c, _ := s.enter(e)
+			inflated += e.offset - c.output
+		}
+	}
+	x.work = 1
+	if wanted > 0 {
+		x.work = float64(inflated) / float64(wanted)
+	}
 }

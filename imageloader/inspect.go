@@ -16,7 +16,7 @@ import (
 // Report is what Inspect found in an archive.
 type Report struct {
 	File      string
-	Format    string // "tar" or "tar.gz"
+	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
 	FileBytes int64
 	Samples   int // members in the directories of classes, bad ones included
 	Ignored   int // other members, without directories
@@ -133,7 +133,7 @@ func inspect(ctx context.Context, path string, progress func(Progress), file fun
 			if progress != nil && a.names%64 == 1 {
 				progress(Progress{a.names, counted.at, a.info.Size()})
 			}
-			i, err := x.add(&m, head)
+			_, i, err := x.add(&m, head)
 			if err != nil {
 				return err
 			}
@@ -228,11 +228,10 @@ func report(a *archive, x *indexer, found []inspected) *Report {
 	orphans := x.orphans
 	// The samples of directories that turn out to be no class are no samples: their numbers are known by position only before finish.
 	class := make([]string, len(x.entries))
-	list := x.list()
 	for i, e := range x.entries {
-		class[i] = list[e.label]
+		class[i] = x.dirList[e.label]
 	}
-	index := x.finish(a.info)
+	index := x.finish(a)
 	r := &Report{File: a.path, Format: a.format, FileBytes: a.info.Size(), Ignored: index.ignored, Orphans: orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
 	for _, c := range index.classes {
 		r.Classes = append(r.Classes, ClassReport{Name: c})

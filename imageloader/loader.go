@@ -26,14 +26,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.
@@ -83,7 +81,11 @@ type Options struct {
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond.
 	MaxSampleBytes int64
 	MaxPixels      int64
-	Logger         *slog.Logger // nil: silent
+	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the archive (train.tgz.tsidx), or if that can't be written in the
+	// user's cache folder. NoIndex: it is neither read nor written.
+	IndexFile string
+	NoIndex   bool
+	Logger    *slog.Logger // nil: silent
 	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
 	StatsEvery time.Duration
 }
@@ -139,15 +141,20 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	}
 	defer a.Close()
 	l.bytes = a.info.Size()
-	if len(o.Classes) > 0 && a.format == formatTarGz && !o.needsIndex() {
+	x, err := l.loadIndex(a)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	if x == nil && len(o.Classes) > 0 && a.streamed() && !o.needsIndex() {
 		_, err := newIndexer(path, o.Classes) // checks them
 		l.opened = l.chooseOrder(nil)
 		l.order = l.opened
 		return l, err
 	}
-	x, err := l.scan(a)
-	if err != nil {
-		return nil, stopCause(ctx, err)
+	if x == nil {
+		if x, err = l.scan(a); err != nil {
+			return nil, stopCause(ctx, err)
+		}
 	}
 	l.index.Store(x)
 	l.opened = l.chooseOrder(x)
@@ -290,55 +297,6 @@ func (o Options) withDefaults() (Options, error) {
 	return o, nil
 }
 
-// scan reads the archive through and makes the index.
-func (l *Loader) scan(a *archive) (*index, error) {
-	began := time.Now()
-	l.o.Logger.Info("scanning archive", "archive", l.path, "bytes", a.info.Size())
-	x, err := newIndexer(l.path, l.o.Classes)
-	if err != nil {
-		return nil, err
-	}
-	x.seekable = a.format == formatTar
-	if !x.seekable {
-		x.hold(l.o.ShuffleBytes)
-	}
-	for {
-		m, head, err := a.nextHead()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return nil, err
-		}
-		i, err := x.add(&m, head)
-		if err != nil {
-			return nil, err
-		}
-		if i < 0 || m.kind != kindFile || m.size > l.o.MaxSampleBytes {
-			continue // no sample, or a bad one without being read
-		}
-		var data []byte
-		if x.wants(m.size) {
-			data = make([]byte, m.size)
-			if err := a.rest(head, data); err != nil {
-				return nil, err
-			}
-		}
-		x.keep(m.offset, data, m.size)
-	}
-	orphans := x.orphans
-	index := x.finish(a.info)
-	l.o.Logger.Info("scanned archive", "archive", l.path, "samples", len(index.entries), "classes", len(index.classes), "ignored", index.ignored,
-		"seconds", time.Since(began).Seconds())
-	if orphans > 0 {
-		l.o.Logger.Warn("images outside of any directory have no class and are ignored", "archive", l.path, "images", orphans)
-	}
-	if len(index.entries) == 0 {
-		return nil, l.noSamples(a.names, orphans)
-	}
-	return index, nil
-}
-
 func (l *Loader) noSamples(members, orphans int) error {
 	detail := "it is empty"
 	switch {
@@ -395,6 +353,9 @@ func (l *Loader) Close() error {
 	}
 	l.mu.Unlock()
 	l.running.Wait()
+	if x := l.index.Load(); x != nil {
+		return x.close()
+	}
 	return nil
 }
 

@@ -402,7 +402,7 @@ func TestBadArchives(t *testing.T) {
 		scanOnly bool
 	}{
 		"missing file":           {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
-		"directory":              {path: dir, want: "directory"},
+		"empty directory":        {path: dir, is: ErrNoSamples, want: "empty"},
 		"empty file":             {data: []byte{}, want: "empty"},
 		"not an archive":         {data: []byte(strings.Repeat("hello ", 500)), want: "not a tar archive", is: tar.ErrHeader},
 		"short text":             {data: []byte("hello"), want: "cut off"},
@@ -606,6 +606,9 @@ func TestLargeSamples(t *testing.T) {
 			}
 			l.queueBytes = 640_000
 			got, err := collect(t, l, 0, 2)
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
 			if err != nil || len(names(got)) != 7 {
 				t.Errorf("%s: %d samples, error %v", name, len(names(got)), err)
 			}

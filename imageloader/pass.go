@@ -659,7 +659,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 		if it.bad == nil {
 			began := time.Now()
 			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
-			if err := p.archive.seekTo(it.offset); err != nil {
+			if err := p.archive.seekTo(int(p.known.entries[i].shard), it.offset); err != nil {
 				return err
 			}
 			it.data = p.buffers.get(int(it.size))
@@ -672,7 +672,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 			return err
 		}
 	}
-	return p.archive.drain()
+	return p.archive.drainAll()
 }
 
 // readFirst reads member by member, and leaves an index behind.
@@ -681,6 +681,9 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		return err
 	}
 	p.build.hold(p.l.o.ShuffleBytes)
+	if err := p.archive.noteCheckpoints(); err != nil {
+		return err
+	}
 	for {
 		began := time.Now()
 		m, head, err := p.archive.nextHead()
@@ -690,32 +693,51 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		if err != nil {
 			return err
 		}
-		i, err := p.build.add(&m, head)
+		s, number, err := p.build.add(&m, head)
 		if err != nil {
 			return err
 		}
-		if i < 0 {
+		if number < 0 || s.Index < 0 && m.kind != kindFile {
 			continue
 		}
-		it := item{sample: Sample{m.name, i, int(p.build.entries[i].label)}, offset: m.offset, size: m.size}
-		if it.bad = p.l.unreadable(&it, m.kind); it.bad == nil {
+		if p.archive.mark != nil && m.kind == kindFile && m.size > 0 {
+			p.archive.mark.member(m.offset)
+		}
+		it := item{sample: s, offset: m.offset, size: m.size}
+		it.bad = p.l.unreadable(&it, m.kind)
+		switch {
+		case s.Index >= 0 && it.bad == nil:
 			it.data = p.buffers.get(int(m.size))
-			if err := p.archive.rest(head, it.data); err != nil {
+			crc, err := p.archive.content(&m, head, it.data)
+			if err != nil {
 				return err
 			}
+			p.build.sum(number, crc)
 			var data []byte
 			if p.build.wants(m.size) {
 				data = bytes.Clone(it.data)
 			}
-			p.build.keep(m.offset, data, m.size)
+			p.build.keep(number, data, m.size)
+		case m.kind == kindFile: // no sample of these classes, or too large: only its checksum
+			crc, err := p.archive.content(&m, head, nil)
+			if err != nil {
+				return err
+			}
+			p.build.sum(number, crc)
 		}
 		p.l.counters.read.Add(int64(time.Since(began)))
+		if s.Index < 0 {
+			continue
+		}
 		if err := emit(it); err != nil {
 			return err
 		}
 	}
-	if len(p.build.entries) > 0 {
-		p.l.index.CompareAndSwap(nil, p.build.finish(p.archive.info))
+	if p.build.samples > 0 && p.l.index.Load() == nil {
+		x := p.l.saveIndex(p.archive, p.build)
+		if !p.l.index.CompareAndSwap(nil, x) {
+			return x.close()
+		}
 	}
 	return nil
 }

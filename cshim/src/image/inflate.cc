@@ -272,12 +272,13 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
   return p;
 }
 
-// false: more input is needed.
+// false: more input is needed, or room.
 bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
   if (final_) {
     state_ = State::kDone;
     return true;
   }
+  if (out.next == out.end) return false;  // what follows may be none of the caller's business
   if (!in->last && in->end - in->next < static_cast<ptrdiff_t>(kHeaderBytes)) return false;
   if (spacing_ > 0 && out.at() - last_checkpoint_ >= spacing_ && finished_.size() < kMostFinished) {
     std::unique_ptr<Checkpoint> c;
@@ -404,8 +405,8 @@ bool Inflater::coded(Input* in, Output* out) {
           std::min(static_cast<size_t>(left_), static_cast<size_t>(out->end - out->next));
       for (size_t i = 0; i < n; ++i, ++out->next) *out->next = *(out->next - distance_);
       left_ -= static_cast<uint32_t>(n);
-      if (left_ > 0) return false;
     }
+    if (out->next == out->end) return false;
     if (in->end - in->next >= kFastInput && out->end - out->next >= kFastOutput) {
       coded_fast(in, out);
       continue;
@@ -413,8 +414,6 @@ bool Inflater::coded(Input* in, Output* out) {
     in->refill();
     if (in->count < kSymbolBits && !in->last) return false;
     uint32_t e = litlen_[low(in->bits, kLitlenBits)];
-    if (!(e & kUnusual) && (e & kLiteral) && out->next == out->end) return false;
-    const Input before = *in;
     const auto use = [&](uint32_t n) {
       if (in->count < n) damaged("the stream is cut off");
       in->bits >>= n;
@@ -425,10 +424,6 @@ bool Inflater::coded(Input* in, Output* out) {
       e = litlen_[(e >> 16) + low(in->bits, e >> 8 & 15)];
     }
     if (e & kLiteral) {
-      if (out->next == out->end) {
-        *in = before;
-        return false;
-      }
       use(e & 0xff);
       *out->next++ = static_cast<uint8_t>(e >> 16);
       continue;
