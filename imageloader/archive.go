@@ -63,10 +63,11 @@ type archive struct {
 	ctx    context.Context
 	open   func(string) (source, error)
 	shards []shard
-	shard  int         // that is being read
-	info   fs.FileInfo // of all shards together
-	format string      // of the shard that is being read
-	file   source      // the same
+	shard  int            // that is being read
+	info   fs.FileInfo    // of all shards together
+	format string         // of the shard that is being read
+	file   source         // the same
+	packed *contextReader // counts what was read of it
 	in     *stream
 	tar    *tar.Reader
 	gzip   *gzipReader
@@ -180,6 +181,7 @@ func (a *archive) start(s *shard) error {
 	}
 	head = head[:n]
 	counted := &contextReader{ctx: a.ctx, reader: a.file}
+	a.packed = counted
 	switch {
 	case n == 0:
 		return a.fail(errors.New("the file is empty"))

@@ -1,20 +1,30 @@
 package imageloader
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"hash/crc32"
 	"io"
+	"os"
 	"time"
 )
 
 // scan reads the archive through and makes the index. Of a plain .tar and a directory it reads the headers alone, so that their samples have no checksums.
 func (l *Loader) scan(a *archive) (*index, error) {
+	return l.scanWith(a, true, nil)
+}
+
+func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*index, error) {
 	began := time.Now()
 	l.o.Logger.Info("scanning archive", "archive", l.path, "bytes", a.info.Size())
 	x, err := newIndexer(l.path, l.o.Classes)
 	if err != nil {
 		return nil, err
 	}
-	x.hold(l.o.ShuffleBytes)
+	if hold {
+		x.hold(l.o.ShuffleBytes)
+	}
 	if err := a.noteCheckpoints(); err != nil {
 		return nil, err
 	}
@@ -25,6 +35,9 @@ func (l *Loader) scan(a *archive) (*index, error) {
 		}
 		if err != nil {
 			return nil, err
+		}
+		if progress != nil && a.names%64 == 1 {
+			progress(a.progress())
 		}
 		s, number, err := x.add(&m, head)
 		if err != nil {
@@ -83,4 +96,67 @@ func (a *archive) content(m *member, head, data []byte) (crc uint32, err error) 
 		left -= int64(len(piece))
 	}
 	return crc, nil
+}
+
+// progress is how far the archive has been read.
+func (a *archive) progress() Progress {
+	p := Progress{Members: a.names, TotalBytes: a.info.Size()}
+	for i := range a.shard {
+		p.Bytes += a.shards[i].info.Size()
+	}
+	if a.streamed() {
+		p.Bytes += a.packed.count
+	} else {
+		p.Bytes += a.in.offset
+	}
+	return p
+}
+
+// IndexReport is what MakeIndex has made.
+type IndexReport struct {
+	File        string // the index
+	Bytes       int64  // its size
+	Samples     int
+	Classes     int
+	Checkpoints int // of gzip files
+	// Random says whether samples can be read in any order, and Work how many bytes are read or inflated for one of samples then. An archive that only can be
+	// read in its own order has no Work.
+	Random bool
+	Work   float64
+}
+
+// MakeIndex reads an archive through and writes its index, as the first epoch over it does by itself, whether or not there is one. Of the options IndexFile,
+// Classes and Logger matter. progress, if not nil, is called now and then from MakeIndex's own goroutine. A directory needs no index: an error.
+func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
+	o.NoIndex = false
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	a, err := openArchive(ctx, path, openFile)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	defer func() { _ = a.Close() }() // only read
+	if a.format == formatTree {
+		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
+	}
+	l := &Loader{path: path, o: o, open: openFile}
+	x, err := l.scanWith(a, false, progress)
+	if err != nil {
+		return nil, stopCause(ctx, err)
+	}
+	defer func() { _ = x.close() }() // nothing is kept
+	if x.side == nil {
+		return nil, errors.New("imageloader: " + path + ": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
+	}
+	info, err := os.Stat(x.side.path)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: %w", err)
+	}
+	r := &IndexReport{File: x.side.path, Bytes: info.Size(), Samples: len(x.entries), Classes: len(x.classes), Random: x.random(), Work: x.work}
+	for i := range x.shards {
+		r.Checkpoints += len(x.shards[i].marks)
+	}
+	return r, nil
 }

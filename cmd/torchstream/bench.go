@@ -71,6 +71,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	memory := set.Int64("memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
 	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32) or eval (resize and centre crop, bytes)")
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
+	noIndex := set.Bool("no-index", false, "neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
 	seconds := set.Float64("seconds", 10, "how long to measure")
 	epochs := set.Int("epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
 	asJSON := set.Bool("json", false, "print one JSON object")
@@ -96,7 +97,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		}
 	}
 	m.o = imageloader.Options{
-		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip,
+		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
 	}
 	m.r.Contract, m.r.Device = fmt.Sprintf(kind.says, *size), "host memory"
 	if !m.host {

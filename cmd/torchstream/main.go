@@ -2,6 +2,7 @@
 //
 //	torchstream doctor                      what is installed, what is missing, what to do
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
+//	torchstream index FILE                  writes the index of an archive, which the first epoch makes otherwise
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
@@ -35,6 +36,7 @@ const usage = `torchstream looks at the machine and at archives of images, and m
 
   torchstream doctor [-json]              what is installed, what is missing, what to do
   torchstream inspect [-json] FILE        classes, counts, sizes, formats and bad members of an archive
+  torchstream index [-json] FILE          writes the index of an archive, which the first epoch makes otherwise
   torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
   torchstream bench loader -archive FILE  how fast an archive becomes batches
   torchstream bench streams [-json]       what the stream calls cost, on a GPU
@@ -82,6 +84,8 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		return inspect(ctx, args, stdout, stderr)
 	case "preview":
 		return preview(ctx, args, stdout, stderr)
+	case "index":
+		return index(ctx, args, stdout, stderr)
 	case "bench":
 		name, args := first(args)
 		switch name {
@@ -97,9 +101,9 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 		_, err := io.WriteString(stdout, usage)
 		return err
 	case "":
-		return usageError{"a command is needed: doctor, inspect, preview or bench"}
+		return usageError{"a command is needed: doctor, inspect, index, preview or bench"}
 	}
-	return usageError{fmt.Sprintf("there is no command %q: doctor, inspect, preview and bench are known", name)}
+	return usageError{fmt.Sprintf("there is no command %q: doctor, inspect, index, preview and bench are known", name)}
 }
 
 func first(args []string) (string, []string) {

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader"
+)
+
+// indexResult is what `index` prints.
+type indexResult struct {
+	File        string  `json:"file"`
+	Index       string  `json:"index"`
+	IndexBytes  int64   `json:"index_bytes"`
+	Samples     int     `json:"samples"`
+	Classes     int     `json:"classes"`
+	Checkpoints int     `json:"checkpoints"`
+	Random      bool    `json:"random_access"`
+	Work        float64 `json:"work"` // bytes read or inflated for one of samples, in any order
+	Seconds     float64 `json:"seconds"`
+}
+
+// index writes the sidecar index of an archive.
+func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
+		"a .tgz. The first epoch over an archive does the same by itself. FILE may be a pattern, for example 'train-{000..015}.tgz', or an http(s) URL.", stderr)
+	asJSON := set.Bool("json", false, "print one JSON object")
+	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
+	if err := parse(set, args, 1); err != nil {
+		return err
+	}
+	progress, done := readingProgress(stderr)
+	began := time.Now()
+	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out}, progress)
+	done()
+	if err != nil {
+		return err
+	}
+	result := indexResult{set.Arg(0), r.File, r.Bytes, r.Samples, r.Classes, r.Checkpoints, r.Random, r.Work, time.Since(began).Seconds()}
+	if *asJSON {
+		return writeJSON(stdout, result)
+	}
+	_, err = fmt.Fprintf(stdout, "%s: %.1f MB, %d samples of %d classes, in %.1f s\n%s\n", r.File, float64(r.Bytes)/1e6, r.Samples, r.Classes, result.Seconds, result.access())
+	return err
+}
+
+func (r indexResult) access() string {
+	switch {
+	case !r.Random && r.Work > 0:
+		return fmt.Sprintf("the archive is read in its own order: reading one sample alone would inflate %.0f times its size", r.Work)
+	case !r.Random:
+		return "the archive is read in its own order: a stream of this kind can't be entered in the middle"
+	case r.Checkpoints > 0:
+		return fmt.Sprintf("samples can be read in any order, each from one of %d checkpoints, inflating %.2f times its size", r.Checkpoints, r.Work)
+	}
+	return "samples can be read in any order"
+}
