@@ -571,3 +571,23 @@ func TestMakeIndex(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// countingSource knows how far a file has been read.
+type countingSource struct {
+	source
+	at int64
+}
+
+func (s *countingSource) Read(p []byte) (int, error) {
+	n, err := s.source.Read(p)
+	s.at += int64(n)
+	return n, err
+}
+
+func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
+	at, err := s.source.Seek(offset, whence)
+	if err == nil {
+		s.at = at
+	}
+	return at, err
+}

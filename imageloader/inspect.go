@@ -65,12 +65,7 @@ type inspected struct {
 func inspect(ctx context.Context, path string, progress func(Progress), file func(string) (source, error), c codec) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	counted := &countingSource{}
-	a, err := openArchive(ctx, path, func(path string) (source, error) {
-		f, err := file(path)
-		counted.source = f
-		return counted, err
-	})
+	a, err := openArchive(ctx, path, file)
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
@@ -131,7 +126,7 @@ func inspect(ctx context.Context, path string, progress func(Progress), file fun
 				return err
 			}
 			if progress != nil && a.names%64 == 1 {
-				progress(Progress{a.names, counted.at, a.info.Size()})
+				progress(a.progress())
 			}
 			_, i, err := x.add(&m, head)
 			if err != nil {
@@ -164,7 +159,7 @@ func inspect(ctx context.Context, path string, progress func(Progress), file fun
 		return nil, context.Cause(ctx)
 	}
 	if progress != nil {
-		progress(Progress{a.names, counted.at, a.info.Size()})
+		progress(a.progress())
 	}
 	return report(a, x, found), err
 }
@@ -269,24 +264,4 @@ func rangeOf(values []int64) Range {
 	}
 	slices.Sort(values)
 	return Range{values[0], values[(len(values)-1)/2], values[len(values)-1]}
-}
-
-// countingSource knows how far a file has been read.
-type countingSource struct {
-	source
-	at int64
-}
-
-func (s *countingSource) Read(p []byte) (int, error) {
-	n, err := s.source.Read(p)
-	s.at += int64(n)
-	return n, err
-}
-
-func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
-	at, err := s.source.Seek(offset, whence)
-	if err == nil {
-		s.at = at
-	}
-	return at, err
 }
