@@ -99,7 +99,7 @@ func TestChaos(t *testing.T) {
 		if c.kind == "reads short" {
 			c.after = size + 1
 		}
-		o := Options{BatchSize: 1 + rng.IntN(20), Transform: Train(4), Workers: 1 + rng.IntN(6), BadSamples: Skip, Shuffle: seed%3 != 0, Seed: seed, ShuffleBuffer: 30}
+		o := Options{BatchSize: 1 + rng.IntN(20), Transform: Train(4), Workers: 1 + rng.IntN(6), BadSamples: Skip, Shuffle: seed%3 != 0, Seed: seed, ShuffleBuffer: 30, NoIndex: true}
 		if rng.IntN(2) == 0 {
 			o.ShuffleBytes = 15_000
 		}

@@ -32,6 +32,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.

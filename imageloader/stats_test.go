@@ -101,7 +101,7 @@ func TestStatsEvery(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
 	log := lines{slog.DiscardHandler, make(chan string, 1)}
 	block := make(chan struct{})
-	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log), StatsEvery: time.Millisecond}, openFile, fakeCodec{block: block})
+	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log), StatsEvery: time.Millisecond, NoIndex: true}, openFile, fakeCodec{block: block})
 	if err != nil {
 		t.Fatal(err)
 	}
