@@ -32,8 +32,22 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 
 type shimDecoder struct{ d *capi.ImageDecoder }
 
-func (shimDecoder) header(data []byte) (capi.ImageInfo, error) { return capi.ImageHeader(data) }
+func (shimDecoder) header(data []byte) (capi.ImageInfo, error) {
+	if f := rare(data); f != nil {
+		return f.header(data)
+	}
+	return capi.ImageHeader(data)
+}
+
 func (s shimDecoder) decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+	if f := rare(data); f != nil {
+		pixels, width, height, err := f.pixels(data)
+		if err != nil {
+			return err
+		}
+		return capi.ResizeImage(s.d, pixels, width, height, 3*width, g, dst, stride)
+	}
 	return capi.DecodeImage(s.d, data, g, dst, stride)
 }
+
 func (s shimDecoder) close() { capi.FreeImageDecoder(s.d) }

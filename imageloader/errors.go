@@ -47,7 +47,7 @@ type Reason string
 const (
 	Damaged     Reason = "damaged"        // the image's bytes are cut off or corrupt
 	Unsupported Reason = "unsupported"    // an image, but of a kind that is not handled
-	NotImage    Reason = "not an image"   // neither JPEG nor PNG by its first bytes
+	NotImage    Reason = "not an image"   // none of the formats by its first bytes
 	Empty       Reason = "empty"          // no bytes at all
 	TooLarge    Reason = "too large"      // over Options.MaxSampleBytes or Options.MaxPixels
 	NotRegular  Reason = "not a file"     // a link, device or pipe in the place of an image

@@ -403,7 +403,7 @@ func claims(m *member, magic []byte) bool {
 		return false
 	}
 	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
-	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp": // torchvision's list
+	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", "gif": // torchvision's list, and GIF
 		return dot >= 0
 	}
 	return false
@@ -416,8 +416,10 @@ func sniff(b []byte) string {
 		return "JPEG"
 	case len(b) >= 8 && string(b[:8]) == "\x89PNG\r\n\x1a\n":
 		return "PNG"
+	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
+		return "WebP"
 	}
-	return ""
+	return sniffRare(b)
 }
 
 // add takes a member. entry is its number among the entries, -1 if it is none; s its sample, whose Index is -1 if it is none as far as is known. Without given

@@ -1,4 +1,4 @@
-// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG and PNG files) into batches: decoded, cropped, resized and flipped on all
+// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG, PNG, WebP, GIF, BMP and TIFF files) into batches: decoded, cropped, resized and flipped on all
 // cores, straight into memory that the consumer lends, in an order that depends on the seed and the epoch alone.
 //
 // # Labels and members
@@ -124,7 +124,7 @@ type Loader struct {
 // Open is OpenContext without a way to stop it.
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
-// OpenContext opens an archive of JPEG and PNG files; what it is (.tar, .tar.gz) is told by its first bytes. Unless it is a .tar.gz and o.Classes is given, the
+// OpenContext opens an archive of image files; what it is (.tar, .tar.gz) is told by its first bytes. Unless it is a .tar.gz and o.Classes is given, the
 // archive is read through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, openFile, shimCodec{})

@@ -425,7 +425,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 		}
 		t := &w.p.l.o.Transform
 		seedAgain(&w.source, w.p.l.o.Seed, purposeAugment, j.epoch, j.sample.Index, j.again)
-		if err := t.geometry(w.rng, info.Width, info.Height, &w.geometry); err != nil {
+		if err := t.geometryOf(w.rng, &info, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
 		err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)

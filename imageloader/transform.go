@@ -26,6 +26,9 @@ type Transform struct {
 	// Resize, without RandomResizedCrop, is the length in pixels that the shorter side is resized to before the centre of Size x Size is taken. At least Size; 0 is
 	// 256 * Size / 224, rounded.
 	Resize int
+	// ApplyEXIFOrientation turns images upright, as the notes in a JPEG, PNG, WebP or TIFF file say, before anything else. Off, as in torchvision, they are taken as stored.
+	ApplyEXIFOrientation bool
+
 	// RandomCrop, without RandomResizedCrop, takes a random window of Size x Size after Resize in place of the centre.
 	RandomCrop bool
 	// FlipP is the probability that left and right are exchanged.
@@ -106,6 +109,19 @@ func (t Transform) check() error {
 
 // maxResized bounds the longer side after Resize, as the shim does: an image of 1 x 100,000,000 pixels is an attack, not a photograph.
 const maxResized = 1<<16 - 1
+
+// geometryOf is geometry for an image as its file describes it.
+func (t *Transform) geometryOf(rng *rand.Rand, info *capi.ImageInfo, g *capi.ImageGeometry) error {
+	width, height, orientation := info.Width, info.Height, int32(0)
+	if t.ApplyEXIFOrientation && info.Orientation > 1 {
+		if orientation = info.Orientation; orientation >= 5 { // it lies on its side
+			width, height = height, width
+		}
+	}
+	err := t.geometry(rng, width, height, g)
+	g.Orientation = orientation
+	return err
+}
 
 // geometry says which pixels of a width x height image become the result. It is a pure function of its arguments and of what rng yields. t has its defaults.
 func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *capi.ImageGeometry) error {

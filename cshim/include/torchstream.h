@@ -627,16 +627,17 @@ TS_API void ts_trace_free(ts_trace* trace); /* takes ownership */
 
 /* ---- images: compressed bytes to pixels. Needs no LibTorch and no GPU ------------------------ */
 
-enum { TS_IMAGE_JPEG = 1, TS_IMAGE_PNG = 2 };
+enum { TS_IMAGE_JPEG = 1, TS_IMAGE_PNG = 2, TS_IMAGE_WEBP = 3 };
 
 typedef struct ts_image_info {
-  int32_t format; /* TS_IMAGE_JPEG or TS_IMAGE_PNG */
+  int32_t format; /* TS_IMAGE_ */
   int32_t width;  /* pixels */
   int32_t height;
   int32_t components; /* as stored: 1 grey, 2 grey + alpha, 3 colour (palette too), 4 CMYK or colour
                          + alpha */
   int32_t bit_depth;  /* as stored: 8, or 1, 2, 4, 16 in PNG */
   bool progressive;   /* progressive JPEG or interlaced PNG */
+  int32_t orientation; /* EXIF's, 1 to 8; 1 if there is none. width and height are as stored */
 } ts_image_info;
 
 /* Reads the header only. data: borrowed for the call. TS_ERROR_UNSUPPORTED if the bytes are of no
@@ -648,7 +649,8 @@ TS_API ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_inf
 typedef struct ts_image_decoder ts_image_decoder;
 /* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit):
  * TS_ERROR_UNSUPPORTED beyond, and if a side is over 1,000,000. It bounds the memory too: a
- * progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel while it is decoded. new
+ * progressive JPEG, an interlaced PNG, or an image that is turned upright takes up to 8 bytes a
+ * pixel while it is decoded. new
  * reference. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder); /* takes ownership */
@@ -661,6 +663,9 @@ typedef struct ts_image_geometry {
   int32_t resize_width, resize_height;
   int32_t window_x, window_y, window_width, window_height; /* inside the resized image */
   bool flip; /* left and right exchanged, after the window is taken */
+  /* 0 or 1: none of what follows. 2 to 8, EXIF's numbers: the image is turned upright first, and
+   * all of the above is about the upright image. */
+  int32_t orientation;
 } ts_image_geometry;
 
 /* Decodes to RGB (grey is tripled, alpha dropped, CMYK and YCCK converted as Pillow does, 16 bit

@@ -27,7 +27,7 @@ have make || missing+=(make)
 have cmake || missing+=(cmake)
 have ninja || missing+=(ninja-build)
 # Headers and static libraries, found as the compiler finds them.
-for pair in jpeglib.h:libjpeg-dev png.h:libpng-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
+for pair in jpeglib.h:libjpeg-dev png.h:libpng-dev webp/decode.h:libwebp-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
   header=${pair%%:*}
   [[ -e /usr/include/$header || -e /usr/include/x86_64-linux-gnu/$header || -e /usr/local/include/$header ]] ||
     missing+=("${pair##*:}")

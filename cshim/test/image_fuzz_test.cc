@@ -27,6 +27,10 @@ std::vector<Bytes> seeds(Random& random) {
     out.push_back(encode_png(random, 21, 9, {PNG_COLOR_TYPE_PALETTE, 2, interlaced, true}).bytes);
     out.push_back(encode_png(random, 21, 9, {PNG_COLOR_TYPE_GRAY, 8, interlaced, false}).bytes);
   }
+  for (const char* name : {"lossy.webp", "lossy-alpha.webp", "lossless.webp", "lossless-alpha.webp",
+                           "orientation-6.jpg", "orientation-6.png", "orientation-6.webp"}) {
+    out.push_back(read_file(std::string("data/") + name));
+  }
   return out;
 }
 
@@ -43,6 +47,8 @@ void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
     info.width = info.height = 8;
   }
   ts_image_geometry g = {};
+  g.orientation = uniform(random, 0, 2) == 0 ? uniform(random, 0, 8) : 0;
+  if (g.orientation >= 5) std::swap(info.width, info.height);
   g.crop_width = uniform(random, 1, info.width);
   g.crop_height = uniform(random, 1, info.height);
   g.crop_x = uniform(random, 0, info.width - g.crop_width);

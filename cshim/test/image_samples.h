@@ -251,7 +251,7 @@ inline Decoder new_decoder(int64_t max_pixels = 0) {
 }
 
 inline ts_image_geometry crop(int x, int y, int width, int height) {
-  return {x, y, width, height, width, height, 0, 0, width, height, false};
+  return {x, y, width, height, width, height, 0, 0, width, height, false, 0};
 }
 
 // The window's pixels. The memory handed in is of exactly the size that is promised, so that the

@@ -7,6 +7,7 @@ if Pillow and torchvision differ on an image, except where their ideas of it do 
 data/parity.txt has one line a result, with the CRC-32 of the RGB bytes:
     decode FILE WIDTH HEIGHT CRC
     geometry FILE CROP_X CROP_Y CROP_W CROP_H RESIZE_W RESIZE_H WINDOW_X WINDOW_Y WINDOW_W WINDOW_H FLIP CRC
+    upright ORIENTATION FILE ...    as geometry, on the image turned upright (Pillow's ImageOps.exif_transpose)
 """
 import io
 import os
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 import torchvision
 import torchvision.transforms.v2.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data")
@@ -72,7 +73,26 @@ def images():
     yield "rgba.png", save(Image.fromarray(picture(47, 31, 4, 6), "RGBA"), "PNG")
     yield "grey-alpha.png", save(Image.fromarray(picture(47, 31, 2, 7), "LA"), "PNG")
     wide = np.random.default_rng(8).integers(0, 65536, (19, 23, 3), dtype=np.uint16)
+    yield "lossy.webp", save(color, "WEBP", quality=80)
+    yield "lossy-alpha.webp", save(Image.fromarray(picture(61, 45, 4, 9), "RGBA"), "WEBP", quality=60)
+    yield "lossless.webp", save(small, "WEBP", lossless=True)
+    yield "lossless-alpha.webp", save(Image.fromarray(picture(47, 31, 4, 10), "RGBA"), "WEBP", lossless=True, exact=True)
     yield "rgb16.png", png(23, 19, 2, 16, [row.astype(">u2").tobytes() for row in wide])
+
+
+def turned():
+    """Images with each of EXIF's orientations: (file, orientation, bytes)."""
+    small = Image.fromarray(picture(47, 31, 3, 11))
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[274] = orientation
+        kinds = [("jpg", "JPEG", {"quality": 80})]
+        if orientation == 6:
+            kinds += [("png", "PNG", {}), ("webp", "WEBP", {"quality": 80})]
+        for extension, kind, options in kinds:
+            out = io.BytesIO()
+            small.save(out, kind, exif=exif.tobytes(), **options)
+            yield f"orientation-{orientation}.{extension}", orientation, out.getvalue()
 
 
 def crc(pixels):
@@ -129,6 +149,21 @@ def main():
                 out = F.horizontal_flip(out)
             numbers = (x, y, w, h, *size, wx, wy, ww, wh, int(flip))
             lines.append(f"geometry {name} {' '.join(map(str, numbers))} {crc(hwc(out))}")
+    for name, orientation, data in turned():
+        with open(os.path.join(HERE, name), "wb") as file:
+            file.write(data)
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        tensor = torch.from_numpy(np.asarray(upright).copy()).permute(2, 0, 1)
+        vision = decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB, apply_exif_orientation=True)
+        if not name.endswith("webp") and not torch.equal(tensor, vision):  # torchvision reads no EXIF in WebP
+            raise SystemExit(f"{name}: Pillow and torchvision turn it in different ways")
+        height, width = upright.height, upright.width
+        for (x, y, w, h), size, (wx, wy, ww, wh), flip in [((0, 0, width, height), (width, height), (0, 0, width, height), False), *list(geometries(rng, width, height))[-6:]]:
+            out = F.resized_crop(tensor, y, x, h, w, [size[1], size[0]], antialias=True)[:, wy : wy + wh, wx : wx + ww]
+            if flip:
+                out = F.horizontal_flip(out)
+            numbers = (x, y, w, h, *size, wx, wy, ww, wh, int(flip))
+            lines.append(f"upright {orientation} {name} {' '.join(map(str, numbers))} {crc(hwc(out))}")
     # The evaluation geometry above is what torchvision's own two steps give.
     tensor = torch.from_numpy(picture(211, 157, 3, 1)).permute(2, 0, 1)
     steps = F.center_crop(F.resize(tensor, [256], antialias=True), [224, 224])

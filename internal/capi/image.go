@@ -21,11 +21,13 @@ import (
 const (
 	ImageJPEG = C.TS_IMAGE_JPEG
 	ImagePNG  = C.TS_IMAGE_PNG
+	ImageWebP = C.TS_IMAGE_WEBP
 )
 
 type ImageInfo struct {
 	Format, Width, Height, Components, BitDepth int32
 	Progressive                                 bool
+	Orientation                                 int32 // EXIF's, 1 to 8
 }
 
 func ImageHeader(data []byte) (ImageInfo, error) {
@@ -33,7 +35,7 @@ func ImageHeader(data []byte) (ImageInfo, error) {
 	if err := failure(C.ts_image_header((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
 		return ImageInfo{}, err
 	}
-	return ImageInfo{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive)}, nil
+	return ImageInfo{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
 }
 
 // ImageDecoder is a ts_image_decoder: used by one goroutine at a time.
@@ -55,6 +57,7 @@ type ImageGeometry struct {
 	ResizeWidth, ResizeHeight                   int32
 	WindowX, WindowY, WindowWidth, WindowHeight int32
 	Flip                                        bool
+	Orientation                                 int32 // 0, or EXIF's: all of the above is about the upright image
 }
 
 func geometry(g *ImageGeometry) *C.ts_image_geometry {

@@ -1,15 +1,19 @@
 // The exported image functions: which format it is, whether the geometry is possible, and the codec
 // for it.
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "error.h"
+#include "image/exif.h"
 #include "image/jpeg.h"
 #include "image/png.h"
 #include "image/resize.h"
+#include "image/webp.h"
 #include "torchstream.h"
 
 struct ts_image_decoder {
@@ -18,8 +22,10 @@ struct ts_image_decoder {
   int64_t max_pixels;
   ts::image::JpegDecoder jpeg;
   ts::image::PngDecoder png;
+  ts::image::WebpDecoder webp;
   ts::image::Resizer resizer;
   std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
+  std::vector<uint8_t> stored, upright;  // a crop before and after it was turned upright
 };
 
 namespace ts::image {
@@ -40,18 +46,24 @@ constexpr int32_t kMostSide = 1000000;
   if (bytes == 0) what = "an empty file";
   if (starts(0, "GIF8")) what = "a GIF";
   if (starts(0, "BM")) what = "a BMP";
-  if (starts(0, "RIFF") && starts(8, "WEBP")) what = "a WebP";
   if (starts(0, "II*") || starts(0, "MM")) what = "a TIFF";
   if (starts(4, "ftypavif") || starts(4, "ftypheic")) what = "an AVIF or HEIC";
-  throw Failure(TS_ERROR_UNSUPPORTED, std::string("not a JPEG or PNG: ") + what + " of " +
+  throw Failure(TS_ERROR_UNSUPPORTED, std::string("not a JPEG, PNG or WebP: ") + what + " of " +
                                           std::to_string(bytes) + " bytes");
 }
 
-ts_image_info header(const uint8_t* data, size_t bytes) {
+ts_image_info stored_header(const uint8_t* data, size_t bytes) {
   require(data != nullptr || bytes == 0, "data is NULL");
   if (is_jpeg(data, bytes)) return jpeg_header(data, bytes);
   if (is_png(data, bytes)) return png_header(data, bytes);
+  if (is_webp(data, bytes)) return webp_header(data, bytes);
   unknown_format(data, bytes);
+}
+
+ts_image_info header(const uint8_t* data, size_t bytes) {
+  ts_image_info info = stored_header(data, bytes);
+  info.orientation = exif_orientation(info.format, data, bytes);
+  return info;
 }
 
 // Whether [begin, begin + size) is a part, with something in it, of [0, whole).
@@ -71,9 +83,12 @@ void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t strid
           "geometry: the window is not inside the resized image");
   require(stride >= static_cast<size_t>(g->window_width) * 3,
           "stride is less than the window's width * 3 bytes");
+  require(g->orientation >= 0 && g->orientation <= 8, "geometry: orientation is not in 0 to 8");
 }
 
+// The crop box is in the upright frame; width and height are the stored image's.
 void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
+  if (g.orientation >= 5) std::swap(width, height);
   if (inside(g.crop_x, g.crop_width, width) && inside(g.crop_y, g.crop_height, height)) return;
   throw Failure(TS_ERROR_INVALID_ARGUMENT,
                 "geometry: the crop box " + std::to_string(g.crop_width) + " x " +
@@ -82,9 +97,71 @@ void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
                     std::to_string(width) + " x " + std::to_string(height));
 }
 
-// The header of an image that the decoder accepts.
+// The crop box where it lies in the stored image, as a geometry that changes nothing.
+ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
+  if (g.orientation >= 5) std::swap(width, height);
+  int32_t x0 = g.crop_x;
+  int32_t y0 = g.crop_y;
+  int32_t x1 = g.crop_x + g.crop_width - 1;
+  int32_t y1 = g.crop_y + g.crop_height - 1;
+  stored_place(g.orientation, width, height, &x0, &y0);
+  stored_place(g.orientation, width, height, &x1, &y1);
+  const int32_t w = std::abs(x1 - x0) + 1;
+  const int32_t h = std::abs(y1 - y0) + 1;
+  return {std::min(x0, x1), std::min(y0, y1), w, h, w, h, 0, 0, w, h, false, 0};
+}
+
+// Turns a stored crop upright, whole, before it is resized: resizing first would round in another
+// order.
+void resize_turned(ts_image_decoder* decoder, const uint8_t* stored, size_t stored_stride,
+                   const ts_image_geometry& geometry, uint8_t* dst, size_t dst_stride) {
+  const int32_t width = geometry.crop_width;
+  const int32_t height = geometry.crop_height;
+  const auto place = [&](int32_t x, int32_t y) {
+    stored_place(geometry.orientation, width, height, &x, &y);
+    return static_cast<ptrdiff_t>(y) * static_cast<ptrdiff_t>(stored_stride) + 3 * ptrdiff_t{x};
+  };
+  const ptrdiff_t origin = place(0, 0);
+  const ptrdiff_t right = place(1, 0) - origin;
+  const ptrdiff_t down = place(0, 1) - origin;
+  const size_t stride = static_cast<size_t>(width) * 3;
+  decoder->upright.resize(stride * static_cast<size_t>(height) + kRowSlack);
+  uint8_t* to = decoder->upright.data();
+  for (int32_t y = 0; y < height; ++y) {
+    ptrdiff_t from = origin + y * down;
+    for (int32_t x = 0; x < width; ++x, from += right, to += 3) {
+      std::memcpy(to, stored + from, 3);
+    }
+  }
+  ts_image_geometry rest = geometry;
+  rest.crop_x = rest.crop_y = rest.orientation = 0;
+  const Box box = decoder->resizer.start(rest, dst, dst_stride);
+  decoder->resizer.push(decoder->upright.data() + static_cast<size_t>(box.y0) * stride +
+                            static_cast<size_t>(box.x0) * 3,
+                        stride, box.height());
+}
+
+// What geometry asks for, without orientation.
+void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
+                   const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
+                   const EntriesIn* in, EntriesOut* out) {
+  if (format == TS_IMAGE_JPEG) {
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    decoder->jpeg.decode(data, bytes, box, &decoder->resizer, in, out);
+  } else if (format == TS_IMAGE_PNG) {
+    png_check(data, bytes);
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    decoder->png.decode(data, bytes, box, &decoder->resizer);
+  } else {
+    webp_check(data, bytes);
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    decoder->webp.decode(data, bytes, box, &decoder->resizer);
+  }
+}
+
+// The header of an image that the decoder accepts; orientation is not looked for.
 ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* data, size_t bytes) {
-  const ts_image_info info = header(data, bytes);
+  const ts_image_info info = stored_header(data, bytes);
   if (int64_t{info.width} * info.height > decoder->max_pixels) {
     throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
                                             std::to_string(info.height) + " is over the limit of " +
@@ -103,14 +180,16 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
             const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const ts_image_info info = bounded_header(decoder, data, bytes);
   check_crop(geometry, info.width, info.height);
-  if (info.format == TS_IMAGE_JPEG) {
-    const Box box = decoder->resizer.start(geometry, dst, stride);
-    decoder->jpeg.decode(data, bytes, box, &decoder->resizer, in, out);
-  } else {
-    png_check(data, bytes);
-    const Box box = decoder->resizer.start(geometry, dst, stride);
-    decoder->png.decode(data, bytes, box, &decoder->resizer);
+  if (geometry.orientation <= 1) {
+    decode_stored(decoder, info.format, data, bytes, geometry, dst, stride, in, out);
+    return;
   }
+  const ts_image_geometry crop = stored_crop(geometry, info.width, info.height);
+  const size_t crop_stride = static_cast<size_t>(crop.crop_width) * 3;
+  decoder->stored.resize(crop_stride * static_cast<size_t>(crop.crop_height));
+  decode_stored(decoder, info.format, data, bytes, crop, decoder->stored.data(), crop_stride, in,
+                out);
+  resize_turned(decoder, decoder->stored.data(), crop_stride, geometry, dst, stride);
 }
 
 EntriesOut entries_out(int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
@@ -132,6 +211,13 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
   require(src_stride >= row_bytes, "src_stride is less than width * 3 bytes");
   require(static_cast<size_t>(height) <= PTRDIFF_MAX / src_stride, "src_stride * height overflows");
   check_crop(geometry, width, height);
+  if (geometry.orientation > 1) {
+    const ts_image_geometry crop = stored_crop(geometry, width, height);
+    const uint8_t* first =
+        src + static_cast<size_t>(crop.crop_y) * src_stride + static_cast<size_t>(crop.crop_x) * 3;
+    resize_turned(decoder, first, src_stride, geometry, dst, dst_stride);
+    return;
+  }
 
   const Box box = decoder->resizer.start(geometry, dst, dst_stride);
   // The last rows may have too little memory behind them for the resizer: those go through a copy.

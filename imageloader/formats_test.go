@@ -1,0 +1,277 @@
+package imageloader
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// formatFiles are small files of every format that is not in cshim/test/data, with what Pillow makes of them (testdata/make_formats.py): width, height, CRC-32 of
+// the RGB bytes, orientation.
+func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any) {
+	t.Helper()
+	list, err := os.ReadFile("testdata/formats/formats.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(list, &want); err != nil {
+		t.Fatal(err)
+	}
+	files = map[string][]byte{}
+	for name := range want {
+		if files[name], err = os.ReadFile(filepath.Join("testdata/formats", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return files, want
+}
+
+func realDecoder(t testing.TB) decoder {
+	t.Helper()
+	d, err := shimCodec{}.newDecoder(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.close)
+	return d
+}
+
+// TestFormats: GIF, BMP, TIFF and WebP become the pixels that Pillow's convert("RGB") makes of them, also in parts.
+func TestFormats(t *testing.T) {
+	files, want := formatFiles(t)
+	d := realDecoder(t)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		data := files[name]
+		if f := sniff(data); f == "" || sniff(data[:magicBytes]) != f {
+			t.Errorf("%s is taken for %q", name, f)
+		}
+		info, err := d.header(data)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		w, h := int(want[name][0].(float64)), int(want[name][1].(float64))
+		if int(info.Width) != w || int(info.Height) != h || info.Orientation != int32(want[name][3].(float64)) {
+			t.Errorf("%s: %+v, want %v", name, info, want[name])
+			continue
+		}
+		whole := make([]byte, 3*w*h)
+		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
+		if err := d.decode(data, &g, whole, 3*w); err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if sum := fmt.Sprintf("%08x", crc32.ChecksumIEEE(whole)); sum != want[name][2] {
+			t.Errorf("%s: other pixels than Pillow's: %s", name, sum)
+		}
+		// A part of it, and the part turned by its orientation, against the same of the whole.
+		for orientation := range int32(9) {
+			if err := checkPart(d, data, whole, w, h, orientation); err != nil {
+				t.Errorf("%s: orientation %d: %v", name, orientation, err)
+			}
+		}
+	}
+}
+
+// TestFaxIsUnsupported: rather than with black for white.
+func TestFaxIsUnsupported(t *testing.T) {
+	data, err := os.ReadFile("testdata/formats/fax.tiff")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := realDecoder(t).header(data); !errors.Is(err, capi.CodeUnsupported) {
+		t.Errorf("%v", err)
+	}
+}
+
+// upright turns rows of RGB by the definition of EXIF's orientations.
+func upright(pixels []byte, w, h int, orientation int32) (out []byte, ow, oh int) {
+	ow, oh = w, h
+	if orientation >= 5 {
+		ow, oh = h, w
+	}
+	for y := range oh {
+		for x := range ow {
+			var sx, sy int
+			switch orientation {
+			case 2:
+				sx, sy = w-1-x, y
+			case 3:
+				sx, sy = w-1-x, h-1-y
+			case 4:
+				sx, sy = x, h-1-y
+			case 5:
+				sx, sy = y, x
+			case 6:
+				sx, sy = y, h-1-x
+			case 7:
+				sx, sy = w-1-y, h-1-x
+			case 8:
+				sx, sy = w-1-y, x
+			default:
+				sx, sy = x, y
+			}
+			out = append(out, pixels[3*(sy*w+sx):][:3]...)
+		}
+	}
+	return out, ow, oh
+}
+
+func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error {
+	turned, ow, oh := upright(whole, w, h, orientation)
+	g := capi.ImageGeometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2), CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7, WindowHeight: 8, Flip: orientation%2 == 1}
+	want, got := make([]byte, 3*7*8), make([]byte, 3*7*8)
+	c, err := capi.NewImageDecoder(0)
+	if err != nil {
+		return err
+	}
+	defer capi.FreeImageDecoder(c)
+	if err := capi.ResizeImage(c, turned, ow, oh, 3*ow, &g, want, 3*7); err != nil {
+		return err
+	}
+	g.Orientation = orientation
+	if err := d.decode(data, &g, got, 3*7); err != nil {
+		return err
+	}
+	if !slices.Equal(got, want) {
+		return errors.New("a part differs from the part of the whole")
+	}
+	return nil
+}
+
+// TestFormatsLoad: members of every format come out of the loader, and truncated ones are bad samples, not errors of the machine.
+func TestFormatsLoad(t *testing.T) {
+	files, _ := formatFiles(t)
+	var members []tarMember
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		cut := files[name][:len(files[name])/4]
+		members = append(members, tarMember{name: "c/" + name, data: string(files[name])}, tarMember{name: "c/cut-" + name, data: string(cut)})
+	}
+	l, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{BadSamples: Skip, Transform: Eval(16, 16)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	batches, err := collect(t, l, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := names(batches); len(got) != len(files) {
+		t.Errorf("%d samples of %d files: %v", len(got), len(files), got)
+	}
+	if s := l.Stats(); s.BadBy[Damaged] != int64(len(files)) {
+		t.Errorf("%+v", s.BadBy)
+	}
+	r, err := Inspect(t.Context(), l.path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"GIF", "BMP", "TIFF", "WebP", "TIFF grey"} {
+		if r.Formats[format] == 0 {
+			t.Errorf("Inspect found no %s: %v", format, r.Formats)
+		}
+	}
+}
+
+// TestOrientation: geometry is drawn in the upright frame, when asked for.
+func TestOrientation(t *testing.T) {
+	data, err := os.ReadFile("testdata/formats/orientation-6.tiff")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/a.tiff", data: string(data)}))
+	load := func(o Transform) []byte {
+		l, err := Open(path, Options{Transform: o})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		b, err := collect(t, l, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b[0].images
+	}
+	stored := load(Transform{Size: 23, Resize: 23})
+	turned := load(Transform{Size: 23, Resize: 23, ApplyEXIFOrientation: true})
+	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, not resized: the same pixels, turned
+	if !slices.Equal(turned, want) {
+		t.Error("the picture does not stand upright")
+	}
+	info := capi.ImageInfo{Width: 40, Height: 30, Orientation: 6}
+	transform := Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true}.withDefaults()
+	var g, h capi.ImageGeometry
+	if err := transform.geometryOf(rand.New(rand.NewPCG(1, 2)), &info, &g); err != nil {
+		t.Fatal(err)
+	}
+	if err := transform.geometry(rand.New(rand.NewPCG(1, 2)), 30, 40, &h); err != nil {
+		t.Fatal(err)
+	}
+	if h.Orientation = 6; g != h {
+		t.Errorf("%+v, want %+v", g, h)
+	}
+}
+
+// TestFormatDamage: every truncation and thousands of mutations of every file decode or fail as the file's fault. Nothing panics.
+func TestFormatDamage(t *testing.T) {
+	files, _ := formatFiles(t)
+	d := realDecoder(t)
+	pixels := make([]byte, 3*8*8)
+	try := func(name string, data []byte) {
+		info, err := d.header(data)
+		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
+			g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+			err = d.decode(data, &g, pixels, 3*8)
+		}
+		if err != nil && !errors.Is(err, capi.CodeDecode) && !errors.Is(err, capi.CodeUnsupported) {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		data := files[name]
+		for n := 0; n < len(data); n += 1 + n/64 {
+			try(name, data[:n])
+		}
+		for range 300 {
+			changed := slices.Clone(data)
+			for range 1 + rng.IntN(4) {
+				at := rng.IntN(len(changed))
+				if rng.IntN(2) == 0 {
+					at = rng.IntN(min(len(changed), 64))
+				}
+				changed[at] = byte(rng.Uint32())
+			}
+			try(name, changed)
+		}
+	}
+}
+
+// FuzzRareFormats is TestFormatDamage without an end.
+func FuzzRareFormats(f *testing.F) {
+	files, _ := formatFiles(f)
+	for _, data := range files {
+		f.Add(data)
+	}
+	d := realDecoder(f)
+	f.Fuzz(func(t *testing.T, data []byte) {
+		info, err := d.header(data)
+		if err != nil || int64(info.Width)*int64(info.Height) > 1<<20 {
+			return
+		}
+		pixels := make([]byte, 3*8*8)
+		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+		if err := d.decode(data, &g, pixels, 3*8); err != nil && !errors.Is(err, capi.CodeDecode) && !errors.Is(err, capi.CodeUnsupported) {
+			t.Fatal(err)
+		}
+	})
+}
