@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -332,7 +333,8 @@ type indexer struct {
 	claimed []bool   // the same: has a member that claims to be an image
 	entries []entry
 	names   []byte
-	samples int // with classes given: how many of entries are samples
+	web     *webGroup // nil: directories are classes
+	samples int       // with classes given: how many of entries are samples
 	ignored int
 	orphans int // images outside of any directory
 
@@ -439,25 +441,15 @@ func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error)
 	if x.given != nil && !known && image {
 		return s, -1, &UnknownClassError{File: x.file, Name: m.name, Class: class, Known: x.list}
 	}
-	dir, seen := x.dirs[class]
-	if !seen {
-		dir = int32(len(x.dirList))
-		class = strings.Clone(class)
-		x.dirs[class] = dir
-		x.dirList = append(x.dirList, class)
-		x.claimed = append(x.claimed, false)
-	}
-	if len(x.names)+len(m.name) > 1<<32-1 {
-		return s, -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", x.file)
-	}
-	e := entry{offset: m.offset, size: m.size, name: uint32(len(x.names)), label: dir, shard: uint16(m.shard), kind: m.kind}
+	flags := uint8(0)
 	if image {
-		x.claimed[dir] = true
-		e.flags = entryImage
+		flags = entryImage
 	}
-	number = len(x.entries)
-	x.entries = append(x.entries, e)
-	x.names = append(x.names, m.name...)
+	dir := x.dir(class)
+	x.claimed[dir] = x.claimed[dir] || image
+	if number, err = x.record(m, dir, flags); err != nil {
+		return s, -1, err
+	}
 	switch {
 	case x.given == nil:
 		s.Index = number
@@ -466,6 +458,29 @@ func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error)
 		x.samples++
 	}
 	return s, number, nil
+}
+
+// dir is the number of a directory.
+func (x *indexer) dir(name string) int32 {
+	dir, seen := x.dirs[name]
+	if !seen {
+		dir = int32(len(x.dirList))
+		name = strings.Clone(name)
+		x.dirs[name] = dir
+		x.dirList = append(x.dirList, name)
+		x.claimed = append(x.claimed, false)
+	}
+	return dir
+}
+
+// record makes a member an entry.
+func (x *indexer) record(m *member, dir int32, flags uint8) (number int, err error) {
+	if len(x.names)+len(m.name) > 1<<32-1 {
+		return -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", x.file)
+	}
+	x.entries = append(x.entries, entry{offset: m.offset, size: m.size, name: uint32(len(x.names)), label: dir, shard: uint16(m.shard), kind: m.kind, flags: flags})
+	x.names = append(x.names, m.name...)
+	return len(x.entries) - 1, nil
 }
 
 // finish sorts the classes and drops the members of directories that turned out to be none. The archive was read to its end.
@@ -486,6 +501,12 @@ func (x *indexer) finish(a *archive) *index {
 			if label, ok := x.given[name]; ok {
 				number[d] = label
 			}
+		}
+	} else if classes := x.numbered(); x.web != nil && classes != nil {
+		out.classes = classes
+		for d, name := range x.dirList {
+			n, _ := strconv.Atoi(name) // as numbered has found
+			number[d] = int32(n)
 		}
 	} else {
 		for d, name := range x.dirList {

@@ -77,7 +77,11 @@ type Options struct {
 	PadLast  bool
 	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training archive's to the loader of a test archive. A .tar.gz is then
 	// not read at Open; without, Open reads the archive through once.
-	Classes    []string
+	Classes []string
+	// WebDataset takes labels as WebDataset does, not from directories: members that follow each other and whose paths are equal up to the first dot of the last
+	// part are a group; its image is a sample, labelled by what its .cls holds, or the field label, cls or class of its .json. Labels that are all whole numbers
+	// stand for themselves; others are names of classes.
+	WebDataset bool
 	BadSamples Policy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond.
 	MaxSampleBytes int64
@@ -146,7 +150,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	if x == nil && len(o.Classes) > 0 && a.streamed() && !o.needsIndex() {
+	if x == nil && len(o.Classes) > 0 && a.streamed() && !o.needsIndex() && !o.WebDataset {
 		_, err := newIndexer(path, o.Classes) // checks them
 		l.opened = l.chooseOrder(nil)
 		l.order = l.opened

@@ -22,6 +22,9 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 	if err != nil {
 		return nil, err
 	}
+	if l.o.WebDataset {
+		x.web = &webGroup{image: -1}
+	}
 	if hold {
 		x.hold(l.o.ShuffleBytes)
 	}
@@ -39,8 +42,20 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 		if progress != nil && a.names%64 == 1 {
 			progress(a.progress())
 		}
-		s, number, err := x.add(&m, head)
-		if err != nil {
+		var s Sample
+		var number int
+		if l.o.WebDataset {
+			var label []byte
+			if isWebLabel(&m) {
+				label = make([]byte, m.size)
+				if err := a.rest(head, label); err != nil {
+					return nil, err
+				}
+			}
+			if s, number, err = x.addWeb(&m, head, label); err != nil {
+				return nil, a.fail(err)
+			}
+		} else if s, number, err = x.add(&m, head); err != nil {
 			return nil, err
 		}
 		if number < 0 || m.kind != kindFile {
@@ -65,6 +80,11 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 			return nil, err
 		}
 		x.sum(number, crc)
+	}
+	if x.web != nil {
+		if err := x.closeWeb(); err != nil {
+			return nil, err
+		}
 	}
 	orphans := x.orphans
 	index := l.saveIndex(a, x)

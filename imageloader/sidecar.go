@@ -58,6 +58,7 @@ func (e errIndex) Error() string { return string(e) }
 const (
 	errIndexDamaged = errIndex("the index is damaged")
 	errIndexVersion = errIndex("the index is of another version")
+	errIndexLabels  = errIndex("the index has the labels of Options.WebDataset, or lacks them")
 	errIndexStale   = errIndex("the archive has changed since it was indexed")
 )
 
@@ -200,13 +201,14 @@ func (x *indexer) sections(a *archive) ([]section, error) {
 	}
 	counts := binary.LittleEndian.AppendUint64(nil, uint64(x.ignored))
 	counts = binary.LittleEndian.AppendUint64(counts, uint64(x.orphans))
+	counts = binary.LittleEndian.AppendUint64(counts, labelling(x.web != nil))
 	whole := func(b []byte) func(io.Writer) error {
 		return func(w io.Writer) error { _, err := w.Write(b); return err }
 	}
 	return []section{
 		{sectionShards, uint64(len(a.shards)), whole(shards)},
 		{sectionDirs, uint64(len(x.dirList)), whole(dirs)},
-		{sectionCounts, 2, whole(counts)},
+		{sectionCounts, 3, whole(counts)},
 		{sectionEntries, uint64(len(x.entries)), func(w io.Writer) error {
 			b := make([]byte, 0, entryBytes)
 			for i := range x.entries {
@@ -255,6 +257,14 @@ func (x *indexer) sections(a *archive) ([]section, error) {
 			return nil
 		}},
 	}, nil
+}
+
+// labelling says where labels come from: 0 directories, 1 as in WebDataset.
+func labelling(web bool) uint64 {
+	if web {
+		return 1
+	}
+	return 0
 }
 
 var formats = []string{formatTar, formatTarGz, formatZstd}
@@ -341,7 +351,7 @@ func (s *sidecar) section(kind uint32, least uint64) ([]byte, int, error) {
 }
 
 // load makes an indexer, as if the archive had been read through, and sets what the archive knows of its shards. Errors that are errIndex mean: not usable.
-func (s *sidecar) load(a *archive, classes []string) (*indexer, error) {
+func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error) {
 	x, err := newIndexer(a.path, classes)
 	if err != nil {
 		return nil, err
@@ -397,8 +407,14 @@ func (s *sidecar) load(a *archive, classes []string) (*indexer, error) {
 		x.claimed = append(x.claimed, le.Uint32(b)&1 != 0)
 		b = b[4+length:]
 	}
-	if b, _, err = s.section(sectionCounts, 8); err != nil || len(b) != 16 {
+	if b, _, err = s.section(sectionCounts, 8); err != nil || len(b) != 24 {
 		return nil, errIndexDamaged
+	}
+	if le.Uint64(b[16:]) != labelling(web) {
+		return nil, errIndexLabels
+	}
+	if web {
+		x.web = &webGroup{image: -1}
 	}
 	x.ignored, x.orphans = int(le.Uint64(b)), int(le.Uint64(b[8:]))
 	if x.ignored < 0 || x.orphans < 0 {
@@ -635,7 +651,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		}
 		if err == nil {
 			var x *indexer
-			if x, err = s.load(a, l.o.Classes); err == nil {
+			if x, err = s.load(a, l.o.Classes, l.o.WebDataset); err == nil {
 				out := x.finish(a)
 				out.side = s
 				if len(out.entries) == 0 {

@@ -311,3 +311,49 @@ func TestHostile(t *testing.T) {
 		}
 	}
 }
+
+// TestWebDataset: groups by base name, labels from .cls and .json in any place of the group, numbers and names.
+func TestWebDataset(t *testing.T) {
+	image := func(name string) tarMember { return tarMember{name: name, data: fakeImage(name)} }
+	file := func(name, data string) tarMember { return tarMember{name: name, data: data} }
+	for name, c := range map[string]struct {
+		members []tarMember
+		classes []string // given
+		want    string   // classes and samples
+	}{
+		"numbers": {[]tarMember{image("s/000.png"), file("s/000.cls", "3\n"), file("s/001.cls", "0"), image("s/001.png"), file("s/002.txt", "x"), image("s/002.seg.png"), file("s/002.cls", "1")},
+			nil, "[0 1 2 3] s/000.png:3 s/001.png:0 s/002.seg.png:1"},
+		"names": {[]tarMember{image("a.jpg"), file("a.json", `{"label":"dog","x":1}`), image("b.jpg"), file("b.json", `{"class":"cat"}`), image("c.jpg"), file("c.json", `{"cls":7}`)},
+			nil, "[7 cat dog] a.jpg:2 b.jpg:1 c.jpg:0"},
+		"without a label":  {[]tarMember{image("a.jpg"), image("b.jpg"), file("b.cls", "x"), image("c.jpg"), file("c.json", "[1]")}, nil, "[x] b.jpg:0"},
+		"two images":       {[]tarMember{image("a.jpg"), image("a.png"), file("a.cls", "1")}, nil, "[0 1] a.jpg:1"},
+		"given":            {[]tarMember{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"y", "x"}, "[y x] a.jpg:1 b.jpg:0"},
+		"given, not known": {[]tarMember{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"x"}, `error "b.jpg" is of class "y"`},
+		"no labels":        {[]tarMember{image("c/a.jpg"), image("c/b.jpg")}, nil, "error no samples"},
+	} {
+		data := tarBytes(t, c.members...)
+		for kind, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+			path := writeFile(t, kind, data)
+			for round := range 2 { // scanned, and by the index
+				l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, Classes: c.classes}, openFile, fakeCodec{})
+				if err != nil {
+					if message, ok := strings.CutPrefix(c.want, "error "); !ok || !strings.Contains(err.Error(), message) {
+						t.Errorf("%s, %s, round %d: error %v", name, kind, round, err)
+					}
+					continue
+				}
+				got, err := collect(t, l, 0, 1)
+				text := fmt.Sprint(l.Classes())
+				for _, b := range got {
+					for _, s := range b.samples {
+						text += fmt.Sprintf(" %s:%d", s.Name, s.Label)
+					}
+				}
+				if err != nil || text != c.want {
+					t.Errorf("%s, %s, round %d: %s, error %v", name, kind, round, text, err)
+				}
+				l.Close()
+			}
+		}
+	}
+}
