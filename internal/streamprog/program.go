@@ -30,7 +30,7 @@ const (
 	Drop                 // the last handle of Dst is left to the garbage collector
 	Record               // event A is recorded on Stream
 	Graph                // Body is captured on Stream as graph Dst; nothing runs
-	Replay               // graph Dst runs on Stream
+	Replay               // graph Dst runs on Stream, after its replay before, wherever that ran
 
 	// The edges.
 	Wait      // Stream waits for Other
@@ -115,11 +115,16 @@ type generator struct {
 	clocks  [][]int
 	tensors []*tensor
 	hosts   []*tensor
-	graphs  []*tensor
-	uses    [][]access // of every graph
+	graphs  []graph
 	events  []event
 	body    *body // not nil in a graph
 	ops     *[]Op
+}
+
+// graph is what the generator knows of one. Replays are ordered by the graph itself, on whatever streams.
+type graph struct {
+	uses  []access
+	clock []int // of the latest replay
 }
 
 type event struct {
@@ -645,9 +650,7 @@ func (g *generator) graph(s int) {
 	if len(uses) == 0 {
 		return
 	}
-	itself := &tensor{live: true, reads: map[int]int{}}
-	g.graphs = append(g.graphs, itself)
-	g.uses = append(g.uses, append(uses, write(itself))) // two replays at once would share the graph's own memory
+	g.graphs = append(g.graphs, graph{uses, make([]int, len(g.clocks))})
 	g.emit(Op{Kind: Graph, Stream: s, Dst: len(g.graphs) - 1, Body: ops})
 }
 
@@ -656,12 +659,16 @@ func (g *generator) replay(s int) {
 		return
 	}
 	i := g.rng.IntN(len(g.graphs))
-	if g.uses[i][0].t.device != g.device(s) {
+	replayed := &g.graphs[i]
+	if replayed.uses[0].t.device != g.device(s) {
 		return
 	}
-	g.order(s, g.uses[i]...)
+	g.issue(s)
+	join(g.clocks[s], replayed.clock)
+	g.order(s, replayed.uses...)
 	g.emit(Op{Kind: Replay, Stream: s, Dst: i})
-	g.do(s, g.uses[i]...)
+	g.do(s, replayed.uses...)
+	replayed.clock = slices.Clone(g.clocks[s])
 }
 
 // ---- what is to come out, and what may be left out ------------------------------------------------------------------------------------------------------

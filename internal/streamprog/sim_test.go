@@ -22,7 +22,7 @@ type simulated struct {
 	tensors []*block
 	hosts   []*simulate.Cell
 	events  []*simulate.Event
-	graphs  []*graph
+	graphs  []*captured
 	free    map[int][]*block // by stream: what its next allocations take, the last first
 	late    []*block         // freed, and waiting for those who were recorded: not handed out again here
 	want    []int64          // of the checks that are left
@@ -37,9 +37,11 @@ type block struct {
 	ended []*simulate.Event
 }
 
-type graph struct {
+type captured struct {
 	ops    []Op
 	itself simulate.Cell
+	last   simulate.Event // after the latest replay
+	ran    bool
 	reads  []int // tensors
 	writes []int
 }
@@ -48,7 +50,7 @@ type graph struct {
 func simulateProgram(seed uint64, p *Program, trace func(string, ...any)) []string {
 	w := simulate.New(seed, p.Streams)
 	w.Trace, w.Lenient = trace, true
-	m := &simulated{World: w, p: p, tensors: make([]*block, p.Tensors), events: make([]*simulate.Event, p.Events), graphs: make([]*graph, p.Graphs), want: p.Values(),
+	m := &simulated{World: w, p: p, tensors: make([]*block, p.Tensors), events: make([]*simulate.Event, p.Events), graphs: make([]*captured, p.Graphs), want: p.Values(),
 		free: map[int][]*block{}}
 	for i := range p.HostBuffers {
 		m.hosts = append(m.hosts, &simulate.Cell{Name: fmt.Sprint("host buffer ", i)})
@@ -211,8 +213,8 @@ func (m *simulated) back(b *block) {
 
 // capture checks that what is in the graph is ordered by the graph's own edges, in a world of its own: all memory is last written on the captured stream before
 // anything else happens, and once more there at the end.
-func (m *simulated) capture(o Op) *graph {
-	g := &graph{ops: o.Body}
+func (m *simulated) capture(o Op) *captured {
+	g := &captured{ops: o.Body}
 	g.itself.Name = fmt.Sprint("graph ", o.Dst)
 	inside := &simulated{World: simulate.New(uint64(m.gen), m.p.Streams), p: m.p, tensors: slices.Clone(m.tensors), events: make([]*simulate.Event, m.p.Events),
 		free: map[int][]*block{}}
@@ -266,7 +268,7 @@ func (m *simulated) capture(o Op) *graph {
 	return g
 }
 
-func (m *simulated) replay(g *graph, stream int) {
+func (m *simulated) replay(g *captured, stream int) {
 	outside := slices.Clone(m.tensors)
 	var reads []*simulate.Cell
 	writes := cells(&g.itself)
@@ -276,6 +278,11 @@ func (m *simulated) replay(g *graph, stream int) {
 	for _, i := range g.writes {
 		writes = append(writes, m.cell(i))
 	}
+	if g.ran {
+		m.check(m.WaitEvent(stream, &g.last))
+	}
+	defer m.RecordEvent(&g.last, stream)
+	g.ran = true
 	m.kernel(stream, g.itself.Name, reads, writes, func() {
 		own := map[int]*simulate.Cell{}
 		at := func(i int) *simulate.Cell {
