@@ -1,0 +1,64 @@
+package nn_test
+
+import (
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// BenchmarkParallel is the host's cost of a forward pass of four branches with one small operator each, and of the same in turn: the difference is what Parallel costs.
+func BenchmarkParallel(b *testing.B) {
+	if cuda.DeviceCount() == 0 {
+		b.Skip("no GPU")
+	}
+	var branches []nn.Module
+	for range 4 {
+		branches = append(branches, quick(2))
+	}
+	inTurn := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+		y := branches[0].Forward(x)
+		for _, m := range branches[1:] {
+			y = y.Add(m.Forward(x))
+		}
+		return y
+	})
+	stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		m    nn.Module
+	}{{"in turn", inTurn}, {"Parallel", nn.NewParallel(nn.Sum(), branches...)}} {
+		b.Run(c.name, func(b *testing.B) {
+			err := cuda.WithStream(stream, func() error {
+				x, err := torch.Ones(gpu, torch.Float32, 1024)
+				if err != nil {
+					return err
+				}
+				defer x.Close()
+				n := 0
+				for b.Loop() {
+					turn := torch.NewScope("turn")
+					if err := c.m.Forward(x.NoGrad().In(turn)).Err(); err != nil {
+						return err
+					}
+					turn.Close()
+					if n++; n%64 == 0 { // the queue is not what is measured
+						b.StopTimer()
+						if err := stream.Synchronize(); err != nil {
+							return err
+						}
+						b.StartTimer()
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
