@@ -72,7 +72,7 @@ func (t *Trace) WriteChrome(w io.Writer) error {
 		}
 		name := fmt.Sprintf("thread %d", r.lane)
 		if r.device != Host {
-			name = fmt.Sprintf("stream %d", r.lane)
+			name = t.name(Stream{r.device, r.lane})
 		}
 		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: r.device + 1, Thread: r.lane, Args: map[string]any{"name": name}})
 	}

@@ -206,7 +206,7 @@ func (t *Trace) cut(from, to time.Duration) *Trace {
 	if from == 0 && to == 0 {
 		return t
 	}
-	part := &Trace{Begin: t.Begin, Duration: t.Duration}
+	part := &Trace{Begin: t.Begin, Duration: t.Duration, Streams: t.Streams}
 	for _, e := range t.Events {
 		start, end := max(e.Start, from), min(e.End(), to)
 		if start > end || start == end && e.Duration > 0 {
@@ -486,7 +486,7 @@ func deviceRows(t *Trace, s Summary) []row {
 		}
 		for n, stream := range slices.Sorted(maps.Keys(byStream)) {
 			r := row{
-				name: fmt.Sprintf("cuda:%d %s", d.Device, streamName(stream)), height: streamRow, events: byStream[stream],
+				name: fmt.Sprintf("cuda:%d %s", d.Device, t.name(Stream{d.Device, stream})), height: streamRow, events: byStream[stream],
 				note: "busy " + percent(share(union(timesOf(byStream[stream])).total(), d.Total)),
 			}
 			if n == 0 && i > 0 {
@@ -515,16 +515,6 @@ const (
 	hidden Kind = -1 - iota
 	exposed
 )
-
-// defaultStream is the number that CUPTI gives to the default stream of a context.
-const defaultStream = 7
-
-func streamName(lane int64) string {
-	if lane == defaultStream {
-		return "default stream"
-	}
-	return fmt.Sprintf("stream %d", lane)
-}
 
 // hostRows are of the threads that enqueued most, or did most where nothing was enqueued.
 func hostRows(t *Trace) []row {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -122,6 +123,8 @@ type Gap struct {
 	After      Event // and what began at End
 	// Call is the CUDA call that enqueued After; its Name is "" if it was not recorded.
 	Call Event
+	// Stream is the name of After's.
+	Stream string
 	// Host is what the thread that made the call did in the gap until then, longest first: events within others are left out. It is nil if After was queued
 	// before the gap began: then it waited for something on a device.
 	Host []HostShare
@@ -129,6 +132,7 @@ type Gap struct {
 
 // HostShare is what a thread spent in events of one name.
 type HostShare struct {
+	Kind Kind // Runtime, Operator or Range
 	Name string
 	Time time.Duration
 }
@@ -138,7 +142,7 @@ func (g Gap) Duration() time.Duration { return g.End - g.Start }
 
 // Cause says in words why the device had nothing to do.
 func (g Gap) Cause() string {
-	after := fmt.Sprintf("%s on stream %d", ShortName(g.After.Name), g.After.Lane)
+	after := fmt.Sprintf("%s on %s", ShortName(g.After.Name), g.Stream)
 	switch {
 	case g.Call.Name == "":
 		return fmt.Sprintf("%s came late; the call that enqueued it was not recorded", after)
@@ -149,7 +153,11 @@ func (g Gap) Cause() string {
 	}
 	var parts []string
 	for _, h := range g.Host[:min(3, len(g.Host))] {
-		parts = append(parts, fmt.Sprintf("%s %s", ShortName(h.Name), formatTime(h.Time)))
+		name := ShortName(h.Name)
+		if h.Kind == Range {
+			name = strconv.Quote(h.Name)
+		}
+		parts = append(parts, fmt.Sprintf("%s %s", name, formatTime(h.Time)))
 	}
 	return fmt.Sprintf("the host enqueued %s only after %s; until then it was in %s", after, formatTime(g.Call.Start-g.Start), strings.Join(parts, ", "))
 }
@@ -266,6 +274,7 @@ func (t *Trace) gap(device int, events []Event, at span, calls map[int64]Event) 
 			g.After = e
 		}
 	}
+	g.Stream = t.name(Stream{device, g.After.Lane})
 	g.Call = calls[g.After.Correlation]
 	if g.Call.Name != "" && g.Call.Start >= at.start {
 		g.Host = t.hostShares(g.Call.Lane, span{at.start, g.Call.Start})
@@ -276,7 +285,11 @@ func (t *Trace) gap(device int, events []Event, at span, calls map[int64]Event) 
 // hostShares returns what a thread did in the time: of nested events the outermost, but calls of CUDA rather than the operators that they are in, because a call
 // that blocks is what one wants to know of.
 func (t *Trace) hostShares(thread int64, in span) []HostShare {
-	shares := map[string]time.Duration{}
+	type key struct {
+		kind Kind
+		name string
+	}
+	shares := map[key]time.Duration{}
 	window := union([]span{in})
 	for _, kind := range []Kind{Runtime, Operator, Range} {
 		var list []Event
@@ -291,14 +304,14 @@ func (t *Trace) hostShares(thread int64, in span) []HostShare {
 			if e.Duration <= 0 || len(here) == 0 {
 				continue
 			}
-			shares[e.Name] += here.total()
+			shares[key{kind, e.Name}] += here.total()
 			counted = append(counted, here...)
 		}
 		window = window.without(union(counted))
 	}
 	var out []HostShare
-	for name, d := range shares {
-		out = append(out, HostShare{name, d})
+	for k, d := range shares {
+		out = append(out, HostShare{k.kind, k.name, d})
 	}
 	slices.SortFunc(out, func(a, b HostShare) int { return cmp.Or(cmp.Compare(b.Time, a.Time), cmp.Compare(a.Name, b.Name)) })
 	return out

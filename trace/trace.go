@@ -25,6 +25,7 @@ type Options struct {
 type Recorder struct {
 	mu      sync.Mutex
 	begin   time.Time
+	streams map[Stream]string
 	stopped bool
 }
 
@@ -45,8 +46,24 @@ func Start(o Options) (*Recorder, error) {
 	return &Recorder{begin: begin}, nil
 }
 
+// NameStream gives the row of a stream (a cuda.Stream) a name in pictures and in files for Perfetto. Two streams that the pool aliases are one row.
+func (r *Recorder) NameStream(stream interface{ CAPI() capi.Stream }, name string) error {
+	s := stream.CAPI()
+	lane, err := capi.TraceLane(s)
+	if err != nil {
+		return fmt.Errorf("trace: name stream %q: %w", name, err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.streams == nil {
+		r.streams = map[Stream]string{}
+	}
+	r.streams[Stream{int(s.Device), lane}] = name
+	return nil
+}
+
 // Stop ends the recording and returns it. It first waits for the work that is queued on all devices, so that none of it is missing, and then, for some
-// microseconds an event, for the profiler. A range that has not ended yet ends here. A second Stop is [ErrStopped].
+// microseconds an event, for the profiler. Ranges (cuda.Range) that have not ended are left out. A second Stop is [ErrStopped].
 func (r *Recorder) Stop() (*Trace, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,7 +81,7 @@ func (r *Recorder) Stop() (*Trace, error) {
 		return nil, fmt.Errorf("trace: stop: %w", err)
 	}
 	r.stopped = true
-	t := &Trace{Begin: r.begin, Duration: end.Sub(r.begin)}
+	t := &Trace{Begin: r.begin, Duration: end.Sub(r.begin), Streams: r.streams}
 	for _, e := range raw {
 		t.Events = append(t.Events, Event{
 			Kind: Kind(e.Kind), Name: names[e.Name], Start: time.Duration(e.Start - r.begin.UnixNano()), Duration: time.Duration(e.Duration),
@@ -79,8 +96,29 @@ func (r *Recorder) Stop() (*Trace, error) {
 type Trace struct {
 	Begin    time.Time
 	Duration time.Duration
-	Events   []Event // by Start
+	Events   []Event           // by Start
+	Streams  map[Stream]string // names of streams, where they have one
 }
+
+// Stream is a stream as the profiler names it: Device and Lane of its events.
+type Stream struct {
+	Device int
+	Lane   int64
+}
+
+// name returns what a row of the stream is called.
+func (t *Trace) name(s Stream) string {
+	if name := t.Streams[s]; name != "" {
+		return name
+	}
+	if s.Lane == defaultStream {
+		return "default stream"
+	}
+	return fmt.Sprintf("stream %d", s.Lane)
+}
+
+// defaultStream is the number that CUPTI gives to the default stream of a device's first context.
+const defaultStream = 7
 
 func (t *Trace) sort() {
 	slices.SortStableFunc(t.Events, func(a, b Event) int {

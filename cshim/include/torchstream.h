@@ -611,6 +611,9 @@ typedef struct ts_trace_event {
   int32_t name; /* index into ts_trace_names */
 } ts_trace_event;
 
+/* The lane of the stream's work: a number of the profiler's, unique on the device. */
+TS_API ts_error* ts_trace_lane(ts_stream stream, int64_t* out);
+
 enum { TS_TRACE_NO_OPERATORS = 1 /* device work and CUDA calls only; ignored without a GPU */ };
 
 /* INVALID_ARGUMENT if something is being recorded. The first one of a process initialises CUPTI. */

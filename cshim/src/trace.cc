@@ -1,8 +1,7 @@
 // Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
 // the CUDA calls through Kineto and CUPTI.
-#include "trace.h"
-
-#include <c10/util/ApproximateClock.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <kineto/libkineto.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
@@ -20,6 +19,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "nvtx.h"
 #include "stream.h"
 #include "thread.h"
 #include "torchstream.h"
@@ -36,30 +36,16 @@ struct ts_trace {
 namespace ts {
 namespace {
 
-struct Range {
-  std::string name;
-  int64_t start_ns;
-  int64_t end_ns;  // 0: has not ended
-  int64_t thread;
-};
-
 // There is one recording at a time, since CUPTI and LibTorch's global observers are the process's.
 struct Recorder {
-  std::mutex control;  // start and stop, one after the other
+  std::mutex mutex;  // start and stop, one after the other
   bool running = false;
-
-  std::mutex mutex;  // of what follows
-  std::vector<Range> ranges;
-  uint64_t first = 1;  // the number of ranges[0]: numbers are never used twice
 };
 
-// Never destroyed: threads that outlive main's static objects may still end a range.
 Recorder& recorder() {
-  static auto* instance = new Recorder;
+  static auto* instance = new Recorder;  // never destroyed: threads may outlive main
   return *instance;
 }
-
-std::atomic<bool> recording{false};
 
 std::optional<int32_t> kind_of(uint8_t activity) {
   using libkineto::ActivityType;
@@ -136,32 +122,46 @@ void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityTy
 
 }  // namespace
 
-uint64_t trace_range_begin(const char* name) noexcept {
-  if (!recording.load(std::memory_order_acquire)) return 0;
-  Recorder& all = recorder();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  if (!recording.load(std::memory_order_relaxed)) return 0;
-  all.ranges.push_back({name, c10::getTime(), 0, ts_thread_id()});
-  return all.first + all.ranges.size() - 1;
-}
-
-void trace_range_end(uint64_t range) noexcept {
-  if (range == 0) return;
-  const int64_t now = c10::getTime();
-  Recorder& all = recorder();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  if (range < all.first || range - all.first >= all.ranges.size()) return;
-  all.ranges[range - all.first].end_ns = now;
-}
-
 }  // namespace ts
+
+ts_error* ts_trace_lane(ts_stream stream, int64_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto on = ts::checked_stream(stream);
+    const ts::DeviceScope scope(stream.device);
+    // CUPTI is in the process, since LibTorch is linked with it; its headers are not needed for one
+    // function. It knows the default stream, NULL, only together with its context.
+    using GetContext = int(void** context);
+    using GetStreamId = int(void* context, cudaStream_t stream, uint8_t per_thread, uint32_t* id);
+    void* get_context = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &get_context, 12000,
+                                                    cudaEnableDefault, &found));
+    auto* get_id = reinterpret_cast<GetStreamId*>(dlsym(RTLD_DEFAULT, "cuptiGetStreamIdEx"));
+    if (get_context == nullptr || get_id == nullptr) {
+      throw ts::Failure(TS_ERROR_INTERNAL, "the driver or CUPTI lacks a function");
+    }
+    C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's context, if there is none yet
+    void* context = nullptr;
+    uint32_t id = 0;
+    const int no_context = reinterpret_cast<GetContext*>(get_context)(&context);
+    const int no_id = no_context != 0 ? 0 : get_id(context, on.stream(), 0, &id);
+    if (no_context != 0 || no_id != 0) {
+      throw ts::Failure(TS_ERROR_CUDA, "the stream has no number: cuCtxGetCurrent " +
+                                           std::to_string(no_context) + ", cuptiGetStreamIdEx " +
+                                           std::to_string(no_id));
+    }
+    *out = id;
+  });
+}
 
 ts_error* ts_trace_start(int32_t flags) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require((flags & ~(TS_TRACE_NO_OPERATORS)) == 0, "unknown trace flag");
     ts::Recorder& all = ts::recorder();
-    const std::lock_guard<std::mutex> lock(all.control);
+    const std::lock_guard<std::mutex> lock(all.mutex);
     if (all.running) {
       throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
                         "something is being recorded already: one recording at a time, stop it "
@@ -177,9 +177,8 @@ ts_error* ts_trace_start(int32_t flags) {
     const auto config = ts::config(/*shapes=*/false);
     ts::prepare(config, activities);
     profiler::enableProfiler(config, activities, {});
+    ts::start_range_log();
     all.running = true;
-    const std::lock_guard<std::mutex> ranges(all.mutex);
-    ts::recording.store(true, std::memory_order_release);
   });
 }
 
@@ -188,17 +187,10 @@ ts_error* ts_trace_stop(ts_trace** out) {
     ts::enter_thread();
     ts::require(out != nullptr, "out is NULL");
     ts::Recorder& all = ts::recorder();
-    const std::lock_guard<std::mutex> lock(all.control);
+    const std::lock_guard<std::mutex> lock(all.mutex);
     ts::require(all.running, "nothing is being recorded");
     all.running = false;
-    std::vector<ts::Range> ranges;
-    {
-      const std::lock_guard<std::mutex> ended(all.mutex);
-      ts::recording.store(false, std::memory_order_release);
-      all.first += all.ranges.size();
-      ranges.swap(all.ranges);
-    }
-    const int64_t now = c10::getTime();
+    const auto ranges = ts::stop_range_log();
     const auto result = profiler::disableProfiler();
 
     auto trace = std::make_unique<ts_trace>();
@@ -219,15 +211,15 @@ ts_error* ts_trace_stop(ts_trace** out) {
       event.name = names(from.name());
       trace->events.push_back(event);
     }
-    for (auto& range : ranges) {
+    for (const auto& range : ranges) {
       ts_trace_event event{};
-      event.start_ns = range.start_ns;
-      event.duration_ns = (range.end_ns != 0 ? range.end_ns : now) - range.start_ns;
+      event.start_ns = range.start_ns;  // the clock that Kineto turns its own times into
+      event.duration_ns = range.end_ns - range.start_ns;
       event.bytes = -1;
-      event.lane = range.thread;
+      event.lane = range.start_thread;
       event.device = TS_DEVICE_CPU;
       event.kind = TS_TRACE_RANGE;
-      event.name = names(std::move(range.name));
+      event.name = names(range.name);
       trace->events.push_back(event);
     }
     for (const auto& text : trace->texts) trace->names.push_back(text.c_str());

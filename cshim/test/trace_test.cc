@@ -1,5 +1,7 @@
 // Recordings.
 #include <algorithm>
+#include <cstdio>
+#include <iterator>
 #include <thread>
 
 #include "support.h"
@@ -7,6 +9,7 @@
 namespace {
 
 using test::Call;
+using test::pool_stream;
 
 // A finished recording.
 class Trace {
@@ -17,14 +20,19 @@ class Trace {
   Trace& operator=(const Trace&) = delete;
   ts_trace** out() { return &handle_; }
 
-  std::vector<ts_trace_event> named(const std::string& name, int32_t kind) const {
-    std::vector<ts_trace_event> found;
+  std::vector<ts_trace_event> of(int32_t kind) const {
     const ts_trace_event* events = ts_trace_events(handle_);
-    for (int64_t i = 0; i < ts_trace_event_count(handle_); ++i) {
-      if (events[i].kind == kind && ts_trace_names(handle_)[events[i].name] == name) {
-        found.push_back(events[i]);
-      }
-    }
+    std::vector<ts_trace_event> found;
+    std::copy_if(events, events + ts_trace_event_count(handle_), std::back_inserter(found),
+                 [&](const auto& event) { return event.kind == kind; });
+    return found;
+  }
+  std::vector<ts_trace_event> named(const std::string& name, int32_t kind) const {
+    auto found = of(kind);
+    found.erase(std::remove_if(
+                    found.begin(), found.end(),
+                    [&](const auto& event) { return ts_trace_names(handle_)[event.name] != name; }),
+                found.end());
     return found;
   }
 
@@ -72,6 +80,93 @@ TEST(Trace, OneAtATime) {
   Trace second;
   ASSERT_OK(ts_trace_stop(second.out()));
   EXPECT_EQ(second.named("aten::add", TS_TRACE_OPERATOR).size(), 0U);
+}
+
+TEST(Trace, NoLaneWithoutAStream) {
+  int64_t lane = -9;
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_trace_lane({0, ts_device_count()}, &lane));
+  EXPECT_EQ(lane, -9);
+}
+
+TEST(Trace, RangesEndOnAnyThread) {
+  ASSERT_OK(ts_trace_start(TS_TRACE_NO_OPERATORS));
+  uint64_t range = 0;
+  uint64_t open = 0;
+  ASSERT_OK(ts_range_start("step", &range));
+  ASSERT_OK(ts_range_start("open", &open));
+  std::thread([&] { EXPECT_OK(ts_range_end(range)); }).join();
+  Trace trace;
+  ASSERT_OK(ts_trace_stop(trace.out()));
+  EXPECT_OK(ts_range_end(open));
+  const auto steps = trace.named("step", TS_TRACE_RANGE);
+  ASSERT_EQ(steps.size(), 1U);
+  EXPECT_EQ(steps[0].lane, ts_thread_id());
+  EXPECT_GT(steps[0].duration_ns, 0);
+  EXPECT_EQ(trace.named("open", TS_TRACE_RANGE).size(), 0U) << "it did not end in time";
+}
+
+// A copy and a kernel, each on a stream of its own, enqueued by a thread that is not the one that
+// starts and stops.
+TEST(TraceGpu, DeviceWorkAndItsCalls) {
+  NEEDS_GPUS(1);
+  const ts_stream copying = pool_stream();
+  const ts_stream computing = pool_stream();
+  constexpr int64_t bytes = 8 << 20;
+  const test::Pinned pinned(bytes);
+  const auto host = pinned.tensor({bytes / 4});
+  const auto device = test::empty({bytes / 4}, TS_FLOAT32, 0);
+  const auto other = test::full({1024, 1024}, 1, 0);
+  const auto work = [&] {
+    ts_tensor* to = device;
+    ts_tensor* from = host;
+    EXPECT_OK(ts_copy_batch(copying, nullptr, &to, &from, 1, nullptr));
+    ts_stream_guard guard{};
+    EXPECT_OK(ts_stream_guard_enter(computing, &guard));
+    Call("aten::mm").tensor(other).tensor(other).one();
+    EXPECT_OK(ts_stream_guard_exit(guard));
+  };
+  work();  // loads the kernels
+  EXPECT_OK(ts_device_synchronize(0));
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_OK(ts_trace_start(0));
+  const auto started = std::chrono::steady_clock::now();
+  std::thread(work).join();
+  EXPECT_OK(ts_device_synchronize(0));
+  Trace trace;
+  const auto stop = std::chrono::steady_clock::now();
+  ASSERT_OK(ts_trace_stop(trace.out()));
+  const auto stopped = std::chrono::steady_clock::now();
+  const auto in_ms = [](auto d) { return std::chrono::duration<double, std::milli>(d).count(); };
+  std::printf("start %.1f ms, stop %.1f ms\n", in_ms(started - start), in_ms(stopped - stop));
+
+  int64_t copy_lane = 0;
+  int64_t compute_lane = 0;
+  int64_t default_lane = 0;
+  ASSERT_OK(ts_trace_lane(copying, &copy_lane));
+  ASSERT_OK(ts_trace_lane(computing, &compute_lane));
+  ASSERT_OK(ts_trace_lane({0, 0}, &default_lane));
+  EXPECT_EQ(default_lane, 7);
+  EXPECT_NE(copy_lane, compute_lane);
+
+  const auto copies = trace.named("Memcpy HtoD (Pinned -> Device)", TS_TRACE_MEMCPY);
+  ASSERT_EQ(copies.size(), 1U);
+  EXPECT_EQ(copies[0].bytes, bytes);
+  EXPECT_EQ(copies[0].device, 0);
+  EXPECT_EQ(copies[0].lane, copy_lane);
+  EXPECT_GT(copies[0].duration_ns, 0);
+  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_RUNTIME);
+  ASSERT_EQ(calls.size(), 1U);
+  EXPECT_EQ(calls[0].correlation, copies[0].correlation);
+  EXPECT_LT(calls[0].start_ns, copies[0].start_ns) << "one clock for the host and the device";
+  const auto operators = trace.named("aten::mm", TS_TRACE_OPERATOR);
+  ASSERT_EQ(operators.size(), 1U);
+  EXPECT_EQ(operators[0].lane, calls[0].lane) << "calls and operators name threads alike";
+  const auto kernels = trace.of(TS_TRACE_KERNEL);
+  ASSERT_GE(kernels.size(), 1U);
+  for (const auto& kernel : kernels) {
+    EXPECT_EQ(kernel.lane, compute_lane);
+    EXPECT_LT(operators[0].start_ns, kernel.start_ns);
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@ package capi
 
 /*
 #include "torchstream.h"
+#cgo noescape ts_trace_lane
+#cgo nocallback ts_trace_lane
 #cgo noescape ts_trace_stop
 #cgo nocallback ts_trace_stop
 */
@@ -33,6 +35,13 @@ const (
 	_ = -(unsafe.Offsetof(TraceEvent{}.Lane) ^ unsafe.Offsetof(C.ts_trace_event{}.lane))
 	_ = -(unsafe.Offsetof(TraceEvent{}.Name) ^ unsafe.Offsetof(C.ts_trace_event{}.name))
 )
+
+// TraceLane returns the Lane of the stream's work.
+func TraceLane(s Stream) (int64, error) {
+	var lane C.int64_t
+	err := failure(C.ts_trace_lane(s.c(), &lane))
+	return int64(lane), err
+}
 
 // StartTrace may take a second in the first call of a process.
 func StartTrace(flags int32) error {

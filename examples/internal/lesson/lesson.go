@@ -26,6 +26,7 @@ type Lesson struct {
 	Timeline string      // file to draw the timeline to: .svg, .png or .json; "" is none
 	Python   string      // interpreter of the peer; "" is no peer
 	Out      io.Writer
+	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
 // Main runs an example: it parses the flags (those of more, if not nil, as well), runs the function with a context that ends with an interrupt, and exits with
@@ -141,7 +142,10 @@ func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	failed := fn()
+	for stream, name := range l.Streams {
+		err = errors.Join(err, recorder.NameStream(stream, name))
+	}
+	failed := errors.Join(err, fn())
 	recorded, err := recorder.Stop()
 	if err = errors.Join(failed, err); err != nil {
 		return nil, err
