@@ -779,6 +779,21 @@ func TestTwoDevices(t *testing.T) {
 	if current := must[capi.Stream](t)(capi.GetCurrentCUDAStream(capi.DeviceCurrent)); current != DefaultStream(0).s {
 		t.Errorf("the current device's stream is %v afterwards", Stream{current})
 	}
+	for _, streams := range [][]Stream{{a, b}, {b, a}} {
+		check(t, WithStreams(streams, func() error {
+			requireCurrent(t, a)
+			requireCurrent(t, b)
+			if current := must[capi.Stream](t)(capi.GetCurrentCUDAStream(capi.DeviceCurrent)); current != streams[0].s {
+				t.Errorf("the current device's stream is %v, want %v", Stream{current}, streams[0])
+			}
+			return nil
+		}))
+		requireCurrent(t, DefaultStream(0))
+		requireCurrent(t, DefaultStream(1))
+	}
+	if can, back := must[bool](t)(Device(0).CanAccessPeer(1)), must[bool](t)(Device(1).CanAccessPeer(0)); can != back {
+		t.Errorf("0 can access 1: %v, 1 can access 0: %v", can, back)
+	}
 	event := must[*Event](t)(NewEvent(EventOptions{}))
 	defer event.Close()
 	check(t, event.Record(a))

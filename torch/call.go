@@ -103,6 +103,9 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 		if p.noGrad {
 			flags |= capi.CallNoGrad
 		}
+		if o == opTo {
+			flags |= capi.CallWaits
+		}
 		var e *capi.Operator
 		if e, err = o.entry(); err == nil {
 			if asList {

@@ -91,7 +91,11 @@ type CopyOptions struct {
 // CopyFrom copies the elements of src, which has the same shape or one that can be broadcast to it, any dtype and any device, into t. Gradients don't flow through
 // it: for a copy that backward sees, use [Tensor.Copy_].
 func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
-	_, err := opCopy_.call([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, capi.CallNoGrad, nil)
+	flags := int32(capi.CallNoGrad)
+	if !o.NonBlocking {
+		flags |= capi.CallWaits
+	}
+	_, err := opCopy_.call([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1), boolArg(o.NonBlocking)}, nil, nil, flags, nil)
 	return err
 }
 

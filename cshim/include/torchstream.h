@@ -277,8 +277,9 @@ TS_API ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* millise
 typedef struct ts_notifier ts_notifier;
 /* new reference, free with ts_notifier_free */
 TS_API ts_error* ts_notifier_new(ts_notifier** out);
-/* An eventfd, non-blocking, readable while tokens wait; borrowed until the notifier is freed. Read
- * it (8 bytes) before ts_notifier_take. */
+/* An eventfd, non-blocking, readable when tokens have come since it was read; borrowed until the
+ * notifier is freed. Read it (8 bytes), then call ts_notifier_take until it gives fewer tokens than
+ * it could. */
 TS_API int32_t ts_notifier_fd(const ts_notifier* notifier);
 /* Takes up to `capacity` tokens, in the order in which they came, into tokens (borrowed for the
  * call); *count is set to how many, 0 if there are none. Does not block. */

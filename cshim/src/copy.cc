@@ -117,6 +117,12 @@ void enqueue_peers(const Transfer& transfer, c10::cuda::CUDAStream to, c10::cuda
   if (dst.numel() == 0) return;
   if (!transfer.bytewise) {
     const c10::NoGradGuard no_grad;
+    if (to.device_index() == from.device_index()) {
+      // A multi-stream guard given two streams of one device would leave the first one current.
+      const c10::cuda::CUDAStreamGuard current(from.unwrap());
+      dst.copy_(src, /*non_blocking=*/true);
+      return;
+    }
     const c10::cuda::CUDAMultiStreamGuard current({to, from});
     dst.copy_(src, /*non_blocking=*/true);
     return;

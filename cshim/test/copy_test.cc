@@ -147,6 +147,10 @@ TEST(CopyPeerGpu, OtherStridesAndManyPairs) {
     ASSERT_OK(ts_stream_synchronize(to));
     EXPECT_EQ(read<float>(dst), (std::vector<float>{1, 2, 3, 4, 5, 6}));
     EXPECT_EQ(read<float>(transposed), (std::vector<float>{1, 4, 2, 5, 3, 6}));
+    for (const int32_t here : {0, device}) {
+      EXPECT_TRUE(test::current_stream(here) == (ts_stream{0, here}));
+    }
+    EXPECT_TRUE(test::current_stream(TS_DEVICE_CURRENT) == (ts_stream{0, 0}));
   }
 }
 

@@ -116,7 +116,9 @@ func TestCallsPassTheirGate(t *testing.T) {
 				FreeTensor(r)
 			}
 		}},
-		"NotifyStream": {computing, func() { NotifyStream(Stream{}, nil, 0) }},
+		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, nil, 0, nil) }},
+		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, nil, CallWaits, nil) }},
+		"NotifyStream":            {computing, func() { NotifyStream(Stream{}, nil, 0) }},
 	} {
 		full := c.gate.limit
 		for range full {

@@ -279,16 +279,20 @@ type Arg struct {
 
 const CallNoGrad = C.TS_CALL_NO_GRAD
 
+// CallWaits, a flag of CallOperator alone, says that the operator waits for the device: it passes the gate of those.
+const CallWaits int32 = 1 << 30
+
 // CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped. The slices do not escape, so a caller can keep them on its
 // stack. An operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+	gate := copying(flags&CallWaits == 0)
 	for {
-		computing.enter()
+		gate.enter()
 		var n C.int32_t
 		e := C.ts_operator_call(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
-			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags),
+			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags&^CallWaits),
 			unsafe.SliceData(out), C.int32_t(len(out)), &n)
-		computing.leave()
+		gate.leave()
 		if e == nil {
 			return int(n), nil
 		}
