@@ -19,6 +19,7 @@ import (
 type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
+	soft   int // classes, if labels are one float32 for each; 0: an int64. Soft labels are written by the mixer
 	policy Policy
 	// dropLast: nobody wants a last batch that is short, so nothing is substituted in it, and none of it need be good.
 	dropLast bool
@@ -108,11 +109,12 @@ func (s *slot) image(row, bytes int) []byte {
 
 // add brings the slot that was asked for.
 func (a *assembly) add(images, labels []byte) error {
-	if len(images) < a.size*a.row || len(labels) < a.size*8 {
+	label := labelBytes(a.soft)
+	if len(images) < a.size*a.row || len(labels) < a.size*label {
 		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for labels",
-			len(images), len(labels), a.size*a.row, a.size*8)
+			len(images), len(labels), a.size*a.row, a.size*label)
 	}
-	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*8], owner: make([]int, a.size)}
+	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*label], owner: make([]int, a.size)}
 	for i := range s.owner {
 		s.owner[i] = nobody
 	}
@@ -124,6 +126,14 @@ func (a *assembly) add(images, labels []byte) error {
 	a.space.Broadcast()
 	a.mu.Unlock()
 	return nil
+}
+
+// labelBytes is the size of a label, see assembly.soft.
+func labelBytes(soft int) int {
+	if soft == 0 {
+		return 8
+	}
+	return 4 * soft
 }
 
 // place gives a row to the next sample of the sequence; it waits until there is one. false: stopped, or no more samples are wanted, and the sequence has ended.
@@ -299,7 +309,7 @@ judging:
 			return r, err
 		}
 	}
-	for row := range r.samples {
+	for row := 0; a.soft == 0 && row < len(r.samples); row++ {
 		putLabel(s.labels[8*row:], r.samples[row].Label)
 	}
 	a.slots = append(a.slots[:0], a.slots[1:]...)

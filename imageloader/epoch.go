@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"iter"
+	"math"
 	"time"
 )
 
@@ -12,11 +13,12 @@ const hostSlots = 3
 
 // Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the loop.
 type Batch struct {
-	N       int      // samples: BatchSize, or less in the last batch
-	Images  []byte   // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
-	Labels  []int64  // [N]
-	Samples []Sample // [N]; may be kept
-	State   State    // where the epoch goes on after this batch: see Loader.Restore; may be kept
+	N       int       // samples: BatchSize, or less in the last batch
+	Images  []byte    // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
+	Labels  []int64   // [N]; of the samples themselves
+	Soft    []float32 // [N, classes]: the labels of the mixed images; nil without Transform.Mix
+	Samples []Sample  // [N]; may be kept
+	State   State     // where the epoch goes on after this batch: see Loader.Restore; may be kept
 }
 
 // Info is what travels with a batch through a prefetcher: its Batch.Info.
@@ -35,6 +37,11 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 	return func(yield func(*Batch, error) bool) {
 		o := &l.o
 		pixels := 3 * o.Transform.Size * o.Transform.Size
+		soft, err := l.soft()
+		if err != nil {
+			yield(nil, err)
+			return
+		}
 		type filled struct {
 			fields [][]byte
 			info   Info
@@ -45,7 +52,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			ended = make(chan error, 1)
 		)
 		for range slots {
-			free <- [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*8)}
+			free <- [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft))}
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer func() { // however the loop is left
@@ -77,7 +84,13 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			n := len(f.info.Samples)
 			batch.N, batch.Images, batch.Labels, batch.Samples, batch.State = n, f.fields[0][:n*pixels], batch.Labels[:n], f.info.Samples, f.info.State
 			for i := range batch.Labels {
-				batch.Labels[i] = int64(binary.LittleEndian.Uint64(f.fields[1][8*i:]))
+				batch.Labels[i] = int64(f.info.Samples[i].Label)
+			}
+			if soft > 0 {
+				batch.Soft = append(batch.Soft[:0], make([]float32, n*soft)...)
+			}
+			for i := range batch.Soft {
+				batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 			}
 			if !yield(&batch, nil) {
 				return

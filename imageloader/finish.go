@@ -7,16 +7,24 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows, columns, RGB) and "labels" is int64 [].
+// Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows, columns, RGB) and "labels" is int64 [], or
+// float32 [classes] with Transform.Mix.
 func (l *Loader) Fields() []torch.Spec {
 	size := int64(l.o.Transform.Size)
 	return []torch.Spec{
 		{Name: "images", DType: torch.Uint8, Shape: []int64{size, size, 3}},
-		{Name: "labels", DType: torch.Int64},
+		l.labels(),
 	}
 }
 
-// Outputs describes what Finish makes of it, for one sample: "images" is [3, Size, Size] of Transform.DType, normalised, in channels-last memory unless
+func (l *Loader) labels() torch.Spec {
+	if len(l.o.Transform.Mix) > 0 {
+		return torch.Spec{Name: "labels", DType: torch.Float32, Shape: []int64{int64(len(l.Classes()))}}
+	}
+	return torch.Spec{Name: "labels", DType: torch.Int64}
+}
+
+// Outputs describes what Finish makes of it, for one sample: "images" is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last memory unless
 // Transform.Contiguous is set; "labels" stays as it is.
 func (l *Loader) Outputs() []torch.Spec {
 	t := &l.o.Transform
@@ -27,7 +35,7 @@ func (l *Loader) Outputs() []torch.Spec {
 	}
 	return []torch.Spec{
 		{Name: "images", DType: t.DType, Shape: []int64{3, size, size}, MemoryFormat: format},
-		{Name: "labels", DType: torch.Int64},
+		l.labels(),
 	}
 }
 
@@ -40,5 +48,10 @@ func (l *Loader) Finish(dst, src []*torch.Tensor) error {
 	began := time.Now()
 	defer func() { l.counters.finish.Add(int64(time.Since(began))) }()
 	t := &l.o.Transform
+	if t.Bytes {
+		channelsFirst := src[0].Permute(0, 3, 1, 2)
+		defer channelsFirst.Close()
+		return dst[0].CopyFrom(channelsFirst, torch.CopyOptions{})
+	}
 	return torch.NormalizeImages(dst[0], src[0], t.Mean[:], t.Std[:])
 }

@@ -72,6 +72,50 @@ func TestFinish(t *testing.T) {
 	}
 }
 
+// TestFinishBytes: the bytes come out as they went in, in both layouts.
+func TestFinishBytes(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	for _, contiguous := range []bool{false, true} {
+		l := openFake(t, path, Options{BatchSize: 10, Transform: Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: contiguous}})
+		got, err := collect(t, l, 0, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		src, err := torch.FromBytes(got[0].images, 10, 6, 6, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer src.Close()
+		spec := l.Outputs()[0]
+		if spec.DType != torch.Uint8 || (spec.MemoryFormat == torch.Contiguous) != contiguous {
+			t.Errorf("%+v", spec)
+		}
+		dst, err := torch.EmptySpec(cuda.CPU, spec, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dst.Close()
+		if err := l.Finish([]*torch.Tensor{dst, nil}, []*torch.Tensor{src, nil}); err != nil {
+			t.Fatal(err)
+		}
+		floats := dst.ToDType(torch.Float32)
+		defer floats.Close()
+		values, err := floats.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 10 {
+			for c := range 3 {
+				for i := range 36 {
+					if have, want := values[(n*3+c)*36+i], float32(got[0].images[(n*36+i)*3+c]); have != want {
+						t.Fatalf("contiguous %v: image %d, channel %d, pixel %d: %v, want %v", contiguous, n, c, i, have, want)
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestLabelBytes: labels lie in memory as the machine reads them.
 func TestLabelBytes(t *testing.T) {
 	var p [8]byte

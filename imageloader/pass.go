@@ -139,6 +139,11 @@ func (p *pass) begin() {
 func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	o := &p.l.o
 	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
+	soft, err := p.l.soft()
+	if err != nil {
+		return err
+	}
+	p.asm.soft = soft
 	p.asm.dropLast = o.DropLast
 	if o.BadSamples == Skip && p.deal.fixed {
 		p.asm.wanted = p.wanted()
@@ -203,6 +208,7 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 	o, c := &p.l.o, &p.l.counters
 	delivered, bad, samples := p.state.before+p.batches, 0, 0
 	state := State{run: p.state, batches: p.batches}
+	mixer := mixer{t: &o.Transform, seed: o.Seed, epoch: p.epoch, classes: p.asm.soft}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
@@ -221,6 +227,9 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 			if turns := p.turn + r.judged; int64(turns) <= p.stray.Load() && (err == nil || n == o.BatchSize) {
 				state.batches++
 				state.turns = turns
+			}
+			if mixer.classes > 0 {
+				mixer.run(r.slot.images, r.slot.labels, r.samples)
 			}
 			if err := deliver(n, Info{r.samples, state}); err != nil {
 				return err

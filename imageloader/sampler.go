@@ -15,6 +15,7 @@ import (
 const (
 	purposeOrder   = 1 // of the samples in an epoch; index 0
 	purposeAugment = 2 // crop and flip of one sample
+	purposeMix     = 4 // of a batch; the index is that of its first sample
 	purposeDraw    = 3 // which sample a weighted draw takes; the index is the draw's position
 )
 

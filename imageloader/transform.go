@@ -35,12 +35,16 @@ type Transform struct {
 	FlipP float64
 	// Ops are the steps after that, on Size x Size bytes of red, green and blue, in order; together they keep the size. They are not to be changed while a loader uses them.
 	Ops []Op
+	// Mix, if not empty, mixes the samples of every batch by one of these, drawn at random, after Ops. "labels" is then float32 [classes], with sum 1, instead of int64.
+	Mix []BatchOp
 
 	// Mean and Std are for values from 0 to 1, in the order red, green, blue: a result is (byte/255 - Mean) / Std. The zero value of Std stands for ImageNet's Mean
 	// and Std. They are applied by Finish, on the device.
 	Mean, Std [3]float32
 	// DType is what Finish converts to: Float32 (also for the zero value), Float16 or BFloat16.
 	DType torch.DType
+	// Bytes leaves normalisation out: Finish makes uint8, in the layout that is asked for. DType must not be set.
+	Bytes bool
 	// Contiguous asks Finish for NCHW memory. The default is channels last (NHWC memory with the shape [3, Size, Size] all the same), which convolutions on a GPU
 	// prefer.
 	Contiguous bool
@@ -77,7 +81,7 @@ func (t Transform) withDefaults() Transform {
 	if t.Std == [3]float32{} {
 		t.Mean, t.Std = imageNetMean, imageNetStd
 	}
-	if t.DType == 0 {
+	if t.DType == 0 && !t.Bytes { // 0 is also Uint8
 		t.DType = torch.Float32
 	}
 	return t
@@ -101,8 +105,13 @@ func (t Transform) check() error {
 		return fmt.Errorf("field FlipP is %v, not in 0 to 1", t.FlipP)
 	case !(t.Std[0] > 0 && t.Std[1] > 0 && t.Std[2] > 0):
 		return fmt.Errorf("field Std is %v, not positive", t.Std)
-	case t.DType != torch.Float32 && t.DType != torch.Float16 && t.DType != torch.BFloat16:
+	case t.Bytes && t.DType != torch.Uint8:
+		return fmt.Errorf("field DType is %v, and Bytes is set: leave one out", t.DType)
+	case !t.Bytes && t.DType != torch.Float32 && t.DType != torch.Float16 && t.DType != torch.BFloat16:
 		return fmt.Errorf("field DType is %v, not float32, float16 or bfloat16", t.DType)
+	}
+	if err := checkMixes(t.Mix); err != nil {
+		return err
 	}
 	return checkOps(t.Ops, t.Size, t.Size)
 }

@@ -44,6 +44,8 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
 	transform := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
+	policy := set.String("policy", "none", "none, randaugment, trivialaugment or autoaugment, after the transform")
+	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
 	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := parse(set, args, 0); err != nil {
@@ -58,6 +60,18 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	default:
 		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *transform)}
 	}
+	switch *policy {
+	case "none":
+	case "randaugment":
+		o.Transform.Ops = []imageloader.Op{imageloader.RandAugment{}}
+	case "trivialaugment":
+		o.Transform.Ops = []imageloader.Op{imageloader.TrivialAugmentWide{}}
+	case "autoaugment":
+		o.Transform.Ops = []imageloader.Op{imageloader.AutoAugment{}}
+	default:
+		return usageError{fmt.Sprintf("there is no policy %q: none, randaugment, trivialaugment and autoaugment are known", *policy)}
+	}
+	o.Transform.ApplyEXIFOrientation = *upright
 	switch {
 	case *archive == "":
 		return usageError{"preview needs -archive FILE"}

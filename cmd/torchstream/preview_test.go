@@ -86,6 +86,7 @@ func TestPreviewErrors(t *testing.T) {
 		{nil, 2, "-archive"},
 		{[]string{"-archive", photos, "-batch", "0"}, 2, "-batch"},
 		{[]string{"-archive", photos, "-transform", "blur"}, 2, `no transform "blur"`},
+		{[]string{"-archive", photos, "-policy", "blur"}, 2, `no policy "blur"`},
 		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
 		{[]string{"-archive", filepath.Join(dir, "missing.tar")}, 1, "missing.tar"},
 		{[]string{"-archive", photos, "-out", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
