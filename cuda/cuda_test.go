@@ -28,7 +28,7 @@ func calls(d Device) map[string]func() error {
 		"WithStreams": func() error {
 			return WithStreams([]Stream{stream}, func() error { return errors.New("fn was called") })
 		},
-		"Device.Synchronize":   d.Synchronize,
+		"Device.Synchronize": d.Synchronize,
 		"Capture": func() error {
 			_, err := Capture(CaptureOptions{Stream: stream}, func() error { return errors.New("fn was called") })
 			return err

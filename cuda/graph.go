@@ -28,8 +28,22 @@ type Graph struct {
 type graph struct {
 	c      *capi.Graph
 	device Device
+	side   *sideStream // nil: it was captured on the caller's
 	closed atomic.Bool
 	refs   atomic.Int64 // calls in progress, and one until it is closed
+}
+
+// sideStream is what graphs are captured on that were given no stream: one for all that share memory, because the allocator hands out memory again on one stream
+// only.
+type sideStream struct {
+	own    *OwnedStream
+	graphs atomic.Int64
+}
+
+func (s *sideStream) done() {
+	if s != nil && s.graphs.Add(-1) == 0 {
+		s.own.Close()
+	}
 }
 
 // CaptureOptions are the options of [Capture]. The zero value captures on the first GPU.
@@ -40,7 +54,7 @@ type CaptureOptions struct {
 
 	// SharePool is a graph whose memory the new one uses too, on the same device: two graphs that never run at the same time then need the memory of the
 	// larger. They overwrite each other's results: what a replay computed is to be used before the next replay of any graph that shares the memory. The library
-	// orders those replays, whatever streams they are on.
+	// orders those replays, whatever streams they are on. What was captured on another Stream than SharePool is no longer shared: give both the same one, or none.
 	SharePool *Graph
 }
 
@@ -55,22 +69,15 @@ type CaptureOptions struct {
 // After an error, fn's own included, the stream, the allocator and the random generators are as if there had been no capture, and tensors that fn made are undefined. A function that
 // queues nothing is an error.
 //
-// Other goroutines and streams go on meanwhile, with anything. Two things wait for the end of a capture: another capture in this process, and operators that draw random
-// numbers outside of it; so fn must not wait for a goroutine that does one of them. Captures do not nest.
+// Other goroutines and streams go on meanwhile, with nearly anything. Four things wait for the end of a capture: another capture in this process, operators that draw random
+// numbers outside of it, [Device.Synchronize] and [EmptyCache] (CUDA would break the capture for them); so fn must not wait for a goroutine that does one of them. Captures do not nest.
 func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 	if fn == nil {
 		return nil, invalid("Capture", "there is no function to call")
 	}
 	stream := o.Stream
-	if stream == DefaultStream(stream.Device()) {
-		own, err := NewOwnedStream(stream.Device(), StreamOptions{})
-		if err != nil {
-			return nil, err
-		}
-		defer own.Close()
-		stream = own.Stream
-	}
 	var share *capi.Graph
+	var side *sideStream
 	if o.SharePool != nil {
 		c, err := o.SharePool.use("Capture")
 		if err != nil {
@@ -79,7 +86,26 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 		defer o.SharePool.done()
 		share = c
 	}
+	if stream == DefaultStream(stream.Device()) {
+		if share != nil && o.SharePool.side != nil && o.SharePool.device == stream.Device() {
+			side = o.SharePool.side
+		} else {
+			own, err := NewOwnedStream(stream.Device(), StreamOptions{})
+			if err != nil {
+				return nil, err
+			}
+			side = &sideStream{own: own}
+		}
+		side.graphs.Add(1)
+		stream = side.own.Stream
+	}
 	var c *capi.Graph
+	kept := false
+	defer func() {
+		if !kept { // fn may have panicked
+			side.done()
+		}
+	}()
 	err := WithStream(stream, func() (err error) {
 		if c, err = capi.BeginCapture(stream.s, share); err != nil {
 			return checked(err)
@@ -107,11 +133,12 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 		}
 		return nil, fmt.Errorf("cuda.Capture on %v: %w", stream, err)
 	}
-	return newGraph(c, stream.Device()), nil
+	kept = true
+	return newGraph(c, stream.Device(), side), nil
 }
 
-func newGraph(c *capi.Graph, d Device) *Graph {
-	g := &Graph{graph: &graph{c: c, device: d}}
+func newGraph(c *capi.Graph, d Device, side *sideStream) *Graph {
+	g := &Graph{graph: &graph{c: c, device: d, side: side}}
 	g.refs.Store(1)
 	g.cleanup = runtime.AddCleanup(g, func(inner *graph) {
 		leakedGraphs.Add(1)
@@ -140,6 +167,7 @@ func (g *Graph) use(origin string) (*capi.Graph, error) {
 func (g *graph) done() {
 	if g.refs.Add(-1) == 0 {
 		capi.FreeGraph(g.c)
+		g.side.done()
 	}
 }
 

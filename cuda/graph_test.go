@@ -29,7 +29,7 @@ func TestNilGraph(t *testing.T) {
 }
 
 func TestClosedGraph(t *testing.T) {
-	g := newGraph(nil, 0)
+	g := newGraph(nil, 0, nil)
 	for range 2 {
 		if err := g.Close(); err != nil {
 			t.Fatal(err)
@@ -42,7 +42,7 @@ func TestClosedGraph(t *testing.T) {
 
 // A graph that a replay uses is freed when that returns.
 func TestClosedGraphInUse(t *testing.T) {
-	g := newGraph(nil, 0)
+	g := newGraph(nil, 0, nil)
 	if _, err := g.use("test"); err != nil {
 		t.Fatal(err)
 	}

@@ -555,9 +555,10 @@ TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t by
  *
  * A capture is of one stream, which is current on the thread from begin to end, and of what is
  * forked from it and joined (ts_wait_cuda_stream, events). Operators called meanwhile run nothing:
- * they become nodes of the graph. Other threads and streams go on as always; only operators that
- * draw random numbers elsewhere get TS_ERROR_BUSY, since the capture has the generators. The
- * process makes one capture at a time, and begin waits for its turn.
+ * they become nodes of the graph. Other threads and streams go on as always, but for two things:
+ * operators that draw random numbers elsewhere get TS_ERROR_BUSY, since the capture has the
+ * generators, and ts_device_synchronize and ts_device_empty_cache wait for its end, since CUDA
+ * would break it for them. The process makes one capture at a time, and begin waits for its turn.
  *
  * What the captured function makes lies in memory of the graph's own, and is written again by every
  * replay. What it read from outside (operands of operators) is kept alive by the graph, and a
@@ -690,10 +691,10 @@ TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data,
  * proof: 0 at first. It stands for "every entry was compared with the file, in this process": the
  * call sets it, and the caller keeps it with the blob and gives it back unchanged.
  *
- * ts_image_entries_make makes the blob of a file. spacing: MCUs between two entries; 0 has it chosen
- * so that the blob takes about 1 % of the file and never more than 1.5 %. written: the blob's size;
- * more than the capacity if it did not fit (then nothing is written); 0 if there are no entries for
- * this file (small, not baseline, damaged). Everything is borrowed for the call. */
+ * ts_image_entries_make makes the blob of a file. spacing: MCUs between two entries; 0 has it
+ * chosen so that the blob takes about 1 % of the file and never more than 1.5 %. written: the
+ * blob's size; more than the capacity if it did not fit (then nothing is written); 0 if there are
+ * no entries for this file (small, not baseline, damaged). Everything is borrowed for the call. */
 TS_API ts_error* ts_image_entries_make(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                        int32_t spacing, uint8_t* buffer, size_t capacity,
                                        size_t* written, uint64_t* proof);
@@ -705,13 +706,13 @@ TS_API ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const u
                                               uint8_t* buffer, size_t capacity, size_t* written,
                                               uint64_t* proof);
 
-/* ts_image_decode by a blob. Entries that are not this file's, damaged or not right never give other
- * pixels: the image is decoded without them, which ts_image_stats counts. proof: 0 has all of them
- * compared with the file first, which costs as much as decoding without them, and sets it if they
- * are right; another value is what an earlier call set, for these bytes. NULL: the blob is trusted
- * as far as its digests go, which stop every accident, but not a forger. Damage in a part of the
- * file that is not read is not looked for: the digest says that the file is the one that was read
- * whole when the blob was made. */
+/* ts_image_decode by a blob. Entries that are not this file's, damaged or not right never give
+ * other pixels: the image is decoded without them, which ts_image_stats counts. proof: 0 has all of
+ * them compared with the file first, which costs as much as decoding without them, and sets it if
+ * they are right; another value is what an earlier call set, for these bytes. NULL: the blob is
+ * trusted as far as its digests go, which stop every accident, but not a forger. Damage in a part
+ * of the file that is not read is not looked for: the digest says that the file is the one that was
+ * read whole when the blob was made. */
 TS_API ts_error* ts_image_decode_entries(ts_image_decoder* decoder, const uint8_t* data,
                                          size_t bytes, const ts_image_geometry* geometry,
                                          uint8_t* dst, size_t stride, const uint8_t* entries,

@@ -164,6 +164,7 @@ ts_error* ts_device_empty_cache(void) {
     ts::require_device(0);
     ts::ensure_cuda();
     ts::refuse_in_capture("giving memory back to the driver (EmptyCache)");
+    const auto turn = ts::wait_for_no_capture();
     c10::cuda::CUDACachingAllocator::emptyCache();
   });
 }
@@ -173,6 +174,7 @@ ts_error* ts_device_synchronize(int32_t device) {
     ts::enter_thread();
     ts::require_device(device);
     ts::refuse_in_capture("waiting for a device");
+    const auto turn = ts::wait_for_no_capture();
     // A device without a context has no work, and waiting for it would make one.
     if (!c10::cuda::hasPrimaryContext(static_cast<c10::DeviceIndex>(device))) return;
     const ts::DeviceScope scope(device);

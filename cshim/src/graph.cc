@@ -387,6 +387,10 @@ std::string text_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::shared_lock<std::shared_mutex> wait_for_no_capture() {
+  return std::shared_lock<std::shared_mutex>(under_way().turn);
+}
+
 RandomTurn::RandomTurn() : lock_(under_way().turn, std::try_to_lock) {
   if (!lock_.owns_lock()) {
     throw Failure(TS_ERROR_BUSY,
@@ -627,6 +631,6 @@ ts_error* ts_capture_wait(void) {
     if (ts::this_thread_captures) {
       throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures: it would wait for itself");
     }
-    const std::shared_lock<std::shared_mutex> turn(ts::under_way().turn);
+    ts::wait_for_no_capture();
   });
 }

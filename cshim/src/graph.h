@@ -59,6 +59,11 @@ class CaptureWatch {
   int exceptions_;
 };
 
+// Held by calls that CUDA refuses during any capture in the process, and breaks it for: waiting for
+// a whole device, and giving memory back to the driver. They wait for the capture's end, and a
+// capture for theirs.
+std::shared_lock<std::shared_mutex> wait_for_no_capture();
+
 // Held by an operator that draws random numbers while it runs outside of a capture. A capture takes
 // the generators for itself, and LibTorch refuses everybody else's numbers until its end: BUSY
 // then. Not a wait, since the capture may need what the caller holds.
