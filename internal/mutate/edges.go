@@ -96,6 +96,13 @@ var edges = []edge{
 	{"RecordStream tells the allocator", "cshim/src/tensor.cc",
 		"    c10::cuda::CUDACachingAllocator::recordStream(value.storage().data_ptr(), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
 
+	// ---- graphs
+	{"a replay waits for those that share its memory", "cshim/src/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
+	{"a replay is noted for those that share its memory", "cshim/src/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
+	{"a random replay waits for the one before", "cshim/src/graph.cc",
+		"    order_.before(stream);  // the replay before this one reads what is written here\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
+	{"a random replay is noted for the next", "cshim/src/graph.cc", "    order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
+
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
 	{"Parallel joins", "nn/parallel.go", "			err = eachCaller(lanes, cuda.Join)\n", "", "nn", "TestParallelForksAndJoins", 1},

@@ -26,7 +26,7 @@ type machine struct {
 
 	tensors []*torch.Tensor
 	events  []*cuda.Event
-	graphs  []graphed
+	graphs  []*cuda.Graph
 	want    []int64
 	program string // for messages
 }
@@ -96,7 +96,7 @@ func (m *machine) check(err error) {
 
 // run returns how many of the program's checks read something else than the oracle says.
 func (m *machine) run(p *Program) (wrong int) {
-	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event, p.Events), make([]graphed, p.Graphs), p.Values()
+	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event, p.Events), make([]*cuda.Graph, p.Graphs), p.Values()
 	for i := range m.events {
 		var err error
 		m.events[i], err = cuda.NewEvent(cuda.EventOptions{})
@@ -115,7 +115,7 @@ func (m *machine) run(p *Program) (wrong int) {
 		m.check(cuda.Device(d).Synchronize())
 	}
 	for _, g := range m.graphs {
-		m.check(g.close())
+		m.check(g.Close())
 	}
 	for _, x := range m.tensors {
 		x.Close()
@@ -220,7 +220,7 @@ func (m *machine) do(o Op) (ok bool, err error) {
 	case Graph:
 		m.graphs[o.Dst], err = m.capture(o)
 	case Replay:
-		err = m.graphs[o.Dst].replay(m.streams[o.Stream])
+		err = m.graphs[o.Dst].Replay(m.streams[o.Stream])
 	default:
 		err = fmt.Errorf("a machine knows no %v", o.Kind)
 	}

@@ -1,20 +1,23 @@
 package streamprog
 
 import (
-	"errors"
-
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
 )
 
-const graphs = false
+const graphs = true
 
-// graphed is a graph of the machine.
-type graphed struct{}
-
-func (m *machine) capture(o Op) (graphed, error) { return graphed{}, errors.New("no graphs") }
-func (g graphed) replay(s cuda.Stream) error     { return nil }
-func (g graphed) close() error                   { return nil }
+// capture captures a graph's operations on the streams that they name.
+func (m *machine) capture(o Op) (*cuda.Graph, error) {
+	return cuda.Capture(cuda.CaptureOptions{Stream: m.streams[o.Stream]}, func() error {
+		for _, op := range o.Body {
+			if _, err := m.do(op); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
 
 // copyPeer copies between two devices, or two streams of one.
 func (m *machine) copyPeer(o Op) error {

@@ -1,0 +1,68 @@
+package torch_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func (o *ordering) capture(share *cuda.Graph, fn func() error) *cuda.Graph {
+	o.t.Helper()
+	g, err := cuda.Capture(cuda.CaptureOptions{SharePool: share}, fn)
+	o.check(err)
+	o.t.Cleanup(func() { g.Close() })
+	return g
+}
+
+// Two graphs with one memory: the second, on another stream, does not begin to use it before the first is done with it.
+func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
+	o := newOrdering(t)
+	other, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
+	o.check(err)
+	other = o.scope.Own(other)
+	first := o.capture(nil, func() error {
+		made := o.src.MulScalar(1)
+		defer made.Close()
+		return errors.Join(o.busy(), o.read.CopyFrom(made, torch.CopyOptions{}))
+	})
+	second := o.capture(first, func() error {
+		made := other.MulScalar(1)
+		defer made.Close()
+		return o.dst.CopyFrom(made, torch.CopyOptions{})
+	})
+	o.reset()
+	for range 3 {
+		o.check(errors.Join(first.Replay(o.streams[0]), second.Replay(o.streams[1])))
+		o.want("what the first graph had made", staleValue)
+	}
+}
+
+// Two graphs that draw random numbers, on two streams: the second's place in the sequence does not reach the first, which comes to draw later.
+func TestRandomReplaysAreOrdered(t *testing.T) {
+	o := newOrdering(t)
+	first := o.capture(nil, func() error { return errors.Join(o.busy(), o.read.Uniform_(0, 1).Err()) })
+	second := o.capture(nil, func() error { return o.dst.Uniform_(0, 1).Err() })
+	run := func(a, b cuda.Stream) (x, y []float32) {
+		o.reset()
+		o.check(errors.Join(torch.ManualSeed(3), gpu.Synchronize(), first.Replay(a), second.Replay(b), gpu.Synchronize()))
+		x, err := o.read.Float32s()
+		o.check(err)
+		y, err = o.dst.Float32s()
+		o.check(err)
+		return x, y
+	}
+	x, y := run(o.streams[0], o.streams[0])
+	for range 3 {
+		gotX, gotY := run(o.streams[0], o.streams[1])
+		for i := range x {
+			if gotX[i] != x[i] || gotY[i] != y[i] {
+				t.Fatalf("number %d on two streams: %v and %v, on one: %v and %v", i, gotX[i], gotY[i], x[i], y[i])
+			}
+		}
+	}
+	if x[0] == y[0] {
+		t.Error("both drew the same")
+	}
+}
