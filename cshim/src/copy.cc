@@ -198,7 +198,9 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
     }
     ts::hold_in_capture(value);
     const ts::CaptureWatch watch("a copy");
-    *out = ts::to_handle(value.to(where, type, non_blocking, /*copy=*/false));
+    auto converted = value.to(where, type, non_blocking, /*copy=*/false);
+    ts::made_in_capture(converted);
+    *out = ts::to_handle(std::move(converted));
   });
 }
 

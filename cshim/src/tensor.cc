@@ -11,6 +11,7 @@
 #include <string>
 
 #include "device.h"
+#include "graph.h"
 #include "stream.h"
 #include "thread.h"
 
@@ -103,8 +104,10 @@ ts_error* ts_tensor_empty(const int64_t* sizes, int32_t ndim, int32_t dtype, int
     const auto where = ts::checked_device(device);
     const auto format = memory_format == TS_CHANNELS_LAST ? c10::MemoryFormat::ChannelsLast
                                                           : c10::MemoryFormat::Contiguous;
-    *out = ts::to_handle(
-        at::empty(shape, at::TensorOptions().dtype(type).device(where).memory_format(format)));
+    auto tensor =
+        at::empty(shape, at::TensorOptions().dtype(type).device(where).memory_format(format));
+    ts::made_in_capture(tensor);
+    *out = ts::to_handle(std::move(tensor));
   });
 }
 
