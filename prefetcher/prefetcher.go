@@ -12,6 +12,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/trace"
 )
 
 // Source fills host memory with the samples of an epoch.
@@ -53,7 +54,11 @@ type Options struct {
 	HostSlots int
 	// Priority of the stream P, as in cuda.StreamOptions: -1 and lower lets the finish go before compute that is queued already.
 	Priority int
-	// Logger gets what the prefetcher has to say: its sizes (Debug) and a Prefetcher that was never closed (Warn). nil: nothing.
+	// Trace records some batches of an epoch to a file: a timeline, of the whole process. The loop stands still where the recording starts and ends, while the profiler is set
+	// up and read out; Close returns what went wrong with it. The zero value records nothing, unless the environment asks for it:
+	// see trace.FromEnvironment.
+	Trace trace.Window
+	// Logger gets what the prefetcher has to say: its sizes (Debug), that a recording was written (Info), and a Prefetcher that was never closed (Warn). nil: nothing.
 	Logger *slog.Logger
 }
 
@@ -74,6 +79,7 @@ type Prefetcher struct {
 	device  cuda.Device
 	slots   *slots
 	starved *starved // nil on the CPU
+	tracer  *tracer  // nil: there is nothing to record
 	ring    *ring.Ring[cuda.Stream, *cuda.Event]
 	images  int // index of the field; -1: there is none
 	labels  int
@@ -116,23 +122,29 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	}
 	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch), Direct: o.Device == cuda.CPU && !s.anyWork}
 	s.depth, s.hosts = cfg.Slots, cfg.HostSlots()
+	logger := o.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	tracer, err := newTracer(o.Trace, logger)
+	if err != nil {
+		return nil, err
+	}
 	var device ringDevice
 	var idle *starved
 	if o.Device == cuda.CPU {
 		device = &cpuDevice{slots: s}
 	} else {
 		idle = &starved{device: o.Device}
-		device = &gpuDevice{slots: s, device: o.Device, priority: o.Priority, starved: idle}
+		gpu := &gpuDevice{slots: s, device: o.Device, priority: o.Priority, starved: idle}
+		device = gpu
+		tracer.copiesOn(&gpu.p)
 	}
 	r, err := ring.New(wrap(device), cfg)
 	if err != nil {
 		return nil, err
 	}
-	p := &Prefetcher{source: source, device: o.Device, slots: s, starved: idle, ring: r, images: s.field("images"), labels: s.field("labels")}
-	logger := o.Logger
-	if logger == nil {
-		logger = slog.New(slog.DiscardHandler)
-	}
+	p := &Prefetcher{source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r, images: s.field("images"), labels: s.field("labels")}
 	logger.Debug("prefetcher: open", "device", o.Device, "device_slots", s.depth, "host_slots", s.hosts, "batch", s.batch)
 	p.cleanup = runtime.AddCleanup(p, func(r *ring.Ring[cuda.Stream, *cuda.Event]) {
 		logger.Warn("prefetcher: a Prefetcher became unreachable before Close; closed", "error", r.Close())
@@ -190,6 +202,12 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	if p.starved != nil {
 		defer p.starved.leave()
 	}
+	recording := false // by this epoch: another that is refused leaves the recording alone
+	defer func() {
+		if recording {
+			p.tracer.leave()
+		}
+	}()
 	err := p.ring.Run(ctx, fill, func(lease *lease) bool {
 		var b *Batch
 		if b, failed = p.newBatch(lease, epoch); failed == nil && p.starved != nil {
@@ -198,9 +216,12 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 		if failed != nil {
 			return false
 		}
+		turn := p.tracer.turn(epoch, b.Index)
+		recording = p.tracer.recording()
 		if left = !yield(b, nil); left {
 			return false
 		}
+		turn()
 		if p.starved != nil {
 			failed = p.starved.end()
 		}
@@ -225,6 +246,7 @@ func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
 		p.cleanup.Stop()
+		err = errors.Join(err, p.tracer.close())
 	}
 	runtime.KeepAlive(p)
 	if err != nil {

@@ -12,6 +12,11 @@
 //	}
 //	err = tr.WriteFile("timeline.svg", trace.PictureOptions{Title: "one step"}) // .svg, .png or .json
 //
+// A program that uses package prefetcher needs no code for this: prefetcher.Options.Trace records some batches to a file, and so does the environment:
+//
+//	TORCHSTREAM_TRACE=step.svg ./program                          # batches 2 to 5 of epoch 0
+//	TORCHSTREAM_TRACE=step.json,epoch=1,first=100,batches=8 ./program
+//
 // Without a GPU the operators on the CPU are recorded.
 //
 // Recording costs time: an operator about a microsecond more, a CUDA call too, and work on the GPU very little. Figures of speed come from runs without a recording.

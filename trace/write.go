@@ -20,7 +20,7 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	case ".json":
 		write = t.WriteChrome
 	default:
-		return fmt.Errorf("trace: %s: the name must end in .svg, .png or .json", name)
+		return badName(name)
 	}
 	f, err := os.Create(name)
 	if err != nil {
@@ -38,4 +38,10 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 		return fmt.Errorf("trace: %s: %w", name, err)
 	}
 	return nil
+}
+
+var formats = map[string]bool{".svg": true, ".png": true, ".json": true}
+
+func badName(name string) error {
+	return fmt.Errorf("trace: %q: the file's name must end in .svg, .png or .json", name)
 }

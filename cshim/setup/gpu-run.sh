@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize bench demo train (default: tests bench demo); none: only unpack
+#   run.sh [STAGE...]      stages: tests sanitize bench demo train examples (default: tests bench demo); none: only unpack
 #
 # OUT=DIR            where logs and results go (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
@@ -180,12 +180,36 @@ train() {
     -checkpoint "" -json "$out/train.json" ${TRAIN:-}
 }
 
+# The experiments with streams, each beside PyTorch: their figures as one JSON object a line, their timelines as pictures.
+examples() {
+  cd "$here/tree" || return
+  local program name line rc
+  rm -f "$out/examples.json" "$out/examples.txt"
+  say ""
+  for program in "$here"/bin/0[2-9]-*; do
+    name=$(basename "$program")
+    line=$(timeout -k 10 "$limit" "$program" -json -timeline "$out/$name.svg" 2>"$out/.one" </dev/null)
+    rc=$?
+    { echo "=== $name (exit status $rc)"; cat "$out/.one"; } >>"$out/examples.txt"
+    if ((rc == 0)); then
+      echo "$line" >>"$out/examples.json"
+      say "$name: $line"
+    elif grep -q ': needs .*GPU' "$out/.one"; then
+      say "SKIPPED, $(cat "$out/.one")"
+    else
+      say "$name: FAILED (exit status $rc)" && failures=$((failures + 1))
+      tail -n 5 "$out/.one" | sed 's/^/    | /' | tee -a "$summary"
+    fi
+  done
+  rm -f "$out/.one"
+}
+
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | bench | demo | train) "$stage" ;;
+    tests | sanitize | bench | demo | train | examples) "$stage" ;;
     none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo or train" >&2 && exit 2 ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo, train or examples" >&2 && exit 2 ;;
   esac
 done
 say ""
