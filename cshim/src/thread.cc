@@ -2,13 +2,17 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <limits>
+#include <mutex>
+#include <unordered_map>
 
 #include "error.h"
+#include "thread_id.h"
 
 namespace ts {
 
@@ -30,8 +34,29 @@ Silence& silence() {
   return *handler;
 }
 
+// The kernel's ids of the threads that entered, by the lower half of their pthread_t: the latest
+// that had it.
+struct ThreadIds {
+  std::mutex mutex;
+  std::unordered_map<int32_t, int64_t> by_pthread;
+};
+
+ThreadIds& thread_ids() {
+  static auto* ids = new ThreadIds;  // never destroyed, as the handler above
+  return *ids;
+}
+
+int32_t lower_half(pthread_t thread) {
+  return static_cast<int32_t>(static_cast<uint32_t>(static_cast<uint64_t>(thread)));
+}
+
 struct Presence {
   Presence() {
+    {
+      ThreadIds& ids = thread_ids();
+      const std::lock_guard<std::mutex> lock(ids.mutex);
+      ids.by_pthread[lower_half(pthread_self())] = ts_thread_id();
+    }
     thread_number = threads_ever.fetch_add(1, std::memory_order_relaxed) + 1;
     threads_alive.fetch_add(1, std::memory_order_relaxed);
     c10::WarningUtils::set_warning_handler(&silence());
@@ -47,6 +72,13 @@ struct Presence {
 void first_entry() noexcept {
   // After this object's end (a later thread-local destructor called) nothing is counted any more.
   thread_local Presence presence;
+}
+
+int64_t thread_id_of(int64_t cupti_thread) {
+  ThreadIds& ids = thread_ids();
+  const std::lock_guard<std::mutex> lock(ids.mutex);
+  const auto found = ids.by_pthread.find(static_cast<int32_t>(cupti_thread));
+  return found == ids.by_pthread.end() ? cupti_thread : found->second;
 }
 
 }  // namespace ts

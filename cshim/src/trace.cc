@@ -22,6 +22,7 @@
 #include "nvtx.h"
 #include "stream.h"
 #include "thread.h"
+#include "thread_id.h"
 #include "torchstream.h"
 
 namespace profiler = torch::autograd::profiler;
@@ -206,6 +207,8 @@ ts_error* ts_trace_stop(ts_trace** out) {
       event.bytes = device && *kind != TS_TRACE_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
       event.correlation = static_cast<int64_t>(from.correlationId());
       event.lane = from.deviceResourceId();
+      // Kineto knows the kernel's ids only of threads in which it saw an operator.
+      if (*kind == TS_TRACE_RUNTIME) event.lane = ts::thread_id_of(event.lane);
       event.device = device ? from.deviceIndex() : TS_DEVICE_CPU;
       event.kind = *kind;
       event.name = names(from.name());

@@ -169,4 +169,29 @@ TEST(TraceGpu, DeviceWorkAndItsCalls) {
   }
 }
 
+// A thread that runs no operator has the kernel's number all the same.
+TEST(TraceGpu, CallsNameTheirThreads) {
+  NEEDS_GPUS(1);
+  const ts_stream stream = pool_stream();
+  constexpr int64_t bytes = 1 << 20;
+  const test::Pinned pinned(bytes);
+  const auto host = pinned.tensor({bytes / 4});
+  const auto device = test::empty({bytes / 4}, TS_FLOAT32, 0);
+  EXPECT_OK(ts_device_synchronize(0));
+  ASSERT_OK(ts_trace_start(TS_TRACE_NO_OPERATORS));
+  int64_t thread = 0;
+  std::thread([&] {
+    ts_tensor* to = device;
+    ts_tensor* from = host;
+    EXPECT_OK(ts_copy_batch(stream, nullptr, &to, &from, 1, nullptr));
+    thread = ts_thread_id();
+  }).join();
+  EXPECT_OK(ts_device_synchronize(0));
+  Trace trace;
+  ASSERT_OK(ts_trace_stop(trace.out()));
+  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_RUNTIME);
+  ASSERT_EQ(calls.size(), 1U);
+  EXPECT_EQ(calls[0].lane, thread);
+}
+
 }  // namespace
