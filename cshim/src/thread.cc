@@ -34,11 +34,12 @@ Silence& silence() {
   return *handler;
 }
 
-// The kernel's ids of the threads that entered, by the lower half of their pthread_t: the latest
-// that had it.
+// The threads that entered: the kernel's ids by the lower half of their pthread_t, of which the
+// latest thread that had it counts, and back.
 struct ThreadIds {
   std::mutex mutex;
   std::unordered_map<int32_t, int64_t> by_pthread;
+  std::unordered_map<int64_t, int32_t> pthread_of;
 };
 
 ThreadIds& thread_ids() {
@@ -55,7 +56,9 @@ struct Presence {
     {
       ThreadIds& ids = thread_ids();
       const std::lock_guard<std::mutex> lock(ids.mutex);
-      ids.by_pthread[lower_half(pthread_self())] = ts_thread_id();
+      const int32_t self = lower_half(pthread_self());
+      ids.by_pthread[self] = ts_thread_id();
+      ids.pthread_of[ts_thread_id()] = self;
     }
     thread_number = threads_ever.fetch_add(1, std::memory_order_relaxed) + 1;
     threads_alive.fetch_add(1, std::memory_order_relaxed);
@@ -74,11 +77,13 @@ void first_entry() noexcept {
   thread_local Presence presence;
 }
 
-int64_t thread_id_of(int64_t cupti_thread) {
+int64_t thread_id_of(int64_t thread) {
   ThreadIds& ids = thread_ids();
   const std::lock_guard<std::mutex> lock(ids.mutex);
-  const auto found = ids.by_pthread.find(static_cast<int32_t>(cupti_thread));
-  return found == ids.by_pthread.end() ? cupti_thread : found->second;
+  const auto known = ids.pthread_of.find(thread);
+  const auto found = ids.by_pthread.find(
+      known != ids.pthread_of.end() ? known->second : static_cast<int32_t>(thread));
+  return found == ids.by_pthread.end() ? thread : found->second;
 }
 
 }  // namespace ts

@@ -207,7 +207,6 @@ ts_error* ts_trace_stop(ts_trace** out) {
       event.bytes = device && *kind != TS_TRACE_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
       event.correlation = static_cast<int64_t>(from.correlationId());
       event.lane = from.deviceResourceId();
-      // Kineto knows the kernel's ids only of threads in which it saw an operator.
       if (*kind == TS_TRACE_RUNTIME) event.lane = ts::thread_id_of(event.lane);
       event.device = device ? from.deviceIndex() : TS_DEVICE_CPU;
       event.kind = *kind;
