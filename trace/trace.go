@@ -30,7 +30,7 @@ type Recorder struct {
 }
 
 // Start begins to record, in all threads and on all devices. There is one recording at a time in a process: while one runs, Start returns an error. It blocks for
-// the set-up of the profiler, which is up to a second in the first call on a machine with a GPU and a few milliseconds after that. The returned Recorder must be
+// the set-up of the profiler: about 0.2 s in the first call on a machine with a GPU, and a millisecond after that. The returned Recorder must be
 // stopped; any goroutine may do it, on any thread.
 //
 // Work that was queued on a device before Start is not recorded, even if it runs later.

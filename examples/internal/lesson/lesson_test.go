@@ -1,0 +1,58 @@
+package lesson
+
+import (
+	"bytes"
+	"errors"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+func TestMedian(t *testing.T) {
+	for _, c := range []struct {
+		values []int64
+		want   int64
+	}{{nil, 0}, {[]int64{3}, 3}, {[]int64{9, 1, 5}, 5}, {[]int64{4, 1, 3, 2}, 2}} {
+		if got := Median(c.values); got != c.want {
+			t.Errorf("%v: %d, want %d", c.values, got, c.want)
+		}
+	}
+}
+
+func TestTable(t *testing.T) {
+	var out bytes.Buffer
+	l := &Lesson{Out: &out}
+	if err := l.Table([][]string{{"what", "µs"}, {"a", "1.5"}, {"longer name", "10.25"}}); err != nil {
+		t.Fatal(err)
+	}
+	const want = "what            µs\na              1.5\nlonger name  10.25\n"
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+func TestPeer(t *testing.T) {
+	var figures struct{ MS float64 }
+	for name, l := range map[string]*Lesson{"switched off": {}, "no such program": {Python: "no-such-python"}} {
+		if err := l.Peer(t.Context(), "", &figures); !errors.Is(err, ErrNoPeer) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	l := &Lesson{Python: python}
+	if err := l.Peer(t.Context(), "import sys; print('warming up'); print('{\"ms\": %s}' % sys.argv[1])", &figures, "1.5"); err != nil || figures.MS != 1.5 {
+		t.Errorf("%v, %v", figures, err)
+	}
+	if err := l.Peer(t.Context(), "import no_such_module", &figures); !errors.Is(err, ErrNoPeer) {
+		t.Errorf("a missing module: %v", err)
+	}
+	if err := l.Peer(t.Context(), "raise ValueError('boom')", &figures); err == nil || errors.Is(err, ErrNoPeer) || !strings.Contains(err.Error(), "boom") {
+		t.Errorf("a failing peer: %v", err)
+	}
+	if err := l.Peer(t.Context(), "print('no figures')", &figures); err == nil || !strings.Contains(err.Error(), "no JSON object") {
+		t.Errorf("a peer without figures: %v", err)
+	}
+}
