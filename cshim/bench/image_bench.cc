@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   measure("whole decode", [&](size_t i) {
     const int w = infos[i].width;
     const int h = infos[i].height;
-    decode(i, {0, 0, w, h, w, h, 0, 0, w, h, false});
+    decode(i, {0, 0, w, h, w, h, 0, 0, w, h, false, 1});
   });
   measure("crop decode", [&](size_t i) {
     ts_image_geometry g = crops[i];
