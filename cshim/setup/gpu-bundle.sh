@@ -18,10 +18,17 @@ say "C++ tests and benchmarks"
 cshim/setup/shim.sh cshim/build -- all ts_bench
 # Installing drops symbols and the paths of this machine.
 cmake --install cshim/build --prefix "$PWD/$out" --strip >/dev/null
+rm -f "$out"/shim/image_*_test
 
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
-go list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r package; do
+# Only what can be different on a machine with a GPU, for the size: no tests of packages without the shim, none of the
+# image part, and none of the experiments, which run as a whole there.
+{
+  echo "$module/internal/capi"
+  go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
+} | while read -r package; do
+  case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
   folder=.${package#"$module"}
   say "tests of ${folder#./}"
   mkdir -p "$out/tree/$folder"
