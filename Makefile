@@ -66,6 +66,11 @@ generate: setup ## regenerate the typed operators from LibTorch's native_functio
 doctor: shim ## say what is installed, what is missing and what to do about it
 	@go run ./cmd/torchstream doctor
 
+.PHONY: bench-loader
+bench-loader: shim ## the loader beside PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of bench/loaders.py")
+	@go build -o bin/torchstream ./cmd/torchstream
+	@python3 bench/loaders.py $(if $(ARCHIVE),-archive "$(ARCHIVE)") $(BENCH)
+
 .PHONY: gpu-bundle
 gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU machine without Go
 	@cshim/setup/gpu-bundle.sh
