@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -62,8 +63,8 @@ func floats(size int) imageloader.Transform {
 
 // benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that took.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench loader", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. bench/pytorch_loader.py does the same with\n"+
-		"PyTorch. Says what each stage took, and which one the others wait for.", stderr)
+	set := flags("bench loader", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
+		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)
 	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
 	batch := set.Int("batch", 64, "images a batch")
 	workers := set.Int("workers", 0, "goroutines that decode (default: the CPUs that there are)")
@@ -74,6 +75,8 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	noIndex := set.Bool("no-index", false, "neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
 	seconds := set.Float64("seconds", 10, "how long to measure")
 	epochs := set.Int("epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
+	outputs := set.String("outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float)")
+	images := set.Int("images", 64, "for -outputs")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -88,6 +91,16 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		return usageError{fmt.Sprintf("there is no contract %q: %s are known", *contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))}
 	case *contract == "train-float" && *device == "":
 		*device = "cpu"
+	}
+	if *outputs != "" {
+		if *contract == "train-float" || *images < 1 {
+			return usageError{"-outputs is for the contracts of bytes, and -images at least 1"}
+		}
+		n, err := writeOutputs(ctx, *outputs, *archive, *images, imageloader.Options{BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), NoIndex: *noIndex})
+		if err != nil {
+			return err
+		}
+		return writeJSON(stdout, map[string]int{"images": n})
 	}
 	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, host: *device == ""}
 	if !m.host {
@@ -121,6 +134,43 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		}
 	}
 	return err
+}
+
+// writeOutputs writes the pixels of the first n samples by name and returns how many there are.
+func writeOutputs(ctx context.Context, path, archive string, n int, o imageloader.Options) (int, error) {
+	loader, err := imageloader.OpenContext(ctx, archive, o)
+	if err != nil {
+		return 0, err
+	}
+	defer loader.Close()
+	type output struct {
+		name   string
+		pixels []byte
+	}
+	var first []output
+	for batch, err := range loader.Epoch(ctx, 0) {
+		if err != nil {
+			return 0, err
+		}
+		size := len(batch.Images) / batch.N
+		for i, s := range batch.Samples {
+			at, _ := slices.BinarySearchFunc(first, s.Name, func(o output, name string) int { return strings.Compare(o.name, name) })
+			if at < n {
+				first = slices.Insert(first, at, output{s.Name, slices.Clone(batch.Images[i*size : (i+1)*size])})
+				first = first[:min(n, len(first))]
+			}
+		}
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return 0, err
+	}
+	for _, o := range first {
+		if _, err = file.Write(o.pixels); err != nil {
+			break
+		}
+	}
+	return len(first), errors.Join(err, file.Close())
 }
 
 // pickDevice reads -device.
