@@ -101,7 +101,7 @@ tests() {
 }
 
 sanitize() {
-  local tool log=$out/sanitize.log one=$out/.one folder name file kind rc errors refused
+  local tool log=$out/sanitize.log one=$out/.one folder name file kind rc errors
   tool=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
   say ""
   if [[ -z $tool ]]; then
@@ -113,22 +113,21 @@ sanitize() {
   while IFS=$'\t' read -r folder name file kind; do
     # Only what is linked with the shim can touch the GPU.
     ldd "$file" 2>/dev/null | grep -q libtorchstream || continue
-    local arguments=()
-    [[ $kind == go ]] && arguments=(-test.short -test.timeout "$((4 * limit))s" ${RUN:+-test.run "$RUN"})
-    (cd "$folder" && timeout -k 10 "$((4 * limit))" "$tool" --tool memcheck --error-exitcode 99 "$file" "${arguments[@]}") >"$one" 2>&1 </dev/null
+    # The profiler and compute-sanitizer are two tools of one interface: only one of them can be in a process.
+    local arguments=(--gtest_filter=-TraceGpu.*)
+    [[ $kind == go ]] && arguments=(-test.short -test.timeout "$((4 * limit))s" -test.skip '^TestTrace' ${RUN:+-test.run "$RUN"})
+    # Errors of API calls are the tests' own subject: they ask for too much memory, and break captures. Some programs never touch a GPU.
+    (cd "$folder" && timeout -k 10 "$((4 * limit))" "$tool" --tool memcheck --report-api-errors no --require-cuda-init no --error-exitcode 99 \
+      "$file" "${arguments[@]}") >"$one" 2>&1 </dev/null
     rc=$?
     if grep -qi 'device not supported' "$one"; then
       say "$(printf '%-34s %s' "$name" 'SKIPPED, compute-sanitizer does not support this device here')"
     else
       errors=$(grep -oE 'ERROR SUMMARY: [0-9]+ error' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
-      # Some tests ask for more memory than there is, or break a capture, on purpose. That is an error of the API call, not of memory access.
-      refused=$(grep -cE 'Program hit cudaError(MemoryAllocation|StreamCapture[A-Za-z]+)' "$one")
-      errors=$((errors - refused))
-      ((rc == 99 && errors == 0)) && rc=0
-      say "$(printf '%-34s %s errors, %s calls refused as tested, exit status %d' "$name" "$errors" "$refused" "$rc")"
+      say "$(printf '%-34s %s errors, exit status %d' "$name" "$errors" "$rc")"
       if ((rc != 0 || errors != 0)); then
         failures=$((failures + 1))
-        grep -E '^=========' "$one" | head -30 | sed 's/^/    /'
+        { grep -E '^=========' "$one" | head -30; grep -vE '^=========' "$one" | tail -20; } | sed 's/^/    /'
       fi
     fi
     { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
