@@ -24,13 +24,8 @@ type source interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// openFile opens a file, a directory or an http(s) URL.
-func openFile(path string) (source, error) {
-	if isURL(path) {
-		return openURL(path)
-	}
-	return os.Open(path)
-}
+// openFile opens a file or a directory.
+func openFile(path string) (source, error) { return os.Open(path) }
 
 // Kinds of archive, as Report names them.
 const (
@@ -113,19 +108,25 @@ const (
 	kindOther // device, pipe
 )
 
-// openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read.
+// openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read. open is for what is no URL.
 func openArchive(ctx context.Context, path string, open func(string) (source, error)) (*archive, error) {
 	paths, err := shardPaths(path)
 	if err != nil {
 		return nil, err
 	}
-	a := &archive{path: path, ctx: ctx, open: open, shards: make([]shard, len(paths)), shard: -1}
+	either := func(path string) (source, error) {
+		if isURL(path) {
+			return openURL(ctx, path)
+		}
+		return open(path)
+	}
+	a := &archive{path: path, ctx: ctx, open: either, shards: make([]shard, len(paths)), shard: -1}
 	all := totalInfo{name: path}
 	for i, path := range paths {
 		if i > 0 && ctx.Err() != nil {
 			return nil, errStopped
 		}
-		file, err := open(path)
+		file, err := a.open(path)
 		if err != nil {
 			return nil, fmt.Errorf("imageloader: %w", err)
 		}

@@ -26,6 +26,8 @@ const (
 	imageTIFF
 )
 
+const mostSide = 1_000_000
+
 type rareFormat struct {
 	number int32
 	config func(io.Reader) (image.Config, error)
@@ -82,6 +84,9 @@ func (f *rareFormat) header(data []byte) (info capi.ImageInfo, err error) {
 	}
 	if c.Width < 1 || c.Height < 1 || c.Width > 1<<30 || c.Height > 1<<30 {
 		return info, f.failed(fmt.Errorf("an impossible size of %d x %d pixels", c.Width, c.Height))
+	}
+	if c.Width > mostSide || c.Height > mostSide { // as the shim: what resizing takes follows from the sides, not from their product alone
+		return info, &capi.Error{Code: capi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, mostSide)}
 	}
 	info = capi.ImageInfo{Format: f.number, Width: int32(c.Width), Height: int32(c.Height), Components: 3, BitDepth: 8, Orientation: 1}
 	switch c.ColorModel {

@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +17,11 @@ import (
 const (
 	httpTries   = 6
 	httpBackoff = 100 * time.Millisecond
-	httpSilence = 30 * time.Second // for a response's header
+	httpSilence = 30 * time.Second // before a response's header, or in its body
 )
+
+// httpTimes are how long a request waits: before it is tried again the first time, and for a server that says nothing.
+type httpTimes struct{ backoff, silence time.Duration }
 
 func isURL(path string) bool {
 	return strings.HasPrefix(path, "http://") || strings.HasPrefix(path, "https://")
@@ -25,26 +29,34 @@ func isURL(path string) bool {
 
 // urlFile is a file behind an http(s) URL whose server answers range requests. What is read in order comes through one response that is read ahead of by the
 // network; a response that breaks off is asked for again from where it broke off. Every response must be of the same version of the file (ETag, or length and time).
+//
+// No server makes anybody wait for long: a response that pauses has broken off, and everything ends with errStopped when the context does.
 type urlFile struct {
+	ctx    context.Context
 	url    string
 	client *http.Client
 	size   int64
 	etag   string
 	time   time.Time
-	wait   time.Duration // before the first retry
+	times  httpTimes
 
 	at   int64
 	body io.ReadCloser // of a response that continues at at; nil: none is open
 }
 
-func openURL(url string) (source, error) {
-	transport := http.DefaultTransport.(*http.Transport).Clone()
+func openURL(ctx context.Context, url string) (source, error) {
+	transport, ok := http.DefaultTransport.(*http.Transport)
+	if ok {
+		transport = transport.Clone()
+	} else { // a program's own
+		transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
+	}
 	transport.ResponseHeaderTimeout = httpSilence
-	return openURLWith(url, &http.Client{Transport: transport}, httpBackoff)
+	return openURLWith(ctx, url, &http.Client{Transport: transport}, httpTimes{httpBackoff, httpSilence})
 }
 
-func openURLWith(url string, client *http.Client, wait time.Duration) (source, error) {
-	f := &urlFile{url: url, client: client, size: -1, wait: wait}
+func openURLWith(ctx context.Context, url string, client *http.Client, times httpTimes) (source, error) {
+	f := &urlFile{ctx: ctx, url: url, client: client, size: -1, times: times}
 	body, err := f.get(0, 1)
 	if err != nil {
 		return nil, err
@@ -58,21 +70,57 @@ type temporaryError struct{ error }
 
 // get asks for n bytes from at on (n < 0: for all), several times if it has to.
 func (f *urlFile) get(at, n int64) (io.ReadCloser, error) {
-	wait := f.wait
+	wait := f.times.backoff
 	for try := 1; ; try++ {
 		body, err := f.request(at, n)
 		var again temporaryError
 		if err == nil || !errors.As(err, &again) || try == httpTries {
 			return body, err
 		}
-		time.Sleep(wait)
-		wait *= 2
+		if err := f.pause(&wait); err != nil {
+			return nil, err
+		}
 	}
 }
 
+// pause waits before another try, longer from time to time.
+func (f *urlFile) pause(wait *time.Duration) error {
+	timer := time.NewTimer(*wait)
+	defer timer.Stop()
+	*wait *= 2
+	select {
+	case <-timer.C:
+		return nil
+	case <-f.ctx.Done():
+		return errStopped
+	}
+}
+
+// body is a response's. A server that sends nothing for a while, or a context that ends, breaks it off.
+type body struct {
+	io.ReadCloser
+	silence time.Duration
+	timer   *time.Timer
+	cancel  context.CancelFunc
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.timer.Reset(b.silence)
+	defer b.timer.Stop()
+	return b.ReadCloser.Read(p)
+}
+
+func (b *body) Close() error {
+	b.timer.Stop()
+	b.cancel()
+	return b.ReadCloser.Close()
+}
+
 func (f *urlFile) request(at, n int64) (io.ReadCloser, error) {
-	request, err := http.NewRequest(http.MethodGet, f.url, nil)
+	ctx, cancel := context.WithCancel(f.ctx)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, f.url, nil)
 	if err != nil {
+		cancel()
 		return nil, err
 	}
 	last := ""
@@ -83,13 +131,20 @@ func (f *urlFile) request(at, n int64) (io.ReadCloser, error) {
 	request.Header.Set("Accept-Encoding", "identity") // the file's own bytes
 	response, err := f.client.Do(request)
 	if err != nil {
+		cancel()
+		if f.ctx.Err() != nil {
+			return nil, errStopped
+		}
 		return nil, temporaryError{err}
 	}
+	timer := time.AfterFunc(f.times.silence, cancel)
+	timer.Stop()
+	b := &body{response.Body, f.times.silence, timer, cancel}
 	if err := f.check(response, at); err != nil {
-		_ = response.Body.Close() // err says more
+		_ = b.Close() // err says more
 		return nil, err
 	}
-	return response.Body, nil
+	return b, nil
 }
 
 // check looks at the header of a response to a request from at on.
@@ -122,7 +177,7 @@ func (f *urlFile) check(r *http.Response, at int64) error {
 
 // Read reads on, with a new request if the response breaks off.
 func (f *urlFile) Read(p []byte) (int, error) {
-	wait := f.wait
+	wait := f.times.backoff
 	for try := 1; ; try++ {
 		if f.at >= f.size {
 			return 0, io.EOF
@@ -140,11 +195,15 @@ func (f *urlFile) Read(p []byte) (int, error) {
 			return n, nil
 		}
 		f.drop()
+		if f.ctx.Err() != nil {
+			return 0, errStopped
+		}
 		if f.at < f.size && try == httpTries {
 			return 0, fmt.Errorf("%s: the response breaks off at byte %d of %d, again and again: %w", f.url, f.at, f.size, io.ErrUnexpectedEOF)
 		}
-		time.Sleep(wait)
-		wait *= 2
+		if err := f.pause(&wait); err != nil {
+			return 0, err
+		}
 	}
 }
 
@@ -161,11 +220,12 @@ func (f *urlFile) ReadAt(p []byte, at int64) (n int, err error) {
 		return 0, io.EOF
 	}
 	want := p[:min(int64(len(p)), f.size-at)]
-	wait := f.wait
+	wait := f.times.backoff
 	for try := 1; n < len(want) && try <= httpTries; try++ {
 		if try > 1 {
-			time.Sleep(wait)
-			wait *= 2
+			if err := f.pause(&wait); err != nil {
+				return n, err
+			}
 		}
 		body, err := f.get(at+int64(n), int64(len(want)-n))
 		if err != nil {

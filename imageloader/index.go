@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -76,13 +77,16 @@ func (x *index) hold(a *archive, limit int64) error {
 	total, streamed := int64(0), false
 	for i := range x.entries {
 		if e := &x.entries[i]; e.kind == kindFile {
+			if e.size > limit-total {
+				return nil
+			}
 			total += e.size
 		}
 	}
 	for i := range x.shards {
 		streamed = streamed || x.shards[i].format == formatTarGz || x.shards[i].format == formatZstd
 	}
-	if !streamed || total > limit {
+	if !streamed {
 		return nil
 	}
 	if x.work > 0 && x.work <= mostLazyWork {
@@ -151,6 +155,9 @@ func (r *sampleReader) read(i int, dst []byte) error {
 	err := r.readFrom(s, e, i, dst)
 	if err == nil && e.flags&entrySummed != 0 && crc32.ChecksumIEEE(dst) != e.crc {
 		err = errStale
+	}
+	if errors.Is(err, errStopped) {
+		return errStopped
 	}
 	if err != nil {
 		return &ArchiveError{File: s.path, Member: r.x.name(i), Position: i + 1, Offset: e.offset, Err: truncated(err)}
@@ -564,15 +571,15 @@ func (x *indexer) finish(a *archive) *index {
 
 // measure finds out what reading the samples in any order costs.
 func (x *index) measure() {
-	var inflated, wanted int64
+	var inflated, wanted float64 // sums of what an index claims
 	for i := range x.entries {
 		e := &x.entries[i]
 		if e.kind != kindFile || e.size == 0 {
 			continue
 		}
 		s := &x.shards[e.shard]
-		wanted += e.size
-		inflated += e.size
+		wanted += float64(e.size)
+		inflated += float64(e.size)
 		switch {
 		case s.format == formatTar || s.format == formatTree:
 		case len(s.marks) == 0:
@@ -580,11 +587,11 @@ func (x *index) measure() {
 			return
 		default:
 			c, _ := s.enter(e)
-			inflated += e.offset - c.output
+			inflated += float64(e.offset - c.output)
 		}
 	}
 	x.work = 1
 	if wanted > 0 {
-		x.work = float64(inflated) / float64(wanted)
+		x.work = inflated / wanted
 	}
 }

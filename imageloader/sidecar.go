@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,8 +76,8 @@ type place struct {
 	offset, size, count uint64
 }
 
-// writeSidecar writes an index file beside others, so that a reader sees the whole of it or none.
-func writeSidecar(path string, sections []section) (err error) {
+// writeSidecar writes an index file beside others, so that a reader sees the whole of it or none, whatever else ends the program or the machine.
+func writeSidecar(path string, mode fs.FileMode, sections []section) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return err
@@ -117,7 +118,10 @@ func writeSidecar(path string, sections []section) (err error) {
 	if _, err := f.WriteAt(append(head, table...), 0); err != nil {
 		return err
 	}
-	if err := f.Chmod(0o644); err != nil {
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
 		return err
 	}
 	if err := f.Close(); err != nil {
@@ -449,7 +453,7 @@ func (s *sidecar) loadEntries(a *archive, x *indexer) error {
 			return errIndexDamaged
 		}
 		sh := &a.shards[e.shard]
-		if sh.format == formatTar && e.kind == kindFile && e.offset+e.size > sh.info.Size() {
+		if e.kind == kindFile && e.offset+e.size > sh.mostBytes() {
 			return errIndexDamaged
 		}
 		before = e.name
@@ -467,6 +471,18 @@ func (s *sidecar) loadEntries(a *archive, x *indexer) error {
 		}
 	}
 	return nil
+}
+
+// mostBytes is how long the tar stream of a shard can be: what an archive that is read may inflate to (ratioReader).
+func (s *shard) mostBytes() int64 {
+	size := s.info.Size()
+	switch {
+	case s.format == formatTar:
+		return size
+	case size >= math.MaxInt64/maxRatio:
+		return math.MaxInt64
+	}
+	return max(maxRatioAfter, (size+1)*maxRatio)
 }
 
 func (s *sidecar) loadCheckpoints(a *archive) error {
@@ -600,7 +616,20 @@ func (s *sidecar) save() error {
 		_, err := w.Write(ends)
 		return err
 	}})
-	return writeSidecar(s.path, sections)
+	info, err := s.file.Stat()
+	if err != nil {
+		return err
+	}
+	return writeSidecar(s.path, info.Mode().Perm(), sections)
+}
+
+// sidecarMode is for an index file: it holds names and bytes of the archive, so nobody may read it who may not read the archive.
+func (a *archive) sidecarMode() fs.FileMode {
+	mode := fs.FileMode(0o044)
+	for i := range a.shards {
+		mode &= a.shards[i].info.Mode().Perm()
+	}
+	return mode | 0o600
 }
 
 // sidecarPaths are where the index of an archive may lie, the best place first.
@@ -701,7 +730,7 @@ func (l *Loader) saveIndex(a *archive, x *indexer) *index {
 			err = os.MkdirAll(filepath.Dir(path), 0o755)
 		}
 		if err == nil {
-			err = writeSidecar(path, sections)
+			err = writeSidecar(path, a.sidecarMode(), sections)
 		}
 		if err != nil {
 			l.o.Logger.Info("index can't be written here", "archive", l.path, "index", path, "error", err)

@@ -230,7 +230,7 @@ func TestURL(t *testing.T) {
 		f := &flaky{data: data, etag: `"one"`, every: 3, mode: mode}
 		server := httptest.NewServer(f)
 		read := func() error {
-			file, err := openURLWith(server.URL+"/x", server.Client(), time.Microsecond)
+			file, err := openURLWith(t.Context(), server.URL+"/x", server.Client(), httpTimes{time.Microsecond, time.Minute})
 			if err != nil {
 				return err
 			}

@@ -239,6 +239,9 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 		}
 	}
 	r := states[0].run
+	if !l.possible(r.order) {
+		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
+	}
 	if (r.order == permuted || r.order == drawn) && !x.random() {
 		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): repack it as .tar, or raise " +
 			"Options.ShuffleBytes")
@@ -265,6 +268,17 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 		return nil, "", err
 	}
 	return &resume{epoch: r.epoch, done: done, before: states[0].Batches()}, r.order, nil
+}
+
+// possible says whether epochs with the loader's options can be in an order, with or without random access.
+func (l *Loader) possible(order orderKind) bool {
+	switch {
+	case l.weights != nil:
+		return order == drawn
+	case !l.o.Shuffle:
+		return order == archiveOrder
+	}
+	return order == permuted || order == buffered
 }
 
 // readThrough makes the index of an archive that was opened without one.

@@ -1,0 +1,218 @@
+package imageloader
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// TestForgedStateOrder: a state that names an order which the loader's options don't have is refused; none of them makes an epoch fail in another way.
+func TestForgedStateOrder(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	for name, o := range map[string]Options{
+		"in order": {},
+		"shuffled": {Shuffle: true},
+		"weighted": {Weights: func(Sample) float64 { return 1 }, Draws: 50},
+		"balanced": {Balanced: true},
+	} {
+		o.BatchSize, o.Transform = 4, Eval(4, 4)
+		_, after := states(t, openFake(t, path, o), 0, 2)
+		data, err := json.Marshal(after[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := 0
+		for _, order := range []orderKind{archiveOrder, permuted, buffered, drawn} {
+			was := fmt.Sprintf("%q:%q", "order", after[1].run.order)
+			var forged State
+			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", order), 1)), &forged); err != nil {
+				t.Fatal(err)
+			}
+			// Only with it would a forger pass for a shuffle buffer.
+			if order == buffered {
+				forged.run.options["ShuffleBuffer"], forged.run.options["ShuffleBytes"] = "4096", fmt.Sprint(256<<20)
+			}
+			l := openFake(t, path, o)
+			if err := l.Restore(t.Context(), forged); err != nil {
+				if !strings.Contains(err.Error(), "order") {
+					t.Errorf("%s as %s: error %v", name, order, err)
+				}
+				continue
+			}
+			accepted++
+			if _, err := collect(t, l, 0, 2); err != nil {
+				t.Errorf("%s as %s: %v", name, order, err)
+			}
+		}
+		want := 1
+		if o.Shuffle {
+			want = 2 // a permutation and a shuffle buffer are both possible
+		}
+		if accepted != want {
+			t.Errorf("%s: %d orders are accepted, want %d", name, accepted, want)
+		}
+	}
+}
+
+// TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one by one or together, is not used.
+func TestForgedIndexSizes(t *testing.T) {
+	data := fakeArchive(t, 6, nil)
+	for name, packed := range map[string][]byte{"a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data), "a.tar": data} {
+		for _, size := range []uint64{1 << 40, 1 << 62, math.MaxInt64, math.MaxInt64 / 6} {
+			path := writeFile(t, name, packed)
+			side := filepath.Join(t.TempDir(), "index")
+			o := Options{Transform: Eval(4, 4), IndexFile: side, BatchSize: 2}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			index, err := os.ReadFile(side)
+			if err != nil {
+				t.Fatal(err)
+			}
+			index = forge(t, index, sectionEntries, func(b []byte) {
+				for ; len(b) > 0; b = b[entryBytes:] {
+					binary.LittleEndian.PutUint64(b, 0)
+					binary.LittleEndian.PutUint64(b[8:], size)
+				}
+			})
+			if err := os.WriteFile(side, index, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+				t.Fatalf("%s with samples of %d bytes: %v", name, size, err)
+			}
+			if _, err := collect(t, l, 0, 2); err != nil {
+				t.Errorf("%s with samples of %d bytes: %v", name, size, err)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestSides: an image of one row with millions of pixels is refused before it is decoded.
+func TestSides(t *testing.T) {
+	header := func(width uint32) []byte {
+		b := append([]byte("BM"), make([]byte, 60)...)
+		le := binary.LittleEndian
+		le.PutUint32(b[10:], 54+8)
+		le.PutUint32(b[14:], 40)
+		le.PutUint32(b[18:], width)
+		le.PutUint32(b[22:], 1)
+		le.PutUint16(b[26:], 1)
+		le.PutUint16(b[28:], 1)
+		le.PutUint32(b[46:], 2)
+		return b
+	}
+	if _, err := (shimDecoder{}).header(header(mostSide)); err != nil {
+		t.Error(err)
+	}
+	if _, err := (shimDecoder{}).header(header(mostSide + 1)); !errors.Is(err, capi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestIndexMode: an index holds names and bytes of its archive, so it is as private.
+func TestIndexMode(t *testing.T) {
+	for _, mode := range []os.FileMode{0o600, 0o640, 0o644, 0o666} {
+		path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 6, nil)))
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(when string) {
+			t.Helper()
+			info, err := os.Stat(path + sidecarSuffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := info.Mode(), mode&0o644; got != want {
+				t.Errorf("%s: the index of an archive with mode %v has %v, want %v", when, mode, got, want)
+			}
+		}
+		check("made")
+		l.index.Load().keepEntries(0, []byte("blob"))
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+		check("saved again")
+	}
+}
+
+// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps nobody from stopping.
+func TestURLSilent(t *testing.T) {
+	data := fakeArchive(t, 30, nil)
+	stall := 3 // so many responses stop in the middle
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var first int
+		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || stall == 0 || r.Header.Get("Range") == "bytes=0-0" {
+			http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(string(data)))
+			return
+		}
+		stall--
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, len(data)-1, len(data)))
+		w.Header().Set("Content-Length", fmt.Sprint(len(data)-first))
+		w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = w.Write(data[first : first+1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	file, err := openURLWith(t.Context(), server.URL, server.Client(), httpTimes{time.Microsecond, time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	got := make([]byte, len(data))
+	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
+		t.Errorf("at random: error %v, or other bytes", err)
+	}
+	stall = 3
+	for n := 0; n < len(got); {
+		k, err := file.Read(got[n:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += k
+	}
+	if string(got) != string(data) {
+		t.Error("other bytes in order")
+	}
+
+	asked := make(chan struct{}, 10)
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer silent.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("enough")
+	go func() {
+		<-asked
+		cancel(stop)
+	}()
+	if _, err := OpenContext(ctx, silent.URL+"/a.tar", Options{}); !errors.Is(err, stop) {
+		t.Errorf("error %v", err)
+	}
+}
