@@ -12,10 +12,10 @@
 //
 // # Order
 //
-// A plain .tar has random access, and so has a .tar.gz that Open has read into memory: a shuffled epoch is a permutation of all samples. Any other .tar.gz is a
-// stream: it is shuffled through a buffer of
-// Options.ShuffleBuffer samples, so an archive larger than the buffer should be packed in mixed order, not class by class. While the buffer of a large archive
-// fills, at the start of an epoch, one sample leaves it for two that come, so that the first batch is there at once. The sample's index is its position among the
+// A plain .tar and a directory have random access, and so has a compressed archive that is held in memory or has an index with checkpoints, if Open knows it: a
+// shuffled epoch is a permutation of all samples. Anything else is a stream: it is shuffled through a buffer of Options.ShuffleBuffer samples, so an archive
+// larger than the buffer should be packed in mixed order, not class by class. While the buffer of a large archive fills, at the start of an epoch, one
+// sample leaves it for two that come, so that the first batch is there at once. The sample's index is its position among the
 // samples of the archive. All that is random about it is drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any number
 // of workers and any number of slots.
 //
@@ -53,7 +53,7 @@ type Options struct {
 	Repeat int
 	// Weights, if not nil, makes an epoch of draws with replacement: each takes a sample with a probability proportional to its weight (0 or more). It is called
 	// once for each sample, by Open. Balanced, instead, draws each class equally often. Draws is how many draws a round has; 0: as many as there are samples. Both
-	// need random access: a .tar, or a .tar.gz whose samples fit in ShuffleBytes.
+	// need random access.
 	Weights  func(Sample) float64
 	Balanced bool
 	Draws    int
@@ -195,7 +195,7 @@ func (l *Loader) weigh(x *index) (err error) {
 	}
 	if !x.random() {
 		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
-			"repack it as .tar, or raise ShuffleBytes", l.path, l.o.ShuffleBytes)
+			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", l.path, l.o.ShuffleBytes)
 	}
 	weight, option := func(i int) float64 { return l.o.Weights(l.sample(x, i)) }, "Weights"
 	if l.o.Balanced {

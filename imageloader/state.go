@@ -243,8 +243,8 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
 	}
 	if (r.order == permuted || r.order == drawn) && !x.random() {
-		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): repack it as .tar, or raise " +
-			"Options.ShuffleBytes")
+		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): make an index with torchstream index, repack it " +
+			"as .tar, or raise Options.ShuffleBytes")
 	}
 	if own != nil {
 		return &resume{own.run.epoch, own.run.done, own.turns, own.batches, own.run.before}, r.order, nil

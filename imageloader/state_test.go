@@ -84,9 +84,8 @@ func TestResume(t *testing.T) {
 					l := openFake(t, archive.path, o)
 					whole, after := states(t, l, 2, 2)
 					next, _ := collect(t, l, 3, 2)
-					for range 4 {
+					for _, o.Workers = range []int{1, 2, 5, 16} {
 						at := rng.IntN(len(whole))
-						o.Workers = 1 + rng.IntN(16)
 						l := openFake(t, archive.path, o)
 						s := throughJSON(t, after[at])
 						if s.Epoch() != 2 || s.Batches() != at+1 {
