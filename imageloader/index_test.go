@@ -239,6 +239,54 @@ func TestIndexReuse(t *testing.T) {
 	}
 }
 
+// TestIndexOfStreams: where a stream is read in its own order, by an index of another archive that looks the same from outside, the checksums tell; and a plain
+// tar, which has none in its index, is scanned again when its time differs.
+func TestIndexOfStreams(t *testing.T) {
+	members := photos(40)
+	for i := range members { // no checkpoints that help
+		members[i].data = members[i].data[:min(len(members[i].data), 300)]
+	}
+	middle := len(members) / 2
+	for members[middle].name[0] != 't' {
+		middle++
+	}
+	padding := tarMember{name: "z/pad.txt", data: strings.Repeat("p", 3*edgeBytes)}
+	all := append(append([]tarMember{padding}, members...), padding)
+	first := tarBytes(t, all...)
+	changed := all[middle+1]
+	all[middle+1].data = fakeImage(strings.Repeat("!", len(changed.data)-8))
+	second := tarBytes(t, all...)
+	store := func(data []byte) []byte { return gzipSplit(t, data, len(data), 0) } // of equal sizes
+	for _, c := range []struct {
+		name          string
+		first, second []byte
+		want          string // in the error; "": it is seen at Open
+	}{{"a.tgz", store(first), store(second), "differ from the checksum"}, {"a.tar", first, second, ""}} {
+		path := writeFile(t, c.name, c.first)
+		o := Options{Transform: Eval(4, 4), ShuffleBytes: 1, BadSamples: Skip, NoIndex: false}
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		if err := os.WriteFile(path, c.second, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		later := time.Now().Add(time.Hour)
+		if err := os.Chtimes(path, later, later); err != nil {
+			t.Fatal(err)
+		}
+		if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = collect(t, l, 0, 1)
+		l.Close()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), changed.name)) {
+			t.Errorf("%s: error %v", c.name, err)
+		}
+	}
+}
+
 // TestIndexUnknownClass: an image of a class that is not expected is an error also when the index knows the archive.
 func TestIndexUnknownClass(t *testing.T) {
 	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, photos(9)...)))
@@ -590,4 +638,61 @@ func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
 		s.at = at
 	}
 	return at, err
+}
+
+// BenchmarkOpenIndex opens the archive of the variable by its index.
+func BenchmarkOpenIndex(b *testing.B) {
+	path := os.Getenv(archiveVariable)
+	if path == "" {
+		b.Skip("no archive in ", archiveVariable)
+	}
+	before := cpu(b)
+	for range b.N {
+		l, err := Open(path, Options{ShuffleBytes: 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
+}
+
+// BenchmarkReadSample reads the samples of the archive of the variable in random order; an op is one sample.
+func BenchmarkReadSample(b *testing.B) {
+	path := os.Getenv(archiveVariable)
+	if path == "" {
+		b.Skip("no archive in ", archiveVariable)
+	}
+	l, err := Open(path, Options{ShuffleBytes: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	x := l.index.Load()
+	a, err := openArchive(b.Context(), path, openFile)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Close()
+	r := newSampleReader(a, x)
+	defer r.close()
+	order := rand.Perm(len(x.entries))
+	buffer := make([]byte, 0)
+	bytes := int64(0)
+	before := cpu(b)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for n := range b.N {
+		i := order[n%len(order)]
+		size := int(x.entries[i].size)
+		buffer = slices.Grow(buffer[:0], size)[:size]
+		if err := r.read(i, buffer); err != nil {
+			b.Fatal(err)
+		}
+		bytes += int64(size)
+	}
+	b.SetBytes(bytes / int64(b.N))
+	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
 }

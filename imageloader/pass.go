@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"math"
 	"math/rand/v2"
@@ -179,7 +180,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.fetches = make(chan job, o.Workers)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
-		for range readers {
+		for range max(readers, o.Workers/3) { // those of a gzip file inflate
 			fetching.Go(p.fetch)
 		}
 		all.Go(func() {
@@ -674,6 +675,9 @@ func (p *pass) readKnown(emit func(item) error) error {
 			it.data = p.buffers.get(int(it.size))
 			if _, err := io.ReadFull(p.archive.in, it.data); err != nil {
 				return p.archive.fail(err)
+			}
+			if e := &p.known.entries[i]; e.flags&entrySummed != 0 && crc32.ChecksumIEEE(it.data) != e.crc {
+				return p.archive.fail(errStale)
 			}
 			p.l.counters.read.Add(int64(time.Since(began)))
 		}

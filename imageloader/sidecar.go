@@ -381,8 +381,11 @@ func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error)
 		if int64(le.Uint64(b)) != sh.info.Size() || string(b[shardBytes:shardBytes+name]) != filepath.Base(sh.path) {
 			return nil, errIndexStale
 		}
-		// A copied archive has another time: then its ends decide, as they do for what has no time.
+		// A copied archive has another time: then its ends decide, as they do for what has no time. But not of a tar, whose samples have no checksums.
 		if int64(le.Uint64(b[8:])) != sh.info.ModTime().UnixNano() || sh.info.ModTime().IsZero() {
+			if formats[format] == formatTar {
+				return nil, errIndexStale
+			}
 			f, err := a.shared(i)
 			if err != nil {
 				return nil, err

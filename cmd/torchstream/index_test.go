@@ -1,0 +1,31 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestIndex: the index lies beside the archive, or where -o says, and the command says what it is good for.
+func TestIndex(t *testing.T) {
+	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
+	status, stdout, stderr := command(t, "index", archive)
+	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
+		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
+	if _, err := os.Stat(archive + ".tsidx"); err != nil {
+		t.Error(err)
+	}
+	status, stdout, stderr = command(t, "index", "-json", "-o", archive+".other", archive)
+	var r indexResult
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 || r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
+		t.Errorf("status %d, %q, %q, %v", status, stdout, stderr, err)
+	}
+	if status, _, stderr = command(t, "index", archive+".none"); status != 1 || !strings.Contains(stderr, "no such file") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+	if status, _, stderr = command(t, "index", t.TempDir()); status != 1 || !strings.Contains(stderr, "needs no index") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+}

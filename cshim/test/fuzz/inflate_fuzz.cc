@@ -1,0 +1,114 @@
+// libFuzzer: deflate streams, our inflater against zlib's, in steps that follow from a hash of the
+// input, and from every checkpoint.
+//
+//   cmake -S cshim -B cshim/build-fuzz -G Ninja -DTS_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++
+//   ninja -C cshim/build-fuzz inflate_fuzz
+//   cshim/build-fuzz/bin/inflate_fuzz -max_len=20000 CORPUS
+//
+// A difference in verdict or bytes aborts.
+#include <zlib.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "error.h"
+#include "image/inflate.h"
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+using ts::image::Inflater;
+using ts::image::kWindow;
+
+constexpr size_t kMost = 1 << 20;  // bytes of output that are looked at
+
+void demand(bool condition) {
+  if (!condition) std::abort();
+}
+
+struct Stop {
+  uint64_t bit, output;
+  Bytes window;
+};
+
+// false: damaged.
+bool inflated(Inflater* inflater, const uint8_t* data, size_t size, size_t in, size_t out,
+              const Bytes& history, size_t most, Bytes* result, std::vector<Stop>* stops) {
+  Bytes buffer(history);
+  size_t at = 0;
+  size_t given = 0;
+  bool whole = true;
+  ts_error* error = ts::guard(__func__, [&] {
+    for (;;) {
+      given = std::min(size, std::max(given, at) + in);
+      if (buffer.size() > kWindow) {
+        buffer.erase(buffer.begin(), buffer.end() - static_cast<ptrdiff_t>(kWindow));
+      }
+      const size_t begin = buffer.size();
+      buffer.resize(begin + out);
+      const Bytes piece(data + at, data + given);
+      const auto p = inflater->run(piece.data(), piece.size(), given == size, buffer.data(), begin,
+                                   buffer.size());
+      buffer.resize(begin + p.produced);
+      result->insert(result->end(), buffer.begin() + static_cast<ptrdiff_t>(begin), buffer.end());
+      at += p.consumed;
+      while (const auto* c = inflater->next_checkpoint()) {
+        if (stops == nullptr) continue;
+        Stop s{c->bit, c->output, Bytes(c->window.begin(), c->window.end())};
+        for (size_t i = 0; i < kWindow; ++i) {
+          if (!(c->used[i / 64] >> (i % 64) & 1)) s.window[i] ^= 0xff;
+        }
+        stops->push_back(std::move(s));
+      }
+      if (p.done || result->size() >= most) return;
+      demand(p.consumed > 0 || p.produced > 0 || given < size);
+    }
+  });
+  if (error != nullptr) {
+    demand(ts_error_code(error) == TS_ERROR_DECODE);
+    ts_error_free(error);
+    whole = false;
+  }
+  return whole;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  uint32_t hash = 2166136261;
+  for (size_t i = 0; i < size; ++i) hash = (hash ^ data[i]) * 16777619;
+  const size_t in = hash % 3 == 0 ? 1 + hash / 3 % 900 : 1 << 20;
+  const size_t out = hash % 5 == 0 ? 1 + hash / 5 % 700 : 1 << 16;
+
+  z_stream z{};
+  demand(inflateInit2(&z, -15) == Z_OK);
+  Bytes want(kMost);
+  z.next_in = const_cast<uint8_t*>(data);
+  z.avail_in = static_cast<uInt>(size);
+  z.next_out = want.data();
+  z.avail_out = static_cast<uInt>(want.size());
+  const bool ok = inflate(&z, Z_FINISH) == Z_STREAM_END;
+  want.resize(z.total_out);
+  inflateEnd(&z);
+
+  Inflater inflater(hash % 2 == 0 ? 64 : 0);
+  inflater.reset(0, 0);
+  Bytes got;
+  std::vector<Stop> stops;
+  const bool whole = inflated(&inflater, data, size, in, out, {}, kMost, &got, &stops);
+  if (want.size() >= kMost || got.size() >= kMost) return 0;
+  demand(whole == ok);
+  if (!whole) return 0;
+  demand(got == want);
+  for (size_t i = 0; i < stops.size(); i += 1 + i / 4) {
+    Inflater entered(0);
+    entered.reset(stops[i].bit % 8, kWindow);
+    Bytes part;
+    demand(inflated(&entered, data + stops[i].bit / 8, size - stops[i].bit / 8, in, out,
+                    stops[i].window, SIZE_MAX, &part, nullptr));
+    demand(std::equal(part.begin(), part.end(),
+                      want.begin() + static_cast<ptrdiff_t>(stops[i].output), want.end()));
+  }
+  return 0;
+}
