@@ -136,17 +136,21 @@ struct DcTable {
   }
 };
 
-// An entry holds one symbol or two. Otherwise: bits 8 to 15 the run before the first coefficient,
-// 16 to 23 the distance to the second (0: there is none), 24 to 31 the first symbol's length, 32 to
-// 47 and 48 to 63 the coefficients. A run of 16 zeros is a run of 15 and a coefficient 0; an end of
-// block alone is a coefficient 0, and without a second coefficient the first stands for it: what is
-// stored then is right whatever there is.
+// An entry holds one symbol or two. Otherwise: bits 8 to 11 the run before the first coefficient,
+// 16 to 20 the distance from it to the second (0: there is none), 21 to 25 the first symbol's
+// length, 26 to 31 how many places of the block are taken, 32 to 47 and 48 to 63 the coefficients.
+// A run of 16 zeros is a run of 15 and a coefficient 0; an end of block alone is a coefficient 0,
+// and without a second coefficient the first stands for it: what is stored then is right whatever
+// there is.
 struct AcTable {
-  static constexpr uint64_t kFirst = ((uint64_t{1} << 48) - 1) & ~uint64_t{kLengthMask};
-
   uint64_t entry[1 << kAcBits];
   LongCodes codes;
   uint64_t used;
+
+  // One coefficient after `run` zeros. The run takes four bits, its distance to the next five.
+  static uint64_t one(uint64_t length, uint64_t run, uint64_t value) {
+    return length | run << 8 | length << 21 | (run + 1) << 26 | value << 32 | value << 48;
+  }
 
   bool build(const HuffmanCode& code) {
     if (!codes.build(code)) return false;
@@ -157,20 +161,16 @@ struct AcTable {
       const auto run = static_cast<uint64_t>(symbol >> 4);
       uint64_t* first = entry + (static_cast<size_t>(bits) << rest);
       for (uint32_t i = 0; i < 1u << rest; ++i) {
+        const auto used_up = static_cast<uint64_t>(length + size);
         if (size > rest) {
           first[i] =
               kSlow | static_cast<uint64_t>(length) << 8 | static_cast<uint64_t>(symbol) << 16;
-          continue;
+        } else if (size == 0) {
+          first[i] = run == 15 ? one(used_up, 15, 0) : one(used_up, 0, 0) | kEnd;
+        } else {
+          const int32_t value = extend(static_cast<int32_t>(i >> (rest - size)), size);
+          first[i] = one(used_up, run, static_cast<uint16_t>(value));
         }
-        const auto used = static_cast<uint64_t>(length + size);
-        if (size == 0) {
-          first[i] = used | used << 24 | (run == 15 ? run << 8 : kEnd);
-          continue;
-        }
-        const auto value =
-            static_cast<uint16_t>(extend(static_cast<int32_t>(i >> (rest - size)), size));
-        first[i] = used | run << 8 | used << 24 | static_cast<uint64_t>(value) << 32 |
-                   static_cast<uint64_t>(value) << 48;
       }
     });
     // The second symbols. The entry that is looked up for one may hold two itself by now: what it
@@ -178,17 +178,17 @@ struct AcTable {
     for (uint32_t i = 0; i < 1u << kAcBits; ++i) {
       const uint64_t one = entry[i];
       if ((one & (kSlow | kEnd)) != 0) continue;
-      const uint32_t length = one & kLengthMask;
+      const uint64_t length = one & kLengthMask;
       const uint64_t two = entry[i << length & ((1u << kAcBits) - 1)];
       if ((two & kSlow) != 0) continue;
-      const auto second = static_cast<uint32_t>(two >> 24 & 255);
+      const uint64_t second = two >> 21 & 31;
       if (length + second > kAcBits) continue;
-      const bool ends = (two & kEnd) != 0 && (two & kLengthMask) == second;
-      entry[i] = (one & kFirst) | (length + second);
-      if (ends) {
-        entry[i] |= kEnd | (one >> 32 & 0xFFFF) << 48;
+      if ((two & kEnd) != 0 && (two & kLengthMask) == second) {
+        entry[i] = one + second + kEnd;
       } else {
-        entry[i] |= ((two >> 8 & 255) + 1) << 16 | (two >> 32 & 0xFFFF) << 48;
+        const uint64_t run = two >> 8 & 15;
+        entry[i] = (one & 0xFFFF'FFFF'FFFF) + second + ((run + 1) << 16) + ((run + 1) << 26) +
+                   ((two >> 32 & 0xFFFF) << 48);
       }
     }
     return true;
@@ -561,25 +561,25 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
           }
           break;
         }
-        const uint32_t k1 = k + static_cast<uint32_t>(entry >> 8 & 255);
-        const uint32_t k2 = k1 + static_cast<uint32_t>(entry >> 16 & 255);
+        const uint32_t next = k + (static_cast<uint32_t>(entry) >> 26);
+        const uint32_t k1 = k + static_cast<uint32_t>(entry >> 8 & 15);
         if (kStore) {
           out[kNatural[k1]] = static_cast<int16_t>(entry >> 32);
-          out[kNatural[k2]] = static_cast<int16_t>(entry >> 48);
+          out[kNatural[next - 1]] = static_cast<int16_t>(entry >> 48);
         }
-        if (TS_UNLIKELY(k2 >= 63)) {
+        if (TS_UNLIKELY(next >= 64)) {
           if (k1 == 63) {  // the second symbol is the next block's
             if (kStore) out[63] = static_cast<int16_t>(entry >> 32);
-            drop(entry >> 24);
+            drop(entry >> 21 & 31);
             goto block_done;
           }
-          if (k2 != 63) return false;
+          if (next != 64) return false;
           drop(entry);
           goto block_done;
         }
         drop(entry);
         if ((entry & kEnd) != 0) goto block_done;
-        k = k2 + 1;
+        k = next;
       }
       refill();
     }
