@@ -20,8 +20,33 @@ type entryPoints struct {
 	proofs []atomic.Uint64
 }
 
+// by is for one worker with this decoder; nil if there are no entry points, or the decoder knows none.
+func (p *entryPoints) by(d decoder) *byEntries {
+	e, ok := d.(entryDecoder)
+	if p == nil || !ok {
+		return nil
+	}
+	return &byEntries{points: p, d: e}
+}
+
 func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
 	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
+}
+
+// entryPoints are those of an index that the loader works by; nil if it keeps none.
+func (l *Loader) entryPoints(x *index) *entryPoints {
+	if x == nil || x.side == nil || l.o.NoEntryPoints {
+		return nil
+	}
+	for {
+		p := l.points.Load()
+		if p != nil && p.store == entryStore(x) {
+			return p
+		}
+		if l.points.CompareAndSwap(p, newEntryPoints(x, len(x.entries), l.o.TrustIndex)) {
+			return l.points.Load()
+		}
+	}
 }
 
 // entryDecoder is a decoder that knows entry points.
@@ -40,7 +65,7 @@ func (s shimDecoder) decodeMakeEntries(data []byte, g *capi.ImageGeometry, dst [
 	return capi.DecodeImageMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }
 
-// byEntries decodes one sample after the other by their entry points, and makes those that are missing. One goroutine's.
+// byEntries decodes one baseline JPEG after the other by their entry points, and makes those that are missing. One goroutine's.
 type byEntries struct {
 	points *entryPoints
 	d      entryDecoder

@@ -129,3 +129,108 @@ func TestEntryPoints(t *testing.T) {
 	expect("forged", epoch("forged", changed, photos, want), capi.ImageStats{EntriesRefused: 3})
 	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), capi.ImageStats{EntriesRefused: 3})
 }
+
+// countingCodec is the shim's, and remembers what its decoders say that they did.
+type countingCodec struct {
+	mu  *sync.Mutex
+	sum *capi.ImageStats
+}
+
+type countingDecoder struct {
+	shimDecoder
+	c countingCodec
+}
+
+func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
+	d, err := shimCodec{}.newDecoder(maxPixels)
+	if err != nil {
+		return nil, err
+	}
+	return countingDecoder{d.(shimDecoder), c}, nil
+}
+
+func (d countingDecoder) close() {
+	d.c.mu.Lock()
+	defer d.c.mu.Unlock()
+	if s, err := capi.DecoderStats(d.d); err == nil {
+		d.c.sum.EntriesMade += s.EntriesMade
+		d.c.sum.EntriesUsed += s.EntriesUsed
+		d.c.sum.EntriesVerified += s.EntriesVerified
+		d.c.sum.EntriesRefused += s.EntriesRefused
+	}
+	d.shimDecoder.close()
+}
+
+// TestEntryPointsInEpochs: made in the first epoch, used in the second, found in the sidecar by the next loader, which compares them first. The batches are those
+// of a loader without.
+func TestEntryPointsInEpochs(t *testing.T) {
+	var members []tarMember
+	for i := range 24 {
+		members = append(members, tarMember{name: "train/" + string(rune('a'+i%3)) + "/" + string(rune('a'+i)) + ".jpg", data: string(photo(t, uint64(i)))})
+	}
+	members = append(members, tarMember{name: "train/a/z.png", data: pngOf(t, gradient(50, 40))})
+	for _, c := range []struct {
+		name string
+		data []byte
+	}{{"t.tar", tarBytes(t, members...)}, {"t.tgz", gzipBytes(t, tarBytes(t, members...))}} {
+		t.Run(c.name, func(t *testing.T) {
+			path := writeFile(t, c.name, c.data)
+			var done capi.ImageStats
+			codec := countingCodec{new(sync.Mutex), &done}
+			run := func(o Options) *Loader {
+				o.BatchSize, o.Transform, o.Shuffle, o.Workers = 8, Train(64), true, 3
+				l, err := open(t.Context(), path, o, openFile, codec)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return l
+			}
+			epoch := func(l *Loader, e int) (string, capi.ImageStats) {
+				done = capi.ImageStats{}
+				batches, err := collect(t, l, e, 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return digest(batches), done
+			}
+			end := func(l *Loader) {
+				if err := l.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+
+			var want []string
+			plain := run(Options{NoIndex: true})
+			for e := range 4 {
+				d, s := epoch(plain, e)
+				if s != (capi.ImageStats{}) {
+					t.Errorf("without an index: %+v", s)
+				}
+				want = append(want, d)
+			}
+			end(plain)
+
+			expect := func(what string, l *Loader, e int, wantStats capi.ImageStats) {
+				t.Helper()
+				if got, s := epoch(l, e); got != want[e] || s != wantStats {
+					t.Errorf("%s: %+v, want %+v; batches equal: %t", what, s, wantStats, got == want[e])
+				}
+			}
+			side := path + ".index"
+			l := run(Options{IndexFile: side, NoEntryPoints: true})
+			expect("not wanted", l, 0, capi.ImageStats{})
+			end(l)
+			l = run(Options{IndexFile: side})
+			expect("first epoch", l, 0, capi.ImageStats{EntriesMade: 24})
+			expect("second epoch", l, 1, capi.ImageStats{EntriesUsed: 24})
+			end(l)
+			l = run(Options{IndexFile: side})
+			expect("another loader", l, 2, capi.ImageStats{EntriesVerified: 24})
+			expect("its second epoch", l, 3, capi.ImageStats{EntriesUsed: 24})
+			end(l)
+			l = run(Options{IndexFile: side, TrustIndex: true})
+			expect("a loader that trusts", l, 0, capi.ImageStats{EntriesUsed: 24})
+			end(l)
+		})
+	}
+}

@@ -90,7 +90,12 @@ type Options struct {
 	// user's cache folder. NoIndex: it is neither read nor written.
 	IndexFile string
 	NoIndex   bool
-	Logger    *slog.Logger // nil: silent
+	// The index also keeps entry points into JPEG files, about 1 % of their size: the first time that an image is decoded they are made (which costs about a tenth
+	// more), and from the next time on only what the crop needs is decoded. The pixels are the same. Those of an earlier process are compared with the image when
+	// they are first used, so that nobody's index can change a pixel; TrustIndex leaves that out. NoEntryPoints: they are neither made nor used.
+	TrustIndex    bool
+	NoEntryPoints bool
+	Logger        *slog.Logger // nil: silent
 	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
 	StatsEvery time.Duration
 }
@@ -108,8 +113,9 @@ type Loader struct {
 	o        Options
 	open     func(string) (source, error)
 	codec    codec
-	index    atomic.Pointer[index] // nil until the archive was read through
-	weights  *weights              // nil: every sample once
+	index    atomic.Pointer[index]       // nil until the archive was read through
+	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
+	weights  *weights                    // nil: every sample once
 	counters counters
 
 	queueBytes int64 // see the constant

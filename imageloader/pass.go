@@ -373,7 +373,7 @@ func (p *pass) work() {
 		return
 	}
 	defer d.close()
-	w := worker{p: p, d: d}
+	w := worker{p: p, d: d, entries: p.l.entryPoints(p.known).by(d)}
 	w.reset()
 	if len(o.Transform.Ops) > 0 {
 		if w.augmenter, err = newAugmenter(); err != nil {
@@ -417,6 +417,7 @@ type worker struct {
 	geometry capi.ImageGeometry
 
 	augmenter *augmenter // nil without Transform.Ops
+	entries   *byEntries // nil: none are used
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -438,7 +439,11 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if err := t.geometryOf(w.rng, &info, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
-		err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
+		if w.entries != nil && info.Format == capi.ImageJPEG && !info.Progressive {
+			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, 3*t.Size)
+		} else {
+			err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
+		}
 		if err == nil && w.augmenter != nil {
 			err = w.augmenter.run(t, w.rng, j.dst)
 		}

@@ -331,10 +331,9 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	places := map[uint32]place{}
 	for ; len(table) > 0; table = table[sectionBytes:] {
 		p := place{le.Uint32(table), le.Uint32(table[4:]), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[24:])}
-		if p.offset > uint64(size) || p.size > uint64(size)-p.offset || p.count > p.size {
-			if p.size != 0 || p.kind != sectionWindows {
-				return nil, errIndexDamaged
-			}
+		// There are as many windows as checkpoints, but one may be empty.
+		if p.offset > uint64(size) || p.size > uint64(size)-p.offset || p.count > p.size && p.kind != sectionWindows {
+			return nil, errIndexDamaged
 		}
 		places[p.kind] = p
 	}
