@@ -124,9 +124,10 @@ func TestChaos(t *testing.T) {
 			c.mu.Unlock()
 			ctx, cancel := context.WithCancelCause(t.Context())
 			patience := errors.New("out of patience")
+			patient, slots := rng.IntN(2000), 1+rng.IntN(3)
 			if c.kind == "stalls" { // the consumer gives up, or the reader goes on; whichever, at any time
 				go func() {
-					for range rng.IntN(2000) {
+					for range patient {
 						runtime.Gosched()
 					}
 					if seed%8 < 4 {
@@ -139,7 +140,7 @@ func TestChaos(t *testing.T) {
 			var failed error
 			var last State
 			inOrder := 0 // batches
-			for b, e := range l.epoch(ctx, 1, 1+rng.IntN(3)) {
+			for b, e := range l.epoch(ctx, 1, slots) {
 				if e != nil {
 					failed = e
 					continue
