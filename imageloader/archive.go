@@ -109,7 +109,7 @@ const (
 )
 
 // openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read. open is for what is no URL.
-func openArchive(ctx context.Context, path string, open func(string) (source, error)) (*archive, error) {
+func openArchive(ctx context.Context, path string, open func(string) (source, error)) (_ *archive, err error) {
 	paths, err := shardPaths(path)
 	if err != nil {
 		return nil, err
@@ -121,6 +121,11 @@ func openArchive(ctx context.Context, path string, open func(string) (source, er
 		return open(path)
 	}
 	a := &archive{path: path, ctx: ctx, open: either, shards: make([]shard, len(paths)), shard: -1}
+	defer func() {
+		if err != nil {
+			_ = a.Close() // err says more
+		}
+	}()
 	all := totalInfo{name: path}
 	for i, path := range paths {
 		if i > 0 && ctx.Err() != nil {
@@ -144,7 +149,6 @@ func openArchive(ctx context.Context, path string, open func(string) (source, er
 	}
 	a.info = all
 	if err := a.begin(0); err != nil {
-		_ = a.Close()
 		return nil, err
 	}
 	return a, nil

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -156,6 +157,31 @@ func TestIndexMode(t *testing.T) {
 			t.Fatal(err)
 		}
 		check("saved again")
+	}
+}
+
+// TestOpenFails: whatever Open fails at, it leaves no file open.
+func TestOpenFails(t *testing.T) {
+	noLeaks(t)
+	gc := debug.SetGCPercent(-1) // which would close them
+	defer debug.SetGCPercent(gc)
+	tgz := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 6, nil)))
+	for name, c := range map[string]struct {
+		path string
+		o    Options
+	}{
+		"a shard is missing": {filepath.Dir(tgz) + "/{a,none}.tgz", Options{}},
+		"bad weights":        {tgz, Options{Weights: func(Sample) float64 { return -1 }}},
+		"no random access":   {tgz, Options{Balanced: true, ShuffleBytes: 1, NoIndex: true}},
+		"another class":      {tgz, Options{Classes: []string{"one"}, World: 2}},
+		"the same, by index": {tgz, Options{Classes: []string{"one"}}},
+	} {
+		c.o.Transform = Eval(4, 4)
+		for range 3 {
+			if _, err := open(t.Context(), c.path, c.o, openFile, fakeCodec{}); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+		}
 	}
 }
 

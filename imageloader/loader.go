@@ -171,6 +171,7 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	l.opened = l.chooseOrder(x)
 	l.order = l.opened
 	if err := l.weigh(x); err != nil {
+		_ = x.close() // nothing was kept
 		return nil, err
 	}
 	return l, nil

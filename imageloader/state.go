@@ -292,7 +292,9 @@ func (l *Loader) readThrough(ctx context.Context) (*index, error) {
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	l.index.CompareAndSwap(nil, x)
+	if !l.index.CompareAndSwap(nil, x) {
+		_ = x.close() // nothing was kept
+	}
 	return l.index.Load(), nil
 }
 

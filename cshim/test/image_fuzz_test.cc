@@ -2,11 +2,15 @@
 // What the address and undefined-behaviour sanitizers see on the way is seen with -DTS_SANITIZE=ON.
 #include <zlib.h>
 
+#include <cstring>
+
+#include "image/entries.h"
 #include "image_samples.h"
 
 namespace {
 
 using namespace samples;
+using ts::image::xxh64;
 
 std::vector<Bytes> seeds(Random& random) {
   std::vector<Bytes> out;
@@ -134,6 +138,85 @@ TEST(Fuzz, PngMutationsBehindTheChecksums) {
     exercise(decoder.get(), random, bytes);
     if (HasFatalFailure()) return;
   }
+}
+
+// By entry points, turned or not, a damaged JPEG gives what it gives without them; forged ones
+// change nothing unless they are trusted, and are harmless then.
+TEST(Fuzz, EntriesOfDamagedTurnedFiles) {
+  Random random(4);
+  const Decoder decoder = new_decoder(1 << 22);
+  std::vector<Bytes> originals = {read_file("data/orientation-6.jpg")};
+  for (const int channels : {1, 3}) {
+    JpegOptions options;
+    options.restart_interval = channels == 3 ? 3 : 0;
+    if (channels == 3) options.sampling[0][0] = options.sampling[0][1] = 2;
+    originals.push_back(encode_jpeg(picture(random, 87, 61, channels), options));
+  }
+  int with_entries = 0;
+  for (int i = 0; i < 6000; ++i) {
+    Bytes bytes = originals[random() % originals.size()];
+    if (i % 4 != 0) {
+      bytes[random() % bytes.size()] ^= static_cast<uint8_t>(1 << random() % 8);
+    }
+    ts_image_info info = {};
+    if (Outcome(ts_image_header(bytes.data(), bytes.size(), &info)).code != TS_OK) continue;
+    ts_image_geometry g = {};
+    g.orientation = uniform(random, 0, 8);
+    if (g.orientation >= 5) std::swap(info.width, info.height);
+    g.crop_width = uniform(random, 1, info.width);
+    g.crop_height = uniform(random, 1, info.height);
+    g.crop_x = uniform(random, 0, info.width - g.crop_width);
+    g.crop_y = uniform(random, 0, info.height - g.crop_height);
+    g.resize_width = g.window_width = uniform(random, 1, 30);
+    g.resize_height = g.window_height = uniform(random, 1, 30);
+    Image plain;
+    const Outcome expected = decode(decoder.get(), bytes, g, &plain);
+
+    const size_t stride = static_cast<size_t>(g.window_width) * 3;
+    Image got = plain;
+    const auto as_expected = [&](const Outcome& outcome) {
+      ASSERT_EQ(outcome.code, expected.code) << outcome.message;
+      ASSERT_EQ(outcome.message, expected.message);
+      if (expected.code == TS_OK) {
+        ASSERT_EQ(got.pixels, plain.pixels);
+      }
+      got.pixels.assign(got.pixels.size(), 0x5A);
+    };
+    got.pixels.assign(got.pixels.size(), 0x5A);
+    Bytes blob(1 << 14);
+    size_t written = 0;
+    uint64_t proof = 0;
+    as_expected(Outcome(ts_image_decode_make_entries(
+        decoder.get(), bytes.data(), bytes.size(), &g, got.pixels.data(), stride,
+        uniform(random, 1, 12), blob.data(), blob.size(), &written, &proof)));
+    if (HasFatalFailure()) return;
+    if (written == 0 || written > blob.size()) continue;
+    ++with_entries;
+    const Bytes made(blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(written));
+    const auto by = [&](const Bytes& entries, uint64_t* with) {
+      return Outcome(ts_image_decode_entries(decoder.get(), bytes.data(), bytes.size(), &g,
+                                             got.pixels.data(), stride, entries.data(),
+                                             entries.size(), with));
+    };
+    uint64_t first = 0;
+    as_expected(by(made, &first));
+    as_expected(by(made, &proof));
+    as_expected(by(made, nullptr));
+    if (HasFatalFailure()) return;
+    Bytes forged = made;
+    for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
+      forged[random() % forged.size()] ^= static_cast<uint8_t>(1 << random() % 8);
+    }
+    const uint64_t digest =
+        xxh64(forged.data() + 64, forged.size() - 64, xxh64(forged.data(), 56, 0));
+    std::memcpy(forged.data() + 56, &digest, sizeof digest);
+    first = 0;
+    as_expected(by(forged, &first));
+    as_expected(by(forged, &proof));
+    if (HasFatalFailure()) return;
+    by(forged, nullptr);
+  }
+  EXPECT_GT(with_entries, 1000);
 }
 
 }  // namespace
