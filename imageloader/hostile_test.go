@@ -160,6 +160,43 @@ func TestIndexMode(t *testing.T) {
 	}
 }
 
+// TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the same order, whatever else is in the archive: two ranks may be one
+// of each.
+func TestOrderOfEveryOpen(t *testing.T) {
+	samples := fakeArchive(t, 40, nil)
+	notes := strings.Repeat("notes", 12_000)
+	large := tarBytes(t, tarMember{name: "notes/a.txt", data: notes}, tarMember{name: "notes/b.txt", data: notes})
+	tooLarge := tarBytes(t, tarMember{name: "train/class0/large.png", data: fakeImage(strings.Repeat("large", 40_000))})
+	for name, data := range map[string][]byte{
+		"samples":            samples,
+		"notes before":       append(large, samples...),
+		"a sample too large": append(tooLarge, samples...),
+	} {
+		for file, packed := range map[string][]byte{"a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data)} {
+			path := writeFile(t, file, packed)
+			o := Options{Transform: Eval(4, 4), BatchSize: 8, Shuffle: true, Seed: 3, BadSamples: Skip, ShuffleBytes: 100_000, MaxSampleBytes: 100_000, World: 2}
+			var first *Loader
+			var want string
+			for i := range 3 {
+				l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+				batches, err := collect(t, l, 0, 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 {
+					first, want = l, digest(batches)
+				} else if l.opened != first.opened || digest(batches) != want {
+					t.Errorf("%s, %s: the order is %s, of the loader that made the index %s", name, file, l.opened, first.opened)
+				}
+			}
+		}
+	}
+}
+
 // TestOpenFails: whatever Open fails at, it leaves no file open.
 func TestOpenFails(t *testing.T) {
 	noLeaks(t)

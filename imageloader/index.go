@@ -72,13 +72,13 @@ func (x *index) name(i int) string {
 // mostLazyWork is the same for samples that are read from the archive once, and from memory then.
 const mostLazyWork = 64
 
-// hold keeps the samples of an archive that is a stream in memory, if they take no more than limit bytes. The archive has just been opened.
-func (x *index) hold(a *archive, limit int64) error {
+// fits says whether the archive is a stream whose samples take no more than limit bytes, without those of more than most bytes, which nobody reads.
+func (x *index) fits(limit, most int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.entries {
-		if e := &x.entries[i]; e.kind == kindFile {
+		if e := &x.entries[i]; e.kind == kindFile && e.size <= most {
 			if e.size > limit-total {
-				return nil
+				return false
 			}
 			total += e.size
 		}
@@ -86,7 +86,12 @@ func (x *index) hold(a *archive, limit int64) error {
 	for i := range x.shards {
 		streamed = streamed || x.shards[i].format == formatTarGz || x.shards[i].format == formatZstd
 	}
-	if !streamed {
+	return streamed
+}
+
+// hold keeps the samples in memory, if they fit. The archive has just been opened.
+func (x *index) hold(a *archive, limit, most int64) error {
+	if !x.fits(limit, most) {
 		return nil
 	}
 	if x.work > 0 && x.work <= mostLazyWork {
@@ -96,7 +101,7 @@ func (x *index) hold(a *archive, limit int64) error {
 	held := make([][]byte, len(x.entries))
 	for i := range x.entries {
 		e := &x.entries[i]
-		if e.kind != kindFile || e.size == 0 {
+		if e.kind != kindFile || e.size == 0 || e.size > most {
 			continue
 		}
 		a.names, a.last = i+1, x.name(i) // for errors

@@ -97,7 +97,23 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 		_ = index.close() // nothing was kept
 		return nil, l.noSamples(a.names, orphans)
 	}
+	if hold && index.held == nil && index.fits(l.o.ShuffleBytes, l.o.MaxSampleBytes) {
+		if err := l.holdAfter(a, index); err != nil {
+			_ = index.close() // err says more
+			return nil, err
+		}
+	}
 	return index, nil
+}
+
+// holdAfter keeps in memory what a loader that finds the index would: it counts the samples alone, which are known at the end. Both have to have the same order.
+func (l *Loader) holdAfter(a *archive, x *index) error {
+	again, err := openArchive(a.ctx, l.path, l.open)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = again.Close() }() // only read
+	return x.hold(again, l.o.ShuffleBytes, l.o.MaxSampleBytes)
 }
 
 // content reads a member's content, whose first bytes are head, into data if that is not nil, and takes its checksum.

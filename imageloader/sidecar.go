@@ -689,7 +689,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 					_ = s.close() // only read
 					return nil, l.noSamples(len(x.entries)+out.ignored, x.orphans)
 				}
-				if err := out.hold(a, l.o.ShuffleBytes); err != nil {
+				if err := out.hold(a, l.o.ShuffleBytes, l.o.MaxSampleBytes); err != nil {
 					_ = s.close() // err says more
 					return nil, err
 				}

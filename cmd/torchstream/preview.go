@@ -120,12 +120,16 @@ type sheet struct {
 }
 
 func newSheet(batches, batch, columns, size int) (*sheet, error) {
+	tooLarge := fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
+	if max(batches, batch, size) > mostSheet {
+		return nil, tooLarge
+	}
 	columns = min(columns, batch)
 	rows := (batch + columns - 1) / columns
 	width := int64(columns)*int64(size+sheetGap) + sheetGap
 	band := int64(rows)*int64(size+2*sheetLine+sheetGap) + sheetHeading
-	if pixels := width * band; pixels > mostSheet || pixels*int64(batches) > mostSheet {
-		return nil, fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
+	if float64(width)*float64(band)*float64(batches) > mostSheet {
+		return nil, tooLarge
 	}
 	s := &sheet{image.NewRGBA(image.Rect(0, 0, int(width), int(band)*batches)), columns, size, int(band)}
 	draw.Draw(s.canvas, s.canvas.Bounds(), image.NewUniform(sheetPaper), image.Point{}, draw.Src)
