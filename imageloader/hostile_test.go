@@ -202,7 +202,15 @@ func TestOpenFails(t *testing.T) {
 	noLeaks(t)
 	gc := debug.SetGCPercent(-1) // which would close them
 	defer debug.SetGCPercent(gc)
-	tgz := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 6, nil)))
+	data := gzipBytes(t, fakeArchive(t, 6, nil))
+	tgz, indexed := writeFile(t, "a.tgz", data), writeFile(t, "a.tgz", data)
+	l, err := open(t.Context(), indexed, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct {
 		path string
 		o    Options
@@ -211,7 +219,7 @@ func TestOpenFails(t *testing.T) {
 		"bad weights":        {tgz, Options{Weights: func(Sample) float64 { return -1 }}},
 		"no random access":   {tgz, Options{Balanced: true, ShuffleBytes: 1, NoIndex: true}},
 		"another class":      {tgz, Options{Classes: []string{"one"}, World: 2}},
-		"the same, by index": {tgz, Options{Classes: []string{"one"}}},
+		"the same, by index": {indexed, Options{Classes: []string{"one"}}},
 	} {
 		c.o.Transform = Eval(4, 4)
 		for range 3 {

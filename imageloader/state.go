@@ -374,7 +374,7 @@ func (l *Loader) classesDigest() string {
 }
 
 // harmless are the fields of Options that do not change a batch, or are compared in another way.
-var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
+var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
 
 // fingerprint says what the options are, by the names of their fields, in so far as they decide what is in a batch.
 func (l *Loader) fingerprint(order orderKind) map[string]string {

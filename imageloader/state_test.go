@@ -244,6 +244,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"size":      {writeFile(t, "b.tar", fakeArchive(t, 61, nil)), func(*Options) {}, "another archive"},
 		"content":   {writeFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
 		"workers":   {path, func(o *Options) { o.Workers = 9 }, ""},
+		"entries":   {path, func(o *Options) { o.NoEntryPoints, o.TrustIndex = true, true }, ""},
 	} {
 		o := base
 		c.change(&o)
