@@ -256,6 +256,8 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d, and Options.DropLast is set", ErrNoSamples, p.epoch, p.l.path, n, o.BatchSize)
 		case bad > 0:
 			return fmt.Errorf("%w in epoch %d of %s: all %d are bad; the last one: %w", ErrNoSamples, p.epoch, p.l.path, bad, r.bad[len(r.bad)-1])
+		case p.ctx.Err() != nil: // it ended before the first sample came
+			return context.Cause(p.ctx)
 		default:
 			orphans := 0
 			if p.build != nil {

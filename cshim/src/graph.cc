@@ -17,6 +17,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <mutex>
@@ -81,6 +82,35 @@ class Order {
   std::optional<CUDAStream> last_;
 };
 
+// Pools whose graphs are gone, and whose memory the allocator still keeps for nobody: it gives it back
+// to the driver only when asked, and never while something is captured, so that captures would run out
+// of memory beside it.
+class EndedPools {
+ public:
+  void add(at::cuda::MempoolId_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ids_.push_back(id);
+  }
+  // Outside of any capture. Pools of which a tensor is still alive stay on the list.
+  void release() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto gone = [](const at::cuda::MempoolId_t& id) {
+      allocator::emptyCache(id);
+      return allocator::snapshot(id).segments.empty();
+    };
+    ids_.erase(std::remove_if(ids_.begin(), ids_.end(), gone), ids_.end());
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<at::cuda::MempoolId_t> ids_;
+};
+
+EndedPools& ended_pools() {
+  static auto* all = new EndedPools;  // never destroyed: threads may outlive main
+  return *all;
+}
+
 // The allocators' private memory of one graph, or of several that share it.
 class Pool {
  public:
@@ -90,6 +120,7 @@ class Pool {
   ~Pool() {
     for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(id_);
     allocator::releasePool(device_, id_);
+    ended_pools().add(id_);
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -586,6 +617,10 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
         share == nullptr || (share->exec != nullptr && share->stream.device_index() == device),
         "the graph to share memory with is not captured, or on another device");
     ts::ensure_cuda();
+    {
+      const std::shared_lock<std::shared_mutex> turn(ts::under_way().turn, std::try_to_lock);
+      if (turn.owns_lock()) ts::ended_pools().release();  // otherwise there is a capture
+    }
     auto graph = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     graph->begin();
