@@ -49,7 +49,7 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 func (r indexResult) access() string {
 	switch {
 	case !r.Random && r.Work > 0:
-		return fmt.Sprintf("the archive is read in its own order: reading one sample alone would inflate %.0f times its size", r.Work)
+		return fmt.Sprintf("the archive is read in its own order: reading one sample alone would inflate %.0f times its size. Loaders that can hold it in memory (Options.ShuffleBytes) have any order all the same", r.Work)
 	case !r.Random:
 		return "the archive is read in its own order: a stream of this kind can't be entered in the middle"
 	case r.Checkpoints > 0:

@@ -82,9 +82,9 @@ class Order {
   std::optional<CUDAStream> last_;
 };
 
-// Pools whose graphs are gone, and whose memory the allocator still keeps for nobody: it gives it back
-// to the driver only when asked, and never while something is captured, so that captures would run out
-// of memory beside it.
+// Pools whose graphs are gone, and whose memory the allocator still keeps for nobody: it gives it
+// back to the driver only when asked, and never while something is captured, so that captures would
+// run out of memory beside it.
 class EndedPools {
  public:
   void add(at::cuda::MempoolId_t id) {
