@@ -163,6 +163,7 @@ TEST(Entries, OtherFilesAreRefused) {
       const size_t at = file.size() / 2 + random() % (file.size() / 2);
       file[at] = static_cast<uint8_t>(file[at] ^ 1 << random() % 8);
     }
+    if (file == old) continue;  // of a pixel or two
     const Box box = draw_box(random, width, height);
     const Result expected = decode_by(&libjpeg, file, box);
     for (int way = 0; way < 3; ++way) {

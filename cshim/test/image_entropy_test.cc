@@ -151,7 +151,7 @@ TEST(Entropy, DamageGetsLibjpegsVerdict) {
     int width, height;
     draw_size(random, &width, &height);
     Bytes bytes = usual(random, kKinds[random() % 8], width, height);
-    for (int changes = uniform(random, 1, 4); changes > 0; --changes) {
+    for (int changes = uniform(random, 1, 4); changes > 0 && !bytes.empty(); --changes) {
       const size_t at = random() % bytes.size();
       switch (random() % 6) {
         case 0:
