@@ -77,7 +77,7 @@ def photographs(folder, python):
     path = os.path.join(folder, 'photos-1000.tgz')
     if not os.path.exists(path):
         say(f'bench: making {path}')
-        part = path + '.part'
+        part = os.path.join(folder, 'part-photos-1000.tgz')  # the name's end says that it is compressed
         subprocess.run([python, os.path.join(ROOT, 'examples/data/make_photos.py'), 'big', os.path.join(ROOT, 'examples/data/photos-train.tgz'), part, '1000'], check=True)
         os.replace(part, path)
     return path
