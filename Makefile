@@ -27,8 +27,10 @@ setup: ## install what is missing: system packages, LibTorch
 shim: setup ## build the C++ side: cshim/build/lib/libtorchstream.so
 	@cshim/setup/shim.sh
 
+# Only the library: the tests of the C++ side, which take several times as long to compile, are not run here.
 .PHONY: demo
-demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
+demo: setup ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
+	@cshim/setup/shim.sh cshim/build -- torchstream
 	@cshim/setup/demo.sh
 
 # The shim is no part of Go's test cache keys, hence -count=1.
@@ -80,5 +82,6 @@ libtorch-path: ## print the folder of LibTorch (a site-packages-like folder), in
 	@python3 cshim/setup/libtorch.py path
 
 .PHONY: clean
-clean: ## remove build outputs (LibTorch's cache stays)
-	rm -rf cshim/build cshim/build-* gpu-bundle
+clean: ## remove build outputs, and the indexes of archives in this folder (LibTorch's cache stays)
+	rm -rf cshim/build cshim/build-* gpu-bundle bin
+	find . -name '*.tsidx' -not -path '*/testdata/*' -not -path './.git/*' -delete

@@ -55,7 +55,7 @@ type Options struct {
 	// Priority of the stream P, as in cuda.StreamOptions: -1 and lower lets the finish go before compute that is queued already.
 	Priority int
 	// Trace records some batches of an epoch to a file: a timeline, of the whole process. The loop stands still where the recording starts and ends, while the profiler is set
-	// up and read out; Close returns what went wrong with it. The zero value records nothing, unless the environment asks for it:
+	// up and read out. A file that cannot be written is an error of New; Close returns what went wrong later. The zero value records nothing, unless the environment asks for it:
 	// see trace.FromEnvironment.
 	Trace trace.Window
 	// Logger gets what the prefetcher has to say: its sizes (Debug), that a recording was written (Info), and a Prefetcher that was never closed (Warn). nil: nothing.

@@ -3,7 +3,9 @@ package prefetcher
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"sync"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -19,6 +21,7 @@ type tracer struct {
 
 	mu       sync.Mutex
 	recorder *trace.Recorder // while it records
+	last     int             // the batch that was recorded last
 	over     bool
 	failed   error // returned by Close: a recording that fails does not end an epoch
 }
@@ -33,8 +36,25 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	if err := w.Check(); err != nil {
 		return nil, err
 	}
+	if err := writable(w.File); err != nil {
+		return nil, fmt.Errorf("the recording that Options.Trace or %s asks for has no place to go to: %w", trace.Environment, err)
+	}
 	first, end := w.Turns()
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
+}
+
+// writable finds out now what would otherwise be an error after the epoch. It leaves a file that is there as it is, and none where there is none.
+func writable(name string) error {
+	_, before := os.Stat(name)
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	if err != nil {
+		return err
+	}
+	err = f.Close()
+	if errors.Is(before, fs.ErrNotExist) {
+		err = errors.Join(err, os.Remove(name))
+	}
+	return err
 }
 
 // copiesOn says where the stream P will be.
@@ -63,6 +83,7 @@ func (t *tracer) turn(epoch, batch int) (end func()) {
 	if t.recorder == nil {
 		return none
 	}
+	t.last = batch
 	return cuda.Range(fmt.Sprintf("batch %d", batch))
 }
 
@@ -95,13 +116,21 @@ func (t *tracer) stop() {
 	if err == nil {
 		picture := t.window.Picture
 		if picture.Title == "" {
-			picture.Title = fmt.Sprintf("epoch %d, batches %d to %d", t.window.Epoch, t.first, t.end-1)
+			picture.Title = t.title()
 		}
 		if err = recorded.WriteFile(t.window.File, picture); err == nil {
 			t.logger.Info("prefetcher: recorded", "file", t.window.File, "summary", recorded.Summary().String())
 		}
 	}
 	t.fail(err)
+}
+
+// title names the batches that came: an epoch may be shorter than the window, or be left early.
+func (t *tracer) title() string {
+	if t.last == t.first {
+		return fmt.Sprintf("epoch %d, batch %d", t.window.Epoch, t.first)
+	}
+	return fmt.Sprintf("epoch %d, batches %d to %d", t.window.Epoch, t.first, t.last)
 }
 
 func (t *tracer) fail(err error) {

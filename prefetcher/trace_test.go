@@ -90,16 +90,23 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 
 // A recording that was asked for and did not happen is an error of Close, once, and of nothing else.
 func TestTraceThatFailsIsSaidByClose(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gone")
 	for name, c := range map[string]struct {
 		window trace.Window
 		want   string
 	}{
-		"no such batch":  {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100}, "nothing was recorded"},
-		"no such folder": {trace.Window{File: filepath.Join(t.TempDir(), "no", "a.svg")}, "no such file or directory"},
+		"no such batch":              {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100}, "nothing was recorded"},
+		"a folder that has vanished": {trace.Window{File: filepath.Join(dir, "a.svg")}, "no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if err := os.MkdirAll(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
 			p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: c.window})
 			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Remove(dir); err != nil { // it is empty: asking whether a file can be written leaves none
 				t.Fatal(err)
 			}
 			recorded(t, p, c.window.File, 0, -1)
@@ -111,8 +118,71 @@ func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 			}
 		})
 	}
-	if _, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: "a.pdf"}}); err == nil {
-		t.Error("a name that says no format was accepted")
+}
+
+// What can be known from the start is an error of New: nobody trains for an hour for a picture that cannot be written.
+func TestTraceThatCannotBeWritten(t *testing.T) {
+	for name, c := range map[string]struct{ file, want string }{
+		"no such folder": {filepath.Join(t.TempDir(), "no", "a.svg"), "no such file or directory"},
+		"a folder":       {t.TempDir() + "/.svg", ""},
+		"no format":      {"a.pdf", "a.pdf"},
+	} {
+		if name == "a folder" {
+			if err := os.Mkdir(c.file, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			c.want = "is a directory"
+		}
+		_, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: c.file}})
+		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.file)) {
+			t.Errorf("%s: got %v, want %q", name, err, c.want)
+		}
+	}
+	// A file that is there is not touched before there is something to write.
+	file := filepath.Join(t.TempDir(), "a.svg")
+	if err := os.WriteFile(file, []byte("last week's"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: file, First: 100}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+	if text, err := os.ReadFile(file); string(text) != "last week's" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
+// The picture's title names the batches that are in it.
+func TestTraceTitle(t *testing.T) {
+	for _, c := range []struct {
+		window  trace.Window
+		leaveAt int
+		want    string
+	}{
+		{trace.Window{}, -1, "epoch 0, batches 2 to 5"},
+		{trace.Window{First: 6, Batches: 9}, -1, "epoch 0, batches 6 to 7"},
+		{trace.Window{First: 6}, 6, "epoch 0, batch 6"},
+	} {
+		c.window.File = filepath.Join(t.TempDir(), "a.svg")
+		p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: c.window})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for b, err := range p.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.Index == c.leaveAt {
+				break
+			}
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if text, err := os.ReadFile(c.window.File); err != nil || !strings.Contains(string(text), ">"+c.want+"<") {
+			t.Errorf("no title %q in %.300s (%v)", c.want, text, err)
+		}
 	}
 }
 

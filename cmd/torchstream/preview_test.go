@@ -27,7 +27,7 @@ func TestPreview(t *testing.T) {
 		files[class+"/picture.png"] = b.String()
 	}
 	out := filepath.Join(t.TempDir(), "sheet.png")
-	status, stdout, stderr := command(t, "preview", "-archive", writeTar(t, files), "-out", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
+	status, stdout, stderr := command(t, "preview", "-archive", writeTar(t, files), "-o", out, "-batch", "2", "-batches", "2", "-columns", "2", "-size", "64")
 	if status != 0 || !strings.Contains(stdout, "3 samples in 2 batches, 3 classes") || !strings.Contains(stdout, "1 bad") {
 		t.Fatalf("status %d, %q, %q", status, stdout, stderr)
 	}
@@ -90,7 +90,7 @@ func TestPreviewErrors(t *testing.T) {
 		{[]string{"-archive", photos, "-batch", "100000"}, 1, "larger than a viewer opens"},
 		{[]string{"-archive", photos, "-size", "2305843009213693952"}, 1, "larger than a viewer opens"},
 		{[]string{"-archive", filepath.Join(dir, "missing.tar")}, 1, "missing.tar"},
-		{[]string{"-archive", photos, "-out", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
+		{[]string{"-archive", photos, "-o", filepath.Join(dir, "no", "folder.png")}, 1, "folder.png"},
 	} {
 		if status, _, stderr := command(t, append([]string{"preview"}, c.args...)...); status != c.status || !strings.Contains(stderr, c.says) {
 			t.Errorf("preview %q: status %d, stderr %q", c.args, status, stderr)

@@ -48,6 +48,15 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 	return result, checkpoint
 }
 
+// Outside of a clone there is no archive by default, and the error says what to do.
+func TestTrainWithoutTheDefaultArchive(t *testing.T) {
+	t.Chdir(t.TempDir())
+	status, _, stderr := command(t, "train", "-device", "cpu")
+	if status != 1 || !strings.Contains(stderr, defaultArchive) || !strings.Contains(stderr, "-archive FILE") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
 func TestTrainAndPredict(t *testing.T) {
 	result, checkpoint := small(t, "-test", testArchive)
 	if len(result.Epochs) != 4 || result.Samples != 576 || len(result.Classes) != 12 || result.Device != "cpu" {

@@ -92,6 +92,9 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return usageError{"-epochs, -batch, -width and -memory are at least 1, -size at least 16"}
 	}
 	if o.Archive == "" {
+		if _, err := os.Stat(defaultArchive); err != nil {
+			return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run 01-train there, or name another with -archive FILE", err)
+		}
 		o.Archive = defaultArchive
 		if o.Test == "" {
 			o.Test = defaultTest

@@ -63,7 +63,7 @@ func (l *Lesson) needs(gpus int) error {
 	case gpus == 1:
 		return fmt.Errorf("needs a GPU, and there is no %v (torchstream doctor says more)", l.Device)
 	default:
-		return fmt.Errorf("needs %d GPUs from %v on, and there are %d", gpus, l.Device, have)
+		return fmt.Errorf("needs %d GPUs from %v on, and there are %d (torchstream doctor says more)", gpus, l.Device, have)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
 )
 
 func TestMedian(t *testing.T) {
@@ -28,6 +30,19 @@ func TestTable(t *testing.T) {
 	const want = "what            µs\na              1.5\nlonger name  10.25\n"
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
+	}
+}
+
+// An example that has not enough GPUs says how many it wants and who knows more.
+func TestNeeds(t *testing.T) {
+	for _, gpus := range []int{1, 2} {
+		l := &Lesson{Device: cuda.Device(max(cuda.DeviceCount(), 0))}
+		if err := l.needs(gpus); err == nil || !strings.Contains(err.Error(), "torchstream doctor") {
+			t.Errorf("%d GPUs: %v", gpus, err)
+		}
+	}
+	if err := (&Lesson{}).needs(0); err != nil {
+		t.Error(err)
 	}
 }
 

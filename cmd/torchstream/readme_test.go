@@ -1,0 +1,33 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The program that README.md shows is one: it compiles as it stands.
+func TestReadmeProgramCompiles(t *testing.T) {
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Skip("needs the repository: ", err)
+	}
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("needs Go: ", err)
+	}
+	_, program, found := strings.Cut(string(text), "```go\npackage main\n")
+	program, _, closed := strings.Cut(program, "```\n")
+	if !found || !closed {
+		t.Fatal("README.md shows no program")
+	}
+	file := filepath.Join(t.TempDir(), "main.go")
+	if err := os.WriteFile(file, []byte("package main\n"+program), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(goTool, "vet", file).CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
