@@ -154,10 +154,10 @@ class WebDataset(TorchVision):
         self.prepare()
         urls = self.urls(workers)
         dataset = wds.WebDataset(urls, shardshuffle=len(urls) if len(urls) > 1 else False, empty_check=False).shuffle(1000)
-        dataset = dataset.to_tuple('jpg;jpeg;png').map(lambda sample: self.transform(self.decode(sample[0]))).batched(self.args.batch)
+        dataset = dataset.to_tuple('jpg;jpeg;png', '__key__').map_tuple(lambda data: self.transform(self.decode(data)), lambda key: key).batched(self.args.batch)
         loader = wds.WebLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
         while True:
-            yield from (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in loader)
+            yield from (images for images, _ in loader)
 
     def urls(self, workers):
         return [self.args.archive]
