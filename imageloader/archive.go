@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -38,7 +39,8 @@ const (
 const (
 	gzipReadBytes = 256 << 10 // compressed bytes asked for at a time
 	skipBytes     = 256 << 10 // how much is skipped between two looks at the context
-	magicBytes    = 16        // how much of a member is looked at to tell whether it is an image
+	tarBlock      = 512
+	magicBytes    = 16 // how much of a member is looked at to tell whether it is an image
 )
 
 // What no archive of images exceeds, and a hostile one might.
@@ -96,6 +98,7 @@ type member struct {
 	size   int64
 	kind   memberKind
 	target string // of a link
+	block  uint32 // CRC-32 of the 512 bytes of header right before the content, in a tar
 }
 
 type memberKind uint8
@@ -315,7 +318,7 @@ func (a *archive) next() (member, error) {
 			a.last = h.Name[:maxNameBytes]
 			return member{}, a.fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), maxNameBytes))
 		}
-		m := member{name: path.Clean(h.Name), shard: a.shard, offset: a.in.offset, size: h.Size, target: h.Linkname}
+		m := member{name: path.Clean(h.Name), shard: a.shard, offset: a.in.offset, size: h.Size, target: h.Linkname, block: crc32.ChecksumIEEE(a.in.block[:])}
 		switch h.Typeflag {
 		case tar.TypeReg, tar.TypeCont, '\x00':
 			for key := range h.PAXRecords {
@@ -537,12 +540,13 @@ func (r *ratioReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stream counts the bytes of the tar stream and can take back one block.
+// stream counts the bytes of the tar stream, can take back one block, and knows the last one that it gave.
 type stream struct {
 	reader io.Reader
 	offset int64
 	head   []byte
 	clean  bool // the reader ended with io.EOF, not in the middle of something
+	block  [tarBlock]byte
 }
 
 func (s *stream) Read(p []byte) (n int, err error) {
@@ -554,6 +558,12 @@ func (s *stream) Read(p []byte) (n int, err error) {
 		s.clean = err == io.EOF
 	}
 	s.offset += int64(n)
+	if n < tarBlock {
+		copy(s.block[:], s.block[n:])
+		copy(s.block[tarBlock-n:], p[:n])
+	} else {
+		copy(s.block[:], p[n-tarBlock:n])
+	}
 	return n, err
 }
 

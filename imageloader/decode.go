@@ -7,6 +7,8 @@ import (
 // codec makes decoders. The real one is the shim's; tests that are about order and threads use their own.
 type codec interface {
 	newDecoder(maxPixels int64) (decoder, error)
+	// header is a decoder's; it can be called by any goroutine.
+	header(data []byte) (capi.ImageInfo, error)
 }
 
 // decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at a time. Errors with the codes capi.CodeDecode and
@@ -31,6 +33,8 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 }
 
 type shimDecoder struct{ d *capi.ImageDecoder }
+
+func (shimCodec) header(data []byte) (capi.ImageInfo, error) { return shimDecoder{}.header(data) }
 
 func (shimDecoder) header(data []byte) (capi.ImageInfo, error) {
 	if f := rare(data); f != nil {

@@ -141,6 +141,8 @@ type countingDecoder struct {
 	c countingCodec
 }
 
+func (countingCodec) header(data []byte) (capi.ImageInfo, error) { return shimCodec{}.header(data) }
+
 func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
 	d, err := shimCodec{}.newDecoder(maxPixels)
 	if err != nil {

@@ -107,6 +107,8 @@ func (c fakeCodec) newDecoder(int64) (decoder, error) {
 	return &fakeDecoder{c}, nil
 }
 
+func (fakeCodec) header(data []byte) (capi.ImageInfo, error) { return fakeDecoder{}.header(data) }
+
 type fakeDecoder struct{ c fakeCodec }
 
 func (fakeDecoder) header([]byte) (capi.ImageInfo, error) {

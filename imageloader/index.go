@@ -25,11 +25,14 @@ type index struct {
 	entries []entry
 	names   string
 	ignored int // members that are no samples
+	orphans int // images among them
 	// held has the samples' contents, if they are kept in memory: then the archive is not read again.
 	held [][]byte
 	// lazy is the same for an index that was not made by reading: contents are kept when they are read. Each points to as many bytes as the entry's size says.
 	lazy []atomic.Pointer[byte]
 	side *sidecar // nil: there is none
+	// oversize has the headers of samples that are over Options.MaxPixels, as the sidecar says: they need not be read.
+	oversize map[int32]imageHead
 	// numbers of the samples among the entries of the sidecar; nil: they are the same.
 	numbers []int32
 	// work is how many bytes have to be inflated for one of samples, from the checkpoints that there are; 0: the archive is a stream.
@@ -50,7 +53,7 @@ type entry struct {
 	size   int64
 	name   uint32 // where it begins in names; ends where the next one begins
 	label  int32  // in an indexer: the number of the directory
-	crc    uint32 // CRC-32 (IEEE) of the content, if entrySummed
+	crc    uint32 // CRC-32 (IEEE) of the content, if entrySummed; of the header before it, if entryBlock
 	shard  uint16
 	kind   memberKind
 	flags  uint8
@@ -58,7 +61,8 @@ type entry struct {
 
 const (
 	entryImage  = 1 << iota // claims to be an image
-	entrySummed             // crc is known
+	entrySummed             // crc is the content's
+	entryBlock              // crc is that of the tar header before the content
 )
 
 func (x *index) name(i int) string {
@@ -135,7 +139,8 @@ type sampleReader struct {
 	x       *index
 	inflate *inflateRange
 	file    source // of shard
-	shard   int
+	shard   int    // -1: none
+	block   []byte // a tar header
 }
 
 // newSampleReader is for an index whose random is true, and an open archive that has not changed since. The archive stays the caller's.
@@ -187,13 +192,26 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		return err
 	}
 	if r.shard != int(e.shard) {
-		file, err := r.a.shared(int(e.shard))
+		r.leave()
+		file, err := r.a.acquire(int(e.shard))
 		if err != nil {
 			return err
 		}
 		r.file, r.shard = file, int(e.shard)
 	}
 	if s.format == formatTar {
+		// A tar of the same size and time may be another one all the same. What comes from a URL has its own version, and a request costs more than this is worth.
+		if e.flags&entryBlock != 0 && !isURL(s.path) {
+			if r.block == nil {
+				r.block = make([]byte, tarBlock)
+			}
+			if n, err := r.file.ReadAt(r.block, e.offset-tarBlock); n < tarBlock {
+				return err
+			}
+			if crc32.ChecksumIEEE(r.block) != e.crc {
+				return errStale
+			}
+		}
 		n, err := r.file.ReadAt(dst, e.offset)
 		if n < len(dst) {
 			return err
@@ -234,41 +252,92 @@ func (r *sampleReader) close() {
 		r.inflate.close()
 		r.inflate = nil
 	}
+	r.leave()
 }
+
+// leave gives back the shard that was read last.
+func (r *sampleReader) leave() {
+	if r.shard >= 0 {
+		r.a.release(r.shard)
+		r.file, r.shard = nil, -1
+	}
+}
+
+// mostIdleShards is how many shards stay open that nobody reads at the moment: an archive of thousands has no more files open than that, and one for each reader.
+const mostIdleShards = 32
 
 // sharedFiles are the shards of an archive that readers of samples have opened.
 type sharedFiles struct {
 	mu    sync.Mutex
-	files map[int]source
+	files map[int]*sharedFile
+	idle  []int // nobody reads them; the one left longest ago is the first
 }
 
-// shared opens a shard for ReadAt, for as long as the archive is open.
-func (a *archive) shared(i int) (source, error) {
-	a.readers.mu.Lock()
-	defer a.readers.mu.Unlock()
-	if f := a.readers.files[i]; f != nil {
-		return f, nil
-	}
-	f, err := a.open(a.shards[i].path)
-	if err != nil {
-		return nil, err
-	}
-	if a.readers.files == nil {
-		a.readers.files = map[int]source{}
-	}
-	a.readers.files[i] = f
-	return f, nil
+type sharedFile struct {
+	open  sync.Once // outside of the lock: a server may take its time
+	file  source
+	err   error
+	users int
 }
 
-func (f *sharedFiles) close() (err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, file := range f.files {
-		if e := file.Close(); err == nil {
+// acquire opens a shard for ReadAt, by as many goroutines as like to, until release.
+func (a *archive) acquire(i int) (source, error) {
+	s := &a.readers
+	s.mu.Lock()
+	f := s.files[i]
+	if f == nil {
+		f = &sharedFile{}
+		if s.files == nil {
+			s.files = map[int]*sharedFile{}
+		}
+		s.files[i] = f
+	}
+	f.users++
+	if k := slices.Index(s.idle, i); k >= 0 {
+		s.idle = slices.Delete(s.idle, k, k+1)
+	}
+	s.mu.Unlock()
+	f.open.Do(func() { f.file, f.err = a.open(a.shards[i].path) })
+	if f.err != nil {
+		a.release(i)
+		return nil, f.err
+	}
+	return f.file, nil
+}
+
+// release is called once for each acquire that had no error, and before the archive is closed.
+func (a *archive) release(i int) {
+	s := &a.readers
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.files[i]
+	if f.users--; f.users > 0 {
+		return
+	}
+	if f.err != nil { // to be tried again
+		delete(s.files, i)
+		return
+	}
+	s.idle = append(s.idle, i)
+	if len(s.idle) > mostIdleShards {
+		_ = s.files[s.idle[0]].file.Close() // only read
+		delete(s.files, s.idle[0])
+		s.idle = slices.Delete(s.idle, 0, 1)
+	}
+}
+
+func (s *sharedFiles) close() (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		if f.file == nil {
+			continue
+		}
+		if e := f.file.Close(); err == nil {
 			err = e
 		}
 	}
-	f.files = nil
+	s.files, s.idle = nil, nil
 	return err
 }
 
@@ -344,11 +413,14 @@ type indexer struct {
 	dirList []string // by number
 	claimed []bool   // the same: has a member that claims to be an image
 	entries []entry
+	heads   []imageHead // of the entries; those at the end may be missing
 	names   []byte
 	web     *webGroup // nil: directories are classes
 	samples int       // with classes given: how many of entries are samples
 	ignored int
 	orphans int // images outside of any directory
+	// maxPixels is how large images may be that the index has to tell from others; 0: it does not matter.
+	maxPixels int64
 
 	keeping   bool // contents, in held
 	held      [][]byte
@@ -376,10 +448,16 @@ func (x *indexer) hold(limit int64) { x.keeping, x.heldLimit = true, limit }
 // wants says whether the content of a member of this size would still be kept.
 func (x *indexer) wants(size int64) bool { return x.keeping && x.heldBytes+size <= x.heldLimit }
 
-// sum takes the checksum of an entry's content.
-func (x *indexer) sum(i int, crc uint32) {
+// sum takes the checksum of an entry; flag says of what.
+func (x *indexer) sum(i int, crc uint32, flag uint8) {
 	x.entries[i].crc = crc
-	x.entries[i].flags |= entrySummed
+	x.entries[i].flags |= flag
+}
+
+// head takes the header of the image that an entry is.
+func (x *indexer) head(i int, h imageHead) {
+	x.heads = append(x.heads, make([]imageHead, i+1-len(x.heads))...)
+	x.heads[i] = h
 }
 
 // keep takes an entry's content. data is nil if it is too large to be kept.
@@ -497,7 +575,7 @@ func (x *indexer) record(m *member, dir int32, flags uint8) (number int, err err
 
 // finish sorts the classes and drops the members of directories that turned out to be none. The archive was read to its end.
 func (x *indexer) finish(a *archive) *index {
-	out := &index{info: a.info, ignored: x.ignored, held: x.held}
+	out := &index{info: a.info, ignored: x.ignored, orphans: x.orphans, held: x.held}
 	if !x.keeping {
 		out.held = nil
 	}
@@ -550,6 +628,14 @@ func (x *indexer) finish(a *archive) *index {
 		name := x.names[e.name:end]
 		e.label = number[e.label]
 		e.name = uint32(len(names))
+		if x.maxPixels > 0 && i < len(x.heads) {
+			if info, _, ok := x.heads[i].info(); ok && int64(info.Width)*int64(info.Height) > x.maxPixels {
+				if out.oversize == nil {
+					out.oversize = map[int32]imageHead{}
+				}
+				out.oversize[int32(len(kept))] = x.heads[i]
+			}
+		}
 		if out.held != nil {
 			out.held[len(kept)] = out.held[i]
 		}

@@ -220,42 +220,125 @@ func describe(format string, i capi.ImageInfo) string {
 }
 
 func report(a *archive, x *indexer, found []inspected) *Report {
-	orphans := x.orphans
 	// The samples of directories that turn out to be no class are no samples: their numbers are known by position only before finish.
 	class := make([]string, len(x.entries))
 	for i, e := range x.entries {
 		class[i] = x.dirList[e.label]
 	}
 	index := x.finish(a)
-	r := &Report{File: a.path, Format: a.format, FileBytes: a.info.Size(), Ignored: index.ignored, Orphans: orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
-	for _, c := range index.classes {
+	c := newCensus(a, index)
+	slices.SortFunc(found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
+	for _, f := range found {
+		if label, isClass := slices.BinarySearch(index.classes, class[f.index]); isClass {
+			c.add(label, f)
+		}
+	}
+	return c.report()
+}
+
+// census makes a Report of samples that come in order.
+type census struct {
+	r                    *Report
+	width, height, bytes []int64
+}
+
+func newCensus(a *archive, x *index) *census {
+	r := &Report{File: a.path, Format: cmp.Or(x.shards[0].format, a.format), FileBytes: a.info.Size(), Ignored: x.ignored, Orphans: x.orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
+	for _, c := range x.classes {
 		r.Classes = append(r.Classes, ClassReport{Name: c})
 	}
-	slices.SortFunc(found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
-	var width, height, bytes []int64
-	for _, f := range found {
-		label, isClass := slices.BinarySearch(index.classes, class[f.index])
-		if !isClass {
-			continue
-		}
-		c := &r.Classes[label]
-		if f.bad != nil {
-			f.bad.Index = r.Samples
-		}
-		r.Samples++
-		c.Samples++
-		c.Bytes += int64(f.bytes)
-		if f.bad != nil {
-			c.Bad++
-			r.Bad = append(r.Bad, f.bad)
-			r.BadBy[f.bad.Reason]++
-			continue
-		}
-		r.Formats[f.format]++
-		width, height, bytes = append(width, int64(f.width)), append(height, int64(f.height)), append(bytes, int64(f.bytes))
+	return &census{r: r}
+}
+
+func (c *census) add(label int, f inspected) {
+	r := c.r
+	class := &r.Classes[label]
+	if f.bad != nil {
+		f.bad.Index = r.Samples
 	}
-	r.Width, r.Height, r.Bytes = rangeOf(width), rangeOf(height), rangeOf(bytes)
-	return r
+	r.Samples++
+	class.Samples++
+	class.Bytes += int64(f.bytes)
+	if f.bad != nil {
+		class.Bad++
+		r.Bad = append(r.Bad, f.bad)
+		r.BadBy[f.bad.Reason]++
+		return
+	}
+	r.Formats[f.format]++
+	c.bytes = append(c.bytes, int64(f.bytes))
+	if f.width > 0 {
+		c.width, c.height = append(c.width, int64(f.width)), append(c.height, int64(f.height))
+	}
+}
+
+func (c *census) report() *Report {
+	c.r.Width, c.r.Height, c.r.Bytes = rangeOf(c.width), rangeOf(c.height), rangeOf(c.bytes)
+	return c.r
+}
+
+// InspectIndex is Inspect by the archive's index alone, which is made first if there is none: it reads and decodes no image, and so finds no damage but what an image's header
+// shows. Images whose headers lie too far behind the beginning of their files have the format "unknown", and count in no range of sizes. Of the options, IndexFile and
+// Classes matter. A directory has no index: an error.
+func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
+	o.NoIndex, o.ShuffleBytes = false, 1 // nothing is to be held in memory
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{path: path, o: o, open: openFile, codec: shimCodec{}}
+	for tried := false; ; tried = true {
+		a, err := openArchive(ctx, path, openFile)
+		if err != nil {
+			return nil, stopCause(ctx, err)
+		}
+		x, err := l.loadIndex(a)
+		if x != nil {
+			defer func() { _ = x.close() }() // nothing is kept
+			r, err := l.reportOf(a, x)
+			_ = a.Close() // only read
+			return r, err
+		}
+		_ = a.Close() // only read
+		switch {
+		case err != nil:
+			return nil, stopCause(ctx, err)
+		case tried:
+			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", path)
+		}
+		if _, err := MakeIndex(ctx, path, o, progress); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// reportOf is a Report of what an index says.
+func (l *Loader) reportOf(a *archive, x *index) (*Report, error) {
+	heads, err := x.side.heads()
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: %s: %w", x.side.path, err)
+	}
+	c := newCensus(a, x)
+	for i := range x.entries {
+		e := &x.entries[i]
+		it := item{sample: l.sample(x, i), size: e.size}
+		f := inspected{index: i, format: "unknown", bytes: int(e.size), bad: l.unreadable(&it, e.kind)}
+		head := &heads[x.number(i)]
+		info, format, ok := head.info()
+		switch {
+		case f.bad != nil:
+		case e.flags&entryImage == 0 || head[8] == headNoImage:
+			f.bad = l.bad(&it, NotImage, nil)
+		case head[8] == headUnusable:
+			f.bad = l.bad(&it, Damaged, errors.New("it has no header of an image that can be read"))
+		case ok:
+			if f.bad = l.oversize(&it, info); f.bad == nil {
+				f.format, f.width, f.height = describe(format, info), info.Width, info.Height
+			}
+		}
+		c.add(int(e.label), f)
+	}
+	return c.report(), nil
 }
 
 func rangeOf(values []int64) Range {

@@ -333,6 +333,10 @@ func (p *pass) fetch() {
 		if !more {
 			return
 		}
+		if h, known := p.known.oversize[int32(j.sample.Index)]; known && j.bad == nil {
+			info, _, _ := h.info()
+			j.bad = p.l.oversize(&j.item, info)
+		}
 		if j.bad == nil {
 			if !p.budget.acquire(int(j.size)) {
 				return
@@ -704,6 +708,15 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 	if err := p.archive.noteCheckpoints(); err != nil {
 		return err
 	}
+	take := func(number int, m *member, head, data []byte) error {
+		crc, h, err := p.archive.content(p.l.codec, p.build.entries[number].flags&entryImage != 0, m, head, data)
+		if err != nil {
+			return err
+		}
+		p.build.sum(number, crc, entrySummed)
+		p.build.head(number, h)
+		return nil
+	}
 	for {
 		began := time.Now()
 		m, head, err := p.archive.nextHead()
@@ -728,22 +741,18 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		switch {
 		case s.Index >= 0 && it.bad == nil:
 			it.data = p.buffers.get(int(m.size))
-			crc, err := p.archive.content(&m, head, it.data)
-			if err != nil {
+			if err := take(number, &m, head, it.data); err != nil {
 				return err
 			}
-			p.build.sum(number, crc)
 			var data []byte
 			if p.build.wants(m.size) {
 				data = bytes.Clone(it.data)
 			}
 			p.build.keep(number, data, m.size)
 		case m.kind == kindFile: // no sample of these classes, or too large: only its checksum
-			crc, err := p.archive.content(&m, head, nil)
-			if err != nil {
+			if err := take(number, &m, head, nil); err != nil {
 				return err
 			}
-			p.build.sum(number, crc)
 		}
 		p.l.counters.read.Add(int64(time.Since(began)))
 		if s.Index < 0 {

@@ -61,8 +61,19 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 		if number < 0 || m.kind != kindFile {
 			continue
 		}
+		image := x.entries[number].flags&entryImage != 0
 		if !a.streamed() {
 			x.keeping = false // no need
+			if a.format == formatTar {
+				x.sum(number, m.block, entryBlock)
+				if image {
+					h, _, err := a.header(l.codec, &m, head)
+					if err != nil {
+						return nil, err
+					}
+					x.head(number, h)
+				}
+			}
 			continue
 		}
 		if a.mark != nil && m.size > 0 {
@@ -75,11 +86,12 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 			}
 			x.keep(number, data, m.size)
 		}
-		crc, err := a.content(&m, head, data)
+		crc, h, err := a.content(l.codec, image, &m, head, data)
 		if err != nil {
 			return nil, err
 		}
-		x.sum(number, crc)
+		x.head(number, h)
+		x.sum(number, crc, entrySummed)
 	}
 	if x.web != nil {
 		if err := x.closeWeb(); err != nil {
@@ -116,22 +128,33 @@ func (l *Loader) holdAfter(a *archive, x *index) error {
 	return x.hold(again, l.o.ShuffleBytes, l.o.MaxSampleBytes)
 }
 
-// content reads a member's content, whose first bytes are head, into data if that is not nil, and takes its checksum.
-func (a *archive) content(m *member, head, data []byte) (crc uint32, err error) {
+// content reads a member's content, whose first bytes are head, into data if that is not nil, takes its checksum, and if it is an image looks for its header.
+func (a *archive) content(c codec, image bool, m *member, head, data []byte) (crc uint32, h imageHead, err error) {
 	if data != nil {
-		err = a.rest(head, data)
-		return crc32.ChecksumIEEE(data), err
+		if err := a.rest(head, data); err != nil {
+			return 0, h, err
+		}
+		if image {
+			h, _ = headOf(c, data, true)
+		}
+		return crc32.ChecksumIEEE(data), h, nil
 	}
-	crc = crc32.ChecksumIEEE(head)
-	for left := m.size - int64(len(head)); left > 0; {
+	first := head
+	if image {
+		if h, first, err = a.header(c, m, head); err != nil {
+			return 0, h, err
+		}
+	}
+	crc = crc32.ChecksumIEEE(first)
+	for left := m.size - int64(len(first)); left > 0; {
 		piece := a.scratch()[:min(left, skipBytes)]
 		if err := a.read(piece); err != nil {
-			return 0, err
+			return 0, h, err
 		}
 		crc = crc32.Update(crc, crc32.IEEETable, piece)
 		left -= int64(len(piece))
 	}
-	return crc, nil
+	return crc, h, nil
 }
 
 // progress is how far the archive has been read.
@@ -177,7 +200,7 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if a.format == formatTree {
 		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
 	}
-	l := &Loader{path: path, o: o, open: openFile}
+	l := &Loader{path: path, o: o, open: openFile, codec: shimCodec{}}
 	x, err := l.scanWith(a, false, progress)
 	if err != nil {
 		return nil, stopCause(ctx, err)

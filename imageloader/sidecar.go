@@ -25,7 +25,7 @@ import (
 const (
 	sidecarSuffix  = ".tsidx"
 	sidecarMagic   = "TSIDX\x00\r\n"
-	sidecarVersion = 1
+	sidecarVersion = 2
 	sidecarHeader  = 32
 	sectionBytes   = 32
 	mostSections   = 64
@@ -43,6 +43,7 @@ const (
 	sectionCounts      = 7
 	sectionBlobEnds    = 8
 	sectionBlobs       = 9
+	sectionHeads       = 10
 )
 
 const (
@@ -159,12 +160,18 @@ func (w *sectionWriter) flush() error {
 }
 
 // edges is a digest of a shard's first and last bytes.
-func edges(r io.ReaderAt, size int64) (uint32, error) {
+func (a *archive) edges(i int) (uint32, error) {
+	file, err := a.acquire(i)
+	if err != nil {
+		return 0, err
+	}
+	defer a.release(i)
+	size := a.shards[i].info.Size()
 	b := make([]byte, min(size, edgeBytes))
 	sum := uint32(0)
 	for _, at := range []int64{0, size - int64(len(b))} {
-		if n, err := r.ReadAt(b, at); n < len(b) {
-			return 0, err
+		if n, err := file.ReadAt(b, at); n < len(b) {
+			return 0, fmt.Errorf("%s: %w", a.shards[i].path, truncated(err))
 		}
 		sum = crc32.Update(sum, crc32.IEEETable, b)
 	}
@@ -178,11 +185,7 @@ func (x *indexer) sections(a *archive) ([]section, error) {
 	for i := range a.shards {
 		s := &a.shards[i]
 		marks += len(s.marks)
-		f, err := a.shared(i)
-		if err != nil {
-			return nil, err
-		}
-		digest, err := edges(f, s.info.Size())
+		digest, err := a.edges(i)
 		if err != nil {
 			return nil, err
 		}
@@ -231,6 +234,18 @@ func (x *indexer) sections(a *archive) ([]section, error) {
 			return nil
 		}},
 		{sectionNames, uint64(len(x.names)), whole(x.names)},
+		{sectionHeads, uint64(len(x.entries)), func(w io.Writer) error {
+			for i := range x.entries {
+				var h imageHead
+				if i < len(x.heads) {
+					h = x.heads[i]
+				}
+				if _, err := w.Write(h[:]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
 		{sectionCheckpoints, uint64(marks), func(w io.Writer) error {
 			at := uint64(0)
 			b := make([]byte, 0, checkpointBytes)
@@ -385,11 +400,11 @@ func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error)
 			if formats[format] == formatTar {
 				return nil, errIndexStale
 			}
-			f, err := a.shared(i)
+			digest, err := a.edges(i)
 			if err != nil {
 				return nil, err
 			}
-			if digest, err := edges(f, sh.info.Size()); err != nil || digest != le.Uint32(b[16:]) {
+			if digest != le.Uint32(b[16:]) {
 				return nil, errIndexStale
 			}
 		}
@@ -432,7 +447,22 @@ func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error)
 	if err := s.loadEntries(a, x); err != nil {
 		return nil, err
 	}
+	if x.heads, err = s.heads(); err != nil {
+		return nil, err
+	}
+	if len(x.heads) != len(x.entries) {
+		return nil, errIndexDamaged
+	}
 	return x, s.loadCheckpoints(a)
+}
+
+// heads are the headers of images, by entry.
+func (s *sidecar) heads() ([]imageHead, error) {
+	b, n, err := s.section(sectionHeads, headBytes)
+	if err != nil || len(b) != n*headBytes {
+		return nil, errors.Join(err, errIndexDamaged)
+	}
+	return unsafe.Slice((*imageHead)(unsafe.Pointer(unsafe.SliceData(b))), n), nil
 }
 
 func (s *sidecar) loadEntries(a *archive, x *indexer) error {
@@ -593,7 +623,7 @@ func (s *sidecar) save() error {
 		return nil
 	}
 	var sections []section
-	for _, kind := range []uint32{sectionShards, sectionDirs, sectionCounts, sectionEntries, sectionNames, sectionCheckpoints, sectionWindows} {
+	for _, kind := range []uint32{sectionShards, sectionDirs, sectionCounts, sectionEntries, sectionNames, sectionHeads, sectionCheckpoints, sectionWindows} {
 		p := s.places[kind]
 		sections = append(sections, section{kind, p.count, func(w io.Writer) error {
 			_, err := io.Copy(w, io.NewSectionReader(s.file, int64(p.offset), int64(p.size)))
@@ -683,6 +713,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		if err == nil {
 			var x *indexer
 			if x, err = s.load(a, l.o.Classes, l.o.WebDataset); err == nil {
+				x.maxPixels = l.o.MaxPixels
 				out := x.finish(a)
 				out.side = s
 				if len(out.entries) == 0 {
@@ -706,6 +737,10 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		if !errors.As(err, &unusable) {
 			unusable = errIndex(err.Error())
 		}
+		if unusable == errIndexVersion {
+			l.o.Logger.Info("index is made anew", "archive", l.path, "index", path, "reason", string(unusable))
+			continue
+		}
 		l.o.Logger.Warn("index is not used", "archive", l.path, "index", path, "reason", string(unusable))
 	}
 	return nil, nil
@@ -714,6 +749,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 // saveIndex writes the sidecar of an archive that was read to its end, in the first place that can be written, and makes the index. An index that can't be
 // written stays in memory.
 func (l *Loader) saveIndex(a *archive, x *indexer) *index {
+	x.maxPixels = l.o.MaxPixels
 	var paths []string
 	if len(x.entries) > 0 {
 		paths = sidecarPaths(l, a)

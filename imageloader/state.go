@@ -174,7 +174,7 @@ type resume struct {
 
 // Restore makes the epoch of a state begin right after the state's batch, every time that it is run; other epochs are whole. What then comes is what would have come:
 // the same bytes in the same batches, with any number of workers, also when the archive has or has lost random access since. Restore() without a state undoes
-// that. Running epochs are not disturbed.
+// that. Running epochs are not disturbed. A closed loader returns ErrClosed.
 //
 // With the same Rank and World as then, the state of this rank is enough, and those of others may come with it. With another World, what is left of the
 // epoch is dealt anew: every sample that was in no batch comes once, and no other comes, except as padding. That takes the states of all ranks, after the same
@@ -183,6 +183,14 @@ type resume struct {
 // A state of another archive, other classes, or other options, is refused, with an error that says what differs. Options that don't change a batch (Workers,
 // Logger and the like) may differ. A loader that was opened without reading the archive reads it through now.
 func (l *Loader) Restore(ctx context.Context, states ...State) error {
+	l.mu.Lock()
+	if l.isClosed() {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.running.Add(1) // Close waits
+	l.mu.Unlock()
+	defer l.running.Done()
 	if len(states) == 0 {
 		l.mu.Lock()
 		l.resume, l.order = nil, l.opened
@@ -283,6 +291,15 @@ func (l *Loader) possible(order orderKind) bool {
 
 // readThrough makes the index of an archive that was opened without one.
 func (l *Loader) readThrough(ctx context.Context) (*index, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		select {
+		case <-l.closed:
+			stop(ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
 	a, err := openArchive(ctx, l.path, l.open)
 	if err != nil {
 		return nil, stopCause(ctx, err)

@@ -107,6 +107,7 @@ func (x *indexer) closeWeb() error {
 		x.ignored++
 		x.names = x.names[:e.name] // it is the last one
 		x.entries = x.entries[:g.image]
+		x.heads = x.heads[:min(len(x.heads), g.image)]
 		x.held = x.held[:min(len(x.held), g.image)]
 		return nil
 	}

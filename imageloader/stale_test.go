@@ -1,0 +1,269 @@
+package imageloader
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// sameTime writes a file again and gives it the time that it had.
+func sameTime(t *testing.T, path string, data []byte) {
+	t.Helper()
+	before, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(path, before.ModTime(), before.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// indexed writes an archive and its index, and returns what an epoch has.
+func indexed(t *testing.T, name string, data []byte, o Options) (path, want string) {
+	t.Helper()
+	path = writeFile(t, name, data)
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	batches, err := collect(t, l, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path + sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	return path, digest(batches)
+}
+
+// TestCutArchive: an archive that was cut after it was indexed is an error that names it, at Open or in the epoch, with the old time and with a new one; the samples of
+// the index never come from what is left.
+func TestCutArchive(t *testing.T) {
+	data := fakeArchive(t, 30, nil)
+	classes := []string{"class0", "class1", "class2", "class3", "class4"}
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data)} {
+		for _, part := range []int{1, 4, 7} { // of 8
+			for _, given := range [][]string{nil, classes} {
+				within(t)
+				noLeaks(t)
+				o := Options{Transform: Eval(4, 4), ShuffleBytes: 1000, BatchSize: 4}
+				path, _ := indexed(t, name, packed, o)
+				sameTime(t, path, packed[:len(packed)*part/8])
+				o.Classes = given
+				l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+				if err == nil {
+					_, err = collect(t, l, 0, 2)
+					l.Close()
+				}
+				var damage *ArchiveError
+				if !errors.As(err, &damage) || damage.File != path {
+					t.Errorf("%s cut to %d/8, classes %v: error %v", name, part, given, err)
+				}
+			}
+		}
+	}
+}
+
+// TestCutIndex: an index of any length that it should not have is made anew.
+func TestCutIndex(t *testing.T) {
+	data := fakeArchive(t, 30, nil)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+		o := Options{Transform: Eval(4, 4), ShuffleBytes: 1000, BatchSize: 4}
+		path, want := indexed(t, name, packed, o)
+		index, err := os.ReadFile(path + sidecarSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cut := range []int{0, 1, 8, 31, 32, 33, 100, 300, len(index) / 2, len(index) - 1, len(index) + 1} {
+			changed := append(bytes.Clone(index), 0)[:cut]
+			if err := os.WriteFile(path+sidecarSuffix, changed, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			batches, err := collect(t, l, 0, 2)
+			l.Close()
+			if err != nil || digest(batches) != want {
+				t.Errorf("%s, index of %d of %d bytes: error %v, or another epoch", name, cut, len(index), err)
+			}
+			if again, err := os.ReadFile(path + sidecarSuffix); err != nil || !bytes.Equal(again, index) {
+				t.Errorf("%s, index of %d of %d bytes: it is not made anew (error %v)", name, cut, len(index), err)
+			}
+		}
+	}
+}
+
+// TestOtherTar: a tar that has the size and the time of the one that was indexed, but other members, or the same in another order, is an error that names the sample.
+func TestOtherTar(t *testing.T) {
+	members := func(order ...int) []byte {
+		var list []tarMember
+		for _, i := range order {
+			list = append(list, tarMember{name: fmt.Sprintf("a/%d.png", i), data: fakeImage(fmt.Sprint("content ", i))})
+		}
+		return tarBytes(t, list...)
+	}
+	for what, c := range map[string]struct {
+		data   []byte
+		member string // "": none is another one
+	}{
+		"the same":         {members(0, 1, 2, 3), ""},
+		"in another order": {members(0, 2, 1, 3), "a/1.png"},
+		"another member":   {members(0, 1, 2, 4), "a/3.png"},
+		"nothing":          {make([]byte, len(members(0, 1, 2, 3))), "a/0.png"},
+	} {
+		o := Options{Transform: Eval(4, 4), BatchSize: 1}
+		path, _ := indexed(t, "a.tar", members(0, 1, 2, 3), o)
+		sameTime(t, path, c.data)
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if c.member == "" && err != nil || c.member != "" && (!errors.As(err, &damage) || damage.File != path || damage.Member != c.member || !errors.Is(err, errStale)) {
+			t.Errorf("%s: error %v", what, err)
+		}
+	}
+}
+
+// openSources counts the sources that are open.
+type openSources struct {
+	mu        sync.Mutex
+	now, most int
+}
+
+type openSource struct {
+	source
+	of *openSources
+}
+
+func (s *openSource) Close() error {
+	s.of.mu.Lock()
+	s.of.now--
+	s.of.mu.Unlock()
+	return s.source.Close()
+}
+
+func (o *openSources) open(path string) (source, error) {
+	f, err := openFile(path)
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now++
+	o.most = max(o.most, o.now)
+	return &openSource{f, o}, nil
+}
+
+// TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and in any order, and none in the end.
+func TestShardFiles(t *testing.T) {
+	const shards = 300
+	dir := t.TempDir()
+	var want []string
+	for i := range shards {
+		var list []tarMember
+		for k := range 3 {
+			name := fmt.Sprintf("c%d/%d-%d.png", k, i, k)
+			list, want = append(list, tarMember{name: name, data: fakeImage(name + strings.Repeat("!", 2000))}), append(want, name)
+		}
+		data := tarBytes(t, list...)
+		if i%2 == 1 {
+			data = gzipBytes(t, data)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s-%03d.tar", i)), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	noLeaks(t)
+	for _, what := range []string{"first pass", "by index"} {
+		files := &openSources{}
+		l, err := open(t.Context(), filepath.Join(dir, "s-{000..299}.tar"), Options{Transform: Eval(4, 4), Shuffle: true, ShuffleBytes: 1, Workers: 2}, files.open, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if what == "by index" && l.opened != permuted {
+			t.Errorf("the order is %s", l.opened)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		if got := names(batches); err != nil || len(got) != len(want) {
+			t.Errorf("%s: %d samples, error %v", what, len(got), err)
+		}
+		if most := mostIdleShards + readers + 2; files.most > most || files.now != 0 {
+			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are", what, files.most, most, files.now)
+		}
+	}
+}
+
+// TestShardFileFails: a shard that can't be opened again is an error that names it, once for each sample that lies in it, and no other sample suffers.
+func TestShardFileFails(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 2 {
+		name := fmt.Sprintf("c/%d.png", i)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.tar", i)), tarBytes(t, tarMember{name: name, data: fakeImage(name)}), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := open(t.Context(), filepath.Join(dir, "s{0,1}.tar"), Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	a, err := openArchive(t.Context(), l.path, openFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	a.open = func(path string) (source, error) {
+		if strings.HasSuffix(path, "s1.tar") {
+			return nil, errChaos
+		}
+		return openFile(path)
+	}
+	r := newSampleReader(a, l.index.Load())
+	defer r.close()
+	for i := range 6 {
+		n := i % 2
+		got := make([]byte, l.index.Load().entries[n].size)
+		err := r.read(n, got)
+		var damage *ArchiveError
+		if n == 0 && (err != nil || string(got) != fakeImage("c/0.png")) || n == 1 && (!errors.Is(err, errChaos) || !errors.As(err, &damage) || damage.File != a.shards[1].path) {
+			t.Errorf("sample %d: %q, error %v", n, got, err)
+		}
+	}
+}
+
+// TestRestoreClosed: a closed loader does not read an archive for a state.
+func TestRestoreClosed(t *testing.T) {
+	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 20, nil)))
+	o := Options{Transform: Eval(4, 4), BatchSize: 4}
+	l := openFake(t, path, o)
+	_, after := states(t, l, 0, 2)
+	o.Classes = l.Classes()
+	l = openFake(t, path, o) // it has no index
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Restore(t.Context(), after[0]); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+	if err := l.Restore(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+	if l.index.Load() != nil {
+		t.Error("it has read the archive")
+	}
+}
