@@ -232,8 +232,7 @@ struct ts_operator {
   int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
   bool random = false;         // it draws random numbers
   bool reads_values = false;   // its result, or the result's shape, makes the host wait for values
-  int32_t device = -1;         // which parameters are these; -1: none
-  int32_t non_blocking = -1;
+  int32_t non_blocking = -1;   // which parameter is this; -1: none
 };
 
 struct ts_tensor_list {
@@ -504,15 +503,29 @@ void check_arrays(const Operands& operands) {
   check(operands.text_bytes, operands.text, "text");
 }
 
-bool is_on_gpu(const c10::IValue& value) {
-  if (value.isTensor()) return value.toTensor().defined() && value.toTensor().is_cuda();
-  if (!value.isTensorList()) return false;
-  const auto& list = value.toListRef();
-  return std::any_of(list.begin(), list.end(), is_on_gpu);
+// The tensors of a value: it may be one, or a list, in which some may be absent.
+template <typename Take>
+void each_tensor(const c10::IValue& value, Take&& take) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) take(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const c10::IValue& element : value.toListRef()) each_tensor(element, take);
+  }
 }
 
-bool is_on_host(const c10::IValue& value) {
-  return value.isTensor() && value.toTensor().defined() && value.toTensor().is_cpu();
+// Whether an argument lies on such a device, or names it.
+template <typename Match>
+bool is_there(const torch::jit::Stack& stack, Match&& match) {
+  return std::any_of(stack.begin(), stack.end(), [&](const c10::IValue& value) {
+    bool found = value.isDevice() && match(value.toDevice());
+    each_tensor(value, [&](const at::Tensor& t) { found = found || match(t.device()); });
+    return found;
+  });
+}
+
+// For an operator that makes its result from nothing, the device is an argument.
+bool works_on_gpu(const torch::jit::Stack& stack) {
+  return is_there(stack, [](c10::Device device) { return device.is_cuda(); });
 }
 
 // Whether a copy between host and device would wait until it is done.
@@ -520,14 +533,7 @@ bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   if (op.non_blocking < 0) return false;
   const c10::IValue& non_blocking = stack[static_cast<size_t>(op.non_blocking)];
   if (non_blocking.isBool() && non_blocking.toBool()) return false;
-  bool host = std::any_of(stack.begin(), stack.end(), is_on_host);
-  bool gpu = std::any_of(stack.begin(), stack.end(), is_on_gpu);
-  if (op.device >= 0 && stack[static_cast<size_t>(op.device)].isDevice()) {
-    const auto device = stack[static_cast<size_t>(op.device)].toDevice();
-    host = host || device.is_cpu();
-    gpu = gpu || device.is_cuda();
-  }
-  return host && gpu;
+  return works_on_gpu(stack) && is_there(stack, [](c10::Device device) { return device.is_cpu(); });
 }
 
 // What a capture has to be told about a call, and what it cannot take.
@@ -535,26 +541,20 @@ void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
   const auto refuse = [&](const char* why) {
     throw Failure(TS_ERROR_CAPTURE, op.name + " is not possible while a graph is captured: " + why);
   };
-  if (op.reads_values && std::any_of(stack.begin(), stack.end(), is_on_gpu)) {
+  if (op.reads_values && works_on_gpu(stack)) {
     refuse("the host would have to wait for values that are not computed yet");
   }
   if (is_blocking_copy(op, stack)) {
     refuse("the copy between host and device would wait; use pinned memory and NonBlocking");
   }
   for (const c10::IValue& value : stack) {
-    if (value.isTensor()) hold_in_capture(value.toTensor());
-    if (value.isTensorList()) {
-      for (const c10::IValue& element : value.toListRef()) hold_in_capture(element.toTensor());
-    }
+    each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });
   }
 }
 
 void note_results(const torch::jit::Stack& stack) {
   for (const c10::IValue& value : stack) {
-    if (value.isTensor()) made_in_capture(value.toTensor());
-    if (value.isTensorList()) {
-      for (const c10::IValue& element : value.toListRef()) made_in_capture(element.toTensor());
-    }
+    each_tensor(value, [](const at::Tensor& tensor) { made_in_capture(tensor); });
   }
 }
 
@@ -564,7 +564,7 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   const bool captured = somebody_captures() && in_capture();
   if (captured) prepare_capture(op, stack);
   std::optional<RandomTurn> turn;
-  if (op.random && !captured && std::any_of(stack.begin(), stack.end(), is_on_gpu)) turn.emplace();
+  if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
   const CaptureWatch watch(op.name.c_str());
   std::optional<c10::NoGradGuard> no_grad;
   if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
@@ -608,7 +608,6 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
       handle->hasTag(at::Tag::data_dependent_output) ||
       (handle->hasTag(at::Tag::dynamic_output_shape) && name.rfind("aten::index", 0) != 0);
   for (size_t i = 0; i < op->parameters.size(); ++i) {
-    if (op->parameters[i].name == "device") op->device = static_cast<int32_t>(i);
     if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
   }
   op->returns = schema.returns().size();

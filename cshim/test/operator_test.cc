@@ -396,4 +396,98 @@ TEST(OperatorGpu, RunsOnTheCurrentStream) {
   ASSERT_OK(ts_stream_guard_exit(guard));
 }
 
+// One addition, captured on a stream of its own while beside() runs inside the capture.
+template <typename Beside>
+void capture_beside(Beside&& beside) {
+  Tensor x = test::full({4}, 0, 0);
+  Tensor one = test::full({4}, 1, 0);
+  ASSERT_OK(ts_device_synchronize(0));
+  const ts_stream stream = test::pool_stream();
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+  ts_graph* graph = nullptr;
+  ASSERT_OK(ts_graph_begin(stream, nullptr, &graph));
+  EXPECT_OK(Call("aten::add_", "Tensor").tensor(x).tensor(one).drop());
+  beside();
+  EXPECT_OK(ts_graph_end(graph));
+  EXPECT_OK(ts_graph_replay(graph, stream));
+  ts_graph_free(graph);
+  ASSERT_OK(ts_stream_guard_exit(guard));
+  ASSERT_OK(ts_stream_synchronize(stream));
+  EXPECT_EQ(read<float>(x), (Floats{1, 1, 1, 1}));
+}
+
+// A capture has the generators to itself: a call that would draw from them on another thread is
+// told so, wherever it says that it works on a GPU.
+TEST(OperatorGpu, RandomNumbersWaitForTheEndOfACapture) {
+  NEEDS_GPUS(1);
+  Tensor on_gpu = test::full({1, 1, 1}, 1, 0);
+  Tensor on_host = test::full({1, 1, 1}, 1);
+  const auto calls = [&] {
+    return std::vector<Call>{
+        Call("aten::rand").ints({4}).fallback().fallback().device(0),
+        Call("aten::randperm").integer(4).fallback().fallback().device(0),
+        Call("aten::rand_like").tensor(on_host).fallback().fallback().device(0),
+        Call("aten::rand_like").tensor(on_gpu),
+        Call("aten::uniform_").tensor(on_gpu),
+        // An operand in a list.
+        Call("aten::lstm", "input")
+            .tensor(on_host)
+            .tensors({on_gpu, on_gpu})
+            .tensors({on_host, on_host, on_host, on_host})
+            .boolean(true)
+            .integer(1)
+            .real(0)
+            .boolean(false)
+            .boolean(false)
+            .boolean(false),
+    };
+  };
+  capture_beside([&] {
+    std::thread([&] {
+      for (const Call& call : calls()) {
+        EXPECT_FAILS(TS_ERROR_BUSY, "ts_capture_wait", call.drop());
+      }
+      EXPECT_OK(Call("aten::rand").ints({4}).drop());  // on the CPU nobody waits
+    }).join();
+  });
+  // Afterwards they run, as far as they make sense.
+  const std::vector<Call> after = calls();
+  for (size_t i = 0; i < 5; ++i) EXPECT_OK(after[i].drop());
+}
+
+// What a captured operator takes in a list, some of it absent, is the graph's to keep as well.
+TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
+  NEEDS_GPUS(1);
+  Tensor values;
+  ASSERT_OK(ts_tensor_to(make<float>({1, 2, 3, 4}, {1, 4}), 0, -1, false, values.out()));
+  const auto indices = [](const Ints& at) {
+    Tensor moved;
+    EXPECT_OK(ts_tensor_to(make(at, {4}), 0, -1, false, moved.out()));
+    return moved;
+  };
+  Tensor reversed = indices({3, 2, 1, 0});
+  const auto index = [&] {
+    return Call("aten::index", "Tensor").tensor(values).tensors({nullptr, reversed}).one();
+  };
+  index().free();  // loads the kernel
+  ASSERT_OK(ts_device_synchronize(0));
+  const ts_stream stream = test::pool_stream();
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+  ts_graph* graph = nullptr;
+  ASSERT_OK(ts_graph_begin(stream, nullptr, &graph));
+  Tensor result = index();
+  EXPECT_OK(ts_graph_end(graph));
+  ASSERT_OK(ts_stream_guard_exit(guard));
+  reversed.free();
+  std::vector<Tensor> others;  // would take the memory
+  for (int i = 0; i < 8; ++i) others.push_back(indices({0, 0, 0, 0}));
+  ASSERT_OK(ts_device_synchronize(0));
+  EXPECT_OK(ts_graph_replay(graph, stream));
+  ASSERT_OK(ts_stream_synchronize(stream));
+  EXPECT_EQ(read<float>(result), (Floats{4, 3, 2, 1}));
+  ts_graph_free(graph);
+}
+
 }  // namespace
