@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -133,7 +134,7 @@ func Train(m Module, training bool) {
 	})
 }
 
-// Close frees all parameters and buffers. Programs that use a network to their end need not call it.
+// Close frees all parameters and buffers, and the streams of every [Parallel]. Programs that use a network to their end need not call it.
 func Close(m Module) error {
 	for _, n := range State(m) {
 		if n.Tensor != nil {
@@ -142,7 +143,14 @@ func Close(m Module) error {
 			}
 		}
 	}
-	return nil
+	var errs []error
+	walk("", m, func(_ string, m Module, _ Parts) {
+		// Not every io.Closer: the Close of a module of the program's own may well be the one that calls this.
+		if p, ok := m.(*Parallel); ok {
+			errs = append(errs, p.Close())
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // Func is a module without parts: any function of a tensor.

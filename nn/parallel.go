@@ -17,9 +17,9 @@ import (
 // waits for at the end (a join). So whoever calls Forward, Outputs and Backward on one stream sees nothing of the others: outputs are ready for what is queued
 // next, gradients after Backward, and a tensor may be closed at any time. Inside cuda.Capture the fork and the join become edges of the graph.
 //
-// The streams are taken once for each stream that Parallel is called on, and kept. What is gained depends on what the GPU has room for: kernels that fill it
-// alone still run one after the other, and kernels shorter than their launch wait for the host, which queues one branch after another; those belong into a
-// graph.
+// The streams are the Parallel's own (cuda.OwnedStream): nobody else's work delays a branch, or comes into a capture. They are taken once for each stream that
+// Parallel is called on, one fewer than there are branches, and kept until Close. What is gained depends on what the GPU has room for: kernels that fill it alone still
+// run one after the other, and kernels shorter than their launch wait for the host, which queues one branch after another; those belong into a graph.
 //
 // Branches must not change their input or a state that they share, such as one BatchNorm2d in two branches. Parallel may be called from several goroutines at
 // once, as far as its branches may; on different streams they do not wait for each other. While one trains, the others are on other streams than it.
@@ -27,8 +27,9 @@ type Parallel struct {
 	join     Join
 	branches []Module
 
-	mu   sync.Mutex
-	side map[cuda.Stream][]cuda.Stream // by the caller's stream: the other branches'
+	mu     sync.Mutex
+	side   map[cuda.Stream][]*cuda.OwnedStream // by the caller's stream: the other branches'
+	closed bool
 }
 
 // Join makes one tensor of the branches' outputs. It is called on the caller's stream, after all branches, and may be any function.
@@ -58,7 +59,7 @@ func fold(combine func(a, b *torch.Tensor) *torch.Tensor) Join {
 // NewParallel returns the branches as one module. join may be nil if only Outputs is called. The branches' names are "0", "1", ..., as in PyTorch's ModuleList
 // and Sequential.
 func NewParallel(join Join, branches ...Module) *Parallel {
-	return &Parallel{join: join, branches: branches, side: map[cuda.Stream][]cuda.Stream{}}
+	return &Parallel{join: join, branches: branches, side: map[cuda.Stream][]*cuda.OwnedStream{}}
 }
 
 // Parts returns the branches.
@@ -182,22 +183,36 @@ func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.side[caller]) < n {
-		// The pool hands its streams out in turn, so after a while a new one is one that is in use here already.
-		const pool = 32
-		var s cuda.Stream
-		for range pool {
-			var err error
-			if s, err = cuda.NewStream(caller.Device(), cuda.StreamOptions{}); err != nil {
-				return s, err
-			}
-			if s != caller && !slices.Contains(p.side[caller], s) {
-				break
-			}
-		}
-		p.side[caller] = append(p.side[caller], s)
+	if p.closed {
+		return cuda.Stream{}, cuda.ErrClosed
 	}
-	return p.side[caller][n-1], nil
+	for len(p.side[caller]) < n {
+		own, err := cuda.NewOwnedStream(caller.Device(), cuda.StreamOptions{})
+		if err != nil {
+			return cuda.Stream{}, err
+		}
+		p.side[caller] = append(p.side[caller], own)
+	}
+	return p.side[caller][n-1].Stream, nil
+}
+
+// Close gives the streams back; [Close] of a network does it for all that are in it. It waits for nothing, and work that is queued goes on, but nobody may call Forward
+// any more, nor Backward on what it returned: backward works on the streams of its forward. On a GPU a later Forward is cuda.ErrClosed. Graphs that were captured through
+// the Parallel need no streams and go on.
+//
+// While one of the streams is captured it is an error, and Close may be called again. Further calls do nothing. A Parallel that becomes unreachable before gives nothing
+// back: cuda.Leaks counts its streams.
+func (p *Parallel) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	var errs []error
+	for _, streams := range p.side {
+		for _, own := range streams {
+			errs = append(errs, own.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // run runs the branch on its stream. Whoever holds the input or the output may free it at any time: the program, the end of a scope, the garbage collector, or

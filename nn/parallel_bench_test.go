@@ -24,6 +24,8 @@ func BenchmarkParallel(b *testing.B) {
 		}
 		return y
 	})
+	parallel := nn.NewParallel(nn.Sum(), branches...)
+	defer parallel.Close()
 	stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
 	if err != nil {
 		b.Fatal(err)
@@ -31,7 +33,7 @@ func BenchmarkParallel(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		m    nn.Module
-	}{{"in turn", inTurn}, {"Parallel", nn.NewParallel(nn.Sum(), branches...)}} {
+	}{{"in turn", inTurn}, {"Parallel", parallel}} {
 		b.Run(c.name, func(b *testing.B) {
 			err := cuda.WithStream(stream, func() error {
 				x, err := torch.Ones(gpu, torch.Float32, 1024)

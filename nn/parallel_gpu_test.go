@@ -99,6 +99,7 @@ func TestParallelForksAndJoins(t *testing.T) {
 	s := newStage(t)
 	for _, caller := range []cuda.Stream{s.caller, cuda.DefaultStream(gpu)} {
 		p := nn.NewParallel(nil, quick(2), quick(3), s.slow(5), quick(7))
+		defer p.Close()
 		s.on(caller, func() {
 			x, into := s.full(1, width), make([]*torch.Tensor, 4)
 			for i := range into {
@@ -143,7 +144,9 @@ func TestParallelInputMayBeFreed(t *testing.T) {
 			})
 			return y
 		})
-		ys := nn.NewParallel(nil, quick(1), branch).Outputs(x)
+		p := nn.NewParallel(nil, quick(1), branch)
+		defer p.Close()
+		ys := p.Outputs(x)
 		s.want("the input", into, 3)
 		s.want("the output", ys[1], 3)
 	})
@@ -161,6 +164,7 @@ func TestParallelOutputMayBeFreed(t *testing.T) {
 			s.check(err)
 			return x.MulScalar(2)
 		}))
+		defer p.Close()
 		ys := p.Outputs(x)
 		if side == s.caller {
 			t.Fatal("the second branch ran on the caller's stream")
@@ -197,6 +201,7 @@ func TestParallelBackward(t *testing.T) {
 			}))
 		}
 		p := nn.NewParallel(nn.Product(), modules...)
+		defer p.Close()
 		for round := range 5 {
 			v := float64(round%2 + 1)
 			turn := torch.NewScope("turn")
@@ -301,9 +306,10 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 		return x.MulScalar(1)
 	})
 	p := nn.NewParallel(nn.Sum(), note, note, note, note)
+	defer p.Close()
 	x := s.full(1, 1)
 	var first []cuda.Stream
-	for range 40 { // more than the pool has streams
+	for range 40 {
 		used = nil
 		s.on(s.caller, func() { s.want("the sum", p.Forward(x), 4) })
 		if first == nil {
@@ -324,16 +330,19 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	}
 }
 
-// A branch that panics leaves the streams joined and the caller's stream current.
+// A branch that panics leaves the streams joined, so that a capture goes on without it, and the caller's stream current.
 func TestParallelPanics(t *testing.T) {
 	s := newStage(t)
 	x := s.full(1, 1)
+	p := nn.NewParallel(nn.Sum(), quick(1), s.slow(1), nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") }))
+	defer p.Close()
+	panics := func() {
+		defer func() { recover() }()
+		p.Forward(x.NoGrad())
+		t.Error("no panic")
+	}
 	s.on(s.caller, func() {
-		func() {
-			defer func() { recover() }()
-			nn.NewParallel(nn.Sum(), quick(1), s.slow(1), nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") })).Forward(x)
-			t.Error("no panic")
-		}()
+		panics()
 		current, err := cuda.GetCurrentCUDAStream(gpu)
 		s.check(err)
 		if current != s.caller {
@@ -341,4 +350,106 @@ func TestParallelPanics(t *testing.T) {
 		}
 	})
 	s.check(gpu.Synchronize())
+	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error { panics(); return nil })
+	if err != nil {
+		t.Fatalf("a capture in which a branch panicked: %v", err)
+	}
+	s.check(g.Close())
+}
+
+// pool is how many streams cuda.NewStream hands out in turn.
+const pool = 32
+
+// The streams are the Parallel's alone: what others queue, on every stream of the pool, while it is captured for the first time comes neither into the graph nor
+// in its way.
+func TestParallelInACaptureHasItsStreamsAlone(t *testing.T) {
+	s := newStage(t)
+	var strangers []cuda.Stream
+	var counters []*torch.Tensor
+	for range pool {
+		stranger, err := cuda.NewStream(gpu, cuda.StreamOptions{})
+		s.check(err)
+		strangers, counters = append(strangers, stranger), append(counters, s.full(0, 1))
+	}
+	x, into := s.full(2, width), s.full(0, width)
+	s.check(gpu.Synchronize())
+	beside := func() error {
+		for i, stranger := range strangers {
+			if err := cuda.WithStream(stranger, func() error { return counters[i].NoGrad().AddScalar_(1).Err() }); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	meanwhile := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+		failed := make(chan error)
+		go func() { failed <- beside() }()
+		if err := <-failed; err != nil {
+			return torch.Fail("the other goroutine", err)
+		}
+		return x.MulScalar(3)
+	})
+	p := nn.NewParallel(nn.Sum(), meanwhile, meanwhile, meanwhile)
+	defer p.Close()
+	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	s.check(err)
+	defer own.Close()
+	g, err := cuda.Capture(cuda.CaptureOptions{Stream: own.Stream}, func() error {
+		turn := torch.NewScope("turn")
+		defer turn.Close()
+		return into.CopyFrom(p.Forward(x.NoGrad().In(turn)), torch.CopyOptions{NonBlocking: true})
+	})
+	s.check(err)
+	defer g.Close()
+	s.check(gpu.Synchronize())
+	for i, counter := range counters {
+		if n, err := counter.Float64(); n != 3 || err != nil {
+			t.Errorf("stream %d of the pool counted %v of 3 (%v)", i, n, err)
+		}
+	}
+	// The graph needs the Parallel no more.
+	s.check(p.Close())
+	for range 3 {
+		s.check(g.Replay(s.caller))
+	}
+	s.check(gpu.Synchronize())
+	s.want("the sum", into, 18)
+	for i, counter := range counters {
+		if n, err := counter.Float64(); n != 3 || err != nil {
+			t.Errorf("the replays counted on stream %d of the pool as well: %v (%v)", i, n, err)
+		}
+	}
+}
+
+// Close gives the streams back, once, but not while they are captured.
+func TestParallelCloseOnTheGPU(t *testing.T) {
+	s := newStage(t)
+	var used cuda.Stream
+	note := nn.Func(func(x *torch.Tensor) *torch.Tensor {
+		var err error
+		used, err = cuda.GetCurrentCUDAStream(gpu)
+		s.check(err)
+		return x.MulScalar(2)
+	})
+	p := nn.NewParallel(nn.Sum(), quick(1), note)
+	x := s.full(1, 1)
+	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
+		y := p.Forward(x.NoGrad())
+		defer y.Close()
+		if err := p.Close(); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Errorf("Close of a Parallel whose stream is captured: %v", err)
+		}
+		return y.Err()
+	})
+	s.check(err)
+	s.check(g.Close())
+	for range 2 {
+		s.check(nn.Close(nn.NewSequential(p)))
+	}
+	if _, err := used.Query(); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("the stream was not given back: %v", err)
+	}
+	if err := p.Forward(x).Err(); !errors.Is(err, cuda.ErrClosed) {
+		t.Errorf("Forward after Close: %v", err)
+	}
 }

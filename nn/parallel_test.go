@@ -201,3 +201,21 @@ func TestParallelErrors(t *testing.T) {
 		t.Error("outputs of no branches")
 	}
 }
+
+// Without a GPU there are no streams to give back.
+func TestParallelClose(t *testing.T) {
+	x, err := torch.Ones(cuda.CPU, torch.Float32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	p := nn.NewParallel(nn.Sum(), nn.NewReLU(), nn.NewReLU())
+	for range 2 {
+		if got, err := p.Forward(x).Float32s(); err != nil || got[0] != 2 {
+			t.Errorf("got %v, %v", got, err)
+		}
+		if err := errors.Join(p.Close(), nn.Close(p)); err != nil {
+			t.Error(err)
+		}
+	}
+}
