@@ -47,20 +47,21 @@ func run(out io.Writer, match *regexp.Regexp, bundle string) error {
 	if err != nil {
 		return err
 	}
-	work, err := os.MkdirTemp("", "torchstream-mutate")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(work)
-	m := &mutator{root: filepath.Dir(strings.TrimSpace(root)), work: work, out: out, passes: map[string]bool{}}
+	m := &mutator{root: filepath.Dir(strings.TrimSpace(root)), out: out, passes: map[string]bool{}}
 	if bundle != "" {
 		if m.bundle, err = filepath.Abs(bundle); err != nil {
 			return err
 		}
-		if err := os.MkdirAll(m.bundle, 0o777); err != nil {
-			return err
-		}
+		// The same names each time, so that a compiler cache knows the mutants that have not changed.
+		m.work = filepath.Join(m.bundle, ".work")
+		err = os.MkdirAll(m.work, 0o777)
+	} else {
+		m.work, err = os.MkdirTemp("", "torchstream-mutate")
 	}
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(m.work)
 	var errs []error
 	done := 0
 	for i, e := range edges {
@@ -103,6 +104,16 @@ type mutator struct {
 	list               strings.Builder // of the bundle: mutant, GPUs, test program, test
 }
 
+// slug is the edge's name as part of a file's.
+func (e edge) slug() string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '-'
+	}, e.name)
+}
+
 // mutated returns the file's text without the edge.
 func (e edge) mutated(root string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(root, e.file))
@@ -121,7 +132,7 @@ func (m *mutator) one(i int, e edge) error {
 		return err
 	}
 	name := fmt.Sprintf("%02d", i)
-	file := filepath.Join(m.work, name+filepath.Ext(e.file))
+	file := filepath.Join(m.work, e.slug()+filepath.Ext(e.file))
 	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
 		return err
 	}
@@ -277,31 +288,42 @@ func shell(folder, command string) error {
 	return nil
 }
 
-// script runs the mutants: a test that passes, or is not there, is an error.
+// script runs the mutants: a test that passes, or is not there, is an error. Each has a copy of the library of its own, so several run at a time; what they test is
+// the order of work in one process, which others on the GPU do not change.
 const script = `#!/usr/bin/env bash
 # run.sh BUNDLE [GPUS]: runs every mutant that needs at most so many GPUs (default 1) with the tests of an unpacked gpu-bundle, under the LD_LIBRARY_PATH that
-# the bundle's run.sh says. Exit status 0 only if every test failed that should.
+# the bundle's run.sh says. JOBS=N: so many at a time (default 4). ONLY=REGEXP: only those whose names match. Exit status 0 only if every test failed that should.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-bundle=$(cd "$1" && pwd) gpus=${2:-1} bad=0 good=0
-while IFS='|' read -r mutant needs program folder test name; do
-  ((needs <= gpus)) || continue
+bundle=$(cd "$1" && pwd) gpus=${2:-1} good=0 bad=0 jobs=${JOBS:-4}
+verdicts=$(mktemp)
+
+one() { # mutant program folder test name
+  local mutant=$1 program=$2 folder=$3 test=$4 name=$5 command at start=$SECONDS said rc
   case $program in
     mutant) command=("$here/$mutant/mutant.test" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
     shim/*) command=("$bundle/$program" --gtest_filter="$test") at=$bundle/shim ;;
     *) command=("$bundle/tree/$program" -test.run "^$test\$" -test.timeout 100s) at=$bundle/tree/$folder ;;
   esac
-  start=$SECONDS
   said=$(cd "$at" && LD_LIBRARY_PATH=$here/$mutant:$LD_LIBRARY_PATH timeout -k 5 110 "${command[@]}" 2>&1 </dev/null)
   rc=$?
   if ((rc == 0)); then
-    echo "PASSES without it: $name ($test)" && bad=$((bad + 1))
-  elif ! grep -qE '^ *--- FAIL|^\[  FAILED|panic: ' <<<"$said"; then
-    echo "did not run: $name ($test)" && tail -n 5 <<<"$said" && bad=$((bad + 1))
+    echo "PASSES without it: $name ($test)"
+  elif ! grep -qE '^ *--- FAIL|^\[  FAILED|panic: |terminate called' <<<"$said"; then
+    echo "did not run: $name ($test): $(tail -n 3 <<<"$said" | tr '\n' ' ')"
   else
-    echo "fails, $((SECONDS - start)) s: $name ($test)" && good=$((good + 1))
+    echo "fails, $((SECONDS - start)) s: $name ($test)"
   fi
+}
+
+while IFS='|' read -r mutant needs program folder test name; do
+  ((needs <= gpus)) && [[ $name =~ ${ONLY:-.} ]] || continue
+  while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
+  one "$mutant" "$program" "$folder" "$test" "$name" | tee -a "$verdicts" &
 done <"$here/list"
+wait
+good=$(grep -c '^fails' "$verdicts") bad=$(grep -vc '^fails' "$verdicts")
+rm -f "$verdicts"
 echo "$good edges held by their tests, $bad not"
 ((bad == 0 && good > 0))
 `

@@ -1,0 +1,128 @@
+package torch_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A call that runs the function itself, on a Graphed's own stream, begins after what the caller has queued, and the caller goes on after it.
+func TestGraphedIsOrdered(t *testing.T) {
+	o := newOrdering(t)
+	slow := false
+	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		if slow {
+			o.check(o.busy())
+		}
+		return []*torch.Tensor{in[0].MulScalar(2)}, nil
+	}, torch.GraphedOptions{Warmup: 10}) // none of these calls captures
+	defer g.Close()
+	call := func() error {
+		out, err := g.Call(o.src)
+		if err != nil {
+			return err
+		}
+		return o.read.CopyFrom(out[0], torch.CopyOptions{})
+	}
+	o.on(o.streams[0], call) // kernels are loaded
+
+	o.reset()
+	o.on(o.streams[0], func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err(), call()) })
+	o.want("an argument that is written late", 2*freshValue)
+
+	slow = true
+	o.reset()
+	o.on(o.streams[0], func() error { return errors.Join(o.src.Fill_(freshValue).Err(), call()) })
+	o.want("a result that comes late", 2*freshValue)
+}
+
+// The memory of a result that a Graphed's Close frees, while the caller's stream is still to read it, is not handed out again before.
+func TestGraphedResultsMayBeFreed(t *testing.T) {
+	o := newOrdering(t)
+	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		return []*torch.Tensor{in[0].MulScalar(2)}, nil
+	}, torch.GraphedOptions{Warmup: 10})
+	defer g.Close()
+	o.on(o.streams[0], func() error {
+		out, err := g.Call(o.src)
+		if err != nil {
+			return err
+		}
+		o.check(gpu.Synchronize())
+		return errors.Join(o.busy(), o.read.CopyFrom(out[0], torch.CopyOptions{}), g.Close())
+	})
+	// The Graphed's stream has no work, so one of its next owners gets it at once.
+	for range 8 {
+		own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+		o.check(err)
+		defer own.Close()
+		o.on(own.Stream, func() error {
+			x, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
+			o.scope.Own(x)
+			return err
+		})
+	}
+	o.want("the result", 2*staleValue)
+}
+
+// Copies that are no plain runs of bytes are kernels of LibTorch's: they run on the streams that were named, not on the caller's.
+func TestStridedCopiesAreOrdered(t *testing.T) {
+	o := newOrdering(t)
+	const side = 1 << 10
+	to, from := o.dst.In(o.scope).View(side, side), o.src.In(o.scope).View(side, side).Transpose(0, 1)
+	for _, view := range []*torch.Tensor{to, from} {
+		o.check(view.Err())
+	}
+	slow := func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err()) }
+	copier, receiver := o.streams[0], o.streams[1]
+	for name, enqueue := range map[string]func() error{
+		"CopyBatch": func() error {
+			return errors.Join(torch.CopyBatch(copier, nil, []*torch.Tensor{to}, []*torch.Tensor{from}, nil), receiver.Wait(copier))
+		},
+		"CopyPeer": func() error {
+			return torch.CopyPeer([]*torch.Tensor{to}, receiver, []*torch.Tensor{from}, copier)
+		},
+	} {
+		o.check(enqueue()) // the kernel is loaded
+		o.reset()
+		o.on(copier, slow)
+		o.check(enqueue())
+		o.take(receiver)
+		o.want(name, freshValue)
+	}
+}
+
+// What a captured copy reads, and nobody else holds any more, stays until the graph is closed.
+func TestGraphKeepsWhatItsCopiesRead(t *testing.T) {
+	o := newOrdering(t)
+	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	o.check(err)
+	defer own.Close()
+	full := func(value float64) *torch.Tensor {
+		x, err := torch.Full(gpu, torch.Float32, value, 1024)
+		o.check(err)
+		return x
+	}
+	for name, enqueue := range map[string]func(dst, src *torch.Tensor) error{
+		"CopyFrom": func(dst, src *torch.Tensor) error { return dst.CopyFrom(src, torch.CopyOptions{}) },
+		"CopyBatch": func(dst, src *torch.Tensor) error {
+			return torch.CopyBatch(own.Stream, nil, []*torch.Tensor{dst}, []*torch.Tensor{src}, nil)
+		},
+	} {
+		src, dst := full(3), o.scope.Own(full(0))
+		o.check(gpu.Synchronize())
+		g, err := cuda.Capture(cuda.CaptureOptions{Stream: own.Stream}, func() error { return enqueue(dst, src) })
+		o.check(err)
+		o.check(src.Close())
+		for range 50 { // would take the memory
+			o.scope.Own(full(5))
+		}
+		o.check(errors.Join(gpu.Synchronize(), g.Replay(own.Stream), gpu.Synchronize()))
+		if v, err := dst.Float32s(); err != nil || v[0] != 3 || v[1023] != 3 {
+			t.Errorf("%s: read %v, want 3 (%v)", name, v[0], err)
+		}
+		o.check(g.Close())
+	}
+}
