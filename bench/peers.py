@@ -334,7 +334,7 @@ def measure(peer, workers, seconds):
     first = time.perf_counter() - start
     for _ in range(3 * workers + 2):  # until every worker is at work
         next(batches)
-    cpu, peak, images, looked, begin = family()[0], 0, 0, 0.0, time.perf_counter()
+    cpu, peak, images, looked, begin = family()[0], family()[1], 0, 0.0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
         images += len(next(batches))
         if elapsed - looked > 1:
