@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -62,7 +63,7 @@ type CaptureOptions struct {
 // Streams that fn forks from it ([Fork]) and joins again are captured with it, used by whatever goroutine.
 //
 // fn must not make the host wait for the device or ask for its state: reading values, Synchronize, Query and copies that block are refused with [ErrCapture], which
-// names the call, before they break the capture. Operators that LibTorch cannot capture break it, and Capture's error names the operator. Shapes, and numbers given from Go, are
+// names the call, before they break the capture; so is [MemoryPool.Use], and a Capture inside of it. Operators that LibTorch cannot capture break it, and Capture's error names the operator. Shapes, and numbers given from Go, are
 // what they are at the capture. What fn uses for the first time should have run once on this thread and stream before (a library like cuDNN prepares itself at its first call).
 // Dropout and the like draw new numbers at each replay, those that they would draw without a graph.
 //
@@ -114,7 +115,9 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 		defer func() {
 			// On every way out, fn's panic and runtime.Goexit included: the capture ends on this thread.
 			if !finished {
-				capi.FreeGraph(c)
+				if left := capi.FreeGraph(c); left != nil {
+					err = errors.Join(err, left)
+				}
 				c = nil
 			}
 		}()
@@ -129,7 +132,7 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 	})
 	if err != nil {
 		if c != nil { // captured, but the stream from before could not be brought back
-			capi.FreeGraph(c)
+			err = errors.Join(err, capi.FreeGraph(c))
 		}
 		return nil, fmt.Errorf("cuda.Capture on %v: %w", stream, err)
 	}
@@ -166,7 +169,10 @@ func (g *Graph) use(origin string) (*capi.Graph, error) {
 
 func (g *graph) done() {
 	if g.refs.Add(-1) == 0 {
-		capi.FreeGraph(g.c)
+		if err := capi.FreeGraph(g.c); err != nil { // not even memory for the call: the graph stays
+			slog.Debug("cuda: a Graph could not be freed", "error", err)
+			return
+		}
 		g.side.done()
 	}
 }

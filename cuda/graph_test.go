@@ -234,6 +234,14 @@ func TestWhatACaptureRefuses(t *testing.T) {
 	check(t, recorded.Record(other))
 	host := must[*capi.Tensor](t)(capi.TensorFromData(make([]byte, 4), []int64{1}, capi.Float32))
 	defer capi.FreeTensor(host)
+	memory := mapped(t, 1<<16)
+	timed := must[*Event](t)(NewEvent(EventOptions{Timing: true}))
+	defer timed.Close()
+	check(t, timed.Record(other))
+	shared := must[*Event](t)(NewEvent(EventOptions{Interprocess: true}))
+	defer shared.Close()
+	pool := must[*MemoryPool](t)(NewMemoryPool(0))
+	defer pool.Close()
 	refused := map[string]struct {
 		call func() error
 		text string
@@ -249,6 +257,10 @@ func TestWhatACaptureRefuses(t *testing.T) {
 		"Device.Synchronize": {Device(0).Synchronize, "waiting for a device"},
 		"EmptyCache":         {EmptyCache, "EmptyCache"},
 		"NewPinned":          {func() error { _, err := NewPinned(64); return err }, "pinning"},
+		"RegisterPinned":     {func() error { _, err := RegisterPinned(memory); return err }, "pinning"},
+		"Elapsed":            {func() error { _, err := Elapsed(timed, timed); return err }, "time between"},
+		"Event.Export":       {func() error { _, err := shared.Export(0); return err }, "exporting"},
+		"MemoryPool.Use":     {func() error { return pool.Use(c.increase) }, "entering a memory pool"},
 		"Capture":            {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
 		"nonzero":            {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
 	}
@@ -271,6 +283,77 @@ func TestWhatACaptureRefuses(t *testing.T) {
 	}
 	if got := c.value(t); got != float64(len(refused)) {
 		t.Errorf("got %v, want %v", got, len(refused))
+	}
+	err := pool.Use(func() error {
+		if err := EmptyCache(); !errors.Is(err, ErrBusy) {
+			t.Errorf("EmptyCache in MemoryPool.Use: got %v, want ErrBusy", err)
+		}
+		_, err := Capture(CaptureOptions{}, c.increase)
+		return err
+	})
+	if !errors.Is(err, ErrCapture) || !strings.Contains(err.Error(), "inside a memory pool") {
+		t.Errorf("Capture in MemoryPool.Use: got %v, want ErrCapture", err)
+	}
+}
+
+// What is closed in a captured function is closed, and neither that nor other goroutines' pools and pinned memory harm the capture.
+func TestCaptureBesidePools(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	filled := func() *MemoryPool {
+		p := must[*MemoryPool](t)(NewMemoryPool(0))
+		check(t, p.Use(func() error {
+			x, err := capi.EmptyTensor([]int64{1 << 20}, capi.Uint8, 0, capi.Contiguous)
+			if err == nil {
+				capi.FreeTensor(x)
+			}
+			return err
+		}))
+		return p
+	}
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for range 3 {
+		memory := mapped(t, 1<<16)
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				p := filled()
+				registered, err := RegisterPinned(memory)
+				if err != nil || p.Close() != nil || registered.Close() != nil {
+					t.Error("beside a capture:", err)
+					return
+				}
+			}
+		})
+	}
+	for range 30 {
+		p := filled()
+		pinned := must[*Pinned](t)(NewPinned(1 << 16))
+		g, err := Capture(CaptureOptions{}, func() error {
+			for range 100 {
+				if err := c.increase(); err != nil {
+					return err
+				}
+				runtime.Gosched()
+			}
+			return errors.Join(p.Close(), pinned.Close())
+		})
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		check(t, g.Replay(DefaultStream(0)))
+		check(t, g.Close())
+	}
+	close(stop)
+	all.Wait()
+	if got := c.value(t); got != 3000 {
+		t.Errorf("got %v", got)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -67,6 +68,8 @@ type memoryPool struct {
 	mu     sync.Mutex
 	c      *capi.MemoryPool // nil: closed
 	device Device
+	user   atomic.Int64 // the OS thread that Use has locked; 0: none
+	free   func(*capi.MemoryPool) error
 }
 
 // NewMemoryPool makes a pool on the device. It takes no memory yet.
@@ -78,25 +81,37 @@ func NewMemoryPool(d Device) (*MemoryPool, error) {
 	if err != nil {
 		return nil, checked(err)
 	}
-	p := &MemoryPool{memoryPool: &memoryPool{c: c, device: d}}
+	return newMemoryPool(c, d, capi.FreeMemoryPool), nil
+}
+
+func newMemoryPool(c *capi.MemoryPool, d Device, free func(*capi.MemoryPool) error) *MemoryPool {
+	p := &MemoryPool{memoryPool: &memoryPool{c: c, device: d, free: free}}
 	p.cleanup = runtime.AddCleanup(p, func(inner *memoryPool) {
-		slog.Debug("cuda: a MemoryPool became unreachable before Close; closed")
-		inner.close()
+		slog.Debug("cuda: a MemoryPool became unreachable before Close; closed", "error", inner.close())
 	}, p.memoryPool)
-	return p, nil
+	return p
 }
 
 // Device returns the GPU that the pool belongs to.
-func (p *MemoryPool) Device() Device { return p.device }
+func (p *MemoryPool) Device() Device {
+	if p == nil || p.memoryPool == nil {
+		return 0
+	}
+	return p.device
+}
 
 // Use runs fn, and what fn allocates on the pool's device comes from the pool. For that time the goroutine is locked to its OS thread. It holds for fn's own
 // goroutine alone: not for those that fn starts, nor for what backward allocates on the threads of LibTorch. While fn runs, other goroutines' Use waits, and every
-// allocation in the process is a little slower. Calls must not nest on one pool: that would wait for ever.
+// allocation in the process is a little slower, and memory that is freed after RecordStream comes back only when no Use is running. Inside fn, another Use of the same pool
+// and its Close are refused with [ErrInvalidArgument], [Capture] with [ErrCapture], and [EmptyCache] with [ErrBusy]; Use inside a captured function is [ErrCapture].
 //
 // It returns fn's error. Everything is undone also when fn panics or ends the goroutine.
 func (p *MemoryPool) Use(fn func() error) (err error) {
 	if p == nil || p.memoryPool == nil || fn == nil {
 		return invalid("MemoryPool.Use", "a nil or zero MemoryPool, or no function to call: NewMemoryPool makes pools")
+	}
+	if p.inside() {
+		return invalid("MemoryPool.Use", "this goroutine is inside a Use of the pool already")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +123,9 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 		runtime.UnlockOSThread()
 		return checked(err)
 	}
+	p.user.Store(capi.ThreadID())
 	defer func() {
+		p.user.Store(0)
 		if left := capi.ExitMemoryPool(p.c); left != nil {
 			err = errors.Join(err, fmt.Errorf("the memory pool could not be left, and its goroutine stays locked to its OS thread: %w", left))
 			return
@@ -123,8 +140,10 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	if p == nil || p.memoryPool == nil {
 		return 0, 0, invalid("MemoryPool.Bytes", "a nil or zero MemoryPool: NewMemoryPool makes pools")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if !p.inside() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+	}
 	if p.c == nil {
 		return 0, 0, ErrClosed
 	}
@@ -133,24 +152,38 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 }
 
 // Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the driver, at the allocator's next need or with [EmptyCache]. It
-// waits for a Use that runs. Further calls, and calls on nil, do nothing and return nil.
+// waits for a Use that runs in another goroutine; inside its own it is refused with [ErrInvalidArgument], and may be called again. Captures and other pools in use are no
+// hindrance: what is free then goes back at the next Capture or the next pool's Close. Further calls, and calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil
 	}
-	p.cleanup.Stop()
-	return checked(p.close())
+	err := p.close()
+	if !errors.Is(err, ErrInvalidArgument) {
+		p.cleanup.Stop()
+	}
+	return checked(err)
 }
 
+// close does nothing if it returns ErrInvalidArgument.
 func (p *memoryPool) close() error {
+	if p.inside() {
+		return invalid("MemoryPool.Close", "this goroutine is inside a Use of the pool: leave it first")
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.c == nil {
 		return nil
 	}
-	err := capi.FreeMemoryPool(p.c)
-	if err == nil {
+	err := p.free(p.c)
+	if !errors.Is(err, ErrInvalidArgument) {
 		p.c = nil
 	}
 	return err
+}
+
+// inside reports whether the calling goroutine is inside a Use of the pool: it alone runs on that thread.
+func (p *memoryPool) inside() bool {
+	user := p.user.Load()
+	return user != 0 && user == capi.ThreadID()
 }

@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -166,6 +168,63 @@ func TestNilMemoryPool(t *testing.T) {
 	}
 }
 
+// A Close that is refused can be made again, and until then the garbage collector sees to the pool.
+func TestMemoryPoolRefusedClose(t *testing.T) {
+	memory := mapped(t, 64)
+	var tries atomic.Int64
+	refusing := func() *MemoryPool {
+		tries.Store(0)
+		return newMemoryPool((*capi.MemoryPool)(unsafe.Pointer(&memory[0])), 0, func(*capi.MemoryPool) error {
+			if tries.Add(1) == 1 {
+				return invalid("test", "refused")
+			}
+			return nil
+		})
+	}
+	p := refusing()
+	if err := p.Close(); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("got %v, want ErrInvalidArgument", err)
+	}
+	check(t, p.Close())
+	check(t, p.Close())
+	if n := tries.Load(); n != 2 {
+		t.Errorf("the C side was asked %d times, want 2", n)
+	}
+	if err := refusing().Close(); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("got %v, want ErrInvalidArgument", err)
+	}
+	until(t, "the collector's Close", func() bool { runtime.GC(); return tries.Load() == 2 })
+
+	failed := errors.New("failed")
+	p = newMemoryPool((*capi.MemoryPool)(unsafe.Pointer(&memory[0])), 0, func(*capi.MemoryPool) error { tries.Add(1); return failed })
+	tries.Store(0)
+	if err := p.Close(); err != failed {
+		t.Errorf("got %v, want the C side's error", err)
+	}
+	check(t, p.Close()) // it is gone all the same
+	if n := tries.Load(); n != 1 {
+		t.Errorf("the C side was asked %d times, want once", n)
+	}
+}
+
+// Inside a pool's own Use nothing waits for its end.
+func TestMemoryPoolInsideUse(t *testing.T) {
+	memory := mapped(t, 64)
+	p := newMemoryPool((*capi.MemoryPool)(unsafe.Pointer(&memory[0])), 0, func(*capi.MemoryPool) error { return nil })
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p.mu.Lock()
+	p.user.Store(capi.ThreadID())
+	for name, err := range map[string]error{"Use": p.Use(func() error { return nil }), "Close": p.Close()} {
+		if !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("%s: got %v, want ErrInvalidArgument", name, err)
+		}
+	}
+	p.user.Store(0)
+	p.mu.Unlock()
+	check(t, p.Close())
+}
+
 // ---- with GPUs
 
 // Slots are exactly as large as asked for, and in flight from a copy to its end.
@@ -287,6 +346,9 @@ func TestMemoryPool(t *testing.T) {
 	problem := errors.New("problem")
 	err := p.Use(func() error {
 		inside = empty(n)
+		if got := allocated(); got != n {
+			t.Errorf("inside: %d bytes are in the pool, want %d", got, n)
+		}
 		done := make(chan struct{})
 		go func() { defer close(done); elsewhere = empty(n) }()
 		<-done

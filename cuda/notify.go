@@ -76,13 +76,13 @@ func (b *noticeBoard) open() error {
 	if err != nil {
 		return err
 	}
-	fd, err := syscall.Dup(capi.NotifierFD(n)) // the file closes its own
-	if err != nil {
+	// The file closes its own. One call, so that no process that is started meanwhile inherits it.
+	fd, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(capi.NotifierFD(n)), syscall.F_DUPFD_CLOEXEC, 0)
+	if errno != 0 {
 		capi.FreeNotifier(n)
-		return os.NewSyscallError("dup", err)
+		return os.NewSyscallError("fcntl", errno)
 	}
-	syscall.CloseOnExec(fd)
-	b.notifier, b.wake, b.waiting = n, os.NewFile(uintptr(fd), "notices"), map[uint64]notice{}
+	b.notifier, b.wake, b.waiting = n, os.NewFile(fd, "notices"), map[uint64]notice{}
 	return nil
 }
 

@@ -203,7 +203,9 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 		defer p.starved.leave()
 	}
 	recording := false // by this epoch: another that is refused leaves the recording alone
+	turn := func() {}  // ends the range of the batch that the consumer has
 	defer func() {
+		turn() // the consumer may have panicked
 		if recording {
 			p.tracer.leave()
 		}
@@ -216,12 +218,13 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 		if failed != nil {
 			return false
 		}
-		turn := p.tracer.turn(epoch, b.Index)
+		turn = p.tracer.turn(epoch, b.Index)
 		recording = p.tracer.recording()
-		if left = !yield(b, nil); left {
+		left = !yield(b, nil)
+		turn()
+		if left {
 			return false
 		}
-		turn()
 		if p.starved != nil {
 			failed = p.starved.end()
 		}

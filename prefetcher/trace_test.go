@@ -56,7 +56,7 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 			{"default", trace.Window{}, -1, []string{"batch 2", "batch 3", "batch 4", "batch 5"}},
 			{"first", trace.Window{First: -1, Batches: 1}, -1, []string{"batch 0"}},
 			{"up to the last", trace.Window{First: 6, Batches: 9}, -1, []string{"batch 6", "batch 7"}},
-			{"left", trace.Window{First: 2, Batches: 3}, 3, []string{"batch 2"}},
+			{"left", trace.Window{First: 2, Batches: 3}, 3, []string{"batch 2", "batch 3"}},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				c.window.File = filepath.Join(t.TempDir(), "step.json")

@@ -9,10 +9,14 @@
  *    anything is done; when CUDA or an operator fails in the middle of a call (TS_ERROR_CUDA,
  *    OPERATOR, OUT_OF_MEMORY), what the call had enqueued until then stays enqueued.
  *  - Ownership is said at each pointer: "borrowed for the call", "borrowed until X is freed", "new
- *    reference, free with Y", "takes ownership". A `_free` function accepts NULL.
- *  - Thread state (current device, current stream, grad mode) never survives a call. The exceptions
- *    are the calls that exist to change it: ts_set_cuda_stream and the pair ts_stream_guard_enter /
- *    ts_stream_guard_exit.
+ *    reference, free with Y", "takes ownership". A `_free` function accepts NULL. One that returns
+ *    an error says when it does not take ownership. No function crashes for a NULL object: those
+ *    without an error return NULL, 0 or "" for it, a descriptor is -1.
+ *  - Thread state (current device, current stream, grad mode, where memory comes from) never
+ *    survives a call. The exceptions are the calls that exist to change it: ts_set_cuda_stream, and
+ *    the pairs ts_stream_guard_enter / ts_stream_guard_exit, ts_memory_pool_enter /
+ *    ts_memory_pool_exit and ts_graph_begin / ts_graph_end (or ts_graph_free), each of whose halves
+ *    are called on the same thread.
  *  - Work is enqueued on the calling thread's current stream of the device concerned, unless a
  *    function takes a stream.
  *  - Every symbol exists in every build. On a machine without a usable GPU a call that needs one
@@ -41,7 +45,7 @@ extern "C" {
 
 /* Changes whenever a signature, a struct or an enum value below changes. A client compares it with
  * ts_abi_version() once at load. */
-#define TS_ABI_VERSION 1
+#define TS_ABI_VERSION 2
 
 TS_API int32_t ts_abi_version(void);
 
@@ -63,7 +67,8 @@ enum {
   TS_ERROR_OUT_OF_MEMORY = 2,    /* device, pinned or host memory */
   TS_ERROR_NO_DEVICE = 3,        /* there is no usable GPU, or not that many */
   TS_ERROR_CUDA = 4,             /* CUDA failed; after an illegal access only an exit helps */
-  TS_ERROR_WRONG_THREAD = 5,     /* a stream guard was left on another thread than entered on */
+  TS_ERROR_WRONG_THREAD = 5,     /* a stream guard, memory pool or capture was left on another
+                                    thread than entered on */
   TS_ERROR_OUT_OF_ORDER = 6,     /* a stream guard was left before an inner one, or twice */
   TS_ERROR_NOT_RECORDED = 7,     /* an event never recorded, or made without timing, was used */
   TS_ERROR_NOT_FOUND = 8,        /* no such operator or overload */
@@ -73,7 +78,8 @@ enum {
   TS_ERROR_INTERNAL = 12,        /* a defect of the shim or of a library below it */
   TS_ERROR_CAPTURE = 13,         /* not possible while a graph is captured, or the capture failed */
   TS_ERROR_STALE = 14,           /* a graph's operands do not lie where they were captured */
-  TS_ERROR_BUSY = 15             /* a capture has the random generators: ts_capture_wait */
+  TS_ERROR_BUSY = 15             /* a capture has the random generators: ts_capture_wait; or a
+                                    thread is inside a memory pool: ts_device_empty_cache */
 };
 
 /* All three borrow the error; what they return is borrowed until the error is freed. The origin
@@ -132,7 +138,8 @@ TS_API ts_error* ts_device_limit_memory(int32_t device, double fraction);
 /* Whether `device` can read and write the memory of `peer` by itself (NVLink, or PCI Express where
  * the machine allows it). Without, copies between the two go through the host. */
 TS_API ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* can);
-/* every device; gives unused reserved memory back to the driver */
+/* Every device; gives unused reserved memory back to the driver. Waits for the end of a capture.
+ * BUSY while a thread is inside a memory pool. */
 TS_API ts_error* ts_device_empty_cache(void);
 /* blocks until all work queued on the device is done */
 TS_API ts_error* ts_device_synchronize(int32_t device);
@@ -146,12 +153,16 @@ TS_API ts_error* ts_device_synchronize(int32_t device);
 typedef struct ts_memory_pool ts_memory_pool;
 /* new reference, free with ts_memory_pool_free */
 TS_API ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** out);
-/* Takes ownership, but not on failure: INVALID_ARGUMENT while it is entered. Tensors in it stay
- * good; their memory goes back to the driver when they are freed, at the allocator's next need. */
+/* Takes ownership, except with INVALID_ARGUMENT: a thread is inside the pool. Tensors in it stay
+ * good. What is free in it goes back to the driver at once, or, if something is captured or a
+ * thread is inside another pool, when the next pool is freed or capture begun; as does, or with
+ * ts_device_empty_cache, the memory of tensors that are freed later. */
 TS_API ts_error* ts_memory_pool_free(ts_memory_pool* pool);
 /* From enter to exit all that the calling thread allocates on the pool's device is from the pool
- * (not what other threads do on its behalf: the backward of a device has a thread of its own).
- * INVALID_ARGUMENT if it is entered already; exit on another thread is WRONG_THREAD. */
+ * (not what other threads do on its behalf: the backward of a device has a thread of its own; and
+ * not what is captured, which has memory of its own). INVALID_ARGUMENT if it is entered already,
+ * CAPTURE if the thread takes part in a capture; exit on another thread is WRONG_THREAD. While a
+ * thread is inside, memory that is freed after ts_tensor_record_stream is kept. */
 TS_API ts_error* ts_memory_pool_enter(ts_memory_pool* pool);
 TS_API ts_error* ts_memory_pool_exit(ts_memory_pool* pool);
 /* Bytes held from the driver, and those in live tensors. Walks the allocator's segments. */
@@ -215,7 +226,8 @@ TS_API ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on);
  * far; one record for all. Join: work enqueued on `into` from now on starts after everything
  * enqueued on each of `from` so far. The arrays have count streams, borrowed for the call, of any
  * devices; one that is the other side's own stream is passed over. The host does not block. While a
- * CUDA graph captures `from` of a fork, the forked streams join the capture. */
+ * CUDA graph captures `from` of a fork, the forked streams join the capture; that a captured stream
+ * waits for one that is not is CAPTURE, here and in ts_wait_cuda_stream. */
 TS_API ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count);
 TS_API ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int32_t count);
 
@@ -260,9 +272,9 @@ TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
 /* Work enqueued on the stream from now on starts after the event's latest record. The host does not
  * block. TS_ERROR_NOT_RECORDED if there is none. */
 TS_API ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event);
-/* NOT_RECORDED as above */
+/* NOT_RECORDED as above; CAPTURE if the latest record is part of a graph */
 TS_API ts_error* ts_event_query(ts_event* event, bool* done);
-/* blocks; NOT_RECORDED as above */
+/* blocks; NOT_RECORDED and CAPTURE as above */
 TS_API ts_error* ts_event_synchronize(ts_event* event);
 /* Both with TS_EVENT_TIMING and recorded, else NOT_RECORDED; both complete and of one device, else
  * INVALID_ARGUMENT. */
@@ -327,8 +339,8 @@ TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out
 /* borrowed until the buffer is freed */
 TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);
 TS_API size_t ts_pinned_size(const ts_pinned* pinned);
-/* takes ownership. Waits for nothing: the caller has seen to it that no copy from or to the memory
- * is in flight. */
+/* Takes ownership, whatever it returns. Waits for nothing: the caller has seen to it that no copy
+ * from or to the memory is in flight, and no graph with one is replayed any more. */
 TS_API ts_error* ts_pinned_free(ts_pinned* pinned);
 TS_API int64_t ts_pinned_bytes_live(void); /* in all buffers not yet freed */
 
@@ -431,7 +443,8 @@ TS_API ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* con
  * and nothing is enqueued. The copies run on src_stream, after what both streams have enqueued so
  * far; what is enqueued on either from now on starts after them. The host does not block. Strides
  * that differ, or are not dense, need temporary memory. Everything is borrowed for the call; src
- * must stay as it is until the copies are done. The devices may be one. */
+ * must stay as it is until the copies are done. The devices may be one. In a capture dst_stream
+ * has to take part, and src_stream joins; strides between GPUs have to be equal: else CAPTURE. */
 TS_API ts_error* ts_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream,
                               ts_tensor* const* src, int32_t count);
 
@@ -580,12 +593,15 @@ TS_API ts_error* ts_graph_end(ts_graph* graph);
 TS_API ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream);
 /* how many kernels, copies and fills the graph has; 0 before its end */
 TS_API int64_t ts_graph_nodes(const ts_graph* graph);
-/* takes ownership. Ends a capture that was not ended (on its thread) and throws it away. Replays
- * that are enqueued are done as if the graph were there. The memory of tensors that were made in
- * the capture stays until they are freed. */
-TS_API void ts_graph_free(ts_graph* graph);
+/* Takes ownership, but not on failure. Ends a capture that was not ended and throws it away: on the
+ * thread that began it, WRONG_THREAD on another. Replays that are enqueued are done as if the graph
+ * were there. The memory of tensors that were made in the capture stays until they are freed. */
+TS_API ts_error* ts_graph_free(ts_graph* graph);
 /* blocks until no capture is under way */
 TS_API ts_error* ts_capture_wait(void);
+/* Whether the calling thread captures, or its current stream is captured. Calls that would wait for
+ * the end of the capture, or break it, are then CAPTURE at once. */
+TS_API ts_error* ts_capture_here(bool* here);
 
 /* ---- traces ---------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/item.h>
 #include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/SmallVector.h>
 #include <cuda_runtime_api.h>
@@ -107,6 +108,12 @@ Transfer checked_peers(int32_t index, const ts_tensor* to, const ts_tensor* from
   check("dst", pair.dst, dst_device);
   check("src", pair.src, src_device);
   return pair;
+}
+
+// Asking also makes the one device able to write the other's memory, the first time.
+bool can_write(c10::DeviceIndex device, c10::DeviceIndex peer) {
+  const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+  return at::cuda::get_p2p_access(device, peer);
 }
 
 // On the source's stream, which the destination's is ordered against on both sides of it.
@@ -287,11 +294,27 @@ ts_error* ts_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream sr
           ts::checked_peers(i, dst[i], src[i], to.device_index(), from.device_index()));
     }
     if (transfers.empty()) return;
-    // Asking also makes the one device able to write the other's memory, the first time.
-    const bool direct = to.device_index() == from.device_index() ||
-                        at::cuda::get_p2p_access(from.device_index(), to.device_index());
+    const bool one_device = to.device_index() == from.device_index();
+    const bool captured = ts::somebody_captures() && (ts::in_capture(to) || ts::in_capture(from));
+    if (captured && !one_device) {
+      for (const ts::Transfer& transfer : transfers) {
+        if (transfer.bytewise) continue;
+        throw ts::Failure(
+            TS_ERROR_CAPTURE,
+            "a copy between GPUs that changes strides needs temporary memory of both, "
+            "and a graph has that of one: make the tensors' strides equal");
+      }
+    }
+    const ts::CaptureWatch watch("a copy between GPUs");
+    const bool direct = one_device || ts::can_write(from.device_index(), to.device_index());
     const ts::DeviceScope scope(from.device_index());
     ts::order_after(from, to);
+    if (captured) {  // now both streams are
+      for (const ts::Transfer& transfer : transfers) {
+        ts::hold_in_capture(transfer.dst, from);
+        ts::hold_in_capture(transfer.src, from);
+      }
+    }
     for (const ts::Transfer& transfer : transfers) ts::enqueue_peers(transfer, to, from, direct);
     ts::order_after(to, from);
   });

@@ -10,6 +10,7 @@
 
 #include "error.h"
 #include "graph.h"
+#include "mempool.h"
 #include "thread.h"
 
 namespace ts {
@@ -165,7 +166,7 @@ ts_error* ts_device_empty_cache(void) {
     ts::ensure_cuda();
     ts::refuse_in_capture("giving memory back to the driver (EmptyCache)");
     const auto turn = ts::wait_for_no_capture();
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    ts::empty_cache();
   });
 }
 

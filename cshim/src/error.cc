@@ -24,13 +24,14 @@ ts_error* make_error(const char* origin, int32_t code, const char* message) noex
 
 }  // namespace ts
 
-int32_t ts_error_code(const ts_error* error) { return error->code; }
+int32_t ts_error_code(const ts_error* error) { return error == nullptr ? TS_OK : error->code; }
 
 const char* ts_error_message(const ts_error* error) {
+  if (error == nullptr) return "";
   return error->message ? error->message.get() : "out of memory for the error's text";
 }
 
-const char* ts_error_origin(const ts_error* error) { return error->origin; }
+const char* ts_error_origin(const ts_error* error) { return error == nullptr ? "" : error->origin; }
 
 void ts_error_free(ts_error* error) {
   if (error != &ts::no_memory_for_error()) delete error;

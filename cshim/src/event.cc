@@ -85,7 +85,9 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   ts::DeviceScope scope(stream.device_index());
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
+  const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
   C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
+  captured.store(in_graph, std::memory_order_release);
   recorded.store(true, std::memory_order_release);
 }
 
@@ -102,8 +104,16 @@ void ts_event::block(c10::cuda::CUDAStream stream) const {
                                      cudaEventWaitDefault));
 }
 
-bool ts_event::query() const {
+void ts_event::check_reachable() const {
   check_recorded();
+  if (!captured.load(std::memory_order_acquire)) return;
+  throw ts::Failure(TS_ERROR_CAPTURE,
+                    "the event's latest record was captured into a graph: record it on a stream "
+                    "that is not captured, and ask for that");
+}
+
+bool ts_event::query() const {
+  check_reachable();
   const cudaError_t status = cudaEventQuery(event.load(std::memory_order_acquire));
   if (status == cudaErrorNotReady) {
     C10_CUDA_CLEAR_ERROR();
@@ -114,7 +124,7 @@ bool ts_event::query() const {
 }
 
 void ts_event::synchronize() const {
-  check_recorded();
+  check_reachable();
   C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));
 }
 
@@ -139,6 +149,7 @@ ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) {
     ts::require((event->flags & TS_EVENT_INTERPROCESS) != 0,
                 "the event was not made with TS_EVENT_INTERPROCESS");
     ts::require_device(device);
+    ts::refuse_in_capture("exporting an event");
     const cudaIpcEventHandle_t shared = event->share(device);
     static_assert(sizeof shared == TS_EVENT_HANDLE_BYTES);
     std::memcpy(handle, &shared, sizeof shared);
@@ -151,6 +162,7 @@ ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out)
     ts::require(out != nullptr, "out is NULL");
     ts::require(handle != nullptr, "handle is NULL");
     ts::require_device(device);
+    ts::refuse_in_capture("importing an event");
     cudaIpcEventHandle_t shared;
     std::memcpy(&shared, handle, sizeof shared);
     auto event = std::make_unique<ts_event>(TS_EVENT_INTERPROCESS);
@@ -159,13 +171,19 @@ ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out)
   });
 }
 
-void ts_event_free(ts_event* event) { delete event; }
+void ts_event_free(ts_event* event) {
+  if (event == nullptr) return;
+  ts::enter_thread();
+  const std::unique_ptr<ts_event> owned(event);
+}
 
 ts_error* ts_event_record(ts_event* event, ts_stream stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
-    event->record(ts::checked_stream(stream));
+    const auto on = ts::checked_stream(stream);
+    const ts::CaptureWatch watch("recording an event");
+    event->record(on);
   });
 }
 
@@ -173,7 +191,9 @@ ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
-    event->block(ts::checked_stream(stream));
+    const auto waiter = ts::checked_stream(stream);
+    const ts::CaptureWatch watch("waiting for an event of a stream outside of the capture");
+    event->block(waiter);
   });
 }
 
@@ -205,8 +225,9 @@ ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds) 
       throw ts::Failure(TS_ERROR_NOT_RECORDED,
                         "elapsed time needs two events made with TS_EVENT_TIMING");
     }
-    start->check_recorded();
-    end->check_recorded();
+    ts::refuse_in_capture("asking for the time between events");
+    start->check_reachable();
+    end->check_reachable();
     ts::require(start->device.load() == end->device.load(),
                 "the events were recorded on different devices");
     ts::require(start->query() && end->query(),

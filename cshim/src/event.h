@@ -22,6 +22,9 @@ struct ts_event {
 
   // NOT_RECORDED if it never was.
   void check_recorded() const;
+  // Also CAPTURE if the latest record is a graph's: nothing will come to it, and asking for it
+  // would end the capture.
+  void check_reachable() const;
   // A handle for other processes; the CUDA event is made if there is none. From then on it counts
   // as recorded: what the other processes do cannot be known.
   cudaIpcEventHandle_t share(int32_t on_device);
@@ -36,6 +39,7 @@ struct ts_event {
   std::atomic<int32_t> device{-1};
   std::atomic<cudaEvent_t> event{nullptr};
   std::atomic<bool> recorded{false};
+  std::atomic<bool> captured{false};  // the latest record
 
  private:
   void check_device(int32_t on_device) const;

@@ -50,6 +50,7 @@ ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count) {
     const auto source = ts::checked_stream(from);
     const auto waiters = ts::others(source, to, count);
     if (waiters.empty()) return;
+    for (const auto waiter : waiters) ts::require_in_capture_of(waiter, source);
     cudaEvent_t event = ts::record(source);
     for (const auto waiter : waiters) ts::wait(waiter, event);
   });

@@ -14,6 +14,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
@@ -32,6 +33,7 @@
 
 #include "device.h"
 #include "error.h"
+#include "mempool.h"
 #include "stream.h"
 #include "tensor.h"
 #include "thread.h"
@@ -75,81 +77,47 @@ class Order {
     C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
     last_ = stream;
   }
-  const std::optional<CUDAStream>& last() const { return last_; }
+  // The stream of the latest of them, unless that is done.
+  std::optional<CUDAStream> unfinished() const {
+    if (!last_.has_value()) return std::nullopt;
+    // Asking for an event from before a capture does it no harm, wherever it is on this thread.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaSuccess) return std::nullopt;
+    C10_CUDA_CLEAR_ERROR();
+    return last_;
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
   std::optional<CUDAStream> last_;
 };
 
-// Pools whose graphs are gone, and whose memory the allocator still keeps for nobody: it gives it
-// back to the driver only when asked, and never while something is captured, so that captures would
-// run out of memory beside it.
-class EndedPools {
- public:
-  void add(at::cuda::MempoolId_t id) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ids_.push_back(id);
-  }
-  // Outside of any capture. Pools of which a tensor is still alive stay on the list.
-  void release() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto gone = [](const at::cuda::MempoolId_t& id) {
-      allocator::emptyCache(id);
-      return allocator::snapshot(id).segments.empty();
-    };
-    ids_.erase(std::remove_if(ids_.begin(), ids_.end(), gone), ids_.end());
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<at::cuda::MempoolId_t> ids_;
-};
-
-EndedPools& ended_pools() {
-  static auto* all = new EndedPools;  // never destroyed: threads may outlive main
-  return *all;
-}
-
 // The allocators' private memory of one graph, or of several that share it.
 class Pool {
  public:
-  explicit Pool(c10::DeviceIndex device) : device_(device), id_(at::cuda::graph_pool_handle()) {
-    allocator::createOrIncrefPool(device_, id_);
-  }
+  explicit Pool(c10::DeviceIndex device) : memory(device) {}
   ~Pool() {
-    for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(id_);
-    allocator::releasePool(device_, id_);
-    ended_pools().add(id_);
+    for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(memory.id());
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // What is allocated on streams that the filter accepts, by any thread, comes from the pool. Each
-  // begin counts as one more user of the pool. Device memory is kept by the pool's own use; pinned
-  // memory, which copies in the graph may read at every replay, by those.
-  template <typename Filter>
-  void begin(Filter&& of_capture) {
-    allocator::beginAllocateToPool(device_, id_, of_capture);
-  }
-  void end() {
-    allocator::endAllocateToPool(device_, id_);
-    allocator::releasePool(device_, id_);
-  }
+  // Pinned memory on streams that the filter accepts comes from the pool. Each begin counts as one
+  // more user of it until the pool's end, since copies in the graph may read it at every replay.
   template <typename Filter>
   void begin_host(Filter&& of_capture) {
-    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(id_, of_capture);
+    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(memory.id(), of_capture);
     ++host_uses_;
   }
-  void end_host() { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id_); }
+  void end_host() { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(memory.id()); }
 
+  PrivatePool memory;
   // Replays of the pool's graphs use the same memory: they run one after the other.
   std::mutex mutex;
   Order order;  // guarded by mutex
 
  private:
-  c10::DeviceIndex device_;
-  at::cuda::MempoolId_t id_;
   int host_uses_ = 0;
 };
 
@@ -259,8 +227,11 @@ struct ts_graph {
   void end();
   void replay(c10::cuda::CUDAStream on);
   void check_held() const;
+  void keep_for_replays();
+  void require_thread() const;
 
-  c10::cuda::CUDAStream stream;  // on which it is, or was, captured
+  c10::cuda::CUDAStream stream;               // on which it is, or was, captured
+  const uint64_t thread = ts::thread_number;  // by which
   std::shared_ptr<ts::Pool> pool;
   std::unique_ptr<ts::Capture> capture;  // while it lasts
   cudaGraphExec_t exec = nullptr;
@@ -293,20 +264,13 @@ UnderWay& under_way() {
   return *here;
 }
 
-// From cudaStreamBeginCapture to cudaStreamEndCapture, with all that LibTorch has to be told. Made
-// and destroyed on one thread; if it was not ended before, what was captured is thrown away.
+// From cudaStreamBeginCapture to cudaStreamEndCapture, with all that LibTorch has to be told. Made,
+// started, ended and destroyed on one thread; if it was not ended before, what was captured is
+// thrown away.
 class Capture {
  public:
   explicit Capture(ts_graph& graph)
-      : graph_(graph), turn_(under_way().turn), memory_(*this), host_(*this), numbers_(*this) {
-    C10_CUDA_CHECK(cudaStreamBeginCapture(graph.stream.stream(), cudaStreamCaptureModeThreadLocal));
-    begun_ = true;
-    capture_status(graph.stream.stream(), &id_);
-    this_thread_captures = true;
-    const std::lock_guard<std::mutex> lock(under_way().mutex);
-    under_way().graph = &graph;
-    capture_under_way.store(true, std::memory_order_release);
-  }
+      : graph_(graph), turn_(under_way().turn), memory_(*this), host_(*this), numbers_(*this) {}
   ~Capture() {
     cudaGraph_t captured = nullptr;
     end(&captured);
@@ -315,14 +279,31 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
+  // After graph.capture is this object, where other threads look for it from now on.
+  void start() {
+    cudaStream_t stream = graph_.stream.stream();
+    C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    begun_ = true;
+    unsigned long long id = 0;
+    capture_status(stream, &id);
+    id_.store(id, std::memory_order_release);
+    this_thread_captures = true;
+    const std::lock_guard<std::mutex> lock(under_way().mutex);
+    under_way().graph = &graph_;
+    capture_under_way.store(true, std::memory_order_release);
+  }
+
+  // Nothing is told to the graph any more.
+  void close() noexcept {
+    const std::lock_guard<std::mutex> lock(under_way().mutex);
+    under_way().graph = nullptr;
+    capture_under_way.store(false, std::memory_order_release);
+  }
+
   cudaError_t end(cudaGraph_t* out) noexcept {
     if (!begun_) return cudaSuccess;
     begun_ = false;
-    {
-      const std::lock_guard<std::mutex> lock(under_way().mutex);
-      under_way().graph = nullptr;
-      capture_under_way.store(false, std::memory_order_release);
-    }
+    close();
     this_thread_captures = false;
     const cudaError_t status = cudaStreamEndCapture(graph_.stream.stream(), out);
     if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
@@ -331,16 +312,17 @@ class Capture {
 
   bool has(cudaStream_t stream) const {
     unsigned long long id = 0;
-    return capture_status(stream, &id) == cudaStreamCaptureStatusActive && id == id_;
+    return capture_status(stream, &id) == cudaStreamCaptureStatusActive &&
+           id == id_.load(std::memory_order_acquire);
   }
 
  private:
   struct Memory {
-    explicit Memory(Capture& c) : pool(*c.graph_.pool) {
+    explicit Memory(Capture& c) : pool(c.graph_.pool->memory) {
       pool.begin([&c](cudaStream_t stream) { return c.has(stream); });
     }
     ~Memory() { pool.end(); }
-    Pool& pool;
+    PrivatePool& pool;
   };
   struct HostMemory {
     explicit HostMemory(Capture& c) : pool(*c.graph_.pool) {
@@ -360,11 +342,11 @@ class Capture {
 
   ts_graph& graph_;
   std::unique_lock<std::shared_mutex> turn_;
+  std::atomic<unsigned long long> id_{0};  // before those through which other threads read it
+  bool begun_ = false;
   Memory memory_;
   HostMemory host_;
   Numbers numbers_;
-  unsigned long long id_ = 0;
-  bool begun_ = false;
 };
 
 // The caller holds under_way().mutex.
@@ -454,7 +436,7 @@ void hold_in_capture(const at::Tensor& tensor, CUDAStream stream) {
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     if (graph.made.count(storage) != 0) return;
     if (!graph.known.insert(tensor.unsafeGetTensorImpl()).second) return;
-    graph.held.push_back({tensor, Storage::reclaim_copy(storage), tensor.const_data_ptr(), {}});
+    graph.held.push_back({tensor, storage_of(tensor), tensor.const_data_ptr(), {}});
   });
 }
 
@@ -501,9 +483,11 @@ void ts_graph::begin() {
   earlier.clear();
   ts::Randomness::of(stream.device_index());  // allocates, the first time
   capture = std::make_unique<ts::Capture>(*this);
+  capture->start();
 }
 
 void ts_graph::end() {
+  capture->close();
   ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), streams, workspaces);
   ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), streams, workspaces);
   cudaGraph_t captured = nullptr;
@@ -531,6 +515,13 @@ void ts_graph::end() {
   C10_CUDA_CHECK(cudaGraphUpload(exec, stream.stream()));
   if (!gradients) return;
   for (ts::Held& each : held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
+}
+
+void ts_graph::require_thread() const {
+  if (thread != ts::thread_number) {
+    throw ts::Failure(TS_ERROR_WRONG_THREAD,
+                      "the capture was begun on another OS thread, and ends on that one");
+  }
 }
 
 void ts_graph::check_held() const {
@@ -570,24 +561,34 @@ void ts_graph::replay(c10::cuda::CUDAStream on) {
   pool->order.after(on);
 }
 
-ts_graph::~ts_graph() {
-  capture.reset();
-  if (exec == nullptr) return;
-  // A replay may be running. CUDA keeps the executable graph until it is done; the memory that only
-  // this graph holds is ours to keep until then.
+// CUDA keeps an executable graph until its replays are done. The memory that only this graph holds
+// is ours to keep until then.
+void ts_graph::keep_for_replays() {
   std::optional<c10::cuda::CUDAStream> last;
   {
     const std::lock_guard<std::mutex> lock(pool->mutex);
-    last = pool->order.last();
+    last = pool->order.unfinished();
   }
-  if (last.has_value()) {
-    for (const at::DataPtr& each : workspaces) ts::allocator::recordStream(each, *last);
-    for (const ts::Held& each : held) {
-      if (each.storage.use_count() <= 2) {  // ours, and that of the tensor, which may be ours too
-        ts::allocator::recordStream(each.storage->data_ptr(), *last);
-      }
+  if (!last.has_value()) return;
+  // Who else holds the memory cannot be told from counts, which views and gradients share.
+  for (const ts::Held& each : held) {
+    ts::record_use(each.storage, *last);
+    if (each.gradient.defined() && each.gradient.is_cuda() && each.gradient.has_storage()) {
+      ts::record_use(ts::storage_of(each.gradient), *last);
     }
   }
+  for (at::DataPtr& each : workspaces) {
+    if (each.get() == nullptr) continue;
+    ts::record_use(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                         std::move(each), nullptr, false),
+                   *last);
+  }
+  workspaces.clear();
+}
+
+ts_graph::~ts_graph() {
+  capture.reset();
+  if (exec == nullptr) return;
   auto mode = cudaStreamCaptureModeRelaxed;  // this thread may be capturing
   C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
   C10_CUDA_IGNORE_ERROR(cudaGraphExecDestroy(exec));
@@ -603,6 +604,11 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     if (ts::this_thread_captures) {
       throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures already: captures do not nest");
     }
+    if (ts::inside_memory_pool()) {
+      throw ts::Failure(TS_ERROR_CAPTURE,
+                        "this thread is inside a memory pool (MemoryPool.Use): a graph has memory "
+                        "of its own, leave the pool before the capture");
+    }
     const auto device = on.device_index();
     ts::require(c10::cuda::current_device() == device &&
                     ts::same_stream(c10::cuda::getCurrentCUDAStream(device), on),
@@ -617,10 +623,8 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
         share == nullptr || (share->exec != nullptr && share->stream.device_index() == device),
         "the graph to share memory with is not captured, or on another device");
     ts::ensure_cuda();
-    {
-      const std::shared_lock<std::shared_mutex> turn(ts::under_way().turn, std::try_to_lock);
-      if (turn.owns_lock()) ts::ended_pools().release();  // otherwise there is a capture
-    }
+    // While something is captured the allocator gives nothing back to make room.
+    ts::release_ended_pools();
     auto graph = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     graph->begin();
@@ -632,9 +636,7 @@ ts_error* ts_graph_end(ts_graph* graph) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(graph != nullptr && graph->capture != nullptr, "the graph is not being captured");
-    if (!ts::this_thread_captures) {
-      throw ts::Failure(TS_ERROR_WRONG_THREAD, "the capture was begun on another OS thread");
-    }
+    graph->require_thread();
     graph->end();
   });
 }
@@ -655,9 +657,22 @@ ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) {
 
 int64_t ts_graph_nodes(const ts_graph* graph) { return graph == nullptr ? 0 : graph->nodes; }
 
-void ts_graph_free(ts_graph* graph) {
-  ts::enter_thread();
-  delete graph;
+ts_error* ts_graph_free(ts_graph* graph) {
+  return ts::guard(__func__, [&] {
+    if (graph == nullptr) return;
+    ts::enter_thread();
+    if (graph->capture != nullptr) graph->require_thread();
+    if (graph->exec != nullptr) graph->keep_for_replays();
+    const std::unique_ptr<ts_graph> owned(graph);
+  });
+}
+
+ts_error* ts_capture_here(bool* here) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(here != nullptr, "here is NULL");
+    *here = ts::somebody_captures() && (ts::this_thread_captures || ts::in_capture());
+  });
 }
 
 ts_error* ts_capture_wait(void) {

@@ -1,19 +1,124 @@
-// Memory pools: parts of the caching allocator that a thread allocates from for a while.
+#include "mempool.h"
+
 #include <ATen/cuda/MemPool.h>
-#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "device.h"
 #include "error.h"
+#include "graph.h"
 #include "thread.h"
 #include "torchstream.h"
 
+namespace ts {
+namespace {
+
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
+struct Use {
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  c10::cuda::CUDAStream stream;
+};
+
+struct Pools {
+  // Held across calls of the allocator, which has locks of its own: never taken under those.
+  std::mutex mutex;
+  int in_use = 0;                     // begun and not ended
+  std::vector<Use> uses;              // to be recorded when that is 0
+  std::list<c10::MempoolId_t> ended;  // of which the allocator may hold memory for nobody
+};
+
+Pools& pools() {
+  static auto* all = new Pools;  // never destroyed: threads may outlive main
+  return *all;
+}
+
+thread_local int entered_here = 0;
+
+// What is allocated on a captured stream is the graph's, whatever its thread is inside.
+bool is_captured(cudaStream_t stream) {
+  if (!somebody_captures() || stream == nullptr) return false;
+  auto status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+PrivatePool::PrivatePool(c10::DeviceIndex device)
+    : device_(device), id_{at::cuda::MemPool::graph_pool_handle()} {
+  allocator::createOrIncrefPool(device_, id());
+}
+
+PrivatePool::~PrivatePool() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::releasePool(device_, id());
+  all.ended.splice(all.ended.end(), id_);
+}
+
+void PrivatePool::begin(std::function<bool(cudaStream_t)> filter) {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::beginAllocateToPool(device_, id(), std::move(filter));
+  ++all.in_use;
+}
+
+void PrivatePool::end() {
+  Pools& all = pools();
+  std::vector<Use> uses;  // dropped after the lock: freed only now, if nobody else has them
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::endAllocateToPool(device_, id());
+  allocator::releasePool(device_, id());  // begin counted one more user
+  if (--all.in_use > 0) return;
+  uses.swap(all.uses);
+  for (const Use& use : uses) allocator::recordStream(use.storage->data_ptr(), use.stream);
+}
+
+void release_ended_pools() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) return;
+  // Those with live tensors stay on the list.
+  all.ended.remove_if([](const c10::MempoolId_t& id) {
+    allocator::emptyCache(id);
+    return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
+  });
+}
+
+void empty_cache() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) {
+    throw Failure(TS_ERROR_BUSY,
+                  "a thread is inside a memory pool (MemoryPool.Use), and the allocator gives "
+                  "nothing back meanwhile: call again when it has left");
+  }
+  allocator::emptyCache();
+}
+
+void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream) {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) {
+    all.uses.push_back({storage, stream});
+  } else {
+    allocator::recordStream(storage->data_ptr(), stream);
+  }
+}
+
+bool inside_memory_pool() noexcept { return entered_here > 0; }
+
+}  // namespace ts
+
 struct ts_memory_pool {
-  at::cuda::MemPool pool;
+  explicit ts_memory_pool(int32_t device) : pool(static_cast<c10::DeviceIndex>(device)) {}
+
+  ts::PrivatePool pool;
   std::mutex mutex;
   uint64_t entered = 0;  // the number of the thread that allocates in it; 0: none
 };
@@ -24,8 +129,7 @@ ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** out) {
     ts::require(out != nullptr, "out is NULL");
     ts::require_device(device);
     ts::ensure_cuda();
-    const ts::DeviceScope scope(device);  // LibTorch makes pools on the current device
-    *out = std::make_unique<ts_memory_pool>().release();
+    *out = std::make_unique<ts_memory_pool>(device).release();
   });
 }
 
@@ -33,10 +137,12 @@ ts_error* ts_memory_pool_free(ts_memory_pool* pool) {
   return ts::guard(__func__, [&] {
     if (pool == nullptr) return;
     ts::enter_thread();
-    // A graph may use it too, by its id; and LibTorch ends the process when a pool in use ends.
-    ts::require(pool->entered == 0 && pool->pool.use_count() == 1,
-                "the memory pool is in use: leave it first");
-    const std::unique_ptr<ts_memory_pool> owned(pool);
+    {
+      const std::lock_guard<std::mutex> lock(pool->mutex);
+      ts::require(pool->entered == 0, "a thread is inside the memory pool: leave it first");
+    }
+    { const std::unique_ptr<ts_memory_pool> owned(pool); }
+    ts::release_ended_pools();
   });
 }
 
@@ -44,12 +150,15 @@ ts_error* ts_memory_pool_enter(ts_memory_pool* pool) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(pool != nullptr, "pool is NULL");
+    ts::refuse_in_capture("entering a memory pool");
     const std::lock_guard<std::mutex> lock(pool->mutex);
     ts::require(pool->entered == 0, "the memory pool is entered already: one thread at a time");
     const uint64_t here = ts::thread_number;
-    allocator::beginAllocateToPool(pool->pool.device(), pool->pool.id(),
-                                   [here](cudaStream_t) { return ts::thread_number == here; });
+    pool->pool.begin([here](cudaStream_t stream) {
+      return ts::thread_number == here && !ts::is_captured(stream);
+    });
     pool->entered = here;
+    ++ts::entered_here;
   });
 }
 
@@ -62,10 +171,9 @@ ts_error* ts_memory_pool_exit(ts_memory_pool* pool) {
     if (pool->entered != ts::thread_number) {
       throw ts::Failure(TS_ERROR_WRONG_THREAD, "the memory pool was entered on another OS thread");
     }
-    allocator::endAllocateToPool(pool->pool.device(), pool->pool.id());
     pool->entered = 0;
-    // What beginAllocateToPool counted.
-    allocator::releasePool(pool->pool.device(), pool->pool.id());
+    --ts::entered_here;
+    pool->pool.end();
   });
 }
 
@@ -76,7 +184,7 @@ ts_error* ts_memory_pool_bytes(ts_memory_pool* pool, int64_t* reserved, int64_t*
     ts::require(reserved != nullptr && allocated != nullptr, "an output parameter is NULL");
     int64_t held = 0;
     int64_t live = 0;
-    const auto state = allocator::snapshot(pool->pool.id(), /*include_traces=*/false);
+    const auto state = ts::allocator::snapshot(pool->pool.id(), /*include_traces=*/false);
     for (const auto& segment : state.segments) {
       held += static_cast<int64_t>(segment.total_size);
       live += static_cast<int64_t>(segment.allocated_size);

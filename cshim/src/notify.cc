@@ -39,7 +39,8 @@ class Mailbox {
   // A token to come has its place from the start: putting it cannot fail for lack of memory.
   void expect() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    tokens_.reserve(tokens_.size() + ++expected_);
+    tokens_.reserve(tokens_.size() + expected_ + 1);
+    ++expected_;
   }
   void give_up() noexcept {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -98,7 +99,9 @@ ts_error* ts_notifier_new(ts_notifier** out) {
   });
 }
 
-int32_t ts_notifier_fd(const ts_notifier* notifier) { return notifier->mailbox->fd(); }
+int32_t ts_notifier_fd(const ts_notifier* notifier) {
+  return notifier == nullptr ? -1 : notifier->mailbox->fd();
+}
 
 ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int32_t capacity,
                            int32_t* count) {

@@ -656,7 +656,9 @@ ts_error* ts_operator_find(const char* name, const char* overload, const ts_oper
   });
 }
 
-const char* ts_operator_schema(const ts_operator* op) { return op->schema.c_str(); }
+const char* ts_operator_schema(const ts_operator* op) {
+  return op == nullptr ? "" : op->schema.c_str();
+}
 
 ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
                            ts_tensor* const* tensors, int32_t tensor_count, const int64_t* ints,
@@ -705,6 +707,7 @@ ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32
 }
 
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out) {
+  if (list == nullptr) return;
   const std::unique_ptr<ts_tensor_list> owned(list);
   for (at::Tensor& tensor : owned->tensors) *out++ = ts::handle_or_null(std::move(tensor));
 }

@@ -1,6 +1,7 @@
 // Pinned host memory straight from the driver: LibTorch's own allocator rounds up to a power of two
 // and polls CUDA events when it allocates.
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -66,6 +67,7 @@ ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
     ts::require(out != nullptr, "out is NULL");
     ts::require(data != nullptr && bytes > 0, "pinned memory of 0 bytes");
     ts::require_device(0);
+    ts::refuse_in_capture("pinning memory");
     ts::ensure_cuda();
     const ts::DeviceScope scope(device_for_pinning());
     auto pinned = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
@@ -85,9 +87,11 @@ ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
   });
 }
 
-uint8_t* ts_pinned_data(const ts_pinned* pinned) { return pinned->data; }
+uint8_t* ts_pinned_data(const ts_pinned* pinned) {
+  return pinned == nullptr ? nullptr : pinned->data;
+}
 
-size_t ts_pinned_size(const ts_pinned* pinned) { return pinned->size; }
+size_t ts_pinned_size(const ts_pinned* pinned) { return pinned == nullptr ? 0 : pinned->size; }
 
 ts_error* ts_pinned_free(ts_pinned* pinned) {
   return ts::guard(__func__, [&] {
@@ -96,6 +100,8 @@ ts_error* ts_pinned_free(ts_pinned* pinned) {
     const std::unique_ptr<ts_pinned> owned(pinned);
     bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
     const ts::DeviceScope scope(device_for_pinning());
+    // A thread that captures may free: it is no part of the capture, and taken ownership of.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     C10_CUDA_CHECK(owned->registered ? cudaHostUnregister(owned->data) : cudaFreeHost(owned->data));
   });
 }

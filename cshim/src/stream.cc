@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -63,6 +64,8 @@ void check_priority(int32_t priority) {
 }
 
 CUDAStream take_from_pool(int32_t priority, int32_t device) {
+  std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;  // the first makes the pools
+  if (somebody_captures()) relaxed.emplace(cudaStreamCaptureModeRelaxed);
   auto stream =
       c10::cuda::getStreamFromPool(static_cast<int>(priority), static_cast<DeviceIndex>(device));
   pool_priorities[static_cast<size_t>(device)].store(static_cast<uint8_t>(1 - greatest_priority()),
@@ -306,8 +309,16 @@ bool is_capturing(CUDAStream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+void require_in_capture_of(CUDAStream waiter, CUDAStream on) {
+  if (!somebody_captures() || !in_capture(waiter) || in_capture(on)) return;
+  throw Failure(TS_ERROR_CAPTURE,
+                "a stream that is captured cannot wait for one that is not: fork that one from the "
+                "captured stream first, or wait for it before the capture");
+}
+
 void order_after(CUDAStream waiter, CUDAStream on) {
   if (same_stream(waiter, on)) return;  // a stream is always in its own order
+  require_in_capture_of(waiter, on);
   // The devices matter for default streams: their handle is NULL on all of them.
   const DeviceScope scope(on.device_index());
   cudaEvent_t event = wait_event(on.device_index());

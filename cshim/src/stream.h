@@ -28,6 +28,9 @@ inline bool same_stream(c10::cuda::CUDAStream a, c10::cuda::CUDAStream b) {
   return a.device_index() == b.device_index() && a.stream() == b.stream();
 }
 
+// CAPTURE if the waiter is captured and the other stream is not, which would end the capture.
+void require_in_capture_of(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
+
 // What is enqueued on `waiter` from now on starts after what is on `on` now.
 void order_after(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
 

@@ -5,13 +5,13 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
-#include <c10/cuda/CUDACachingAllocator.h>
 
 #include <cstring>
 #include <string>
 
 #include "device.h"
 #include "graph.h"
+#include "mempool.h"
 #include "stream.h"
 #include "thread.h"
 
@@ -217,6 +217,6 @@ ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) {
     const at::Tensor value = ts::value_of(tensor);
     ts::require(value.is_cuda(), "record_stream is for tensors on a GPU");
     const auto used_on = ts::checked_stream(stream);
-    c10::cuda::CUDACachingAllocator::recordStream(value.storage().data_ptr(), used_on);
+    ts::record_use(ts::storage_of(value), used_on);
   });
 }

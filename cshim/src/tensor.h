@@ -46,6 +46,12 @@ at::ScalarType checked_dtype(int32_t dtype);
 // Whether host memory is pinned.
 bool is_pinned(const at::Tensor& tensor);
 
+// The memory of a tensor that has some, to be kept or told apart.
+inline c10::intrusive_ptr<c10::StorageImpl> storage_of(const at::Tensor& tensor) {
+  using Pointer = c10::intrusive_ptr<c10::StorageImpl>;
+  return Pointer::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+}
+
 // numel * element size, INT64_MAX if it is more: an expanded tensor can have more elements than
 // memory has bytes.
 inline int64_t bytes_of(const at::Tensor& tensor) {

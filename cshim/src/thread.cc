@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <deque>
 #include <limits>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "error.h"
 #include "thread_id.h"
@@ -35,11 +37,34 @@ Silence& silence() {
 }
 
 // The threads that entered: the kernel's ids by the lower half of their pthread_t, of which the
-// latest thread that had it counts, and back.
+// latest thread that had it counts, and back. As many pthread_t as there are threads at a time; of
+// the threads that have ended those of late.
 struct ThreadIds {
+  struct Known {
+    int32_t pthread;
+    uint64_t number;
+  };
+  static constexpr size_t kEnded = 4096;
+
   std::mutex mutex;
   std::unordered_map<int32_t, int64_t> by_pthread;
-  std::unordered_map<int64_t, int32_t> pthread_of;
+  std::unordered_map<int64_t, Known> pthread_of;
+  std::deque<std::pair<int64_t, uint64_t>> ended;  // id and number, the oldest first
+
+  void enter(int32_t pthread, int64_t id, uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    by_pthread[pthread] = id;
+    pthread_of[id] = {pthread, number};
+  }
+  void leave(int64_t id, uint64_t number) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ended.emplace_back(id, number);
+    if (ended.size() <= kEnded) return;
+    const auto [oldest, its_number] = ended.front();
+    ended.pop_front();
+    const auto found = pthread_of.find(oldest);  // the kernel may have given its id to another
+    if (found != pthread_of.end() && found->second.number == its_number) pthread_of.erase(found);
+  }
 };
 
 ThreadIds& thread_ids() {
@@ -52,21 +77,24 @@ int32_t lower_half(pthread_t thread) {
 }
 
 struct Presence {
-  Presence() {
-    {
-      ThreadIds& ids = thread_ids();
-      const std::lock_guard<std::mutex> lock(ids.mutex);
-      const int32_t self = lower_half(pthread_self());
-      ids.by_pthread[self] = ts_thread_id();
-      ids.pthread_of[ts_thread_id()] = self;
-    }
+  Presence() noexcept {
     thread_number = threads_ever.fetch_add(1, std::memory_order_relaxed) + 1;
     threads_alive.fetch_add(1, std::memory_order_relaxed);
-    c10::WarningUtils::set_warning_handler(&silence());
+    try_quietly([] {
+      c10::WarningUtils::set_warning_handler(&silence());
+      thread_ids().enter(lower_half(pthread_self()), ts_thread_id(), thread_number);
+    });
   }
   ~Presence() {
+    try_quietly([] { thread_ids().leave(ts_thread_id(), thread_number); });
     thread_number = 0;
     threads_alive.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+  // Without memory for it a thread has no name in recordings, which is all that is lost.
+  template <typename Body>
+  static void try_quietly(Body&& body) noexcept {
+    ts_error_free(guard("thread", std::forward<Body>(body)));
   }
 };
 
@@ -82,7 +110,7 @@ int64_t thread_id_of(int64_t thread) {
   const std::lock_guard<std::mutex> lock(ids.mutex);
   const auto known = ids.pthread_of.find(thread);
   const auto found = ids.by_pthread.find(
-      known != ids.pthread_of.end() ? known->second : static_cast<int32_t>(thread));
+      known != ids.pthread_of.end() ? known->second.pthread : static_cast<int32_t>(thread));
   return found == ids.by_pthread.end() ? thread : found->second;
 }
 
@@ -103,6 +131,10 @@ ts_error* ts_set_num_threads(int32_t threads) {
 }
 
 int32_t ts_num_threads(void) {
-  ts::enter_thread();
-  return at::get_num_threads();
+  int32_t threads = 1;
+  ts_error_free(ts::guard(__func__, [&] {
+    ts::enter_thread();
+    threads = at::get_num_threads();
+  }));
+  return threads;
 }

@@ -229,12 +229,16 @@ ts_error* ts_trace_stop(ts_trace** out) {
   });
 }
 
-const ts_trace_event* ts_trace_events(const ts_trace* trace) { return trace->events.data(); }
-int64_t ts_trace_event_count(const ts_trace* trace) {
-  return static_cast<int64_t>(trace->events.size());
+const ts_trace_event* ts_trace_events(const ts_trace* trace) {
+  return trace == nullptr ? nullptr : trace->events.data();
 }
-const char* const* ts_trace_names(const ts_trace* trace) { return trace->names.data(); }
+int64_t ts_trace_event_count(const ts_trace* trace) {
+  return trace == nullptr ? 0 : static_cast<int64_t>(trace->events.size());
+}
+const char* const* ts_trace_names(const ts_trace* trace) {
+  return trace == nullptr ? nullptr : trace->names.data();
+}
 int32_t ts_trace_name_count(const ts_trace* trace) {
-  return static_cast<int32_t>(trace->names.size());
+  return trace == nullptr ? 0 : static_cast<int32_t>(trace->names.size());
 }
 void ts_trace_free(ts_trace* trace) { delete trace; }

@@ -1,4 +1,7 @@
 // Graphs: what is refused before anything is done. Captures and replays are tested from Go.
+#include <optional>
+#include <thread>
+
 #include "support.h"
 
 namespace {
@@ -15,10 +18,16 @@ TEST(Graph, NullIsNoGraph) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not being captured", ts_graph_end(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(nullptr, {0, 0}));
   EXPECT_EQ(ts_graph_nodes(nullptr), 0);
-  ts_graph_free(nullptr);
+  EXPECT_OK(ts_graph_free(nullptr));
 }
 
-TEST(Graph, WithoutACaptureNobodyWaits) { EXPECT_OK(ts_capture_wait()); }
+TEST(Graph, WithoutACaptureNobodyWaits) {
+  EXPECT_OK(ts_capture_wait());
+  bool here = true;
+  EXPECT_OK(ts_capture_here(&here));
+  EXPECT_FALSE(here);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "here", ts_capture_here(nullptr));
+}
 
 TEST(GraphGpu, OnlyTheCurrentStreamOfTheThreadIsCaptured) {
   NEEDS_GPUS(1);
@@ -50,9 +59,304 @@ TEST(GraphGpu, CapturesOnceAndReplaysOften) {
   EXPECT_EQ(ts_graph_nodes(graph), 1);
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not being captured", ts_graph_end(graph));
   for (int i = 0; i < 3; ++i) EXPECT_OK(ts_graph_replay(graph, stream));
-  ts_graph_free(graph);
+  EXPECT_OK(ts_graph_free(graph));
   ASSERT_OK(ts_stream_synchronize(stream));
   EXPECT_EQ(test::read<float>(x), (std::vector<float>{3, 3, 3, 3}));
+}
+
+// A capture on the calling thread, of a stream that is current meanwhile.
+class Capture {
+ public:
+  Capture() : stream(test::pool_stream()) {
+    EXPECT_OK(ts_stream_guard_enter(stream, &guard_));
+    EXPECT_OK(ts_graph_begin(stream, nullptr, &graph));
+  }
+  ~Capture() { free(); }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  void end() {
+    EXPECT_OK(ts_graph_end(graph));
+    leave();
+  }
+  void free() {
+    EXPECT_OK(ts_graph_free(std::exchange(graph, nullptr)));
+    leave();
+  }
+
+  const ts_stream stream;
+  ts_graph* graph = nullptr;
+
+ private:
+  void leave() {
+    if (std::exchange(left_, true)) return;
+    EXPECT_OK(ts_stream_guard_exit(guard_));
+  }
+  ts_stream_guard guard_{};
+  bool left_ = false;
+};
+
+test::Tensor zeros(int64_t elements = 4) {
+  test::Tensor x = test::empty({elements}, TS_FLOAT32, 0);
+  EXPECT_OK(test::Call("aten::zero_").tensor(x).drop());
+  return x;
+}
+
+ts_error* add_one(ts_tensor* x) {
+  return test::Call("aten::add_", "Scalar").tensor(x).integer(1).drop();
+}
+
+uintptr_t address(ts_tensor* x) {
+  uintptr_t data = 0;
+  EXPECT_OK(ts_tensor_data(x, &data));
+  return data;
+}
+
+// Whether the allocator hands out the memory of a small tensor of the default stream again.
+bool handed_out(uintptr_t data) {
+  std::vector<test::Tensor> others;
+  for (int i = 0; i < 64; ++i) {
+    others.push_back(test::empty({4}, TS_FLOAT32, 0));
+    if (address(others.back()) == data) return true;
+  }
+  return false;
+}
+
+TEST(GraphGpu, AnUnfinishedCaptureEndsOnItsThread) {
+  NEEDS_GPUS(1);
+  test::Tensor x = zeros();
+  EXPECT_OK(add_one(x));
+  ASSERT_OK(ts_device_synchronize(0));
+  Capture capture;
+  EXPECT_OK(add_one(x));
+  bool here = false;
+  EXPECT_OK(ts_capture_here(&here));
+  EXPECT_TRUE(here);
+  std::thread([&] {
+    EXPECT_OK(ts_capture_here(&here));
+    EXPECT_FALSE(here);
+    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_graph_free(capture.graph));
+    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_graph_end(capture.graph));
+  }).join();
+  EXPECT_OK(add_one(x));
+  capture.free();
+  Capture next;
+  EXPECT_OK(add_one(x));
+  next.end();
+  EXPECT_EQ(ts_graph_nodes(next.graph), 1);
+}
+
+TEST(GraphGpu, HasNoMemoryPoolAround) {
+  NEEDS_GPUS(1);
+  ts_memory_pool* pool = nullptr;
+  ASSERT_OK(ts_memory_pool_new(0, &pool));
+  const ts_stream stream = test::pool_stream();
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+  ASSERT_OK(ts_memory_pool_enter(pool));
+  ts_graph* graph = nullptr;
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "inside a memory pool", ts_graph_begin(stream, nullptr, &graph));
+  EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_device_empty_cache());
+  ASSERT_OK(ts_memory_pool_exit(pool));
+  EXPECT_OK(ts_device_empty_cache());
+  ASSERT_OK(ts_stream_guard_exit(guard));
+
+  test::Tensor x = zeros();
+  Capture capture;
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "entering a memory pool", ts_memory_pool_enter(pool));
+  EXPECT_OK(add_one(x));
+  capture.end();
+  EXPECT_OK(ts_memory_pool_free(pool));
+}
+
+// A pool may end at any time; its memory goes back at the next opportunity.
+TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
+  NEEDS_GPUS(1);
+  constexpr int64_t kElements = 16 << 20;
+  const auto filled = [] {
+    ts_memory_pool* pool = nullptr;
+    EXPECT_OK(ts_memory_pool_new(0, &pool));
+    EXPECT_OK(ts_memory_pool_enter(pool));
+    zeros(kElements);
+    EXPECT_OK(ts_memory_pool_exit(pool));
+    return pool;
+  };
+  const auto reserved = [] {
+    ts_memory_stats stats{};
+    EXPECT_OK(ts_device_memory(0, &stats));
+    return stats.reserved_bytes;
+  };
+  test::Tensor x = zeros();
+  ASSERT_OK(ts_device_empty_cache());
+  const int64_t before = reserved();
+  ts_memory_pool* in_capture = filled();
+  ts_memory_pool* beside_capture = filled();
+  ts_memory_pool* beside_pool = filled();
+  ts_memory_pool* other = filled();
+  EXPECT_GE(reserved(), before + 4 * 4 * kElements);
+  {
+    Capture capture;
+    EXPECT_OK(add_one(x));
+    EXPECT_OK(ts_memory_pool_free(in_capture));
+    std::thread([&] { EXPECT_OK(ts_memory_pool_free(beside_capture)); }).join();
+    EXPECT_OK(add_one(x));
+    capture.end();
+    EXPECT_EQ(ts_graph_nodes(capture.graph), 2);
+  }
+  ASSERT_OK(ts_memory_pool_enter(other));
+  std::thread([&] {
+    EXPECT_OK(ts_memory_pool_free(beside_pool));
+    EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_device_empty_cache());
+    Capture capture;  // another thread's pool does not hinder it
+    EXPECT_OK(add_one(x));
+    capture.end();
+  }).join();
+  ASSERT_OK(ts_memory_pool_exit(other));
+  EXPECT_OK(ts_memory_pool_free(other));
+  EXPECT_LT(reserved(), before + 4 * kElements);
+}
+
+TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
+  NEEDS_GPUS(1);
+  test::Tensor x = zeros();
+  alignas(4096) static uint8_t memory[1 << 16];
+  const test::Event start(TS_EVENT_TIMING);
+  const test::Event end(TS_EVENT_TIMING);
+  const test::Event shared(TS_EVENT_INTERPROCESS);
+  const test::Event captured;
+  const ts_stream outside = test::pool_stream();
+  ASSERT_OK(ts_event_record(start, outside));
+  ASSERT_OK(ts_event_record(end, outside));
+  ASSERT_OK(ts_event_record(captured, outside));
+  ts_pinned* pinned = nullptr;
+  ASSERT_OK(ts_pinned_new(4096, &pinned));
+  ts_pinned* registered = nullptr;
+  ASSERT_OK(ts_pinned_register(memory + (1 << 15), 1 << 15, &registered));
+  ASSERT_OK(ts_device_synchronize(0));
+  Capture capture;
+  EXPECT_OK(add_one(x));
+  ts_pinned* none = nullptr;
+  float elapsed = 0;
+  uint8_t handle[TS_EVENT_HANDLE_BYTES];
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "pinning", ts_pinned_register(memory, 1 << 15, &none));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "time between", ts_event_elapsed(start, end, &elapsed));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "exporting", ts_event_export(shared, 0, handle));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_wait_cuda_stream(capture.stream, outside));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_stream_join(capture.stream, &outside, 1));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_stream_fork(outside, &capture.stream, 1));
+  EXPECT_OK(ts_pinned_free(pinned));
+  EXPECT_OK(ts_pinned_free(registered));
+  EXPECT_OK(ts_event_record(captured, capture.stream));
+  std::thread([&] {
+    bool done = false;
+    EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_query(captured, &done));
+    EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_synchronize(captured));
+    EXPECT_OK(ts_event_elapsed(start, end, &elapsed));
+    EXPECT_OK(ts_event_export(shared, 0, handle));
+    ts_pinned* here = nullptr;
+    EXPECT_OK(ts_pinned_register(memory, 1 << 15, &here));
+    EXPECT_OK(ts_pinned_free(here));
+  }).join();
+  EXPECT_OK(add_one(x));
+  capture.end();
+  bool done = false;
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_query(captured, &done));
+  EXPECT_OK(ts_event_record(captured, outside));
+  EXPECT_OK(ts_event_synchronize(captured));
+  EXPECT_OK(ts_graph_replay(capture.graph, outside));
+  ASSERT_OK(ts_stream_synchronize(outside));
+  EXPECT_EQ(test::read<float>(x), (std::vector<float>{2, 2, 2, 2}));
+}
+
+// A copy with both streams named keeps its tensors, as operators do.
+TEST(GraphGpu, ACapturedPeerCopyKeepsItsTensors) {
+  NEEDS_GPUS(1);
+  test::Tensor src = test::full({4}, 7, 0);
+  test::Tensor dst = zeros();
+  test::Tensor out = zeros();
+  const uintptr_t from = address(src);
+  const uintptr_t to = address(dst);
+  ASSERT_OK(ts_device_synchronize(0));
+  const ts_stream side = test::pool_stream();
+  Capture capture;
+  ts_tensor* dsts[] = {dst};
+  ts_tensor* srcs[] = {src};
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_copy_peer(side, dsts, capture.stream, srcs, 1));
+  EXPECT_OK(ts_copy_peer(capture.stream, dsts, side, srcs, 1));
+  EXPECT_OK(ts_tensor_copy(out, dst, true));
+  capture.end();
+  src.free();
+  dst.free();
+  EXPECT_FALSE(handed_out(from));
+  EXPECT_FALSE(handed_out(to));
+  EXPECT_OK(ts_graph_replay(capture.graph, {0, 0}));
+  EXPECT_EQ(test::read<float>(out), (std::vector<float>{7, 7, 7, 7}));
+}
+
+// A graph that is freed while its replay runs leaves its operands' memory to that, also what
+// several of them share.
+TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
+  NEEDS_GPUS(1);
+  for (const bool beside_a_capture : {false, true}) {
+    test::Tensor base = zeros(8);
+    test::Tensor first =
+        test::Call("aten::narrow").tensor(base).integer(0).integer(0).integer(4).one();
+    test::Tensor second =
+        test::Call("aten::narrow").tensor(base).integer(0).integer(4).integer(4).one();
+    const uintptr_t data = address(base);
+    ASSERT_OK(ts_device_synchronize(0));
+    Capture capture;
+    EXPECT_OK(add_one(base));
+    EXPECT_OK(add_one(first));
+    EXPECT_OK(add_one(second));
+    capture.end();
+    const ts_stream stream = test::free_stream();
+    EXPECT_OK(ts_graph_replay(capture.graph, stream));
+    ASSERT_OK(ts_device_synchronize(0));
+    test::Tensor other = zeros();
+    ASSERT_OK(ts_device_empty_cache());  // so that nothing is given back while the gate is closed
+    test::Gate gate(stream);
+    EXPECT_OK(ts_graph_replay(capture.graph, stream));
+    base.free();
+    first.free();
+    second.free();
+    {
+      std::optional<Capture> around;
+      if (beside_a_capture) {
+        around.emplace();
+        EXPECT_OK(add_one(other));
+      }
+      capture.free();
+    }
+    EXPECT_FALSE(handed_out(data)) << (beside_a_capture ? "beside a capture" : "alone");
+    gate.open();
+    ASSERT_OK(ts_stream_synchronize(stream));
+  }
+}
+
+// LibTorch forgets such a record.
+TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
+  NEEDS_GPUS(1);
+  test::Tensor x = zeros();
+  test::Tensor used = zeros();
+  const uintptr_t data = address(used);
+  ASSERT_OK(ts_device_empty_cache());  // so that nothing is given back while the gate is closed
+  const ts_stream stream = test::free_stream();
+  test::Gate gate(stream);
+  {
+    Capture capture;
+    EXPECT_OK(add_one(x));
+    std::thread([&] {
+      EXPECT_OK(ts_tensor_record_stream(used, stream));
+      used.free();
+    }).join();
+    capture.free();
+    EXPECT_FALSE(handed_out(data));
+  }
+  gate.open();
+  ASSERT_OK(ts_stream_synchronize(stream));
+  zeros();  // the allocator looks at what is done
+  EXPECT_TRUE(handed_out(data));
 }
 
 }  // namespace

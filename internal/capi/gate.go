@@ -29,8 +29,10 @@ func (g *gate) leave() {
 	}
 }
 
-// Two gates, so that goroutines that wait for the device don't keep others from giving it work.
+// Several gates, so that goroutines that wait don't keep those from going on that they wait for: the device gets its work from those that compute, and a capture ends
+// only after all that its function calls, waits for the device among it.
 var (
-	computing = newGate(max(8, 2*runtime.NumCPU()))
-	waiting   = newGate(max(64, 2*runtime.NumCPU()))
+	computing  = newGate(max(8, 2*runtime.NumCPU()))
+	waiting    = newGate(max(64, 2*runtime.NumCPU()))
+	forCapture = newGate(max(64, 2*runtime.NumCPU())) // for a capture's end
 )

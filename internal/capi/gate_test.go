@@ -1,6 +1,7 @@
 package capi
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -119,6 +120,11 @@ func TestCallsPassTheirGate(t *testing.T) {
 		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, nil, 0, nil) }},
 		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, nil, CallWaits, nil) }},
 		"NotifyStream":            {computing, func() { NotifyStream(Stream{}, nil, 0) }},
+		"FreeGraph":               {computing, func() { FreeGraph(nil) }},
+		"BeginCapture":            {forCapture, func() { BeginCapture(Stream{}, nil) }},
+		"EmptyCache":              {forCapture, func() { EmptyCache() }},
+		"SynchronizeDevice":       {forCapture, func() { SynchronizeDevice(0) }},
+		"waitForCapture":          {forCapture, func() { waitForCapture() }},
 	} {
 		full := c.gate.limit
 		for range full {
@@ -139,6 +145,121 @@ func TestCallsPassTheirGate(t *testing.T) {
 			c.gate.leave()
 		}
 		waitFor(t, &all)
+	}
+}
+
+// However many wait for a capture's end, what the captured function calls goes on.
+func TestWaitersForACaptureLeaveRoom(t *testing.T) {
+	for name, c := range map[string]struct {
+		full *gate
+		call func()
+	}{
+		"FreeMemoryPool":     {forCapture, func() { FreeMemoryPool(nil) }},
+		"SynchronizeEvent":   {forCapture, func() { SynchronizeEvent(nil) }},
+		"SynchronizeStream":  {forCapture, func() { Stream{}.Synchronize() }},
+		"FreePinned":         {forCapture, func() { FreePinned(nil) }},
+		"EndCapture":         {forCapture, func() { EndCapture(nil) }},
+		"waitForCapture":     {waiting, func() { waitForCapture() }},
+		"SynchronizeDevice":  {waiting, func() { SynchronizeDevice(1000) }},
+		"EmptyCache of none": {waiting, func() { EmptyCache() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range c.full.limit {
+				c.full.enter()
+				defer c.full.leave()
+			}
+			var all sync.WaitGroup
+			all.Go(c.call)
+			waitFor(t, &all)
+		})
+	}
+}
+
+// More goroutines than a gate lets in wait for a capture, which goes on, is refused what it would wait for itself with, and ends.
+func TestCaptureBesideManyWaiters(t *testing.T) {
+	if DeviceCount() == 0 {
+		t.Skip("needs 1 GPU(s), this machine has 0")
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	x, err := EmptyTensor([]int64{4}, Float32, 0, Contiguous)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer FreeTensor(x)
+	zero, err := FindOperator("aten::zero_", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue := func() error {
+		_, err := CallOperator(zero, []Arg{{Kind: ArgTensor}}, []*Tensor{x}, nil, nil, 0, nil)
+		return err
+	}
+	if err := queue(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := StreamFromPool(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guard, err := StreamGuardEnter(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := BeginCapture(s, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiters := forCapture.limit + 10
+	var all sync.WaitGroup
+	for i := range waiters {
+		all.Go(func() {
+			var err error
+			switch i % 3 {
+			case 0:
+				err = SynchronizeDevice(0)
+			case 1:
+				err = EmptyCache()
+			default:
+				err = waitForCapture()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for forCapture.inside.Load() < waiters {
+		runtime.Gosched()
+	}
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			panic("the capture waits for those that wait for it")
+		}
+	}()
+	_, nested := BeginCapture(s, nil)
+	for name, err := range map[string]error{
+		"SynchronizeDevice": SynchronizeDevice(0), "EmptyCache": EmptyCache(), "waitForCapture": waitForCapture(), "BeginCapture": nested, "Synchronize": s.Synchronize(),
+	} {
+		if !errors.Is(err, CodeCapture) {
+			t.Errorf("%s in the capture: got %v, want CodeCapture", name, err)
+		}
+	}
+	if err := queue(); err != nil {
+		t.Error(err)
+	}
+	if err := EndCapture(g); err != nil {
+		t.Error(err)
+	}
+	close(done)
+	waitFor(t, &all)
+	if err := FreeGraph(g); err != nil {
+		t.Error(err)
+	}
+	if err := guard.Exit(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -8,6 +8,8 @@ package capi
 #cgo nocallback ts_graph_replay
 #cgo nocallback ts_graph_free
 #cgo nocallback ts_capture_wait
+#cgo noescape ts_capture_here
+#cgo nocallback ts_capture_here
 */
 import "C"
 
@@ -18,9 +20,7 @@ func BeginCapture(s Stream, share *Graph) (g *Graph, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	waiting.enter()
-	defer waiting.leave()
-	err = failure(C.ts_graph_begin(s.c(), share, &g))
+	err = awaitCapture(func() error { return failure(C.ts_graph_begin(s.c(), share, &g)) })
 	return g, err
 }
 
@@ -38,15 +38,28 @@ func ReplayGraph(g *Graph, s Stream) error {
 
 func GraphNodes(g *Graph) int { return int(C.ts_graph_nodes(g)) }
 
-func FreeGraph(g *Graph) {
+// FreeGraph leaves the graph as it is if it fails.
+func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
-	C.ts_graph_free(g)
+	return failure(C.ts_graph_free(g))
+}
+
+// awaitCapture makes a call that may wait for a capture's end. A thread that takes part in the capture makes it at once, since it is refused then: at the gate it might
+// wait for those that wait for this very capture.
+func awaitCapture(call func() error) error {
+	var here C.bool
+	if err := failure(C.ts_capture_here(&here)); err != nil {
+		return err
+	}
+	if !bool(here) {
+		forCapture.enter()
+		defer forCapture.leave()
+	}
+	return call()
 }
 
 // waitForCapture is what a call does that got CodeBusy, outside of the computing gate, which the capture may need.
 func waitForCapture() error {
-	waiting.enter()
-	defer waiting.leave()
-	return failure(C.ts_capture_wait())
+	return awaitCapture(func() error { return failure(C.ts_capture_wait()) })
 }

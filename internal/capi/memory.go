@@ -78,7 +78,7 @@ func NewMemoryPool(device int32) (p *MemoryPool, err error) {
 	return p, err
 }
 
-// FreeMemoryPool leaves the pool as it is if it fails. It may give memory back to the driver, which waits for the device.
+// FreeMemoryPool leaves the pool as it is if it fails with CodeInvalidArgument, and otherwise not. It may give memory back to the driver, which waits for the device.
 func FreeMemoryPool(p *MemoryPool) error {
 	waiting.enter()
 	defer waiting.leave()

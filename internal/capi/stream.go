@@ -90,15 +90,11 @@ func DeviceMemory(device int32) (m MemoryStats, err error) {
 func ResetPeak(device int32) error { return failure(C.ts_device_reset_peak(C.int32_t(device))) }
 
 func EmptyCache() error {
-	waiting.enter()
-	defer waiting.leave()
-	return failure(C.ts_device_empty_cache())
+	return awaitCapture(func() error { return failure(C.ts_device_empty_cache()) })
 }
 
 func SynchronizeDevice(device int32) error {
-	waiting.enter()
-	defer waiting.leave()
-	return failure(C.ts_device_synchronize(C.int32_t(device)))
+	return awaitCapture(func() error { return failure(C.ts_device_synchronize(C.int32_t(device))) })
 }
 
 // Stream has the layout of ts_stream.

@@ -109,7 +109,7 @@ var edges = []edge{
 		"          c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();",
 		"          c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();", "cshim", "NormalizeGpu.RunsOnTheCurrentStream", 1},
 	{"RecordStream tells the allocator", "cshim/src/tensor.cc",
-		"    c10::cuda::CUDACachingAllocator::recordStream(value.storage().data_ptr(), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
+		"    ts::record_use(ts::storage_of(value), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
 
 	// ---- graphs
 	{"a replay waits for those that share its memory", "cshim/src/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
