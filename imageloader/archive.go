@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -75,6 +76,7 @@ type archive struct {
 	names  int           // members seen
 	last   string        // name of the last of them
 	sparse bool          // the last of them is a sparse file
+	spent  time.Duration // in reading files in order, not in inflating what they hold
 	skip   []byte
 	magic  [magicBytes]byte
 
@@ -111,19 +113,13 @@ const (
 	kindOther // device, pipe
 )
 
-// openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read. open is for what is no URL.
-func openArchive(ctx context.Context, path string, open func(string) (source, error)) (_ *archive, err error) {
+// openArchive opens path (see shardPaths) and finds out by the first bytes of the first shard what it is. ctx is looked at before every read.
+func openArchive(ctx context.Context, path string, open opener) (_ *archive, err error) {
 	paths, err := shardPaths(path)
 	if err != nil {
 		return nil, err
 	}
-	either := func(path string) (source, error) {
-		if isURL(path) {
-			return openURL(ctx, path)
-		}
-		return open(path)
-	}
-	a := &archive{path: path, ctx: ctx, open: either, shards: make([]shard, len(paths)), shard: -1}
+	a := &archive{path: path, ctx: ctx, open: open.during(ctx), shards: make([]shard, len(paths)), shard: -1}
 	defer func() {
 		if err != nil {
 			_ = a.Close() // err says more
@@ -188,7 +184,7 @@ func (a *archive) start(s *shard) error {
 		return a.fail(err)
 	}
 	head = head[:n]
-	counted := &contextReader{ctx: a.ctx, reader: a.file}
+	counted := &contextReader{ctx: a.ctx, reader: a.file, spent: &a.spent}
 	a.packed = counted
 	switch {
 	case n == 0:
@@ -509,18 +505,21 @@ func truncated(err error) error {
 // errStopped ends reading because the context ended; whoever waits reports the context's own error.
 var errStopped = errors.New("imageloader: stopped")
 
-// contextReader looks at the context before each read, and counts.
+// contextReader looks at the context before each read, and counts bytes and time.
 type contextReader struct {
 	ctx    context.Context
 	reader io.Reader
 	count  int64
+	spent  *time.Duration
 }
 
 func (r *contextReader) Read(p []byte) (int, error) {
 	if r.ctx.Err() != nil {
 		return 0, errStopped
 	}
+	began := time.Now()
 	n, err := r.reader.Read(p)
+	*r.spent += time.Since(began)
 	r.count += int64(n)
 	return n, err
 }

@@ -110,7 +110,7 @@ func TestPolicies(t *testing.T) {
 // contents reads all members of an archive.
 func contents(t *testing.T, path string) map[string][]byte {
 	t.Helper()
-	a, err := openArchive(t.Context(), path, openFile)
+	a, err := openArchive(t.Context(), path, opener{file: openFile})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -171,7 +171,7 @@ func TestFormatsLoad(t *testing.T) {
 	if s := l.Stats(); s.BadBy[Damaged] != int64(len(files)) {
 		t.Errorf("%+v", s.BadBy)
 	}
-	r, err := Inspect(t.Context(), l.path, nil)
+	r, err := Inspect(t.Context(), l.path, Options{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestInspectIndex(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			want, err := Inspect(t.Context(), path, nil)
+			want, err := Inspect(t.Context(), path, Options{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -233,14 +234,14 @@ func TestOpenFails(t *testing.T) {
 // TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps nobody from stopping.
 func TestURLSilent(t *testing.T) {
 	data := fakeArchive(t, 30, nil)
-	stall := 3 // so many responses stop in the middle
+	var stall atomic.Int32 // so many responses stop in the middle
+	stall.Store(3)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first int
-		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || stall == 0 || r.Header.Get("Range") == "bytes=0-0" {
+		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || r.Header.Get("Range") == "bytes=0-0" || stall.Add(-1) < 0 {
 			http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(string(data)))
 			return
 		}
-		stall--
 		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, len(data)-1, len(data)))
 		w.Header().Set("Content-Length", fmt.Sprint(len(data)-first))
 		w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
@@ -250,7 +251,7 @@ func TestURLSilent(t *testing.T) {
 		<-r.Context().Done()
 	}))
 	defer server.Close()
-	file, err := openURLWith(t.Context(), server.URL, server.Client(), httpTimes{time.Microsecond, time.Millisecond})
+	file, err := openRemote(t.Context(), server.URL, byHTTP(server.Client()), sourceTimes{time.Microsecond, 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +260,7 @@ func TestURLSilent(t *testing.T) {
 	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
 		t.Errorf("at random: error %v, or other bytes", err)
 	}
-	stall = 3
+	stall.Store(3)
 	for n := 0; n < len(got); {
 		k, err := file.Read(got[n:])
 		if err != nil {

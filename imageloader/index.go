@@ -139,6 +139,7 @@ type sampleReader struct {
 	x       *index
 	inflate *inflateRange
 	file    source // of shard
+	timed   timedFile
 	shard   int    // -1: none
 	block   []byte // a tar header
 }
@@ -197,7 +198,7 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		if err != nil {
 			return err
 		}
-		r.file, r.shard = file, int(e.shard)
+		r.file, r.timed.file, r.shard = file, file, int(e.shard)
 	}
 	if s.format == formatTar {
 		// A tar of the same size and time may be another one all the same. What comes from a URL has its own version, and a request costs more than this is worth.
@@ -225,7 +226,7 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		}
 	}
 	c, until := s.enter(e)
-	return r.inflate.read(r.file, c, e.offset, until, dst)
+	return r.inflate.read(&r.timed, c, e.offset, until, dst)
 }
 
 // enter says from which checkpoint a member is read, and where its compressed bytes end at the latest.

@@ -61,7 +61,7 @@ func FuzzIndex(f *testing.F) {
 		}
 		defer l.Close()
 		x := l.index.Load()
-		a, err := openArchive(t.Context(), path, openFile)
+		a, err := openArchive(t.Context(), path, opener{file: openFile})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -82,7 +82,7 @@ func contentOf(members []tarMember) map[string]string {
 // readAll reads every sample of an index, in random order, by several goroutines.
 func readAll(t *testing.T, path string, x *index, want map[string]string) {
 	t.Helper()
-	a, err := openArchive(t.Context(), path, openFile)
+	a, err := openArchive(t.Context(), path, opener{file: openFile})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +369,7 @@ func TestForgedIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 		x := l.index.Load()
-		a, err := openArchive(t.Context(), path, openFile)
+		a, err := openArchive(t.Context(), path, opener{file: openFile})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -678,7 +678,7 @@ func BenchmarkReadSample(b *testing.B) {
 	}
 	defer l.Close()
 	x := l.index.Load()
-	a, err := openArchive(b.Context(), path, openFile)
+	a, err := openArchive(b.Context(), path, opener{file: openFile})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -48,9 +48,10 @@ type Progress struct {
 }
 
 // Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not nil, is called now and then from Inspect's own goroutine.
-// If the archive itself is damaged, the report on what comes before the damage is returned along with the *ArchiveError.
-func Inspect(ctx context.Context, path string, progress func(Progress)) (*Report, error) {
-	return inspect(ctx, path, progress, openFile, shimCodec{})
+// Of the options MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged, the report on what comes before the damage is returned along with the
+// *ArchiveError.
+func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
+	return inspect(ctx, path, o, progress, openFile, shimCodec{})
 }
 
 // inspected is what a worker finds out about a sample.
@@ -62,18 +63,18 @@ type inspected struct {
 	bad           *SampleError
 }
 
-func inspect(ctx context.Context, path string, progress func(Progress), file func(string) (source, error), c codec) (*Report, error) {
+func inspect(ctx context.Context, path string, o Options, progress func(Progress), file func(string) (source, error), c codec) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	a, err := openArchive(ctx, path, file)
+	o, err := Options{MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource}.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	a, err := openArchive(ctx, path, opener{file, o.OpenSource})
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
 	defer a.Close()
-	o, err := Options{}.withDefaults()
-	if err != nil {
-		return nil, err
-	}
 	l := &Loader{path: path, o: o}
 	x, err := newIndexer(path, nil)
 	if err != nil {
@@ -278,17 +279,17 @@ func (c *census) report() *Report {
 }
 
 // InspectIndex is Inspect by the archive's index alone, which is made first if there is none: it reads and decodes no image, and so finds no damage but what an image's header
-// shows. Images whose headers lie too far behind the beginning of their files have the format "unknown", and count in no range of sizes. Of the options, IndexFile and
-// Classes matter. A directory has no index: an error.
+// shows. Images whose headers lie too far behind the beginning of their files have the format "unknown", and count in no range of sizes. Of the options, IndexFile,
+// Classes and OpenSource matter. A directory has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes = false, 1 // nothing is to be held in memory
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: openFile, codec: shimCodec{}}
+	l := &Loader{path: path, o: o, open: opener{openFile, o.OpenSource}, codec: shimCodec{}}
 	for tried := false; ; tried = true {
-		a, err := openArchive(ctx, path, openFile)
+		a, err := openArchive(ctx, path, l.open)
 		if err != nil {
 			return nil, stopCause(ctx, err)
 		}

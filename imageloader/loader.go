@@ -95,7 +95,9 @@ type Options struct {
 	// they are first used, so that nobody's index can change a pixel; TrustIndex leaves that out. NoEntryPoints: they are neither made nor used.
 	TrustIndex    bool
 	NoEntryPoints bool
-	Logger        *slog.Logger // nil: silent
+	// OpenSource opens what has a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https. It may be called by several goroutines.
+	OpenSource func(ctx context.Context, url string) (Source, error)
+	Logger     *slog.Logger // nil: silent
 	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
 	StatsEvery time.Duration
 }
@@ -111,7 +113,7 @@ type Sample struct {
 type Loader struct {
 	path     string
 	o        Options
-	open     func(string) (source, error)
+	open     opener
 	codec    codec
 	index    atomic.Pointer[index]       // nil until the archive was read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
@@ -145,8 +147,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: file, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
-	a, err := openArchive(ctx, path, file)
+	l := &Loader{path: path, o: o, open: opener{file, o.OpenSource}, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	a, err := openArchive(ctx, path, l.open)
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}

@@ -444,7 +444,7 @@ func TestBadArchives(t *testing.T) {
 			o := Options{BatchSize: 4, Transform: Eval(4, 4), BadSamples: Skip}
 			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
 			check(err)
-			if _, err := inspect(t.Context(), path, nil, openFile, fakeCodec{}); c.is != ErrNoSamples {
+			if _, err := inspect(t.Context(), path, Options{}, nil, openFile, fakeCodec{}); c.is != ErrNoSamples {
 				check(err)
 			}
 			if l != nil {
@@ -679,7 +679,7 @@ func TestTooManyPixels(t *testing.T) {
 	if _, err := collect(t, l, 0, 2); !errors.As(err, &e) || e.Reason != TooLarge {
 		t.Errorf("the loader: %v", err)
 	}
-	r, err := Inspect(t.Context(), path, nil)
+	r, err := Inspect(t.Context(), path, Options{}, nil)
 	if err != nil || len(r.Bad) != 1 || r.Bad[0].Reason != TooLarge {
 		t.Errorf("Inspect: %+v, error %v", r, err)
 	}
@@ -886,7 +886,7 @@ func TestLeave(t *testing.T) {
 	if _, err := OpenContext(ctx, path, Options{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Open with an ended context: %v", err)
 	}
-	if _, err := Inspect(ctx, path, nil); !errors.Is(err, context.Canceled) {
+	if _, err := Inspect(ctx, path, Options{}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("Inspect with an ended context: %v", err)
 	}
 }
@@ -1009,7 +1009,7 @@ func TestRealImages(t *testing.T) {
 	}
 
 	var last Progress
-	r, err := Inspect(t.Context(), path, func(p Progress) { last = p })
+	r, err := Inspect(t.Context(), path, Options{}, func(p Progress) { last = p })
 	if err != nil {
 		t.Fatal(err)
 	}

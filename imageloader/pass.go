@@ -113,7 +113,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 	}
 	p.archive = a
 	defer func() { _ = p.archive.Close() }() // only read
-	if p.known != nil && (a.info.Size() != p.known.info.Size() || !a.info.ModTime().Equal(p.known.info.ModTime())) {
+	if p.known != nil && (!sameArchive(a.info, p.known.info)) {
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}
 	return p.run(lend, deliver)
@@ -341,10 +341,10 @@ func (p *pass) fetch() {
 			if !p.budget.acquire(int(j.size)) {
 				return
 			}
-			began := time.Now()
+			began, spent := time.Now(), r.timed.spent
 			j.data = p.buffers.get(int(j.size)) // also of what is held, so that what is in buffers has one owner
 			err := r.read(j.sample.Index, j.data)
-			p.l.counters.read.Add(int64(time.Since(began)))
+			p.l.counters.fetched(time.Since(began), r.timed.spent-spent)
 			if err != nil {
 				p.recycle(j.data)
 				p.asm.resolve(j.position, fatal, err)
@@ -424,6 +424,7 @@ type worker struct {
 
 	augmenter *augmenter // nil without Transform.Ops
 	entries   *byEntries // nil: none are used
+	counted   capi.ImageStats
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -450,6 +451,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 		} else {
 			err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
 		}
+		w.count(&info)
 		if err == nil && w.augmenter != nil {
 			err = w.augmenter.run(t, w.rng, j.dst)
 		}
@@ -678,7 +680,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 	for i := range p.known.entries {
 		it := p.item(i)
 		if it.bad == nil {
-			began := time.Now()
+			began, spent := time.Now(), p.archive.spent
 			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
 			if err := p.archive.seekTo(int(p.known.entries[i].shard), it.offset); err != nil {
 				return err
@@ -690,7 +692,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 			if e := &p.known.entries[i]; e.flags&entrySummed != 0 && crc32.ChecksumIEEE(it.data) != e.crc {
 				return p.archive.fail(errStale)
 			}
-			p.l.counters.read.Add(int64(time.Since(began)))
+			p.l.counters.streamed(p.archive, time.Since(began), spent)
 		}
 		if err := emit(it); err != nil {
 			return err
@@ -718,7 +720,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		return nil
 	}
 	for {
-		began := time.Now()
+		began, spent := time.Now(), p.archive.spent
 		m, head, err := p.archive.nextHead()
 		if err == io.EOF {
 			break
@@ -754,7 +756,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 				return err
 			}
 		}
-		p.l.counters.read.Add(int64(time.Since(began)))
+		p.l.counters.streamed(p.archive, time.Since(began), spent)
 		if s.Index < 0 {
 			continue
 		}

@@ -185,14 +185,15 @@ type IndexReport struct {
 }
 
 // MakeIndex reads an archive through and writes its index, as the first epoch over it does by itself, whether or not there is one. Of the options IndexFile,
-// Classes and Logger matter. progress, if not nil, is called now and then from MakeIndex's own goroutine. A directory needs no index: an error.
+// Classes, OpenSource and Logger matter. progress, if not nil, is called now and then from MakeIndex's own goroutine. A directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	a, err := openArchive(ctx, path, openFile)
+	l := &Loader{path: path, o: o, open: opener{openFile, o.OpenSource}, codec: shimCodec{}}
+	a, err := openArchive(ctx, path, l.open)
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
@@ -200,7 +201,6 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if a.format == formatTree {
 		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
 	}
-	l := &Loader{path: path, o: o, open: openFile, codec: shimCodec{}}
 	x, err := l.scanWith(a, false, progress)
 	if err != nil {
 		return nil, stopCause(ctx, err)

@@ -113,12 +113,16 @@ type totalInfo struct {
 	name    string
 	size    int64
 	changed time.Time // the latest
+	version string    // of those that have one
 }
 
 func (t *totalInfo) add(info fs.FileInfo) {
 	t.size += info.Size()
 	if info.ModTime().After(t.changed) {
 		t.changed = info.ModTime()
+	}
+	if s, ok := info.Sys().(SourceInfo); ok {
+		t.version += s.Version + "\n"
 	}
 }
 
@@ -127,7 +131,7 @@ func (t totalInfo) Size() int64        { return t.size }
 func (t totalInfo) Mode() fs.FileMode  { return 0 }
 func (t totalInfo) ModTime() time.Time { return t.changed }
 func (t totalInfo) IsDir() bool        { return false }
-func (t totalInfo) Sys() any           { return nil }
+func (t totalInfo) Sys() any           { return t.version }
 
 // tree walks the files below a directory in the order of their paths.
 type tree struct {

@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -128,7 +130,7 @@ func TestSources(t *testing.T) {
 		}
 	}
 	for name, path := range sources {
-		r, err := inspect(t.Context(), path, nil, openFile, fakeCodec{})
+		r, err := inspect(t.Context(), path, Options{}, nil, openFile, fakeCodec{})
 		if err != nil || r.Samples != 24 || len(r.Classes) != 3 {
 			t.Errorf("inspect %s: %+v, error %v", name, r, err)
 		}
@@ -177,13 +179,24 @@ func TestShardPaths(t *testing.T) {
 type flaky struct {
 	data  []byte
 	etag  string
-	every int64 // one of so many responses is whole
+	every int // one of so many responses to requests for the same end is whole
 	n     atomic.Int64
 	mode  string
+
+	mu   sync.Mutex
+	ends map[string]int
 }
 
 func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n := f.n.Add(1)
+	_, end, _ := strings.Cut(r.Header.Get("Range"), "-")
+	f.mu.Lock()
+	if f.ends == nil {
+		f.ends = map[string]int{}
+	}
+	f.ends[end]++
+	asked := f.ends[end]
+	f.mu.Unlock()
 	w.Header().Set("ETag", f.etag)
 	switch {
 	case f.mode == "no ranges":
@@ -197,10 +210,10 @@ func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case f.mode == "down":
 		http.Error(w, "busy", http.StatusServiceUnavailable)
 		return
-	case n%f.every == 1 && n > 1:
+	case asked%f.every == 1:
 		http.Error(w, "busy", http.StatusServiceUnavailable)
 		return
-	case n%f.every != 0 && n > 1:
+	case asked%f.every != 0:
 		w = &breaking{w, 1000 + rand.IntN(90_000)}
 	}
 	http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(f.data))
@@ -220,6 +233,10 @@ func (b *breaking) Write(p []byte) (int, error) {
 	return n, err
 }
 
+func byHTTP(client *http.Client) func(context.Context, string) (Source, error) {
+	return func(ctx context.Context, url string) (Source, error) { return OpenHTTP(ctx, url, client) }
+}
+
 // TestURL: responses that fail or break off are asked for again; a file that changes, or a server that can't give ranges, is an error that names the URL.
 func TestURL(t *testing.T) {
 	data := make([]byte, 500_000)
@@ -230,7 +247,7 @@ func TestURL(t *testing.T) {
 		f := &flaky{data: data, etag: `"one"`, every: 3, mode: mode}
 		server := httptest.NewServer(f)
 		read := func() error {
-			file, err := openURLWith(t.Context(), server.URL+"/x", server.Client(), httpTimes{time.Microsecond, time.Minute})
+			file, err := openRemote(t.Context(), server.URL+"/x", byHTTP(server.Client()), sourceTimes{time.Microsecond, time.Minute})
 			if err != nil {
 				return err
 			}

@@ -222,7 +222,7 @@ func TestShardFileFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	a, err := openArchive(t.Context(), l.path, openFile)
+	a, err := openArchive(t.Context(), l.path, opener{file: openFile})
 	if err != nil {
 		t.Fatal(err)
 	}

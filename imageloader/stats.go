@@ -4,12 +4,15 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/capi"
 )
 
 // namedBad is how many bad samples Stats names.
@@ -30,8 +33,15 @@ type Stats struct {
 	Queue      int   // samples read and not yet taken by a worker, now
 	QueueBytes int64 // compressed bytes that are read and not yet decoded, now, without those in the shuffle buffer
 
+	Decoded        map[Path]int64 // images by how they were decoded, also those that then turned out to be damaged
+	Cropped        int64          // images of them of which less than all was wanted
+	GaveUp         int64          // JPEGs that our own Huffman decoder handed on to libjpeg-turbo: damaged, or stranger than their headers say
+	EntriesMade    int64          // JPEGs whose entry points were noted
+	EntriesRefused int64          // JPEGs whose entry points were not those of their bytes: decoded without
+
 	Elapsed time.Duration // in epochs; those that run at the same time count each
-	Read    time.Duration // reading and inflating
+	Read    time.Duration // waiting for the disk, or the network
+	Inflate time.Duration // inflating, with the checksums and headers of a compressed archive
 	Decode  time.Duration // header, decode, crop, resize, and the transform's other steps
 	Finish  time.Duration // queueing the work on the device; on the CPU, doing it
 
@@ -39,6 +49,21 @@ type Stats struct {
 	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has a count of its own
 }
+
+// Path is a way to decode an image. The pixels are the same on each.
+type Path string
+
+// The paths. Other formats than JPEG have one each.
+const (
+	ByEntryPoints Path = "jpeg by entry points" // only the part of the file that the crop needs was read
+	ByHuffman     Path = "jpeg by own huffman"  // Huffman decoding of our own, the rest by libjpeg-turbo
+	ByLibJPEG     Path = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
+	ByPNG         Path = "png"
+	ByWebP        Path = "webp"
+	ByGo          Path = "gif, bmp or tiff" // by Go's libraries
+)
+
+var paths = [...]Path{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
 // Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue, QueueBytes, Ignored) and BadNamed are those of now.
 func (s Stats) Since(before Stats) Stats {
@@ -52,8 +77,19 @@ func (s Stats) Since(before Stats) Stats {
 			delete(s.BadBy, r)
 		}
 	}
+	s.Decoded = maps.Clone(s.Decoded)
+	for p, n := range before.Decoded {
+		if s.Decoded[p] -= n; s.Decoded[p] == 0 {
+			delete(s.Decoded, p)
+		}
+	}
+	s.Cropped -= before.Cropped
+	s.GaveUp -= before.GaveUp
+	s.EntriesMade -= before.EntriesMade
+	s.EntriesRefused -= before.EntriesRefused
 	s.Elapsed -= before.Elapsed
 	s.Read -= before.Read
+	s.Inflate -= before.Inflate
 	s.Decode -= before.Decode
 	s.Finish -= before.Finish
 	s.WaitData -= before.WaitData
@@ -68,6 +104,7 @@ type Stage string
 // The stages. Which one the others wait for is what Stats.Bottleneck says.
 const (
 	Reading   Stage = "reading"
+	Inflating Stage = "inflating"
 	Decoding  Stage = "decoding"
 	Consuming Stage = "consuming"
 )
@@ -88,8 +125,12 @@ func (s Stats) Bottleneck() (Stage, string) {
 		return Consuming, fmt.Sprintf("the consumer is the bottleneck, as it should be: samples wait for a free slot %.0f %% of the time, and the workers are busy %.0f %%",
 			100*slot, 100*busy)
 	}
-	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of the time: keep the archive on a faster disk, as a plain .tar or in "+
-		"several shards, raise Options.ShuffleBytes so that it stays in memory, or make an index of it", s.Workers, 100*idle)
+	if s.Inflate > s.Read {
+		return Inflating, fmt.Sprintf("inflating is the bottleneck: the %d workers wait for samples %.0f %% of the time: make an index of the archive, so that several goroutines "+
+			"inflate it, raise Options.ShuffleBytes so that it stays in memory, or repack it as a plain .tar", s.Workers, 100*idle)
+	}
+	return Reading, fmt.Sprintf("reading is the bottleneck: the %d workers wait for samples %.0f %% of the time: keep the archive on a faster disk or nearer, in several shards, "+
+		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
 // LogValue is for slog: one group of everything.
@@ -98,9 +139,15 @@ func (s Stats) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad),
 		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
-		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("decode", s.Decode), slog.Duration("finish", s.Finish),
+		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode), slog.Duration("finish", s.Finish),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
+		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
 		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
+	}
+	for _, p := range paths {
+		if n := s.Decoded[p]; n > 0 {
+			attrs = append(attrs, slog.Int64("decoded "+string(p), n))
+		}
 	}
 	for _, r := range slices.SortedFunc(maps.Keys(s.BadBy), func(a, b Reason) int { return cmp.Compare(a, b) }) {
 		attrs = append(attrs, slog.Int64("bad "+string(r), s.BadBy[r]))
@@ -123,11 +170,17 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		BadBy        map[Reason]int64 `json:"bad_by"`
 		BadNamed     []string         `json:"bad_named"`
 		Ignored      int              `json:"ignored"`
+		Decoded      map[Path]int64   `json:"decoded_by"`
+		Cropped      int64            `json:"cropped"`
+		GaveUp       int64            `json:"gave_up"`
+		Made         int64            `json:"entries_made"`
+		Refused      int64            `json:"entries_refused"`
 		Workers      int              `json:"workers"`
 		Queue        int              `json:"queue"`
 		QueueBytes   int64            `json:"queue_bytes"`
 		Elapsed      float64          `json:"elapsed_seconds"`
 		Read         float64          `json:"read_seconds"`
+		Inflate      float64          `json:"inflate_seconds"`
 		Decode       float64          `json:"decode_seconds"`
 		Finish       float64          `json:"finish_seconds"`
 		WaitData     float64          `json:"wait_data_seconds"`
@@ -135,8 +188,8 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		ConsumerWait float64          `json:"consumer_wait_seconds"`
 		Bottleneck   Stage            `json:"bottleneck"`
 		Advice       string           `json:"advice"`
-	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Workers, s.Queue, s.QueueBytes, s.Elapsed.Seconds(), s.Read.Seconds(), s.Decode.Seconds(),
-		s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
+		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
 // Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its choice: expvar.Publish("train", loader.Var()).
@@ -153,13 +206,15 @@ func (v statsVar) String() string {
 }
 
 type counters struct {
-	samples, batches, bytes, queue, queueBytes             atomic.Int64
-	read, decode, finish, waitData, waitSlot, consumerWait atomic.Int64 // ns
-	mu                                                     sync.Mutex
-	bad                                                    int64
-	badBy                                                  map[Reason]int64
-	badNamed                                               []*SampleError
-	badSeen                                                map[int]bool
+	samples, batches, bytes, queue, queueBytes                      atomic.Int64
+	decoded                                                         [len(paths)]atomic.Int64
+	cropped, gaveUp, entriesMade, entriesRefused                    atomic.Int64
+	read, inflate, decode, finish, waitData, waitSlot, consumerWait atomic.Int64 // ns
+	mu                                                              sync.Mutex
+	bad                                                             int64
+	badBy                                                           map[Reason]int64
+	badNamed                                                        []*SampleError
+	badSeen                                                         map[int]bool
 
 	elapsed time.Duration       // of epochs that are over
 	running map[*pass]time.Time // since when
@@ -180,6 +235,84 @@ func (c *counters) end(p *pass) {
 	defer c.mu.Unlock()
 	c.elapsed += time.Since(c.running[p])
 	delete(c.running, p)
+}
+
+// timedFile counts the time that ReadAt takes. It is used by one goroutine.
+type timedFile struct {
+	file  io.ReaderAt
+	spent time.Duration
+}
+
+func (f *timedFile) ReadAt(p []byte, at int64) (int, error) {
+	began := time.Now()
+	n, err := f.file.ReadAt(p, at)
+	f.spent += time.Since(began)
+	return n, err
+}
+
+// fetched counts a sample that was read at random in a time of all; read of it, if it was inflated, was for the disk.
+func (c *counters) fetched(all, read time.Duration) {
+	if read == 0 {
+		read = all
+	}
+	c.read.Add(int64(read))
+	c.inflate.Add(int64(all - read))
+}
+
+// streamed counts a sample that came in order in a time of all; the archive had spent so much on reading before.
+func (c *counters) streamed(a *archive, all, spent time.Duration) {
+	read := all
+	if a.streamed() {
+		read = min(all, a.spent-spent)
+	}
+	c.read.Add(int64(read))
+	c.inflate.Add(int64(all - read))
+}
+
+// statsDecoder is a decoder that knows what became of its images.
+type statsDecoder interface {
+	stats() (capi.ImageStats, error)
+}
+
+func (s shimDecoder) stats() (capi.ImageStats, error) { return capi.DecoderStats(s.d) }
+
+// count counts the image that the worker's decoder was given last.
+func (w *worker) count(info *capi.ImageInfo) {
+	c := &w.p.l.counters
+	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
+		c.cropped.Add(1)
+	}
+	add := func(p Path, n int64) {
+		if n > 0 {
+			c.decoded[slices.Index(paths[:], p)].Add(n)
+		}
+	}
+	switch info.Format {
+	case capi.ImagePNG:
+		add(ByPNG, 1)
+	case capi.ImageWebP:
+		add(ByWebP, 1)
+	case imageGIF, imageBMP, imageTIFF:
+		add(ByGo, 1)
+	case capi.ImageJPEG:
+		d, ok := w.d.(statsDecoder)
+		if !ok {
+			return
+		}
+		now, err := d.stats()
+		if err != nil {
+			return // there is a decoder, so it has them
+		}
+		before := w.counted
+		w.counted = now
+		used := now.EntriesUsed - before.EntriesUsed
+		add(ByEntryPoints, used)
+		add(ByHuffman, now.JPEGOwn-before.JPEGOwn-used)
+		add(ByLibJPEG, now.JPEGLibjpeg-before.JPEGLibjpeg)
+		c.gaveUp.Add(now.JPEGGaveUp - before.JPEGGaveUp)
+		c.entriesMade.Add(now.EntriesMade - before.EntriesMade)
+		c.entriesRefused.Add(now.EntriesRefused - before.EntriesRefused)
+	}
 }
 
 // met counts and logs a bad sample.
@@ -204,9 +337,15 @@ func (l *Loader) Stats() Stats {
 	s := Stats{
 		Samples: c.samples.Load(), Batches: c.batches.Load(), Bytes: c.bytes.Load(),
 		Workers: l.o.Workers, Queue: int(c.queue.Load()), QueueBytes: c.queueBytes.Load(),
-		Read: time.Duration(c.read.Load()), Decode: time.Duration(c.decode.Load()), Finish: time.Duration(c.finish.Load()),
+		Read: time.Duration(c.read.Load()), Inflate: time.Duration(c.inflate.Load()), Decode: time.Duration(c.decode.Load()), Finish: time.Duration(c.finish.Load()),
 		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()), ConsumerWait: time.Duration(c.consumerWait.Load()),
-		BadBy: map[Reason]int64{},
+		Cropped: c.cropped.Load(), GaveUp: c.gaveUp.Load(), EntriesMade: c.entriesMade.Load(), EntriesRefused: c.entriesRefused.Load(),
+		BadBy: map[Reason]int64{}, Decoded: map[Path]int64{},
+	}
+	for i, p := range paths {
+		if n := c.decoded[i].Load(); n > 0 {
+			s.Decoded[p] = n
+		}
 	}
 	c.mu.Lock()
 	s.Bad = c.bad

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"expvar"
+	"image/gif"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -30,6 +32,7 @@ func TestBottleneck(t *testing.T) {
 		"nothing":  {Stats{Workers: 2}, "", "too few"},
 		"decode":   {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: 3900 * time.Millisecond, WaitSlot: 300 * time.Millisecond}, Decoding, "more CPUs"},
 		"read":     {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, Read: time.Second}, Reading, "wait for samples 75 %"},
+		"inflate":  {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, Read: time.Second, Inflate: 2 * time.Second}, Inflating, "make an index"},
 		"consumer": {Stats{Workers: 4, Batches: 9, Elapsed: time.Second, Decode: time.Second, WaitData: 3 * time.Second, WaitSlot: 700 * time.Millisecond}, Consuming, "70 %"},
 	} {
 		stage, advice := c.s.Bottleneck()
@@ -71,6 +74,49 @@ func TestStatsForms(t *testing.T) {
 	var line struct{ Stats map[string]any }
 	if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Stats["samples"] != 118. || line.Stats["bad damaged"] != 2. || line.Stats["advice"] == "" {
 		t.Errorf("%v in %s", err, &log)
+	}
+}
+
+// TestDecodedBy: each image is counted by how it was decoded: JPEGs with our own Huffman decoder, from the second epoch on by the entry points that were made, or by
+// libjpeg-turbo.
+func TestDecodedBy(t *testing.T) {
+	cmyk, err := os.ReadFile("testdata/cmyk.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var frame bytes.Buffer
+	if err := gif.Encode(&frame, gradient(40, 30), nil); err != nil {
+		t.Fatal(err)
+	}
+	damaged := photo(t, 3)
+	for i := range 300 {
+		damaged[len(damaged)/2+i] = 0xfe
+	}
+	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, tarMember{name: "c/1.jpg", data: string(photo(t, 1))}, tarMember{name: "c/2.jpg", data: string(photo(t, 2))},
+		tarMember{name: "c/3.jpg", data: string(cmyk)}, tarMember{name: "c/4.png", data: pngOf(t, gradient(40, 40))}, tarMember{name: "c/5.gif", data: frame.String()},
+		tarMember{name: "c/6.jpg", data: string(damaged)})))
+	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, Workers: 2, ShuffleBytes: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	before := Stats{}
+	for epoch, want := range []Stats{
+		{Decoded: map[Path]int64{ByHuffman: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1, EntriesMade: 2},
+		{Decoded: map[Path]int64{ByEntryPoints: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1},
+	} {
+		if _, err := collect(t, l, epoch, 2); err != nil {
+			t.Fatal(err)
+		}
+		now := l.Stats()
+		got := now.Since(before)
+		before = now
+		if !maps.Equal(got.Decoded, want.Decoded) || got.GaveUp != want.GaveUp || got.EntriesMade != want.EntriesMade || got.EntriesRefused != 0 || got.Cropped < 1 || got.Cropped > 6 {
+			t.Errorf("epoch %d: %+v", epoch, got)
+		}
+		if got.Read <= 0 || got.Inflate <= 0 {
+			t.Errorf("epoch %d: reading %v, inflating %v", epoch, got.Read, got.Inflate)
+		}
 	}
 }
 

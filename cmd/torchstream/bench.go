@@ -125,9 +125,9 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	}
 	s := result.Stats
 	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels, in %s; %d bad samples\n"+
-		"busy of %.1f s: reading %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
+		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
 		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.Device,
-		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Decode.Seconds(), s.Workers, s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
+		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Workers, s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
 	for i, rss := range result.RSSAfterEpoch {
 		if err == nil {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)

@@ -68,11 +68,9 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	progress, done := readingProgress(stderr)
 	look := imageloader.Inspect
 	if *byIndex {
-		look = func(ctx context.Context, path string, progress func(imageloader.Progress)) (*imageloader.Report, error) {
-			return imageloader.InspectIndex(ctx, path, imageloader.Options{}, progress)
-		}
+		look = imageloader.InspectIndex
 	}
-	report, err := look(ctx, set.Arg(0), progress)
+	report, err := look(ctx, set.Arg(0), imageloader.Options{}, progress)
 	done()
 	if report == nil {
 		return err

@@ -35,16 +35,20 @@ others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -v '^\./internal/c
 [[ -z $others ]] || fail 'import "C" outside internal/capi:'$'\n'"$others"
 
 check "the Go version that go.mod asks for"
-for mod in go.mod imageloader/prometheus/go.mod; do
+for mod in go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
   grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go than 1.25.0: a dependency that needs a newer one was added"
 done
 
 check "go vet"
 go vet ./... || fail "go vet"
-(cd imageloader/prometheus && go vet ./...) || fail "go vet in imageloader/prometheus"
+for module in imageloader/prometheus imageloader/blob; do
+  (cd $module && go vet ./...) || fail "go vet in $module"
+done
 check "staticcheck"
 go tool staticcheck ./... || fail "staticcheck"
 staticcheck=$(go tool -n staticcheck)
-(cd imageloader/prometheus && "$staticcheck" ./...) || fail "staticcheck in imageloader/prometheus"
+for module in imageloader/prometheus imageloader/blob; do
+  (cd $module && "$staticcheck" ./...) || fail "staticcheck in $module"
+done
 
 ((bad == 0)) || exit 1

@@ -21,6 +21,7 @@ type Collector struct {
 	source  Source
 	metrics []metric
 	bad     *client.Desc
+	decoded *client.Desc
 	stage   *client.Desc
 }
 
@@ -31,7 +32,7 @@ type metric struct {
 }
 
 // stages are the values of the label "stage" of torchstream_loader_bottleneck.
-var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Decoding, imageloader.Consuming}
+var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Inflating, imageloader.Decoding, imageloader.Consuming}
 
 // NewCollector makes a collector. labels are on every metric: with several loaders in one registry they must differ.
 func NewCollector(source Source, labels client.Labels) *Collector {
@@ -39,9 +40,10 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 		return client.NewDesc("torchstream_loader_"+name, help, variable, labels)
 	}
 	c := &Collector{
-		source: source,
-		bad:    desc("bad_samples_total", "Bad samples met, once for each epoch that met them.", "reason"),
-		stage:  desc("bottleneck", "1 for the stage that the others have waited for since the loader was opened, 0 for the others.", "stage"),
+		source:  source,
+		bad:     desc("bad_samples_total", "Bad samples met, once for each epoch that met them.", "reason"),
+		decoded: desc("decoded_images_total", "Images by how they were decoded.", "path"),
+		stage:   desc("bottleneck", "1 for the stage that the others have waited for since the loader was opened, 0 for the others.", "stage"),
 	}
 	count := func(name, help string, value func(*imageloader.Stats) float64) {
 		c.metrics = append(c.metrics, metric{desc(name, help), client.CounterValue, value})
@@ -52,8 +54,13 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 	count("samples_total", "Samples delivered.", func(s *imageloader.Stats) float64 { return float64(s.Samples) })
 	count("batches_total", "Batches delivered.", func(s *imageloader.Stats) float64 { return float64(s.Batches) })
 	count("decoded_bytes_total", "Compressed bytes of decoded images.", func(s *imageloader.Stats) float64 { return float64(s.Bytes) })
+	count("cropped_images_total", "Decoded images of which less than all was wanted.", func(s *imageloader.Stats) float64 { return float64(s.Cropped) })
+	count("huffman_gave_up_total", "JPEGs that the own Huffman decoder handed on to libjpeg-turbo.", func(s *imageloader.Stats) float64 { return float64(s.GaveUp) })
+	count("entry_points_made_total", "JPEGs whose entry points were noted.", func(s *imageloader.Stats) float64 { return float64(s.EntriesMade) })
+	count("entry_points_refused_total", "JPEGs whose entry points were not those of their bytes.", func(s *imageloader.Stats) float64 { return float64(s.EntriesRefused) })
 	count("elapsed_seconds_total", "Time in epochs.", func(s *imageloader.Stats) float64 { return s.Elapsed.Seconds() })
-	count("read_seconds_total", "Time spent on reading and inflating.", func(s *imageloader.Stats) float64 { return s.Read.Seconds() })
+	count("read_seconds_total", "Time spent on waiting for the disk or the network.", func(s *imageloader.Stats) float64 { return s.Read.Seconds() })
+	count("inflate_seconds_total", "Time spent on inflating.", func(s *imageloader.Stats) float64 { return s.Inflate.Seconds() })
 	count("decode_seconds_total", "Time that all workers spent on decoding and transforms.", func(s *imageloader.Stats) float64 { return s.Decode.Seconds() })
 	count("finish_seconds_total", "Time spent on queueing the finish, or on the CPU doing it.", func(s *imageloader.Stats) float64 { return s.Finish.Seconds() })
 	count("wait_data_seconds_total", "Time that all workers waited for samples.", func(s *imageloader.Stats) float64 { return s.WaitData.Seconds() })
@@ -71,6 +78,7 @@ func (c *Collector) Describe(out chan<- *client.Desc) {
 		out <- m.desc
 	}
 	out <- c.bad
+	out <- c.decoded
 	out <- c.stage
 }
 
@@ -82,6 +90,9 @@ func (c *Collector) Collect(out chan<- client.Metric) {
 	}
 	for reason, n := range s.BadBy {
 		out <- client.MustNewConstMetric(c.bad, client.CounterValue, float64(n), string(reason))
+	}
+	for path, n := range s.Decoded {
+		out <- client.MustNewConstMetric(c.decoded, client.CounterValue, float64(n), string(path))
 	}
 	bottleneck, _ := s.Bottleneck()
 	for _, stage := range stages {

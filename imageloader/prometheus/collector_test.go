@@ -20,6 +20,7 @@ func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 func TestCollector(t *testing.T) {
 	s := fixed{
 		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
+		Decoded: map[imageloader.Path]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
 		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
 	}
 	c := NewCollector(s, client.Labels{"loader": "train"})
@@ -43,10 +44,18 @@ torchstream_loader_bad_samples_total{loader="train",reason="empty"} 1
 # TYPE torchstream_loader_bottleneck gauge
 torchstream_loader_bottleneck{loader="train",stage="consuming"} 0
 torchstream_loader_bottleneck{loader="train",stage="decoding"} 1
+torchstream_loader_bottleneck{loader="train",stage="inflating"} 0
 torchstream_loader_bottleneck{loader="train",stage="reading"} 0
 # HELP torchstream_loader_decode_seconds_total Time that all workers spent on decoding and transforms.
 # TYPE torchstream_loader_decode_seconds_total counter
 torchstream_loader_decode_seconds_total{loader="train"} 7
+# HELP torchstream_loader_decoded_images_total Images by how they were decoded.
+# TYPE torchstream_loader_decoded_images_total counter
+torchstream_loader_decoded_images_total{loader="train",path="jpeg by entry points"} 600
+torchstream_loader_decoded_images_total{loader="train",path="png"} 7
+# HELP torchstream_loader_inflate_seconds_total Time spent on inflating.
+# TYPE torchstream_loader_inflate_seconds_total counter
+torchstream_loader_inflate_seconds_total{loader="train"} 3
 # HELP torchstream_loader_queue_bytes Compressed bytes read and not yet decoded.
 # TYPE torchstream_loader_queue_bytes gauge
 torchstream_loader_queue_bytes{loader="train"} 678
@@ -55,14 +64,14 @@ torchstream_loader_queue_bytes{loader="train"} 678
 torchstream_loader_samples_total{loader="train"} 640
 `
 	if err := testutil.CollectAndCompare(c, strings.NewReader(want), "torchstream_loader_bad_samples_total", "torchstream_loader_bottleneck",
-		"torchstream_loader_decode_seconds_total", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
+		"torchstream_loader_decode_seconds_total", "torchstream_loader_decoded_images_total", "torchstream_loader_inflate_seconds_total", "torchstream_loader_queue_bytes", "torchstream_loader_samples_total"); err != nil {
 		t.Error(err)
 	}
 }
 
 // TestEveryNumberIsShown: a field that is added to Stats is added here too.
 func TestEveryNumberIsShown(t *testing.T) {
-	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true} // by reason; names are for the log; not a matter of time
+	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true, "Decoded": true} // by reason; names are for the log; not a matter of time; by path
 	numbers := 0
 	s := reflect.TypeFor[imageloader.Stats]()
 	for i := range s.NumField() {
