@@ -70,13 +70,13 @@ type archive struct {
 	tar    *tar.Reader
 	gzip   *gzipReader
 	tree   *tree
-	undo   func()        // frees what the shard's reader holds
-	marks  bool          // checkpoints are wanted
-	mark   *checkpointer // of the shard, if they are
-	names  int           // members seen
-	last   string        // name of the last of them
-	sparse bool          // the last of them is a sparse file
-	spent  time.Duration // in reading files in order, not in inflating what they hold
+	undo   func()                // frees what the shard's reader holds
+	keep   func(int, checkpoint) // takes the checkpoints of shards; nil: they are not wanted
+	mark   *checkpointer         // of the shard, if they are
+	names  int                   // members seen
+	last   string                // name of the last of them
+	sparse bool                  // the last of them is a sparse file
+	spent  time.Duration         // in reading files in order, not in inflating what they hold
 	skip   []byte
 	magic  [magicBytes]byte
 
@@ -85,11 +85,9 @@ type archive struct {
 
 // shard is one file of an archive.
 type shard struct {
-	path string
-	info fs.FileInfo
-	// Known once the shard was read to its end: what it is, and where it can be entered if it is a gzip file.
-	format string
-	marks  []checkpoint
+	path   string
+	info   fs.FileInfo
+	format string // known once the shard was read to its end
 }
 
 // member is a tar entry that is not a directory or metadata.
@@ -196,7 +194,7 @@ func (a *archive) start(s *shard) error {
 			return a.fail(fmt.Errorf("gzip header: %w", truncated(err)))
 		}
 		a.gzip, a.undo = gz, gz.close
-		if a.marks {
+		if a.keep != nil {
 			if err := a.note(); err != nil {
 				return a.fail(err)
 			}
@@ -229,9 +227,9 @@ func (a *archive) start(s *shard) error {
 // streamed says whether going through the archive means reading all of it.
 func (a *archive) streamed() bool { return a.format == formatTarGz || a.format == formatZstd }
 
-// noteCheckpoints makes the archive note where it can be entered again. It is called before anything is read.
-func (a *archive) noteCheckpoints() error {
-	a.marks = true
+// noteCheckpoints makes the archive tell keep where its shards can be entered again, in order. It is called before anything is read.
+func (a *archive) noteCheckpoints(keep func(shard int, c checkpoint)) error {
+	a.keep = keep
 	if a.gzip != nil {
 		return a.note()
 	}
@@ -239,7 +237,13 @@ func (a *archive) noteCheckpoints() error {
 }
 
 func (a *archive) note() error {
-	a.mark = &checkpointer{}
+	shard := a.shard
+	a.mark = newCheckpointer(func(c checkpoint) { a.keep(shard, c) }, func() int64 {
+		if a.in == nil { // the first one
+			return 0
+		}
+		return a.in.offset
+	})
 	return a.gzip.mark(a.mark.note)
 }
 
@@ -344,7 +348,7 @@ func (a *archive) next() (member, error) {
 func (a *archive) advance() error {
 	a.shards[a.shard].format = a.format
 	if a.mark != nil {
-		a.shards[a.shard].marks = a.mark.finish()
+		a.mark.finish()
 	}
 	if a.shard+1 == len(a.shards) {
 		return io.EOF

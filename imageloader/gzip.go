@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math/bits"
+	"slices"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -23,11 +24,6 @@ type checkpoint struct {
 	bit    int64  // of the file: where a deflate block begins
 	output int64  // bytes of output before it
 	window []byte // what later bytes copy from the output before it: see packWindow; empty at the beginning of a gzip member
-
-	// Instead of window: where it lies.
-	from io.ReaderAt
-	at   int64
-	size int32
 }
 
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of each.
@@ -349,14 +345,14 @@ func newInflateRange() (*inflateRange, error) {
 
 func (r *inflateRange) close() { capi.FreeInflater(r.inflater) }
 
-// read fills dst with the output from offset on. c is a checkpoint at or before offset; until says where in the file the compressed bytes end at the latest.
-func (r *inflateRange) read(file io.ReaderAt, c *checkpoint, offset int64, until int64, dst []byte) error {
-	window := c.window
-	if c.from != nil {
-		window = append(r.packed[:0], make([]byte, c.size)...) // not in use yet
-		if _, err := c.from.ReadAt(window, c.at); err != nil {
-			return fmt.Errorf("reading the index: %w", err)
-		}
+// read fills dst with the output from offset on. c is a checkpoint at or before offset, with its window in windows; until says where in the file the compressed bytes end at
+// the latest.
+func (r *inflateRange) read(file, windows io.ReaderAt, c *mark, offset int64, until int64, dst []byte) error {
+	r.packed = slices.Grow(r.packed[:0], int(c.size))
+	window := r.packed[:c.size] // not in use yet
+	r.packed = r.packed[:cap(r.packed)]
+	if n, err := windows.ReadAt(window, c.at); n < len(window) {
+		return fmt.Errorf("reading the index: %w", err)
 	}
 	if err := unpackWindow(window, r.out[:windowBytes]); err != nil {
 		return err

@@ -10,14 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"unsafe"
 )
 
-// index says where the samples of an archive are. Names share one string: an archive of a million images costs 90 MB, not 200.
+// index says where the samples of an archive are: 32 bytes for each of them and its name, in two pieces of memory, whatever their number.
 type index struct {
 	info    fs.FileInfo // of all shards together, when they were scanned
 	shards  []indexShard
@@ -31,6 +29,9 @@ type index struct {
 	// lazy is the same for an index that was not made by reading: contents are kept when they are read. Each points to as many bytes as the entry's size says.
 	lazy []atomic.Pointer[byte]
 	side *sidecar // nil: there is none
+	// windows are those of marks: in the sidecar, or without one in spool.
+	windows io.ReaderAt
+	spool   spool
 	// oversize has the headers of samples that are over Options.MaxPixels, as the sidecar says: they need not be read.
 	oversize map[int32]imageHead
 	// numbers of the samples among the entries of the sidecar; nil: they are the same.
@@ -44,7 +45,14 @@ type indexShard struct {
 	path   string
 	info   fs.FileInfo
 	format string
-	marks  []checkpoint // of a gzip file; the first is its beginning
+	marks  []mark // of a gzip file; the first is its beginning
+}
+
+// mark is a checkpoint whose window lies elsewhere.
+type mark struct {
+	bit, output int64
+	at          int64 // of the window
+	size        int32 // the same
 }
 
 // entry is a member of the archive that is a sample, or may become one.
@@ -130,8 +138,11 @@ const mostWork = 6
 // random says whether the content of any sample can be read in any order, by several goroutines at once, each with a sampleReader. It never changes in
 // the life of an index.
 func (x *index) random() bool {
-	return x.held != nil || x.lazy != nil || x.work > 0 && x.work <= mostWork
+	return x.held != nil || x.lazy != nil || randomBy(x.work)
 }
+
+// randomBy is what work alone says.
+func randomBy(work float64) bool { return work > 0 && work <= mostWork }
 
 // sampleReader reads the contents of an index's samples in any order. It is used by one goroutine at a time; several of them read one open archive at once.
 type sampleReader struct {
@@ -226,13 +237,13 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		}
 	}
 	c, until := s.enter(e)
-	return r.inflate.read(&r.timed, c, e.offset, until, dst)
+	return r.inflate.read(&r.timed, r.x.windows, c, e.offset, until, dst)
 }
 
 // enter says from which checkpoint a member is read, and where its compressed bytes end at the latest.
-func (s *indexShard) enter(e *entry) (c *checkpoint, until int64) {
+func (s *indexShard) enter(e *entry) (c *mark, until int64) {
 	at := func(offset int64) int { // the first checkpoint beyond offset
-		n, _ := slices.BinarySearchFunc(s.marks, offset, func(c checkpoint, offset int64) int {
+		n, _ := slices.BinarySearchFunc(s.marks, offset, func(c mark, offset int64) int {
 			if c.output <= offset {
 				return -1
 			}
@@ -340,350 +351,4 @@ func (s *sharedFiles) close() (err error) {
 	}
 	s.files, s.idle = nil, nil
 	return err
-}
-
-// checkpointer keeps, of the checkpoints of a stream, those that members are best read from: the last one before each.
-type checkpointer struct {
-	kept    []checkpoint
-	pending []checkpoint // in order; the first may be kept already
-	wanted  []int64      // where members begin for which that is not decided
-	done    int          // how many of wanted are decided
-}
-
-// mostWindow is how much of the inflated bytes checkpoints may take: a larger one has to pay for itself by standing further from the one before.
-const mostWindow = 48
-
-func (k *checkpointer) note(c checkpoint) {
-	k.pending = append(k.pending, c)
-	if len(k.kept) == 0 {
-		k.kept = append(k.kept, c)
-	}
-	k.decide(false)
-}
-
-// member says that a member's content begins at offset, and none begins before it any more.
-func (k *checkpointer) member(offset int64) {
-	k.wanted = append(k.wanted, offset)
-	k.decide(false)
-	if k.done == len(k.wanted) {
-		k.forget(offset)
-	}
-}
-
-// forget drops the checkpoints that nothing from offset on needs.
-func (k *checkpointer) forget(offset int64) {
-	n := 0
-	for n+1 < len(k.pending) && k.pending[n+1].output <= offset {
-		n++
-	}
-	k.pending = slices.Delete(k.pending, 0, n)
-}
-
-func (k *checkpointer) decide(end bool) {
-	for k.done < len(k.wanted) {
-		offset := k.wanted[k.done]
-		if !end && (len(k.pending) == 0 || k.pending[len(k.pending)-1].output <= offset) {
-			return // a better one may come
-		}
-		k.done++
-		k.forget(offset)
-		if len(k.pending) == 0 {
-			continue
-		}
-		c, last := &k.pending[0], &k.kept[len(k.kept)-1]
-		if c.output > last.output && c.output <= offset && c.output-last.output >= int64(mostWindow*len(c.window)) {
-			k.kept = append(k.kept, *c)
-		}
-	}
-	k.wanted, k.done = k.wanted[:0], 0
-}
-
-func (k *checkpointer) finish() []checkpoint {
-	k.decide(true)
-	return k.kept
-}
-
-// indexer collects an index member by member. With classes given, the members of these directories are the samples; without, those of every directory that
-// has a member that claims to be an image (by its first bytes or its extension), which is known at the end only. It collects the members of all directories in
-// either case, for a sidecar that serves both.
-type indexer struct {
-	file    string
-	given   map[string]int32 // labels; nil: no classes are given
-	list    []string         // the given classes
-	dirs    map[string]int32
-	dirList []string // by number
-	claimed []bool   // the same: has a member that claims to be an image
-	entries []entry
-	heads   []imageHead // of the entries; those at the end may be missing
-	names   []byte
-	web     *webGroup // nil: directories are classes
-	samples int       // with classes given: how many of entries are samples
-	ignored int
-	orphans int // images outside of any directory
-	// maxPixels is how large images may be that the index has to tell from others; 0: it does not matter.
-	maxPixels int64
-
-	keeping   bool // contents, in held
-	held      [][]byte
-	heldBytes int64
-	heldLimit int64
-}
-
-func newIndexer(file string, classes []string) (*indexer, error) {
-	x := &indexer{file: file, dirs: map[string]int32{}, list: classes}
-	if len(classes) > 0 {
-		x.given = map[string]int32{}
-	}
-	for i, c := range classes {
-		if _, twice := x.given[c]; twice {
-			return nil, fmt.Errorf("imageloader: class %q is twice in Options.Classes", c)
-		}
-		x.given[c] = int32(i)
-	}
-	return x, nil
-}
-
-// hold makes the indexer keep contents, up to limit bytes in all: one more, and none is kept.
-func (x *indexer) hold(limit int64) { x.keeping, x.heldLimit = true, limit }
-
-// wants says whether the content of a member of this size would still be kept.
-func (x *indexer) wants(size int64) bool { return x.keeping && x.heldBytes+size <= x.heldLimit }
-
-// sum takes the checksum of an entry; flag says of what.
-func (x *indexer) sum(i int, crc uint32, flag uint8) {
-	x.entries[i].crc = crc
-	x.entries[i].flags |= flag
-}
-
-// head takes the header of the image that an entry is.
-func (x *indexer) head(i int, h imageHead) {
-	x.heads = append(x.heads, make([]imageHead, i+1-len(x.heads))...)
-	x.heads[i] = h
-}
-
-// keep takes an entry's content. data is nil if it is too large to be kept.
-func (x *indexer) keep(i int, data []byte, size int64) {
-	if !x.wants(size) {
-		x.keeping, x.held = false, nil
-		return
-	}
-	x.held = append(x.held, make([][]byte, len(x.entries)-len(x.held))...)
-	x.held[i] = data
-	x.heldBytes += size
-}
-
-// classOf is the name of the directory that a member lies in; "" if there is none. name is clean.
-func classOf(name string) string {
-	slash := strings.LastIndexByte(name, '/')
-	if slash <= 0 {
-		return ""
-	}
-	class := name[:slash]
-	class = class[strings.LastIndexByte(class, '/')+1:]
-	if class == ".." || class == "." {
-		return ""
-	}
-	return class
-}
-
-// claims says whether a member wants to be an image. magic holds its first bytes.
-func claims(m *member, magic []byte) bool {
-	if sniff(magic) != "" {
-		return true
-	}
-	base := m.name[strings.LastIndexByte(m.name, '/')+1:]
-	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg of macOS
-		return false
-	}
-	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
-	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", "gif": // torchvision's list, and GIF
-		return dot >= 0
-	}
-	return false
-}
-
-// sniff names the format of an image by its first bytes; "" if it is none that is handled.
-func sniff(b []byte) string {
-	switch {
-	case len(b) >= 3 && b[0] == 0xff && b[1] == 0xd8 && b[2] == 0xff:
-		return "JPEG"
-	case len(b) >= 8 && string(b[:8]) == "\x89PNG\r\n\x1a\n":
-		return "PNG"
-	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
-		return "WebP"
-	}
-	return sniffRare(b)
-}
-
-// add takes a member. entry is its number among the entries, -1 if it is none; s its sample, whose Index is -1 if it is none as far as is known. Without given
-// classes, Index is the entry's number, and there is no label yet. An error is an *UnknownClassError.
-func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error) {
-	s = Sample{Name: m.name, Index: -1}
-	class := classOf(m.name)
-	image := claims(m, magic)
-	if class == "" {
-		if image {
-			x.orphans++
-		}
-		x.ignored++
-		return s, -1, nil
-	}
-	label, known := x.given[class]
-	if x.given != nil && !known && image {
-		return s, -1, &UnknownClassError{File: x.file, Name: m.name, Class: class, Known: x.list}
-	}
-	flags := uint8(0)
-	if image {
-		flags = entryImage
-	}
-	dir := x.dir(class)
-	x.claimed[dir] = x.claimed[dir] || image
-	if number, err = x.record(m, dir, flags); err != nil {
-		return s, -1, err
-	}
-	switch {
-	case x.given == nil:
-		s.Index = number
-	case known:
-		s.Index, s.Label = x.samples, int(label)
-		x.samples++
-	}
-	return s, number, nil
-}
-
-// dir is the number of a directory.
-func (x *indexer) dir(name string) int32 {
-	dir, seen := x.dirs[name]
-	if !seen {
-		dir = int32(len(x.dirList))
-		name = strings.Clone(name)
-		x.dirs[name] = dir
-		x.dirList = append(x.dirList, name)
-		x.claimed = append(x.claimed, false)
-	}
-	return dir
-}
-
-// record makes a member an entry.
-func (x *indexer) record(m *member, dir int32, flags uint8) (number int, err error) {
-	if len(x.names)+len(m.name) > 1<<32-1 {
-		return -1, fmt.Errorf("imageloader: %s: more than 4 GB of member names", x.file)
-	}
-	x.entries = append(x.entries, entry{offset: m.offset, size: m.size, name: uint32(len(x.names)), label: dir, shard: uint16(m.shard), kind: m.kind, flags: flags})
-	x.names = append(x.names, m.name...)
-	return len(x.entries) - 1, nil
-}
-
-// finish sorts the classes and drops the members of directories that turned out to be none. The archive was read to its end.
-func (x *indexer) finish(a *archive) *index {
-	out := &index{info: a.info, ignored: x.ignored, orphans: x.orphans, held: x.held}
-	if !x.keeping {
-		out.held = nil
-	}
-	for i := range a.shards {
-		s := &a.shards[i]
-		out.shards = append(out.shards, indexShard{s.path, s.info, s.format, s.marks})
-	}
-	number := make([]int32, len(x.dirList)) // labels of directories
-	if x.given != nil {
-		out.classes = x.list
-		for d, name := range x.dirList {
-			number[d] = -1
-			if label, ok := x.given[name]; ok {
-				number[d] = label
-			}
-		}
-	} else if classes := x.numbered(); x.web != nil && classes != nil {
-		out.classes = classes
-		for d, name := range x.dirList {
-			n, _ := strconv.Atoi(name) // as numbered has found
-			number[d] = int32(n)
-		}
-	} else {
-		for d, name := range x.dirList {
-			if x.claimed[d] {
-				out.classes = append(out.classes, name)
-			}
-		}
-		slices.Sort(out.classes)
-		for d, name := range x.dirList {
-			number[d] = -1
-			if n, found := slices.BinarySearch(out.classes, name); found {
-				number[d] = int32(n)
-			}
-		}
-	}
-	if out.held != nil {
-		out.held = append(out.held, make([][]byte, len(x.entries)-len(out.held))...)
-	}
-	names, kept := x.names[:0], x.entries[:0]
-	for i, e := range x.entries {
-		end := len(x.names)
-		if i+1 < len(x.entries) {
-			end = int(x.entries[i+1].name)
-		}
-		if number[e.label] < 0 {
-			out.ignored++
-			continue
-		}
-		name := x.names[e.name:end]
-		e.label = number[e.label]
-		e.name = uint32(len(names))
-		if x.maxPixels > 0 && i < len(x.heads) {
-			if info, _, ok := x.heads[i].info(); ok && int64(info.Width)*int64(info.Height) > x.maxPixels {
-				if out.oversize == nil {
-					out.oversize = map[int32]imageHead{}
-				}
-				out.oversize[int32(len(kept))] = x.heads[i]
-			}
-		}
-		if out.held != nil {
-			out.held[len(kept)] = out.held[i]
-		}
-		names = append(names, name...)
-		if out.numbers == nil && i != len(kept) {
-			out.numbers = make([]int32, len(kept), len(x.entries))
-			for k := range out.numbers {
-				out.numbers[k] = int32(k)
-			}
-		}
-		if out.numbers != nil {
-			out.numbers = append(out.numbers, int32(i))
-		}
-		kept = append(kept, e)
-	}
-	if out.held != nil {
-		out.held = slices.Clip(out.held[:len(kept)])
-	}
-	out.entries = slices.Clip(kept)
-	out.names = unsafeString(names) // x is not used any more
-	out.measure()
-	return out
-}
-
-// measure finds out what reading the samples in any order costs.
-func (x *index) measure() {
-	var inflated, wanted float64 // sums of what an index claims
-	for i := range x.entries {
-		e := &x.entries[i]
-		if e.kind != kindFile || e.size == 0 {
-			continue
-		}
-		s := &x.shards[e.shard]
-		wanted += float64(e.size)
-		inflated += float64(e.size)
-		switch {
-		case s.format == formatTar || s.format == formatTree:
-		case len(s.marks) == 0:
-			x.work = 0
-			return
-		default:
-			c, _ := s.enter(e)
-			inflated += float64(e.offset - c.output)
-		}
-	}
-	x.work = 1
-	if wanted > 0 {
-		x.work = inflated / wanted
-	}
 }

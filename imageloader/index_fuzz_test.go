@@ -104,7 +104,7 @@ func FuzzGzip(f *testing.F) {
 			return
 		}
 		defer r.close()
-		k := &checkpointer{}
+		k := newCheckpointer(func(checkpoint) {}, func() int64 { return 0 })
 		if err := r.mark(k.note); err != nil {
 			t.Fatal(err)
 		}

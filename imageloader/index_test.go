@@ -559,8 +559,14 @@ func TestCheckpointChoice(t *testing.T) {
 			starts = append(starts, rng.Int64N(at+50))
 		}
 		slices.Sort(starts)
-		k := &checkpointer{}
 		i, j := 0, 0
+		var kept []checkpoint
+		k := newCheckpointer(func(c checkpoint) { kept = append(kept, c) }, func() int64 { // up to where the tar is read
+			if j < len(starts) {
+				return starts[j] - int64(rng.IntN(20))
+			}
+			return at
+		})
 		k.note(checkpoint{output: stops[0]})
 		for i = 1; i < len(stops) || j < len(starts); {
 			// A checkpoint comes at the latest when a member beyond it does, and may come long before.
@@ -572,7 +578,7 @@ func TestCheckpointChoice(t *testing.T) {
 				j++
 			}
 		}
-		kept := k.finish()
+		k.finish()
 		want := map[int64]bool{0: true}
 		for _, s := range starts {
 			best := int64(0)

@@ -57,6 +57,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 // inspected is what a worker finds out about a sample.
 type inspected struct {
 	index         int
+	dir           int // its number
 	format        string
 	width, height int32
 	bytes         int
@@ -136,7 +137,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 			if i < 0 {
 				continue
 			}
-			it := item{sample: Sample{Name: m.name, Index: i}, size: m.size}
+			it := item{sample: Sample{Name: m.name, Index: i, Label: int(x.last.label)}, size: m.size}
 			if it.bad = l.unreadable(&it, m.kind); it.bad == nil {
 				if !budget.acquire(int(m.size)) {
 					return errStopped
@@ -167,7 +168,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 
 // inspectSample decodes all of a sample, into next to nothing.
 func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, error) {
-	r := inspected{index: it.sample.Index, bytes: len(it.data), bad: it.bad}
+	r := inspected{index: it.sample.Index, dir: it.sample.Label, bytes: len(it.data), bad: it.bad}
 	if it.bad != nil {
 		return r, nil
 	}
@@ -221,17 +222,17 @@ func describe(format string, i capi.ImageInfo) string {
 }
 
 func report(a *archive, x *indexer, found []inspected) *Report {
-	// The samples of directories that turn out to be no class are no samples: their numbers are known by position only before finish.
-	class := make([]string, len(x.entries))
-	for i, e := range x.entries {
-		class[i] = x.dirList[e.label]
+	classes, labels := x.labels() // of directories: those that turn out to be no class have no samples
+	for d, n := range x.counts {
+		if labels[d] < 0 {
+			x.ignored += n
+		}
 	}
-	index := x.finish(a)
-	c := newCensus(a, index)
+	c := newCensus(a, classes, x.ignored, x.orphans)
 	slices.SortFunc(found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
 	for _, f := range found {
-		if label, isClass := slices.BinarySearch(index.classes, class[f.index]); isClass {
-			c.add(label, f)
+		if label := labels[f.dir]; label >= 0 {
+			c.add(int(label), f)
 		}
 	}
 	return c.report()
@@ -243,9 +244,9 @@ type census struct {
 	width, height, bytes []int64
 }
 
-func newCensus(a *archive, x *index) *census {
-	r := &Report{File: a.path, Format: cmp.Or(x.shards[0].format, a.format), FileBytes: a.info.Size(), Ignored: x.ignored, Orphans: x.orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
-	for _, c := range x.classes {
+func newCensus(a *archive, classes []string, ignored, orphans int) *census {
+	r := &Report{File: a.path, Format: cmp.Or(a.shards[0].format, a.format), FileBytes: a.info.Size(), Ignored: ignored, Orphans: orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
+	for _, c := range classes {
 		r.Classes = append(r.Classes, ClassReport{Name: c})
 	}
 	return &census{r: r}
@@ -315,16 +316,25 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 
 // reportOf is a Report of what an index says.
 func (l *Loader) reportOf(a *archive, x *index) (*Report, error) {
-	heads, err := x.side.heads()
+	section, err := x.side.section(sectionHeads, headBytes)
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %s: %w", x.side.path, err)
 	}
-	c := newCensus(a, x)
+	heads := section.reader(headBytes)
+	at := -1
+	c := newCensus(a, x.classes, x.ignored, x.orphans)
 	for i := range x.entries {
 		e := &x.entries[i]
 		it := item{sample: l.sample(x, i), size: e.size}
 		f := inspected{index: i, format: "unknown", bytes: int(e.size), bad: l.unreadable(&it, e.kind)}
-		head := &heads[x.number(i)]
+		var head imageHead
+		for ; at < int(x.number(i)); at++ {
+			b, err := heads.next()
+			if b == nil {
+				return nil, fmt.Errorf("imageloader: %s: %w", x.side.path, cmp.Or(err, error(errIndexDamaged)))
+			}
+			head = imageHead(b)
+		}
 		info, format, ok := head.info()
 		switch {
 		case f.bad != nil:

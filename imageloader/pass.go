@@ -703,20 +703,22 @@ func (p *pass) readKnown(emit func(item) error) error {
 
 // readFirst reads member by member, and leaves an index behind.
 func (p *pass) readFirst(emit func(item) error) (err error) {
-	if p.build, err = newIndexer(p.l.path, p.l.o.Classes); err != nil {
+	if p.build, err = p.l.indexer(); err != nil {
 		return err
 	}
+	defer p.build.close()
+	p.build.spools(p.l.spoolBeside(p.archive))
 	p.build.hold(p.l.o.ShuffleBytes)
-	if err := p.archive.noteCheckpoints(); err != nil {
+	if err := p.archive.noteCheckpoints(p.build.mark); err != nil {
 		return err
 	}
-	take := func(number int, m *member, head, data []byte) error {
-		crc, h, err := p.archive.content(p.l.codec, p.build.entries[number].flags&entryImage != 0, m, head, data)
+	take := func(m *member, head, data []byte) error {
+		crc, h, err := p.archive.content(p.l.codec, p.build.last.flags&entryImage != 0, m, head, data)
 		if err != nil {
 			return err
 		}
-		p.build.sum(number, crc, entrySummed)
-		p.build.head(number, h)
+		p.build.sum(crc, entrySummed)
+		p.build.head(h)
 		return nil
 	}
 	for {
@@ -743,7 +745,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		switch {
 		case s.Index >= 0 && it.bad == nil:
 			it.data = p.buffers.get(int(m.size))
-			if err := take(number, &m, head, it.data); err != nil {
+			if err := take(&m, head, it.data); err != nil {
 				return err
 			}
 			var data []byte
@@ -752,7 +754,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 			}
 			p.build.keep(number, data, m.size)
 		case m.kind == kindFile: // no sample of these classes, or too large: only its checksum
-			if err := take(number, &m, head, nil); err != nil {
+			if err := take(&m, head, nil); err != nil {
 				return err
 			}
 		}
@@ -765,7 +767,11 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		}
 	}
 	if p.build.samples > 0 && p.l.index.Load() == nil {
-		x := p.l.saveIndex(p.archive, p.build)
+		x, err := p.l.saveIndex(p.archive, p.build)
+		if err != nil { // the samples are all there
+			p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
+			return nil
+		}
 		if !p.l.index.CompareAndSwap(nil, x) {
 			return x.close()
 		}

@@ -12,23 +12,46 @@ import (
 
 // scan reads the archive through and makes the index. Of a plain .tar and a directory it reads the headers alone, so that their samples have no checksums.
 func (l *Loader) scan(a *archive) (*index, error) {
-	return l.scanWith(a, true, nil)
-}
-
-func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*index, error) {
-	began := time.Now()
-	l.o.Logger.Info("scanning archive", "archive", l.path, "bytes", a.info.Size())
-	x, err := newIndexer(l.path, l.o.Classes)
+	x, err := l.collect(a, l.o.ShuffleBytes, nil)
 	if err != nil {
 		return nil, err
 	}
-	if l.o.WebDataset {
-		x.web = &webGroup{image: -1}
+	defer x.close()
+	index, err := l.saveIndex(a, x)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: %s: making the index: %w", l.path, err)
 	}
-	if hold {
-		x.hold(l.o.ShuffleBytes)
+	if len(index.entries) == 0 {
+		_ = index.close() // nothing was kept
+		return nil, l.noSamples(a.names, x.orphans)
 	}
-	if err := a.noteCheckpoints(); err != nil {
+	if index.held == nil && index.fits(l.o.ShuffleBytes, l.o.MaxSampleBytes) {
+		if err := l.holdAfter(a, index); err != nil {
+			_ = index.close() // err says more
+			return nil, err
+		}
+	}
+	return index, nil
+}
+
+// collect reads the archive through for its index. hold is how many bytes of contents are kept with it at most; 0: none.
+func (l *Loader) collect(a *archive, hold int64, progress func(Progress)) (_ *indexer, err error) {
+	began := time.Now()
+	l.o.Logger.Info("scanning archive", "archive", l.path, "bytes", a.info.Size())
+	x, err := l.indexer()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			x.close()
+		}
+	}()
+	x.spools(l.spoolBeside(a))
+	if hold > 0 {
+		x.hold(hold)
+	}
+	if err := a.noteCheckpoints(x.mark); err != nil {
 		return nil, err
 	}
 	for {
@@ -61,17 +84,17 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 		if number < 0 || m.kind != kindFile {
 			continue
 		}
-		image := x.entries[number].flags&entryImage != 0
+		image := x.last.flags&entryImage != 0
 		if !a.streamed() {
 			x.keeping = false // no need
 			if a.format == formatTar {
-				x.sum(number, m.block, entryBlock)
+				x.sum(m.block, entryBlock)
 				if image {
 					h, _, err := a.header(l.codec, &m, head)
 					if err != nil {
 						return nil, err
 					}
-					x.head(number, h)
+					x.head(h)
 				}
 			}
 			continue
@@ -90,32 +113,19 @@ func (l *Loader) scanWith(a *archive, hold bool, progress func(Progress)) (*inde
 		if err != nil {
 			return nil, err
 		}
-		x.head(number, h)
-		x.sum(number, crc, entrySummed)
+		x.head(h)
+		x.sum(crc, entrySummed)
 	}
 	if x.web != nil {
 		if err := x.closeWeb(); err != nil {
 			return nil, err
 		}
 	}
-	orphans := x.orphans
-	index := l.saveIndex(a, x)
-	l.o.Logger.Info("scanned archive", "archive", l.path, "samples", len(index.entries), "classes", len(index.classes), "ignored", index.ignored,
-		"seconds", time.Since(began).Seconds())
-	if orphans > 0 {
-		l.o.Logger.Warn("images outside of any directory have no class and are ignored", "archive", l.path, "images", orphans)
+	l.o.Logger.Info("scanned archive", "archive", l.path, "members", x.count, "ignored", x.ignored, "seconds", time.Since(began).Seconds())
+	if x.orphans > 0 {
+		l.o.Logger.Warn("images outside of any directory have no class and are ignored", "archive", l.path, "images", x.orphans)
 	}
-	if len(index.entries) == 0 {
-		_ = index.close() // nothing was kept
-		return nil, l.noSamples(a.names, orphans)
-	}
-	if hold && index.held == nil && index.fits(l.o.ShuffleBytes, l.o.MaxSampleBytes) {
-		if err := l.holdAfter(a, index); err != nil {
-			_ = index.close() // err says more
-			return nil, err
-		}
-	}
-	return index, nil
+	return x, nil
 }
 
 // holdAfter keeps in memory what a loader that finds the index would: it counts the samples alone, which are known at the end. Both have to have the same order.
@@ -201,21 +211,27 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	if a.format == formatTree {
 		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
 	}
-	x, err := l.scanWith(a, false, progress)
+	x, err := l.collect(a, 0, progress)
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	defer func() { _ = x.close() }() // nothing is kept
-	if x.side == nil {
+	defer x.close()
+	r := &IndexReport{Checkpoints: x.marked}
+	if r.Samples, r.Work, err = x.survey(a); err != nil {
+		return nil, fmt.Errorf("imageloader: %s: making the index: %w", path, err)
+	}
+	if r.Samples == 0 {
+		return nil, l.noSamples(a.names, x.orphans)
+	}
+	classes, _ := x.labels()
+	r.Classes, r.Random = len(classes), randomBy(r.Work)
+	if r.File = l.writeIndex(a, x); r.File == "" {
 		return nil, errors.New("imageloader: " + path + ": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
 	}
-	info, err := os.Stat(x.side.path)
+	info, err := os.Stat(r.File)
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %w", err)
 	}
-	r := &IndexReport{File: x.side.path, Bytes: info.Size(), Samples: len(x.entries), Classes: len(x.classes), Random: x.random(), Work: x.work}
-	for i := range x.shards {
-		r.Checkpoints += len(x.shards[i].marks)
-	}
+	r.Bytes = info.Size()
 	return r, nil
 }

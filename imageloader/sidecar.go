@@ -181,10 +181,8 @@ func (a *archive) edges(i int) (uint32, error) {
 // sections are those of an index whose archive was read to its end.
 func (x *indexer) sections(a *archive) ([]section, error) {
 	var shards []byte
-	marks := 0
 	for i := range a.shards {
 		s := &a.shards[i]
-		marks += len(s.marks)
 		digest, err := a.edges(i)
 		if err != nil {
 			return nil, err
@@ -212,71 +210,20 @@ func (x *indexer) sections(a *archive) ([]section, error) {
 	whole := func(b []byte) func(io.Writer) error {
 		return func(w io.Writer) error { _, err := w.Write(b); return err }
 	}
-	return []section{
+	list := []section{
 		{sectionShards, uint64(len(a.shards)), whole(shards)},
 		{sectionDirs, uint64(len(x.dirList)), whole(dirs)},
 		{sectionCounts, 3, whole(counts)},
-		{sectionEntries, uint64(len(x.entries)), func(w io.Writer) error {
-			b := make([]byte, 0, entryBytes)
-			for i := range x.entries {
-				e := &x.entries[i]
-				b = binary.LittleEndian.AppendUint64(b[:0], uint64(e.offset))
-				b = binary.LittleEndian.AppendUint64(b, uint64(e.size))
-				b = binary.LittleEndian.AppendUint32(b, e.name)
-				b = binary.LittleEndian.AppendUint32(b, uint32(e.label))
-				b = binary.LittleEndian.AppendUint32(b, e.crc)
-				b = binary.LittleEndian.AppendUint16(b, e.shard)
-				b = append(b, byte(e.kind), e.flags)
-				if _, err := w.Write(b); err != nil {
-					return err
-				}
-			}
-			return nil
-		}},
-		{sectionNames, uint64(len(x.names)), whole(x.names)},
-		{sectionHeads, uint64(len(x.entries)), func(w io.Writer) error {
-			for i := range x.entries {
-				var h imageHead
-				if i < len(x.heads) {
-					h = x.heads[i]
-				}
-				if _, err := w.Write(h[:]); err != nil {
-					return err
-				}
-			}
-			return nil
-		}},
-		{sectionCheckpoints, uint64(marks), func(w io.Writer) error {
-			at := uint64(0)
-			b := make([]byte, 0, checkpointBytes)
-			for i := range a.shards {
-				for k := range a.shards[i].marks {
-					c := &a.shards[i].marks[k]
-					b = binary.LittleEndian.AppendUint64(b[:0], uint64(c.bit))
-					b = binary.LittleEndian.AppendUint64(b, uint64(c.output))
-					b = binary.LittleEndian.AppendUint64(b, at)
-					b = binary.LittleEndian.AppendUint32(b, uint32(len(c.window)))
-					b = binary.LittleEndian.AppendUint32(b, uint32(i))
-					at += uint64(len(c.window))
-					if _, err := w.Write(b); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		}},
-		{sectionWindows, uint64(marks), func(w io.Writer) error {
-			for i := range a.shards {
-				for k := range a.shards[i].marks {
-					if _, err := w.Write(a.shards[i].marks[k].window); err != nil {
-						return err
-					}
-				}
-			}
-			return nil
-		}},
-	}, nil
+	}
+	stored := x.stored()
+	for _, kind := range largeSections {
+		list = append(list, section{kind, uint64(stored[kind].count), stored[kind].copyTo})
+	}
+	return list, nil
 }
+
+// largeSections have something for every member.
+var largeSections = []uint32{sectionEntries, sectionNames, sectionHeads, sectionCheckpoints, sectionWindows}
 
 // labelling says where labels come from: 0 directories, 1 as in WebDataset.
 func labelling(web bool) uint64 {
@@ -355,27 +302,29 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	return places, nil
 }
 
-// section reads one whole section and checks it. Its items have at least least bytes each.
-func (s *sidecar) section(kind uint32, least uint64) ([]byte, int, error) {
+// section is a section of the file. Its items have at least least bytes each.
+func (s *sidecar) section(kind uint32, least uint64) (stored, error) {
 	p, ok := s.places[kind]
 	if !ok || least > 0 && p.count > p.size/least {
-		return nil, 0, errIndexDamaged
+		return stored{}, errIndexDamaged
 	}
-	b := make([]byte, p.size)
-	if _, err := s.file.ReadAt(b, int64(p.offset)); err != nil && err != io.EOF || crc32.ChecksumIEEE(b) != p.crc {
-		return nil, 0, errIndexDamaged
-	}
-	return b, int(p.count), nil
+	return stored{at: io.NewSectionReader(s.file, int64(p.offset), int64(p.size)), size: int64(p.size), count: int(p.count), crc: p.crc, checked: true}, nil
 }
 
-// load makes an indexer, as if the archive had been read through, and sets what the archive knows of its shards. Errors that are errIndex mean: not usable.
-func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error) {
-	x, err := newIndexer(a.path, classes)
+// read reads a whole section.
+func (s *sidecar) read(kind uint32, least uint64) ([]byte, int, error) {
+	p, err := s.section(kind, least)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
+	b, err := p.all()
+	return b, p.count, err
+}
+
+// load makes the index, and sets what the archive knows of its shards. Errors that are errIndex mean: not usable.
+func (s *sidecar) load(a *archive, x *indexer) (*index, error) {
 	le := binary.LittleEndian
-	b, n, err := s.section(sectionShards, shardBytes)
+	b, n, err := s.read(sectionShards, shardBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -411,7 +360,7 @@ func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error)
 		sh.format = formats[format]
 		b = b[shardBytes+name:]
 	}
-	if b, n, err = s.section(sectionDirs, 4); err != nil {
+	if b, n, err = s.read(sectionDirs, 4); err != nil {
 		return nil, err
 	}
 	for range n {
@@ -428,81 +377,23 @@ func (s *sidecar) load(a *archive, classes []string, web bool) (*indexer, error)
 		x.claimed = append(x.claimed, le.Uint32(b)&1 != 0)
 		b = b[4+length:]
 	}
-	if b, _, err = s.section(sectionCounts, 8); err != nil || len(b) != 24 {
+	if b, _, err = s.read(sectionCounts, 8); err != nil || len(b) != 24 {
 		return nil, errIndexDamaged
 	}
-	if le.Uint64(b[16:]) != labelling(web) {
+	if le.Uint64(b[16:]) != labelling(x.web != nil) {
 		return nil, errIndexLabels
-	}
-	if web {
-		x.web = &webGroup{image: -1}
 	}
 	x.ignored, x.orphans = int(le.Uint64(b)), int(le.Uint64(b[8:]))
 	if x.ignored < 0 || x.orphans < 0 {
 		return nil, errIndexDamaged
 	}
-	if x.names, _, err = s.section(sectionNames, 0); err != nil {
-		return nil, err
-	}
-	if err := s.loadEntries(a, x); err != nil {
-		return nil, err
-	}
-	if x.heads, err = s.heads(); err != nil {
-		return nil, err
-	}
-	if len(x.heads) != len(x.entries) {
-		return nil, errIndexDamaged
-	}
-	return x, s.loadCheckpoints(a)
-}
-
-// heads are the headers of images, by entry.
-func (s *sidecar) heads() ([]imageHead, error) {
-	b, n, err := s.section(sectionHeads, headBytes)
-	if err != nil || len(b) != n*headBytes {
-		return nil, errors.Join(err, errIndexDamaged)
-	}
-	return unsafe.Slice((*imageHead)(unsafe.Pointer(unsafe.SliceData(b))), n), nil
-}
-
-func (s *sidecar) loadEntries(a *archive, x *indexer) error {
-	le := binary.LittleEndian
-	b, n, err := s.section(sectionEntries, entryBytes)
-	if err != nil {
-		return err
-	}
-	if len(b) != n*entryBytes || n > maxMembers {
-		return errIndexDamaged
-	}
-	x.entries = make([]entry, n)
-	before := uint32(0)
-	for i := range x.entries {
-		r := b[i*entryBytes : (i+1)*entryBytes : (i+1)*entryBytes]
-		e := entry{offset: int64(le.Uint64(r)), size: int64(le.Uint64(r[8:])), name: le.Uint32(r[16:]), label: int32(le.Uint32(r[20:])), crc: le.Uint32(r[24:]),
-			shard: le.Uint16(r[28:]), kind: memberKind(r[30]), flags: r[31]}
-		if e.offset < 0 || e.size < 0 || e.offset+e.size < 0 || uint64(e.name) > uint64(len(x.names)) || e.name < before || e.label < 0 || int(e.label) >= len(x.dirList) ||
-			int(e.shard) >= len(a.shards) || e.kind > kindOther {
-			return errIndexDamaged
-		}
-		sh := &a.shards[e.shard]
-		if e.kind == kindFile && e.offset+e.size > sh.mostBytes() {
-			return errIndexDamaged
-		}
-		before = e.name
-		x.entries[i] = e
-		if x.given != nil && e.flags&entryImage != 0 {
-			if class := x.dirList[e.label]; e.label >= 0 {
-				if _, known := x.given[class]; !known {
-					end := len(x.names)
-					if i+1 < n {
-						end = int(min(uint64(len(x.names)), uint64(le.Uint32(b[(i+1)*entryBytes+16:]))))
-					}
-					return &UnknownClassError{File: x.file, Name: string(x.names[e.name:max(end, int(e.name))]), Class: class, Known: x.list}
-				}
-			}
+	sections := map[uint32]stored{}
+	for _, kind := range largeSections {
+		if sections[kind], err = s.section(kind, 0); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return x.build(a, sections)
 }
 
 // mostBytes is how long the tar stream of a shard can be: what an archive that is read may inflate to (ratioReader).
@@ -515,43 +406,6 @@ func (s *shard) mostBytes() int64 {
 		return math.MaxInt64
 	}
 	return max(maxRatioAfter, (size+1)*maxRatio)
-}
-
-func (s *sidecar) loadCheckpoints(a *archive) error {
-	le := binary.LittleEndian
-	b, n, err := s.section(sectionCheckpoints, checkpointBytes)
-	if err != nil {
-		return err
-	}
-	windows, ok := s.places[sectionWindows]
-	if !ok || len(b) != n*checkpointBytes {
-		return errIndexDamaged
-	}
-	for i := range a.shards {
-		a.shards[i].marks = nil
-	}
-	for ; len(b) > 0; b = b[checkpointBytes:] {
-		shard := le.Uint32(b[28:])
-		at, size := le.Uint64(b[16:]), uint64(le.Uint32(b[24:]))
-		if uint64(shard) >= uint64(len(a.shards)) || at > windows.size || size > windows.size-at || size > 4*windowBytes {
-			return errIndexDamaged
-		}
-		sh := &a.shards[shard]
-		c := checkpoint{bit: int64(le.Uint64(b)), output: int64(le.Uint64(b[8:])), at: int64(windows.offset + at), size: int32(size), from: s.file}
-		if c.bit < 0 || c.bit>>3 > sh.info.Size() || c.output < 0 {
-			return errIndexDamaged
-		}
-		if k := len(sh.marks); k > 0 && (sh.marks[k-1].bit > c.bit || sh.marks[k-1].output > c.output) || k == 0 && c.output != 0 {
-			return errIndexDamaged
-		}
-		sh.marks = append(sh.marks, c)
-	}
-	for i := range a.shards {
-		if sh := &a.shards[i]; sh.format == formatTarGz != (len(sh.marks) > 0) {
-			return errIndexDamaged
-		}
-	}
-	return nil
 }
 
 // close saves what was kept. It may be called more than once.
@@ -623,7 +477,7 @@ func (s *sidecar) save() error {
 		return nil
 	}
 	var sections []section
-	for _, kind := range []uint32{sectionShards, sectionDirs, sectionCounts, sectionEntries, sectionNames, sectionHeads, sectionCheckpoints, sectionWindows} {
+	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
 		p := s.places[kind]
 		sections = append(sections, section{kind, p.count, func(w io.Writer) error {
 			_, err := io.Copy(w, io.NewSectionReader(s.file, int64(p.offset), int64(p.size)))
@@ -702,23 +556,38 @@ func sidecarPaths(l *Loader, a *archive) []string {
 	return paths
 }
 
+// indexer is for the loader's options.
+func (l *Loader) indexer() (*indexer, error) {
+	x, err := newIndexer(l.path, l.o.Classes)
+	if err != nil {
+		return nil, err
+	}
+	if l.o.WebDataset {
+		x.web = &webGroup{image: -1}
+	}
+	x.maxPixels = l.o.MaxPixels
+	return x, nil
+}
+
 // loadIndex looks for a sidecar; nil without an error if there is none that fits.
 func (l *Loader) loadIndex(a *archive) (*index, error) {
 	for _, path := range sidecarPaths(l, a) {
 		began := time.Now()
+		x, err := l.indexer()
+		if err != nil {
+			return nil, err
+		}
 		s, err := openSidecar(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err == nil {
-			var x *indexer
-			if x, err = s.load(a, l.o.Classes, l.o.WebDataset); err == nil {
-				x.maxPixels = l.o.MaxPixels
-				out := x.finish(a)
+			var out *index
+			if out, err = s.load(a, x); err == nil {
 				out.side = s
 				if len(out.entries) == 0 {
 					_ = s.close() // only read
-					return nil, l.noSamples(len(x.entries)+out.ignored, x.orphans)
+					return nil, l.noSamples(out.ignored, x.orphans)
 				}
 				if err := out.hold(a, l.o.ShuffleBytes, l.o.MaxSampleBytes); err != nil {
 					_ = s.close() // err says more
@@ -746,21 +615,16 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 	return nil, nil
 }
 
-// saveIndex writes the sidecar of an archive that was read to its end, in the first place that can be written, and makes the index. An index that can't be
-// written stays in memory.
-func (l *Loader) saveIndex(a *archive, x *indexer) *index {
-	x.maxPixels = l.o.MaxPixels
-	var paths []string
-	if len(x.entries) > 0 {
-		paths = sidecarPaths(l, a)
+// writeIndex writes the sidecar of an archive that was read to its end in the first place that can be written, which it returns; "" if there is none.
+func (l *Loader) writeIndex(a *archive, x *indexer) string {
+	paths := sidecarPaths(l, a)
+	if x.count == 0 || len(paths) == 0 {
+		return ""
 	}
-	var sections []section
-	if len(paths) > 0 {
-		var err error
-		if sections, err = x.sections(a); err != nil {
-			l.o.Logger.Warn("index is not written", "archive", l.path, "error", err)
-			paths = nil
-		}
+	sections, err := x.sections(a)
+	if err != nil {
+		l.o.Logger.Warn("index is not written", "archive", l.path, "error", err)
+		return ""
 	}
 	for i, path := range paths {
 		err := error(nil)
@@ -770,26 +634,70 @@ func (l *Loader) saveIndex(a *archive, x *indexer) *index {
 		if err == nil {
 			err = writeSidecar(path, a.sidecarMode(), sections)
 		}
-		if err != nil {
-			l.o.Logger.Info("index can't be written here", "archive", l.path, "index", path, "error", err)
-			continue
-		}
-		l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
-		s, err := openSidecar(path)
 		if err == nil {
-			if err = s.loadCheckpoints(a); err != nil { // from the file from now on, not from memory
-				_ = s.close() // only read
+			l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
+			return path
+		}
+		l.o.Logger.Info("index can't be written here", "archive", l.path, "index", path, "error", err)
+	}
+	return ""
+}
+
+// spoolBeside makes files without names where the index may lie.
+func (l *Loader) spoolBeside(a *archive) func() (*os.File, error) {
+	paths := sidecarPaths(l, a)
+	if len(paths) == 0 {
+		return nil
+	}
+	return func() (f *os.File, err error) {
+		for i, path := range paths {
+			if i > 0 {
+				_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
+			}
+			if f, err = namelessFile(path); err == nil {
+				return f, nil
 			}
 		}
-		if err != nil {
-			l.o.Logger.Warn("index that was just written is not readable", "index", path, "error", err)
-			break
-		}
-		out := x.finish(a)
-		out.side = s
-		return out
+		return nil, err
 	}
-	return x.finish(a)
+}
+
+// namelessFile is a new file beside path, which is gone when it is closed.
+func namelessFile(path string) (*os.File, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		_ = f.Close() // err says more
+		return nil, err
+	}
+	return f, nil
+}
+
+// saveIndex writes the sidecar of an archive that was read to its end, and makes the index: of the sidecar, or where that can't be written of what is in memory.
+func (l *Loader) saveIndex(a *archive, x *indexer) (*index, error) {
+	if path := l.writeIndex(a, x); path != "" {
+		s, err := openSidecar(path)
+		if err == nil {
+			sections := map[uint32]stored{}
+			for _, kind := range largeSections {
+				if err == nil {
+					sections[kind], err = s.section(kind, 0)
+				}
+			}
+			if err == nil {
+				var out *index
+				if out, err = x.build(a, sections); err == nil {
+					out.side = s
+					return out, nil
+				}
+			}
+			_ = s.close() // only read
+		}
+		l.o.Logger.Warn("index that was just written is not readable", "index", path, "error", err)
+	}
+	return x.build(a, x.stored())
 }
 
 // entriesOf is what keepEntries was given for sample i, in this run or in one before; nil if nothing was.
@@ -817,6 +725,7 @@ func (x *index) number(i int) int32 {
 
 // close saves what was kept and closes the sidecar.
 func (x *index) close() error {
+	x.spool.close()
 	if x.side == nil {
 		return nil
 	}

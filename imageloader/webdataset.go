@@ -101,21 +101,17 @@ func (x *indexer) closeWeb() error {
 	if g.image < 0 {
 		return nil
 	}
-	e := &x.entries[g.image]
 	if g.label == "" {
 		x.orphans++
 		x.ignored++
-		x.names = x.names[:e.name] // it is the last one
-		x.entries = x.entries[:g.image]
-		x.heads = x.heads[:min(len(x.heads), g.image)]
-		x.held = x.held[:min(len(x.held), g.image)]
+		x.drop() // nothing came after it
 		return nil
 	}
 	if _, known := x.given[g.label]; x.given != nil && !known {
-		return &UnknownClassError{File: x.file, Name: string(x.names[e.name:]), Class: g.label, Known: x.list}
+		return &UnknownClassError{File: x.file, Name: string(x.lastName), Class: g.label, Known: x.list}
 	}
-	e.label = x.dir(g.label)
-	x.claimed[e.label] = true
+	x.last.label = x.dir(g.label)
+	x.claimed[x.last.label] = true
 	return nil
 }
 
