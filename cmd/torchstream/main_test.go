@@ -238,6 +238,30 @@ func TestInspect(t *testing.T) {
 	}
 }
 
+// TestInspectIndex: the same from the index, which is made on the way.
+func TestInspectIndex(t *testing.T) {
+	data, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "photos.tgz")
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	status, want, _ := command(t, "inspect", "-json", path)
+	if status != 0 {
+		t.Fatalf("status %d", status)
+	}
+	for range 2 {
+		if status, got, stderr := command(t, "inspect", "-index", "-json", path); status != 0 || got != want {
+			t.Errorf("status %d, %q\n%s\nwant\n%s", status, stderr, got, want)
+		}
+		if _, err := os.Stat(path + ".tsidx"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestInspectBadMembers(t *testing.T) {
 	path := writeTar(t, map[string]string{"a/broken.jpg": "\xff\xd8\xff\xe0 not a picture", "a/empty.png": "", "a/notes.txt": "hello", "readme": "no class"})
 	status, stdout, _ := command(t, "inspect", "-show", "1", path)
