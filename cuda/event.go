@@ -139,7 +139,8 @@ func (e *Event) Record(s Stream) error {
 	return checked(capi.RecordEvent(c, s.s))
 }
 
-// Query reports whether the work before the latest Record is done. It does not wait. [ErrNotRecorded] before the first Record.
+// Query reports whether the work before the latest Record is done. It does not wait. [ErrNotRecorded] before the first Record; [ErrCapture] if the latest was captured into
+// a graph, where nothing comes to it.
 func (e *Event) Query() (done bool, err error) {
 	c, err := e.use("Event.Query")
 	if err != nil {
@@ -151,7 +152,7 @@ func (e *Event) Query() (done bool, err error) {
 }
 
 // Synchronize blocks until the work before the latest Record is done. The goroutine's OS thread is blocked with it; other goroutines go on. [ErrNotRecorded]
-// before the first Record.
+// before the first Record, [ErrCapture] as with Query.
 func (e *Event) Synchronize() error {
 	c, err := e.use("Event.Synchronize")
 	if err != nil {

@@ -77,7 +77,7 @@ class Order {
     C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
     last_ = stream;
   }
-  // The stream of the latest of them, unless that is done.
+  // The stream of the latest of them, unless that is done, or the device is lost.
   std::optional<CUDAStream> unfinished() const {
     if (!last_.has_value()) return std::nullopt;
     // Asking for an event from before a capture does it no harm, wherever it is on this thread.
@@ -85,7 +85,7 @@ class Order {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaSuccess) return std::nullopt;
     C10_CUDA_CLEAR_ERROR();
-    return last_;
+    return status == cudaErrorNotReady ? last_ : std::nullopt;
   }
 
  private:
@@ -319,6 +319,7 @@ class Capture {
  private:
   struct Memory {
     explicit Memory(Capture& c) : pool(c.graph_.pool->memory) {
+      release_ended_pools();  // from now on the allocator gives nothing back to make room
       pool.begin([&c](cudaStream_t stream) { return c.has(stream); });
     }
     ~Memory() { pool.end(); }
@@ -623,8 +624,6 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
         share == nullptr || (share->exec != nullptr && share->stream.device_index() == device),
         "the graph to share memory with is not captured, or on another device");
     ts::ensure_cuda();
-    // While something is captured the allocator gives nothing back to make room.
-    ts::release_ended_pools();
     auto graph = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     graph->begin();
@@ -678,9 +677,7 @@ ts_error* ts_capture_here(bool* here) {
 ts_error* ts_capture_wait(void) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    if (ts::this_thread_captures) {
-      throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures: it would wait for itself");
-    }
+    ts::refuse_in_capture("waiting for a capture's end");
     ts::wait_for_no_capture();
   });
 }

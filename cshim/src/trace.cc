@@ -1,6 +1,7 @@
 // Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
 // the CUDA calls through Kineto and CUPTI.
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <kineto/libkineto.h>
@@ -143,6 +144,7 @@ ts_error* ts_trace_lane(ts_stream stream, int64_t* out) {
     if (get_context == nullptr || get_id == nullptr) {
       throw ts::Failure(TS_ERROR_INTERNAL, "the driver or CUPTI lacks a function");
     }
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's context, if there is none yet
     void* context = nullptr;
     uint32_t id = 0;

@@ -40,6 +40,27 @@ TEST(Device, ErrorsCanBeFreedAndNameTheirOrigin) {
   ts_error_free(nullptr);
 }
 
+// What has no error to return gives nothing for nothing.
+TEST(Device, NullObjectsHaveNothing) {
+  EXPECT_EQ(ts_error_code(nullptr), TS_OK);
+  EXPECT_STREQ(ts_error_message(nullptr), "");
+  EXPECT_STREQ(ts_error_origin(nullptr), "");
+  EXPECT_EQ(ts_pinned_data(nullptr), nullptr);
+  EXPECT_EQ(ts_pinned_size(nullptr), 0U);
+  EXPECT_EQ(ts_notifier_fd(nullptr), -1);
+  EXPECT_STREQ(ts_operator_schema(nullptr), "");
+  EXPECT_EQ(ts_trace_events(nullptr), nullptr);
+  EXPECT_EQ(ts_trace_event_count(nullptr), 0);
+  EXPECT_EQ(ts_trace_names(nullptr), nullptr);
+  EXPECT_EQ(ts_trace_name_count(nullptr), 0);
+  EXPECT_EQ(ts_graph_nodes(nullptr), 0);
+  ts_tensor_list_take(nullptr, nullptr);
+  ts_tensor_list_free(nullptr);
+  ts_tensor_free_all(nullptr, 0);
+  ts_trace_free(nullptr);
+  ts_event_free(nullptr);
+}
+
 TEST(Thread, AreCountedWhileTheyLive) {
   // Other threads of the process (none of ours) do not come and go here.
   test::Tensor tensor = test::scalar(1);

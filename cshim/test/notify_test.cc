@@ -64,7 +64,6 @@ TEST(Notify, ArgumentsAreChecked) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "notifier", ts_stream_notify({0, 0}, nullptr, 1));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_notify({0, 1000}, notifier, 1));
   ts_notifier_free(nullptr);
-  EXPECT_EQ(ts_notifier_fd(nullptr), -1);
 }
 
 TEST(Notify, ManyThreadsPost) {
