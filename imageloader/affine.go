@@ -8,22 +8,35 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// RandomRotation turns the image counter-clockwise by an angle that is uniform in Degrees, about its centre; what comes from outside gets the colour Fill.
+// RandomRotation turns the image counter-clockwise by an angle that is uniform in Degrees, about its centre or about Center (pixels from the left and from the top); what
+// comes from outside gets the colour Fill. With Expand the image becomes as large as it must be to hold all of what was turned, and a CenterCrop has to follow.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
 	Fill          Color
+	Center        *[2]float64 // nil: the image's
+	Expand        bool
+}
+
+func checkCenter(c *[2]float64) error {
+	if c != nil && !(math.Abs(c[0]) <= 1e6 && math.Abs(c[1]) <= 1e6) {
+		return fmt.Errorf("field Center is %v, not in -1e6 to 1e6", *c)
+	}
+	return nil
 }
 
 func (o RandomRotation) check(w, h int) (int, int, error) {
 	if err := o.Interpolation.check(); err != nil {
 		return 0, 0, err
 	}
+	if err := checkCenter(o.Center); err != nil {
+		return 0, 0, err
+	}
 	return w, h, checkInterval("Degrees", o.Degrees, -1e6, 1e6)
 }
 
 func (o RandomRotation) draw(rng *rand.Rand, p *program) {
-	p.rotate(between(rng, o.Degrees), o.Interpolation, &o.Fill)
+	p.rotate(between(rng, o.Degrees), o.Center, o.Expand, o.Interpolation, &o.Fill)
 }
 
 // RandomAffine turns by an angle that is uniform in Degrees, moves by up to Translate (parts of the width and of the height) either way, magnifies by a factor that is uniform in
@@ -35,6 +48,7 @@ type RandomAffine struct {
 	Shear         [4]float64
 	Interpolation Interpolation
 	Fill          Color
+	Center        *[2]float64 // as RandomRotation's
 }
 
 func (o RandomAffine) check(w, h int) (int, int, error) {
@@ -57,11 +71,14 @@ func (o RandomAffine) check(w, h int) (int, int, error) {
 			return 0, 0, fmt.Errorf("field Translate is %v, not in 0 to 1", o.Translate)
 		}
 	}
+	if err := checkCenter(o.Center); err != nil {
+		return 0, 0, err
+	}
 	return w, h, o.Interpolation.check()
 }
 
 func (o RandomAffine) draw(rng *rand.Rand, p *program) {
-	a := affine{angle: between(rng, o.Degrees)}
+	a := affine{angle: between(rng, o.Degrees), centre: o.Center}
 	for i, side := range [2]int{p.width, p.height} {
 		most := o.Translate[i] * float64(side)
 		a.translate[i] = math.RoundToEven(between(rng, [2]float64{-most, most}))
@@ -121,18 +138,18 @@ func fill(interpolation int32, c *Color) [9]int32 {
 
 // affine is the parameters of torchvision's F.affine.
 type affine struct {
-	angle      float64 // degrees, clockwise
-	translate  [2]float64
-	scale      float64
-	shear      [2]float64 // degrees
-	fromCorner bool       // about the upper left corner, not the centre
+	angle     float64 // degrees, clockwise
+	translate [2]float64
+	scale     float64
+	shear     [2]float64  // degrees
+	centre    *[2]float64 // from the upper left corner; nil: the image's
 }
 
 // inverse is torchvision's _get_inverse_affine_matrix, operation by operation.
 func (a affine) inverse(w, h int) [6]float64 {
 	var cx, cy float64
-	if a.fromCorner {
-		cx, cy = -float64(w)*0.5, -float64(h)*0.5
+	if a.centre != nil {
+		cx, cy = a.centre[0]-float64(w)*0.5, a.centre[1]-float64(h)*0.5
 	}
 	rot, sx, sy := a.angle*(math.Pi/180), a.shear[0]*(math.Pi/180), a.shear[1]*(math.Pi/180)
 	// The conversions keep the compiler from fusing a product with a sum, as some processors could.
@@ -152,19 +169,46 @@ func (p *program) affine(a affine, i Interpolation, c *Color) {
 	p.add(capi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
 }
 
-// rotate is torchvision's F.rotate: quarter turns move pixels, other angles sample them.
-func (p *program) rotate(degrees float64, i Interpolation, c *Color) {
+// rotate is torchvision's F.rotate: quarter turns about the middle move pixels, other angles sample them.
+func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Interpolation, c *Color) {
 	degrees = math.Mod(degrees, 360)
 	if degrees < 0 {
 		degrees += 360
 	}
 	switch {
-	case degrees == 0:
-	case degrees == 180, (degrees == 90 || degrees == 270) && p.width == p.height:
+	case degrees == 0 && centre == nil:
+	case centre == nil && (degrees == 180 || (degrees == 90 || degrees == 270) && (expand || p.width == p.height)):
 		p.add(capi.AugmentQuarterTurns, [9]int32{int32(degrees / 90)})
+		if degrees != 180 {
+			p.width, p.height = p.height, p.width
+		}
 	default:
-		p.affine(affine{angle: -degrees, scale: 1}, i, c)
+		m := affine{angle: -degrees, scale: 1, centre: centre}.inverse(p.width, p.height)
+		integers := fill(i.or(Nearest), c)
+		if expand {
+			p.width, p.height = expanded(m, p.width, p.height)
+			integers[5], integers[6] = int32(p.width), int32(p.height)
+		}
+		p.add(capi.AugmentAffine, integers, m[:]...)
 	}
+}
+
+// expanded is torchvision's _compute_affine_output_size, in its float32 arithmetic: what holds all of a turned image.
+func expanded(m [6]float64, w, h int) (int, int) {
+	var size [2]int
+	for axis := range size {
+		a, b, c := float32(m[3*axis]), float32(m[3*axis+1]), float32(m[3*axis+2])
+		half := 0.5 * float32([2]int{w, h}[axis])
+		low, high := float32(math.Inf(1)), float32(math.Inf(-1))
+		for _, corner := range [4][2]float32{{-1, -1}, {-1, 1}, {1, 1}, {1, -1}} {
+			x, y := corner[0]*0.5*float32(w), corner[1]*0.5*float32(h)
+			at := fma32(b, y, float32(a*x)) + c
+			low, high = min(low, at), max(high, at)
+		}
+		cut := func(v float32) float32 { return float32(math.Trunc(float64((v+half)*1e4))) * 1e-4 }
+		size[axis] = int(math.Ceil(float64(cut(high))) - math.Floor(float64(cut(low))))
+	}
+	return size[0], size[1]
 }
 
 // perspective is torchvision's _get_perspective_coeffs, for the corners of a w x h image that move to `to` (top left, top right, bottom right, bottom left). Not ok: the

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -26,6 +27,7 @@ type program struct {
 	ops           []capi.AugmentOp
 	calls         []call
 	width, height int // of the image after ops
+	mean, std     [3]float32
 }
 
 // call is a Func that runs after the first `after` operations.
@@ -34,8 +36,8 @@ type call struct {
 	run   Func
 }
 
-func (p *program) reset(size int) {
-	p.ops, p.calls, p.width, p.height = p.ops[:0], p.calls[:0], size, size
+func (p *program) reset(t *Transform) {
+	p.ops, p.calls, p.width, p.height, p.mean, p.std = p.ops[:0], p.calls[:0], t.Size, t.Size, t.Mean, t.Std
 }
 
 func (p *program) add(kind int32, integers [9]int32, values ...float64) {
@@ -253,8 +255,23 @@ func (o CenterCrop) draw(_ *rand.Rand, p *program) {
 }
 
 // ColorJitter changes brightness, contrast and saturation by factors that are uniform in 1-x to 1+x (but not negative) and turns the hue by a part of the circle
-// that is uniform in -x to x (x at most 1/2), in random order. What is 0 stays.
-type ColorJitter struct{ Brightness, Contrast, Saturation, Hue float64 }
+// that is uniform in -x to x (x at most 1/2), in random order. What is 0 stays. A range, if not zero, is the factors' interval in place of that.
+type ColorJitter struct {
+	Brightness, Contrast, Saturation, Hue                     float64
+	BrightnessRange, ContrastRange, SaturationRange, HueRange [2]float64
+}
+
+// ranges are the intervals of the four factors.
+func (o ColorJitter) ranges() (r [4][2]float64) {
+	for i, x := range [3]float64{o.Brightness, o.Contrast, o.Saturation} {
+		r[i] = [2]float64{max(0, 1-x), 1 + x}
+	}
+	r[3] = [2]float64{-o.Hue, o.Hue}
+	for i, given := range [4][2]float64{o.BrightnessRange, o.ContrastRange, o.SaturationRange, o.HueRange} {
+		r[i] = interval(given, r[i])
+	}
+	return r
+}
 
 func (o ColorJitter) check(w, h int) (int, int, error) {
 	for _, f := range []struct {
@@ -263,6 +280,15 @@ func (o ColorJitter) check(w, h int) (int, int, error) {
 	}{{"Brightness", o.Brightness, 1e5}, {"Contrast", o.Contrast, 1e5}, {"Saturation", o.Saturation, 1e5}, {"Hue", o.Hue, 0.5}} {
 		if !(f.value >= 0 && f.value <= f.most) {
 			return 0, 0, fmt.Errorf("field %s is %v, not in 0 to %v", f.name, f.value, f.most)
+		}
+	}
+	for i, r := range o.ranges() {
+		low, most := 0., 1e6
+		if i == 3 {
+			low, most = -0.5, 0.5
+		}
+		if err := checkInterval([4]string{"Brightness", "Contrast", "Saturation", "Hue"}[i]+"Range", r, low, most); err != nil {
+			return 0, 0, err
 		}
 	}
 	return w, h, nil
@@ -274,20 +300,95 @@ func (o ColorJitter) draw(rng *rand.Rand, p *program) {
 		j := rng.IntN(i + 1)
 		order[i], order[j] = order[j], i
 	}
-	amounts := [4]float64{o.Brightness, o.Contrast, o.Saturation, o.Hue}
+	ranges := o.ranges()
 	var factors [4]float64
-	for i, x := range amounts {
-		if i < 3 {
-			factors[i] = between(rng, [2]float64{max(0, 1-x), 1 + x})
-		} else {
-			factors[i] = between(rng, [2]float64{-x, x})
-		}
+	for i, r := range ranges {
+		factors[i] = between(rng, r)
 	}
 	for _, i := range order {
-		if amounts[i] != 0 {
-			p.add([4]int32{capi.AugmentBrightness, capi.AugmentContrast, capi.AugmentSaturation, capi.AugmentHue}[i], [9]int32{}, factors[i])
+		if nothing := [4]float64{1, 1, 1, 0}[i]; ranges[i] != [2]float64{nothing, nothing} {
+			p.add(jitterKinds[i], [9]int32{}, factors[i])
 		}
 	}
+}
+
+var jitterKinds = [4]int32{capi.AugmentBrightness, capi.AugmentContrast, capi.AugmentSaturation, capi.AugmentHue}
+
+// RandomPhotometricDistort changes brightness, contrast, saturation and hue by factors that are uniform in intervals (zero values: 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and
+// -0.05 to 0.05), contrast before or after the others, and permutes the channels: each with probability P (0: 1/2).
+type RandomPhotometricDistort struct {
+	Brightness, Contrast, Saturation, Hue [2]float64
+	P                                     float64
+}
+
+func (o RandomPhotometricDistort) ranges() [4][2]float64 {
+	half := [2]float64{0.5, 1.5}
+	return [4][2]float64{interval(o.Brightness, [2]float64{0.875, 1.125}), interval(o.Contrast, half), interval(o.Saturation, half), interval(o.Hue, [2]float64{-0.05, 0.05})}
+}
+
+func (o RandomPhotometricDistort) check(w, h int) (int, int, error) {
+	r := o.ranges()
+	if _, _, err := (ColorJitter{BrightnessRange: r[0], ContrastRange: r[1], SaturationRange: r[2], HueRange: r[3]}).check(w, h); err != nil {
+		return 0, 0, err
+	}
+	return w, h, checkP(o.P)
+}
+
+func (o RandomPhotometricDistort) draw(rng *rand.Rand, p *program) {
+	prob := probability(o.P, 0.5)
+	var factors [4]float64
+	var does [4]bool
+	for i, r := range o.ranges() {
+		does[i], factors[i] = hit(rng, prob), between(rng, r)
+	}
+	order := [4]int{0, 1, 2, 3}
+	if !hit(rng, 0.5) {
+		order = [4]int{0, 2, 3, 1}
+	}
+	for _, i := range order {
+		if does[i] {
+			p.add(jitterKinds[i], [9]int32{}, factors[i])
+		}
+	}
+	if hit(rng, prob) {
+		RandomChannelPermutation{}.draw(rng, p)
+	}
+}
+
+// RandomChannelPermutation exchanges the channels in one of the six ways, none of them included.
+type RandomChannelPermutation struct{}
+
+func (RandomChannelPermutation) check(w, h int) (int, int, error) { return w, h, nil }
+func (RandomChannelPermutation) draw(rng *rand.Rand, p *program) {
+	var order [9]int32
+	for i := range 3 { // Fisher-Yates, inside out
+		j := rng.IntN(i + 1)
+		order[i], order[j] = order[j], int32(i)
+	}
+	p.add(capi.AugmentPermute, order)
+}
+
+// GaussianNoise adds to every byte a number from a normal distribution with the mean 255*Mean and the deviation 255*Sigma (0: 0.1), cut to a whole one.
+type GaussianNoise struct{ Mean, Sigma float64 }
+
+func (o GaussianNoise) check(w, h int) (int, int, error) {
+	if !(o.Mean >= -1 && o.Mean <= 1 && o.Sigma >= 0 && o.Sigma <= 10) {
+		return 0, 0, fmt.Errorf("fields Mean and Sigma are %v and %v, not in -1 to 1 and 0 to 10", o.Mean, o.Sigma)
+	}
+	return w, h, nil
+}
+
+func (o GaussianNoise) draw(_ *rand.Rand, p *program) {
+	mean, sigma := 255*o.Mean, 255*probability(o.Sigma, 0.1)
+	p.calls = append(p.calls, call{len(p.ops), func(rng *rand.Rand, image *Pixels) error {
+		for y := range image.Height {
+			row := image.Pix[y*image.Stride:][:3*image.Width]
+			for i := range row {
+				row[i] = byte(min(max(int(row[i])+int(mean+sigma*rng.NormFloat64()), 0), 255))
+			}
+		}
+		return nil
+	}})
 }
 
 // Grayscale makes the three channels equal.
@@ -338,16 +439,21 @@ func (o GaussianBlur) draw(rng *rand.Rand, p *program) {
 
 // RandomErasing replaces, with probability P (0: 1/2), a box by one colour: its share of the area is uniform in Scale (zero value: 0.02 to 0.33), the logarithm of height/width
 // between those of Ratio (zero value: 0.3 to 3.3). Value is the colour before normalisation, as everywhere in Ops: for what torchvision's value=0 is after Normalize, take
-// 255 * Mean.
+// 255 * Mean. Random is torchvision's value="random" instead: every byte is drawn so that it comes from a standard normal distribution after normalisation, as far as 0 to 255
+// reach.
 type RandomErasing struct {
 	P            float64
 	Scale, Ratio [2]float64
 	Value        Color
+	Random       bool
 }
 
 func (o RandomErasing) check(w, h int) (int, int, error) {
 	if err := checkP(o.P); err != nil {
 		return 0, 0, err
+	}
+	if o.Random && o.Value != (Color{}) {
+		return 0, 0, errors.New("fields Random and Value exclude each other")
 	}
 	if err := checkInterval("Scale", o.Scale, 0, 1); err != nil {
 		return 0, 0, err
@@ -370,9 +476,28 @@ func (o RandomErasing) draw(rng *rand.Rand, p *program) {
 			continue
 		}
 		y, x := rng.IntN(p.height-h+1), rng.IntN(p.width-w+1)
+		if o.Random {
+			p.noise(x, y, w, h)
+			return
+		}
 		p.add(capi.AugmentErase, [9]int32{int32(x), int32(y), int32(w), int32(h), int32(o.Value[0]), int32(o.Value[1]), int32(o.Value[2])})
 		return
 	}
+}
+
+// noise fills a box with what is standard normal after normalisation.
+func (p *program) noise(x, y, w, h int) {
+	mean, std := p.mean, p.std
+	p.calls = append(p.calls, call{len(p.ops), func(rng *rand.Rand, image *Pixels) error {
+		for row := range h {
+			to := image.Pix[(y+row)*image.Stride+3*x:][:3*w]
+			for i := range to {
+				v := 255 * (float64(mean[i%3]) + float64(std[i%3])*rng.NormFloat64())
+				to[i] = byte(min(max(math.RoundToEven(v), 0), 255))
+			}
+		}
+		return nil
+	}})
 }
 
 // RandomInvert replaces every byte by 255 minus it, with probability P (0: 1/2).
@@ -477,32 +602,101 @@ func (o RandomApply) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-// RandomChoice does one of Ops, each of which must keep the size; all are as likely.
-type RandomChoice struct{ Ops []Op }
+// RandomChoice does one of Ops, each of which must keep the size: with the probabilities P, which are divided by their sum; all are as likely if P is empty.
+type RandomChoice struct {
+	Ops []Op
+	P   []float64
+}
 
 func (o RandomChoice) check(w, h int) (int, int, error) {
 	if len(o.Ops) == 0 {
 		return 0, 0, errors.New("field Ops is empty")
 	}
-	for i := range o.Ops {
-		if err := checkOps(o.Ops[i:i+1], w, h); err != nil {
-			return 0, 0, err
+	sum := 0.
+	for _, p := range o.P {
+		if !(p >= 0) {
+			sum = math.NaN()
 		}
+		sum += p
 	}
-	return w, h, nil
+	if len(o.P) > 0 && (len(o.P) != len(o.Ops) || !(sum > 0) || math.IsInf(sum, 0)) {
+		return 0, 0, fmt.Errorf("field P is %v, not a probability for each of %d Ops", o.P, len(o.Ops))
+	}
+	return w, h, checkEach(o.Ops, w, h)
 }
 
-func (o RandomChoice) draw(rng *rand.Rand, p *program) { o.Ops[rng.IntN(len(o.Ops))].draw(rng, p) }
+func (o RandomChoice) draw(rng *rand.Rand, p *program) {
+	if len(o.P) == 0 {
+		o.Ops[rng.IntN(len(o.Ops))].draw(rng, p)
+		return
+	}
+	sum := 0.
+	for _, p := range o.P {
+		sum += p
+	}
+	at, last := rng.Float64()*sum, 0
+	for i, p := range o.P {
+		if p > 0 {
+			last = i
+			if at -= p; at < 0 {
+				break
+			}
+		}
+	}
+	o.Ops[last].draw(rng, p)
+}
 
-// checkOps checks steps that together must keep the size. A Func sees images of that size only.
+// RandomOrder does all of Ops, each of which must keep the size, in random order.
+type RandomOrder struct{ Ops []Op }
+
+func (o RandomOrder) check(w, h int) (int, int, error) { return w, h, checkEach(o.Ops, w, h) }
+func (o RandomOrder) draw(rng *rand.Rand, p *program) {
+	for _, i := range rng.Perm(len(o.Ops)) {
+		o.Ops[i].draw(rng, p)
+	}
+}
+
+// checkEach checks steps each of which must keep the size.
+func checkEach(ops []Op, w, h int) error {
+	for i := range ops {
+		if err := checkOps(ops[i:i+1], w, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onPixels says whether a step works on the image in Go's memory, which has the whole size.
+func onPixels(op Op) bool {
+	switch o := op.(type) {
+	case Func, GaussianNoise:
+		return true
+	case RandomErasing:
+		return o.Random
+	case RandomApply:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	case RandomChoice:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	case RandomOrder:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	}
+	return false
+}
+
+// checkOps checks steps that together must keep the size.
 func checkOps(ops []Op, width, height int) error {
 	w, h := width, height
 	for i, op := range ops {
 		if op == nil {
 			return fmt.Errorf("field Ops[%d] is nil", i)
 		}
-		if _, isFunc := op.(Func); isFunc && (w != width || h != height) {
-			return fmt.Errorf("field Ops[%d] is a Func on %d x %d pixels: it must come before or after steps that change the size, not between", i, w, h)
+		if onPixels(op) && (w != width || h != height) {
+			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, not between", i, op, w, h)
+		}
+		if r, ok := op.(RandomRotation); ok && r.Expand {
+			if next, ok := at(ops, i+1).(CenterCrop); !ok || next.Size == 0 {
+				return fmt.Errorf("field Ops[%d] (%T) has Expand, which makes images of any size: the next step must be a CenterCrop", i, op)
+			}
 		}
 		nw, nh, err := op.check(w, h)
 		if err == nil && (nw > maxSide || nh > maxSide) {
@@ -515,6 +709,14 @@ func checkOps(ops []Op, width, height int) error {
 	}
 	if w != width || h != height {
 		return fmt.Errorf("field Ops makes %d x %d pixels of %d x %d: a crop to the old size is missing", w, h, width, height)
+	}
+	return nil
+}
+
+// at is a step, or nil.
+func at(ops []Op, i int) Op {
+	if i < len(ops) {
+		return ops[i]
 	}
 	return nil
 }
@@ -542,7 +744,7 @@ func (e errRejected) Unwrap() error { return e.error }
 
 // run does t.Ops on size x size pixels.
 func (a *augmenter) run(t *Transform, rng *rand.Rand, pixels []byte) error {
-	a.program.reset(t.Size)
+	a.program.reset(t)
 	for _, op := range t.Ops {
 		op.draw(rng, &a.program)
 	}

@@ -22,6 +22,8 @@ type golden struct {
 	Steps               [][6]any // policy, operation, bin, sign, magnitude, CRC-32 of the result
 	Rotations           [][6]any // angle, width, height, interpolation, fill, CRC-32
 	Policies            map[string][][2][3]any
+	Centres             [][8]any // angle, width, height, interpolation, fill, centre, CRC-32 of rotate and of affine
+	Expansions          [][8]any // angle, width, height, interpolation, fill, width and height of the result, CRC-32 of its upper left corner
 }
 
 func readGolden(t *testing.T) *golden {
@@ -115,10 +117,110 @@ func TestRotations(t *testing.T) {
 	for _, r := range readGolden(t).Rotations {
 		fill := r[4].([]any)
 		c := Color{uint8(fill[0].(float64)), uint8(fill[1].(float64)), uint8(fill[2].(float64))}
-		got := checksum(t, 8, int(r[1].(float64)), int(r[2].(float64)), func(p *program) { p.rotate(r[0].(float64), Interpolation(r[3].(float64)), &c) })
+		got := checksum(t, 8, int(r[1].(float64)), int(r[2].(float64)), func(p *program) { p.rotate(r[0].(float64), nil, false, Interpolation(r[3].(float64)), &c) })
 		if got != r[5] {
 			t.Errorf("%v: %s", r, got)
 		}
+	}
+}
+
+func colorOf(v any) Color {
+	fill := v.([]any)
+	return Color{uint8(fill[0].(float64)), uint8(fill[1].(float64)), uint8(fill[2].(float64))}
+}
+
+// TestCentres: about another centre than the image's.
+func TestCentres(t *testing.T) {
+	for _, r := range readGolden(t).Centres {
+		c, at, i := colorOf(r[4]), r[5].([]any), Interpolation(r[3].(float64))
+		centre := &[2]float64{at[0].(float64), at[1].(float64)}
+		w, h, angle := int(r[1].(float64)), int(r[2].(float64)), r[0].(float64)
+		if got := checksum(t, 8, w, h, func(p *program) { p.rotate(angle, centre, false, i, &c) }); got != r[6] {
+			t.Errorf("rotate %v: %s", r, got)
+		}
+		a := affine{angle: angle, translate: [2]float64{3, -2}, scale: 0.8, shear: [2]float64{5, -7}, centre: centre}
+		if got := checksum(t, 8, w, h, func(p *program) { p.affine(a, i, &c) }); got != r[7] {
+			t.Errorf("affine %v: %s", r, got)
+		}
+	}
+}
+
+// TestExpand: what a turned image that is held whole is as large as, and its pixels.
+func TestExpand(t *testing.T) {
+	for _, r := range readGolden(t).Expansions {
+		c, w, h := colorOf(r[4]), int(r[1].(float64)), int(r[2].(float64))
+		got := checksum(t, 8, w, h, func(p *program) {
+			p.rotate(r[0].(float64), nil, true, Interpolation(r[3].(float64)), &c)
+			if p.width != int(r[5].(float64)) || p.height != int(r[6].(float64)) {
+				t.Errorf("%v: %d x %d", r, p.width, p.height)
+			}
+			p.crop(0, 0, w, h, PadConstant, Color{})
+		})
+		if got != r[7] {
+			t.Errorf("%v: %s", r, got)
+		}
+	}
+}
+
+// TestNoise: RandomErasing with random values is standard normal after normalisation, in its box alone, and GaussianNoise has the deviation asked for; both are the same
+// at every run.
+func TestNoise(t *testing.T) {
+	transform := Transform{Size: 200, Ops: []Op{RandomErasing{P: 1, Scale: [2]float64{0.3, 0.3}, Random: true}}}.withDefaults()
+	run := func(fill byte) []byte {
+		a, err := newAugmenter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.close()
+		pixels := bytes.Repeat([]byte{fill}, 3*200*200)
+		if err := a.run(&transform, rand.New(rand.NewPCG(1, 2)), pixels); err != nil {
+			t.Fatal(err)
+		}
+		return pixels
+	}
+	first, second := run(77), run(78)
+	var erased, others int
+	var values []float64
+	for i := range first {
+		switch {
+		case first[i] == second[i]: // the noise
+			erased++
+			if z := (float64(first[i])/255 - float64(transform.Mean[i%3])) / float64(transform.Std[i%3]); i%3 == 0 {
+				values = append(values, z)
+			}
+		case first[i] == 77 && second[i] == 78:
+			others++
+		}
+	}
+	if erased+others != len(first) || math.Abs(float64(erased)/float64(len(first))-0.3) > 0.01 {
+		t.Errorf("%d bytes are erased and %d are not, of %d", erased, others, len(first))
+	}
+	// A level is 0.0171 deviations of red, and 0 and 255 take what lies beyond.
+	distance := kolmogorov(values, func(z float64) float64 {
+		if z >= (1-0.485)/0.229-1e-6 {
+			return 1
+		}
+		return 0.5 * math.Erfc(-(math.Floor(z*0.229*255+0.485*255+1e-3)+0.5-0.485*255)/255/0.229/math.Sqrt2)
+	})
+	if limit := ksLimit * math.Sqrt(manyDraws/float64(len(values))); distance > limit {
+		t.Errorf("the distribution is off by %.4f, more than %.4f", distance, limit)
+	}
+
+	transform.Ops = []Op{GaussianNoise{Mean: 0.02, Sigma: 0.05}}
+	noisy := run(120)
+	if !bytes.Equal(noisy, run(120)) {
+		t.Error("another run has other noise")
+	}
+	var sum, squares float64
+	for _, b := range noisy {
+		sum += float64(b)
+		squares += float64(b) * float64(b)
+	}
+	n := float64(len(noisy))
+	mean := sum / n
+	// Cutting towards zero takes up to half a level off.
+	if deviation := math.Sqrt(squares/n - mean*mean); math.Abs(mean-(120+0.02*255)) > 0.5 || deviation > 0.05*255 || deviation < 0.05*255-0.5 {
+		t.Errorf("mean %v, deviation %v", mean, deviation)
 	}
 }
 
@@ -234,7 +336,7 @@ func TestAugmentDistributions(t *testing.T) {
 	integer := func(i int) func(op *capi.AugmentOp) float64 {
 		return func(op *capi.AugmentOp) float64 { return float64(op.Integers[i]) }
 	}
-	jitter := ColorJitter{0.4, 1.5, 0.2, 0.1}
+	jitter := ColorJitter{Brightness: 0.4, Contrast: 1.5, Saturation: 0.2, Hue: 0.1}
 	angle := func(op *capi.AugmentOp) float64 { return math.Atan2(op.Values[3], op.Values[0]) * 180 / math.Pi }
 	for _, c := range []struct {
 		name   string
@@ -260,6 +362,32 @@ func TestAugmentDistributions(t *testing.T) {
 			}
 			return []float64{float64(rank)}
 		}, 1, stepsCDF(0, 23)},
+		{"jitter range", ColorJitter{SaturationRange: [2]float64{1.1, 1.7}}, first(capi.AugmentSaturation, value), 1, uniformCDF(1.1, 1.7)},
+		{"jitter hue range", ColorJitter{HueRange: [2]float64{0, 0.3}}, first(capi.AugmentHue, value), 1, uniformCDF(0, 0.3)},
+		{"distort brightness", RandomPhotometricDistort{}, first(capi.AugmentBrightness, value), 0.5, uniformCDF(0.875, 1.125)},
+		{"distort contrast", RandomPhotometricDistort{P: 0.7}, first(capi.AugmentContrast, value), 0.7, uniformCDF(0.5, 1.5)},
+		{"distort hue", RandomPhotometricDistort{P: 0.7}, first(capi.AugmentHue, value), 0.7, uniformCDF(-0.05, 0.05)},
+		{"distort order", RandomPhotometricDistort{P: 1}, func(p *program) []float64 { // 1: contrast comes before saturation
+			if p.ops[1].Kind == capi.AugmentContrast {
+				return []float64{1}
+			}
+			return nil
+		}, 0.5, nil},
+		{"distort channels", RandomPhotometricDistort{P: 0.2}, first(capi.AugmentPermute, value), 0.2, nil},
+		{"channels", RandomChannelPermutation{}, first(capi.AugmentPermute, func(op *capi.AugmentOp) float64 { // which of the six
+			second := op.Integers[1]
+			if second > op.Integers[0] {
+				second--
+			}
+			return float64(2*op.Integers[0] + second)
+		}), 1, stepsCDF(0, 5)},
+		{"choice with probabilities", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, CenterCrop{64}}, P: []float64{1, 3, 0}}, first(capi.AugmentInvert, value), 0.75, nil},
+		{"order", RandomOrder{Ops: []Op{Grayscale{}, RandomInvert{P: 1}}}, func(p *program) []float64 {
+			if len(p.ops) == 2 && p.ops[0].Kind == capi.AugmentInvert && p.ops[1].Kind == capi.AugmentGrayscale {
+				return []float64{1}
+			}
+			return nil
+		}, 0.5, nil},
 		{"blur sigma", GaussianBlur{KernelSize: [2]int{5, 9}, Sigma: [2]float64{0.5, 5}}, first(capi.AugmentBlur, value), 1, uniformCDF(0.5, 5)},
 		{"crop x", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(capi.AugmentCrop, integer(0)), 1, stepsCDF(-4, 3)},
 		{"crop y", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(capi.AugmentCrop, integer(1)), 1, stepsCDF(-2, 1)},
@@ -398,7 +526,7 @@ func TestRandomCropOfResize(t *testing.T) {
 func everyOp() []Op {
 	return []Op{
 		Pad{Padding: [4]int{3, 2, 1, 4}, Mode: PadReflect}, RandomCrop{Size: 16},
-		RandomVerticalFlip{}, ColorJitter{0.4, 0.4, 0.4, 0.1}, RandomGrayscale{},
+		RandomVerticalFlip{}, ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, RandomGrayscale{},
 		Func(func(rng *rand.Rand, m *Pixels) error {
 			m.Pix[rng.IntN(len(m.Pix))] ^= byte(rng.Uint32())
 			return nil
@@ -561,5 +689,47 @@ func TestOpsChecks(t *testing.T) {
 	}
 	if err := (Transform{Size: 16, Ops: everyOp()}).withDefaults().check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestExpandIsCropped: Expand without a CenterCrop after it, and steps on whole images between those that change the size, are refused.
+func TestExpandIsCropped(t *testing.T) {
+	turn := RandomRotation{Degrees: [2]float64{-40, 40}, Expand: true}
+	noise := Func(func(*rand.Rand, *Pixels) error { return nil })
+	pad, crop := Pad{Padding: [4]int{1, 1, 1, 1}}, CenterCrop{16}
+	for name, c := range map[string]struct {
+		ops  []Op
+		says string
+	}{
+		"cropped":             {[]Op{turn, crop}, ""},
+		"alone":               {[]Op{turn}, "CenterCrop"},
+		"noise between":       {[]Op{turn, noise, crop}, "CenterCrop"},
+		"noise after":         {[]Op{turn, crop, noise, GaussianNoise{}}, ""},
+		"noise when padded":   {[]Op{pad, GaussianNoise{}, crop}, "between"},
+		"hidden when padded":  {[]Op{pad, RandomApply{Ops: []Op{RandomOrder{Ops: []Op{noise}}}}, crop}, "between"},
+		"erasing when padded": {[]Op{pad, RandomErasing{Random: true}, crop}, "between"},
+		"one colour":          {[]Op{pad, RandomErasing{}, crop}, ""},
+		"both":                {[]Op{RandomErasing{Random: true, Value: Color{1}}}, "exclude"},
+		"probabilities":       {[]Op{RandomChoice{Ops: []Op{noise}, P: []float64{0}}}, "field P"},
+		"far centre":          {[]Op{RandomAffine{Center: &[2]float64{math.NaN(), 0}}}, "field Center"},
+	} {
+		transform := Transform{Size: 16, Ops: c.ops}.withDefaults()
+		err := transform.check()
+		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: error %v", name, err)
+		}
+		if err != nil {
+			continue
+		}
+		a, err := newAugmenter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seed := range uint64(50) {
+			if err := a.run(&transform, rand.New(rand.NewPCG(seed, 1)), make([]byte, 3*16*16)); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		a.close()
 	}
 }

@@ -215,15 +215,15 @@ func (p *program) policy(op policyOp, m float64, i Interpolation, c *Color) {
 	degrees := math.Atan(m) * (180 / math.Pi)
 	switch op {
 	case opShearX:
-		p.affine(affine{scale: 1, shear: [2]float64{degrees, 0}, fromCorner: true}, i, c)
+		p.affine(affine{scale: 1, shear: [2]float64{degrees, 0}, centre: &[2]float64{}}, i, c)
 	case opShearY:
-		p.affine(affine{scale: 1, shear: [2]float64{0, degrees}, fromCorner: true}, i, c)
+		p.affine(affine{scale: 1, shear: [2]float64{0, degrees}, centre: &[2]float64{}}, i, c)
 	case opTranslateX:
 		p.affine(affine{scale: 1, translate: [2]float64{math.Trunc(m), 0}}, i, c)
 	case opTranslateY:
 		p.affine(affine{scale: 1, translate: [2]float64{0, math.Trunc(m)}}, i, c)
 	case opRotate:
-		p.rotate(m, i, c)
+		p.rotate(m, nil, false, i, c)
 	case opBrightness:
 		p.add(capi.AugmentBrightness, [9]int32{}, 1+m)
 	case opColor:

@@ -777,9 +777,11 @@ enum {
   TS_AUGMENT_BLUR = 16,       /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas */
   TS_AUGMENT_ERASE = 17,      /* i[0..3]: x, y, width, height; i[4..6]: red, green, blue */
   TS_AUGMENT_AFFINE = 18,     /* i[0]: TS_NEAREST or TS_BILINEAR; i[1]: whether there is a fill;
-                               * i[2..4]: its red, green, blue; v[0..5]: the inverse matrix, row by
-                               * row, in pixels from the image's centre */
-  TS_AUGMENT_PERSPECTIVE = 19 /* i as above; v[0..7]: torchvision's eight coefficients */
+                               * i[2..4]: its red, green, blue; i[5], i[6]: width and height of the
+                               * result, 0: the image's; v[0..5]: the inverse matrix, row by row, in
+                               * pixels from the image's centre */
+  TS_AUGMENT_PERSPECTIVE = 19, /* i[0..4] as above; v[0..7]: torchvision's eight coefficients */
+  TS_AUGMENT_PERMUTE = 20      /* i[0..2]: which of the channels become red, green and blue */
 };
 enum { TS_NEAREST = 1, TS_BILINEAR = 2 };
 enum { TS_PAD_CONSTANT = 0, TS_PAD_EDGE = 1, TS_PAD_REFLECT = 2, TS_PAD_SYMMETRIC = 3 };

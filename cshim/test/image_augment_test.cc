@@ -94,7 +94,7 @@ TEST(Augment, EqualsTorchvision) {
     EXPECT_LE(different, image.pixels.size() / 1000) << what;
     ++near[op.kind];
   }
-  for (int kind = TS_AUGMENT_FLIP_HORIZONTAL; kind <= TS_AUGMENT_PERSPECTIVE; ++kind) {
+  for (int kind = TS_AUGMENT_FLIP_HORIZONTAL; kind <= TS_AUGMENT_PERMUTE; ++kind) {
     const bool rounds = kind == TS_AUGMENT_HUE || kind == TS_AUGMENT_BLUR;
     EXPECT_GE((rounds ? near : exact)[kind], rounds ? 4 : 12) << kind;
   }
@@ -136,7 +136,10 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
   const int32_t most = std::numeric_limits<int32_t>::max();
   const std::vector<ts_augment_op> wrong = {
       {0, {}, {}},
-      {20, {}, {}},
+      {TS_AUGMENT_PERMUTE + 1, {}, {}},
+      {TS_AUGMENT_PERMUTE, {0, 1, 3}, {}},
+      {TS_AUGMENT_AFFINE, {TS_NEAREST, 0, 0, 0, 0, 65536, 1}, {}},
+      {TS_AUGMENT_AFFINE, {TS_NEAREST, 0, 0, 0, 0, 17, 0}, {}},
       {TS_AUGMENT_BRIGHTNESS, {}, {-0.1}},
       {TS_AUGMENT_CONTRAST, {}, {nan}},
       {TS_AUGMENT_SHARPNESS, {}, {INFINITY}},

@@ -11,6 +11,7 @@ a number (see picture):
 ../../imageloader/testdata/augment.json has the same for whole steps of the policies, by torchvision's own names, and
 quantiles.json there the distributions of parameters.
 """
+import itertools
 import json
 import math
 import os
@@ -147,6 +148,12 @@ def write_operations():
             word = f"{zlib.crc32(result.tobytes()):08x}" if exact else result.tobytes().hex()
             numbers = " ".join(map(str, integers)) + " " + " ".join(repr(v) for v in values)
             lines.append(f"{'exact' if exact else 'near'} {seed} {width} {height} {kind} {numbers} {word}")
+    orders = list(itertools.permutations(range(3)))
+    for seed in range(12):
+        width, height = SIZES[seed % 3]
+        result = pixels(F.permute_channels(tensor(picture(seed, width, height)), list(orders[seed % 6])))
+        integers = " ".join(map(str, [*orders[seed % 6]] + [0] * 6))
+        lines.append(f"exact {seed} {width} {height} 20 {integers} {' '.join(['0.0'] * 8)} {zlib.crc32(result.tobytes()):08x}")
     with open(os.path.join(HERE, "data", "augment.txt"), "w") as file:
         file.write("\n".join(lines) + "\n")
     print(f"{len(lines) - 1} operations")
@@ -177,10 +184,30 @@ def write_steps():
                 # fill 0 is RandomRotation's default; None is not reachable from it.
                 result = F.rotate(image, angle, MODES[mode], fill=fill or [0, 0, 0])
                 rotations.append([angle, *side, mode, fill or [0, 0, 0], f"{zlib.crc32(pixels(result).tobytes()):08x}"])
+    # About another centre, by rotate and by affine; and expanded, then cut to the old size from the upper left corner on.
+    centres, expansions = [], []
+    for angle in (0, 90, 180, 30, -75.5):
+        for side in SIZES[0], SIZES[2]:
+            image = tensor(picture(8, *side))
+            for mode, fill in ((1, [0, 0, 0]), (2, [9, 99, 199])):
+                for center in ([0, 0], [10.5, 31]):
+                    if angle == 90 and mode == 2:
+                        continue  # pixels half-way between two: how those are rounded hangs on the last bit of cos(90 degrees)
+                    turned = F.rotate(image, angle, MODES[mode], center=center, fill=fill)
+                    moved = F.affine(image, angle, [3, -2], 0.8, [5.0, -7.0], MODES[mode], fill, center)
+                    centres.append([angle, *side, mode, fill, center, *(f"{zlib.crc32(pixels(x).tobytes()):08x}" for x in (turned, moved))])
+    for angle in (0, 90, 180, 270, 1, 45, 30, -75.5, 89.999):
+        for side in SIZES:
+            image = tensor(picture(8, *side))
+            for mode, fill in ((1, [0, 0, 0]), (2, [9, 99, 199])):
+                turned = F.rotate(image, angle, MODES[mode], expand=True, fill=fill)
+                height_, width_ = turned.shape[-2:]
+                cut = F.crop(turned, 0, 0, side[1], side[0])
+                expansions.append([angle, *side, mode, fill, width_, height_, f"{zlib.crc32(pixels(cut).tobytes()):08x}"])
     with open(os.path.join(HERE, "..", "..", "imageloader", "testdata", "augment.json"), "w") as file:
         rows = lambda list: "[\n" + ",\n".join(json.dumps(row) for row in list) + "\n]"
         parts = [f'"made with": "torchvision {torchvision.__version__}, cshim/test/make_augment.py"', f'"width": {width}, "height": {height}, "seed": 4']
-        parts += [f'"steps": {rows(steps)}', f'"rotations": {rows(rotations)}', f'"policies": {json.dumps(policies)}']
+        parts += [f'"steps": {rows(steps)}', f'"rotations": {rows(rotations)}', f'"centres": {rows(centres)}', f'"expansions": {rows(expansions)}', f'"policies": {json.dumps(policies)}']
         file.write("{\n" + ",\n".join(parts) + "\n}\n")
     print(f"{len(steps)} steps of policies, {len(rotations)} rotations")
 

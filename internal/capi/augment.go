@@ -31,6 +31,7 @@ const (
 	AugmentErase          = C.TS_AUGMENT_ERASE
 	AugmentAffine         = C.TS_AUGMENT_AFFINE
 	AugmentPerspective    = C.TS_AUGMENT_PERSPECTIVE
+	AugmentPermute        = C.TS_AUGMENT_PERMUTE
 
 	Nearest  = C.TS_NEAREST
 	Bilinear = C.TS_BILINEAR

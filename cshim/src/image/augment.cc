@@ -374,12 +374,12 @@ TS_INLINE float coordinate(float grid, float half, float side) {
 }
 
 struct AffineRow {
-  TS_INLINE static void run(float* xs, float* ys, int32_t width, int32_t height, float y,
-                            const float* theta) {
+  TS_INLINE static void run(float* xs, float* ys, int32_t outputs, int32_t width, int32_t height,
+                            float y, const float* theta) {
     const auto w = static_cast<float>(width);
     const auto h = static_cast<float>(height);
-    const float first = (1.0F - w) * 0.5F;
-    for (int32_t i = 0; i < width; ++i) {
+    const float first = (1.0F - static_cast<float>(outputs)) * 0.5F;
+    for (int32_t i = 0; i < outputs; ++i) {
       const float x = first + static_cast<float>(i);
       const float gx = __builtin_fmaf(y, theta[1], x * theta[0]) + theta[2];
       const float gy = __builtin_fmaf(y, theta[4], x * theta[3]) + theta[5];
@@ -408,13 +408,14 @@ struct PerspectiveRow {
 struct Sampled {
   const uint8_t* image;
   int32_t width, height;
+  int32_t outputs;  // of a row
   uint8_t fill[3];
   bool filled;  // whether there is a fill; torchvision's arithmetic differs from that with black
 };
 
 struct NearestRow {
   TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
-    for (int32_t i = 0; i < from->width; ++i, out += 3) {
+    for (int32_t i = 0; i < from->outputs; ++i, out += 3) {
       const auto x = static_cast<int32_t>(__builtin_rintf(xs[i]));
       const auto y = static_cast<int32_t>(__builtin_rintf(ys[i]));
       const bool inside = x >= 0 && x < from->width && y >= 0 && y < from->height;
@@ -434,7 +435,7 @@ struct BilinearRow {
   TS_INLINE static void run(const Sampled* from, const float* xs, const float* ys, uint8_t* out) {
     static const uint8_t kNothing[3] = {0, 0, 0};
     const auto width = static_cast<size_t>(from->width);
-    for (int32_t i = 0; i < from->width; ++i, out += 3) {
+    for (int32_t i = 0; i < from->outputs; ++i, out += 3) {
       const float left = __builtin_floorf(xs[i]);
       const float top = __builtin_floorf(ys[i]);
       const float w = xs[i] - left;
@@ -549,6 +550,17 @@ void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
     case TS_AUGMENT_AFFINE:
     case TS_AUGMENT_PERSPECTIVE:
       if (in[0] != TS_NEAREST && in[0] != TS_BILINEAR) refuse(op, "no such interpolation");
+      if (op.kind == TS_AUGMENT_PERSPECTIVE || (in[5] == 0 && in[6] == 0)) return;
+      if (in[5] < 1 || in[6] < 1 || in[5] > kMostSide || in[6] > kMostSide) {
+        refuse(op, "the result must be from 1 to 65535 pixels a side");
+      }
+      *width = in[5];
+      *height = in[6];
+      return;
+    case TS_AUGMENT_PERMUTE:
+      for (int c = 0; c < 3; ++c) {
+        if (in[c] < 0 || in[c] > 2) refuse(op, "channels must be from 0 to 2");
+      }
       return;
     default:
       refuse(op, "there is no such operation");
@@ -645,6 +657,12 @@ void Augmenter::step(const ts_augment_op& op) {
       return affine(op);
     case TS_AUGMENT_PERSPECTIVE:
       return perspective(op);
+    case TS_AUGMENT_PERMUTE:
+      for (size_t i = 0; i < pixels; ++i) {
+        const uint8_t from[3] = {bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]};
+        for (size_t c = 0; c < 3; ++c) bytes[3 * i + c] = from[op.integers[c]];
+      }
+      return;
     default:
       refuse(op, "there is no such operation");
   }
@@ -734,7 +752,7 @@ void Augmenter::blur(int32_t width, int32_t height, double sigma_x, double sigma
 }
 
 void Augmenter::sample(const ts_augment_op& op, int32_t y) {
-  Sampled from = {image_.bytes.data(), image_.width, image_.height, {0, 0, 0}, false};
+  Sampled from = {image_.bytes.data(), image_.width, image_.height, other_.width, {}, false};
   from.filled = op.integers[1] != 0;
   if (from.filled) put_color(op.integers + 2, from.fill);
   const float* xs = x_.data();
@@ -747,16 +765,17 @@ void Augmenter::sample(const ts_augment_op& op, int32_t y) {
 }
 
 void Augmenter::affine(const ts_augment_op& op) {
-  other_.resize(image_.width, image_.height);
-  x_.resize(static_cast<size_t>(image_.width));
-  y_.resize(static_cast<size_t>(image_.width));
+  const bool same = op.integers[5] == 0;
+  other_.resize(same ? image_.width : op.integers[5], same ? image_.height : op.integers[6]);
+  x_.resize(static_cast<size_t>(other_.width));
+  y_.resize(static_cast<size_t>(other_.width));
   const float half[2] = {0.5F * static_cast<float>(image_.width),
                          0.5F * static_cast<float>(image_.height)};
   float theta[6];
   for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
-  const float first = (1.0F - static_cast<float>(image_.height)) * 0.5F;
-  for (int32_t y = 0; y < image_.height; ++y) {
-    ts::image::run<AffineRow>(x_.data(), y_.data(), image_.width, image_.height,
+  const float first = (1.0F - static_cast<float>(other_.height)) * 0.5F;
+  for (int32_t y = 0; y < other_.height; ++y) {
+    ts::image::run<AffineRow>(x_.data(), y_.data(), other_.width, image_.width, image_.height,
                               first + static_cast<float>(y), static_cast<const float*>(theta));
     sample(op, y);
   }
