@@ -8,7 +8,7 @@ import (
 
 // entryStore keeps a blob of entry points for a sample: the index does, in its sidecar. Its methods are called by several goroutines.
 type entryStore interface {
-	entriesOf(i int) []byte // nil: none; valid until the index is closed
+	entriesOf(i int, buffer []byte) []byte // written over buffer, or into a larger one; empty: there are none
 	keepEntries(i int, blob []byte)
 }
 
@@ -70,14 +70,15 @@ type byEntries struct {
 	points *entryPoints
 	d      entryDecoder
 	proof  uint64
-	buffer []byte
+	buffer []byte // for blobs: that are used, or made
 }
 
 // decode is the decoder's decode of sample i. The first time in this process that a blob is used, it is compared with the image, which costs what decoding
 // without it costs: a sidecar that somebody else wrote gives right pixels or none.
 func (b *byEntries) decode(i int, data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
 	p := b.points
-	if blob := p.store.entriesOf(i); blob != nil {
+	if blob := p.store.entriesOf(i, b.buffer); len(blob) > 0 {
+		b.buffer = blob[:cap(blob)]
 		if p.trusted {
 			return b.d.decodeEntries(data, g, dst, stride, blob, nil)
 		}

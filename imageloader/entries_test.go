@@ -19,10 +19,10 @@ type mapStore struct {
 	blobs map[int][]byte
 }
 
-func (m *mapStore) entriesOf(i int) []byte {
+func (m *mapStore) entriesOf(i int, buffer []byte) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.blobs[i]
+	return append(buffer[:0], m.blobs[i]...)
 }
 
 func (m *mapStore) keepEntries(i int, blob []byte) {

@@ -160,18 +160,25 @@ func newSampleReader(a *archive, x *index) *sampleReader {
 	return &sampleReader{a: a, x: x, shard: -1}
 }
 
+// inMemory is the content of sample i if it is kept in memory, for reading only; nil if it is not, or not yet.
+func (x *index) inMemory(i int) []byte {
+	if x.held != nil {
+		return x.held[i]
+	}
+	if x.lazy != nil {
+		if data := x.lazy[i].Load(); data != nil {
+			return unsafe.Slice(data, x.entries[i].size)
+		}
+	}
+	return nil
+}
+
 // read fills dst, which has the length of sample i's content, with it. The sample must be a regular file. Errors are *ArchiveError, or the marker errStopped.
 func (r *sampleReader) read(i int, dst []byte) error {
 	e := &r.x.entries[i]
-	if r.x.held != nil {
-		copy(dst, r.x.held[i])
+	if data := r.x.inMemory(i); data != nil {
+		copy(dst, data)
 		return nil
-	}
-	if r.x.lazy != nil {
-		if data := r.x.lazy[i].Load(); data != nil {
-			copy(dst, unsafe.Slice(data, e.size))
-			return nil
-		}
 	}
 	s := &r.x.shards[e.shard]
 	err := r.readFrom(s, e, i, dst)

@@ -69,7 +69,7 @@ func FuzzIndex(f *testing.F) {
 		r := newSampleReader(a, x)
 		defer r.close()
 		for i := range x.entries {
-			_ = x.entriesOf(i) // whatever it is, it is the decoder's to check
+			_ = x.entriesOf(i, nil) // whatever it is, it is the decoder's to check
 			e := &x.entries[i]
 			if e.kind != kindFile || e.size > 1<<20 || e.size == 0 || x.work == 0 {
 				continue

@@ -80,6 +80,7 @@ type job struct {
 	item
 	position int
 	dst      []byte
+	borrowed bool // data is the index's: nobody writes there, and it goes into no buffers
 }
 
 // Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
@@ -311,7 +312,7 @@ func (p *pass) place(to chan<- job) {
 			return
 		}
 		select {
-		case to <- job{it, position, slot.image(row, p.asm.row)}:
+		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row)}:
 		case <-p.ctx.Done():
 			return
 		}
@@ -338,15 +339,19 @@ func (p *pass) fetch() {
 			j.bad = p.l.oversize(&j.item, info)
 		}
 		if j.bad == nil {
+			j.data = p.known.inMemory(j.sample.Index)
+			j.borrowed = j.data != nil
+		}
+		if j.bad == nil && !j.borrowed {
 			if !p.budget.acquire(int(j.size)) {
 				return
 			}
 			began, spent := time.Now(), r.timed.spent
-			j.data = p.buffers.get(int(j.size)) // also of what is held, so that what is in buffers has one owner
+			j.data = p.buffers.get(int(j.size))
 			err := r.read(j.sample.Index, j.data)
 			p.l.counters.fetched(time.Since(began), r.timed.spent-spent)
 			if err != nil {
-				p.recycle(j.data)
+				p.recycle(&j)
 				p.asm.resolve(j.position, fatal, err)
 				continue
 			}
@@ -359,9 +364,13 @@ func (p *pass) fetch() {
 	}
 }
 
-func (p *pass) recycle(data []byte) {
-	p.budget.release(len(data))
-	p.buffers.put(data)
+// recycle is for what was read for a job.
+func (p *pass) recycle(j *job) {
+	if j.bad != nil || j.borrowed {
+		return
+	}
+	p.budget.release(len(j.data))
+	p.buffers.put(j.data)
 }
 
 // work decodes.
@@ -409,9 +418,7 @@ func (p *pass) work() {
 		c.bytes.Add(int64(len(j.data)))
 		idle = now
 		p.asm.resolve(j.position, state, err)
-		if j.bad == nil {
-			p.recycle(j.data)
-		}
+		p.recycle(&j)
 	}
 }
 

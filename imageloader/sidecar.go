@@ -419,33 +419,33 @@ func (s *sidecar) close() error {
 	return s.err
 }
 
-// blob is what the file keeps for an entry; nil if there is none.
-func (s *sidecar) blob(number int32) []byte {
+// blob is what the file keeps for an entry, written over buffer or into a larger one; empty if there is none.
+func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	s.mu.Lock()
 	b := s.blobs[number]
 	s.mu.Unlock()
 	if b != nil {
-		return b
+		return append(buffer[:0], b...)
 	}
 	ends, ok := s.places[sectionBlobEnds]
 	blobs := s.places[sectionBlobs]
 	if !ok || uint64(number) >= ends.count || ends.count > ends.size/8 {
 		return nil
 	}
-	var pair [16]byte
-	from := pair[:8]
+	pair := slices.Grow(buffer[:0], 16)[:16]
 	if number == 0 {
+		clear(pair[:8])
 		if _, err := s.file.ReadAt(pair[8:], int64(ends.offset)); err != nil {
 			return nil
 		}
-	} else if _, err := s.file.ReadAt(pair[:], int64(ends.offset)+8*int64(number-1)); err != nil {
+	} else if _, err := s.file.ReadAt(pair, int64(ends.offset)+8*int64(number-1)); err != nil {
 		return nil
 	}
-	begin, end := binary.LittleEndian.Uint64(from), binary.LittleEndian.Uint64(pair[8:])
+	begin, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:])
 	if begin >= end || end > blobs.size || end-begin > 1<<24 {
 		return nil
 	}
-	b = make([]byte, end-begin)
+	b = slices.Grow(pair[:0], int(end-begin))[:end-begin]
 	if _, err := s.file.ReadAt(b, int64(blobs.offset+begin)); err != nil {
 		return nil
 	}
@@ -488,8 +488,9 @@ func (s *sidecar) save() error {
 	var ends []byte
 	at := uint64(0)
 	blobs := section{sectionBlobs, 0, func(w io.Writer) error {
+		var b []byte
 		for i := range n {
-			b := s.blob(i)
+			b = s.blob(i, b)
 			if _, err := w.Write(b); err != nil {
 				return err
 			}
@@ -700,12 +701,12 @@ func (l *Loader) saveIndex(a *archive, x *indexer) (*index, error) {
 	return x.build(a, x.stored())
 }
 
-// entriesOf is what keepEntries was given for sample i, in this run or in one before; nil if nothing was.
-func (x *index) entriesOf(i int) []byte {
+// entriesOf is what keepEntries was given for sample i, in this run or in one before, written over buffer or into a larger one; empty if nothing was.
+func (x *index) entriesOf(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
 	}
-	return x.side.blob(x.number(i))
+	return x.side.blob(x.number(i), buffer)
 }
 
 // keepEntries keeps a blob of entry points for sample i. It may be called by several goroutines. The blob is copied.
