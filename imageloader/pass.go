@@ -463,10 +463,11 @@ func (w *worker) decode(j *job) (flightState, error) {
 			err = w.augmenter.run(t, w.rng, j.dst)
 		}
 	}
+	if err == nil { // before rejected, which lies on the heap
+		return good, nil
+	}
 	var rejected errRejected
 	switch {
-	case err == nil:
-		return good, nil
 	case errors.As(err, &rejected):
 		return bad, w.p.l.bad(&j.item, Rejected, rejected.error)
 	case errors.Is(err, capi.CodeDecode):
