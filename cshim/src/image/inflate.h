@@ -31,7 +31,7 @@ class Inflater {
 
   // With spacing > 0 the beginnings of blocks that are at least so many bytes of output apart
   // become checkpoints.
-  explicit Inflater(uint64_t spacing) : spacing_(spacing) {}
+  explicit Inflater(uint64_t spacing);
 
   // Begins a stream, or enters one: `history` bytes of output come before it in the buffer of the
   // next run, and `skip_bits` (0 to 7) of the first byte of input belong to what comes before.
@@ -81,6 +81,9 @@ class Inflater {
   bool stored(Input* in, Output* out);
   bool coded(Input* in, Output* out);
   void coded_fast(Input* in, Output* out);
+  void coded_fast_any(Input* in, Output* out);
+  void coded_fast_baseline(Input* in, Output* out);
+  void coded_fast_bmi2(Input* in, Output* out);
   void mark(uint64_t source, uint32_t length);
   void finish_checkpoints(uint64_t output, bool all);
 
@@ -97,6 +100,7 @@ class Inflater {
   uint64_t consumed_ = 0;  // bytes of input, those in bits_ included
   uint64_t output_ = 0;    // bytes of output
 
+  bool bmi2_ = false;  // what the processor has
   uint64_t spacing_;
   uint64_t last_checkpoint_ = 0;
   uint64_t open_end_ = 0;  // the position of the youngest open checkpoint; 0: none is open
