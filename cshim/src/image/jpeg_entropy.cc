@@ -1,6 +1,7 @@
 #include "image/jpeg_entropy.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "image/entries.h"
@@ -31,13 +32,23 @@ constexpr size_t kWindow = size_t{32} << 10;
 constexpr size_t kTablesKept = 6;  // of a kind
 
 // Natural order of the zigzag positions. A look-up may run past the block's end by two runs: those
-// go to the last place, which is written again or never used.
-constexpr int kZigzagSize = 64 + 32;
-constexpr uint8_t kNatural[kZigzagSize] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48, 41, 34,
-    27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, 63, 63, 63, 63, 63, 63, 63, 63,
-    63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63, 63};
+// go to the last place, which is written again or never used. The same again for the sums that
+// AcTable's flags are part of.
+constexpr int kZigzagSize = 256;
+constexpr uint32_t kFlagged = 64 + 32;
+constexpr uint32_t kFlaggedSlow = 2 * kFlagged;
+constexpr std::array<uint8_t, kZigzagSize> natural_order() {
+  constexpr uint8_t kOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                  35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                  58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+  std::array<uint8_t, kZigzagSize> places = {};
+  for (uint32_t i = 0; i < kZigzagSize; ++i) {
+    places[i] = i % kFlagged < 64 ? kOrder[i % kFlagged] : 63;
+  }
+  return places;
+}
+constexpr std::array<uint8_t, kZigzagSize> kNatural = natural_order();
 
 TS_INLINE uint64_t load_big_endian(const uint8_t* from) {
   uint64_t word;
@@ -95,9 +106,8 @@ struct LongCodes {
   }
 };
 
-// Fields that DC and AC entries share.
+// Fields of DC entries.
 constexpr uint32_t kLengthMask = 63;  // bits 0 to 5: what the entry uses up
-constexpr uint32_t kEnd = 1 << 6;     // the block ends
 constexpr uint32_t kSlow = 1 << 7;    // does not fit: bits 8 to 12 are the code's length (0: longer
                                       // than the look-up), 16 to 23 its symbol
 
@@ -136,59 +146,76 @@ struct DcTable {
   }
 };
 
-// An entry holds one symbol or two. Otherwise: bits 8 to 11 the run before the first coefficient,
-// 16 to 20 the distance from it to the second (0: there is none), 21 to 25 the first symbol's
-// length, 26 to 31 how many places of the block are taken, 32 to 47 and 48 to 63 the coefficients.
-// A run of 16 zeros is a run of 15 and a coefficient 0; an end of block alone is a coefficient 0,
-// and without a second coefficient the first stands for it: what is stored then is right whatever
-// there is.
+// An entry holds one symbol or two: a coefficient after `run` zeros, and a second one at the last
+// of the `places` of the block that both take. A run of 16 zeros is a run of 15 and a coefficient
+// 0; an end of block alone is a coefficient 0, and without a second coefficient the first stands
+// for it: what is stored then is right whatever there is. Each field is read from memory by itself:
+// that is fewer instructions than taking an entry apart.
+struct AcEntry {
+  uint8_t length;  // bits that the entry uses up
+  uint8_t run;
+  uint8_t places;  // kFlagged is added if the block ends: one comparison finds what is special
+  uint8_t first_length;  // of the first symbol
+  int16_t first, second;
+};
+
 struct AcTable {
-  uint64_t entry[1 << kAcBits];
+  // What does not fit: `places` is kFlaggedSlow + 1, `length` the code's (0: longer than the
+  // look-up), first_length its symbol, and zeros are stored where zeros are.
+  AcEntry entry[1 << kAcBits];
   LongCodes codes;
   uint64_t used;
 
-  // One coefficient after `run` zeros. The run takes four bits, its distance to the next five.
-  static uint64_t one(uint64_t length, uint64_t run, uint64_t value) {
-    return length | run << 8 | length << 21 | (run + 1) << 26 | value << 32 | value << 48;
+  static AcEntry slow(int length, int symbol) {
+    return {static_cast<uint8_t>(length), 0, kFlaggedSlow + 1, static_cast<uint8_t>(symbol), 0, 0};
+  }
+
+  // One coefficient after `run` zeros.
+  static AcEntry one(int length, int run, int32_t value) {
+    const auto coefficient = static_cast<int16_t>(value);
+    return {static_cast<uint8_t>(length),
+            static_cast<uint8_t>(run),
+            static_cast<uint8_t>(run + 1),
+            static_cast<uint8_t>(length),
+            coefficient,
+            coefficient};
   }
 
   bool build(const HuffmanCode& code) {
     if (!codes.build(code)) return false;
-    std::fill(std::begin(entry), std::end(entry), kSlow);
+    std::fill(std::begin(entry), std::end(entry), slow(0, 0));
     codes.each(kAcBits, [&](uint32_t bits, int length, int symbol) {
       const int rest = kAcBits - length;
       const int size = symbol & 15;
-      const auto run = static_cast<uint64_t>(symbol >> 4);
-      uint64_t* first = entry + (static_cast<size_t>(bits) << rest);
+      const int run = symbol >> 4;
+      AcEntry* first = entry + (static_cast<size_t>(bits) << rest);
       for (uint32_t i = 0; i < 1u << rest; ++i) {
-        const auto used_up = static_cast<uint64_t>(length + size);
         if (size > rest) {
+          first[i] = slow(length, symbol);
+        } else if (size != 0) {
           first[i] =
-              kSlow | static_cast<uint64_t>(length) << 8 | static_cast<uint64_t>(symbol) << 16;
-        } else if (size == 0) {
-          first[i] = run == 15 ? one(used_up, 15, 0) : one(used_up, 0, 0) | kEnd;
+              one(length + size, run, extend(static_cast<int32_t>(i >> (rest - size)), size));
+        } else if (run == 15) {
+          first[i] = one(length, 15, 0);
         } else {
-          const int32_t value = extend(static_cast<int32_t>(i >> (rest - size)), size);
-          first[i] = one(used_up, run, static_cast<uint16_t>(value));
+          first[i] = one(length, 0, 0);
+          first[i].places += kFlagged;
         }
       }
     });
     // The second symbols. The entry that is looked up for one may hold two itself by now: what it
     // says of its first has not changed, and an end of block alone is told by its length.
     for (uint32_t i = 0; i < 1u << kAcBits; ++i) {
-      const uint64_t one = entry[i];
-      if ((one & (kSlow | kEnd)) != 0) continue;
-      const uint64_t length = one & kLengthMask;
-      const uint64_t two = entry[i << length & ((1u << kAcBits) - 1)];
-      if ((two & kSlow) != 0) continue;
-      const uint64_t second = two >> 21 & 31;
-      if (length + second > kAcBits) continue;
-      if ((two & kEnd) != 0 && (two & kLengthMask) == second) {
-        entry[i] = one + second + kEnd;
+      AcEntry& one = entry[i];
+      if (one.places >= kFlagged) continue;
+      const AcEntry two = entry[i << one.length & ((1u << kAcBits) - 1)];
+      if (two.places >= kFlaggedSlow || one.length + two.first_length > kAcBits) continue;
+      one.length = static_cast<uint8_t>(one.length + two.first_length);
+      if (two.places >= kFlagged && two.length == two.first_length) {
+        one.places += kFlagged;
       } else {
-        const uint64_t run = two >> 8 & 15;
-        entry[i] = (one & 0xFFFF'FFFF'FFFF) + second + ((run + 1) << 16) + ((run + 1) << 26) +
-                   ((two >> 32 & 0xFFFF) << 48);
+        one.places = static_cast<uint8_t>(one.places + two.run + 1);
+        one.second = two.first;
       }
     }
     return true;
@@ -491,15 +518,16 @@ template <bool kStore>
 TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*const* blocks)[64]) {
   const uint8_t* at = self->bits_.at;
   uint64_t bits = self->bits_.buffer;
-  int32_t count = self->bits_.count;
+  // Its low byte counts, and of what is dropped the low six bits: one instruction each.
+  auto count = static_cast<uint32_t>(self->bits_.count);
   const auto refill = [&]() __attribute__((always_inline)) {
-    bits |= load_big_endian(at) >> count;
-    at += (63 - count) >> 3;
+    bits |= load_big_endian(at) >> (count & 63);
+    at += ~count >> 3 & 7;
     count |= 56;
   };
   const auto drop = [&](uint64_t length) __attribute__((always_inline)) {
     bits <<= length & 63;
-    count -= static_cast<int32_t>(length & 63);
+    count -= static_cast<uint32_t>(length);
   };
   for (int b = 0; b < self->scan_.blocks; ++b) {
     int16_t* out = kStore ? *blocks[b] : nullptr;
@@ -535,57 +563,64 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
     while (true) {
 #pragma GCC unroll 4
       for (int i = 0; i < kLookups; ++i) {
-        const uint64_t entry = ac.entry[bits >> (64 - kAcBits)];
-        if (TS_UNLIKELY((entry & kSlow) != 0)) {
-          refill();
-          int length = static_cast<int>(entry >> 8 & 31);
-          int symbol = static_cast<int>(entry >> 16 & 255);
-          if (length == 0) {
-            length = ac.codes.find(static_cast<uint32_t>(bits >> 48), kAcBits, &symbol);
-            if (length == 0) return false;
-          }
-          drop(static_cast<uint64_t>(length));
-          const int size = symbol & 15;
-          k += static_cast<uint32_t>(symbol >> 4);
-          if (size == 0) {
-            if (symbol >> 4 != 15) goto block_done;
-          } else {
-            if (k > 63) return false;
-            const int32_t value = extend(static_cast<int32_t>(bits >> (64 - size)), size);
-            drop(static_cast<uint64_t>(size));
-            if (kStore) out[kNatural[k]] = static_cast<int16_t>(value);
-          }
-          if (++k >= 64) {
-            if (k > 64) return false;
-            goto block_done;
-          }
-          break;
-        }
-        const uint32_t next = k + (static_cast<uint32_t>(entry) >> 26);
-        const uint32_t k1 = k + static_cast<uint32_t>(entry >> 8 & 15);
+        // The next look-up waits for `word` alone: its address is not to be made by way of the
+        // other fields', which costs a cycle a look-up.
+        const uint64_t index = bits >> (64 - kAcBits);
+        uint64_t word;
+        std::memcpy(&word, &ac.entry[index], sizeof word);
+        uint64_t same = index;
+        __asm__("" : "+r"(same));
+        const AcEntry& entry = ac.entry[same];
+        const uint32_t k1 = k + entry.run;
+        const uint32_t next = k + entry.places;
         if (kStore) {
-          out[kNatural[k1]] = static_cast<int16_t>(entry >> 32);
-          out[kNatural[next - 1]] = static_cast<int16_t>(entry >> 48);
+          out[kNatural[k1]] = entry.first;
+          out[kNatural[next - 1]] = entry.second;
         }
-        if (TS_UNLIKELY(next >= 64)) {
-          if (k1 == 63) {  // the second symbol is the next block's
-            if (kStore) out[63] = static_cast<int16_t>(entry >> 32);
-            drop(entry >> 21 & 31);
-            goto block_done;
+        if (TS_LIKELY(next < 64)) {
+          drop(word);
+          k = next;
+          continue;
+        }
+        if (TS_LIKELY(next < kFlaggedSlow)) {
+          if (k1 == 63) {  // a second symbol is the next block's
+            if (kStore) out[63] = entry.first;
+            drop(entry.first_length);
+          } else {
+            if (next % kFlagged > 64) return false;
+            drop(entry.length);
           }
-          if (next != 64) return false;
-          drop(entry);
           goto block_done;
         }
-        drop(entry);
-        if ((entry & kEnd) != 0) goto block_done;
-        k = next;
+        refill();
+        int length = entry.length;
+        int symbol = entry.first_length;
+        if (length == 0) {
+          length = ac.codes.find(static_cast<uint32_t>(bits >> 48), kAcBits, &symbol);
+          if (length == 0) return false;
+        }
+        drop(static_cast<uint64_t>(length));
+        const int size = symbol & 15;
+        k += static_cast<uint32_t>(symbol >> 4);
+        if (size == 0) {
+          if (symbol >> 4 != 15) goto block_done;
+        } else {
+          if (k > 63) return false;
+          const int32_t value = extend(static_cast<int32_t>(bits >> (64 - size)), size);
+          drop(static_cast<uint64_t>(size));
+          if (kStore) out[kNatural[k]] = static_cast<int16_t>(value);
+        }
+        if (++k >= 64) {
+          if (k > 64) return false;
+          goto block_done;
+        }
+        break;
       }
       refill();
     }
   block_done:;
   }
-  self->bits_ = {at, bits, count};
+  self->bits_ = {at, bits, static_cast<int32_t>(count & 0xFF)};
   return true;
 }
 
