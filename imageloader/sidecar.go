@@ -1,7 +1,6 @@
 package imageloader
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -243,9 +242,10 @@ type sidecar struct {
 	file   *os.File
 	places map[uint32]place
 
-	mu    sync.Mutex
-	blobs map[int32][]byte // of entries, that the file does not have yet
-	bytes int
+	// Blobs of entries that the file does not have yet, one after the other, and where: 0, or place<<24 | size.
+	mu    sync.RWMutex
+	blobs spool
+	kept  []uint64 // nil: there are none
 	dirty bool
 	once  sync.Once
 	err   error // of closing
@@ -412,6 +412,10 @@ func (s *shard) mostBytes() int64 {
 func (s *sidecar) close() error {
 	s.once.Do(func() {
 		s.err = s.save()
+		s.mu.Lock()
+		s.blobs.close()
+		s.kept = nil
+		s.mu.Unlock()
 		if err := s.file.Close(); s.err == nil {
 			s.err = err
 		}
@@ -421,11 +425,8 @@ func (s *sidecar) close() error {
 
 // blob is what the file keeps for an entry, written over buffer or into a larger one; empty if there is none.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
-	s.mu.Lock()
-	b := s.blobs[number]
-	s.mu.Unlock()
-	if b != nil {
-		return append(buffer[:0], b...)
+	if b := s.keeps(number, buffer); b != nil {
+		return b
 	}
 	ends, ok := s.places[sectionBlobEnds]
 	blobs := s.places[sectionBlobs]
@@ -445,25 +446,41 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if begin >= end || end > blobs.size || end-begin > 1<<24 {
 		return nil
 	}
-	b = slices.Grow(pair[:0], int(end-begin))[:end-begin]
+	b := slices.Grow(pair[:0], int(end-begin))[:end-begin]
 	if _, err := s.file.ReadAt(b, int64(blobs.offset+begin)); err != nil {
 		return nil
 	}
 	return b
 }
 
-// keep takes a blob for an entry, up to a bound for all of them, until save.
+// keeps is what keep was given for an entry, written over buffer or into a larger one; nil if it was given nothing.
+func (s *sidecar) keeps(number int32, buffer []byte) []byte {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.kept == nil || s.kept[number] == 0 {
+		return nil
+	}
+	at, size := s.kept[number]>>24, int(s.kept[number]&(1<<24-1))
+	b := slices.Grow(buffer[:0], size)[:size]
+	if _, err := s.blobs.ReadAt(b, int64(at)); err != nil {
+		return nil
+	}
+	return b
+}
+
+// keep takes a blob for an entry until save. Where there is no place for a file, only so many are kept as fit in memory.
 func (s *sidecar) keep(number int32, blob []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(blob) == 0 || s.blobs[number] != nil || s.bytes+len(blob) > mostEntryBlobs {
+	if s.kept == nil {
+		s.kept = make([]uint64, s.places[sectionEntries].count)
+		s.blobs.create = func() (*os.File, error) { return namelessFile(s.path) }
+	}
+	if len(blob) == 0 || len(blob) >= 1<<24 || s.kept[number] != 0 || s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > mostEntryBlobs {
 		return
 	}
-	if s.blobs == nil {
-		s.blobs = map[int32][]byte{}
-	}
-	s.blobs[number] = bytes.Clone(blob)
-	s.bytes += len(blob)
+	s.kept[number] = uint64(s.blobs.size())<<24 | uint64(len(blob))
+	s.blobs.write(blob)
 	s.dirty = true
 }
 
@@ -485,24 +502,24 @@ func (s *sidecar) save() error {
 		}})
 	}
 	n := int32(s.places[sectionEntries].count)
-	var ends []byte
+	var ends spool
+	defer ends.close()
+	ends.create = s.blobs.create
 	at := uint64(0)
 	blobs := section{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
+		var end [8]byte
 		for i := range n {
 			b = s.blob(i, b)
 			if _, err := w.Write(b); err != nil {
 				return err
 			}
 			at += uint64(len(b))
-			ends = binary.LittleEndian.AppendUint64(ends, at)
+			ends.write(binary.LittleEndian.AppendUint64(end[:0], at))
 		}
 		return nil
 	}}
-	sections = append(sections, blobs, section{sectionBlobEnds, uint64(n), func(w io.Writer) error {
-		_, err := w.Write(ends)
-		return err
-	}})
+	sections = append(sections, blobs, section{sectionBlobEnds, uint64(n), func(w io.Writer) error { return ends.section(int(n)).copyTo(w) }})
 	info, err := s.file.Stat()
 	if err != nil {
 		return err
