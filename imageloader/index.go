@@ -38,6 +38,9 @@ type index struct {
 	numbers []int32
 	// work is how many bytes have to be inflated for one of samples, from the checkpoints that there are; 0: the archive is a stream.
 	work float64
+	// reach is the same for one sample, on average, in bytes.
+	reach float64
+	most  int64 // of lazy: larger samples are never read
 }
 
 // indexShard is one file of an archive.
@@ -84,6 +87,10 @@ func (x *index) name(i int) string {
 // mostLazyWork is the same for samples that are read from the archive once, and from memory then.
 const mostLazyWork = 64
 
+// segmentBytes is how much of a stream is inflated at once for samples that stay in memory, so that those between two checkpoints are inflated once, not once for each that
+// comes after them.
+const segmentBytes = 1 << 20
+
 // fits says whether the archive is a stream whose samples take no more than limit bytes, without those of more than most bytes, which nobody reads.
 func (x *index) fits(limit, most int64) bool {
 	total, streamed := int64(0), false
@@ -106,7 +113,8 @@ func (x *index) hold(a *archive, limit, most int64) error {
 	if !x.fits(limit, most) {
 		return nil
 	}
-	if x.work > 0 && x.work <= mostLazyWork {
+	if x.work > 0 && (x.work <= mostLazyWork || x.reach <= segmentBytes/2) {
+		x.most = most
 		x.lazy = make([]atomic.Pointer[byte], len(x.entries))
 		return nil
 	}
@@ -153,6 +161,7 @@ type sampleReader struct {
 	timed   timedFile
 	shard   int    // -1: none
 	block   []byte // a tar header
+	segment []byte // samples one after the other
 }
 
 // newSampleReader is for an index whose random is true, and an open archive that has not changed since. The archive stays the caller's.
@@ -179,6 +188,13 @@ func (r *sampleReader) read(i int, dst []byte) error {
 	if data := r.x.inMemory(i); data != nil {
 		copy(dst, data)
 		return nil
+	}
+	if r.x.lazy != nil {
+		r.readSegment(i)
+		if data := r.x.inMemory(i); data != nil {
+			copy(dst, data)
+			return nil
+		}
 	}
 	s := &r.x.shards[e.shard]
 	err := r.readFrom(s, e, i, dst)
@@ -210,13 +226,8 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		_, err = io.ReadFull(file, dst)
 		return err
 	}
-	if r.shard != int(e.shard) {
-		r.leave()
-		file, err := r.a.acquire(int(e.shard))
-		if err != nil {
-			return err
-		}
-		r.file, r.timed.file, r.shard = file, file, int(e.shard)
+	if err := r.enter(e.shard); err != nil {
+		return err
 	}
 	if s.format == formatTar {
 		// A tar of the same size and time may be another one all the same. What comes from a URL has its own version, and a request costs more than this is worth.
@@ -237,32 +248,91 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		}
 		return nil
 	}
-	if r.inflate == nil {
-		var err error
-		if r.inflate, err = newInflateRange(); err != nil {
-			return err
-		}
-	}
 	c, until := s.enter(e)
 	return r.inflate.read(&r.timed, r.x.windows, c, e.offset, until, dst)
 }
 
+// enter makes the reader ready for a shard.
+func (r *sampleReader) enter(shard uint16) error {
+	if r.shard != int(shard) {
+		r.leave()
+		file, err := r.a.acquire(int(shard))
+		if err != nil {
+			return err
+		}
+		r.file, r.timed.file, r.shard = file, file, int(shard)
+	}
+	if r.inflate != nil || r.x.shards[shard].format != formatTarGz {
+		return nil
+	}
+	var err error
+	r.inflate, err = newInflateRange()
+	return err
+}
+
+// readSegment reads sample i into lazy, with those that lie beside it between two checkpoints, if that is worth it. Whatever fails, and samples whose bytes are not what the
+// index says, are left to who reads a sample alone.
+func (r *sampleReader) readSegment(i int) {
+	x := r.x
+	e := &x.entries[i]
+	s := &x.shards[e.shard]
+	if s.format != formatTarGz {
+		return
+	}
+	next := s.beyond(e.offset)
+	c := &s.marks[next-1]
+	first, last := i, i
+	for first > 0 && i-first < items {
+		p := &x.entries[first-1]
+		if p.shard != e.shard || p.offset < c.output || p.offset+p.size > x.entries[first].offset {
+			break
+		}
+		first--
+	}
+	begin := x.entries[first].offset
+	for last+1 < len(x.entries) && last-i < items {
+		p := &x.entries[last+1]
+		if p.shard != e.shard || p.offset < x.entries[last].offset+x.entries[last].size || next < len(s.marks) && p.offset >= s.marks[next].output || p.offset+p.size-begin > segmentBytes {
+			break
+		}
+		last++
+	}
+	end := x.entries[last].offset + x.entries[last].size
+	if first == last || end-begin > segmentBytes || r.enter(e.shard) != nil {
+		return
+	}
+	_, until := s.enter(&x.entries[last])
+	r.segment = slices.Grow(r.segment[:0], int(end-begin))[:end-begin]
+	if r.inflate.read(&r.timed, x.windows, c, begin, until, r.segment) != nil {
+		return
+	}
+	for j := first; j <= last; j++ {
+		p := &x.entries[j]
+		data := r.segment[p.offset-begin:][:p.size]
+		if p.kind == kindFile && p.size > 0 && p.size <= x.most && p.flags&entrySummed != 0 && x.lazy[j].Load() == nil && crc32.ChecksumIEEE(data) == p.crc {
+			x.lazy[j].Store(unsafe.SliceData(bytes.Clone(data)))
+		}
+	}
+}
+
 // enter says from which checkpoint a member is read, and where its compressed bytes end at the latest.
 func (s *indexShard) enter(e *entry) (c *mark, until int64) {
-	at := func(offset int64) int { // the first checkpoint beyond offset
-		n, _ := slices.BinarySearchFunc(s.marks, offset, func(c mark, offset int64) int {
-			if c.output <= offset {
-				return -1
-			}
-			return 1
-		})
-		return n
-	}
 	until = s.info.Size()
-	if end := at(e.offset + e.size - 1); end < len(s.marks) {
+	if end := s.beyond(e.offset + e.size - 1); end < len(s.marks) {
 		until = min(until, s.marks[end].bit>>3+1)
 	}
-	return &s.marks[at(e.offset)-1], until
+	return &s.marks[s.beyond(e.offset)-1], until
+}
+
+// beyond is the number of the first checkpoint beyond an offset.
+func (s *indexShard) beyond(offset int64) int {
+	n, _ := slices.BinarySearchFunc(s.marks, offset, func(c mark, offset int64) int {
+		if c.output <= offset {
+			return -1
+		}
+		return 1
+	})
+	return n
 }
 
 // close gives back what the reader holds outside of Go's memory.

@@ -383,7 +383,7 @@ func (x *indexer) build(a *archive, sections map[uint32]stored) (*index, error) 
 		return nil, err
 	}
 	out.names = unsafeString(kept) // nobody else has it
-	out.work = w.work()
+	out.work, out.reach = w.work(), w.inflated/max(1, w.samples)
 	if x.keeping && len(x.held) > 0 {
 		out.held = make([][]byte, len(out.entries))
 		for k := range out.held {
@@ -486,12 +486,14 @@ type workMeter struct {
 	stream    bool // there is a sample without one
 
 	inflated, wanted float64 // bytes
+	samples          float64
 }
 
 func (w *workMeter) sample(e *entry) {
 	if e.kind != kindFile || e.size == 0 {
 		return
 	}
+	w.samples++
 	w.wanted += float64(e.size)
 	w.inflated += float64(e.size)
 	if f := w.shards[e.shard].format; f == formatTar || f == formatTree {
