@@ -12,7 +12,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-export LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT
+export LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
 
 .PHONY: help
 help: ## list the targets
@@ -78,11 +78,19 @@ bench-loader: shim ## the loader beside PyTorch, WebDataset, DALI, SPDL and tf.d
 gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU machine without Go
 	@cshim/setup/gpu-bundle.sh
 
+.PHONY: fuzz-bundle
+fuzz-bundle: shim ## one folder with all fuzzers and run.sh, for a larger machine without clang and Go
+	@cshim/setup/fuzz-bundle.sh
+
+.PHONY: fuzz
+fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, as many at a time as there are cores; findings in out/fuzz
+	LIBTORCH="$$(python3 cshim/setup/libtorch.py path)" fuzz-bundle/run.sh $(TARGETS)
+
 .PHONY: libtorch-path
 libtorch-path: ## print the folder of LibTorch (a site-packages-like folder), installing it if needed
 	@python3 cshim/setup/libtorch.py path
 
 .PHONY: clean
 clean: ## remove build outputs, and the indexes of archives in this folder (LibTorch's cache stays)
-	rm -rf cshim/build cshim/build-* gpu-bundle bin
+	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle bin
 	find . -name '*.tsidx' -not -path '*/testdata/*' -not -path './.git/*' -delete

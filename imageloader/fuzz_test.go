@@ -3,7 +3,10 @@ package imageloader
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/binary"
+	"hash/crc32"
 	"io/fs"
+	"strings"
 	"testing"
 	"time"
 )
@@ -25,31 +28,89 @@ func (memoryInfo) ModTime() time.Time { return time.Time{} }
 func (memoryInfo) IsDir() bool        { return false }
 func (memoryInfo) Sys() any           { return nil }
 
-// FuzzArchive: whatever bytes an archive has, with and without a scan before, epochs end, and two of them deliver the same samples and the same error.
+// storedGzip and storedZstd pack without compressing, which takes no time.
+func storedGzip(data []byte) []byte {
+	out := []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}
+	for rest := data; ; {
+		n := min(len(rest), 1<<16-1)
+		last := byte(0)
+		if n == len(rest) {
+			last = 1
+		}
+		out = append(out, last, byte(n), byte(n>>8), ^byte(n), ^byte(n>>8))
+		out = append(out, rest[:n]...)
+		if rest = rest[n:]; last == 1 {
+			break
+		}
+	}
+	out = binary.LittleEndian.AppendUint32(out, crc32.ChecksumIEEE(data))
+	return binary.LittleEndian.AppendUint32(out, uint32(len(data)))
+}
+
+func storedZstd(data []byte) []byte {
+	out := []byte{0x28, 0xb5, 0x2f, 0xfd, 0, 7 << 3} // a window of 128 KB, no checksum
+	for rest := data; ; {
+		n := min(len(rest), 1<<16)
+		last := uint32(0)
+		if n == len(rest) {
+			last = 1
+		}
+		block := last | uint32(n)<<3
+		out = append(out, byte(block), byte(block>>8), byte(block>>16))
+		out = append(out, rest[:n]...)
+		if rest = rest[n:]; last == 1 {
+			return out
+		}
+	}
+}
+
+// FuzzArchive: whatever bytes an archive has, packed or not, epochs end, and two of them (the second with the index of the first) deliver the same samples and
+// the same error. how says how the bytes are packed and with which options they are read.
 func FuzzArchive(f *testing.F) {
 	whole := fakeArchive(f, 12, func(i int) bool { return i == 5 })
-	f.Add(whole)
-	f.Add(gzipBytes(f, whole))
-	f.Add(whole[:3000])
-	f.Add(gzipBytes(f, whole[:3000]))
-	f.Add(tarBytes(f, tarMember{name: "class1/link", kind: tar.TypeLink, link: "x"}, tarMember{name: "class1/\x7f", data: "text"}))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4"}} {
-			for _, shuffleBytes := range []int64{0, 500} {
-				o := Options{BatchSize: 4, Transform: Eval(2, 2), Classes: classes, BadSamples: Skip, Shuffle: true, ShuffleBytes: shuffleBytes, Workers: 2, MaxSampleBytes: 1 << 16}
-				l, err := open(t.Context(), "memory", o, func(string) (source, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
-				if err != nil {
-					continue
-				}
-				first, err1 := collect(t, l, 0, 2)
-				second, err2 := collect(t, l, 0, 2)
-				if digest(first) != digest(second) || (err1 == nil) != (err2 == nil) {
-					t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1, len(names(second)), err2)
-				}
-				if n := l.Len(); err1 == nil && (n < len(names(first)) || n < 1) {
-					t.Errorf("%d samples of %d", len(names(first)), n)
-				}
-			}
+	web := tarBytes(f, tarMember{name: "a/1.png", data: fakeImage("1")}, tarMember{name: "a/1.cls", data: "3\n"}, tarMember{name: "a/2.json", data: `{"label": "x"}`},
+		tarMember{name: "a/2.png", data: fakeImage("2")}, tarMember{name: "a/3.png", data: fakeImage("3")})
+	strange := tarBytes(f, tarMember{name: "class1/link", kind: tar.TypeLink, link: "x"}, tarMember{name: "class1/\x7f", data: "text"},
+		tarMember{name: "class2/" + strings.Repeat("long/", 40) + "a.png", data: fakeImage("long")}, tarMember{name: "class3/s.png", kind: tar.TypeSymlink, link: "b"})
+	for how := range uint8(16) {
+		for _, data := range [][]byte{whole, whole[:3000], web, strange, append(whole[:len(whole):len(whole)], web...)} {
+			f.Add(data, how)
+		}
+	}
+	for _, packed := range [][]byte{gzipBytes(f, whole), zstdBytes(f, whole), gzipSplit(f, whole, 700, 1), gzipBytes(f, whole[:3000]), append(gzipBytes(f, web), gzipBytes(f, strange)...)} {
+		f.Add(packed, uint8(0))
+		f.Add(packed[:len(packed)/2], uint8(4))
+	}
+	f.Fuzz(func(t *testing.T, data []byte, how uint8) {
+		o := Options{BatchSize: 4, Transform: Eval(2, 2), BadSamples: Skip, Shuffle: true, Workers: 2, MaxSampleBytes: 1 << 16, NoIndex: true}
+		switch how & 3 {
+		case 1:
+			data = storedGzip(data)
+		case 2:
+			data = storedZstd(data)
+		}
+		if how&4 != 0 {
+			o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
+		}
+		if how&8 != 0 {
+			o.ShuffleBytes = 500
+		}
+		o.WebDataset = how&16 != 0
+		if how&32 != 0 {
+			o.BadSamples = Fail
+		}
+		l, err := open(t.Context(), "memory", o, func(string) (source, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
+		if err != nil {
+			return
+		}
+		defer l.Close()
+		first, err1 := collect(t, l, 0, 2)
+		second, err2 := collect(t, l, 0, 2)
+		if digest(first) != digest(second) || (err1 == nil) != (err2 == nil) {
+			t.Errorf("%d samples, error %v, then %d samples, error %v", len(names(first)), err1, len(names(second)), err2)
+		}
+		if n := l.Len(); err1 == nil && (n < len(names(first)) || n < 1) {
+			t.Errorf("%d samples of %d", len(names(first)), n)
 		}
 	})
 }

@@ -774,7 +774,8 @@ enum {
   TS_AUGMENT_POSTERIZE = 13, /* i[0]: bits, 0 to 8 */
   TS_AUGMENT_AUTOCONTRAST = 14,
   TS_AUGMENT_EQUALIZE = 15,
-  TS_AUGMENT_BLUR = 16,       /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas */
+  TS_AUGMENT_BLUR = 16,       /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas,
+                               * at least 1e-6 */
   TS_AUGMENT_ERASE = 17,      /* i[0..3]: x, y, width, height; i[4..6]: red, green, blue */
   TS_AUGMENT_AFFINE = 18,     /* i[0]: TS_NEAREST or TS_BILINEAR; i[1]: whether there is a fill;
                                * i[2..4]: its red, green, blue; i[5], i[6]: width and height of the

@@ -151,6 +151,7 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
       {TS_AUGMENT_BLUR, {2, 3}, {1, 1}},
       {TS_AUGMENT_BLUR, {19, 3}, {1, 1}},
       {TS_AUGMENT_BLUR, {3, 3}, {0, 1}},
+      {TS_AUGMENT_BLUR, {7, 3}, {1, 1e-300}},
       {TS_AUGMENT_BLUR, {most, 1}, {1, 1}},
       {TS_AUGMENT_ERASE, {1, 0, 9, 1}, {}},
       {TS_AUGMENT_ERASE, {-1, 0, 1, 1}, {}},

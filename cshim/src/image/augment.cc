@@ -26,6 +26,7 @@ namespace {
 
 constexpr int32_t kMostSide = 65535;
 constexpr int32_t kMostTaps = 1001;  // of the blur, a side
+constexpr double kLeastSigma = 1e-6;
 
 // A kernel is a type with a static run. It is compiled twice, and the processor chooses: with AVX2
 // the loops are vectors and a fused multiply-add is one instruction. The results are the same.
@@ -522,7 +523,10 @@ void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
       if (in[0] / 2 >= *width || in[1] / 2 >= *height) {
         refuse(op, "half of the kernel must be smaller than the image");
       }
-      if (!(op.values[0] > 0 && op.values[1] > 0)) refuse(op, "sigma must be positive");
+      // Below, even the weight of the kernel's centre may be 0, and their sum.
+      if (!(op.values[0] >= kLeastSigma && op.values[1] >= kLeastSigma)) {
+        refuse(op, "sigma must be at least 1e-6");
+      }
       return;
     case TS_AUGMENT_ERASE:
       if (in[0] < 0 || in[1] < 0 || in[2] < 0 || in[3] < 0 || in[0] > *width - in[2] ||

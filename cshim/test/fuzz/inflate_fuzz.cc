@@ -1,31 +1,19 @@
 // libFuzzer: deflate streams, our inflater against zlib's, in steps that follow from a hash of the
 // input, and from every checkpoint.
-//
-//   cmake -S cshim -B cshim/build-fuzz -G Ninja -DTS_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++
-//   ninja -C cshim/build-fuzz inflate_fuzz
-//   cshim/build-fuzz/bin/inflate_fuzz -max_len=20000 CORPUS
-//
-// A difference in verdict or bytes aborts.
 #include <zlib.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <vector>
-
 #include "error.h"
+#include "fuzz.h"
 #include "image/inflate.h"
 
 namespace {
 
-using Bytes = std::vector<uint8_t>;
+using fuzz::Bytes;
+using fuzz::demand;
 using ts::image::Inflater;
 using ts::image::kWindow;
 
 constexpr size_t kMost = 1 << 20;  // bytes of output that are looked at
-
-void demand(bool condition) {
-  if (!condition) std::abort();
-}
 
 struct Stop {
   uint64_t bit, output;

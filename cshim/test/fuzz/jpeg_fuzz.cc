@@ -1,34 +1,20 @@
 // libFuzzer: JPEGs, our entropy decoder and entry points against libjpeg-turbo alone.
 //
-//   cmake -S cshim -B cshim/build-fuzz -G Ninja -DTS_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++
-//   ninja -C cshim/build-fuzz jpeg_fuzz
-//   cshim/build-fuzz/bin/jpeg_fuzz -max_len=12000 CORPUS cshim/test/data
-//
-// What is done with a file follows from a hash of it, so that any JPEG is a seed. A difference in
-// verdict or pixels aborts.
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <vector>
-
+// What is done with a file follows from a hash of it, so that any JPEG is a seed.
 #include "error.h"
-#include "image/entries.h"
+#include "fuzz.h"
 #include "image/jpeg.h"
-#include "image/resize.h"
 
 namespace {
 
 using namespace ts::image;
+using fuzz::demand;
 
 struct Result {
   int32_t code;
   std::string message;
   std::vector<uint8_t> pixels;
 };
-
-void demand(bool condition) {
-  if (!condition) std::abort();
-}
 
 Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box& box,
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
@@ -78,11 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   }
   if (int64_t{info.width} * info.height > kMostPixels) return 0;
 
-  uint64_t choice = xxh64(file.data(), file.size(), 1);
-  const auto draw = [&](int32_t from, int32_t to) {
-    choice = choice * 6364136223846793005u + 1442695040888963407u;
-    return from + static_cast<int32_t>((choice >> 33) % static_cast<uint64_t>(to - from + 1));
-  };
+  fuzz::Choices choices(file.data(), file.size());
+  const auto draw = [&](int32_t from, int32_t to) { return choices.draw(from, to); };
   Box box;
   box.x0 = draw(0, info.width - 1);
   box.y0 = draw(0, info.height - 1);

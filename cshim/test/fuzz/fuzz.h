@@ -1,0 +1,167 @@
+// What the fuzzers share. A wrong result aborts: that is what a fuzzer takes for a finding.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "image/entries.h"
+#include "image/exif.h"
+#include "image/resize.h"
+#include "torchstream.h"
+
+namespace fuzz {
+
+using Bytes = std::vector<uint8_t>;
+
+inline void demand(bool condition) {
+  if (!condition) std::abort();
+}
+
+// Choices that follow from a hash of the input, so that any file is a seed.
+class Choices {
+ public:
+  Choices(const uint8_t* data, size_t size) : state_(ts::image::xxh64(data, size, 1)) {}
+
+  int32_t draw(int32_t from, int32_t to) {  // both included
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return from + static_cast<int32_t>((state_ >> 33) % static_cast<uint64_t>(to - from + 1));
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Numbers from the input itself; zeros when it is used up.
+class Reader {
+ public:
+  Reader(const uint8_t* data, size_t size) : at_(data), end_(data + size) {}
+
+  template <typename T>
+  T take() {
+    T value = {};
+    const size_t n = std::min(sizeof value, left());
+    std::memcpy(&value, at_, n);
+    at_ += n;
+    return value;
+  }
+  // Mostly a number from `from` to `to`, sometimes any number at all.
+  int32_t number(int32_t from, int32_t to) {
+    const auto byte = take<uint8_t>();
+    if (byte == 0xFF) return take<int32_t>();
+    return from + static_cast<int32_t>(byte % (int64_t{to} - from + 1));
+  }
+  size_t left() const { return static_cast<size_t>(end_ - at_); }
+  const uint8_t* rest() const { return at_; }
+
+ private:
+  const uint8_t *at_, *end_;
+};
+
+struct Outcome {
+  explicit Outcome(ts_error* error) {
+    if (error == nullptr) return;
+    code = ts_error_code(error);
+    message = ts_error_message(error);
+    demand(!message.empty());
+    ts_error_free(error);
+  }
+  // Damaged or not supported bytes may say so; nothing else is their fault.
+  void of_bytes() const {
+    demand(code == TS_OK || code == TS_ERROR_DECODE || code == TS_ERROR_UNSUPPORTED);
+  }
+
+  int32_t code = TS_OK;
+  std::string message;
+};
+
+struct Picture {
+  int32_t width = 0, height = 0;
+  Bytes pixels;  // RGB, without gaps, as large as it has to be and no larger
+
+  Picture(int32_t w, int32_t h)
+      : width(w), height(h), pixels(static_cast<size_t>(w) * static_cast<size_t>(h) * 3, 0x5A) {}
+  size_t stride() const { return static_cast<size_t>(width) * 3; }
+};
+
+inline ts_image_geometry whole(const ts_image_info& info) {
+  const int32_t w = info.width;
+  const int32_t h = info.height;
+  return {0, 0, w, h, w, h, 0, 0, w, h, false, 0};
+}
+
+// A geometry that fits an image, of any kind.
+inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t height) {
+  ts_image_geometry g = {};
+  g.orientation = choices->draw(0, 1) == 0 ? 0 : choices->draw(1, 8);
+  if (g.orientation >= 5) std::swap(width, height);
+  g.crop_width = choices->draw(1, width);
+  g.crop_height = choices->draw(1, height);
+  g.crop_x = choices->draw(0, width - g.crop_width);
+  g.crop_y = choices->draw(0, height - g.crop_height);
+  const bool resized = choices->draw(0, 1) == 0;
+  g.resize_width = resized ? choices->draw(1, 40) : g.crop_width;
+  g.resize_height = resized ? choices->draw(1, 40) : g.crop_height;
+  g.window_width = choices->draw(1, g.resize_width);
+  g.window_height = choices->draw(1, g.resize_height);
+  g.window_x = choices->draw(0, g.resize_width - g.window_width);
+  g.window_y = choices->draw(0, g.resize_height - g.window_height);
+  g.flip = choices->draw(0, 1) == 1;
+  return g;
+}
+
+// An image file of any kind: the header, the whole image, and a part of it, resized and turned,
+// which must be what resizing and turning make of the whole image. Returns whether it is whole, and
+// then its pixels.
+inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t size,
+                       int64_t most_pixels, Picture* out) {
+  const Bytes file(input, input + size);  // ASAN sees its ends
+  ts_image_info info = {};
+  const Outcome header(ts_image_header(file.data(), file.size(), &info));
+  header.of_bytes();
+  ts_image_geometry g = {0, 0, 1, 1, 1, 1, 0, 0, 1, 1, false, 0};
+  Picture pixel(1, 1);
+  if (header.code != TS_OK || int64_t{info.width} * info.height > most_pixels) {
+    const Outcome decoded(ts_image_decode(decoder, file.data(), file.size(), &g,
+                                          pixel.pixels.data(), pixel.stride()));
+    decoded.of_bytes();
+    demand(decoded.code != TS_OK && (header.code == TS_OK || decoded.code == header.code));
+    return false;
+  }
+  demand(info.width >= 1 && info.height >= 1 && info.orientation >= 1 && info.orientation <= 8);
+
+  *out = Picture(info.width, info.height);
+  g = whole(info);
+  const Outcome decoded(
+      ts_image_decode(decoder, file.data(), file.size(), &g, out->pixels.data(), out->stride()));
+  decoded.of_bytes();
+
+  Choices choices(file.data(), file.size());
+  g = any_geometry(&choices, info.width, info.height);
+  Picture part(g.window_width, g.window_height);
+  const Outcome parted(
+      ts_image_decode(decoder, file.data(), file.size(), &g, part.pixels.data(), part.stride()));
+  parted.of_bytes();
+  if (parted.code != TS_OK) {
+    // A part has no damage that the whole image has not.
+    demand(decoded.code == parted.code);
+    return false;
+  }
+  if (decoded.code != TS_OK) return false;
+  Picture expected(g.window_width, g.window_height);
+  demand(ts_image_resize(decoder, out->pixels.data(), out->width, out->height, out->stride(), &g,
+                         expected.pixels.data(), expected.stride()) == nullptr);
+  demand(part.pixels == expected.pixels);
+  return true;
+}
+
+inline ts_image_decoder* new_decoder(int64_t most_pixels) {
+  ts_image_decoder* decoder = nullptr;
+  demand(ts_image_decoder_new(most_pixels, &decoder) == nullptr);
+  return decoder;
+}
+
+}  // namespace fuzz
