@@ -198,8 +198,8 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
 
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus) {
   // Bits of an entry, from below: positions stray from a straight line by some part of the scan,
-  // and predictors take 25 bits as a rule. Where it takes more, the caller finds out.
-  constexpr uint64_t kUsual = 46;
+  // and predictors differ. Where it takes more, the caller finds out.
+  constexpr uint64_t kUsual = 32;
   const uint64_t budget = bytes * kUsualPermille / 1000;
   if (budget < kHeader + kTail + 2 * 8) return 0;
   const uint64_t entries = (budget - kHeader - kTail) * 8 / kUsual;

@@ -56,6 +56,25 @@ TS_INLINE uint64_t load_big_endian(const uint8_t* from) {
   return __builtin_bswap64(word);
 }
 
+// How many of them are 0xFF.
+size_t count_ff(const uint8_t* from, size_t bytes) {
+  size_t count = 0;
+#if defined(__x86_64__)
+  const __m128i ones = _mm_set1_epi8(static_cast<char>(0xFF));
+  __m128i sums = _mm_setzero_si128();
+  for (; bytes >= 16; bytes -= 16, from += 16) {
+    const __m128i found =
+        _mm_cmpeq_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)), ones);
+    sums = _mm_add_epi64(
+        sums, _mm_sad_epu8(_mm_sub_epi8(_mm_setzero_si128(), found), _mm_setzero_si128()));
+  }
+  count = static_cast<size_t>(_mm_cvtsi128_si64(sums)) +
+          static_cast<size_t>(_mm_cvtsi128_si64(_mm_unpackhi_epi64(sums, sums)));
+#endif
+  for (; bytes > 0; --bytes) count += *from++ == 0xFF;
+  return count;
+}
+
 // The value that `size` (1 to 15) bits stand for: half of the codes are negative.
 TS_INLINE int32_t extend(int32_t bits, int32_t size) {
   return bits < 1 << (size - 1) ? bits + 1 - (1 << size) : bits;
@@ -409,9 +428,7 @@ uint64_t EntropyDecoder::bits_used() const {
 uint64_t EntropyDecoder::position() {
   const uint64_t used = bits_used();
   const auto byte = static_cast<size_t>(used >> 3);
-  const uint8_t* from = window_.get() + counted_;
-  counted_file_ += byte - counted_ +
-                   static_cast<size_t>(std::count(from, from + (byte - counted_), uint8_t{0xFF}));
+  counted_file_ += byte - counted_ + count_ff(window_.get() + counted_, byte - counted_);
   counted_ = byte;
   return static_cast<uint64_t>(counted_file_ - scan_.begin) * 8 + (used & 7);
 }
