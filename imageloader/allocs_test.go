@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"runtime"
@@ -62,5 +63,43 @@ func TestAllocations(t *testing.T) {
 				t.Logf("%d pieces of memory for %d images", n, images)
 			}
 		})
+	}
+}
+
+// TestSpareSlots: an epoch is filled into the memory of the one before, but for a batch that the consumer left the loop with.
+func TestSpareSlots(t *testing.T) {
+	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
+	var members []tarMember
+	for i := range 16 {
+		members = append(members, tarMember{name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i), data: photos[i%2]})
+	}
+	l, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{BatchSize: 2, Transform: Train(32)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	seen := map[*byte]bool{}
+	var kept *Batch
+	var was []byte
+	for epoch := range 4 {
+		for batch, err := range l.Epoch(context.Background(), epoch) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if kept != nil && &batch.Images[0] == &kept.Images[0] {
+				t.Fatal("the memory of a batch that was kept is used again")
+			}
+			seen[&batch.Images[0]] = true
+			if epoch == 1 {
+				kept, was = batch, bytes.Clone(batch.Images)
+				break
+			}
+		}
+	}
+	if !bytes.Equal(kept.Images, was) {
+		t.Error("a batch that was kept has changed")
+	}
+	if len(seen) > hostSlots+1 {
+		t.Errorf("%d pieces of memory for batches, want %d and one that was kept", len(seen), hostSlots)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"iter"
 	"math"
+	"slices"
+	"sync"
 	"time"
 )
 
@@ -33,6 +35,30 @@ func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] 
 	return l.epoch(ctx, epoch, hostSlots)
 }
 
+// spareSlots are the slots of epochs that are over, for those that follow: fresh memory costs more than what is written there.
+type spareSlots struct {
+	mu    sync.Mutex
+	slots [][][]byte
+}
+
+func (s *spareSlots) take() [][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := len(s.slots)
+	if n == 0 {
+		return nil
+	}
+	slot := s.slots[n-1]
+	s.slots = s.slots[:n-1]
+	return slot
+}
+
+func (s *spareSlots) give(slots [][][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slots = append(s.slots, slots[:min(len(slots), hostSlots-min(hostSlots, len(s.slots)))]...)
+}
+
 func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		o := &l.o
@@ -51,14 +77,21 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			full  = make(chan filled, slots)
 			ended = make(chan error, 1)
 		)
+		unused := make([][][]byte, 0, slots) // by the consumer, when all is over
 		for range slots {
-			free <- [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft))}
+			fields := l.spare.take()
+			if fields == nil {
+				fields = [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft))}
+			}
+			unused = append(unused, fields)
+			free <- fields
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer func() { // however the loop is left
 			cancel()
 			for range full { // closed when Fill has stopped everything
 			}
+			l.spare.give(unused)
 		}()
 		go func() {
 			lent := make(chan [][]byte, slots) // in order
@@ -92,7 +125,8 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			for i := range batch.Soft {
 				batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 			}
-			if !yield(&batch, nil) {
+			if !yield(&batch, nil) { // the batch has no next turn: it stays valid
+				unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
 				return
 			}
 			free <- f.fields

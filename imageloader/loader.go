@@ -119,6 +119,7 @@ type Loader struct {
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
 	weights  *weights                    // nil: every sample once
 	counters counters
+	spare    spareSlots
 
 	queueBytes int64 // see the constant
 
