@@ -26,6 +26,12 @@ func recorded(t *testing.T, p *Prefetcher, file string, epoch, leaveAt int) []st
 			break
 		}
 	}
+	return named(t, file)
+}
+
+// named returns the names of the ranges and operators in a recording, nil if there is no file.
+func named(t *testing.T, file string) []string {
+	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil
@@ -86,6 +92,29 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 			})
 		}
 	})
+}
+
+// A consumer that panics in its turn leaves no range open: what is not ended is not in the recording.
+func TestTraceOfAConsumerThatPanics(t *testing.T) {
+	window := trace.Window{File: filepath.Join(t.TempDir(), "step.json"), First: -1, Batches: 4}
+	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: window})
+	if err != nil {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() { recover() }()
+		for b := range p.Epoch(t.Context(), 0) {
+			if b.Index == 1 {
+				panic("on purpose")
+			}
+		}
+	}()
+	if got, want := named(t, window.File), []string{"batch 0", "batch 1"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if err := p.Close(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A recording that was asked for and did not happen is an error of Close, once, and of nothing else.

@@ -581,7 +581,8 @@ typedef struct ts_graph ts_graph;
 /* Begins to capture the stream, which is the calling thread's current one, not a default stream,
  * and non-blocking. share: NULL, or a captured graph of the device whose memory the new one uses as
  * well; borrowed for the call. Graphs that share memory overwrite each other's results: they are
- * replayed one after the other, whatever the streams. The thread must stay the same until the end.
+ * replayed one after the other, whatever the streams. The thread must stay the same until the end,
+ * and is CAPTURE if it captures already or is inside a memory pool.
  * new reference, free with ts_graph_free. */
 TS_API ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out);
 /* Ends the capture, on the thread that began it, and makes the graph ready for replay.
