@@ -60,7 +60,8 @@ type CaptureOptions struct {
 }
 
 // Capture runs fn once and records what it queues, instead of running it, as a graph. fn runs on this goroutine, locked to its OS thread, with the captured stream as the current one.
-// Streams that fn forks from it ([Fork]) and joins again are captured with it, used by whatever goroutine.
+// Streams that fn forks from it ([Fork]) and joins again are captured with it, used by whatever goroutine. They are of the same GPU: a graph has memory of one. A stream of another
+// GPU may be forked for torch.CopyPeer, which needs none.
 //
 // fn must not make the host wait for the device or ask for its state: reading values, Synchronize, Query and copies that block are refused with [ErrCapture], which
 // names the call, before they break the capture; so is [MemoryPool.Use], and a Capture inside of it. Operators that LibTorch cannot capture break it, and Capture's error names the operator. Shapes, and numbers given from Go, are

@@ -55,7 +55,7 @@ func (c Code) Error() string {
 	case CodeStale:
 		return "stale graph"
 	case CodeBusy:
-		return "busy with a capture"
+		return "busy"
 	}
 	return "internal error"
 }
