@@ -671,8 +671,7 @@ TS_API ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_inf
 typedef struct ts_image_decoder ts_image_decoder;
 /* max_pixels bounds width * height of what is accepted (0: 178,956,970, Pillow's bomb limit):
  * TS_ERROR_UNSUPPORTED beyond, and if a side is over 1,000,000. It bounds the memory too: a
- * progressive JPEG, an interlaced PNG, or an image that is turned upright takes up to 8 bytes a
- * pixel while it is decoded. new
+ * progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel while it is decoded. new
  * reference. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder); /* takes ownership */
@@ -775,13 +774,13 @@ enum {
   TS_AUGMENT_POSTERIZE = 13, /* i[0]: bits, 0 to 8 */
   TS_AUGMENT_AUTOCONTRAST = 14,
   TS_AUGMENT_EQUALIZE = 15,
-  TS_AUGMENT_BLUR = 16,       /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas,
-                               * at least 1e-6 */
-  TS_AUGMENT_ERASE = 17,      /* i[0..3]: x, y, width, height; i[4..6]: red, green, blue */
-  TS_AUGMENT_AFFINE = 18,     /* i[0]: TS_NEAREST or TS_BILINEAR; i[1]: whether there is a fill;
-                               * i[2..4]: its red, green, blue; i[5], i[6]: width and height of the
-                               * result, 0: the image's; v[0..5]: the inverse matrix, row by row, in
-                               * pixels from the image's centre */
+  TS_AUGMENT_BLUR = 16,        /* i[0], i[1]: width, height of the kernel, odd; v[0], v[1]: sigmas,
+                                * at least 1e-6 */
+  TS_AUGMENT_ERASE = 17,       /* i[0..3]: x, y, width, height; i[4..6]: red, green, blue */
+  TS_AUGMENT_AFFINE = 18,      /* i[0]: TS_NEAREST or TS_BILINEAR; i[1]: whether there is a fill;
+                                * i[2..4]: its red, green, blue; i[5], i[6]: width and height of the
+                                * result, 0: the image's; v[0..5]: the inverse matrix, row by row, in
+                                * pixels from the image's centre */
   TS_AUGMENT_PERSPECTIVE = 19, /* i[0..4] as above; v[0..7]: torchvision's eight coefficients */
   TS_AUGMENT_PERMUTE = 20      /* i[0..2]: which of the channels become red, green and blue */
 };

@@ -1,5 +1,8 @@
+#include <malloc.h>
+
 #include <cstring>
 
+#include "image/exif.h"
 #include "image/resize.h"
 #include "image_samples.h"
 
@@ -105,6 +108,66 @@ TEST(Resize, WindowIsAPartOfTheWholeAndFlipMirrorsIt) {
     }
     ASSERT_EQ(run(&resizer, random, source, g, 0).pixels, expected.pixels) << describe(g);
   }
+}
+
+// Resizing an image as it is stored, and turning it upright first, give the same bytes.
+TEST(Resize, TurnedIsResizedUpright) {
+  Random random(6);
+  const Decoder decoder = new_decoder();
+  for (int i = 0; i < 3000; ++i) {
+    const int32_t orientation = 2 + i % 7;
+    const bool tall = i % 10 == 0;
+    const Image stored =
+        picture(random, uniform(random, 1, tall ? 900 : 90), uniform(random, 1, tall ? 12 : 90));
+    Image upright{stored.width, stored.height, 3, {}};
+    if (orientation >= 5) std::swap(upright.width, upright.height);
+    for (int y = 0; y < upright.height; ++y) {
+      for (int x = 0; x < upright.width; ++x) {
+        int32_t from_x = x;
+        int32_t from_y = y;
+        ts::image::stored_place(orientation, upright.width, upright.height, &from_x, &from_y);
+        upright.pixels.insert(upright.pixels.end(), stored.at(from_x, from_y),
+                              stored.at(from_x, from_y) + 3);
+      }
+    }
+    ts_image_geometry g = random_geometry(random, upright.width, upright.height, 70);
+    const size_t stride = static_cast<size_t>(g.window_width) * 3;
+    Bytes expected(stride * static_cast<size_t>(g.window_height), 0xA5);
+    Bytes got(expected.size(), 0x5A);
+    const auto resize = [&](const Image& image, Bytes* out) {
+      return Outcome(ts_image_resize(decoder.get(), image.pixels.data(), image.width, image.height,
+                                     static_cast<size_t>(image.width) * 3, &g, out->data(), stride))
+          .code;
+    };
+    ASSERT_EQ(resize(upright, &expected), TS_OK);
+    g.orientation = orientation;
+    ASSERT_EQ(resize(stored, &got), TS_OK);
+    ASSERT_EQ(got, expected) << describe(g) << " orientation " << orientation;
+  }
+}
+
+// What a decoder holds after a turned image is no more than the rows that a row of the result
+// needs.
+TEST(Resize, TurnedImagesAreNotHeld) {
+  Random random(7);
+  const Image stored = picture(random, 3000, 2000);
+  Bytes out(64 * 64 * 3);
+  ts_image_geometry g = {};
+  g.crop_width = 2000;
+  g.crop_height = 3000;
+  g.resize_width = g.resize_height = g.window_width = g.window_height = 64;
+  g.orientation = 6;
+  const auto allocated = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return static_cast<int64_t>(info.uordblks + info.hblkhd);
+  };
+  const Decoder decoder = new_decoder();
+  const int64_t before = allocated();
+  ASSERT_EQ(Outcome(ts_image_resize(decoder.get(), stored.pixels.data(), stored.width,
+                                    stored.height, 9000, &g, out.data(), 192))
+                .code,
+            TS_OK);
+  EXPECT_LT(allocated() - before, 4 << 20);
 }
 
 // The C function: rows of any stride, nothing read or written beside them.

@@ -2,7 +2,6 @@
 // for it.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -25,7 +24,6 @@ struct ts_image_decoder {
   ts::image::WebpDecoder webp;
   ts::image::Resizer resizer;
   std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
-  std::vector<uint8_t> stored, upright;  // a crop before and after it was turned upright
 };
 
 namespace ts::image {
@@ -97,7 +95,7 @@ void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
                     std::to_string(width) + " x " + std::to_string(height));
 }
 
-// The crop box where it lies in the stored image, as a geometry that changes nothing.
+// The geometry with the place of the crop box in the stored image.
 ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
   if (g.orientation >= 5) std::swap(width, height);
   int32_t x0 = g.crop_x;
@@ -106,42 +104,13 @@ ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t
   int32_t y1 = g.crop_y + g.crop_height - 1;
   stored_place(g.orientation, width, height, &x0, &y0);
   stored_place(g.orientation, width, height, &x1, &y1);
-  const int32_t w = std::abs(x1 - x0) + 1;
-  const int32_t h = std::abs(y1 - y0) + 1;
-  return {std::min(x0, x1), std::min(y0, y1), w, h, w, h, 0, 0, w, h, false, 0};
+  ts_image_geometry placed = g;
+  placed.crop_x = std::min(x0, x1);
+  placed.crop_y = std::min(y0, y1);
+  return placed;
 }
 
-// Turns a stored crop upright, whole, before it is resized: resizing first would round in another
-// order.
-void resize_turned(ts_image_decoder* decoder, const uint8_t* stored, size_t stored_stride,
-                   const ts_image_geometry& geometry, uint8_t* dst, size_t dst_stride) {
-  const int32_t width = geometry.crop_width;
-  const int32_t height = geometry.crop_height;
-  const auto place = [&](int32_t x, int32_t y) {
-    stored_place(geometry.orientation, width, height, &x, &y);
-    return static_cast<ptrdiff_t>(y) * static_cast<ptrdiff_t>(stored_stride) + 3 * ptrdiff_t{x};
-  };
-  const ptrdiff_t origin = place(0, 0);
-  const ptrdiff_t right = place(1, 0) - origin;
-  const ptrdiff_t down = place(0, 1) - origin;
-  const size_t stride = static_cast<size_t>(width) * 3;
-  decoder->upright.resize(stride * static_cast<size_t>(height) + kRowSlack);
-  uint8_t* to = decoder->upright.data();
-  for (int32_t y = 0; y < height; ++y) {
-    ptrdiff_t from = origin + y * down;
-    for (int32_t x = 0; x < width; ++x, from += right, to += 3) {
-      std::memcpy(to, stored + from, 3);
-    }
-  }
-  ts_image_geometry rest = geometry;
-  rest.crop_x = rest.crop_y = rest.orientation = 0;
-  const Box box = decoder->resizer.start(rest, dst, dst_stride);
-  decoder->resizer.push(decoder->upright.data() + static_cast<size_t>(box.y0) * stride +
-                            static_cast<size_t>(box.x0) * 3,
-                        stride, box.height());
-}
-
-// What geometry asks for, without orientation.
+// What geometry asks for; its crop_x and crop_y are those of the stored image.
 void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
                    const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
                    const EntriesIn* in, EntriesOut* out) {
@@ -180,16 +149,8 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
             const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const ts_image_info info = bounded_header(decoder, data, bytes);
   check_crop(geometry, info.width, info.height);
-  if (geometry.orientation <= 1) {
-    decode_stored(decoder, info.format, data, bytes, geometry, dst, stride, in, out);
-    return;
-  }
-  const ts_image_geometry crop = stored_crop(geometry, info.width, info.height);
-  const size_t crop_stride = static_cast<size_t>(crop.crop_width) * 3;
-  decoder->stored.resize(crop_stride * static_cast<size_t>(crop.crop_height));
-  decode_stored(decoder, info.format, data, bytes, crop, decoder->stored.data(), crop_stride, in,
-                out);
-  resize_turned(decoder, decoder->stored.data(), crop_stride, geometry, dst, stride);
+  decode_stored(decoder, info.format, data, bytes, stored_crop(geometry, info.width, info.height),
+                dst, stride, in, out);
 }
 
 EntriesOut entries_out(int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
@@ -211,15 +172,7 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
   require(src_stride >= row_bytes, "src_stride is less than width * 3 bytes");
   require(static_cast<size_t>(height) <= PTRDIFF_MAX / src_stride, "src_stride * height overflows");
   check_crop(geometry, width, height);
-  if (geometry.orientation > 1) {
-    const ts_image_geometry crop = stored_crop(geometry, width, height);
-    const uint8_t* first =
-        src + static_cast<size_t>(crop.crop_y) * src_stride + static_cast<size_t>(crop.crop_x) * 3;
-    resize_turned(decoder, first, src_stride, geometry, dst, dst_stride);
-    return;
-  }
-
-  const Box box = decoder->resizer.start(geometry, dst, dst_stride);
+  const Box box = decoder->resizer.start(stored_crop(geometry, width, height), dst, dst_stride);
   // The last rows may have too little memory behind them for the resizer: those go through a copy.
   const size_t end = static_cast<size_t>(height - 1) * src_stride + row_bytes;
   const size_t left = static_cast<size_t>(box.x0) * 3;

@@ -181,12 +181,13 @@ Kernel best_kernel() {
   return Kernel::kScalar;
 }
 
-void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed) {
+void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed,
+                bool mirrored) {
   outputs_ = size;
   identity_ = in == out;
   if (identity_) {
-    source_begin_ = begin;
-    source_end_ = begin + size;
+    source_begin_ = mirrored ? in - begin - size : begin;
+    source_end_ = source_begin_ + size;
     return;
   }
 
@@ -256,12 +257,35 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
       weights[j] = static_cast<int16_t>(static_cast<int32_t>(0.5 + weight));
     }
   }
+  if (mirrored) mirror(in);
+}
+
+// Each output takes the same samples with the same weights; they only lie elsewhere.
+void Axis::mirror(int32_t in) {
+  const int32_t available = source_end_ - source_begin_;
+  for (size_t i = 0; i < first_.size(); ++i) {
+    int16_t* weights = weights_.data() + i * static_cast<size_t>(taps_);
+    std::reverse(weights, weights + taps_);
+    first_[i] = available - first_[i] - taps_;
+    // One tap more than there are samples: it was the last, with weight zero.
+    for (; first_[i] < 0; ++first_[i]) std::rotate(weights, weights + 1, weights + taps_);
+  }
+  source_begin_ = in - source_end_;
+  source_end_ = source_begin_ + available;
 }
 
 Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
-  x_.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip);
-  y_.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false);
-  flip_ = g.flip;
+  const int32_t o = g.orientation;
+  const bool mirrored_x = o == 2 || o == 3 || o == 6 || o == 7;
+  const bool mirrored_y = o == 3 || o == 4 || o == 7 || o == 8;
+  turned_ = o >= 5;
+  // The columns of the upright image are resized before its rows, however the image lies.
+  Axis& across = turned_ ? y_ : x_;
+  Axis& down = turned_ ? x_ : y_;
+  across.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, mirrored_x);
+  down.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false, mirrored_y);
+  flip_ = turned_ ? mirrored_y : g.flip != mirrored_x;
+  descending_ = turned_ ? g.flip != mirrored_x : mirrored_y;
   dst_ = dst;
   dst_stride_ = stride;
   rows_in_ = 0;
@@ -271,12 +295,24 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   int32_t rows = 8;
   while (rows < span) rows *= 2;
   ring_mask_ = rows - 1;
+  taps_.resize(y_.identity() ? 0 : static_cast<size_t>(y_.taps()));
+  const Box box = {g.crop_x + x_.source_begin(), g.crop_y + y_.source_begin(),
+                   g.crop_x + x_.source_end(), g.crop_y + y_.source_end()};
+  if (turned_) {
+    line_bytes_ = static_cast<size_t>(box.width()) * kChannels;
+    if (lines_bytes_ > kMostKept) {
+      lines_.clear();
+      lines_bytes_ = 0;
+    }
+    if (lines_.size() < static_cast<size_t>(rows)) lines_.resize(static_cast<size_t>(rows));
+    const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + 1;
+    turning_.resize(4 * (line_bytes_ + kRowSlack) + 5 * out_bytes);
+    return box;
+  }
   // Room for the fourth byte of a row's last pixel, and one more row for what belongs to no row.
   ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + 1 + 63) / 64 * 64;
   ring_.resize((static_cast<size_t>(rows) + 1) * ring_stride_);
-  taps_.resize(y_.identity() ? 0 : static_cast<size_t>(y_.taps()));
-  return {g.crop_x + x_.source_begin(), g.crop_y + y_.source_begin(), g.crop_x + x_.source_end(),
-          g.crop_y + y_.source_end()};
+  return box;
 }
 
 void Resizer::columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t count) {
@@ -310,6 +346,10 @@ void Resizer::columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t
 }
 
 void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
+  if (turned_) {
+    for (int32_t i = 0; i < count; ++i) keep(rows + static_cast<size_t>(i) * stride);
+    return;
+  }
   for (int32_t done = 0; done < count;) {
     const int32_t group = std::min(4, count - done);
     const uint8_t* in[4];
@@ -328,31 +368,86 @@ void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
   }
 }
 
+// Whether all sources of an output of y_ have come.
+bool Resizer::ready(int32_t output) const {
+  if (y_.identity()) return output < rows_in_;
+  const int32_t available = y_.source_end() - y_.source_begin();
+  return std::min(y_.first(slot(output)) + y_.taps(), available) <= rows_in_;
+}
+
+// An output of y_, which is not the identity.
+void Resizer::add_rows(int32_t output, size_t bytes, uint8_t* out) {
+  const int32_t first = y_.first(slot(output));
+  const int32_t available = y_.source_end() - y_.source_begin();
+  const int32_t last = std::min(first + y_.taps(), available) - 1;
+  // A tap past the last row has weight zero: any row will do.
+  for (int32_t k = 0; k < y_.taps(); ++k) {
+    taps_[static_cast<size_t>(k)] = line(std::min(first + k, last));
+  }
+  const int16_t* weights = y_.weights(slot(output));
+#if defined(__x86_64__)
+  if (kernel_ == Kernel::kAvx2) {
+    return rows_avx2(taps_.data(), weights, y_.taps(), y_.precision(), bytes, out);
+  }
+#endif
+  rows_scalar(taps_.data(), weights, y_.taps(), y_.precision(), 0, bytes, out);
+}
+
 void Resizer::emit() {
   const size_t bytes = static_cast<size_t>(x_.outputs()) * kChannels;
-  for (; rows_out_ < y_.outputs(); ++rows_out_) {
-    uint8_t* out = dst_ + static_cast<size_t>(rows_out_) * dst_stride_;
+  for (; rows_out_ < y_.outputs() && ready(rows_out_); ++rows_out_) {
+    uint8_t* out = dst_ + static_cast<size_t>(slot(rows_out_)) * dst_stride_;
     if (y_.identity()) {
-      if (rows_out_ >= rows_in_) return;
-      std::memcpy(out, ring_row(rows_out_), bytes);
-      continue;
+      std::memcpy(out, line(rows_out_), bytes);
+    } else {
+      add_rows(rows_out_, bytes, out);
     }
-    const int32_t first = y_.first(rows_out_);
-    const int32_t available = y_.source_end() - y_.source_begin();
-    const int32_t last = std::min(first + y_.taps(), available) - 1;
-    if (last >= rows_in_) return;
-    // A tap past the last row has weight zero: any row will do.
-    for (int32_t k = 0; k < y_.taps(); ++k) {
-      taps_[static_cast<size_t>(k)] = ring_row(std::min(first + k, last));
+  }
+}
+
+// A row of an image that lies on its side.
+void Resizer::keep(const uint8_t* row) {
+  std::vector<uint8_t>& line = lines_[static_cast<size_t>(rows_in_ & ring_mask_)];
+  if (line.size() < line_bytes_ + kRowSlack) {
+    lines_bytes_ += line_bytes_ + kRowSlack - line.size();
+    line.resize(line_bytes_ + kRowSlack);
+  }
+  std::memcpy(line.data(), row, line_bytes_);
+  ++rows_in_;
+  emit_turned();
+}
+
+// The window's columns, four at a time: first what is one output of y_, then all of x_.
+void Resizer::emit_turned() {
+  const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + 1;
+  uint8_t* const results = turning_.data() + 4 * (line_bytes_ + kRowSlack);
+  while (rows_out_ < y_.outputs() && ready(rows_out_)) {
+    const uint8_t* in[4];
+    uint8_t* out[4];
+    int32_t count = 0;
+    for (; count < 4 && rows_out_ + count < y_.outputs() && ready(rows_out_ + count); ++count) {
+      if (y_.identity()) {
+        in[count] = line(rows_out_ + count);
+      } else {
+        uint8_t* sum = turning_.data() + static_cast<size_t>(count) * (line_bytes_ + kRowSlack);
+        add_rows(rows_out_ + count, line_bytes_, sum);
+        in[count] = sum;
+      }
+      out[count] = results + static_cast<size_t>(count) * out_bytes;
     }
-    const int16_t* weights = y_.weights(rows_out_);
-#if defined(__x86_64__)
-    if (kernel_ == Kernel::kAvx2) {
-      rows_avx2(taps_.data(), weights, y_.taps(), y_.precision(), bytes, out);
-      continue;
+    for (int32_t i = count; i < 4; ++i) {
+      in[i] = in[0];
+      out[i] = results + 4 * out_bytes;
     }
-#endif
-    rows_scalar(taps_.data(), weights, y_.taps(), y_.precision(), 0, bytes, out);
+    columns(in, out, count);
+    for (int32_t i = 0; i < count; ++i) {
+      uint8_t* to = dst_ + static_cast<size_t>(slot(rows_out_ + i)) * kChannels;
+      const uint8_t* from = out[i];
+      for (int32_t y = 0; y < x_.outputs(); ++y, to += dst_stride_, from += kChannels) {
+        std::memcpy(to, from, kChannels);
+      }
+    }
+    rows_out_ += count;
   }
 }
 

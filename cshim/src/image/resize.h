@@ -26,6 +26,9 @@ struct Box {
 // than a pixel.
 constexpr size_t kRowSlack = 16;
 
+// What a decoder keeps of a buffer from one image to the next.
+constexpr size_t kMostKept = 32 << 20;
+
 enum class Kernel { kScalar, kAvx2 };
 
 // The fastest kernel that this processor runs.
@@ -35,8 +38,8 @@ Kernel best_kernel();
 class Axis {
  public:
   // The window [begin, begin + size) of `in` samples resized to `out`. reversed: the window's last
-  // output comes first.
-  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed);
+  // output comes first. mirrored: the samples are given from the last to the first.
+  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored);
 
   bool identity() const { return identity_; }
   int32_t source_begin() const { return source_begin_; }
@@ -51,6 +54,8 @@ class Axis {
   }
 
  private:
+  void mirror(int32_t in);
+
   bool identity_ = true;
   int32_t source_begin_ = 0, source_end_ = 0, outputs_ = 0, taps_ = 0, precision_ = 0;
   std::vector<int32_t> first_;
@@ -60,14 +65,15 @@ class Axis {
 };
 
 // A resize that is fed source rows from the top down as they are decoded, and writes each row of
-// the window as soon as its sources are there. It holds no more than the rows that one output row
-// needs.
+// the window (each column, if the image lies on its side) as soon as its sources are there. It
+// holds no more than the rows that one of them needs.
 class Resizer {
  public:
   explicit Resizer(Kernel kernel = best_kernel()) : kernel_(kernel) {}
 
-  // Starts an image and returns the part of the source that it needs. The geometry is valid. dst:
-  // window_height rows, stride bytes apart; borrowed until the last row is pushed.
+  // Starts an image and returns the part of the source that it needs. The geometry is valid, but
+  // that crop_x and crop_y are where the crop box lies in the stored image. dst: window_height
+  // rows, stride bytes apart; borrowed until the last row is pushed.
   Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride);
 
   // From the first row again.
@@ -82,11 +88,22 @@ class Resizer {
     return ring_.data() + static_cast<size_t>(y & ring_mask_) * ring_stride_;
   }
   void columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t count);
+  bool ready(int32_t output) const;
+  void add_rows(int32_t output, size_t bytes, uint8_t* out);
+  const uint8_t* line(int32_t y) const {
+    return turned_ ? lines_[static_cast<size_t>(y & ring_mask_)].data()
+                   : ring_.data() + static_cast<size_t>(y & ring_mask_) * ring_stride_;
+  }
+  int32_t slot(int32_t output) const { return descending_ ? y_.outputs() - 1 - output : output; }
   void emit();
+  void keep(const uint8_t* row);
+  void emit_turned();
 
   Kernel kernel_;
-  Axis x_, y_;
-  bool flip_ = false;
+  Axis x_, y_;               // along the rows of the source, and along its columns
+  bool flip_ = false;        // x_'s outputs, if x_ is the identity
+  bool descending_ = false;  // y_'s last output comes first
+  bool turned_ = false;      // the source's rows are the window's columns
   uint8_t* dst_ = nullptr;
   size_t dst_stride_ = 0;
   int32_t rows_in_ = 0;        // pushed so far
@@ -95,6 +112,13 @@ class Resizer {
   size_t ring_stride_ = 0;
   int32_t ring_mask_ = 0;
   std::vector<const uint8_t*> taps_;  // scratch of emit
+
+  // Of a turned image: the latest rows as they came. A row's memory is there once it has come, so
+  // that a header alone takes none.
+  std::vector<std::vector<uint8_t>> lines_;
+  size_t lines_bytes_ = 0;
+  size_t line_bytes_ = 0;
+  std::vector<uint8_t> turning_;  // four rows before, and four after the columns pass; a spare one
 };
 
 }  // namespace ts::image

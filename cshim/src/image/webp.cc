@@ -97,6 +97,8 @@ void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   config.options.crop_height = bottom - top;
   const size_t stride = static_cast<size_t>(right - left) * 3;
   const size_t size = stride * static_cast<size_t>(bottom - top);
+  // A large image's memory is not kept, also not when that one failed.
+  if (pixels_.capacity() > kMostKept) pixels_ = std::vector<uint8_t>();
   pixels_.resize(size + kRowSlack);
   config.output.colorspace = MODE_RGB;
   config.output.is_external_memory = 1;
@@ -109,6 +111,7 @@ void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   sink->push(pixels_.data() + static_cast<size_t>(box.y0 - top) * stride +
                  static_cast<size_t>(box.x0 - left) * 3,
              stride, box.height());
+  if (pixels_.capacity() > kMostKept) pixels_ = std::vector<uint8_t>();
 }
 
 }  // namespace ts::image
