@@ -246,6 +246,7 @@ struct ts_graph {
   std::unordered_map<c10::StorageImpl*, ts::WeakStorage> made;
   std::set<void*> streams;
   bool gradients = false;
+  bool made_elsewhere = false;
   const char* broken_by = nullptr;
 };
 
@@ -361,7 +362,8 @@ bool is_of(const ts_graph& graph, CUDAStream stream) {
          graph.capture->has(stream.stream());
 }
 
-// Runs fn on the capture that the stream, or else the thread's current stream, takes part in.
+// Runs fn on the capture that the stream, or else the thread's current stream on the graph's device
+// or on its current one, takes part in.
 template <typename Fn>
 void with_capture(std::optional<CUDAStream> stream, Fn&& fn) {
   if (!somebody_captures()) return;
@@ -369,7 +371,12 @@ void with_capture(std::optional<CUDAStream> stream, Fn&& fn) {
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.graph == nullptr) return;
   if (!stream.has_value()) {
-    stream = c10::cuda::getCurrentCUDAStream(all.graph->stream.device_index());
+    const auto device = all.graph->stream.device_index();
+    stream = c10::cuda::getCurrentCUDAStream(device);
+    const auto current = c10::cuda::current_device();
+    if (current != device && !is_of(*all.graph, *stream)) {
+      stream = c10::cuda::getCurrentCUDAStream(current);
+    }
   }
   if (is_of(*all.graph, *stream)) fn(*all.graph, *stream);
 }
@@ -391,6 +398,12 @@ std::string broken_text(const ts_graph& graph, cudaError_t status) {
     default:
       return cudaGetErrorString(status);
   }
+}
+
+[[noreturn]] void throw_made_elsewhere() {
+  throw Failure(TS_ERROR_CAPTURE,
+                "memory was made on another GPU than the captured one, and a graph has memory of "
+                "one GPU: make it before the capture, or capture a graph for each GPU");
 }
 
 std::string text_of(const at::Tensor& tensor) {
@@ -448,10 +461,16 @@ void hold_in_capture(const at::Tensor& tensor) {
 
 void made_in_capture(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
-  with_capture(std::nullopt, [&](ts_graph& graph, CUDAStream) {
+  if (!somebody_captures()) return;
+  const auto stream = c10::cuda::getCurrentCUDAStream(tensor.get_device());
+  with_capture(stream, [&](ts_graph& graph, CUDAStream) {
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     for (const Held& held : graph.held) {
       if (held.storage.get() == storage) return;  // a view of what was there
+    }
+    if (tensor.get_device() != graph.stream.device_index()) {
+      graph.made_elsewhere = true;  // the work is in the capture, which cannot become a graph now
+      throw_made_elsewhere();
     }
     // The weak reference keeps the address from coming to mean another storage.
     graph.made.emplace(storage, WeakStorage(Storage::reclaim_copy(storage)));
@@ -502,6 +521,7 @@ void ts_graph::end() {
   if (status != cudaSuccess || captured == nullptr) {
     throw ts::Failure(TS_ERROR_CAPTURE, ts::broken_text(*this, status));
   }
+  if (made_elsewhere) ts::throw_made_elsewhere();
   size_t count = 0;
   C10_CUDA_CHECK(cudaGraphGetNodes(captured, nullptr, &count));
   if (count == 0) {

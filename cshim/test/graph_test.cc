@@ -359,4 +359,31 @@ TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
   EXPECT_TRUE(handed_out(data));
 }
 
+// What a graph makes on a GPU that is not its own would not be kept for its replays.
+TEST(GraphGpu, MakesNothingOnAnotherGpu) {
+  NEEDS_GPUS(2);
+  test::Tensor x = zeros();
+  test::Tensor there = test::empty({4}, TS_FLOAT32, 1);
+  ASSERT_OK(test::Call("aten::zero_").tensor(there).drop());
+  ASSERT_OK(add_one(there));
+  ASSERT_OK(ts_device_synchronize(1));
+  const ts_stream other = test::pool_stream(1);
+  Capture capture;
+  EXPECT_OK(add_one(x));
+  EXPECT_OK(ts_stream_fork(capture.stream, &other, 1));
+  std::thread([&] {
+    ts_stream_guard guard{};
+    ASSERT_OK(ts_stream_guard_enter(other, &guard));
+    EXPECT_OK(add_one(there));
+    test::Tensor none;
+    int32_t count = 0;
+    EXPECT_FAILS(TS_ERROR_CAPTURE, "memory of one GPU",
+                 test::Call("aten::neg").tensor(there).run(none.out(), 1, &count));
+    EXPECT_OK(ts_stream_guard_exit(guard));
+  }).join();
+  EXPECT_OK(ts_stream_join(capture.stream, &other, 1));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "memory of one GPU", ts_graph_end(capture.graph));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(capture.graph, {0, 0}));
+}
+
 }  // namespace
