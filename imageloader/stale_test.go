@@ -138,6 +138,41 @@ func TestOtherTar(t *testing.T) {
 	}
 }
 
+// TestForgedTar: an index of a tar that has a sample where another one of its size lies, or in the middle of one, is an error that names the sample.
+func TestForgedTar(t *testing.T) {
+	var list []tarMember
+	for i := range 4 {
+		list = append(list, tarMember{name: fmt.Sprintf("a/%d.png", i), data: fakeImage(strings.Repeat(fmt.Sprint(i), 2000))})
+	}
+	o := Options{Transform: Eval(4, 4), BatchSize: 1}
+	for what, change := range map[string]func(second, third []byte){
+		"another sample's place": func(second, third []byte) { copy(second[:8], third[:8]) },
+		"a sample's middle":      func(second, _ []byte) { second[1] += 2 },
+		"before the first":       func(second, _ []byte) { clear(second[:8]) },
+		"another size":           func(second, third []byte) { copy(second[:8], third[:8]); second[8]-- },
+	} {
+		path, _ := indexed(t, "a.tar", tarBytes(t, list...), o)
+		index, err := os.ReadFile(path + sidecarSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		index = forge(t, index, sectionEntries, func(b []byte) { change(b[entryBytes:], b[2*entryBytes:]) })
+		if err := os.WriteFile(path+sidecarSuffix, index, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 {
+			t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+		}
+	}
+}
+
 // openSources counts the sources that are open.
 type openSources struct {
 	mu        sync.Mutex
