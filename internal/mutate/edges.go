@@ -87,6 +87,8 @@ var edges = []edge{
 	{"Fork records", "cshim/src/fork.cc", "  C10_CUDA_CHECK(cudaEventRecord(event, on.stream()));\n", "", "cuda", "TestFork", 1},
 	{"every stream of a Fork waits", "cshim/src/fork.cc",
 		"    for (const auto waiter : waiters) ts::wait(waiter, event);\n", "    ts::wait(waiters[0], event);\n", "cuda", "TestFork", 1},
+	{"a Fork waits on the other device's default stream", "cshim/src/fork.cc",
+		"  const DeviceScope scope(waiter.device_index());\n  C10_CUDA_CHECK(cudaStreamWaitEvent(", "  C10_CUDA_CHECK(cudaStreamWaitEvent(", "cuda", "TestForkTwoDevices", 2},
 	{"Join waits for every stream", "cshim/src/fork.cc",
 		"    for (const auto source : ts::others(waiter, from, count)) ts::order_after(waiter, source);\n",
 		"    const auto sources = ts::others(waiter, from, count);\n    if (!sources.empty()) ts::order_after(waiter, sources[0]);\n", "cuda", "TestJoin", 1},
@@ -136,7 +138,7 @@ var edges = []edge{
 	{"the caller waits for a Graphed's own call", "torch/graphed.go",
 		"cuda.WithStream(own.Stream, fn), cuda.Join(caller, own.Stream))", "cuda.WithStream(own.Stream, fn))", "torch", "TestGraphedIsOrdered", 1},
 	{"a Graphed's result is recorded on the caller's stream", "torch/graphed.go",
-		"		if err := t.RecordStream(stream); err != nil {", "		if err := error(nil); err != nil {", "torch", "TestGraphedResultsMayBeFreed", 1},
+		"		if err := t.RecordStream(stream); err != nil {", "		_ = stream\n		if err := error(nil); err != nil {", "torch", "TestGraphedResultsMayBeFreed", 1},
 
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
