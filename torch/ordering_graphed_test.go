@@ -2,6 +2,7 @@ package torch_test
 
 import (
 	"errors"
+	"math"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -41,12 +42,16 @@ func TestGraphedIsOrdered(t *testing.T) {
 // The memory of a result that a Graphed's Close frees, while the caller's stream is still to read it, is not handed out again before.
 func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o := newOrdering(t)
+	argument, err := torch.Full(gpu, torch.Float32, staleValue, orderedElements)
+	o.check(err)
+	defer argument.Close()
+	o.check(gpu.Synchronize())
 	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		return []*torch.Tensor{in[0].MulScalar(2)}, nil
 	}, torch.GraphedOptions{Warmup: 10})
 	defer g.Close()
 	o.on(o.streams[0], func() error {
-		out, err := g.Call(o.src)
+		out, err := g.Call(argument) // which has no scope: nobody but g holds the result
 		if err != nil {
 			return err
 		}
@@ -65,6 +70,77 @@ func TestGraphedResultsMayBeFreed(t *testing.T) {
 		})
 	}
 	o.want("the result", 2*staleValue)
+}
+
+// A graph has the workspace in which cuBLAS joins the parts of a long product to itself: products of the same thread, on the stream that it was captured on, have
+// another while it is replayed beside them.
+func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
+	o := newOrdering(t)
+	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	o.check(err)
+	defer own.Close()
+	random := func(rows, columns int64) *torch.Tensor {
+		x, err := torch.Randn(gpu, torch.Float32, rows, columns)
+		o.check(err)
+		return o.scope.Own(x)
+	}
+	const side, long, times = 64, 1 << 14, 200
+	b := random(long, side)
+	type products struct {
+		of, sum *torch.Tensor
+		want    []float32
+	}
+	var both [2]products
+	for i := range both {
+		both[i].of, both[i].sum = random(side, long), random(side, side)
+	}
+	o.check(gpu.Synchronize())
+	add := func(p products) error {
+		for range times {
+			y := p.of.MatMul(b)
+			err := p.sum.Add_(y).Err()
+			y.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	o.on(own.Stream, func() error {
+		for i := range both {
+			p := &both[i]
+			if err := errors.Join(p.sum.Zero_().Err(), add(*p)); err != nil {
+				return err
+			}
+			var err error
+			if p.want, err = p.sum.Float32s(); err != nil {
+				return err
+			}
+		}
+		g, err := cuda.Capture(cuda.CaptureOptions{Stream: own.Stream}, func() error { return add(both[0]) })
+		if err != nil {
+			return err
+		}
+		defer g.Close()
+		for round := range 5 {
+			err := errors.Join(both[0].sum.Zero_().Err(), both[1].sum.Zero_().Err(), gpu.Synchronize(), g.Replay(o.streams[0]), add(both[1]), gpu.Synchronize())
+			if err != nil {
+				return err
+			}
+			for i, p := range both {
+				got, err := p.sum.Float32s()
+				if err != nil {
+					return err
+				}
+				for j := range got {
+					if math.Abs(float64(got[j]-p.want[j])) > 1 {
+						t.Fatalf("round %d, sum %d, element %d: %v, alone %v", round, i, j, got[j], p.want[j])
+					}
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // Copies that are no plain runs of bytes are kernels of LibTorch's: they run on the streams that were named, not on the caller's.

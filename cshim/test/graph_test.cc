@@ -293,6 +293,27 @@ TEST(GraphGpu, ACapturedPeerCopyKeepsItsTensors) {
   EXPECT_EQ(test::read<float>(out), (std::vector<float>{7, 7, 7, 7}));
 }
 
+TEST(GraphGpu, ACapturedCopyKeepsItsTensors) {
+  NEEDS_GPUS(1);
+  for (const bool peer : {false, true}) {
+    test::Tensor src = test::full({4}, 7, 0);
+    test::Tensor dst = zeros();
+    const uintptr_t from = address(src);
+    const uintptr_t to = address(dst);
+    ASSERT_OK(ts_device_synchronize(0));
+    Capture capture;
+    ts_tensor* dsts[] = {dst};
+    ts_tensor* srcs[] = {src};
+    EXPECT_OK(peer ? ts_copy_peer(capture.stream, dsts, capture.stream, srcs, 1)
+                   : ts_tensor_copy(dst, src, true));
+    capture.end();
+    src.free();
+    dst.free();
+    EXPECT_FALSE(handed_out(from)) << (peer ? "ts_copy_peer" : "ts_tensor_copy");
+    EXPECT_FALSE(handed_out(to)) << (peer ? "ts_copy_peer" : "ts_tensor_copy");
+  }
+}
+
 // A graph that is freed while its replay runs leaves its operands' memory to that, also what
 // several of them share.
 TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
