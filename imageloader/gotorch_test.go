@@ -2,15 +2,21 @@ package imageloader
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
+	"image"
+	"image/color"
 	"io"
+	"iter"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes after, by name.
 func TestGoTorchDefects(t *testing.T) {
-	image := func(name string) tarMember { return tarMember{name: name, data: fakeImage(name)} }
+	member := func(name string) tarMember { return tarMember{name: name, data: fakeImage(name)} }
 	load := func(t *testing.T, name string, data []byte, o Options) (*Loader, []copied, error) {
 		t.Helper()
 		o.Transform = Eval(4, 4)
@@ -24,7 +30,7 @@ func TestGoTorchDefects(t *testing.T) {
 		return l, got, err
 	}
 	t.Run("a class that is not in the vocabulary becomes label 0", func(t *testing.T) {
-		data := gzipBytes(t, tarBytes(t, image("a/1.png"), image("new/2.png")))
+		data := gzipBytes(t, tarBytes(t, member("a/1.png"), member("new/2.png")))
 		_, got, err := load(t, "a.tgz", data, Options{BatchSize: 1, Classes: []string{"b", "a"}})
 		var unknown *UnknownClassError
 		if !errors.As(err, &unknown) || unknown.Class != "new" || len(got) != 1 || got[0].labels[0] != 1 {
@@ -32,21 +38,21 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("ids are in order of first appearance", func(t *testing.T) {
-		one, _, err1 := load(t, "a.tgz", gzipBytes(t, tarBytes(t, image("b/1.png"), image("a/1.png"))), Options{})
-		two, _, err2 := load(t, "b.tgz", gzipBytes(t, tarBytes(t, image("a/1.png"), image("b/1.png"))), Options{})
+		one, _, err1 := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("b/1.png"), member("a/1.png"))), Options{})
+		two, _, err2 := load(t, "b.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), member("b/1.png"))), Options{})
 		if err1 != nil || err2 != nil || strings.Join(one.Classes(), " ") != "a b" || strings.Join(two.Classes(), " ") != "a b" {
 			t.Errorf("%v, %v", err1, err2)
 		}
 	})
 	t.Run("any junk file makes a class, and a file at the root class dot", func(t *testing.T) {
-		junk := []tarMember{{name: "README", data: "x"}, {name: "docs/README", data: "x"}, {name: ".DS_Store", data: "x"}, image("root.png"), image("a/1.png")}
+		junk := []tarMember{{name: "README", data: "x"}, {name: "docs/README", data: "x"}, {name: ".DS_Store", data: "x"}, member("root.png"), member("a/1.png")}
 		l, got, err := load(t, "a.tar", tarBytes(t, junk...), Options{})
 		if err != nil || strings.Join(l.Classes(), " ") != "a" || len(names(got)) != 1 {
 			t.Errorf("classes %v, samples %v, error %v", l.Classes(), names(got), err)
 		}
 	})
 	t.Run("a buffer of 0 panics", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, image("a/1.png"), image("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
+		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), member("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
 		if err != nil || len(names(got)) != 2 {
 			t.Errorf("error %v", err)
 		}
@@ -66,7 +72,7 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("an undecodable image ends the process", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, image("a/1.png"), tarMember{name: "a/2.png", data: fakeImage("BAD")})), Options{BatchSize: 1})
+		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), tarMember{name: "a/2.png", data: fakeImage("BAD")})), Options{BatchSize: 1})
 		var bad *SampleError
 		if !errors.As(err, &bad) || bad.Name != "a/2.png" || len(got) != 1 {
 			t.Errorf("%d batches, error %v", len(got), err)
@@ -89,7 +95,7 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("plain tar and zstd are rejected", func(t *testing.T) {
-		data := tarBytes(t, image("a/1.png"))
+		data := tarBytes(t, member("a/1.png"))
 		for name, data := range map[string][]byte{"a.tar": data, "a.tgz": data, "a.zip": zstdBytes(t, data)} {
 			if _, got, err := load(t, name, data, Options{}); err != nil || len(names(got)) != 1 {
 				t.Errorf("%s: error %v", name, err)
@@ -117,6 +123,148 @@ func TestGoTorchDefects(t *testing.T) {
 		l, got, err := load(t, "a.tgz", gzipBytes(t, []byte(b.String())), Options{BadSamples: Skip})
 		if err != nil || len(names(got)) != 1 || l.Stats().Bad != 1 {
 			t.Errorf("%v, error %v", names(got), err)
+		}
+	})
+}
+
+// TestGoTorchTransformDefects: what was wrong with its images and transforms, by name.
+func TestGoTorchTransformDefects(t *testing.T) {
+	// Left is black and right is white, above is red.
+	quarters := func(w, h int) image.Image {
+		m := image.NewRGBA(image.Rect(0, 0, w, h))
+		for y := range h {
+			for x := range w {
+				c := color.RGBA{0, 0, 0, 255}
+				if y < h/2 {
+					c.R = 255
+				}
+				if x >= w/2 {
+					c.G = 255
+				}
+				m.SetRGBA(x, y, c)
+			}
+		}
+		return m
+	}
+	load := func(t *testing.T, o Options, images ...image.Image) ([]copied, error) {
+		t.Helper()
+		var members []tarMember
+		for i, m := range images {
+			members = append(members, tarMember{name: "a/" + string(rune('A'+i)) + ".png", data: pngOf(t, m)})
+		}
+		o.NoIndex = true
+		l, err := Open(writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, members...))), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return collect(t, l, 0, 2)
+	}
+	at := func(b copied, i, size, x, y int) [2]byte { // red: above; green: right
+		p := b.images[3*((i*size+y)*size+x):]
+		return [2]byte{p[0], p[1]}
+	}
+	t.Run("mixed sizes become that of the first image", func(t *testing.T) {
+		got, err := load(t, Options{BatchSize: 3, Transform: Eval(8, 8)}, quarters(20, 20), quarters(90, 40), quarters(40, 90))
+		if err != nil || len(got) != 1 || len(got[0].images) != 3*3*8*8 {
+			t.Fatalf("%d batches, error %v", len(got), err)
+		}
+		for i := range 3 {
+			if at(got[0], i, 8, 0, 0) != [2]byte{255, 0} || at(got[0], i, 8, 7, 7) != [2]byte{0, 255} {
+				t.Errorf("image %d: %v and %v", i, at(got[0], i, 8, 0, 0), at(got[0], i, 8, 7, 7))
+			}
+		}
+	})
+	t.Run("Resize makes a square of what is none", func(t *testing.T) { // the aspect is kept: the outer columns are cut off, not squeezed in
+		m := image.NewRGBA(image.Rect(0, 0, 300, 100))
+		for i := range m.Pix {
+			m.Pix[i] = 255
+		}
+		for y := range 100 {
+			for x := range 90 {
+				m.SetRGBA(x, y, color.RGBA{0, 0, 0, 255})
+				m.SetRGBA(299-x, y, color.RGBA{0, 0, 0, 255})
+			}
+		}
+		got, err := load(t, Options{BatchSize: 1, Transform: Eval(10, 10)}, m)
+		if err != nil || at(got[0], 0, 10, 0, 5) != [2]byte{255, 255} || at(got[0], 0, 10, 9, 5) != [2]byte{255, 255} {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("an image smaller than the crop ends the process", func(t *testing.T) {
+		for _, transform := range []Transform{Eval(64, 64), {Size: 64, Resize: 70, RandomCrop: true}, Train(64)} {
+			got, err := load(t, Options{BatchSize: 2, Transform: transform}, quarters(1, 1), quarters(5, 2))
+			if err != nil || len(got) != 1 || len(got[0].samples) != 2 {
+				t.Errorf("%+v: %d batches, error %v", transform, len(got), err)
+			}
+		}
+	})
+	t.Run("flip axes are swapped", func(t *testing.T) {
+		for name, c := range map[string]struct {
+			change func(*Transform)
+			want   [2]byte // what is above on the left
+		}{
+			"none":             {func(*Transform) {}, [2]byte{255, 0}},
+			"FlipP":            {func(x *Transform) { x.FlipP = 1 }, [2]byte{255, 255}},
+			"horizontal":       {func(x *Transform) { x.Ops = []Op{RandomHorizontalFlip{P: 1}} }, [2]byte{255, 255}},
+			"vertical":         {func(x *Transform) { x.Ops = []Op{RandomVerticalFlip{P: 1}} }, [2]byte{0, 0}},
+			"vertical, inside": {func(x *Transform) { x.Ops = []Op{RandomApply{Ops: []Op{RandomVerticalFlip{P: 1}}, P: 1}} }, [2]byte{0, 0}},
+		} {
+			transform := Eval(16, 16)
+			c.change(&transform)
+			got, err := load(t, Options{BatchSize: 1, Transform: transform}, quarters(16, 16))
+			if err != nil || at(got[0], 0, 16, 1, 1) != c.want {
+				t.Errorf("%s: %v, error %v", name, at(got[0], 0, 16, 1, 1), err)
+			}
+		}
+	})
+	t.Run("the scale and the ratio of RandomResizedCrop are others than were asked for", func(t *testing.T) {
+		transform := Train(224)
+		rng := rand.New(rand.NewPCG(1, 2))
+		low, high, narrow, wide := 1., 0., 1., 1.
+		for range 20_000 {
+			_, _, w, h := transform.randomBox(rng, 2000, 2000)
+			share, ratio := float64(w)*float64(h)/4e6, float64(w)/float64(h)
+			low, high, narrow, wide = min(low, share), max(high, share), min(narrow, ratio), max(wide, ratio)
+		}
+		if low < 0.0799 || low > 0.081 || high < 0.97 || high > 1 || narrow < 0.749 || narrow > 0.752 || wide > 1.335 || wide < 1.33 {
+			t.Errorf("scale %v to %v, ratio %v to %v", low, high, narrow, wide)
+		}
+		transform.Scale = [2]float64{1, 1}
+		transform.Ratio = [2]float64{1, 1}
+		if x, y, w, h := transform.randomBox(rng, 300, 300); x != 0 || y != 0 || w != 300 || h != 300 {
+			t.Errorf("scale 1 gives %d x %d at %d, %d", w, h, x, y)
+		}
+	})
+	t.Run("a standard deviation of 0, or a batch of less than one sample, is not looked at", func(t *testing.T) {
+		path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "a/1.png", data: fakeImage("x")}))
+		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1}, Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
+			if _, err := Open(path, o); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+		}
+	})
+	t.Run("two loaders disturb each other's random numbers", func(t *testing.T) {
+		path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 60, nil)))
+		o := Options{BatchSize: 8, Transform: Train(4), Shuffle: true, Seed: 3}
+		other := o
+		other.Seed = 4
+		want, err := collect(t, openFake(t, path, o), 1, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, stop := iter.Pull2(openFake(t, path, other).Epoch(t.Context(), 1))
+		defer stop()
+		var got []copied
+		for b, err := range openFake(t, path, o).Epoch(t.Context(), 1) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, copied{bytes.Clone(b.Images), slices.Clone(b.Labels), slices.Clone(b.Samples)})
+			next()
+		}
+		if digest(got) != digest(want) {
+			t.Error("other batches beside another loader")
 		}
 	})
 }

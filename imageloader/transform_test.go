@@ -141,6 +141,28 @@ func meanStd(v []float64) (mean, std float64) {
 }
 
 // TestFlip: the flip is drawn with its probability, and changes nothing else.
+// TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision draws from: on an image that is large, and with boxes none of which is
+// too large for it, they are uniform but for whole pixels.
+func TestRandomResizedCropDistribution(t *testing.T) {
+	transform := Train(224)
+	transform.Scale = [2]float64{0.08, 0.5}
+	var source rand.PCG
+	rng := rand.New(&source)
+	values := make([][]float64, 4)
+	for i := range manyDraws {
+		seedGenerator(&source, 5, purposeAugment, 3, i)
+		x, y, w, h := transform.randomBox(rng, 8000, 8000)
+		for k, v := range []float64{float64(w) * float64(h) / 64e6, math.Log(float64(w) / float64(h)), float64(x) / float64(8000-w), float64(y) / float64(8000-h)} {
+			values[k] = append(values[k], v)
+		}
+	}
+	for k, cdf := range []func(float64) float64{uniformCDF(0.08, 0.5), uniformCDF(math.Log(3./4), math.Log(4./3)), uniformCDF(0, 1), uniformCDF(0, 1)} {
+		if d := kolmogorov(values[k], cdf); d > ksLimit {
+			t.Errorf("%s: the distribution is off by %.4f, more than %.4f", []string{"scale", "ratio", "x", "y"}[k], d, ksLimit)
+		}
+	}
+}
+
 func TestFlip(t *testing.T) {
 	for _, p := range []float64{0, 0.25, 1} {
 		transform := Train(64)
