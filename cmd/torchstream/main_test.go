@@ -137,8 +137,8 @@ func TestBenchLoader(t *testing.T) {
 // Every contract, to host memory and to a device, says what the stages took; with -epochs the memory after each is said too.
 func TestBenchLoaderContracts(t *testing.T) {
 	for _, c := range []struct{ args, contract, device string }{
-		{"-contract train", "RandomResizedCrop(16) antialiased + flip, uint8", "host memory"},
-		{"-contract train-float", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},
+		{"-contract train -seconds 0.5", "RandomResizedCrop(16) antialiased + flip, uint8", "host memory"},
+		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},
 		{"-contract eval -epochs 3", "Resize and CenterCrop(16) antialiased, uint8", "host memory"},
 		{"-contract train -device cpu -epochs 2", "RandomResizedCrop(16) antialiased + flip, uint8", "cpu"},
 	} {
