@@ -1,6 +1,6 @@
 // What the fuzzers share. A wrong result aborts: that is what a fuzzer takes for a finding.
 //
-//   make fuzz                                        all of them, and the Go ones, for a minute each
+//   make fuzz                                        all, and the Go ones, for a minute each
 //   make fuzz FUZZ_TIME=1200 TARGETS="jpeg_fuzz=2"   two processes of one, for 20 minutes
 //   cshim/build/bin/jpeg_fuzz FILE                   one input, without clang
 //
