@@ -154,15 +154,32 @@ func openArchive(ctx context.Context, path string, open opener) (_ *archive, err
 // begin goes to a shard. a.file may be open already.
 func (a *archive) begin(i int) error {
 	a.shard = i
-	s := &a.shards[i]
 	if a.file == nil {
-		file, err := a.open(s.path)
+		file, err := a.openAgain(i)
 		if err != nil {
 			return fmt.Errorf("imageloader: %w", err)
 		}
 		a.file = file
 	}
-	return a.start(s)
+	return a.start(&a.shards[i])
+}
+
+// openAgain opens a shard, which must still be the one that openArchive saw: what is known of it is of no use for another one.
+func (a *archive) openAgain(i int) (source, error) {
+	s := &a.shards[i]
+	file, err := a.open(s.path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !s.info.IsDir() && !sameArchive(info, s.info) { // a directory's files are looked at one by one
+		err = fmt.Errorf("%s: %w", s.path, ErrSourceChanged)
+	}
+	if err != nil {
+		_ = file.Close() // err says more
+		return nil, err
+	}
+	return file, nil
 }
 
 func (a *archive) start(s *shard) error {

@@ -160,8 +160,7 @@ type sampleReader struct {
 	file    source // of shard
 	timed   timedFile
 	shard   int    // -1: none
-	block   []byte // a tar header
-	segment []byte // samples one after the other
+	segment []byte // samples one after the other, or what is read of a tar
 }
 
 // newSampleReader is for an index whose random is true, and an open archive that has not changed since. The archive stays the caller's.
@@ -230,26 +229,42 @@ func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) erro
 		return err
 	}
 	if s.format == formatTar {
-		// A tar of the same size and time may be another one all the same. What comes from a URL has its own version, and a request costs more than this is worth.
-		if e.flags&entryBlock != 0 && !isURL(s.path) {
-			if r.block == nil {
-				r.block = make([]byte, tarBlock)
-			}
-			if n, err := r.file.ReadAt(r.block, e.offset-tarBlock); n < tarBlock {
-				return err
-			}
-			if crc32.ChecksumIEEE(r.block) != e.crc {
-				return errStale
-			}
-		}
-		n, err := r.file.ReadAt(dst, e.offset)
-		if n < len(dst) {
+		return r.readTar(s, e, dst)
+	}
+	c, until := s.enter(e)
+	return r.inflate.read(&r.timed, r.x.windows, c, e.offset, until, dst)
+}
+
+// readTar reads a member of a plain tar. One of the same size and time may be another one all the same, also behind a URL (in another run): so the header before the member has
+// to be the one that was indexed.
+func (r *sampleReader) readTar(s *indexShard, e *entry, dst []byte) error {
+	if e.flags&entryBlock == 0 {
+		if n, err := r.file.ReadAt(dst, e.offset); n < len(dst) {
 			return err
 		}
 		return nil
 	}
-	c, until := s.enter(e)
-	return r.inflate.read(&r.timed, r.x.windows, c, e.offset, until, dst)
+	if e.offset < tarBlock {
+		return errStale
+	}
+	part := tarBlock // of the header and the content that is read first
+	if isURL(s.path) && len(dst) <= segmentBytes {
+		part += len(dst) // a copy costs less than a second request
+	}
+	r.segment = slices.Grow(r.segment[:0], part)[:part]
+	if n, err := r.file.ReadAt(r.segment, e.offset-tarBlock); n < part {
+		return err
+	}
+	if crc32.ChecksumIEEE(r.segment[:tarBlock]) != e.crc {
+		return errStale
+	}
+	if copy(dst, r.segment[tarBlock:]) == len(dst) {
+		return nil
+	}
+	if n, err := r.file.ReadAt(dst, e.offset); n < len(dst) {
+		return err
+	}
+	return nil
 }
 
 // enter makes the reader ready for a shard.
@@ -386,7 +401,7 @@ func (a *archive) acquire(i int) (source, error) {
 		s.idle = slices.Delete(s.idle, k, k+1)
 	}
 	s.mu.Unlock()
-	f.open.Do(func() { f.file, f.err = a.open(a.shards[i].path) })
+	f.open.Do(func() { f.file, f.err = a.openAgain(i) })
 	if f.err != nil {
 		a.release(i)
 		return nil, f.err

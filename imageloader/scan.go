@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"os"
 	"time"
 )
 
@@ -225,13 +224,15 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	}
 	classes, _ := x.labels()
 	r.Classes, r.Random = len(classes), randomBy(r.Work)
-	if r.File = l.writeIndex(a, x); r.File == "" {
+	s := l.writeIndex(a, x)
+	if s == nil {
 		return nil, errors.New("imageloader: " + path + ": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
 	}
-	info, err := os.Stat(r.File)
+	defer func() { _ = s.close() }() // only read
+	info, err := s.file.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %w", err)
 	}
-	r.Bytes = info.Size()
+	r.File, r.Bytes = s.path, info.Size()
 	return r, nil
 }

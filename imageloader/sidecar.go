@@ -76,11 +76,12 @@ type place struct {
 	offset, size, count uint64
 }
 
-// writeSidecar writes an index file beside others, so that a reader sees the whole of it or none, whatever else ends the program or the machine.
-func writeSidecar(path string, mode fs.FileMode, sections []section) (err error) {
+// writeSidecar writes an index file beside others, so that a reader sees the whole of it or none, whatever else ends the program or the machine. It returns the file that it has
+// written, open: another process may have put its own at the path since.
+func writeSidecar(path string, mode fs.FileMode, sections []section) (_ *os.File, err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -91,14 +92,14 @@ func writeSidecar(path string, mode fs.FileMode, sections []section) (err error)
 	w := &sectionWriter{file: f, at: uint64(sidecarHeader + len(sections)*sectionBytes)}
 	w.buffer = make([]byte, 0, 256<<10)
 	if _, err := f.Seek(int64(w.at), io.SeekStart); err != nil {
-		return err
+		return nil, err
 	}
 	var table []byte
 	for _, s := range sections {
 		begin := w.at
 		w.crc = 0
 		if err := s.write(w); err != nil {
-			return err
+			return nil, err
 		}
 		table = binary.LittleEndian.AppendUint32(table, s.kind)
 		table = binary.LittleEndian.AppendUint32(table, w.crc)
@@ -107,7 +108,7 @@ func writeSidecar(path string, mode fs.FileMode, sections []section) (err error)
 		table = binary.LittleEndian.AppendUint64(table, s.count)
 	}
 	if err := w.flush(); err != nil {
-		return err
+		return nil, err
 	}
 	head := []byte(sidecarMagic)
 	head = binary.LittleEndian.AppendUint32(head, sidecarVersion)
@@ -116,18 +117,15 @@ func writeSidecar(path string, mode fs.FileMode, sections []section) (err error)
 	head = binary.LittleEndian.AppendUint32(head, crc32.ChecksumIEEE(table))
 	head = binary.LittleEndian.AppendUint32(head, crc32.ChecksumIEEE(head))
 	if _, err := f.WriteAt(append(head, table...), 0); err != nil {
-		return err
+		return nil, err
 	}
 	if err := f.Chmod(mode); err != nil {
-		return err
+		return nil, err
 	}
 	if err := f.Sync(); err != nil {
-		return err
+		return nil, err
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return f, os.Rename(f.Name(), path)
 }
 
 type sectionWriter struct {
@@ -252,11 +250,16 @@ type sidecar struct {
 }
 
 // openSidecar checks an index file's header and table, but not what is in it.
-func openSidecar(path string) (_ *sidecar, err error) {
+func openSidecar(path string) (*sidecar, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
+	return newSidecar(path, f)
+}
+
+// newSidecar is openSidecar for an open file, which it takes over.
+func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	defer func() {
 		if err != nil {
 			_ = f.Close() // err says more
@@ -387,13 +390,22 @@ func (s *sidecar) load(a *archive, x *indexer) (*index, error) {
 	if x.ignored < 0 || x.orphans < 0 {
 		return nil, errIndexDamaged
 	}
-	sections := map[uint32]stored{}
+	sections, err := s.large()
+	if err != nil {
+		return nil, err
+	}
+	return x.build(a, sections)
+}
+
+// large are the large sections.
+func (s *sidecar) large() (sections map[uint32]stored, err error) {
+	sections = map[uint32]stored{}
 	for _, kind := range largeSections {
 		if sections[kind], err = s.section(kind, 0); err != nil {
 			return nil, err
 		}
 	}
-	return x.build(a, sections)
+	return sections, nil
 }
 
 // mostBytes is how long the tar stream of a shard can be: what an archive that is read may inflate to (ratioReader).
@@ -524,7 +536,11 @@ func (s *sidecar) save() error {
 	if err != nil {
 		return err
 	}
-	return writeSidecar(s.path, info.Mode().Perm(), sections)
+	f, err := writeSidecar(s.path, info.Mode().Perm(), sections)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // sidecarMode is for an index file: it holds names and bytes of the archive, so nobody may read it who may not read the archive.
@@ -633,32 +649,33 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 	return nil, nil
 }
 
-// writeIndex writes the sidecar of an archive that was read to its end in the first place that can be written, which it returns; "" if there is none.
-func (l *Loader) writeIndex(a *archive, x *indexer) string {
+// writeIndex writes the sidecar of an archive that was read to its end in the first place that can be written, and opens it; nil if there is none.
+func (l *Loader) writeIndex(a *archive, x *indexer) *sidecar {
 	paths := sidecarPaths(l, a)
 	if x.count == 0 || len(paths) == 0 {
-		return ""
+		return nil
 	}
 	sections, err := x.sections(a)
 	if err != nil {
 		l.o.Logger.Warn("index is not written", "archive", l.path, "error", err)
-		return ""
+		return nil
 	}
 	for i, path := range paths {
-		err := error(nil)
 		if i > 0 {
-			err = os.MkdirAll(filepath.Dir(path), 0o755)
+			_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
 		}
+		var s *sidecar
+		f, err := writeSidecar(path, a.sidecarMode(), sections)
 		if err == nil {
-			err = writeSidecar(path, a.sidecarMode(), sections)
+			s, err = newSidecar(path, f)
 		}
 		if err == nil {
 			l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
-			return path
+			return s
 		}
 		l.o.Logger.Info("index can't be written here", "archive", l.path, "index", path, "error", err)
 	}
-	return ""
+	return nil
 }
 
 // spoolBeside makes files without names where the index may lie.
@@ -695,25 +712,17 @@ func namelessFile(path string) (*os.File, error) {
 
 // saveIndex writes the sidecar of an archive that was read to its end, and makes the index: of the sidecar, or where that can't be written of what is in memory.
 func (l *Loader) saveIndex(a *archive, x *indexer) (*index, error) {
-	if path := l.writeIndex(a, x); path != "" {
-		s, err := openSidecar(path)
+	if s := l.writeIndex(a, x); s != nil {
+		sections, err := s.large()
 		if err == nil {
-			sections := map[uint32]stored{}
-			for _, kind := range largeSections {
-				if err == nil {
-					sections[kind], err = s.section(kind, 0)
-				}
+			var out *index
+			if out, err = x.build(a, sections); err == nil {
+				out.side = s
+				return out, nil
 			}
-			if err == nil {
-				var out *index
-				if out, err = x.build(a, sections); err == nil {
-					out.side = s
-					return out, nil
-				}
-			}
-			_ = s.close() // only read
 		}
-		l.o.Logger.Warn("index that was just written is not readable", "index", path, "error", err)
+		_ = s.close() // only read
+		l.o.Logger.Warn("index that was just written is not readable", "index", s.path, "error", err)
 	}
 	return x.build(a, x.stored())
 }

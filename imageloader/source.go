@@ -67,13 +67,11 @@ type opener struct {
 	source func(context.Context, string) (Source, error) // nil: OpenHTTP
 }
 
-// during is the opener as long as ctx lasts. What it opens a second time must be what it was the first time.
+// during is the opener as long as ctx lasts.
 func (o opener) during(ctx context.Context) func(path string) (source, error) {
 	if o.source == nil {
 		o.source = func(ctx context.Context, url string) (Source, error) { return OpenHTTP(ctx, url, nil) }
 	}
-	var mu sync.Mutex
-	seen := map[string]SourceInfo{}
 	return func(path string) (source, error) {
 		if !isURL(path) {
 			return o.file(path)
@@ -81,14 +79,6 @@ func (o opener) during(ctx context.Context) func(path string) (source, error) {
 		f, err := openRemote(ctx, path, o.source, defaultSourceTimes)
 		if err != nil {
 			return nil, err
-		}
-		mu.Lock()
-		first, again := seen[path]
-		seen[path] = f.info
-		mu.Unlock()
-		if again && !first.same(f.info) {
-			_ = f.Close() // err says more
-			return nil, fmt.Errorf("%s: %w", path, ErrSourceChanged)
 		}
 		return f, nil
 	}
@@ -100,7 +90,18 @@ func (i SourceInfo) same(other SourceInfo) bool {
 
 // sameArchive says whether what was opened is still what it was.
 func sameArchive(now, before fs.FileInfo) bool {
-	return now.Size() == before.Size() && now.ModTime().Equal(before.ModTime()) && now.Sys() == before.Sys()
+	return now.Size() == before.Size() && now.ModTime().Equal(before.ModTime()) && version(now) == version(before)
+}
+
+// version is that of a Source, or of an archive's together; "": it is a file.
+func version(info fs.FileInfo) string {
+	switch s := info.Sys().(type) {
+	case SourceInfo:
+		return s.Version
+	case string:
+		return s
+	}
+	return ""
 }
 
 // remoteFile is an open Source as a file. What is read in order is read ahead of; what fails or breaks off is asked for again from where it broke off.

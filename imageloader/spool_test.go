@@ -189,7 +189,8 @@ func TestIndexMemory(t *testing.T) {
 	if made[0], err = x.build(a, x.stored()); err != nil {
 		t.Fatal(err)
 	}
-	if l.writeIndex(a, x) == "" {
+	s := l.writeIndex(a, x)
+	if s == nil {
 		t.Fatal("no index file")
 	}
 	if made[1], err = l.loadIndex(a); err != nil || made[1] == nil {
