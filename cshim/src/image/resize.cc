@@ -5,14 +5,25 @@
 #include <cstring>
 
 #if defined(__x86_64__)
+// GCC 12 takes its own _mm512_undefined_epi32 for a mistake.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include <immintrin.h>
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 #define TS_AVX2 __attribute__((target("avx2")))
+#define TS_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #endif
 
 namespace ts::image {
 namespace {
 
 constexpr size_t kChannels = 3;
+constexpr size_t kStoreSlack = 4;  // bytes after a row's last pixel that the columns pass may write
 
 // ---- one output row or column at a time: the definition of the result
 // -----------------------------------------------
@@ -162,6 +173,117 @@ TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t
   }
 }
 
+// ---- the same with AVX-512 and its multiply-add that adds to a sum
+
+TS_AVX512 inline __m512i weight_pair_wide(const int16_t* weights) {
+  int32_t pair;
+  std::memcpy(&pair, weights, sizeof pair);
+  return _mm512_set1_epi32(pair);
+}
+
+TS_AVX512 inline __m512i load_four_rows(const uint8_t* const in[4], size_t offset) {
+  const auto load = [&](int row) TS_AVX512 {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in[row] + offset));
+  };
+  const __m256i rows01 = _mm256_inserti128_si256(_mm256_castsi128_si256(load(0)), load(1), 1);
+  const __m256i rows23 = _mm256_inserti128_si256(_mm256_castsi128_si256(load(2)), load(3), 1);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(rows01), rows23, 1);
+}
+
+// As columns_avx2, with all four rows in a register, and four outputs stored at a time: 16 bytes of
+// each row, the last four of which are the next outputs' or nobody's.
+template <int kTaps>
+TS_AVX512 void columns_avx512(const uint8_t* const in[4], uint8_t* const out[4], const Axis& axis) {
+  const __m512i pixels01 = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+  const __m512i pixels23 = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(6, -1, 9, -1, 7, -1, 10, -1, 8, -1, 11, -1, -1, -1, -1, -1));
+  const __m512i half = _mm512_set1_epi32(1 << (axis.precision() - 1));
+  const __m128i shift = _mm_cvtsi32_si128(axis.precision());
+  const int32_t taps = kTaps == 0 ? axis.taps() : kTaps;
+  const auto output = [&](int32_t i) TS_AVX512 {
+    size_t offset = static_cast<size_t>(axis.first(i)) * kChannels;
+    const int16_t* weights = axis.weights(i);
+    __m512i sum = half;
+    int32_t k = 0;
+    for (; k + 4 <= taps; k += 4, offset += 4 * kChannels) {
+      const __m512i rows = load_four_rows(in, offset);
+      sum = _mm512_dpwssd_epi32(sum, _mm512_shuffle_epi8(rows, pixels01),
+                                weight_pair_wide(weights + k));
+      sum = _mm512_dpwssd_epi32(sum, _mm512_shuffle_epi8(rows, pixels23),
+                                weight_pair_wide(weights + k + 2));
+    }
+    if (k < taps) {
+      sum = _mm512_dpwssd_epi32(sum, _mm512_shuffle_epi8(load_four_rows(in, offset), pixels01),
+                                weight_pair_wide(weights + k));
+    }
+    return _mm512_sra_epi32(sum, shift);
+  };
+  const __m512i without_fourths =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
+  const int32_t outputs = axis.outputs();
+  int32_t i = 0;
+  for (; i + 4 <= outputs; i += 4) {
+    const __m512i words01 = _mm512_packs_epi32(output(i), output(i + 1));
+    const __m512i words23 = _mm512_packs_epi32(output(i + 2), output(i + 3));
+    const __m512i bytes =
+        _mm512_shuffle_epi8(_mm512_packus_epi16(words01, words23), without_fourths);
+    const size_t at = static_cast<size_t>(i) * kChannels;
+    const auto store = [&](int row, __m128i pixels) TS_AVX512 {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out[row] + at), pixels);
+    };
+    store(0, _mm512_castsi512_si128(bytes));
+    store(1, _mm512_extracti32x4_epi32(bytes, 1));
+    store(2, _mm512_extracti32x4_epi32(bytes, 2));
+    store(3, _mm512_extracti32x4_epi32(bytes, 3));
+  }
+  for (; i < outputs; ++i) {
+    const __m512i clipped = _mm512_max_epi32(output(i), _mm512_setzero_si512());
+    const __m128i bytes = _mm512_cvtusepi32_epi8(clipped);  // four of each row
+    const size_t at = static_cast<size_t>(i) * kChannels;
+    store_pixel(out[0] + at, _mm_cvtsi128_si32(bytes));
+    store_pixel(out[1] + at, _mm_extract_epi32(bytes, 1));
+    store_pixel(out[2] + at, _mm_extract_epi32(bytes, 2));
+    store_pixel(out[3] + at, _mm_extract_epi32(bytes, 3));
+  }
+}
+
+// As rows_avx2, 64 bytes at a time.
+TS_AVX512 void rows_avx512(const uint8_t* const* in, const int16_t* weights, int32_t taps,
+                           int32_t precision, size_t size, uint8_t* out) {
+  if (size < 64) {
+    rows_avx2(in, weights, taps, precision, size, out);
+    return;
+  }
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i half = _mm512_set1_epi32(1 << (precision - 1));
+  const __m128i shift = _mm_cvtsi32_si128(precision);
+  for (size_t i = 0;; i += 64) {
+    i = std::min(i, size - 64);
+    __m512i sum0 = half;
+    __m512i sum1 = half;
+    __m512i sum2 = half;
+    __m512i sum3 = half;
+    for (int32_t k = 0; k < taps; k += 2) {
+      const __m512i pair = weight_pair_wide(weights + k);
+      const __m512i row0 = _mm512_loadu_si512(in[k] + i);
+      const __m512i row1 = _mm512_loadu_si512(in[k + 1] + i);
+      const __m512i low = _mm512_unpacklo_epi8(row0, row1);
+      const __m512i high = _mm512_unpackhi_epi8(row0, row1);
+      sum0 = _mm512_dpwssd_epi32(sum0, _mm512_unpacklo_epi8(low, zero), pair);
+      sum1 = _mm512_dpwssd_epi32(sum1, _mm512_unpackhi_epi8(low, zero), pair);
+      sum2 = _mm512_dpwssd_epi32(sum2, _mm512_unpacklo_epi8(high, zero), pair);
+      sum3 = _mm512_dpwssd_epi32(sum3, _mm512_unpackhi_epi8(high, zero), pair);
+    }
+    const __m512i words0 =
+        _mm512_packs_epi32(_mm512_sra_epi32(sum0, shift), _mm512_sra_epi32(sum1, shift));
+    const __m512i words1 =
+        _mm512_packs_epi32(_mm512_sra_epi32(sum2, shift), _mm512_sra_epi32(sum3, shift));
+    _mm512_storeu_si512(out + i, _mm512_packus_epi16(words0, words1));
+    if (i + 64 >= size) break;
+  }
+}
+
 #endif
 
 void mirror(const uint8_t* in, uint8_t* out, int32_t pixels) {
@@ -176,6 +298,11 @@ void mirror(const uint8_t* in, uint8_t* out, int32_t pixels) {
 
 Kernel best_kernel() {
 #if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512vnni")) {
+    return Kernel::kAvx512;
+  }
   if (__builtin_cpu_supports("avx2")) return Kernel::kAvx2;
 #endif
   return Kernel::kScalar;
@@ -305,12 +432,13 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
       lines_bytes_ = 0;
     }
     if (lines_.size() < static_cast<size_t>(rows)) lines_.resize(static_cast<size_t>(rows));
-    const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + 1;
+    const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + kStoreSlack;
     turning_.resize(4 * (line_bytes_ + kRowSlack) + 5 * out_bytes);
     return box;
   }
-  // Room for the fourth byte of a row's last pixel, and one more row for what belongs to no row.
-  ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + 1 + 63) / 64 * 64;
+  // Room for what a kernel stores after a row's last pixel, and one more row for what belongs to no
+  // row.
+  ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + kStoreSlack + 63) / 64 * 64;
   ring_.resize((static_cast<size_t>(rows) + 1) * ring_stride_);
   return box;
 }
@@ -327,6 +455,20 @@ void Resizer::columns(const uint8_t* const in[4], uint8_t* const out[4], int32_t
     return;
   }
 #if defined(__x86_64__)
+  if (kernel_ == Kernel::kAvx512) {
+    switch (x_.taps()) {
+      case 2:
+        return columns_avx512<2>(in, out, x_);
+      case 4:
+        return columns_avx512<4>(in, out, x_);
+      case 6:
+        return columns_avx512<6>(in, out, x_);
+      case 8:
+        return columns_avx512<8>(in, out, x_);
+      default:
+        return columns_avx512<0>(in, out, x_);
+    }
+  }
   if (kernel_ == Kernel::kAvx2) {
     switch (x_.taps()) {
       case 2:
@@ -386,6 +528,9 @@ void Resizer::add_rows(int32_t output, size_t bytes, uint8_t* out) {
   }
   const int16_t* weights = y_.weights(slot(output));
 #if defined(__x86_64__)
+  if (kernel_ == Kernel::kAvx512) {
+    return rows_avx512(taps_.data(), weights, y_.taps(), y_.precision(), bytes, out);
+  }
   if (kernel_ == Kernel::kAvx2) {
     return rows_avx2(taps_.data(), weights, y_.taps(), y_.precision(), bytes, out);
   }
@@ -419,7 +564,7 @@ void Resizer::keep(const uint8_t* row) {
 
 // The window's columns, four at a time: first what is one output of y_, then all of x_.
 void Resizer::emit_turned() {
-  const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + 1;
+  const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + kStoreSlack;
   uint8_t* const results = turning_.data() + 4 * (line_bytes_ + kRowSlack);
   while (rows_out_ < y_.outputs() && ready(rows_out_)) {
     const uint8_t* in[4];
