@@ -288,3 +288,130 @@ func TestURLSilent(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// loads says whether the index of a loader's archive is one that the next loader takes.
+func loads(l *Loader) error {
+	a, err := openArchive(context.Background(), l.path, l.open)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	x, err := l.loadIndex(a)
+	if err == nil && x == nil {
+		return errors.New("the index is not used")
+	}
+	if err == nil {
+		err = x.close()
+	}
+	return err
+}
+
+// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive can have before anything of these sizes is allocated.
+func TestImplausibleIndex(t *testing.T) {
+	path, _ := indexed(t, "a.tgz", gzipBytes(t, fakeArchive(t, 20, nil)), Options{Transform: Eval(4, 4), ShuffleBytes: 1})
+	l := &Loader{path: path, open: opener{file: openFile}}
+	for what, c := range map[string]struct {
+		kind uint32
+		size uint64
+		item uint64 // 0: the count stays
+		want error
+	}{
+		"shards":                {sectionShards, 1 << 40, 0, errIndexStale},
+		"directories":           {sectionDirs, 1 << 40, 0, errIndexDamaged},
+		"many directories":      {sectionDirs, 1 << 40, 4, errIndexDamaged},
+		"counts":                {sectionCounts, 1 << 40, 0, errIndexDamaged},
+		"names":                 {sectionNames, 1<<32 + 10, 1, errIndexDamaged},
+		"names of few entries":  {sectionNames, 20*maxNameBytes + 1, 1, errIndexDamaged},
+		"entries":               {sectionEntries, maxMembers * entryBytes, entryBytes, errIndexDamaged},
+		"headers":               {sectionHeads, maxMembers * headBytes, headBytes, errIndexDamaged},
+		"checkpoints":           {sectionCheckpoints, 1 << 40, checkpointBytes, errIndexDamaged},
+		"nothing is other here": {sectionWindows, 0, 0, nil},
+	} {
+		a, err := openArchive(t.Context(), path, l.open)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := openSidecar(path + sidecarSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := s.places[c.kind]
+		if c.size > 0 {
+			p.size = c.size
+		}
+		if c.item > 0 {
+			p.count = c.size / c.item
+		}
+		s.places[c.kind] = p
+		x, err := l.indexer()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.load(a, x); !errors.Is(err, c.want) {
+			t.Errorf("%s: error %v, want %v", what, err, c.want)
+		}
+		s.file.Close()
+		a.Close()
+	}
+}
+
+// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no unknown class.
+func TestFlippedIndexClass(t *testing.T) {
+	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
+	var list []tarMember
+	for i := range 9 {
+		name := fmt.Sprintf("class%d/%d", i%3, i)
+		if i%3 < 2 {
+			name += ".png"
+		}
+		list = append(list, tarMember{name: name, data: fakeImage(name)[8*(i%3/2):]})
+	}
+	path, want := indexed(t, "a.tar", tarBytes(t, list...), o)
+	index, err := os.ReadFile(path + sidecarSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := forge(t, index, sectionEntries, func(b []byte) { b[2*entryBytes+31] |= entryImage }) // of class2
+	table := sidecarHeader + int(binary.LittleEndian.Uint32(index[12:]))*sectionBytes
+	index = append(index[:table], forged[table:]...) // with the checksums that were right
+	if err := os.WriteFile(path+sidecarSuffix, index, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if batches, err := collect(t, l, 0, 2); err != nil || digest(batches) != want {
+		t.Errorf("error %v, or another epoch", err)
+	}
+}
+
+// TestLongLabels: labels of WebDataset samples stay in memory, so each of them, and all together, are bounded.
+func TestLongLabels(t *testing.T) {
+	for size, want := range map[int]string{maxNameBytes: "", maxNameBytes + 1: "a.cls: a label of 4097 bytes"} {
+		path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "a.png", data: fakeImage("a")}, tarMember{name: "a.cls", data: strings.Repeat("l", size) + "\n"}))
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
+		if err == nil {
+			l.Close()
+		}
+		var at *ArchiveError
+		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d bytes: error %v", size, err)
+		}
+	}
+	x, err := newIndexer("a.tar", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.dirBytes = mostDirBytes - 10
+	if _, err := x.dir("label1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := x.dir("label2"); err == nil || !strings.Contains(err.Error(), "a.tar: more than 128 MB") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := x.dir("label1"); err != nil {
+		t.Error(err)
+	}
+}

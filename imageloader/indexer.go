@@ -24,6 +24,7 @@ type indexer struct {
 	dirList   []string  // by number
 	claimed   []bool    // the same: has a member that claims to be an image
 	counts    []int     // the same: how many members it has
+	dirBytes  int       // of the section
 	web       *webGroup // nil: directories are classes
 	samples   int       // with classes given: how many of the entries are samples
 	ignored   int
@@ -43,6 +44,9 @@ type indexer struct {
 	heldBytes int64
 	heldLimit int64
 }
+
+// mostDirBytes bounds the names of all directories, which stay in memory.
+const mostDirBytes = 128 << 20
 
 func newIndexer(file string, classes []string) (*indexer, error) {
 	x := &indexer{file: file, dirs: map[string]int32{}, list: classes}
@@ -176,7 +180,10 @@ func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error)
 	if image {
 		flags = entryImage
 	}
-	dir := x.dir(class)
+	dir, err := x.dir(class)
+	if err != nil {
+		return s, -1, err
+	}
 	x.claimed[dir] = x.claimed[dir] || image
 	x.counts[dir]++
 	if number, err = x.record(m, dir, flags); err != nil {
@@ -193,9 +200,12 @@ func (x *indexer) add(m *member, magic []byte) (s Sample, number int, err error)
 }
 
 // dir is the number of a directory.
-func (x *indexer) dir(name string) int32 {
+func (x *indexer) dir(name string) (int32, error) {
 	dir, seen := x.dirs[name]
 	if !seen {
+		if x.dirBytes += 4 + len(name); x.dirBytes > mostDirBytes {
+			return -1, fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels", x.file, mostDirBytes>>20)
+		}
 		dir = int32(len(x.dirList))
 		name = strings.Clone(name)
 		x.dirs[name] = dir
@@ -203,7 +213,7 @@ func (x *indexer) dir(name string) int32 {
 		x.claimed = append(x.claimed, false)
 		x.counts = append(x.counts, 0)
 	}
-	return dir
+	return dir, nil
 }
 
 // record makes a member the newest entry.
@@ -334,8 +344,11 @@ func (x *indexer) build(a *archive, sections map[uint32]stored) (*index, error) 
 			return false, err
 		}
 		e.decode(b)
-		if e.offset < 0 || e.size < 0 || e.offset+e.size < 0 || uint64(e.name) > uint64(len(names)) || e.name < before || e.label < 0 || int(e.label) >= len(x.dirList) ||
-			int(e.shard) >= len(a.shards) || e.kind > kindOther || e.kind == kindFile && e.offset+e.size > a.shards[e.shard].mostBytes() {
+		if e.kind != kindFile { // has no content, whatever size a header claims
+			e.size = 0
+		}
+		if e.offset < 0 || e.size < 0 || uint64(e.name) > uint64(len(names)) || e.name < before || e.label < 0 || int(e.label) >= len(x.dirList) ||
+			int(e.shard) >= len(a.shards) || e.kind > kindOther || e.kind == kindFile && e.size > a.shards[e.shard].mostBytes()-e.offset {
 			return false, errIndexDamaged
 		}
 		return true, nil
@@ -344,6 +357,7 @@ func (x *indexer) build(a *archive, sections map[uint32]stored) (*index, error) 
 	w.next = out.eachMark()
 	kept := names[:0]
 	var e, next entry
+	var unknown *UnknownClassError
 	more, err := read(&e, 0)
 	out.entries = make([]entry, 0, entries.count)
 	for i := 0; more && err == nil; i++ {
@@ -356,7 +370,11 @@ func (x *indexer) build(a *archive, sections map[uint32]stored) (*index, error) 
 		}
 		name := names[e.name:end]
 		if x.given != nil && e.flags&entryImage != 0 && number[e.label] < 0 {
-			return nil, &UnknownClassError{File: x.file, Name: string(name), Class: x.dirList[e.label], Known: x.list}
+			if unknown == nil {
+				unknown = &UnknownClassError{File: x.file, Name: string(name), Class: x.dirList[e.label], Known: x.list}
+			}
+			e = next
+			continue
 		}
 		if e.label = number[e.label]; e.label < 0 {
 			out.ignored++
@@ -379,8 +397,11 @@ func (x *indexer) build(a *archive, sections map[uint32]stored) (*index, error) 
 		w.sample(&e)
 		e = next
 	}
-	if err != nil {
+	switch {
+	case err != nil: // by now it is known whether the entries are what was written
 		return nil, err
+	case unknown != nil:
+		return nil, unknown
 	}
 	out.names = unsafeString(kept) // nobody else has it
 	out.work, out.reach = w.work(), w.inflated/max(1, w.samples)

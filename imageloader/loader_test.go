@@ -12,6 +12,7 @@ import (
 	"image/color"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -522,21 +523,29 @@ func TestSparse(t *testing.T) {
 	}
 	hole := b.Bytes()
 	hole[156] = tar.TypeGNUSparse
-	copy(hole[483:], []byte{0x80, 11 - 8 + 1: 0x40, 11: 0}) // the real size, in base 256
-	copy(hole[148:156], "        ")
-	sum := 0
-	for _, c := range hole {
-		sum += int(c)
+	good := tarBytes(t, tarMember{name: "c/good.png", data: fakeImage("1")})
+	archive := func(size uint64) []byte {
+		hole[483] = 0x80 // the real size, in base 256
+		binary.BigEndian.PutUint64(hole[487:], size)
+		copy(hole[148:156], "        ")
+		sum := 0
+		for _, c := range hole {
+			sum += int(c)
+		}
+		copy(hole[148:], fmt.Sprintf("%06o\x00 ", sum))
+		return append(slices.Clone(hole), good...)
 	}
-	copy(hole[148:], fmt.Sprintf("%06o\x00 ", sum))
-	data := append(slices.Clone(hole), tarBytes(t, tarMember{name: "c/good.png", data: fakeImage("1")})...)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+	data, most := archive(1<<62), archive(math.MaxInt64)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data), "most.tar": most, "most.tgz": gzipBytes(t, most)} {
 		path := writeFile(t, name, data)
 		done := make(chan error, 1)
 		go func() {
 			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), BadSamples: Skip}, openFile, fakeCodec{})
 			if err == nil {
 				_, err = collect(t, l, 0, 2)
+			}
+			if err == nil {
+				err = loads(l)
 			}
 			if err == nil && (l.Stats().BadBy[Sparse] != 1 || l.Stats().Samples != 1) {
 				err = fmt.Errorf("%+v", l.Stats())

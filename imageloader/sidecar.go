@@ -48,6 +48,7 @@ const (
 const (
 	entryBytes      = 32
 	checkpointBytes = 32
+	countsBytes     = 24
 	shardBytes      = 32 // and its name
 )
 
@@ -327,12 +328,16 @@ func (s *sidecar) read(kind uint32, least uint64) ([]byte, int, error) {
 // load makes the index, and sets what the archive knows of its shards. Errors that are errIndex mean: not usable.
 func (s *sidecar) load(a *archive, x *indexer) (*index, error) {
 	le := binary.LittleEndian
-	b, n, err := s.read(sectionShards, shardBytes)
+	size := 0
+	for i := range a.shards {
+		size += shardBytes + len(filepath.Base(a.shards[i].path))
+	}
+	if p := s.places[sectionShards]; p.count != uint64(len(a.shards)) || p.size != uint64(size) {
+		return nil, errIndexStale
+	}
+	b, _, err := s.read(sectionShards, shardBytes)
 	if err != nil {
 		return nil, err
-	}
-	if n != len(a.shards) {
-		return nil, errIndexStale
 	}
 	for i := range a.shards {
 		sh := &a.shards[i]
@@ -363,7 +368,11 @@ func (s *sidecar) load(a *archive, x *indexer) (*index, error) {
 		sh.format = formats[format]
 		b = b[shardBytes+name:]
 	}
-	if b, n, err = s.read(sectionDirs, 4); err != nil {
+	if !s.plausible(a) {
+		return nil, errIndexDamaged
+	}
+	b, n, err := s.read(sectionDirs, 4)
+	if err != nil {
 		return nil, err
 	}
 	for range n {
@@ -375,12 +384,14 @@ func (s *sidecar) load(a *archive, x *indexer) (*index, error) {
 		if _, twice := x.dirs[name]; twice || name == "" {
 			return nil, errIndexDamaged
 		}
-		x.dirs[name] = int32(len(x.dirList))
-		x.dirList = append(x.dirList, name)
-		x.claimed = append(x.claimed, le.Uint32(b)&1 != 0)
+		dir, err := x.dir(name)
+		if err != nil {
+			return nil, errIndexDamaged
+		}
+		x.claimed[dir] = le.Uint32(b)&1 != 0
 		b = b[4+length:]
 	}
-	if b, _, err = s.read(sectionCounts, 8); err != nil || len(b) != 24 {
+	if b, _, err = s.read(sectionCounts, 8); err != nil || len(b) != countsBytes {
 		return nil, errIndexDamaged
 	}
 	if le.Uint64(b[16:]) != labelling(x.web != nil) {
@@ -406,6 +417,21 @@ func (s *sidecar) large() (sections map[uint32]stored, err error) {
 		}
 	}
 	return sections, nil
+}
+
+// plausible says whether an archive of this size can have sections of those sizes, before anything as large is read: a file may claim terabytes and be sparse.
+func (s *sidecar) plausible(a *archive) bool {
+	members := int64(0) // each has a header
+	for i := range a.shards {
+		members = min(maxMembers, members+a.shards[i].mostBytes()/tarBlock)
+	}
+	entries, dirs, names := s.places[sectionEntries], s.places[sectionDirs], s.places[sectionNames]
+	return entries.count <= uint64(members) && entries.size == entries.count*entryBytes &&
+		dirs.count <= entries.count && dirs.size <= dirs.count*(4+maxNameBytes) && dirs.size <= mostDirBytes &&
+		names.size <= min(entries.count*maxNameBytes, math.MaxUint32) &&
+		s.places[sectionHeads].size == entries.count*headBytes &&
+		s.places[sectionCheckpoints].size <= uint64(members+int64(len(a.shards)))*checkpointBytes &&
+		s.places[sectionCounts].size == countsBytes
 }
 
 // mostBytes is how long the tar stream of a shard can be: what an archive that is read may inflate to (ratioReader).

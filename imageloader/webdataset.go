@@ -51,6 +51,9 @@ func (x *indexer) addWeb(m *member, magic, content []byte) (s Sample, number int
 		if err != nil {
 			return s, -1, fmt.Errorf("%s: %w", m.name, err)
 		}
+		if len(label) > maxNameBytes {
+			return s, -1, fmt.Errorf("%s: a label of %d bytes, over the limit of %d", m.name, len(label), maxNameBytes)
+		}
 		if label != "" {
 			x.web.label = label
 		}
@@ -110,8 +113,11 @@ func (x *indexer) closeWeb() error {
 	if _, known := x.given[g.label]; x.given != nil && !known {
 		return &UnknownClassError{File: x.file, Name: string(x.lastName), Class: g.label, Known: x.list}
 	}
-	x.last.label = x.dir(g.label)
-	x.claimed[x.last.label] = true
+	dir, err := x.dir(g.label)
+	if err != nil {
+		return err
+	}
+	x.last.label, x.claimed[dir] = dir, true
 	return nil
 }
 
