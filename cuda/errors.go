@@ -23,7 +23,7 @@ var (
 	ErrInternal        error = capi.CodeInternal        // a defect of the C++ side or of a library below it
 	ErrCapture         error = capi.CodeCapture         // not possible while a graph is captured, or the capture failed
 	ErrStale           error = capi.CodeStale           // what a graph works on does not lie where it was captured
-	ErrBusy            error = capi.CodeBusy            // another goroutine has for itself what the call needs: call again later
+	ErrBusy            error = capi.CodeBusy            // a goroutine (it may be this one) is inside what the call needs for itself: call again when it has left
 	ErrClosed                = errors.New("cuda: used after Close")
 )
 

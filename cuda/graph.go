@@ -15,7 +15,7 @@ import (
 //
 // A replay does exactly what was captured: the same kernels, on the same addresses, with the same numbers. So new input is copied into the tensors that were
 // there at the capture, and results are read from the tensors that the captured function made: memory of the graph's own, that every replay writes again. Tensors from
-// outside that operators worked on (parameters, inputs) are kept alive by the graph, closed or not; when one was given other memory since (SetData, a dropped
+// outside that operators worked on (parameters, inputs) are kept alive by the graph, also those that are closed; when one was given other memory since (SetData, a dropped
 // gradient), Replay returns [ErrStale] instead of computing on the old. Pinned memory that a captured copy reads is the exception: it must not be closed before the graph.
 //
 // A Graph may be used by several goroutines at once; its replays run one after the other on the device, on whatever streams. It must be closed; one that

@@ -259,10 +259,17 @@ func TestWhatACaptureRefuses(t *testing.T) {
 		"NewPinned":          {func() error { _, err := NewPinned(64); return err }, "pinning"},
 		"RegisterPinned":     {func() error { _, err := RegisterPinned(memory); return err }, "pinning"},
 		"Elapsed":            {func() error { _, err := Elapsed(timed, timed); return err }, "time between"},
-		"Event.Export":       {func() error { _, err := shared.Export(0); return err }, "exporting"},
-		"MemoryPool.Use":     {func() error { return pool.Use(c.increase) }, "entering a memory pool"},
-		"Capture":            {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
-		"nonzero":            {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
+		"Stream.WaitEvent": {func() error {
+			here, err := GetCurrentCUDAStream(0)
+			if err != nil {
+				return err
+			}
+			return here.WaitEvent(recorded)
+		}, "outside of the capture"},
+		"Event.Export":   {func() error { _, err := shared.Export(0); return err }, "exporting"},
+		"MemoryPool.Use": {func() error { return pool.Use(c.increase) }, "entering a memory pool"},
+		"Capture":        {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
+		"nonzero":        {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
 	}
 	for name, r := range refused {
 		g, err := Capture(CaptureOptions{}, func() error {
@@ -296,20 +303,83 @@ func TestWhatACaptureRefuses(t *testing.T) {
 	}
 }
 
+// A captured function does not wait for a Use in another goroutine, which may itself wait for the capture's end.
+func TestCaptureBesideAUsedPool(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	pool := must[*MemoryPool](t)(NewMemoryPool(0))
+	entered, captured, used := make(chan struct{}), make(chan struct{}), make(chan error)
+	go func() {
+		used <- pool.Use(func() error {
+			close(entered)
+			<-captured
+			return nil
+		})
+	}()
+	<-entered
+	g, err := Capture(CaptureOptions{}, func() error {
+		if err := pool.Use(c.increase); !errors.Is(err, ErrCapture) {
+			t.Errorf("Use: got %v, want ErrCapture", err)
+		}
+		if _, _, err := pool.Bytes(); !errors.Is(err, ErrBusy) {
+			t.Errorf("Bytes: got %v, want ErrBusy", err)
+		}
+		if err := pool.Close(); !errors.Is(err, ErrBusy) {
+			t.Errorf("Close: got %v, want ErrBusy", err)
+		}
+		return c.increase()
+	})
+	close(captured)
+	check(t, errors.Join(err, <-used))
+	check(t, g.Close())
+	check(t, pool.Use(c.increase)) // the refused Close has done nothing
+	check(t, pool.Close())
+}
+
+// Graphs that share memory have one stream: their captures wait for each other there too.
+func TestCapturesThatShareAtOnce(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	first := must[*Graph](t)(Capture(CaptureOptions{}, c.increase))
+	defer first.Close()
+	const goroutines, each = 4, 25
+	var all sync.WaitGroup
+	for range goroutines {
+		all.Go(func() {
+			for range each {
+				g, err := Capture(CaptureOptions{SharePool: first}, c.increase)
+				if err == nil {
+					err = errors.Join(g.Replay(DefaultStream(0)), g.Close())
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if got := c.value(t); got != goroutines*each {
+		t.Errorf("got %v, want %v", got, goroutines*each)
+	}
+}
+
 // What is closed in a captured function is closed, and neither that nor other goroutines' pools and pinned memory harm the capture.
 func TestCaptureBesidePools(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
-	filled := func() *MemoryPool {
-		p := must[*MemoryPool](t)(NewMemoryPool(0))
-		check(t, p.Use(func() error {
+	filled := func() (*MemoryPool, error) {
+		p, err := NewMemoryPool(0)
+		if err != nil {
+			return nil, err
+		}
+		return p, p.Use(func() error {
 			x, err := capi.EmptyTensor([]int64{1 << 20}, capi.Uint8, 0, capi.Contiguous)
 			if err == nil {
 				capi.FreeTensor(x)
 			}
 			return err
-		}))
-		return p
+		})
 	}
 	stop := make(chan struct{})
 	var all sync.WaitGroup
@@ -322,9 +392,9 @@ func TestCaptureBesidePools(t *testing.T) {
 					return
 				default:
 				}
-				p := filled()
-				registered, err := RegisterPinned(memory)
-				if err != nil || p.Close() != nil || registered.Close() != nil {
+				p, filling := filled()
+				registered, pinning := RegisterPinned(memory)
+				if err := errors.Join(filling, pinning, p.Close(), registered.Close()); err != nil {
 					t.Error("beside a capture:", err)
 					return
 				}
@@ -332,7 +402,7 @@ func TestCaptureBesidePools(t *testing.T) {
 		})
 	}
 	for range 30 {
-		p := filled()
+		p := must[*MemoryPool](t)(filled())
 		pinned := must[*Pinned](t)(NewPinned(1 << 16))
 		g, err := Capture(CaptureOptions{}, func() error {
 			for range 100 {
@@ -382,7 +452,7 @@ func TestFailedCapture(t *testing.T) {
 		{"the function's error", func() error { return errors.Join(c.increase(), boom) }, boom, "boom"},
 		{"nothing was queued", func() error { return nil }, ErrCapture, "nothing was enqueued"},
 		{"not joined", func() error { return errors.Join(c.increase(), side.Wait(stream), WithStream(side, c.increase)) }, ErrCapture, "not joined"},
-		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) }, nil, ""},
+		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) }, ErrCapture, "fork that one"},
 		{"an operator that is not capturable", func() error {
 			c.increase()
 			operate(c.x, "aten::_local_scalar_dense") // refused: nothing is broken, and nobody looks

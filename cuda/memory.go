@@ -102,7 +102,8 @@ func (p *MemoryPool) Device() Device {
 
 // Use runs fn, and what fn allocates on the pool's device comes from the pool. For that time the goroutine is locked to its OS thread. It holds for fn's own
 // goroutine alone: not for those that fn starts, nor for what backward allocates on the threads of LibTorch. While fn runs, other goroutines' Use waits, and every
-// allocation in the process is a little slower, and memory that is freed after RecordStream comes back only when no Use is running. Inside fn, another Use of the same pool
+// allocation in the process is a little slower, and memory that is freed after RecordStream comes back only when no Use of any pool is running: with Uses that always
+// overlap, never. Inside fn, another Use of the same pool
 // and its Close are refused with [ErrInvalidArgument], [Capture] with [ErrCapture], and [EmptyCache] with [ErrBusy]; Use inside a captured function is [ErrCapture].
 //
 // It returns fn's error. Everything is undone also when fn panics or ends the goroutine.
@@ -112,6 +113,12 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	}
 	if p.inside() {
 		return invalid("MemoryPool.Use", "this goroutine is inside a Use of the pool already")
+	}
+	// Before it waits for a Use in another goroutine, which may wait for the capture's end.
+	if here, err := capi.CaptureHere(); err != nil {
+		return checked(err)
+	} else if here {
+		return &Error{Code: capi.CodeCapture, Origin: "MemoryPool.Use", Message: "entering a memory pool is not possible while a graph is captured: what the function allocates is the graph's"}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -141,7 +148,9 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 		return 0, 0, invalid("MemoryPool.Bytes", "a nil or zero MemoryPool: NewMemoryPool makes pools")
 	}
 	if !p.inside() {
-		p.mu.Lock()
+		if err := p.lock("MemoryPool.Bytes"); err != nil {
+			return 0, 0, err
+		}
 		defer p.mu.Unlock()
 	}
 	if p.c == nil {
@@ -152,34 +161,52 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 }
 
 // Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the driver, at the allocator's next need or with [EmptyCache]. It
-// waits for a Use that runs in another goroutine; inside its own it is refused with [ErrInvalidArgument], and may be called again. Captures and other pools in use are no
+// waits for a Use that runs in another goroutine, or in a captured function is refused with [ErrBusy]; inside its own it is refused with [ErrInvalidArgument]. It may be called again then. Captures and other pools in use are no
 // hindrance: what is free then goes back at the next Capture or the next pool's Close. Further calls, and calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil
 	}
 	err := p.close()
-	if !errors.Is(err, ErrInvalidArgument) {
+	if !refused(err) {
 		p.cleanup.Stop()
 	}
 	return checked(err)
 }
 
-// close does nothing if it returns ErrInvalidArgument.
+// refused reports that close has done nothing.
+func refused(err error) bool { return errors.Is(err, ErrInvalidArgument) || errors.Is(err, ErrBusy) }
+
 func (p *memoryPool) close() error {
 	if p.inside() {
 		return invalid("MemoryPool.Close", "this goroutine is inside a Use of the pool: leave it first")
 	}
-	p.mu.Lock()
+	if err := p.lock("MemoryPool.Close"); err != nil {
+		return err
+	}
 	defer p.mu.Unlock()
 	if p.c == nil {
 		return nil
 	}
 	err := p.free(p.c)
-	if !errors.Is(err, ErrInvalidArgument) {
+	if !refused(err) {
 		p.c = nil
 	}
 	return err
+}
+
+// lock waits for a Use in another goroutine, but not in a captured function: that Use may wait for the capture's end.
+func (p *memoryPool) lock(origin string) error {
+	if p.mu.TryLock() {
+		return nil
+	}
+	if here, err := capi.CaptureHere(); err != nil {
+		return err
+	} else if here {
+		return &Error{Code: capi.CodeBusy, Origin: origin, Message: "another goroutine is inside a Use of the pool, and a captured function does not wait for it: call again after the capture"}
+	}
+	p.mu.Lock()
+	return nil
 }
 
 // inside reports whether the calling goroutine is inside a Use of the pool: it alone runs on that thread.

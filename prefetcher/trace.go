@@ -43,15 +43,25 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable finds out now what would otherwise be an error after the epoch. It leaves a file that is there as it is, and none where there is none.
+// writable finds out now what would otherwise be an error after the epoch. It leaves what is there as it is, and nothing where there is nothing; of a link to nothing, and
+// of what is neither file nor folder, the writing will tell.
 func writable(name string) error {
-	_, before := os.Stat(name)
-	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o666)
+	flags := os.O_WRONLY
+	if info, err := os.Stat(name); err == nil {
+		if !info.Mode().IsRegular() && !info.IsDir() {
+			return nil
+		}
+	} else if _, err := os.Lstat(name); err == nil {
+		return nil
+	} else {
+		flags |= os.O_CREATE | os.O_EXCL
+	}
+	f, err := os.OpenFile(name, flags, 0o666)
 	if err != nil {
 		return err
 	}
 	err = f.Close()
-	if errors.Is(before, fs.ErrNotExist) {
+	if flags&os.O_EXCL != 0 {
 		err = errors.Join(err, os.Remove(name))
 	}
 	return err

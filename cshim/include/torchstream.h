@@ -270,7 +270,8 @@ TS_API ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handl
 TS_API ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out);
 TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
 /* Work enqueued on the stream from now on starts after the event's latest record. The host does not
- * block. TS_ERROR_NOT_RECORDED if there is none. */
+ * block. TS_ERROR_NOT_RECORDED if there is none; TS_ERROR_CAPTURE if one of stream and record is in
+ * the capture under way and the other cannot be, or the record was in one that has ended. */
 TS_API ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event);
 /* NOT_RECORDED as above; CAPTURE if the latest record is part of a graph */
 TS_API ts_error* ts_event_query(ts_event* event, bool* done);
@@ -339,8 +340,9 @@ TS_API ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out
 /* borrowed until the buffer is freed */
 TS_API uint8_t* ts_pinned_data(const ts_pinned* pinned);
 TS_API size_t ts_pinned_size(const ts_pinned* pinned);
-/* Takes ownership, whatever it returns. Waits for nothing: the caller has seen to it that no copy
- * from or to the memory is in flight, and no graph with one is replayed any more. */
+/* Takes ownership, whatever it returns. Looks at no event (the driver may wait for the device): the
+ * caller has seen to it that no copy from or to the memory is in flight, and no graph with one is
+ * replayed any more. */
 TS_API ts_error* ts_pinned_free(ts_pinned* pinned);
 TS_API int64_t ts_pinned_bytes_live(void); /* in all buffers not yet freed */
 
@@ -426,7 +428,7 @@ TS_API ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t b
 TS_API ts_error* ts_tensor_item(const ts_tensor* tensor, double* out);
 TS_API ts_error* ts_tensor_item_int(const ts_tensor* tensor, int64_t* out);
 /* Marks the memory as used on the stream: after the last reference is freed it is not handed out
- * again before the stream's work so far is done. */
+ * again before the stream's work so far is done. Not to be resized until it is freed. */
 TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream);
 
 /* One step of a prefetcher in one call, on `stream`: wait for `after` (NULL: nothing to wait for),

@@ -262,7 +262,7 @@ ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst
     for (int32_t i = 0; i < count; ++i) {
       transfers.push_back(ts::checked_pair(i, dst[i], src[i], on.device_index()));
     }
-    if (after != nullptr) after->check_recorded();
+    if (after != nullptr) after->check_block(on);
     if (done != nullptr) done->check_record(on);
 
     if (ts::somebody_captures()) {
@@ -273,6 +273,7 @@ ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst
     }
     // Default streams have the handle NULL, which means the one of the current device.
     const ts::DeviceScope scope(on.device_index());
+    const ts::CaptureWatch watch("a copy");
     if (after != nullptr) after->block(on);
     for (const ts::Transfer& transfer : transfers) ts::enqueue(transfer, on);
     if (done != nullptr) done->record(on);

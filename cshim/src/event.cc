@@ -86,8 +86,11 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
   const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
+  // A thread that asks meanwhile must not reach an event that is captured: before the record, if it
+  // becomes that, and after it, if it was.
+  if (in_graph) captured.store(true, std::memory_order_release);
   C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
-  captured.store(in_graph, std::memory_order_release);
+  if (!in_graph) captured.store(false, std::memory_order_release);
   recorded.store(true, std::memory_order_release);
 }
 
@@ -98,10 +101,21 @@ void ts_event::check_recorded() const {
 }
 
 void ts_event::block(c10::cuda::CUDAStream stream) const {
-  check_recorded();
+  check_block(stream);
   ts::DeviceScope scope(stream.device_index());
   C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),
                                      cudaEventWaitDefault));
+}
+
+void ts_event::check_block(c10::cuda::CUDAStream stream) const {
+  check_recorded();
+  if (!ts::somebody_captures()) {
+    check_reachable();  // nothing can join its capture any more
+  } else if (!captured.load(std::memory_order_acquire) && ts::in_capture(stream)) {
+    throw ts::Failure(TS_ERROR_CAPTURE,
+                      "a stream that is captured cannot wait for an event that was recorded outside "
+                      "of the capture: wait for it before, or record it on a stream of the capture");
+  }
 }
 
 void ts_event::check_reachable() const {

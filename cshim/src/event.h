@@ -30,6 +30,9 @@ struct ts_event {
   cudaIpcEventHandle_t share(int32_t on_device);
   // Takes an event that another process shared.
   void open(int32_t on_device, const cudaIpcEventHandle_t& handle);
+  // Whether block would work: it does not after a record outside of the capture that the stream is
+  // in, nor after a record in a capture that has ended.
+  void check_block(c10::cuda::CUDAStream stream) const;
   void block(c10::cuda::CUDAStream stream) const;  // makes the stream wait
   bool query() const;
   void synchronize() const;

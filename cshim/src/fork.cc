@@ -60,6 +60,8 @@ ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int32_t count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto waiter = ts::checked_stream(into);
-    for (const auto source : ts::others(waiter, from, count)) ts::order_after(waiter, source);
+    const auto sources = ts::others(waiter, from, count);
+    for (const auto source : sources) ts::require_in_capture_of(waiter, source);
+    for (const auto source : sources) ts::order_after(waiter, source);
   });
 }

@@ -12,6 +12,7 @@
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -87,6 +88,10 @@ class Order {
     C10_CUDA_CLEAR_ERROR();
     return status == cudaErrorNotReady ? last_ : std::nullopt;
   }
+  void wait() const {
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    C10_CUDA_CHECK(cudaEventSynchronize(event_));
+  }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -98,6 +103,7 @@ class Pool {
  public:
   explicit Pool(c10::DeviceIndex device) : memory(device) {}
   ~Pool() {
+    if (host_uses_ > 0) note_ended_host_pool();
     for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(memory.id());
   }
   Pool(const Pool&) = delete;
@@ -223,7 +229,7 @@ struct ts_graph {
   ts_graph(const ts_graph&) = delete;
   ts_graph& operator=(const ts_graph&) = delete;
 
-  void begin();
+  void begin(std::unique_lock<std::shared_mutex> turn);
   void end();
   void replay(c10::cuda::CUDAStream on);
   void check_held() const;
@@ -270,8 +276,8 @@ UnderWay& under_way() {
 // thrown away.
 class Capture {
  public:
-  explicit Capture(ts_graph& graph)
-      : graph_(graph), turn_(under_way().turn), memory_(*this), host_(*this), numbers_(*this) {}
+  Capture(ts_graph& graph, std::unique_lock<std::shared_mutex> turn)
+      : graph_(graph), turn_(std::move(turn)), memory_(*this), host_(*this), numbers_(*this) {}
   ~Capture() {
     cudaGraph_t captured = nullptr;
     end(&captured);
@@ -492,7 +498,7 @@ void CaptureWatch::blame() const noexcept {
 
 }  // namespace ts
 
-void ts_graph::begin() {
+void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
   // Made now: a first use of cuBLAS on this thread would break the capture.
   at::cuda::getCurrentCUDABlasHandle();
   at::cuda::getCurrentCUDABlasLtHandle();
@@ -502,7 +508,7 @@ void ts_graph::begin() {
   ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), streams, earlier);
   earlier.clear();
   ts::Randomness::of(stream.device_index());  // allocates, the first time
-  capture = std::make_unique<ts::Capture>(*this);
+  capture = std::make_unique<ts::Capture>(*this, std::move(turn));
   capture->start();
 }
 
@@ -583,12 +589,19 @@ void ts_graph::replay(c10::cuda::CUDAStream on) {
 }
 
 // CUDA keeps an executable graph until its replays are done. The memory that only this graph holds
-// is ours to keep until then.
+// is ours to keep until then; but for its pool's: that goes back to the driver by cudaFree, which
+// waits for the device.
 void ts_graph::keep_for_replays() {
   std::optional<c10::cuda::CUDAStream> last;
   {
     const std::lock_guard<std::mutex> lock(pool->mutex);
     last = pool->order.unfinished();
+    // Expandable segments are unmapped after a wait for the stream of the capture alone.
+    if (last.has_value() &&
+        c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
+      pool->order.wait();
+      return;
+    }
   }
   if (!last.has_value()) return;
   // Who else holds the memory cannot be told from counts, which views and gradients share.
@@ -634,7 +647,6 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     ts::require(c10::cuda::current_device() == device &&
                     ts::same_stream(c10::cuda::getCurrentCUDAStream(device), on),
                 "the stream must be current on the calling thread");
-    ts::require_no_capture(on);
     unsigned flags = 0;
     C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
     ts::require((flags & cudaStreamNonBlocking) != 0,
@@ -646,7 +658,9 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     ts::ensure_cuda();
     auto graph = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
-    graph->begin();
+    std::unique_lock<std::shared_mutex> turn(ts::under_way().turn);
+    ts::require_no_capture(on);  // now it would be somebody else's
+    graph->begin(std::move(turn));
     *out = graph.release();
   });
 }

@@ -1,12 +1,14 @@
 #include "mempool.h"
 
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/MemPool.h>
 #include <c10/cuda/CUDAException.h>
 
+#include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "device.h"
 #include "error.h"
@@ -24,12 +26,15 @@ struct Use {
   c10::cuda::CUDAStream stream;
 };
 
+using UseKey = std::tuple<const c10::StorageImpl*, c10::DeviceIndex, c10::StreamId>;
+
 struct Pools {
   // Held across calls of the allocator, which has locks of its own: never taken under those.
   std::mutex mutex;
   int in_use = 0;                     // begun and not ended
-  std::vector<Use> uses;              // to be recorded when that is 0
+  std::map<UseKey, Use> uses;         // to be recorded when that is 0
   std::list<c10::MempoolId_t> ended;  // of which the allocator may hold memory for nobody
+  int ended_host = 0;                 // of which the allocator of pinned memory keeps a record
 };
 
 Pools& pools() {
@@ -70,13 +75,15 @@ void PrivatePool::begin(std::function<bool(cudaStream_t)> filter) {
 
 void PrivatePool::end() {
   Pools& all = pools();
-  std::vector<Use> uses;  // dropped after the lock: freed only now, if nobody else has them
+  std::map<UseKey, Use> uses;  // dropped after the lock: freed only now, if nobody else has them
   const std::lock_guard<std::mutex> lock(all.mutex);
   allocator::endAllocateToPool(device_, id());
   allocator::releasePool(device_, id());  // begin counted one more user
   if (--all.in_use > 0) return;
   uses.swap(all.uses);
-  for (const Use& use : uses) allocator::recordStream(use.storage->data_ptr(), use.stream);
+  for (const auto& [key, use] : uses) {
+    allocator::recordStream(use.storage->data_ptr(), use.stream);
+  }
 }
 
 void release_ended_pools() {
@@ -88,6 +95,17 @@ void release_ended_pools() {
     allocator::emptyCache(id);
     return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
   });
+  // Each is walked through whenever pinned memory is looked up. To empty that cache costs the pinned
+  // memory that is free in it too, so it waits for some.
+  if (all.ended_host < 64) return;
+  at::getHostAllocator(at::kCUDA)->empty_cache();
+  all.ended_host = 0;
+}
+
+void note_ended_host_pool() noexcept {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  ++all.ended_host;
 }
 
 void empty_cache() {
@@ -99,13 +117,15 @@ void empty_cache() {
                   "nothing back meanwhile: call again when it has left");
   }
   allocator::emptyCache();
+  at::getHostAllocator(at::kCUDA)->empty_cache();
+  all.ended_host = 0;
 }
 
 void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream) {
   Pools& all = pools();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.in_use > 0) {
-    all.uses.push_back({storage, stream});
+    all.uses.try_emplace({storage.get(), stream.device_index(), stream.id()}, Use{storage, stream});
   } else {
     allocator::recordStream(storage->data_ptr(), stream);
   }

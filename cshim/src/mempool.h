@@ -43,7 +43,10 @@ class PrivatePool {
 // pool: then it is left to a later call.
 void release_ended_pools();
 
-// Gives all that is free back to the driver. BUSY if somebody allocates in a private pool.
+// A graph's pool of pinned memory is gone.
+void note_ended_host_pool() noexcept;
+
+// Gives all that is free back to the driver, pinned memory of LibTorch's included. BUSY if somebody allocates in a private pool.
 void empty_cache();
 
 // Marks memory as used on the stream: once its last reference is dropped it is not handed out again

@@ -244,6 +244,10 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_wait_cuda_stream(capture.stream, outside));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_stream_join(capture.stream, &outside, 1));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_stream_fork(outside, &capture.stream, 1));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "outside of the capture",
+               ts_stream_wait_event(capture.stream, captured));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "outside of the capture",
+               ts_copy_batch(capture.stream, captured, nullptr, nullptr, 0, nullptr));
   EXPECT_OK(ts_pinned_free(pinned));
   EXPECT_OK(ts_pinned_free(registered));
   EXPECT_OK(ts_event_record(captured, capture.stream));
@@ -261,7 +265,9 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   capture.end();
   bool done = false;
   EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_query(captured, &done));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_wait_event(outside, captured));
   EXPECT_OK(ts_event_record(captured, outside));
+  EXPECT_OK(ts_stream_wait_event(capture.stream, captured));
   EXPECT_OK(ts_event_synchronize(captured));
   EXPECT_OK(ts_graph_replay(capture.graph, outside));
   ASSERT_OK(ts_stream_synchronize(outside));

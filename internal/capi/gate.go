@@ -6,7 +6,7 @@ import (
 )
 
 // A gate lets a bounded number of calls through at once; the others wait outside of C, where a goroutine costs no thread. Nobody inside a gate waits for
-// somebody outside: what a call waits for on the device was enqueued before it.
+// somebody outside who might want to enter it: what a call waits for on the device was enqueued before it, and what ends a capture passes no gate that others wait in for that.
 type gate struct {
 	limit  int64
 	inside atomic.Int64 // callers inside and waiting

@@ -45,14 +45,22 @@ func FreeGraph(g *Graph) error {
 	return failure(C.ts_graph_free(g))
 }
 
+// CaptureHere reports whether the calling thread takes part in the capture under way: what would wait for somebody else is to be refused then, who may wait for the
+// capture's end.
+func CaptureHere() (bool, error) {
+	var here C.bool
+	err := failure(C.ts_capture_here(&here))
+	return bool(here), err
+}
+
 // awaitCapture makes a call that may wait for a capture's end. A thread that takes part in the capture makes it at once, since it is refused then: at the gate it might
 // wait for those that wait for this very capture.
 func awaitCapture(call func() error) error {
-	var here C.bool
-	if err := failure(C.ts_capture_here(&here)); err != nil {
+	here, err := CaptureHere()
+	if err != nil {
 		return err
 	}
-	if !bool(here) {
+	if !here {
 		forCapture.enter()
 		defer forCapture.leave()
 	}
