@@ -3,7 +3,6 @@ package prefetcher
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"sync"
