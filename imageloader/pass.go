@@ -181,7 +181,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.fetches = make(chan job, o.Workers)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
-		for range max(readers, o.Workers/3) { // those of a gzip file inflate
+		for range max(readers, o.Workers) { // those of a gzip file inflate, for more than half as long as a worker decodes
 			fetching.Go(p.fetch)
 		}
 		all.Go(func() {
