@@ -13,7 +13,8 @@ import (
 // hostSlots is how many batches Epoch has in memory: one with the consumer, the others being filled.
 const hostSlots = 3
 
-// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the loop.
+// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the loop, or its end: after that the memory is the next epoch's. Only a batch that the
+// loop is left with (break, return, a panic) stays valid.
 type Batch struct {
 	N       int       // samples: BatchSize, or less in the last batch
 	Images  []byte    // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
@@ -37,8 +38,16 @@ func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] 
 
 // spareSlots are the slots of epochs that are over, for those that follow: fresh memory costs more than what is written there.
 type spareSlots struct {
-	mu    sync.Mutex
-	slots [][][]byte
+	mu     sync.Mutex
+	slots  [][][]byte
+	closed bool // nothing follows
+}
+
+// close lets go of the slots.
+func (s *spareSlots) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slots, s.closed = nil, true
 }
 
 func (s *spareSlots) take() [][]byte {
@@ -56,6 +65,9 @@ func (s *spareSlots) take() [][]byte {
 func (s *spareSlots) give(slots [][][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
 	s.slots = append(s.slots, slots[:min(len(slots), hostSlots-min(hostSlots, len(s.slots)))]...)
 }
 
@@ -125,10 +137,12 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			for i := range batch.Soft {
 				batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 			}
-			if !yield(&batch, nil) { // the batch has no next turn: it stays valid
-				unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
+			// A batch that has no next turn stays valid, also where the loop is left by a panic.
+			unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
+			if !yield(&batch, nil) {
 				return
 			}
+			unused = append(unused, f.fields)
 			free <- f.fields
 			waiting = time.Now()
 		}

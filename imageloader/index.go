@@ -32,6 +32,7 @@ type index struct {
 	// windows are those of marks: in the sidecar, or without one in spool.
 	windows io.ReaderAt
 	spool   spool
+	closing sync.Once
 	// oversize has the headers of samples that are over Options.MaxPixels, as the sidecar says: they need not be read.
 	oversize map[int32]imageHead
 	// numbers of the samples among the entries of the sidecar; nil: they are the same.

@@ -368,6 +368,7 @@ func (l *Loader) Close() error {
 	}
 	l.mu.Unlock()
 	l.running.Wait()
+	l.spare.close()
 	if x := l.index.Load(); x != nil {
 		return x.close()
 	}

@@ -38,7 +38,9 @@ func shardPaths(path string) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("imageloader: %s: %w", p, err)
 		}
-		found = slices.DeleteFunc(found, func(name string) bool { return strings.HasSuffix(name, sidecarSuffix) })
+		found = slices.DeleteFunc(found, func(name string) bool {
+			return strings.HasSuffix(name, sidecarSuffix) || unfinished(filepath.Base(name))
+		})
 		if len(found) == 0 {
 			return nil, fmt.Errorf("imageloader: no file is called like %s: %w", p, fs.ErrNotExist)
 		}

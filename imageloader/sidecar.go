@@ -7,10 +7,12 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 	"unsafe"
@@ -126,7 +128,35 @@ func writeSidecar(path string, mode fs.FileMode, sections []section) (_ *os.File
 	if err := f.Sync(); err != nil {
 		return nil, err
 	}
-	return f, os.Rename(f.Name(), path)
+	if err := os.Rename(f.Name(), path); err != nil {
+		return nil, err
+	}
+	sweep(path)
+	return f, nil
+}
+
+// leftAfter is when a file under a temporary name is one that nobody writes any more.
+const leftAfter = 24 * time.Hour
+
+// sweep removes what processes have left that were killed while they wrote this index.
+func sweep(path string) {
+	list, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // it stays
+	}
+	for _, f := range list {
+		if !strings.HasPrefix(f.Name(), filepath.Base(path)+".") || !unfinished(f.Name()) {
+			continue
+		}
+		if info, err := f.Info(); err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > leftAfter {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), f.Name())) // or it stays
+		}
+	}
+}
+
+// unfinished says whether a file is an index that is being written.
+func unfinished(name string) bool {
+	return strings.Contains(name, sidecarSuffix+".") && strings.HasSuffix(name, ".tmp")
 }
 
 type sectionWriter struct {
@@ -240,6 +270,10 @@ type sidecar struct {
 	path   string
 	file   *os.File
 	places map[uint32]place
+	// Of the loader: where else it may be saved, what makes nameless files, and who is told.
+	elsewhere []string
+	create    func() (*os.File, error)
+	log       *slog.Logger
 
 	// Blobs of entries that the file does not have yet, one after the other, and where: 0, or place<<24 | size.
 	mu    sync.RWMutex
@@ -449,13 +483,13 @@ func (s *shard) mostBytes() int64 {
 // close saves what was kept. It may be called more than once.
 func (s *sidecar) close() error {
 	s.once.Do(func() {
-		s.err = s.save()
+		s.save()
 		s.mu.Lock()
 		s.blobs.close()
 		s.kept = nil
 		s.mu.Unlock()
-		if err := s.file.Close(); s.err == nil {
-			s.err = err
+		if err := s.file.Close(); err != nil {
+			s.err = fmt.Errorf("imageloader: %w", err)
 		}
 	})
 	return s.err
@@ -512,7 +546,7 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	defer s.mu.Unlock()
 	if s.kept == nil {
 		s.kept = make([]uint64, s.places[sectionEntries].count)
-		s.blobs.create = func() (*os.File, error) { return namelessFile(s.path) }
+		s.blobs.create = s.create
 	}
 	if len(blob) == 0 || len(blob) >= 1<<24 || s.kept[number] != 0 || s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > mostEntryBlobs {
 		return
@@ -522,15 +556,40 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	s.dirty = true
 }
 
-// save writes the file anew with the blobs that were kept. What the sidecar has open stays valid.
-func (s *sidecar) save() error {
+// save writes the file anew with the blobs that were kept, or where it lies in a folder that can't be written another one. What the sidecar has open stays valid. The blobs are
+// worth no error: without them the next run is as slow as this one.
+func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = false
 	s.mu.Unlock()
 	if !dirty {
-		return nil
+		return
 	}
+	mine, err := s.file.Stat()
+	if err == nil {
+		var now fs.FileInfo
+		if now, err = os.Stat(s.path); err == nil && !os.SameFile(mine, now) {
+			err = errors.New("another process has written the index since")
+		}
+	}
+	if err != nil {
+		s.log.Info("entry points are not kept", "index", s.path, "reason", err.Error())
+		return
+	}
+	if err = s.saveTo(s.path, mine.Mode().Perm()); err == nil {
+		return
+	}
+	for _, path := range s.elsewhere {
+		_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
+		if s.saveTo(path, mine.Mode().Perm()) == nil {
+			return
+		}
+	}
+	s.log.Warn("entry points can't be kept: Options.IndexFile can name another place for the index", "index", s.path, "error", err)
+}
+
+func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
 	var sections []section
 	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
 		p := s.places[kind]
@@ -542,7 +601,7 @@ func (s *sidecar) save() error {
 	n := int32(s.places[sectionEntries].count)
 	var ends spool
 	defer ends.close()
-	ends.create = s.blobs.create
+	ends.create = s.create
 	at := uint64(0)
 	blobs := section{sectionBlobs, 0, func(w io.Writer) error {
 		var b []byte
@@ -558,11 +617,7 @@ func (s *sidecar) save() error {
 		return nil
 	}}
 	sections = append(sections, blobs, section{sectionBlobEnds, uint64(n), func(w io.Writer) error { return ends.section(int(n)).copyTo(w) }})
-	info, err := s.file.Stat()
-	if err != nil {
-		return err
-	}
-	f, err := writeSidecar(s.path, info.Mode().Perm(), sections)
+	f, err := writeSidecar(path, mode, sections)
 	if err != nil {
 		return err
 	}
@@ -578,7 +633,8 @@ func (a *archive) sidecarMode() fs.FileMode {
 	return mode | 0o600
 }
 
-// sidecarPaths are where the index of an archive may lie, the best place first.
+// sidecarPaths are where the index of an archive may lie, the best place to write it first. They are looked at from the last to the first: what lies in the user's own folder was put
+// there because nothing can be written beside the archive, and has entry points.
 func sidecarPaths(l *Loader, a *archive) []string {
 	if l.o.NoIndex || a.format == formatTree {
 		return nil
@@ -631,7 +687,8 @@ func (l *Loader) indexer() (*indexer, error) {
 
 // loadIndex looks for a sidecar; nil without an error if there is none that fits.
 func (l *Loader) loadIndex(a *archive) (*index, error) {
-	for _, path := range sidecarPaths(l, a) {
+	paths := sidecarPaths(l, a)
+	for i, path := range slices.Backward(paths) {
 		began := time.Now()
 		x, err := l.indexer()
 		if err != nil {
@@ -642,6 +699,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 			continue
 		}
 		if err == nil {
+			s.elsewhere, s.create, s.log = paths[i+1:], l.spoolBeside(a), l.o.Logger
 			var out *index
 			if out, err = s.load(a, x); err == nil {
 				out.side = s
@@ -697,6 +755,10 @@ func (l *Loader) writeIndex(a *archive, x *indexer) *sidecar {
 		}
 		if err == nil {
 			l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
+			s.elsewhere, s.create, s.log = paths[i+1:], l.spoolBeside(a), l.o.Logger
+			for _, older := range s.elsewhere {
+				_ = os.Remove(older) // or it is looked at, and not used
+			}
 			return s
 		}
 		l.o.Logger.Info("index can't be written here", "archive", l.path, "index", path, "error", err)
@@ -778,7 +840,7 @@ func (x *index) number(i int) int32 {
 
 // close saves what was kept and closes the sidecar.
 func (x *index) close() error {
-	x.spool.close()
+	x.closing.Do(x.spool.close)
 	if x.side == nil {
 		return nil
 	}

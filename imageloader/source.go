@@ -41,7 +41,8 @@ var ErrSourceChanged = errors.New("it has changed since it was opened: open the 
 const (
 	sourceTries   = 6 // of a request that fails, after 0.1, 0.2, 0.4, ... seconds
 	sourceBackoff = 100 * time.Millisecond
-	sourceSilence = 30 * time.Second // before the first byte of a response, or in it
+	sourceSilence = 30 * time.Second // before a response, and between leastProgress bytes of it
+	leastProgress = firstPiece / 2   // not a few bytes a second
 
 	// What is read in order is asked for in pieces, several at a time: one response of an object store is slower than the network. The first piece is small,
 	// since not much may be read from there.
@@ -106,7 +107,7 @@ func version(info fs.FileInfo) string {
 
 // remoteFile is an open Source as a file. What is read in order is read ahead of; what fails or breaks off is asked for again from where it broke off.
 //
-// No store makes anybody wait for long: a response that pauses has broken off, and everything ends with errStopped when the context does.
+// No store makes anybody wait for long: a response that pauses, or trickles, has broken off, and everything ends with errStopped when the context does.
 type remoteFile struct {
 	ctx   context.Context
 	stop  context.CancelFunc
@@ -197,7 +198,7 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 	err = f.persist(ctx, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))
 		n += got
-		return got >= firstPiece/2, err // not a few bytes a second
+		return got >= leastProgress, err
 	})
 	return n, err
 }
@@ -206,7 +207,7 @@ func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err e
 func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	silent := time.AfterFunc(f.times.silence, func() { cancel(fmt.Errorf("nothing has come for %v", f.times.silence)) })
+	silent := time.AfterFunc(f.times.silence, func() { cancel(fmt.Errorf("less than %d bytes have come in %v", leastProgress, f.times.silence)) })
 	defer silent.Stop()
 	defer func() {
 		if err != nil && ctx.Err() != nil {
@@ -218,10 +219,15 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 		return 0, err
 	}
 	defer func() { _ = body.Close() }() // only read
+	silent.Reset(f.times.silence)
+	since := 0
 	for empty := 0; n < len(p); {
-		silent.Reset(f.times.silence)
 		got, err := body.Read(p[n:])
 		n += got
+		if since += got; since >= leastProgress {
+			silent.Reset(f.times.silence)
+			since = 0
+		}
 		if empty++; got > 0 {
 			empty = 0
 		}
