@@ -317,6 +317,9 @@ class Capture {
     return status;
   }
 
+  // The turn, which otherwise ends with this object: until it is given up no other capture begins.
+  std::unique_lock<std::shared_mutex> take_turn() noexcept { return std::move(turn_); }
+
   bool has(cudaStream_t stream) const {
     unsigned long long id = 0;
     return capture_status(stream, &id) == cudaStreamCaptureStatusActive &&
@@ -518,6 +521,7 @@ void ts_graph::end() {
   ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), streams, workspaces);
   cudaGraph_t captured = nullptr;
   const cudaError_t status = capture->end(&captured);
+  const auto turn = capture->take_turn();  // the stream is needed once more, for the upload
   capture.reset();
   made.clear();
   known.clear();
@@ -647,11 +651,6 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     ts::require(c10::cuda::current_device() == device &&
                     ts::same_stream(c10::cuda::getCurrentCUDAStream(device), on),
                 "the stream must be current on the calling thread");
-    unsigned flags = 0;
-    C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
-    ts::require((flags & cudaStreamNonBlocking) != 0,
-                "the stream was made without cudaStreamNonBlocking: a capture on it would break at "
-                "any use of a default stream");
     ts::require(
         share == nullptr || (share->exec != nullptr && share->stream.device_index() == device),
         "the graph to share memory with is not captured, or on another device");
@@ -659,7 +658,12 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     auto graph = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     std::unique_lock<std::shared_mutex> turn(ts::under_way().turn);
-    ts::require_no_capture(on);  // now it would be somebody else's
+    ts::require_no_capture(on);  // not of this library: that would have the turn
+    unsigned flags = 0;
+    C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
+    ts::require((flags & cudaStreamNonBlocking) != 0,
+                "the stream was made without cudaStreamNonBlocking: a capture on it would break at "
+                "any use of a default stream");
     graph->begin(std::move(turn));
     *out = graph.release();
   });
