@@ -16,7 +16,9 @@
 namespace {
 
 using Bytes = std::vector<uint8_t>;
+using ts::image::best_instructions;
 using ts::image::Inflater;
+using ts::image::Instructions;
 using ts::image::kWindow;
 
 Bytes deflated(const Bytes& data, int level, int strategy, int memory = 8) {
@@ -144,7 +146,9 @@ TEST_P(InflateKinds, EqualsZlibFromTheBeginningAndFromEveryCheckpoint) {
       for (const size_t in : {size_t{1000}, size_t{3333}, size_t{1} << 20}) {
         for (const size_t out : {size_t{257}, size_t{4096}, size_t{1} << 20}) {
           if (size > 100000 && in * out < size_t{1} << 20) continue;
-          Inflater inflater(8192);
+          // Each kind of data with both, by turns.
+          Inflater inflater(8192,
+                            rng() % 2 == 0 ? Instructions::kBaseline : best_instructions());
           inflater.reset(0, 0);
           std::vector<Stop> stops;
           ASSERT_EQ(by_us(&inflater, stream, 0, in, out, {}, SIZE_MAX, &stops), data)
@@ -206,7 +210,8 @@ TEST(Inflate, JudgesDamageAsZlibDoes) {
     bool ok = false;
     const size_t most = 1 << 20;
     const Bytes want = by_zlib(stream, most, &ok);
-    Inflater inflater(rng() % 2 == 0 ? 64 : 0);
+    Inflater inflater(rng() % 2 == 0 ? 64 : 0,
+                      round % 2 == 0 ? Instructions::kBaseline : best_instructions());
     inflater.reset(0, 0);
     Bytes got;
     bool whole = true;

@@ -220,11 +220,8 @@ void Inflater::Input::give_back() {
   bits = low(bits, count);
 }
 
-Inflater::Inflater(uint64_t spacing) : spacing_(spacing) {
-#if defined(__x86_64__)
-  bmi2_ = __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-#endif
-}
+Inflater::Inflater(uint64_t spacing, Instructions instructions)
+    : instructions_(instructions), spacing_(spacing) {}
 
 void Inflater::reset(uint32_t skip_bits, size_t history) {
   state_ = State::kHeader;
@@ -589,7 +586,7 @@ __attribute__((target("bmi,bmi2"))) void Inflater::coded_fast_bmi2(Input* input,
 
 void Inflater::coded_fast(Input* input, Output* output) {
 #if defined(__x86_64__)
-  if (bmi2_) return coded_fast_bmi2(input, output);
+  if (instructions_ == Instructions::kBmi2) return coded_fast_bmi2(input, output);
 #endif
   coded_fast_baseline(input, output);
 }

@@ -9,6 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "image/instructions.h"
+
 namespace ts::image {
 
 constexpr size_t kWindow = 32768;
@@ -31,7 +33,7 @@ class Inflater {
 
   // With spacing > 0 the beginnings of blocks that are at least so many bytes of output apart
   // become checkpoints.
-  explicit Inflater(uint64_t spacing);
+  explicit Inflater(uint64_t spacing, Instructions instructions = best_instructions());
 
   // Begins a stream, or enters one: `history` bytes of output come before it in the buffer of the
   // next run, and `skip_bits` (0 to 7) of the first byte of input belong to what comes before.
@@ -100,7 +102,7 @@ class Inflater {
   uint64_t consumed_ = 0;  // bytes of input, those in bits_ included
   uint64_t output_ = 0;    // bytes of output
 
-  bool bmi2_ = false;  // what the processor has
+  Instructions instructions_;
   uint64_t spacing_;
   uint64_t last_checkpoint_ = 0;
   uint64_t open_end_ = 0;  // the position of the youngest open checkpoint; 0: none is open

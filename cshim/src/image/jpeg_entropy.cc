@@ -241,13 +241,6 @@ struct AcTable {
   }
 };
 
-Instructions best_instructions() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")) return Instructions::kBmi2;
-#endif
-  return Instructions::kBaseline;
-}
-
 EntropyDecoder::EntropyDecoder(Instructions instructions) : instructions_(instructions) {}
 EntropyDecoder::~EntropyDecoder() = default;
 

@@ -10,6 +10,8 @@
 #include <memory>
 #include <vector>
 
+#include "image/instructions.h"
+
 namespace ts::image {
 
 constexpr int kMostBlocks = 10;  // of an MCU, by the standard
@@ -49,9 +51,6 @@ inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
 class Entries;  // entries.h
 struct DcTable;
 struct AcTable;
-
-enum class Instructions { kBaseline, kBmi2 };
-Instructions best_instructions();
 
 class EntropyDecoder {
  public:

@@ -18,7 +18,7 @@ double value(Reader* in) {
 
 ts_augment_op operation(Reader* in, int32_t width, int32_t height) {
   ts_augment_op op = {};
-  op.kind = in->number(TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_PERSPECTIVE);
+  op.kind = in->number(TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_PERMUTE);
   const int32_t side = std::max(width, height);
   switch (op.kind) {
     case TS_AUGMENT_CROP:
@@ -33,7 +33,10 @@ ts_augment_op operation(Reader* in, int32_t width, int32_t height) {
       for (int i = 0; i < 2; ++i) op.integers[i] = in->number(0, 2 * side + 2);
       break;
     default:
-      for (int i = 0; i < 5; ++i) op.integers[i] = in->number(-1, 9);
+      for (int i = 0; i < 9; ++i) op.integers[i] = in->number(-1, 9);
+      if (op.kind == TS_AUGMENT_AFFINE) {  // the size of the result
+        for (int i : {5, 6}) op.integers[i] = in->number(-1, 255);
+      }
   }
   for (double& v : op.values) v = value(in);
   return op;

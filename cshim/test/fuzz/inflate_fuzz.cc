@@ -10,7 +10,9 @@ namespace {
 
 using fuzz::Bytes;
 using fuzz::demand;
+using ts::image::best_instructions;
 using ts::image::Inflater;
+using ts::image::Instructions;
 using ts::image::kWindow;
 
 constexpr size_t kMost = 1 << 20;  // bytes of output that are looked at
@@ -80,7 +82,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   want.resize(z.total_out);
   inflateEnd(&z);
 
-  Inflater inflater(hash % 2 == 0 ? 64 : 0);
+  Inflater inflater(hash % 2 == 0 ? 64 : 0,
+                    hash % 4 < 2 ? Instructions::kBaseline : best_instructions());
   inflater.reset(0, 0);
   Bytes got;
   std::vector<Stop> stops;

@@ -12,6 +12,10 @@ int main(int argc, char** argv) {
   namespace fs = std::filesystem;
   std::vector<fs::path> files;
   for (int i = 1; i < argc; ++i) {
+    if (!fs::exists(argv[i])) {
+      std::fprintf(stderr, "%s is not there\n", argv[i]);
+      return 1;
+    }
     if (!fs::is_directory(argv[i])) {
       files.emplace_back(argv[i]);
       continue;

@@ -1,0 +1,15 @@
+// Which instructions a decoder may use. Tests choose; everybody else takes the best.
+#pragma once
+
+namespace ts::image {
+
+enum class Instructions { kBaseline, kBmi2 };
+
+inline Instructions best_instructions() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2")) return Instructions::kBmi2;
+#endif
+  return Instructions::kBaseline;
+}
+
+}  // namespace ts::image
