@@ -214,7 +214,8 @@ func (r *sampleReader) read(i int, dst []byte) error {
 }
 
 // errStale is what a damaged archive, and one that is not the one that was indexed, look like.
-var errStale = fmt.Errorf("the bytes differ from the checksum in the index: the archive is damaged, or has changed since it was indexed (`torchstream index` makes a new one)")
+var errStale = fmt.Errorf("the bytes differ from the checksum in the index: the archive is damaged, or has changed since it was indexed " +
+	"(`torchstream index` makes a new one; for Options.WebDataset with -webdataset)")
 
 func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) error {
 	if s.format == formatTree {

@@ -95,7 +95,8 @@ type Options struct {
 	// they are first used, so that nobody's index can change a pixel; TrustIndex leaves that out. NoEntryPoints: they are neither made nor used.
 	TrustIndex    bool
 	NoEntryPoints bool
-	// OpenSource opens what has a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https. It may be called by several goroutines.
+	// OpenSource opens what has a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https. It may be called by several goroutines. Its ctx
+	// is for opening alone and ends right after the call: a Source that reads with it, instead of with the one that ReadRange gets, fails at once.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
 	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.

@@ -194,7 +194,8 @@ type IndexReport struct {
 }
 
 // MakeIndex reads an archive through and writes its index, as the first epoch over it does by itself, whether or not there is one. Of the options IndexFile,
-// Classes, OpenSource and Logger matter. progress, if not nil, is called now and then from MakeIndex's own goroutine. A directory needs no index: an error.
+// Classes, WebDataset, OpenSource and Logger matter; WebDataset has to be what the loaders have, which do not use the index otherwise. progress, if not nil, is called now and then
+// from MakeIndex's own goroutine. A directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()

@@ -22,18 +22,22 @@ type indexResult struct {
 	Seconds     float64 `json:"seconds"`
 }
 
+// webDatasetHelp explains a flag.
+const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
+
 // index writes the sidecar index of an archive.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
 		"a .tgz. The first epoch over an archive does the same by itself. FILE may be a pattern, for example 'train-{000..015}.tgz', or an http(s) URL.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
+	web := set.Bool("webdataset", false, webDatasetHelp)
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
 	progress, done := readingProgress(stderr)
 	began := time.Now()
-	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out}, progress)
+	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out, WebDataset: *web}, progress)
 	done()
 	if err != nil {
 		return err

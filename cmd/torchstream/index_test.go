@@ -22,6 +22,22 @@ func TestIndex(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 || r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
 		t.Errorf("status %d, %q, %q, %v", status, stdout, stderr, err)
 	}
+	web := writeTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
+	status, stdout, stderr = command(t, "index", "-webdataset", web)
+	if status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
+		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
+	made, err := os.ReadFile(web + ".tsidx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, stdout, stderr = command(t, "inspect", "-index", "-webdataset", web)
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
+		t.Errorf("the index is another one, or %q, %q, error %v", stdout, stderr, err)
+	}
+	if status, _, stderr = command(t, "inspect", "-webdataset", web); status == 0 || !strings.Contains(stderr, "-webdataset is for -index") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
 	if status, _, stderr = command(t, "index", archive+".none"); status != 1 || !strings.Contains(stderr, "no such file") {
 		t.Errorf("status %d, %q", status, stderr)
 	}

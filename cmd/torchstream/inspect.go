@@ -61,16 +61,20 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		"members. Exit status 1 if the archive is damaged or a member is bad.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
+	web := set.Bool("webdataset", false, "with -index: "+webDatasetHelp)
 	limit := set.Int("show", 20, "how many bad members are named; JSON names all")
 	if err := parse(set, args, 1); err != nil {
 		return err
+	}
+	if *web && !*byIndex {
+		return usageError{"-webdataset is for -index"}
 	}
 	progress, done := readingProgress(stderr)
 	look := imageloader.Inspect
 	if *byIndex {
 		look = imageloader.InspectIndex
 	}
-	report, err := look(ctx, set.Arg(0), imageloader.Options{}, progress)
+	report, err := look(ctx, set.Arg(0), imageloader.Options{WebDataset: *web}, progress)
 	done()
 	if report == nil {
 		return err

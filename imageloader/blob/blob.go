@@ -103,7 +103,7 @@ func failed(err error) error {
 	case gcerrors.PermissionDenied:
 		return lasting{err, fs.ErrPermission}
 	case gcerrors.FailedPrecondition:
-		return imageloader.ErrSourceChanged
+		return fmt.Errorf("%w (%w)", imageloader.ErrSourceChanged, err)
 	case gcerrors.Unimplemented, gcerrors.InvalidArgument:
 		return lasting{err, errors.ErrUnsupported}
 	}

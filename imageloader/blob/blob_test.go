@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"gocloud.dev/blob/memblob"
+	"gocloud.dev/gcerrors"
 
 	"github.com/torchstream/torchstream/imageloader"
 )
@@ -293,8 +294,9 @@ func TestClouds(t *testing.T) {
 			c.mu.Lock()
 			c.n = 2
 			c.mu.Unlock()
-			if _, err := s.ReadRange(t.Context(), 0, 10); !errors.Is(err, imageloader.ErrSourceChanged) {
-				t.Errorf("replaced: error %v", err)
+			_, err = s.ReadRange(t.Context(), 0, 10)
+			if !errors.Is(err, imageloader.ErrSourceChanged) || !strings.Contains(err.Error(), "has changed") || gcerrors.Code(err) != gcerrors.FailedPrecondition {
+				t.Errorf("replaced: error %v", err) // with what the store said
 			}
 			c.mu.Lock()
 			c.busy = 2
