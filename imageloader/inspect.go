@@ -281,14 +281,14 @@ func (c *census) report() *Report {
 
 // InspectIndex is Inspect by the archive's index alone, which is made first if there is none: it reads and decodes no image, and so finds no damage but what an image's header
 // shows. Images whose headers lie too far behind the beginning of their files have the format "unknown", and count in no range of pixels. Of the options, IndexFile,
-// Classes, WebDataset (which has to be what the loaders have: else their index is made anew), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has no index: an error.
+// Classes, WebDataset (an index that was made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes = false, 1 // nothing is to be held in memory
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: opener{openFile, o.OpenSource}, codec: shimCodec{}}
+	l := &Loader{path: path, o: o, open: opener{openFile, o.OpenSource}, codec: shimCodec{}, inspecting: true}
 	for tried := false; ; tried = true {
 		a, err := openArchive(ctx, path, l.open)
 		if err != nil {

@@ -123,6 +123,7 @@ type Loader struct {
 	spare    spareSlots
 
 	queueBytes int64 // see the constant
+	inspecting bool  // an index that loaders use is not replaced by one with other labels
 
 	bytes  int64     // of the archive when it was opened
 	opened orderKind // the order that Open chose

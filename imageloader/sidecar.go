@@ -724,6 +724,9 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		if !errors.As(err, &unusable) {
 			unusable = errIndex(err.Error())
 		}
+		if unusable == errIndexLabels && l.inspecting {
+			return nil, fmt.Errorf("imageloader: %s: %w: set it as the loaders do (-webdataset), or remove the index", path, errIndexLabels)
+		}
 		if unusable == errIndexVersion {
 			l.o.Logger.Info("index is made anew", "archive", l.path, "index", path, "reason", string(unusable))
 			continue

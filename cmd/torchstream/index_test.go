@@ -35,6 +35,10 @@ func TestIndex(t *testing.T) {
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
 		t.Errorf("the index is another one, or %q, %q, error %v", stdout, stderr, err)
 	}
+	status, _, stderr = command(t, "inspect", "-index", web)
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "(-webdataset)") {
+		t.Errorf("the index is another one, or status %d, %q, error %v", status, stderr, err)
+	}
 	if status, _, stderr = command(t, "inspect", "-webdataset", web); status == 0 || !strings.Contains(stderr, "-webdataset is for -index") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
