@@ -84,6 +84,6 @@ func (d Device) Synchronize() error {
 	return checked(capi.SynchronizeDevice(int32(d)))
 }
 
-// EmptyCache gives memory that the caching allocator of any device holds without use back to the driver. It may wait for the devices, and waits for the end of another
+// EmptyCache gives memory that the caching allocator of any device holds without use back to the driver, and pinned memory that LibTorch keeps. It may wait for the devices, and waits for the end of another
 // goroutine's [Capture]. While a goroutine is inside [MemoryPool.Use] it is [ErrBusy]: the allocator gives nothing back then.
 func EmptyCache() error { return checked(capi.EmptyCache()) }

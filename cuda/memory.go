@@ -142,7 +142,8 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	return fn()
 }
 
-// Bytes returns how much memory the pool holds from the driver, and how much of it is in live tensors. It walks the allocator's segments: not for every step.
+// Bytes returns how much memory the pool holds from the driver, and how much of it is in live tensors. It walks the allocator's segments: not for every step. It
+// waits for a Use in another goroutine; in a captured function that is [ErrBusy] instead.
 func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	if p == nil || p.memoryPool == nil {
 		return 0, 0, invalid("MemoryPool.Bytes", "a nil or zero MemoryPool: NewMemoryPool makes pools")
@@ -161,8 +162,8 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 }
 
 // Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the driver, at the allocator's next need or with [EmptyCache]. It
-// waits for a Use that runs in another goroutine, or in a captured function is refused with [ErrBusy]; inside its own it is refused with [ErrInvalidArgument]. It may be called again then. Captures and other pools in use are no
-// hindrance: what is free then goes back at the next Capture or the next pool's Close. Further calls, and calls on nil, do nothing and return nil.
+// waits for a Use that runs in another goroutine; in a captured function that is [ErrBusy] instead, and inside the goroutine's own Use it is [ErrInvalidArgument]: nothing was done then, and it
+// may be called again. Captures and other pools in use are no hindrance: what is free then goes back at the next Capture or the next pool's Close. Further calls, and calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil

@@ -87,7 +87,7 @@ type Options struct {
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the archive (train.tgz.tsidx), or if that can't be written in the
-	// user's cache folder. NoIndex: it is neither read nor written.
+	// user's cache folder, which is looked at first. NoIndex: it is neither read nor written.
 	IndexFile string
 	NoIndex   bool
 	// The index also keeps entry points into JPEG files, about 1 % of their size: the first time that an image is decoded they are made (which costs about a tenth

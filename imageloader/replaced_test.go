@@ -192,6 +192,44 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 	}
 }
 
+// TestIndexOfSomebodyInTheCache: what has come to lie in the cache folder since is not written over.
+func TestIndexOfSomebodyInTheCache(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	path := writeFile(t, strings.Repeat("a", 248), oneByOne(t, 0, 1, 2, 3))
+	o := Options{Transform: Eval(4, 4), IndexFile: filepath.Join(dir, "index")}
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	if err := os.Rename(o.IndexFile, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	o.IndexFile = ""
+	if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+		t.Fatal(err)
+	}
+	x := l.index.Load()
+	if len(x.side.elsewhere) != 1 {
+		t.Fatalf("%d other places", len(x.side.elsewhere))
+	}
+	cached := x.side.elsewhere[0].path
+	if err := os.MkdirAll(filepath.Dir(cached), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(cached, []byte("somebody's"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	x.keepEntries(1, []byte("entries"))
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	if got, err := os.ReadFile(cached); err != nil || string(got) != "somebody's" {
+		t.Errorf("%v, %q", err, got)
+	}
+}
+
 // TestIndexReplacedSince: entry points are not saved over an index that was written since, which may be of another archive.
 func TestIndexReplacedSince(t *testing.T) {
 	path, _ := indexed(t, "a.tar", oneByOne(t, 0, 1, 2, 3), Options{Transform: Eval(4, 4)})

@@ -265,13 +265,19 @@ var formats = []string{formatTar, formatTarGz, formatZstd}
 
 func formatNumber(format string) uint32 { return uint32(slices.Index(formats, format)) }
 
+// otherPlace is where an index may be saved too.
+type otherPlace struct {
+	path string
+	was  fs.FileInfo // what lies there and is of no use to anybody; nil: nothing
+}
+
 // sidecar is an open index file.
 type sidecar struct {
 	path   string
 	file   *os.File
 	places map[uint32]place
 	// Of the loader: where else it may be saved, what makes nameless files, and who is told.
-	elsewhere []string
+	elsewhere []otherPlace
 	create    func() (*os.File, error)
 	log       *slog.Logger
 
@@ -580,9 +586,12 @@ func (s *sidecar) save() {
 	if err = s.saveTo(s.path, mine.Mode().Perm()); err == nil {
 		return
 	}
-	for _, path := range s.elsewhere {
-		_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
-		if s.saveTo(path, mine.Mode().Perm()) == nil {
+	for _, p := range s.elsewhere {
+		if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
+			continue // somebody's, since
+		}
+		_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
+		if s.saveTo(p.path, mine.Mode().Perm()) == nil {
 			return
 		}
 	}
@@ -688,7 +697,9 @@ func (l *Loader) indexer() (*indexer, error) {
 // loadIndex looks for a sidecar; nil without an error if there is none that fits.
 func (l *Loader) loadIndex(a *archive) (*index, error) {
 	paths := sidecarPaths(l, a)
-	for i, path := range slices.Backward(paths) {
+	var elsewhere []otherPlace
+	var labelled error // an index with other labels than are asked for, which is not to be lost
+	for _, path := range slices.Backward(paths) {
 		began := time.Now()
 		x, err := l.indexer()
 		if err != nil {
@@ -696,10 +707,12 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		}
 		s, err := openSidecar(path)
 		if errors.Is(err, fs.ErrNotExist) {
+			elsewhere = append(elsewhere, otherPlace{path, nil})
 			continue
 		}
+		was, _ := os.Stat(path) // nil, and it is left alone, if it is gone by now
 		if err == nil {
-			s.elsewhere, s.create, s.log = paths[i+1:], l.spoolBeside(a), l.o.Logger
+			s.elsewhere, s.create, s.log = elsewhere, l.spoolBeside(a), l.o.Logger
 			var out *index
 			if out, err = s.load(a, x); err == nil {
 				out.side = s
@@ -724,8 +737,15 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		if !errors.As(err, &unusable) {
 			unusable = errIndex(err.Error())
 		}
-		if unusable == errIndexLabels && l.inspecting {
-			return nil, fmt.Errorf("imageloader: %s: %w: set it as the loaders do (-webdataset), or remove the index", path, errIndexLabels)
+		if unusable != errIndexLabels {
+			elsewhere = append(elsewhere, otherPlace{path, was})
+		} else if l.inspecting {
+			how := "with -webdataset"
+			if l.o.WebDataset {
+				how = "without -webdataset"
+			}
+			labelled = fmt.Errorf("imageloader: %s: %w: ask %s, as its loaders do, or remove it", path, errIndexLabels, how)
+			continue
 		}
 		if unusable == errIndexVersion {
 			l.o.Logger.Info("index is made anew", "archive", l.path, "index", path, "reason", string(unusable))
@@ -733,7 +753,7 @@ func (l *Loader) loadIndex(a *archive) (*index, error) {
 		}
 		l.o.Logger.Warn("index is not used", "archive", l.path, "index", path, "reason", string(unusable))
 	}
-	return nil, nil
+	return nil, labelled
 }
 
 // writeIndex writes the sidecar of an archive that was read to its end in the first place that can be written, and opens it; nil if there is none.
@@ -758,9 +778,10 @@ func (l *Loader) writeIndex(a *archive, x *indexer) *sidecar {
 		}
 		if err == nil {
 			l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
-			s.elsewhere, s.create, s.log = paths[i+1:], l.spoolBeside(a), l.o.Logger
-			for _, older := range s.elsewhere {
+			s.create, s.log = l.spoolBeside(a), l.o.Logger
+			for _, older := range paths[i+1:] {
 				_ = os.Remove(older) // or it is looked at, and not used
+				s.elsewhere = append(s.elsewhere, otherPlace{older, nil})
 			}
 			return s
 		}

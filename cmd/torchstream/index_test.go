@@ -36,7 +36,7 @@ func TestIndex(t *testing.T) {
 		t.Errorf("the index is another one, or %q, %q, error %v", stdout, stderr, err)
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
-	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "(-webdataset)") {
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "ask with -webdataset") {
 		t.Errorf("the index is another one, or status %d, %q, error %v", status, stderr, err)
 	}
 	if status, _, stderr = command(t, "inspect", "-webdataset", web); status == 0 || !strings.Contains(stderr, "-webdataset is for -index") {

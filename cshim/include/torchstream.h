@@ -138,7 +138,8 @@ TS_API ts_error* ts_device_limit_memory(int32_t device, double fraction);
 /* Whether `device` can read and write the memory of `peer` by itself (NVLink, or PCI Express where
  * the machine allows it). Without, copies between the two go through the host. */
 TS_API ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* can);
-/* Every device; gives unused reserved memory back to the driver. Waits for the end of a capture.
+/* Every device; gives unused reserved memory back to the driver, and pinned memory that LibTorch
+ * keeps for its own copies. Waits for the end of a capture.
  * BUSY while a thread is inside a memory pool. */
 TS_API ts_error* ts_device_empty_cache(void);
 /* blocks until all work queued on the device is done */

@@ -86,11 +86,15 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
   const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
-  // A thread that asks meanwhile must not reach an event that is captured: before the record, if it
-  // becomes that, and after it, if it was.
-  if (in_graph) captured.store(true, std::memory_order_release);
-  C10_CUDA_CHECK(cudaEventRecord(event.load(std::memory_order_acquire), stream.stream()));
-  if (!in_graph) captured.store(false, std::memory_order_release);
+  // A thread that asks meanwhile must not reach an event that is captured: noted before the record,
+  // if it becomes that, and after it, if it was.
+  const uint64_t before = captured.load(std::memory_order_acquire);
+  if (in_graph) captured.store(ts::latest_capture(), std::memory_order_release);
+  const cudaError_t status =
+      cudaEventRecord(event.load(std::memory_order_acquire), stream.stream());
+  if (in_graph && status != cudaSuccess) captured.store(before, std::memory_order_release);
+  if (!in_graph && status == cudaSuccess) captured.store(0, std::memory_order_release);
+  C10_CUDA_CHECK(status);
   recorded.store(true, std::memory_order_release);
 }
 
@@ -109,18 +113,20 @@ void ts_event::block(c10::cuda::CUDAStream stream) const {
 
 void ts_event::check_block(c10::cuda::CUDAStream stream) const {
   check_recorded();
-  if (!ts::somebody_captures()) {
-    check_reachable();  // nothing can join its capture any more
-  } else if (!captured.load(std::memory_order_acquire) && ts::in_capture(stream)) {
-    throw ts::Failure(TS_ERROR_CAPTURE,
-                      "a stream that is captured cannot wait for an event that was recorded outside "
-                      "of the capture: wait for it before, or record it on a stream of the capture");
+  const uint64_t in = captured.load(std::memory_order_acquire);
+  if (!ts::somebody_captures() || (in != 0 && in != ts::latest_capture())) {
+    check_reachable();  // nothing can join a capture that has ended
+  } else if (in == 0 && ts::in_capture(stream)) {
+    throw ts::Failure(
+        TS_ERROR_CAPTURE,
+        "a stream that is captured cannot wait for an event that was recorded outside "
+        "of the capture: wait for it before, or record it on a stream of the capture");
   }
 }
 
 void ts_event::check_reachable() const {
   check_recorded();
-  if (!captured.load(std::memory_order_acquire)) return;
+  if (captured.load(std::memory_order_acquire) == 0) return;
   throw ts::Failure(TS_ERROR_CAPTURE,
                     "the event's latest record was captured into a graph: record it on a stream "
                     "that is not captured, and ask for that");

@@ -42,7 +42,7 @@ struct ts_event {
   std::atomic<int32_t> device{-1};
   std::atomic<cudaEvent_t> event{nullptr};
   std::atomic<bool> recorded{false};
-  std::atomic<bool> captured{false};  // the latest record
+  std::atomic<uint64_t> captured{0};  // in which capture the latest record is; 0: in none
 
  private:
   void check_device(int32_t on_device) const;

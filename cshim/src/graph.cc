@@ -42,6 +42,7 @@
 namespace ts {
 
 std::atomic<bool> capture_under_way{false};
+std::atomic<uint64_t> captures_begun{0};
 
 namespace {
 
@@ -103,8 +104,9 @@ class Pool {
  public:
   explicit Pool(c10::DeviceIndex device) : memory(device) {}
   ~Pool() {
-    if (host_uses_ > 0) note_ended_host_pool();
+    const bool used = host_uses_ > 0;
     for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(memory.id());
+    if (used) note_ended_host_pool();
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -297,6 +299,7 @@ class Capture {
     this_thread_captures = true;
     const std::lock_guard<std::mutex> lock(under_way().mutex);
     under_way().graph = &graph_;
+    captures_begun.fetch_add(1, std::memory_order_release);
     capture_under_way.store(true, std::memory_order_release);
   }
 

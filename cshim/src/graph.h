@@ -18,6 +18,10 @@ inline bool somebody_captures() noexcept {
   return __builtin_expect(capture_under_way.load(std::memory_order_acquire), 0);
 }
 
+// The number of the latest capture, from 1 on: that of the one under way, if somebody captures.
+extern std::atomic<uint64_t> captures_begun;
+inline uint64_t latest_capture() noexcept { return captures_begun.load(std::memory_order_acquire); }
+
 // Whether what the calling thread enqueues on its current stream is captured.
 bool in_capture();
 // Whether what is enqueued on the stream is captured.

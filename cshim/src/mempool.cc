@@ -95,8 +95,9 @@ void release_ended_pools() {
     allocator::emptyCache(id);
     return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
   });
-  // Each is walked through whenever pinned memory is looked up. To empty that cache costs the pinned
-  // memory that is free in it too, so it waits for some.
+  // Each is walked through whenever pinned memory is looked up. To empty that cache costs the
+  // pinned memory that is free in it too, so it waits for some. Those with live memory go another
+  // time.
   if (all.ended_host < 64) return;
   at::getHostAllocator(at::kCUDA)->empty_cache();
   all.ended_host = 0;

@@ -46,7 +46,8 @@ void release_ended_pools();
 // A graph's pool of pinned memory is gone.
 void note_ended_host_pool() noexcept;
 
-// Gives all that is free back to the driver, pinned memory of LibTorch's included. BUSY if somebody allocates in a private pool.
+// Gives all that is free back to the driver, pinned memory of LibTorch's included. BUSY if somebody
+// allocates in a private pool.
 void empty_cache();
 
 // Marks memory as used on the stream: once its last reference is dropped it is not handed out again

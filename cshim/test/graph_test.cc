@@ -266,6 +266,13 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   bool done = false;
   EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_query(captured, &done));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_wait_event(outside, captured));
+  {
+    Capture another;
+    EXPECT_OK(add_one(x));
+    EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_wait_event(outside, captured));
+    EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_wait_event(another.stream, captured));
+    another.end();
+  }
   EXPECT_OK(ts_event_record(captured, outside));
   EXPECT_OK(ts_stream_wait_event(capture.stream, captured));
   EXPECT_OK(ts_event_synchronize(captured));

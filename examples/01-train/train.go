@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"runtime"
@@ -92,9 +94,6 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return usageError{"-epochs, -batch, -width and -memory are at least 1, -size at least 16"}
 	}
 	if o.Archive == "" {
-		if _, err := os.Stat(defaultArchive); err != nil {
-			return fmt.Errorf("%w: the archive that comes with the repository is found from its root: run 01-train there, or name another with -archive FILE", err)
-		}
 		o.Archive = defaultArchive
 		if o.Test == "" {
 			o.Test = defaultTest
@@ -131,6 +130,9 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	loader, err := imageloader.OpenContext(ctx, o.Archive, imageloader.Options{
 		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
 	})
+	if errors.Is(err, fs.ErrNotExist) && o.Archive == defaultArchive {
+		err = fmt.Errorf("%w: the archive that comes with the repository is found from its root: run 01-train there, or name another with -archive FILE", err)
+	}
 	if err != nil {
 		return result, err
 	}
