@@ -231,8 +231,8 @@ func TestSourceTries(t *testing.T) {
 	for i := range data {
 		data[i] = byte(rng.Uint32())
 	}
-	times := sourceTimes{time.Microsecond, 5 * time.Millisecond}
-	s := &store{rng: rand.New(rand.NewPCG(5, 6)), objects: map[string]object{"store://x": {string(data), "1"}}, bad: 0.3, stops: true}
+	times := sourceTimes{time.Microsecond, 100 * time.Millisecond}
+	s := &store{rng: rand.New(rand.NewPCG(5, 6)), objects: map[string]object{"store://x": {string(data), "1"}}, bad: 0.1, stops: true}
 	f, err := openRemote(t.Context(), "store://x", s.openSource, times)
 	if err != nil {
 		t.Fatal(err)
