@@ -140,11 +140,15 @@ func FuzzIndex(f *testing.F) {
 			t.Fatal(err)
 		}
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), IndexFile: side, ShuffleBytes: 1, MaxSampleBytes: 1 << 20, Workers: 2, BadSamples: Skip}, openFile, fakeCodec{})
+		other := len(data) > 0 && !bytes.HasPrefix(data, []byte(sidecarMagic)) // no index: it is not replaced
 		if err != nil {
-			if !errors.Is(err, ErrNoSamples) {
+			if !errors.Is(err, ErrNoSamples) && !other {
 				t.Fatal(err)
 			}
 			return
+		}
+		if other {
+			t.Fatal("a file that is no index was taken")
 		}
 		defer l.Close()
 		x := l.index.Load()

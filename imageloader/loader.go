@@ -87,7 +87,8 @@ type Options struct {
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the archive (train.tgz.tsidx), or if that can't be written in the
-	// user's cache folder, which is looked at first. NoIndex: it is neither read nor written.
+	// user's cache folder, which is looked at first. A file that is not empty and no index is never replaced: as IndexFile it is an error. NoIndex: the index is
+	// neither read nor written.
 	IndexFile string
 	NoIndex   bool
 	// The index also keeps entry points into JPEG files, about 1 % of their size: the first time that an image is decoded they are made (which costs about a tenth
@@ -243,6 +244,9 @@ func (l *Loader) perRound(x *index) int {
 }
 
 func (o Options) withDefaults() (Options, error) {
+	if err := o.checkIndexFile(); err != nil {
+		return o, err
+	}
 	o.Transform = o.Transform.withDefaults()
 	if err := o.Transform.check(); err != nil {
 		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)

@@ -19,6 +19,8 @@ import (
 
 	"crypto/sha256"
 	"encoding/hex"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // The sidecar index, byte by byte: docs/index-format.md.
@@ -54,6 +56,20 @@ const (
 	shardBytes      = 32 // and its name
 )
 
+// indexFile is the kind of file that an index replaces.
+var indexFile = safefile.Prefix("an index", sidecarMagic)
+
+// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work is done.
+func (o *Options) checkIndexFile() error {
+	if o.NoIndex || o.IndexFile == "" {
+		return nil
+	}
+	if err := safefile.Check(o.IndexFile, indexFile); err != nil {
+		return fmt.Errorf("imageloader: Options.IndexFile: %w", err)
+	}
+	return nil
+}
+
 // errIndex is the reason why a sidecar is not used: it is made anew.
 type errIndex string
 
@@ -82,6 +98,9 @@ type place struct {
 // writeSidecar writes an index file beside others, so that a reader sees the whole of it or none, whatever else ends the program or the machine. It returns the file that it has
 // written, open: another process may have put its own at the path since.
 func writeSidecar(path string, mode fs.FileMode, sections []section) (_ *os.File, err error) {
+	if err := safefile.Check(path, indexFile); err != nil {
+		return nil, err
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return nil, err
@@ -126,6 +145,9 @@ func writeSidecar(path string, mode fs.FileMode, sections []section) (_ *os.File
 		return nil, err
 	}
 	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	if err := safefile.Check(path, indexFile); err != nil { // again: writing took a while
 		return nil, err
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
@@ -780,7 +802,9 @@ func (l *Loader) writeIndex(a *archive, x *indexer) *sidecar {
 			l.o.Logger.Info("wrote index", "archive", l.path, "index", path)
 			s.create, s.log = l.spoolBeside(a), l.o.Logger
 			for _, older := range paths[i+1:] {
-				_ = os.Remove(older) // or it is looked at, and not used
+				if safefile.Check(older, indexFile) == nil {
+					_ = os.Remove(older) // or it is looked at, and not used
+				}
 				s.elsewhere = append(s.elsewhere, otherPlace{older, nil})
 			}
 			return s

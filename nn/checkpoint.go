@@ -9,7 +9,7 @@ import (
 )
 
 // Save writes the module's parameters and buffers, by their state_dict names, to a safetensors file, which PyTorch reads with safetensors.torch.load_file. The metadata (may be nil) goes
-// into the file's header. The file appears under its name when it is complete, and replaces one that was there; a failure leaves that as it was. Save blocks until the file is
+// into the file's header. The file appears under its name when it is complete, and replaces a safetensors file that was there; a failure leaves that as it was. Over a file of another kind it is an error. Save blocks until the file is
 // on the disk.
 func Save(path string, m Module, metadata map[string]string) error {
 	return SaveTensors(path, State(m), metadata)

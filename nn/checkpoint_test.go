@@ -284,6 +284,30 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	}
 }
 
+// TestSaveReplacesOnlyCheckpoints: an archive that was given as the checkpoint by mistake is still there.
+func TestSaveReplacesOnlyCheckpoints(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "train.tgz")
+	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	net := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}))
+	if err := nn.Save(path, net, nil); err == nil || !strings.Contains(err.Error(), path) {
+		t.Error(err)
+	}
+	if now, err := os.ReadFile(path); err != nil || string(now) != text {
+		t.Errorf("the file holds %q, %v", now, err)
+	}
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := nn.Save(path, net, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "net.safetensors")

@@ -18,6 +18,7 @@ import (
 	"sort"
 	"unicode/utf8"
 
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -353,6 +354,9 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 
 // writeAtomically writes beside the file and then puts the result in its place.
 func writeAtomically(path string, write func(io.Writer) error) (err error) {
+	if err := safefile.Check(path, safefile.Safetensors); err != nil {
+		return err
+	}
 	file, err := createBeside(path)
 	if err != nil {
 		return err
@@ -379,6 +383,9 @@ func writeAtomically(path string, write func(io.Writer) error) (err error) {
 		return err
 	}
 	if err := file.Close(); err != nil {
+		return err
+	}
+	if err := safefile.Check(path, safefile.Safetensors); err != nil { // again: writing took a while
 		return err
 	}
 	if err := os.Rename(file.Name(), path); err != nil {

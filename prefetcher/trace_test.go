@@ -151,10 +151,15 @@ func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 
 // What can be known from the start is an error of New: nobody trains for an hour for a picture that cannot be written.
 func TestTraceThatCannotBeWritten(t *testing.T) {
+	photo := filepath.Join(t.TempDir(), "photo.png")
+	if err := os.WriteFile(photo, []byte("\xff\xd8\xff a JPEG"), 0o666); err != nil {
+		t.Fatal(err)
+	}
 	for name, c := range map[string]struct{ file, want string }{
 		"no such folder": {filepath.Join(t.TempDir(), "no", "a.svg"), "no such file or directory"},
 		"a folder":       {t.TempDir() + "/.svg", ""},
 		"no format":      {"a.pdf", "a.pdf"},
+		"another file":   {photo, "a file of another kind"},
 	} {
 		if name == "a folder" {
 			if err := os.Mkdir(c.file, 0o777); err != nil {
@@ -169,7 +174,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	}
 	// A file that is there is not touched before there is something to write.
 	file := filepath.Join(t.TempDir(), "a.svg")
-	if err := os.WriteFile(file, []byte("last week's"), 0o666); err != nil {
+	if err := os.WriteFile(file, []byte("<svg>last week's"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: file, First: 100}})
@@ -177,7 +182,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.Close()
-	if text, err := os.ReadFile(file); string(text) != "last week's" {
+	if text, err := os.ReadFile(file); string(text) != "<svg>last week's" {
 		t.Errorf("the file has %q, %v", text, err)
 	}
 }

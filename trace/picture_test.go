@@ -232,3 +232,29 @@ func TestFileNamesSayTheFormat(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestWriteFileReplacesOnlyItsOwnKind: what an earlier run drew, but no other file.
+func TestWriteFileReplacesOnlyItsOwnKind(t *testing.T) {
+	for _, name := range []string{"a.svg", "a.png", "a.json"} {
+		path := filepath.Join(t.TempDir(), name)
+		for range 2 {
+			if err := overlapping().WriteFile(path, PictureOptions{}); err != nil {
+				t.Error(err)
+			}
+		}
+		const text = "{\"mine\": 1}"
+		if err := os.WriteFile(path, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		checked := Window{File: path}.Check()
+		written := overlapping().WriteFile(path, PictureOptions{})
+		for _, err := range []error{checked, written} {
+			if err == nil || !strings.Contains(err.Error(), path) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != text {
+			t.Errorf("%s holds %q, %v", name, now, err)
+		}
+	}
+}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // Window is a bounded part of a training loop to record: some batches of an epoch, to a file. The prefetcher takes one as an option, so that any program that
@@ -62,15 +64,19 @@ func parseWindow(text string) (Window, error) {
 	return w, w.Check()
 }
 
-// Check returns what is wrong with the window, before anything is recorded.
+// Check returns what is wrong with the window, before anything is recorded: also that its file exists and is of another kind.
 func (w Window) Check() error {
+	kind, known := kinds[strings.ToLower(filepath.Ext(w.File))]
 	switch {
 	case w == Window{}:
 		return nil
-	case !formats[strings.ToLower(filepath.Ext(w.File))]:
+	case !known:
 		return badName(w.File)
 	case w.First < -1 || w.Batches < 0:
 		return fmt.Errorf("trace: First is %d and Batches %d", w.First, w.Batches)
+	}
+	if err := safefile.CheckWrite(w.File, kind); err != nil {
+		return fmt.Errorf("trace: %w", err)
 	}
 	return nil
 }

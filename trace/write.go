@@ -4,12 +4,14 @@ import (
 	"bufio"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The options do not matter for .json.
+// It replaces an empty file, and one of the same kind; any other file is left as it is, and an error.
 func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	var write func(io.Writer) error
 	switch strings.ToLower(filepath.Ext(name)) {
@@ -22,7 +24,7 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	default:
 		return badName(name)
 	}
-	f, err := os.Create(name)
+	f, err := safefile.Create(name, kinds[strings.ToLower(filepath.Ext(name))])
 	if err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
@@ -40,7 +42,12 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	return nil
 }
 
-var formats = map[string]bool{".svg": true, ".png": true, ".json": true}
+// kinds are the files that WriteFile writes and may replace, by the end of their names.
+var kinds = map[string]safefile.Kind{
+	".svg":  safefile.Prefix("an SVG", "<svg"),
+	".png":  safefile.PNG,
+	".json": safefile.Prefix("a recording", `{"displayTimeUnit"`),
+}
 
 func badName(name string) error {
 	return fmt.Errorf("trace: %q: the file's name must end in .svg, .png or .json", name)

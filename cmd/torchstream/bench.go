@@ -17,6 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
@@ -138,6 +139,9 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 
 // writeOutputs writes the pixels of the first n samples by name and returns how many there are.
 func writeOutputs(ctx context.Context, path, archive string, n int, o imageloader.Options) (int, error) {
+	if err := safefile.CheckWrite(path, safefile.Raw); err != nil {
+		return 0, err
+	}
 	loader, err := imageloader.OpenContext(ctx, archive, o)
 	if err != nil {
 		return 0, err
@@ -161,7 +165,7 @@ func writeOutputs(ctx context.Context, path, archive string, n int, o imageloade
 			}
 		}
 	}
-	file, err := os.Create(path)
+	file, err := safefile.Create(path, safefile.Raw)
 	if err != nil {
 		return 0, err
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -47,5 +48,45 @@ func TestIndex(t *testing.T) {
 	}
 	if status, _, stderr = command(t, "index", t.TempDir()); status != 1 || !strings.Contains(stderr, "needs no index") {
 		t.Errorf("status %d, %q", status, stderr)
+	}
+}
+
+// TestOutputsReplaceOnlyTheirOwnKind: the archive itself, or any other file, survives being named as an output.
+func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
+	photo, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive := filepath.Join(t.TempDir(), "photos.tgz")
+	if err := os.WriteFile(archive, photo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"index", "-o", archive, archive},
+		{"preview", "-archive", archive, "-size", "16", "-o", archive},
+		{"bench", "loader", "-archive", archive, "-contract", "eval", "-size", "16", "-images", "2", "-no-index", "-outputs", archive},
+	} {
+		status, stdout, stderr := command(t, args...)
+		if status != 1 || !strings.Contains(stderr, archive+" is a file of another kind") || stdout != "" {
+			t.Errorf("%q: status %d, %q, %q", args, status, stdout, stderr)
+		}
+		if now, err := os.ReadFile(archive); err != nil || string(now) != string(photo) {
+			t.Fatalf("%q: the archive is gone: %v", args, err)
+		}
+	}
+	// What an earlier run has written, and an empty file, are replaced.
+	other := filepath.Join(t.TempDir(), "output")
+	for _, args := range [][]string{
+		{"index", "-o", other, archive},
+		{"preview", "-archive", archive, "-size", "16", "-o", other},
+	} {
+		if err := os.WriteFile(other, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if status, _, stderr := command(t, args...); status != 0 {
+				t.Errorf("%q: status %d, %q", args, status, stderr)
+			}
+		}
 	}
 }

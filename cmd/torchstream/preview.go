@@ -17,6 +17,7 @@ import (
 	"golang.org/x/image/math/fixed"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // Of a contact sheet, in pixels.
@@ -80,6 +81,9 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	sheet, err := newSheet(*batches, *batch, *columns, *size)
 	if err != nil {
+		return err
+	}
+	if err := safefile.CheckWrite(*out, safefile.PNG); err != nil {
 		return err
 	}
 	loader, err := imageloader.OpenContext(ctx, *archive, o)
@@ -173,7 +177,7 @@ func (s *sheet) cut(batches int) image.Image {
 
 // writePNG leaves no half a file behind.
 func writePNG(name string, m image.Image) (err error) {
-	f, err := os.Create(name)
+	f, err := safefile.Create(name, safefile.PNG)
 	if err != nil {
 		return err
 	}
@@ -181,7 +185,7 @@ func writePNG(name string, m image.Image) (err error) {
 		if e := f.Close(); err == nil {
 			err = e
 		}
-		if err != nil {
+		if info, statErr := os.Lstat(name); err != nil && statErr == nil && info.Mode().IsRegular() {
 			os.Remove(name)
 		}
 	}()

@@ -195,3 +195,21 @@ func TestTrainOnGPU(t *testing.T) {
 		t.Errorf("%d right on the GPU, %d on the CPU", onGPU, right)
 	}
 }
+
+// TestOutputsReplaceNoOtherFile: an archive named as the checkpoint or as -json is an error before the training, and stays.
+func TestOutputsReplaceNoOtherFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "train.tgz")
+	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, option := range []string{"-checkpoint", "-json"} {
+		status, stdout, stderr := command(t, "train", "-checkpoint", "", option, path)
+		if status != 1 || stdout != "" || !strings.Contains(stderr, path+" is a file of another kind") {
+			t.Errorf("%s: status %d, %q, %q", option, status, stdout, stderr)
+		}
+		if now, err := os.ReadFile(path); err != nil || string(now) != text {
+			t.Errorf("%s: the file holds %q, %v", option, now, err)
+		}
+	}
+}

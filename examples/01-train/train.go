@@ -9,12 +9,12 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"os"
 	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -99,6 +99,17 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 			o.Test = defaultTest
 		}
 	}
+	// An epoch is too late to find out that the results have no place.
+	if o.Checkpoint != "" {
+		if err := safefile.Check(o.Checkpoint, safefile.Safetensors); err != nil {
+			return err
+		}
+	}
+	if o.jsonFile != "" {
+		if err := safefile.CheckWrite(o.jsonFile, figures); err != nil {
+			return err
+		}
+	}
 	result, err := train(ctx, o, stdout, stderr)
 	if err != nil || o.jsonFile == "" {
 		return err
@@ -107,8 +118,16 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(o.jsonFile, append(text, '\n'), 0o644)
+	file, err := safefile.Create(o.jsonFile, figures)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(append(text, '\n'))
+	return errors.Join(err, file.Close())
 }
+
+// figures is the file of -json.
+var figures = safefile.Prefix("a file that -json wrote", "{\n  \"options\": {")
 
 // train is the whole job.
 func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (result trainResult, err error) {

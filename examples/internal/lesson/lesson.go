@@ -44,7 +44,7 @@ func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Cont
 	flags.Parse(os.Args[1:]) // exits by itself
 	l.Device = cuda.Device(*device)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	err := l.needs(gpus)
+	err := errors.Join(trace.Window{File: l.Timeline}.Check(), l.needs(gpus))
 	if err == nil {
 		err = run(ctx, l)
 	}

@@ -1,0 +1,207 @@
+// Package safefile opens and creates files at paths that a user gives. Reading never waits for a pipe or a device, and
+// writing never replaces a file of another kind.
+package safefile
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// ErrNotRegular is in the error of Open for a pipe, a socket, a device or a directory.
+var ErrNotRegular = errors.New("it is not a regular file")
+
+// Open opens a regular file for reading. It never blocks on a pipe that nobody writes to: it refuses one before opening
+// it, and opens without waiting in case a pipe takes the file's place in between.
+func Open(path string) (*os.File, error) { return open(path, false) }
+
+// OpenTree is Open for a regular file or a directory.
+func OpenTree(path string) (*os.File, error) { return open(path, true) }
+
+func open(path string, tree bool) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.Unwrap(err)}
+	}
+	if err := readable(path, info, tree); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err = f.Stat(); err == nil {
+		err = readable(path, info, tree)
+	}
+	if err != nil {
+		_ = f.Close() // err says more
+		return nil, err
+	}
+	return f, nil
+}
+
+func readable(path string, info fs.FileInfo, tree bool) error {
+	if info.Mode().IsRegular() || tree && info.IsDir() {
+		return nil
+	}
+	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w but %s", ErrNotRegular, kindOf(info.Mode()))}
+}
+
+// ReadFile reads a regular file.
+func ReadFile(path string) ([]byte, error) {
+	f, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // only read
+	return io.ReadAll(f)
+}
+
+func kindOf(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "a directory"
+	case mode&fs.ModeNamedPipe != 0:
+		return "a pipe"
+	case mode&fs.ModeSocket != 0:
+		return "a socket"
+	}
+	return "a device"
+}
+
+// headBytes is how much of a file a Kind sees.
+const headBytes = 64
+
+// Kind is a kind of output. A file of this kind, and an empty one, may be replaced.
+type Kind struct {
+	Name string                 // with an article: "a PNG"
+	Is   func(head []byte) bool // given the first 64 bytes, or all of a shorter file
+}
+
+// Kinds of output that several packages write.
+var (
+	PNG         = Kind{"a PNG", prefix("\x89PNG\r\n\x1a\n")}
+	Safetensors = Kind{"a safetensors file", isSafetensors}
+	// Raw is output that cannot be recognized: it replaces only an empty file.
+	Raw = Kind{"an empty file", func([]byte) bool { return false }}
+)
+
+// Prefix is a kind of output that begins with one of several strings.
+func Prefix(name string, prefixes ...string) Kind {
+	return Kind{name, func(head []byte) bool {
+		for _, p := range prefixes {
+			if prefix(p)(head) {
+				return true
+			}
+		}
+		return false
+	}}
+}
+
+func prefix(p string) func([]byte) bool {
+	return func(head []byte) bool { return bytes.HasPrefix(head, []byte(p)) }
+}
+
+// isSafetensors looks at the length of the header, which is at most 100 MB, and at its first two bytes.
+func isSafetensors(head []byte) bool {
+	const maxHeader = 100_000_000
+	return len(head) > 9 && head[8] == '{' && bytes.IndexByte([]byte("\"} \t\r\n"), head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
+}
+
+// Check says whether a rename may put a new file of a kind at the path: nothing is there, or an empty file, or one of
+// that kind. The error names the file and says what to do.
+func Check(path string, kind Kind) error {
+	info, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case !info.Mode().IsRegular():
+		return refuse(path, kindOf(info.Mode()), kind)
+	case info.Size() == 0:
+		return nil
+	}
+	f, err := Open(path)
+	if err != nil {
+		return fmt.Errorf("%w: to replace it, remove it first", err)
+	}
+	defer f.Close() // only read
+	return checkHead(f, path, kind)
+}
+
+// CheckWrite is Check for output that Create will write: a character device and standard output pass too.
+func CheckWrite(path string, kind Kind) error {
+	if info, err := os.Stat(path); err == nil && stream(path, info) {
+		return nil
+	}
+	return Check(path, kind)
+}
+
+func checkHead(f *os.File, path string, kind Kind) error {
+	head := make([]byte, headBytes)
+	n, err := f.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	if n == 0 || kind.Is(head[:n]) {
+		return nil
+	}
+	return refuse(path, "a file of another kind", kind)
+}
+
+func refuse(path, found string, kind Kind) error {
+	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path, found, kind.Name)
+}
+
+// stream says whether a path is meant for output without an end: a character device such as /dev/null, or a pipe that
+// the shell has already opened as /dev/stdout.
+func stream(path string, info fs.FileInfo) bool {
+	if info.Mode()&fs.ModeCharDevice != 0 {
+		return true
+	}
+	path = filepath.Clean(path)
+	inherited := path == "/dev/stdout" || path == "/dev/stderr" || strings.HasPrefix(path, "/dev/fd/") || strings.HasPrefix(path, "/proc/self/fd/")
+	return inherited && !info.IsDir() && !info.Mode().IsRegular()
+}
+
+// Create opens a file for writing and empties it, after CheckWrite. It refuses a file that took the path after the check.
+func Create(path string, kind Kind) (*os.File, error) {
+	if err := CheckWrite(path, kind); err != nil {
+		return nil, err
+	}
+	was, err := os.Stat(path)
+	if err == nil && stream(path, was) {
+		return os.OpenFile(path, os.O_WRONLY, 0)
+	}
+	flags := os.O_WRONLY | syscall.O_NONBLOCK
+	if err != nil {
+		flags |= os.O_CREATE
+		if _, err := os.Lstat(path); err != nil { // a link to nothing makes its target
+			flags |= os.O_EXCL
+		}
+	}
+	f, err := os.OpenFile(path, flags, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	now, err := f.Stat()
+	if err == nil && was != nil && !os.SameFile(was, now) {
+		err = refuse(path, "another file by now", kind)
+	}
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		_ = f.Close() // err says more
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,141 @@
+package safefile
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func fifo(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// within fails the test if f blocks.
+func within(t *testing.T, f func() error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		t.Fatal("it blocks")
+		return nil
+	}
+}
+
+func TestOpenRefusesWhatIsNotRegular(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{fifo(t), "/dev/null", dir} {
+		err := within(t, func() error { _, err := Open(path); return err })
+		if !errors.Is(err, ErrNotRegular) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	f, err := OpenTree(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := within(t, func() error { _, err := OpenTree(fifo(t)); return err }); !errors.Is(err, ErrNotRegular) {
+		t.Error(err)
+	}
+	if _, err := Open(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) || strings.Count(err.Error(), "none") != 1 {
+		t.Error(err)
+	}
+	if data, err := ReadFile(write(t, "a", "text")); err != nil || string(data) != "text" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	png := "\x89PNG\r\n\x1a\n and so on"
+	for _, c := range []struct {
+		name, text string
+		kind       Kind
+		ok         bool
+	}{
+		{"empty", "", Raw, true},
+		{"png", png, PNG, true},
+		{"png", png, Safetensors, false},
+		{"png", png, Raw, false},
+		{"text", "text", PNG, false},
+		{"gzip", "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", Safetensors, false},
+		{"tensors", "\x02\x00\x00\x00\x00\x00\x00\x00{}", Safetensors, true},
+		{"short", "\x02\x00\x00\x00\x00\x00\x00\x00", Safetensors, false},
+		{"svg", "<svg xmlns", Prefix("an SVG", "<svg"), true},
+		{"svg", "<html>", Prefix("an SVG", "<svg"), false},
+	} {
+		path := write(t, c.name, c.text)
+		for i, check := range []func(string, Kind) error{Check, CheckWrite} {
+			if err := check(path, c.kind); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), path) {
+				t.Errorf("%d: %s as %s: %v", i, c.name, c.kind.Name, err)
+			}
+		}
+		f, err := Create(path, c.kind)
+		if err == nil {
+			_ = f.Close()
+		}
+		data, readErr := os.ReadFile(path)
+		if readErr != nil || (err == nil) != c.ok || c.ok && len(data) > 0 || !c.ok && string(data) != c.text {
+			t.Errorf("Create of %s as %s: %v, and then the file has %q", c.name, c.kind.Name, err, data)
+		}
+	}
+}
+
+func TestCheckRefusesWhatIsNotRegular(t *testing.T) {
+	for _, path := range []string{fifo(t), t.TempDir(), "/dev/null"} {
+		if err := within(t, func() error { return Check(path, PNG) }); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	for _, path := range []string{fifo(t), t.TempDir()} {
+		if err := within(t, func() error { _, err := Create(path, PNG); return err }); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	f, err := Create("/dev/null", PNG)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+}
+
+func TestCreateMakesNewFiles(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink("target", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"new", "link"} {
+		f, err := Create(filepath.Join(dir, name), PNG)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	if _, err := os.Stat(filepath.Join(dir, "target")); err != nil {
+		t.Error(err)
+	}
+}
