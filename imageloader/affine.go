@@ -5,7 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // RandomRotation turns the image counter-clockwise by an angle that is uniform in Degrees, about its centre or about Center (pixels from the left and from the top); what
@@ -124,7 +124,7 @@ func (o RandomPerspective) draw(rng *rand.Rand, p *program) {
 		{rng.IntN(across), h - down + rng.IntN(down)},
 	}
 	if c, ok := perspective(w, h, corners); ok {
-		p.add(capi.AugmentPerspective, fill(o.Interpolation.or(Bilinear), &o.Fill), c[:]...)
+		p.add(imagecapi.AugmentPerspective, fill(o.Interpolation.or(Bilinear), &o.Fill), c[:]...)
 	}
 }
 
@@ -166,7 +166,7 @@ func (a affine) inverse(w, h int) [6]float64 {
 
 func (p *program) affine(a affine, i Interpolation, c *Color) {
 	m := a.inverse(p.width, p.height)
-	p.add(capi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
+	p.add(imagecapi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
 }
 
 // rotate is torchvision's F.rotate: quarter turns about the middle move pixels, other angles sample them.
@@ -178,7 +178,7 @@ func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Int
 	switch {
 	case degrees == 0 && centre == nil:
 	case centre == nil && (degrees == 180 || (degrees == 90 || degrees == 270) && (expand || p.width == p.height)):
-		p.add(capi.AugmentQuarterTurns, [9]int32{int32(degrees / 90)})
+		p.add(imagecapi.AugmentQuarterTurns, [9]int32{int32(degrees / 90)})
 		if degrees != 180 {
 			p.width, p.height = p.height, p.width
 		}
@@ -189,7 +189,7 @@ func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Int
 			p.width, p.height = expanded(m, p.width, p.height)
 			integers[5], integers[6] = int32(p.width), int32(p.height)
 		}
-		p.add(capi.AugmentAffine, integers, m[:]...)
+		p.add(imagecapi.AugmentAffine, integers, m[:]...)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // Op is a step of Transform.Ops. Those that there are have the names, parameters, distributions and (on the same parameters) results of torchvision.transforms.v2 on
@@ -24,7 +24,7 @@ type Op interface {
 
 // program is what the steps do to one image.
 type program struct {
-	ops           []capi.AugmentOp
+	ops           []imagecapi.AugmentOp
 	calls         []call
 	width, height int // of the image after ops
 	mean, std     [3]float32
@@ -41,7 +41,7 @@ func (p *program) reset(t *Transform) {
 }
 
 func (p *program) add(kind int32, integers [9]int32, values ...float64) {
-	op := capi.AugmentOp{Kind: kind, Integers: integers}
+	op := imagecapi.AugmentOp{Kind: kind, Integers: integers}
 	copy(op.Values[:], values)
 	p.ops = append(p.ops, op)
 }
@@ -143,7 +143,7 @@ type RandomHorizontalFlip struct{ P float64 }
 func (o RandomHorizontalFlip) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomHorizontalFlip) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentFlipHorizontal, [9]int32{})
+		p.add(imagecapi.AugmentFlipHorizontal, [9]int32{})
 	}
 }
 
@@ -153,7 +153,7 @@ type RandomVerticalFlip struct{ P float64 }
 func (o RandomVerticalFlip) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomVerticalFlip) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentFlipVertical, [9]int32{})
+		p.add(imagecapi.AugmentFlipVertical, [9]int32{})
 	}
 }
 
@@ -196,7 +196,7 @@ func (o Pad) draw(_ *rand.Rand, p *program) {
 }
 
 func (p *program) crop(x, y, w, h int, mode PaddingMode, fill Color) {
-	p.add(capi.AugmentCrop, [9]int32{int32(x), int32(y), int32(w), int32(h), int32(mode), int32(fill[0]), int32(fill[1]), int32(fill[2])})
+	p.add(imagecapi.AugmentCrop, [9]int32{int32(x), int32(y), int32(w), int32(h), int32(mode), int32(fill[0]), int32(fill[1]), int32(fill[2])})
 	p.width, p.height = w, h
 }
 
@@ -312,7 +312,7 @@ func (o ColorJitter) draw(rng *rand.Rand, p *program) {
 	}
 }
 
-var jitterKinds = [4]int32{capi.AugmentBrightness, capi.AugmentContrast, capi.AugmentSaturation, capi.AugmentHue}
+var jitterKinds = [4]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}
 
 // RandomPhotometricDistort changes brightness, contrast, saturation and hue by factors that are uniform in intervals (zero values: 0.875 to 1.125, 0.5 to 1.5, 0.5 to 1.5 and
 // -0.05 to 0.05), contrast before or after the others, and permutes the channels: each with probability P (0: 1/2).
@@ -365,7 +365,7 @@ func (RandomChannelPermutation) draw(rng *rand.Rand, p *program) {
 		j := rng.IntN(i + 1)
 		order[i], order[j] = order[j], int32(i)
 	}
-	p.add(capi.AugmentPermute, order)
+	p.add(imagecapi.AugmentPermute, order)
 }
 
 // GaussianNoise adds to every byte a number from a normal distribution with the mean 255*Mean and the deviation 255*Sigma (0: 0.1), cut to a whole one.
@@ -395,7 +395,7 @@ func (o GaussianNoise) draw(_ *rand.Rand, p *program) {
 type Grayscale struct{}
 
 func (Grayscale) check(w, h int) (int, int, error) { return w, h, nil }
-func (Grayscale) draw(_ *rand.Rand, p *program)    { p.add(capi.AugmentGrayscale, [9]int32{}) }
+func (Grayscale) draw(_ *rand.Rand, p *program)    { p.add(imagecapi.AugmentGrayscale, [9]int32{}) }
 
 // RandomGrayscale makes the three channels equal with probability P (0: 0.1).
 type RandomGrayscale struct{ P float64 }
@@ -403,7 +403,7 @@ type RandomGrayscale struct{ P float64 }
 func (o RandomGrayscale) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomGrayscale) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.1)) {
-		p.add(capi.AugmentGrayscale, [9]int32{})
+		p.add(imagecapi.AugmentGrayscale, [9]int32{})
 	}
 }
 
@@ -434,7 +434,7 @@ func (o GaussianBlur) check(w, h int) (int, int, error) {
 func (o GaussianBlur) draw(rng *rand.Rand, p *program) {
 	sigma := between(rng, interval(o.Sigma, [2]float64{0.1, 2}))
 	sides := o.sides()
-	p.add(capi.AugmentBlur, [9]int32{int32(sides[0]), int32(sides[1])}, sigma, sigma)
+	p.add(imagecapi.AugmentBlur, [9]int32{int32(sides[0]), int32(sides[1])}, sigma, sigma)
 }
 
 // RandomErasing replaces, with probability P (0: 1/2), a box by one colour: its share of the area is uniform in Scale (zero value: 0.02 to 0.33), the logarithm of height/width
@@ -480,7 +480,7 @@ func (o RandomErasing) draw(rng *rand.Rand, p *program) {
 			p.noise(x, y, w, h)
 			return
 		}
-		p.add(capi.AugmentErase, [9]int32{int32(x), int32(y), int32(w), int32(h), int32(o.Value[0]), int32(o.Value[1]), int32(o.Value[2])})
+		p.add(imagecapi.AugmentErase, [9]int32{int32(x), int32(y), int32(w), int32(h), int32(o.Value[0]), int32(o.Value[1]), int32(o.Value[2])})
 		return
 	}
 }
@@ -506,7 +506,7 @@ type RandomInvert struct{ P float64 }
 func (o RandomInvert) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomInvert) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentInvert, [9]int32{})
+		p.add(imagecapi.AugmentInvert, [9]int32{})
 	}
 }
 
@@ -525,7 +525,7 @@ func (o RandomPosterize) check(w, h int) (int, int, error) {
 
 func (o RandomPosterize) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentPosterize, [9]int32{int32(o.Bits)})
+		p.add(imagecapi.AugmentPosterize, [9]int32{int32(o.Bits)})
 	}
 }
 
@@ -541,7 +541,7 @@ func (o RandomSolarize) check(w, h int) (int, int, error) {
 
 func (o RandomSolarize) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentSolarize, [9]int32{}, o.Threshold)
+		p.add(imagecapi.AugmentSolarize, [9]int32{}, o.Threshold)
 	}
 }
 
@@ -557,7 +557,7 @@ func (o RandomAdjustSharpness) check(w, h int) (int, int, error) {
 
 func (o RandomAdjustSharpness) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentSharpness, [9]int32{}, o.SharpnessFactor)
+		p.add(imagecapi.AugmentSharpness, [9]int32{}, o.SharpnessFactor)
 	}
 }
 
@@ -567,7 +567,7 @@ type RandomAutocontrast struct{ P float64 }
 func (o RandomAutocontrast) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomAutocontrast) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentAutocontrast, [9]int32{})
+		p.add(imagecapi.AugmentAutocontrast, [9]int32{})
 	}
 }
 
@@ -577,7 +577,7 @@ type RandomEqualize struct{ P float64 }
 func (o RandomEqualize) check(w, h int) (int, int, error) { return w, h, checkP(o.P) }
 func (o RandomEqualize) draw(rng *rand.Rand, p *program) {
 	if hit(rng, probability(o.P, 0.5)) {
-		p.add(capi.AugmentEqualize, [9]int32{})
+		p.add(imagecapi.AugmentEqualize, [9]int32{})
 	}
 }
 
@@ -723,19 +723,19 @@ func at(ops []Op, i int) Op {
 
 // augmenter runs programs, for one goroutine.
 type augmenter struct {
-	c       *capi.Augmenter
+	c       *imagecapi.Augmenter
 	program program
 }
 
 func newAugmenter() (*augmenter, error) {
-	c, err := capi.NewAugmenter()
+	c, err := imagecapi.NewAugmenter()
 	if err != nil {
 		return nil, err
 	}
 	return &augmenter{c: c}, nil
 }
 
-func (a *augmenter) close() { capi.FreeAugmenter(a.c) }
+func (a *augmenter) close() { imagecapi.FreeAugmenter(a.c) }
 
 // errRejected wraps what a Func returned.
 type errRejected struct{ error }
@@ -761,6 +761,6 @@ func (a *augmenter) run(t *Transform, rng *rand.Rand, pixels []byte) error {
 	return a.ops(t, pixels, a.program.ops[done:])
 }
 
-func (a *augmenter) ops(t *Transform, pixels []byte, ops []capi.AugmentOp) error {
-	return capi.AugmentImage(a.c, pixels, t.Size, t.Size, 3*t.Size, ops)
+func (a *augmenter) ops(t *Transform, pixels []byte, ops []imagecapi.AugmentOp) error {
+	return imagecapi.Augment(a.c, pixels, t.Size, t.Size, 3*t.Size, ops)
 }

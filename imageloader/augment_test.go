@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // golden is what torchvision gave (cshim/test/make_augment.py).
@@ -72,7 +72,7 @@ func checksum(t *testing.T, seed uint64, w, h int, draw func(p *program)) string
 	p := program{width: w, height: h}
 	draw(&p)
 	pixels := numbered(seed, w, h)
-	if err := capi.AugmentImage(a.c, pixels, w, h, 3*w, p.ops); err != nil {
+	if err := imagecapi.Augment(a.c, pixels, w, h, 3*w, p.ops); err != nil {
 		t.Fatal(err)
 	}
 	return fmt.Sprintf("%08x", crc32.ChecksumIEEE(pixels))
@@ -322,7 +322,7 @@ func roundedCDF(most float64) func(float64) float64 {
 
 // TestAugmentDistributions compares 100,000 draws of every parameter with torchvision's distribution of it.
 func TestAugmentDistributions(t *testing.T) {
-	first := func(kind int32, value func(op *capi.AugmentOp) float64) func(*program) []float64 {
+	first := func(kind int32, value func(op *imagecapi.AugmentOp) float64) func(*program) []float64 {
 		return func(p *program) (values []float64) {
 			for i := range p.ops {
 				if p.ops[i].Kind == kind {
@@ -332,12 +332,12 @@ func TestAugmentDistributions(t *testing.T) {
 			return values
 		}
 	}
-	value := func(op *capi.AugmentOp) float64 { return op.Values[0] }
-	integer := func(i int) func(op *capi.AugmentOp) float64 {
-		return func(op *capi.AugmentOp) float64 { return float64(op.Integers[i]) }
+	value := func(op *imagecapi.AugmentOp) float64 { return op.Values[0] }
+	integer := func(i int) func(op *imagecapi.AugmentOp) float64 {
+		return func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[i]) }
 	}
 	jitter := ColorJitter{Brightness: 0.4, Contrast: 1.5, Saturation: 0.2, Hue: 0.1}
-	angle := func(op *capi.AugmentOp) float64 { return math.Atan2(op.Values[3], op.Values[0]) * 180 / math.Pi }
+	angle := func(op *imagecapi.AugmentOp) float64 { return math.Atan2(op.Values[3], op.Values[0]) * 180 / math.Pi }
 	for _, c := range []struct {
 		name   string
 		op     Op
@@ -345,10 +345,10 @@ func TestAugmentDistributions(t *testing.T) {
 		share  float64 // of the draws, that have a value
 		cdf    func(float64) float64
 	}{
-		{"jitter brightness", jitter, first(capi.AugmentBrightness, value), 1, uniformCDF(0.6, 1.4)},
-		{"jitter contrast", jitter, first(capi.AugmentContrast, value), 1, uniformCDF(0, 2.5)},
-		{"jitter saturation", jitter, first(capi.AugmentSaturation, value), 1, uniformCDF(0.8, 1.2)},
-		{"jitter hue", jitter, first(capi.AugmentHue, value), 1, uniformCDF(-0.1, 0.1)},
+		{"jitter brightness", jitter, first(imagecapi.AugmentBrightness, value), 1, uniformCDF(0.6, 1.4)},
+		{"jitter contrast", jitter, first(imagecapi.AugmentContrast, value), 1, uniformCDF(0, 2.5)},
+		{"jitter saturation", jitter, first(imagecapi.AugmentSaturation, value), 1, uniformCDF(0.8, 1.2)},
+		{"jitter hue", jitter, first(imagecapi.AugmentHue, value), 1, uniformCDF(-0.1, 0.1)},
 		{"jitter order", jitter, func(p *program) []float64 { // which of the 24
 			rank := 0
 			for i := range p.ops {
@@ -362,60 +362,60 @@ func TestAugmentDistributions(t *testing.T) {
 			}
 			return []float64{float64(rank)}
 		}, 1, stepsCDF(0, 23)},
-		{"jitter range", ColorJitter{SaturationRange: [2]float64{1.1, 1.7}}, first(capi.AugmentSaturation, value), 1, uniformCDF(1.1, 1.7)},
-		{"jitter hue range", ColorJitter{HueRange: [2]float64{0, 0.3}}, first(capi.AugmentHue, value), 1, uniformCDF(0, 0.3)},
-		{"distort brightness", RandomPhotometricDistort{}, first(capi.AugmentBrightness, value), 0.5, uniformCDF(0.875, 1.125)},
-		{"distort contrast", RandomPhotometricDistort{P: 0.7}, first(capi.AugmentContrast, value), 0.7, uniformCDF(0.5, 1.5)},
-		{"distort hue", RandomPhotometricDistort{P: 0.7}, first(capi.AugmentHue, value), 0.7, uniformCDF(-0.05, 0.05)},
+		{"jitter range", ColorJitter{SaturationRange: [2]float64{1.1, 1.7}}, first(imagecapi.AugmentSaturation, value), 1, uniformCDF(1.1, 1.7)},
+		{"jitter hue range", ColorJitter{HueRange: [2]float64{0, 0.3}}, first(imagecapi.AugmentHue, value), 1, uniformCDF(0, 0.3)},
+		{"distort brightness", RandomPhotometricDistort{}, first(imagecapi.AugmentBrightness, value), 0.5, uniformCDF(0.875, 1.125)},
+		{"distort contrast", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentContrast, value), 0.7, uniformCDF(0.5, 1.5)},
+		{"distort hue", RandomPhotometricDistort{P: 0.7}, first(imagecapi.AugmentHue, value), 0.7, uniformCDF(-0.05, 0.05)},
 		{"distort order", RandomPhotometricDistort{P: 1}, func(p *program) []float64 { // 1: contrast comes before saturation
-			if p.ops[1].Kind == capi.AugmentContrast {
+			if p.ops[1].Kind == imagecapi.AugmentContrast {
 				return []float64{1}
 			}
 			return nil
 		}, 0.5, nil},
-		{"distort channels", RandomPhotometricDistort{P: 0.2}, first(capi.AugmentPermute, value), 0.2, nil},
-		{"channels", RandomChannelPermutation{}, first(capi.AugmentPermute, func(op *capi.AugmentOp) float64 { // which of the six
+		{"distort channels", RandomPhotometricDistort{P: 0.2}, first(imagecapi.AugmentPermute, value), 0.2, nil},
+		{"channels", RandomChannelPermutation{}, first(imagecapi.AugmentPermute, func(op *imagecapi.AugmentOp) float64 { // which of the six
 			second := op.Integers[1]
 			if second > op.Integers[0] {
 				second--
 			}
 			return float64(2*op.Integers[0] + second)
 		}), 1, stepsCDF(0, 5)},
-		{"choice with probabilities", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, CenterCrop{64}}, P: []float64{1, 3, 0}}, first(capi.AugmentInvert, value), 0.75, nil},
+		{"choice with probabilities", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, CenterCrop{64}}, P: []float64{1, 3, 0}}, first(imagecapi.AugmentInvert, value), 0.75, nil},
 		{"order", RandomOrder{Ops: []Op{Grayscale{}, RandomInvert{P: 1}}}, func(p *program) []float64 {
-			if len(p.ops) == 2 && p.ops[0].Kind == capi.AugmentInvert && p.ops[1].Kind == capi.AugmentGrayscale {
+			if len(p.ops) == 2 && p.ops[0].Kind == imagecapi.AugmentInvert && p.ops[1].Kind == imagecapi.AugmentGrayscale {
 				return []float64{1}
 			}
 			return nil
 		}, 0.5, nil},
-		{"blur sigma", GaussianBlur{KernelSize: [2]int{5, 9}, Sigma: [2]float64{0.5, 5}}, first(capi.AugmentBlur, value), 1, uniformCDF(0.5, 5)},
-		{"crop x", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(capi.AugmentCrop, integer(0)), 1, stepsCDF(-4, 3)},
-		{"crop y", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(capi.AugmentCrop, integer(1)), 1, stepsCDF(-2, 1)},
-		{"vertical flip", RandomVerticalFlip{P: 0.3}, first(capi.AugmentFlipVertical, value), 0.3, nil},
-		{"horizontal flip", RandomHorizontalFlip{}, first(capi.AugmentFlipHorizontal, value), 0.5, nil},
-		{"grayscale", RandomGrayscale{}, first(capi.AugmentGrayscale, value), 0.1, nil},
-		{"invert", RandomInvert{P: 1}, first(capi.AugmentInvert, value), 1, nil},
-		{"posterize", RandomPosterize{Bits: 2}, first(capi.AugmentPosterize, value), 0.5, nil},
-		{"solarize", RandomSolarize{Threshold: 128, P: 0.2}, first(capi.AugmentSolarize, value), 0.2, nil},
-		{"sharpness", RandomAdjustSharpness{SharpnessFactor: 2}, first(capi.AugmentSharpness, value), 0.5, nil},
-		{"autocontrast", RandomAutocontrast{}, first(capi.AugmentAutocontrast, value), 0.5, nil},
-		{"equalize", RandomEqualize{}, first(capi.AugmentEqualize, value), 0.5, nil},
-		{"apply", RandomApply{Ops: []Op{Grayscale{}}, P: 0.8}, first(capi.AugmentGrayscale, value), 0.8, nil},
-		{"choice", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, RandomInvert{P: 1}}}, first(capi.AugmentInvert, value), 2. / 3, nil},
-		{"rotation", RandomRotation{Degrees: [2]float64{-20, 70}}, first(capi.AugmentAffine, angle), 1, uniformCDF(-20, 70)},
-		{"affine x", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(capi.AugmentAffine, func(op *capi.AugmentOp) float64 { return -op.Values[2] }), 1, roundedCDF(6.4)},
-		{"affine y", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(capi.AugmentAffine, func(op *capi.AugmentOp) float64 { return -op.Values[5] }), 1, roundedCDF(14.4)},
-		{"affine scale", RandomAffine{Scale: [2]float64{0.5, 1.5}}, first(capi.AugmentAffine, func(op *capi.AugmentOp) float64 { return 1 / op.Values[0] }), 1, uniformCDF(0.5, 1.5)},
-		{"affine shear x", RandomAffine{Shear: [4]float64{-10, 30}}, first(capi.AugmentAffine, func(op *capi.AugmentOp) float64 { return math.Atan(op.Values[1]) * 180 / math.Pi }), 1, uniformCDF(-10, 30)},
-		{"perspective", RandomPerspective{P: 0.25}, first(capi.AugmentPerspective, value), 0.25, nil},
-		{"erasing", RandomErasing{P: 0.4}, first(capi.AugmentErase, value), 0.4, nil},
-		{"trivial rotate", TrivialAugmentWide{}, first(capi.AugmentQuarterTurns, value), 0, nil}, // 90 degrees is bin 20: 135 * 20/30 is 90.000003 in float32
-		{"trivial brightness", TrivialAugmentWide{}, first(capi.AugmentBrightness, value), 1. / 14, func(x float64) float64 { return stepsCDF(0, 60)(math.Round((x-1)/0.99*30) + 30) }},
-		{"trivial posterize", TrivialAugmentWide{}, first(capi.AugmentPosterize, integer(0)), 1. / 14, func(x float64) float64 { // 8 - i/5, rounded
+		{"blur sigma", GaussianBlur{KernelSize: [2]int{5, 9}, Sigma: [2]float64{0.5, 5}}, first(imagecapi.AugmentBlur, value), 1, uniformCDF(0.5, 5)},
+		{"crop x", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(0)), 1, stepsCDF(-4, 3)},
+		{"crop y", RandomCrop{Padding: [4]int{4, 2, 3, 1}}, first(imagecapi.AugmentCrop, integer(1)), 1, stepsCDF(-2, 1)},
+		{"vertical flip", RandomVerticalFlip{P: 0.3}, first(imagecapi.AugmentFlipVertical, value), 0.3, nil},
+		{"horizontal flip", RandomHorizontalFlip{}, first(imagecapi.AugmentFlipHorizontal, value), 0.5, nil},
+		{"grayscale", RandomGrayscale{}, first(imagecapi.AugmentGrayscale, value), 0.1, nil},
+		{"invert", RandomInvert{P: 1}, first(imagecapi.AugmentInvert, value), 1, nil},
+		{"posterize", RandomPosterize{Bits: 2}, first(imagecapi.AugmentPosterize, value), 0.5, nil},
+		{"solarize", RandomSolarize{Threshold: 128, P: 0.2}, first(imagecapi.AugmentSolarize, value), 0.2, nil},
+		{"sharpness", RandomAdjustSharpness{SharpnessFactor: 2}, first(imagecapi.AugmentSharpness, value), 0.5, nil},
+		{"autocontrast", RandomAutocontrast{}, first(imagecapi.AugmentAutocontrast, value), 0.5, nil},
+		{"equalize", RandomEqualize{}, first(imagecapi.AugmentEqualize, value), 0.5, nil},
+		{"apply", RandomApply{Ops: []Op{Grayscale{}}, P: 0.8}, first(imagecapi.AugmentGrayscale, value), 0.8, nil},
+		{"choice", RandomChoice{Ops: []Op{Grayscale{}, RandomInvert{P: 1}, RandomInvert{P: 1}}}, first(imagecapi.AugmentInvert, value), 2. / 3, nil},
+		{"rotation", RandomRotation{Degrees: [2]float64{-20, 70}}, first(imagecapi.AugmentAffine, angle), 1, uniformCDF(-20, 70)},
+		{"affine x", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[2] }), 1, roundedCDF(6.4)},
+		{"affine y", RandomAffine{Translate: [2]float64{0.1, 0.3}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return -op.Values[5] }), 1, roundedCDF(14.4)},
+		{"affine scale", RandomAffine{Scale: [2]float64{0.5, 1.5}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return 1 / op.Values[0] }), 1, uniformCDF(0.5, 1.5)},
+		{"affine shear x", RandomAffine{Shear: [4]float64{-10, 30}}, first(imagecapi.AugmentAffine, func(op *imagecapi.AugmentOp) float64 { return math.Atan(op.Values[1]) * 180 / math.Pi }), 1, uniformCDF(-10, 30)},
+		{"perspective", RandomPerspective{P: 0.25}, first(imagecapi.AugmentPerspective, value), 0.25, nil},
+		{"erasing", RandomErasing{P: 0.4}, first(imagecapi.AugmentErase, value), 0.4, nil},
+		{"trivial rotate", TrivialAugmentWide{}, first(imagecapi.AugmentQuarterTurns, value), 0, nil}, // 90 degrees is bin 20: 135 * 20/30 is 90.000003 in float32
+		{"trivial brightness", TrivialAugmentWide{}, first(imagecapi.AugmentBrightness, value), 1. / 14, func(x float64) float64 { return stepsCDF(0, 60)(math.Round((x-1)/0.99*30) + 30) }},
+		{"trivial posterize", TrivialAugmentWide{}, first(imagecapi.AugmentPosterize, integer(0)), 1. / 14, func(x float64) float64 { // 8 - i/5, rounded
 			return [...]float64{0, 0, 3. / 31, 8. / 31, 13. / 31, 18. / 31, 23. / 31, 28. / 31, 1}[int(math.Floor(x))]
 		}},
-		{"rand equalize", RandAugment{NumOps: 1}, first(capi.AugmentEqualize, value), 1. / 14, nil},
-		{"auto invert", AutoAugment{}, first(capi.AugmentInvert, value), (0.6 + 0.6 + 0.6) / 25, nil},
+		{"rand equalize", RandAugment{NumOps: 1}, first(imagecapi.AugmentEqualize, value), 1. / 14, nil},
+		{"auto invert", AutoAugment{}, first(imagecapi.AugmentInvert, value), (0.6 + 0.6 + 0.6) / 25, nil},
 	} {
 		var values []float64
 		draws(c.op, 64, 48, manyDraws, func(p *program) { values = append(values, c.values(p)...) })
@@ -437,7 +437,7 @@ func TestAugmentDistributions(t *testing.T) {
 }
 
 func jitterRank(kind int32) int {
-	return slices.Index([]int32{capi.AugmentBrightness, capi.AugmentContrast, capi.AugmentSaturation, capi.AugmentHue}, kind)
+	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
 }
 
 // TestAugmentQuantiles compares 100,000 draws of what has no simple formula with the 999 permilles of as many and more of torchvision.
@@ -455,15 +455,17 @@ func TestAugmentQuantiles(t *testing.T) {
 		op    Op
 		w, h  int
 		kind  int32
-		value func(op *capi.AugmentOp) float64
+		value func(op *imagecapi.AugmentOp) float64
 	}{
-		"erase area":      {RandomErasing{P: 1}, 224, 224, capi.AugmentErase, func(op *capi.AugmentOp) float64 { return float64(op.Integers[2] * op.Integers[3]) }},
-		"erase log ratio": {RandomErasing{P: 1}, 224, 224, capi.AugmentErase, func(op *capi.AugmentOp) float64 { return math.Log(float64(op.Integers[3]) / float64(op.Integers[2])) }},
-		"erase x":         {RandomErasing{P: 1}, 224, 224, capi.AugmentErase, func(op *capi.AugmentOp) float64 { return float64(op.Integers[0]) }},
-		"erase y":         {RandomErasing{P: 1}, 224, 224, capi.AugmentErase, func(op *capi.AugmentOp) float64 { return float64(op.Integers[1]) }},
-		"perspective 0":   {RandomPerspective{P: 1}, 224, 160, capi.AugmentPerspective, func(op *capi.AugmentOp) float64 { return op.Values[0] }},
-		"perspective 5":   {RandomPerspective{P: 1}, 224, 160, capi.AugmentPerspective, func(op *capi.AugmentOp) float64 { return op.Values[5] }},
-		"perspective 7":   {RandomPerspective{P: 1}, 224, 160, capi.AugmentPerspective, func(op *capi.AugmentOp) float64 { return op.Values[7] }},
+		"erase area": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[2] * op.Integers[3]) }},
+		"erase log ratio": {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 {
+			return math.Log(float64(op.Integers[3]) / float64(op.Integers[2]))
+		}},
+		"erase x":       {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[0]) }},
+		"erase y":       {RandomErasing{P: 1}, 224, 224, imagecapi.AugmentErase, func(op *imagecapi.AugmentOp) float64 { return float64(op.Integers[1]) }},
+		"perspective 0": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[0] }},
+		"perspective 5": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[5] }},
+		"perspective 7": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[7] }},
 	} {
 		q := quantiles[name]
 		if len(q) != 999 {
@@ -505,7 +507,7 @@ func TestRandomCropOfResize(t *testing.T) {
 	var x, y []float64
 	for i := range manyDraws {
 		seedGenerator(&source, 5, purposeAugment, 0, i)
-		var g capi.ImageGeometry
+		var g imagecapi.Geometry
 		if err := transform.geometry(rng, 50, 40, &g); err != nil {
 			t.Fatal(err)
 		}

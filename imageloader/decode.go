@@ -1,57 +1,57 @@
 package imageloader
 
 import (
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // codec makes decoders. The real one is the shim's; tests that are about order and threads use their own.
 type codec interface {
 	newDecoder(maxPixels int64) (decoder, error)
 	// header is a decoder's; it can be called by any goroutine.
-	header(data []byte) (capi.ImageInfo, error)
+	header(data []byte) (imagecapi.Info, error)
 }
 
-// decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at a time. Errors with the codes capi.CodeDecode and
-// capi.CodeUnsupported are the image's fault, others the machine's.
+// decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at a time. Errors with the codes imagecapi.CodeDecode and
+// imagecapi.CodeUnsupported are the image's fault, others the machine's.
 type decoder interface {
-	header(data []byte) (capi.ImageInfo, error)
-	decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error
+	header(data []byte) (imagecapi.Info, error)
+	decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
 	close()
 }
 
 type shimCodec struct{}
 
 func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
-	if err := capi.Check(); err != nil {
+	if err := imagecapi.Check(); err != nil {
 		return nil, err
 	}
-	d, err := capi.NewImageDecoder(maxPixels)
+	d, err := imagecapi.NewDecoder(maxPixels)
 	if err != nil {
 		return nil, err
 	}
 	return shimDecoder{d}, nil
 }
 
-type shimDecoder struct{ d *capi.ImageDecoder }
+type shimDecoder struct{ d *imagecapi.Decoder }
 
-func (shimCodec) header(data []byte) (capi.ImageInfo, error) { return shimDecoder{}.header(data) }
+func (shimCodec) header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
 
-func (shimDecoder) header(data []byte) (capi.ImageInfo, error) {
+func (shimDecoder) header(data []byte) (imagecapi.Info, error) {
 	if f := rare(data); f != nil {
 		return f.header(data)
 	}
-	return capi.ImageHeader(data)
+	return imagecapi.Header(data)
 }
 
-func (s shimDecoder) decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+func (s shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	if f := rare(data); f != nil {
 		pixels, width, height, err := f.pixels(data)
 		if err != nil {
 			return err
 		}
-		return capi.ResizeImage(s.d, pixels, width, height, 3*width, g, dst, stride)
+		return imagecapi.Resize(s.d, pixels, width, height, 3*width, g, dst, stride)
 	}
-	return capi.DecodeImage(s.d, data, g, dst, stride)
+	return imagecapi.Decode(s.d, data, g, dst, stride)
 }
 
-func (s shimDecoder) close() { capi.FreeImageDecoder(s.d) }
+func (s shimDecoder) close() { imagecapi.FreeDecoder(s.d) }

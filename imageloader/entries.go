@@ -3,7 +3,7 @@ package imageloader
 import (
 	"sync/atomic"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // entryStore keeps a blob of entry points for a sample: the index does, in its sidecar. Its methods are called by several goroutines.
@@ -52,17 +52,17 @@ func (l *Loader) entryPoints(x *index) *entryPoints {
 // entryDecoder is a decoder that knows entry points.
 type entryDecoder interface {
 	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by decodeMakeEntries. nil: the blob's digests are enough.
-	decodeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, blob []byte, proof *uint64) error
+	decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
 	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over len(buffer).
-	decodeMakeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
 
-func (s shimDecoder) decodeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, blob []byte, proof *uint64) error {
-	return capi.DecodeImageEntries(s.d, data, g, dst, stride, blob, proof)
+func (s shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
 }
 
-func (s shimDecoder) decodeMakeEntries(data []byte, g *capi.ImageGeometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
-	return capi.DecodeImageMakeEntries(s.d, data, g, dst, stride, 0, buffer)
+func (s shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }
 
 // byEntries decodes one baseline JPEG after the other by their entry points, and makes those that are missing. One goroutine's.
@@ -75,7 +75,7 @@ type byEntries struct {
 
 // decode is the decoder's decode of sample i. The first time in this process that a blob is used, it is compared with the image, which costs what decoding
 // without it costs: a sidecar that somebody else wrote gives right pixels or none.
-func (b *byEntries) decode(i int, data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+func (b *byEntries) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	if blob := p.store.entriesOf(i, b.buffer); len(blob) > 0 {
 		b.buffer = blob[:cap(blob)]

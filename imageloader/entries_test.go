@@ -11,7 +11,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 type mapStore struct {
@@ -57,7 +57,7 @@ func TestEntryPoints(t *testing.T) {
 	defer d.close()
 	shim := d.(shimDecoder)
 	photos := [][]byte{photo(t, 1), photo(t, 2), photo(t, 3)}
-	g := capi.ImageGeometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
+	g := imagecapi.Geometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
 	want := make([][]byte, len(photos))
 	for i, p := range photos {
 		want[i] = make([]byte, 64*64*3)
@@ -65,14 +65,14 @@ func TestEntryPoints(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	stats := func() capi.ImageStats {
-		s, err := capi.DecoderStats(shim.d)
+	stats := func() imagecapi.Stats {
+		s, err := imagecapi.DecoderStats(shim.d)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s
 	}
-	epoch := func(what string, points *entryPoints, photos [][]byte, want [][]byte) capi.ImageStats {
+	epoch := func(what string, points *entryPoints, photos [][]byte, want [][]byte) imagecapi.Stats {
 		before := stats()
 		b := byEntries{points: points, d: shim}
 		for i, p := range photos {
@@ -85,10 +85,10 @@ func TestEntryPoints(t *testing.T) {
 			}
 		}
 		s := stats()
-		return capi.ImageStats{EntriesUsed: s.EntriesUsed - before.EntriesUsed, EntriesVerified: s.EntriesVerified - before.EntriesVerified,
+		return imagecapi.Stats{EntriesUsed: s.EntriesUsed - before.EntriesUsed, EntriesVerified: s.EntriesVerified - before.EntriesVerified,
 			EntriesRefused: s.EntriesRefused - before.EntriesRefused, EntriesMade: s.EntriesMade - before.EntriesMade}
 	}
-	expect := func(what string, got, want capi.ImageStats) {
+	expect := func(what string, got, want imagecapi.Stats) {
 		t.Helper()
 		if got != want {
 			t.Errorf("%s: %+v, want %+v", what, got, want)
@@ -97,8 +97,8 @@ func TestEntryPoints(t *testing.T) {
 
 	store := &mapStore{blobs: map[int][]byte{}}
 	points := newEntryPoints(store, 3, false)
-	expect("first epoch", epoch("first epoch", points, photos, want), capi.ImageStats{EntriesMade: 3})
-	expect("second epoch", epoch("second epoch", points, photos, want), capi.ImageStats{EntriesUsed: 3})
+	expect("first epoch", epoch("first epoch", points, photos, want), imagecapi.Stats{EntriesMade: 3})
+	expect("second epoch", epoch("second epoch", points, photos, want), imagecapi.Stats{EntriesUsed: 3})
 	for i, p := range photos {
 		if n := len(store.blobs[i]); n == 0 || n > len(p)*15/1000 {
 			t.Errorf("the blob of %d bytes has %d", len(p), n)
@@ -106,16 +106,16 @@ func TestEntryPoints(t *testing.T) {
 	}
 
 	later := newEntryPoints(store, 3, false)
-	expect("another process", epoch("another process", later, photos, want), capi.ImageStats{EntriesVerified: 3})
-	expect("its second epoch", epoch("its second epoch", later, photos, want), capi.ImageStats{EntriesUsed: 3})
-	expect("trusted", epoch("trusted", newEntryPoints(store, 3, true), photos, want), capi.ImageStats{EntriesUsed: 3})
+	expect("another process", epoch("another process", later, photos, want), imagecapi.Stats{EntriesVerified: 3})
+	expect("its second epoch", epoch("its second epoch", later, photos, want), imagecapi.Stats{EntriesUsed: 3})
+	expect("trusted", epoch("trusted", newEntryPoints(store, 3, true), photos, want), imagecapi.Stats{EntriesUsed: 3})
 
 	// The archive changed under the index: samples 0 and 1 are each other.
 	swapped := slices.Clone(photos)
 	swapped[0], swapped[1] = swapped[1], swapped[0]
 	swappedWant := slices.Clone(want)
 	swappedWant[0], swappedWant[1] = swappedWant[1], swappedWant[0]
-	expect("stale", epoch("stale", points, swapped, swappedWant), capi.ImageStats{EntriesUsed: 1, EntriesRefused: 2})
+	expect("stale", epoch("stale", points, swapped, swappedWant), imagecapi.Stats{EntriesUsed: 1, EntriesRefused: 2})
 
 	// The blobs changed under their proofs, or came from elsewhere.
 	forged := &mapStore{blobs: maps.Clone(store.blobs)}
@@ -126,14 +126,14 @@ func TestEntryPoints(t *testing.T) {
 	for i := range points.proofs {
 		changed.proofs[i].Store(points.proofs[i].Load())
 	}
-	expect("forged", epoch("forged", changed, photos, want), capi.ImageStats{EntriesRefused: 3})
-	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), capi.ImageStats{EntriesRefused: 3})
+	expect("forged", epoch("forged", changed, photos, want), imagecapi.Stats{EntriesRefused: 3})
+	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), imagecapi.Stats{EntriesRefused: 3})
 }
 
 // countingCodec is the shim's, and remembers what its decoders say that they did.
 type countingCodec struct {
 	mu  *sync.Mutex
-	sum *capi.ImageStats
+	sum *imagecapi.Stats
 }
 
 type countingDecoder struct {
@@ -141,7 +141,7 @@ type countingDecoder struct {
 	c countingCodec
 }
 
-func (countingCodec) header(data []byte) (capi.ImageInfo, error) { return shimCodec{}.header(data) }
+func (countingCodec) header(data []byte) (imagecapi.Info, error) { return shimCodec{}.header(data) }
 
 func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
 	d, err := shimCodec{}.newDecoder(maxPixels)
@@ -154,7 +154,7 @@ func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
 func (d countingDecoder) close() {
 	d.c.mu.Lock()
 	defer d.c.mu.Unlock()
-	if s, err := capi.DecoderStats(d.d); err == nil {
+	if s, err := imagecapi.DecoderStats(d.d); err == nil {
 		d.c.sum.EntriesMade += s.EntriesMade
 		d.c.sum.EntriesUsed += s.EntriesUsed
 		d.c.sum.EntriesVerified += s.EntriesVerified
@@ -177,7 +177,7 @@ func TestEntryPointsInEpochs(t *testing.T) {
 	}{{"t.tar", tarBytes(t, members...)}, {"t.tgz", gzipBytes(t, tarBytes(t, members...))}} {
 		t.Run(c.name, func(t *testing.T) {
 			path := writeFile(t, c.name, c.data)
-			var done capi.ImageStats
+			var done imagecapi.Stats
 			codec := countingCodec{new(sync.Mutex), &done}
 			run := func(o Options) *Loader {
 				o.BatchSize, o.Transform, o.Shuffle, o.Workers = 8, Train(64), true, 3
@@ -187,8 +187,8 @@ func TestEntryPointsInEpochs(t *testing.T) {
 				}
 				return l
 			}
-			epoch := func(l *Loader, e int) (string, capi.ImageStats) {
-				done = capi.ImageStats{}
+			epoch := func(l *Loader, e int) (string, imagecapi.Stats) {
+				done = imagecapi.Stats{}
 				batches, err := collect(t, l, e, 2)
 				if err != nil {
 					t.Fatal(err)
@@ -205,14 +205,14 @@ func TestEntryPointsInEpochs(t *testing.T) {
 			plain := run(Options{NoIndex: true})
 			for e := range 4 {
 				d, s := epoch(plain, e)
-				if s != (capi.ImageStats{}) {
+				if s != (imagecapi.Stats{}) {
 					t.Errorf("without an index: %+v", s)
 				}
 				want = append(want, d)
 			}
 			end(plain)
 
-			expect := func(what string, l *Loader, e int, wantStats capi.ImageStats) {
+			expect := func(what string, l *Loader, e int, wantStats imagecapi.Stats) {
 				t.Helper()
 				if got, s := epoch(l, e); got != want[e] || s != wantStats {
 					t.Errorf("%s: %+v, want %+v; batches equal: %t", what, s, wantStats, got == want[e])
@@ -220,18 +220,18 @@ func TestEntryPointsInEpochs(t *testing.T) {
 			}
 			side := path + ".index"
 			l := run(Options{IndexFile: side, NoEntryPoints: true})
-			expect("not wanted", l, 0, capi.ImageStats{})
+			expect("not wanted", l, 0, imagecapi.Stats{})
 			end(l)
 			l = run(Options{IndexFile: side})
-			expect("first epoch", l, 0, capi.ImageStats{EntriesMade: 24})
-			expect("second epoch", l, 1, capi.ImageStats{EntriesUsed: 24})
+			expect("first epoch", l, 0, imagecapi.Stats{EntriesMade: 24})
+			expect("second epoch", l, 1, imagecapi.Stats{EntriesUsed: 24})
 			end(l)
 			l = run(Options{IndexFile: side})
-			expect("another loader", l, 2, capi.ImageStats{EntriesVerified: 24})
-			expect("its second epoch", l, 3, capi.ImageStats{EntriesUsed: 24})
+			expect("another loader", l, 2, imagecapi.Stats{EntriesVerified: 24})
+			expect("its second epoch", l, 3, imagecapi.Stats{EntriesUsed: 24})
 			end(l)
 			l = run(Options{IndexFile: side, TrustIndex: true})
-			expect("a loader that trusts", l, 0, capi.ImageStats{EntriesUsed: 24})
+			expect("a loader that trusts", l, 0, imagecapi.Stats{EntriesUsed: 24})
 			end(l)
 		})
 	}

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/image/bmp"
 	"golang.org/x/image/tiff"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // The formats that few training sets have are decoded by Go's own libraries, whole, and only resized by the shim: their C libraries bring more code and more damage from hostile
@@ -62,12 +62,12 @@ func sniffRare(b []byte) string {
 
 // failed turns an error of a Go decoder into one of the two kinds that the shim has. A decoder that panics has met damage too: nothing that a file holds may end the program.
 func (f *rareFormat) failed(err error) error {
-	code := capi.CodeDecode
+	code := imagecapi.CodeDecode
 	var unsupported tiff.UnsupportedError
 	if errors.Is(err, bmp.ErrUnsupported) || errors.As(err, &unsupported) {
-		code = capi.CodeUnsupported
+		code = imagecapi.CodeUnsupported
 	}
-	return &capi.Error{Code: code, Origin: "image", Message: err.Error()}
+	return &imagecapi.Error{Code: code, Origin: "image", Message: err.Error()}
 }
 
 func (f *rareFormat) protect(err *error) {
@@ -76,7 +76,7 @@ func (f *rareFormat) protect(err *error) {
 	}
 }
 
-func (f *rareFormat) header(data []byte) (info capi.ImageInfo, err error) {
+func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	defer f.protect(&err)
 	c, err := f.config(bytes.NewReader(data))
 	if err != nil {
@@ -86,9 +86,9 @@ func (f *rareFormat) header(data []byte) (info capi.ImageInfo, err error) {
 		return info, f.failed(fmt.Errorf("an impossible size of %d x %d pixels", c.Width, c.Height))
 	}
 	if c.Width > mostSide || c.Height > mostSide { // as the shim: what resizing takes follows from the sides, not from their product alone
-		return info, &capi.Error{Code: capi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, mostSide)}
+		return info, &imagecapi.Error{Code: imagecapi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, mostSide)}
 	}
-	info = capi.ImageInfo{Format: f.number, Width: int32(c.Width), Height: int32(c.Height), Components: 3, BitDepth: 8, Orientation: 1}
+	info = imagecapi.Info{Format: f.number, Width: int32(c.Width), Height: int32(c.Height), Components: 3, BitDepth: 8, Orientation: 1}
 	switch c.ColorModel {
 	case color.GrayModel:
 		info.Components = 1

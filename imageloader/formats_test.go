@@ -12,7 +12,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // formatFiles are small files of every format that is not in cshim/test/data, with what Pillow makes of them (testdata/make_formats.py): width, height, CRC-32 of
@@ -65,7 +65,7 @@ func TestFormats(t *testing.T) {
 			continue
 		}
 		whole := make([]byte, 3*w*h)
-		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
 		if err := d.decode(data, &g, whole, 3*w); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -88,7 +88,7 @@ func TestFaxIsUnsupported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := realDecoder(t).header(data); !errors.Is(err, capi.CodeUnsupported) {
+	if _, err := realDecoder(t).header(data); !errors.Is(err, imagecapi.CodeUnsupported) {
 		t.Errorf("%v", err)
 	}
 }
@@ -128,14 +128,14 @@ func upright(pixels []byte, w, h int, orientation int32) (out []byte, ow, oh int
 
 func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error {
 	turned, ow, oh := upright(whole, w, h, orientation)
-	g := capi.ImageGeometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2), CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7, WindowHeight: 8, Flip: orientation%2 == 1}
+	g := imagecapi.Geometry{CropX: int32(ow / 5), CropY: int32(oh / 4), CropWidth: int32(ow / 2), CropHeight: int32(oh / 3), ResizeWidth: 9, ResizeHeight: 11, WindowX: 1, WindowY: 2, WindowWidth: 7, WindowHeight: 8, Flip: orientation%2 == 1}
 	want, got := make([]byte, 3*7*8), make([]byte, 3*7*8)
-	c, err := capi.NewImageDecoder(0)
+	c, err := imagecapi.NewDecoder(0)
 	if err != nil {
 		return err
 	}
-	defer capi.FreeImageDecoder(c)
-	if err := capi.ResizeImage(c, turned, ow, oh, 3*ow, &g, want, 3*7); err != nil {
+	defer imagecapi.FreeDecoder(c)
+	if err := imagecapi.Resize(c, turned, ow, oh, 3*ow, &g, want, 3*7); err != nil {
 		return err
 	}
 	g.Orientation = orientation
@@ -207,9 +207,9 @@ func TestOrientation(t *testing.T) {
 	if !slices.Equal(turned, want) {
 		t.Error("the picture does not stand upright")
 	}
-	info := capi.ImageInfo{Width: 40, Height: 30, Orientation: 6}
+	info := imagecapi.Info{Width: 40, Height: 30, Orientation: 6}
 	transform := Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true}.withDefaults()
-	var g, h capi.ImageGeometry
+	var g, h imagecapi.Geometry
 	if err := transform.geometryOf(rand.New(rand.NewPCG(1, 2)), &info, &g); err != nil {
 		t.Fatal(err)
 	}
@@ -229,10 +229,10 @@ func TestFormatDamage(t *testing.T) {
 	try := func(name string, data []byte) {
 		info, err := d.header(data)
 		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
-			g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 			err = d.decode(data, &g, pixels, 3*8)
 		}
-		if err != nil && !errors.Is(err, capi.CodeDecode) && !errors.Is(err, capi.CodeUnsupported) {
+		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) {
 			t.Fatalf("%s: %v", name, err)
 		}
 	}
@@ -270,9 +270,9 @@ func FuzzRareFormats(f *testing.F) {
 		}
 		w, h := int(info.Width), int(info.Height)
 		pixels := make([]byte, 3*w*h)
-		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
 		if err := d.decode(data, &g, pixels, 3*w); err != nil {
-			if !errors.Is(err, capi.CodeDecode) && !errors.Is(err, capi.CodeUnsupported) && !errors.Is(err, capi.CodeInvalidArgument) {
+			if !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, imagecapi.CodeInvalidArgument) {
 				t.Fatal(err)
 			}
 			return

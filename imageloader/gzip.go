@@ -10,13 +10,13 @@ import (
 	"math/bits"
 	"slices"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 const (
 	inflateRoom    = 256 << 10 // bytes inflated at a time
 	inflateSpacing = 16 << 10  // least distance of two checkpoints, in bytes of output
-	windowBytes    = capi.InflateWindow
+	windowBytes    = imagecapi.InflateWindow
 )
 
 // checkpoint is where a gzip file can be entered without inflating what comes before.
@@ -29,7 +29,7 @@ type checkpoint struct {
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of each.
 type gzipReader struct {
 	in       io.Reader
-	inflater *capi.Inflater
+	inflater *imagecapi.Inflater
 	note     func(checkpoint) // if not nil, gets the checkpoints in order
 
 	packed   []byte // compressed bytes; those from lo to hi are not consumed
@@ -49,7 +49,7 @@ type gzipReader struct {
 
 // newGzipReader reads the first header. The reader holds memory outside of Go: close it.
 func newGzipReader(in io.Reader) (*gzipReader, error) {
-	inflater, err := capi.NewInflater(0)
+	inflater, err := imagecapi.NewInflater(0)
 	if err != nil {
 		return nil, err
 	}
@@ -63,19 +63,19 @@ func newGzipReader(in io.Reader) (*gzipReader, error) {
 
 // mark makes note get the checkpoints, in order. It is called before anything is read.
 func (r *gzipReader) mark(note func(checkpoint)) error {
-	inflater, err := capi.NewInflater(inflateSpacing)
+	inflater, err := imagecapi.NewInflater(inflateSpacing)
 	if err != nil {
 		return err
 	}
 	r.close()
 	r.inflater, r.note = inflater, note
 	note(checkpoint{bit: 8 * r.start})
-	return capi.ResetInflater(r.inflater, 0, 0)
+	return imagecapi.ResetInflater(r.inflater, 0, 0)
 }
 
 func (r *gzipReader) close() {
 	if r.inflater != nil {
-		capi.FreeInflater(r.inflater)
+		imagecapi.FreeInflater(r.inflater)
 		r.inflater = nil
 	}
 }
@@ -173,7 +173,7 @@ func (r *gzipReader) header() error {
 			return gzip.ErrHeader
 		}
 	}
-	if err := capi.ResetInflater(r.inflater, 0, 0); err != nil {
+	if err := imagecapi.ResetInflater(r.inflater, 0, 0); err != nil {
 		return err
 	}
 	r.inMember, r.crc, r.first, r.start = true, 0, r.produced, r.offset
@@ -204,9 +204,9 @@ func (r *gzipReader) fill() error {
 	if err := r.more(1 << 10); err != nil {
 		return err
 	}
-	consumed, produced, done, err := capi.Inflate(r.inflater, r.packed[r.lo:r.hi], r.end, r.out, r.wr)
+	consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.packed[r.lo:r.hi], r.end, r.out, r.wr)
 	if err != nil {
-		if capi.CutOff(err) {
+		if imagecapi.CutOff(err) {
 			return io.ErrUnexpectedEOF
 		}
 		return err
@@ -240,7 +240,7 @@ func le32(b []byte) uint32 {
 // checkpoints passes on what the inflater has noted.
 func (r *gzipReader) checkpoints() error {
 	for {
-		c, found, err := capi.NextInflateCheckpoint(r.inflater)
+		c, found, err := imagecapi.NextInflateCheckpoint(r.inflater)
 		if err != nil || !found {
 			return err
 		}
@@ -330,20 +330,20 @@ func uvarint(b []byte) (v uint64, n int) {
 
 // inflateRange reads parts of a gzip file from checkpoints. It is used by one goroutine at a time.
 type inflateRange struct {
-	inflater *capi.Inflater
+	inflater *imagecapi.Inflater
 	packed   []byte
 	out      []byte
 }
 
 func newInflateRange() (*inflateRange, error) {
-	inflater, err := capi.NewInflater(0)
+	inflater, err := imagecapi.NewInflater(0)
 	if err != nil {
 		return nil, err
 	}
 	return &inflateRange{inflater: inflater, packed: make([]byte, 64<<10), out: make([]byte, windowBytes+128<<10)}, nil
 }
 
-func (r *inflateRange) close() { capi.FreeInflater(r.inflater) }
+func (r *inflateRange) close() { imagecapi.FreeInflater(r.inflater) }
 
 // read fills dst with the output from offset on. c is a checkpoint at or before offset, with its window in windows; until says where in the file the compressed bytes end at
 // the latest.
@@ -357,7 +357,7 @@ func (r *inflateRange) read(file, windows io.ReaderAt, c *mark, offset int64, un
 	if err := unpackWindow(window, r.out[:windowBytes]); err != nil {
 		return err
 	}
-	if err := capi.ResetInflater(r.inflater, int(c.bit&7), windowBytes); err != nil {
+	if err := imagecapi.ResetInflater(r.inflater, int(c.bit&7), windowBytes); err != nil {
 		return err
 	}
 	at := c.bit >> 3 // of what is read from the file next
@@ -389,7 +389,7 @@ func (r *inflateRange) read(file, windows io.ReaderAt, c *mark, offset int64, un
 			wr = copy(r.out, r.out[wr-windowBytes:])
 		}
 		end := int(min(int64(len(r.out)), int64(wr)+skip+int64(len(dst))))
-		consumed, produced, done, err := capi.Inflate(r.inflater, r.packed[lo:hi], at == until, r.out[:end], wr)
+		consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.packed[lo:hi], at == until, r.out[:end], wr)
 		if err != nil {
 			return err
 		}
@@ -411,7 +411,7 @@ func (r *inflateRange) read(file, windows io.ReaderAt, c *mark, offset int64, un
 				return fmt.Errorf("no gzip member where one should follow: %w", gzip.ErrHeader)
 			}
 			lo += 8 + n
-			if err := capi.ResetInflater(r.inflater, 0, 0); err != nil {
+			if err := imagecapi.ResetInflater(r.inflater, 0, 0); err != nil {
 				return err
 			}
 		} else if consumed+produced == 0 && at == until {

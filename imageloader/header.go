@@ -3,7 +3,7 @@ package imageloader
 import (
 	"encoding/binary"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // firstBytes is how much of a member of a plain tar is read for its image's header, which mostly lies in there. If it does not, and of streams, which are inflated
@@ -23,7 +23,7 @@ var headFormats = []struct {
 	number byte
 	format int32
 	name   string
-}{{1, capi.ImageJPEG, "JPEG"}, {2, capi.ImagePNG, "PNG"}, {3, capi.ImageWebP, "WebP"}, {4, imageGIF, "GIF"}, {5, imageBMP, "BMP"}, {6, imageTIFF, "TIFF"}}
+}{{1, imagecapi.JPEG, "JPEG"}, {2, imagecapi.PNG, "PNG"}, {3, imagecapi.WebP, "WebP"}, {4, imageGIF, "GIF"}, {5, imageBMP, "BMP"}, {6, imageTIFF, "TIFF"}}
 
 // imageHead is what an index keeps of an image's header, as docs/index-format.md says. No pixel depends on it: the decoder reads the header again.
 type imageHead [headBytes]byte
@@ -40,7 +40,7 @@ func headOf(c codec, first []byte, whole bool) (h imageHead, found bool) {
 		}
 		return h, false
 	}
-	if !whole && info.Orientation == 1 && info.Format != capi.ImageJPEG {
+	if !whole && info.Orientation == 1 && info.Format != imagecapi.JPEG {
 		info.Orientation = 0 // may come at the end
 	}
 	binary.LittleEndian.PutUint32(h[0:], uint32(info.Width))
@@ -58,7 +58,7 @@ func headOf(c codec, first []byte, whole bool) (h imageHead, found bool) {
 }
 
 // info is the header; false if the index has none.
-func (h *imageHead) info() (info capi.ImageInfo, format string, ok bool) {
+func (h *imageHead) info() (info imagecapi.Info, format string, ok bool) {
 	for _, f := range headFormats {
 		if f.number == h[8] {
 			info.Format, format = f.format, f.name

@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // tarMember is a member of a test's archive; kind 0 is a regular file.
@@ -107,15 +107,15 @@ func (c fakeCodec) newDecoder(int64) (decoder, error) {
 	return &fakeDecoder{c}, nil
 }
 
-func (fakeCodec) header(data []byte) (capi.ImageInfo, error) { return fakeDecoder{}.header(data) }
+func (fakeCodec) header(data []byte) (imagecapi.Info, error) { return fakeDecoder{}.header(data) }
 
 type fakeDecoder struct{ c fakeCodec }
 
-func (fakeDecoder) header([]byte) (capi.ImageInfo, error) {
-	return capi.ImageInfo{Format: capi.ImagePNG, Width: 40, Height: 30, Components: 3, BitDepth: 8}, nil
+func (fakeDecoder) header([]byte) (imagecapi.Info, error) {
+	return imagecapi.Info{Format: imagecapi.PNG, Width: 40, Height: 30, Components: 3, BitDepth: 8}, nil
 }
 
-func (d fakeDecoder) decode(data []byte, g *capi.ImageGeometry, dst []byte, stride int) error {
+func (d fakeDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	if d.c.block != nil {
 		<-d.c.block
 	}
@@ -124,16 +124,16 @@ func (d fakeDecoder) decode(data []byte, g *capi.ImageGeometry, dst []byte, stri
 	}
 	if bytes.HasPrefix(data[8:], []byte("BAD")) {
 		clear(dst) // what is left in a row after a failure must not matter
-		return &capi.Error{Code: capi.CodeDecode, Origin: "fake", Message: "bad bytes"}
+		return &imagecapi.Error{Code: imagecapi.CodeDecode, Origin: "fake", Message: "bad bytes"}
 	}
 	if bytes.HasPrefix(data[8:], []byte("BROKEN MACHINE")) {
-		return &capi.Error{Code: capi.CodeInternal, Origin: "fake", Message: "broken"}
+		return &imagecapi.Error{Code: imagecapi.CodeInternal, Origin: "fake", Message: "broken"}
 	}
 	fakePixels(data, g, dst)
 	return nil
 }
 
-func fakePixels(data []byte, g *capi.ImageGeometry, dst []byte) {
+func fakePixels(data []byte, g *imagecapi.Geometry, dst []byte) {
 	h := fnv.New64a()
 	h.Write(data)
 	fmt.Fprintf(h, "%+v", *g)

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // TestForgedStateOrder: a state that names an order which the loader's options don't have is refused; none of them makes an epoch fail in another way.
@@ -126,7 +126,7 @@ func TestSides(t *testing.T) {
 	if _, err := (shimDecoder{}).header(header(mostSide)); err != nil {
 		t.Error(err)
 	}
-	if _, err := (shimDecoder{}).header(header(mostSide + 1)); !errors.Is(err, capi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+	if _, err := (shimDecoder{}).header(header(mostSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // Report is what Inspect found in an archive.
@@ -183,14 +183,14 @@ func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, e
 			return r, nil
 		}
 		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
-		g := capi.ImageGeometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.decode(it.data, &g, pixels, 8*3)
 	}
 	switch {
 	case err == nil:
-	case errors.Is(err, capi.CodeDecode):
+	case errors.Is(err, imagecapi.CodeDecode):
 		r.bad = l.bad(it, Damaged, err)
-	case errors.Is(err, capi.CodeUnsupported):
+	case errors.Is(err, imagecapi.CodeUnsupported):
 		r.bad = l.bad(it, Unsupported, err)
 	default:
 		return r, fmt.Errorf("imageloader: %s: decoding %q: %w", l.path, it.sample.Name, err)
@@ -198,7 +198,7 @@ func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, e
 	return r, nil
 }
 
-func describe(format string, i capi.ImageInfo) string {
+func describe(format string, i imagecapi.Info) string {
 	if i.BitDepth != 8 {
 		format += fmt.Sprintf(" %d-bit", i.BitDepth)
 	}
@@ -207,13 +207,13 @@ func describe(format string, i capi.ImageInfo) string {
 		format += " grey"
 	case i.Components == 2:
 		format += " grey with alpha"
-	case i.Components == 4 && i.Format == capi.ImageJPEG:
+	case i.Components == 4 && i.Format == imagecapi.JPEG:
 		format += " CMYK"
 	case i.Components == 4:
 		format += " with alpha"
 	}
 	if i.Progressive {
-		if i.Format == capi.ImagePNG {
+		if i.Format == imagecapi.PNG {
 			return format + " interlaced"
 		}
 		return format + " progressive"

@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // readers is how many goroutines read members of a plain .tar, so that a disk has several requests at a time; each costs next to nothing.
@@ -427,11 +427,11 @@ type worker struct {
 	d        decoder
 	source   rand.PCG
 	rng      *rand.Rand
-	geometry capi.ImageGeometry
+	geometry imagecapi.Geometry
 
 	augmenter *augmenter // nil without Transform.Ops
 	entries   *byEntries // nil: none are used
-	counted   capi.ImageStats
+	counted   imagecapi.Stats
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -453,7 +453,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if err := t.geometryOf(w.rng, &info, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
-		if w.entries != nil && info.Format == capi.ImageJPEG && !info.Progressive {
+		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
 			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, 3*t.Size)
 		} else {
 			err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
@@ -470,9 +470,9 @@ func (w *worker) decode(j *job) (flightState, error) {
 	switch {
 	case errors.As(err, &rejected):
 		return bad, w.p.l.bad(&j.item, Rejected, rejected.error)
-	case errors.Is(err, capi.CodeDecode):
+	case errors.Is(err, imagecapi.CodeDecode):
 		return bad, w.p.l.bad(&j.item, Damaged, err)
-	case errors.Is(err, capi.CodeUnsupported):
+	case errors.Is(err, imagecapi.CodeUnsupported):
 		return bad, w.p.l.bad(&j.item, Unsupported, err)
 	}
 	return fatal, fmt.Errorf("imageloader: %s: decoding %q: %w", w.p.l.path, j.sample.Name, err)
@@ -502,7 +502,7 @@ func (l *Loader) unreadable(it *item, kind memberKind) *SampleError {
 }
 
 // oversize says that an image has too many pixels; nil if it has not.
-func (l *Loader) oversize(it *item, info capi.ImageInfo) *SampleError {
+func (l *Loader) oversize(it *item, info imagecapi.Info) *SampleError {
 	if int64(info.Width)*int64(info.Height) <= l.o.MaxPixels {
 		return nil
 	}

@@ -5,7 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // RandAugment does NumOps (0: 2) random operations, each with strength Magnitude (0: 9) of NumMagnitudeBins (0: 31).
@@ -225,23 +225,23 @@ func (p *program) policy(op policyOp, m float64, i Interpolation, c *Color) {
 	case opRotate:
 		p.rotate(m, nil, false, i, c)
 	case opBrightness:
-		p.add(capi.AugmentBrightness, [9]int32{}, 1+m)
+		p.add(imagecapi.AugmentBrightness, [9]int32{}, 1+m)
 	case opColor:
-		p.add(capi.AugmentSaturation, [9]int32{}, 1+m)
+		p.add(imagecapi.AugmentSaturation, [9]int32{}, 1+m)
 	case opContrast:
-		p.add(capi.AugmentContrast, [9]int32{}, 1+m)
+		p.add(imagecapi.AugmentContrast, [9]int32{}, 1+m)
 	case opSharpness:
-		p.add(capi.AugmentSharpness, [9]int32{}, 1+m)
+		p.add(imagecapi.AugmentSharpness, [9]int32{}, 1+m)
 	case opPosterize:
-		p.add(capi.AugmentPosterize, [9]int32{int32(m)})
+		p.add(imagecapi.AugmentPosterize, [9]int32{int32(m)})
 	case opSolarize:
-		p.add(capi.AugmentSolarize, [9]int32{}, 255*m)
+		p.add(imagecapi.AugmentSolarize, [9]int32{}, 255*m)
 	case opAutoContrast:
-		p.add(capi.AugmentAutocontrast, [9]int32{})
+		p.add(imagecapi.AugmentAutocontrast, [9]int32{})
 	case opEqualize:
-		p.add(capi.AugmentEqualize, [9]int32{})
+		p.add(imagecapi.AugmentEqualize, [9]int32{})
 	case opInvert:
-		p.add(capi.AugmentInvert, [9]int32{})
+		p.add(imagecapi.AugmentInvert, [9]int32{})
 	}
 }
 

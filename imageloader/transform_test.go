@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // The figures in this file are what torchvision 0.26 (torch 2.11) gives.
@@ -84,7 +84,7 @@ func TestRandomResizedCrop(t *testing.T) {
 		flips := 0
 		for i := range n {
 			seedGenerator(&source, 5, purposeAugment, 0, i) // as the loader does: consecutive indices must be independent
-			var g capi.ImageGeometry
+			var g imagecapi.Geometry
 			if err := transform.geometry(rng, c.width, c.height, &g); err != nil {
 				t.Fatal(err)
 			}
@@ -172,7 +172,7 @@ func TestFlip(t *testing.T) {
 		rng := rand.New(&source)
 		flips := 0
 		for i := range 20_000 {
-			var g, h capi.ImageGeometry
+			var g, h imagecapi.Geometry
 			seedGenerator(&source, 5, purposeAugment, 3, i)
 			if err := transform.geometry(rng, 300, 200, &g); err != nil {
 				t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -83,7 +84,7 @@ func examine() []finding {
 	for d := range cuda.DeviceCount() {
 		found = append(found, compute(cuda.Device(d)))
 	}
-	return append(found, codec("JPEG", capi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
 }
 
 func at(path string) string {
@@ -203,14 +204,14 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	if err := encode(&data, picture); err != nil {
 		return err
 	}
-	decoder, err := capi.NewImageDecoder(0)
+	decoder, err := imagecapi.NewDecoder(0)
 	if err != nil {
 		return err
 	}
-	defer capi.FreeImageDecoder(decoder)
+	defer imagecapi.FreeDecoder(decoder)
 	pixels := make([]byte, side*side*3)
-	whole := capi.ImageGeometry{CropWidth: side, CropHeight: side, ResizeWidth: side, ResizeHeight: side, WindowWidth: side, WindowHeight: side}
-	if err := capi.DecodeImage(decoder, data.Bytes(), &whole, pixels, side*3); err != nil {
+	whole := imagecapi.Geometry{CropWidth: side, CropHeight: side, ResizeWidth: side, ResizeHeight: side, WindowWidth: side, WindowHeight: side}
+	if err := imagecapi.Decode(decoder, data.Bytes(), &whole, pixels, side*3); err != nil {
 		return err
 	}
 	for i, want := range []int{200, 100, 50} {

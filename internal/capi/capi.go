@@ -32,8 +32,7 @@ import (
 // that no other can be reached past a wrong shim.
 var Check = sync.OnceValue(func() error {
 	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
-		return &Error{CodeInternal, "ts_abi_version",
-			fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
+		return &Error{Code: CodeInternal, Origin: "ts_abi_version", Message: fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
 	}
 	return nil
 })
@@ -41,7 +40,6 @@ var Check = sync.OnceValue(func() error {
 // Versions of what the shim was built with.
 func LibTorchVersion() string { return C.GoString(C.ts_libtorch_version()) }
 func CUDAVersion() string     { return C.GoString(C.ts_cuda_version()) }
-func JPEGVersion() string     { return C.GoString(C.ts_jpeg_version()) }
 
 // The Go structs that C reads in place are laid out as their C twins: a difference of a size or an offset, in either direction, fails to compile.
 const (
@@ -61,11 +59,4 @@ const (
 	_ = -(unsafe.Sizeof(Arg{}) ^ unsafe.Sizeof(C.ts_arg{}))
 	_ = -(unsafe.Offsetof(Arg{}.Count) ^ unsafe.Offsetof(C.ts_arg{}.count))
 	_ = -(unsafe.Offsetof(Arg{}.Value) ^ unsafe.Offsetof(C.ts_arg{}.value))
-
-	_ = -(unsafe.Sizeof(ImageGeometry{}) ^ unsafe.Sizeof(C.ts_image_geometry{}))
-	_ = -(unsafe.Offsetof(ImageGeometry{}.CropHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.crop_height))
-	_ = -(unsafe.Offsetof(ImageGeometry{}.ResizeWidth) ^ unsafe.Offsetof(C.ts_image_geometry{}.resize_width))
-	_ = -(unsafe.Offsetof(ImageGeometry{}.WindowX) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_x))
-	_ = -(unsafe.Offsetof(ImageGeometry{}.WindowHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_height))
-	_ = -(unsafe.Offsetof(ImageGeometry{}.Flip) ^ unsafe.Offsetof(C.ts_image_geometry{}.flip))
 )

@@ -3,79 +3,40 @@ package capi
 // #include "torchstream.h"
 import "C"
 
-import "fmt"
+import (
+	"unsafe"
 
-// Code says what kind of failure an [Error] is. It is itself an error, so that errors.Is(err, CodeOutOfMemory) works on any error that wraps an *Error.
-type Code int32
-
-const (
-	CodeInvalidArgument Code = C.TS_ERROR_INVALID_ARGUMENT
-	CodeOutOfMemory     Code = C.TS_ERROR_OUT_OF_MEMORY
-	CodeNoDevice        Code = C.TS_ERROR_NO_DEVICE
-	CodeCUDA            Code = C.TS_ERROR_CUDA
-	CodeWrongThread     Code = C.TS_ERROR_WRONG_THREAD
-	CodeOutOfOrder      Code = C.TS_ERROR_OUT_OF_ORDER
-	CodeNotRecorded     Code = C.TS_ERROR_NOT_RECORDED
-	CodeNotFound        Code = C.TS_ERROR_NOT_FOUND
-	CodeOperator        Code = C.TS_ERROR_OPERATOR
-	CodeDecode          Code = C.TS_ERROR_DECODE
-	CodeUnsupported     Code = C.TS_ERROR_UNSUPPORTED
-	CodeInternal        Code = C.TS_ERROR_INTERNAL
-	CodeCapture         Code = C.TS_ERROR_CAPTURE
-	CodeStale           Code = C.TS_ERROR_STALE
-	CodeBusy            Code = C.TS_ERROR_BUSY
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-func (c Code) Error() string {
-	switch c {
-	case CodeInvalidArgument:
-		return "invalid argument"
-	case CodeOutOfMemory:
-		return "out of memory"
-	case CodeNoDevice:
-		return "no CUDA device"
-	case CodeCUDA:
-		return "CUDA error"
-	case CodeWrongThread:
-		return "stream guard left on another thread"
-	case CodeOutOfOrder:
-		return "stream guard left out of order"
-	case CodeNotRecorded:
-		return "event not recorded"
-	case CodeNotFound:
-		return "no such operator"
-	case CodeOperator:
-		return "operator error"
-	case CodeDecode:
-		return "damaged image"
-	case CodeUnsupported:
-		return "unsupported image"
-	case CodeCapture:
-		return "graph capture"
-	case CodeStale:
-		return "stale graph"
-	case CodeBusy:
-		return "busy"
-	}
-	return "internal error"
-}
+// Error is a failure that the shim returned; both parts of the header have the same errors.
+type Error = imagecapi.Error
 
-// Error is a failure that the shim returned.
-type Error struct {
-	Code    Code
-	Origin  string // the C function that failed
-	Message string
-}
+// Code says what kind of failure an [Error] is.
+type Code = imagecapi.Code
 
-func (e *Error) Error() string        { return fmt.Sprintf("%s: %s: %s", e.Origin, e.Code.Error(), e.Message) }
-func (e *Error) Is(target error) bool { return target == e.Code }
+const (
+	CodeInvalidArgument = imagecapi.CodeInvalidArgument
+	CodeOutOfMemory     = imagecapi.CodeOutOfMemory
+	CodeNoDevice        = imagecapi.CodeNoDevice
+	CodeCUDA            = imagecapi.CodeCUDA
+	CodeWrongThread     = imagecapi.CodeWrongThread
+	CodeOutOfOrder      = imagecapi.CodeOutOfOrder
+	CodeNotRecorded     = imagecapi.CodeNotRecorded
+	CodeNotFound        = imagecapi.CodeNotFound
+	CodeOperator        = imagecapi.CodeOperator
+	CodeDecode          = imagecapi.CodeDecode
+	CodeUnsupported     = imagecapi.CodeUnsupported
+	CodeInternal        = imagecapi.CodeInternal
+	CodeCapture         = imagecapi.CodeCapture
+	CodeStale           = imagecapi.CodeStale
+	CodeBusy            = imagecapi.CodeBusy
+)
 
 // failure takes ownership of a C error and returns its Go form; nil stays nil.
 func failure(e *C.ts_error) error {
 	if e == nil {
 		return nil
 	}
-	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e))}
-	C.ts_error_free(e)
-	return err
+	return imagecapi.TakeError(unsafe.Pointer(e))
 }

@@ -110,7 +110,7 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
-		return nil, &Error{CodeInvalidArgument, "RegisterPinned", "memory of Go cannot be pinned, since the garbage collector may give it to others: use NewPinned, or memory of mmap or C"}
+		return nil, &Error{Code: CodeInvalidArgument, Origin: "RegisterPinned", Message: "memory of Go cannot be pinned, since the garbage collector may give it to others: use NewPinned, or memory of mmap or C"}
 	}
 	waiting.enter()
 	defer waiting.leave()
@@ -155,7 +155,7 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
-		return &Error{CodeInvalidArgument, "CopyPeer", "dst and src have different lengths"}
+		return &Error{Code: CodeInvalidArgument, Origin: "CopyPeer", Message: "dst and src have different lengths"}
 	}
 	return failure(C.ts_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int32_t(len(dst))))
 }

@@ -158,7 +158,7 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 		return nil, err
 	}
 	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
-		return nil, &Error{CodeInvalidArgument, "TensorBytes", "only a contiguous CPU tensor's memory can be seen from Go"}
+		return nil, &Error{Code: CodeInvalidArgument, Origin: "TensorBytes", Message: "only a contiguous CPU tensor's memory can be seen from Go"}
 	}
 	var p C.uintptr_t
 	if err := failure(C.ts_tensor_data(t, &p)); err != nil {
@@ -226,7 +226,7 @@ func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
-		return &Error{CodeInvalidArgument, "CopyBatch", "dst and src have different lengths"}
+		return &Error{Code: CodeInvalidArgument, Origin: "CopyBatch", Message: "dst and src have different lengths"}
 	}
 	return failure(C.ts_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int32_t(len(dst)), done))
 }
@@ -235,7 +235,7 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	computing.enter()
 	defer computing.leave()
 	if len(mean) != len(std) {
-		return &Error{CodeInvalidArgument, "NormalizeImages", "mean and std have different lengths"}
+		return &Error{Code: CodeInvalidArgument, Origin: "NormalizeImages", Message: "mean and std have different lengths"}
 	}
 	return failure(C.ts_images_normalize(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int32_t(len(mean))))
 }

@@ -1,4 +1,4 @@
-package capi
+package imagecapi
 
 /*
 #include "torchstream.h"
@@ -19,29 +19,29 @@ import (
 )
 
 const (
-	ImageJPEG = C.TS_IMAGE_JPEG
-	ImagePNG  = C.TS_IMAGE_PNG
-	ImageWebP = C.TS_IMAGE_WEBP
+	JPEG = C.TS_IMAGE_JPEG
+	PNG  = C.TS_IMAGE_PNG
+	WebP = C.TS_IMAGE_WEBP
 )
 
-type ImageInfo struct {
+type Info struct {
 	Format, Width, Height, Components, BitDepth int32
 	Progressive                                 bool
 	Orientation                                 int32 // EXIF's, 1 to 8
 }
 
-func ImageHeader(data []byte) (ImageInfo, error) {
+func Header(data []byte) (Info, error) {
 	var i C.ts_image_info
 	if err := failure(C.ts_image_header((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
-		return ImageInfo{}, err
+		return Info{}, err
 	}
-	return ImageInfo{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
+	return Info{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
 }
 
-// ImageDecoder is a ts_image_decoder: used by one goroutine at a time.
-type ImageDecoder = C.ts_image_decoder
+// Decoder is a ts_image_decoder: used by one goroutine at a time.
+type Decoder = C.ts_image_decoder
 
-func NewImageDecoder(maxPixels int64) (d *ImageDecoder, err error) {
+func NewDecoder(maxPixels int64) (d *Decoder, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
@@ -49,10 +49,10 @@ func NewImageDecoder(maxPixels int64) (d *ImageDecoder, err error) {
 	return d, err
 }
 
-func FreeImageDecoder(d *ImageDecoder) { C.ts_image_decoder_free(d) }
+func FreeDecoder(d *Decoder) { C.ts_image_decoder_free(d) }
 
-// ImageGeometry has the layout of ts_image_geometry.
-type ImageGeometry struct {
+// Geometry has the layout of ts_image_geometry.
+type Geometry struct {
 	CropX, CropY, CropWidth, CropHeight         int32
 	ResizeWidth, ResizeHeight                   int32
 	WindowX, WindowY, WindowWidth, WindowHeight int32
@@ -60,24 +60,24 @@ type ImageGeometry struct {
 	Orientation                                 int32 // 0, or EXIF's: all of the above is about the upright image
 }
 
-func geometry(g *ImageGeometry) *C.ts_image_geometry {
+func geometry(g *Geometry) *C.ts_image_geometry {
 	return (*C.ts_image_geometry)(unsafe.Pointer(g))
 }
 
-// DecodeImage writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
-func DecodeImage(d *ImageDecoder, data []byte, g *ImageGeometry, dst []byte, stride int) error {
-	if err := room("DecodeImage", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
+// Decode writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
+func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error {
+	if err := room("Decode", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
 	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
 }
 
-// ResizeImage is DecodeImage on pixels.
-func ResizeImage(d *ImageDecoder, src []byte, width, height, srcStride int, g *ImageGeometry, dst []byte, dstStride int) error {
-	if err := room("ResizeImage", width, height, len(src), srcStride); err != nil {
+// Resize is Decode on pixels.
+func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, dst []byte, dstStride int) error {
+	if err := room("Resize", width, height, len(src), srcStride); err != nil {
 		return err
 	}
-	if err := room("ResizeImage", int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
+	if err := room("Resize", int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
 		return err
 	}
 	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), geometry(g),

@@ -1,4 +1,4 @@
-package capi
+package imagecapi
 
 /*
 #include "torchstream.h"
@@ -62,12 +62,12 @@ func NewAugmenter() (a *Augmenter, err error) {
 
 func FreeAugmenter(a *Augmenter) { C.ts_augmenter_free(a) }
 
-// AugmentImage runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must hold them: checked here, since C cannot.
-func AugmentImage(a *Augmenter, pixels []byte, width, height, stride int, ops []AugmentOp) error {
+// Augment runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must hold them: checked here, since C cannot.
+func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []AugmentOp) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	if err := room("AugmentImage", width, height, len(pixels), stride); err != nil {
+	if err := room("Augment", width, height, len(pixels), stride); err != nil {
 		return err
 	}
 	return failure(C.ts_image_augment(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),

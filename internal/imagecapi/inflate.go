@@ -1,4 +1,4 @@
-package capi
+package imagecapi
 
 /*
 #include "torchstream.h"

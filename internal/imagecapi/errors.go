@@ -1,0 +1,90 @@
+package imagecapi
+
+// #include "torchstream.h"
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Code says what kind of failure an [Error] is. It is itself an error, so that errors.Is(err, CodeOutOfMemory) works on any error that wraps an *Error.
+type Code int32
+
+const (
+	CodeInvalidArgument Code = C.TS_ERROR_INVALID_ARGUMENT
+	CodeOutOfMemory     Code = C.TS_ERROR_OUT_OF_MEMORY
+	CodeNoDevice        Code = C.TS_ERROR_NO_DEVICE
+	CodeCUDA            Code = C.TS_ERROR_CUDA
+	CodeWrongThread     Code = C.TS_ERROR_WRONG_THREAD
+	CodeOutOfOrder      Code = C.TS_ERROR_OUT_OF_ORDER
+	CodeNotRecorded     Code = C.TS_ERROR_NOT_RECORDED
+	CodeNotFound        Code = C.TS_ERROR_NOT_FOUND
+	CodeOperator        Code = C.TS_ERROR_OPERATOR
+	CodeDecode          Code = C.TS_ERROR_DECODE
+	CodeUnsupported     Code = C.TS_ERROR_UNSUPPORTED
+	CodeInternal        Code = C.TS_ERROR_INTERNAL
+	CodeCapture         Code = C.TS_ERROR_CAPTURE
+	CodeStale           Code = C.TS_ERROR_STALE
+	CodeBusy            Code = C.TS_ERROR_BUSY
+)
+
+func (c Code) Error() string {
+	switch c {
+	case CodeInvalidArgument:
+		return "invalid argument"
+	case CodeOutOfMemory:
+		return "out of memory"
+	case CodeNoDevice:
+		return "no CUDA device"
+	case CodeCUDA:
+		return "CUDA error"
+	case CodeWrongThread:
+		return "stream guard left on another thread"
+	case CodeOutOfOrder:
+		return "stream guard left out of order"
+	case CodeNotRecorded:
+		return "event not recorded"
+	case CodeNotFound:
+		return "no such operator"
+	case CodeOperator:
+		return "operator error"
+	case CodeDecode:
+		return "damaged image"
+	case CodeUnsupported:
+		return "unsupported image"
+	case CodeCapture:
+		return "graph capture"
+	case CodeStale:
+		return "stale graph"
+	case CodeBusy:
+		return "busy"
+	}
+	return "internal error"
+}
+
+// Error is a failure that the shim returned.
+type Error struct {
+	Code    Code
+	Origin  string // the C function that failed
+	Message string
+}
+
+func (e *Error) Error() string        { return fmt.Sprintf("%s: %s: %s", e.Origin, e.Code.Error(), e.Message) }
+func (e *Error) Is(target error) bool { return target == e.Code }
+
+func failure(e *C.ts_error) error {
+	if e == nil {
+		return nil
+	}
+	return TakeError(unsafe.Pointer(e))
+}
+
+// TakeError takes ownership of a ts_error, which is not NULL, and returns its Go form. The pointer
+// is untyped because cgo gives each package a C type of its own.
+func TakeError(p unsafe.Pointer) *Error {
+	e := (*C.ts_error)(p)
+	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e))}
+	C.ts_error_free(e)
+	return err
+}

@@ -1,0 +1,47 @@
+// Package imagecapi turns the image part of the C header, which needs no LibTorch, into Go types
+// and errors, function by function, and decides nothing: compressed bytes to pixels, augmentation,
+// and inflate. internal/capi does the same for the rest of the header.
+//
+// An object (a decoder, an augmenter, an inflater) is used by one goroutine at a time; any OS
+// thread may make the calls. C keeps no pointer that it gets here beyond the call and never calls
+// back into Go, so the functions are marked noescape and nocallback, and their arguments can live
+// on the caller's stack.
+package imagecapi
+
+/*
+#cgo CFLAGS: -I${SRCDIR}/../../cshim/include
+#cgo LDFLAGS: -L${SRCDIR}/../../cshim/build/lib -ltorchstream -Wl,-rpath,${SRCDIR}/../../cshim/build/lib
+#include "torchstream.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+)
+
+// Check reports whether the loaded library is the one that this package was written for. The
+// functions that make the first object of their kind call it, so that no object can be made by
+// another library.
+var Check = sync.OnceValue(func() error {
+	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
+		return &Error{CodeInternal, "ts_abi_version",
+			fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
+	}
+	return nil
+})
+
+// JPEGVersion names the JPEG library, for example "libjpeg-turbo 2.1.5".
+func JPEGVersion() string { return C.GoString(C.ts_jpeg_version()) }
+
+// Geometry is laid out as its C twin, which C reads in place: a difference of a size or an offset,
+// in either direction, fails to compile.
+const (
+	_ = -(unsafe.Sizeof(Geometry{}) ^ unsafe.Sizeof(C.ts_image_geometry{}))
+	_ = -(unsafe.Offsetof(Geometry{}.CropHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.crop_height))
+	_ = -(unsafe.Offsetof(Geometry{}.ResizeWidth) ^ unsafe.Offsetof(C.ts_image_geometry{}.resize_width))
+	_ = -(unsafe.Offsetof(Geometry{}.WindowX) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_x))
+	_ = -(unsafe.Offsetof(Geometry{}.WindowHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_height))
+	_ = -(unsafe.Offsetof(Geometry{}.Flip) ^ unsafe.Offsetof(C.ts_image_geometry{}.flip))
+)
