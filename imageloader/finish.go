@@ -1,57 +1,49 @@
 package imageloader
 
 import (
-	"fmt"
-	"time"
+	"slices"
 
-	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows, columns, RGB) and "labels" is int64 [], or
 // float32 [classes] with Transform.Mix.
-func (l *Loader) Fields() []torch.Spec {
+func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
-	return []torch.Spec{
-		{Name: "images", DType: torch.Uint8, Shape: []int64{size, size, 3}},
+	return []tensor.Spec{
+		{Name: "images", DType: tensor.Uint8, Shape: []int64{size, size, 3}},
 		l.labels(),
 	}
 }
 
-func (l *Loader) labels() torch.Spec {
+func (l *Loader) labels() tensor.Spec {
 	if len(l.o.Transform.Mix) > 0 {
-		return torch.Spec{Name: "labels", DType: torch.Float32, Shape: []int64{int64(len(l.Classes()))}}
+		return tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(len(l.Classes()))}}
 	}
-	return torch.Spec{Name: "labels", DType: torch.Int64}
+	return tensor.Spec{Name: "labels", DType: tensor.Int64}
 }
 
-// Outputs describes what Finish makes of it, for one sample: "images" is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last memory unless
-// Transform.Contiguous is set; "labels" stays as it is.
-func (l *Loader) Outputs() []torch.Spec {
+// Outputs describes the fields as they are on the device after the finish, for one sample: "images"
+// is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last
+// memory unless Transform.Contiguous is set; "labels" stays as it is.
+func (l *Loader) Outputs() []tensor.Spec {
 	t := &l.o.Transform
 	size := int64(t.Size)
-	format := torch.ChannelsLast
+	format := tensor.ChannelsLast
 	if t.Contiguous {
-		format = torch.Contiguous
+		format = tensor.Contiguous
 	}
-	return []torch.Spec{
+	return []tensor.Spec{
 		{Name: "images", DType: t.DType, Shape: []int64{3, size, size}, MemoryFormat: format},
 		l.labels(),
 	}
 }
 
-// Finish normalises a batch that lies on the device: src holds n rows of Fields, dst n rows of Outputs. It enqueues one kernel on the current stream, and neither blocks
-// nor allocates.
-func (l *Loader) Finish(dst, src []*torch.Tensor) error {
-	if len(dst) != 2 || len(src) != 2 {
-		return fmt.Errorf("imageloader: Finish got %d and %d tensors, not 2 and 2: images and labels", len(dst), len(src))
-	}
-	began := time.Now()
-	defer func() { l.counters.finish.Add(int64(time.Since(began))) }()
+// Finishes describes the work that makes Outputs of Fields: the prefetcher carries it out.
+func (l *Loader) Finishes() []tensor.Finish {
 	t := &l.o.Transform
 	if t.Bytes {
-		channelsFirst := src[0].Permute(0, 3, 1, 2)
-		defer channelsFirst.Close()
-		return dst[0].CopyFrom(channelsFirst, torch.CopyOptions{})
+		return make([]tensor.Finish, 2)
 	}
-	return torch.NormalizeImages(dst[0], src[0], t.Mean[:], t.Std[:])
+	return []tensor.Finish{{Mean: slices.Clone(t.Mean[:]), Std: slices.Clone(t.Std[:])}, {}}
 }

@@ -2,117 +2,43 @@ package imageloader
 
 import (
 	"encoding/binary"
-	"math"
+	"reflect"
 	"testing"
 
-	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestFinish fills tensors of Fields' form, finishes them into tensors of Outputs' form on the CPU, and compares with the arithmetic.
-func TestFinish(t *testing.T) {
-	data := fakeArchive(t, 10, nil)
-	path := writeFile(t, "a.tar", data)
-	for name, transform := range map[string]Transform{
-		"default":    Train(6),
-		"contiguous": {Size: 6, Resize: 8, Contiguous: true, Mean: [3]float32{0.1, 0.2, 0.3}, Std: [3]float32{0.5, 0.6, 0.7}},
-		"bfloat16":   {Size: 6, Resize: 8, DType: torch.BFloat16},
+// TestFinishes: fields, outputs and the work between them are described as the transform says.
+func TestFinishes(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	mean, std := [3]float32{0.1, 0.2, 0.3}, [3]float32{0.5, 0.6, 0.7}
+	for _, c := range []struct {
+		name      string
+		transform Transform
+		output    tensor.Spec
+		finish    tensor.Finish
+	}{
+		{"default", Train(6), tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: imageNetMean[:], Std: imageNetStd[:]}},
+		{"contiguous", Transform{Size: 6, Resize: 8, Contiguous: true, Mean: mean, Std: std}, tensor.Spec{DType: tensor.Float32}, tensor.Finish{Mean: mean[:], Std: std[:]}},
+		{"bfloat16", Transform{Size: 6, Resize: 8, DType: tensor.BFloat16}, tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast},
+			tensor.Finish{Mean: imageNetMean[:], Std: imageNetStd[:]}},
+		{"bytes", Transform{Size: 6, Resize: 8, Bytes: true}, tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{}},
+		{"bytes, contiguous", Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: true}, tensor.Spec{DType: tensor.Uint8}, tensor.Finish{}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			l := openFake(t, path, Options{BatchSize: 10, Transform: transform})
-			got, err := collect(t, l, 0, 1)
-			if err != nil {
-				t.Fatal(err)
+		t.Run(c.name, func(t *testing.T) {
+			l := openFake(t, path, Options{BatchSize: 10, Transform: c.transform})
+			labels := tensor.Spec{Name: "labels", DType: tensor.Int64}
+			c.output.Name, c.output.Shape = "images", []int64{3, 6, 6}
+			if got, want := l.Fields(), []tensor.Spec{{Name: "images", DType: tensor.Uint8, Shape: []int64{6, 6, 3}}, labels}; !reflect.DeepEqual(got, want) {
+				t.Errorf("fields %+v, want %+v", got, want)
 			}
-			fields, outputs := l.Fields(), l.Outputs()
-			if fields[0].Bytes() != 6*6*3 || fields[1].Bytes() != 8 || outputs[0].Name != "images" || outputs[1].Name != "labels" {
-				t.Fatalf("%+v, %+v", fields, outputs)
+			if got, want := l.Outputs(), []tensor.Spec{c.output, labels}; !reflect.DeepEqual(got, want) {
+				t.Errorf("outputs %+v, want %+v", got, want)
 			}
-			src, err := torch.FromBytes(got[0].images, 10, 6, 6, 3)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer src.Close()
-			dst, err := torch.EmptySpec(cuda.CPU, outputs[0], 10)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer dst.Close()
-			labels, err := torch.FromInt64s(got[0].labels, 10)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer labels.Close()
-			if err := l.Finish([]*torch.Tensor{dst, labels}, []*torch.Tensor{src, labels}); err != nil {
-				t.Fatal(err)
-			}
-			values, err := dst.Float32s()
-			if err != nil {
-				t.Fatal(err)
-			}
-			tolerance := 1e-5
-			if transform.DType == torch.BFloat16 {
-				tolerance = 0.02
-			}
-			for n := range 10 {
-				for c := range 3 {
-					for i := range 36 {
-						pixel := got[0].images[(n*36+i)*3+c]
-						want := (float64(pixel)/255 - float64(l.o.Transform.Mean[c])) / float64(l.o.Transform.Std[c])
-						if have := float64(values[(n*3+c)*36+i]); math.Abs(have-want) > tolerance {
-							t.Fatalf("image %d, channel %d, pixel %d: %v, want %v", n, c, i, have, want)
-						}
-					}
-				}
-			}
-			if err := l.Finish(nil, nil); err == nil {
-				t.Error("no tensors are no error")
+			if got, want := l.Finishes(), []tensor.Finish{c.finish, {}}; !reflect.DeepEqual(got, want) {
+				t.Errorf("finishes %+v, want %+v", got, want)
 			}
 		})
-	}
-}
-
-// TestFinishBytes: the bytes come out as they went in, in both layouts.
-func TestFinishBytes(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
-	for _, contiguous := range []bool{false, true} {
-		l := openFake(t, path, Options{BatchSize: 10, Transform: Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: contiguous}})
-		got, err := collect(t, l, 0, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		src, err := torch.FromBytes(got[0].images, 10, 6, 6, 3)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer src.Close()
-		spec := l.Outputs()[0]
-		if spec.DType != torch.Uint8 || (spec.MemoryFormat == torch.Contiguous) != contiguous {
-			t.Errorf("%+v", spec)
-		}
-		dst, err := torch.EmptySpec(cuda.CPU, spec, 10)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer dst.Close()
-		if err := l.Finish([]*torch.Tensor{dst, nil}, []*torch.Tensor{src, nil}); err != nil {
-			t.Fatal(err)
-		}
-		floats := dst.ToDType(torch.Float32)
-		defer floats.Close()
-		values, err := floats.Float32s()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for n := range 10 {
-			for c := range 3 {
-				for i := range 36 {
-					if have, want := values[(n*3+c)*36+i], float32(got[0].images[(n*36+i)*3+c]); have != want {
-						t.Fatalf("contiguous %v: image %d, channel %d, pixel %d: %v, want %v", contiguous, n, c, i, have, want)
-					}
-				}
-			}
-		}
 	}
 }
 

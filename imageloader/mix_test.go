@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // TestMixUpPixels compares with the sum in float64: within one level.
@@ -154,8 +154,8 @@ func TestMix(t *testing.T) {
 func TestMixSpecs(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8, Mix: []BatchOp{MixUp{}}}})
-	for _, specs := range [][]torch.Spec{l.Fields(), l.Outputs()} {
-		if s := specs[1]; s.DType != torch.Float32 || !slices.Equal(s.Shape, []int64{5}) {
+	for _, specs := range [][]tensor.Spec{l.Fields(), l.Outputs()} {
+		if s := specs[1]; s.DType != tensor.Float32 || !slices.Equal(s.Shape, []int64{5}) {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // namedBad is how many bad samples Stats names.
@@ -43,7 +43,6 @@ type Stats struct {
 	Read    time.Duration // waiting for the disk, or the network
 	Inflate time.Duration // inflating, with the checksums and headers of a compressed archive
 	Decode  time.Duration // header, decode, crop, resize, and the transform's other steps
-	Finish  time.Duration // queueing the work on the device; on the CPU, doing it
 
 	WaitData     time.Duration // workers waiting for samples: high if reading is the bottleneck, or slots
 	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
@@ -91,7 +90,6 @@ func (s Stats) Since(before Stats) Stats {
 	s.Read -= before.Read
 	s.Inflate -= before.Inflate
 	s.Decode -= before.Decode
-	s.Finish -= before.Finish
 	s.WaitData -= before.WaitData
 	s.WaitSlot -= before.WaitSlot
 	s.ConsumerWait -= before.ConsumerWait
@@ -139,7 +137,7 @@ func (s Stats) LogValue() slog.Value {
 	attrs := []slog.Attr{
 		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad),
 		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
-		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode), slog.Duration("finish", s.Finish),
+		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
 		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
 		slog.String("bottleneck", string(stage)), slog.String("advice", advice),
@@ -182,14 +180,13 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		Read         float64          `json:"read_seconds"`
 		Inflate      float64          `json:"inflate_seconds"`
 		Decode       float64          `json:"decode_seconds"`
-		Finish       float64          `json:"finish_seconds"`
 		WaitData     float64          `json:"wait_data_seconds"`
 		WaitSlot     float64          `json:"wait_slot_seconds"`
 		ConsumerWait float64          `json:"consumer_wait_seconds"`
 		Bottleneck   Stage            `json:"bottleneck"`
 		Advice       string           `json:"advice"`
 	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
-		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
+		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
 // Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its choice: expvar.Publish("train", loader.Var()).
@@ -206,15 +203,15 @@ func (v statsVar) String() string {
 }
 
 type counters struct {
-	samples, batches, bytes, queue, queueBytes                      atomic.Int64
-	decoded                                                         [len(paths)]atomic.Int64
-	cropped, gaveUp, entriesMade, entriesRefused                    atomic.Int64
-	read, inflate, decode, finish, waitData, waitSlot, consumerWait atomic.Int64 // ns
-	mu                                                              sync.Mutex
-	bad                                                             int64
-	badBy                                                           map[Reason]int64
-	badNamed                                                        []*SampleError
-	badSeen                                                         map[int]bool
+	samples, batches, bytes, queue, queueBytes              atomic.Int64
+	decoded                                                 [len(paths)]atomic.Int64
+	cropped, gaveUp, entriesMade, entriesRefused            atomic.Int64
+	read, inflate, decode, waitData, waitSlot, consumerWait atomic.Int64 // ns
+	mu                                                      sync.Mutex
+	bad                                                     int64
+	badBy                                                   map[Reason]int64
+	badNamed                                                []*SampleError
+	badSeen                                                 map[int]bool
 
 	elapsed time.Duration       // of epochs that are over
 	running map[*pass]time.Time // since when
@@ -271,13 +268,13 @@ func (c *counters) streamed(a *archive, all, spent time.Duration) {
 
 // statsDecoder is a decoder that knows what became of its images.
 type statsDecoder interface {
-	stats() (capi.ImageStats, error)
+	stats() (imagecapi.Stats, error)
 }
 
-func (s shimDecoder) stats() (capi.ImageStats, error) { return capi.DecoderStats(s.d) }
+func (s shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
 
 // count counts the image that the worker's decoder was given last.
-func (w *worker) count(info *capi.ImageInfo) {
+func (w *worker) count(info *imagecapi.Info) {
 	c := &w.p.l.counters
 	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
 		c.cropped.Add(1)
@@ -288,13 +285,13 @@ func (w *worker) count(info *capi.ImageInfo) {
 		}
 	}
 	switch info.Format {
-	case capi.ImagePNG:
+	case imagecapi.PNG:
 		add(ByPNG, 1)
-	case capi.ImageWebP:
+	case imagecapi.WebP:
 		add(ByWebP, 1)
 	case imageGIF, imageBMP, imageTIFF:
 		add(ByGo, 1)
-	case capi.ImageJPEG:
+	case imagecapi.JPEG:
 		d, ok := w.d.(statsDecoder)
 		if !ok {
 			return
@@ -337,7 +334,7 @@ func (l *Loader) Stats() Stats {
 	s := Stats{
 		Samples: c.samples.Load(), Batches: c.batches.Load(), Bytes: c.bytes.Load(),
 		Workers: l.o.Workers, Queue: int(c.queue.Load()), QueueBytes: c.queueBytes.Load(),
-		Read: time.Duration(c.read.Load()), Inflate: time.Duration(c.inflate.Load()), Decode: time.Duration(c.decode.Load()), Finish: time.Duration(c.finish.Load()),
+		Read: time.Duration(c.read.Load()), Inflate: time.Duration(c.inflate.Load()), Decode: time.Duration(c.decode.Load()),
 		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()), ConsumerWait: time.Duration(c.consumerWait.Load()),
 		Cropped: c.cropped.Load(), GaveUp: c.gaveUp.Load(), EntriesMade: c.entriesMade.Load(), EntriesRefused: c.entriesRefused.Load(),
 		BadBy: map[Reason]int64{}, Decoded: map[Path]int64{},

@@ -6,8 +6,8 @@ import (
 	"math"
 	"math/rand/v2"
 
-	"github.com/torchstream/torchstream/internal/capi"
-	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // Transform turns an image of any size into Size x Size pixels. [Train] and [Eval] make the usual two; their fields can be changed afterwards. The zero value
@@ -39,10 +39,10 @@ type Transform struct {
 	Mix []BatchOp
 
 	// Mean and Std are for values from 0 to 1, in the order red, green, blue: a result is (byte/255 - Mean) / Std. The zero value of Std stands for ImageNet's Mean
-	// and Std. They are applied by Finish, on the device.
+	// and Std. They are applied on the device: see Loader.Finishes.
 	Mean, Std [3]float32
 	// DType is what Finish converts to: Float32 (also for the zero value), Float16 or BFloat16.
-	DType torch.DType
+	DType tensor.DType
 	// Bytes leaves normalisation out: Finish makes uint8, in the layout that is asked for. DType must not be set.
 	Bytes bool
 	// Contiguous asks Finish for NCHW memory. The default is channels last (NHWC memory with the shape [3, Size, Size] all the same), which convolutions on a GPU
@@ -82,7 +82,7 @@ func (t Transform) withDefaults() Transform {
 		t.Mean, t.Std = imageNetMean, imageNetStd
 	}
 	if t.DType == 0 && !t.Bytes { // 0 is also Uint8
-		t.DType = torch.Float32
+		t.DType = tensor.Float32
 	}
 	return t
 }
@@ -105,9 +105,9 @@ func (t Transform) check() error {
 		return fmt.Errorf("field FlipP is %v, not in 0 to 1", t.FlipP)
 	case !(t.Std[0] > 0 && t.Std[1] > 0 && t.Std[2] > 0):
 		return fmt.Errorf("field Std is %v, not positive", t.Std)
-	case t.Bytes && t.DType != torch.Uint8:
+	case t.Bytes && t.DType != tensor.Uint8:
 		return fmt.Errorf("field DType is %v, and Bytes is set: leave one out", t.DType)
-	case !t.Bytes && t.DType != torch.Float32 && t.DType != torch.Float16 && t.DType != torch.BFloat16:
+	case !t.Bytes && t.DType != tensor.Float32 && t.DType != tensor.Float16 && t.DType != tensor.BFloat16:
 		return fmt.Errorf("field DType is %v, not float32, float16 or bfloat16", t.DType)
 	}
 	if err := checkMixes(t.Mix); err != nil {
@@ -120,7 +120,7 @@ func (t Transform) check() error {
 const maxResized = 1<<16 - 1
 
 // geometryOf is geometry for an image as its file describes it.
-func (t *Transform) geometryOf(rng *rand.Rand, info *capi.ImageInfo, g *capi.ImageGeometry) error {
+func (t *Transform) geometryOf(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
 	width, height, orientation := info.Width, info.Height, int32(0)
 	if t.ApplyEXIFOrientation && info.Orientation > 1 {
 		if orientation = info.Orientation; orientation >= 5 { // it lies on its side
@@ -133,17 +133,17 @@ func (t *Transform) geometryOf(rng *rand.Rand, info *capi.ImageInfo, g *capi.Ima
 }
 
 // geometry says which pixels of a width x height image become the result. It is a pure function of its arguments and of what rng yields. t has its defaults.
-func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *capi.ImageGeometry) error {
+func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.Geometry) error {
 	size := int32(t.Size)
 	if t.RandomResizedCrop {
 		x, y, w, h := t.randomBox(rng, width, height)
-		*g = capi.ImageGeometry{CropX: x, CropY: y, CropWidth: w, CropHeight: h, ResizeWidth: size, ResizeHeight: size, WindowWidth: size, WindowHeight: size}
+		*g = imagecapi.Geometry{CropX: x, CropY: y, CropWidth: w, CropHeight: h, ResizeWidth: size, ResizeHeight: size, WindowWidth: size, WindowHeight: size}
 	} else {
 		w, h := shortSide(width, height, t.Resize)
 		if max(w, h) > maxResized {
 			return fmt.Errorf("%d x %d pixels is too narrow to resize its shorter side to %d", width, height, t.Resize)
 		}
-		*g = capi.ImageGeometry{CropWidth: width, CropHeight: height, ResizeWidth: int32(w), ResizeHeight: int32(h),
+		*g = imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: int32(w), ResizeHeight: int32(h),
 			WindowX: centre(w, t.Size), WindowY: centre(h, t.Size), WindowWidth: size, WindowHeight: size}
 		if t.RandomCrop {
 			g.WindowY = rng.Int32N(int32(h) - size + 1)

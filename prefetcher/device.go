@@ -18,8 +18,8 @@ const align = 256
 // slots is the memory of the ring, and what is done with it on either kind of device. It is filled by Open and constant until Close.
 type slots struct {
 	fields, outputs []torch.Spec
-	finisher        Finisher // nil: no field needs work, ever
-	work            []bool   // field i needs the finish
+	enqueue         func(dst, src []*torch.Tensor) error // the finish; nil: no field needs work, ever
+	work            []bool                               // field i needs the finish
 	anyWork         bool
 	batch           int64 // samples of a slot
 	depth, hosts    int
@@ -32,6 +32,7 @@ type slots struct {
 
 	bytes    atomic.Int64 // copied
 	copyTime atomic.Int64 // in nanoseconds
+	finishes atomic.Int64 // the host's time in the finish, in nanoseconds
 }
 
 type hostSlot struct {
@@ -45,8 +46,11 @@ func newSlots(source Source) (*slots, error) {
 		return nil, fmt.Errorf("the source's BatchSize is %d", s.batch)
 	}
 	s.outputs = s.fields
-	if f, ok := source.(Finisher); ok {
-		s.finisher, s.outputs = f, cloneSpecs(f.Outputs())
+	switch f := source.(type) {
+	case Finisher:
+		s.enqueue, s.outputs = f.Finish, cloneSpecs(f.Outputs())
+	case Describer:
+		s.outputs = cloneSpecs(f.Outputs())
 	}
 	if len(s.fields) == 0 || len(s.fields) != len(s.outputs) {
 		return nil, fmt.Errorf("the source has %d fields and %d outputs: there must be one output for each field", len(s.fields), len(s.outputs))
@@ -64,6 +68,12 @@ func newSlots(source Source) (*slots, error) {
 		work := f.DType != o.DType || f.MemoryFormat != o.MemoryFormat || !slices.Equal(f.Shape, o.Shape)
 		s.work = append(s.work, work)
 		s.anyWork = s.anyWork || work
+	}
+	if f, ok := source.(Describer); ok && s.enqueue == nil {
+		var err error
+		if s.enqueue, err = finishes(s.fields, s.outputs, f.Finishes(), s.work); err != nil {
+			return nil, err
+		}
 	}
 	return s, nil
 }
@@ -160,7 +170,9 @@ func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]
 }
 
 func (s *slots) finish(dst, src []*torch.Tensor, n int) error {
-	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.finisher.Finish(lists[0], lists[1]) }, dst, src)
+	began := time.Now()
+	defer func() { s.finishes.Add(int64(time.Since(began))) }()
+	return s.rows(n, func(lists ...[]*torch.Tensor) error { return s.enqueue(lists[0], lists[1]) }, dst, src)
 }
 
 func (s *slots) close() error {
@@ -315,7 +327,7 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 }
 
 func (d *gpuDevice) Finish(slot, host, n int) error {
-	if d.finisher != nil {
+	if d.enqueue != nil {
 		if err := d.finish(d.out[slot], d.copyTo[slot], n); err != nil {
 			return err
 		}
@@ -416,7 +428,7 @@ func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) erro
 
 func (d *cpuDevice) Finish(slot, host, n int) error {
 	switch {
-	case d.finisher == nil:
+	case d.enqueue == nil:
 		return nil
 	case d.out == nil:
 		return d.finish(d.host[host].tensors, d.host[host].tensors, n)

@@ -20,7 +20,7 @@
 //
 // Options.HostSlots pinned slots and Options.Depth device slots are allocated by [New], once, at addresses that never change. One goroutine, locked to its OS
 // thread from New to Close, drives one stream, P, taken from the pool once. For each batch it queues on P: the copies, as the source's raw bytes; then the
-// source's finish (cast, normalisation, layout), if it is a [Finisher]. Nothing is allocated, pinned or waited for on the way.
+// source's finish (cast, normalisation, layout), if it is a [Describer] or a [Finisher]. Nothing is allocated, pinned or waited for on the way.
 //
 // # The four edges
 //

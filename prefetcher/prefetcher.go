@@ -11,6 +11,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
+	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/trace"
 )
@@ -33,7 +34,20 @@ type Source interface {
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
 }
 
-// Finisher is a Source whose fields need work on the device before the consumer sees them: the bus carries bytes, the GPU makes numbers of them.
+// Describer is a Source whose fields need work on the device before the consumer sees them, which
+// the prefetcher does: the bus carries bytes, the GPU makes numbers of them. A Describer needs no
+// LibTorch.
+type Describer interface {
+	// Outputs describes what the fields become, one for one, for example
+	// {"images", Float32, [3 224 224], ChannelsLast}. A field whose output has the same dtype, shape
+	// and memory format needs no work.
+	Outputs() []tensor.Spec
+	// Finishes describes the work, one value for each field; that of a field without work is ignored.
+	Finishes() []tensor.Finish
+}
+
+// Finisher is a Source whose fields need other work than a [Describer] can describe: it does the
+// work itself.
 type Finisher interface {
 	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224 224], ChannelsLast}. A field whose output has the same dtype,
 	// shape and memory format needs no work.
@@ -263,6 +277,7 @@ type Stats struct {
 	Batches, Images int64         // handed to the consumer; Images counts samples
 	Bytes           int64         // copied to the GPU; 0 on the CPU
 	CopyTime        time.Duration // the copies took on the device: those that the source has since waited for; 0 on the CPU
+	FinishTime      time.Duration // of the host, on queueing the finish; on the CPU, on doing it
 	Elapsed         time.Duration // in epochs
 
 	// ConsumerWait is the time that the consumer had nothing to do because the next batch was not there: the figure to keep near zero. On a GPU it is measured on
@@ -280,7 +295,8 @@ func (p *Prefetcher) Stats() Stats {
 	r := p.ring.Stats()
 	s := Stats{
 		Batches: r.Batches, Images: r.Samples, Bytes: p.slots.bytes.Load(), CopyTime: time.Duration(p.slots.copyTime.Load()),
-		Elapsed: r.Elapsed, ConsumerWait: r.ConsumerWait, FirstWait: r.FirstWait, HostWait: r.ConsumerWait, SourceWait: r.SourceWait,
+		FinishTime: time.Duration(p.slots.finishes.Load()),
+		Elapsed:    r.Elapsed, ConsumerWait: r.ConsumerWait, FirstWait: r.FirstWait, HostWait: r.ConsumerWait, SourceWait: r.SourceWait,
 	}
 	if p.starved != nil {
 		s.ConsumerWait = r.FirstWait + p.starved.time()

@@ -1,56 +1,30 @@
 package torch
 
 import (
-	"fmt"
-
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/tensor"
 )
 
-// DType is the type of a tensor's elements. The numbers are LibTorch's.
-type DType int32
+// DType is the type of a tensor's elements: see package tensor, which has the same types without
+// LibTorch.
+type DType = tensor.DType
 
 const (
-	Uint8    DType = capi.Uint8
-	Int8     DType = capi.Int8
-	Int16    DType = capi.Int16
-	Int32    DType = capi.Int32
-	Int64    DType = capi.Int64
-	Float16  DType = capi.Float16
-	Float32  DType = capi.Float32
-	Float64  DType = capi.Float64
-	Bool     DType = capi.Bool
-	BFloat16 DType = capi.BFloat16
+	Uint8    = tensor.Uint8
+	Int8     = tensor.Int8
+	Int16    = tensor.Int16
+	Int32    = tensor.Int32
+	Int64    = tensor.Int64
+	Float16  = tensor.Float16
+	Float32  = tensor.Float32
+	Float64  = tensor.Float64
+	Bool     = tensor.Bool
+	BFloat16 = tensor.BFloat16
 
 	noDType DType = -1 // a failed tensor's
 )
 
-var dtypes = [...]struct {
-	name string
-	size int
-}{
-	Uint8: {"uint8", 1}, Int8: {"int8", 1}, Int16: {"int16", 2}, Int32: {"int32", 4}, Int64: {"int64", 8}, Float16: {"float16", 2}, Float32: {"float32", 4},
-	Float64: {"float64", 8}, Bool: {"bool", 1}, BFloat16: {"bfloat16", 2},
-}
-
-func (d DType) known() bool { return d >= 0 && int(d) < len(dtypes) && dtypes[d].size != 0 }
-
-// String returns PyTorch's name of the type without the prefix: "float32".
-func (d DType) String() string {
-	if !d.known() {
-		return fmt.Sprintf("DType(%d)", int32(d))
-	}
-	return dtypes[d].name
-}
-
-// Size returns the bytes of one element; 0 for a number that is no DType.
-func (d DType) Size() int {
-	if !d.known() {
-		return 0
-	}
-	return dtypes[d].size
-}
-
-func (d DType) integral() bool {
+func integral(d DType) bool {
 	switch d {
 	case Uint8, Int8, Int16, Int32, Int64, Bool:
 		return true
@@ -59,42 +33,31 @@ func (d DType) integral() bool {
 }
 
 // MemoryFormat is the order of a tensor's elements in memory. The zero value is Contiguous.
-type MemoryFormat int32
+type MemoryFormat = tensor.MemoryFormat
 
 const (
-	Contiguous   MemoryFormat = capi.Contiguous   // the last dimension is the densest
-	ChannelsLast MemoryFormat = capi.ChannelsLast // a tensor of shape [N C H W] that lies in memory as N H W C
+	Contiguous   = tensor.Contiguous   // the last dimension is the densest
+	ChannelsLast = tensor.ChannelsLast // a tensor of shape [N C H W] that lies in memory as N H W C
 )
 
-func (f MemoryFormat) String() string {
-	switch f {
-	case Contiguous:
-		return "contiguous"
-	case ChannelsLast:
-		return "channels_last"
-	}
-	return fmt.Sprintf("MemoryFormat(%d)", int32(f))
-}
-
 // Spec describes a tensor; of a batch's field, one sample's.
-type Spec struct {
-	Name         string // of the field, for example "images"
-	DType        DType
-	Shape        []int64
-	MemoryFormat MemoryFormat // of the whole batch: ChannelsLast needs a Shape of three dimensions, C H W
-}
+type Spec = tensor.Spec
 
-// Elements returns the number of elements, 1 for an empty shape.
-func (s Spec) Elements() int64 {
-	n := int64(1)
-	for _, d := range s.Shape {
-		n *= d
-	}
-	return n
-}
-
-// Bytes returns the size of the tensor.
-func (s Spec) Bytes() int64 { return s.Elements() * int64(s.DType.Size()) }
+// The numbers in package tensor are those of the C header: a difference fails to compile.
+const (
+	_ = -(uint(tensor.Uint8) ^ capi.Uint8)
+	_ = -(uint(tensor.Int8) ^ capi.Int8)
+	_ = -(uint(tensor.Int16) ^ capi.Int16)
+	_ = -(uint(tensor.Int32) ^ capi.Int32)
+	_ = -(uint(tensor.Int64) ^ capi.Int64)
+	_ = -(uint(tensor.Float16) ^ capi.Float16)
+	_ = -(uint(tensor.Float32) ^ capi.Float32)
+	_ = -(uint(tensor.Float64) ^ capi.Float64)
+	_ = -(uint(tensor.Bool) ^ capi.Bool)
+	_ = -(uint(tensor.BFloat16) ^ capi.BFloat16)
+	_ = -(uint(tensor.Contiguous) ^ capi.Contiguous)
+	_ = -(uint(tensor.ChannelsLast) ^ capi.ChannelsLast)
+)
 
 // Reduction says what a loss over many elements becomes. The zero value is the mean.
 type Reduction int32

@@ -42,7 +42,7 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		if err != nil {
 			return err
 		}
-		if as == Int64 && !DType(i.DType).integral() {
+		if as == Int64 && !integral(DType(i.DType)) {
 			return invalid("the elements are %v, not integers: convert them with ToDType", DType(i.DType))
 		}
 		const most = 1 << 46 // bytes; make panics not far above it, and an expanded tensor can have any number of elements

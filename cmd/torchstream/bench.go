@@ -42,6 +42,7 @@ type loaderResult struct {
 	Cores                int               `json:"cores"`
 	Bottleneck           imageloader.Stage `json:"bottleneck"`
 	Advice               string            `json:"advice"`
+	FinishSeconds        float64           `json:"finish_seconds"` // of the host, on queueing the finish; on the CPU, on doing it
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
 }
@@ -128,7 +129,7 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels, in %s; %d bad samples\n"+
 		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
 		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.Device,
-		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Workers, s.Finish.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
+		result.BadSamples, s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.Workers, result.FinishSeconds, s.WaitData.Seconds(), s.WaitSlot.Seconds(), result.Advice)
 	for i, rss := range result.RSSAfterEpoch {
 		if err == nil {
 			_, err = fmt.Fprintf(stdout, "after epoch %d: %.1f MB\n", i, float64(rss)/1e6)
@@ -210,6 +211,7 @@ type measurement struct {
 	begin time.Time
 	cpu   time.Duration
 	stats imageloader.Stats // when the clock started
+	fed   prefetcher.Stats  // then, too
 }
 
 func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
@@ -259,6 +261,9 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 		return err
 	}
 	r.Stats = loader.Stats().Since(m.stats)
+	if feed != nil {
+		r.FinishSeconds = (feed.Stats().FinishTime - m.fed.FinishTime).Seconds()
+	}
 	r.Seconds = elapsed.Seconds()
 	r.ImagesPerSecond = float64(r.Images) / r.Seconds
 	r.CPUSecondsPer1000 = (after - m.cpu).Seconds() / float64(r.Images) * 1000
@@ -285,7 +290,7 @@ func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 			if err != nil {
 				return err
 			}
-			if more, err := m.count(batch.N, loader); !more || err != nil {
+			if more, err := m.count(batch.N, loader, nil); !more || err != nil {
 				return err
 			}
 		}
@@ -295,7 +300,7 @@ func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 		if err != nil {
 			return err
 		}
-		if more, err := m.count(batch.N, loader); !more || err != nil {
+		if more, err := m.count(batch.N, loader, feed); !more || err != nil {
 			return err
 		}
 	}
@@ -303,11 +308,14 @@ func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 }
 
 // count takes a batch of n images; the first one starts the clock.
-func (m *measurement) count(n int, loader *imageloader.Loader) (more bool, err error) {
+func (m *measurement) count(n int, loader *imageloader.Loader, feed *prefetcher.Prefetcher) (more bool, err error) {
 	if m.first {
 		m.first = false
 		m.r.FirstBatchSeconds = time.Since(m.begin).Seconds()
 		m.stats = loader.Stats()
+		if feed != nil {
+			m.fed = feed.Stats()
+		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()
 		return true, err

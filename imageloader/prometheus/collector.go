@@ -62,7 +62,6 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 	count("read_seconds_total", "Time spent on waiting for the disk or the network.", func(s *imageloader.Stats) float64 { return s.Read.Seconds() })
 	count("inflate_seconds_total", "Time spent on inflating.", func(s *imageloader.Stats) float64 { return s.Inflate.Seconds() })
 	count("decode_seconds_total", "Time that all workers spent on decoding and transforms.", func(s *imageloader.Stats) float64 { return s.Decode.Seconds() })
-	count("finish_seconds_total", "Time spent on queueing the finish, or on the CPU doing it.", func(s *imageloader.Stats) float64 { return s.Finish.Seconds() })
 	count("wait_data_seconds_total", "Time that all workers waited for samples.", func(s *imageloader.Stats) float64 { return s.WaitData.Seconds() })
 	count("wait_slot_seconds_total", "Time that samples waited for a free slot.", func(s *imageloader.Stats) float64 { return s.WaitSlot.Seconds() })
 	count("consumer_wait_seconds_total", "Time that the loop over Epoch waited for a batch.", func(s *imageloader.Stats) float64 { return s.ConsumerWait.Seconds() })

@@ -1,0 +1,115 @@
+// Package tensor describes tensors without holding any: element types, memory formats, the fields
+// of a sample, and the work that turns a field into what a network takes. It has no cgo and no
+// LibTorch, so that a source of batches (imageloader is one) can be used without them.
+//
+// Package torch has the same types under its own name: torch.DType is tensor.DType.
+package tensor
+
+import "fmt"
+
+// DType is the type of a tensor's elements. The numbers are LibTorch's.
+type DType int32
+
+const (
+	Uint8    DType = 0
+	Int8     DType = 1
+	Int16    DType = 2
+	Int32    DType = 3
+	Int64    DType = 4
+	Float16  DType = 5
+	Float32  DType = 6
+	Float64  DType = 7
+	Bool     DType = 11
+	BFloat16 DType = 15
+)
+
+// of returns PyTorch's name of the type and the bytes of one element, and 0 bytes for a number
+// that is no DType.
+func (d DType) of() (name string, size int) {
+	switch d {
+	case Uint8:
+		return "uint8", 1
+	case Int8:
+		return "int8", 1
+	case Int16:
+		return "int16", 2
+	case Int32:
+		return "int32", 4
+	case Int64:
+		return "int64", 8
+	case Float16:
+		return "float16", 2
+	case Float32:
+		return "float32", 4
+	case Float64:
+		return "float64", 8
+	case Bool:
+		return "bool", 1
+	case BFloat16:
+		return "bfloat16", 2
+	}
+	return fmt.Sprintf("DType(%d)", int32(d)), 0
+}
+
+// Known reports whether d is one of the types above.
+func (d DType) Known() bool { return d.Size() != 0 }
+
+// String returns PyTorch's name of the type without the prefix: "float32".
+func (d DType) String() string {
+	name, _ := d.of()
+	return name
+}
+
+// Size returns the bytes of one element; 0 for a number that is no DType.
+func (d DType) Size() int {
+	_, size := d.of()
+	return size
+}
+
+// MemoryFormat is the order of a tensor's elements in memory. The zero value is Contiguous.
+type MemoryFormat int32
+
+const (
+	Contiguous   MemoryFormat = 0 // the last dimension is the densest
+	ChannelsLast MemoryFormat = 2 // a tensor of shape [N C H W] that lies in memory as N H W C
+)
+
+func (f MemoryFormat) String() string {
+	switch f {
+	case Contiguous:
+		return "contiguous"
+	case ChannelsLast:
+		return "channels_last"
+	}
+	return fmt.Sprintf("MemoryFormat(%d)", int32(f))
+}
+
+// Spec describes a tensor; of a batch's field, one sample's.
+type Spec struct {
+	Name         string // of the field, for example "images"
+	DType        DType
+	Shape        []int64
+	MemoryFormat MemoryFormat // of the whole batch: ChannelsLast needs a Shape of three dimensions, C H W
+}
+
+// Elements returns the number of elements, 1 for an empty shape.
+func (s Spec) Elements() int64 {
+	n := int64(1)
+	for _, d := range s.Shape {
+		n *= d
+	}
+	return n
+}
+
+// Bytes returns the size of the tensor.
+func (s Spec) Bytes() int64 { return s.Elements() * int64(s.DType.Size()) }
+
+// Finish describes the work on the device that turns a field of images, uint8 [H W C] a sample,
+// into its output, [C H W] a sample in the output's memory format.
+//
+// With Mean and Std, of C values each (C is 1 to 4), the output is float32, float16 or bfloat16 and
+// out[c] = (in[c]/255 - Mean[c]) / Std[c], computed in float32. Without them the output is uint8
+// and has the values of the field.
+type Finish struct {
+	Mean, Std []float32
+}
