@@ -11,11 +11,12 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // source is what an archive is read from: an *os.File, or a test's reader that misbehaves.
@@ -26,8 +27,17 @@ type source interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// openFile opens a file or a directory.
-func openFile(path string) (source, error) { return os.Open(path) }
+// openFile opens a regular file or a directory.
+func openFile(path string) (source, error) {
+	f, err := safefile.OpenTree(path)
+	if errors.Is(err, safefile.ErrNotRegular) {
+		return nil, fmt.Errorf("%w: every epoch reads the archive again", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
 
 // Kinds of archive, as Report names them.
 const (

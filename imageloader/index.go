@@ -7,12 +7,13 @@ import (
 	"hash/crc32"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // index says where the samples of an archive are: 32 bytes for each of them and its name, in two pieces of memory, whatever their number.
@@ -219,7 +220,7 @@ var errStale = fmt.Errorf("the bytes differ from the checksum in the index: the 
 
 func (r *sampleReader) readFrom(s *indexShard, e *entry, i int, dst []byte) error {
 	if s.format == formatTree {
-		file, err := os.Open(filepath.Join(s.path, filepath.FromSlash(r.x.name(i))))
+		file, err := safefile.Open(filepath.Join(s.path, filepath.FromSlash(r.x.name(i))))
 		if err != nil {
 			return err
 		}

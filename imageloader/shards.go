@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // shardPaths says which files an archive has. A path that names a file, a directory or a URL is that. In any other, {a,b} stands for either and {000..015} for
@@ -186,7 +188,7 @@ func (t *tree) next() (member, error) {
 	m := member{name: name, size: info.Size()}
 	switch mode := info.Mode(); {
 	case mode.IsRegular():
-		t.file, t.err = os.Open(filepath.Join(t.root, filepath.FromSlash(name)))
+		t.file, t.err = safefile.Open(filepath.Join(t.root, filepath.FromSlash(name)))
 	case mode&fs.ModeSymlink != 0:
 		m.kind = kindSymlink
 	default:

@@ -314,7 +314,7 @@ type sidecar struct {
 
 // openSidecar checks an index file's header and table, but not what is in it.
 func openSidecar(path string) (*sidecar, error) {
-	f, err := os.Open(path)
+	f, err := safefile.Open(path)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package nn_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io/fs"
@@ -10,7 +11,9 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
@@ -281,6 +284,33 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	}
 	if after, err := nn.Parameters(net)[1].Float32s(); err != nil || !reflect.DeepEqual(before, after) {
 		t.Errorf("a refused file changed the module: %v to %v, %v", before, after, err)
+	}
+}
+
+// TestPipeAsCheckpoint: a pipe that nobody writes to is refused, and not waited for.
+func TestPipeAsCheckpoint(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "net.safetensors")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	net := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}))
+	done := make(chan error, 2)
+	go func() {
+		_, err := nn.OpenCheckpoint(pipe)
+		done <- err
+		done <- nn.Save(pipe, net, nil)
+	}()
+	for range 2 {
+		select {
+		case err := <-done:
+			if err == nil || !strings.Contains(err.Error(), pipe) || !strings.Contains(err.Error(), "a pipe") {
+				t.Error(err)
+			}
+		case <-ctx.Done():
+			t.Fatal("it blocks")
+		}
 	}
 }
 

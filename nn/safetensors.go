@@ -64,7 +64,7 @@ type Checkpoint struct {
 // OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets. Nothing that a file may contain makes it crash, or
 // allocate more than some multiple of the header's own size.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
-	file, err := os.Open(path)
+	file, err := safefile.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("nn: open checkpoint: %w", err)
 	}

@@ -8,7 +8,8 @@
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when all is well, 1 when something failed or the command found
-// something bad, 2 when the command line was wrong, and 130 when it was interrupted.
+// something bad, 2 when the command line was wrong, and 130 when it was interrupted:
+// SIGINT and SIGTERM end every command, within seconds wherever it is, and a second one at once.
 package main
 
 import (
@@ -19,14 +20,13 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interrupt.Context(interrupt.Grace)
 	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(status)
@@ -69,7 +69,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 2
 	case ctx.Err() != nil:
 		fmt.Fprintln(stderr, "torchstream: interrupted")
-		return 130
+		return interrupt.Status
 	}
 	fmt.Fprintf(stderr, "torchstream: %v\n", err)
 	return 1

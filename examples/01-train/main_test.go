@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -193,6 +194,27 @@ func TestTrainOnGPU(t *testing.T) {
 	}
 	if onGPU := int(math.Round(*last.TestAccuracy * 192)); right < onGPU-4 || right > onGPU+4 {
 		t.Errorf("%d right on the GPU, %d on the CPU", onGPU, right)
+	}
+}
+
+// TestPipes: no input that is a pipe is waited for.
+func TestPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"train", "-checkpoint", "", "-device", "cpu", "-archive", pipe},
+		{"train", "-checkpoint", "", "-device", "cpu", "-archive", testArchive, "-test", pipe},
+		{"train", "-checkpoint", pipe},
+		{"predict", "-device", "cpu", "-checkpoint", pipe, testArchive},
+	} {
+		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, pipe) {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
+	}
+	if err := pack(filepath.Join(t.TempDir(), "files.tar"), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
+		t.Error(err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/prefetcher"
 )
@@ -160,7 +161,7 @@ func pack(path string, paths []string) (err error) {
 	defer func() { err = errors.Join(err, out.Close()) }()
 	archive := tar.NewWriter(out)
 	for i, path := range paths {
-		data, err := os.ReadFile(path)
+		data, err := safefile.ReadFile(path)
 		if err != nil {
 			return err
 		}

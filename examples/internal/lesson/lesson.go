@@ -11,11 +11,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"slices"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/trace"
 )
 
@@ -43,7 +43,7 @@ func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Cont
 	}
 	flags.Parse(os.Args[1:]) // exits by itself
 	l.Device = cuda.Device(*device)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := interrupt.Context(interrupt.Grace)
 	err := errors.Join(trace.Window{File: l.Timeline}.Check(), l.needs(gpus))
 	if err == nil {
 		err = run(ctx, l)

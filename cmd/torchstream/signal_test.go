@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/interrupt"
+)
+
+const childVariable = "TORCHSTREAM_TEST_ARGS"
+
+// TestMain makes this program the command itself, for tests that need a process.
+func TestMain(m *testing.M) {
+	if args := os.Getenv(childVariable); args != "" {
+		os.Args = append(os.Args[:1], strings.Split(args, "\n")...)
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// process is the command as a process of its own, which is killed if it hangs.
+func process(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	command := exec.CommandContext(ctx, os.Args[0])
+	command.Env = append(os.Environ(), childVariable+"="+strings.Join(args, "\n"), "XDG_CACHE_HOME="+t.TempDir())
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	return command, &stderr
+}
+
+// TestCommandsRefusePipes: no command waits for a pipe that nobody writes to.
+func TestCommandsRefusePipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe.tgz")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	archive, err := filepath.Abs(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"inspect", pipe},
+		{"inspect", "-index", pipe},
+		{"index", pipe},
+		{"index", "-o", pipe, archive},
+		{"preview", "-archive", pipe, "-o", filepath.Join(t.TempDir(), "sheet.png")},
+		{"preview", "-archive", archive, "-o", pipe},
+		{"bench", "loader", "-archive", pipe},
+		{"bench", "loader", "-archive", archive, "-contract", "eval", "-outputs", pipe},
+	} {
+		command, stderr := process(t, args...)
+		_ = command.Run() // looked at below
+		if command.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), pipe) {
+			t.Errorf("%q: %v, %s", args, command.ProcessState, stderr)
+		}
+	}
+}
+
+// TestSignalsEndCommands: SIGINT and SIGTERM, while a server keeps the command waiting.
+func TestSignalsEndCommands(t *testing.T) {
+	asked, over := make(chan struct{}, 100), make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		asked <- struct{}{}
+		<-over
+	}))
+	defer server.Close()
+	defer close(over)
+	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
+		for _, args := range [][]string{{"inspect"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
+			command, stderr := process(t, append(args, server.URL+"/a.tgz")...)
+			command.Dir = t.TempDir()
+			if err := command.Start(); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-asked:
+			case <-time.After(time.Minute):
+				t.Fatalf("%q asks for nothing: %s", args, stderr)
+			}
+			if err := command.Process.Signal(s); err != nil {
+				t.Fatal(err)
+			}
+			_ = command.Wait() // looked at below
+			if command.ProcessState.ExitCode() != interrupt.Status {
+				t.Errorf("%q, %v: %v, %s", args, s, command.ProcessState, stderr)
+			}
+		}
+	}
+}
