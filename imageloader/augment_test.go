@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -273,7 +274,7 @@ func draws(op Op, w, h, n int, visit func(p *program)) {
 	var source rand.PCG
 	rng := rand.New(&source)
 	for i := range n {
-		seedGenerator(&source, 9, purposeAugment, 1, i)
+		order.Seed(&source, 9, order.OfSample, 1, i)
 		p := program{width: w, height: h}
 		op.draw(rng, &p)
 		visit(&p)
@@ -506,7 +507,7 @@ func TestRandomCropOfResize(t *testing.T) {
 	rng := rand.New(&source)
 	var x, y []float64
 	for i := range manyDraws {
-		seedGenerator(&source, 5, purposeAugment, 0, i)
+		order.Seed(&source, 5, order.OfSample, 0, i)
 		var g imagecapi.Geometry
 		if err := transform.geometry(rng, 50, 40, &g); err != nil {
 			t.Fatal(err)

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -36,26 +37,26 @@ func TestForgedStateOrder(t *testing.T) {
 			t.Fatal(err)
 		}
 		accepted := 0
-		for _, order := range []orderKind{archiveOrder, permuted, buffered, drawn} {
+		for _, kind := range []order.Kind{order.Archive, order.Permuted, order.Buffered, order.Drawn} {
 			was := fmt.Sprintf("%q:%q", "order", after[1].run.order)
 			var forged State
-			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", order), 1)), &forged); err != nil {
+			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", kind), 1)), &forged); err != nil {
 				t.Fatal(err)
 			}
 			// Only with it would a forger pass for a shuffle buffer.
-			if order == buffered {
+			if kind == order.Buffered {
 				forged.run.options["ShuffleBuffer"], forged.run.options["ShuffleBytes"] = "4096", fmt.Sprint(256<<20)
 			}
 			l := openFake(t, path, o)
 			if err := l.Restore(t.Context(), forged); err != nil {
 				if !strings.Contains(err.Error(), "order") {
-					t.Errorf("%s as %s: error %v", name, order, err)
+					t.Errorf("%s as %s: error %v", name, kind, err)
 				}
 				continue
 			}
 			accepted++
 			if _, err := collect(t, l, 0, 2); err != nil {
-				t.Errorf("%s as %s: %v", name, order, err)
+				t.Errorf("%s as %s: %v", name, kind, err)
 			}
 		}
 		want := 1

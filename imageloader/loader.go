@@ -33,6 +33,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.
@@ -119,20 +121,20 @@ type Loader struct {
 	codec    codec
 	index    atomic.Pointer[index]       // nil until the archive was read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
-	weights  *weights                    // nil: every sample once
+	weights  *order.Weights              // nil: every sample once
 	counters counters
 	spare    spareSlots
 
 	queueBytes int64 // see the constant
 	inspecting bool  // an index that loaders use is not replaced by one with other labels
 
-	bytes  int64     // of the archive when it was opened
-	opened orderKind // the order that Open chose
+	bytes  int64      // of the archive when it was opened
+	opened order.Kind // the order that Open chose
 
 	mu      sync.Mutex
-	order   orderKind // of epochs from now on: opened, or that of a restored state
-	resume  *resume   // nil: every epoch is whole
-	digest  string    // of the index; "" until it is needed
+	order   order.Kind // of epochs from now on: opened, or that of a restored state
+	resume  *resume    // nil: every epoch is whole
+	digest  string     // of the index; "" until it is needed
 	closed  chan struct{}
 	running sync.WaitGroup
 }
@@ -183,27 +185,32 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	return l, nil
 }
 
+// share is the part of an epoch that the options give to this process.
+func (o *Options) share() order.Share {
+	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
+}
+
 // needsIndex says whether an epoch can't begin before it is known how many samples there are.
 func (o *Options) needsIndex() bool {
 	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }
 
 // chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later does not change the order.
-func (l *Loader) chooseOrder(x *index) orderKind {
+func (l *Loader) chooseOrder(x *index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
-		return drawn
+		return order.Drawn
 	case !l.o.Shuffle:
-		return archiveOrder
+		return order.Archive
 	case x != nil && x.random():
-		return permuted
+		return order.Permuted
 	}
-	return buffered
+	return order.Buffered
 }
 
 // weigh prepares weighted draws.
 func (l *Loader) weigh(x *index) (err error) {
-	if l.order != drawn {
+	if l.order != order.Drawn {
 		return nil
 	}
 	if !x.random() {
@@ -218,7 +225,7 @@ func (l *Loader) weigh(x *index) (err error) {
 		}
 		weight, option = func(i int) float64 { return 1 / perClass[x.entries[i].label] }, "Balanced"
 	}
-	if l.weights, err = newWeights(len(x.entries), weight); err != nil {
+	if l.weights, err = order.NewWeights(len(x.entries), weight); err != nil {
 		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, l.path, err)
 	}
 	return nil
@@ -228,10 +235,10 @@ func (l *Loader) sample(x *index, i int) Sample {
 	return Sample{Name: x.name(i), Index: i, Label: int(x.entries[i].label)}
 }
 
-// positions is how many positions the sequence of an epoch has; unknown without an index.
+// positions is how many positions the sequence of an epoch has; order.Unknown without an index.
 func (l *Loader) positions(x *index) int {
 	if x == nil {
-		return unknown
+		return order.Unknown
 	}
 	return l.perRound(x) * l.o.Repeat
 }
@@ -348,11 +355,11 @@ func (l *Loader) Len() int {
 // Batches is how many batches an epoch has on this rank, if the policy Skip leaves none out; -1 if Len is.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
-	if total == unknown {
+	if total == order.Unknown {
 		return -1
 	}
-	d := newDeal(&l.o, total, positions{})
-	return d.batches(&l.o)
+	d := order.NewDeal(l.o.share(), total, order.Positions{})
+	return d.Batches()
 }
 
 // Classes are the class names by label.

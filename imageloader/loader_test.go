@@ -155,51 +155,6 @@ func TestHeldInMemory(t *testing.T) {
 	}
 }
 
-// TestShuffleRamp: a buffer that ramps gives its first sample when it has two, holds half of what has come until it is full, and loses none.
-func TestShuffleRamp(t *testing.T) {
-	s := newShuffler(10, 1<<20, 1, 1)
-	s.ramp = true
-	out, most := 0, 0
-	for i := range 100 {
-		for s.full(1) {
-			s.take()
-			out++
-		}
-		s.add(item{data: []byte{1}})
-		most = max(most, len(s.held))
-		if len(s.held) > i/2+1 || len(s.held)+out != i+1 {
-			t.Fatalf("after %d samples %d are out and %d held", i+1, out, len(s.held))
-		}
-	}
-	if most != 10 {
-		t.Errorf("the buffer held up to %d samples, not 10", most)
-	}
-}
-
-// TestShuffleBytes: the buffer is bounded in bytes too.
-func TestShuffleBytes(t *testing.T) {
-	s := newShuffler(1000, 100, 1, 1)
-	for i := range 50 {
-		size := 1 + i*7%40
-		for s.full(int64(size)) {
-			s.take()
-		}
-		s.add(item{data: make([]byte, size)})
-		if s.bytes > 100 {
-			t.Fatalf("%d bytes in the buffer", s.bytes)
-		}
-	}
-	if s.full(1 << 40); len(s.held) == 0 {
-		t.Fatal("empty")
-	}
-	for len(s.held) > 0 {
-		s.take()
-	}
-	if s.full(1 << 40) {
-		t.Error("an empty buffer must take a sample of any size")
-	}
-}
-
 // TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is ignored.
 func TestLabels(t *testing.T) {
 	image := fakeImage("x")

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
 // BatchOp mixes the samples of a batch and their labels: MixUp or CutMix. As in torchvision, each sample is mixed with the one before it in the batch and the first with
@@ -152,7 +154,7 @@ func (m *mixer) run(images, labels []byte, samples []Sample) {
 	if m.rng == nil {
 		m.rng = rand.New(&m.source)
 	}
-	seedGenerator(&m.source, m.seed, purposeMix, m.epoch, samples[0].Index)
+	order.Seed(&m.source, m.seed, order.OfMixture, m.epoch, samples[0].Index)
 	op := m.t.Mix[m.rng.IntN(len(m.t.Mix))]
 	share := op.mix(m.rng, images, len(samples), m.t.Size, &m.scratch)
 	clear(labels[:4*m.classes*len(samples)])

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -37,8 +38,8 @@ type pass struct {
 	known   *index // nil in the first pass over a .tar.gz with given classes
 	build   *indexer
 
-	order   orderKind
-	deal    deal
+	order   order.Kind
+	deal    order.Deal
 	turn    int // of the deal: where this pass begins
 	batches int // of the deal: so many were delivered before
 	state   *run
@@ -132,7 +133,7 @@ func (p *pass) begin() {
 	l.mu.Unlock()
 	p.turn, p.batches = at.turn, at.batches
 	p.stray.Store(math.MaxInt64)
-	p.deal = newDeal(&l.o, l.positions(p.known), at.done)
+	p.deal = order.NewDeal(l.o.share(), l.positions(p.known), at.done)
 	known := p.known
 	p.state = &run{epoch: p.epoch, order: p.order, rank: l.o.Rank, world: l.o.World, done: at.done, before: at.before,
 		classes: l.classesDigest(), options: l.fingerprint(p.order), identify: func() archiveIdentity { return l.identity(known) }}
@@ -147,7 +148,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	}
 	p.asm.soft = soft
 	p.asm.dropLast = o.DropLast
-	if o.BadSamples == Skip && p.deal.fixed {
+	if o.BadSamples == Skip && p.deal.Fixed {
 		p.asm.wanted = p.wanted()
 	}
 	p.items = make(chan item, 2*o.Workers)
@@ -250,9 +251,9 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 				ErrNoSamples, p.epoch, p.l.path, bad, o.Rank, o.World)
 		case delivered > 0:
 			return nil
-		case p.deal.fixed && p.deal.turns == 0:
+		case p.deal.Fixed && p.deal.Turns == 0:
 			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d for each of %d ranks, and Options.DropLast is set",
-				ErrNoSamples, p.epoch, p.l.path, p.deal.left, o.BatchSize, o.World)
+				ErrNoSamples, p.epoch, p.l.path, p.deal.Left, o.BatchSize, o.World)
 		case n > 0:
 			return fmt.Errorf("%w in epoch %d of %s: %d samples are less than a batch of %d, and Options.DropLast is set", ErrNoSamples, p.epoch, p.l.path, n, o.BatchSize)
 		case bad > 0:
@@ -449,7 +450,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return bad, e
 		}
 		t := &w.p.l.o.Transform
-		seedAgain(&w.source, w.p.l.o.Seed, purposeAugment, j.epoch, j.sample.Index, j.again)
+		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
 		if err := t.geometryOf(w.rng, &info, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
@@ -545,25 +546,25 @@ func (p *pass) item(i int) item {
 }
 
 // wanted is how many samples are still to be delivered, if that is fixed.
-func (p *pass) wanted() int { return max(0, p.deal.turns-p.batches*p.l.o.BatchSize) }
+func (p *pass) wanted() int { return max(0, p.deal.Turns-p.batches*p.l.o.BatchSize) }
 
 // end is the turn before which the pass ends. Under Skip, if the number of batches is fixed, assembly ends it earlier: when it has enough.
 func (p *pass) end() int {
 	switch {
-	case p.deal.fixed && p.wanted() == 0:
+	case p.deal.Fixed && p.wanted() == 0:
 		return p.turn
 	case p.asm.wanted > 0:
-		return p.deal.most()
+		return p.deal.MaxTurns()
 	}
-	return p.deal.turns
+	return p.deal.Turns
 }
 
 // buffer is what the samples of an archive that is larger than memory are shuffled through.
-func (p *pass) buffer(epoch int) *shuffler {
+func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.l.o
-	b := newShuffler(o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
+	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
 	// Told by the file's size, since the order must not depend on whether the archive was read before.
-	b.ramp = p.archive.info.Size() > o.ShuffleBytes
+	b.Ramp = p.archive.info.Size() > o.ShuffleBytes
 	return b
 }
 
@@ -574,16 +575,16 @@ const repeated = 1 << 40
 func (p *pass) list() {
 	defer close(p.items)
 	n, o := len(p.known.entries), &p.l.o
-	s := sequence{kind: p.order, seed: o.Seed, epoch: p.epoch, rounds: o.Repeat, perRound: p.l.perRound(p.known), weights: p.l.weights}
-	s.shuffled = func(epoch int) []int32 {
-		if p.order == buffered {
-			return throughBuffer(n, p.buffer(epoch), p.item)
+	s := order.Sequence{Kind: p.order, Seed: o.Seed, Epoch: p.epoch, Rounds: o.Repeat, PerRound: p.l.perRound(p.known), Weights: p.l.weights}
+	s.Shuffled = func(epoch int) []int32 {
+		if p.order == order.Buffered {
+			return order.Through(newBuffer[int32](p, epoch), n, func(i int) int64 { it := p.item(i); return it.weight() })
 		}
-		return permutation(n, o.Seed, epoch)
+		return order.Permutation(n, o.Seed, epoch)
 	}
 	for turn := p.turn; turn < p.end(); turn++ {
-		position, before := p.deal.at(turn)
-		i, epoch, again := s.at(position)
+		position, before := p.deal.At(turn)
+		i, epoch, again := s.At(position)
 		it := p.item(i)
 		it.epoch, it.again = epoch, again+uint64(before)*repeated
 		if p.send(it) != nil {
@@ -600,7 +601,7 @@ func (p *pass) readStream() {
 	for before := 0; ; before++ { // once, unless samples come again to fill up
 		position := 0
 		take := func(it item) error {
-			turn, mine := p.deal.turn(position, before)
+			turn, mine := p.deal.Turn(position, before)
 			position++
 			if !mine || turn < p.turn || turn >= end {
 				p.buffers.put(it.data)
@@ -623,7 +624,7 @@ func (p *pass) readStream() {
 				return
 			}
 		}
-		if end == unknown || p.next >= end {
+		if end == order.Unknown || p.next >= end {
 			return
 		}
 	}
@@ -643,20 +644,20 @@ func (p *pass) rewind() error {
 // readRound goes through the archive once; take gets its samples in the order of the epoch.
 func (p *pass) readRound(epoch int, take func(item) error) error {
 	emit, flush := take, func() error { return nil }
-	if p.order == buffered {
-		buffer := p.buffer(epoch)
+	if p.order == order.Buffered {
+		buffer := newBuffer[item](p, epoch)
 		emit = func(it item) error {
-			for buffer.full(it.weight()) {
-				if err := take(buffer.take()); err != nil {
+			for buffer.Full(it.weight()) {
+				if err := take(buffer.Take()); err != nil {
 					return err
 				}
 			}
-			buffer.add(it)
+			buffer.Add(it, it.weight())
 			return nil
 		}
 		flush = func() error {
-			for len(buffer.held) > 0 {
-				if err := take(buffer.take()); err != nil {
+			for buffer.Len() > 0 {
+				if err := take(buffer.Take()); err != nil {
 					return err
 				}
 			}

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
 // store has objects, and does to those who read them what a bad network does.
@@ -140,7 +142,7 @@ func TestOpenSource(t *testing.T) {
 	noLeaks(t)
 	data := fakeArchive(t, 150, nil)
 	zipped := gzipBytes(t, data)
-	want := map[orderKind]string{}
+	want := map[order.Kind]string{}
 	for _, shuffle := range []bool{false, true} {
 		l := openFake(t, writeFile(t, "a.tar", data), Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle})
 		got, err := collect(t, l, 1, 2)
@@ -166,7 +168,7 @@ func TestOpenSource(t *testing.T) {
 					if err != nil || len(slices.Compact(list)) != 150 || want[l.opened] != "" && digest(got) != want[l.opened] {
 						t.Errorf("%s, round %d, order %v: other batches; error %v", name, round, l.opened, err)
 					}
-					if round > 0 && shuffle && name == "a.tar" && l.opened != permuted {
+					if round > 0 && shuffle && name == "a.tar" && l.opened != order.Permuted {
 						t.Errorf("%s, round %d: order %v", name, round, l.opened)
 					}
 					if err := l.Close(); err != nil {

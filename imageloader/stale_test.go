@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
 // sameTime writes a file again and gives it the time that it had.
@@ -229,7 +231,7 @@ func TestShardFiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if what == "by index" && l.opened != permuted {
+		if what == "by index" && l.opened != order.Permuted {
 			t.Errorf("the order is %s", l.opened)
 		}
 		batches, err := collect(t, l, 0, 2)

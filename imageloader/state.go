@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
 // State is a place in an epoch: right after a batch. It travels with the batch (Info.State, Batch.State), because a prefetcher and the loader itself are batches
@@ -29,11 +31,11 @@ type State struct {
 // run is what the states of one pass have in common. It does not change.
 type run struct {
 	epoch  int
-	order  orderKind
+	order  order.Kind
 	rank   int
 	world  int
-	done   positions // before the deal
-	before int       // batches of the epoch that were delivered before the deal
+	done   order.Positions // before the deal
+	before int             // batches of the epoch that were delivered before the deal
 
 	archive archiveIdentity
 	classes string
@@ -68,7 +70,6 @@ func (s State) Batches() int {
 const (
 	stateVersion  = 1
 	maxStateBytes = 64 << 20
-	maxAhead      = 1 << 20
 	maxCount      = 1 << 48 // of what is counted in a state: sums of two do not overflow
 )
 
@@ -76,7 +77,7 @@ const (
 type wireState struct {
 	Version int               `json:"version"`
 	Epoch   int               `json:"epoch"`
-	Order   orderKind         `json:"order"`
+	Order   order.Kind        `json:"order"`
 	Rank    int               `json:"rank"`
 	World   int               `json:"world"`
 	Next    int               `json:"next"`  // positions before this one were consumed before the deal,
@@ -99,7 +100,7 @@ func (s State) MarshalJSON() ([]byte, error) {
 	if r.identify != nil {
 		archive = r.identify()
 	}
-	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.next, append([]int{}, r.done.ahead...), r.before, s.batches, s.turns,
+	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.Next, append([]int{}, r.done.Ahead...), r.before, s.batches, s.turns,
 		archive, r.classes, r.options})
 }
 
@@ -129,7 +130,7 @@ func (s *State) UnmarshalJSON(data []byte) error {
 	if err := w.check(); err != nil {
 		return fmt.Errorf("imageloader: damaged state: %w", err)
 	}
-	s.run = &run{epoch: w.Epoch, order: w.Order, rank: w.Rank, world: w.World, done: positions{w.Next, w.Ahead}, before: w.Before,
+	s.run = &run{epoch: w.Epoch, order: w.Order, rank: w.Rank, world: w.World, done: order.Positions{Next: w.Next, Ahead: w.Ahead}, before: w.Before,
 		archive: w.Archive, classes: w.Classes, options: w.Options}
 	s.batches, s.turns = w.Batches, w.Turns
 	return nil
@@ -147,10 +148,10 @@ func (w *wireState) check() error {
 	if w.World < 1 || w.World > 1<<24 || w.Rank < 0 || w.Rank >= w.World {
 		return fmt.Errorf("rank %d of %d", w.Rank, w.World)
 	}
-	if !slices.Contains([]orderKind{archiveOrder, permuted, buffered, drawn}, w.Order) {
+	if !slices.Contains([]order.Kind{order.Archive, order.Permuted, order.Buffered, order.Drawn}, w.Order) {
 		return fmt.Errorf("order %q", w.Order)
 	}
-	if len(w.Ahead) > maxAhead {
+	if len(w.Ahead) > order.MaxAhead {
 		return fmt.Errorf("%d positions in %q", len(w.Ahead), "ahead")
 	}
 	last := w.Next
@@ -166,7 +167,7 @@ func (w *wireState) check() error {
 // resume is where an epoch begins that does not begin at its start.
 type resume struct {
 	epoch   int
-	done    positions
+	done    order.Positions
 	turn    int
 	batches int
 	before  int
@@ -197,17 +198,17 @@ func (l *Loader) Restore(ctx context.Context, states ...State) error {
 		l.mu.Unlock()
 		return nil
 	}
-	r, order, err := l.restore(ctx, states)
+	r, kind, err := l.restore(ctx, states)
 	if err != nil {
 		return fmt.Errorf("imageloader: %s can't go on from this state: %w", l.path, err)
 	}
 	l.mu.Lock()
-	l.resume, l.order = r, order
+	l.resume, l.order = r, kind
 	l.mu.Unlock()
 	return nil
 }
 
-func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKind, error) {
+func (l *Loader) restore(ctx context.Context, states []State) (*resume, order.Kind, error) {
 	x := l.index.Load()
 	if x == nil {
 		var err error
@@ -228,7 +229,7 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 		}
 		first := &states[0]
 		if s.run.epoch != first.run.epoch || s.run.world != first.run.world || s.run.before != first.run.before || s.batches != first.batches ||
-			s.run.order != first.run.order || s.run.done.next != first.run.done.next || !slices.Equal(s.run.done.ahead, first.run.done.ahead) {
+			s.run.order != first.run.order || s.run.done.Next != first.run.done.Next || !slices.Equal(s.run.done.Ahead, first.run.done.Ahead) {
 			return nil, "", fmt.Errorf("the states were not made at the same time: epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
 				first.Epoch(), first.Batches(), first.run.rank, first.run.world, s.Epoch(), s.Batches(), s.run.rank, s.run.world)
 		}
@@ -237,8 +238,8 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 		}
 		o := l.o
 		o.Rank, o.World = s.run.rank, s.run.world
-		d := newDeal(&o, total, s.run.done)
-		if n := len(s.run.done.ahead); s.run.done.size() > total || n > 0 && s.run.done.ahead[n-1] >= total || s.turns > d.most() || s.batches > d.batches(&o) {
+		d := order.NewDeal(o.share(), total, s.run.done)
+		if n := len(s.run.done.Ahead); s.run.done.Len() > total || n > 0 && s.run.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
 			return nil, "", fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
 		}
 		byRank[s.run.rank] = *s
@@ -250,7 +251,7 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 	if !l.possible(r.order) {
 		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
 	}
-	if (r.order == permuted || r.order == drawn) && !x.random() {
+	if (r.order == order.Permuted || r.order == order.Drawn) && !x.random() {
 		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): make an index with torchstream index, repack it " +
 			"as .tar, or raise Options.ShuffleBytes")
 	}
@@ -270,23 +271,23 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, orderKin
 	}
 	o := l.o
 	o.Rank, o.World = r.rank, r.world
-	d := newDeal(&o, total, r.done)
-	done, err := d.take(turns)
+	d := order.NewDeal(o.share(), total, r.done)
+	done, err := d.Take(turns)
 	if err != nil {
 		return nil, "", err
 	}
 	return &resume{epoch: r.epoch, done: done, before: states[0].Batches()}, r.order, nil
 }
 
-// possible says whether epochs with the loader's options can be in an order, with or without random access.
-func (l *Loader) possible(order orderKind) bool {
+// possible says whether epochs with the loader's options can be in the given order, with or without random access.
+func (l *Loader) possible(kind order.Kind) bool {
 	switch {
 	case l.weights != nil:
-		return order == drawn
+		return kind == order.Drawn
 	case !l.o.Shuffle:
-		return order == archiveOrder
+		return kind == order.Archive
 	}
-	return order == permuted || order == buffered
+	return kind == order.Permuted || kind == order.Buffered
 }
 
 // readThrough makes the index of an archive that was opened without one.
@@ -394,7 +395,7 @@ func (l *Loader) classesDigest() string {
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
 
 // fingerprint says what the options are, by the names of their fields, in so far as they decide what is in a batch.
-func (l *Loader) fingerprint(order orderKind) map[string]string {
+func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)
 	for i := range v.NumField() {
@@ -402,11 +403,11 @@ func (l *Loader) fingerprint(order orderKind) map[string]string {
 			print[name] = canonical(v.Field(i))
 		}
 	}
-	if order == buffered {
+	if kind == order.Buffered {
 		print["ShuffleBuffer"], print["ShuffleBytes"] = strconv.Itoa(l.o.ShuffleBuffer), strconv.FormatInt(l.o.ShuffleBytes, 10)
 	}
 	if l.weights != nil {
-		print["Weights"] = l.weights.digest
+		print["Weights"] = l.weights.Digest()
 	}
 	return print
 }

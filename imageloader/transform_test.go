@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -83,7 +84,7 @@ func TestRandomResizedCrop(t *testing.T) {
 		var widths []int32
 		flips := 0
 		for i := range n {
-			seedGenerator(&source, 5, purposeAugment, 0, i) // as the loader does: consecutive indices must be independent
+			order.Seed(&source, 5, order.OfSample, 0, i) // as the loader does: consecutive indices must be independent
 			var g imagecapi.Geometry
 			if err := transform.geometry(rng, c.width, c.height, &g); err != nil {
 				t.Fatal(err)
@@ -150,7 +151,7 @@ func TestRandomResizedCropDistribution(t *testing.T) {
 	rng := rand.New(&source)
 	values := make([][]float64, 4)
 	for i := range manyDraws {
-		seedGenerator(&source, 5, purposeAugment, 3, i)
+		order.Seed(&source, 5, order.OfSample, 3, i)
 		x, y, w, h := transform.randomBox(rng, 8000, 8000)
 		for k, v := range []float64{float64(w) * float64(h) / 64e6, math.Log(float64(w) / float64(h)), float64(x) / float64(8000-w), float64(y) / float64(8000-h)} {
 			values[k] = append(values[k], v)
@@ -173,11 +174,11 @@ func TestFlip(t *testing.T) {
 		flips := 0
 		for i := range 20_000 {
 			var g, h imagecapi.Geometry
-			seedGenerator(&source, 5, purposeAugment, 3, i)
+			order.Seed(&source, 5, order.OfSample, 3, i)
 			if err := transform.geometry(rng, 300, 200, &g); err != nil {
 				t.Fatal(err)
 			}
-			seedGenerator(&source, 5, purposeAugment, 3, i)
+			order.Seed(&source, 5, order.OfSample, 3, i)
 			if err := plain.geometry(rng, 300, 200, &h); err != nil {
 				t.Fatal(err)
 			}

@@ -3,77 +3,10 @@ package imageloader
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 )
-
-// TestDeal: the positions of an epoch are dealt once each, also to other ranks when some are left over from before, and turn is the inverse of at.
-func TestDeal(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 2000 {
-		total := rng.IntN(60)
-		taken := map[int]bool{}
-		done := positions{}
-		for deals := 0; ; deals++ {
-			o := Options{BatchSize: 1 + rng.IntN(4), World: 1 + rng.IntN(5)}
-			var turns []int
-			var d deal
-			for o.Rank = range o.World {
-				d = newDeal(&o, total, done)
-				if d.left != total-len(taken) {
-					t.Fatalf("%d are left, %d of %d were taken", d.left, len(taken), total)
-				}
-				n := rng.IntN(d.turns + 2)
-				if deals == 3 {
-					n = d.turns
-				}
-				turns = append(turns, n)
-				for turn := range n {
-					if d.left == 0 {
-						break
-					}
-					p, before := d.at(turn)
-					if back, mine := d.turn(p, before); !mine || back != turn {
-						t.Fatalf("position %d, dealt %d times before, is turn %d, mine %v; it was dealt in turn %d", p, before, back, mine, turn)
-					}
-					if p < 0 || p >= total || before == 0 && taken[p] {
-						t.Fatalf("position %d of %d is dealt twice", p, total)
-					}
-				}
-			}
-			for o.Rank = range o.World {
-				d = newDeal(&o, total, done)
-				for turn := range turns[o.Rank] {
-					if d.left > 0 {
-						if p, before := d.at(turn); before == 0 {
-							taken[p] = true
-						}
-					}
-				}
-			}
-			var err error
-			if done, err = d.take(turns); err != nil {
-				t.Fatal(err)
-			}
-			if done.size() != len(taken) {
-				t.Fatalf("%+v, but %d were taken", done, len(taken))
-			}
-			for p := range total {
-				if _, in := done.rank(p); in != taken[p] {
-					t.Fatalf("%+v, but position %d was taken: %v", done, p, taken[p])
-				}
-			}
-			if deals == 3 {
-				if len(taken) != total {
-					t.Fatalf("%d of %d positions were never dealt", total-len(taken), total)
-				}
-				break
-			}
-		}
-	}
-}
 
 // TestRanks: whatever is damaged, all ranks get equally many batches of the same sizes; every good sample comes, and none twice except as padding; and the order is
 // that of one rank, dealt.

@@ -1,0 +1,124 @@
+package order
+
+import (
+	"fmt"
+	"sort"
+)
+
+// Share is the part of an epoch that one process takes.
+type Share struct {
+	Rank, World int  // this process is rank Rank, from 0, of World processes
+	Batch       int  // samples a batch
+	DropLast    bool // a last batch that is short is left out
+	PadLast     bool // a last batch that is short is filled with the epoch's first samples
+}
+
+// Deal says which positions of an epoch a rank takes. The positions that are not in Done are numbered
+// 0, 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. When all are dealt, the
+// numbers go on with the first position again: padding.
+//
+// All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so that
+// it has as many batches as the others. A Deal does not change.
+type Deal struct {
+	Share
+	Done  Positions // taken before the deal
+	Left  int       // how many positions are not in Done; or Unknown
+	Turns int       // how many turns this rank takes if no sample is bad; or Unknown
+	Fixed bool      // the number of samples that the rank delivers is Turns, whatever is bad
+}
+
+// NewDeal deals what is left of an epoch that has the given number of positions, or Unknown.
+func NewDeal(s Share, total int, done Positions) Deal {
+	d := Deal{Share: s, Done: done, Left: Unknown, Turns: Unknown, Fixed: s.World > 1 || s.PadLast}
+	if total == Unknown {
+		return d
+	}
+	d.Left = max(0, total-done.Len())
+	d.Turns = d.Left / s.World
+	if short := d.Turns % s.Batch; d.Fixed && s.DropLast {
+		d.Turns -= short
+		return d
+	}
+	if d.Left%s.World != 0 {
+		d.Turns++
+	}
+	if short := d.Turns % s.Batch; s.PadLast && short != 0 {
+		d.Turns += s.Batch - short
+	}
+	return d
+}
+
+// Batches is how many batches the turns make.
+func (d *Deal) Batches() int {
+	n := d.Turns / d.Batch
+	if d.Turns%d.Batch != 0 && !d.DropLast {
+		n++
+	}
+	return n
+}
+
+// MaxTurns is how many turns a rank may take in all, those with bad samples included. A rank that
+// needs more has as many bad samples as there are samples.
+func (d *Deal) MaxTurns() int {
+	if d.Fixed && d.Left < Unknown {
+		return d.Turns + d.Left
+	}
+	return d.Turns
+}
+
+// At returns the position of a turn, and how often the position was dealt before.
+func (d *Deal) At(turn int) (position, before int) {
+	number := d.Rank + turn*d.World
+	return d.Done.Without(number % d.Left), number / d.Left
+}
+
+// Turn is the inverse of At, for a walk over the positions in their order: the turn in which the rank
+// takes a position that was dealt so often before. mine is false if another rank takes it.
+func (d *Deal) Turn(position, before int) (turn int, mine bool) {
+	number, done := d.Done.Rank(position)
+	if done {
+		return 0, false
+	}
+	if d.Left < Unknown {
+		number += before * d.Left
+	}
+	if number < d.Rank || (number-d.Rank)%d.World != 0 {
+		return 0, false
+	}
+	return (number - d.Rank) / d.World, true
+}
+
+// MaxAhead bounds Positions.Ahead: ranks that are further apart did not train together.
+const MaxAhead = 1 << 20
+
+// Take returns Done and the positions that all ranks have taken since: turns has the number of turns
+// of each rank.
+func (d *Deal) Take(turns []int) (Positions, error) {
+	first := d.Left // the smallest number that no rank has taken
+	for rank, t := range turns {
+		first = min(first, rank+t*d.World)
+	}
+	out := Positions{Next: d.Done.Next + d.Left + len(d.Done.Ahead)}
+	if first < d.Left {
+		out.Next = d.Done.Without(first)
+	}
+	for _, p := range d.Done.Ahead {
+		if p > out.Next {
+			out.Ahead = append(out.Ahead, p)
+		}
+	}
+	for rank, t := range turns {
+		from := 0
+		if first > rank {
+			from = (first - rank + d.World - 1) / d.World
+		}
+		for i := from; i < t && rank+i*d.World < d.Left; i++ {
+			if len(out.Ahead) == MaxAhead {
+				return out, fmt.Errorf("the ranks are more than %d samples apart", MaxAhead)
+			}
+			out.Ahead = append(out.Ahead, d.Done.Without(rank+i*d.World))
+		}
+	}
+	sort.Ints(out.Ahead)
+	return out, nil
+}

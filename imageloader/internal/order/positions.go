@@ -1,0 +1,34 @@
+package order
+
+import (
+	"math"
+	"sort"
+)
+
+// Unknown is a number of positions that only the end of the archive tells.
+const Unknown = math.MaxInt
+
+// Positions is a set of positions of an epoch. The zero value is empty.
+type Positions struct {
+	Next  int   // all positions before this one are in the set,
+	Ahead []int // and these: ascending, all greater than Next, few
+}
+
+// Len is the size of the set.
+func (s *Positions) Len() int { return s.Next + len(s.Ahead) }
+
+// Without returns the j-th position that is not in the set, counted from 0.
+func (s *Positions) Without(j int) int {
+	k := sort.Search(len(s.Ahead), func(k int) bool { return s.Ahead[k]-s.Next-k > j })
+	return s.Next + j + k
+}
+
+// Rank returns how many positions before p are not in the set, and whether p is in the set. The
+// number is 0 for a p before Next.
+func (s *Positions) Rank(p int) (j int, in bool) {
+	if p < s.Next {
+		return 0, true
+	}
+	k := sort.SearchInts(s.Ahead, p)
+	return p - s.Next - k, k < len(s.Ahead) && s.Ahead[k] == p
+}

@@ -1,0 +1,79 @@
+package order
+
+import "math/rand/v2"
+
+// Shuffler is a shuffle buffer for a stream. It holds up to a number of elements and a number of
+// bytes; when another element comes, random ones leave first. Which element leaves when depends on
+// the seed and on the sizes alone. A stream that fits into the buffer is shuffled evenly. One
+// goroutine uses it.
+type Shuffler[T any] struct {
+	// Ramp lets one element leave for every two that come while the buffer fills, so that a stream
+	// that is much larger than the buffer yields its first element at once. Its first elements are
+	// then mixed with fewer others.
+	Ramp bool
+
+	max      int
+	maxBytes int64
+	added    int
+	held     []sized[T]
+	bytes    int64
+	rng      *rand.Rand
+}
+
+type sized[T any] struct {
+	value T
+	bytes int64
+}
+
+// NewShuffler makes a buffer of up to max elements and maxBytes bytes.
+func NewShuffler[T any](max int, maxBytes int64, seed uint64, epoch int) *Shuffler[T] {
+	var g rand.PCG
+	Seed(&g, seed, OfEpoch, epoch, 0)
+	return &Shuffler[T]{max: max, maxBytes: maxBytes, rng: rand.New(&g)}
+}
+
+// Len is how many elements the buffer holds.
+func (s *Shuffler[T]) Len() int { return len(s.held) }
+
+// Full says that an element has to leave before one of the given size comes. An empty buffer is never
+// full, however large the element is.
+func (s *Shuffler[T]) Full(bytes int64) bool {
+	n := len(s.held)
+	return n > 0 && (n >= s.max || s.bytes+bytes > s.maxBytes || s.Ramp && 2*n > s.added)
+}
+
+// Add puts an element in.
+func (s *Shuffler[T]) Add(v T, bytes int64) {
+	s.held = append(s.held, sized[T]{v, bytes})
+	s.bytes += bytes
+	s.added++
+}
+
+// Take removes a random element. The buffer must not be empty.
+func (s *Shuffler[T]) Take() T {
+	i := s.rng.IntN(len(s.held))
+	e := s.held[i]
+	last := len(s.held) - 1
+	s.held[i] = s.held[last]
+	s.held[last] = sized[T]{} // lets go of its memory
+	s.held = s.held[:last]
+	s.bytes -= e.bytes
+	return e.value
+}
+
+// Through returns the order in which elements 0 to n-1 leave an empty buffer that they come to in
+// ascending order. size returns an element's size in bytes.
+func Through(s *Shuffler[int32], n int, size func(i int) int64) []int32 {
+	order := make([]int32, 0, n)
+	for i := range n {
+		bytes := size(i)
+		for s.Full(bytes) {
+			order = append(order, s.Take())
+		}
+		s.Add(int32(i), bytes)
+	}
+	for s.Len() > 0 {
+		order = append(order, s.Take())
+	}
+	return order
+}

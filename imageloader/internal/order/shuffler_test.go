@@ -1,0 +1,49 @@
+package order
+
+import "testing"
+
+// TestShuffleRamp: a buffer that ramps yields its first element when it has two, holds half of what
+// has come until it is full, and loses none.
+func TestShuffleRamp(t *testing.T) {
+	s := NewShuffler[int](10, 1<<20, 1, 1)
+	s.Ramp = true
+	out, peak := 0, 0
+	for i := range 100 {
+		for s.Full(1) {
+			s.Take()
+			out++
+		}
+		s.Add(i, 1)
+		peak = max(peak, s.Len())
+		if s.Len() > i/2+1 || s.Len()+out != i+1 {
+			t.Fatalf("after %d samples %d are out and %d held", i+1, out, s.Len())
+		}
+	}
+	if peak != 10 {
+		t.Errorf("the buffer held up to %d samples, not 10", peak)
+	}
+}
+
+// TestShuffleBytes: the buffer is bounded in bytes too.
+func TestShuffleBytes(t *testing.T) {
+	s := NewShuffler[int](1000, 100, 1, 1)
+	for i := range 50 {
+		size := 1 + i*7%40
+		for s.Full(int64(size)) {
+			s.Take()
+		}
+		s.Add(i, int64(size))
+		if s.bytes > 100 {
+			t.Fatalf("%d bytes in the buffer", s.bytes)
+		}
+	}
+	if s.Full(1 << 40); s.Len() == 0 {
+		t.Fatal("empty")
+	}
+	for s.Len() > 0 {
+		s.Take()
+	}
+	if s.Full(1 << 40) {
+		t.Error("an empty buffer must take a sample of any size")
+	}
+}
