@@ -15,10 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/safefile"
-	"github.com/torchstream/torchstream/prefetcher"
 )
 
 // loaderResult is what `bench loader` prints. Everything but OpenSeconds, FirstBatchSeconds and PeakRSSBytes is about the time after the first batch.
@@ -104,10 +102,10 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		}
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
-	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, host: *device == ""}
-	if !m.host {
+	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs}
+	if *device != "" {
 		var err error
-		if m.device, err = pickDevice(*device); err != nil {
+		if m.target, err = pickTarget(*device); err != nil {
 			return err
 		}
 	}
@@ -115,8 +113,8 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
 	}
 	m.r.Contract, m.r.Device = fmt.Sprintf(kind.says, *size), "host memory"
-	if !m.host {
-		m.r.Device = m.device.String()
+	if m.target != nil {
+		m.r.Device = m.target.String()
 	}
 	if err := m.run(ctx, stderr); err != nil {
 		return err
@@ -178,23 +176,19 @@ func writeOutputs(ctx context.Context, path, archive string, n int, o imageloade
 	return len(first), errors.Join(err, file.Close())
 }
 
-// pickDevice reads -device.
-func pickDevice(name string) (cuda.Device, error) {
-	if name == "cpu" {
-		return cuda.CPU, nil
-	}
-	if name == "cuda" {
-		name = "cuda:0"
-	}
-	number, found := strings.CutPrefix(name, "cuda:")
-	n, err := strconv.Atoi(number)
-	if !found || err != nil || n < 0 {
-		return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)}
-	}
-	if count := cuda.DeviceCount(); n >= count {
-		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)
-	}
-	return cuda.Device(n), nil
+// target is a device that the batches are brought to.
+type target interface {
+	fmt.Stringer
+	feed(*imageloader.Loader) (feeder, error)
+}
+
+// feeder brings a loader's batches to a device.
+type feeder interface {
+	// epoch calls count for each batch, of n images, until count returns false or an error.
+	epoch(ctx context.Context, epoch int, count func(n int) (more bool, err error)) error
+	// finishTime is what the finish has taken on the host since the feeder began.
+	finishTime() time.Duration
+	Close() error
 }
 
 // measurement is one run of `bench loader`.
@@ -203,15 +197,14 @@ type measurement struct {
 	length  time.Duration
 	epochs  int // 0: length counts
 	o       imageloader.Options
-	host    bool
-	device  cuda.Device
+	target  target // nil: host memory
 
-	r     loaderResult
-	first bool
-	begin time.Time
-	cpu   time.Duration
-	stats imageloader.Stats // when the clock started
-	fed   prefetcher.Stats  // then, too
+	r      loaderResult
+	first  bool
+	begin  time.Time
+	cpu    time.Duration
+	stats  imageloader.Stats // when the clock started
+	finish time.Duration     // then, too
 }
 
 func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
@@ -226,9 +219,9 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	r.OpenSeconds = time.Since(m.begin).Seconds()
 	fmt.Fprintf(stderr, "%s: %d samples of %d classes\n", m.archive, loader.Len(), len(loader.Classes()))
 
-	var feed *prefetcher.Prefetcher
-	if !m.host {
-		if feed, err = prefetcher.New(loader, prefetcher.Options{Device: m.device}); err != nil {
+	var feed feeder
+	if m.target != nil {
+		if feed, err = m.target.feed(loader); err != nil {
 			return err
 		}
 		defer feed.Close()
@@ -262,7 +255,7 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	}
 	r.Stats = loader.Stats().Since(m.stats)
 	if feed != nil {
-		r.FinishSeconds = (feed.Stats().FinishTime - m.fed.FinishTime).Seconds()
+		r.FinishSeconds = (feed.finishTime() - m.finish).Seconds()
 	}
 	r.Seconds = elapsed.Seconds()
 	r.ImagesPerSecond = float64(r.Images) / r.Seconds
@@ -284,23 +277,16 @@ func (m *measurement) over() bool {
 }
 
 // epoch runs one epoch, or less when the time is over.
-func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed *prefetcher.Prefetcher) error {
-	if feed == nil {
-		for batch, err := range loader.Epoch(ctx, m.r.Epochs) {
-			if err != nil {
-				return err
-			}
-			if more, err := m.count(batch.N, loader, nil); !more || err != nil {
-				return err
-			}
-		}
-		return nil
+func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed feeder) error {
+	count := func(n int) (bool, error) { return m.count(n, loader, feed) }
+	if feed != nil {
+		return feed.epoch(ctx, m.r.Epochs, count)
 	}
-	for batch, err := range feed.Epoch(ctx, m.r.Epochs) {
+	for batch, err := range loader.Epoch(ctx, m.r.Epochs) {
 		if err != nil {
 			return err
 		}
-		if more, err := m.count(batch.N, loader, feed); !more || err != nil {
+		if more, err := count(batch.N); !more || err != nil {
 			return err
 		}
 	}
@@ -308,13 +294,13 @@ func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 }
 
 // count takes a batch of n images; the first one starts the clock.
-func (m *measurement) count(n int, loader *imageloader.Loader, feed *prefetcher.Prefetcher) (more bool, err error) {
+func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (more bool, err error) {
 	if m.first {
 		m.first = false
 		m.r.FirstBatchSeconds = time.Since(m.begin).Seconds()
 		m.stats = loader.Stats()
 		if feed != nil {
-			m.fed = feed.Stats()
+			m.finish = feed.finishTime()
 		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()

@@ -1,7 +1,10 @@
+//go:build !notorch
+
 package main
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"image"
 	"image/color"
@@ -30,7 +33,7 @@ type finding struct {
 }
 
 // doctor prints what is installed and what is missing. Whatever it calls ok it has tried.
-func doctor(args []string, stdout, stderr io.Writer) error {
+func doctor(_ context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
 		"a GPU is fine.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")

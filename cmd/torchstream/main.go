@@ -7,6 +7,9 @@
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //
+// Built with the tag notorch the program links no LibTorch: it has inspect, index, preview and bench
+// loader to host memory, and the other commands say that they are missing.
+//
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when all is well, 1 when something failed or the command found
 // something bad, 2 when the command line was wrong, and 130 when it was interrupted:
 // SIGINT and SIGTERM end every command, within seconds wherever it is, and a second one at once.
@@ -20,8 +23,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
-	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
@@ -32,17 +35,49 @@ func main() {
 	os.Exit(status)
 }
 
-const usage = `torchstream looks at the machine and at archives of images, and measures.
+// entry is one command of the program, or one benchmark of `bench`.
+type entry struct {
+	name  string
+	args  string
+	about string
+	run   func(ctx context.Context, args []string, stdout, stderr io.Writer) error
+}
 
-  torchstream doctor [-json]              what is installed, what is missing, what to do
-  torchstream inspect [-json] FILE        classes, counts, sizes, formats and bad members of an archive
-  torchstream index [-json] FILE          writes the index of an archive, which the first epoch makes otherwise
-  torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
-  torchstream bench loader -archive FILE  how fast an archive becomes batches
-  torchstream bench streams [-json]       what the stream calls cost, on a GPU
+// commands and benchmarks are the same in every build: what needs LibTorch is a function that says so
+// in one without (see notorch.go).
+func commands() []entry {
+	return []entry{
+		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
+		{"inspect", "[-json] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
+		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
+		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
+	}
+}
 
-Each command explains its options with -h.
-`
+func benchmarks() []entry {
+	return []entry{
+		{"loader", "-archive FILE", "how fast an archive becomes batches", benchLoader},
+		{"streams", "[-json]", "what the stream calls cost, on a GPU", benchStreams},
+	}
+}
+
+func usage(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintln(&b, "torchstream looks at the machine and at archives of images, and measures.")
+	fmt.Fprintln(&b)
+	line := func(e entry, prefix string) {
+		fmt.Fprintf(&b, "  torchstream %-26s  %s\n", prefix+e.name+" "+e.args, e.about)
+	}
+	for _, e := range commands() {
+		line(e, "")
+	}
+	for _, e := range benchmarks() {
+		line(e, "bench ")
+	}
+	fmt.Fprintln(&b, "\nEach command explains its options with -h."+buildNote)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
 
 // errFound is returned by a command that did its work and found something bad, which it has reported already.
 var errFound = errors.New("something bad was found")
@@ -54,7 +89,7 @@ func (e usageError) Error() string { return e.message }
 
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := capi.Check()
+	err := checkLibrary()
 	if err == nil {
 		err = dispatch(ctx, args, stdout, stderr)
 	}
@@ -76,34 +111,24 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	kind, known, want := "command", commands(), "doctor, inspect, index, preview or bench"
 	name, args := first(args)
 	switch name {
-	case "doctor":
-		return doctor(args, stdout, stderr)
-	case "inspect":
-		return inspect(ctx, args, stdout, stderr)
-	case "preview":
-		return preview(ctx, args, stdout, stderr)
-	case "index":
-		return index(ctx, args, stdout, stderr)
-	case "bench":
-		name, args := first(args)
-		switch name {
-		case "loader":
-			return benchLoader(ctx, args, stdout, stderr)
-		case "streams":
-			return benchStreams(ctx, args, stdout, stderr)
-		case "":
-			return usageError{"bench what? loader or streams"}
-		}
-		return usageError{fmt.Sprintf("there is no benchmark %q: loader and streams are known", name)}
 	case "help", "-h", "-help", "--help":
-		_, err := io.WriteString(stdout, usage)
-		return err
-	case "":
-		return usageError{"a command is needed: doctor, inspect, index, preview or bench"}
+		return usage(stdout)
+	case "bench":
+		kind, known, want = "benchmark", benchmarks(), "loader or streams"
+		name, args = first(args)
 	}
-	return usageError{fmt.Sprintf("there is no command %q: doctor, inspect, index, preview and bench are known", name)}
+	for _, e := range known {
+		if e.name == name {
+			return e.run(ctx, args, stdout, stderr)
+		}
+	}
+	if name == "" {
+		return usageError{fmt.Sprintf("a %s is needed: %s", kind, want)}
+	}
+	return usageError{fmt.Sprintf("there is no %s %q: want %s", kind, name, want)}
 }
 
 func first(args []string) (string, []string) {

@@ -1,0 +1,20 @@
+//go:build !notorch
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestBenchLoaderOnDevice: the same with a prefetcher, which does the finish.
+func TestBenchLoaderOnDevice(t *testing.T) {
+	checkContracts(t, []contractCase{
+		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},
+		{"-contract train -device cpu -epochs 2", "RandomResizedCrop(16) antialiased + flip, uint8", "cpu"},
+	})
+	checkUsage(t, [][]string{{"-device", "tpu"}, {"-device", "cuda:x"}})
+	if status, _, stderr := command(t, "bench", "loader", "-archive", photos, "-device", "cuda:99"); status != 1 || !strings.Contains(stderr, "no such GPU") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}

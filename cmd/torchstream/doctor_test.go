@@ -1,0 +1,58 @@
+//go:build !notorch
+
+package main
+
+import (
+	"encoding/json"
+	"image"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+func TestDoctor(t *testing.T) {
+	if status, _, stderr := command(t, "doctor", "now"); status != 2 || !strings.Contains(stderr, "doctor takes 0 arguments") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	status, stdout, _ := command(t, "doctor", "-json")
+	var report struct {
+		Findings []finding
+		Missing  int
+	}
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
+		t.Fatalf("%v in %q", err, stdout)
+	}
+	if status != 0 || report.Missing != 0 {
+		t.Errorf("status %d, %d missing, on the machine that built this: %s", status, report.Missing, stdout)
+	}
+	rows := map[string]finding{}
+	for _, f := range report.Findings {
+		rows[f.What] = f
+	}
+	for _, what := range []string{"shim", "LibTorch", "compute on cpu", "JPEG", "PNG"} {
+		if rows[what].State != "ok" {
+			t.Errorf("%s: %+v", what, rows[what])
+		}
+	}
+	if cuda.DeviceCount() == 0 && rows["GPU"].State == "ok" {
+		t.Errorf("there is no GPU, but the doctor says %+v", rows["GPU"])
+	}
+	if cuda.DeviceCount() > 0 && rows["compute on cuda:0"].State != "ok" {
+		t.Errorf("there is a GPU, but the doctor says %+v", rows["compute on cuda:0"])
+	}
+	if _, stdout, _ := command(t, "doctor"); !strings.Contains(stdout, "All that is needed is here") {
+		t.Errorf("doctor printed\n%s", stdout)
+	}
+}
+
+func TestDoctorFindsBrokenCodec(t *testing.T) {
+	f := codec("JPEG", "test", func(w io.Writer, i image.Image) error {
+		_, err := w.Write([]byte("\xff\xd8\xff no picture"))
+		return err
+	})
+	if f.State != "missing" || f.ToDo == "" {
+		t.Errorf("a codec that cannot decode is %+v", f)
+	}
+}
