@@ -8,16 +8,20 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Save writes the module's parameters and buffers, by their state_dict names, to a safetensors file, which PyTorch reads with safetensors.torch.load_file. The metadata (may be nil) goes
-// into the file's header. The file appears under its name when it is complete, and replaces a safetensors file that was there; a failure leaves that as it was. Over a file of another kind it is an error. Save blocks until the file is
-// on the disk.
+// Save writes the module's parameters and buffers, by their state_dict names, to a safetensors
+// file, which PyTorch reads with safetensors.torch.load_file. The metadata (may be nil) goes into
+// the file's header. The file appears under its name when it is complete, and replaces a
+// safetensors file that was there; a failure leaves that as it was. Over a file of another kind it
+// is an error. Save blocks until the file is on the disk.
 func Save(path string, m Module, metadata map[string]string) error {
 	return SaveTensors(path, State(m), metadata)
 }
 
-// Load reads what [Save] or PyTorch wrote into the module's parameters and buffers, on whichever device they are, and returns the file's metadata. The file must have exactly the module's
-// names, shapes and dtypes: otherwise the error lists what differs. The module is left as it was unless the whole file could be read, which is why it is held in host memory meanwhile; only a
-// failure of the device can leave some tensors loaded and others not.
+// Load reads what [Save] or PyTorch wrote into the module's parameters and buffers, on whichever
+// device they are, and returns the file's metadata. The file must have exactly the module's names,
+// shapes and dtypes: otherwise the error lists what differs. The module is left as it was unless
+// the whole file could be read, which is why it is held in host memory meanwhile; only a failure of
+// the device can leave some tensors loaded and others not.
 func Load(path string, m Module) (map[string]string, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {

@@ -314,7 +314,8 @@ func TestPipeAsCheckpoint(t *testing.T) {
 	}
 }
 
-// TestSaveReplacesOnlyCheckpoints: an archive that was given as the checkpoint by mistake is still there.
+// TestSaveReplacesOnlyCheckpoints: an archive that was given as the checkpoint by mistake is still
+// there.
 func TestSaveReplacesOnlyCheckpoints(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.tgz")
 	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"

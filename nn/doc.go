@@ -1,7 +1,8 @@
 // Package nn has the parts that networks are made of, and checkpoints.
 //
-// A [Module] computes an output and lists its parts. Networks are written down as one expression; a module that cannot be made (a size that makes no sense, no memory) keeps
-// the error in its parameters, which [Err], Forward and an optimizer report:
+// A [Module] computes an output and lists its parts. Networks are written down as one expression; a
+// module that cannot be made (a size that makes no sense, no memory) keeps the error in its
+// parameters, which [Err], Forward and an optimizer report:
 //
 //	net := nn.NewSequential(
 //		nn.NewConv2d(3, 32, 3, nn.Conv2dOptions{Padding: 1, NoBias: true}),
@@ -27,8 +28,11 @@
 //		return nn.Parts{Modules: []nn.Child{{Name: "conv", Module: b.conv}, {Name: "norm", Module: b.norm}}}
 //	}
 //
-// Parameters are made on the CPU as float32, with PyTorch's default initialisation: the same seed gives PyTorch's numbers. They belong to no scope, so they outlive the batches
-// that pass through. Names are those of PyTorch's state_dict, and checkpoints are safetensors files, so weights go both ways between PyTorch and this package.
+// Parameters are made on the CPU as float32, with PyTorch's default initialisation: the same seed
+// gives PyTorch's numbers. They belong to no scope, so they outlive the batches that pass through.
+// Names are those of PyTorch's state_dict, and checkpoints are safetensors files, so weights go
+// both ways between PyTorch and this package.
 //
-// Forward may be called from several goroutines at once in evaluation; in training a module with running statistics serves one at a time.
+// Forward may be called from several goroutines at once in evaluation; in training a module with
+// running statistics serves one at a time.
 package nn

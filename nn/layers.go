@@ -12,7 +12,8 @@ import (
 
 var errNoModule = errors.New("the module is nil")
 
-// parameter makes a float32 leaf on the CPU. fill works in place; what goes wrong stays in the tensor, so that networks can be written down as one expression.
+// parameter makes a float32 leaf on the CPU. fill works in place; what goes wrong stays in the
+// tensor, so that networks can be written down as one expression.
 func parameter(op string, fill func(*torch.Tensor) *torch.Tensor, shape ...int64) *torch.Tensor {
 	t, err := torch.Empty(cuda.CPU, torch.Float32, shape...)
 	if err == nil {
@@ -146,11 +147,12 @@ func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns weight and bias.
 func (c *Conv2d) Parts() Parts { return weightAndBias(c.Weight, c.Bias) }
 
-// BatchNorm2d normalises the channels of images [N C H W]: in training by the mean and variance of the batch, which also move the running ones, in evaluation by the running
-// ones.
+// BatchNorm2d normalises the channels of images [N C H W]: in training by the mean and variance of
+// the batch, which also move the running ones, in evaluation by the running ones.
 type BatchNorm2d struct {
 	Weight, Bias *torch.Tensor // [C], 1 and 0 at first
-	// Running statistics: [C], and the int64 count of training batches. Forward in training changes them in place, so two goroutines must not train one module at once.
+	// Running statistics: [C], and the int64 count of training batches. Forward in training changes
+	// them in place, so two goroutines must not train one module at once.
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
@@ -188,7 +190,8 @@ func NewBatchNorm2d(channels int, o BatchNorm2dOptions) *BatchNorm2d {
 	return b
 }
 
-// Forward computes the normalised images. In training a batch with one value a channel is an error, since it has no variance.
+// Forward computes the normalised images. In training a batch with one value a channel is an error,
+// since it has no variance.
 func (b *BatchNorm2d) Forward(x *torch.Tensor) *torch.Tensor {
 	training := !b.evaluating.Load()
 	if training && x.Err() == nil {
@@ -220,7 +223,8 @@ type Dropout struct {
 	evaluating atomic.Bool
 }
 
-// NewDropout returns a module that zeroes an element with probability p and scales the others by 1/(1-p).
+// NewDropout returns a module that zeroes an element with probability p and scales the others by
+// 1/(1-p).
 func NewDropout(p float64) *Dropout { return &Dropout{p: p} }
 
 // Forward drops elements.
@@ -235,7 +239,8 @@ func (d *Dropout) SetTraining(training bool) { d.evaluating.Store(!training) }
 // NewReLU returns max(x, 0).
 func NewReLU() Module { return Func((*torch.Tensor).ReLU) }
 
-// Pool2dOptions are the options of NewMaxPool2d and NewAvgPool2d. Lengths are pixels, in both directions.
+// Pool2dOptions are the options of NewMaxPool2d and NewAvgPool2d. Lengths are pixels, in both
+// directions.
 type Pool2dOptions struct {
 	Stride   int // 0 stands for the kernel's size
 	Padding  int
@@ -265,7 +270,8 @@ func NewAvgPool2d(kernel int, o Pool2dOptions) Module {
 	})
 }
 
-// NewAdaptiveAvgPool2d returns images of size x size pixels, each the mean of its share of the input.
+// NewAdaptiveAvgPool2d returns images of size x size pixels, each the mean of its share of the
+// input.
 func NewAdaptiveAvgPool2d(size int) Module {
 	return Func(func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool2d(int64(size), int64(size)) })
 }

@@ -16,7 +16,8 @@ type Module interface {
 	Parts() Parts
 }
 
-// Parts is what a module is made of. Names become parts of PyTorch's state_dict keys: "conv1.weight" is parameter "weight" of the child "conv1".
+// Parts is what a module is made of. Names become parts of PyTorch's state_dict keys:
+// "conv1.weight" is parameter "weight" of the child "conv1".
 type Parts struct {
 	Parameters []Named // leaves that are trained
 	Buffers    []Named // saved with the module but not trained, such as BatchNorm2d's running statistics
@@ -67,13 +68,15 @@ func collect(m Module, of ...func(Parts) []Named) []Named {
 func parameters(p Parts) []Named { return p.Parameters }
 func buffers(p Parts) []Named    { return p.Buffers }
 
-// NamedParameters returns the parameters of m and all modules in it, by their full names, in PyTorch's order.
+// NamedParameters returns the parameters of m and all modules in it, by their full names, in
+// PyTorch's order.
 func NamedParameters(m Module) []Named { return collect(m, parameters) }
 
 // NamedBuffers returns the buffers of m and all modules in it, by their full names.
 func NamedBuffers(m Module) []Named { return collect(m, buffers) }
 
-// State returns parameters and buffers by PyTorch's state_dict names, in its order. It is what [Save] writes.
+// State returns parameters and buffers by PyTorch's state_dict names, in its order. It is what
+// [Save] writes.
 func State(m Module) []Named { return collect(m, parameters, buffers) }
 
 // Parameters returns the tensors to train: what an optimizer is given.
@@ -86,7 +89,8 @@ func Parameters(m Module) []*torch.Tensor {
 	return tensors
 }
 
-// Err returns the first error of a parameter or buffer: what a constructor could not do, by name. Forward would report the same.
+// Err returns the first error of a parameter or buffer: what a constructor could not do, by name.
+// Forward would report the same.
 func Err(m Module) error {
 	for _, n := range State(m) {
 		if err := n.Tensor.Err(); err != nil {
@@ -96,8 +100,10 @@ func Err(m Module) error {
 	return nil
 }
 
-// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so an optimizer made before goes on with them, and takes what it has
-// gathered along at its next step. Gradients are dropped. It blocks until everything is there. After an error some may have moved.
+// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so
+// an optimizer made before goes on with them, and takes what it has gathered along at its next
+// step. Gradients are dropped. It blocks until everything is there. After an error some may have
+// moved.
 func To(m Module, device cuda.Device) error {
 	for _, n := range State(m) {
 		if err := move(n.Tensor, device); err != nil {
@@ -134,7 +140,8 @@ func Train(m Module, training bool) {
 	})
 }
 
-// Close frees all parameters and buffers, and the streams of every [Parallel]. Programs that use a network to their end need not call it.
+// Close frees all parameters and buffers, and the streams of every [Parallel]. Programs that use a
+// network to their end need not call it.
 func Close(m Module) error {
 	for _, n := range State(m) {
 		if n.Tensor != nil {
@@ -145,7 +152,8 @@ func Close(m Module) error {
 	}
 	var errs []error
 	walk("", m, func(_ string, m Module, _ Parts) {
-		// Not every io.Closer: the Close of a module of the program's own may well be the one that calls this.
+		// Not every io.Closer: the Close of a module of the program's own may well be the one that
+		// calls this.
 		if p, ok := m.(*Parallel); ok {
 			errs = append(errs, p.Close())
 		}
@@ -167,7 +175,8 @@ func (f Func) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns nothing.
 func (f Func) Parts() Parts { return Parts{} }
 
-// Sequential passes its input through modules one after the other. Their names are "0", "1", ..., as in PyTorch.
+// Sequential passes its input through modules one after the other. Their names are "0", "1", ...,
+// as in PyTorch.
 type Sequential struct {
 	modules []Module
 }

@@ -143,7 +143,8 @@ func TestErrorsOfModules(t *testing.T) {
 		}
 		_ = line
 	}
-	// What an operator inside a module refuses is reported at the program's line, not at the module's.
+	// What an operator inside a module refuses is reported at the program's line, not at the
+	// module's.
 	net := nn.NewSequential(nn.NewConv2d(5, 3, 1, nn.Conv2dOptions{}))
 	defer nn.Close(net)
 	_, _, line, _ := runtime.Caller(0)
@@ -162,7 +163,8 @@ func TestErrorsOfModules(t *testing.T) {
 	}
 }
 
-// settled frees what earlier tests left to the garbage collector and returns how many references there are.
+// settled frees what earlier tests left to the garbage collector and returns how many references
+// there are.
 func settled() int64 {
 	last, same := torch.LiveTensors(), 0
 	for same < 3 {

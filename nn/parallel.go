@@ -10,19 +10,25 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Parallel runs independent branches side by side: on a GPU each on a stream of its own, on the CPU one after the other. The numbers are those of running the
-// branches in turn, forward and backward.
+// Parallel runs independent branches side by side: on a GPU each on a stream of its own, on the CPU
+// one after the other. The numbers are those of running the branches in turn, forward and backward.
 //
-// The caller's stream is the first branch's; each other branch has one that waits for the caller's stream before it begins (a fork) and that the caller's stream
-// waits for at the end (a join). So whoever calls Forward, Outputs and Backward on one stream sees nothing of the others: outputs are ready for what is queued
-// next, gradients after Backward, and a tensor may be closed at any time. Inside cuda.Capture the fork and the join become edges of the graph.
+// The caller's stream is the first branch's; each other branch has one that waits for the caller's
+// stream before it begins (a fork) and that the caller's stream waits for at the end (a join). So
+// whoever calls Forward, Outputs and Backward on one stream sees nothing of the others: outputs are
+// ready for what is queued next, gradients after Backward, and a tensor may be closed at any time.
+// Inside cuda.Capture the fork and the join become edges of the graph.
 //
-// The streams are the Parallel's own (cuda.OwnedStream): nobody else's work delays a branch, or comes into a capture. They are taken once for each stream that
-// Parallel is called on, one fewer than there are branches, and kept until Close. What is gained depends on what the GPU has room for: kernels that fill it alone still
-// run one after the other, and kernels shorter than their launch wait for the host, which queues one branch after another; those belong into a graph.
+// The streams are the Parallel's own (cuda.OwnedStream): nobody else's work delays a branch, or
+// comes into a capture. They are taken once for each stream that Parallel is called on, one fewer
+// than there are branches, and kept until Close. What is gained depends on what the GPU has room
+// for: kernels that fill it alone still run one after the other, and kernels shorter than their
+// launch wait for the host, which queues one branch after another; those belong into a graph.
 //
-// Branches must not change their input or a state that they share, such as one BatchNorm2d in two branches. Parallel may be called from several goroutines at
-// once, as far as its branches may; on different streams they do not wait for each other. While one trains, the others are on other streams than it.
+// Branches must not change their input or a state that they share, such as one BatchNorm2d in two
+// branches. Parallel may be called from several goroutines at once, as far as its branches may; on
+// different streams they do not wait for each other. While one trains, the others are on other
+// streams than it.
 type Parallel struct {
 	join     Join
 	branches []Module
@@ -32,7 +38,8 @@ type Parallel struct {
 	closed bool
 }
 
-// Join makes one tensor of the branches' outputs. It is called on the caller's stream, after all branches, and may be any function.
+// Join makes one tensor of the branches' outputs. It is called on the caller's stream, after all
+// branches, and may be any function.
 type Join func(outputs []*torch.Tensor) *torch.Tensor
 
 // Concat joins outputs along a dimension that they have.
@@ -56,8 +63,8 @@ func fold(combine func(a, b *torch.Tensor) *torch.Tensor) Join {
 	}
 }
 
-// NewParallel returns the branches as one module. join may be nil if only Outputs is called. The branches' names are "0", "1", ..., as in PyTorch's ModuleList
-// and Sequential.
+// NewParallel returns the branches as one module. join may be nil if only Outputs is called. The
+// branches' names are "0", "1", ..., as in PyTorch's ModuleList and Sequential.
 func NewParallel(join Join, branches ...Module) *Parallel {
 	return &Parallel{join: join, branches: branches, side: map[cuda.Stream][]*cuda.OwnedStream{}}
 }
@@ -93,8 +100,9 @@ func (p *Parallel) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// Outputs returns the output of every branch, in their order. There is one input, for all branches, or one for each. Like every operator's, outputs carry what
-// went wrong; a branch that fails does not keep the others from running.
+// Outputs returns the output of every branch, in their order. There is one input, for all branches,
+// or one for each. Like every operator's, outputs carry what went wrong; a branch that fails does
+// not keep the others from running.
 func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	const op = "nn.Parallel"
 	outputs := make([]*torch.Tensor, len(p.branches))
@@ -141,14 +149,15 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	return outputs
 }
 
-// lane is where a branch runs: on stream, which is forked from and joined into caller. Without a GPU both are nothing.
+// lane is where a branch runs: on stream, which is forked from and joined into caller. Without a
+// GPU both are nothing.
 type lane struct {
 	gpu            bool
 	caller, stream cuda.Stream
 }
 
-// lanes gives every branch the streams of its input's device. The first branch on each device has the caller's stream: the host queues it first, and it costs
-// no fork and no join.
+// lanes gives every branch the streams of its input's device. The first branch on each device has
+// the caller's stream: the host queues it first, and it costs no fork and no join.
 func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	lanes := make([]lane, len(inputs))
 	for i, x := range inputs {
@@ -175,8 +184,9 @@ func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	return lanes, nil
 }
 
-// stream returns the n-th stream beside the caller's, whose number is 0. They are kept by the caller's stream and not only by its device: memory that a branch
-// allocates is reused in the order of the branch's stream, which a fork has ordered after that caller alone.
+// stream returns the n-th stream beside the caller's, whose number is 0. They are kept by the
+// caller's stream and not only by its device: memory that a branch allocates is reused in the order
+// of the branch's stream, which a fork has ordered after that caller alone.
 func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	if n == 0 {
 		return caller, nil
@@ -196,12 +206,14 @@ func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	return p.side[caller][n-1].Stream, nil
 }
 
-// Close gives the streams back; [Close] of a network does it for all that are in it. It waits for nothing, and work that is queued goes on, but nobody may call Forward
-// any more, nor Backward on what it returned: backward works on the streams of its forward. On a GPU a later Forward is cuda.ErrClosed. Graphs that were captured through
-// the Parallel need no streams and go on.
+// Close gives the streams back; [Close] of a network does it for all that are in it. It waits for
+// nothing, and work that is queued goes on, but nobody may call Forward any more, nor Backward on
+// what it returned: backward works on the streams of its forward. On a GPU a later Forward is
+// cuda.ErrClosed. Graphs that were captured through the Parallel need no streams and go on.
 //
-// While one of the streams is captured it is an error, and Close may be called again. Further calls do nothing. A Parallel that becomes unreachable before gives nothing
-// back: cuda.Leaks counts its streams.
+// While one of the streams is captured it is an error, and Close may be called again. Further calls
+// do nothing. A Parallel that becomes unreachable before gives nothing back: cuda.Leaks counts its
+// streams.
 func (p *Parallel) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,8 +227,10 @@ func (p *Parallel) Close() error {
 	return errors.Join(errs...)
 }
 
-// run runs the branch on its stream. Whoever holds the input or the output may free it at any time: the program, the end of a scope, the garbage collector, or
-// backward, which drops what it has used. Its memory then goes back to the stream that it was allocated on, so the allocator is told of the other.
+// run runs the branch on its stream. Whoever holds the input or the output may free it at any time:
+// the program, the end of a scope, the garbage collector, or backward, which drops what it has
+// used. Its memory then goes back to the stream that it was allocated on, so the allocator is told
+// of the other.
 func (l lane) run(m Module, x *torch.Tensor) (y *torch.Tensor) {
 	if m == nil {
 		return torch.Fail("nn.Parallel", errNoModule)

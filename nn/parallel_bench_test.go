@@ -8,7 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// BenchmarkParallel is the host's cost of a forward pass of four branches with one small operator each, and of the same in turn: the difference is what Parallel costs.
+// BenchmarkParallel is the host's cost of a forward pass of four branches with one small operator
+// each, and of the same in turn: the difference is what Parallel costs.
 func BenchmarkParallel(b *testing.B) {
 	if cuda.DeviceCount() == 0 {
 		b.Skip("no GPU")

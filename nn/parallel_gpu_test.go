@@ -19,8 +19,8 @@ func onGPU(t *testing.T) {
 	}
 }
 
-// stage is what the tests below share: a scope, a stream for the caller, and work that keeps a stream busy for tens of milliseconds and that leaves room for
-// others beside it.
+// stage is what the tests below share: a scope, a stream for the caller, and work that keeps a
+// stream busy for tens of milliseconds and that leaves room for others beside it.
 type stage struct {
 	t      *testing.T
 	scope  *torch.Scope
@@ -94,7 +94,8 @@ func quick(factor float64) nn.Module {
 	return nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.MulScalar(factor) })
 }
 
-// Every branch begins after what the caller's stream had queued, and the caller's stream goes on after every branch, in eager mode and from the default stream.
+// Every branch begins after what the caller's stream had queued, and the caller's stream goes on
+// after every branch, in eager mode and from the default stream.
 func TestParallelForksAndJoins(t *testing.T) {
 	s := newStage(t)
 	for _, caller := range []cuda.Stream{s.caller, cuda.DefaultStream(gpu)} {
@@ -125,7 +126,8 @@ func TestParallelForksAndJoins(t *testing.T) {
 	}
 }
 
-// The memory of an input that is freed while a branch is still to read it is not handed out again before.
+// The memory of an input that is freed while a branch is still to read it is not handed out again
+// before.
 func TestParallelInputMayBeFreed(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -152,7 +154,8 @@ func TestParallelInputMayBeFreed(t *testing.T) {
 	})
 }
 
-// The memory of an output that is freed while the caller's stream is still to read it is not handed out again before.
+// The memory of an output that is freed while the caller's stream is still to read it is not handed
+// out again before.
 func TestParallelOutputMayBeFreed(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -182,8 +185,8 @@ func TestParallelOutputMayBeFreed(t *testing.T) {
 	})
 }
 
-// Backward through a Parallel whose input and outputs live only as long as backward needs them, while other memory comes and goes; gradients are read on the
-// caller's stream right after.
+// Backward through a Parallel whose input and outputs live only as long as backward needs them,
+// while other memory comes and goes; gradients are read on the caller's stream right after.
 func TestParallelBackward(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -227,7 +230,8 @@ func TestParallelBackward(t *testing.T) {
 	})
 }
 
-// The numbers of whole networks, nested, on both kinds of caller's stream, and from several goroutines at once.
+// The numbers of whole networks, nested, on both kinds of caller's stream, and from several
+// goroutines at once.
 func TestParallelIsInTurnOnTheGPU(t *testing.T) {
 	onGPU(t)
 	b := newBranches(t)
@@ -295,7 +299,8 @@ func TestParallelIsInTurnOnTheGPU(t *testing.T) {
 	all.Wait()
 }
 
-// The streams are taken once for a caller's stream, none is used twice, and the caller's own is the first branch's.
+// The streams are taken once for a caller's stream, none is used twice, and the caller's own is the
+// first branch's.
 func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	s := newStage(t)
 	var used []cuda.Stream
@@ -330,7 +335,8 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	}
 }
 
-// A branch that panics leaves the streams joined, so that a capture goes on without it, and the caller's stream current.
+// A branch that panics leaves the streams joined, so that a capture goes on without it, and the
+// caller's stream current.
 func TestParallelPanics(t *testing.T) {
 	s := newStage(t)
 	x := s.full(1, 1)
@@ -360,8 +366,8 @@ func TestParallelPanics(t *testing.T) {
 // pool is how many streams cuda.NewStream hands out in turn.
 const pool = 32
 
-// The streams are the Parallel's alone: what others queue, on every stream of the pool, while it is captured for the first time comes neither into the graph nor
-// in its way.
+// The streams are the Parallel's alone: what others queue, on every stream of the pool, while it is
+// captured for the first time comes neither into the graph nor in its way.
 func TestParallelInACaptureHasItsStreamsAlone(t *testing.T) {
 	s := newStage(t)
 	var strangers []cuda.Stream

@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// branches is a network with Parallels in Parallels and in Sequentials, and the same with its branches in turn, on the same parameters.
+// branches is a network with Parallels in Parallels and in Sequentials, and the same with its
+// branches in turn, on the same parameters.
 type branches struct {
 	parallel nn.Module
 	inTurn   func(x *torch.Tensor) *torch.Tensor

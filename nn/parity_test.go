@@ -21,7 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// parityNet is the network of testdata/make_parity.py, whose results by PyTorch are testdata/parity.safetensors.
+// parityNet is the network of testdata/make_parity.py, whose results by PyTorch are
+// testdata/parity.safetensors.
 func parityNet(t *testing.T) *nn.Sequential {
 	t.Helper()
 	if err := torch.ManualSeed(1); err != nil {

@@ -22,8 +22,10 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A safetensors file is the header's length in 8 bytes, little-endian; the header, a JSON object of {"dtype", "shape", "data_offsets": [begin, end]} by name, and of strings under
-// "__metadata__"; and the tensors' bytes, little-endian and row-major, which the offsets cover without gap or overlap.
+// A safetensors file is the header's length in 8 bytes, little-endian; the header, a JSON object of
+// {"dtype", "shape", "data_offsets": [begin, end]} by name, and of strings under "__metadata__";
+// and the tensors' bytes, little-endian and row-major, which the offsets cover without gap or
+// overlap.
 
 const (
 	maxHeader   = 100 << 20 // the format's own limit
@@ -61,8 +63,9 @@ type Checkpoint struct {
 	metadata map[string]string
 }
 
-// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets. Nothing that a file may contain makes it crash, or
-// allocate more than some multiple of the header's own size.
+// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets.
+// Nothing that a file may contain makes it crash, or allocate more than some multiple of the
+// header's own size.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -293,7 +296,8 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 }
 
 func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
-	// The largest elements come first, so that everything is aligned; then names, so that the same state gives the same file.
+	// The largest elements come first, so that everything is aligned; then names, so that the same
+	// state gives the same file.
 	sorted := slices.Clone(tensors)
 	size := func(n Named) int { return n.Tensor.DType().Size() }
 	sort.SliceStable(sorted, func(i, j int) bool {
@@ -391,7 +395,8 @@ func writeAtomically(path string, write func(io.Writer) error) (err error) {
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
-	// The new name is on the disk when the folder is. Some file systems cannot do that to a folder, which is no failure of the file.
+	// The new name is on the disk when the folder is. Some file systems cannot do that to a folder,
+	// which is no failure of the file.
 	if dir, err := os.Open(filepath.Dir(path)); err == nil {
 		dir.Sync()
 		dir.Close()
