@@ -13,12 +13,17 @@ type ClipOptions struct {
 	NormType float64 // of the norm: 0 stands for 2; 1 and math.Inf(1) are others in use
 }
 
-// ClipGradNorm scales the gradients of the parameters, in place and all by one factor, so that their norm, taken over all elements of all of them, is at most maxNorm;
-// smaller gradients stay as they are but for rounding. It is PyTorch's torch.nn.utils.clip_grad_norm_: the factor is min(1, maxNorm/(norm+1e-6)).
+// ClipGradNorm scales the gradients of the parameters, in place and all by one factor, so that
+// their norm, taken over all elements of all of them, is at most maxNorm; smaller gradients stay as
+// they are but for rounding. It is PyTorch's torch.nn.utils.clip_grad_norm_: the factor is min(1,
+// maxNorm/(norm+1e-6)).
 //
-// It returns the norm from before, a scalar tensor that the caller closes, or that joins the youngest scope of the parameters. Nothing is read back: the factor is
-// computed and applied on the device, in a few kernels for all gradients of one dtype, so the call can be captured in a graph. Parameters without a gradient are left out; without any gradient the norm is 0, on the
-// CPU. All gradients must be on one device: otherwise it is an error before anything is changed. A norm that is not finite makes the gradients so.
+// It returns the norm from before, a scalar tensor that the caller closes, or that joins the
+// youngest scope of the parameters. Nothing is read back: the factor is computed and applied on the
+// device, in a few kernels for all gradients of one dtype, so the call can be captured in a graph.
+// Parameters without a gradient are left out; without any gradient the norm is 0, on the CPU. All
+// gradients must be on one device: otherwise it is an error before anything is changed. A norm that
+// is not finite makes the gradients so.
 func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torch.Tensor, error) {
 	if o.NormType == 0 {
 		o.NormType = 2

@@ -10,8 +10,9 @@
 //		return err
 //	}
 //
-// Step uses the gradients up: it drops them when it is done, so that the next Backward starts afresh and no ZeroGrad is needed. To accumulate gradients over several
-// batches, call Backward several times before one Step. With KeepGradients they stay until ZeroGrad, as in PyTorch.
+// Step uses the gradients up: it drops them when it is done, so that the next Backward starts
+// afresh and no ZeroGrad is needed. To accumulate gradients over several batches, call Backward
+// several times before one Step. With KeepGradients they stay until ZeroGrad, as in PyTorch.
 package optim
 
 import (
@@ -22,7 +23,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// SGD is stochastic gradient descent with momentum, by PyTorch's formula (torch.optim.SGD): with g the gradient, p the parameter, v its velocity,
+// SGD is stochastic gradient descent with momentum, by PyTorch's formula (torch.optim.SGD): with g
+// the gradient, p the parameter, v its velocity,
 //
 //	g = g + WeightDecay*p
 //	v = Momentum*v + (1-Dampening)*g    (v = g in the first step)
@@ -31,8 +33,9 @@ import (
 //
 // An SGD serves one goroutine at a time.
 //
-// Step can be captured in a CUDA graph, after at least one Step that was not: the first one makes the velocities. A graph keeps the numbers that it was captured with, LR
-// among them; with Capturable the learning rate lies in device memory, and SetLR holds for the graph's next replay.
+// Step can be captured in a CUDA graph, after at least one Step that was not: the first one makes
+// the velocities. A graph keeps the numbers that it was captured with, LR among them; with
+// Capturable the learning rate lies in device memory, and SetLR holds for the graph's next replay.
 type SGD struct {
 	o        SGDOptions
 	params   []*torch.Tensor
@@ -49,15 +52,18 @@ type SGDOptions struct {
 	WeightDecay float64
 	Nesterov    bool // needs Momentum and no Dampening
 
-	// KeepGradients makes Step leave the gradients as they are, until ZeroGrad. By default Step works in their memory and drops them.
+	// KeepGradients makes Step leave the gradients as they are, until ZeroGrad. By default Step
+	// works in their memory and drops them.
 	KeepGradients bool
 
-	// Capturable keeps the learning rate in a tensor beside the parameters, so that a captured Step follows SetLR. The step is then one kernel for all parameters of a dtype
-	// (LibTorch's fused SGD), and they must all be on one device.
+	// Capturable keeps the learning rate in a tensor beside the parameters, so that a captured Step
+	// follows SetLR. The step is then one kernel for all parameters of a dtype (LibTorch's fused
+	// SGD), and they must all be on one device.
 	Capturable bool
 }
 
-// NewSGD returns an optimizer of the parameters, which are leaves that require gradients. They stay the caller's.
+// NewSGD returns an optimizer of the parameters, which are leaves that require gradients. They stay
+// the caller's.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	if o.LR == 0 {
 		o.LR = 0.001
@@ -98,8 +104,9 @@ func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 // LR returns the learning rate.
 func (s *SGD) LR() float64 { return s.o.LR }
 
-// SetLR sets the learning rate from the next step on; 0 is allowed, negative and infinite ones and NaN are refused and change nothing. With Capturable the new rate is
-// enqueued on the current stream: call it where the graph is replayed.
+// SetLR sets the learning rate from the next step on; 0 is allowed, negative and infinite ones and
+// NaN are refused and change nothing. With Capturable the new rate is enqueued on the current
+// stream: call it where the graph is replayed.
 func (s *SGD) SetLR(lr float64) error {
 	if !finite(lr) || lr < 0 {
 		return fmt.Errorf("optim.SGD.SetLR: %v: a learning rate is finite and not negative: %w", lr, cuda.ErrInvalidArgument)
@@ -116,9 +123,12 @@ func (s *SGD) SetLR(lr float64) error {
 // ZeroGrad drops the gradients of all parameters.
 func (s *SGD) ZeroGrad() error { return torch.ClearGrads(s.params...) }
 
-// Step changes the parameters by their gradients and then drops the gradients, unless KeepGradients says otherwise. A parameter without a gradient is left alone. Velocities follow parameters that
-// were moved to another device (nn.To). The work is enqueued on the current stream, in a few calls for all parameters; nothing waits for the device and no memory is left for the garbage collector.
-// What can be checked is checked before anything changes; after another error parameters may be half way through the step.
+// Step changes the parameters by their gradients and then drops the gradients, unless KeepGradients
+// says otherwise. A parameter without a gradient is left alone. Velocities follow parameters that
+// were moved to another device (nn.To). The work is enqueued on the current stream, in a few calls
+// for all parameters; nothing waits for the device and no memory is left for the garbage collector.
+// What can be checked is checked before anything changes; after another error parameters may be
+// half way through the step.
 func (s *SGD) Step() error {
 	open := make(handles, 0, 2*len(s.params))
 	defer open.close()
@@ -201,7 +211,8 @@ func moveTo(t **torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// plain is the formula in foreach operators. It works in the gradients' memory, or in copies with KeepGradients.
+// plain is the formula in foreach operators. It works in the gradients' memory, or in copies with
+// KeepGradients.
 func (s *SGD) plain(st step, open *handles) error {
 	grads := st.grads
 	if s.o.KeepGradients && (s.o.WeightDecay != 0 || s.o.Nesterov) { // the formula changes g
@@ -229,7 +240,8 @@ func (s *SGD) plain(st step, open *handles) error {
 	return torch.ForeachAdd_(st.params, grads, -s.o.LR)
 }
 
-// fused is the formula in one operator, with the rate from memory. Parameters in their first step, whose velocity is the gradient, and the others take one call each.
+// fused is the formula in one operator, with the rate from memory. Parameters in their first step,
+// whose velocity is the gradient, and the others take one call each.
 func (s *SGD) fused(st step) error {
 	if s.o.Momentum == 0 {
 		return s.fuse(st, nil, false)
@@ -295,7 +307,8 @@ func (s *SGD) accelerate(grads []*torch.Tensor, at []int) ([]*torch.Tensor, erro
 	return all, nil
 }
 
-// Close frees what the optimizer keeps beside the parameters. The next Step starts without velocities.
+// Close frees what the optimizer keeps beside the parameters. The next Step starts without
+// velocities.
 func (s *SGD) Close() error {
 	for i, v := range s.velocity {
 		if v != nil {

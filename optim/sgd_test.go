@@ -223,7 +223,8 @@ func TestSetLRRefusesWhatIsNoRate(t *testing.T) {
 	}
 }
 
-// The fused operator computes what the plain steps do, for every option, also when a parameter joins later and when the rate changes.
+// The fused operator computes what the plain steps do, for every option, also when a parameter
+// joins later and when the rate changes.
 func TestCapturableStepsAreTheSame(t *testing.T) {
 	for _, o := range []optim.SGDOptions{
 		{LR: 0.125},
