@@ -12,10 +12,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// align is where fields start in a slot: at least what copy engines, vector loads and LibTorch's own allocations have.
+// align is where fields start in a slot: at least what copy engines, vector loads and LibTorch's
+// own allocations have.
 const align = 256
 
-// slots is the memory of the ring, and what is done with it on either kind of device. It is filled by Open and constant until Close.
+// slots is the memory of the ring, and what is done with it on either kind of device. It is filled
+// by Open and constant until Close.
 type slots struct {
 	fields, outputs []torch.Spec
 	enqueue         func(dst, src []*torch.Tensor) error // the finish; nil: no field needs work, ever
@@ -115,7 +117,8 @@ func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error
 	return s.own(t.Permute(0, 3, 1, 2), nil)
 }
 
-// results allocates the device slots. Fields without work can be left out: they are then handed over as they are in the host slot.
+// results allocates the device slots. Fields without work can be left out: they are then handed
+// over as they are in the host slot.
 func (s *slots) results(device cuda.Device) error {
 	for range s.depth {
 		var out []*torch.Tensor
@@ -139,7 +142,8 @@ func (s *slots) result(slot, host int) []*torch.Tensor {
 	return s.out[slot]
 }
 
-// rows calls fn with the first n rows of the tensors, one list after the other. The views of a short batch are closed afterwards.
+// rows calls fn with the first n rows of the tensors, one list after the other. The views of a
+// short batch are closed afterwards.
 func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]*torch.Tensor) error {
 	if int64(n) == s.batch {
 		return fn(lists...)
@@ -187,7 +191,8 @@ func (s *slots) close() error {
 	return errors.Join(errs...)
 }
 
-// ---- GPU ------------------------------------------------------------------------------------------------------------------------------------------
+// ---- GPU
+// ------------------------------------------------------------------------------------------------------------------------------------------
 
 // gpuDevice is the ring's device on a GPU. See ring.Device for who calls what.
 type gpuDevice struct {
@@ -204,7 +209,8 @@ type gpuDevice struct {
 }
 
 func (d *gpuDevice) Open() (err error) {
-	// The goroutine stays locked until it ends, and ends its thread with it: LibTorch's caches for the thread end too.
+	// The goroutine stays locked until it ends, and ends its thread with it: LibTorch's caches for
+	// the thread end too.
 	runtime.LockOSThread()
 	if d.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
 		return err
@@ -310,7 +316,8 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 			return err
 		}
 	}
-	// The copies' beginning is recorded here, after the wait and before the copies: that is why the wait is not left to CopyBatch.
+	// The copies' beginning is recorded here, after the wait and before the copies: that is why the
+	// wait is not left to CopyBatch.
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}
@@ -335,7 +342,8 @@ func (d *gpuDevice) Finish(slot, host, n int) error {
 	return d.starved.arrive(slot, d.p)
 }
 
-// HostWait polls: a thread that waits inside CUDA cannot be told that the context has ended. The copy is long done in most calls.
+// HostWait polls: a thread that waits inside CUDA cannot be told that the context has ended. The
+// copy is long done in most calls.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
 	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
@@ -355,9 +363,11 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 	}
 }
 
-// ---- CPU ------------------------------------------------------------------------------------------------------------------------------------------
+// ---- CPU
+// ------------------------------------------------------------------------------------------------------------------------------------------
 
-// cpuDevice is the ring's device without a GPU: there are no streams, everything is done when a call returns, and the ring's lock is what orders it.
+// cpuDevice is the ring's device without a GPU: there are no streams, everything is done when a
+// call returns, and the ring's lock is what orders it.
 type cpuDevice struct {
 	*slots
 	src [][]*torch.Tensor // of every host slot and device slot: what Finish reads

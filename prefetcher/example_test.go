@@ -11,7 +11,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// squares is a source of numbers and their squares: as bytes in host memory, as float32 for the consumer.
+// squares is a source of numbers and their squares: as bytes in host memory, as float32 for the
+// consumer.
 type squares struct{ samples int }
 
 func (squares) BatchSize() int { return 4 }

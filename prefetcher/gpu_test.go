@@ -14,7 +14,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// countingSource fills whole batches with one value, which is different in all batches that can be in flight, and finishes them like floatSource.
+// countingSource fills whole batches with one value, which is different in all batches that can be
+// in flight, and finishes them like floatSource.
 type countingSource struct {
 	floatSource
 	batches int
@@ -45,9 +46,11 @@ func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.
 	return nil
 }
 
-// strained is a consumer that keeps its stream busy for about a millisecond a batch and reads the batch before and after that, so that a missing edge shows in
-// what it reads. The comparison runs on the device too: the host waits for nothing until the end. The work is additions: matrix products would leave cuBLAS's
-// workspace behind for every thread and stream that they ran on, and the memory could not be compared.
+// strained is a consumer that keeps its stream busy for about a millisecond a batch and reads the
+// batch before and after that, so that a missing edge shows in what it reads. The comparison runs
+// on the device too: the host waits for nothing until the end. The work is additions: matrix
+// products would leave cuBLAS's workspace behind for every thread and stream that they ran on, and
+// the memory could not be compared.
 type strained struct {
 	t    *testing.T
 	load *torch.Tensor
@@ -125,7 +128,8 @@ func countingFeed(t *testing.T, batches int, o Options, wrap func(ringDevice) ri
 
 func unchanged(d ringDevice) ringDevice { return d }
 
-// TestGPUStress: 2,000 batches for a slow consumer on a side stream, then fewer in other shapes; every element is compared. Memory must not grow.
+// TestGPUStress: 2,000 batches for a slow consumer on a side stream, then fewer in other shapes;
+// every element is compared. Memory must not grow.
 func TestGPUStress(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -221,7 +225,8 @@ func TestGPUUse(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// What the batch's scope frees was allocated on the two streams, and is freed in their order.
+			// What the batch's scope frees was allocated on the two streams, and is freed in their
+			// order.
 		}
 		for i, s := range streams {
 			if err := cuda.WithStream(s, func() error {
@@ -237,7 +242,8 @@ func TestGPUUse(t *testing.T) {
 	})
 }
 
-// TestGPUStarved: a source that takes longer than the GPU is seen in ConsumerWait, one that is faster is not, whatever the host waits.
+// TestGPUStarved: a source that takes longer than the GPU is seen in ConsumerWait, one that is
+// faster is not, whatever the host waits.
 func TestGPUStarved(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -326,7 +332,8 @@ func (d gpuWrongRelease) Record(e *cuda.Event, s cuda.Stream) error {
 	return d.ringDevice.Record(e, cuda.DefaultStream(0))
 }
 
-// TestGPUMissingEdges shows that TestGPUStress can fail: without an edge the consumer reads wrong elements.
+// TestGPUMissingEdges shows that TestGPUStress can fail: without an edge the consumer reads wrong
+// elements.
 func TestGPUMissingEdges(t *testing.T) {
 	needsGPU(t)
 	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
@@ -362,7 +369,8 @@ func TestGPUMissingEdges(t *testing.T) {
 	}
 }
 
-// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop ends at once, Close when the device is done.
+// TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop
+// ends at once, Close when the device is done.
 func TestGPUCancelBehindKernels(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {

@@ -18,19 +18,24 @@ import (
 
 // Source fills host memory with the samples of an epoch.
 type Source interface {
-	// Fields describes one sample: its tensors as they lie in host memory, for example {"images", Uint8, [224 224 3]} and {"labels", Int64, []}.
+	// Fields describes one sample: its tensors as they lie in host memory, for example {"images",
+	// Uint8, [224 224 3]} and {"labels", Int64, []}.
 	Fields() []torch.Spec
 	// BatchSize is how many samples a full batch has.
 	BatchSize() int
-	// Fill produces the epoch's batches in order, and returns nil at the end of the epoch or the first error. It runs in a goroutine of its own.
+	// Fill produces the epoch's batches in order, and returns nil at the end of the epoch or the
+	// first error. It runs in a goroutine of its own.
 	//
-	// lend blocks until a slot is free and returns its memory: for each field BatchSize() samples, one after the other. The memory is C memory, starts at a
-	// multiple of 64 bytes, holds what an earlier batch left there, and is the source's until deliver. The order of the lend calls is the order of the batches;
-	// several slots may be lent and filled at once, by any goroutines.
+	// lend blocks until a slot is free and returns its memory: for each field BatchSize() samples,
+	// one after the other. The memory is C memory, starts at a multiple of 64 bytes, holds what an
+	// earlier batch left there, and is the source's until deliver. The order of the lend calls is
+	// the order of the batches; several slots may be lent and filled at once, by any goroutines.
 	//
-	// deliver hands over the oldest lent slot, whose first n samples (1 to BatchSize) are filled. info travels with the batch. It does not block.
+	// deliver hands over the oldest lent slot, whose first n samples (1 to BatchSize) are filled.
+	// info travels with the batch. It does not block.
 	//
-	// When ctx ends, or lend or deliver fail, Fill stops its goroutines, waits for them and returns: the end of an epoch waits for it.
+	// When ctx ends, or lend or deliver fail, Fill stops its goroutines, waits for them and
+	// returns: the end of an epoch waits for it.
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
 }
 
@@ -38,56 +43,70 @@ type Source interface {
 // the prefetcher does: the bus carries bytes, the GPU makes numbers of them. A Describer needs no
 // LibTorch.
 type Describer interface {
-	// Outputs describes what the fields become, one for one, for example
-	// {"images", Float32, [3 224 224], ChannelsLast}. A field whose output has the same dtype, shape
-	// and memory format needs no work.
+	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
+	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
+	// no work.
 	Outputs() []tensor.Spec
-	// Finishes describes the work, one value for each field; that of a field without work is ignored.
+	// Finishes describes the work, one value for each field; that of a field without work is
+	// ignored.
 	Finishes() []tensor.Finish
 }
 
 // Finisher is a Source whose fields need other work than a [Describer] can describe: it does the
 // work itself.
 type Finisher interface {
-	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224 224], ChannelsLast}. A field whose output has the same dtype,
-	// shape and memory format needs no work.
+	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
+	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
+	// no work.
 	Outputs() []torch.Spec
-	// Finish queues the work on the current stream and returns. It is called in the prefetcher's own goroutine, always on the same OS thread, with a batch of n
-	// rows: src is what was copied, dst what the consumer will see. dst[i] and src[i] are one tensor where field i needs no work. It must not wait for the device,
-	// and should not allocate on it. The tensors are the prefetcher's: Finish neither closes nor keeps them.
+	// Finish queues the work on the current stream and returns. It is called in the prefetcher's
+	// own goroutine, always on the same OS thread, with a batch of n rows: src is what was copied,
+	// dst what the consumer will see. dst[i] and src[i] are one tensor where field i needs no work.
+	// It must not wait for the device, and should not allocate on it. The tensors are the
+	// prefetcher's: Finish neither closes nor keeps them.
 	Finish(dst, src []*torch.Tensor) error
 }
 
 // Options are the options of [New]. The zero value is right for most programs.
 type Options struct {
-	// Device is where the batches are wanted. The zero value is the first GPU, or the CPU on a machine without GPUs; cuda.CPU is always the CPU.
+	// Device is where the batches are wanted. The zero value is the first GPU, or the CPU on a
+	// machine without GPUs; cuda.CPU is always the CPU.
 	Device cuda.Device
-	// Depth is the number of device slots: batches that are in use or ready. 0 means 2: one that the consumer works on, one that is copied meanwhile.
+	// Depth is the number of device slots: batches that are in use or ready. 0 means 2: one that
+	// the consumer works on, one that is copied meanwhile.
 	Depth int
-	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 means Depth + 1: while copies are in flight there is one to fill.
+	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 means Depth +
+	// 1: while copies are in flight there is one to fill.
 	HostSlots int
-	// Priority of the stream P, as in cuda.StreamOptions: -1 and lower lets the finish go before compute that is queued already.
+	// Priority of the stream P, as in cuda.StreamOptions: -1 and lower lets the finish go before
+	// compute that is queued already.
 	Priority int
-	// Trace records some batches of an epoch to a file: a timeline, of the whole process. The loop stands still where the recording starts and ends, while the profiler is set
-	// up and read out. A file that cannot be written is an error of New; Close returns what went wrong later. The zero value records nothing, unless the environment asks for it:
-	// see trace.FromEnvironment.
+	// Trace records some batches of an epoch to a file: a timeline, of the whole process. The loop
+	// stands still where the recording starts and ends, while the profiler is set up and read out.
+	// A file that cannot be written is an error of New; Close returns what went wrong later. The
+	// zero value records nothing, unless the environment asks for it: see trace.FromEnvironment.
 	Trace trace.Window
-	// Logger gets what the prefetcher has to say: its sizes (Debug), that a recording was written (Info), and a Prefetcher that was never closed (Warn). nil: nothing.
+	// Logger gets what the prefetcher has to say: its sizes (Debug), that a recording was written
+	// (Info), and a Prefetcher that was never closed (Warn). nil: nothing.
 	Logger *slog.Logger
 }
 
 var (
-	// ErrClosed is in the error of every use of a prefetcher after Close, or of a batch after its turn. It is the same value as cuda.ErrClosed.
+	// ErrClosed is in the error of every use of a prefetcher after Close, or of a batch after its
+	// turn. It is the same value as cuda.ErrClosed.
 	ErrClosed = cuda.ErrClosed
 	// ErrRunning is in the error of Epoch and Close while an epoch runs.
 	ErrRunning = errors.New("an epoch is running")
-	// ErrRetained ends an epoch whose consumer retains so many batches that none of the device slots is left to copy the next batch into.
+	// ErrRetained ends an epoch whose consumer retains so many batches that none of the device
+	// slots is left to copy the next batch into.
 	ErrRetained = errors.New("every device slot is held by a retained batch")
 )
 
-// Prefetcher keeps a source busy and a device fed. Its methods may be called from any goroutine, but there is one epoch at a time.
+// Prefetcher keeps a source busy and a device fed. Its methods may be called from any goroutine,
+// but there is one epoch at a time.
 //
-// A Prefetcher must be closed. One that becomes unreachable before is closed by the garbage collector, some time, and a warning goes to Options.Logger.
+// A Prefetcher must be closed. One that becomes unreachable before is closed by the garbage
+// collector, some time, and a warning goes to Options.Logger.
 type Prefetcher struct {
 	source  Source
 	device  cuda.Device
@@ -100,7 +119,8 @@ type Prefetcher struct {
 	cleanup runtime.Cleanup
 }
 
-// New allocates the slots and starts the goroutine that drives the copies. It blocks while host memory is pinned: about 0.1 s a gigabyte.
+// New allocates the slots and starts the goroutine that drives the copies. It blocks while host
+// memory is pinned: about 0.1 s a gigabyte.
 //
 // The source is used by one epoch at a time, and stays the caller's: Close does not close it.
 func New(source Source, o Options) (*Prefetcher, error) {
@@ -182,16 +202,20 @@ func public(err error) error {
 // Device returns where the batches are: a GPU, or cuda.CPU.
 func (p *Prefetcher) Device() cuda.Device { return p.device }
 
-// Epoch returns the batches of an epoch in order. The number is handed to the source, which shuffles by it. Every range over the sequence runs the epoch anew.
+// Epoch returns the batches of an epoch in order. The number is handed to the source, which
+// shuffles by it. Every range over the sequence runs the epoch anew.
 //
-// At most one error comes, as the last pair, with a nil batch: the source's, after all good batches before it (a panic in the source becomes an error); ctx's
-// cause, at most a moment after ctx ends, whatever is in flight; [ErrRunning] if another epoch runs; [ErrRetained]; [ErrClosed]; or a failure of the device, after
-// which the prefetcher does nothing more.
+// At most one error comes, as the last pair, with a nil batch: the source's, after all good batches
+// before it (a panic in the source becomes an error); ctx's cause, at most a moment after ctx ends,
+// whatever is in flight; [ErrRunning] if another epoch runs; [ErrRetained]; [ErrClosed]; or a
+// failure of the device, after which the prefetcher does nothing more.
 //
-// Leaving the loop, by break, return, panic or runtime.Goexit, stops the source, waits until its Fill has returned, and releases what is in flight; the next epoch
-// can start at once. A source that does not stop when its context ends holds up the end of the loop.
+// Leaving the loop, by break, return, panic or runtime.Goexit, stops the source, waits until its
+// Fill has returned, and releases what is in flight; the next epoch can start at once. A source
+// that does not stop when its context ends holds up the end of the loop.
 //
-// The loop's body runs on the current stream of its goroutine: batches are ready on it, and their release is recorded on it.
+// The loop's body runs on the current stream of its goroutine: batches are ready on it, and their
+// release is recorded on it.
 func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		if err := p.run(ctx, epoch, yield); err != nil {
@@ -256,9 +280,10 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	return err
 }
 
-// Close releases batches that are still retained, waits until the device is done with the slots, frees them, and ends the prefetcher's goroutine and its thread.
-// While an epoch runs it does nothing and returns [ErrRunning]: leave the loop, or cancel its context, first. It returns the device's failure if no epoch has
-// done so. Closing again does nothing.
+// Close releases batches that are still retained, waits until the device is done with the slots,
+// frees them, and ends the prefetcher's goroutine and its thread. While an epoch runs it does
+// nothing and returns [ErrRunning]: leave the loop, or cancel its context, first. It returns the
+// device's failure if no epoch has done so. Closing again does nothing.
 func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
@@ -280,13 +305,17 @@ type Stats struct {
 	FinishTime      time.Duration // of the host, on queueing the finish; on the CPU, on doing it
 	Elapsed         time.Duration // in epochs
 
-	// ConsumerWait is the time that the consumer had nothing to do because the next batch was not there: the figure to keep near zero. On a GPU it is measured on
-	// the GPU, from the end of the work on one batch (on the stream that is current when the turn ends) to the next batch's readiness, and complete when
-	// that work is done; on the CPU it is the loop's wait. The loop's wait before the first batch of each epoch is part of it, and FirstWait alone.
+	// ConsumerWait is the time that the consumer had nothing to do because the next batch was not
+	// there: the figure to keep near zero. On a GPU it is measured on the GPU, from the end of the
+	// work on one batch (on the stream that is current when the turn ends) to the next batch's
+	// readiness, and complete when that work is done; on the CPU it is the loop's wait. The loop's
+	// wait before the first batch of each epoch is part of it, and FirstWait alone.
 	ConsumerWait, FirstWait time.Duration
-	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no loss: a loop that queues work faster than the GPU does it waits here.
+	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no
+	// loss: a loop that queues work faster than the GPU does it waits here.
 	HostWait time.Duration
-	// SourceWait is the time that the source waited for a free slot: much of it says that the loader is faster than needed.
+	// SourceWait is the time that the source waited for a free slot: much of it says that the
+	// loader is faster than needed.
 	SourceWait time.Duration
 }
 
@@ -305,7 +334,8 @@ func (p *Prefetcher) Stats() Stats {
 	return s
 }
 
-// WaitShare returns the share of the time in epochs, 0 to 1, that the consumer waited for data after the first batch of each epoch.
+// WaitShare returns the share of the time in epochs, 0 to 1, that the consumer waited for data
+// after the first batch of each epoch.
 func (s Stats) WaitShare() float64 {
 	if s.Elapsed <= s.FirstWait {
 		return 0

@@ -48,7 +48,8 @@ func needsGPU(t *testing.T) {
 	}
 }
 
-// eventually is for what the runtime and the kernel finish a moment later: a goroutine's and a thread's end.
+// eventually is for what the runtime and the kernel finish a moment later: a goroutine's and a
+// thread's end.
 func eventually(ok func() bool) bool {
 	for end := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
 		if ok() {
@@ -60,10 +61,12 @@ func eventually(ok func() bool) bool {
 	}
 }
 
-// nothingLeft fails if fn leaves goroutines, threads in LibTorch, tensors, pinned or device memory behind.
+// nothingLeft fails if fn leaves goroutines, threads in LibTorch, tensors, pinned or device memory
+// behind.
 func nothingLeft(t *testing.T, fn func()) {
 	t.Helper()
-	// What LibTorch keeps per thread, and per process from its first use on, is not this package's: it is made here, before anything is counted.
+	// What LibTorch keeps per thread, and per process from its first use on, is not this package's:
+	// it is made here, before anything is counted.
 	if x, err := torch.Zeros(cuda.CPU, torch.Float32, 1); err != nil {
 		t.Fatal(err)
 	} else {
@@ -294,7 +297,8 @@ func TestLeaving(t *testing.T) {
 	})
 }
 
-// TestCancel cancels while the source waits for a slot, while it waits for its input, while the consumer computes, and at random moments.
+// TestCancel cancels while the source waits for a slot, while it waits for its input, while the
+// consumer computes, and at random moments.
 func TestCancel(t *testing.T) {
 	const limit = 200 * time.Millisecond
 	cause := errors.New("enough")
@@ -325,7 +329,8 @@ func TestCancel(t *testing.T) {
 			}
 		}
 
-		// The source waits for a slot: with a consumer that doesn't come back it has filled all slots and is in lend.
+		// The source waits for a slot: with a consumer that doesn't come back it has filled all
+		// slots and is in lend.
 		lending := make(chan int, 100)
 		source := &floatSource{rawSource: rawSource{batch: 4, samples: 400, before: func(_ context.Context, b int) error {
 			lending <- b
@@ -600,7 +605,8 @@ func TestRetain(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		for name, source := range sources(4, 40) {
 			p := newFeed(t, source, Options{Device: device, Depth: 3})
-			// Two of three slots retained: the epoch goes on with the third, and the retained ones keep their content.
+			// Two of three slots retained: the epoch goes on with the third, and the retained ones
+			// keep their content.
 			var kept []*Batch
 			for b, err := range p.Epoch(t.Context(), 0) {
 				if err != nil {

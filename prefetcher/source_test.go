@@ -12,7 +12,8 @@ import (
 
 const side = 16 // of the test's images
 
-// value is what all pixels of a sample are, and its label modulo 251: no two batches in flight have the same.
+// value is what all pixels of a sample are, and its label modulo 251: no two batches in flight have
+// the same.
 func value(epoch, sample int) byte { return byte((epoch*97 + sample*13) % 251) }
 
 func label(epoch, sample int) int64 { return int64(epoch)*1_000_000 + int64(sample) }
@@ -95,7 +96,8 @@ func (s *rawSource) fill(slot [][]byte, epoch, first, n int) {
 	}
 }
 
-// floatSource's images become float32 [3 H W] of the same values divided by 255, by the shim's kernel.
+// floatSource's images become float32 [3 H W] of the same values divided by 255, by the shim's
+// kernel.
 type floatSource struct {
 	rawSource
 	mu      sync.Mutex

@@ -7,11 +7,13 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// starved measures how long a GPU had nothing to do because the next batch was not there: the time from the point where the consumer's stream has done its work
-// on one batch to the point where the next is ready on P, if that comes later.
+// starved measures how long a GPU had nothing to do because the next batch was not there: the time
+// from the point where the consumer's stream has done its work on one batch to the point where the
+// next is ready on P, if that comes later.
 //
-// The host's own waiting says nothing about it: a loop that queues work faster than the GPU does it always waits, for the GPU, in the next turn. So two timed
-// events are recorded for every batch, and read some turns later, when they are done: nothing waits for them.
+// The host's own waiting says nothing about it: a loop that queues work faster than the GPU does it
+// always waits, for the GPU, in the next turn. So two timed events are recorded for every batch,
+// and read some turns later, when they are done: nothing waits for them.
 type starved struct {
 	device cuda.Device
 
@@ -58,7 +60,8 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 	return e.Record(p)
 }
 
-// begin is called when the consumer has a batch: its arrival is compared with the end of the turn before, if there was one in this epoch.
+// begin is called when the consumer has a batch: its arrival is compared with the end of the turn
+// before, if there was one in this epoch.
 func (s *starved) begin(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +127,8 @@ func (s *starved) drop() {
 	}
 }
 
-// time returns the sum so far: complete once the consumer has waited for its own work. A device that fails says so in the next turn or in Close.
+// time returns the sum so far: complete once the consumer has waited for its own work. A device
+// that fails says so in the next turn or in Close.
 func (s *starved) time() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -42,8 +42,9 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable finds out now what would otherwise be an error after the epoch. It leaves what is there as it is, and nothing where there is nothing; of a link to nothing, and
-// of what is neither file nor folder, the writing will tell.
+// writable finds out now what would otherwise be an error after the epoch. It leaves what is there
+// as it is, and nothing where there is nothing; of a link to nothing, and of what is neither file
+// nor folder, the writing will tell.
 func writable(name string) error {
 	flags := os.O_WRONLY
 	if info, err := os.Stat(name); err == nil {

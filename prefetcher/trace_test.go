@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// recorded runs an epoch of eight batches, with an operator on each, and returns the names in the file that it wrote.
+// recorded runs an epoch of eight batches, with an operator on each, and returns the names in the
+// file that it wrote.
 func recorded(t *testing.T, p *Prefetcher, file string, epoch, leaveAt int) []string {
 	t.Helper()
 	for b, err := range p.Epoch(t.Context(), epoch) {
@@ -94,7 +95,8 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 	})
 }
 
-// A consumer that panics in its turn leaves no range open: what is not ended is not in the recording.
+// A consumer that panics in its turn leaves no range open: what is not ended is not in the
+// recording.
 func TestTraceOfAConsumerThatPanics(t *testing.T) {
 	window := trace.Window{File: filepath.Join(t.TempDir(), "step.json"), First: -1, Batches: 4}
 	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: window})
@@ -117,7 +119,8 @@ func TestTraceOfAConsumerThatPanics(t *testing.T) {
 	}
 }
 
-// A recording that was asked for and did not happen is an error of Close, once, and of nothing else.
+// A recording that was asked for and did not happen is an error of Close, once, and of nothing
+// else.
 func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	for name, c := range map[string]struct {
@@ -149,7 +152,8 @@ func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 	}
 }
 
-// What can be known from the start is an error of New: nobody trains for an hour for a picture that cannot be written.
+// What can be known from the start is an error of New: nobody trains for an hour for a picture that
+// cannot be written.
 func TestTraceThatCannotBeWritten(t *testing.T) {
 	photo := filepath.Join(t.TempDir(), "photo.png")
 	if err := os.WriteFile(photo, []byte("\xff\xd8\xff a JPEG"), 0o666); err != nil {

@@ -1,9 +1,11 @@
-// Package ring is the prefetcher's core: host slots that a source fills, device slots that a consumer reads, one goroutine that moves batches from the first to
-// the second, and the four edges that keep a slot from being overwritten while somebody still reads it.
+// Package ring is the prefetcher's core: host slots that a source fills, device slots that a
+// consumer reads, one goroutine that moves batches from the first to the second, and the four edges
+// that keep a slot from being overwritten while somebody still reads it.
 //
-// It knows neither CUDA nor LibTorch. What it needs of a device is the interface [Device]; what it needs of goroutines is the interface [Scheduler]. The
-// prefetcher puts streams and events behind the first and the Go runtime behind the second. The tests put a model of CUDA's semantics behind both and run this
-// very code under thousands of schedules.
+// It knows neither CUDA nor LibTorch. What it needs of a device is the interface [Device]; what it
+// needs of goroutines is the interface [Scheduler]. The prefetcher puts streams and events behind
+// the first and the Go runtime behind the second. The tests put a model of CUDA's semantics behind
+// both and run this very code under thousands of schedules.
 //
 //	source --fills--> host slot k --copy + finish on stream P--> device slot j --ready(j)--> the consumer's stream
 //	   ^                     |                                          ^                             |
@@ -19,16 +21,20 @@ import (
 	"time"
 )
 
-// Device is what the ring needs of a device: S is a stream, E an event. P is the device's own stream, on which all copies run.
+// Device is what the ring needs of a device: S is a stream, E an event. P is the device's own
+// stream, on which all copies run.
 //
-// Open, Copy, Finish and Close are called by the ring's own goroutine alone. The others are called by any goroutine.
+// Open, Copy, Finish and Close are called by the ring's own goroutine alone. The others are called
+// by any goroutine.
 type Device[S comparable, E any] interface {
 	// Open is the first call: it ties the goroutine to its OS thread and allocates the slots.
 	Open() error
-	// Close is the last call, also after a failed Open: makes P wait for the events, waits until P is idle, and frees the slots.
+	// Close is the last call, also after a failed Open: makes P wait for the events, waits until P
+	// is idle, and frees the slots.
 	Close(released []E) error
 
-	// NewEvent makes an event. Those for copied are timed: the device may measure its copies with them.
+	// NewEvent makes an event. Those for copied are timed: the device may measure its copies with
+	// them.
 	NewEvent(timed bool) (E, error)
 	FreeEvent(E)
 	// P returns the stream that copies and finishes run on.
@@ -36,8 +42,8 @@ type Device[S comparable, E any] interface {
 	// Current returns the calling goroutine's current stream.
 	Current() (S, error)
 
-	// Copy makes P wait for the events in released, copies the first n samples of the host slot to where Finish expects them, and records copied on P right
-	// after. It enqueues and returns.
+	// Copy makes P wait for the events in released, copies the first n samples of the host slot to
+	// where Finish expects them, and records copied on P right after. It enqueues and returns.
 	Copy(slot, host, n int, released []E, copied E) error
 	// Finish enqueues on P what turns the copied samples into what the consumer sees.
 	Finish(slot, host, n int) error
@@ -45,17 +51,19 @@ type Device[S comparable, E any] interface {
 	Record(event E, stream S) error
 	// Wait makes the stream wait for the event's latest record. The host does not block.
 	Wait(stream S, event E) error
-	// HostWait blocks until copied(host)'s latest record is reached, or until stop returns an error, which it returns. It asks stop at least every few
-	// milliseconds.
+	// HostWait blocks until copied(host)'s latest record is reached, or until stop returns an
+	// error, which it returns. It asks stop at least every few milliseconds.
 	HostWait(host int, copied E, stop func() error) error
 }
 
-// Scheduler starts the ring's goroutines and lets them wait for each other: one lock, and waiting for a condition that the lock guards.
+// Scheduler starts the ring's goroutines and lets them wait for each other: one lock, and waiting
+// for a condition that the lock guards.
 type Scheduler interface {
 	Go(name string, fn func())
 	Lock()
 	Unlock()
-	// Wait is called with the lock held. It gives the lock up until ready, which is evaluated with the lock held, returns true.
+	// Wait is called with the lock held. It gives the lock up until ready, which is evaluated with
+	// the lock held, returns true.
 	Wait(ready func() bool)
 	// Wake is called with the lock held, after anything changed that somebody may wait for.
 	Wake()
@@ -68,7 +76,8 @@ type Config struct {
 	Slots int // device slots
 	Hosts int // host slots that the source can fill
 	Batch int // samples that fit in a slot
-	// Direct: there is no copy. The host slot itself is what the consumer reads, so it is not refilled before the batch is released.
+	// Direct: there is no copy. The host slot itself is what the consumer reads, so it is not
+	// refilled before the batch is released.
 	Direct    bool
 	Scheduler Scheduler // nil: the Go runtime
 
@@ -92,7 +101,8 @@ type Ring[S comparable, E any] struct {
 	cfg   Config
 	sched Scheduler
 
-	// All below is guarded by the scheduler's lock, except that a slot's events belong to whoever holds the slot.
+	// All below is guarded by the scheduler's lock, except that a slot's events belong to whoever
+	// holds the slot.
 	hosts     []hostSlot[E]
 	slots     []deviceSlot[S, E]
 	freeHosts []int // oldest first: the copy that ends first is waited for first
@@ -193,7 +203,8 @@ func (c Config) HostSlots() int {
 	return c.Hosts
 }
 
-// ---- the driver: the one goroutine that copies -------------------------------------------------------------------------------------------------------
+// ---- the driver: the one goroutine that copies
+// -------------------------------------------------------------------------------------------------------
 
 func (r *Ring[S, E]) drive() {
 	normal := false
@@ -268,8 +279,9 @@ func (r *Ring[S, E]) open() error {
 	return nil
 }
 
-// step is called with the lock held and returns with it held: it waits for a filled host slot and a free device slot and enqueues what takes the batch from one
-// to the other. It returns false when the driver is to stop.
+// step is called with the lock held and returns with it held: it waits for a filled host slot and a
+// free device slot and enqueues what takes the batch from one to the other. It returns false when
+// the driver is to stop.
 func (r *Ring[S, E]) step() bool {
 	r.sched.Wait(func() bool {
 		ep := r.epoch
@@ -328,7 +340,8 @@ func (r *Ring[S, E]) finish(b batch) (err error) {
 	return r.dev.Finish(b.slot, b.host, b.n)
 }
 
-// fail is called with the lock held, after an error that leaves the device in a state that nobody knows.
+// fail is called with the lock held, after an error that leaves the device in a state that nobody
+// knows.
 func (r *Ring[S, E]) fail(err error) {
 	if r.broken == nil {
 		r.broken = err
@@ -339,7 +352,8 @@ func (r *Ring[S, E]) fail(err error) {
 	r.sched.Wake()
 }
 
-// ---- an epoch ------------------------------------------------------------------------------------------------------------------------------------
+// ---- an epoch
+// ------------------------------------------------------------------------------------------------------------------------------------
 
 // Lend gives the source the next host slot. It blocks until one is free.
 type Lend func(ctx context.Context) (host int, err error)
@@ -347,8 +361,10 @@ type Lend func(ctx context.Context) (host int, err error)
 // Deliver takes the oldest lent host slot, filled with n samples.
 type Deliver func(n int, info any) error
 
-// Run runs one epoch: fill in a goroutine of its own, turn in the caller's, once a batch and in order, until fill has returned and all its batches were seen,
-// until turn returns false, or until an error. It returns after fill has returned. What is in flight on the device is left to the edges.
+// Run runs one epoch: fill in a goroutine of its own, turn in the caller's, once a batch and in
+// order, until fill has returned and all its batches were seen, until turn returns false, or until
+// an error. It returns after fill has returned. What is in flight on the device is left to the
+// edges.
 func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error, turn func(*Lease[S, E]) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(errLeft)
@@ -477,7 +493,8 @@ func (r *Ring[S, E]) deliver(ep *epoch, n int, info any) error {
 	return nil
 }
 
-// next waits for the consumer's next batch and orders the consumer's current stream after it. Without a batch the epoch is over: err says why, nil at its end.
+// next waits for the consumer's next batch and orders the consumer's current stream after it.
+// Without a batch the epoch is over: err says why, nil at its end.
 func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	r.sched.Lock()
 	if err := r.over(ep); err != nil {
@@ -520,7 +537,8 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	return lease, nil
 }
 
-// over is called with the lock held: the error that ends the epoch as soon as the good batches before it are gone.
+// over is called with the lock held: the error that ends the epoch as soon as the good batches
+// before it are gone.
 func (r *Ring[S, E]) over(ep *epoch) error {
 	switch {
 	case ep.ctx.Err() != nil:
@@ -543,8 +561,8 @@ func (r *Ring[S, E]) turn(lease *Lease[S, E], turn func(*Lease[S, E]) bool) (mor
 	return turn(lease), nil
 }
 
-// leave ends an epoch: the source is stopped and waited for, and what it filled goes back. Batches that were copied but not seen need no event: P wrote their
-// slots and P is the next to write them.
+// leave ends an epoch: the source is stopped and waited for, and what it filled goes back. Batches
+// that were copied but not seen need no event: P wrote their slots and P is the next to write them.
 func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	cancel(errLeft)
 	r.sched.Lock()
@@ -569,9 +587,11 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	r.sched.Wake()
 }
 
-// ---- a batch in the consumer's hands --------------------------------------------------------------------------------------------------------------
+// ---- a batch in the consumer's hands
+// --------------------------------------------------------------------------------------------------------------
 
-// Lease is a batch that the consumer holds: a device slot that nobody writes until the last reference is dropped.
+// Lease is a batch that the consumer holds: a device slot that nobody writes until the last
+// reference is dropped.
 type Lease[S comparable, E any] struct {
 	N, Index   int // samples; position in the epoch
 	Slot, Host int
@@ -584,7 +604,8 @@ type Lease[S comparable, E any] struct {
 	streams []S // that may have used the slot
 }
 
-// Use orders a stream after the batch, and the slot's next copy after what the stream has been given by the time of the release.
+// Use orders a stream after the batch, and the slot's next copy after what the stream has been
+// given by the time of the release.
 func (l *Lease[S, E]) Use(stream S) error {
 	r := l.ring
 	r.sched.Lock()
@@ -611,7 +632,8 @@ func (l *Lease[S, E]) Streams() []S {
 	return slices.Clone(l.streams)
 }
 
-// useCurrent notes the calling goroutine's current stream as a user; with wait it is ordered after the batch as well.
+// useCurrent notes the calling goroutine's current stream as a user; with wait it is ordered after
+// the batch as well.
 func (l *Lease[S, E]) useCurrent(wait bool) (S, error) {
 	r := l.ring
 	stream, err := r.dev.Current()
@@ -640,7 +662,8 @@ func (l *Lease[S, E]) Retain() error {
 	return nil
 }
 
-// Release undoes one Retain. Any goroutine may call it; its current stream counts as one that used the batch.
+// Release undoes one Retain. Any goroutine may call it; its current stream counts as one that used
+// the batch.
 func (l *Lease[S, E]) Release() error {
 	l.ring.sched.Lock()
 	if l.refs == 0 {
@@ -656,7 +679,8 @@ func (l *Lease[S, E]) Release() error {
 	return l.drop()
 }
 
-// drop gives up one reference. With the last one the release is recorded on every stream that used the batch, and the slot is free.
+// drop gives up one reference. With the last one the release is recorded on every stream that used
+// the batch, and the slot is free.
 func (l *Lease[S, E]) drop() error {
 	r := l.ring
 	_, err := l.useCurrent(false)
@@ -711,8 +735,9 @@ func (l *Lease[S, E]) end(err error) error {
 	return nil
 }
 
-// event returns the slot's event for a stream's releases, made at the first one: an event stays with its stream, because CUDA ties it to the stream's device. The
-// events of a slot are bounded: a program that uses ever new streams does not collect them for ever.
+// event returns the slot's event for a stream's releases, made at the first one: an event stays
+// with its stream, because CUDA ties it to the stream's device. The events of a slot are bounded: a
+// program that uses ever new streams does not collect them for ever.
 func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	for _, rel := range slot.released {
 		if rel.stream == stream {
@@ -723,7 +748,8 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	if err != nil {
 		return e, err
 	}
-	// The oldest may go only while no wait for it is due: the last copy has enqueued its waits, and this release is at its first event.
+	// The oldest may go only while no wait for it is due: the last copy has enqueued its waits, and
+	// this release is at its first event.
 	if len(slot.released) >= r.cfg.maxReleased && len(slot.waits) == 0 {
 		r.dev.FreeEvent(slot.released[0].event)
 		slot.released = slices.Delete(slot.released, 0, 1)
@@ -732,10 +758,12 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	return e, nil
 }
 
-// ---- the end -------------------------------------------------------------------------------------------------------------------------------------
+// ---- the end
+// -------------------------------------------------------------------------------------------------------------------------------------
 
-// Close releases batches that are still retained, waits until the device is done with the slots, and frees them. It returns [ErrRunning], and does nothing,
-// while an epoch runs. A second Close does nothing.
+// Close releases batches that are still retained, waits until the device is done with the slots,
+// and frees them. It returns [ErrRunning], and does nothing, while an epoch runs. A second Close
+// does nothing.
 func (r *Ring[S, E]) Close() error {
 	r.sched.Lock()
 	if r.epoch != nil {

@@ -69,7 +69,8 @@ type kept struct {
 	clock clock // of the consumer when it hands the batch on
 }
 
-// runSchedule runs the program of a seed and returns what the world reports. mutate, if not nil, leaves something out.
+// runSchedule runs the program of a seed and returns what the world reports. mutate, if not nil,
+// leaves something out.
 func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(string, ...any)) (*program, []string) {
 	w := simulate.New(seed, 4)
 	w.Trace = trace
@@ -157,7 +158,8 @@ func (p *program) consumer() {
 	}
 }
 
-// releaser is another goroutine of the consumer: it uses and releases retained batches on a stream of its own.
+// releaser is another goroutine of the consumer: it uses and releases retained batches on a stream
+// of its own.
 func (p *program) releaser() {
 	p.Running().Stream = 3
 	if p.Rand.IntN(3) == 0 {
@@ -349,7 +351,8 @@ func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
 		}
 	}
 	if rng.IntN(6) == 0 {
-		// Another change of streams: the consumer itself orders the new one after the old one, and does not say Use.
+		// Another change of streams: the consumer itself orders the new one after the old one, and
+		// does not say Use.
 		other, e := rng.IntN(p.Streams()), &simEvent{}
 		if err := p.dev.order(e, p.Running().Stream, other); err != nil {
 			p.Report("changing streams: %v", err)
@@ -480,7 +483,8 @@ func (m noUseWait) Wait(stream int, e *simEvent) error {
 
 func (m noCloseWaits) Close([]*simEvent) error { return m.simulated.Close(nil) }
 
-// TestMissingEdges leaves out each edge in turn. Every one must be reported, by its name, and nothing else may be.
+// TestMissingEdges leaves out each edge in turn. Every one must be reported, by its name, and
+// nothing else may be.
 func TestMissingEdges(t *testing.T) {
 	const within = 10000
 	tests := []struct {

@@ -12,8 +12,10 @@ import (
 	"time"
 )
 
-// freeDevice runs every stream in a goroutine of its own, and the ring on the Go runtime: here the race detector looks at the ring's own variables and the
-// runtime scheduler's wake-ups are what they are in a program. Which schedule comes is up to the machine; the proof of the edges is TestSchedules.
+// freeDevice runs every stream in a goroutine of its own, and the ring on the Go runtime: here the
+// race detector looks at the ring's own variables and the runtime scheduler's wake-ups are what
+// they are in a program. Which schedule comes is up to the machine; the proof of the edges is
+// TestSchedules.
 type freeDevice struct {
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -294,7 +296,8 @@ func (d *lateDevice) Current() (int, error) {
 	return d.freeDevice.Current()
 }
 
-// TestReleaseBesideClose: a Release on another goroutine that comes while Close releases the same batch is no data race (for the race detector to see).
+// TestReleaseBesideClose: a Release on another goroutine that comes while Close releases the same
+// batch is no data race (for the race detector to see).
 func TestReleaseBesideClose(t *testing.T) {
 	for range 50 {
 		cfg := Config{Slots: 1, Hosts: 1, Batch: 1}

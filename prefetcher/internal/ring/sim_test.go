@@ -30,8 +30,8 @@ const (
 // freed is the generation of the ring's free: after all batches.
 const freed = 1 << 30
 
-// edge names the edge that should order a write and a read of a slot: the read of the same batch or a later one comes after the write, the read of an earlier
-// batch before it.
+// edge names the edge that should order a write and a read of a slot: the read of the same batch or
+// a later one comes after the write, the read of an earlier batch before it.
 func edge(cell *simulate.Cell, write, read simulate.Access) string {
 	host := strings.HasPrefix(cell.Name, "host")
 	switch {
@@ -49,7 +49,8 @@ func edge(cell *simulate.Cell, write, read simulate.Access) string {
 	return "order of P"
 }
 
-// ---- Device ---------------------------------------------------------------------------------------------------------------------------------------
+// ---- Device
+// ---------------------------------------------------------------------------------------------------------------------------------------
 
 // simDevice is a GPU: stream 0 is P, stream 1 the default stream.
 type simDevice struct {
