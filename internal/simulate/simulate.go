@@ -1,15 +1,19 @@
-// Package simulate is a model of CUDA's streams and events for tests: it shows an access to memory that nothing orders, on a machine without a GPU and
-// whatever the luck of the schedule.
+// Package simulate is a model of CUDA's streams and events for tests: it shows an access to memory
+// that nothing orders, on a machine without a GPU and whatever the luck of the schedule.
 //
-// A [World] has goroutines ("tasks"), of which one runs at a time, and streams, which are queues of operations. Whenever a task calls the world, a generator
-// seeded by the test picks who goes on: any stream whose first operation may run, or any task that is not waiting. So a schedule is a function of its seed alone,
-// and a failing one can be replayed.
+// A [World] has goroutines ("tasks"), of which one runs at a time, and streams, which are queues of
+// operations. Whenever a task calls the world, a generator seeded by the test picks who goes on:
+// any stream whose first operation may run, or any task that is not waiting. So a schedule is a
+// function of its seed alone, and a failing one can be replayed.
 //
-// What orders two accesses to a [Cell] is not who came first in this schedule, but whether an event, a stream's own order or the world's lock orders them in all
-// schedules. The world keeps vector clocks for that: every task and every stream has one, and a cell remembers the time of its last write and of the reads since.
-// An access that doesn't know of them is a report, even if this schedule was a lucky one.
+// What orders two accesses to a [Cell] is not who came first in this schedule, but whether an
+// event, a stream's own order or the world's lock orders them in all schedules. The world keeps
+// vector clocks for that: every task and every stream has one, and a cell remembers the time of its
+// last write and of the reads since. An access that doesn't know of them is a report, even if this
+// schedule was a lucky one.
 //
-// A world belongs to one test. Its methods are called by its tasks, but for New, Go before Run, Run, and reading what is left after it.
+// A world belongs to one test. Its methods are called by its tasks, but for New, Go before Run,
+// Run, and reading what is left after it.
 package simulate
 
 import (
@@ -59,7 +63,8 @@ type World struct {
 	Trace   func(format string, args ...any) // nil: none
 	Steps   int
 	Events  int // made and not freed
-	// Lenient: a wait for an event that was never recorded is no error but does nothing, as in CUDA.
+	// Lenient: a wait for an event that was never recorded is no error but does nothing, as in
+	// CUDA.
 	Lenient bool
 	// Edge names the edge that should order a write and a read of a cell; nil: edges have no names.
 	Edge func(cell *Cell, write, read Access) string
@@ -140,7 +145,8 @@ func (w *World) Streams() int { return len(w.streams) }
 // Running returns the task that runs now.
 func (w *World) Running() *Task { return w.running }
 
-// actor numbers streams and tasks; those beyond the last share its clock, which is reported because edges between them would not be seen.
+// actor numbers streams and tasks; those beyond the last share its clock, which is reported because
+// edges between them would not be seen.
 func (w *World) actor() int {
 	if w.actors == maxActors {
 		w.Report("more than %d streams and tasks", maxActors)
@@ -172,7 +178,8 @@ func (w *World) Note(format string, args ...any) {
 	}
 }
 
-// ---- tasks ----------------------------------------------------------------------------------------------------------------------------------------
+// ---- tasks
+// ----------------------------------------------------------------------------------------------------------------------------------------
 
 // Go starts a task.
 func (w *World) Go(name string, fn func()) { w.Spawn(name, fn) }
@@ -220,7 +227,8 @@ func (w *World) Run() error {
 	return nil
 }
 
-// next lets streams run until a task is picked; t is the calling task if it wants to go on, else nil.
+// next lets streams run until a task is picked; t is the calling task if it wants to go on, else
+// nil.
 func (w *World) next(t *Task) {
 	for {
 		total := 0
@@ -292,14 +300,16 @@ func (w *World) runnable(u *Task) bool {
 	return u.ready == nil || u.ready()
 }
 
-// Pause is a point where another task or a stream may go first. With ready the task goes on only when that holds.
+// Pause is a point where another task or a stream may go first. With ready the task goes on only
+// when that holds.
 func (w *World) Pause(ready func() bool) {
 	t := w.running
 	t.ready = ready
 	w.next(t)
 }
 
-// ---- one lock, and waiting for what it guards -------------------------------------------------------------------------------------------------------
+// ---- one lock, and waiting for what it guards
+// -------------------------------------------------------------------------------------------------------
 
 // Lock takes the world's lock.
 func (w *World) Lock() {
@@ -348,7 +358,8 @@ func (w *World) Watch(ctx context.Context) func() bool {
 	return func() bool { return true }
 }
 
-// Cancel cancels and does what context.AfterFunc does: it wakes those who watch a context that has ended.
+// Cancel cancels and does what context.AfterFunc does: it wakes those who watch a context that has
+// ended.
 func (w *World) Cancel(cancel context.CancelCauseFunc, cause error) {
 	w.Note("cancel")
 	cancel(cause)
@@ -359,13 +370,15 @@ func (w *World) Cancel(cancel context.CancelCauseFunc, cause error) {
 	}
 }
 
-// ---- streams and memory ---------------------------------------------------------------------------------------------------------------------------
+// ---- streams and memory
+// ---------------------------------------------------------------------------------------------------------------------------
 
 func (s *stream) enabled() bool {
 	return len(s.queue) > 0 && (s.queue[0].wait == nil || s.queue[0].wait.reached)
 }
 
-// Enqueue puts an operation at the end of a stream's queue. run is called when the stream comes to it, with the stream's clock, for [World.Touch].
+// Enqueue puts an operation at the end of a stream's queue. run is called when the stream comes to
+// it, with the stream's clock, for [World.Touch].
 func (w *World) Enqueue(stream int, what string, run func(*Clock)) {
 	w.enqueue(stream, op{what: what, run: run})
 }
@@ -405,7 +418,8 @@ func (w *World) Touch(m *Cell, by string, gen int, write bool) {
 	w.touch(m, w.running.actor, &w.running.Clock, by, gen, write)
 }
 
-// TouchAfter is a write, after Run, by somebody who has waited for the latest records of the events and knows nothing else.
+// TouchAfter is a write, after Run, by somebody who has waited for the latest records of the events
+// and knows nothing else.
 func (w *World) TouchAfter(m *Cell, by string, gen int, events ...*Event) {
 	var c Clock
 	for _, e := range events {
@@ -439,7 +453,8 @@ func (w *World) missing(m *Cell, write, read Access) string {
 	return fmt.Sprintf(": edge %q is missing", w.Edge(m, write, read))
 }
 
-// ---- events -----------------------------------------------------------------------------------------------------------------------------------------
+// ---- events
+// -----------------------------------------------------------------------------------------------------------------------------------------
 
 // NewEvent returns an event that counts in Events until FreeEvent.
 func (w *World) NewEvent() *Event { w.Events++; return &Event{} }
@@ -482,7 +497,8 @@ func (w *World) WaitEvent(stream int, e *Event) error {
 	return nil
 }
 
-// Synchronize makes the task wait for the event's latest record, or until stop, if not nil, returns an error.
+// Synchronize makes the task wait for the event's latest record, or until stop, if not nil, returns
+// an error.
 func (w *World) Synchronize(e *Event, stop func() error) error {
 	m := e.latest
 	if m == nil {

@@ -227,7 +227,8 @@ func (m *machine) do(o Op) (ok bool, err error) {
 	return ok, err
 }
 
-// sizes of a program's tensors: launches alone, or with kernels and copies that take long enough to be overtaken.
+// sizes of a program's tensors: launches alone, or with kernels and copies that take long enough to
+// be overtaken.
 func (m *machine) setSize(seed uint64) {
 	m.size([...]int64{1 << 8, 1 << 16, 1 << 20, 1 << 18}[seed%4])
 }

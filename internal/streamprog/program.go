@@ -1,10 +1,11 @@
-// Package streamprog makes random programs over streams and tensors: allocations, kernels, copies, frees, the garbage collector, events, forks, joins and
-// graphs. Every program is correct: whatever is read or overwritten on a stream is ordered after what was there before, by the fewest edges that do it. So it
-// computes what the same program computes one operation at a time ([Program.Values], the oracle), and leaving out any of its edges ([Program.Without]) is a
-// defect.
+// Package streamprog makes random programs over streams and tensors: allocations, kernels, copies,
+// frees, the garbage collector, events, forks, joins and graphs. Every program is correct: whatever
+// is read or overwritten on a stream is ordered after what was there before, by the fewest edges
+// that do it. So it computes what the same program computes one operation at a time
+// ([Program.Values], the oracle), and leaving out any of its edges ([Program.Without]) is a defect.
 //
-// The tests run the same programs on the simulated device of package simulate, which reports an access that nothing orders, and on GPUs, where the numbers are
-// compared.
+// The tests run the same programs on the simulated device of package simulate, which reports an
+// access that nothing orders, and on GPUs, where the numbers are compared.
 package streamprog
 
 import (
@@ -14,7 +15,8 @@ import (
 	"strings"
 )
 
-// Kind is what an operation does. Stream, Other and Streams are numbers of streams; Dst, A and B of tensors, host buffers or graphs.
+// Kind is what an operation does. Stream, Other and Streams are numbers of streams; Dst, A and B of
+// tensors, host buffers or graphs.
 type Kind uint8
 
 const (
@@ -78,7 +80,8 @@ func (o Op) String() string {
 	return fmt.Sprintf("%v dst %d a %d k %d on %d", o.Kind, o.Dst, o.A, o.K, o.Stream)
 }
 
-// Program is a list of operations. Stream i belongs to device i % Devices. Streams 0 to Devices-1 are never in a graph, so that they can be default streams.
+// Program is a list of operations. Stream i belongs to device i % Devices. Streams 0 to Devices-1
+// are never in a graph, so that they can be default streams.
 type Program struct {
 	Streams, Devices, Tensors, HostBuffers, Events, Graphs int
 	Ops                                                    []Op
@@ -121,7 +124,8 @@ type generator struct {
 	ops     *[]Op
 }
 
-// graph is what the generator knows of one. Replays are ordered by the graph itself, on whatever streams.
+// graph is what the generator knows of one. Replays are ordered by the graph itself, on whatever
+// streams.
 type graph struct {
 	uses  []access
 	clock []int // of the latest replay
@@ -263,7 +267,8 @@ func unknown(clock []int, accesses []access) []stamp {
 	return needs
 }
 
-// order emits the edges that the actor needs before the accesses. Needed is said of those that none of the others here makes superfluous.
+// order emits the edges that the actor needs before the accesses. Needed is said of those that none
+// of the others here makes superfluous.
 func (g *generator) order(actor int, accesses ...access) {
 	if actor != g.host() {
 		g.issue(actor)
@@ -298,7 +303,8 @@ func (g *generator) order(actor int, accesses ...access) {
 	}
 }
 
-// edge orders the actor after the stamp, in one of the ways that there are, and returns what that brings.
+// edge orders the actor after the stamp, in one of the ways that there are, and returns what that
+// brings.
 func (g *generator) edge(after stamp, actor int) []int {
 	from := after.actor
 	if g.rng.IntN(3) > 0 {
@@ -333,7 +339,8 @@ func (g *generator) edge(after stamp, actor int) []int {
 	return g.clocks[from]
 }
 
-// others is up to two streams that take part without need. In a graph they are streams that are in it already.
+// others is up to two streams that take part without need. In a graph they are streams that are in
+// it already.
 func (g *generator) others(but ...int) []int {
 	var some []int
 	for range g.rng.IntN(3) {
@@ -378,7 +385,8 @@ func (g *generator) join(into int, from []int) []int {
 func read(t *tensor) access  { return access{t, false} }
 func write(t *tensor) access { return access{t, true} }
 
-// ---- the operations -----------------------------------------------------------------------------------------------------------------------------------
+// ---- the operations
+// -----------------------------------------------------------------------------------------------------------------------------------
 
 func (g *generator) step() {
 	device := g.rng.IntN(g.Devices)
@@ -473,7 +481,8 @@ func (g *generator) copy(s int) {
 		g.do(s, read(g.tensors[a]), write(g.tensors[dst]))
 		return
 	}
-	// Between devices: the copy runs on the sender's stream, after the receiver's, which goes on after it.
+	// Between devices: the copy runs on the sender's stream, after the receiver's, which goes on
+	// after it.
 	other := g.stream(there)
 	g.issue(other)
 	join(g.clocks[s], g.clocks[other])
@@ -546,7 +555,8 @@ func (g *generator) firstEvent() int {
 	return 0
 }
 
-// free ends a tensor. Its memory goes back to its owner's stream, so either that is ordered after all who used it, or they are recorded.
+// free ends a tensor. Its memory goes back to its owner's stream, so either that is ordered after
+// all who used it, or they are recorded.
 func (g *generator) free(i int) {
 	if i < 0 || g.live() < 4 && g.body == nil {
 		return
@@ -570,10 +580,12 @@ func (g *generator) free(i int) {
 	t.live = false
 }
 
-// ---- graphs -------------------------------------------------------------------------------------------------------------------------------------------
+// ---- graphs
+// -------------------------------------------------------------------------------------------------------------------------------------------
 
-// graph captures a few operations on tensors that are there. In the body what is ordered is so by the capture's own edges: the streams begin knowing nothing but
-// for the one that is captured, to which all come back.
+// graph captures a few operations on tensors that are there. In the body what is ordered is so by
+// the capture's own edges: the streams begin knowing nothing but for the one that is captured, to
+// which all come back.
 func (g *generator) graph(s int) {
 	if !g.o.Graphs || s < g.Devices || len(g.graphs) >= 4 || g.pick(g.device(s), false) < 0 {
 		return
@@ -671,7 +683,8 @@ func (g *generator) replay(s int) {
 	replayed.clock = slices.Clone(g.clocks[s])
 }
 
-// ---- what is to come out, and what may be left out ------------------------------------------------------------------------------------------------------
+// ---- what is to come out, and what may be left out
+// ------------------------------------------------------------------------------------------------------
 
 // Values is the oracle: what each Check reads when one operation is done after the other.
 func (p *Program) Values() []int64 {

@@ -89,7 +89,8 @@ func (m *simulated) kernel(stream int, name string, reads, writes []*simulate.Ce
 	})
 }
 
-// memory of operands; in a program that lacks an edge all are still there, since only edges are left out.
+// memory of operands; in a program that lacks an edge all are still there, since only edges are
+// left out.
 func (m *simulated) cell(i int) *simulate.Cell { return &m.tensors[i].Cell }
 
 func cells(cs ...*simulate.Cell) []*simulate.Cell { return cs }
@@ -176,7 +177,8 @@ func (m *simulated) sync(stream int) {
 	m.check(m.Synchronize(e, nil))
 }
 
-// ---- the caching allocator --------------------------------------------------------------------------------------------------------------------------
+// ---- the caching allocator
+// --------------------------------------------------------------------------------------------------------------------------
 
 func (m *simulated) allocate(i, stream int) *simulate.Cell {
 	b := &block{owner: stream}
@@ -189,7 +191,8 @@ func (m *simulated) allocate(i, stream int) *simulate.Cell {
 	return &b.Cell
 }
 
-// release gives memory back to its stream, at once or when the streams that are recorded have come so far.
+// release gives memory back to its stream, at once or when the streams that are recorded have come
+// so far.
 func (m *simulated) release(b *block) {
 	if len(b.uses) == 0 {
 		m.back(b)
@@ -203,16 +206,19 @@ func (m *simulated) release(b *block) {
 	m.late = append(m.late, b)
 }
 
-// back is the moment from which on the stream may write the memory. It does so at once, so that a program need not be so lucky as to allocate at the right time.
+// back is the moment from which on the stream may write the memory. It does so at once, so that a
+// program need not be so lucky as to allocate at the right time.
 func (m *simulated) back(b *block) {
 	m.kernel(b.owner, "the allocator's next use", nil, cells(&b.Cell), nil)
 	m.free[b.owner] = append(m.free[b.owner], b)
 }
 
-// ---- graphs ----------------------------------------------------------------------------------------------------------------------------------------
+// ---- graphs
+// ----------------------------------------------------------------------------------------------------------------------------------------
 
-// capture checks that what is in the graph is ordered by the graph's own edges, in a world of its own: all memory is last written on the captured stream before
-// anything else happens, and once more there at the end.
+// capture checks that what is in the graph is ordered by the graph's own edges, in a world of its
+// own: all memory is last written on the captured stream before anything else happens, and once
+// more there at the end.
 func (m *simulated) capture(o Op) *captured {
 	g := &captured{ops: o.Body}
 	g.itself.Name = fmt.Sprint("graph ", o.Dst)
@@ -302,7 +308,8 @@ func (m *simulated) replay(g *captured, stream int) {
 	})
 }
 
-// ---- the tests ---------------------------------------------------------------------------------------------------------------------------------------
+// ---- the tests
+// ---------------------------------------------------------------------------------------------------------------------------------------
 
 func options(seed uint64) Options {
 	return Options{Ops: 60 + int(seed%5)*20, Streams: 2 + int(seed%6), Devices: 1 + int(seed/6%2), Graphs: true}
