@@ -24,7 +24,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// streamsReport is what bench streams prints. Times are host nanoseconds a call; what was not measured is null.
+// streamsReport is what bench streams prints. Times are host nanoseconds a call; what was not
+// measured is null.
 type streamsReport struct {
 	Device     string                  `json:"device"`
 	LibTorch   string                  `json:"libtorch"`
@@ -81,7 +82,8 @@ type operatorRow struct {
 	Python *figure `json:"python"`
 }
 
-// benchStreams measures what the stream calls cost, and a small operator from Go, C++ and Python, all in one run.
+// benchStreams measures what the stream calls cost, and a small operator from Go, C++ and Python,
+// all in one run.
 func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench streams", "Measures the host time of the stream calls, and of a one-element add from Go, from C++ and from Python. Without a GPU the stream\n"+
 		"calls are left out and the operator runs on the CPU. Python's figures need a python3 that can import torch.", stderr)
@@ -240,7 +242,8 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		capi.FreeTensors(results[:calls])
 		return nil
 	})
-	// Both in a scope, as what is computed from a batch is; making it and its end are part of the cost.
+	// Both in a scope, as what is computed from a batch is; making it and its end are part of the
+	// cost.
 	scoped := func(calls int, then func(*torch.Tensor) error) error {
 		scope := torch.NewScope("bench streams")
 		defer scope.Close()
@@ -257,7 +260,8 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 	})
 	enqueue(&held.Tensor, func(calls int) error { return scoped(calls, (*torch.Tensor).Err) })
 
-	// One after the other, again and again: what changes in time, as the clock of the cores, changes for all.
+	// One after the other, again and again: what changes in time, as the clock of the cores,
+	// changes for all.
 	var cppInPlace, cppOutOfPlace, cppHeld []float64
 	for round := range r.Method.Repeats + 1 {
 		if ctx.Err() != nil {
