@@ -1,5 +1,6 @@
-// Command 01-train is the main job from end to end: it trains a small convolutional network on an archive of labelled photographs, tests it on a held-back
-// archive, writes a checkpoint, and predicts with it.
+// Command 01-train is the main job from end to end: it trains a small convolutional network on an
+// archive of labelled photographs, tests it on a held-back archive, writes a checkpoint, and
+// predicts with it.
 //
 //	01-train train                                      train on examples/data (run from the repository's root)
 //	01-train train -archive A.tgz -test B.tgz           train on your own: directory = class

@@ -218,7 +218,8 @@ func TestPipes(t *testing.T) {
 	}
 }
 
-// TestOutputsReplaceNoOtherFile: an archive named as the checkpoint or as -json is an error before the training, and stays.
+// TestOutputsReplaceNoOtherFile: an archive named as the checkpoint or as -json is an error before
+// the training, and stays.
 func TestOutputsReplaceNoOtherFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.tgz")
 	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"

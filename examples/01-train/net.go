@@ -11,8 +11,9 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// newNet returns a plain convolutional network for square colour images of any size: five convolutions, each followed by batch normalisation and ReLU, the mean over what
-// is left of the image, and a linear layer. width is the number of channels of the first layer.
+// newNet returns a plain convolutional network for square colour images of any size: five
+// convolutions, each followed by batch normalisation and ReLU, the mean over what is left of the
+// image, and a linear layer. width is the number of channels of the first layer.
 func newNet(classes, width int) nn.Module {
 	block := func(in, out, stride int) nn.Module {
 		return nn.NewSequential(
@@ -33,7 +34,8 @@ func newNet(classes, width int) nn.Module {
 	)
 }
 
-// resizeFor is what the shorter side of a test image is resized to before its centre is taken: 8/7 of the centre's size, as 256 is of 224.
+// resizeFor is what the shorter side of a test image is resized to before its centre is taken: 8/7
+// of the centre's size, as 256 is of 224.
 func resizeFor(size int) int { return size * 8 / 7 }
 
 // settings is what a checkpoint says about the network in it beside the weights.
@@ -46,7 +48,8 @@ type settings struct {
 // format is in every checkpoint, so that predict does not take another program's.
 const format = "torchstream 01-train 1"
 
-// A checkpoint is a safetensors file: weights under PyTorch's state_dict names, and the settings as text. Images are normalised with ImageNet's mean and standard deviation.
+// A checkpoint is a safetensors file: weights under PyTorch's state_dict names, and the settings as
+// text. Images are normalised with ImageNet's mean and standard deviation.
 func saveCheckpoint(path string, net nn.Module, s settings) error {
 	classes, err := json.Marshal(s.Classes)
 	if err != nil {

@@ -77,7 +77,8 @@ type predictor struct {
 	out      io.Writer
 }
 
-// archive predicts every member, prints the first ones and, as far as their directories are classes of the network, how many are right.
+// archive predicts every member, prints the first ones and, as far as their directories are classes
+// of the network, how many are right.
 func (p predictor) archive(ctx context.Context, path string, limit int) error {
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size)})
 	if err != nil {
@@ -120,7 +121,8 @@ func (p predictor) archive(ctx context.Context, path string, limit int) error {
 	return nil
 }
 
-// files predicts single photographs. The loader reads archives, so they are packed into one first; a tar is nothing but the files one after another.
+// files predicts single photographs. The loader reads archives, so they are packed into one first;
+// a tar is nothing but the files one after another.
 func (p predictor) files(ctx context.Context, paths []string) error {
 	folder, err := os.MkdirTemp("", "01-train-")
 	if err != nil {

@@ -137,8 +137,8 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	result.Device = device.String()
-	// On a GPU every OS thread that multiplies matrices gets a cuBLAS workspace of its own (32 MiB on an H200), which LibTorch keeps. Staying on one thread keeps it
-	// at one.
+	// On a GPU every OS thread that multiplies matrices gets a cuBLAS workspace of its own (32 MiB
+	// on an H200), which LibTorch keeps. Staying on one thread keeps it at one.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := torch.ManualSeed(o.Seed); err != nil {
@@ -206,7 +206,8 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		nn.Train(net, true)
 		before := feed.Stats()
 
-		// This is the loop. The batch is on the device already, and everything that is computed from it is freed when the turn ends.
+		// This is the loop. The batch is on the device already, and everything that is computed
+		// from it is freed when the turn ends.
 		for batch, err := range feed.Epoch(ctx, epoch) {
 			if err != nil {
 				bar.done()
@@ -307,7 +308,8 @@ func (t *totals) add(logits, loss, labels *torch.Tensor, n int) error {
 	return t.right.Add_(logits.NoGrad().ArgMax(1, false).Eq(labels).Sum()).Err()
 }
 
-// read returns the mean loss and the share of right answers since the last read, and starts again. It waits for the device.
+// read returns the mean loss and the share of right answers since the last read, and starts again.
+// It waits for the device.
 func (t *totals) read() (loss, accuracy float64, err error) {
 	if t.samples == 0 {
 		return 0, 0, fmt.Errorf("the archive gave no samples")

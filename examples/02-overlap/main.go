@@ -1,16 +1,20 @@
 // Overlap: do host-to-device copies run while the GPU computes?
 //
-// Ten steps of two matrix products (4096 × 4096, float32) and one copy of 64 MiB to the GPU, in every combination of what matters: the host memory pinned or
-// pageable, the copies on a stream of their own or on the products' stream, and which of the two a step issues first. It prints how long they take, next to the
-// products alone and the copies alone, how long the host was held by issuing them, and PyTorch's figures from the same machine if there is a python3 with torch.
+// Ten steps of two matrix products (4096 × 4096, float32) and one copy of 64 MiB to the GPU, in
+// every combination of what matters: the host memory pinned or pageable, the copies on a stream of
+// their own or on the products' stream, and which of the two a step issues first. It prints how
+// long they take, next to the products alone and the copies alone, how long the host was held by
+// issuing them, and PyTorch's figures from the same machine if there is a python3 with torch.
 //
 //	go run ./examples/02-overlap                          # the table
 //	go run ./examples/02-overlap -json                    # one JSON object
 //	go run ./examples/02-overlap -timeline overlap.svg    # and a picture of three of the combinations
 //
-// What to see: with pinned memory and a stream of its own a copy costs nothing. Pageable memory is copied by the driver in pieces, through pinned memory of its
-// own; that holds the calling thread until the last piece is on its way, so that the host issues no products meanwhile: they overlap only with products that were
-// issued before, and the order of issue matters. On one stream nothing overlaps.
+// What to see: with pinned memory and a stream of its own a copy costs nothing. Pageable memory is
+// copied by the driver in pieces, through pinned memory of its own; that holds the calling thread
+// until the last piece is on its way, so that the host issues no products meanwhile: they overlap
+// only with products that were issued before, and the order of issue matters. On one stream nothing
+// overlaps.
 package main
 
 import (
@@ -184,7 +188,8 @@ func (e *experiment) copy(memory string, stream cuda.Stream) func() error {
 	}
 }
 
-// once issues all steps' parts and waits for the GPU. It returns how long that took, and how long until everything was issued.
+// once issues all steps' parts and waits for the GPU. It returns how long that took, and how long
+// until everything was issued.
 func (e *experiment) once(parts ...func() error) (took, held time.Duration, err error) {
 	if err := e.device.Synchronize(); err != nil {
 		return 0, 0, err

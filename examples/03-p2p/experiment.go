@@ -94,7 +94,8 @@ func (e *experiment) copyFrom(from, to cuda.Stream, o torch.CopyOptions) error {
 	})
 }
 
-// compute multiplies on the default streams of the operands' devices: kernels that are bound by memory, as most of a network's are.
+// compute multiplies on the default streams of the operands' devices: kernels that are bound by
+// memory, as most of a network's are.
 func (e *experiment) compute(operands ...*torch.Tensor) error {
 	for _, x := range operands {
 		for range e.Products {

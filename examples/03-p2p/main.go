@@ -1,13 +1,16 @@
-// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why not when it does not: a tensor is sent four times while the receiver, or
-// both, multiply, with the sender's side of the copy on the default stream or on one of its own, and the receiver's likewise. All four choices, each by
-// torch.CopyPeer, which names both streams, and by Tensor.CopyFrom inside cuda.WithStreams, blocking and not (which makes no difference between GPUs).
+// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why not when it
+// does not: a tensor is sent four times while the receiver, or both, multiply, with the sender's
+// side of the copy on the default stream or on one of its own, and the receiver's likewise. All
+// four choices, each by torch.CopyPeer, which names both streams, and by Tensor.CopyFrom inside
+// cuda.WithStreams, blocking and not (which makes no difference between GPUs).
 //
 //	go run ./examples/03-p2p                         # the figures, with PyTorch's beside ours
 //	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of the slowest and the fastest choice
 //	go run ./examples/03-p2p -json
 //
-// It needs two GPUs: -device and the one after it. The rule that comes out: a copy between GPUs runs beside compute only if both of its streams are other streams
-// than those that compute, and the sender's is not the default stream, which the driver orders against the work of both devices.
+// It needs two GPUs: -device and the one after it. The rule that comes out: a copy between GPUs
+// runs beside compute only if both of its streams are other streams than those that compute, and
+// the sender's is not the default stream, which the driver orders against the work of both devices.
 package main
 
 import (

@@ -1,10 +1,13 @@
-// Command 04-graph asks what a CUDA graph saves where the host cannot queue kernels as fast as the GPU runs them: clipping 64 small gradients by their common norm, kernel by kernel and with
-// LibTorch's foreach operators, and an optimizer's step. Each sequence is run as it is and as a captured graph; PyTorch's figures for the same are beside ours.
+// Command 04-graph asks what a CUDA graph saves where the host cannot queue kernels as fast as the
+// GPU runs them: clipping 64 small gradients by their common norm, kernel by kernel and with
+// LibTorch's foreach operators, and an optimizer's step. Each sequence is run as it is and as a
+// captured graph; PyTorch's figures for the same are beside ours.
 //
 //	go run ./examples/04-graph [-json] [-timeline graph.svg]
 //
-// Then it shows what a graph remembers: addresses. A tensor that was closed is kept by the graph; an argument that was replaced is noticed (torch.Graphed captures again,
-// or refuses); one that was copied into its place is what the graph reads. And what sharing the memory of two graphs saves.
+// Then it shows what a graph remembers: addresses. A tensor that was closed is kept by the graph;
+// an argument that was replaced is noticed (torch.Graphed captures again, or refuses); one that was
+// copied into its place is what the graph reads. And what sharing the memory of two graphs saves.
 //
 // It needs a GPU.
 package main
@@ -237,7 +240,8 @@ func (s *sequence) show(device cuda.Device) error {
 	return nil
 }
 
-// hazards are the three ways to give a graph new input: two that go wrong with bare CUDA graphs, and the right one.
+// hazards are the three ways to give a graph new input: two that go wrong with bare CUDA graphs,
+// and the right one.
 func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	full := func(v float64) (*torch.Tensor, error) {
 		t, err := torch.Full(device, torch.Float32, v, 4)

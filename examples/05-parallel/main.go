@@ -1,4 +1,5 @@
-// Four independent branches of unequal cost on one GPU: how close does running them side by side come to the longest of them alone?
+// Four independent branches of unequal cost on one GPU: how close does running them side by side
+// come to the longest of them alone?
 //
 //	go run ./examples/05-parallel [-rounds 30] [-json] [-timeline parallel.svg]
 //
@@ -9,11 +10,13 @@
 //   - convs: 3x3 convolutions of 32 channels on 8 small images, 12, 9, 6 and 3 layers with ReLU. A kernel takes a few microseconds, about what its launch takes: the
 //     host is what is waited for, and more streams do not make it faster. In a CUDA graph there are no launches, and the branches run side by side again.
 //
-// Each is measured branch by branch, with the branches in turn on one stream, and as nn.Parallel; eagerly and captured into a graph. The critical path is the
-// longest branch alone. PyTorch's figures, from the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph in peer.py, are beside ours when a python3
-// with torch is there.
+// Each is measured branch by branch, with the branches in turn on one stream, and as nn.Parallel;
+// eagerly and captured into a graph. The critical path is the longest branch alone. PyTorch's
+// figures, from the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph in peer.py,
+// are beside ours when a python3 with torch is there.
 //
-// Times are from an event before the first launch to one after the last kernel, on an idle GPU; medians of the rounds.
+// Times are from an event before the first launch to one after the last kernel, on an idle GPU;
+// medians of the rounds.
 package main
 
 import (
@@ -237,7 +240,8 @@ func (w *work) eager(rounds int) (t times, err error) {
 	return w.measured(rounds, func(m nn.Module) (func() error, error) { return w.forward(m), nil })
 }
 
-// measured measures what prepare makes of every branch alone, of the branches in turn and of the Parallel.
+// measured measures what prepare makes of every branch alone, of the branches in turn and of the
+// Parallel.
 func (w *work) measured(rounds int, prepare func(nn.Module) (func() error, error)) (t times, err error) {
 	one := func(m nn.Module) float64 {
 		run, e := prepare(m)
@@ -257,7 +261,8 @@ func (w *work) measured(rounds int, prepare func(nn.Module) (func() error, error
 	return t, err
 }
 
-// measure returns the median time of run on the device, each on an idle GPU, after a few runs that do not count.
+// measure returns the median time of run on the device, each on an idle GPU, after a few runs that
+// do not count.
 func (w *work) measure(rounds int, run func() error) (time.Duration, error) {
 	start, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
 	if err != nil {

@@ -1,4 +1,5 @@
-// Package lesson is what the numbered examples share: their flags, the peer in Python, a table, the timeline.
+// Package lesson is what the numbered examples share: their flags, the peer in Python, a table, the
+// timeline.
 package lesson
 
 import (
@@ -29,8 +30,9 @@ type Lesson struct {
 	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
-// Main runs an example: it parses the flags (those of more, if not nil, as well), runs the function with a context that ends with an interrupt, and exits with
-// status 1 and one line if that fails. gpus is how many GPUs the example needs.
+// Main runs an example: it parses the flags (those of more, if not nil, as well), runs the function
+// with a context that ends with an interrupt, and exits with status 1 and one line if that fails.
+// gpus is how many GPUs the example needs.
 func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
 	l := &Lesson{Out: os.Stdout}
 	flags := flag.NewFlagSet(name, flag.ExitOnError)
@@ -70,7 +72,8 @@ func (l *Lesson) needs(gpus int) error {
 // ErrNoPeer is in the error of Peer where there is no Python or no PyTorch.
 var ErrNoPeer = errors.New("no PyTorch to compare with")
 
-// Peer runs the Python program (the text of peer.py, by go:embed) with the arguments and reads the last line of its output, one JSON object, into figures.
+// Peer runs the Python program (the text of peer.py, by go:embed) with the arguments and reads the
+// last line of its output, one JSON object, into figures.
 func (l *Lesson) Peer(ctx context.Context, program string, figures any, arguments ...string) error {
 	if l.Python == "" {
 		return fmt.Errorf("%w: -python is empty", ErrNoPeer)
@@ -97,7 +100,8 @@ func (l *Lesson) Peer(ctx context.Context, program string, figures any, argument
 	return nil
 }
 
-// Table prints rows of cells in columns, the first aligned left and the others right; the first row is the header.
+// Table prints rows of cells in columns, the first aligned left and the others right; the first row
+// is the header.
 func (l *Lesson) Table(rows [][]string) error {
 	if len(rows) == 0 {
 		return nil
@@ -132,8 +136,9 @@ func (l *Lesson) Result(figures any, text func() error) error {
 	return json.NewEncoder(l.Out).Encode(figures)
 }
 
-// Record runs fn under a recording and draws its timeline, if -timeline asks for one. It returns the recording, or nil without -timeline; fn is then not run. Figures
-// of speed are to be taken in other runs of fn: a recording costs time.
+// Record runs fn under a recording and draws its timeline, if -timeline asks for one. It returns
+// the recording, or nil without -timeline; fn is then not run. Figures of speed are to be taken in
+// other runs of fn: a recording costs time.
 func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	if l.Timeline == "" {
 		return nil, nil
@@ -159,7 +164,8 @@ func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	return recorded, nil
 }
 
-// Median returns the middle of the values; of an even number the lower of the two. It is 0 for none.
+// Median returns the middle of the values; of an even number the lower of the two. It is 0 for
+// none.
 func Median[T ~int64 | ~float64](values []T) T {
 	if len(values) == 0 {
 		var none T
