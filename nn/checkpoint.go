@@ -10,18 +10,18 @@ import (
 
 // Save writes the module's parameters and buffers, by their state_dict names, to a safetensors
 // file, which PyTorch reads with safetensors.torch.load_file. The metadata (may be nil) goes into
-// the file's header. The file appears under its name when it is complete, and replaces a
-// safetensors file that was there; a failure leaves that as it was. Over a file of another kind it
-// is an error. Save blocks until the file is on the disk.
+// the file's header. The file appears under its name only when it is complete. It replaces an
+// existing safetensors file; on failure the existing file stays unchanged. If path names a file of
+// another kind, Save returns an error. Save blocks until the file is on the disk.
 func Save(path string, m Module, metadata map[string]string) error {
 	return SaveTensors(path, State(m), metadata)
 }
 
-// Load reads what [Save] or PyTorch wrote into the module's parameters and buffers, on whichever
-// device they are, and returns the file's metadata. The file must have exactly the module's names,
-// shapes and dtypes: otherwise the error lists what differs. The module is left as it was unless
-// the whole file could be read, which is why it is held in host memory meanwhile; only a failure of
-// the device can leave some tensors loaded and others not.
+// Load reads a file that [Save] or PyTorch wrote into the module's parameters and buffers, on
+// whichever device they are, and returns the file's metadata. The file must have exactly the
+// module's names, shapes and dtypes; otherwise the error lists the differences. Load changes the
+// module only after it has read the whole file, which it holds in host memory until then. Only a
+// failure of the device can leave some tensors loaded and others not.
 func Load(path string, m Module) (map[string]string, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {
@@ -50,9 +50,9 @@ func Load(path string, m Module) (map[string]string, error) {
 	return c.Metadata(), nil
 }
 
-// compare finds all differences between the file and the module before anything is changed.
+// compare finds all differences between the file and the module before Load changes anything.
 func (c *Checkpoint) compare(state []Named) error {
-	const most = 10 // differences to list
+	const maxListed = 10 // differences in the error
 	var errs []error
 	wanted := make(map[string]bool, len(state))
 	for _, n := range state {
@@ -75,8 +75,8 @@ func (c *Checkpoint) compare(state []Named) error {
 	if len(errs) == 0 {
 		return nil
 	}
-	if more := len(errs) - most; more > 0 {
-		errs = append(errs[:most], fmt.Errorf("and %d more differences", more))
+	if more := len(errs) - maxListed; more > 0 {
+		errs = append(errs[:maxListed], fmt.Errorf("and %d more differences", more))
 	}
 	return fmt.Errorf("nn: %s does not fit the module: %w", c.path, errors.Join(errs...))
 }
@@ -93,7 +93,7 @@ func equal(a, b []int64) bool {
 	return true
 }
 
-// Read returns a tensor of the file, on the CPU. It belongs to the caller.
+// Read returns the file's tensor of that name, on the CPU. The tensor belongs to the caller.
 func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 	e, ok := c.entries[name]
 	if !ok {

@@ -20,7 +20,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// safetensors is a file with the header and so many bytes of data.
+// safetensors returns a file with the given header and number of data bytes.
 func safetensors(header string, data int) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	return append(append(b, header...), make([]byte, data)...)
@@ -99,6 +99,9 @@ func TestDamagedCheckpoints(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestOpenCheckpointNeedsARegularFile(t *testing.T) {
 	if _, err := nn.OpenCheckpoint(filepath.Join(t.TempDir(), "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a missing file: %v", err)
 	}
@@ -107,8 +110,8 @@ func TestDamagedCheckpoints(t *testing.T) {
 	}
 }
 
-// LibTorch's boolean kernels rely on bytes that are 0 or 1.
-func TestBooleansOfAnotherValue(t *testing.T) {
+// LibTorch's boolean kernels require bytes that are 0 or 1.
+func TestReadRejectsBooleansOtherThan0And1(t *testing.T) {
 	file := safetensors(`{"a":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}`, 3)
 	copy(file[len(file)-3:], []byte{1, 0, 2})
 	c, err := nn.OpenCheckpoint(write(t, file))
@@ -121,8 +124,8 @@ func TestBooleansOfAnotherValue(t *testing.T) {
 	}
 }
 
-// A file whose last tensor turns out to be damaged changes nothing.
-func TestLoadReadsAllBeforeItChangesAnything(t *testing.T) {
+// A file whose last tensor is damaged changes nothing.
+func TestLoadChangesNothingIfATensorIsDamaged(t *testing.T) {
 	weight, err := torch.Ones(cuda.CPU, torch.Float32, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -171,12 +174,13 @@ func FuzzCheckpoint(f *testing.F) {
 			return
 		}
 		defer c.Close()
-		// What passes is consistent: every tensor can be read, and written again it is the same.
+		// A file that OpenCheckpoint accepts is consistent: every tensor can be read, and writing
+		// the tensors again gives the same file.
 		var named []nn.Named
 		for _, s := range c.Tensors() {
 			x, err := c.Read(s.Name)
 			if err != nil && s.DType == torch.Bool && strings.Contains(err.Error(), "a BOOL is 0 or 1") {
-				continue // only the data can say so
+				continue // only the data shows this defect
 			}
 			if err != nil {
 				t.Fatal(err)
@@ -213,7 +217,7 @@ func TestSaveAndLoad(t *testing.T) {
 		}
 	}
 	meta := map[string]string{"classes": "cat\ndog \"é\"", "": "empty key"}
-	for range 2 { // over an existing file too
+	for range 2 { // the second pass replaces an existing file
 		if err := nn.Save(path, net, meta); err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +243,7 @@ func TestSaveAndLoad(t *testing.T) {
 	if !nn.Parameters(other)[0].RequiresGrad() {
 		t.Error("a loaded parameter requires no gradients")
 	}
-	// The same state is the same file, and its data is aligned.
+	// Saving the same state gives the same file, and its data is aligned.
 	first, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -260,7 +264,7 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
+func TestLoadReportsEveryMismatch(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "net.safetensors")
 	saved := nn.NewSequential(nn.NewLinear(3, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(2, 2, nn.LinearOptions{}))
 	defer nn.Close(saved)
@@ -287,8 +291,8 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestPipeAsCheckpoint: a pipe that nobody writes to is refused, and not waited for.
-func TestPipeAsCheckpoint(t *testing.T) {
+// OpenCheckpoint and Save reject a pipe without a writer at once: opening the pipe would block.
+func TestCheckpointRejectsPipes(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "net.safetensors")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
@@ -314,8 +318,7 @@ func TestPipeAsCheckpoint(t *testing.T) {
 	}
 }
 
-// TestSaveReplacesOnlyCheckpoints: an archive that was given as the checkpoint by mistake is still
-// there.
+// TestSaveReplacesOnlyCheckpoints passes an archive as the checkpoint by mistake: it must survive.
 func TestSaveReplacesOnlyCheckpoints(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.tgz")
 	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"
@@ -356,13 +359,18 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 	}
 	closed.Close()
 	for name, tensors := range map[string][]nn.Named{
-		"closed": {{Name: "a", Tensor: closed}}, "failed": {{Name: "a", Tensor: torch.Fail("x", errors.ErrUnsupported)}}, "nil": {{Name: "a"}},
-		"twice": {{Name: "a", Tensor: nn.Parameters(net)[0]}, {Name: "a", Tensor: nn.Parameters(net)[0]}}, "reserved": {{Name: "__metadata__", Tensor: nn.Parameters(net)[0]}},
+		"closed":    {{Name: "a", Tensor: closed}},
+		"failed":    {{Name: "a", Tensor: torch.Fail("x", errors.ErrUnsupported)}},
+		"nil":       {{Name: "a"}},
+		"twice":     {{Name: "a", Tensor: nn.Parameters(net)[0]}, {Name: "a", Tensor: nn.Parameters(net)[0]}},
+		"reserved":  {{Name: "__metadata__", Tensor: nn.Parameters(net)[0]}},
 		"not UTF-8": {{Name: "\xff", Tensor: nn.Parameters(net)[0]}},
 	} {
-		if err := nn.SaveTensors(path, tensors, nil); err == nil || !strings.Contains(err.Error(), path) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if err := nn.SaveTensors(path, tensors, nil); err == nil || !strings.Contains(err.Error(), path) {
+				t.Error(err)
+			}
+		})
 	}
 	if err := nn.SaveTensors(path, nil, map[string]string{"a": "\xff"}); err == nil {
 		t.Error("metadata that is not UTF-8 passed")
@@ -391,7 +399,7 @@ func TestAllTypesRoundTrip(t *testing.T) {
 			named = append(named, nn.Named{Name: d.String() + name, Tensor: x})
 		}
 	}
-	// A transposed tensor is written in logical order.
+	// SaveTensors writes a transposed tensor in logical order.
 	m, err := torch.FromFloat32s([]float32{1, 2, 3, 4, 5, 6}, 2, 3)
 	if err != nil {
 		t.Fatal(err)
@@ -419,6 +427,6 @@ func TestAllTypesRoundTrip(t *testing.T) {
 		}
 	}
 	if _, err := c.Read("none"); err == nil || !strings.Contains(err.Error(), path) {
-		t.Errorf("a name that is not there: %v", err)
+		t.Errorf("an unknown name: %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A network learns XOR, is saved, and is loaded into another.
+// This example trains a network on XOR, saves it, and loads it into another network.
 func Example() {
 	if err := train(); err != nil {
 		fmt.Println(err)

@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// The same training on the GPU, with an optimizer that was made before the network moved there,
-// comes out as on the CPU.
+// Training on the GPU, with an optimizer that was made before the network moved there, gives the
+// same results as on the CPU.
 func TestTrainingOnTheGPU(t *testing.T) {
 	if cuda.DeviceCount() == 0 {
 		t.Skip("no GPU")

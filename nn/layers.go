@@ -12,8 +12,8 @@ import (
 
 var errNoModule = errors.New("the module is nil")
 
-// parameter makes a float32 leaf on the CPU. fill works in place; what goes wrong stays in the
-// tensor, so that networks can be written down as one expression.
+// parameter creates a float32 leaf on the CPU. fill works in place. An error stays in the tensor,
+// so that a network can be written as one expression.
 func parameter(op string, fill func(*torch.Tensor) *torch.Tensor, shape ...int64) *torch.Tensor {
 	t, err := torch.Empty(cuda.CPU, torch.Float32, shape...)
 	if err == nil {
@@ -62,7 +62,7 @@ func weightAndBias(weight, bias *torch.Tensor) Parts {
 	return p
 }
 
-// positive is the first of the sizes that is not, as a failed tensor.
+// positive returns nil if all sizes are at least 1, and a failed tensor otherwise.
 func positive(op string, names string, sizes ...int) *torch.Tensor {
 	for _, s := range sizes {
 		if s < 1 {
@@ -110,7 +110,8 @@ type Conv2d struct {
 	groups                    int64
 }
 
-// Conv2dOptions are the options of NewConv2d. Lengths are pixels, in both directions.
+// Conv2dOptions are the options of NewConv2d. Stride, Padding and Dilation are in pixels and apply
+// to both directions.
 type Conv2dOptions struct {
 	Stride   int // 0 stands for 1
 	Padding  int // zeros on each side
@@ -147,12 +148,14 @@ func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns weight and bias.
 func (c *Conv2d) Parts() Parts { return weightAndBias(c.Weight, c.Bias) }
 
-// BatchNorm2d normalises the channels of images [N C H W]: in training by the mean and variance of
-// the batch, which also move the running ones, in evaluation by the running ones.
+// BatchNorm2d normalises the channels of images [N C H W]. In training it uses the mean and
+// variance of the batch, and updates the running statistics with them. In evaluation it uses the
+// running statistics.
 type BatchNorm2d struct {
-	Weight, Bias *torch.Tensor // [C], 1 and 0 at first
-	// Running statistics: [C], and the int64 count of training batches. Forward in training changes
-	// them in place, so two goroutines must not train one module at once.
+	Weight, Bias *torch.Tensor // [C], initially 1 and 0
+	// Running statistics: mean and variance are [C], NumBatches is the int64 count of training
+	// batches. Forward in training changes them in place, so two goroutines must not train one
+	// module at once.
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
@@ -165,7 +168,7 @@ type BatchNorm2dOptions struct {
 	Eps      float64 // added to the variance; 0 stands for 1e-5
 }
 
-// NewBatchNorm2d returns a normalisation of so many channels.
+// NewBatchNorm2d returns a normalisation of images with the given number of channels.
 func NewBatchNorm2d(channels int, o BatchNorm2dOptions) *BatchNorm2d {
 	const op = "nn.NewBatchNorm2d"
 	b := &BatchNorm2d{momentum: o.Momentum, eps: o.Eps}
@@ -190,14 +193,14 @@ func NewBatchNorm2d(channels int, o BatchNorm2dOptions) *BatchNorm2d {
 	return b
 }
 
-// Forward computes the normalised images. In training a batch with one value a channel is an error,
-// since it has no variance.
+// Forward computes the normalised images. In training a batch with one value per channel is an
+// error, since one value has no variance.
 func (b *BatchNorm2d) Forward(x *torch.Tensor) *torch.Tensor {
 	training := !b.evaluating.Load()
 	if training && x.Err() == nil {
 		size := x.Shape()
 		if len(size) == 4 && size[0]*size[2]*size[3] == 1 {
-			return torch.Fail("nn.BatchNorm2d", fmt.Errorf("training needs more than one value a channel, and the input is %v: %w", size, cuda.ErrInvalidArgument))
+			return torch.Fail("nn.BatchNorm2d", fmt.Errorf("training needs more than one value per channel, and the input is %v: %w", size, cuda.ErrInvalidArgument))
 		}
 		if counted := b.NumBatches.NoGrad().AddInt_(1); counted.Err() != nil {
 			return counted
@@ -227,7 +230,7 @@ type Dropout struct {
 // 1/(1-p).
 func NewDropout(p float64) *Dropout { return &Dropout{p: p} }
 
-// Forward drops elements.
+// Forward drops elements in training.
 func (d *Dropout) Forward(x *torch.Tensor) *torch.Tensor { return x.Dropout(d.p, !d.evaluating.Load()) }
 
 // Parts returns nothing.
@@ -236,15 +239,15 @@ func (d *Dropout) Parts() Parts { return Parts{} }
 // SetTraining switches dropping on or off.
 func (d *Dropout) SetTraining(training bool) { d.evaluating.Store(!training) }
 
-// NewReLU returns max(x, 0).
+// NewReLU returns a module that computes max(x, 0).
 func NewReLU() Module { return Func((*torch.Tensor).ReLU) }
 
-// Pool2dOptions are the options of NewMaxPool2d and NewAvgPool2d. Lengths are pixels, in both
-// directions.
+// Pool2dOptions are the options of NewMaxPool2d and NewAvgPool2d. Stride and Padding are in pixels
+// and apply to both directions.
 type Pool2dOptions struct {
 	Stride   int // 0 stands for the kernel's size
 	Padding  int
-	CeilMode bool // the output's size is rounded up rather than down
+	CeilMode bool // round the output's size up rather than down
 }
 
 func (o Pool2dOptions) stride(kernel int) []int64 {
@@ -254,7 +257,7 @@ func (o Pool2dOptions) stride(kernel int) []int64 {
 	return []int64{int64(o.Stride)}
 }
 
-// NewMaxPool2d returns the maximum of each window of kernel x kernel pixels.
+// NewMaxPool2d returns a module that computes the maximum of each window of kernel x kernel pixels.
 func NewMaxPool2d(kernel int, o Pool2dOptions) Module {
 	size, stride, padding := []int64{int64(kernel)}, o.stride(kernel), []int64{int64(o.Padding)}
 	return Func(func(x *torch.Tensor) *torch.Tensor {
@@ -262,7 +265,8 @@ func NewMaxPool2d(kernel int, o Pool2dOptions) Module {
 	})
 }
 
-// NewAvgPool2d returns the mean of each window of kernel x kernel pixels, padding counted.
+// NewAvgPool2d returns a module that computes the mean of each window of kernel x kernel pixels.
+// The mean counts padding.
 func NewAvgPool2d(kernel int, o Pool2dOptions) Module {
 	size, stride, padding := []int64{int64(kernel)}, o.stride(kernel), []int64{int64(o.Padding)}
 	return Func(func(x *torch.Tensor) *torch.Tensor {
@@ -270,13 +274,14 @@ func NewAvgPool2d(kernel int, o Pool2dOptions) Module {
 	})
 }
 
-// NewAdaptiveAvgPool2d returns images of size x size pixels, each the mean of its share of the
-// input.
+// NewAdaptiveAvgPool2d returns a module that outputs images of size x size pixels, each the mean of
+// its share of the input.
 func NewAdaptiveAvgPool2d(size int) Module {
 	return Func(func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool2d(int64(size), int64(size)) })
 }
 
-// NewFlatten returns everything but the batch as one dimension: [N C H W] becomes [N C*H*W].
+// NewFlatten returns a module that joins all dimensions except the batch into one: [N C H W]
+// becomes [N C*H*W].
 func NewFlatten() Module {
 	return Func(func(x *torch.Tensor) *torch.Tensor { return x.Flatten(1, -1) })
 }

@@ -10,27 +10,27 @@ import (
 
 // Module is a part of a network.
 type Module interface {
-	// Forward computes the module's output. Like every operator it carries errors in its result.
+	// Forward computes the module's output. Like an operator, it carries errors in its result.
 	Forward(x *torch.Tensor) *torch.Tensor
-	// Parts lists what the module is made of, in a fixed order.
+	// Parts lists the module's parameters, buffers and children, in a fixed order.
 	Parts() Parts
 }
 
-// Parts is what a module is made of. Names become parts of PyTorch's state_dict keys:
-// "conv1.weight" is parameter "weight" of the child "conv1".
+// Parts lists a module's contents. Names become parts of PyTorch's state_dict keys: "conv1.weight"
+// is parameter "weight" of the child "conv1".
 type Parts struct {
 	Parameters []Named // leaves that are trained
-	Buffers    []Named // saved with the module but not trained, such as BatchNorm2d's running statistics
+	Buffers    []Named // saved but not trained, such as BatchNorm2d's running statistics
 	Modules    []Child
 }
 
-// Named is a tensor and its name.
+// Named is a tensor with its name.
 type Named struct {
 	Name   string
 	Tensor *torch.Tensor
 }
 
-// Child is a module in a module.
+// Child is a module inside another module.
 type Child struct {
 	Name   string
 	Module Module
@@ -41,7 +41,7 @@ type Moder interface {
 	SetTraining(training bool)
 }
 
-// walk visits m and what is in it, parents first, with the prefix of its names.
+// walk visits m and all modules in it, parents first, with the prefix of their names.
 func walk(prefix string, m Module, visit func(prefix string, m Module, p Parts)) {
 	if m == nil {
 		return
@@ -75,11 +75,11 @@ func NamedParameters(m Module) []Named { return collect(m, parameters) }
 // NamedBuffers returns the buffers of m and all modules in it, by their full names.
 func NamedBuffers(m Module) []Named { return collect(m, buffers) }
 
-// State returns parameters and buffers by PyTorch's state_dict names, in its order. It is what
-// [Save] writes.
+// State returns parameters and buffers by PyTorch's state_dict names, in PyTorch's order. [Save]
+// writes this list.
 func State(m Module) []Named { return collect(m, parameters, buffers) }
 
-// Parameters returns the tensors to train: what an optimizer is given.
+// Parameters returns the tensors to train, which an optimizer takes.
 func Parameters(m Module) []*torch.Tensor {
 	named := NamedParameters(m)
 	tensors := make([]*torch.Tensor, len(named))
@@ -89,8 +89,8 @@ func Parameters(m Module) []*torch.Tensor {
 	return tensors
 }
 
-// Err returns the first error of a parameter or buffer: what a constructor could not do, by name.
-// Forward would report the same.
+// Err returns the first error of a parameter or buffer, with the tensor's name: the reason why a
+// constructor failed. Forward reports the same error.
 func Err(m Module) error {
 	for _, n := range State(m) {
 		if err := n.Tensor.Err(); err != nil {
@@ -100,9 +100,9 @@ func Err(m Module) error {
 	return nil
 }
 
-// To moves all parameters and buffers to the device, each in place: the tensors stay the same, so
-// an optimizer made before goes on with them, and takes what it has gathered along at its next
-// step. Gradients are dropped. It blocks until everything is there. After an error some may have
+// To moves all parameters and buffers to the device. Each moves in place: the tensors stay the
+// same, so an optimizer made before keeps working, and moves its own state at its next step. To
+// drops gradients. It blocks until everything has arrived. After an error some tensors may have
 // moved.
 func To(m Module, device cuda.Device) error {
 	for _, n := range State(m) {
@@ -131,7 +131,8 @@ func move(t *torch.Tensor, device cuda.Device) error {
 	return t.SetData(moved)
 }
 
-// Train puts all modules in m into training mode, in which they are made, or into evaluation mode.
+// Train puts all modules in m into training mode, which is the initial mode, or into evaluation
+// mode.
 func Train(m Module, training bool) {
 	walk("", m, func(_ string, m Module, _ Parts) {
 		if t, ok := m.(Moder); ok {
@@ -140,8 +141,8 @@ func Train(m Module, training bool) {
 	})
 }
 
-// Close frees all parameters and buffers, and the streams of every [Parallel]. Programs that use a
-// network to their end need not call it.
+// Close frees all parameters and buffers, and the streams of every [Parallel]. A program that uses
+// a network until it exits need not call Close.
 func Close(m Module) error {
 	for _, n := range State(m) {
 		if n.Tensor != nil {
@@ -152,8 +153,8 @@ func Close(m Module) error {
 	}
 	var errs []error
 	walk("", m, func(_ string, m Module, _ Parts) {
-		// Not every io.Closer: the Close of a module of the program's own may well be the one that
-		// calls this.
+		// Only Parallels, not every io.Closer: the Close of a program's own module may call this
+		// function.
 		if p, ok := m.(*Parallel); ok {
 			errs = append(errs, p.Close())
 		}
@@ -175,16 +176,16 @@ func (f Func) Forward(x *torch.Tensor) *torch.Tensor {
 // Parts returns nothing.
 func (f Func) Parts() Parts { return Parts{} }
 
-// Sequential passes its input through modules one after the other. Their names are "0", "1", ...,
-// as in PyTorch.
+// Sequential passes its input through modules in order. Their names are "0", "1", ..., as in
+// PyTorch.
 type Sequential struct {
 	modules []Module
 }
 
-// NewSequential returns the modules as one.
+// NewSequential returns a module that runs the given modules in order.
 func NewSequential(modules ...Module) *Sequential { return &Sequential{modules} }
 
-// Forward computes the last module's output.
+// Forward returns the output of the last module.
 func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
 	for i, m := range s.modules {
 		if m == nil {

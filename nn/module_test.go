@@ -22,7 +22,7 @@ func names(ns []nn.Named) []string {
 	return s
 }
 
-// residual is a module as a program would write one.
+// residual is a module as a program would write it.
 type residual struct {
 	conv *nn.Conv2d
 	norm *nn.BatchNorm2d
@@ -36,7 +36,7 @@ func (r *residual) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{{Name: "conv", Module: r.conv}, {Name: "norm", Module: r.norm}}}
 }
 
-func TestNamesAreStateDicts(t *testing.T) {
+func TestNamesMatchStateDict(t *testing.T) {
 	net := nn.NewSequential(
 		&residual{nn.NewConv2d(2, 2, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{})},
 		nn.NewSequential(nn.NewFlatten(), nn.NewDropout(0.5), nn.NewLinear(8, 3, nn.LinearOptions{NoBias: true})),
@@ -93,7 +93,7 @@ func TestTrainingAndEvaluation(t *testing.T) {
 	if got := values(norm.RunningMean); got[0] != 1 {
 		t.Errorf("running mean %v", got)
 	}
-	if got := values(norm.RunningVar); got[0] != 1.5 { // halfway from 1 to the variance with n-1, 2
+	if got := values(norm.RunningVar); got[0] != 1.5 { // halfway from 1 to 2, the variance with n-1
 		t.Errorf("running variance %v", got)
 	}
 	if n, err := norm.NumBatches.Int64(); n != 1 || err != nil {
@@ -114,37 +114,40 @@ func TestTrainingAndEvaluation(t *testing.T) {
 	}
 }
 
-func TestErrorsOfModules(t *testing.T) {
+func TestModulesReportErrors(t *testing.T) {
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 1, 3, 4, 4)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer x.Close()
 	for name, m := range map[string]nn.Module{
-		"no features": nn.NewLinear(0, 3, nn.LinearOptions{}), "no channels": nn.NewConv2d(3, 0, 3, nn.Conv2dOptions{}), "no kernel": nn.NewConv2d(3, 3, 0, nn.Conv2dOptions{}),
-		"stride": nn.NewConv2d(3, 3, 1, nn.Conv2dOptions{Stride: -1}), "groups": nn.NewConv2d(3, 4, 1, nn.Conv2dOptions{Groups: 3}),
+		"no features":       nn.NewLinear(0, 3, nn.LinearOptions{}),
+		"no channels":       nn.NewConv2d(3, 0, 3, nn.Conv2dOptions{}),
+		"no kernel":         nn.NewConv2d(3, 3, 0, nn.Conv2dOptions{}),
+		"stride":            nn.NewConv2d(3, 3, 1, nn.Conv2dOptions{Stride: -1}),
+		"groups":            nn.NewConv2d(3, 4, 1, nn.Conv2dOptions{Groups: 3}),
 		"negative channels": nn.NewBatchNorm2d(-1, nn.BatchNorm2dOptions{}),
 	} {
-		net := nn.NewSequential(nn.NewReLU(), m)
-		_, file, line, _ := runtime.Caller(0)
-		out := net.Forward(x)
-		var e *torch.Error
-		if !errors.As(out.Err(), &e) || !errors.Is(out.Err(), cuda.ErrInvalidArgument) || filepath.Base(e.File) != filepath.Base(file) {
-			t.Errorf("%s: %v", name, out.Err())
-		}
-		if err := nn.Err(net); err == nil || !strings.HasPrefix(err.Error(), "nn: 1.") {
-			t.Errorf("%s: Err %v", name, err)
-		}
-		if _, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{}); err == nil {
-			t.Errorf("%s: an optimizer took it", name)
-		}
-		if err := nn.To(net, cuda.CPU); err == nil {
-			t.Errorf("%s: To took it", name)
-		}
-		_ = line
+		t.Run(name, func(t *testing.T) {
+			net := nn.NewSequential(nn.NewReLU(), m)
+			_, file, _, _ := runtime.Caller(0)
+			out := net.Forward(x)
+			var e *torch.Error
+			if !errors.As(out.Err(), &e) || !errors.Is(out.Err(), cuda.ErrInvalidArgument) || filepath.Base(e.File) != filepath.Base(file) {
+				t.Error(out.Err())
+			}
+			if err := nn.Err(net); err == nil || !strings.HasPrefix(err.Error(), "nn: 1.") {
+				t.Errorf("Err %v", err)
+			}
+			if _, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{}); err == nil {
+				t.Error("an optimizer accepted the module")
+			}
+			if err := nn.To(net, cuda.CPU); err == nil {
+				t.Error("To accepted the module")
+			}
+		})
 	}
-	// What an operator inside a module refuses is reported at the program's line, not at the
-	// module's.
+	// An error of an operator inside a module reports the program's line, not the module's.
 	net := nn.NewSequential(nn.NewConv2d(5, 3, 1, nn.Conv2dOptions{}))
 	defer nn.Close(net)
 	_, _, line, _ := runtime.Caller(0)
@@ -154,24 +157,26 @@ func TestErrorsOfModules(t *testing.T) {
 		t.Errorf("got %v", out.Err())
 	}
 	for name, m := range map[string]nn.Module{"nil in a sequence": nn.NewSequential(nil), "nil function": nn.Func(nil)} {
-		if m.Forward(x).Err() == nil {
-			t.Errorf("%s passed", name)
-		}
+		t.Run(name, func(t *testing.T) {
+			if m.Forward(x).Err() == nil {
+				t.Error("Forward reports no error")
+			}
+		})
 	}
 	if nn.To(net, 99) == nil {
-		t.Error("moved to a device that is not there")
+		t.Error("moved to a device that does not exist")
 	}
 }
 
-// settled frees what earlier tests left to the garbage collector and returns how many references
-// there are.
+// settled frees the references that earlier tests left to the garbage collector, and returns how
+// many references remain.
 func settled() int64 {
 	last, same := torch.LiveTensors(), 0
 	for same < 3 {
 		ran := make(chan struct{})
 		runtime.AddCleanup(new(*int), func(ran chan struct{}) { close(ran) }, ran)
 		runtime.GC()
-		<-ran // the collector's cleanups are being run
+		<-ran // the collector runs the cleanups now
 		runtime.Gosched()
 		if n := torch.LiveTensors(); n == last {
 			same++
@@ -182,7 +187,7 @@ func settled() int64 {
 	return last
 }
 
-func TestTrainingIsFlat(t *testing.T) {
+func TestTrainingHoldsNoMoreMemoryOverTime(t *testing.T) {
 	before := settled()
 	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
 		nn.NewLinear(4, 2, nn.LinearOptions{}))

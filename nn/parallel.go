@@ -10,39 +10,41 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Parallel runs independent branches side by side: on a GPU each on a stream of its own, on the CPU
-// one after the other. The numbers are those of running the branches in turn, forward and backward.
+// Parallel runs independent branches concurrently: on a GPU each branch on its own stream, on the
+// CPU one after another. Forward and backward compute the same numbers as running the branches
+// sequentially.
 //
-// The caller's stream is the first branch's; each other branch has one that waits for the caller's
-// stream before it begins (a fork) and that the caller's stream waits for at the end (a join). So
-// whoever calls Forward, Outputs and Backward on one stream sees nothing of the others: outputs are
-// ready for what is queued next, gradients after Backward, and a tensor may be closed at any time.
-// Inside cuda.Capture the fork and the join become edges of the graph.
+// The first branch runs on the caller's stream. Every other branch has its own stream, which waits
+// for the caller's stream before the branch begins (a fork); the caller's stream waits for it at
+// the end (a join). A program that calls Forward, Outputs and Backward on one stream therefore
+// needs no synchronisation of its own: outputs are ready for the work that is queued next,
+// gradients are ready after Backward, and a tensor may be closed at any time. Inside cuda.Capture
+// the fork and the join become edges of the graph.
 //
-// The streams are the Parallel's own (cuda.OwnedStream): nobody else's work delays a branch, or
-// comes into a capture. They are taken once for each stream that Parallel is called on, one fewer
-// than there are branches, and kept until Close. What is gained depends on what the GPU has room
-// for: kernels that fill it alone still run one after the other, and kernels shorter than their
-// launch wait for the host, which queues one branch after another; those belong into a graph.
+// A Parallel owns its streams (cuda.OwnedStream): no other work delays a branch or enters a
+// capture. The first call on a stream takes one stream fewer than there are branches, and the
+// Parallel keeps them until Close. The gain depends on the room that the GPU has: kernels that fill
+// it alone still run one after another. Kernels shorter than their launch wait for the host, which
+// queues one branch after another; capture those in a graph.
 //
-// Branches must not change their input or a state that they share, such as one BatchNorm2d in two
-// branches. Parallel may be called from several goroutines at once, as far as its branches may; on
-// different streams they do not wait for each other. While one trains, the others are on other
-// streams than it.
+// Branches must not change their input or shared state, such as one BatchNorm2d in two branches.
+// Several goroutines may call a Parallel at once if its branches allow it. Calls on different
+// streams do not wait for each other. While one goroutine trains, the others must use other
+// streams.
 type Parallel struct {
 	join     Join
 	branches []Module
 
 	mu     sync.Mutex
-	side   map[cuda.Stream][]*cuda.OwnedStream // by the caller's stream: the other branches'
+	side   map[cuda.Stream][]*cuda.OwnedStream // the side streams of each caller's stream
 	closed bool
 }
 
-// Join makes one tensor of the branches' outputs. It is called on the caller's stream, after all
-// branches, and may be any function.
+// Join makes one tensor of the branches' outputs. Forward calls it on the caller's stream, after
+// all branches. It may be any function.
 type Join func(outputs []*torch.Tensor) *torch.Tensor
 
-// Concat joins outputs along a dimension that they have.
+// Concat joins outputs along an existing dimension.
 func Concat(dim int) Join {
 	return func(outputs []*torch.Tensor) *torch.Tensor { return torch.Cat(outputs, int64(dim)) }
 }
@@ -63,8 +65,8 @@ func fold(combine func(a, b *torch.Tensor) *torch.Tensor) Join {
 	}
 }
 
-// NewParallel returns the branches as one module. join may be nil if only Outputs is called. The
-// branches' names are "0", "1", ..., as in PyTorch's ModuleList and Sequential.
+// NewParallel returns the branches as one module. join may be nil if the program calls only
+// Outputs. The branches' names are "0", "1", ..., as in PyTorch's ModuleList and Sequential.
 func NewParallel(join Join, branches ...Module) *Parallel {
 	return &Parallel{join: join, branches: branches, side: map[cuda.Stream][]*cuda.OwnedStream{}}
 }
@@ -84,7 +86,7 @@ var (
 	errNoOutput = errors.New("the module returned nil")
 )
 
-// Forward gives x to every branch and returns what the Join makes of their outputs.
+// Forward passes x to every branch and returns the Join of their outputs.
 func (p *Parallel) Forward(x *torch.Tensor) *torch.Tensor {
 	const op = "nn.Parallel"
 	switch {
@@ -100,9 +102,9 @@ func (p *Parallel) Forward(x *torch.Tensor) *torch.Tensor {
 	return y
 }
 
-// Outputs returns the output of every branch, in their order. There is one input, for all branches,
-// or one for each. Like every operator's, outputs carry what went wrong; a branch that fails does
-// not keep the others from running.
+// Outputs returns the output of every branch, in order. The inputs are one for all branches, or one
+// for each. Like those of an operator, outputs carry errors. A branch that fails does not stop the
+// others.
 func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	const op = "nn.Parallel"
 	outputs := make([]*torch.Tensor, len(p.branches))
@@ -119,7 +121,7 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	case 1:
 		inputs = slices.Repeat(inputs, len(p.branches))
 	default:
-		return failed(fmt.Errorf("%d inputs for %d branches, need one or as many: %w", len(inputs), len(p.branches), cuda.ErrInvalidArgument))
+		return failed(fmt.Errorf("%d inputs for %d branches, need one input or one per branch: %w", len(inputs), len(p.branches), cuda.ErrInvalidArgument))
 	}
 	lanes, err := p.lanes(inputs)
 	if err != nil {
@@ -133,7 +135,8 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 		}
 		return err
 	}
-	defer join() // also when a branch panics: its stream would be left in a graph's capture
+	// Join also when a branch panics: otherwise its stream would stay in a graph's capture.
+	defer join()
 	if err := eachCaller(lanes, cuda.Fork); err != nil {
 		return failed(err)
 	}
@@ -143,26 +146,27 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 		}
 	}
 	if err := join(); err != nil {
-		clear(outputs) // nothing orders what the branches have queued: nobody may read it
+		// Nothing orders the work that the branches have queued, so the outputs must not be read.
+		clear(outputs)
 		return failed(err)
 	}
 	return outputs
 }
 
-// lane is where a branch runs: on stream, which is forked from and joined into caller. Without a
-// GPU both are nothing.
+// lane holds the stream that a branch runs on, which is forked from and joined into caller. Without
+// a GPU both are zero.
 type lane struct {
 	gpu            bool
 	caller, stream cuda.Stream
 }
 
-// lanes gives every branch the streams of its input's device. The first branch on each device has
+// lanes assigns to every branch streams of its input's device. The first branch on each device gets
 // the caller's stream: the host queues it first, and it costs no fork and no join.
 func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	lanes := make([]lane, len(inputs))
 	for i, x := range inputs {
 		device := x.Device()
-		if device == cuda.CPU { // or the input has failed, which the branch reports
+		if device == cuda.CPU { // or the input has failed, and the branch reports that
 			continue
 		}
 		caller, err := cuda.GetCurrentCUDAStream(device)
@@ -184,9 +188,9 @@ func (p *Parallel) lanes(inputs []*torch.Tensor) ([]lane, error) {
 	return lanes, nil
 }
 
-// stream returns the n-th stream beside the caller's, whose number is 0. They are kept by the
-// caller's stream and not only by its device: memory that a branch allocates is reused in the order
-// of the branch's stream, which a fork has ordered after that caller alone.
+// stream returns the n-th stream beside the caller's, which is number 0. The map is keyed by the
+// caller's stream, not by its device: memory that a branch allocates is reused in the order of the
+// branch's stream, and a fork orders that stream after this caller only.
 func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	if n == 0 {
 		return caller, nil
@@ -206,14 +210,15 @@ func (p *Parallel) stream(caller cuda.Stream, n int) (cuda.Stream, error) {
 	return p.side[caller][n-1].Stream, nil
 }
 
-// Close gives the streams back; [Close] of a network does it for all that are in it. It waits for
-// nothing, and work that is queued goes on, but nobody may call Forward any more, nor Backward on
-// what it returned: backward works on the streams of its forward. On a GPU a later Forward is
-// cuda.ErrClosed. Graphs that were captured through the Parallel need no streams and go on.
+// Close returns the streams; [Close] of a network calls it for every Parallel in the network. Close
+// waits for nothing, and queued work continues. After Close the program must not call Forward, nor
+// Backward on an earlier output, because backward runs on the streams of its forward. On a GPU a
+// later Forward fails with cuda.ErrClosed. Graphs captured through the Parallel need no streams and
+// stay usable.
 //
-// While one of the streams is captured it is an error, and Close may be called again. Further calls
-// do nothing. A Parallel that becomes unreachable before gives nothing back: cuda.Leaks counts its
-// streams.
+// While one of the streams is being captured, Close returns an error and may be called again.
+// Further calls do nothing. A Parallel that becomes unreachable without Close returns nothing:
+// cuda.Leaks counts its streams.
 func (p *Parallel) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,10 +232,10 @@ func (p *Parallel) Close() error {
 	return errors.Join(errs...)
 }
 
-// run runs the branch on its stream. Whoever holds the input or the output may free it at any time:
-// the program, the end of a scope, the garbage collector, or backward, which drops what it has
-// used. Its memory then goes back to the stream that it was allocated on, so the allocator is told
-// of the other.
+// run runs the branch on its stream. The holder of the input or the output may free it at any time:
+// the program, the end of a scope, the garbage collector, or backward, which drops tensors after
+// use. The memory then returns to the stream that allocated it, so run records the other stream
+// with the allocator.
 func (l lane) run(m Module, x *torch.Tensor) (y *torch.Tensor) {
 	if m == nil {
 		return torch.Fail("nn.Parallel", errNoModule)

@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// BenchmarkParallel is the host's cost of a forward pass of four branches with one small operator
-// each, and of the same in turn: the difference is what Parallel costs.
+// BenchmarkParallel measures the host time of a forward pass of four branches with one small
+// operator each, concurrently and in turn. The difference is the cost of Parallel.
 func BenchmarkParallel(b *testing.B) {
 	if cuda.DeviceCount() == 0 {
 		b.Skip("no GPU")
@@ -49,7 +49,7 @@ func BenchmarkParallel(b *testing.B) {
 						return err
 					}
 					turn.Close()
-					if n++; n%64 == 0 { // the queue is not what is measured
+					if n++; n%64 == 0 { // drain the queue, which is not measured
 						b.StopTimer()
 						if err := stream.Synchronize(); err != nil {
 							return err

@@ -19,8 +19,8 @@ func onGPU(t *testing.T) {
 	}
 }
 
-// stage is what the tests below share: a scope, a stream for the caller, and work that keeps a
-// stream busy for tens of milliseconds and that leaves room for others beside it.
+// stage holds the parts that the tests below share: a scope, a stream for the caller, and work that
+// keeps a stream busy for tens of milliseconds and leaves room for other kernels beside it.
 type stage struct {
 	t      *testing.T
 	scope  *torch.Scope
@@ -53,7 +53,7 @@ func (s *stage) check(err error) {
 	}
 }
 
-// full allocates on the current stream and belongs to the stage's scope.
+// full allocates on the current stream. The tensor belongs to the stage's scope.
 func (s *stage) full(value float64, n int64) *torch.Tensor {
 	s.t.Helper()
 	x, err := torch.Full(gpu, torch.Float32, value, n)
@@ -85,7 +85,7 @@ func (s *stage) on(stream cuda.Stream, fn func()) {
 	s.check(cuda.WithStream(stream, func() error { fn(); return nil }))
 }
 
-// slow is a branch that takes long before it reads its input.
+// slow returns a branch that waits for a long time before it reads its input.
 func (s *stage) slow(factor float64) nn.Module {
 	return nn.Func(func(x *torch.Tensor) *torch.Tensor { s.busy(); return x.MulScalar(factor) })
 }
@@ -94,8 +94,8 @@ func quick(factor float64) nn.Module {
 	return nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.MulScalar(factor) })
 }
 
-// Every branch begins after what the caller's stream had queued, and the caller's stream goes on
-// after every branch, in eager mode and from the default stream.
+// Every branch begins after the work that the caller's stream had queued, and the caller's stream
+// continues after every branch, in eager mode and from the default stream.
 func TestParallelForksAndJoins(t *testing.T) {
 	s := newStage(t)
 	for _, caller := range []cuda.Stream{s.caller, cuda.DefaultStream(gpu)} {
@@ -109,7 +109,7 @@ func TestParallelForksAndJoins(t *testing.T) {
 			s.check(gpu.Synchronize())
 			for round := range 3 {
 				s.busy()
-				x.AddScalar_(1) // the branches see it: x is round + 2
+				x.AddScalar_(1) // the branches must see this: x is round + 2
 				ys := p.Outputs(x)
 				for i, y := range ys {
 					s.check(into[i].CopyFrom(y, torch.CopyOptions{NonBlocking: true}))
@@ -118,7 +118,7 @@ func TestParallelForksAndJoins(t *testing.T) {
 					s.want("a branch", into[i], factor*float32(round+2))
 				}
 				for _, y := range ys {
-					y.Fill_(-1) // what the next round's memory holds is no result
+					y.Fill_(-1) // the next round's memory must not hold a valid result
 					y.Close()
 				}
 			}
@@ -126,8 +126,8 @@ func TestParallelForksAndJoins(t *testing.T) {
 	}
 }
 
-// The memory of an input that is freed while a branch is still to read it is not handed out again
-// before.
+// If the program frees an input before a branch reads it, the allocator must not reuse its memory
+// before the branch has read it.
 func TestParallelInputMayBeFreed(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -138,7 +138,7 @@ func TestParallelInputMayBeFreed(t *testing.T) {
 			s.check(into.CopyFrom(x, torch.CopyOptions{NonBlocking: true}))
 			y := x.MulScalar(1)
 			x.Close()
-			// As another goroutine on the caller's stream would.
+			// Simulates another goroutine on the caller's stream.
 			s.on(s.caller, func() {
 				for range 4 {
 					s.full(-1, width)
@@ -154,8 +154,8 @@ func TestParallelInputMayBeFreed(t *testing.T) {
 	})
 }
 
-// The memory of an output that is freed while the caller's stream is still to read it is not handed
-// out again before.
+// If the program frees an output before the caller's stream reads it, the allocator must not reuse
+// its memory before the stream has read it.
 func TestParallelOutputMayBeFreed(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -185,8 +185,9 @@ func TestParallelOutputMayBeFreed(t *testing.T) {
 	})
 }
 
-// Backward through a Parallel whose input and outputs live only as long as backward needs them,
-// while other memory comes and goes; gradients are read on the caller's stream right after.
+// TestParallelBackward runs backward through a Parallel whose input and outputs live only as long
+// as backward needs them, while other allocations come and go. The caller's stream reads the
+// gradients right afterwards.
 func TestParallelBackward(t *testing.T) {
 	s := newStage(t)
 	s.on(s.caller, func() {
@@ -213,7 +214,7 @@ func TestParallelBackward(t *testing.T) {
 			x := turn.Own(made)
 			h := x.MulScalar(1)
 			loss := p.Forward(h).Sum().Keep()
-			turn.Close() // all but what backward keeps
+			turn.Close() // closes all tensors except those that backward keeps
 			s.check(torch.ClearGrads(weights...))
 			if err := loss.Backward(); err != nil {
 				t.Fatal(err)
@@ -230,9 +231,9 @@ func TestParallelBackward(t *testing.T) {
 	})
 }
 
-// The numbers of whole networks, nested, on both kinds of caller's stream, and from several
-// goroutines at once.
-func TestParallelIsInTurnOnTheGPU(t *testing.T) {
+// Whole networks give the same numbers as in turn: nested, on both kinds of caller's stream, and
+// from several goroutines at once.
+func TestParallelEqualsInTurnOnTheGPU(t *testing.T) {
 	onGPU(t)
 	b := newBranches(t)
 	if err := nn.To(b.parallel, gpu); err != nil {
@@ -299,8 +300,8 @@ func TestParallelIsInTurnOnTheGPU(t *testing.T) {
 	all.Wait()
 }
 
-// The streams are taken once for a caller's stream, none is used twice, and the caller's own is the
-// first branch's.
+// A Parallel takes its streams once per caller's stream and uses none twice. The first branch runs
+// on the caller's stream.
 func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	s := newStage(t)
 	var used []cuda.Stream
@@ -335,8 +336,8 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	}
 }
 
-// A branch that panics leaves the streams joined, so that a capture goes on without it, and the
-// caller's stream current.
+// A branch that panics leaves the streams joined, so that a capture continues without the branch,
+// and leaves the caller's stream current.
 func TestParallelPanics(t *testing.T) {
 	s := newStage(t)
 	x := s.full(1, 1)
@@ -363,12 +364,12 @@ func TestParallelPanics(t *testing.T) {
 	s.check(g.Close())
 }
 
-// pool is how many streams cuda.NewStream hands out in turn.
+// pool is the number of streams that cuda.NewStream hands out in rotation.
 const pool = 32
 
-// The streams are the Parallel's alone: what others queue, on every stream of the pool, while it is
-// captured for the first time comes neither into the graph nor in its way.
-func TestParallelInACaptureHasItsStreamsAlone(t *testing.T) {
+// A Parallel's streams are exclusive: while its first call is captured, work that other goroutines
+// queue on every stream of the pool neither enters the graph nor breaks the capture.
+func TestParallelInACaptureUsesExclusiveStreams(t *testing.T) {
 	s := newStage(t)
 	var strangers []cuda.Stream
 	var counters []*torch.Tensor
@@ -413,7 +414,7 @@ func TestParallelInACaptureHasItsStreamsAlone(t *testing.T) {
 			t.Errorf("stream %d of the pool counted %v of 3 (%v)", i, n, err)
 		}
 	}
-	// The graph needs the Parallel no more.
+	// The graph no longer needs the Parallel.
 	s.check(p.Close())
 	for range 3 {
 		s.check(g.Replay(s.caller))
@@ -427,7 +428,7 @@ func TestParallelInACaptureHasItsStreamsAlone(t *testing.T) {
 	}
 }
 
-// Close gives the streams back, once, but not while they are captured.
+// Close returns the streams, once, but not while they are being captured.
 func TestParallelCloseOnTheGPU(t *testing.T) {
 	s := newStage(t)
 	var used cuda.Stream

@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// branches is a network with Parallels in Parallels and in Sequentials, and the same with its
-// branches in turn, on the same parameters.
+// branches is a network with Parallels inside Parallels and inside Sequentials, and a second
+// network with the same parameters that runs the branches in turn.
 type branches struct {
 	parallel nn.Module
 	inTurn   func(x *torch.Tensor) *torch.Tensor
@@ -45,7 +45,7 @@ func newBranches(t *testing.T) branches {
 	}}
 }
 
-// results is the output and all gradients of one forward and backward pass.
+// results returns the output and all gradients of one forward and backward pass.
 func (b branches) results(t *testing.T, forward func(x *torch.Tensor) *torch.Tensor, x *torch.Tensor) map[string][]float32 {
 	t.Helper()
 	s := torch.NewScope("results")
@@ -87,7 +87,7 @@ func (b branches) compare(t *testing.T, x *torch.Tensor) {
 	}
 }
 
-func TestParallelIsInTurn(t *testing.T) {
+func TestParallelEqualsInTurn(t *testing.T) {
 	b := newBranches(t)
 	x, err := torch.Randn(cuda.CPU, torch.Float32, 3, 8)
 	if err != nil {
@@ -147,15 +147,17 @@ func TestParallelOutputs(t *testing.T) {
 		t.Errorf("one input: %s", got)
 	}
 	if got := text(p.Outputs(one(1), one(10), one(100))); got != "2 30 500" {
-		t.Errorf("an input each: %s", got)
+		t.Errorf("one input per branch: %s", got)
 	}
 	for name, c := range map[string]struct {
 		join nn.Join
 		want string
 	}{"sum": {nn.Sum(), "10"}, "product": {nn.Product(), "30"}} {
-		if got := text([]*torch.Tensor{nn.NewParallel(c.join, three...).Forward(one(1))}); got != c.want {
-			t.Errorf("%s: %s", name, got)
-		}
+		t.Run(name, func(t *testing.T) {
+			if got := text([]*torch.Tensor{nn.NewParallel(c.join, three...).Forward(one(1))}); got != c.want {
+				t.Error(got)
+			}
+		})
 	}
 	if got := nn.NewParallel(nn.Concat(0), three...).Forward(one(1)); !reflect.DeepEqual(got.Shape(), []int64{3}) {
 		t.Errorf("concat: %v", got)
@@ -185,11 +187,13 @@ func TestParallelErrors(t *testing.T) {
 		"two inputs of 3": {nn.NewParallel(nil, count, count, count).Outputs(x, x)[2], "2 inputs for 3 branches"},
 		"a nil input":     {nn.NewParallel(nn.Sum(), nn.NewReLU()).Forward(nil), "nil"},
 	} {
-		if err := c.y.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if err := c.y.Err(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Error(err)
+			}
+		})
 	}
-	// A failing branch keeps its error, with its number, and the others run.
+	// A failing branch carries its error and its number, and the other branches run.
 	ran = 0
 	bad := nn.NewLinear(5, 1, nn.LinearOptions{})
 	defer nn.Close(bad)
@@ -203,7 +207,7 @@ func TestParallelErrors(t *testing.T) {
 	}
 }
 
-// Without a GPU there are no streams to give back.
+// Without a GPU there are no streams to return.
 func TestParallelClose(t *testing.T) {
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {

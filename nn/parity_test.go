@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// parityNet is the network of testdata/make_parity.py, whose results by PyTorch are
-// testdata/parity.safetensors.
+// parityNet returns the network of testdata/make_parity.py. testdata/parity.safetensors holds
+// PyTorch's results for it.
 func parityNet(t *testing.T) *nn.Sequential {
 	t.Helper()
 	if err := torch.ManualSeed(1); err != nil {
@@ -72,7 +72,8 @@ func (p peer) tensor(name string) *torch.Tensor {
 	return x
 }
 
-// near fails if got is further from PyTorch's than the tolerance; 0 means bit for bit.
+// near fails if got differs from PyTorch's result by more than the tolerance; tolerance 0 requires
+// bit equality.
 func (p peer) near(name string, got *torch.Tensor, tolerance float64) {
 	p.t.Helper()
 	g, err := got.Float64s()
@@ -91,7 +92,7 @@ func (p peer) near(name string, got *torch.Tensor, tolerance float64) {
 	}
 }
 
-func TestInitialisationIsPyTorchs(t *testing.T) {
+func TestInitialisationMatchesPyTorch(t *testing.T) {
 	p, net := openPeer(t), parityNet(t)
 	state := nn.State(net)
 	for _, n := range state {
@@ -108,7 +109,7 @@ func TestInitialisationIsPyTorchs(t *testing.T) {
 	}
 }
 
-func TestForwardAndBackwardArePyTorchs(t *testing.T) {
+func TestForwardAndBackwardMatchPyTorch(t *testing.T) {
 	p, net := openPeer(t), parityNet(t)
 	scope := torch.NewScope("batch")
 	defer scope.Close()
@@ -124,7 +125,7 @@ func TestForwardAndBackwardArePyTorchs(t *testing.T) {
 	}
 }
 
-func TestFiveStepsOfSGDArePyTorchs(t *testing.T) {
+func TestFiveStepsOfSGDMatchPyTorch(t *testing.T) {
 	p := openPeer(t)
 	for name, o := range map[string]optim.SGDOptions{
 		"plain":    {LR: 0.1},

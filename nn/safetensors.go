@@ -22,13 +22,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A safetensors file is the header's length in 8 bytes, little-endian; the header, a JSON object of
-// {"dtype", "shape", "data_offsets": [begin, end]} by name, and of strings under "__metadata__";
-// and the tensors' bytes, little-endian and row-major, which the offsets cover without gap or
-// overlap.
+// A safetensors file consists of three parts: the header's length in 8 bytes, little-endian; the
+// header, a JSON object that maps a tensor's name to {"dtype", "shape", "data_offsets": [begin,
+// end]}, and "__metadata__" to an object of strings; and the tensors' bytes, little-endian and
+// row-major, which the offsets cover without gap or overlap.
 
 const (
-	maxHeader   = 100 << 20 // the format's own limit
+	maxHeader   = 100 << 20 // the format's limit
 	maxDims     = 64
 	metadataKey = "__metadata__"
 )
@@ -53,19 +53,19 @@ type entry struct {
 	begin, end int64 // bytes, from the start of the data
 }
 
-// Checkpoint is an open safetensors file. Its methods may be called from several goroutines.
+// Checkpoint is an open safetensors file. Several goroutines may call its methods at once.
 type Checkpoint struct {
 	path     string
 	file     *os.File
-	data     int64 // where the tensors' bytes start
+	data     int64 // offset of the tensors' bytes in the file
 	names    []string
 	entries  map[string]entry
 	metadata map[string]string
 }
 
-// OpenCheckpoint opens a safetensors file and checks all of its header: sizes, names, offsets.
-// Nothing that a file may contain makes it crash, or allocate more than some multiple of the
-// header's own size.
+// OpenCheckpoint opens a safetensors file and checks its whole header: sizes, names, offsets. The
+// file is untrusted: no content makes OpenCheckpoint crash, or allocate more than a multiple of the
+// header's size.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Checkpoint) Metadata() map[string]string {
 	return m
 }
 
-// Tensors describes the tensors, in the order of their bytes.
+// Tensors describes the tensors, in the order of their bytes in the file.
 func (c *Checkpoint) Tensors() []torch.Spec {
 	specs := make([]torch.Spec, len(c.names))
 	for i, n := range c.names {
@@ -180,7 +180,7 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	return nil
 }
 
-// object reads a JSON object and refuses a name that comes twice. value reads the value.
+// object reads a JSON object and rejects duplicate names. value reads each value.
 func object(d *json.Decoder, value func(key string) error) error {
 	if err := delim(d, '{'); err != nil {
 		return err
@@ -265,7 +265,7 @@ func parseEntry(d *json.Decoder) (entry, error) {
 	return e, nil
 }
 
-// integers reads an array of numbers that are not negative.
+// integers reads an array of non-negative integers.
 func integers(d *json.Decoder) ([]int64, error) {
 	if err := delim(d, '['); err != nil {
 		return nil, err
@@ -279,14 +279,14 @@ func integers(d *json.Decoder) ([]int64, error) {
 		n, ok := t.(json.Number)
 		v, err := n.Int64()
 		if !ok || err != nil || v < 0 {
-			return nil, fmt.Errorf("%v where a whole number should be that is not negative", t)
+			return nil, fmt.Errorf("%v where a non-negative integer should be", t)
 		}
 		values = append(values, v)
 	}
 	return values, delim(d, ']')
 }
 
-// SaveTensors writes any tensors to a safetensors file, as [Save] does.
+// SaveTensors writes the given tensors to a safetensors file, with the guarantees of [Save].
 func SaveTensors(path string, tensors []Named, metadata map[string]string) error {
 	err := writeAtomically(path, func(w io.Writer) error { return encode(w, tensors, metadata) })
 	if err != nil {
@@ -296,8 +296,8 @@ func SaveTensors(path string, tensors []Named, metadata map[string]string) error
 }
 
 func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
-	// The largest elements come first, so that everything is aligned; then names, so that the same
-	// state gives the same file.
+	// The largest elements come first, so that every tensor is aligned. Tensors of one size are
+	// sorted by name, so that the same state gives the same file.
 	sorted := slices.Clone(tensors)
 	size := func(n Named) int { return n.Tensor.DType().Size() }
 	sort.SliceStable(sorted, func(i, j int) bool {
@@ -333,7 +333,7 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 	if err != nil {
 		return err
 	}
-	text = append(text, bytes.Repeat([]byte{' '}, -len(text)&7)...) // the data starts at a multiple of 8
+	text = append(text, bytes.Repeat([]byte{' '}, -len(text)&7)...) // align the data to 8 bytes
 	if len(text) > maxHeader {
 		return fmt.Errorf("a header of %d bytes is over the format's limit of %d", len(text), maxHeader)
 	}
@@ -356,7 +356,7 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 	return nil
 }
 
-// writeAtomically writes beside the file and then puts the result in its place.
+// writeAtomically writes a temporary file beside path and then renames it to path.
 func writeAtomically(path string, write func(io.Writer) error) (err error) {
 	if err := safefile.Check(path, safefile.Safetensors); err != nil {
 		return err
@@ -367,7 +367,7 @@ func writeAtomically(path string, write func(io.Writer) error) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			file.Close() // again, if it was closed: harmless
+			file.Close() // harmless if it is already closed
 			os.Remove(file.Name())
 		}
 	}()
@@ -389,14 +389,15 @@ func writeAtomically(path string, write func(io.Writer) error) (err error) {
 	if err := file.Close(); err != nil {
 		return err
 	}
-	if err := safefile.Check(path, safefile.Safetensors); err != nil { // again: writing took a while
+	// Check again, because writing took a while.
+	if err := safefile.Check(path, safefile.Safetensors); err != nil {
 		return err
 	}
 	if err := os.Rename(file.Name(), path); err != nil {
 		return err
 	}
-	// The new name is on the disk when the folder is. Some file systems cannot do that to a folder,
-	// which is no failure of the file.
+	// A rename is durable only when the folder is on the disk. Some file systems cannot sync a
+	// folder, which is no failure of the file.
 	if dir, err := os.Open(filepath.Dir(path)); err == nil {
 		dir.Sync()
 		dir.Close()

@@ -151,7 +151,7 @@ var edges = []edge{
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
 	{"Parallel joins", "nn/parallel.go", "			err = eachCaller(lanes, cuda.Join)\n", "", "nn", "TestParallelForksAndJoins", 1},
-	{"Parallel joins when a branch panics", "nn/parallel.go", "	defer join() // also", "	// also", "nn", "TestParallelPanics", 1},
+	{"Parallel joins when a branch panics", "nn/parallel.go", "	defer join()\n", "", "nn", "TestParallelPanics", 1},
 	{"Parallel's input is recorded on the branch's stream", "nn/parallel.go",
 		"	if err := x.RecordStream(l.stream); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelInputMayBeFreed", 1},
 	{"Parallel's output is recorded on the caller's stream", "nn/parallel.go", "		err = y.RecordStream(l.caller)\n", "", "nn", "TestParallelOutputMayBeFreed", 1},
