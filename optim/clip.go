@@ -8,28 +8,28 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ClipOptions are the options of [ClipGradNorm]. The zero value is the Euclidean norm.
+// ClipOptions are the options of [ClipGradNorm]. The zero value selects the Euclidean norm.
 type ClipOptions struct {
-	NormType float64 // of the norm: 0 stands for 2; 1 and math.Inf(1) are others in use
+	NormType float64 // order of the norm; 0 stands for 2; 1 and math.Inf(1) are also common
 }
 
-// ClipGradNorm scales the gradients of the parameters, in place and all by one factor, so that
-// their norm, taken over all elements of all of them, is at most maxNorm; smaller gradients stay as
-// they are but for rounding. It is PyTorch's torch.nn.utils.clip_grad_norm_: the factor is min(1,
-// maxNorm/(norm+1e-6)).
+// ClipGradNorm scales the gradients of the parameters in place, all by one factor, so that their
+// norm over all elements of all gradients is at most maxNorm. Smaller gradients stay as they are,
+// except for rounding. The formula is that of PyTorch's torch.nn.utils.clip_grad_norm_: the factor
+// is min(1, maxNorm/(norm+1e-6)).
 //
-// It returns the norm from before, a scalar tensor that the caller closes, or that joins the
-// youngest scope of the parameters. Nothing is read back: the factor is computed and applied on the
-// device, in a few kernels for all gradients of one dtype, so the call can be captured in a graph.
-// Parameters without a gradient are left out; without any gradient the norm is 0, on the CPU. All
-// gradients must be on one device: otherwise it is an error before anything is changed. A norm that
-// is not finite makes the gradients so.
+// It returns the norm before scaling, a scalar tensor that the caller closes, or that joins the
+// youngest scope of the parameters. The call reads nothing back: it computes and applies the factor
+// on the device, in a few kernels for all gradients of one dtype, so it can be captured in a graph.
+// Parameters without a gradient are ignored; without any gradient the norm is 0, on the CPU. All
+// gradients must be on one device; otherwise ClipGradNorm returns an error before it changes
+// anything. A norm that is not finite makes the gradients not finite.
 func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torch.Tensor, error) {
 	if o.NormType == 0 {
 		o.NormType = 2
 	}
 	if math.IsNaN(maxNorm) || maxNorm < 0 || math.IsNaN(o.NormType) || o.NormType < 0 {
-		return nil, fmt.Errorf("optim.ClipGradNorm: a norm of at most %v, of type %v: neither may be negative or NaN: %w", maxNorm, o.NormType, cuda.ErrInvalidArgument)
+		return nil, fmt.Errorf("optim.ClipGradNorm: maxNorm %v, NormType %v: neither may be negative or NaN: %w", maxNorm, o.NormType, cuda.ErrInvalidArgument)
 	}
 	var temporary handles
 	defer temporary.close()
@@ -55,7 +55,7 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 	if err != nil {
 		return nil, err
 	}
-	// Gradients on several devices end here, before anything is changed.
+	// Gradients on several devices fail here, before any gradient has changed.
 	total := temporary.add(torch.Stack(norms, 0)).NormOrd(o.NormType)
 	shifted := temporary.add(total.AddScalar(1e-6))
 	factor := temporary.add(temporary.add(temporary.add(shifted.Reciprocal()).MulScalar(maxNorm)).ClampMax(1))

@@ -1,4 +1,4 @@
-// Package optim has optimizers: they change parameters in place by their gradients.
+// Package optim provides optimizers, which update parameters in place from their gradients.
 //
 // A training step is
 //
@@ -10,9 +10,9 @@
 //		return err
 //	}
 //
-// Step uses the gradients up: it drops them when it is done, so that the next Backward starts
-// afresh and no ZeroGrad is needed. To accumulate gradients over several batches, call Backward
-// several times before one Step. With KeepGradients they stay until ZeroGrad, as in PyTorch.
+// Step consumes the gradients: it drops them at the end, so that the next Backward starts from zero
+// and no ZeroGrad is needed. To accumulate gradients over several batches, call Backward several
+// times before one Step. With KeepGradients they stay until ZeroGrad, as in PyTorch.
 package optim
 
 import (
@@ -23,8 +23,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// SGD is stochastic gradient descent with momentum, by PyTorch's formula (torch.optim.SGD): with g
-// the gradient, p the parameter, v its velocity,
+// SGD is stochastic gradient descent with momentum, by PyTorch's formula (torch.optim.SGD), where g
+// is the gradient, p the parameter and v its velocity:
 //
 //	g = g + WeightDecay*p
 //	v = Momentum*v + (1-Dampening)*g    (v = g in the first step)
@@ -33,15 +33,16 @@ import (
 //
 // An SGD serves one goroutine at a time.
 //
-// Step can be captured in a CUDA graph, after at least one Step that was not: the first one makes
-// the velocities. A graph keeps the numbers that it was captured with, LR among them; with
-// Capturable the learning rate lies in device memory, and SetLR holds for the graph's next replay.
+// Step can be captured in a CUDA graph after at least one Step outside of a capture, which
+// allocates the velocities. A graph keeps the values that it was captured with, including LR. With
+// Capturable the learning rate lies in device memory, and SetLR applies to the graph's next replay.
 type SGD struct {
 	o        SGDOptions
 	params   []*torch.Tensor
 	marked   []*torch.Tensor // the same tensors under NoGrad
-	velocity []*torch.Tensor // one for each parameter, nil before its first step
-	lr       *torch.Tensor   // Capturable's rate, on the parameters' device; nil before the first step
+	velocity []*torch.Tensor // one per parameter, nil before its first step
+	// Capturable's learning rate, on the parameters' device; nil before the first step.
+	lr *torch.Tensor
 }
 
 // SGDOptions are the options of NewSGD.
@@ -50,20 +51,20 @@ type SGDOptions struct {
 	Momentum    float64
 	Dampening   float64
 	WeightDecay float64
-	Nesterov    bool // needs Momentum and no Dampening
+	Nesterov    bool // requires Momentum and no Dampening
 
-	// KeepGradients makes Step leave the gradients as they are, until ZeroGrad. By default Step
-	// works in their memory and drops them.
+	// KeepGradients makes Step keep the gradients unchanged, until ZeroGrad. By default Step works
+	// in their memory and drops them.
 	KeepGradients bool
 
-	// Capturable keeps the learning rate in a tensor beside the parameters, so that a captured Step
-	// follows SetLR. The step is then one kernel for all parameters of a dtype (LibTorch's fused
-	// SGD), and they must all be on one device.
+	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
+	// Step follows SetLR. Step then runs one kernel for all parameters of a dtype (LibTorch's fused
+	// SGD), and all parameters must be on one device.
 	Capturable bool
 }
 
-// NewSGD returns an optimizer of the parameters, which are leaves that require gradients. They stay
-// the caller's.
+// NewSGD returns an optimizer for the parameters, which must be leaves that require gradients. The
+// caller keeps ownership of them.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	if o.LR == 0 {
 		o.LR = 0.001
@@ -104,12 +105,12 @@ func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 // LR returns the learning rate.
 func (s *SGD) LR() float64 { return s.o.LR }
 
-// SetLR sets the learning rate from the next step on; 0 is allowed, negative and infinite ones and
-// NaN are refused and change nothing. With Capturable the new rate is enqueued on the current
-// stream: call it where the graph is replayed.
+// SetLR sets the learning rate from the next step on. 0 is allowed; a negative or infinite rate or
+// NaN is an error and changes nothing. With Capturable, SetLR enqueues the new rate on the current
+// stream: call it on the stream that replays the graph.
 func (s *SGD) SetLR(lr float64) error {
 	if !finite(lr) || lr < 0 {
-		return fmt.Errorf("optim.SGD.SetLR: %v: a learning rate is finite and not negative: %w", lr, cuda.ErrInvalidArgument)
+		return fmt.Errorf("optim.SGD.SetLR: %v: a learning rate must be finite and not negative: %w", lr, cuda.ErrInvalidArgument)
 	}
 	if s.lr != nil {
 		if err := s.lr.Fill_(lr).Err(); err != nil {
@@ -123,12 +124,12 @@ func (s *SGD) SetLR(lr float64) error {
 // ZeroGrad drops the gradients of all parameters.
 func (s *SGD) ZeroGrad() error { return torch.ClearGrads(s.params...) }
 
-// Step changes the parameters by their gradients and then drops the gradients, unless KeepGradients
-// says otherwise. A parameter without a gradient is left alone. Velocities follow parameters that
-// were moved to another device (nn.To). The work is enqueued on the current stream, in a few calls
-// for all parameters; nothing waits for the device and no memory is left for the garbage collector.
-// What can be checked is checked before anything changes; after another error parameters may be
-// half way through the step.
+// Step updates the parameters from their gradients and then drops the gradients, unless
+// KeepGradients is set. A parameter without a gradient stays unchanged. Velocities follow
+// parameters that moved to another device (nn.To). Step enqueues its work on the current stream, in
+// a few calls for all parameters. It does not wait for the device and leaves no memory to the
+// garbage collector. Step checks its arguments before it changes anything; after any other error
+// some parameters may be updated and others not.
 func (s *SGD) Step() error {
 	open := make(handles, 0, 2*len(s.params))
 	defer open.close()
@@ -161,17 +162,17 @@ func (s *SGD) Step() error {
 	return s.ZeroGrad()
 }
 
-// step is what has a gradient, in parallel slices.
+// step lists the parameters that have a gradient, in parallel slices.
 type step struct {
 	params, grads []*torch.Tensor
-	at            []int // which parameter it is
+	at            []int // index of the parameter in SGD.params
 }
 
 func (st *step) add(i int, p, g *torch.Tensor) {
 	st.params, st.grads, st.at = append(st.params, p), append(st.grads, g), append(st.at, i)
 }
 
-// follow moves what the optimizer keeps to where the parameters are now.
+// follow moves the velocities and the learning rate to the parameters' current device.
 func (s *SGD) follow(st step) error {
 	first := st.grads[0].Device()
 	for i, p := range st.at {
@@ -180,7 +181,7 @@ func (s *SGD) follow(st step) error {
 		}
 		device := st.grads[i].Device()
 		if s.o.Capturable && device != first {
-			return fmt.Errorf("optim.SGD.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs them on one device: use one SGD a device: %w",
+			return fmt.Errorf("optim.SGD.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs them on one device: use one SGD per device: %w",
 				st.at[0], p, first, device, cuda.ErrInvalidArgument)
 		}
 		if err := moveTo(&s.velocity[p], device); err != nil {
@@ -211,8 +212,8 @@ func moveTo(t **torch.Tensor, device cuda.Device) error {
 	return nil
 }
 
-// plain is the formula in foreach operators. It works in the gradients' memory, or in copies with
-// KeepGradients.
+// plain computes the formula with foreach operators. It works in the gradients' memory, or in
+// copies of them with KeepGradients.
 func (s *SGD) plain(st step, open *handles) error {
 	grads := st.grads
 	if s.o.KeepGradients && (s.o.WeightDecay != 0 || s.o.Nesterov) { // the formula changes g
@@ -240,8 +241,8 @@ func (s *SGD) plain(st step, open *handles) error {
 	return torch.ForeachAdd_(st.params, grads, -s.o.LR)
 }
 
-// fused is the formula in one operator, with the rate from memory. Parameters in their first step,
-// whose velocity is the gradient, and the others take one call each.
+// fused computes the formula in one operator, which reads the learning rate from device memory.
+// Parameters in their first step, whose velocity is the gradient, need a call of their own.
 func (s *SGD) fused(st step) error {
 	if s.o.Momentum == 0 {
 		return s.fuse(st, nil, false)
@@ -254,7 +255,7 @@ func (s *SGD) fused(st step) error {
 			oldV = append(oldV, v)
 			continue
 		}
-		v := st.grads[i].Clone() // its memory: the operator writes it
+		v := st.grads[i].Clone() // the operator overwrites the copy's value
 		if err := v.Err(); err != nil {
 			return err
 		}
@@ -277,7 +278,7 @@ func (s *SGD) fuse(st step, velocity []*torch.Tensor, first bool) error {
 	return torch.FusedSGD_(st.params, st.grads, velocity, s.o.WeightDecay, s.o.Momentum, s.lr, s.o.Dampening, s.o.Nesterov, first)
 }
 
-// accelerate returns the velocities of the parameters with a gradient, after this step's.
+// accelerate updates and returns the velocities of the parameters that have a gradient.
 func (s *SGD) accelerate(grads []*torch.Tensor, at []int) ([]*torch.Tensor, error) {
 	all := make([]*torch.Tensor, len(at))
 	var old, push []*torch.Tensor
@@ -307,8 +308,7 @@ func (s *SGD) accelerate(grads []*torch.Tensor, at []int) ([]*torch.Tensor, erro
 	return all, nil
 }
 
-// Close frees what the optimizer keeps beside the parameters. The next Step starts without
-// velocities.
+// Close frees the velocities and the learning rate tensor. The next Step starts without velocities.
 func (s *SGD) Close() error {
 	for i, v := range s.velocity {
 		if v != nil {

@@ -2,6 +2,7 @@ package optim_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -53,7 +54,7 @@ func TestStep(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer opt.Close()
-	if err := opt.Step(); err != nil { // no gradients: nothing to do
+	if err := opt.Step(); err != nil { // without gradients Step does nothing
 		t.Fatal(err)
 	}
 	want(t, w, 1, -2)
@@ -75,11 +76,11 @@ func TestStep(t *testing.T) {
 	}
 	want(t, w, 0.25, -0.5)
 	if !w.RequiresGrad() {
-		t.Error("the parameter requires no gradients any more")
+		t.Error("the parameter no longer requires gradients")
 	}
 }
 
-func TestGradientsAddUpBeforeAStep(t *testing.T) {
+func TestGradientsAccumulateUntilStep(t *testing.T) {
 	w := leaf(t, 1)
 	opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125})
 	if err != nil {
@@ -93,7 +94,7 @@ func TestGradientsAddUpBeforeAStep(t *testing.T) {
 	want(t, w, 0.5)
 }
 
-func TestKeepGradientsLeavesThemAsTheyAre(t *testing.T) {
+func TestKeepGradientsLeavesThemUnchanged(t *testing.T) {
 	w := leaf(t, 1)
 	opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, WeightDecay: 1, Nesterov: true, KeepGradients: true})
 	if err != nil {
@@ -112,7 +113,7 @@ func TestKeepGradientsLeavesThemAsTheyAre(t *testing.T) {
 	}
 }
 
-func TestParameterThatJoinsLaterHasItsOwnFirstStep(t *testing.T) {
+func TestParameterWithALaterFirstGradientStartsItsOwnVelocity(t *testing.T) {
 	a, b := leaf(t, 8), leaf(t, 8)
 	opt, err := optim.NewSGD([]*torch.Tensor{a, b}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Dampening: 0.5})
 	if err != nil {
@@ -133,7 +134,7 @@ func TestParameterThatJoinsLaterHasItsOwnFirstStep(t *testing.T) {
 	want(t, b, 6)    // not dampened in its first step
 }
 
-func TestErrors(t *testing.T) {
+func TestInvalidParametersAndOptions(t *testing.T) {
 	w := leaf(t, 1)
 	constant, err := torch.FromFloat32s([]float32{1})
 	if err != nil {
@@ -158,9 +159,11 @@ func TestErrors(t *testing.T) {
 		{"Nesterov without momentum", ok, optim.SGDOptions{Nesterov: true}, "Nesterov"},
 		{"Nesterov with dampening", ok, optim.SGDOptions{Nesterov: true, Momentum: 0.5, Dampening: 0.1}, "Nesterov"},
 	} {
-		if _, err := optim.NewSGD(c.params, c.o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), c.text) {
-			t.Errorf("%s: %v", c.name, err)
-		}
+		t.Run(c.name, func(t *testing.T) {
+			if _, err := optim.NewSGD(c.params, c.o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), c.text) {
+				t.Error(err)
+			}
+		})
 	}
 	gone := leaf(t, 1)
 	opt, err := optim.NewSGD([]*torch.Tensor{w, gone}, optim.SGDOptions{})
@@ -178,81 +181,19 @@ func TestErrors(t *testing.T) {
 
 func TestStepLeavesNothingBehind(t *testing.T) {
 	w := leaf(t, 1, 2, 3)
-	for _, o := range []optim.SGDOptions{{}, {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true}, {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true, KeepGradients: true}} {
-		before := torch.LiveTensors()
-		opt, err := optim.NewSGD([]*torch.Tensor{w}, o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for range 100 {
-			turn(t, w)
-			if err := opt.Step(); err != nil {
-				t.Fatal(err)
-			}
-			if err := opt.ZeroGrad(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		kept := int64(0)
-		if o.Momentum != 0 {
-			kept = 1
-		}
-		if live := torch.LiveTensors() - before; live != kept {
-			t.Errorf("%+v: %d references, want %d", o, live, kept)
-		}
-		opt.Close()
-		if live := torch.LiveTensors() - before; live != 0 {
-			t.Errorf("%+v: %d references after Close", o, live)
-		}
-	}
-}
-
-func TestSetLRRefusesWhatIsNoRate(t *testing.T) {
-	w := leaf(t, 1)
-	for _, capturable := range []bool{false, true} {
-		opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.5, Capturable: capturable})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer opt.Close()
-		for _, lr := range []float64{math.NaN(), math.Inf(1), -0.1} {
-			if err := opt.SetLR(lr); !errors.Is(err, cuda.ErrInvalidArgument) || opt.LR() != 0.5 {
-				t.Errorf("%v: %v, and the rate is %v", lr, err, opt.LR())
-			}
-		}
-	}
-}
-
-// The fused operator computes what the plain steps do, for every option, also when a parameter
-// joins later and when the rate changes.
-func TestCapturableStepsAreTheSame(t *testing.T) {
-	for _, o := range []optim.SGDOptions{
-		{LR: 0.125},
-		{LR: 0.125, WeightDecay: 0.5},
-		{LR: 0.125, Momentum: 0.5},
-		{LR: 0.125, Momentum: 0.5, Dampening: 0.25, WeightDecay: 0.5},
-		{LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true},
-		{LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true, KeepGradients: true},
+	for name, o := range map[string]optim.SGDOptions{
+		"plain":          {},
+		"Nesterov":       {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true},
+		"keep gradients": {Momentum: 0.9, WeightDecay: 0.1, Nesterov: true, KeepGradients: true},
 	} {
-		run := func(capturable bool) [][]float32 {
-			o := o
-			o.Capturable = capturable
-			a, b := leaf(t, 8, -4, 2), leaf(t, 16)
-			opt, err := optim.NewSGD([]*torch.Tensor{a, b}, o)
+		t.Run(name, func(t *testing.T) {
+			before := torch.LiveTensors()
+			opt, err := optim.NewSGD([]*torch.Tensor{w}, o)
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer opt.Close()
-			for i := range 4 {
-				turn(t, a)
-				if i > 0 {
-					turn(t, b)
-				}
-				if i == 2 {
-					if err := opt.SetLR(0.0625); err != nil {
-						t.Fatal(err)
-					}
-				}
+			for range 100 {
+				turn(t, w)
 				if err := opt.Step(); err != nil {
 					t.Fatal(err)
 				}
@@ -260,100 +201,177 @@ func TestCapturableStepsAreTheSame(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			av, err := a.Float32s()
-			if err != nil {
-				t.Fatal(err)
+			kept := int64(0)
+			if o.Momentum != 0 {
+				kept = 1
 			}
-			bv, err := b.Float32s()
-			if err != nil {
-				t.Fatal(err)
+			if live := torch.LiveTensors() - before; live != kept {
+				t.Errorf("%d references, want %d", live, kept)
 			}
-			return [][]float32{av, bv}
-		}
-		plain, fused := run(false), run(true)
-		for i := range plain {
-			for j := range plain[i] {
-				if d := math.Abs(float64(plain[i][j] - fused[i][j])); d > 1e-5 {
-					t.Errorf("%+v: parameter %d is %v, and %v with Capturable", o, i, plain[i], fused[i])
-				}
+			opt.Close()
+			if live := torch.LiveTensors() - before; live != 0 {
+				t.Errorf("%d references after Close", live)
 			}
-		}
+		})
 	}
 }
 
-// A leaf that moves to the GPU (what nn.To does) takes its velocity and Capturable's rate along.
+func TestSetLRRejectsInvalidRates(t *testing.T) {
+	w := leaf(t, 1)
+	for _, capturable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("capturable=%v", capturable), func(t *testing.T) {
+			opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.5, Capturable: capturable})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			for _, lr := range []float64{math.NaN(), math.Inf(1), -0.1} {
+				if err := opt.SetLR(lr); !errors.Is(err, cuda.ErrInvalidArgument) || opt.LR() != 0.5 {
+					t.Errorf("%v: %v, and the rate is %v", lr, err, opt.LR())
+				}
+			}
+		})
+	}
+}
+
+// The fused operator computes the same as the plain steps, for every option, also when a parameter
+// gets its first gradient later and when the rate changes.
+func TestCapturableStepEqualsPlainStep(t *testing.T) {
+	for name, o := range map[string]optim.SGDOptions{
+		"plain":          {LR: 0.125},
+		"weight decay":   {LR: 0.125, WeightDecay: 0.5},
+		"momentum":       {LR: 0.125, Momentum: 0.5},
+		"dampening":      {LR: 0.125, Momentum: 0.5, Dampening: 0.25, WeightDecay: 0.5},
+		"Nesterov":       {LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true},
+		"keep gradients": {LR: 0.125, Momentum: 0.5, WeightDecay: 0.5, Nesterov: true, KeepGradients: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := func(capturable bool) [][]float32 {
+				o := o
+				o.Capturable = capturable
+				a, b := leaf(t, 8, -4, 2), leaf(t, 16)
+				opt, err := optim.NewSGD([]*torch.Tensor{a, b}, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				for i := range 4 {
+					turn(t, a)
+					if i > 0 {
+						turn(t, b)
+					}
+					if i == 2 {
+						if err := opt.SetLR(0.0625); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if err := opt.Step(); err != nil {
+						t.Fatal(err)
+					}
+					if err := opt.ZeroGrad(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				av, err := a.Float32s()
+				if err != nil {
+					t.Fatal(err)
+				}
+				bv, err := b.Float32s()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return [][]float32{av, bv}
+			}
+			plain, fused := run(false), run(true)
+			for i := range plain {
+				for j := range plain[i] {
+					if d := math.Abs(float64(plain[i][j] - fused[i][j])); d > 1e-5 {
+						t.Errorf("parameter %d is %v, and %v with Capturable", i, plain[i], fused[i])
+					}
+				}
+			}
+		})
+	}
+}
+
+// After a leaf moves to the GPU, as nn.To moves it, its velocity and Capturable's rate follow.
 func TestVelocitiesFollowParameters(t *testing.T) {
 	if cuda.DeviceCount() == 0 {
 		t.Skip("no GPU")
 	}
 	for _, capturable := range []bool{false, true} {
-		w := leaf(t, 8)
-		opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Capturable: capturable})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer opt.Close()
-		turn(t, w)
-		if err := opt.Step(); err != nil { // v = 16
-			t.Fatal(err)
-		}
-		moved := w.NoGrad().To(0)
-		if err := w.SetData(moved); err != nil {
-			t.Fatal(err)
-		}
-		moved.Close()
-		turn(t, w)
-		if err := opt.Step(); err != nil { // v = 8 + 12
-			t.Fatal(err)
-		}
-		want(t, w, 3.5)
+		t.Run(fmt.Sprintf("capturable=%v", capturable), func(t *testing.T) {
+			w := leaf(t, 8)
+			opt, err := optim.NewSGD([]*torch.Tensor{w}, optim.SGDOptions{LR: 0.125, Momentum: 0.5, Capturable: capturable})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			turn(t, w)
+			if err := opt.Step(); err != nil { // v = 16
+				t.Fatal(err)
+			}
+			moved := w.NoGrad().To(0)
+			if err := w.SetData(moved); err != nil {
+				t.Fatal(err)
+			}
+			moved.Close()
+			turn(t, w)
+			if err := opt.Step(); err != nil { // v = 8 + 12
+				t.Fatal(err)
+			}
+			want(t, w, 3.5)
+		})
 	}
 }
 
 func TestClipGradNorm(t *testing.T) {
 	for _, c := range []struct {
+		name           string
 		max, ord, norm float64
 		a, b           []float32
 	}{
-		{max: 13, norm: 13, a: []float32{3, 4}, b: []float32{12}},
-		{max: 6.5, norm: 13, a: []float32{1.5, 2}, b: []float32{6}},
-		{max: 100, norm: 13, a: []float32{3, 4}, b: []float32{12}},
-		{max: 9.5, ord: 1, norm: 19, a: []float32{1.5, 2}, b: []float32{6}},
-		{max: 6, ord: math.Inf(1), norm: 12, a: []float32{1.5, 2}, b: []float32{6}},
-		{max: 0, norm: 13, a: []float32{0, 0}, b: []float32{0}},
+		{name: "at the maximum", max: 13, norm: 13, a: []float32{3, 4}, b: []float32{12}},
+		{name: "over the maximum", max: 6.5, norm: 13, a: []float32{1.5, 2}, b: []float32{6}},
+		{name: "under the maximum", max: 100, norm: 13, a: []float32{3, 4}, b: []float32{12}},
+		{name: "norm 1", max: 9.5, ord: 1, norm: 19, a: []float32{1.5, 2}, b: []float32{6}},
+		{name: "norm infinity", max: 6, ord: math.Inf(1), norm: 12, a: []float32{1.5, 2}, b: []float32{6}},
+		{name: "maximum 0", max: 0, norm: 13, a: []float32{0, 0}, b: []float32{0}},
 	} {
-		a, still, b := leaf(t, 1.5, 2), leaf(t, 1), leaf(t, 6)
-		turn(t, a) // 3, 4
-		turn(t, b) // 12
-		before := torch.LiveTensors()
-		norm, err := optim.ClipGradNorm([]*torch.Tensor{a, still, b}, c.max, optim.ClipOptions{NormType: c.ord})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := norm.Float64()
-		if err != nil || math.Abs(got-c.norm) > 1e-5 {
-			t.Errorf("%+v: norm %v, %v", c, got, err)
-		}
-		norm.Close()
-		if live := torch.LiveTensors(); live != before {
-			t.Errorf("%d references left behind", live-before)
-		}
-		if still.Grad() != nil {
-			t.Error("a gradient came to be")
-		}
-		for p, want := range map[*torch.Tensor][]float32{a: c.a, b: c.b} {
-			g := p.Grad()
-			got, err := g.Float32s()
+		t.Run(c.name, func(t *testing.T) {
+			a, still, b := leaf(t, 1.5, 2), leaf(t, 1), leaf(t, 6)
+			turn(t, a) // 3, 4
+			turn(t, b) // 12
+			before := torch.LiveTensors()
+			norm, err := optim.ClipGradNorm([]*torch.Tensor{a, still, b}, c.max, optim.ClipOptions{NormType: c.ord})
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i := range want {
-				if math.Abs(float64(got[i]-want[i])) > 1e-5 {
-					t.Errorf("%+v: got %v, want %v", c, got, want)
-				}
+			got, err := norm.Float64()
+			if err != nil || math.Abs(got-c.norm) > 1e-5 {
+				t.Errorf("norm %v, %v", got, err)
 			}
-			g.Close()
-		}
+			norm.Close()
+			if live := torch.LiveTensors(); live != before {
+				t.Errorf("%d references left behind", live-before)
+			}
+			if still.Grad() != nil {
+				t.Error("a parameter without a gradient got one")
+			}
+			for p, want := range map[*torch.Tensor][]float32{a: c.a, b: c.b} {
+				g := p.Grad()
+				got, err := g.Float32s()
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i := range want {
+					if math.Abs(float64(got[i]-want[i])) > 1e-5 {
+						t.Errorf("got %v, want %v", got, want)
+					}
+				}
+				g.Close()
+			}
+		})
 	}
 	none, err := optim.ClipGradNorm([]*torch.Tensor{leaf(t, 1)}, 1, optim.ClipOptions{})
 	if err != nil {
@@ -361,13 +379,15 @@ func TestClipGradNorm(t *testing.T) {
 	}
 	defer none.Close()
 	if v, err := none.Float64(); err != nil || v != 0 {
-		t.Errorf("the norm of nothing is %v, %v", v, err)
+		t.Errorf("the norm without gradients is %v, %v", v, err)
 	}
 	w := leaf(t, 1)
 	for _, bad := range []struct{ max, ord float64 }{{-1, 2}, {math.NaN(), 2}, {1, -2}, {1, math.NaN()}} {
-		if _, err := optim.ClipGradNorm([]*torch.Tensor{w}, bad.max, optim.ClipOptions{NormType: bad.ord}); !errors.Is(err, cuda.ErrInvalidArgument) {
-			t.Errorf("%+v: %v", bad, err)
-		}
+		t.Run(fmt.Sprintf("max %v of norm %v", bad.max, bad.ord), func(t *testing.T) {
+			if _, err := optim.ClipGradNorm([]*torch.Tensor{w}, bad.max, optim.ClipOptions{NormType: bad.ord}); !errors.Is(err, cuda.ErrInvalidArgument) {
+				t.Error(err)
+			}
+		})
 	}
 	if _, err := optim.ClipGradNorm([]*torch.Tensor{w, nil}, 1, optim.ClipOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
 		t.Errorf("a nil parameter: %v", err)
