@@ -31,7 +31,7 @@ shim: setup ## build the C++ side: cshim/build/lib/libtorchstream.so
 .PHONY: demo
 demo: setup ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@cshim/setup/shim.sh cshim/build -- torchstream
-	@cshim/setup/demo.sh
+	@tools/demo.sh
 
 # The shim is no part of Go's test cache keys, hence -count=1.
 .PHONY: test
@@ -59,7 +59,7 @@ asan: setup ## the image part's tests with the address and undefined-behaviour s
 .PHONY: lint
 lint: shim ## formatting, go vet, staticcheck, the C header, exported symbols, import "C"
 	@cshim/setup/packages.sh lint
-	@cshim/setup/lint.sh
+	@tools/lint.sh
 
 .PHONY: generate
 generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml
@@ -76,11 +76,11 @@ bench-loader: shim ## the loader beside PyTorch, WebDataset, DALI, SPDL and tf.d
 
 .PHONY: gpu-bundle
 gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU machine without Go
-	@cshim/setup/gpu-bundle.sh
+	@tools/gpu-bundle.sh
 
 .PHONY: fuzz-bundle
 fuzz-bundle: shim ## one folder with all fuzzers and run.sh, for a larger machine without clang and Go
-	@cshim/setup/fuzz-bundle.sh
+	@tools/fuzz-bundle.sh
 
 .PHONY: fuzz
 fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, as many at a time as there are cores; findings in out/fuzz

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <functional>
 
-#include "error.h"
+#include "base/error.h"
 #include "image/entries.h"
 #include "image/jpeg.h"
 #include "image/resize.h"

@@ -26,7 +26,7 @@ func TestEdgesAreUpToDate(t *testing.T) {
 		pattern, want := filepath.Join("../..", e.folder, "*_test.go"), "func "+e.test+"(t *testing.T)"
 		if e.folder == "cshim" {
 			suite, name, _ := strings.Cut(e.test, ".")
-			pattern, want = "../../cshim/test/*_test.cc", "TEST("+suite+", "+name+")"
+			pattern, want = "../../cshim/test/*/*_test.cc", "TEST("+suite+", "+name+")"
 		}
 		files, err := filepath.Glob(pattern)
 		if err != nil {

@@ -210,7 +210,7 @@ func (m *mutator) add(name string, e edge, file string) error {
 	program := e.folder + "/" + filepath.Base(e.folder) + ".test"
 	if e.folder == "cshim" {
 		suite, name, _ := strings.Cut(e.test, ".")
-		sources, err := filepath.Glob(filepath.Join(m.root, "cshim", "test", "*_test.cc"))
+		sources, err := filepath.Glob(filepath.Join(m.root, "cshim", "test", "*", "*_test.cc"))
 		if err != nil {
 			return err
 		}
@@ -220,7 +220,7 @@ func (m *mutator) add(name string, e edge, file string) error {
 				return err
 			}
 			if strings.Contains(string(text), "TEST("+suite+", "+name+")") {
-				program = "shim/" + strings.TrimSuffix(filepath.Base(source), ".cc")
+				program = "shim/" + filepath.Base(filepath.Dir(source)) + "_" + strings.TrimSuffix(filepath.Base(source), ".cc")
 			}
 		}
 	}

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "error.h"
+#include "base/error.h"
 
 #if defined(__x86_64__)
 #define TS_HASWELL __attribute__((target("avx2,fma")))

@@ -26,9 +26,19 @@
 #include <cstdint>
 #include <vector>
 
-#include "image/jpeg_entropy.h"
-
 namespace ts::image {
+
+constexpr int kMostComponents = 3;
+
+// Where an MCU's bits begin, and what its DC differences are added to.
+struct EntryPoint {
+  uint32_t bit;  // from the scan's first byte, in the file's bits: stuffed bytes and markers count
+  int16_t dc[kMostComponents];
+};
+
+inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
+  return a.bit == b.bit && a.dc[0] == b.dc[0] && a.dc[1] == b.dc[1] && a.dc[2] == b.dc[2];
+}
 
 uint64_t xxh64(const uint8_t* data, size_t bytes, uint64_t seed);
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "base/error.h"
 #include "image/exif.h"
 #include "image/jpeg.h"
 #include "image/png.h"

@@ -11,7 +11,7 @@
 // After jpeglib.h, which it needs.
 #include <jerror.h>
 
-#include "error.h"
+#include "base/error.h"
 #include "image/entries.h"
 #include "image/jpeg_entropy.h"
 #include "image/jpeg_scan.h"

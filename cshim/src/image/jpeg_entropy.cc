@@ -4,8 +4,6 @@
 #include <array>
 #include <cstring>
 
-#include "image/entries.h"
-
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif

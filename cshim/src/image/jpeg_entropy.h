@@ -10,12 +10,12 @@
 #include <memory>
 #include <vector>
 
-#include "image/instructions.h"
+#include "base/instructions.h"
+#include "image/entries.h"
 
 namespace ts::image {
 
 constexpr int kMostBlocks = 10;  // of an MCU, by the standard
-constexpr int kMostComponents = 3;
 
 // As in the file: how many codes there are of each length from 1 to 16, and their symbols in order.
 struct HuffmanCode {
@@ -38,17 +38,6 @@ struct Scan {
   uint32_t restart_interval;  // in MCUs; 0: none
 };
 
-// Where an MCU's bits begin, and what its DC differences are added to.
-struct EntryPoint {
-  uint32_t bit;  // from the scan's first byte, in the file's bits: stuffed bytes and markers count
-  int16_t dc[kMostComponents];
-};
-
-inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
-  return a.bit == b.bit && a.dc[0] == b.dc[0] && a.dc[1] == b.dc[1] && a.dc[2] == b.dc[2];
-}
-
-class Entries;  // entries.h
 struct DcTable;
 struct AcTable;
 

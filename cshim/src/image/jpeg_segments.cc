@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string>
 
-#include "error.h"
+#include "base/error.h"
 #include "image/jpeg.h"
 
 namespace ts::image {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "error.h"
+#include "base/error.h"
 
 namespace ts::image {
 namespace {

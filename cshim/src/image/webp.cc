@@ -7,7 +7,7 @@
 #include <new>
 #include <string>
 
-#include "error.h"
+#include "base/error.h"
 
 namespace ts::image {
 namespace {

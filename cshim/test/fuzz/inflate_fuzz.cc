@@ -2,9 +2,9 @@
 // input, and from every checkpoint.
 #include <zlib.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "deflate/inflate.h"
 #include "fuzz.h"
-#include "image/inflate.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // libFuzzer: JPEGs, our entropy decoder and entry points against libjpeg-turbo alone.
 //
 // What is done with a file follows from a hash of it, so that any JPEG is a seed.
-#include "error.h"
+#include "base/error.h"
 #include "fuzz.h"
 #include "image/jpeg.h"
 

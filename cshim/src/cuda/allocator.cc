@@ -1,0 +1,294 @@
+#include "cuda/allocator.h"
+
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/MemPool.h>
+#include <c10/cuda/CUDAException.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "torchstream.h"
+
+namespace ts {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+struct Use {
+  c10::intrusive_ptr<c10::StorageImpl> storage;
+  c10::cuda::CUDAStream stream;
+};
+
+using UseKey = std::tuple<const c10::StorageImpl*, c10::DeviceIndex, c10::StreamId>;
+
+struct Pools {
+  // Held across calls of the allocator, which has locks of its own: never taken under those.
+  std::mutex mutex;
+  int in_use = 0;                     // begun and not ended
+  std::map<UseKey, Use> uses;         // to be recorded when that is 0
+  std::list<c10::MempoolId_t> ended;  // of which the allocator may hold memory for nobody
+  int ended_host = 0;                 // of which the allocator of pinned memory keeps a record
+};
+
+Pools& pools() {
+  static auto* all = new Pools;  // never destroyed: threads may outlive main
+  return *all;
+}
+
+thread_local int entered_here = 0;
+
+// What is allocated on a captured stream is the graph's, whatever its thread is inside.
+bool is_captured(cudaStream_t stream) {
+  if (!somebody_captures() || stream == nullptr) return false;
+  auto status = cudaStreamCaptureStatusNone;
+  C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+PrivatePool::PrivatePool(c10::DeviceIndex device)
+    : device_(device), id_{at::cuda::MemPool::graph_pool_handle()} {
+  allocator::createOrIncrefPool(device_, id());
+}
+
+PrivatePool::~PrivatePool() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::releasePool(device_, id());
+  all.ended.splice(all.ended.end(), id_);
+}
+
+void PrivatePool::begin(std::function<bool(cudaStream_t)> filter) {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::beginAllocateToPool(device_, id(), std::move(filter));
+  ++all.in_use;
+}
+
+void PrivatePool::end() {
+  Pools& all = pools();
+  std::map<UseKey, Use> uses;  // dropped after the lock: freed only now, if nobody else has them
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  allocator::endAllocateToPool(device_, id());
+  allocator::releasePool(device_, id());  // begin counted one more user
+  if (--all.in_use > 0) return;
+  uses.swap(all.uses);
+  for (const auto& [key, use] : uses) {
+    allocator::recordStream(use.storage->data_ptr(), use.stream);
+  }
+}
+
+void release_ended_pools() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) return;
+  // Those with live tensors stay on the list.
+  all.ended.remove_if([](const c10::MempoolId_t& id) {
+    allocator::emptyCache(id);
+    return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
+  });
+  // Each is walked through whenever pinned memory is looked up. To empty that cache costs the
+  // pinned memory that is free in it too, so it waits for some. Those with live memory go another
+  // time.
+  if (all.ended_host < 64) return;
+  at::getHostAllocator(at::kCUDA)->empty_cache();
+  all.ended_host = 0;
+}
+
+void note_ended_host_pool() noexcept {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  ++all.ended_host;
+}
+
+void empty_cache() {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) {
+    throw Failure(TS_ERROR_BUSY,
+                  "a thread is inside a memory pool (MemoryPool.Use), and the allocator gives "
+                  "nothing back meanwhile: call again when it has left");
+  }
+  allocator::emptyCache();
+  at::getHostAllocator(at::kCUDA)->empty_cache();
+  all.ended_host = 0;
+}
+
+void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream) {
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.in_use > 0) {
+    all.uses.try_emplace({storage.get(), stream.device_index(), stream.id()}, Use{storage, stream});
+  } else {
+    allocator::recordStream(storage->data_ptr(), stream);
+  }
+}
+
+bool inside_memory_pool() noexcept { return entered_here > 0; }
+
+}  // namespace ts
+
+struct ts_memory_pool {
+  explicit ts_memory_pool(int32_t device) : pool(static_cast<c10::DeviceIndex>(device)) {}
+
+  ts::PrivatePool pool;
+  std::mutex mutex;
+  uint64_t entered = 0;  // the number of the thread that allocates in it; 0: none
+};
+
+ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    *out = std::make_unique<ts_memory_pool>(device).release();
+  });
+}
+
+ts_error* ts_memory_pool_free(ts_memory_pool* pool) {
+  return ts::guard(__func__, [&] {
+    if (pool == nullptr) return;
+    ts::enter_thread();
+    {
+      const std::lock_guard<std::mutex> lock(pool->mutex);
+      ts::require(pool->entered == 0, "a thread is inside the memory pool: leave it first");
+    }
+    { const std::unique_ptr<ts_memory_pool> owned(pool); }
+    ts::release_ended_pools();
+  });
+}
+
+ts_error* ts_memory_pool_enter(ts_memory_pool* pool) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(pool != nullptr, "pool is NULL");
+    ts::refuse_in_capture("entering a memory pool");
+    const std::lock_guard<std::mutex> lock(pool->mutex);
+    ts::require(pool->entered == 0, "the memory pool is entered already: one thread at a time");
+    const uint64_t here = ts::thread_number;
+    pool->pool.begin([here](cudaStream_t stream) {
+      return ts::thread_number == here && !ts::is_captured(stream);
+    });
+    pool->entered = here;
+    ++ts::entered_here;
+  });
+}
+
+ts_error* ts_memory_pool_exit(ts_memory_pool* pool) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(pool != nullptr, "pool is NULL");
+    const std::lock_guard<std::mutex> lock(pool->mutex);
+    ts::require(pool->entered != 0, "the memory pool is not entered");
+    if (pool->entered != ts::thread_number) {
+      throw ts::Failure(TS_ERROR_WRONG_THREAD, "the memory pool was entered on another OS thread");
+    }
+    pool->entered = 0;
+    --ts::entered_here;
+    pool->pool.end();
+  });
+}
+
+ts_error* ts_memory_pool_bytes(ts_memory_pool* pool, int64_t* reserved, int64_t* allocated) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(pool != nullptr, "pool is NULL");
+    ts::require(reserved != nullptr && allocated != nullptr, "an output parameter is NULL");
+    int64_t held = 0;
+    int64_t live = 0;
+    const auto state = ts::allocator::snapshot(pool->pool.id(), /*include_traces=*/false);
+    for (const auto& segment : state.segments) {
+      held += static_cast<int64_t>(segment.total_size);
+      live += static_cast<int64_t>(segment.allocated_size);
+    }
+    *reserved = held;
+    *allocated = live;
+  });
+}
+
+ts_error* ts_device_memory(int32_t device, ts_memory_stats* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    const auto stats = ts::allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    {
+      ts::DeviceScope scope(device);
+      C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
+    }
+    ts_memory_stats result{};
+    result.allocated_bytes = stats.allocated_bytes[all].current;
+    result.peak_allocated_bytes = stats.allocated_bytes[all].peak;
+    result.reserved_bytes = stats.reserved_bytes[all].current;
+    result.peak_reserved_bytes = stats.reserved_bytes[all].peak;
+    result.free_bytes = static_cast<int64_t>(free_bytes);
+    result.total_bytes = static_cast<int64_t>(total_bytes);
+    *out = result;
+  });
+}
+
+ts_error* ts_device_allocator(int32_t device, ts_allocator_stats* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    const auto stats = ts::allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    ts_allocator_stats result{};
+    result.requested_bytes = stats.requested_bytes[all].current;
+    result.active_bytes = stats.active_bytes[all].current;
+    result.split_bytes = stats.inactive_split_bytes[all].current;
+    result.allocations = stats.allocation[all].current;
+    result.total_allocations = stats.allocation[all].allocated;
+    result.segments = stats.segment[all].current;
+    result.driver_allocations = stats.num_device_alloc;
+    result.driver_frees = stats.num_device_free;
+    result.retries = stats.num_alloc_retries;
+    result.out_of_memory = stats.num_ooms;
+    *out = result;
+  });
+}
+
+ts_error* ts_device_limit_memory(int32_t device, double fraction) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(device);
+    ts::require(fraction > 0 && fraction <= 1, "the fraction must be over 0 and at most 1");
+    ts::ensure_cuda();
+    ts::allocator::setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+  });
+}
+
+ts_error* ts_device_reset_peak(int32_t device) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(device);
+    ts::ensure_cuda();
+    ts::allocator::resetPeakStats(static_cast<c10::DeviceIndex>(device));
+  });
+}
+
+ts_error* ts_device_empty_cache(void) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_device(0);
+    ts::ensure_cuda();
+    ts::refuse_in_capture("giving memory back to the driver (EmptyCache)");
+    const auto turn = ts::wait_for_no_capture();
+    ts::empty_cache();
+  });
+}

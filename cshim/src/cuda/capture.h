@@ -1,0 +1,150 @@
+// The capture registry: whether a graph is being captured, by whom, and what every other part of
+// the shim may do meanwhile. At most one capture is under way in the process. The graph itself is
+// in graph.cc, which opens and closes the registry's one entry.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/intrusive_ptr.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/error.h"
+
+namespace ts {
+
+// Whether a capture is under way in the process. Everything here is behind this one load.
+extern std::atomic<bool> capture_under_way;
+inline bool somebody_captures() noexcept {
+  return __builtin_expect(capture_under_way.load(std::memory_order_acquire), 0);
+}
+
+// The number of the latest capture, from 1 on: that of the one under way, if somebody captures.
+extern std::atomic<uint64_t> captures_begun;
+inline uint64_t latest_capture() noexcept { return captures_begun.load(std::memory_order_acquire); }
+
+// A tensor from before the capture that the graph works on.
+struct Held {
+  at::Tensor tensor;
+  c10::intrusive_ptr<c10::StorageImpl> storage;  // the memory that the tensor had then
+  const void* data;
+  at::Tensor gradient;  // at the capture's end
+};
+
+// What a capture learns from all threads that take part in it. The registry's lock guards it from
+// open_capture to close_capture; it is constant afterwards, but for what its owner takes out.
+struct CaptureRecord {
+  explicit CaptureRecord(c10::cuda::CUDAStream on) : stream(on) {}
+  CaptureRecord(const CaptureRecord&) = delete;
+  CaptureRecord& operator=(const CaptureRecord&) = delete;
+
+  // Whether the stream takes part in this capture. Needs no lock.
+  bool has(cudaStream_t candidate) const;
+
+  const c10::cuda::CUDAStream stream;     // the capture's first one
+  std::atomic<unsigned long long> id{0};  // CUDA's number of the capture; 0 before its begin
+  std::vector<Held> held;
+  std::unordered_set<c10::TensorImpl*> known;  // the tensors of held
+  std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> made;
+  std::set<void*> streams;
+  bool gradients = false;
+  bool made_elsewhere = false;      // memory was made on another GPU
+  const char* broken_by = nullptr;  // the first call that broke the capture
+};
+
+// The right to capture, which one thread has at a time. Blocks until the capture under way ends.
+std::unique_lock<std::shared_mutex> take_capture_turn();
+
+// Makes the record, borrowed until close_capture, the capture under way, which the calling thread
+// makes. The caller has the turn.
+void open_capture(CaptureRecord& record);
+// Ends what other threads tell the record. On the thread that opened it; may be called twice.
+void close_capture() noexcept;
+
+// Whether the calling thread makes the capture under way.
+bool this_thread_captures() noexcept;
+
+// The capture that a stream takes part in, and CUDA's number of it.
+cudaStreamCaptureStatus capture_status(cudaStream_t stream, unsigned long long* id);
+
+// Whether what the calling thread enqueues on its current stream is captured.
+bool in_capture();
+// Whether what is enqueued on the stream is captured.
+bool in_capture(c10::cuda::CUDAStream stream);
+
+bool is_capturing(c10::cuda::CUDAStream stream);
+
+// INVALID_ARGUMENT while the stream is captured. CUDA refuses as well what cannot be captured, but
+// ends the capture with it.
+inline void require_no_capture(c10::cuda::CUDAStream stream) {
+  require(!is_capturing(stream), "the stream is being captured: nothing runs on it now");
+}
+
+// CAPTURE if the waiter is captured and the other stream is not, which would end the capture.
+void require_in_capture_of(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on);
+
+// CAPTURE if the thread captures, or its current stream is captured: for calls that make the host
+// wait for the device, or give memory back to the driver. CUDA refuses them too, but breaks the
+// capture with it, and does not say which call it was.
+void throw_if_in_capture(const char* what);
+inline void refuse_in_capture(const char* what) {
+  if (somebody_captures()) throw_if_in_capture(what);
+}
+
+// Tells the capture, if the stream is captured, that its graph works on the tensor's memory: the
+// graph keeps it alive, and is not replayed when the tensor has come to lie elsewhere.
+void hold_in_capture(const at::Tensor& tensor, c10::cuda::CUDAStream stream);
+void hold_in_capture(const at::Tensor& tensor);
+// Tells the capture that the memory was made in it.
+void made_in_capture(const at::Tensor& tensor);
+// The error of a capture that made memory on another GPU.
+[[noreturn]] void throw_made_elsewhere();
+// Tells the capture that it works on gradients.
+void gradients_in_capture();
+
+// Around a call that may break a capture: the first that throws and leaves the capture broken is
+// named in the error that ends it.
+class CaptureWatch {
+ public:
+  explicit CaptureWatch(const char* call)
+      : call_(somebody_captures() ? call : nullptr), exceptions_(std::uncaught_exceptions()) {}
+  ~CaptureWatch() {
+    if (call_ != nullptr && std::uncaught_exceptions() > exceptions_) blame();
+  }
+  CaptureWatch(const CaptureWatch&) = delete;
+  CaptureWatch& operator=(const CaptureWatch&) = delete;
+
+ private:
+  void blame() const noexcept;
+
+  const char* call_;
+  int exceptions_;
+};
+
+// Held by calls that CUDA refuses during any capture in the process, and breaks it for: waiting for
+// a whole device, and giving memory back to the driver. They wait for the capture's end, and a
+// capture for theirs.
+std::shared_lock<std::shared_mutex> wait_for_no_capture();
+
+// Held by an operator that draws random numbers while it runs outside of a capture. A capture takes
+// the generators for itself, and LibTorch refuses everybody else's numbers until its end: BUSY
+// then. Not a wait, since the capture may need what the caller holds.
+class RandomTurn {
+ public:
+  RandomTurn();
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
+};
+
+}  // namespace ts

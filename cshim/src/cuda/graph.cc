@@ -1,0 +1,534 @@
+// CUDA graphs: capture, memory, random numbers, replay.
+//
+// The capture is our own, over cudaStreamBeginCapture and the caching allocators' private pools.
+// at::cuda::CUDAGraph leaves the allocator and the generator in the capture when the capture fails,
+// writes the generator's device state on the capturing stream (beside replays that read it), and
+// fills that state at every replay, random numbers or not.
+#include <ATen/Context.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/AllocatorConfig.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <type_traits>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/allocator.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "cuda/same_stream.h"
+#include "cuda/storage.h"
+#include "cuda/stream.h"
+
+namespace ts {
+
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+using c10::cuda::CUDAStream;
+
+// Puts what follows it on a stream in order with what ran before it on others.
+class Order {
+ public:
+  Order() = default;
+  ~Order() {
+    if (event_ != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event_));
+  }
+  Order(const Order&) = delete;
+  Order& operator=(const Order&) = delete;
+
+  void before(CUDAStream stream) {
+    if (last_.has_value() && !same_stream(*last_, stream)) {
+      C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, cudaEventWaitDefault));
+    }
+  }
+  void after(CUDAStream stream) {
+    if (event_ == nullptr) {
+      C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    }
+    C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
+    last_ = stream;
+  }
+  // The stream of the latest of them, unless that is done, or the device is lost.
+  std::optional<CUDAStream> unfinished() const {
+    if (!last_.has_value()) return std::nullopt;
+    // Asking for an event from before a capture does it no harm, wherever it is on this thread.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaSuccess) return std::nullopt;
+    C10_CUDA_CLEAR_ERROR();
+    return status == cudaErrorNotReady ? last_ : std::nullopt;
+  }
+  void wait() const {
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    C10_CUDA_CHECK(cudaEventSynchronize(event_));
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+  std::optional<CUDAStream> last_;
+};
+
+// The allocators' private memory of one graph, or of several that share it.
+class Pool {
+ public:
+  explicit Pool(c10::DeviceIndex device) : memory(device) {}
+  ~Pool() {
+    const bool used = host_uses_ > 0;
+    for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(memory.id());
+    if (used) note_ended_host_pool();
+  }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  // Pinned memory on streams that the filter accepts comes from the pool. Each begin counts as one
+  // more user of it until the pool's end, since copies in the graph may read it at every replay.
+  template <typename Filter>
+  void begin_host(Filter&& of_capture) {
+    at::getHostAllocator(at::kCUDA)->begin_allocate_to_pool(memory.id(), of_capture);
+    ++host_uses_;
+  }
+  void end_host() { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(memory.id()); }
+
+  PrivatePool memory;
+  // Replays of the pool's graphs use the same memory: they run one after the other.
+  std::mutex mutex;
+  Order order;  // guarded by mutex
+
+ private:
+  int host_uses_ = 0;
+};
+
+// The random numbers of a device's graphs. Captured kernels read seed and offset from device memory
+// that belongs to the device's default generator.
+class Randomness {
+ public:
+  static Randomness& of(c10::DeviceIndex device) {
+    static auto* all = new std::array<std::unique_ptr<Randomness>, C10_COMPILE_TIME_MAX_GPUS>;
+    static auto* mutex = new std::mutex;  // neither destroyed: threads may outlive main
+    const std::lock_guard<std::mutex> lock(*mutex);
+    auto& mine = (*all)[static_cast<size_t>(device)];
+    if (mine == nullptr) mine = std::make_unique<Randomness>(device);
+    return *mine;
+  }
+
+  explicit Randomness(c10::DeviceIndex device)
+      : generator_(at::cuda::detail::getDefaultCUDAGenerator(device)) {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device));
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    // A registration that stays for good, so that the state's memory does.
+    generator_.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
+    state_ = anchor_.state();
+    // Side by side, for one copy a replay.
+    inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device));
+    state_->seed_extragraph_ = inputs_.narrow(0, 0, 1);
+    state_->offset_extragraph_ = inputs_.narrow(0, 1, 1);
+  }
+
+  void begin() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_->capturing_ = true;
+    state_->offset_intragraph_ = 0;
+  }
+  // Returns how far a replay moves the generator.
+  uint64_t end() {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    state_->capturing_ = false;
+    return (state_->offset_intragraph_ + 3) / 4 * 4;
+  }
+  // Runs launch with the generator's numbers, and moves it on.
+  template <typename Launch>
+  void draw(CUDAStream stream, uint64_t increment, Launch&& launch) {
+    const std::lock_guard<std::mutex> lock(generator_.mutex());
+    const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
+    order_.before(stream);  // the replay before this one reads what is written here
+    // From pageable memory: the driver has taken the 16 bytes when this returns.
+    C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
+                                   cudaMemcpyHostToDevice, stream.stream()));
+    launch();
+    state_->philox_offset_per_thread_ += increment;
+    order_.after(stream);
+  }
+
+ private:
+  struct Anchor : at::cuda::CUDAGraph {
+    c10::intrusive_ptr<at::CUDAGeneratorState> state() const {
+      return captured_generator_states_.begin()->first;
+    }
+  };
+
+  at::Generator generator_;
+  Anchor anchor_;
+  c10::intrusive_ptr<at::CUDAGeneratorState> state_;
+  at::Tensor inputs_;
+  Order order_;  // guarded by the generator's mutex
+};
+
+// cuBLAS' workspaces belong to a thread's handle and a stream, for good. What a captured kernel
+// uses must be the graph's: moved out of LibTorch's table, so that nobody uses it beside a replay.
+void take_workspaces(at::cuda::WorkspaceMapWithMutex& all, const std::set<void*>& streams,
+                     std::vector<at::DataPtr>& out) {
+  const std::unique_lock<std::shared_mutex> lock(all.mutex);
+  for (auto it = all.map.begin(); it != all.map.end();) {
+    if (streams.count(std::get<1>(it->first)) == 0) {
+      ++it;
+      continue;
+    }
+    out.push_back(std::move(it->second));
+    it = all.map.erase(it);
+  }
+}
+
+class Capture;
+
+}  // namespace
+}  // namespace ts
+
+struct ts_graph {
+  ts_graph(c10::cuda::CUDAStream on, std::shared_ptr<ts::Pool> memory)
+      : record(on), pool(std::move(memory)) {}
+  ~ts_graph();
+  ts_graph(const ts_graph&) = delete;
+  ts_graph& operator=(const ts_graph&) = delete;
+
+  void begin(std::unique_lock<std::shared_mutex> turn);
+  void end();
+  void replay(c10::cuda::CUDAStream on);
+  void check_held() const;
+  void keep_for_replays();
+  void require_thread() const;
+
+  ts::CaptureRecord record;
+  const uint64_t thread = ts::thread_number;  // the thread that captures, or captured
+  std::shared_ptr<ts::Pool> pool;
+  std::unique_ptr<ts::Capture> capture;  // while it lasts
+  cudaGraphExec_t exec = nullptr;
+  int64_t nodes = 0;
+  uint64_t random_increment = 0;
+  std::vector<at::DataPtr> workspaces;
+};
+
+namespace ts {
+namespace {
+
+// From cudaStreamBeginCapture to cudaStreamEndCapture, with all that LibTorch has to be told. Made,
+// started, ended and destroyed on one thread; if it was not ended before, what was captured is
+// thrown away.
+class Capture {
+ public:
+  Capture(ts_graph& graph, std::unique_lock<std::shared_mutex> turn)
+      : graph_(graph), turn_(std::move(turn)), memory_(*this), host_(*this), numbers_(*this) {}
+  ~Capture() {
+    cudaGraph_t captured = nullptr;
+    end(&captured);
+    if (captured != nullptr) C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(captured));
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  // After graph.capture is this object, where other threads look for it from now on.
+  void start() {
+    cudaStream_t stream = graph_.record.stream.stream();
+    C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    begun_ = true;
+    unsigned long long id = 0;
+    capture_status(stream, &id);
+    graph_.record.id.store(id, std::memory_order_release);
+    open_capture(graph_.record);
+  }
+
+  cudaError_t end(cudaGraph_t* out) noexcept {
+    if (!begun_) return cudaSuccess;
+    begun_ = false;
+    close_capture();
+    const cudaError_t status = cudaStreamEndCapture(graph_.record.stream.stream(), out);
+    if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
+    return status;
+  }
+
+  // The turn, which otherwise ends with this object: until it is given up no other capture begins.
+  std::unique_lock<std::shared_mutex> take_turn() noexcept { return std::move(turn_); }
+
+ private:
+  struct Memory {
+    explicit Memory(Capture& c) : pool(c.graph_.pool->memory) {
+      release_ended_pools();  // from now on the allocator gives nothing back to make room
+      pool.begin([&c](cudaStream_t stream) { return c.graph_.record.has(stream); });
+    }
+    ~Memory() { pool.end(); }
+    PrivatePool& pool;
+  };
+  struct HostMemory {
+    explicit HostMemory(Capture& c) : pool(*c.graph_.pool) {
+      pool.begin_host([&c](c10::Stream stream) {
+        return c.graph_.record.has(CUDAStream(CUDAStream::UNCHECKED, stream).stream());
+      });
+    }
+    ~HostMemory() { pool.end_host(); }
+    Pool& pool;
+  };
+  struct Numbers {
+    explicit Numbers(Capture& c) : graph(c.graph_) { randomness().begin(); }
+    ~Numbers() { graph.random_increment = randomness().end(); }
+    Randomness& randomness() const { return Randomness::of(graph.record.stream.device_index()); }
+    ts_graph& graph;
+  };
+
+  ts_graph& graph_;
+  std::unique_lock<std::shared_mutex> turn_;
+  bool begun_ = false;
+  Memory memory_;
+  HostMemory host_;
+  Numbers numbers_;
+};
+
+// What ended a capture, as words.
+std::string broken_text(const ts_graph& graph, cudaError_t status) {
+  switch (status) {
+    case cudaErrorStreamCaptureUnjoined:
+      return "work was forked to another stream and not joined before the end: Join every stream "
+             "that was forked";
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureUnsupported:
+      if (graph.record.broken_by != nullptr) {
+        return std::string("it was broken by ") + graph.record.broken_by +
+               ", which cannot be captured: take it out of the captured function, or run the "
+               "function once on this thread and stream before";
+      }
+      return "it was broken by a call that cannot be captured";
+    default:
+      return cudaGetErrorString(status);
+  }
+}
+
+std::string text_of(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
+  return text.str();
+}
+
+}  // namespace
+
+}  // namespace ts
+
+void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
+  // Made now: a first use of cuBLAS on this thread would break the capture.
+  at::cuda::getCurrentCUDABlasHandle();
+  at::cuda::getCurrentCUDABlasLtHandle();
+  record.streams.insert(record.stream.stream());
+  std::vector<at::DataPtr> earlier;  // of what ran on the stream before: freed in its order
+  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, earlier);
+  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, earlier);
+  earlier.clear();
+  ts::Randomness::of(record.stream.device_index());  // allocates, the first time
+  capture = std::make_unique<ts::Capture>(*this, std::move(turn));
+  capture->start();
+}
+
+void ts_graph::end() {
+  ts::close_capture();
+  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, workspaces);
+  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, workspaces);
+  cudaGraph_t captured = nullptr;
+  const cudaError_t status = capture->end(&captured);
+  const auto turn = capture->take_turn();  // the stream is needed once more, for the upload
+  capture.reset();
+  record.made.clear();
+  record.known.clear();
+  const auto destroy = [](cudaGraph_t graph) { C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(graph)); };
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(destroy)> owned(captured,
+                                                                                     destroy);
+  if (status != cudaSuccess || captured == nullptr) {
+    throw ts::Failure(TS_ERROR_CAPTURE, ts::broken_text(*this, status));
+  }
+  if (record.made_elsewhere) ts::throw_made_elsewhere();
+  size_t count = 0;
+  C10_CUDA_CHECK(cudaGraphGetNodes(captured, nullptr, &count));
+  if (count == 0) {
+    throw ts::Failure(TS_ERROR_CAPTURE,
+                      "nothing was enqueued on the captured stream: was the work on another "
+                      "stream or device?");
+  }
+  nodes = static_cast<int64_t>(count);
+  C10_CUDA_CHECK(cudaGraphInstantiateWithFlags(
+      &exec, captured,
+      cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
+  C10_CUDA_CHECK(cudaGraphUpload(exec, record.stream.stream()));
+  if (!record.gradients) return;
+  for (ts::Held& each : record.held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
+}
+
+void ts_graph::require_thread() const {
+  if (thread != ts::thread_number) {
+    throw ts::Failure(TS_ERROR_WRONG_THREAD,
+                      "the capture was begun on another OS thread, and ends on that one");
+  }
+}
+
+void ts_graph::check_held() const {
+  for (size_t i = 0; i < record.held.size(); ++i) {
+    const ts::Held& each = record.held[i];
+    const c10::TensorImpl* impl = each.tensor.unsafeGetTensorImpl();
+    if (impl->storage().unsafeGetStorageImpl() != each.storage.get() ||
+        each.tensor.const_data_ptr() != each.data) {
+      throw ts::Failure(TS_ERROR_STALE, "operand " + std::to_string(i + 1) + " of the graph, " +
+                                            ts::text_of(each.tensor) +
+                                            ", was given other memory since the capture: capture "
+                                            "again, or copy into the memory that it had");
+    }
+    if (record.gradients && !each.gradient.is_same(impl->grad())) {
+      throw ts::Failure(
+          TS_ERROR_STALE,
+          "the gradient of operand " + std::to_string(i + 1) + " of the graph, " +
+              ts::text_of(each.tensor) + ", " +
+              (each.gradient.defined() ? "was dropped or replaced" : "has come to be") +
+              " since the capture: the graph works on the gradients as they were at "
+              "its end; zero them in place, or capture again");
+    }
+  }
+}
+
+void ts_graph::replay(c10::cuda::CUDAStream on) {
+  check_held();
+  const ts::DeviceScope scope(on.device_index());
+  const std::lock_guard<std::mutex> lock(pool->mutex);
+  pool->order.before(on);
+  const auto launch = [&] { C10_CUDA_CHECK(cudaGraphLaunch(exec, on.stream())); };
+  if (random_increment == 0) {
+    launch();
+  } else {
+    ts::Randomness::of(on.device_index()).draw(on, random_increment, launch);
+  }
+  pool->order.after(on);
+}
+
+// CUDA keeps an executable graph until its replays are done. The memory that only this graph holds
+// is ours to keep until then; but for its pool's: that goes back to the driver by cudaFree, which
+// waits for the device.
+void ts_graph::keep_for_replays() {
+  std::optional<c10::cuda::CUDAStream> last;
+  {
+    const std::lock_guard<std::mutex> lock(pool->mutex);
+    last = pool->order.unfinished();
+    // Expandable segments are unmapped after a wait for the stream of the capture alone.
+    if (last.has_value() &&
+        c10::CachingAllocator::AcceleratorAllocatorConfig::use_expandable_segments()) {
+      pool->order.wait();
+      return;
+    }
+  }
+  if (!last.has_value()) return;
+  // Who else holds the memory cannot be told from counts, which views and gradients share.
+  for (const ts::Held& each : record.held) {
+    ts::record_use(each.storage, *last);
+    if (each.gradient.defined() && each.gradient.is_cuda() && each.gradient.has_storage()) {
+      ts::record_use(ts::storage_of(each.gradient), *last);
+    }
+  }
+  for (at::DataPtr& each : workspaces) {
+    if (each.get() == nullptr) continue;
+    ts::record_use(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                         std::move(each), nullptr, false),
+                   *last);
+  }
+  workspaces.clear();
+}
+
+ts_graph::~ts_graph() {
+  capture.reset();
+  if (exec == nullptr) return;
+  auto mode = cudaStreamCaptureModeRelaxed;  // this thread may be capturing
+  C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
+  C10_CUDA_IGNORE_ERROR(cudaGraphExecDestroy(exec));
+  C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
+}
+
+ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto on = ts::checked_stream(stream);
+    ts::require(on.stream() != nullptr, "the default stream cannot be captured");
+    if (ts::this_thread_captures()) {
+      throw ts::Failure(TS_ERROR_CAPTURE, "this thread captures already: captures do not nest");
+    }
+    if (ts::inside_memory_pool()) {
+      throw ts::Failure(TS_ERROR_CAPTURE,
+                        "this thread is inside a memory pool (MemoryPool.Use): a graph has memory "
+                        "of its own, leave the pool before the capture");
+    }
+    const auto device = on.device_index();
+    ts::require(c10::cuda::current_device() == device &&
+                    ts::same_stream(c10::cuda::getCurrentCUDAStream(device), on),
+                "the stream must be current on the calling thread");
+    ts::require(share == nullptr ||
+                    (share->exec != nullptr && share->record.stream.device_index() == device),
+                "the graph to share memory with is not captured, or on another device");
+    ts::ensure_cuda();
+    auto graph = std::make_unique<ts_graph>(
+        on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
+    std::unique_lock<std::shared_mutex> turn = ts::take_capture_turn();
+    ts::require_no_capture(on);  // not of this library: that would have the turn
+    unsigned flags = 0;
+    C10_CUDA_CHECK(cudaStreamGetFlags(on.stream(), &flags));
+    ts::require((flags & cudaStreamNonBlocking) != 0,
+                "the stream was made without cudaStreamNonBlocking: a capture on it would break at "
+                "any use of a default stream");
+    graph->begin(std::move(turn));
+    *out = graph.release();
+  });
+}
+
+ts_error* ts_graph_end(ts_graph* graph) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->capture != nullptr, "the graph is not being captured");
+    graph->require_thread();
+    graph->end();
+  });
+}
+
+ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->exec != nullptr, "the graph is not captured");
+    const auto on = ts::checked_stream(stream);
+    ts::require(on.device_index() == graph->record.stream.device_index(),
+                "the graph was captured on another device than the stream's");
+    if (ts::somebody_captures() && ts::is_capturing(on)) {
+      throw ts::Failure(TS_ERROR_CAPTURE, "a replay cannot be captured into another graph");
+    }
+    graph->replay(on);
+  });
+}
+
+int64_t ts_graph_nodes(const ts_graph* graph) { return graph == nullptr ? 0 : graph->nodes; }
+
+ts_error* ts_graph_free(ts_graph* graph) {
+  return ts::guard(__func__, [&] {
+    if (graph == nullptr) return;
+    ts::enter_thread();
+    if (graph->capture != nullptr) graph->require_thread();
+    if (graph->exec != nullptr) graph->keep_for_replays();
+    const std::unique_ptr<ts_graph> owned(graph);
+  });
+}

@@ -1,0 +1,109 @@
+// Pinned host memory straight from the driver: LibTorch's own allocator rounds up to a power of two
+// and polls CUDA events when it allocates.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "torchstream.h"
+
+struct ts_pinned {
+  uint8_t* data;
+  size_t size;
+  bool registered;  // the memory is somebody else's
+};
+
+namespace {
+
+std::atomic<int64_t> bytes_live{0};
+
+// A device whose context is there already: pinning on any other would make one, which takes
+// hundreds of megabytes of that device. Portable memory serves all devices anyway.
+int32_t device_for_pinning() {
+  return c10::cuda::getDeviceIndexWithPrimaryContext().value_or(c10::cuda::current_device());
+}
+
+}  // namespace
+
+ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(bytes > 0, "pinned memory of 0 bytes");
+    ts::require_device(0);
+    ts::refuse_in_capture("pinning memory");
+    // LibTorch takes no memory for pinned before its CUDA side is up.
+    ts::ensure_cuda();
+    const ts::DeviceScope scope(device_for_pinning());
+    auto pinned = std::make_unique<ts_pinned>();
+    void* data = nullptr;
+    const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
+    if (status == cudaErrorMemoryAllocation) {
+      C10_CUDA_CLEAR_ERROR();
+      throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
+                        "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
+    }
+    C10_CUDA_CHECK(status);
+    std::memset(data, 0, bytes);
+    pinned->data = static_cast<uint8_t*>(data);
+    pinned->size = bytes;
+    pinned->registered = false;
+    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    *out = pinned.release();
+  });
+}
+
+ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::require(data != nullptr && bytes > 0, "pinned memory of 0 bytes");
+    ts::require_device(0);
+    ts::refuse_in_capture("pinning memory");
+    ts::ensure_cuda();
+    const ts::DeviceScope scope(device_for_pinning());
+    auto pinned = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
+    const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
+    if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
+    if (status == cudaErrorMemoryAllocation) {
+      throw ts::Failure(TS_ERROR_OUT_OF_MEMORY,
+                        "the driver cannot pin " + std::to_string(bytes) + " bytes of host memory");
+    }
+    ts::require(status != cudaErrorHostMemoryAlreadyRegistered,
+                "a part of the memory is pinned already");
+    ts::require(status != cudaErrorInvalidValue,
+                "the driver cannot pin this memory: it is not mapped, or a file's and read-only");
+    C10_CUDA_CHECK(status);
+    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+    *out = pinned.release();
+  });
+}
+
+uint8_t* ts_pinned_data(const ts_pinned* pinned) {
+  return pinned == nullptr ? nullptr : pinned->data;
+}
+
+size_t ts_pinned_size(const ts_pinned* pinned) { return pinned == nullptr ? 0 : pinned->size; }
+
+ts_error* ts_pinned_free(ts_pinned* pinned) {
+  return ts::guard(__func__, [&] {
+    if (pinned == nullptr) return;
+    ts::enter_thread();
+    const std::unique_ptr<ts_pinned> owned(pinned);
+    bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
+    const ts::DeviceScope scope(device_for_pinning());
+    // A thread that captures may free: it is no part of the capture, and taken ownership of.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    C10_CUDA_CHECK(owned->registered ? cudaHostUnregister(owned->data) : cudaFreeHost(owned->data));
+  });
+}
+
+int64_t ts_pinned_bytes_live(void) { return bytes_live.load(std::memory_order_relaxed); }

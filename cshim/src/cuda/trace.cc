@@ -1,0 +1,246 @@
+// Recording what ran when, with LibTorch's profiler: operators by its observers, the GPU's work and
+// the CUDA calls through Kineto and CUPTI.
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <kineto/libkineto.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "base/thread_id.h"
+#include "cuda/device.h"
+#include "cuda/nvtx.h"
+#include "cuda/stream.h"
+#include "torchstream.h"
+
+namespace profiler = torch::autograd::profiler;
+namespace impl = torch::profiler::impl;
+
+struct ts_trace {
+  std::vector<ts_trace_event> events;
+  std::vector<std::string> texts;
+  std::vector<const char*> names;
+};
+
+namespace ts {
+namespace {
+
+// There is one recording at a time, since CUPTI and LibTorch's global observers are the process's.
+struct Recorder {
+  std::mutex mutex;  // start and stop, one after the other
+  bool running = false;
+};
+
+Recorder& recorder() {
+  static auto* instance = new Recorder;  // never destroyed: threads may outlive main
+  return *instance;
+}
+
+std::optional<int32_t> kind_of(uint8_t activity) {
+  using libkineto::ActivityType;
+  switch (static_cast<ActivityType>(activity)) {
+    case ActivityType::CPU_OP:
+      return TS_TRACE_OPERATOR;
+    case ActivityType::USER_ANNOTATION:
+      return TS_TRACE_RANGE;
+    case ActivityType::GPU_MEMCPY:
+      return TS_TRACE_MEMCPY;
+    case ActivityType::GPU_MEMSET:
+      return TS_TRACE_MEMSET;
+    case ActivityType::CONCURRENT_KERNEL:
+      return TS_TRACE_KERNEL;
+    case ActivityType::CUDA_RUNTIME:
+    case ActivityType::CUDA_DRIVER:
+      return TS_TRACE_RUNTIME;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool on_device(int32_t kind) {
+  return kind == TS_TRACE_KERNEL || kind == TS_TRACE_MEMCPY || kind == TS_TRACE_MEMSET;
+}
+
+// Kineto gives the size of a copy only as text: `"bytes": 67108864`.
+int64_t bytes_in(const std::string& metadata) {
+  static constexpr char key[] = "\"bytes\":";
+  const size_t at = metadata.find(key);
+  if (at == std::string::npos) return -1;
+  return std::strtoll(metadata.c_str() + at + sizeof key - 1, nullptr, 10);
+}
+
+class Names {
+ public:
+  explicit Names(std::vector<std::string>& texts) : texts_(texts) {}
+  int32_t operator()(std::string name) {
+    const auto [at, added] = index_.emplace(std::move(name), static_cast<int32_t>(texts_.size()));
+    if (added) texts_.push_back(at->first);
+    return at->second;
+  }
+
+ private:
+  std::vector<std::string>& texts_;
+  std::unordered_map<std::string, int32_t> index_;
+};
+
+impl::ProfilerConfig config(bool shapes) {
+  impl::ExperimentalConfig more;
+  more.profile_all_threads = true;           // goroutines call on any thread
+  more.expose_kineto_event_metadata = true;  // the bytes of copies
+  return impl::ProfilerConfig(impl::ProfilerState::KINETO, shapes, /*profile_memory=*/false,
+                              /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
+                              more);
+}
+
+// Makes the profiler, the first time, and keeps it from writing to stderr what is no error here.
+void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityType>& activities) {
+  // LibTorch has registered itself with Kineto on the thread that loaded it, and Kineto wants the
+  // profiler to be made on the same one. It is the last to register that counts.
+  auto& api = libkineto::api();
+  if (!api.isProfilerRegistered() && api.client() != nullptr) api.registerClient(api.client());
+  profiler::prepareProfiler(config, activities);
+  // Without a GPU it says that it found none. (Its own call for the level of its messages, in
+  // kineto/LoggingAPI.h, is not exported.) With one it stays as it is: what it has to say then,
+  // that CUPTI may not be used for example, explains why nothing is recorded.
+  if (device_count() > 0 || std::getenv("KINETO_LOG_LEVEL") != nullptr) return;
+  constexpr int none = 99;
+  auto* level =
+      static_cast<std::atomic<int>*>(dlsym(RTLD_DEFAULT, "_ZN9libkineto6Logger14severityLevel_E"));
+  if (level != nullptr) level->store(none);
+}
+
+}  // namespace
+
+}  // namespace ts
+
+ts_error* ts_trace_lane(ts_stream stream, int64_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto on = ts::checked_stream(stream);
+    const ts::DeviceScope scope(stream.device);
+    // CUPTI is in the process, since LibTorch is linked with it; its headers are not needed for one
+    // function. It knows the default stream, NULL, only together with its context.
+    using GetContext = int(void** context);
+    using GetStreamId = int(void* context, cudaStream_t stream, uint8_t per_thread, uint32_t* id);
+    void* get_context = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &get_context, 12000,
+                                                    cudaEnableDefault, &found));
+    auto* get_id = reinterpret_cast<GetStreamId*>(dlsym(RTLD_DEFAULT, "cuptiGetStreamIdEx"));
+    if (get_context == nullptr || get_id == nullptr) {
+      throw ts::Failure(TS_ERROR_INTERNAL, "the driver or CUPTI lacks a function");
+    }
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
+    C10_CUDA_CHECK(cudaFree(nullptr));  // makes the device's context, if there is none yet
+    void* context = nullptr;
+    uint32_t id = 0;
+    const int no_context = reinterpret_cast<GetContext*>(get_context)(&context);
+    const int no_id = no_context != 0 ? 0 : get_id(context, on.stream(), 0, &id);
+    if (no_context != 0 || no_id != 0) {
+      throw ts::Failure(TS_ERROR_CUDA, "the stream has no number: cuCtxGetCurrent " +
+                                           std::to_string(no_context) + ", cuptiGetStreamIdEx " +
+                                           std::to_string(no_id));
+    }
+    *out = id;
+  });
+}
+
+ts_error* ts_trace_start(int32_t flags) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require((flags & ~(TS_TRACE_NO_OPERATORS)) == 0, "unknown trace flag");
+    ts::Recorder& all = ts::recorder();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (all.running) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        "something is being recorded already: one recording at a time, stop it "
+                        "first");
+    }
+    std::set<impl::ActivityType> activities;
+    if (ts::device_count() > 0) {
+      ts::ensure_cuda();
+      activities.insert(impl::ActivityType::CUDA);
+    }
+    const bool operators = (flags & TS_TRACE_NO_OPERATORS) == 0;
+    if (operators || activities.empty()) activities.insert(impl::ActivityType::CPU);
+    const auto config = ts::config(/*shapes=*/false);
+    ts::prepare(config, activities);
+    profiler::enableProfiler(config, activities, {});
+    ts::start_range_log();
+    all.running = true;
+  });
+}
+
+ts_error* ts_trace_stop(ts_trace** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    ts::Recorder& all = ts::recorder();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    ts::require(all.running, "nothing is being recorded");
+    all.running = false;
+    const auto ranges = ts::stop_range_log();
+    const auto result = profiler::disableProfiler();
+
+    auto trace = std::make_unique<ts_trace>();
+    ts::Names names(trace->texts);
+    trace->events.reserve(result->events().size() + ranges.size());
+    for (const auto& from : result->events()) {
+      const auto kind = ts::kind_of(from.activityType());
+      if (!kind) continue;
+      const bool device = ts::on_device(*kind);
+      ts_trace_event event{};
+      event.start_ns = static_cast<int64_t>(from.startNs());
+      event.duration_ns = static_cast<int64_t>(from.durationNs());
+      event.bytes = device && *kind != TS_TRACE_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
+      event.correlation = static_cast<int64_t>(from.correlationId());
+      event.lane = from.deviceResourceId();
+      if (*kind == TS_TRACE_RUNTIME) event.lane = ts::thread_id_of(event.lane);
+      event.device = device ? from.deviceIndex() : TS_DEVICE_CPU;
+      event.kind = *kind;
+      event.name = names(from.name());
+      trace->events.push_back(event);
+    }
+    for (const auto& range : ranges) {
+      ts_trace_event event{};
+      event.start_ns = range.start_ns;  // the clock that Kineto turns its own times into
+      event.duration_ns = range.end_ns - range.start_ns;
+      event.bytes = -1;
+      event.lane = range.start_thread;
+      event.device = TS_DEVICE_CPU;
+      event.kind = TS_TRACE_RANGE;
+      event.name = names(range.name);
+      trace->events.push_back(event);
+    }
+    for (const auto& text : trace->texts) trace->names.push_back(text.c_str());
+    *out = trace.release();
+  });
+}
+
+const ts_trace_event* ts_trace_events(const ts_trace* trace) {
+  return trace == nullptr ? nullptr : trace->events.data();
+}
+int64_t ts_trace_event_count(const ts_trace* trace) {
+  return trace == nullptr ? 0 : static_cast<int64_t>(trace->events.size());
+}
+const char* const* ts_trace_names(const ts_trace* trace) {
+  return trace == nullptr ? nullptr : trace->names.data();
+}
+int32_t ts_trace_name_count(const ts_trace* trace) {
+  return trace == nullptr ? 0 : static_cast<int32_t>(trace->names.size());
+}
+void ts_trace_free(ts_trace* trace) { delete trace; }

@@ -1,0 +1,667 @@
+#include "deflate/inflate.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "base/error.h"
+#include "torchstream.h"
+
+#define TS_INLINE inline __attribute__((always_inline))
+
+namespace ts::image {
+namespace {
+
+// Entries of the decoding tables. The low byte is how many bits the code and its extra bits have
+// together (in a second-level table: beyond those of the root), the next four bits those of the
+// code alone. Above bit 16: the literal, the base of the length or distance, or where the
+// second-level table begins, which has as many bits as the code's field says.
+constexpr uint32_t kLiteral = 1u << 31;
+constexpr uint32_t kUnusual = 1u << 15;
+constexpr uint32_t kSubtable = 1u << 14;
+constexpr uint32_t kEndOfBlock = 1u << 13;
+constexpr uint32_t kInvalid = 1u << 12;
+
+constexpr uint32_t kLitlenBits = 11;
+constexpr uint32_t kDistBits = 9;
+constexpr uint32_t kMostCodeBits = 15;
+constexpr size_t kMostLitlens = 286;
+constexpr size_t kMostDists = 30;
+
+constexpr size_t kHeaderBytes = 640;  // no block header is longer
+constexpr uint32_t kSymbolBits = 48;  // nor a literal, or a length and its distance
+constexpr ptrdiff_t kFastInput = 32;  // what a turn of the fast loop may read
+constexpr ptrdiff_t kFastOutput =
+    320;  // and write: literals, a match of 258, what copying overshoots
+constexpr size_t kMostFinished = 64;  // checkpoints that nobody has asked for
+
+constexpr uint16_t kLengthBase[] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
+                                    31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
+constexpr uint8_t kLengthExtra[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2,
+                                    2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
+constexpr uint16_t kDistBase[] = {1,    2,    3,    4,    5,    7,    9,    13,    17,    25,
+                                  33,   49,   65,   97,   129,  193,  257,  385,   513,   769,
+                                  1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
+constexpr uint8_t kDistExtra[] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
+                                  6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
+
+[[noreturn]] void damaged(const char* what) {
+  throw Failure(TS_ERROR_DECODE, std::string("deflate: ") + what);
+}
+
+TS_INLINE uint32_t low(uint64_t bits, uint32_t n) {
+  return static_cast<uint32_t>(bits & ((uint64_t{1} << n) - 1));
+}
+
+uint32_t litlen_entry(size_t symbol) {
+  if (symbol < 256) return kLiteral | static_cast<uint32_t>(symbol) << 16;
+  if (symbol == 256) return kUnusual | kEndOfBlock;
+  if (symbol >= kMostLitlens) return kUnusual | kInvalid;
+  return static_cast<uint32_t>(kLengthBase[symbol - 257]) << 16 | kLengthExtra[symbol - 257];
+}
+
+uint32_t dist_entry(size_t symbol) {
+  if (symbol >= kMostDists) return kUnusual | kInvalid;
+  return static_cast<uint32_t>(kDistBase[symbol]) << 16 | kDistExtra[symbol];
+}
+
+uint32_t precode_entry(size_t symbol) { return static_cast<uint32_t>(symbol) << 16; }
+
+enum class Incomplete { kNever, kSingle };  // which codes that don't use all code words are allowed
+
+// Builds the table of a code from the lengths of its code words. false: the lengths are not those
+// of a prefix code.
+template <typename Entry>
+bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplete allowed,
+           Entry entry, uint32_t* table) {
+  std::array<uint16_t, kMostCodeBits + 1> counts{};
+  for (size_t i = 0; i < symbols; ++i) ++counts[lengths[i]];
+  uint32_t longest = kMostCodeBits;
+  while (longest > 0 && counts[longest] == 0) --longest;
+
+  int32_t unused = 1;
+  for (uint32_t n = 1; n <= kMostCodeBits; ++n) {
+    unused = 2 * unused - counts[n];
+    if (unused < 0) return false;
+  }
+  if (unused > 0) {
+    if (allowed == Incomplete::kNever || longest > 1) return false;
+    std::fill(table, table + (size_t{1} << root_bits), kUnusual | kInvalid | 1u << 8 | 1u);
+    for (size_t i = 0; i < symbols; ++i) {
+      if (lengths[i] == 0) continue;
+      for (size_t code = 0; code < size_t{1} << root_bits; code += 2) {
+        table[code] = entry(i) + (1u << 8 | 1u);
+      }
+    }
+    return true;
+  }
+
+  std::array<uint16_t, kMostCodeBits + 2> offsets{};
+  for (uint32_t n = 1; n <= kMostCodeBits; ++n) {
+    offsets[n + 1] = static_cast<uint16_t>(offsets[n] + counts[n]);
+  }
+  std::array<uint16_t, 320> sorted;
+  for (size_t i = 0; i < symbols; ++i) {
+    if (lengths[i] != 0) sorted[offsets[lengths[i]]++] = static_cast<uint16_t>(i);
+  }
+
+  // Code words in order, bits reversed as they come from the stream. Of the root table the first
+  // half is filled before it is doubled for longer code words.
+  const uint16_t* symbol = sorted.data();
+  uint32_t code = 0;
+  uint32_t length = 1;
+  while (counts[length] == 0) ++length;
+  uint32_t count = counts[length];
+  uint32_t end = 1u << std::min(length, root_bits);
+  const auto advance = [&](uint32_t n) {
+    uint32_t bit = 1u << (n - 1);
+    while (code & bit) {
+      code ^= bit;
+      bit >>= 1;
+    }
+    code |= bit;
+  };
+  while (length <= root_bits) {
+    for (; count > 0; --count) {
+      table[code] = entry(*symbol++) + (length << 8 | length);
+      if (code == (1u << length) - 1) {
+        for (; end < 1u << root_bits; end *= 2) std::copy(table, table + end, table + end);
+        return true;
+      }
+      advance(length);
+    }
+    do {
+      if (++length <= root_bits) {
+        std::copy(table, table + end, table + end);
+        end *= 2;
+      }
+    } while ((count = counts[length]) == 0);
+  }
+  end = 1u << root_bits;
+  uint32_t prefix = ~0u;
+  uint32_t start = 0;
+  for (;;) {
+    if (low(code, root_bits) != prefix) {
+      prefix = low(code, root_bits);
+      start = end;
+      uint32_t bits = length - root_bits;
+      for (uint32_t used = count; used < 1u << bits;) {
+        ++bits;
+        used = 2 * used + counts[root_bits + bits];
+      }
+      end = start + (1u << bits);
+      table[prefix] = start << 16 | kUnusual | kSubtable | bits << 8 | root_bits;
+    }
+    const uint32_t extra = length - root_bits;
+    const uint32_t e = entry(*symbol++) + (extra << 8 | extra);
+    for (uint32_t i = start + (code >> root_bits); i < end; i += 1u << extra) table[i] = e;
+    if (code == (1u << length) - 1) return true;
+    advance(length);
+    --count;
+    while (count == 0) count = counts[++length];
+  }
+}
+
+// The value of an entry of a length or distance whose bits begin at `bits`.
+TS_INLINE uint32_t value(uint32_t entry, uint64_t bits) {
+  return (entry >> 16) + (low(bits, entry & 0xff) >> (entry >> 8 & 15));
+}
+
+TS_INLINE uint64_t load64(const uint8_t* p) {
+  uint64_t v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+void copy_match(uint8_t* out, uint32_t length, uint32_t distance) {
+  const uint8_t* from = out - distance;
+  uint8_t* const end = out + length;
+  if (distance >= 16) {
+    do {
+      std::memcpy(out, from, 16);
+      out += 16;
+      from += 16;
+    } while (out < end);
+  } else if (distance >= 8) {
+    do {
+      std::memcpy(out, from, 8);
+      out += 8;
+      from += 8;
+    } while (out < end);
+  } else if (distance == 1) {
+    std::memset(out, *from, length);
+  } else {
+    while (out < end) *out++ = *from++;
+  }
+}
+
+}  // namespace
+
+void Inflater::Input::refill() {
+  while (count < 56 && next < end) {
+    bits |= static_cast<uint64_t>(*next++) << count;
+    count += 8;
+  }
+}
+
+uint32_t Inflater::Input::take(uint32_t n) {
+  if (count < n) refill();
+  if (count < n) damaged("the stream is cut off");
+  const uint32_t v = low(bits, n);
+  bits >>= n;
+  count -= n;
+  return v;
+}
+
+void Inflater::Input::give_back() {
+  next -= count >> 3;
+  count &= 7;
+  bits = low(bits, count);
+}
+
+Inflater::Inflater(uint64_t spacing, Instructions instructions)
+    : instructions_(instructions), spacing_(spacing) {}
+
+void Inflater::reset(uint32_t skip_bits, size_t history) {
+  state_ = State::kHeader;
+  final_ = false;
+  skip_ = skip_bits;
+  first_ = true;
+  bits_ = 0;
+  count_ = left_ = distance_ = 0;
+  history_ = std::min(history, kWindow);
+  consumed_ = output_ = last_checkpoint_ = open_end_ = 0;
+  for (auto* list : {&open_, &finished_}) {
+    for (auto& c : *list) spare_.push_back(std::move(c));
+    list->clear();
+  }
+}
+
+Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, uint8_t* buffer,
+                                 size_t begin, size_t end) {
+  require(begin >= history_ && begin <= end,
+          "the buffer does not hold what matches may copy from, or ends before it begins");
+  Input in{input, input + bytes, bits_, count_, last};
+  if (first_ && bytes > 0) {
+    in.bits = static_cast<uint64_t>(*in.next++) >> skip_;
+    in.count = 8 - skip_;
+    first_ = false;
+  }
+  Output out{buffer + begin, buffer + begin, buffer + end, output_, history_};
+  for (bool more = true; more && state_ != State::kDone;) {
+    if (open_end_ > 0) finish_checkpoints(out.at(), false);
+    switch (state_) {
+      case State::kHeader:
+        more = block_header(&in, out,
+                            8 * (consumed_ + static_cast<uint64_t>(in.next - input)) - in.count);
+        break;
+      case State::kStored:
+        more = stored(&in, &out);
+        break;
+      default:
+        more = coded(&in, &out);
+    }
+  }
+  in.give_back();
+  Progress p;
+  p.consumed = static_cast<size_t>(in.next - input);
+  p.produced = static_cast<size_t>(out.next - out.begin);
+  p.done = state_ == State::kDone;
+  bits_ = in.bits;
+  count_ = in.count;
+  consumed_ += p.consumed;
+  output_ += p.produced;
+  history_ = std::min(history_ + p.produced, kWindow);
+  finish_checkpoints(output_, p.done);
+  return p;
+}
+
+// false: more input is needed, or room.
+bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
+  if (final_) {
+    state_ = State::kDone;
+    return true;
+  }
+  if (out.next == out.end) return false;  // what follows may be none of the caller's business
+  if (!in->last && in->end - in->next < static_cast<ptrdiff_t>(kHeaderBytes)) return false;
+  if (spacing_ > 0 && out.at() - last_checkpoint_ >= spacing_ && finished_.size() < kMostFinished) {
+    std::unique_ptr<Checkpoint> c;
+    if (spare_.empty()) {
+      c = std::make_unique<Checkpoint>();
+    } else {
+      c = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    c->bit = bit;
+    c->output = out.at();
+    const size_t have = std::min(out.reach(), kWindow);
+    std::memset(c->window.data(), 0, kWindow - have);
+    std::memcpy(c->window.data() + kWindow - have, out.next - have, have);
+    c->used.fill(0);
+    open_.push_back(std::move(c));
+    last_checkpoint_ = open_end_ = out.at();
+  }
+  final_ = in->take(1) == 1;
+  switch (in->take(2)) {
+    case 0: {
+      in->take(in->count & 7);
+      const uint32_t length = in->take(16);
+      if ((in->take(16) ^ length) != 0xffff) damaged("a stored block's length is damaged");
+      in->give_back();
+      left_ = length;
+      state_ = State::kStored;
+      return true;
+    }
+    case 1:
+      fixed_header();
+      break;
+    case 2:
+      dynamic_header(in);
+      break;
+    default:
+      damaged("a block of an unknown type");
+  }
+  state_ = State::kCoded;
+  return true;
+}
+
+void Inflater::fixed_header() {
+  if (fixed_ready_) return;
+  std::array<uint8_t, 288> lengths;
+  std::fill(lengths.begin(), lengths.begin() + 144, uint8_t{8});
+  std::fill(lengths.begin() + 144, lengths.begin() + 256, uint8_t{9});
+  std::fill(lengths.begin() + 256, lengths.begin() + 280, uint8_t{7});
+  std::fill(lengths.begin() + 280, lengths.end(), uint8_t{8});
+  build(lengths.data(), 288, kLitlenBits, Incomplete::kNever, litlen_entry, litlen_.data());
+  std::fill(lengths.begin(), lengths.begin() + 32, uint8_t{5});
+  build(lengths.data(), 32, kDistBits, Incomplete::kNever, dist_entry, dist_.data());
+  fixed_ready_ = true;
+}
+
+void Inflater::dynamic_header(Input* in) {
+  static constexpr uint8_t kOrder[] = {16, 17, 18, 0, 8,  7, 9,  6, 10, 5,
+                                       11, 4,  12, 3, 13, 2, 14, 1, 15};
+  const size_t litlens = in->take(5) + 257;
+  const size_t dists = in->take(5) + 1;
+  const size_t precodes = in->take(4) + 4;
+  if (litlens > kMostLitlens || dists > kMostDists) damaged("too many codes");
+  std::array<uint8_t, 19> precode{};
+  for (size_t i = 0; i < precodes; ++i) precode[kOrder[i]] = static_cast<uint8_t>(in->take(3));
+  std::array<uint32_t, 128> table;
+  if (!build(precode.data(), precode.size(), 7, Incomplete::kNever, precode_entry, table.data())) {
+    damaged("the code of code lengths is impossible");
+  }
+  std::array<uint8_t, kMostLitlens + kMostDists> lengths;
+  for (size_t i = 0; i < litlens + dists;) {
+    in->refill();
+    const uint32_t e = table[low(in->bits, 7)];
+    in->take(e & 0xff);
+    const uint32_t symbol = e >> 16;
+    if (symbol < 16) {
+      lengths[i++] = static_cast<uint8_t>(symbol);
+      continue;
+    }
+    uint8_t what = 0;
+    size_t times;
+    if (symbol == 16) {
+      if (i == 0) damaged("a code length repeats nothing");
+      what = lengths[i - 1];
+      times = 3 + in->take(2);
+    } else {
+      times = symbol == 17 ? 3 + in->take(3) : 11 + in->take(7);
+    }
+    if (times > litlens + dists - i) damaged("too many code lengths");
+    std::fill_n(lengths.begin() + static_cast<ptrdiff_t>(i), times, what);
+    i += times;
+  }
+  if (lengths[256] == 0) damaged("a block has no end");
+  fixed_ready_ = false;
+  if (!build(lengths.data(), litlens, kLitlenBits, Incomplete::kSingle, litlen_entry,
+             litlen_.data())) {
+    damaged("the code of literals and lengths is impossible");
+  }
+  if (!build(lengths.data() + litlens, dists, kDistBits, Incomplete::kSingle, dist_entry,
+             dist_.data())) {
+    damaged("the code of distances is impossible");
+  }
+}
+
+bool Inflater::stored(Input* in, Output* out) {
+  const size_t n = std::min({static_cast<size_t>(left_), static_cast<size_t>(in->end - in->next),
+                             static_cast<size_t>(out->end - out->next)});
+  if (n > 0) std::memcpy(out->next, in->next, n);
+  in->next += n;
+  out->next += n;
+  left_ -= static_cast<uint32_t>(n);
+  if (left_ == 0) {
+    state_ = State::kHeader;
+    return true;
+  }
+  if (in->last && in->next == in->end && out->next < out->end) damaged("the stream is cut off");
+  return false;
+}
+
+// One symbol at a time, near the ends of input and output. false: more of either is needed.
+bool Inflater::coded(Input* in, Output* out) {
+  while (state_ == State::kCoded) {
+    if (left_ > 0) {
+      const size_t n =
+          std::min(static_cast<size_t>(left_), static_cast<size_t>(out->end - out->next));
+      for (size_t i = 0; i < n; ++i, ++out->next) *out->next = *(out->next - distance_);
+      left_ -= static_cast<uint32_t>(n);
+    }
+    if (out->next == out->end) return false;
+    if (in->end - in->next >= kFastInput && out->end - out->next >= kFastOutput) {
+      coded_fast(in, out);
+      continue;
+    }
+    in->refill();
+    if (in->count < kSymbolBits && !in->last) return false;
+    uint32_t e = litlen_[low(in->bits, kLitlenBits)];
+    const auto use = [&](uint32_t n) {
+      if (in->count < n) damaged("the stream is cut off");
+      in->bits >>= n;
+      in->count -= n;
+    };
+    if (e & kSubtable && e & kUnusual) {
+      use(kLitlenBits);
+      e = litlen_[(e >> 16) + low(in->bits, e >> 8 & 15)];
+    }
+    if (e & kLiteral) {
+      use(e & 0xff);
+      *out->next++ = static_cast<uint8_t>(e >> 16);
+      continue;
+    }
+    if (e & kUnusual) {
+      if (e & kInvalid) damaged("an invalid code");
+      use(e & 0xff);
+      state_ = State::kHeader;
+      return true;
+    }
+    const uint32_t length = value(e, in->bits);
+    use(e & 0xff);
+    e = dist_[low(in->bits, kDistBits)];
+    if ((e & kUnusual) && (e & kSubtable)) {
+      use(kDistBits);
+      e = dist_[(e >> 16) + low(in->bits, e >> 8 & 15)];
+    }
+    if (e & kUnusual) damaged("an invalid distance");
+    const uint32_t distance = value(e, in->bits);
+    use(e & 0xff);
+    if (distance > out->reach()) damaged("a distance beyond the beginning");
+    if (out->at() < open_end_ + distance) mark(out->at() - distance, length);
+    left_ = length;
+    distance_ = distance;
+  }
+  return true;
+}
+
+// The same with room for the longest symbol on both sides, until the block ends or the room does.
+TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
+  const uint8_t* in = input->next;
+  const uint8_t* const in_end = input->end - kFastInput;
+  uint8_t* out = output->next;
+  uint8_t* const out_end = output->end - kFastOutput;
+  uint64_t bits = input->bits;
+  uint32_t count = input->count;
+  const uint32_t* const litlen = litlen_.data();
+  const uint32_t* const dist = dist_.data();
+  // Positions as distances from the oldest byte that may be reached, and where open checkpoints
+  // end.
+  const uint8_t* const oldest = output->begin - output->history;
+  const int64_t barrier = static_cast<int64_t>(open_end_) - (static_cast<int64_t>(output->offset) -
+                                                             static_cast<int64_t>(output->history));
+
+  // Of `count` the low byte counts here, and of what is used up the low six bits of an entry: one
+  // instruction each.
+  const auto refill = [&]() __attribute__((always_inline)) {
+    bits |= load64(in) << (count & 63);
+    in += ~count >> 3 & 7;
+    count |= 56;
+  };
+  const auto use = [&](uint32_t entry) __attribute__((always_inline)) {
+    bits >>= entry & 63;
+    count -= entry;
+  };
+  const char* error = nullptr;
+  while (in <= in_end && out <= out_end) {
+    refill();  // 56 bits: five literals of the root table
+    uint32_t e = litlen[low(bits, kLitlenBits)];
+    if (e & kLiteral) {
+      use(e);
+      *out++ = static_cast<uint8_t>(e >> 16);
+      e = litlen[low(bits, kLitlenBits)];
+      if (e & kLiteral) {
+        use(e);
+        *out++ = static_cast<uint8_t>(e >> 16);
+        e = litlen[low(bits, kLitlenBits)];
+        if (e & kLiteral) {
+          use(e);
+          *out++ = static_cast<uint8_t>(e >> 16);
+          e = litlen[low(bits, kLitlenBits)];
+          if (e & kLiteral) {
+            use(e);
+            *out++ = static_cast<uint8_t>(e >> 16);
+            e = litlen[low(bits, kLitlenBits)];
+            if (e & kLiteral) {
+              use(e);
+              *out++ = static_cast<uint8_t>(e >> 16);
+              continue;
+            }
+          }
+        }
+      }
+      refill();
+    }
+    if (e & kUnusual) {
+      if (e & kSubtable) {
+        use(kLitlenBits);
+        e = litlen[(e >> 16) + low(bits, e >> 8 & 15)];
+        if (e & kLiteral) {
+          use(e);
+          *out++ = static_cast<uint8_t>(e >> 16);
+          continue;
+        }
+      }
+      if (e & kUnusual) {
+        if (e & kInvalid) {
+          error = "an invalid code";
+          break;
+        }
+        use(e);
+        state_ = State::kHeader;
+        break;
+      }
+    }
+    // A length has up to 20 bits and a distance up to 28.
+    const uint32_t length = value(e, bits);
+    use(e);
+    e = dist[low(bits, kDistBits)];
+    if (e & kUnusual) {
+      if (e & kSubtable) {
+        use(kDistBits);
+        e = dist[(e >> 16) + low(bits, e >> 8 & 15)];
+      }
+      if (e & kUnusual) {
+        error = "an invalid distance";
+        break;
+      }
+    }
+    const uint32_t distance = value(e, bits);
+    use(e);
+    const int64_t source = (out - oldest) - static_cast<int64_t>(distance);
+    if (source < barrier) {
+      if (source < 0) {
+        error = "a distance beyond the beginning";
+        break;
+      }
+      mark(static_cast<uint64_t>(source + static_cast<int64_t>(output->offset) -
+                                 static_cast<int64_t>(output->history)),
+           length);
+    } else if (source < 0) {
+      error = "a distance beyond the beginning";
+      break;
+    }
+    copy_match(out, length, distance);
+    out += length;
+  }
+  if (error != nullptr) damaged(error);
+  input->next = in;
+  input->bits = bits;
+  input->count = count & 0xff;
+  input->give_back();
+  output->next = out;
+}
+
+void Inflater::coded_fast_baseline(Input* input, Output* output) { coded_fast_any(input, output); }
+
+#if defined(__x86_64__)
+// Shifts by a variable are three instructions without BMI2, and on the way from each symbol to the
+// next.
+__attribute__((target("bmi,bmi2"))) void Inflater::coded_fast_bmi2(Input* input, Output* output) {
+  coded_fast_any(input, output);
+}
+#endif
+
+void Inflater::coded_fast(Input* input, Output* output) {
+#if defined(__x86_64__)
+  if (instructions_ == Instructions::kBmi2) return coded_fast_bmi2(input, output);
+#endif
+  coded_fast_baseline(input, output);
+}
+
+// Bytes [source, source + length) of the output are copied from.
+void Inflater::mark(uint64_t source, uint32_t length) {
+  for (const auto& c : open_) {
+    if (source >= c->output || c->output - source > kWindow) continue;
+    const uint64_t n = std::min<uint64_t>(length, c->output - source);
+    for (uint64_t i = source + kWindow - c->output, end = i + n; i < end; ++i) {
+      c->used[i / 64] |= uint64_t{1} << (i % 64);
+    }
+  }
+}
+
+void Inflater::finish_checkpoints(uint64_t output, bool all) {
+  while (!open_.empty() && (all || output - open_.front()->output >= kWindow)) {
+    finished_.push_back(std::move(open_.front()));
+    open_.pop_front();
+  }
+  if (open_.empty()) open_end_ = 0;
+}
+
+const Inflater::Checkpoint* Inflater::next_checkpoint() {
+  if (taken_ != nullptr) spare_.push_back(std::move(taken_));
+  if (finished_.empty()) return nullptr;
+  taken_ = std::move(finished_.front());
+  finished_.pop_front();
+  return taken_.get();
+}
+
+}  // namespace ts::image
+
+struct ts_inflater {
+  explicit ts_inflater(uint64_t spacing) : inflater(spacing) {}
+
+  ts::image::Inflater inflater;
+};
+
+ts_error* ts_inflater_new(uint64_t spacing, ts_inflater** out) {
+  return ts::guard(__func__, [&] {
+    ts::require(out != nullptr, "out is NULL");
+    *out = std::make_unique<ts_inflater>(spacing).release();
+  });
+}
+
+void ts_inflater_free(ts_inflater* inflater) { const std::unique_ptr<ts_inflater> owned(inflater); }
+
+ts_error* ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t history) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(skip_bits >= 0 && skip_bits <= 7, "skip_bits is not in 0 to 7");
+    inflater->inflater.reset(static_cast<uint32_t>(skip_bits), history);
+  });
+}
+
+ts_error* ts_inflater_run(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last,
+                          uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* out) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(input != nullptr || bytes == 0, "input is NULL");
+    ts::require(buffer != nullptr || end == 0, "buffer is NULL");
+    ts::require(out != nullptr, "out is NULL");
+    const auto p = inflater->inflater.run(input, bytes, last, buffer, begin, end);
+    *out = ts_inflate_progress{p.consumed, p.produced, p.done};
+  });
+}
+
+ts_error* ts_inflater_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* out) {
+  return ts::guard(__func__, [&] {
+    ts::require(inflater != nullptr, "inflater is NULL");
+    ts::require(out != nullptr, "out is NULL");
+    const auto* c = inflater->inflater.next_checkpoint();
+    *out = c == nullptr
+               ? ts_inflate_checkpoint{}
+               : ts_inflate_checkpoint{c->bit, c->output, c->window.data(), c->used.data()};
+  });
+}

@@ -1,0 +1,100 @@
+// The C++ peer of benchmarks of the operator call.
+#include <ATen/cuda/PeerToPeerAccess.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/ones.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/device.h"
+
+namespace ts {
+namespace {
+
+void finish(c10::Device device) {
+  if (!device.is_cuda()) return;
+  const DeviceScope scope(device.index());
+  c10::cuda::device_synchronize();
+}
+
+constexpr size_t kHeld = 400;
+
+// Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
+// do at the end is not counted.
+template <typename Call>
+double nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
+  constexpr int32_t kWarm = 100;
+  for (int32_t i = 0; i < kWarm; ++i) call();
+  finish(device);
+  const auto start = std::chrono::steady_clock::now();
+  for (int32_t i = 0; i < rounds; ++i) call();
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+  finish(device);
+  return took.count() / rounds;
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns, double* out_of_place_ns,
+                       double* held_ns) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(rounds > 0, "rounds must be at least 1");
+    ts::require(in_place_ns != nullptr && out_of_place_ns != nullptr && held_ns != nullptr,
+                "an output is NULL");
+    const auto where = ts::checked_device(device);
+    const auto options = at::TensorOptions().dtype(at::ScalarType::Float).device(where);
+    const at::Tensor one = at::ones({1}, options);
+    at::Tensor sum = at::ones({1}, options);
+    const double in_place = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
+    const double out_of_place =
+        ts::nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
+    std::vector<at::Tensor> results;
+    const double held = ts::nanoseconds(where, rounds, [&] {
+      results.push_back(at::add(sum, one));
+      if (results.size() == ts::kHeld) results.clear();
+    });
+    *in_place_ns = in_place;
+    *out_of_place_ns = out_of_place;
+    *held_ns = held;
+  });
+}
+
+ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
+                        double* seconds) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(bytes > 0 && rounds > 0, "bytes and rounds must be at least 1");
+    ts::require(seconds != nullptr, "seconds is NULL");
+    ts::require(dst_device != src_device, "the devices are one");
+    const auto to = ts::checked_device(dst_device);
+    const auto from = ts::checked_device(src_device);
+    at::cuda::get_p2p_access(from.index(), to.index());
+    const auto options = at::TensorOptions().dtype(at::ScalarType::Byte);
+    const auto size = static_cast<int64_t>(bytes);
+    const at::Tensor src = at::ones({size}, options.device(from));
+    at::Tensor dst = at::ones({size}, options.device(to));
+    ts::finish(from);
+    ts::finish(to);
+    const ts::DeviceScope scope(src_device);
+    const auto stream = c10::cuda::getStreamFromPool(false, from.index());
+    const auto copy = [&] {
+      C10_CUDA_CHECK(cudaMemcpyPeerAsync(dst.mutable_data_ptr(), dst_device, src.const_data_ptr(),
+                                         src_device, bytes, stream.stream()));
+    };
+    copy();
+    stream.synchronize();
+    const auto start = std::chrono::steady_clock::now();
+    for (int32_t i = 0; i < rounds; ++i) copy();
+    stream.synchronize();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    *seconds = took.count() / rounds;
+  });
+}

@@ -1,0 +1,718 @@
+// Any operator of LibTorch by its name: the schema is read once, at the find, so that a call only
+// compares small numbers, fills the stack and goes.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Layout.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/thread.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "torch/tensor.h"
+
+namespace ts {
+namespace {
+
+// What a parameter takes, its optionality apart.
+enum class Type : uint8_t {
+  kTensor,
+  kTensors,
+  kOptionalTensors,  // Tensor?[]
+  kInt,
+  kDtype,
+  kLayout,
+  kMemoryFormat,
+  kFloat,
+  kBool,
+  kScalar,
+  kInts,
+  kFloats,
+  kBools,
+  kScalars,
+  kDevice,
+  kString,
+  kOther  // Generator, Storage, ...: only its default or none
+};
+
+constexpr uint32_t bit(int32_t kind) { return 1U << kind; }
+
+// The argument kinds of the header that a type takes.
+uint32_t kinds_of(Type type) {
+  switch (type) {
+    case Type::kTensor:
+      return bit(TS_ARG_TENSOR);
+    case Type::kTensors:
+    case Type::kOptionalTensors:
+      return bit(TS_ARG_TENSORS);
+    case Type::kInt:
+    case Type::kDtype:
+    case Type::kLayout:
+    case Type::kMemoryFormat:
+      return bit(TS_ARG_INT);
+    case Type::kFloat:
+      return bit(TS_ARG_DOUBLE);
+    case Type::kBool:
+      return bit(TS_ARG_BOOL);
+    case Type::kScalar:
+      return bit(TS_ARG_INT) | bit(TS_ARG_DOUBLE) | bit(TS_ARG_BOOL);
+    case Type::kInts:
+      return bit(TS_ARG_INTS);
+    case Type::kFloats:
+      return bit(TS_ARG_DOUBLES);
+    case Type::kBools:
+      return bit(TS_ARG_BOOLS);
+    case Type::kScalars:
+      return bit(TS_ARG_INTS) | bit(TS_ARG_DOUBLES) | bit(TS_ARG_BOOLS);
+    case Type::kDevice:
+      return bit(TS_ARG_DEVICE);
+    case Type::kString:
+      return bit(TS_ARG_STRING);
+    case Type::kOther:
+      return 0;
+  }
+  return 0;
+}
+
+Type list_type_of(const c10::TypePtr& element) {
+  switch (element->kind()) {
+    case c10::TypeKind::TensorType:
+      return Type::kTensors;
+    case c10::TypeKind::OptionalType:
+      return element->expectRef<c10::OptionalType>().getElementType()->kind() ==
+                     c10::TypeKind::TensorType
+                 ? Type::kOptionalTensors
+                 : Type::kOther;
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return Type::kInts;
+    case c10::TypeKind::FloatType:
+      return Type::kFloats;
+    case c10::TypeKind::BoolType:
+      return Type::kBools;
+    case c10::TypeKind::NumberType:
+      return Type::kScalars;
+    default:
+      return Type::kOther;
+  }
+}
+
+Type type_of(const c10::TypePtr& type) {
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      return Type::kTensor;
+    case c10::TypeKind::ListType:
+      return list_type_of(type->expectRef<c10::ListType>().getElementType());
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return Type::kInt;
+    case c10::TypeKind::ScalarTypeType:
+      return Type::kDtype;
+    case c10::TypeKind::LayoutType:
+      return Type::kLayout;
+    case c10::TypeKind::MemoryFormatType:
+      return Type::kMemoryFormat;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      return Type::kFloat;
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return Type::kBool;
+    case c10::TypeKind::NumberType:
+      return Type::kScalar;
+    case c10::TypeKind::DeviceObjType:
+      return Type::kDevice;
+    case c10::TypeKind::StringType:
+      return Type::kString;
+    default:
+      return Type::kOther;
+  }
+}
+
+struct Parameter {
+  Type type;
+  uint32_t kinds;  // bits of what it takes, TS_ARG_DEFAULT and TS_ARG_NONE included
+  c10::IValue default_value;
+  std::string name;
+  std::string type_name;  // as the schema writes it, for messages
+};
+
+Parameter parameter_of(const c10::Argument& argument) {
+  c10::TypePtr type = argument.real_type();
+  Parameter parameter;
+  parameter.name = argument.name();
+  parameter.type_name = type->str();
+  parameter.kinds = 0;
+  if (type->kind() == c10::TypeKind::OptionalType) {
+    parameter.kinds |= bit(TS_ARG_NONE);
+    type = type->expectRef<c10::OptionalType>().getElementType();
+  }
+  parameter.type = type_of(type);
+  parameter.kinds |= kinds_of(parameter.type);
+  if (argument.default_value().has_value()) {
+    parameter.kinds |= bit(TS_ARG_DEFAULT);
+    parameter.default_value = *argument.default_value();
+  }
+  return parameter;
+}
+
+const char* kind_name(int32_t kind) {
+  switch (kind) {
+    case TS_ARG_DEFAULT:
+      return "the default";
+    case TS_ARG_NONE:
+      return "none";
+    case TS_ARG_TENSOR:
+      return "a tensor";
+    case TS_ARG_TENSORS:
+      return "a list of tensors";
+    case TS_ARG_INT:
+      return "an int";
+    case TS_ARG_DOUBLE:
+      return "a double";
+    case TS_ARG_BOOL:
+      return "a bool";
+    case TS_ARG_INTS:
+      return "a list of ints";
+    case TS_ARG_DOUBLES:
+      return "a list of doubles";
+    case TS_ARG_BOOLS:
+      return "a list of bools";
+    case TS_ARG_DEVICE:
+      return "a device";
+    case TS_ARG_STRING:
+      return "a string";
+    default:
+      return "an argument of unknown kind";
+  }
+}
+
+double double_of(int64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// The arrays of one call.
+struct Operands {
+  const ts_arg* args;
+  int32_t arg_count;
+  ts_tensor* const* tensors;
+  int32_t tensor_count;
+  const int64_t* ints;
+  int32_t int_count;
+  const char* text;
+  int32_t text_bytes;
+};
+
+}  // namespace
+}  // namespace ts
+
+struct ts_operator {
+  c10::OperatorHandle handle;
+  std::string name;    // aten::add.Tensor
+  std::string schema;  // as text
+  std::vector<ts::Parameter> parameters;
+  size_t returns = 0;
+  int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
+  bool random = false;         // it draws random numbers
+  bool reads_values = false;   // its result, or the result's shape, makes the host wait for values
+  int32_t non_blocking = -1;   // which parameter is this; -1: none
+};
+
+struct ts_tensor_list {
+  c10::SmallVector<at::Tensor, 4> tensors;
+};
+
+namespace ts {
+namespace {
+
+// Turns one argument into a value on the stack, or fails with a message about it.
+class Filler {
+ public:
+  Filler(const ts_operator& op, const Operands& operands, torch::jit::Stack& stack)
+      : op_(op), operands_(operands), stack_(stack) {}
+
+  void push(const Parameter& parameter, const ts_arg& arg) {
+    if (arg.kind < 0 || arg.kind > TS_ARG_STRING || (parameter.kinds & bit(arg.kind)) == 0) {
+      mismatch(parameter, arg.kind);
+    }
+    switch (arg.kind) {
+      case TS_ARG_DEFAULT:
+        stack_.push_back(parameter.default_value);
+        return;
+      case TS_ARG_NONE:
+        stack_.emplace_back();
+        return;
+      case TS_ARG_TENSOR:
+        stack_.emplace_back(tensor(parameter, arg.value));
+        return;
+      case TS_ARG_TENSORS:
+        push_tensors(parameter, arg);
+        return;
+      case TS_ARG_INT:
+        check_enum(parameter, arg.value);
+        stack_.emplace_back(arg.value);
+        return;
+      case TS_ARG_DOUBLE:
+        stack_.emplace_back(double_of(arg.value));
+        return;
+      case TS_ARG_BOOL:
+        stack_.emplace_back(boolean(parameter, arg.value));
+        return;
+      case TS_ARG_INTS:
+      case TS_ARG_DOUBLES:
+      case TS_ARG_BOOLS:
+        push_list(parameter, arg);
+        return;
+      case TS_ARG_DEVICE:
+        push_device(parameter, arg.value);
+        return;
+      case TS_ARG_STRING:
+        check_range(parameter, arg, operands_.text_bytes, "bytes of text");
+        stack_.emplace_back(
+            std::string(operands_.text + arg.value, static_cast<size_t>(arg.count)));
+        return;
+    }
+  }
+
+  [[noreturn]] void fail(const Parameter& parameter, const std::string& what,
+                         int32_t code = TS_ERROR_INVALID_ARGUMENT) const {
+    throw Failure(code, op_.name + ": argument " + parameter.name + ": " + what);
+  }
+
+ private:
+  [[noreturn]] void mismatch(const Parameter& parameter, int32_t kind) const {
+    if (kind == TS_ARG_DEFAULT) {
+      fail(parameter,
+           "it is " + parameter.type_name + " and has no default; schema: " + op_.schema);
+    }
+    fail(parameter, "it takes " + parameter.type_name + ", not " + kind_name(kind));
+  }
+
+  // The range [arg.value, arg.value + arg.count) inside an array of `available` elements.
+  void check_range(const Parameter& parameter, const ts_arg& arg, int32_t available,
+                   const char* what) const {
+    if (arg.count < 0 || arg.value < 0 || arg.value > available ||
+        arg.count > available - arg.value) {
+      fail(parameter, std::to_string(arg.count) + " from index " + std::to_string(arg.value) +
+                          " are not inside the " + std::to_string(available) + " " + what);
+    }
+  }
+
+  at::Tensor tensor(const Parameter& parameter, int64_t index) const {
+    if (index < 0 || index >= operands_.tensor_count) {
+      fail(parameter, "there is no tensor " + std::to_string(index) + " among the " +
+                          std::to_string(operands_.tensor_count) + " given");
+    }
+    const ts_tensor* handle = operands_.tensors[index];
+    if (handle == nullptr) fail(parameter, "tensor " + std::to_string(index) + " is NULL");
+    return value_of(handle);
+  }
+
+  bool boolean(const Parameter& parameter, int64_t value) const {
+    if (value != 0 && value != 1) {
+      fail(parameter, "a bool is 0 or 1, not " + std::to_string(value));
+    }
+    return value == 1;
+  }
+
+  // Enumerations travel as ints, and LibTorch does not look before it uses one as an index.
+  void check_enum(const Parameter& parameter, int64_t value) const {
+    if (parameter.type == Type::kInt || parameter.type == Type::kScalar) return;
+    if (parameter.type == Type::kDtype) {
+      if (value < 0 || value >= static_cast<int64_t>(at::ScalarType::NumOptions) ||
+          value == static_cast<int64_t>(at::ScalarType::Undefined)) {
+        fail(parameter, std::to_string(value) + " is not a dtype");
+      }
+      return;
+    }
+    const auto options = parameter.type == Type::kLayout
+                             ? static_cast<int64_t>(at::Layout::NumOptions)
+                             : static_cast<int64_t>(at::MemoryFormat::NumOptions);
+    if (value < 0 || value >= options) {
+      fail(parameter, std::to_string(value) + " is not one of " + parameter.type_name);
+    }
+  }
+
+  void push_device(const Parameter& parameter, int64_t value) const {
+    if (value < TS_DEVICE_CPU || value >= device_count()) {
+      if (value >= 0) throw_no_device(static_cast<int32_t>(std::min<int64_t>(value, INT32_MAX)));
+      fail(parameter, "device " + std::to_string(value) + ": -1 is the CPU, 0 the first GPU");
+    }
+    stack_.emplace_back(checked_device(static_cast<int32_t>(value)));
+  }
+
+  void push_tensors(const Parameter& parameter, const ts_arg& arg) const {
+    check_range(parameter, arg, operands_.tensor_count, "tensors given");
+    if (parameter.type == Type::kOptionalTensors) {
+      c10::List<std::optional<at::Tensor>> list;
+      list.reserve(static_cast<size_t>(arg.count));
+      for (int64_t i = arg.value; i < arg.value + arg.count; ++i) {
+        // A NULL among them is an element that is absent.
+        if (operands_.tensors[i] == nullptr) {
+          list.push_back(std::nullopt);
+        } else {
+          list.push_back(value_of(operands_.tensors[i]));
+        }
+      }
+      stack_.emplace_back(std::move(list));
+      return;
+    }
+    c10::List<at::Tensor> list;
+    list.reserve(static_cast<size_t>(arg.count));
+    for (int64_t i = arg.value; i < arg.value + arg.count; ++i) {
+      list.push_back(tensor(parameter, i));
+    }
+    stack_.emplace_back(std::move(list));
+  }
+
+  template <typename Element, typename Convert>
+  void push_as(const ts_arg& arg, Convert&& convert) const {
+    c10::List<Element> list;
+    list.reserve(static_cast<size_t>(arg.count));
+    for (int64_t i = arg.value; i < arg.value + arg.count; ++i) {
+      list.push_back(convert(operands_.ints[i]));
+    }
+    stack_.emplace_back(std::move(list));
+  }
+
+  void push_list(const Parameter& parameter, const ts_arg& arg) const {
+    check_range(parameter, arg, operands_.int_count, "ints given");
+    const auto as_int = [](int64_t value) { return value; };
+    const auto as_bool = [&](int64_t value) { return boolean(parameter, value); };
+    if (parameter.type == Type::kScalars) {
+      if (arg.kind == TS_ARG_INTS) push_as<at::Scalar>(arg, as_int);
+      if (arg.kind == TS_ARG_DOUBLES) push_as<at::Scalar>(arg, double_of);
+      if (arg.kind == TS_ARG_BOOLS) push_as<at::Scalar>(arg, as_bool);
+      return;
+    }
+    if (arg.kind == TS_ARG_INTS) push_as<int64_t>(arg, as_int);
+    if (arg.kind == TS_ARG_DOUBLES) push_as<double>(arg, double_of);
+    if (arg.kind == TS_ARG_BOOLS) push_as<bool>(arg, as_bool);
+  }
+
+  const ts_operator& op_;
+  const Operands& operands_;
+  torch::jit::Stack& stack_;
+};
+
+// The stack of one call. Its memory is kept for the thread's next call; a call inside a call finds
+// none and allocates.
+class CallStack {
+ public:
+  CallStack() noexcept { std::swap(stack_, kept()); }
+  ~CallStack() {
+    stack_.clear();
+    std::swap(stack_, kept());
+  }
+  CallStack(const CallStack&) = delete;
+  CallStack& operator=(const CallStack&) = delete;
+
+  torch::jit::Stack& operator*() noexcept { return stack_; }
+
+ private:
+  static torch::jit::Stack& kept() noexcept {
+    thread_local torch::jit::Stack here __attribute__((tls_model("initial-exec")));
+    return here;
+  }
+
+  torch::jit::Stack stack_;
+};
+
+void fill_stack(const ts_operator& op, const Operands& operands, torch::jit::Stack& stack) {
+  const auto parameters = static_cast<int32_t>(op.parameters.size());
+  if (operands.arg_count > parameters) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT, op.name + ": " + std::to_string(operands.arg_count) +
+                                                 " arguments for " + std::to_string(parameters) +
+                                                 "; schema: " + op.schema);
+  }
+  stack.reserve(std::max(op.parameters.size(), op.returns));
+  Filler filler(op, operands, stack);
+  constexpr ts_arg kDefault{TS_ARG_DEFAULT, 0, 0};
+  for (int32_t i = 0; i < parameters; ++i) {
+    filler.push(op.parameters[static_cast<size_t>(i)],
+                i < operands.arg_count ? operands.args[i] : kDefault);
+  }
+}
+
+// The tensors on the stack, the elements of lists among them, in order.
+template <typename Take>
+void each_result(torch::jit::Stack& stack, Take&& take) {
+  for (c10::IValue& value : stack) {
+    if (value.isTensor()) {
+      take(std::move(value).toTensor());
+    } else if (value.isTensorList()) {
+      for (const c10::IValue& element : value.toListRef()) take(element.toTensor());
+    }
+  }
+}
+
+// A result that LibTorch left undefined, which some backward operators do, is no handle.
+ts_tensor* handle_or_null(at::Tensor tensor) {
+  return tensor.defined() ? to_handle(std::move(tensor)) : nullptr;
+}
+
+int32_t count_results(const torch::jit::Stack& stack) {
+  size_t count = 0;
+  for (const c10::IValue& value : stack) {
+    if (value.isTensor()) ++count;
+    if (value.isTensorList()) count += value.toListRef().size();
+  }
+  return static_cast<int32_t>(count);
+}
+
+void check_capacity(const ts_operator& op, int32_t capacity) {
+  if (capacity == 0) return;
+  if (op.tensor_returns < 0) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  op.name + " returns a list of tensors: call ts_operator_call_list");
+  }
+  if (capacity < op.tensor_returns) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  op.name + " returns " + std::to_string(op.tensor_returns) +
+                      " tensors and there is room for " + std::to_string(capacity));
+  }
+}
+
+void check_arrays(const Operands& operands) {
+  const auto check = [](int32_t count, const void* array, const char* name) {
+    if (count < 0 || (count > 0 && array == nullptr)) {
+      throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                    std::string(name) + ": a negative count, or NULL with a count above 0");
+    }
+  };
+  check(operands.arg_count, operands.args, "args");
+  check(operands.tensor_count, operands.tensors, "tensors");
+  check(operands.int_count, operands.ints, "ints");
+  check(operands.text_bytes, operands.text, "text");
+}
+
+// The tensors of a value: it may be one, or a list, in which some may be absent.
+template <typename Take>
+void each_tensor(const c10::IValue& value, Take&& take) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) take(value.toTensor());
+  } else if (value.isTensorList() || value.isOptionalTensorList()) {
+    for (const c10::IValue& element : value.toListRef()) each_tensor(element, take);
+  }
+}
+
+// Whether an argument lies on such a device, or names it.
+template <typename Match>
+bool is_there(const torch::jit::Stack& stack, Match&& match) {
+  return std::any_of(stack.begin(), stack.end(), [&](const c10::IValue& value) {
+    bool found = value.isDevice() && match(value.toDevice());
+    each_tensor(value, [&](const at::Tensor& t) { found = found || match(t.device()); });
+    return found;
+  });
+}
+
+// For an operator that makes its result from nothing, the device is an argument.
+bool works_on_gpu(const torch::jit::Stack& stack) {
+  return is_there(stack, [](c10::Device device) { return device.is_cuda(); });
+}
+
+// Whether a copy between host and device would wait until it is done.
+bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (op.non_blocking < 0) return false;
+  const c10::IValue& non_blocking = stack[static_cast<size_t>(op.non_blocking)];
+  if (non_blocking.isBool() && non_blocking.toBool()) return false;
+  return works_on_gpu(stack) && is_there(stack, [](c10::Device device) { return device.is_cpu(); });
+}
+
+// What a capture has to be told about a call, and what it cannot take.
+void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
+  const auto refuse = [&](const char* why) {
+    throw Failure(TS_ERROR_CAPTURE, op.name + " is not possible while a graph is captured: " + why);
+  };
+  if (op.reads_values && works_on_gpu(stack)) {
+    refuse("the host would have to wait for values that are not computed yet");
+  }
+  if (is_blocking_copy(op, stack)) {
+    refuse("the copy between host and device would wait; use pinned memory and NonBlocking");
+  }
+  for (const c10::IValue& value : stack) {
+    each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });
+  }
+}
+
+void note_results(const torch::jit::Stack& stack) {
+  for (const c10::IValue& value : stack) {
+    each_tensor(value, [](const at::Tensor& tensor) { made_in_capture(tensor); });
+  }
+}
+
+// Leaves the results on the stack.
+void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
+  fill_stack(op, operands, stack);
+  const bool captured = somebody_captures() && in_capture();
+  if (captured) prepare_capture(op, stack);
+  std::optional<RandomTurn> turn;
+  if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
+  const CaptureWatch watch(op.name.c_str());
+  std::optional<c10::NoGradGuard> no_grad;
+  if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
+  op.handle.callBoxed(&stack);
+  if (captured) note_results(stack);
+}
+
+void check_flags(int32_t flags) { require((flags & ~TS_CALL_NO_GRAD) == 0, "unknown call flag"); }
+
+std::string full_name(const std::string& name, const std::string& overload) {
+  return overload.empty() ? name : name + "." + overload;
+}
+
+[[noreturn]] void throw_not_found(const std::string& name, const std::string& overload) {
+  std::string known;
+  for (const auto& each : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (each.name != name) continue;
+    if (!known.empty()) known += ", ";
+    known += "\"" + each.overload_name + "\"";
+  }
+  throw Failure(TS_ERROR_NOT_FOUND,
+                "no operator " + full_name(name, overload) +
+                    (known.empty() ? "; names look like aten::add"
+                                   : "; the overloads of " + name + " are " + known));
+}
+
+std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::string& overload) {
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  if (!handle.has_value()) throw_not_found(name, overload);
+  auto op = std::make_unique<ts_operator>(ts_operator{*handle, full_name(name, overload), "", {}});
+  const c10::FunctionSchema& schema = handle->schema();
+  std::ostringstream text;
+  text << schema;
+  op->schema = text.str();
+  for (const c10::Argument& argument : schema.arguments()) {
+    op->parameters.push_back(parameter_of(argument));
+  }
+  op->random = handle->hasTag(at::Tag::nondeterministic_seeded);
+  // An index by numbers has the shape of its indices; only one by booleans waits.
+  op->reads_values =
+      handle->hasTag(at::Tag::data_dependent_output) ||
+      (handle->hasTag(at::Tag::dynamic_output_shape) && name.rfind("aten::index", 0) != 0);
+  for (size_t i = 0; i < op->parameters.size(); ++i) {
+    if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
+  }
+  op->returns = schema.returns().size();
+  for (const c10::Argument& result : schema.returns()) {
+    if (result.type()->kind() == c10::TypeKind::ListType) op->tensor_returns = -1;
+    if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
+  }
+  return op;
+}
+
+// All operators ever found.
+class Operators {
+ public:
+  const ts_operator* find(const std::string& name, const std::string& overload) {
+    const auto key = std::make_pair(name, overload);
+    {
+      const std::shared_lock<std::shared_mutex> lock(mutex_);
+      const auto known = known_.find(key);
+      if (known != known_.end()) return known->second.get();
+    }
+    auto op = read_operator(name, overload);
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    // Another thread may have been faster: then its entry stays, since it may be in use.
+    return known_.emplace(key, std::move(op)).first->second.get();
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::map<std::pair<std::string, std::string>, std::unique_ptr<const ts_operator>> known_;
+};
+
+Operators& operators() {
+  static auto* all = new Operators;  // never destroyed: the handles are valid for good
+  return *all;
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(name != nullptr && overload != nullptr, "name or overload is NULL");
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::operators().find(name, overload);
+  });
+}
+
+const char* ts_operator_schema(const ts_operator* op) {
+  return op == nullptr ? "" : op->schema.c_str();
+}
+
+ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                           ts_tensor* const* tensors, int32_t tensor_count, const int64_t* ints,
+                           int32_t int_count, const char* text, int32_t text_bytes, int32_t flags,
+                           ts_tensor** out, int32_t out_capacity, int32_t* out_count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(op != nullptr, "op is NULL");
+    ts::require(out_count != nullptr, "out_count is NULL");
+    ts::require(out_capacity >= 0 && (out_capacity == 0 || out != nullptr), "out is NULL");
+    ts::check_flags(flags);
+    const ts::Operands operands{args, arg_count, tensors, tensor_count,
+                                ints, int_count, text,    text_bytes};
+    ts::check_arrays(operands);
+    ts::check_capacity(*op, out_capacity);
+    ts::CallStack call;
+    ts::run(*op, operands, flags, *call);
+    const int32_t count = ts::count_results(*call);
+    if (out_capacity > 0) {
+      ts::each_result(*call, [&](at::Tensor t) { *out++ = ts::handle_or_null(std::move(t)); });
+    }
+    *out_count = count;
+  });
+}
+
+ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32_t arg_count,
+                                ts_tensor* const* tensors, int32_t tensor_count,
+                                const int64_t* ints, int32_t int_count, const char* text,
+                                int32_t text_bytes, int32_t flags, ts_tensor_list** out,
+                                int32_t* out_count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(op != nullptr, "op is NULL");
+    ts::require(out != nullptr && out_count != nullptr, "out or out_count is NULL");
+    ts::check_flags(flags);
+    const ts::Operands operands{args, arg_count, tensors, tensor_count,
+                                ints, int_count, text,    text_bytes};
+    ts::check_arrays(operands);
+    ts::CallStack call;
+    ts::run(*op, operands, flags, *call);
+    auto list = std::make_unique<ts_tensor_list>();
+    ts::each_result(*call, [&](at::Tensor t) { list->tensors.push_back(std::move(t)); });
+    *out_count = static_cast<int32_t>(list->tensors.size());
+    *out = list.release();
+  });
+}
+
+void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out) {
+  if (list == nullptr) return;
+  const std::unique_ptr<ts_tensor_list> owned(list);
+  for (at::Tensor& tensor : owned->tensors) *out++ = ts::handle_or_null(std::move(tensor));
+}
+
+void ts_tensor_list_free(ts_tensor_list* list) {
+  ts::enter_thread();
+  delete list;
+}

@@ -1,0 +1,222 @@
+#include "torch/tensor.h"
+
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/MemoryFormat.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstring>
+#include <string>
+
+#include "base/thread.h"
+#include "cuda/allocator.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "cuda/stream.h"
+
+namespace ts {
+
+std::atomic<int64_t> tensor_handles{0};
+
+at::ScalarType checked_dtype(int32_t dtype) {
+  const auto type = static_cast<at::ScalarType>(dtype);
+  if (dtype < 0 || dtype >= static_cast<int32_t>(at::ScalarType::NumOptions) ||
+      type == at::ScalarType::Undefined || c10::isQIntType(type)) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT, "dtype " + std::to_string(dtype) +
+                                                 ": not a data type that tensors can be made of");
+  }
+  return type;
+}
+
+bool is_pinned(const at::Tensor& tensor) {
+  return tensor.is_cpu() && device_count() > 0 && tensor.has_storage() &&
+         at::globalContext().isPinnedPtr(tensor.storage().data(), c10::DeviceType::CUDA);
+}
+
+namespace {
+
+at::IntArrayRef checked_sizes(const int64_t* sizes, int32_t ndim) {
+  require(ndim >= 0 && ndim <= 64, "ndim must be from 0 to 64");
+  require(ndim == 0 || sizes != nullptr, "sizes is NULL");
+  return {sizes, static_cast<size_t>(ndim)};
+}
+
+std::string shape_text(at::IntArrayRef sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+// The bytes of a contiguous tensor.
+size_t checked_bytes(at::IntArrayRef sizes, at::ScalarType dtype) {
+  bool empty = false;
+  for (const int64_t size : sizes) {
+    if (size < 0) {
+      throw Failure(TS_ERROR_INVALID_ARGUMENT, "a negative size in " + shape_text(sizes));
+    }
+    empty = empty || size == 0;
+  }
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  for (const int64_t size : sizes) {
+    // The product without zeros has to fit too: LibTorch computes strides from it.
+    if (__builtin_mul_overflow(bytes, size == 0 ? 1 : size, &bytes)) {
+      throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                    "sizes " + shape_text(sizes) + " are more than memory can address");
+    }
+  }
+  return empty ? 0 : static_cast<size_t>(bytes);
+}
+
+void require_bytes(size_t bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
+  const size_t needed = checked_bytes(sizes, dtype);
+  if (bytes != needed) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT, std::to_string(bytes) + " bytes given where " +
+                                                 shape_text(sizes) + " of " + c10::toString(dtype) +
+                                                 " has " + std::to_string(needed));
+  }
+}
+
+// Gives the caller's reference back.
+void drop(ts_tensor* tensor) noexcept {
+  if (tensor == nullptr) return;
+  tensor_handles.fetch_sub(1, std::memory_order_relaxed);
+  c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(tensor));
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_tensor_empty(const int64_t* sizes, int32_t ndim, int32_t dtype, int32_t device,
+                          int32_t memory_format, ts_tensor** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto shape = ts::checked_sizes(sizes, ndim);
+    const auto type = ts::checked_dtype(dtype);
+    ts::checked_bytes(shape, type);
+    ts::require(memory_format == TS_CONTIGUOUS || memory_format == TS_CHANNELS_LAST,
+                "memory_format must be TS_CONTIGUOUS or TS_CHANNELS_LAST");
+    ts::require(memory_format != TS_CHANNELS_LAST || ndim == 4, "channels_last needs 4 dimensions");
+    const auto where = ts::checked_device(device);
+    const auto format = memory_format == TS_CHANNELS_LAST ? c10::MemoryFormat::ChannelsLast
+                                                          : c10::MemoryFormat::Contiguous;
+    auto tensor =
+        at::empty(shape, at::TensorOptions().dtype(type).device(where).memory_format(format));
+    ts::made_in_capture(tensor);
+    *out = ts::to_handle(std::move(tensor));
+  });
+}
+
+ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim,
+                              int32_t dtype, ts_tensor** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto shape = ts::checked_sizes(sizes, ndim);
+    const auto type = ts::checked_dtype(dtype);
+    ts::require_bytes(bytes, shape, type);
+    ts::require(bytes == 0 || data != nullptr, "data is NULL");
+    if (type == at::ScalarType::Bool) {
+      for (size_t i = 0; i < bytes; ++i) {
+        ts::require(data[i] <= 1, "a byte of a bool tensor is neither 0 nor 1");
+      }
+    }
+    auto tensor = at::empty(shape, at::TensorOptions().dtype(type));
+    if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), data, bytes);
+    *out = ts::to_handle(std::move(tensor));
+  });
+}
+
+ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim,
+                                int32_t dtype, ts_tensor** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const auto shape = ts::checked_sizes(sizes, ndim);
+    const auto type = ts::checked_dtype(dtype);
+    ts::require_bytes(bytes, shape, type);
+    ts::require(data != nullptr, "data is NULL");
+    ts::require(reinterpret_cast<uintptr_t>(data) % c10::elementSize(type) == 0,
+                "data is not aligned to the element size");
+    *out = ts::to_handle(at::from_blob(data, shape, at::TensorOptions().dtype(type)));
+  });
+}
+
+ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = ts::to_handle(ts::value_of(tensor));
+  });
+}
+
+void ts_tensor_free(ts_tensor* tensor) {
+  ts::enter_thread();
+  ts::drop(tensor);
+}
+
+void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {
+  ts::enter_thread();
+  for (int64_t i = 0; i < count; ++i) ts::drop(tensors[i]);
+}
+
+int64_t ts_tensor_count(void) { return ts::tensor_handles.load(std::memory_order_relaxed); }
+
+ts_error* ts_tensor_describe(const ts_tensor* tensor, ts_tensor_info* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    const at::Tensor value = ts::value_of(tensor);
+    ts_tensor_info info{};
+    info.numel = value.numel();
+    info.element_size = static_cast<int32_t>(value.element_size());
+    info.bytes = ts::bytes_of(value);
+    info.ndim = static_cast<int32_t>(value.dim());
+    info.dtype = static_cast<int32_t>(value.scalar_type());
+    info.device = ts::device_index(value.device());
+    info.contiguous = value.is_contiguous();
+    info.channels_last = info.ndim == 4 && value.is_contiguous(c10::MemoryFormat::ChannelsLast);
+    info.requires_grad = value.requires_grad();
+    info.pinned = ts::is_pinned(value);
+    *out = info;
+  });
+}
+
+ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
+                          int32_t capacity) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    if (capacity < value.dim()) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "capacity " + std::to_string(capacity) +
+                                                       " for a tensor of " +
+                                                       std::to_string(value.dim()) + " dimensions");
+    }
+    const auto shape = value.sizes();
+    const auto steps = value.strides();
+    if (sizes != nullptr) std::copy(shape.begin(), shape.end(), sizes);
+    if (strides != nullptr) std::copy(steps.begin(), steps.end(), strides);
+  });
+}
+
+ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(out != nullptr, "out is NULL");
+    *out = reinterpret_cast<uintptr_t>(ts::value_of(tensor).data_ptr());
+  });
+}
+
+ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    ts::require(value.is_cuda(), "record_stream is for tensors on a GPU");
+    const auto used_on = ts::checked_stream(stream);
+    ts::record_use(ts::storage_of(value), used_on);
+  });
+}

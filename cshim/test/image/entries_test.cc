@@ -1,0 +1,320 @@
+// Entry points: the same pixels, less work, and never other pixels, whatever the blob says.
+#include "image/entries.h"
+
+#include <cstring>
+
+#include "image/entropy.h"
+
+namespace {
+
+using namespace samples;
+
+struct Blob {
+  Bytes bytes;
+  uint64_t proof = 0;
+};
+
+Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
+  Blob blob;
+  blob.bytes.resize(1 << 20);
+  EntriesOut out = {spacing, blob.bytes.data(), blob.bytes.size()};
+  decoder->make_entries(file.data(), file.size(), &out);
+  blob.bytes.resize(out.written);
+  blob.proof = out.proof;
+  return blob;
+}
+
+// Makes the digests right again: what a forger does.
+void seal(Bytes* blob, const Bytes& file) {
+  const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
+  put(8, xxh64(file.data(), file.size(), 0));
+  put(16, static_cast<uint32_t>(file.size()));
+  put(56, xxh64(blob->data() + 64, blob->size() - 64, xxh64(blob->data(), 56, 0)));
+}
+
+TEST(Entries, DigestIsXxh64) {
+  const auto digest = [](const std::string& text) {
+    return xxh64(reinterpret_cast<const uint8_t*>(text.data()), text.size(), 0);
+  };
+  EXPECT_EQ(digest(""), 0xEF46DB3751D8E999u);
+  EXPECT_EQ(digest("a"), 0xD24EC4F1A98C6E5Bu);
+  EXPECT_EQ(digest("abc"), 0x44BC2CF5AD770999u);
+  EXPECT_EQ(digest("Nobody inspects the spammish repetition"), 0xFBCEA83C8A378BF1u);
+}
+
+TEST(Entries, WhatIsPackedComesBack) {
+  Random random(31);
+  for (int i = 0; i < 500; ++i) {
+    const int count = uniform(random, 1, 60);
+    std::vector<EntryPoint> points;
+    uint32_t bit = 0;
+    const auto step = uint32_t{1} << uniform(random, 0, 24);
+    const int range = 1 << uniform(random, 0, 15);
+    for (int k = 0; k < count; ++k) {
+      EntryPoint point = {bit, {}};
+      for (auto& dc : point.dc) dc = static_cast<int16_t>(uniform(random, -range, range - 1));
+      points.push_back(point);
+      bit += static_cast<uint32_t>(random()) % step;
+    }
+    const uint32_t spacing = static_cast<uint32_t>(uniform(random, 1, 100));
+    const EntriesOf of = {random(), 1u << 30, 600, uint64_t{spacing} * static_cast<uint32_t>(count),
+                          spacing};
+    const size_t size = pack_entries(of, points, nullptr, 0);
+    ASSERT_GT(size, 0u);
+    Bytes blob(size);
+    ASSERT_EQ(pack_entries(of, points, blob.data(), size), size);
+    Entries entries;
+    ASSERT_TRUE(entries.attach(blob.data(), blob.size()));
+    ASSERT_EQ(entries.count(), points.size());
+    EXPECT_EQ(entries.of().digest, of.digest);
+    EXPECT_EQ(entries.of().mcus, of.mcus);
+    for (uint32_t k = 0; k < entries.count(); ++k) ASSERT_TRUE(entries.at(k) == points[k]);
+    // Any byte that changes is noticed.
+    const size_t at = random() % size;
+    blob[at] = static_cast<uint8_t>(blob[at] ^ 1 << random() % 8);
+    EXPECT_FALSE(entries.attach(blob.data(), blob.size()));
+  }
+}
+
+TEST(Entries, CropsEqualTheWholeDecode) {
+  Random random(32);
+  JpegDecoder decoder(1 << 24);
+  JpegDecoder libjpeg(1 << 24);
+  libjpeg.set_own(false);
+  int64_t used = 0, verified = 0;
+  for (const Kind& kind : kKinds) {
+    for (int i = 0; i < 60 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      const Bytes file = usual(random, kind, width, height);
+      const uint32_t spacings[] = {1, 2, 3, 5, 8, 16, 100};
+      const uint32_t spacing = spacings[random() % 7];
+      Blob blob = make(&decoder, file, spacing);
+      ASSERT_GT(blob.bytes.size(), 0u);
+      ASSERT_NE(blob.proof, 0u);
+      for (int k = 0; k < 12; ++k) {
+        const Box box = k == 0 ? Box{0, 0, width, height} : draw_box(random, width, height);
+        const Result expected = decode_by(&libjpeg, file, box);
+        ASSERT_EQ(expected.code, TS_OK) << expected.message;
+        uint64_t unproven = 0;
+        EntriesIn in = {blob.bytes.data(), blob.bytes.size(), &blob.proof};
+        if (k % 3 == 1) in.proof = nullptr;
+        if (k % 3 == 2) in.proof = &unproven;
+        const Result got = decode_by(&decoder, file, box, &in);
+        ASSERT_EQ(got.code, TS_OK) << got.message;
+        ASSERT_EQ(got.pixels, expected.pixels)
+            << kind.name << " " << width << " x " << height << ": " << box.width() << " x "
+            << box.height() << " at " << box.x0 << ", " << box.y0 << " spacing " << spacing;
+        ++(k % 3 == 2 ? verified : used);
+        if (k % 3 == 2) {
+          ASSERT_EQ(unproven, blob.proof);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(decoder.stats().entries_used, used);
+  EXPECT_EQ(decoder.stats().entries_verified, verified);
+  EXPECT_EQ(decoder.stats().entries_refused, 0);
+  EXPECT_EQ(decoder.stats().gave_up, 0);
+}
+
+TEST(Entries, MadeOnTheWayAreTheSame) {
+  Random random(33);
+  JpegDecoder decoder(1 << 24);
+  for (int i = 0; i < 200; ++i) {
+    const int width = uniform(random, 20, 300);
+    const int height = uniform(random, 20, 300);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const uint32_t spacing = static_cast<uint32_t>(uniform(random, 0, 9));
+    const Blob alone = make(&decoder, file, spacing);
+    Bytes buffer(file.size());
+    EntriesOut out = {spacing, buffer.data(), buffer.size()};
+    const Box box = draw_box(random, width, height);
+    const Result plain = decode_by(&decoder, file, box);
+    const Result got = decode_by(&decoder, file, box, nullptr, &out);
+    ASSERT_EQ(got.pixels, plain.pixels);
+    ASSERT_EQ(out.written, alone.bytes.size());
+    ASSERT_EQ(out.proof, alone.proof);
+    if (out.written <= buffer.size()) {
+      buffer.resize(out.written);
+      ASSERT_EQ(buffer, alone.bytes);
+    }
+    if (spacing == 0) {
+      EXPECT_LE(out.written, file.size() * 15 / 1000);
+      EXPECT_TRUE(out.written != 0 || file.size() < 12000) << file.size();
+    }
+  }
+}
+
+TEST(Entries, OtherFilesAreRefused) {
+  Random random(34);
+  JpegDecoder decoder(1 << 24);
+  JpegDecoder libjpeg(1 << 24);
+  libjpeg.set_own(false);
+  int64_t refused = 0;
+  for (int i = 0; i < 400 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Kind& kind = kKinds[random() % 8];
+    const Bytes old = usual(random, kind, width, height);
+    Blob blob = make(&decoder, old, 3);
+    Bytes file = usual(random, kind, width, height);
+    if (i % 2 == 0) {  // the same file with one bit changed
+      file = old;
+      const size_t at = file.size() / 2 + random() % (file.size() / 2);
+      file[at] = static_cast<uint8_t>(file[at] ^ 1 << random() % 8);
+    }
+    if (file == old) continue;  // of a pixel or two
+    const Box box = draw_box(random, width, height);
+    const Result expected = decode_by(&libjpeg, file, box);
+    for (int way = 0; way < 3; ++way) {
+      uint64_t unproven = 0;
+      const EntriesIn in = {blob.bytes.data(), blob.bytes.size(),
+                            way == 0   ? nullptr
+                            : way == 1 ? &blob.proof
+                                       : &unproven};
+      const Result got = decode_by(&decoder, file, box, &in);
+      ASSERT_EQ(got.code, expected.code) << i << got.message << expected.message;
+      ASSERT_EQ(got.message, expected.message);
+      ASSERT_EQ(got.pixels, expected.pixels);
+      ASSERT_EQ(unproven, 0u);
+      // Damage is thrown before or after entries are judged.
+      refused += got.code == TS_OK;
+    }
+  }
+  EXPECT_GE(decoder.stats().entries_refused, refused);
+  EXPECT_EQ(decoder.stats().entries_used + decoder.stats().entries_verified, 0);
+}
+
+// Entries that a forger wrote, digests and all: every chain of them is compared with the scan
+// before it is used, so that pixels are right even where they agree with each other.
+TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
+  Random random(35);
+  JpegDecoder decoder(1 << 24);
+  JpegDecoder libjpeg(1 << 24);
+  libjpeg.set_own(false);
+  int64_t forged = 0;
+  for (int i = 0; i < 1500 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const uint32_t spacing = static_cast<uint32_t>(uniform(random, 1, 4));
+    const Blob blob = make(&decoder, file, spacing);
+    Bytes forgery = blob.bytes;
+    if (i % 2 == 0) {
+      for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
+        const size_t at = random() % 3 == 0 ? random() % forgery.size()
+                                            : std::min(forgery.size() - 1, 36 + random() % 60);
+        forgery[at] = static_cast<uint8_t>(forgery[at] ^ 1 << random() % 8);
+      }
+      seal(&forgery, file);
+    } else {
+      // Points of this very file, one MCU further than they say: each segment ends where the next
+      // begins.
+      const Blob all = make(&decoder, file, 1);
+      Entries points;
+      ASSERT_TRUE(points.attach(all.bytes.data(), all.bytes.size()));
+      std::vector<EntryPoint> shifted;
+      for (uint32_t k = 0; k < points.count(); k += spacing) {
+        shifted.push_back(points.at(std::min(k + 1, points.count() - 1)));
+      }
+      EntriesOf of = points.of();
+      of.spacing = spacing;
+      forgery.resize(1 << 16);
+      forgery.resize(pack_entries(of, shifted, forgery.data(), forgery.size()));
+    }
+    if (forgery == blob.bytes) continue;
+    ++forged;
+    const Box box = draw_box(random, width, height);
+    const Result expected = decode_by(&libjpeg, file, box);
+    uint64_t unproven = 0;
+    uint64_t of_another = blob.proof;
+    for (uint64_t* proof : {&unproven, &of_another}) {
+      const EntriesIn in = {forgery.data(), forgery.size(), proof};
+      const Result got = decode_by(&decoder, file, box, &in);
+      ASSERT_EQ(got.code, expected.code) << got.message;
+      ASSERT_EQ(got.pixels, expected.pixels) << i;
+    }
+    // A change of what no entry depends on may leave all of them right: then, and only then, it is
+    // taken.
+    if (unproven != 0) {
+      Entries a, b;
+      ASSERT_TRUE(a.attach(blob.bytes.data(), blob.bytes.size()));
+      ASSERT_TRUE(b.attach(forgery.data(), forgery.size()));
+      ASSERT_EQ(a.count(), b.count());
+      for (uint32_t k = 0; k < a.count(); ++k) ASSERT_TRUE(a.at(k) == b.at(k));
+    }
+    // Trusted by its digests alone, a forgery may give other pixels, but nothing worse.
+    const EntriesIn trusted = {forgery.data(), forgery.size(), nullptr};
+    ASSERT_EQ(decode_by(&decoder, file, box, &trusted).code, TS_OK);
+  }
+  EXPECT_GT(forged, 1000);
+  EXPECT_GT(decoder.stats().entries_refused, forged);
+}
+
+TEST(Entries, FilesThatHaveNone) {
+  Random random(36);
+  JpegDecoder decoder(1 << 24);
+  for (const Coding coding : {Coding::kProgressive, Coding::kArithmetic, Coding::kSeparateScans}) {
+    JpegOptions options;
+    options.coding = coding;
+    EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 400, 300), options), 4).bytes.size(), 0u);
+  }
+  EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 400, 300, 4), {}), 4).bytes.size(), 0u);
+  EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 30, 20), {}), 0).bytes.size(), 0u);
+  Bytes damaged = encode_jpeg(picture(random, 400, 300), {});
+  EXPECT_GT(make(&decoder, damaged, 0).bytes.size(), 0u);
+  const auto middle = damaged.begin() + static_cast<std::ptrdiff_t>(damaged.size() / 2);
+  damaged.erase(middle, middle + 500);
+  EXPECT_EQ(make(&decoder, damaged, 0).bytes.size(), 0u);
+}
+
+TEST(Entries, TheCInterface) {
+  Random random(37);
+  const Decoder decoder = new_decoder();
+  const Bytes file = encode_jpeg(picture(random, 400, 300), {});
+  Bytes buffer(file.size());
+  size_t written = 1;
+  uint64_t proof = 1;
+  ASSERT_EQ(Outcome(ts_image_entries_make(decoder.get(), file.data(), file.size(), 0, buffer.data(),
+                                          10, &written, &proof))
+                .code,
+            TS_OK);
+  EXPECT_GT(written, 10u);
+  EXPECT_EQ(proof, 0u);
+  const ts_image_geometry g = crop(33, 50, 200, 100);
+  Image plain;
+  ASSERT_EQ(decode(decoder.get(), file, g, &plain).code, TS_OK);
+  Bytes pixels(plain.pixels.size());
+  ASSERT_EQ(Outcome(ts_image_decode_make_entries(decoder.get(), file.data(), file.size(), &g,
+                                                 pixels.data(), 600, 0, buffer.data(),
+                                                 buffer.size(), &written, &proof))
+                .code,
+            TS_OK);
+  EXPECT_EQ(pixels, plain.pixels);
+  EXPECT_NE(proof, 0u);
+  const uint64_t made = proof;
+  for (const uint64_t given : {uint64_t{0}, made}) {
+    std::fill(pixels.begin(), pixels.end(), uint8_t{0});
+    proof = given;
+    ASSERT_EQ(Outcome(ts_image_decode_entries(decoder.get(), file.data(), file.size(), &g,
+                                              pixels.data(), 600, buffer.data(), written, &proof))
+                  .code,
+              TS_OK);
+    EXPECT_EQ(pixels, plain.pixels);
+    EXPECT_EQ(proof, made);
+  }
+  ASSERT_EQ(Outcome(ts_image_decode_entries(decoder.get(), file.data(), file.size(), &g,
+                                            pixels.data(), 600, nullptr, 0, nullptr))
+                .code,
+            TS_OK);
+  ts_image_stats stats = {};
+  ASSERT_EQ(Outcome(ts_image_decoder_stats(decoder.get(), &stats)).code, TS_OK);
+  EXPECT_EQ(stats.jpeg_own, 5);
+  EXPECT_EQ(stats.entries_made, 1);
+  EXPECT_EQ(stats.entries_used, 1);
+  EXPECT_EQ(stats.entries_verified, 1);
+  EXPECT_EQ(stats.entries_refused, 1);
+}
+
+}  // namespace

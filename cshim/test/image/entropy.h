@@ -1,0 +1,111 @@
+// JPEG files of every usual kind, and the ways to decode them, for the tests of the entropy decoder
+// and of entry points. TS_TEST_ROUNDS=N does N times as much, from the same seeds on: for long
+// runs.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "base/error.h"
+#include "image/jpeg.h"
+#include "image/jpeg_entropy.h"
+#include "image/samples.h"
+
+namespace samples {
+
+using namespace ts::image;
+
+inline int rounds() {
+  const char* value = std::getenv("TS_TEST_ROUNDS");
+  return value == nullptr ? 1 : std::max(1, std::atoi(value));
+}
+
+struct Kind {
+  const char* name;
+  int channels;
+  int factors[3][2];
+};
+
+inline const Kind kKinds[] = {
+    {"444", 3, {{1, 1}, {1, 1}, {1, 1}}},  {"422", 3, {{2, 1}, {1, 1}, {1, 1}}},
+    {"420", 3, {{2, 2}, {1, 1}, {1, 1}}},  {"440", 3, {{1, 2}, {1, 1}, {1, 1}}},
+    {"411", 3, {{4, 1}, {1, 1}, {1, 1}}},  {"mixed chroma", 3, {{2, 2}, {2, 1}, {1, 2}}},
+    {"grey", 1, {{1, 1}, {1, 1}, {1, 1}}}, {"grey 2x2", 1, {{2, 2}, {1, 1}, {1, 1}}},
+};
+
+// A file of the usual kind, with everything that may vary in it drawn.
+inline Bytes usual(Random& random, const Kind& kind, int width, int height) {
+  JpegOptions options;
+  const int qualities[] = {1, 5, 20, 50, 75, 90, 97, 100};
+  options.quality = qualities[random() % 8];
+  options.baseline = random() % 2 == 0;  // else quantisers of 16 bits at low qualities
+  options.optimize = random() % 2 == 0;
+  if (random() % 3 == 0) options.restart_interval = uniform(random, 1, 12);
+  for (int c = 0; c < 3; ++c) {
+    options.sampling[c][0] = kind.factors[c][0];
+    options.sampling[c][1] = kind.factors[c][1];
+  }
+  Image image = picture(random, width, height, kind.channels);
+  if (random() % 3 == 0) {  // noise: every coefficient, and the longest codes
+    for (auto& byte : image.pixels) byte = static_cast<uint8_t>(random());
+  }
+  Bytes bytes = encode_jpeg(image, options);
+  if (random() % 4 == 0) {  // fill bytes before markers, restart markers among them
+    for (size_t i = 2; i + 1 < bytes.size(); ++i) {
+      if (bytes[i] != 0xFF || bytes[i + 1] == 0 || bytes[i + 1] == 0xFF) continue;
+      const auto fill = static_cast<size_t>(uniform(random, 0, 3));
+      bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(i), fill, 0xFF);
+      i += fill + 1;
+      if (bytes[i] < 0xD0 || bytes[i] > 0xD8) {
+        if (bytes[i] == 0xD9) break;
+        i += static_cast<size_t>(bytes[i + 1]) << 8 | bytes[i + 2];
+      }
+    }
+  }
+  return bytes;
+}
+
+inline void draw_size(Random& random, int* width, int* height) {
+  const int limits[] = {3, 17, 40, 150};
+  *width = uniform(random, 1, limits[random() % 4]);
+  *height = uniform(random, 1, limits[random() % 4]);
+}
+
+struct Result {
+  int32_t code = TS_OK;
+  std::string message;
+  Bytes pixels;
+};
+
+// What image.cc does with a JPEG.
+inline Result decode_by(JpegDecoder* decoder, const Bytes& bytes, const Box& box,
+                        const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
+  const Bytes exact(bytes);
+  const int32_t width = box.width();
+  const int32_t height = box.height();
+  const ts_image_geometry geometry = {box.x0, box.y0, width, height, width, height,
+                                      0,      0,      width, height, false, 0};
+  Result result;
+  result.pixels.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
+  const Outcome outcome(ts::guard(__func__, [&] {
+    Resizer resizer;
+    const Box needed =
+        resizer.start(geometry, result.pixels.data(), static_cast<size_t>(width) * 3);
+    decoder->decode(exact.data(), exact.size(), needed, &resizer, in, out);
+  }));
+  result.code = outcome.code;
+  result.message = outcome.message;
+  if (result.code != TS_OK) result.pixels.clear();
+  return result;
+}
+
+inline Box draw_box(Random& random, int width, int height) {
+  const int w = random() % 4 == 0 ? std::min(width, 3) : uniform(random, 1, width);
+  const int h = random() % 4 == 0 ? std::min(height, 3) : uniform(random, 1, height);
+  const int x = uniform(random, 0, width - w);
+  const int y = uniform(random, 0, height - h);
+  return {x, y, x + w, y + h};
+}
+
+}  // namespace samples

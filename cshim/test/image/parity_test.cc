@@ -1,0 +1,70 @@
+// The same bytes as Pillow and torchvision: data/ is what make_parity.py wrote with them.
+#include <zlib.h>
+
+#include <map>
+#include <sstream>
+
+#include "image/samples.h"
+
+namespace {
+
+using namespace samples;
+
+TEST(Parity, EqualsPillowAndTorchvision) {
+  const Decoder decoder = new_decoder();
+  std::map<std::string, Bytes> files;
+  const Bytes text = read_file("data/parity.txt");
+  std::istringstream lines(std::string(text.begin(), text.end()));
+  int decodes = 0;
+  int geometries = 0;
+  int uprights = 0;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string kind;
+    std::string name;
+    int orientation = 0;
+    words >> kind;
+    if (kind == "#") continue;
+    if (kind == "upright") words >> orientation;
+    words >> name;
+    if (files.count(name) == 0) files[name] = read_file("data/" + name);
+    ts_image_geometry g = {};
+    if (kind == "decode") {
+      int width = 0;
+      int height = 0;
+      words >> width >> height;
+      ts_image_info info = {};
+      ASSERT_EQ(Outcome(ts_image_header(files[name].data(), files[name].size(), &info)).code, TS_OK)
+          << name;
+      EXPECT_EQ(info.width, width) << name;
+      EXPECT_EQ(info.height, height) << name;
+      g = crop(0, 0, width, height);
+      ++decodes;
+    } else {
+      ASSERT_TRUE(kind == "geometry" || kind == "upright") << line;
+      int flip = 0;
+      words >> g.crop_x >> g.crop_y >> g.crop_width >> g.crop_height >> g.resize_width >>
+          g.resize_height >> g.window_x >> g.window_y >> g.window_width >> g.window_height >> flip;
+      g.flip = flip != 0;
+      g.orientation = orientation;
+      ++(orientation == 0 ? geometries : uprights);
+    }
+    ts_image_info stored = {};
+    ASSERT_EQ(Outcome(ts_image_header(files[name].data(), files[name].size(), &stored)).code, TS_OK)
+        << name;
+    EXPECT_EQ(stored.orientation, std::max(orientation, 1)) << name;
+    uint32_t expected = 0;
+    words >> std::hex >> expected;
+    ASSERT_FALSE(words.fail()) << line;
+    Image got;
+    const Outcome outcome = decode(decoder.get(), files[name], g, &got);
+    ASSERT_EQ(outcome.code, TS_OK) << line << ": " << outcome.message;
+    EXPECT_EQ(crc32(0, got.pixels.data(), static_cast<unsigned>(got.pixels.size())), expected)
+        << line;
+  }
+  EXPECT_EQ(decodes, 20);
+  EXPECT_EQ(geometries, 20 * 24);
+  EXPECT_EQ(uprights, 10 * 7);
+}
+
+}  // namespace

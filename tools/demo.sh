@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# The main job: train a small network on a .tgz of labelled photographs, then let a second program predict some.
+#
+# ARCHIVE=FILE   train on this archive (a folder a class); TEST=FILE is the held-back one, if there is one
+# DEVICE=cuda|cpu, CHECKPOINT=FILE
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+checkpoint=${CHECKPOINT:-cshim/build/demo.safetensors}
+train=() predict=examples/data/photos-test.tgz
+if [[ -n ${ARCHIVE:-} ]]; then
+  [[ -f $ARCHIVE ]] || { echo "demo: error: ARCHIVE=$ARCHIVE: no such file (relative to $PWD)" >&2 && exit 1; }
+  train+=(-archive "$ARCHIVE")
+  if [[ -n ${TEST:-} ]]; then
+    [[ -f $TEST ]] || { echo "demo: error: TEST=$TEST: no such file (relative to $PWD)" >&2 && exit 1; }
+    train+=(-test "$TEST")
+  fi
+  predict=${TEST:-$ARCHIVE}
+fi
+[[ -z ${DEVICE:-} ]] || train+=(-device "$DEVICE")
+go run ./examples/01-train train "${train[@]}" -checkpoint "$checkpoint"
+echo
+echo "demo: predicting from the checkpoint, in a new process"
+go run ./examples/01-train predict -checkpoint "$checkpoint" "$predict"

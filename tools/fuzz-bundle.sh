@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Puts all fuzzers, the C++ ones (libFuzzer, with the address and undefined-behaviour sanitizers) and the Go ones, with their
+# corpora and seeds into fuzz-bundle/, with run.sh to run them here or on a larger machine that has neither clang nor Go.
+#
+# FUZZ_SEEDS=DIR   more seeds: DIR/TARGET/files (as run.sh leaves them in $OUT/corpus)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=fuzz-bundle/.payload
+limit_mib=60 # what can be sent to a borrowed machine in one go
+say() { echo "fuzz-bundle: $*" >&2; }
+
+clang=${CLANG:-}
+for name in clang++ clang++-{20..14}; do
+  [[ -n $clang ]] || ! command -v "$name" >/dev/null || clang=$name
+done
+[[ -n $clang ]] || { say "error: no clang++: apt-get install clang (with libclang-rt-*-dev, which has libFuzzer)" && exit 1; }
+
+rm -rf fuzz-bundle
+mkdir -p "$out"/{bin,lib,corpus,tree}
+say "libFuzzer programs"
+cshim/setup/shim.sh cshim/build-fuzz -DTS_FUZZ=ON -DTS_SANITIZE=ON -DCMAKE_CXX_COMPILER="$clang" -- fuzzers
+cp cshim/build-fuzz/bin/*_fuzz "$out/bin/"
+cp cshim/test/fuzz/words.dict "$out/"
+for program in "$out"/bin/*_fuzz; do
+  name=$(basename "$program")
+  mkdir -p "$out/corpus/$name"
+  find "cshim/test/fuzz/corpus/$name" -type f -exec cp -t "$out/corpus/$name" {} + 2>/dev/null || true
+  case $name in
+    jpeg_fuzz) cp cshim/test/data/*.jpg "$out/corpus/$name/" ;;
+    png_fuzz) cp cshim/test/data/*.png "$out/corpus/$name/" ;;
+    webp_fuzz) cp cshim/test/data/*.webp "$out/corpus/$name/" ;;
+    entries_fuzz | exif_fuzz | inflate_fuzz) python3 cshim/test/fuzz/seeds.py "$name" "$out/corpus/$name" cshim/test/data ;;
+  esac
+done
+
+say "Go fuzzers"
+cp cshim/build/lib/libtorchstream.so "$out/lib/"
+strip --strip-unneeded "$out/lib/libtorchstream.so"
+mkdir -p "$out/tree/imageloader/testdata"
+go test -c -fuzz=Fuzz -trimpath -ldflags '-s -w' -o "$out/tree/imageloader/imageloader.test" ./imageloader
+cp -R imageloader/testdata/. "$out/tree/imageloader/testdata/"
+grep -hoE '^func Fuzz[A-Za-z]+' imageloader/*_test.go | sed 's/func //' | sort | while read -r name; do mkdir -p "$out/corpus/$name"; done
+
+if [[ -n ${FUZZ_SEEDS:-} ]]; then
+  for folder in "$out"/corpus/*; do
+    find "$FUZZ_SEEDS/$(basename "$folder")" -type f -exec cp -t "$folder" {} + 2>/dev/null || true
+  done
+fi
+for file in "$out"/lib/*.so "$out"/tree/imageloader/imageloader.test; do
+  cmake -DBINARY="$PWD/$file" -P tools/remove_rpath.cmake >/dev/null
+done
+git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
+tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | gzip -6 >fuzz-bundle/payload.tar.gz
+rm -rf "$out"
+cp tools/fuzz-run.sh fuzz-bundle/run.sh
+size=$(du -sm fuzz-bundle | cut -f1)
+((size <= limit_mib)) || { say "error: fuzz-bundle is $size MiB, more than $limit_mib" && exit 1; }
+say "fuzz-bundle is ready ($size MiB): fuzz-bundle/run.sh, here or elsewhere"

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Puts all that runs on a GPU machine with LibTorch, but without Go, into gpu-bundle/: see run.sh there.
+#
+# Layout of payload.tar.gz: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it
+# does here; each package's test binary is in its folder. bin/ has the programs, lib/ the shim, shim/ the C++ tests and
+# benchmarks.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+out=gpu-bundle/.payload
+# What can be sent to a borrowed machine in one go, the repository included.
+limit_mib=48
+say() { echo "gpu-bundle: $*" >&2; }
+
+rm -rf gpu-bundle
+mkdir -p "$out"/{bin,lib,shim,tree}
+
+say "C++ tests and benchmarks"
+cshim/setup/shim.sh cshim/build -- all ts_bench
+# Installing drops symbols and the paths of this machine.
+cmake --install cshim/build --prefix "$PWD/$out" --strip >/dev/null
+rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
+
+build=(-trimpath -ldflags '-s -w')
+module=$(go list -m)
+# Only what can be different on a machine with a GPU, for the size: no tests of packages without the shim, none of the
+# image part, and none of the experiments, which run as a whole there.
+{
+  echo "$module/internal/capi"
+  go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
+} | while read -r package; do
+  case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
+  folder=.${package#"$module"}
+  say "tests of ${folder#./}"
+  mkdir -p "$out/tree/$folder"
+  go test -c "${build[@]}" -o "$out/tree/$folder/$(basename "$folder").test" "$package"
+done
+go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/... 2>/dev/null | while read -r package; do
+  say "program ${package#"$module"/}"
+  go build "${build[@]}" -o "$out/bin/$(basename "$package")" "$package"
+done
+
+# What tests and programs read: testdata of every package, the shim's test data, the example archives.
+find . -path ./gpu-bundle -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
+  -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data \) -print | while read -r folder; do
+  mkdir -p "$out/tree/$folder"
+  cp -R "$folder/." "$out/tree/$folder/"
+done
+# Run-time paths lead to this clone's build folder and to LibTorch here: they mean nothing elsewhere.
+find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -name "*.so" \) | while read -r file; do
+  if readelf -h "$file" >/dev/null 2>&1; then
+    cmake -DBINARY="$PWD/$file" -P tools/remove_rpath.cmake >/dev/null
+  fi
+done
+git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
+leaks=$(grep -rlaF -e "$PWD" -e "$HOME/" "$out" | tr '\n' ' ' || true)
+[[ -z $leaks ]] || say "note: these contain paths of this machine: $leaks"
+# Programs compress to a third.
+tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | gzip -9 >gpu-bundle/payload.tar.gz
+rm -rf "$out"
+cp tools/gpu-run.sh gpu-bundle/run.sh
+size=$(du -sm gpu-bundle | cut -f1)
+if ((size > limit_mib)); then
+  say "error: gpu-bundle is $size MiB, more than $limit_mib; the largest files in it are"
+  tar -tvzf gpu-bundle/payload.tar.gz | sort -rnk3 | head -10 >&2
+  exit 1
+fi
+say "gpu-bundle is ready ($size MiB): copy it to the GPU machine and run gpu-bundle/run.sh there"

@@ -1,0 +1,235 @@
+#!/usr/bin/env bash
+# Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
+#
+#   run.sh [STAGE...]      stages: tests sanitize bench demo train examples (default: tests bench demo); none: only unpack
+#
+# OUT=DIR            where logs and results go (default ./out)
+# LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
+# TEST_TIMEOUT=SECS  limit for one test program (default 240)
+# RUN=REGEXP         only the Go tests that match
+# ONLY=REGEXP        only the test programs whose names in the table match, for tests and sanitize
+# DEVICE=cuda|cpu    for demo and train (default cuda)
+# ARCHIVE=FILE       for train (default: one of COUNT=8000 photographs is made; needs Python's Pillow); TRAIN=OPTIONS more options
+#
+# Exit status: 0 only if everything that ran passed. $OUT/summary.txt is the table that is also printed.
+set -uo pipefail
+bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+out=${OUT:-$PWD/out}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+limit=${TEST_TIMEOUT:-240}
+device=${DEVICE:-cuda}
+failures=0
+summary=$out/summary.txt
+: >"$summary"
+say() { echo "$*" | tee -a "$summary"; }
+
+# ---- The payload, unpacked beside this script, or in a temporary folder where that cannot be written to.
+here=$bundle/unpacked
+rm -rf "$here" 2>/dev/null
+mkdir -p "$here" 2>/dev/null || here=$(mktemp -d) || exit 2
+tar -xzf "$bundle/payload.tar.gz" -C "$here" || { echo "run.sh: error: cannot unpack payload.tar.gz into $here" >&2 && exit 2; }
+
+# ---- LibTorch and the libraries beside it. LD_LIBRARY_PATH is searched before a library's own run-time path.
+torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
+[[ -e $torch/torch/lib/libtorch_cpu.so ]] && torch=$torch/torch
+if [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
+  echo "run.sh: error: no LibTorch: python3 cannot import torch; set LIBTORCH to a site-packages with torch/ in it" >&2
+  exit 2
+fi
+path=$here/lib:$torch/lib
+for folder in "$(dirname "$torch")"/nvidia/*/lib; do [[ -d $folder ]] && path+=:$folder; done
+# A LibTorch without NVIDIA's wheels beside it takes the system's toolkit.
+for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do [[ -d $folder ]] && path+=:$folder; done
+export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export TMPDIR=${TMPDIR:-/tmp}
+
+say "torchstream $(cat "$here/VERSION"), LibTorch in $torch"
+say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
+say "$(nproc) cores, $(uname -sr)"
+
+# All programs that test, as far as ONLY matches: "folder<TAB>name<TAB>file<TAB>kind".
+programs() { every_program | awk -F'\t' -v only="${ONLY:-.}" '$2 ~ only'; }
+
+every_program() {
+  find "$here/tree" -name '*.test' -type f | sort | while read -r f; do
+    local folder=${f%/*}
+    printf '%s\t%s\t%s\tgo\n' "$folder" "${folder#"$here/tree/"}" "$f"
+  done
+  mkdir -p "$here/tree/cshim/test"
+  find "$here/shim" -name '*_test' -type f | sort | while read -r f; do
+    printf '%s\t%s\t%s\tshim\n' "$here/tree/cshim/test" "cshim/$(basename "$f")" "$f"
+  done
+}
+
+# Counts pass, fail and skip in one program's log: of all tests and subtests.
+count() { # kind log
+  if [[ $1 == go ]]; then
+    printf '%d %d %d' "$(grep -cE '^ *--- PASS' "$2")" "$(grep -cE '^ *--- FAIL' "$2")" "$(grep -cE '^ *--- SKIP' "$2")"
+  else
+    printf '%d %d %d' "$(grep -cE '^\[       OK ' "$2")" "$(grep -cE '^\[  FAILED  \].*ms\)$' "$2")" \
+      "$(grep -cE '^\[  SKIPPED \].*ms\)$' "$2")"
+  fi
+}
+
+tests() {
+  local log=$out/tests.log one=$out/.one folder name file kind rc start pass fail skip verdict
+  : >"$log"
+  say ""
+  say "$(printf '%-34s %6s %6s %6s %7s' tests pass fail skip seconds)"
+  while IFS=$'\t' read -r folder name file kind; do
+    start=$(date +%s.%N)
+    if [[ $kind == go ]]; then
+      (cd "$folder" && timeout -k 10 "$((limit + 20))" "$file" -test.v -test.timeout "${limit}s" ${RUN:+-test.run "$RUN"}) >"$one" 2>&1 </dev/null
+    else
+      (cd "$folder" && timeout -k 10 "$limit" "$file") >"$one" 2>&1 </dev/null
+    fi
+    rc=$?
+    read -r pass fail skip <<<"$(count "$kind" "$one")"
+    verdict=
+    # A crash, a time-out or a race leaves no FAIL line of its own.
+    if ((rc != 0)); then verdict="  FAILED (exit status $rc)" && failures=$((failures + 1)); fi
+    say "$(printf '%-34s %6d %6d %6d %7.1f%s' "$name" "$pass" "$fail" "$skip" "$(echo "$(date +%s.%N) $start" | awk '{print $1-$2}')" "$verdict")"
+    { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
+    if ((rc != 0)); then
+      grep -nE '^ *--- FAIL|^\[  FAILED|panic:|SIG[A-Z]+:|error while loading|_test\.(go|cc):[0-9]+' "$one" | head -20 | sed 's/^/    /' | tee -a "$summary"
+      tail -n 5 "$one" | sed 's/^/    | /'
+    fi
+  done < <(programs)
+  rm -f "$one"
+  {
+    echo "=== skipped"
+    grep -hE '^ *--- SKIP|^\[  SKIPPED \].*ms\)$' "$log" | sort
+  } >>"$log"
+}
+
+# sanitized TOOL LIMIT NAME FOLDER COMMAND...: one program under one tool, as a line of the table.
+sanitized() {
+  local tool=$1 seconds=$2 name=$3 folder=$4 one=$out/.one options rc errors
+  shift 4
+  case $tool in
+    # Errors of API calls are the tests' own subject: they ask for too much memory, and break captures.
+    memcheck) options=(--report-api-errors no) ;;
+    racecheck) options=(--kernel-name kns=normalize) ;;
+  esac
+  # Some programs never touch a GPU.
+  (cd "$folder" && timeout -k 10 "$seconds" "$sanitizer" --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 99 "$@") >"$one" 2>&1 </dev/null
+  rc=$?
+  if grep -qi 'device not supported' "$one"; then
+    say "$(printf '%-34s %-10s %s' "$name" "$tool" 'SKIPPED, compute-sanitizer does not support this device here')"
+  else
+    errors=$(grep -oE 'SUMMARY: [0-9]+ (error|hazard)' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
+    say "$(printf '%-34s %-10s %s errors, exit status %d' "$name" "$tool" "$errors" "$rc")"
+    if ((rc != 0 || errors != 0)); then
+      failures=$((failures + 1))
+      { grep -E '^=========' "$one" | head -30; grep -vE '^=========' "$one" | tail -20; } | sed 's/^/    /'
+    fi
+  fi
+  { echo "=== $name, $tool (exit status $rc)"; cat "$one"; } >>"$out/sanitize.log"
+  rm -f "$one"
+}
+
+sanitize() {
+  local sanitizer folder name file kind
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
+  say ""
+  if [[ -z $sanitizer ]]; then
+    say "sanitize: SKIPPED, compute-sanitizer is not installed"
+    return
+  fi
+  : >"$out/sanitize.log"
+  say "$(printf '%-34s %-10s %s' compute-sanitizer tool result)"
+  while IFS=$'\t' read -r folder name file kind; do
+    # Only what is linked with the shim can touch the GPU.
+    ldd "$file" 2>/dev/null | grep -q libtorchstream || continue
+    # racecheck finds hazards between the threads of a block in shared memory. So it is about kernels, and about our own: those of src/normalize.cu (LibTorch's are
+    # LibTorch's), which this test runs in all their variants. They use no shared memory today; one that comes to use some is looked at from its first day.
+    [[ $name == cshim/torch_normalize_test ]] && sanitized racecheck "$limit" "$name" "$folder" "$file" '--gtest_filter=NormalizeGpu.*'
+    # The profiler and compute-sanitizer are two tools of one interface: only one of them can be in a process.
+    if [[ $kind == go ]]; then
+      sanitized memcheck "$((4 * limit))" "$name" "$folder" "$file" -test.short -test.timeout "$((4 * limit))s" -test.skip '^TestTrace' ${RUN:+-test.run "$RUN"}
+    else
+      sanitized memcheck "$((4 * limit))" "$name" "$folder" "$file" '--gtest_filter=-TraceGpu.*'
+    fi
+  done < <(programs)
+}
+
+# step NAME LOG COMMAND...: runs a command under a limit, its output to the screen and to the end of a log.
+step() {
+  local name=$1 log=$2 rc
+  shift 2
+  say ""
+  say "== $name"
+  timeout -k 10 600 "$@" </dev/null 2>&1 | tee -a "$log" | tail -n 40
+  rc=${PIPESTATUS[0]}
+  ((rc == 0)) || { say "$name: FAILED (exit status $rc)" && failures=$((failures + 1)); }
+}
+
+bench() {
+  cd "$here/tree" || return
+  rm -f "$out/bench.txt" "$out/bench-streams.json"
+  step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
+  # The object by itself in a file; what is said beside it with the rest.
+  step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
+    "$here/bin/torchstream" "$out/bench-streams.json"
+  local f
+  for f in "$here"/shim/*_bench; do
+    [[ -x $f ]] && step "$(basename "$f")" "$out/bench.txt" "$f"
+  done
+}
+
+demo() {
+  cd "$here/tree" || return
+  rm -f "$out/demo.txt" "$out/demo.safetensors"
+  step "demo on $device" "$out/demo.txt" "$here/bin/01-train" train -device "$device" -checkpoint "$out/demo.safetensors"
+  step "demo, predict" "$out/demo.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
+}
+
+# A network and images that keep the GPU busy: is the next batch always there, and does device memory stay flat?
+train() {
+  cd "$here/tree" || return
+  local archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
+  rm -f "$out/train.txt"
+  [[ -f $archive ]] || step "an archive of ${COUNT:-8000} large photographs" "$out/train.txt" \
+    python3 examples/data/make_photos.py big examples/data/photos-train.tgz "$archive" "${COUNT:-8000}"
+  step "bench loader" "$out/train.txt" "$here/bin/torchstream" bench loader -archive "$archive" -batch 256 -seconds 10
+  # shellcheck disable=SC2086 # the words of TRAIN are arguments
+  step "train, a busy GPU" "$out/train.txt" "$here/bin/01-train" train -device "$device" -archive "$archive" -size 224 -width 192 -batch 256 -epochs 5 -memory 4096 \
+    -checkpoint "" -json "$out/train.json" ${TRAIN:-}
+}
+
+# The experiments with streams, each beside PyTorch: their figures as one JSON object a line, their timelines as pictures.
+examples() {
+  cd "$here/tree" || return
+  local program name line rc
+  rm -f "$out/examples.json" "$out/examples.txt"
+  say ""
+  for program in "$here"/bin/0[2-9]-*; do
+    name=$(basename "$program")
+    line=$(timeout -k 10 "$limit" "$program" -json -timeline "$out/$name.svg" 2>"$out/.one" </dev/null)
+    rc=$?
+    { echo "=== $name (exit status $rc)"; cat "$out/.one"; } >>"$out/examples.txt"
+    if ((rc == 0)); then
+      echo "$line" >>"$out/examples.json"
+      say "$name: $line"
+    elif grep -q ': needs .*GPU' "$out/.one"; then
+      say "SKIPPED, $(cat "$out/.one")"
+    else
+      say "$name: FAILED (exit status $rc)" && failures=$((failures + 1))
+      tail -n 5 "$out/.one" | sed 's/^/    | /' | tee -a "$summary"
+    fi
+  done
+  rm -f "$out/.one"
+}
+
+(($# > 0)) || set -- tests bench demo
+for stage; do
+  case $stage in
+    tests | sanitize | bench | demo | train | examples) "$stage" ;;
+    none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo, train or examples" >&2 && exit 2 ;;
+  esac
+done
+say ""
+if ((failures == 0)); then say "all passed"; else say "$failures FAILED"; fi
+exit $((failures != 0))

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# The checks of form: no test runs here. The shim must have been built (exported symbols are read from it).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bad=0
+check() { echo "lint: $*" >&2; }
+fail() { echo "lint: error: $*" >&2 && bad=1; }
+
+check "gofmt"
+unformatted=$(gofmt -l .)
+[[ -z $unformatted ]] || fail "not formatted, run gofmt -w on:"$'\n'"$unformatted"
+
+check "clang-format"
+mapfile -t sources < <(find cshim/include cshim/src cshim/test cshim/bench cshim/setup -name '*.h' -o -name '*.cc' -o -name '*.cu' 2>/dev/null)
+clang-format --dry-run -Werror "${sources[@]}" 2>/tmp/clang-format.$$ || {
+  grep -oE '^[^:]+' /tmp/clang-format.$$ | grep -E '^cshim/' | sort -u
+  fail "not formatted, run clang-format -i on the files above"
+}
+rm -f /tmp/clang-format.$$
+
+check "includes between the C++ sources point down"
+python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of order"
+
+check "the C header alone, as C11"
+printf '#include "torchstream.h"\n' |
+  cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -x c - || fail "torchstream.h is not plain C11"
+
+check "exported symbols"
+strange=$(nm -D --defined-only cshim/build/lib/libtorchstream.so | awk '{print $NF}' | grep -v '^ts_' || true)
+[[ -z $strange ]] || fail "libtorchstream.so exports what does not begin with ts_:"$'\n'"$strange"
+declared=$(printf '#include "torchstream.h"\n' | cc -E -P -Icshim/include -x c - | grep -oE '\bts_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u)
+exported=$(nm -D --defined-only cshim/build/lib/libtorchstream.so | awk '{print $NF}' | sort -u)
+lost=$(comm -23 <(echo "$declared") <(echo "$exported"))
+[[ -z $lost ]] || fail "torchstream.h declares what libtorchstream.so does not export:"$'\n'"$lost"
+
+check 'import "C" in two packages'
+others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/(image)?capi/' || true)
+[[ -z $others ]] || fail 'import "C" outside internal/capi and internal/imagecapi:'$'\n'"$others"
+
+check "the Go version that go.mod asks for"
+for mod in go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
+  grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go than 1.25.0: a dependency that needs a newer one was added"
+done
+
+check "go vet"
+go vet ./... || fail "go vet"
+for module in imageloader/prometheus imageloader/blob; do
+  (cd $module && go vet ./...) || fail "go vet in $module"
+done
+check "staticcheck"
+go tool staticcheck ./... || fail "staticcheck"
+staticcheck=$(go tool -n staticcheck)
+for module in imageloader/prometheus imageloader/blob; do
+  (cd $module && "$staticcheck" ./...) || fail "staticcheck in $module"
+done
+
+((bad == 0)) || exit 1
