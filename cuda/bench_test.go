@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// What it costs to have something done by another goroutine, and wait for it: the reason why operators are not sent to a goroutine that is locked to its thread.
+// What it costs to have something done by another goroutine, and wait for it: the reason why
+// operators are not sent to a goroutine that is locked to its thread.
 func BenchmarkHandOver(b *testing.B) {
 	for name, lock := range map[string]bool{"unlocked": false, "locked": true} {
 		b.Run(name, func(b *testing.B) {

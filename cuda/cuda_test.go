@@ -81,7 +81,8 @@ func TestNoSuchDevice(t *testing.T) {
 	}
 }
 
-// What is no GPU has no streams: Device(-2) must not reach LibTorch, to which it means the current device.
+// What is no GPU has no streams: Device(-2) must not reach LibTorch, to which it means the current
+// device.
 func TestNotAGPU(t *testing.T) {
 	for _, d := range []Device{CPU, -2, -1000} {
 		for name, call := range calls(d) {
@@ -186,7 +187,8 @@ func TestClosedEventInUse(t *testing.T) {
 	}
 }
 
-// Close beside calls in progress: the event lives until the last has ended, is freed once, and nobody begins to use it afterwards.
+// Close beside calls in progress: the event lives until the last has ended, is freed once, and
+// nobody begins to use it afterwards.
 func TestEventCloseBesideUse(t *testing.T) {
 	for range 200 {
 		e := newEvent(nil)
@@ -280,8 +282,9 @@ func TestWithStreamNeedsAFunction(t *testing.T) {
 	}
 }
 
-// threadsUsed runs fn in goroutines one after the other and returns on how many threads. A goroutine that ends locked takes its thread with it, so that many
-// threads mean that fn left its goroutine locked.
+// threadsUsed runs fn in goroutines one after the other and returns on how many threads. A
+// goroutine that ends locked takes its thread with it, so that many threads mean that fn left its
+// goroutine locked.
 func threadsUsed(goroutines int, fn func()) int {
 	threads := map[int64]bool{}
 	for range goroutines {

@@ -9,10 +9,12 @@ import (
 // Device is the index of a GPU, 0 to DeviceCount()-1, or [CPU]. The zero value is the first GPU.
 type Device int32
 
-// CPU is the host: what a program names that runs without a GPU. It has no streams and no memory statistics.
+// CPU is the host: what a program names that runs without a GPU. It has no streams and no memory
+// statistics.
 const CPU Device = capi.DeviceCPU
 
-// DeviceCount returns how many GPUs the process can use: 0 on a machine without one, or without its driver. It never fails.
+// DeviceCount returns how many GPUs the process can use: 0 on a machine without one, or without its
+// driver. It never fails.
 func DeviceCount() int { return capi.DeviceCount() }
 
 // String returns LibTorch's name of the device: "cuda:0", "cpu".
@@ -23,7 +25,8 @@ func (d Device) String() string {
 	return fmt.Sprintf("cuda:%d", int32(d))
 }
 
-// gpu refuses what cannot be a GPU's index. LibTorch gives some negative indexes a meaning of its own, which is not for Go programs.
+// gpu refuses what cannot be a GPU's index. LibTorch gives some negative indexes a meaning of its
+// own, which is not for Go programs.
 func (d Device) gpu(origin string) error {
 	if d >= 0 {
 		return nil
@@ -49,7 +52,8 @@ func (d Device) Properties() (DeviceProperties, error) {
 	return DeviceProperties(p), checked(err)
 }
 
-// MemoryStats is the state of a GPU's memory, in bytes. LibTorch's caching allocator reserves memory from the driver and keeps what tensors give back.
+// MemoryStats is the state of a GPU's memory, in bytes. LibTorch's caching allocator reserves
+// memory from the driver and keeps what tensors give back.
 type MemoryStats struct {
 	Allocated     int64 // in live tensors
 	PeakAllocated int64 // since the start or the last ResetPeak
@@ -76,7 +80,8 @@ func (d Device) ResetPeak() error {
 	return checked(capi.ResetPeak(int32(d)))
 }
 
-// Synchronize blocks until all work queued so far on all streams of the device is done. The goroutine's OS thread is blocked with it; other goroutines go on.
+// Synchronize blocks until all work queued so far on all streams of the device is done. The
+// goroutine's OS thread is blocked with it; other goroutines go on.
 func (d Device) Synchronize() error {
 	if err := d.gpu("Device.Synchronize"); err != nil {
 		return err
@@ -84,6 +89,8 @@ func (d Device) Synchronize() error {
 	return checked(capi.SynchronizeDevice(int32(d)))
 }
 
-// EmptyCache gives memory that the caching allocator of any device holds without use back to the driver, and pinned memory that LibTorch keeps. It may wait for the devices, and waits for the end of another
-// goroutine's [Capture]. While a goroutine is inside [MemoryPool.Use] it is [ErrBusy]: the allocator gives nothing back then.
+// EmptyCache gives memory that the caching allocator of any device holds without use back to the
+// driver, and pinned memory that LibTorch keeps. It may wait for the devices, and waits for the end
+// of another goroutine's [Capture]. While a goroutine is inside [MemoryPool.Use] it is [ErrBusy]:
+// the allocator gives nothing back then.
 func EmptyCache() error { return checked(capi.EmptyCache()) }

@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Error is a failure that the C++ side returned: its kind (Code), the C function that failed (Origin) and its text (Message). Match the kind with errors.Is
-// and the sentinels of this package.
+// Error is a failure that the C++ side returned: its kind (Code), the C function that failed
+// (Origin) and its text (Message). Match the kind with errors.Is and the sentinels of this package.
 type Error = capi.Error
 
 // Kinds of failure, for errors.Is.
@@ -27,7 +27,8 @@ var (
 	ErrClosed                = errors.New("cuda: used after Close")
 )
 
-// checked adds to an error what to do about it. It is small enough to be inlined: the path without an error costs a comparison.
+// checked adds to an error what to do about it. It is small enough to be inlined: the path without
+// an error costs a comparison.
 func checked(err error) error {
 	if err == nil {
 		return nil

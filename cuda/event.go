@@ -9,11 +9,14 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Event marks a point in a stream's queue. Another stream can wait for it ([Stream.WaitEvent]), the host can ask for it ([Event.Query]) or wait for it
-// ([Event.Synchronize]). An event can be recorded again and again; each use means its latest Record. All records must be on streams of one device.
+// Event marks a point in a stream's queue. Another stream can wait for it ([Stream.WaitEvent]), the
+// host can ask for it ([Event.Query]) or wait for it ([Event.Synchronize]). An event can be
+// recorded again and again; each use means its latest Record. All records must be on streams of one
+// device.
 //
-// An Event may be used by several goroutines at once, and Close is safe beside other calls: those that have begun finish, later ones return [ErrClosed]. An
-// event must be closed; one that becomes unreachable before is freed by the garbage collector, some time, and counted by [Leaks].
+// An Event may be used by several goroutines at once, and Close is safe beside other calls: those
+// that have begun finish, later ones return [ErrClosed]. An event must be closed; one that becomes
+// unreachable before is freed by the garbage collector, some time, and counted by [Leaks].
 type Event struct {
 	*event
 	cleanup runtime.Cleanup
@@ -96,14 +99,17 @@ func (e *event) close() {
 	}
 }
 
-// EventHandle names an event of another process of the same machine. It is plain data, to be sent there by any means.
+// EventHandle names an event of another process of the same machine. It is plain data, to be sent
+// there by any means.
 type EventHandle [64]byte
 
-// Export returns a handle by which another process opens the event, with [ImportEvent]; the event needs EventOptions.Interprocess. Both processes may then record it,
-// on streams of the GPU d, and wait for it. It must not be closed before the other process is through with it.
+// Export returns a handle by which another process opens the event, with [ImportEvent]; the event
+// needs EventOptions.Interprocess. Both processes may then record it, on streams of the GPU d, and
+// wait for it. It must not be closed before the other process is through with it.
 //
-// What another process records cannot be seen from here. So an exported event counts as recorded: a wait for it before there is a record is no error any more, and
-// orders nothing. Record it, then send the handle; or tell the other process when there is a record.
+// What another process records cannot be seen from here. So an exported event counts as recorded: a
+// wait for it before there is a record is no error any more, and orders nothing. Record it, then
+// send the handle; or tell the other process when there is a record.
 func (e *Event) Export(d Device) (EventHandle, error) {
 	if err := d.gpu("Event.Export"); err != nil {
 		return EventHandle{}, err
@@ -117,7 +123,8 @@ func (e *Event) Export(d Device) (EventHandle, error) {
 	return EventHandle(h), checked(err)
 }
 
-// ImportEvent opens an event that another process exported; d is the same GPU, whatever its index there. It counts as recorded, as Export says. Close it.
+// ImportEvent opens an event that another process exported; d is the same GPU, whatever its index
+// there. It counts as recorded, as Export says. Close it.
 func ImportEvent(d Device, h EventHandle) (*Event, error) {
 	if err := d.gpu("ImportEvent"); err != nil {
 		return nil, err
@@ -129,7 +136,8 @@ func ImportEvent(d Device, h EventHandle) (*Event, error) {
 	return newEvent(c), nil
 }
 
-// Record puts the event at the end of the stream's queue: it is done when everything queued on s so far is. The host does not wait.
+// Record puts the event at the end of the stream's queue: it is done when everything queued on s so
+// far is. The host does not wait.
 func (e *Event) Record(s Stream) error {
 	c, err := e.use("Event.Record")
 	if err != nil {
@@ -139,8 +147,9 @@ func (e *Event) Record(s Stream) error {
 	return checked(capi.RecordEvent(c, s.s))
 }
 
-// Query reports whether the work before the latest Record is done. It does not wait. [ErrNotRecorded] before the first Record; [ErrCapture] if the latest was captured into
-// a graph, where nothing comes to it.
+// Query reports whether the work before the latest Record is done. It does not wait.
+// [ErrNotRecorded] before the first Record; [ErrCapture] if the latest was captured into a graph,
+// where nothing comes to it.
 func (e *Event) Query() (done bool, err error) {
 	c, err := e.use("Event.Query")
 	if err != nil {
@@ -151,8 +160,9 @@ func (e *Event) Query() (done bool, err error) {
 	return done, checked(err)
 }
 
-// Synchronize blocks until the work before the latest Record is done. The goroutine's OS thread is blocked with it; other goroutines go on. [ErrNotRecorded]
-// before the first Record, [ErrCapture] as with Query.
+// Synchronize blocks until the work before the latest Record is done. The goroutine's OS thread is
+// blocked with it; other goroutines go on. [ErrNotRecorded] before the first Record, [ErrCapture]
+// as with Query.
 func (e *Event) Synchronize() error {
 	c, err := e.use("Event.Synchronize")
 	if err != nil {
@@ -162,7 +172,8 @@ func (e *Event) Synchronize() error {
 	return checked(capi.SynchronizeEvent(c))
 }
 
-// Close frees the event. Streams that wait for it already go on waiting. Further calls do nothing; it never fails.
+// Close frees the event. Streams that wait for it already go on waiting. Further calls do nothing;
+// it never fails.
 func (e *Event) Close() error {
 	if e != nil && e.event != nil {
 		e.cleanup.Stop()
@@ -171,14 +182,16 @@ func (e *Event) Close() error {
 	return nil
 }
 
-// Acquire returns the C event for this module's other packages, and keeps it alive, whoever closes the Event, until Release.
+// Acquire returns the C event for this module's other packages, and keeps it alive, whoever closes
+// the Event, until Release.
 func (e *Event) Acquire() (*capi.Event, error) { return e.use("Event.Acquire") }
 
 // Release follows each Acquire that succeeded.
 func (e *Event) Release() { e.done() }
 
-// Elapsed returns the time on the device between two records, with a resolution of about half a microsecond. [ErrNotRecorded] unless both events have
-// EventOptions.Timing and are recorded; [ErrInvalidArgument] unless both are done (Synchronize end first) and of one device.
+// Elapsed returns the time on the device between two records, with a resolution of about half a
+// microsecond. [ErrNotRecorded] unless both events have EventOptions.Timing and are recorded;
+// [ErrInvalidArgument] unless both are done (Synchronize end first) and of one device.
 func Elapsed(start, end *Event) (time.Duration, error) {
 	s, err := start.use("Elapsed")
 	if err != nil {

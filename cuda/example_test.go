@@ -78,7 +78,8 @@ func ExampleSetCUDAStream() {
 	// Output: true
 }
 
-// A side stream reads what the default stream has made, and the default stream goes on when the side stream is done: a fork and a join. The host waits for neither.
+// A side stream reads what the default stream has made, and the default stream goes on when the
+// side stream is done: a fork and a join. The host waits for neither.
 func ExampleStream_Wait() {
 	forkAndJoin := func(work func() error) error {
 		side, err := cuda.NewStream(0, cuda.StreamOptions{})

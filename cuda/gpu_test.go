@@ -16,7 +16,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// onGPU skips the test without that many GPUs, and ends the process with all stacks rather than let it hang.
+// onGPU skips the test without that many GPUs, and ends the process with all stacks rather than let
+// it hang.
 func onGPU(t *testing.T, count int) {
 	t.Helper()
 	if n := DeviceCount(); n < count {
@@ -58,8 +59,8 @@ func newStreams(t *testing.T, n int) []Stream {
 	return streams
 }
 
-// eachThread runs visit on every thread of `used` that is alive, and on what other threads Go code runs on, once on each: it holds more goroutines locked at a time
-// than there are threads.
+// eachThread runs visit on every thread of `used` that is alive, and on what other threads Go code
+// runs on, once on each: it holds more goroutines locked at a time than there are threads.
 func eachThread(t *testing.T, used *sync.Map, visit func() error) {
 	t.Helper()
 	tasks, err := os.ReadDir("/proc/self/task")
@@ -102,7 +103,8 @@ func eachThread(t *testing.T, used *sync.Map, visit func() error) {
 		})
 		return thread
 	}
-	// One thread may be waiting in the runtime's poller. A timer wakes it, and it may come to run one of us, or another takes its place there.
+	// One thread may be waiting in the runtime's poller. A timer wakes it, and it may come to run
+	// one of us, or another takes its place there.
 	for tries := 0; missing() != 0 && tries < 500; tries++ {
 		<-time.After(time.Microsecond)
 		hold(1)
@@ -166,8 +168,9 @@ func fill(x *capi.Tensor, value float32) error {
 	return err
 }
 
-// 64 goroutines, each with its own stream, 10,000 rounds of set, yield, use, restore: none is ever on a stream that is not its own, and afterwards no thread is
-// left on another stream than the default.
+// 64 goroutines, each with its own stream, 10,000 rounds of set, yield, use, restore: none is ever
+// on a stream that is not its own, and afterwards no thread is left on another stream than the
+// default.
 func TestEveryGoroutineKeepsItsStream(t *testing.T) {
 	onGPU(t, 1)
 	const goroutines, rounds = 64, 10_000
@@ -227,7 +230,8 @@ func TestEveryGoroutineKeepsItsStream(t *testing.T) {
 	}
 }
 
-// The negative control of the test above: without a locked thread the same goes wrong most of the time, and leaves streams behind, which the visit finds.
+// The negative control of the test above: without a locked thread the same goes wrong most of the
+// time, and leaves streams behind, which the visit finds.
 func TestUnlockedGoroutinesLoseTheirStream(t *testing.T) {
 	onGPU(t, 1)
 	const goroutines, rounds = 64, 2_000
@@ -343,7 +347,8 @@ func TestWithStreamSurvivesPanicAndGoexit(t *testing.T) {
 	requireDefaultStreams(t, &sync.Map{})
 }
 
-// A stream that is set inside fn and not restored is reported, and no other goroutine ever gets the thread.
+// A stream that is set inside fn and not restored is reported, and no other goroutine ever gets the
+// thread.
 func TestForgottenRestore(t *testing.T) {
 	onGPU(t, 1)
 	streams := newStreams(t, 2)
@@ -449,7 +454,8 @@ func (w work) queue() error {
 	return nil
 }
 
-// A stream that waits reads what another has written; one that does not reads what was there before.
+// A stream that waits reads what another has written; one that does not reads what was there
+// before.
 func TestOrdering(t *testing.T) {
 	onGPU(t, 1)
 	const stale, fresh, n = 3, 7, 1 << 20
@@ -574,7 +580,8 @@ func TestCloseOfAnEventInUse(t *testing.T) {
 	}
 }
 
-// Memory that is freed while another stream still has to read it is handed out again, unless that stream is recorded or waited for.
+// Memory that is freed while another stream still has to read it is handed out again, unless that
+// stream is recorded or waited for.
 func TestFreedMemoryAndOtherStreams(t *testing.T) {
 	onGPU(t, 1)
 	load := newWork(t)

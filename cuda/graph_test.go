@@ -156,7 +156,8 @@ func TestCloseWithReplaysInFlight(t *testing.T) {
 	}
 }
 
-// While a graph is captured, other goroutines queue, synchronise, ask, allocate and pin; neither hears of the other.
+// While a graph is captured, other goroutines queue, synchronise, ask, allocate and pin; neither
+// hears of the other.
 func TestCaptureBesideOtherWork(t *testing.T) {
 	onGPU(t, 1)
 	stop := make(chan struct{})
@@ -224,7 +225,8 @@ func TestCaptureBesideOtherWork(t *testing.T) {
 	}
 }
 
-// Each call that a capture cannot take is refused with its name, the capture goes on without it, and afterwards everything works.
+// Each call that a capture cannot take is refused with its name, the capture goes on without it,
+// and afterwards everything works.
 func TestWhatACaptureRefuses(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -303,7 +305,8 @@ func TestWhatACaptureRefuses(t *testing.T) {
 	}
 }
 
-// A captured function does not wait for a Use in another goroutine, which may itself wait for the capture's end.
+// A captured function does not wait for a Use in another goroutine, which may itself wait for the
+// capture's end.
 func TestCaptureBesideAUsedPool(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -364,7 +367,8 @@ func TestCapturesThatShareAtOnce(t *testing.T) {
 	}
 }
 
-// What is closed in a captured function is closed, and neither that nor other goroutines' pools and pinned memory harm the capture.
+// What is closed in a captured function is closed, and neither that nor other goroutines' pools and
+// pinned memory harm the capture.
 func TestCaptureBesidePools(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -436,7 +440,8 @@ func operate(x *capi.Tensor, name string) error {
 	return err
 }
 
-// However a capture fails, it says why; the stream can be used and captured, memory goes back, and other captures work.
+// However a capture fails, it says why; the stream can be used and captured, memory goes back, and
+// other captures work.
 func TestFailedCapture(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -509,7 +514,8 @@ func TestFailedCapture(t *testing.T) {
 	}
 }
 
-// Branches on other streams, forked and joined, are in the graph; one is queued by another goroutine.
+// Branches on other streams, forked and joined, are in the graph; one is queued by another
+// goroutine.
 func TestCaptureWithForks(t *testing.T) {
 	onGPU(t, 1)
 	a, b, sum := newCounter(t), newCounter(t), newCounter(t)

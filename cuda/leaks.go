@@ -13,8 +13,8 @@ type LeakCounts struct {
 	PinnedBytes int64
 }
 
-// Leaks returns the counts since the start of the process. The collector finds an object some time after it became unreachable; each is also logged with
-// slog.Debug.
+// Leaks returns the counts since the start of the process. The collector finds an object some time
+// after it became unreachable; each is also logged with slog.Debug.
 func Leaks() LeakCounts {
 	return LeakCounts{Graphs: leakedGraphs.Load(), Events: leakedEvents.Load(), Streams: leakedStreams.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
 }

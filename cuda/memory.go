@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// AllocatorStats says how LibTorch's caching allocator keeps a device's memory, beside the bytes of [MemoryStats]. Counts are since the start of the process unless
-// said otherwise.
+// AllocatorStats says how LibTorch's caching allocator keeps a device's memory, beside the bytes of
+// [MemoryStats]. Counts are since the start of the process unless said otherwise.
 type AllocatorStats struct {
 	RequestedBytes    int64 // what live tensors asked for; MemoryStats.Allocated has it rounded up to blocks
 	ActiveBytes       int64 // in blocks that are live, or freed but still used by a recorded stream
@@ -35,8 +35,8 @@ func (d Device) Allocator() (AllocatorStats, error) {
 	return AllocatorStats(s), checked(err)
 }
 
-// LimitMemory lets the caching allocator take at most this share of the device's memory, over 0 to 1, from the driver. Beyond it allocations fail with
-// [ErrOutOfMemory].
+// LimitMemory lets the caching allocator take at most this share of the device's memory, over 0 to
+// 1, from the driver. Beyond it allocations fail with [ErrOutOfMemory].
 func (d Device) LimitMemory(fraction float64) error {
 	if err := d.gpu("Device.LimitMemory"); err != nil {
 		return err
@@ -44,8 +44,9 @@ func (d Device) LimitMemory(fraction float64) error {
 	return checked(capi.LimitMemory(int32(d), fraction))
 }
 
-// CanAccessPeer reports whether the device reads and writes the memory of peer by itself, over NVLink or PCI Express. Copies between the two are then direct;
-// otherwise the driver takes them through the host. A device can access itself.
+// CanAccessPeer reports whether the device reads and writes the memory of peer by itself, over
+// NVLink or PCI Express. Copies between the two are then direct; otherwise the driver takes them
+// through the host. A device can access itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := errors.Join(d.gpu("Device.CanAccessPeer"), peer.gpu("Device.CanAccessPeer")); err != nil {
 		return false, err
@@ -54,11 +55,13 @@ func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	return can, checked(err)
 }
 
-// MemoryPool is a part of the caching allocator of its own. What is allocated in it shares no segment with other memory, so it neither fragments that nor is
-// fragmented by it, and goes back to the driver whole.
+// MemoryPool is a part of the caching allocator of its own. What is allocated in it shares no
+// segment with other memory, so it neither fragments that nor is fragmented by it, and goes back to
+// the driver whole.
 //
-// It may be used by any number of goroutines, one after the other: [MemoryPool.Use] takes turns. It should be closed; one that becomes unreachable before is closed by
-// the garbage collector, some time.
+// It may be used by any number of goroutines, one after the other: [MemoryPool.Use] takes turns. It
+// should be closed; one that becomes unreachable before is closed by the garbage collector, some
+// time.
 type MemoryPool struct {
 	*memoryPool
 	cleanup runtime.Cleanup
@@ -100,11 +103,14 @@ func (p *MemoryPool) Device() Device {
 	return p.device
 }
 
-// Use runs fn, and what fn allocates on the pool's device comes from the pool. For that time the goroutine is locked to its OS thread. It holds for fn's own
-// goroutine alone: not for those that fn starts, nor for what backward allocates on the threads of LibTorch. While fn runs, other goroutines' Use waits, and every
-// allocation in the process is a little slower, and memory that is freed after RecordStream comes back only when no Use of any pool is running: with Uses that always
-// overlap, never. Inside fn, another Use of the same pool
-// and its Close are refused with [ErrInvalidArgument], [Capture] with [ErrCapture], and [EmptyCache] with [ErrBusy]; Use inside a captured function is [ErrCapture].
+// Use runs fn, and what fn allocates on the pool's device comes from the pool. For that time the
+// goroutine is locked to its OS thread. It holds for fn's own goroutine alone: not for those that
+// fn starts, nor for what backward allocates on the threads of LibTorch. While fn runs, other
+// goroutines' Use waits, and every allocation in the process is a little slower, and memory that is
+// freed after RecordStream comes back only when no Use of any pool is running: with Uses that
+// always overlap, never. Inside fn, another Use of the same pool and its Close are refused with
+// [ErrInvalidArgument], [Capture] with [ErrCapture], and [EmptyCache] with [ErrBusy]; Use inside a
+// captured function is [ErrCapture].
 //
 // It returns fn's error. Everything is undone also when fn panics or ends the goroutine.
 func (p *MemoryPool) Use(fn func() error) (err error) {
@@ -142,8 +148,9 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	return fn()
 }
 
-// Bytes returns how much memory the pool holds from the driver, and how much of it is in live tensors. It walks the allocator's segments: not for every step. It
-// waits for a Use in another goroutine; in a captured function that is [ErrBusy] instead.
+// Bytes returns how much memory the pool holds from the driver, and how much of it is in live
+// tensors. It walks the allocator's segments: not for every step. It waits for a Use in another
+// goroutine; in a captured function that is [ErrBusy] instead.
 func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	if p == nil || p.memoryPool == nil {
 		return 0, 0, invalid("MemoryPool.Bytes", "a nil or zero MemoryPool: NewMemoryPool makes pools")
@@ -161,9 +168,12 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	return reserved, allocated, checked(err)
 }
 
-// Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the driver, at the allocator's next need or with [EmptyCache]. It
-// waits for a Use that runs in another goroutine; in a captured function that is [ErrBusy] instead, and inside the goroutine's own Use it is [ErrInvalidArgument]: nothing was done then, and it
-// may be called again. Captures and other pools in use are no hindrance: what is free then goes back at the next Capture or the next pool's Close. Further calls, and calls on nil, do nothing and return nil.
+// Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the
+// driver, at the allocator's next need or with [EmptyCache]. It waits for a Use that runs in
+// another goroutine; in a captured function that is [ErrBusy] instead, and inside the goroutine's
+// own Use it is [ErrInvalidArgument]: nothing was done then, and it may be called again. Captures
+// and other pools in use are no hindrance: what is free then goes back at the next Capture or the
+// next pool's Close. Further calls, and calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil
@@ -196,7 +206,8 @@ func (p *memoryPool) close() error {
 	return err
 }
 
-// lock waits for a Use in another goroutine, but not in a captured function: that Use may wait for the capture's end.
+// lock waits for a Use in another goroutine, but not in a captured function: that Use may wait for
+// the capture's end.
 func (p *memoryPool) lock(origin string) error {
 	if p.mu.TryLock() {
 		return nil
@@ -210,7 +221,8 @@ func (p *memoryPool) lock(origin string) error {
 	return nil
 }
 
-// inside reports whether the calling goroutine is inside a Use of the pool: it alone runs on that thread.
+// inside reports whether the calling goroutine is inside a Use of the pool: it alone runs on that
+// thread.
 func (p *memoryPool) inside() bool {
 	user := p.user.Load()
 	return user != 0 && user == capi.ThreadID()

@@ -10,9 +10,10 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Notify returns a channel that is closed when everything queued on the stream so far is done: the way to wait for a stream beside other things, in a select
-// with a context. It does not wait. Later work of the stream starts after the notice is given, a microsecond; whoever receives from the channel is scheduled by Go as
-// usual, tens of microseconds later on a busy machine.
+// Notify returns a channel that is closed when everything queued on the stream so far is done: the
+// way to wait for a stream beside other things, in a select with a context. It does not wait. Later
+// work of the stream starts after the notice is given, a microsecond; whoever receives from the
+// channel is scheduled by Go as usual, tens of microseconds later on a busy machine.
 //
 //	done, err := stream.Notify()
 //	...
@@ -21,11 +22,13 @@ import (
 //	case <-ctx.Done():
 //	}
 //
-// No thread waits and no driver thread runs Go code: the driver puts a token into a queue and wakes one goroutine, which exists while notices are under way, through
-// the runtime's poller. [Stream.Synchronize] is quicker where there is nothing else to wait for; it blocks an OS thread.
+// No thread waits and no driver thread runs Go code: the driver puts a token into a queue and wakes
+// one goroutine, which exists while notices are under way, through the runtime's poller.
+// [Stream.Synchronize] is quicker where there is nothing else to wait for; it blocks an OS thread.
 //
-// The channel is also closed, within a second or two, if the device has failed; the next call on the stream then returns the error. While the stream is
-// captured Notify is refused with [ErrInvalidArgument]. Any goroutine may call it, on any thread.
+// The channel is also closed, within a second or two, if the device has failed; the next call on
+// the stream then returns the error. While the stream is captured Notify is refused with
+// [ErrInvalidArgument]. Any goroutine may call it, on any thread.
 func (s Stream) Notify() (<-chan struct{}, error) {
 	return notices.add(s, func(n *capi.Notifier, token uint64) error { return capi.NotifyStream(s.s, n, token) })
 }
@@ -98,7 +101,8 @@ func (b *noticeBoard) deliver() {
 	}
 }
 
-// close closes what has come, and if it is late what never will come, and reports whether notices are left. It is called by deliver alone.
+// close closes what has come, and if it is late what never will come, and reports whether notices
+// are left. It is called by deliver alone.
 func (b *noticeBoard) close(late bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -30,7 +30,8 @@ func wait(t *testing.T, done <-chan struct{}) {
 // post gives the notice at once, as a stream without work does.
 func post(n *capi.Notifier, token uint64) error { return capi.PostNotice(n, token) }
 
-// The whole way from the C queue to the channel, without a GPU: every notice arrives, its own and no other's.
+// The whole way from the C queue to the channel, without a GPU: every notice arrives, its own and
+// no other's.
 func TestNotices(t *testing.T) {
 	var b noticeBoard
 	var later []uint64 // tokens that are not given yet

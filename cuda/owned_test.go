@@ -14,7 +14,8 @@ func TestNilOwnedStream(t *testing.T) {
 	}
 }
 
-// Owned streams are all different, more than the pool has, and are used as any stream; what was given back is refused, and comes again.
+// Owned streams are all different, more than the pool has, and are used as any stream; what was
+// given back is refused, and comes again.
 func TestOwnedStreams(t *testing.T) {
 	onGPU(t, 1)
 	own := make([]*OwnedStream, 3*PoolStreams)
@@ -64,7 +65,8 @@ func TestOwnedStreams(t *testing.T) {
 	}
 }
 
-// Memory that was used on an owned stream, and is freed after the stream was given back, is no problem.
+// Memory that was used on an owned stream, and is freed after the stream was given back, is no
+// problem.
 func TestOwnedStreamGoesBeforeItsMemory(t *testing.T) {
 	onGPU(t, 1)
 	load := newWork(t)

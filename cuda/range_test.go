@@ -2,7 +2,8 @@ package cuda
 
 import "testing"
 
-// Ranges and marks can be made anywhere and ended elsewhere, more than once; while nobody listens they make no garbage.
+// Ranges and marks can be made anywhere and ended elsewhere, more than once; while nobody listens
+// they make no garbage.
 func TestRange(t *testing.T) {
 	end := Range("a range")
 	done := make(chan struct{})
