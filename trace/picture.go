@@ -15,14 +15,16 @@ import (
 // PictureOptions are the options of the pictures. The zero value is right for most.
 type PictureOptions struct {
 	Title string
-	// From and To bound the time that is drawn, as Event.Start counts it. Both 0: all work on devices and the calls that enqueued it. The figures in the header are of the
-	// same time: of events that are partly in it, the part counts.
+	// From and To bound the time that is drawn, as Event.Start counts it. Both 0: all work on
+	// devices and the calls that enqueued it. The figures in the header are of the same time: of
+	// events that are partly in it, the part counts.
 	From, To time.Duration
 	// Width is in pixels; 0 means 1200. A PNG has twice as many, for sharp text.
 	Width int
 }
 
-// A picture is a list of shapes in drawing order, in pixels from the upper left corner. WriteSVG and WritePNG both draw this list.
+// A picture is a list of shapes in drawing order, in pixels from the upper left corner. WriteSVG
+// and WritePNG both draw this list.
 type picture struct {
 	width, height float64
 	shapes        []shape
@@ -128,7 +130,8 @@ func classOf(e Event) class {
 	case Range:
 		return classRange
 	case Runtime:
-		// The others return after some microseconds unless something is wrong; and if so, one wants to see it.
+		// The others return after some microseconds unless something is wrong; and if so, one wants
+		// to see it.
 		if strings.Contains(e.Name, "Synchronize") || e.Duration >= 200*time.Microsecond {
 			return classWait
 		}
@@ -201,7 +204,8 @@ func (t *Trace) draw(o PictureOptions) picture {
 	return p.picture
 }
 
-// cut returns the trace of what lies between two times; events across a border are shortened. Both 0: everything.
+// cut returns the trace of what lies between two times; events across a border are shortened. Both
+// 0: everything.
 func (t *Trace) cut(from, to time.Duration) *Trace {
 	if from == 0 && to == 0 {
 		return t
@@ -331,8 +335,8 @@ func (p *painter) body(y float64, t *Trace, s Summary) float64 {
 	return y
 }
 
-// events draws the events of a row, which come by their start. Those that are closer together than can be seen become one rectangle, so that a picture stays
-// small whatever the number of events.
+// events draws the events of a row, which come by their start. Those that are closer together than
+// can be seen become one rectangle, so that a picture stays small whatever the number of events.
 func (p *painter) events(events []Event, y, h float64) {
 	const least, apart = 1.0, 0.4 // pixels
 	type run struct {
@@ -414,7 +418,8 @@ func fit(texts []string, size, room float64) string {
 	return clip(texts[len(texts)-1], size, false, room)
 }
 
-// clip shortens a text to the room that it has, with an ellipsis; to nothing if that would leave less than three characters.
+// clip shortens a text to the room that it has, with an ellipsis; to nothing if that would leave
+// less than three characters.
 func clip(text string, size float64, bold bool, room float64) string {
 	if measure(text, size, bold) <= room {
 		return text
@@ -448,7 +453,8 @@ func (u timeUnit) label(t time.Duration) string {
 	return text + " " + u.name
 }
 
-// tick returns the distance of the ruler's marks, 1, 2 or 5 times a power of ten, for at most count of them.
+// tick returns the distance of the ruler's marks, 1, 2 or 5 times a power of ten, for at most count
+// of them.
 func tick(span time.Duration, count int) (time.Duration, timeUnit) {
 	least := max(1, (span+time.Duration(max(1, count))-1)/time.Duration(max(1, count)))
 	step := time.Duration(1)
@@ -566,7 +572,8 @@ func hostRows(t *Trace) []row {
 	return rows
 }
 
-// stack spreads events over rows so that those in a row do not cross: each goes into the first row that is free. Those that find none are left out.
+// stack spreads events over rows so that those in a row do not cross: each goes into the first row
+// that is free. Those that find none are left out.
 func stack(events []Event) [][]Event {
 	var rows [][]Event
 	var ends []time.Duration

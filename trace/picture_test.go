@@ -19,7 +19,8 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 const ms = time.Millisecond
 
-// overlapping is a made-up recording: kernels on the default stream of two devices, copies beside them, a late launch, and what the host did.
+// overlapping is a made-up recording: kernels on the default stream of two devices, copies beside
+// them, a late launch, and what the host did.
 func overlapping() *Trace {
 	t := &Trace{Begin: time.Unix(1, 0), Duration: 60 * ms}
 	add := func(kind Kind, name string, start, duration time.Duration, device int, lane, bytes, correlation int64) {
@@ -116,7 +117,8 @@ func TestChromeGolden(t *testing.T) {
 	golden(t, "overlapping.json", b.Bytes())
 }
 
-// The PNG is drawn from the same shapes; its pixels are looked at here and there, since compressors change.
+// The PNG is drawn from the same shapes; its pixels are looked at here and there, since compressors
+// change.
 func TestPNG(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "timeline.PNG")
 	tr := overlapping()

@@ -6,12 +6,14 @@ import (
 	"time"
 )
 
-// span is the time from start up to end, end not included. One that ends at its start, or before, has no time in it.
+// span is the time from start up to end, end not included. One that ends at its start, or before,
+// has no time in it.
 type span struct{ start, end time.Duration }
 
 func (s span) duration() time.Duration { return max(0, s.end-s.start) }
 
-// spans are in order, without time in common, without touching, and none is empty. nil is no time at all.
+// spans are in order, without time in common, without touching, and none is empty. nil is no time
+// at all.
 type spans []span
 
 // union makes spans of any list: the time that at least one of them covers. It reorders the list.

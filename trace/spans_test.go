@@ -37,7 +37,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Against a set of 256 instants: two bytes make a span, the first half of the input is a, the second b.
+// Against a set of 256 instants: two bytes make a span, the first half of the input is a, the
+// second b.
 func FuzzSpans(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 4, 2, 6})

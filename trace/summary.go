@@ -21,7 +21,8 @@ const (
 	OtherCopy      CopyKind = "copy"
 )
 
-// CopyKind returns between which memories a Copy event goes, and whether its host memory is pageable: such copies are staged by the driver and hold the caller.
+// CopyKind returns between which memories a Copy event goes, and whether its host memory is
+// pageable: such copies are staged by the driver and hold the caller.
 func (e Event) CopyKind() (kind CopyKind, pageable bool) {
 	pageable = strings.Contains(e.Name, "Pageable")
 	switch { // CUPTI's words: "Memcpy HtoD (Pinned -> Device)"
@@ -48,12 +49,14 @@ func (e Event) transfer() bool {
 
 // Summary is what people look for in a timeline, in numbers.
 type Summary struct {
-	// Start and End are of the first and the last work on any device (of host events where no device has any): all shares are of the time between them.
+	// Start and End are of the first and the last work on any device (of host events where no
+	// device has any): all shares are of the time between them.
 	Start, End time.Duration
 	Devices    []DeviceSummary // those that did something, in order
 	Copies     []CopySummary   // by device, then by kind
 	Operators  int             // LibTorch's operators that no other operator called
-	// OperatorTime is the time in which at least one thread was in an operator: on a machine without a GPU, the compute.
+	// OperatorTime is the time in which at least one thread was in an operator: on a machine
+	// without a GPU, the compute.
 	OperatorTime time.Duration
 	Threads      int // OS threads with recorded events
 }
@@ -71,7 +74,8 @@ type DeviceSummary struct {
 	LongestGap *Gap // the longest time in which the device had nothing to do; nil if there is none
 }
 
-// HiddenShare returns how much of the copies' time, 0 to 1, compute ran too: 1 is what overlap is for. It is 0 without copies.
+// HiddenShare returns how much of the copies' time, 0 to 1, compute ran too: 1 is what overlap is
+// for. It is 0 without copies.
 func (d DeviceSummary) HiddenShare() float64 { return share(d.Hidden, d.Copy) }
 
 // IdleShare returns the share of the time, 0 to 1, in which the device did nothing.
@@ -125,8 +129,9 @@ type Gap struct {
 	Call Event
 	// Stream is the name of After's.
 	Stream string
-	// Host is what the thread that made the call did in the gap until then, longest first: events within others are left out. It is nil if After was queued
-	// before the gap began: then it waited for something on a device.
+	// Host is what the thread that made the call did in the gap until then, longest first: events
+	// within others are left out. It is nil if After was queued before the gap began: then it
+	// waited for something on a device.
 	Host []HostShare
 }
 
@@ -218,7 +223,8 @@ func (t *Trace) calls() map[int64]Event {
 	return calls
 }
 
-// topLevel returns the events of the kind that are within no other of the kind and the thread. Events are sorted.
+// topLevel returns the events of the kind that are within no other of the kind and the thread.
+// Events are sorted.
 func topLevel(events []Event, kind Kind) []Event {
 	var out []Event
 	end := map[int64]time.Duration{}
@@ -250,7 +256,8 @@ func (t *Trace) device(device int, events []Event, window span, calls map[int64]
 		Device: device, Streams: len(streams), Compute: computes.total(), Copy: copied.total(), Hidden: copied.and(computes).total(), Idle: idle.total(),
 		Total: window.duration(),
 	}
-	// A gap is between two works of the device: its time before the first and after the last has no cause in the recording.
+	// A gap is between two works of the device: its time before the first and after the last has no
+	// cause in the recording.
 	var longest span
 	for i := 1; i < len(busy); i++ {
 		if gap := (span{busy[i-1].end, busy[i].start}); gap.duration() > longest.duration() {
@@ -282,8 +289,9 @@ func (t *Trace) gap(device int, events []Event, at span, calls map[int64]Event) 
 	return g
 }
 
-// hostShares returns what a thread did in the time: of nested events the outermost, but calls of CUDA rather than the operators that they are in, because a call
-// that blocks is what one wants to know of.
+// hostShares returns what a thread did in the time: of nested events the outermost, but calls of
+// CUDA rather than the operators that they are in, because a call that blocks is what one wants to
+// know of.
 func (t *Trace) hostShares(thread int64, in span) []HostShare {
 	type key struct {
 		kind Kind
@@ -371,7 +379,8 @@ func (s Summary) String() string {
 	return b.String()
 }
 
-// ShortName is an event's name without return type, namespaces, template arguments and parameters, which fill lines in names of kernels.
+// ShortName is an event's name without return type, namespaces, template arguments and parameters,
+// which fill lines in names of kernels.
 func ShortName(name string) string {
 	if strings.HasPrefix(name, "Memcpy") || strings.HasPrefix(name, "Memset") {
 		return name

@@ -8,7 +8,8 @@ import (
 
 const us = time.Microsecond
 
-// Two streams that compute at the same time count once; a copy within the device is compute; the other device has its own figures.
+// Two streams that compute at the same time count once; a copy within the device is compute; the
+// other device has its own figures.
 func TestSummaryOfSeveralStreamsAndDevices(t *testing.T) {
 	tr := &Trace{Events: []Event{
 		{Kind: Kernel, Name: "a", Start: 0, Duration: 10 * us, Device: 0, Lane: 7},

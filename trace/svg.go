@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// WriteSVG draws the timeline: a row for each stream, where copies are hidden under compute and where not, what the host did, and the figures of [Trace.Summary].
-// The file needs nothing else, and names what the mouse is on.
+// WriteSVG draws the timeline: a row for each stream, where copies are hidden under compute and
+// where not, what the host did, and the figures of [Trace.Summary]. The file needs nothing else,
+// and names what the mouse is on.
 func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
 	p := t.draw(o)
 	var b strings.Builder

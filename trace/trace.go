@@ -16,8 +16,9 @@ var ErrStopped = errors.New("trace: the recording was stopped before")
 
 // Options are the options of [Start]. The zero value records everything.
 type Options struct {
-	// NoOperators leaves out LibTorch's operators: their observation costs the host about a microsecond each. Work on the GPU and calls of CUDA are recorded
-	// all the same. Without a GPU there is nothing else to record, and the option is ignored.
+	// NoOperators leaves out LibTorch's operators: their observation costs the host about a
+	// microsecond each. Work on the GPU and calls of CUDA are recorded all the same. Without a GPU
+	// there is nothing else to record, and the option is ignored.
 	NoOperators bool
 }
 
@@ -29,9 +30,10 @@ type Recorder struct {
 	stopped bool
 }
 
-// Start begins to record, in all threads and on all devices. There is one recording at a time in a process: while one runs, Start returns an error. It blocks for
-// the set-up of the profiler: about 0.2 s in the first call on a machine with a GPU, and a millisecond after that. The returned Recorder must be
-// stopped; any goroutine may do it, on any thread.
+// Start begins to record, in all threads and on all devices. There is one recording at a time in a
+// process: while one runs, Start returns an error. It blocks for the set-up of the profiler: about
+// 0.2 s in the first call on a machine with a GPU, and a millisecond after that. The returned
+// Recorder must be stopped; any goroutine may do it, on any thread.
 //
 // Work that was queued on a device before Start is not recorded, even if it runs later.
 func Start(o Options) (*Recorder, error) {
@@ -46,7 +48,8 @@ func Start(o Options) (*Recorder, error) {
 	return &Recorder{begin: begin}, nil
 }
 
-// NameStream gives the row of a stream (a cuda.Stream) a name in pictures and in files for Perfetto. Two streams that the pool aliases are one row.
+// NameStream gives the row of a stream (a cuda.Stream) a name in pictures and in files for
+// Perfetto. Two streams that the pool aliases are one row.
 func (r *Recorder) NameStream(stream interface{ CAPI() capi.Stream }, name string) error {
 	s := stream.CAPI()
 	lane, err := capi.TraceLane(s)
@@ -62,8 +65,9 @@ func (r *Recorder) NameStream(stream interface{ CAPI() capi.Stream }, name strin
 	return nil
 }
 
-// Stop ends the recording and returns it. It first waits for the work that is queued on all devices, so that none of it is missing, and then, for some
-// microseconds an event, for the profiler. Ranges (cuda.Range) that have not ended are left out. A second Stop is [ErrStopped].
+// Stop ends the recording and returns it. It first waits for the work that is queued on all
+// devices, so that none of it is missing, and then, for some microseconds an event, for the
+// profiler. Ranges (cuda.Range) that have not ended are left out. A second Stop is [ErrStopped].
 func (r *Recorder) Stop() (*Trace, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -92,7 +96,8 @@ func (r *Recorder) Stop() (*Trace, error) {
 	return t, nil
 }
 
-// Trace is a finished recording. It is plain data: it may be read by any number of goroutines, changed, cut, and made up.
+// Trace is a finished recording. It is plain data: it may be read by any number of goroutines,
+// changed, cut, and made up.
 type Trace struct {
 	Begin    time.Time
 	Duration time.Duration
@@ -168,7 +173,8 @@ type Event struct {
 	Device   int   // index of the GPU, or Host
 	Lane     int64 // on a device: the profiler's number of the stream, 7 for the default stream; on the host: the OS thread, for a range the one that began it
 	Bytes    int64 // of copies and memsets
-	// Correlation is the same number, not 0, in a Runtime event and in the device work that the call enqueued.
+	// Correlation is the same number, not 0, in a Runtime event and in the device work that the
+	// call enqueued.
 	Correlation int64
 }
 

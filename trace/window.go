@@ -11,8 +11,9 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Window is a bounded part of a training loop to record: some batches of an epoch, to a file. The prefetcher takes one as an option, so that any program that
-// uses it can be looked at without a change of its loop. The zero value is no recording.
+// Window is a bounded part of a training loop to record: some batches of an epoch, to a file. The
+// prefetcher takes one as an option, so that any program that uses it can be looked at without a
+// change of its loop. The zero value is no recording.
 type Window struct {
 	File    string // .svg, .png or .json; "" is no recording
 	Epoch   int    // as the program numbers them
@@ -27,8 +28,9 @@ const Environment = "TORCHSTREAM_TRACE"
 // The variable and the file that it names are the process's: so is who has taken them.
 var taken atomic.Bool
 
-// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE asks for, to the first caller in the process; to others, and where it is not set, no
-// window. The variable is the file's name, after which may follow, with commas, what Window says:
+// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE asks for, to the first
+// caller in the process; to others, and where it is not set, no window. The variable is the file's
+// name, after which may follow, with commas, what Window says:
 //
 //	TORCHSTREAM_TRACE=step.svg
 //	TORCHSTREAM_TRACE=step.json,epoch=1,first=100,batches=8
@@ -64,7 +66,8 @@ func parseWindow(text string) (Window, error) {
 	return w, w.Check()
 }
 
-// Check returns what is wrong with the window, before anything is recorded: also that its file exists and is of another kind.
+// Check returns what is wrong with the window, before anything is recorded: also that its file
+// exists and is of another kind.
 func (w Window) Check() error {
 	kind, known := kinds[strings.ToLower(filepath.Ext(w.File))]
 	switch {

@@ -10,8 +10,9 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The options do not matter for .json.
-// It replaces an empty file, and one of the same kind; any other file is left as it is, and an error.
+// WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The
+// options do not matter for .json. It replaces an empty file, and one of the same kind; any other
+// file is left as it is, and an error.
 func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	var write func(io.Writer) error
 	switch strings.ToLower(filepath.Ext(name)) {
