@@ -8,7 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// What an operator costs from Go beside the same at:: call in C++ (the metrics cpp-ns/op), on one element.
+// What an operator costs from Go beside the same at:: call in C++ (the metrics cpp-ns/op), on one
+// element.
 func BenchmarkOperator(b *testing.B) {
 	one := func(b *testing.B) *torch.Tensor {
 		x, err := torch.Ones(cuda.CPU, torch.Float32, 1)

@@ -18,8 +18,9 @@ type operatorInfo struct {
 	schema   string // as in native_functions.yaml
 }
 
-// entry finds the operator in LibTorch's registry, once. The registry never changes and its entries live as long as the process, so what is remembered here is a
-// constant that happens to be known late, and the same whoever asks first.
+// entry finds the operator in LibTorch's registry, once. The registry never changes and its entries
+// live as long as the process, so what is remembered here is a constant that happens to be known
+// late, and the same whoever asks first.
 func (o operator) entry() (*capi.Operator, error) {
 	if e := entries[o].Load(); e != nil {
 		return e.op, nil
@@ -61,8 +62,8 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	return t
 }
 
-// call runs the operator. Operands that no argument refers to may be nil (absent optionals). Nothing here keeps a slice, so that the generated methods have theirs
-// on the stack.
+// call runs the operator. Operands that no argument refers to may be nil (absent optionals).
+// Nothing here keeps a slice, so that the generated methods have theirs on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
 	p, _, err := o.run(in, args, ints, text, flags, out, false)
 	return p, err

@@ -32,13 +32,15 @@ func noDevice(device cuda.Device) error {
 	return &capi.Error{Code: capi.CodeNoDevice, Origin: "torch", Message: "there is no " + device.String() + " on this machine: run on cuda.CPU or see torchstream doctor"}
 }
 
-// Empty returns a tensor whose values are undefined. Like every constructor here it gives the tensor to the caller, who closes it or puts it into a scope with
-// [Scope.Own]. Without a shape it is a scalar.
+// Empty returns a tensor whose values are undefined. Like every constructor here it gives the
+// tensor to the caller, who closes it or puts it into a scope with [Scope.Own]. Without a shape it
+// is a scalar.
 func Empty(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 	return empty("Empty", device, dtype, Contiguous, shape)
 }
 
-// EmptySpec returns an undefined tensor for a batch of what the spec describes: shape [batch, spec.Shape...], in the spec's memory format.
+// EmptySpec returns an undefined tensor for a batch of what the spec describes: shape [batch,
+// spec.Shape...], in the spec's memory format.
 func EmptySpec(device cuda.Device, spec Spec, batch int64) (*Tensor, error) {
 	return empty("EmptySpec", device, spec.DType, spec.MemoryFormat, append([]int64{batch}, spec.Shape...))
 }
@@ -107,7 +109,8 @@ func bytesOf[T any](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
 }
 
-// FromFloat32s returns a CPU tensor with a copy of the data. The shape has as many elements as data; without one the tensor has one dimension. A scalar comes from Full.
+// FromFloat32s returns a CPU tensor with a copy of the data. The shape has as many elements as
+// data; without one the tensor has one dimension. A scalar comes from Full.
 func FromFloat32s(data []float32, shape ...int64) (*Tensor, error) {
 	return from("FromFloat32s", bytesOf(data), len(data), Float32, shape)
 }
@@ -122,8 +125,9 @@ func FromBytes(data []byte, shape ...int64) (*Tensor, error) {
 	return from("FromBytes", data, len(data), Uint8, shape)
 }
 
-// FromMemory returns a CPU tensor over memory that is not copied: C memory, such as cuda.Pinned's, of exactly the bytes that dtype and shape need, that stays as long
-// as the tensor and whatever shares its storage. Go memory must not be given: the garbage collector does not know the tensor.
+// FromMemory returns a CPU tensor over memory that is not copied: C memory, such as cuda.Pinned's,
+// of exactly the bytes that dtype and shape need, that stays as long as the tensor and whatever
+// shares its storage. Go memory must not be given: the garbage collector does not know the tensor.
 func FromMemory(memory []byte, dtype DType, shape ...int64) (*Tensor, error) {
 	err := capi.Check()
 	var c *capi.Tensor

@@ -11,7 +11,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrClosed is in the error of every use of a tensor after it was closed or after its scope was. It is the same value as cuda.ErrClosed.
+// ErrClosed is in the error of every use of a tensor after it was closed or after its scope was. It
+// is the same value as cuda.ErrClosed.
 var ErrClosed = cuda.ErrClosed
 
 // Error is the first thing that went wrong in a chain of operators.
@@ -90,8 +91,9 @@ func caller() (file string, line int) {
 	}
 }
 
-// Fail returns a tensor that carries err, for modules and functions that return a tensor and have found something wrong themselves. The error is given the name
-// op and the caller's place, unless it is an [*Error] already. A nil err is a mistake of the caller, and is an error too.
+// Fail returns a tensor that carries err, for modules and functions that return a tensor and have
+// found something wrong themselves. The error is given the name op and the caller's place, unless
+// it is an [*Error] already. A nil err is a mistake of the caller, and is an error too.
 func Fail(op string, err error) *Tensor {
 	if err == nil {
 		err = invalid("Fail was called without an error")

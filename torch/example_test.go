@@ -102,7 +102,8 @@ func ExampleTensor_Backward() {
 	// float32[1] cpu: 2
 }
 
-// The mark travels with the data: nothing computed from the marked input is recorded, though the parameter requires gradients.
+// The mark travels with the data: nothing computed from the marked input is recorded, though the
+// parameter requires gradients.
 func ExampleTensor_NoGrad() {
 	scope := torch.NewScope("example")
 	defer scope.Close()

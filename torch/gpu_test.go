@@ -62,7 +62,8 @@ func TestOutOfMemoryIsAnError(t *testing.T) {
 // Device memory of a loop without a Close is flat, at any moment at most one turn's.
 func TestDeviceMemoryIsFlat(t *testing.T) {
 	onGPU(t)
-	// cuBLAS keeps a workspace (32 MiB on Hopper) for every OS thread that ever multiplied a matrix: on another thread than the warm-up's there would be one more.
+	// cuBLAS keeps a workspace (32 MiB on Hopper) for every OS thread that ever multiplied a
+	// matrix: on another thread than the warm-up's there would be one more.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	settled()
@@ -98,7 +99,8 @@ func TestDeviceMemoryIsFlat(t *testing.T) {
 	}
 }
 
-// A prefetcher's step by hand: pinned memory to the device on a copy stream, normalised there, and used on the default stream after the event.
+// A prefetcher's step by hand: pinned memory to the device on a copy stream, normalised there, and
+// used on the default stream after the event.
 func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 	onGPU(t)
 	stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})

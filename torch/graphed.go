@@ -11,21 +11,30 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Graphed is a function over tensors that runs as CUDA graphs: the first call with a set of arguments runs the function and captures it, further calls with them
-// replay the graph, one call to the driver for all of the function's kernels.
+// Graphed is a function over tensors that runs as CUDA graphs: the first call with a set of
+// arguments runs the function and captures it, further calls with them replay the graph, one call
+// to the driver for all of the function's kernels.
 //
-// A graph belongs to its arguments: to device, address, shape, strides and dtype of each, and to whether it requires gradients or is marked NoGrad. A call with others is captured anew,
-// or refused (GraphedOptions.FixedArguments); it never replays on memory that is not the argument's. So that a graph is used again, data comes in at the same place: a
-// prefetcher's device slots are such places, or a tensor that is filled with CopyFrom. Tensors that the function uses beside its arguments, parameters
-// for example, may change their values but not their place: if one was given other memory (SetData, nn.To, a gradient that was dropped) the call captures again, or is
-// refused with cuda.ErrStale.
+// A graph belongs to its arguments: to device, address, shape, strides and dtype of each, and to
+// whether it requires gradients or is marked NoGrad. A call with others is captured anew, or
+// refused (GraphedOptions.FixedArguments); it never replays on memory that is not the argument's.
+// So that a graph is used again, data comes in at the same place: a prefetcher's device slots are
+// such places, or a tensor that is filled with CopyFrom. Tensors that the function uses beside its
+// arguments, parameters for example, may change their values but not their place: if one was given
+// other memory (SetData, nn.To, a gradient that was dropped) the call captures again, or is refused
+// with cuda.ErrStale.
 //
-// The function is called with handles that end with the call, so what it computes from them is freed by itself; what it returns is kept, detached. It must do the same work at every
-// call, and follow the rules of cuda.Capture: no reading of values, no waiting. It may do a whole training step, with Backward and an optimizer's Step (package optim's SGD; with
-// Capturable for a learning rate that changes). Gradients that Step drops are the graph's own business; gradients that are to stay need KeepGradients and are zeroed in place
-// (ForeachZero_). Losses and other results from before must be closed, since what they remember of the parameters ties a backward pass to the stream that they were computed on.
+// The function is called with handles that end with the call, so what it computes from them is
+// freed by itself; what it returns is kept, detached. It must do the same work at every call, and
+// follow the rules of cuda.Capture: no reading of values, no waiting. It may do a whole training
+// step, with Backward and an optimizer's Step (package optim's SGD; with Capturable for a learning
+// rate that changes). Gradients that Step drops are the graph's own business; gradients that are to
+// stay need KeepGradients and are zeroed in place (ForeachZero_). Losses and other results from
+// before must be closed, since what they remember of the parameters ties a backward pass to the
+// stream that they were computed on.
 //
-// On the CPU, without a graph to speak of, every call runs the function: the program stays the same.
+// On the CPU, without a graph to speak of, every call runs the function: the program stays the
+// same.
 //
 // A Graphed serves its calls one at a time, from any goroutine.
 type Graphed struct {
@@ -44,18 +53,22 @@ type Graphed struct {
 
 // GraphedOptions are the options of [NewGraphed].
 type GraphedOptions struct {
-	// MaxGraphs bounds how many graphs are kept, 0 stands for 8: the one that was not used for longest makes room. The graphs share their memory, since one runs at a time.
+	// MaxGraphs bounds how many graphs are kept, 0 stands for 8: the one that was not used for
+	// longest makes room. The graphs share their memory, since one runs at a time.
 	MaxGraphs int
 
-	// Warmup is how many calls with new arguments run the function without a graph before it is captured; 0 stands for 1. An optimizer's first step, for example, does
-	// other work than the later ones.
+	// Warmup is how many calls with new arguments run the function without a graph before it is
+	// captured; 0 stands for 1. An optimizer's first step, for example, does other work than the
+	// later ones.
 	Warmup int
 
-	// ReplayFirst replays the graph in the call that captured it, whose results are then the graph's. The function's effects happen twice in that call: for
-	// functions that only compute results from their arguments.
+	// ReplayFirst replays the graph in the call that captured it, whose results are then the
+	// graph's. The function's effects happen twice in that call: for functions that only compute
+	// results from their arguments.
 	ReplayFirst bool
 
-	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from those of the first call, and anything else that would be captured again.
+	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from those of the first
+	// call, and anything else that would be captured again.
 	FixedArguments bool
 
 	// Device is where the function works if none of its arguments says so.
@@ -77,7 +90,8 @@ type GraphedStats struct {
 type capturer interface {
 	// captures reports whether there are graphs on the device at all.
 	captures(device cuda.Device) bool
-	// begin is around one call: fn runs on the side stream, ordered behind what the caller has queued, and the caller's stream behind it.
+	// begin is around one call: fn runs on the side stream, ordered behind what the caller has
+	// queued, and the caller's stream behind it.
 	begin(device cuda.Device, fn func() error) error
 	capture(device cuda.Device, share replayer, fn func() error) (replayer, error)
 	replay(r replayer, device cuda.Device) error
@@ -107,9 +121,11 @@ func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOption
 	return &Graphed{fn: fn, o: o, on: &sideStreams{}, entries: map[string]*list.Element{}}
 }
 
-// Call runs the function, or replays its graph, on the current stream, and returns its results. They are valid until the next call, which writes them again, and belong to g: they
-// are not closed. If an argument has a scope the results are handles in the youngest of them, so that what is computed from them ends with it. The host waits for nothing, except that a
-// capture takes some milliseconds.
+// Call runs the function, or replays its graph, on the current stream, and returns its results.
+// They are valid until the next call, which writes them again, and belong to g: they are not
+// closed. If an argument has a scope the results are handles in the youngest of them, so that what
+// is computed from them ends with it. The host waits for nothing, except that a capture takes some
+// milliseconds.
 func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 	if g == nil || g.fn == nil {
 		return nil, opError("Graphed.Call", arguments, invalid("there is no function: NewGraphed makes a Graphed"))
@@ -187,7 +203,8 @@ func (g *Graphed) call(arguments []*Tensor) ([]*Tensor, error) {
 	return g.warm(e, device, arguments)
 }
 
-// warm runs the function for e, and captures it when that was the last time. After an error e is forgotten.
+// warm runs the function for e, and captures it when that was the last time. After an error e is
+// forgotten.
 func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor) (results []*Tensor, err error) {
 	defer func() {
 		if err != nil {
@@ -302,7 +319,8 @@ func (g *Graphed) Stats() GraphedStats {
 	return s
 }
 
-// Close frees the graphs, and the results, as closing a tensor does. Replays that are queued are done. Further calls do nothing; Call is then ErrClosed.
+// Close frees the graphs, and the results, as closing a tensor does. Replays that are queued are
+// done. Further calls do nothing; Call is then ErrClosed.
 func (g *Graphed) Close() error {
 	if g == nil || g.fn == nil {
 		return nil

@@ -32,7 +32,8 @@ func read(t *testing.T, x *torch.Tensor) []float32 {
 	return v
 }
 
-// Results of a graphed function equal those of the function, whatever lies in the arguments, and a graph is made for each place.
+// Results of a graphed function equal those of the function, whatever lies in the arguments, and a
+// graph is made for each place.
 func TestGraphedEqualsEager(t *testing.T) {
 	onGPU(t)
 	w := onDevice(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2)
@@ -69,7 +70,8 @@ func TestGraphedEqualsEager(t *testing.T) {
 	}
 }
 
-// A whole training step, forward, backward, clip and optimizer, with a rate that changes: the same losses and parameters as without a graph.
+// A whole training step, forward, backward, clip and optimizer, with a rate that changes: the same
+// losses and parameters as without a graph.
 func TestGraphedTrainingStep(t *testing.T) {
 	onGPU(t)
 	train := func(graphed bool) (losses []float64, params [][]float32, stats torch.GraphedStats) {
@@ -275,7 +277,8 @@ func TestStaleGraphs(t *testing.T) {
 	}
 }
 
-// What a graph reads and nobody else holds any more stays until the graph is closed, and results live on after it.
+// What a graph reads and nobody else holds any more stays until the graph is closed, and results
+// live on after it.
 func TestGraphKeepsItsOperands(t *testing.T) {
 	onGPU(t)
 	x, err := torch.Full(gpu, torch.Float32, 3, 1024)
@@ -319,7 +322,8 @@ func TestGraphKeepsItsOperands(t *testing.T) {
 	}
 }
 
-// An error names the operator and the line; what was captured before is gone, and the next capture works.
+// An error names the operator and the line; what was captured before is gone, and the next capture
+// works.
 func TestACaptureSaysWhatBrokeIt(t *testing.T) {
 	onGPU(t)
 	x := onDevice(t, []float32{1, 2})
@@ -380,7 +384,8 @@ func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([
 	return nil
 }
 
-// A prefetcher's slots have fixed addresses, so a graph a slot serves an epoch; capturing goes on beside the prefetcher.
+// A prefetcher's slots have fixed addresses, so a graph a slot serves an epoch; capturing goes on
+// beside the prefetcher.
 func TestGraphedBesideAPrefetcher(t *testing.T) {
 	onGPU(t)
 	feed, err := prefetcher.New(counting{200}, prefetcher.Options{Device: gpu, Depth: 3})
@@ -427,7 +432,8 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 	wantValues(t, small, 21)
 }
 
-// Matrix products in graphs that run at the same time do not share cuBLAS' workspace, nor with products outside.
+// Matrix products in graphs that run at the same time do not share cuBLAS' workspace, nor with
+// products outside.
 func TestProductsInConcurrentGraphs(t *testing.T) {
 	onGPU(t)
 	a, err := torch.Randn(gpu, torch.Float32, 64, 16384)

@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// recorder is a capturer without a GPU: a replay is a count, a capture runs the function. It fails on command.
+// recorder is a capturer without a GPU: a replay is a count, a capture runs the function. It fails
+// on command.
 type recorder struct {
 	captured, open, replays int
 	shared                  int

@@ -7,8 +7,9 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// A handle is one reference to a LibTorch tensor and says when it may be freed: after close, when nobody uses it any more. Every use of the C pointer lies between
-// acquire and release, which also keep the handle reachable, so that the garbage collector's cleanup cannot come between.
+// A handle is one reference to a LibTorch tensor and says when it may be freed: after close, when
+// nobody uses it any more. Every use of the C pointer lies between acquire and release, which also
+// keep the handle reachable, so that the garbage collector's cleanup cannot come between.
 type handle struct {
 	c     *capi.Tensor
 	state atomic.Int64 // users inside, plus closing once it is closed
@@ -24,12 +25,13 @@ const closing = 1 << 40
 
 var caught atomic.Int64
 
-// Caught returns how many tensors the garbage collector has freed because neither they nor their scope were closed, since the start of the process. They were
-// freed late: a training loop keeps this number where it is.
+// Caught returns how many tensors the garbage collector has freed because neither they nor their
+// scope were closed, since the start of the process. They were freed late: a training loop keeps
+// this number where it is.
 func Caught() int64 { return caught.Load() }
 
-// LiveTensors returns how many references to LibTorch tensors the process holds now: tensors not closed, and of scopes not closed. Autograd's own references
-// are not among them.
+// LiveTensors returns how many references to LibTorch tensors the process holds now: tensors not
+// closed, and of scopes not closed. Autograd's own references are not among them.
 func LiveTensors() int64 { return capi.TensorCount() }
 
 // newOwned takes ownership of c.
@@ -57,7 +59,8 @@ func (h *handle) release() {
 	}
 }
 
-// detach closes the handle. The caller that gets a pointer frees it; nil: somebody closed it before, or its last user will free it.
+// detach closes the handle. The caller that gets a pointer frees it; nil: somebody closed it
+// before, or its last user will free it.
 func (h *handle) detach() *capi.Tensor {
 	for {
 		n := h.state.Load()

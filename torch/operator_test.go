@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/torch/internal/schema"
 )
 
-// The list was made from a file; what runs is a library. Each operator must have the same arguments, types, defaults and results in both.
+// The list was made from a file; what runs is a library. Each operator must have the same
+// arguments, types, defaults and results in both.
 func TestSchemasAreTheLibrarys(t *testing.T) {
 	for i, o := range operators {
 		e, err := operator(i).entry()

@@ -16,7 +16,8 @@ func (o *ordering) capture(share *cuda.Graph, fn func() error) *cuda.Graph {
 	return g
 }
 
-// Two graphs with one memory: the second, on another stream, does not begin to use it before the first is done with it.
+// Two graphs with one memory: the second, on another stream, does not begin to use it before the
+// first is done with it.
 func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	other, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
@@ -39,7 +40,8 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	}
 }
 
-// Two graphs that draw random numbers, on two streams: the second's place in the sequence does not reach the first, which comes to draw later.
+// Two graphs that draw random numbers, on two streams: the second's place in the sequence does not
+// reach the first, which comes to draw later.
 func TestRandomReplaysAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	first := o.capture(nil, func() error { return errors.Join(o.busy(), o.read.Uniform_(0, 1).Err()) })

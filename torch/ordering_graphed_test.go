@@ -9,7 +9,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A call that runs the function itself, on a Graphed's own stream, begins after what the caller has queued, and the caller goes on after it.
+// A call that runs the function itself, on a Graphed's own stream, begins after what the caller has
+// queued, and the caller goes on after it.
 func TestGraphedIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	slow := false
@@ -39,7 +40,8 @@ func TestGraphedIsOrdered(t *testing.T) {
 	o.want("a result that comes late", 2*freshValue)
 }
 
-// The memory of a result that a Graphed's Close frees, while the caller's stream is still to read it, is not handed out again before.
+// The memory of a result that a Graphed's Close frees, while the caller's stream is still to read
+// it, is not handed out again before.
 func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o := newOrdering(t)
 	argument, err := torch.Full(gpu, torch.Float32, staleValue, orderedElements)
@@ -72,8 +74,9 @@ func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o.want("the result", 2*staleValue)
 }
 
-// A graph has the workspace in which cuBLAS joins the parts of a long product to itself: products of the same thread, on the stream that it was captured on, have
-// another while it is replayed beside them.
+// A graph has the workspace in which cuBLAS joins the parts of a long product to itself: products
+// of the same thread, on the stream that it was captured on, have another while it is replayed
+// beside them.
 func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 	o := newOrdering(t)
 	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
@@ -143,7 +146,8 @@ func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 	})
 }
 
-// Copies that are no plain runs of bytes are kernels of LibTorch's: they run on the streams that were named, not on the caller's.
+// Copies that are no plain runs of bytes are kernels of LibTorch's: they run on the streams that
+// were named, not on the caller's.
 func TestStridedCopiesAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	const side = 1 << 10

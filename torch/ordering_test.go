@@ -8,7 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ordering is what the tests below share: three streams, tensors, and work that keeps a stream busy for tens of milliseconds.
+// ordering is what the tests below share: three streams, tensors, and work that keeps a stream busy
+// for tens of milliseconds.
 type ordering struct {
 	t              *testing.T
 	streams        [3]cuda.Stream
@@ -83,7 +84,8 @@ func (o *ordering) want(what string, value float32) {
 	}
 }
 
-// CopyBatch copies what was written before the event after, and its event done means the copies: a stream that waits for it reads them.
+// CopyBatch copies what was written before the event after, and its event done means the copies: a
+// stream that waits for it reads them.
 func TestCopyBatchIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	var events [2]*cuda.Event

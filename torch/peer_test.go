@@ -25,7 +25,8 @@ func TestCopyPeerArguments(t *testing.T) {
 	}
 }
 
-// A copy between two streams, of two GPUs where there are two: it waits for what computes its source, and what reads the result waits for it.
+// A copy between two streams, of two GPUs where there are two: it waits for what computes its
+// source, and what reads the result waits for it.
 func TestCopyPeer(t *testing.T) {
 	onGPU(t)
 	receiver := cuda.Device(cuda.DeviceCount() - 1)

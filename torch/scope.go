@@ -9,17 +9,20 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Scope owns tensors and frees them together. The result of an operator joins the youngest scope among its operands (the one created last), so a scope travels
-// with the data that is computed from its tensors. Any number of goroutines may use one scope.
+// Scope owns tensors and frees them together. The result of an operator joins the youngest scope
+// among its operands (the one created last), so a scope travels with the data that is computed from
+// its tensors. Any number of goroutines may use one scope.
 //
-// A scope that becomes unreachable, with all its tensors, before it was closed is closed by the garbage collector; [Caught] counts its tensors.
+// A scope that becomes unreachable, with all its tensors, before it was closed is closed by the
+// garbage collector; [Caught] counts its tensors.
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
 	fresh   []Tensor // not handed out yet; guarded by s.mu. Not in scopeState: a Tensor knows its Scope
 }
 
-// scopeState is what the cleanup needs, and has no way back to the Scope, which would keep it alive for ever.
+// scopeState is what the cleanup needs, and has no way back to the Scope, which would keep it alive
+// for ever.
 type scopeState struct {
 	name   string
 	born   uint64
@@ -32,10 +35,12 @@ type scopeState struct {
 // Handles lie in chunks, and so do their Tensors: joining a scope costs no allocation of its own.
 type scopeChunk [32]handle
 
-// scopesBorn numbers scopes in the order of their creation, all over the process: "youngest" is a comparison of these.
+// scopesBorn numbers scopes in the order of their creation, all over the process: "youngest" is a
+// comparison of these.
 var scopesBorn atomic.Uint64
 
-// NewScope returns an empty scope. The name appears in the errors of tensors that are used after it.
+// NewScope returns an empty scope. The name appears in the errors of tensors that are used after
+// it.
 func NewScope(name string) *Scope {
 	s := &Scope{s: &scopeState{name: name, born: scopesBorn.Add(1)}}
 	s.cleanup = runtime.AddCleanup(s, func(s *scopeState) { caught.Add(s.close()) }, s.s)
@@ -50,8 +55,10 @@ func (s *Scope) Name() string {
 	return s.s.name
 }
 
-// Close frees the tensors that the scope owns, in one call. Memory of a tensor that is in use by an operator in another goroutine is freed when that returns.
-// Device memory goes back in the order of the stream it was allocated on; the host waits for nothing. Closing again does nothing. The error is always nil.
+// Close frees the tensors that the scope owns, in one call. Memory of a tensor that is in use by an
+// operator in another goroutine is freed when that returns. Device memory goes back in the order of
+// the stream it was allocated on; the host waits for nothing. Closing again does nothing. The error
+// is always nil.
 func (s *Scope) Close() error {
 	if s == nil || s.s == nil {
 		return nil
@@ -62,7 +69,8 @@ func (s *Scope) Close() error {
 	return nil
 }
 
-// Own gives a tensor that has no scope, or another one, to this scope and returns its new handle; t is closed. A constructor's tensor is put into a scope this way:
+// Own gives a tensor that has no scope, or another one, to this scope and returns its new handle; t
+// is closed. A constructor's tensor is put into a scope this way:
 //
 //	x, err := torch.Randn(cuda.CPU, torch.Float32, 8, 4)
 //	if err != nil {
@@ -102,7 +110,8 @@ func (s *scopeState) filled(chunk int) int {
 	return len(scopeChunk{})
 }
 
-// add takes ownership of c and returns its tensor; if the scope has ended, c is freed and add returns nil.
+// add takes ownership of c and returns its tensor; if the scope has ended, c is freed and add
+// returns nil.
 func (s *Scope) add(c *capi.Tensor) *Tensor {
 	state := s.s
 	state.mu.Lock()
@@ -133,7 +142,8 @@ func (s *scopeState) handle() *handle {
 	return h
 }
 
-// grow starts a new chunk. A scope that lives long while its tensors are closed one by one drops the chunks in which all are.
+// grow starts a new chunk. A scope that lives long while its tensors are closed one by one drops
+// the chunks in which all are.
 func (s *scopeState) grow() {
 	live := s.chunks[:0]
 	for _, c := range s.chunks {

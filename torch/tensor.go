@@ -9,8 +9,9 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Tensor is a handle to a LibTorch tensor, or to the error that kept it from being made. Handles are never changed after they were made, so any number of goroutines
-// may use one; see the package's text for what that means for the data.
+// Tensor is a handle to a LibTorch tensor, or to the error that kept it from being made. Handles
+// are never changed after they were made, so any number of goroutines may use one; see the
+// package's text for what that means for the data.
 type Tensor struct {
 	h      *handle
 	scope  *Scope // nil: it belongs to whoever made it
@@ -32,7 +33,8 @@ func (t *Tensor) failure() error {
 	return t.more.err
 }
 
-// Err returns the first error of the chain that led to this tensor, nil if there was none. A tensor that was closed since has no error here, but in its next use.
+// Err returns the first error of the chain that led to this tensor, nil if there was none. A tensor
+// that was closed since has no error here, but in its next use.
 func (t *Tensor) Err() error {
 	switch {
 	case t == nil:
@@ -83,12 +85,14 @@ func (t *Tensor) info() (i capi.TensorInfo, ok bool) {
 	return i, err == nil
 }
 
-// Shape returns the sizes of the dimensions: empty for a scalar, nil if the tensor failed or is closed.
+// Shape returns the sizes of the dimensions: empty for a scalar, nil if the tensor failed or is
+// closed.
 func (t *Tensor) Shape() []int64 {
 	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, out, nil) })
 }
 
-// Strides returns the distance in elements between neighbours in each dimension; nil if the tensor failed or is closed.
+// Strides returns the distance in elements between neighbours in each dimension; nil if the tensor
+// failed or is closed.
 func (t *Tensor) Strides() []int64 {
 	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, nil, out) })
 }
@@ -146,7 +150,8 @@ func (t *Tensor) IsContiguous(f MemoryFormat) bool {
 	return i.Contiguous
 }
 
-// IsPinned reports whether the memory is page-locked host memory, from which copies to a GPU are asynchronous.
+// IsPinned reports whether the memory is page-locked host memory, from which copies to a GPU are
+// asynchronous.
 func (t *Tensor) IsPinned() bool {
 	i, _ := t.info()
 	return i.Pinned
@@ -160,9 +165,10 @@ func (t *Tensor) Scope() *Scope {
 	return t.scope
 }
 
-// Close frees the tensor, or lets the last operator that uses it do so. It closes the handles that NoGrad made from it too, and leaves other references (Keep, In,
-// views, autograd's) alone. A tensor of a scope may be closed before the scope. Closing a failed, nil or closed tensor does nothing. The error is always nil: it is
-// there so that a Tensor is an io.Closer.
+// Close frees the tensor, or lets the last operator that uses it do so. It closes the handles that
+// NoGrad made from it too, and leaves other references (Keep, In, views, autograd's) alone. A
+// tensor of a scope may be closed before the scope. Closing a failed, nil or closed tensor does
+// nothing. The error is always nil: it is there so that a Tensor is an io.Closer.
 func (t *Tensor) Close() error {
 	if t != nil && t.h != nil {
 		if t.more != nil {
@@ -173,7 +179,8 @@ func (t *Tensor) Close() error {
 	return nil
 }
 
-// Keep returns a handle to the same tensor that no scope owns: it belongs to the caller, who closes it. t itself still ends with its scope.
+// Keep returns a handle to the same tensor that no scope owns: it belongs to the caller, who closes
+// it. t itself still ends with its scope.
 func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
 
 // In returns a handle to the same tensor that the scope owns. t itself stays as it is.
@@ -203,8 +210,9 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 	return n
 }
 
-// NoGrad returns a handle to the same tensor, with the same owner, that is marked: operators with a marked operand record nothing for backward, and mark what they
-// return. It costs no call to LibTorch.
+// NoGrad returns a handle to the same tensor, with the same owner, that is marked: operators with a
+// marked operand record nothing for backward, and mark what they return. It costs no call to
+// LibTorch.
 func (t *Tensor) NoGrad() *Tensor {
 	if err := t.Err(); err != nil {
 		if t == nil || t.failure() == nil {
@@ -243,8 +251,9 @@ func header(d DType, size []int64, device cuda.Device) string {
 	return fmt.Sprintf("%v%v %v", d, size, device)
 }
 
-// String returns the dtype, shape and device and up to six values, for example "float32[2 3] cpu: 1 2 3 4 5 6"; for a failed tensor its error. It waits for the
-// values to be computed, so it does not belong into a loop that keeps a GPU busy.
+// String returns the dtype, shape and device and up to six values, for example "float32[2 3] cpu: 1
+// 2 3 4 5 6"; for a failed tensor its error. It waits for the values to be computed, so it does not
+// belong into a loop that keeps a GPU busy.
 func (t *Tensor) String() string {
 	if err := t.Err(); err != nil {
 		return "torch.Tensor: " + err.Error()

@@ -178,7 +178,8 @@ func TestErrors(t *testing.T) {
 	wantValues(t, x, 1, 2)
 }
 
-// Every method is called on a nil, a zero, a failed and a closed tensor, with zero arguments: none may panic, and those that can return an error or a tensor say what was wrong.
+// Every method is called on a nil, a zero, a failed and a closed tensor, with zero arguments: none
+// may panic, and those that can return an error or a tensor say what was wrong.
 func TestNothingPanics(t *testing.T) {
 	closed, err := torch.Ones(cuda.CPU, torch.Float32, 2)
 	if err != nil {
@@ -262,8 +263,9 @@ func TestCloseIsIdempotent(t *testing.T) {
 	}
 }
 
-// Goroutines use a tensor while another closes it: each use gives the value or ErrClosed, and the reference is freed once. Run with -race, and under the
-// address sanitizer, this is the proof of the handle's counting.
+// Goroutines use a tensor while another closes it: each use gives the value or ErrClosed, and the
+// reference is freed once. Run with -race, and under the address sanitizer, this is the proof of
+// the handle's counting.
 func TestCloseRacesWithOperators(t *testing.T) {
 	for _, scoped := range []bool{false, true} {
 		t.Run(fmt.Sprintf("scoped=%v", scoped), func(t *testing.T) {
@@ -333,7 +335,8 @@ func collect(done func() bool) bool {
 	return done()
 }
 
-// settled frees what earlier tests left to the garbage collector and returns how many references there are.
+// settled frees what earlier tests left to the garbage collector and returns how many references
+// there are.
 func settled() int64 {
 	last, same := torch.LiveTensors(), 0
 	for same < 3 {
@@ -495,7 +498,8 @@ func TestLongScope(t *testing.T) {
 	wantValues(t, x, 1)
 }
 
-// What the package is for: a training loop without a Close holds as much after 10,000 turns as after one, and leaves nothing to the garbage collector.
+// What the package is for: a training loop without a Close holds as much after 10,000 turns as
+// after one, and leaves nothing to the garbage collector.
 func TestTrainingLoopIsFlat(t *testing.T) {
 	w, b := leaf(t, []float32{0.5, -0.5, 0.25, 0.1}, 2, 2), leaf(t, []float32{0, 0}, 2)
 	data, target := floats(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2), floats(t, make([]float32, 6), 3, 2)
@@ -618,7 +622,8 @@ func TestNoGradTravelsWithTheData(t *testing.T) {
 	if !w.RequiresGrad() {
 		t.Error("the parameter itself lost its gradients")
 	}
-	// In place: a leaf may be changed under the mark, whichever operand has it, and the mark travels on.
+	// In place: a leaf may be changed under the mark, whichever operand has it, and the mark
+	// travels on.
 	step := floats(t, []float32{1, 1})
 	if err := b.Sub_(step).Err(); err == nil {
 		t.Error("a leaf was changed in place while recording")

@@ -1,7 +1,9 @@
-// Command opgen writes package torch's operators: a typed method or function for each line of ops.txt, with types and defaults from LibTorch's native_functions.yaml. The
-// list's own text says how a line is written.
+// Command opgen writes package torch's operators: a typed method or function for each line of
+// ops.txt, with types and defaults from LibTorch's native_functions.yaml. The list's own text says
+// how a line is written.
 //
-// native_functions.yaml is taken from TORCHSTREAM_NATIVE_FUNCTIONS, or from the LibTorch that `make libtorch-path` names.
+// native_functions.yaml is taken from TORCHSTREAM_NATIVE_FUNCTIONS, or from the LibTorch that `make
+// libtorch-path` names.
 package main
 
 import (
@@ -369,8 +371,8 @@ func (o op) writeOptions(b *bytes.Buffer) error {
 	return nil
 }
 
-// writeBody builds the operands and arguments and calls the operator. Arguments whose value is fixed by the call's shape are in one literal; options that may be absent are
-// set after it.
+// writeBody builds the operands and arguments and calls the operator. Arguments whose value is
+// fixed by the call's shape are in one literal; options that may be absent are set after it.
 func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
 	last := -1
 	for i, a := range o.schema.Args {

@@ -1,4 +1,5 @@
-// Package schema reads operator schemas as LibTorch writes them, in native_functions.yaml and in its registry.
+// Package schema reads operator schemas as LibTorch writes them, in native_functions.yaml and in
+// its registry.
 package schema
 
 import (
@@ -29,7 +30,8 @@ type Return struct {
 	Written bool // it is an argument that the operator changed
 }
 
-// Parse reads "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"; the namespace may be missing.
+// Parse reads "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"; the
+// namespace may be missing.
 func Parse(text string) (Schema, error) {
 	head, rest, ok := strings.Cut(text, "(")
 	if !ok {
