@@ -9,9 +9,10 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// GetCurrentCUDAStream returns the stream that the calling OS thread queues device d's work on.
-// Inside [WithStream], or after [SetCUDAStream], on that stream's device, it is that stream; a
-// goroutine that was told of no stream gets the default stream. It neither blocks nor locks.
+// GetCurrentCUDAStream returns the stream on which the calling OS thread queues device d's work.
+// Inside [WithStream], or after [SetCUDAStream], it returns that call's stream for that stream's
+// device. A goroutine that has set no stream gets the default stream. GetCurrentCUDAStream neither
+// blocks nor locks.
 func GetCurrentCUDAStream(d Device) (Stream, error) {
 	if err := d.gpu("GetCurrentCUDAStream"); err != nil {
 		return Stream{}, err
@@ -20,11 +21,11 @@ func GetCurrentCUDAStream(d Device) (Stream, error) {
 	return Stream{s}, checked(err)
 }
 
-// SetCUDAStream makes s the stream that the calling goroutine queues work on, and s's device its
-// current device, until restore is called. It locks the goroutine to its OS thread
-// (runtime.LockOSThread), because the current stream belongs to the thread; restore brings back the
-// stream and the device from before, and unlocks. Goroutines that this one starts are not on s.
-// Calls nest; restore in reverse order:
+// SetCUDAStream makes s the current stream of the calling goroutine, and s's device its current
+// device, until restore is called. It locks the goroutine to its OS thread (runtime.LockOSThread),
+// because the current stream belongs to the thread. restore brings back the earlier stream and
+// device, and unlocks. Goroutines that the calling goroutine starts are not on s. Calls nest;
+// restore in reverse order:
 //
 //	restore, err := cuda.SetCUDAStream(s)
 //	if err != nil {
@@ -32,13 +33,14 @@ func GetCurrentCUDAStream(d Device) (Stream, error) {
 //	}
 //	defer restore()
 //
-// restore must be called by the same goroutine: on another it returns [ErrWrongThread], and before
-// the restore of a later SetCUDAStream [ErrOutOfOrder]. It has then done nothing, and may be called
-// again where it belongs. Once it has succeeded, further calls do nothing and return nil.
+// The same goroutine must call restore. On another goroutine restore returns [ErrWrongThread];
+// before the restore of a later SetCUDAStream it returns [ErrOutOfOrder]. A failed restore changes
+// nothing, and may be called again in the right place. After a successful restore, further calls do
+// nothing and return nil.
 //
-// A goroutine that ends without restore takes its OS thread with it, so that no other goroutine
-// ever runs on a thread with a left-over stream. When in doubt use [WithStream], which cannot be
-// forgotten. Neither blocks.
+// A goroutine that ends without restore ends its OS thread with it, so that no other goroutine ever
+// runs on a thread with a left-over stream. Prefer [WithStream], which always restores. Neither
+// SetCUDAStream nor restore blocks.
 func SetCUDAStream(s Stream) (restore func() error, err error) {
 	runtime.LockOSThread()
 	guard, err := capi.StreamGuardEnter(s.s)
@@ -61,22 +63,23 @@ func SetCUDAStream(s Stream) (restore func() error, err error) {
 }
 
 // WaitCUDAStream makes work that is queued on waiter from now on start after everything queued on
-// on so far. The host does not wait; the streams may be of two devices; any thread may call it.
+// the stream on so far. The host does not wait. The streams may belong to two devices. Any thread
+// may call it.
 func WaitCUDAStream(waiter, on Stream) error { return checked(capi.WaitCUDAStream(waiter.s, on.s)) }
 
-// WithStream runs fn with s as the current stream and s's device as the current device, and brings
-// back the stream and device from before. For that time the goroutine is locked to its OS thread.
-// Everything is undone also when fn panics or ends the goroutine (runtime.Goexit, testing's
-// FailNow). Calls nest, on the same and on different devices. Goroutines that fn starts are not on
-// s. WithStream itself does not block and waits for no device work.
+// WithStream runs fn with s as the current stream and s's device as the current device, and then
+// restores the earlier stream and device. During the call the goroutine is locked to its OS thread.
+// WithStream also restores and unlocks if fn panics or ends the goroutine (runtime.Goexit,
+// testing's FailNow). Calls nest, on the same and on different devices. Goroutines that fn starts
+// are not on s. WithStream itself does not block and waits for no device work.
 //
-// It returns fn's error. If what was before cannot be brought back, because fn called
-// [SetCUDAStream] and not its restore, or unlocked the thread that it had not locked, it returns
-// that error too (errors.Join, fn's first). The goroutine then stays locked to its thread, so that
-// no other goroutine inherits the left-over stream; the thread ends with the goroutine.
+// WithStream returns fn's error. It also returns an error, joined after fn's by errors.Join, if it
+// cannot restore the earlier stream: fn called [SetCUDAStream] without its restore, or unlocked a
+// thread that it had not locked. The goroutine then stays locked to its thread, so that no other
+// goroutine inherits the left-over stream; the thread ends with the goroutine.
 func WithStream(s Stream, fn func() error) (err error) {
 	if fn == nil {
-		return invalid("WithStream", "there is no function to call")
+		return invalid("WithStream", "fn is nil: pass the function to run")
 	}
 	runtime.LockOSThread()
 	guard, err := capi.StreamGuardEnter(s.s)
@@ -86,8 +89,8 @@ func WithStream(s Stream, fn func() error) (err error) {
 	}
 	defer func() {
 		if left := guard.Exit(); left != nil {
-			err = errors.Join(err, fmt.Errorf("WithStream(%v) could not bring back the stream from before, and its goroutine stays locked to its OS thread; call "+
-				"what SetCUDAStream returned before the function ends: %w", s, left))
+			err = errors.Join(err, fmt.Errorf("WithStream(%v) could not restore the earlier stream, and its goroutine stays locked to its OS thread; call "+
+				"the restore function of SetCUDAStream before fn ends: %w", s, left))
 			return
 		}
 		runtime.UnlockOSThread()
@@ -95,18 +98,18 @@ func WithStream(s Stream, fn func() error) (err error) {
 	return fn()
 }
 
-// WithStreams is [WithStream] for streams of several devices: each is current on its device while
-// fn runs, and the current device is that of the first. At most one stream of a device: else it is
-// [ErrInvalidArgument], as with no stream at all.
+// WithStreams is [WithStream] for streams of several devices: each stream is current on its device
+// while fn runs, and the current device is the first stream's. It returns [ErrInvalidArgument] for
+// two streams of one device, and for no stream at all.
 func WithStreams(streams []Stream, fn func() error) error {
 	if len(streams) == 0 {
-		return invalid("WithStreams", "there is no stream")
+		return invalid("WithStreams", "no streams given: pass at least one")
 	}
 	last := len(streams) - 1
 	for i, s := range streams[:last] {
 		for _, other := range streams[i+1:] {
 			if s.Device() == other.Device() {
-				return invalid("WithStreams", "two streams of %v: one can be current", s.Device())
+				return invalid("WithStreams", "two streams of %v: only one stream of a device can be current", s.Device())
 			}
 		}
 	}
@@ -114,7 +117,7 @@ func WithStreams(streams []Stream, fn func() error) error {
 		return WithStream(streams[0], fn)
 	}
 	if fn == nil {
-		return invalid("WithStreams", "there is no function to call")
+		return invalid("WithStreams", "fn is nil: pass the function to run")
 	}
 	return WithStream(streams[last], func() error { return WithStreams(streams[:last], fn) })
 }

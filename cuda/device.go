@@ -9,12 +9,12 @@ import (
 // Device is the index of a GPU, 0 to DeviceCount()-1, or [CPU]. The zero value is the first GPU.
 type Device int32
 
-// CPU is the host: what a program names that runs without a GPU. It has no streams and no memory
+// CPU is the host, the device of programs that run without a GPU. It has no streams and no memory
 // statistics.
 const CPU Device = capi.DeviceCPU
 
-// DeviceCount returns how many GPUs the process can use: 0 on a machine without one, or without its
-// driver. It never fails.
+// DeviceCount returns the number of GPUs that the process can use: 0 on a machine without a GPU or
+// without its driver. It never fails.
 func DeviceCount() int { return capi.DeviceCount() }
 
 // String returns LibTorch's name of the device: "cuda:0", "cpu".
@@ -25,8 +25,8 @@ func (d Device) String() string {
 	return fmt.Sprintf("cuda:%d", int32(d))
 }
 
-// gpu refuses what cannot be a GPU's index. LibTorch gives some negative indexes a meaning of its
-// own, which is not for Go programs.
+// gpu refuses indexes that cannot be a GPU's. LibTorch gives some negative indexes a special
+// meaning, which Go programs must not reach.
 func (d Device) gpu(origin string) error {
 	if d >= 0 {
 		return nil
@@ -39,11 +39,11 @@ type DeviceProperties struct {
 	Name            string // for example "NVIDIA H200"
 	Major, Minor    int    // compute capability, for example 9, 0
 	Multiprocessors int
-	AsyncEngines    int   // copy engines: how many copies can run at once beside compute
+	AsyncEngines    int   // copy engines: the number of copies that can run at once beside compute
 	TotalBytes      int64 // device memory
 }
 
-// Properties returns what the driver says about the device.
+// Properties returns the driver's description of the device.
 func (d Device) Properties() (DeviceProperties, error) {
 	if err := d.gpu("Device.Properties"); err != nil {
 		return DeviceProperties{}, err
@@ -53,13 +53,13 @@ func (d Device) Properties() (DeviceProperties, error) {
 }
 
 // MemoryStats is the state of a GPU's memory, in bytes. LibTorch's caching allocator reserves
-// memory from the driver and keeps what tensors give back.
+// memory from the driver and keeps the memory of freed tensors.
 type MemoryStats struct {
 	Allocated     int64 // in live tensors
 	PeakAllocated int64 // since the start or the last ResetPeak
 	Reserved      int64 // held from the driver by the allocator
 	PeakReserved  int64 // since the start or the last ResetPeak
-	Free          int64 // what the driver can still give, to all processes
+	Free          int64 // available from the driver to all processes
 	Total         int64
 }
 
@@ -72,7 +72,7 @@ func (d Device) Memory() (MemoryStats, error) {
 	return MemoryStats(m), checked(err)
 }
 
-// ResetPeak makes the peaks of [Device.Memory] start again from the present values.
+// ResetPeak restarts the peaks of [Device.Memory] at the present values.
 func (d Device) ResetPeak() error {
 	if err := d.gpu("Device.ResetPeak"); err != nil {
 		return err
@@ -80,8 +80,8 @@ func (d Device) ResetPeak() error {
 	return checked(capi.ResetPeak(int32(d)))
 }
 
-// Synchronize blocks until all work queued so far on all streams of the device is done. The
-// goroutine's OS thread is blocked with it; other goroutines go on.
+// Synchronize blocks until all work queued so far on all streams of the device is done. It also
+// blocks the goroutine's OS thread; other goroutines continue.
 func (d Device) Synchronize() error {
 	if err := d.gpu("Device.Synchronize"); err != nil {
 		return err
@@ -89,8 +89,8 @@ func (d Device) Synchronize() error {
 	return checked(capi.SynchronizeDevice(int32(d)))
 }
 
-// EmptyCache gives memory that the caching allocator of any device holds without use back to the
-// driver, and pinned memory that LibTorch keeps. It may wait for the devices, and waits for the end
-// of another goroutine's [Capture]. While a goroutine is inside [MemoryPool.Use] it is [ErrBusy]:
-// the allocator gives nothing back then.
+// EmptyCache returns the unused memory of every device's caching allocator, and the unused pinned
+// memory that LibTorch keeps, to the driver. It may wait for the devices, and waits for the end of
+// another goroutine's [Capture]. It returns [ErrBusy] while a goroutine is inside [MemoryPool.Use],
+// because the allocator returns nothing then.
 func EmptyCache() error { return checked(capi.EmptyCache()) }

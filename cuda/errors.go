@@ -13,22 +13,35 @@ type Error = capi.Error
 
 // Kinds of failure, for errors.Is.
 var (
-	ErrInvalidArgument error = capi.CodeInvalidArgument // an argument that can never work
-	ErrOutOfMemory     error = capi.CodeOutOfMemory     // device, pinned or host memory
-	ErrNoDevice        error = capi.CodeNoDevice        // there is no usable GPU, or not that many
-	ErrCUDA            error = capi.CodeCUDA            // the driver or runtime failed; after an illegal access only ending the process helps
-	ErrWrongThread     error = capi.CodeWrongThread     // a stream was restored on another OS thread than it was set on
-	ErrOutOfOrder      error = capi.CodeOutOfOrder      // a stream was restored before one that was set after it
-	ErrNotRecorded     error = capi.CodeNotRecorded     // an event was used before its first Record, or timed without EventOptions.Timing
-	ErrInternal        error = capi.CodeInternal        // a defect of the C++ side or of a library below it
-	ErrCapture         error = capi.CodeCapture         // not possible while a graph is captured, or the capture failed
-	ErrStale           error = capi.CodeStale           // what a graph works on does not lie where it was captured
-	ErrBusy            error = capi.CodeBusy            // a goroutine (it may be this one) is inside what the call needs for itself: call again when it has left
-	ErrClosed                = errors.New("cuda: used after Close")
+	// The argument can never work.
+	ErrInvalidArgument error = capi.CodeInvalidArgument
+	// Device, pinned or host memory is exhausted.
+	ErrOutOfMemory error = capi.CodeOutOfMemory
+	// The machine has no usable GPU, or fewer GPUs than the index needs.
+	ErrNoDevice error = capi.CodeNoDevice
+	// The driver or the runtime failed. After an illegal access, only ending the process helps.
+	ErrCUDA error = capi.CodeCUDA
+	// A stream was restored on another OS thread than the thread that set it.
+	ErrWrongThread error = capi.CodeWrongThread
+	// A stream was restored before a stream that was set after it.
+	ErrOutOfOrder error = capi.CodeOutOfOrder
+	// An event was used before its first Record, or timed without EventOptions.Timing.
+	ErrNotRecorded error = capi.CodeNotRecorded
+	// The C++ side or a library below it has a defect.
+	ErrInternal error = capi.CodeInternal
+	// The call is not possible during a capture, or the capture failed.
+	ErrCapture error = capi.CodeCapture
+	// The memory of a graph's operand is not where it was at the capture.
+	ErrStale error = capi.CodeStale
+	// A goroutine, possibly the caller, is inside a section that the call needs exclusively. Call
+	// again when the goroutine has left.
+	ErrBusy error = capi.CodeBusy
+	// The object is closed.
+	ErrClosed = errors.New("cuda: used after Close")
 )
 
-// checked adds to an error what to do about it. It is small enough to be inlined: the path without
-// an error costs a comparison.
+// checked adds advice to an error. It is small enough to be inlined, so a call without an error
+// pays for one comparison.
 func checked(err error) error {
 	if err == nil {
 		return nil
@@ -38,7 +51,7 @@ func checked(err error) error {
 
 func advised(err error) error {
 	if errors.Is(err, ErrNoDevice) && DeviceCount() == 0 {
-		return fmt.Errorf("%w; see that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor says more), or run on cuda.CPU", err)
+		return fmt.Errorf("%w; check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor says more), or run on cuda.CPU", err)
 	}
 	return err
 }

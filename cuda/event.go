@@ -9,36 +9,39 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Event marks a point in a stream's queue. Another stream can wait for it ([Stream.WaitEvent]), the
-// host can ask for it ([Event.Query]) or wait for it ([Event.Synchronize]). An event can be
-// recorded again and again; each use means its latest Record. All records must be on streams of one
-// device.
+// Event marks a point in a stream's queue. Another stream can wait for the event
+// ([Stream.WaitEvent]); the host can query it ([Event.Query]) or wait for it ([Event.Synchronize]).
+// An event can be recorded repeatedly; every use refers to its latest Record. All records must be
+// on streams of one device.
 //
-// An Event may be used by several goroutines at once, and Close is safe beside other calls: those
-// that have begun finish, later ones return [ErrClosed]. An event must be closed; one that becomes
-// unreachable before is freed by the garbage collector, some time, and counted by [Leaks].
+// Several goroutines may use an Event at once, and Close is safe beside other calls: calls that
+// have begun finish, and later calls return [ErrClosed]. Close every event. The garbage collector
+// eventually frees an event that becomes unreachable before its Close, and [Leaks] counts it.
 type Event struct {
 	*event
 	cleanup runtime.Cleanup
 }
 
-// event is the part that outlives its Event for as long as a call uses it.
+// event is the part of an Event that lives until the last call that uses it returns.
 type event struct {
 	c      *capi.Event
 	closed atomic.Bool
-	refs   atomic.Int64 // calls in progress, and one until it is closed
+	refs   atomic.Int64 // calls in progress, plus one until Close
 }
 
 // EventOptions are the options of [NewEvent]. The zero value is the cheapest event, for ordering.
 type EventOptions struct {
-	Timing   bool // the event takes the time: needed by Elapsed
-	Blocking bool // Synchronize lets the OS thread sleep instead of spin: a little later, and a free core
+	// Timing records the time: Elapsed needs it.
+	Timing bool
+	// Blocking lets the OS thread sleep in Synchronize instead of spinning: Synchronize returns a
+	// little later and leaves the core free.
+	Blocking bool
 
-	// Interprocess makes an event that other processes can use: see Export. Not with Timing.
+	// Interprocess makes an event that other processes can use, by Export. It excludes Timing.
 	Interprocess bool
 }
 
-// NewEvent makes an event that is not recorded yet.
+// NewEvent makes an event, initially not recorded.
 func NewEvent(o EventOptions) (*Event, error) {
 	var flags int32
 	if o.Timing {
@@ -51,7 +54,7 @@ func NewEvent(o EventOptions) (*Event, error) {
 		flags |= capi.EventInterprocess
 	}
 	if o.Timing && o.Interprocess {
-		return nil, invalid("NewEvent", "an event between processes takes no time: Timing and Interprocess exclude each other")
+		return nil, invalid("NewEvent", "Timing and Interprocess exclude each other: an event between processes records no time")
 	}
 	c, err := capi.NewEvent(flags)
 	if err != nil {
@@ -71,10 +74,10 @@ func newEvent(c *capi.Event) *Event {
 	return e
 }
 
-// use returns the C event for a call; done follows the call.
+// use returns the C event for a call. A call of done must follow.
 func (e *Event) use(origin string) (*capi.Event, error) {
 	if e == nil || e.event == nil {
-		return nil, invalid(origin, "a nil or zero Event: NewEvent makes events")
+		return nil, invalid(origin, "the Event is nil or zero: make events with NewEvent")
 	}
 	for {
 		n := e.refs.Load()
@@ -99,17 +102,17 @@ func (e *event) close() {
 	}
 }
 
-// EventHandle names an event of another process of the same machine. It is plain data, to be sent
-// there by any means.
+// EventHandle names an event of another process on the same machine. It is plain data, which may be
+// sent there by any means.
 type EventHandle [64]byte
 
-// Export returns a handle by which another process opens the event, with [ImportEvent]; the event
-// needs EventOptions.Interprocess. Both processes may then record it, on streams of the GPU d, and
-// wait for it. It must not be closed before the other process is through with it.
+// Export returns a handle with which another process opens the event by [ImportEvent]; the event
+// needs EventOptions.Interprocess. Both processes may then record the event, on streams of the GPU
+// d, and wait for it. Do not close the event before the other process has finished with it.
 //
-// What another process records cannot be seen from here. So an exported event counts as recorded: a
-// wait for it before there is a record is no error any more, and orders nothing. Record it, then
-// send the handle; or tell the other process when there is a record.
+// This process cannot see the records of another process. An exported event therefore counts as
+// recorded: a wait for it before any record is no error and orders nothing. Record the event before
+// sending the handle, or tell the other process when a record exists.
 func (e *Event) Export(d Device) (EventHandle, error) {
 	if err := d.gpu("Event.Export"); err != nil {
 		return EventHandle{}, err
@@ -124,7 +127,7 @@ func (e *Event) Export(d Device) (EventHandle, error) {
 }
 
 // ImportEvent opens an event that another process exported; d is the same GPU, whatever its index
-// there. It counts as recorded, as Export says. Close it.
+// in the other process. The event counts as recorded: see [Event.Export]. The caller must close it.
 func ImportEvent(d Device, h EventHandle) (*Event, error) {
 	if err := d.gpu("ImportEvent"); err != nil {
 		return nil, err
@@ -136,8 +139,8 @@ func ImportEvent(d Device, h EventHandle) (*Event, error) {
 	return newEvent(c), nil
 }
 
-// Record puts the event at the end of the stream's queue: it is done when everything queued on s so
-// far is. The host does not wait.
+// Record puts the event at the end of the stream's queue: the event is done when everything queued
+// on s so far is done. The host does not wait.
 func (e *Event) Record(s Stream) error {
 	c, err := e.use("Event.Record")
 	if err != nil {
@@ -147,9 +150,9 @@ func (e *Event) Record(s Stream) error {
 	return checked(capi.RecordEvent(c, s.s))
 }
 
-// Query reports whether the work before the latest Record is done. It does not wait.
-// [ErrNotRecorded] before the first Record; [ErrCapture] if the latest was captured into a graph,
-// where nothing comes to it.
+// Query reports whether the work before the latest Record is done. It does not wait. It returns
+// [ErrNotRecorded] before the first Record, and [ErrCapture] if the latest Record was captured into
+// a graph, because no replay reaches the event itself.
 func (e *Event) Query() (done bool, err error) {
 	c, err := e.use("Event.Query")
 	if err != nil {
@@ -160,9 +163,9 @@ func (e *Event) Query() (done bool, err error) {
 	return done, checked(err)
 }
 
-// Synchronize blocks until the work before the latest Record is done. The goroutine's OS thread is
-// blocked with it; other goroutines go on. [ErrNotRecorded] before the first Record, [ErrCapture]
-// as with Query.
+// Synchronize blocks until the work before the latest Record is done. It also blocks the
+// goroutine's OS thread; other goroutines continue. It returns [ErrNotRecorded] and [ErrCapture] in
+// the same cases as [Event.Query].
 func (e *Event) Synchronize() error {
 	c, err := e.use("Event.Synchronize")
 	if err != nil {
@@ -172,8 +175,8 @@ func (e *Event) Synchronize() error {
 	return checked(capi.SynchronizeEvent(c))
 }
 
-// Close frees the event. Streams that wait for it already go on waiting. Further calls do nothing;
-// it never fails.
+// Close frees the event. Streams that already wait for the event go on waiting. Further calls do
+// nothing. Close never fails.
 func (e *Event) Close() error {
 	if e != nil && e.event != nil {
 		e.cleanup.Stop()
@@ -182,16 +185,17 @@ func (e *Event) Close() error {
 	return nil
 }
 
-// Acquire returns the C event for this module's other packages, and keeps it alive, whoever closes
-// the Event, until Release.
+// Acquire returns the C event for this module's other packages, and keeps it alive until Release,
+// even if the Event is closed meanwhile.
 func (e *Event) Acquire() (*capi.Event, error) { return e.use("Event.Acquire") }
 
-// Release follows each Acquire that succeeded.
+// Release must follow each Acquire that succeeded.
 func (e *Event) Release() { e.done() }
 
 // Elapsed returns the time on the device between two records, with a resolution of about half a
-// microsecond. [ErrNotRecorded] unless both events have EventOptions.Timing and are recorded;
-// [ErrInvalidArgument] unless both are done (Synchronize end first) and of one device.
+// microsecond. It returns [ErrNotRecorded] unless both events have EventOptions.Timing and are
+// recorded, and [ErrInvalidArgument] unless both are done (Synchronize end first) and belong to one
+// device.
 func Elapsed(start, end *Event) (time.Duration, error) {
 	s, err := start.use("Elapsed")
 	if err != nil {

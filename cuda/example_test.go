@@ -7,11 +7,11 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// The same work, on a stream of its own where there is a GPU.
+// Run the same work on a side stream if there is a GPU.
 func ExampleWithStream() {
 	steps := 0
 	work := func() error {
-		steps++ // operators that are called here are queued on the stream
+		steps++ // operators called here are queued on the stream
 		return nil
 	}
 	run := func() error {
@@ -29,7 +29,7 @@ func ExampleWithStream() {
 	// Output: 1 <nil>
 }
 
-// A program asks for a GPU and goes on without one.
+// A program selects a GPU, or continues without one.
 func ExampleDeviceCount() {
 	device := cuda.CPU
 	if cuda.DeviceCount() > 0 {
@@ -50,7 +50,7 @@ func ExampleDevice_String() {
 	// Output: cuda:1 cpu
 }
 
-// Streams are values.
+// Streams are values: they serve as map keys, and the zero Stream is the default stream.
 func ExampleStream() {
 	uses := map[cuda.Stream]int{}
 	uses[cuda.DefaultStream(0)]++
@@ -59,7 +59,8 @@ func ExampleStream() {
 	// Output: 2 cuda:1 default stream
 }
 
-// The two halves of WithStream, for code that cannot be a function.
+// SetCUDAStream and its restore are the two halves of WithStream, for code that cannot be a
+// function.
 func ExampleSetCUDAStream() {
 	run := func(side cuda.Stream) (err error) {
 		restore, err := cuda.SetCUDAStream(side)
@@ -78,8 +79,8 @@ func ExampleSetCUDAStream() {
 	// Output: true
 }
 
-// A side stream reads what the default stream has made, and the default stream goes on when the
-// side stream is done: a fork and a join. The host waits for neither.
+// A fork and a join: a side stream reads results of the default stream, and the default stream
+// continues when the side stream is done. The host waits for neither.
 func ExampleStream_Wait() {
 	forkAndJoin := func(work func() error) error {
 		side, err := cuda.NewStream(0, cuda.StreamOptions{})
@@ -100,7 +101,7 @@ func ExampleStream_Wait() {
 	// Output: true
 }
 
-// An event orders less than Wait does: only what was queued before Record.
+// An event orders less than Wait: only the work that was queued before Record.
 func ExampleEvent() {
 	order := func(producer, consumer cuda.Stream) error {
 		ready, err := cuda.NewEvent(cuda.EventOptions{})
@@ -108,11 +109,11 @@ func ExampleEvent() {
 			return err
 		}
 		defer ready.Close()
-		// ... queue on producer what the consumer needs ...
+		// ... queue the consumer's input on producer ...
 		if err := ready.Record(producer); err != nil {
 			return err
 		}
-		// ... queue on producer what it does not need ...
+		// ... queue other work on producer ...
 		return consumer.WaitEvent(ready)
 	}
 	err := order(cuda.DefaultStream(0), cuda.DefaultStream(0))

@@ -2,24 +2,23 @@ package cuda
 
 import "github.com/torchstream/torchstream/internal/capi"
 
-// Fork makes work that is queued on each of to from now on start after everything queued on from so
-// far: the beginning of work on several streams side by side. [Join] is its end. It is one call
-// with one record, whatever the number of streams.
+// Fork makes work that is queued on each stream of to from now on start after everything queued on
+// from so far: it begins work on several streams in parallel. [Join] ends it. Fork makes one call
+// into C++ and one record, whatever the number of streams.
 //
-// The streams may be of any devices; one that is from itself, or named twice, is as if it were not
-// there, and with none there is nothing to do. The host does not wait, and any thread may call it.
-// A stream that does not exist is an error ([ErrInvalidArgument], [ErrNoDevice]) before anything is
-// ordered.
+// The streams may belong to any devices. Fork ignores from in to, and repeated streams; without
+// streams it does nothing. The host does not wait, and any thread may call it. For a stream that
+// does not exist Fork returns [ErrInvalidArgument] or [ErrNoDevice] before it orders anything.
 //
-// While from is captured into a graph, the streams become part of the capture, and each has to be
-// joined into the captured stream, directly or by way of others, before the capture ends.
+// During a capture of from, the streams become part of the capture. Each must be joined into the
+// captured stream, directly or through other streams, before the capture ends.
 func Fork(from Stream, to ...Stream) error {
 	var few [8]capi.Stream
 	return checked(capi.ForkStreams(from.s, appendStreams(few[:0], to)))
 }
 
-// Join makes work that is queued on into from now on start after everything queued on each of from
-// so far. The rest is as with [Fork].
+// Join makes work that is queued on into from now on start after everything queued on each stream
+// of from so far. Otherwise it behaves as [Fork] does.
 func Join(into Stream, from ...Stream) error {
 	var few [8]capi.Stream
 	return checked(capi.JoinStreams(into.s, appendStreams(few[:0], from)))

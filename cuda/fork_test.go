@@ -7,30 +7,32 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Every stream of a fork or a join is checked before anything is ordered.
+// Fork and Join check every stream before they order anything.
 func TestForkAndJoinErrors(t *testing.T) {
 	good, none := DefaultStream(0), DefaultStream(1000)
 	for name, err := range map[string]error{
 		"fork from": Fork(none, good), "fork to": Fork(good, good, none), "join into": Join(none, good), "join from": Join(good, good, none), "fork from alone": Fork(none),
 		"join into alone": Join(none), "not a GPU": Fork(Stream{capi.Stream{Device: -1}}),
 	} {
-		if !errors.Is(err, ErrNoDevice) {
-			t.Errorf("%s: got %v, want ErrNoDevice", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if !errors.Is(err, ErrNoDevice) {
+				t.Errorf("got %v, want ErrNoDevice", err)
+			}
+		})
 	}
 	if DeviceCount() == 0 {
 		return
 	}
-	made := Stream{capi.Stream{ID: 3 << 20, Device: 0}}
-	if err := Fork(good, made); !errors.Is(err, ErrInvalidArgument) {
-		t.Errorf("a stream that nobody made: %v", err)
+	unknown := Stream{capi.Stream{ID: 3 << 20, Device: 0}}
+	if err := Fork(good, unknown); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("a stream that was never made: got %v, want ErrInvalidArgument", err)
 	}
 	if err := errors.Join(Fork(good), Join(good), Fork(good, good), Join(good, good, good)); err != nil {
-		t.Errorf("nothing to order: %v", err)
+		t.Errorf("a fork and a join of no other streams: %v", err)
 	}
 }
 
-// Each of the streams of a fork waits, and none that was not forked.
+// Every stream of a fork waits; other streams do not.
 func TestFork(t *testing.T) {
 	onGPU(t, 1)
 	const stale, fresh, n = 3, 7, 1 << 20
@@ -41,7 +43,7 @@ func TestFork(t *testing.T) {
 	}
 	check(t, WithStream(streams[0], func() error { return errors.Join(load.queue(), fill(made, fresh)) }))
 	check(t, Fork(streams[0], streams[1:4]...))
-	for i := 1; i < 5; i++ { // all are queued before one is waited for
+	for i := 1; i < 5; i++ { // queue all reads before waiting for any
 		check(t, WithStream(streams[i], func() error { return capi.CopyTensor(read[i], made, true) }))
 	}
 	check(t, Device(0).Synchronize())
@@ -56,7 +58,7 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// A join waits for each of the streams, whichever is the slow one.
+// A join waits for every stream, whichever is slow.
 func TestJoin(t *testing.T) {
 	onGPU(t, 1)
 	const stale, fresh, n = 3, 7, 1 << 20
@@ -68,7 +70,7 @@ func TestJoin(t *testing.T) {
 		check(t, WithStream(streams[0], func() error { return capi.CopyTensor(read, made, true) }))
 		check(t, Device(0).Synchronize())
 		want := [2]float32{fresh, fresh}
-		if slow == 4 { // was not joined
+		if slow == 4 { // not part of the join
 			want = [2]float32{stale, stale}
 		}
 		if got := firstAndLast(t, read, n); got != want {
@@ -77,7 +79,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A fork and a join over two devices: default streams too, whose handle is NULL on both.
+// A fork and a join over two devices, including default streams, whose handle is NULL on both
+// devices.
 func TestForkTwoDevices(t *testing.T) {
 	onGPU(t, 2)
 	load := newWork(t)
@@ -93,17 +96,19 @@ func TestForkTwoDevices(t *testing.T) {
 		"join of default streams":   {DefaultStream(0), DefaultStream(1), func(from, to Stream) error { return Join(to, from) }},
 		"fork onto a default queue": {here, DefaultStream(1), func(from, to Stream) error { return Fork(from, here, to) }},
 	} {
-		check(t, WithStream(order.from, load.queue))
-		check(t, order.order(order.from, order.to))
-		// A mark on the stream that waits is reached only after the slow work.
-		mark := must[*Event](t)(NewEvent(EventOptions{}))
-		check(t, mark.Record(order.to))
-		check(t, mark.Synchronize())
-		if done := must[bool](t)(order.from.Query()); !done {
-			t.Errorf("%s: the waiting stream went on before", name)
-		}
-		check(t, mark.Close())
-		check(t, Device(0).Synchronize())
+		t.Run(name, func(t *testing.T) {
+			check(t, WithStream(order.from, load.queue))
+			check(t, order.order(order.from, order.to))
+			// The event on the waiting stream is reached only after the slow work.
+			reached := must[*Event](t)(NewEvent(EventOptions{}))
+			check(t, reached.Record(order.to))
+			check(t, reached.Synchronize())
+			if done := must[bool](t)(order.from.Query()); !done {
+				t.Errorf("the waiting stream did not wait")
+			}
+			check(t, reached.Close())
+			check(t, Device(0).Synchronize())
+		})
 	}
 }
 

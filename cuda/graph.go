@@ -10,37 +10,37 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Graph is a sequence of work on one GPU that was captured once, by [Capture], and is queued again
-// by one call: for sequences of short kernels, where queueing each costs the host more than running
-// it costs the device.
+// Graph is a sequence of work on one GPU. [Capture] records the sequence once; one call then queues
+// all of it again. Use it for sequences of short kernels, whose launches cost the host more time
+// than their execution costs the device.
 //
-// A replay does exactly what was captured: the same kernels, on the same addresses, with the same
-// numbers. So new input is copied into the tensors that were there at the capture, and results are
-// read from the tensors that the captured function made: memory of the graph's own, that every
-// replay writes again. Tensors from outside that operators worked on (parameters, inputs) are kept
-// alive by the graph, also those that are closed; when one was given other memory since (SetData, a
-// dropped gradient), Replay returns [ErrStale] instead of computing on the old. Pinned memory that
-// a captured copy reads is the exception: it must not be closed before the graph.
+// A replay repeats exactly the captured work: the same kernels, on the same addresses, with the
+// same numbers. Copy new input into the tensors that existed at the capture. Read results from the
+// tensors that the captured function made: they lie in the graph's own memory, and every replay
+// overwrites them. The graph keeps the outside tensors that its operators use (parameters, inputs)
+// alive, even if they are closed. If such a tensor has received other memory since the capture
+// (SetData, a dropped gradient), Replay returns [ErrStale] instead of computing on the old memory.
+// Pinned memory that a captured copy reads is the exception: do not close it before the graph.
 //
-// A Graph may be used by several goroutines at once; its replays run one after the other on the
-// device, on whatever streams. It must be closed; one that becomes unreachable before is freed by
-// the garbage collector, some time, and counted by [Leaks].
+// Several goroutines may use a Graph at once; its replays run one after the other on the device,
+// whatever streams they are queued on. Close every graph. The garbage collector eventually frees a
+// graph that becomes unreachable before its Close, and [Leaks] counts it.
 type Graph struct {
 	*graph
 	cleanup runtime.Cleanup
 }
 
-// graph is the part that outlives its Graph for as long as a call uses it.
+// graph is the part of a Graph that lives until the last call that uses it returns.
 type graph struct {
 	c      *capi.Graph
 	device Device
-	side   *sideStream // nil: it was captured on the caller's
+	side   *sideStream // nil: captured on the caller's stream
 	closed atomic.Bool
-	refs   atomic.Int64 // calls in progress, and one until it is closed
+	refs   atomic.Int64 // calls in progress, plus one until Close
 }
 
-// sideStream is what graphs are captured on that were given no stream: one for all that share
-// memory, because the allocator hands out memory again on one stream only.
+// sideStream is the capture stream of graphs whose CaptureOptions name no stream. All graphs that
+// share memory use the same sideStream, because the allocator reuses memory on one stream only.
 type sideStream struct {
 	own    *OwnedStream
 	graphs atomic.Int64
@@ -54,44 +54,46 @@ func (s *sideStream) done() {
 
 // CaptureOptions are the options of [Capture]. The zero value captures on the first GPU.
 type CaptureOptions struct {
-	// Stream is captured, and is current while the function runs. A default stream, which cannot be
-	// captured, stands for its device: the capture then has a side stream of its own. Nothing else
-	// may use the stream meanwhile.
+	// Stream is captured, and is the current stream while the function runs. A default stream
+	// cannot be captured: it selects its device, and the capture then uses a side stream of its
+	// own. Nothing else may use the stream during the capture.
 	Stream Stream
 
-	// SharePool is a graph whose memory the new one uses too, on the same device: two graphs that
-	// never run at the same time then need the memory of the larger. They overwrite each other's
-	// results: what a replay computed is to be used before the next replay of any graph that shares
-	// the memory. The library orders those replays, whatever streams they are on. What was captured
-	// on another Stream than SharePool is no longer shared: give both the same one, or none.
+	// SharePool is a graph on the same device whose memory the new graph uses too. Two graphs that
+	// never run at the same time then need only the memory of the larger one. They overwrite each
+	// other's results: use the result of a replay before the next replay of any graph that shares
+	// the memory. The library orders those replays on all streams. Captures on different Streams do
+	// not share memory: give both the same Stream, or none.
 	SharePool *Graph
 }
 
-// Capture runs fn once and records what it queues, instead of running it, as a graph. fn runs on
-// this goroutine, locked to its OS thread, with the captured stream as the current one. Streams
-// that fn forks from it ([Fork]) and joins again are captured with it, used by whatever goroutine.
-// They are of the same GPU: a graph has memory of one. A stream of another GPU may be forked for
-// torch.CopyPeer, which needs none.
+// Capture runs fn once and records the work that fn queues as a graph, instead of running that
+// work. fn runs on the calling goroutine, locked to its OS thread, with the captured stream as the
+// current stream. The capture includes streams that fn forks from the captured stream ([Fork]) and
+// joins again, whichever goroutine uses them. They must be of the same GPU, because a graph has
+// memory of one GPU. A stream of another GPU may be forked for torch.CopyPeer, which needs no
+// memory there.
 //
-// fn must not make the host wait for the device or ask for its state: reading values, Synchronize,
-// Query and copies that block are refused with [ErrCapture], which names the call, before they
-// break the capture; so is [MemoryPool.Use], and a Capture inside of it. Operators that LibTorch
-// cannot capture break it, and Capture's error names the operator. Shapes, and numbers given from
-// Go, are what they are at the capture. What fn uses for the first time should have run once on
-// this thread and stream before (a library like cuDNN prepares itself at its first call). Dropout
-// and the like draw new numbers at each replay, those that they would draw without a graph.
+// fn must not make the host wait for the device or query the device's state. Calls that read
+// values, Synchronize, Query, blocking copies, [MemoryPool.Use] and a nested Capture return
+// [ErrCapture], which names the call, before they break the capture. An operator that LibTorch
+// cannot capture breaks the capture, and Capture's error names the operator. Shapes, and numbers
+// passed from Go, stay as they are at the capture. Run the code of fn once on this thread and
+// stream before the capture, because libraries such as cuDNN prepare themselves at their first
+// call. Dropout and other random operators draw new numbers at each replay: the numbers that they
+// would draw without a graph.
 //
-// After an error, fn's own included, the stream, the allocator and the random generators are as if
-// there had been no capture, and tensors that fn made are undefined. A function that queues nothing
-// is an error.
+// After an error, including fn's own, the stream, the allocator and the random generators are in
+// the state from before the capture, and tensors that fn made are undefined. A function that queues
+// no work is an error.
 //
-// Other goroutines and streams go on meanwhile, with nearly anything. Four things wait for the end
-// of a capture: another capture in this process, operators that draw random numbers outside of it,
-// [Device.Synchronize] and [EmptyCache] (CUDA would break the capture for them); so fn must not
-// wait for a goroutine that does one of them. Captures do not nest.
+// Other goroutines and streams continue during a capture. Four operations wait for its end, because
+// CUDA would break the capture for them: another capture in this process, operators outside of the
+// capture that draw random numbers, [Device.Synchronize], and [EmptyCache]. fn must therefore not
+// wait for a goroutine that runs one of them. Captures do not nest.
 func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 	if fn == nil {
-		return nil, invalid("Capture", "there is no function to call")
+		return nil, invalid("Capture", "fn is nil: pass the function to capture")
 	}
 	stream := o.Stream
 	var share *capi.Graph
@@ -130,8 +132,8 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 		}
 		finished := false
 		defer func() {
-			// On every way out, fn's panic and runtime.Goexit included: the capture ends on this
-			// thread.
+			// End the capture on this thread on every path, including a panic or runtime.Goexit in
+			// fn.
 			if !finished {
 				if left := capi.FreeGraph(c); left != nil {
 					err = errors.Join(err, left)
@@ -149,7 +151,7 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 		return nil
 	})
 	if err != nil {
-		if c != nil { // captured, but the stream from before could not be brought back
+		if c != nil { // captured, but WithStream could not restore the earlier stream
 			err = errors.Join(err, capi.FreeGraph(c))
 		}
 		return nil, fmt.Errorf("cuda.Capture on %v: %w", stream, err)
@@ -169,10 +171,10 @@ func newGraph(c *capi.Graph, d Device, side *sideStream) *Graph {
 	return g
 }
 
-// use returns the C graph for a call; done follows the call.
+// use returns the C graph for a call. A call of done must follow.
 func (g *Graph) use(origin string) (*capi.Graph, error) {
 	if g == nil || g.graph == nil {
-		return nil, invalid(origin, "a nil or zero Graph: Capture makes graphs")
+		return nil, invalid(origin, "the Graph is nil or zero: make graphs with Capture")
 	}
 	for {
 		n := g.refs.Load()
@@ -187,7 +189,7 @@ func (g *Graph) use(origin string) (*capi.Graph, error) {
 
 func (g *graph) done() {
 	if g.refs.Add(-1) == 0 {
-		if err := capi.FreeGraph(g.c); err != nil { // not even memory for the call: the graph stays
+		if err := capi.FreeGraph(g.c); err != nil { // no memory even for this call: the graph stays
 			slog.Debug("cuda: a Graph could not be freed", "error", err)
 			return
 		}
@@ -201,8 +203,9 @@ func (g *graph) close() {
 	}
 }
 
-// Replay queues the graph's work on the stream, which is of the graph's device and may be any, the
-// default stream too. The host does not wait. [ErrStale]: see [Graph].
+// Replay queues the graph's work on s, which may be any stream of the graph's device, including the
+// default stream. The host does not wait. Replay returns [ErrStale] if an operand has moved: see
+// [Graph].
 func (g *Graph) Replay(s Stream) error {
 	c, err := g.use("Graph.Replay")
 	if err != nil {
@@ -212,7 +215,7 @@ func (g *Graph) Replay(s Stream) error {
 	return checked(capi.ReplayGraph(c, s.s))
 }
 
-// Device returns the GPU that the graph was captured on.
+// Device returns the GPU of the capture.
 func (g *Graph) Device() Device {
 	if g == nil || g.graph == nil {
 		return 0
@@ -220,7 +223,7 @@ func (g *Graph) Device() Device {
 	return g.device
 }
 
-// Nodes returns how many kernels, copies and fills a replay runs; 0 after Close.
+// Nodes returns the number of kernels, copies and fills in a replay; 0 after Close.
 func (g *Graph) Nodes() int {
 	c, err := g.use("Graph.Nodes")
 	if err != nil {
@@ -230,9 +233,9 @@ func (g *Graph) Nodes() int {
 	return capi.GraphNodes(c)
 }
 
-// Close frees the graph. Replays that are queued run as if it were there, and a Replay in another
-// goroutine finishes. The tensors that the captured function made and that are not closed keep
-// their memory and their last values. Further calls, and calls on nil, do nothing; it never fails.
+// Close frees the graph. Queued replays still run, and a Replay in another goroutine finishes.
+// Tensors that the captured function made and that are still open keep their memory and their last
+// values. Further calls, and calls on nil, do nothing. Close never fails.
 func (g *Graph) Close() error {
 	if g != nil && g.graph != nil {
 		g.cleanup.Stop()

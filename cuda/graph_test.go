@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-func TestNilGraph(t *testing.T) {
+func TestNilGraphIsRefused(t *testing.T) {
 	for _, g := range []*Graph{nil, {}} {
 		if err := g.Replay(Stream{}); !errors.Is(err, ErrInvalidArgument) {
 			t.Errorf("Replay: %v", err)
@@ -20,15 +20,15 @@ func TestNilGraph(t *testing.T) {
 			t.Errorf("SharePool: %v", err)
 		}
 		if g.Nodes() != 0 || g.Device() != 0 || g.Close() != nil {
-			t.Error("a nil graph has something")
+			t.Error("the methods of a nil Graph do not return zero values")
 		}
 	}
 	if _, err := Capture(CaptureOptions{}, nil); !errors.Is(err, ErrInvalidArgument) {
-		t.Errorf("no function: %v", err)
+		t.Errorf("Capture without a function: got %v, want ErrInvalidArgument", err)
 	}
 }
 
-func TestClosedGraph(t *testing.T) {
+func TestClosedGraphIsRefused(t *testing.T) {
 	g := newGraph(nil, 0, nil)
 	for range 2 {
 		if err := g.Close(); err != nil {
@@ -40,8 +40,8 @@ func TestClosedGraph(t *testing.T) {
 	}
 }
 
-// A graph that a replay uses is freed when that returns.
-func TestClosedGraphInUse(t *testing.T) {
+// A graph that a replay uses is freed when the replay returns.
+func TestClosedGraphLivesUntilItsCallsEnd(t *testing.T) {
 	g := newGraph(nil, 0, nil)
 	if _, err := g.use("test"); err != nil {
 		t.Fatal(err)
@@ -56,7 +56,7 @@ func TestClosedGraphInUse(t *testing.T) {
 	}
 }
 
-// increments captures n additions of one to the counter.
+// increments captures n additions of 1 to the counter.
 func increments(t *testing.T, c *counter, n int, o CaptureOptions) *Graph {
 	t.Helper()
 	g := must[*Graph](t)(Capture(o, func() error {
@@ -72,18 +72,12 @@ func increments(t *testing.T, c *counter, n int, o CaptureOptions) *Graph {
 	return g
 }
 
-func (c *counter) value(t *testing.T) float64 {
-	t.Helper()
-	check(t, Device(0).Synchronize())
-	return must[float64](t)(capi.TensorItem(c.x))
-}
-
 func TestCaptureAndReplay(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
 	g := increments(t, c, 5, CaptureOptions{})
 	if got := c.value(t); got != 0 {
-		t.Fatalf("the capture ran: %v", got)
+		t.Fatalf("the capture ran its work: the counter is %v, want 0", got)
 	}
 	if g.Nodes() != 5 || g.Device() != 0 {
 		t.Errorf("%d nodes on %v", g.Nodes(), g.Device())
@@ -95,7 +89,7 @@ func TestCaptureAndReplay(t *testing.T) {
 			t.Errorf("after %d replays: %v, want %v", 2*(i+1), got, want)
 		}
 	}
-	// From many goroutines and on many streams at once: one after the other.
+	// Replays from many goroutines and on many streams at once run one after the other.
 	streams := newStreams(t, 8)
 	var all sync.WaitGroup
 	for _, s := range streams {
@@ -112,7 +106,7 @@ func TestCaptureAndReplay(t *testing.T) {
 		t.Errorf("got %v, want %v", got, 40+8*50*5)
 	}
 	if err := g.Replay(DefaultStream(1)); err == nil {
-		t.Error("a stream of another device")
+		t.Error("Replay on a stream of another device: no error")
 	}
 	check(t, g.Close())
 	if err := g.Replay(streams[0]); !errors.Is(err, ErrClosed) {
@@ -120,7 +114,7 @@ func TestCaptureAndReplay(t *testing.T) {
 	}
 }
 
-// Closing beside replays, and with some queued: all that were accepted run.
+// Close beside running and queued replays: all accepted replays run.
 func TestCloseWithReplaysInFlight(t *testing.T) {
 	onGPU(t, 1)
 	for range 20 {
@@ -156,8 +150,8 @@ func TestCloseWithReplaysInFlight(t *testing.T) {
 	}
 }
 
-// While a graph is captured, other goroutines queue, synchronise, ask, allocate and pin; neither
-// hears of the other.
+// During a capture, other goroutines queue, synchronise, query, allocate and pin memory. Neither
+// side disturbs the other.
 func TestCaptureBesideOtherWork(t *testing.T) {
 	onGPU(t, 1)
 	stop := make(chan struct{})
@@ -225,9 +219,9 @@ func TestCaptureBesideOtherWork(t *testing.T) {
 	}
 }
 
-// Each call that a capture cannot take is refused with its name, the capture goes on without it,
-// and afterwards everything works.
-func TestWhatACaptureRefuses(t *testing.T) {
+// Capture refuses each call that would break the capture and names the call. The capture then
+// continues without the call, and afterwards everything works.
+func TestCaptureRefusesBreakingCalls(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
 	other := newStreams(t, 1)[0]
@@ -273,25 +267,28 @@ func TestWhatACaptureRefuses(t *testing.T) {
 		"Capture":        {func() error { _, err := Capture(CaptureOptions{}, func() error { return nil }); return err }, "do not nest"},
 		"nonzero":        {func() error { return operate(c.x, "aten::nonzero") }, "aten::nonzero is not possible"},
 	}
+	captured := 0
 	for name, r := range refused {
-		g, err := Capture(CaptureOptions{}, func() error {
-			if err := c.increase(); err != nil {
-				return err
+		t.Run(name, func(t *testing.T) {
+			g, err := Capture(CaptureOptions{}, func() error {
+				if err := c.increase(); err != nil {
+					return err
+				}
+				if err := r.call(); !errors.Is(err, ErrCapture) || !strings.Contains(err.Error(), r.text) {
+					t.Errorf("got %v, want ErrCapture with %q", err, r.text)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatalf("the call broke the capture: %v", err)
 			}
-			if err := r.call(); !errors.Is(err, ErrCapture) || !strings.Contains(err.Error(), r.text) {
-				t.Errorf("%s: got %v, want ErrCapture with %q", name, err, r.text)
-			}
-			return nil
+			captured++
+			check(t, g.Replay(DefaultStream(0)))
+			check(t, g.Close())
 		})
-		if err != nil {
-			t.Errorf("%s broke the capture: %v", name, err)
-			continue
-		}
-		check(t, g.Replay(DefaultStream(0)))
-		check(t, g.Close())
 	}
-	if got := c.value(t); got != float64(len(refused)) {
-		t.Errorf("got %v, want %v", got, len(refused))
+	if got := c.value(t); got != float64(captured) {
+		t.Errorf("the counter is %v after %d replays", got, captured)
 	}
 	err := pool.Use(func() error {
 		if err := EmptyCache(); !errors.Is(err, ErrBusy) {
@@ -305,8 +302,8 @@ func TestWhatACaptureRefuses(t *testing.T) {
 	}
 }
 
-// A captured function does not wait for a Use in another goroutine, which may itself wait for the
-// capture's end.
+// A captured function does not wait for a Use in another goroutine, because that Use may wait for
+// the end of the capture.
 func TestCaptureBesideAUsedPool(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -335,11 +332,12 @@ func TestCaptureBesideAUsedPool(t *testing.T) {
 	close(captured)
 	check(t, errors.Join(err, <-used))
 	check(t, g.Close())
-	check(t, pool.Use(c.increase)) // the refused Close has done nothing
+	check(t, pool.Use(c.increase)) // the refused Close changed nothing
 	check(t, pool.Close())
 }
 
-// Graphs that share memory have one stream: their captures wait for each other there too.
+// Graphs that share memory have one stream, so their captures wait for each other on that stream
+// too.
 func TestCapturesThatShareAtOnce(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -367,8 +365,8 @@ func TestCapturesThatShareAtOnce(t *testing.T) {
 	}
 }
 
-// What is closed in a captured function is closed, and neither that nor other goroutines' pools and
-// pinned memory harm the capture.
+// Close in a captured function works, and neither it nor the pools and the pinned memory of other
+// goroutines break the capture.
 func TestCaptureBesidePools(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -431,17 +429,8 @@ func TestCaptureBesidePools(t *testing.T) {
 	}
 }
 
-func operate(x *capi.Tensor, name string) error {
-	op, err := capi.FindOperator(name, "")
-	if err != nil {
-		return err
-	}
-	_, err = capi.CallOperator(op, []capi.Arg{{Kind: capi.ArgTensor}}, []*capi.Tensor{x}, nil, nil, 0, nil)
-	return err
-}
-
-// However a capture fails, it says why; the stream can be used and captured, memory goes back, and
-// other captures work.
+// A failed capture reports the reason. Afterwards the stream can be used and captured, its memory
+// is free, and other captures work.
 func TestFailedCapture(t *testing.T) {
 	onGPU(t, 1)
 	c := newCounter(t)
@@ -460,7 +449,7 @@ func TestFailedCapture(t *testing.T) {
 		{"waits for a stream outside", func() error { return errors.Join(c.increase(), stream.Wait(side)) }, ErrCapture, "fork that one"},
 		{"an operator that is not capturable", func() error {
 			c.increase()
-			operate(c.x, "aten::_local_scalar_dense") // refused: nothing is broken, and nobody looks
+			operate(c.x, "aten::_local_scalar_dense") // refused, which breaks nothing; the result is ignored
 			x, err := capi.EmptyTensor([]int64{1 << 22}, capi.Float32, 0, capi.Contiguous)
 			if err != nil {
 				return err
@@ -470,52 +459,58 @@ func TestFailedCapture(t *testing.T) {
 		}, boom, "boom"},
 	}
 	before := must[MemoryStats](t)(Device(0).Memory())
+	replayed := 0
 	for _, k := range cases {
-		_, err := Capture(CaptureOptions{Stream: stream}, k.fn)
-		if err == nil || k.is != nil && !errors.Is(err, k.is) || !strings.Contains(err.Error(), k.text) {
-			t.Errorf("%s: got %v, want %v, %q", k.name, err, k.is, k.text)
-		}
-		// A panic ends a capture as well.
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("no panic came out")
-				}
+		t.Run(k.name, func(t *testing.T) {
+			_, err := Capture(CaptureOptions{Stream: stream}, k.fn)
+			if err == nil || k.is != nil && !errors.Is(err, k.is) || !strings.Contains(err.Error(), k.text) {
+				t.Errorf("got %v, want %v, %q", err, k.is, k.text)
+			}
+			// A panic ends a capture as well.
+			func() {
+				defer func() {
+					if recover() == nil {
+						t.Error("Capture swallowed the panic")
+					}
+				}()
+				Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); panic(k.name) })
 			}()
-			Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); panic(k.name) })
-		}()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); runtime.Goexit(); return nil })
-		}()
-		<-done
-		check(t, WithStream(stream, c.increase))
-		check(t, stream.Synchronize())
-		check(t, side.Synchronize())
-		g, err := Capture(CaptureOptions{Stream: stream}, c.increase)
-		if err != nil {
-			t.Errorf("a capture after %q: %v", k.name, err)
-			continue
-		}
-		check(t, g.Replay(stream))
-		check(t, g.Close())
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				Capture(CaptureOptions{Stream: stream}, func() error { c.increase(); runtime.Goexit(); return nil })
+			}()
+			<-done
+			check(t, WithStream(stream, c.increase))
+			check(t, stream.Synchronize())
+			check(t, side.Synchronize())
+			g, err := Capture(CaptureOptions{Stream: stream}, c.increase)
+			if err != nil {
+				t.Fatalf("a capture afterwards: %v", err)
+			}
+			check(t, g.Replay(stream))
+			check(t, g.Close())
+			replayed++
+		})
 	}
-	if got := c.value(t); got != float64(2*len(cases)) {
-		t.Errorf("got %v, want %v", got, 2*len(cases))
+	if got := c.value(t); got != float64(2*replayed) {
+		t.Errorf("the counter is %v, want %v", got, 2*replayed)
+	}
+	if got := c.value(t); got != float64(2*replayed) {
+		t.Errorf("the counter is %v, want %v", got, 2*replayed)
 	}
 	check(t, EmptyCache())
 	if after := must[MemoryStats](t)(Device(0).Memory()); after.Allocated > before.Allocated+1<<20 || after.Reserved > before.Reserved+40<<20 {
 		t.Errorf("memory before %+v, after %+v", before, after)
 	}
-	// The driver gives errors late: none may be left.
+	// The driver may report errors late: none may be left.
 	if err := Device(0).Synchronize(); err != nil {
 		t.Error(err)
 	}
 }
 
-// Branches on other streams, forked and joined, are in the graph; one is queued by another
-// goroutine.
+// The graph contains branches on other streams that are forked and joined; other goroutines queue
+// them.
 func TestCaptureWithForks(t *testing.T) {
 	onGPU(t, 1)
 	a, b, sum := newCounter(t), newCounter(t), newCounter(t)
@@ -600,19 +595,19 @@ func TestSharedPool(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	check(t, first.Close())
-	check(t, second.Replay(streams[0])) // the memory is still there
+	check(t, second.Replay(streams[0])) // the memory still exists
 	check(t, second.Close())
 	check(t, alone.Close())
 	check(t, Device(0).Synchronize())
 	if left := reserved() - start; left > 0 {
-		t.Errorf("%d bytes were not given back", left)
+		t.Errorf("%d bytes are still reserved", left)
 	}
 	if _, err := Capture(CaptureOptions{SharePool: first}, c.increase); !errors.Is(err, ErrClosed) {
-		t.Errorf("a closed graph's memory: %v", err)
+		t.Errorf("SharePool is a closed graph: got %v, want ErrClosed", err)
 	}
 }
 
-// The cost to the host of queueing a graph.
+// BenchmarkReplay measures the host's cost of queueing a graph.
 func BenchmarkReplay(b *testing.B) {
 	if DeviceCount() == 0 {
 		b.Skip("no GPU")
@@ -639,7 +634,7 @@ func BenchmarkReplay(b *testing.B) {
 			b.Fatal(err)
 		}
 		inside += time.Since(start)
-		if n++; n%256 == 0 { // else the queue fills up, and the host waits for the device
+		if n++; n%256 == 0 { // otherwise the queue fills up and the host waits for the device
 			if err := stream.Synchronize(); err != nil {
 				b.Fatal(err)
 			}

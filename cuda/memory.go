@@ -11,19 +11,29 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// AllocatorStats says how LibTorch's caching allocator keeps a device's memory, beside the bytes of
-// [MemoryStats]. Counts are since the start of the process unless said otherwise.
+// AllocatorStats describes how LibTorch's caching allocator holds a device's memory, in addition to
+// the byte counts of [MemoryStats]. Counts are since the start of the process unless their comment
+// says otherwise.
 type AllocatorStats struct {
-	RequestedBytes    int64 // what live tensors asked for; MemoryStats.Allocated has it rounded up to blocks
-	ActiveBytes       int64 // in blocks that are live, or freed but still used by a recorded stream
-	SplitBytes        int64 // free parts of segments that are in use elsewhere: they cannot be given back (fragmentation)
-	Allocations       int64 // live now
-	TotalAllocations  int64
-	Segments          int64 // pieces held from the driver now
-	DriverAllocations int64 // calls of cudaMalloc: in steady state this stands still
+	// RequestedBytes is the sum of the sizes that live tensors requested. MemoryStats.Allocated is
+	// the same sum, rounded up to blocks.
+	RequestedBytes int64
+	// ActiveBytes counts blocks that are live, or freed but still used by a recorded stream.
+	ActiveBytes int64
+	// SplitBytes counts free parts of segments that are otherwise in use: the allocator cannot
+	// return them to the driver (fragmentation).
+	SplitBytes       int64
+	Allocations      int64 // now live
+	TotalAllocations int64
+	// Segments is the number of pieces of memory now held from the driver.
+	Segments int64
+	// DriverAllocations counts calls of cudaMalloc. It stays constant in steady state.
+	DriverAllocations int64
 	DriverFrees       int64
-	Retries           int64 // the cache was given back to make room: slow, since it waits for the device
-	OutOfMemory       int64 // there was no room even so
+	// Retries counts how often the allocator returned its cache to make room. A retry is slow,
+	// because it waits for the device.
+	Retries     int64
+	OutOfMemory int64 // allocations that failed even after a retry
 }
 
 // Allocator returns the state of the device's caching allocator.
@@ -35,8 +45,8 @@ func (d Device) Allocator() (AllocatorStats, error) {
 	return AllocatorStats(s), checked(err)
 }
 
-// LimitMemory lets the caching allocator take at most this share of the device's memory, over 0 to
-// 1, from the driver. Beyond it allocations fail with [ErrOutOfMemory].
+// LimitMemory limits the caching allocator to this fraction of the device's memory, greater than 0
+// and at most 1. Allocations beyond the limit fail with [ErrOutOfMemory].
 func (d Device) LimitMemory(fraction float64) error {
 	if err := d.gpu("Device.LimitMemory"); err != nil {
 		return err
@@ -44,8 +54,8 @@ func (d Device) LimitMemory(fraction float64) error {
 	return checked(capi.LimitMemory(int32(d), fraction))
 }
 
-// CanAccessPeer reports whether the device reads and writes the memory of peer by itself, over
-// NVLink or PCI Express. Copies between the two are then direct; otherwise the driver takes them
+// CanAccessPeer reports whether the device reads and writes the memory of peer directly, over
+// NVLink or PCI Express. Copies between the two are then direct; otherwise the driver routes them
 // through the host. A device can access itself.
 func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	if err := errors.Join(d.gpu("Device.CanAccessPeer"), peer.gpu("Device.CanAccessPeer")); err != nil {
@@ -55,13 +65,13 @@ func (d Device) CanAccessPeer(peer Device) (bool, error) {
 	return can, checked(err)
 }
 
-// MemoryPool is a part of the caching allocator of its own. What is allocated in it shares no
-// segment with other memory, so it neither fragments that nor is fragmented by it, and goes back to
-// the driver whole.
+// MemoryPool is a separate part of the caching allocator. Its allocations share no segment with
+// other memory. It therefore neither fragments other memory nor is fragmented by it, and returns to
+// the driver as a whole.
 //
-// It may be used by any number of goroutines, one after the other: [MemoryPool.Use] takes turns. It
-// should be closed; one that becomes unreachable before is closed by the garbage collector, some
-// time.
+// Any number of goroutines may use a pool, one at a time: [MemoryPool.Use] makes the others wait.
+// Close every pool. The garbage collector eventually closes a pool that becomes unreachable before
+// its Close.
 type MemoryPool struct {
 	*memoryPool
 	cleanup runtime.Cleanup
@@ -69,13 +79,13 @@ type MemoryPool struct {
 
 type memoryPool struct {
 	mu     sync.Mutex
-	c      *capi.MemoryPool // nil: closed
+	c      *capi.MemoryPool // nil after Close
 	device Device
-	user   atomic.Int64 // the OS thread that Use has locked; 0: none
+	user   atomic.Int64 // the OS thread that Use has locked; 0 if none
 	free   func(*capi.MemoryPool) error
 }
 
-// NewMemoryPool makes a pool on the device. It takes no memory yet.
+// NewMemoryPool makes an empty pool on the device.
 func NewMemoryPool(d Device) (*MemoryPool, error) {
 	if err := d.gpu("NewMemoryPool"); err != nil {
 		return nil, err
@@ -103,28 +113,31 @@ func (p *MemoryPool) Device() Device {
 	return p.device
 }
 
-// Use runs fn, and what fn allocates on the pool's device comes from the pool. For that time the
-// goroutine is locked to its OS thread. It holds for fn's own goroutine alone: not for those that
-// fn starts, nor for what backward allocates on the threads of LibTorch. While fn runs, other
-// goroutines' Use waits, and every allocation in the process is a little slower, and memory that is
-// freed after RecordStream comes back only when no Use of any pool is running: with Uses that
-// always overlap, never. Inside fn, another Use of the same pool and its Close are refused with
-// [ErrInvalidArgument], [Capture] with [ErrCapture], and [EmptyCache] with [ErrBusy]; Use inside a
-// captured function is [ErrCapture].
+// Use runs fn and serves fn's allocations on the pool's device from the pool. During the call the
+// goroutine is locked to its OS thread. The pool serves only fn's own goroutine: not the goroutines
+// that fn starts, and not the allocations of backward on LibTorch's threads.
 //
-// It returns fn's error. Everything is undone also when fn panics or ends the goroutine.
+// While fn runs, a Use of the pool in another goroutine waits, and every allocation in the process
+// is a little slower. Memory that is freed after RecordStream becomes available again only when no
+// Use of any pool is running; if Uses always overlap, it never does. Inside fn, another Use of the
+// same pool and its Close return [ErrInvalidArgument], [Capture] returns [ErrCapture], and
+// [EmptyCache] returns [ErrBusy]. Use inside a captured function returns [ErrCapture].
+//
+// Use returns fn's error. It also leaves the pool and unlocks the thread if fn panics or ends the
+// goroutine.
 func (p *MemoryPool) Use(fn func() error) (err error) {
 	if p == nil || p.memoryPool == nil || fn == nil {
-		return invalid("MemoryPool.Use", "a nil or zero MemoryPool, or no function to call: NewMemoryPool makes pools")
+		return invalid("MemoryPool.Use", "the MemoryPool is nil or zero, or fn is nil: make pools with NewMemoryPool")
 	}
 	if p.inside() {
-		return invalid("MemoryPool.Use", "this goroutine is inside a Use of the pool already")
+		return invalid("MemoryPool.Use", "this goroutine is already inside a Use of the pool")
 	}
-	// Before it waits for a Use in another goroutine, which may wait for the capture's end.
+	// Check this before waiting for a Use in another goroutine, because that goroutine may wait for
+	// the end of this capture.
 	if here, err := capi.CaptureHere(); err != nil {
 		return checked(err)
 	} else if here {
-		return &Error{Code: capi.CodeCapture, Origin: "MemoryPool.Use", Message: "entering a memory pool is not possible while a graph is captured: what the function allocates is the graph's"}
+		return &Error{Code: capi.CodeCapture, Origin: "MemoryPool.Use", Message: "entering a memory pool is not possible while a graph is captured: the graph's own memory serves the captured function"}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +153,7 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	defer func() {
 		p.user.Store(0)
 		if left := capi.ExitMemoryPool(p.c); left != nil {
-			err = errors.Join(err, fmt.Errorf("the memory pool could not be left, and its goroutine stays locked to its OS thread: %w", left))
+			err = errors.Join(err, fmt.Errorf("leaving the memory pool failed, and its goroutine stays locked to its OS thread: %w", left))
 			return
 		}
 		runtime.UnlockOSThread()
@@ -148,12 +161,12 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	return fn()
 }
 
-// Bytes returns how much memory the pool holds from the driver, and how much of it is in live
-// tensors. It walks the allocator's segments: not for every step. It waits for a Use in another
-// goroutine; in a captured function that is [ErrBusy] instead.
+// Bytes returns the number of bytes that the pool holds from the driver, and the number of those in
+// live tensors. It walks the allocator's segments, so do not call it at every step. It waits for a
+// Use in another goroutine; in a captured function it returns [ErrBusy] instead.
 func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	if p == nil || p.memoryPool == nil {
-		return 0, 0, invalid("MemoryPool.Bytes", "a nil or zero MemoryPool: NewMemoryPool makes pools")
+		return 0, 0, invalid("MemoryPool.Bytes", "the MemoryPool is nil or zero: make pools with NewMemoryPool")
 	}
 	if !p.inside() {
 		if err := p.lock("MemoryPool.Bytes"); err != nil {
@@ -168,12 +181,13 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 	return reserved, allocated, checked(err)
 }
 
-// Close ends the pool. Tensors in it stay good: when they are freed their memory goes back to the
-// driver, at the allocator's next need or with [EmptyCache]. It waits for a Use that runs in
-// another goroutine; in a captured function that is [ErrBusy] instead, and inside the goroutine's
-// own Use it is [ErrInvalidArgument]: nothing was done then, and it may be called again. Captures
-// and other pools in use are no hindrance: what is free then goes back at the next Capture or the
-// next pool's Close. Further calls, and calls on nil, do nothing and return nil.
+// Close ends the pool. Tensors in the pool stay valid. The memory of a tensor that is freed later
+// returns to the driver when the allocator next needs memory, or by [EmptyCache]. Close waits for a
+// Use in another goroutine; in a captured function it returns [ErrBusy] instead. Inside the
+// goroutine's own Use it returns [ErrInvalidArgument]. After either error nothing has changed, and
+// Close may be called again. Close also works beside captures and other pools in use: free memory
+// then returns to the driver at the next Capture or at the next pool's Close. Further calls, and
+// calls on nil, do nothing and return nil.
 func (p *MemoryPool) Close() error {
 	if p == nil || p.memoryPool == nil {
 		return nil
@@ -185,12 +199,12 @@ func (p *MemoryPool) Close() error {
 	return checked(err)
 }
 
-// refused reports that close has done nothing.
+// refused reports whether close returned an error without changing anything.
 func refused(err error) bool { return errors.Is(err, ErrInvalidArgument) || errors.Is(err, ErrBusy) }
 
 func (p *memoryPool) close() error {
 	if p.inside() {
-		return invalid("MemoryPool.Close", "this goroutine is inside a Use of the pool: leave it first")
+		return invalid("MemoryPool.Close", "this goroutine is inside a Use of the pool: leave the Use first")
 	}
 	if err := p.lock("MemoryPool.Close"); err != nil {
 		return err
@@ -206,8 +220,8 @@ func (p *memoryPool) close() error {
 	return err
 }
 
-// lock waits for a Use in another goroutine, but not in a captured function: that Use may wait for
-// the capture's end.
+// lock waits for a Use in another goroutine, except in a captured function, because the other Use
+// may wait for the end of the capture.
 func (p *memoryPool) lock(origin string) error {
 	if p.mu.TryLock() {
 		return nil
@@ -215,14 +229,14 @@ func (p *memoryPool) lock(origin string) error {
 	if here, err := capi.CaptureHere(); err != nil {
 		return err
 	} else if here {
-		return &Error{Code: capi.CodeBusy, Origin: origin, Message: "another goroutine is inside a Use of the pool, and a captured function does not wait for it: call again after the capture"}
+		return &Error{Code: capi.CodeBusy, Origin: origin, Message: "another goroutine is inside a Use of the pool, and a captured function does not wait for the other goroutine: call again after the capture"}
 	}
 	p.mu.Lock()
 	return nil
 }
 
-// inside reports whether the calling goroutine is inside a Use of the pool: it alone runs on that
-// thread.
+// inside reports whether the calling goroutine is inside a Use of the pool. Comparing threads is
+// enough, because Use locks its goroutine to the thread.
 func (p *memoryPool) inside() bool {
 	user := p.user.Load()
 	return user != 0 && user == capi.ThreadID()

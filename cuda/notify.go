@@ -10,10 +10,10 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Notify returns a channel that is closed when everything queued on the stream so far is done: the
-// way to wait for a stream beside other things, in a select with a context. It does not wait. Later
-// work of the stream starts after the notice is given, a microsecond; whoever receives from the
-// channel is scheduled by Go as usual, tens of microseconds later on a busy machine.
+// Notify returns a channel that is closed when everything queued on the stream so far is done. Use
+// it to wait for a stream beside other events, in a select with a context. Notify does not wait.
+// Later work of the stream starts after the notice, about a microsecond later. Go schedules the
+// receiver as usual, tens of microseconds later on a busy machine.
 //
 //	done, err := stream.Notify()
 //	...
@@ -22,28 +22,30 @@ import (
 //	case <-ctx.Done():
 //	}
 //
-// No thread waits and no driver thread runs Go code: the driver puts a token into a queue and wakes
-// one goroutine, which exists while notices are under way, through the runtime's poller.
-// [Stream.Synchronize] is quicker where there is nothing else to wait for; it blocks an OS thread.
+// No thread waits, and no driver thread runs Go code: the driver puts a token into a queue and
+// wakes one goroutine through the runtime's poller. That goroutine exists only while notices are
+// pending. [Stream.Synchronize] is faster if there is nothing else to wait for, but blocks an OS
+// thread.
 //
-// The channel is also closed, within a second or two, if the device has failed; the next call on
-// the stream then returns the error. While the stream is captured Notify is refused with
+// If the device fails, the channel is also closed, within a second or two; the next call on the
+// stream then returns the error. During a capture of the stream Notify returns
 // [ErrInvalidArgument]. Any goroutine may call it, on any thread.
 func (s Stream) Notify() (<-chan struct{}, error) {
 	return notices.add(s, func(n *capi.Notifier, token uint64) error { return capi.NotifyStream(s.s, n, token) })
 }
 
-// notices is one for the process, as the driver's thread that gives them is.
-var notices noticeBoard
+// notices delivers the notices of the whole process, because the driver has one thread for host
+// functions.
+var notices dispatcher
 
-type noticeBoard struct {
+type dispatcher struct {
 	mu       sync.Mutex
 	notifier *capi.Notifier // made by the first notice, and kept
 	wake     *os.File
 	waiting  map[uint64]notice
 	last     uint64
 	running  bool
-	lost     func(Stream) bool // nil: lostDevice
+	lost     func(Stream) bool // nil means lostDevice; tests replace it
 }
 
 type notice struct {
@@ -51,8 +53,8 @@ type notice struct {
 	done   chan struct{}
 }
 
-// add makes a notice that enqueue sees to.
-func (b *noticeBoard) add(s Stream, enqueue func(n *capi.Notifier, token uint64) error) (<-chan struct{}, error) {
+// add registers a notice for s and calls enqueue to queue its token.
+func (b *dispatcher) add(s Stream, enqueue func(n *capi.Notifier, token uint64) error) (<-chan struct{}, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.open(); err != nil {
@@ -71,7 +73,7 @@ func (b *noticeBoard) add(s Stream, enqueue func(n *capi.Notifier, token uint64)
 	return done, nil
 }
 
-func (b *noticeBoard) open() error {
+func (b *dispatcher) open() error {
 	if b.notifier != nil {
 		return nil
 	}
@@ -79,7 +81,8 @@ func (b *noticeBoard) open() error {
 	if err != nil {
 		return err
 	}
-	// The file closes its own. One call, so that no process that is started meanwhile inherits it.
+	// Duplicate the descriptor, since the os.File closes its own. One fcntl call sets close-on-exec
+	// too, so that no process started meanwhile inherits the descriptor.
 	fd, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(capi.NotifierFD(n)), syscall.F_DUPFD_CLOEXEC, 0)
 	if errno != 0 {
 		capi.FreeNotifier(n)
@@ -89,8 +92,8 @@ func (b *noticeBoard) open() error {
 	return nil
 }
 
-// deliver closes the channels of notices that have come, until none is under way.
-func (b *noticeBoard) deliver() {
+// deliver closes the channels of delivered notices until none is pending.
+func (b *dispatcher) deliver() {
 	for {
 		b.wake.SetReadDeadline(time.Now().Add(time.Second))
 		var count [8]byte
@@ -101,14 +104,14 @@ func (b *noticeBoard) deliver() {
 	}
 }
 
-// close closes what has come, and if it is late what never will come, and reports whether notices
-// are left. It is called by deliver alone.
-func (b *noticeBoard) close(late bool) bool {
+// close closes the channels of delivered notices, and, if late, of notices whose device is lost. It
+// reports whether notices are still pending. Only deliver calls it.
+func (b *dispatcher) close(late bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var tokens [64]uint64
 	for n := len(tokens); n == len(tokens); {
-		n, _ = capi.TakeNotices(b.notifier, tokens[:]) // its arguments are right
+		n, _ = capi.TakeNotices(b.notifier, tokens[:]) // the arguments are valid
 		for _, token := range tokens[:n] {
 			b.end(token)
 		}
@@ -133,7 +136,7 @@ func lostDevice(s Stream) bool {
 	return errors.Is(err, ErrCUDA)
 }
 
-func (b *noticeBoard) end(token uint64) {
+func (b *dispatcher) end(token uint64) {
 	if w, ok := b.waiting[token]; ok {
 		close(w.done)
 		delete(b.waiting, token)

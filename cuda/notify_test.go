@@ -27,23 +27,23 @@ func wait(t *testing.T, done <-chan struct{}) {
 	}
 }
 
-// post gives the notice at once, as a stream without work does.
+// post delivers the notice at once, as a stream without work does.
 func post(n *capi.Notifier, token uint64) error { return capi.PostNotice(n, token) }
 
-// The whole way from the C queue to the channel, without a GPU: every notice arrives, its own and
-// no other's.
-func TestNotices(t *testing.T) {
-	var b noticeBoard
-	var later []uint64 // tokens that are not given yet
+// TestNoticesArrive covers the path from the C queue to the channel without a GPU: every notice
+// closes its own channel and no other.
+func TestNoticesArrive(t *testing.T) {
+	var b dispatcher
+	var later []uint64 // tokens that are not delivered yet
 	keep := func(_ *capi.Notifier, token uint64) error { later = append(later, token); return nil }
 	var held []<-chan struct{}
-	for range 200 { // more than are taken at once
+	for range 200 { // more than one read takes
 		held = append(held, must[<-chan struct{}](t)(b.add(Stream{}, keep)))
 		wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
 	}
 	for i, done := range held {
 		if isClosed(done) {
-			t.Errorf("notice %d came before it was given", i)
+			t.Errorf("notice %d arrived before its token", i)
 		}
 	}
 	for i := len(held) - 1; i >= 0; i-- {
@@ -52,13 +52,13 @@ func TestNotices(t *testing.T) {
 	for _, done := range held {
 		wait(t, done)
 	}
-	// The goroutine ends with the last, and another begins with the next.
-	until(t, "end of the goroutine", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
+	// The goroutine ends with the last notice, and another begins with the next.
+	until(t, "the end of the goroutine", func() bool { b.mu.Lock(); defer b.mu.Unlock(); return !b.running && len(b.waiting) == 0 })
 	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
 }
 
 func TestNoticesFromManyGoroutines(t *testing.T) {
-	var b noticeBoard
+	var b dispatcher
 	var all sync.WaitGroup
 	for range 16 {
 		all.Go(func() {
@@ -75,22 +75,22 @@ func TestNoticesFromManyGoroutines(t *testing.T) {
 	all.Wait()
 }
 
-// What could not be enqueued is an error, and nothing is left waiting for it.
-func TestNoticeThatFails(t *testing.T) {
-	var b noticeBoard
+// A notice that could not be enqueued is an error, and leaves nothing pending.
+func TestFailedNoticeLeavesNothingPending(t *testing.T) {
+	var b dispatcher
 	problem := errors.New("problem")
 	if done, err := b.add(Stream{}, func(*capi.Notifier, uint64) error { return problem }); done != nil || !errors.Is(err, problem) {
 		t.Errorf("got %v, %v", done, err)
 	}
 	if b.running || len(b.waiting) != 0 {
-		t.Errorf("%d notices are under way", len(b.waiting))
+		t.Errorf("%d notices are pending, want 0", len(b.waiting))
 	}
-	// A token that nobody waits for is dropped.
+	// A token without a notice is dropped.
 	check(t, capi.PostNotice(b.notifier, 1000))
 	wait(t, must[<-chan struct{}](t)(b.add(Stream{}, post)))
 }
 
-// A channel is closed when the work before it is done, not before, and other streams have theirs.
+// A channel is closed after the work before it and not earlier, independently of other streams.
 func TestNotify(t *testing.T) {
 	onGPU(t, 1)
 	load := newWork(t)
@@ -100,7 +100,7 @@ func TestNotify(t *testing.T) {
 	idle := must[<-chan struct{}](t)(side[1].Notify())
 	wait(t, idle)
 	if done := must[bool](t)(side[0].Query()); !done && isClosed(busy) {
-		t.Error("a notice came while the work before it runs")
+		t.Error("the notice arrived while the work before it runs")
 	}
 	wait(t, busy)
 	check(t, side[0].Synchronize())
@@ -120,15 +120,16 @@ func TestNotify(t *testing.T) {
 	}
 	all.Wait()
 	if n := len(notices.waiting); n != 0 {
-		t.Errorf("%d notices are left", n)
+		t.Errorf("%d notices are pending, want 0", n)
 	}
 }
 
-// After a failure of the device no token comes: the board finds out by itself.
+// After a failure of the device no token arrives: the dispatcher detects the failure by itself.
 func TestNoticesOfALostDevice(t *testing.T) {
-	var b noticeBoard
+	var b dispatcher
 	done := must[<-chan struct{}](t)(b.add(DefaultStream(1000), func(*capi.Notifier, uint64) error { return nil }))
-	b.close(true) // no such device is not a lost one
+	// A device that does not exist is not a lost device.
+	b.close(true)
 	if isClosed(done) {
 		t.Error("closed without a failure of the device")
 	}

@@ -9,22 +9,22 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// OwnedStream is a stream that nobody else gets, where those of [NewStream] may be shared: for
-// long-lived parts of a program, and when more than the pool's 32 are wanted. Its Stream is used
+// OwnedStream is an exclusive stream, whereas the streams of [NewStream] may be shared. Use it for
+// long-lived parts of a program, and if you need more streams than the pool's 32. Use its Stream
 // like any other.
 //
-// It must be closed. One that becomes unreachable before is not taken back, since copies of its
-// Stream may be anywhere: [Leaks] counts it.
+// Close every OwnedStream. The package does not take back a stream that becomes unreachable before
+// its Close, since copies of its Stream may exist; [Leaks] counts it.
 type OwnedStream struct {
 	Stream
 	closed  atomic.Bool
 	cleanup runtime.Cleanup
 }
 
-// NewOwnedStream returns a stream of its owner's alone, on the device and of the priority asked
-// for, with no work on it. It is not ordered against the default stream. How many there are is
-// bounded by the driver's memory alone; the hardware works on some tens of queues at a time. It
-// does not wait for the device.
+// NewOwnedStream returns an exclusive stream on the device, with the requested priority and no work
+// on it. The stream is not ordered against the default stream. Only the driver's memory bounds the
+// number of owned streams; the hardware works on some tens of queues at a time. NewOwnedStream does
+// not wait for the device.
 func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 	if err := d.gpu("NewOwnedStream"); err != nil {
 		return nil, err
@@ -45,14 +45,15 @@ func newOwnedStream(s Stream) *OwnedStream {
 	return o
 }
 
-// Close gives the stream back. It waits for nothing: work that is queued goes on, and the stream
-// gets its next owner only when that is done. It must not be current on any goroutine any more.
-// Every later call with the stream, or a copy of it, is refused with [ErrInvalidArgument] (until it
-// has another owner, whose it then is). The CUDA stream itself is kept, because LibTorch remembers
-// the streams on which memory was used and operators ran longer than their owners do.
+// Close gives the stream back. It does not wait: queued work continues, and the stream gets its
+// next owner only when that work is done. The stream must not be current on any goroutine. Every
+// later call with the stream, or a copy of it, returns [ErrInvalidArgument], until the stream has
+// another owner; such calls then reach the new owner's stream. The CUDA stream itself stays,
+// because LibTorch remembers the streams on which memory was used and operators ran beyond the life
+// of their owners.
 //
-// A stream that is being captured is not given back: that is an error, and Close may be called
-// again. Further calls, and calls on nil, do nothing and return nil.
+// Close returns an error, and does not give the stream back, while the stream is being captured; it
+// may then be called again. Further calls, and calls on nil, do nothing and return nil.
 func (o *OwnedStream) Close() error {
 	if o == nil || o.closed.Swap(true) {
 		return nil

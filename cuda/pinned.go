@@ -8,12 +8,12 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Pinned is page-locked host memory: what the GPU's copy engines can read and write by themselves,
-// so that a copy runs beside the host and beside compute.
+// Pinned is page-locked host memory. The GPU's copy engines read and write it directly, so that a
+// copy runs beside the host and beside compute.
 //
-// It is C memory, which the garbage collector neither moves nor frees. It must be closed, after the
-// last copy from or to it is done. Since slices of it may be anywhere, a buffer that becomes
-// unreachable is not freed: [Leaks] counts it.
+// The memory is C memory, which the garbage collector neither moves nor frees. Close it after the
+// last copy from or to it is done. A buffer that becomes unreachable before its Close is not freed,
+// since slices of it may exist; [Leaks] counts it.
 type Pinned struct {
 	memory  []byte
 	c       *capi.Pinned
@@ -21,17 +21,36 @@ type Pinned struct {
 	cleanup runtime.Cleanup
 }
 
-// NewPinned makes a zeroed buffer of exactly that many bytes, at least one. It blocks for about a
-// millisecond per 10 MB, and needs a GPU: make buffers once and keep them.
+// NewPinned makes a zeroed buffer of exactly the given number of bytes, at least one. It blocks for
+// about a millisecond per 10 MB, and needs a GPU: make buffers once and keep them.
 func NewPinned(bytes int) (*Pinned, error) {
 	if bytes < 1 {
-		return nil, invalid("NewPinned", "%d bytes: a buffer has at least one", bytes)
+		return nil, invalid("NewPinned", "%d bytes: a buffer has at least one byte", bytes)
 	}
 	c, err := capi.NewPinned(bytes)
 	if err != nil {
 		return nil, checked(err)
 	}
 	return newPinned(c, capi.PinnedBytes(c)), nil
+}
+
+// RegisterPinned pins existing memory, such as a mapped file or a buffer of another library, so
+// that copies from and to it need not wait. The caller keeps the ownership of the memory, which
+// must stay mapped until Close. Close unpins the memory and does not free it. RegisterPinned blocks
+// for about a millisecond per 10 MB.
+//
+// RegisterPinned refuses Go memory, since the garbage collector may reuse it: make such buffers
+// with [NewPinned]. It accepts Go memory that a runtime.Pinner holds, which it must do until Close.
+// RegisterPinned also refuses memory of which a part is already pinned, and a read-only mapping.
+func RegisterPinned(memory []byte) (*Pinned, error) {
+	if len(memory) == 0 {
+		return nil, invalid("RegisterPinned", "no memory: a buffer has at least one byte")
+	}
+	c, err := capi.RegisterPinned(memory)
+	if err != nil {
+		return nil, checked(err)
+	}
+	return newPinned(c, memory[:len(memory):len(memory)]), nil
 }
 
 func newPinned(c *capi.Pinned, memory []byte) *Pinned {
@@ -44,9 +63,9 @@ func newPinned(c *capi.Pinned, memory []byte) *Pinned {
 	return p
 }
 
-// Bytes returns the memory itself, nil after Close. The slice and what is cut from it are valid
-// until Close and must not be touched after it. A copy that is under way reads or writes the memory
-// beside the host: wait for its event before changing it.
+// Bytes returns the memory itself, or nil after Close. The slice and its subslices are valid until
+// Close; do not touch them later. A copy in progress reads or writes the memory beside the host:
+// wait for the copy's event before changing the memory.
 func (p *Pinned) Bytes() []byte {
 	if p == nil || p.closed.Load() {
 		return nil
@@ -54,9 +73,9 @@ func (p *Pinned) Bytes() []byte {
 	return p.memory
 }
 
-// Close gives the memory back. It waits for nothing that the caller should have waited for: no copy
-// from or to the memory may be in flight, and nobody may use slices of it. Further calls, and calls
-// on nil, do nothing and return nil.
+// Close frees the memory; for a buffer of [RegisterPinned] it unpins the memory. It does not wait:
+// before the call, wait until no copy from or to the memory is in flight, and no goroutine uses
+// slices of it. Further calls, and calls on nil, do nothing and return nil.
 func (p *Pinned) Close() error {
 	if p == nil || p.closed.Swap(true) || p.c == nil {
 		return nil
@@ -65,6 +84,5 @@ func (p *Pinned) Close() error {
 	return checked(capi.FreePinned(p.c))
 }
 
-// PinnedBytes returns how many bytes of pinned memory the process holds in buffers that are not
-// closed.
+// PinnedBytes returns the number of bytes of pinned memory that the process holds in open buffers.
 func PinnedBytes() int64 { return capi.PinnedBytesLive() }

@@ -1,22 +1,24 @@
 package cuda
 
-import "testing"
+import (
+	"testing"
+)
 
-// Ranges and marks can be made anywhere and ended elsewhere, more than once; while nobody listens
-// they make no garbage.
-func TestRange(t *testing.T) {
+// Ranges and marks work on any goroutine, and a range may end elsewhere and more than once. Without
+// a listener they allocate nothing.
+func TestRangeEndsAnywhere(t *testing.T) {
 	end := Range("a range")
 	done := make(chan struct{})
 	go func() { defer close(done); end(); end() }()
 	<-done
 	Mark("a mark")
-	if n := testing.AllocsPerRun(100, func() { Range("nobody listens")(); Mark("nobody listens") }); n != 0 {
-		t.Errorf("%v allocations a range", n)
+	if n := testing.AllocsPerRun(100, func() { Range("no listener")(); Mark("no listener") }); n != 0 {
+		t.Errorf("%v allocations per range, want 0", n)
 	}
 }
 
 func BenchmarkRange(b *testing.B) {
 	for b.Loop() {
-		Range("nobody listens")()
+		Range("no listener")()
 	}
 }

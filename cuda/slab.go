@@ -8,57 +8,40 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrInFlight: memory was asked for, or was to be freed, that a copy may still read or write.
+// ErrInFlight refuses access to memory, or its release, while a copy may still read or write the
+// memory.
 var ErrInFlight = errors.New("cuda: the memory is in flight")
 
-// RegisterPinned pins memory that is there already, such as a mapped file or a buffer of another
-// library, so that copies from and to it need not wait. The memory stays its maker's: it must stay
-// mapped until Close, which unpins it and does not free it. It blocks for about a millisecond per
-// 10 MB.
-//
-// Go memory is refused, since the garbage collector may give it to others: [NewPinned] makes
-// buffers. (It is taken if a runtime.Pinner holds it, which it must do until Close.) So is memory
-// of which a part is pinned already, and a read-only mapping.
-func RegisterPinned(memory []byte) (*Pinned, error) {
-	if len(memory) == 0 {
-		return nil, invalid("RegisterPinned", "no memory: a buffer has at least one byte")
-	}
-	c, err := capi.RegisterPinned(memory)
-	if err != nil {
-		return nil, checked(err)
-	}
-	return newPinned(c, memory[:len(memory):len(memory)]), nil
-}
-
-// slotAlign is where slots begin: at least what copy engines and LibTorch's own allocations have.
+// slotAlign is the alignment of slots in bytes: at least that of copy engines and of LibTorch's own
+// allocations.
 const slotAlign = 256
 
-// Slab is pinned memory for several slots of one size, allocated at once: one call to the driver,
-// and no rounding to powers of two, which LibTorch's own allocator of pinned memory does. It knows
-// which slots are in flight, if it is told, and does not hand those out.
+// Slab is pinned memory for several slots of one size in one allocation. It needs one call to the
+// driver, and does not round to powers of two, as LibTorch's own allocator of pinned memory does.
+// It tracks the slots that [Slab.InFlight] reports as in flight, and does not hand those out.
 //
-// A Slab may be used by any number of goroutines at once. It must be closed; see [Pinned] for one
-// that is not.
+// Any number of goroutines may use a Slab at once. Close every Slab; see [Pinned] for the leak of
+// one.
 type Slab struct {
 	bytes, stride int
-	done          func(*capi.Event) (bool, error) // capi.QueryEvent
+	done          func(*capi.Event) (bool, error) // capi.QueryEvent; tests replace it
 
 	mu      sync.Mutex
 	pinned  *Pinned
-	flights [][]flight // of every slot
+	flights [][]flight // by slot
 }
 
-// flight is a copy that may not be done. The event is held.
+// flight is a copy that may still be running. It holds a reference to its event.
 type flight struct {
 	event *event
 	c     *capi.Event
 }
 
-// NewSlab makes zeroed memory for that many slots of that many bytes, each at least one. Slots
-// begin at multiples of 256 bytes. It blocks as [NewPinned] does.
+// NewSlab makes zeroed memory for the given number of slots of the given number of bytes, each at
+// least one. Slots begin at multiples of 256 bytes. NewSlab blocks as [NewPinned] does.
 func NewSlab(slots, bytes int) (*Slab, error) {
 	if slots < 1 || bytes < 1 || bytes > (1<<62)/slots-slotAlign {
-		return nil, invalid("NewSlab", "%d slots of %d bytes: there is at least one of each, and not more than memory has", slots, bytes)
+		return nil, invalid("NewSlab", "%d slots of %d bytes: both must be at least one, and their product must fit into memory", slots, bytes)
 	}
 	stride := (bytes + slotAlign - 1) / slotAlign * slotAlign
 	pinned, err := NewPinned(stride * slots)
@@ -72,13 +55,13 @@ func newSlab(pinned *Pinned, slots, bytes, stride int) *Slab {
 	return &Slab{bytes: bytes, stride: stride, done: capi.QueryEvent, pinned: pinned, flights: make([][]flight, slots)}
 }
 
-// Slots returns how many there are.
+// Slots returns the number of slots.
 func (s *Slab) Slots() int { return len(s.flights) }
 
-// Slot returns the memory of slot i, to be read and written: [ErrInFlight] if a copy that
-// [Slab.InFlight] was told of is not done. It does not wait. The slice is valid until Close. One
-// that was returned earlier is the same memory: whoever keeps it has to ask again before writing to
-// it.
+// Slot returns the memory of slot i for reading and writing. It returns [ErrInFlight] if a copy
+// that [Slab.InFlight] reported is not done. It does not wait. The slice is valid until Close.
+// Every call for slot i returns the same memory, so call Slot again before each new write to a
+// slice that you kept.
 func (s *Slab) Slot(i int) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,9 +75,10 @@ func (s *Slab) Slot(i int) ([]byte, error) {
 	return s.pinned.Bytes()[begin : begin+s.bytes : begin+s.bytes], nil
 }
 
-// InFlight says that copies from or to slot i are queued that are done when e's latest record is:
-// call it after the copies were queued and e recorded behind them. It may be called for several
-// events. e may be closed, but not recorded for something else, before the copies are done.
+// InFlight reports that copies from or to slot i are queued, and that they are done when e's latest
+// record is done. Call it after queueing the copies and recording e behind them. It may be called
+// for several events. Before the copies are done, e may be closed but must not be recorded for
+// another purpose.
 func (s *Slab) InFlight(i int, e *Event) error {
 	c, err := e.use("Slab.InFlight")
 	if err != nil {
@@ -104,7 +88,7 @@ func (s *Slab) InFlight(i int, e *Event) error {
 	defer s.mu.Unlock()
 	err = s.check("Slab.InFlight", i)
 	if err == nil {
-		_, err = s.done(c) // ErrNotRecorded: e protects nothing
+		_, err = s.done(c) // ErrNotRecorded: an unrecorded e protects nothing
 	}
 	if err != nil {
 		e.done()
@@ -114,8 +98,8 @@ func (s *Slab) InFlight(i int, e *Event) error {
 	return nil
 }
 
-// Wait blocks until the copies of slot i that InFlight was told of are done. The goroutine's OS
-// thread is blocked with it.
+// Wait blocks until the copies of slot i that InFlight reported are done. It also blocks the
+// goroutine's OS thread.
 func (s *Slab) Wait(i int) error {
 	s.mu.Lock()
 	if err := s.check("Slab.Wait", i); err != nil {
@@ -124,7 +108,7 @@ func (s *Slab) Wait(i int) error {
 	}
 	flights := s.flights[i]
 	for _, f := range flights {
-		f.event.refs.Add(1) // held already: it is not at zero
+		f.event.refs.Add(1) // the slab holds a reference, so the count is not zero
 	}
 	s.mu.Unlock()
 	var errs []error
@@ -135,8 +119,8 @@ func (s *Slab) Wait(i int) error {
 	return errors.Join(errs...)
 }
 
-// Close gives the memory back. It waits for nothing: while a slot is in flight it is [ErrInFlight]
-// and does nothing, and may be called again. Further calls, and calls on nil, do nothing and return
+// Close frees the memory. It does not wait: while a slot is in flight it returns [ErrInFlight] and
+// does nothing, and may be called again. Further calls, and calls on nil, do nothing and return
 // nil.
 func (s *Slab) Close() error {
 	if s == nil {
@@ -162,13 +146,13 @@ func (s *Slab) check(origin string, i int) error {
 		return ErrClosed
 	}
 	if i < 0 || i >= len(s.flights) {
-		return invalid(origin, "slot %d of %d", i, len(s.flights))
+		return invalid(origin, "slot %d is out of range: the Slab has %d slots", i, len(s.flights))
 	}
 	return nil
 }
 
-// busy reports whether a copy of the slot is not done, and lets go of those that are. If that
-// cannot be known, the device is lost, and all stays as it is.
+// busy reports whether a copy of the slot is not done, and releases the events of finished copies.
+// If the query fails, the device is lost, and busy changes nothing.
 func (s *Slab) busy(i int) (bool, error) {
 	flights := s.flights[i]
 	for len(flights) > 0 {

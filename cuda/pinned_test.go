@@ -1,0 +1,116 @@
+package cuda
+
+import (
+	"bytes"
+	"errors"
+	"runtime"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+func TestNewPinnedRefusesEmptyBuffers(t *testing.T) {
+	for _, bytes := range []int{0, -1} {
+		if _, err := NewPinned(bytes); !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("NewPinned(%d): got %v, want ErrInvalidArgument", bytes, err)
+		}
+	}
+}
+
+// NewPinned returns a nil Pinned with an error; Close and Bytes accept it.
+func TestNilPinnedIsEmpty(t *testing.T) {
+	var p *Pinned
+	if err := p.Close(); err != nil || p.Bytes() != nil {
+		t.Errorf("Close: %v; Bytes: %v", err, p.Bytes())
+	}
+}
+
+func TestPinned(t *testing.T) {
+	onGPU(t, 1)
+	const n = 1<<20 + 12
+	before := PinnedBytes()
+	p := must[*Pinned](t)(NewPinned(n))
+	if got := PinnedBytes() - before; got != n {
+		t.Errorf("%d more bytes are pinned, want %d", got, n)
+	}
+	memory := p.Bytes()
+	if len(memory) != n || cap(memory) != n || !bytes.Equal(memory, make([]byte, n)) {
+		t.Errorf("%d bytes with capacity %d, or not zeroed", len(memory), cap(memory))
+	}
+	for i := range memory {
+		memory[i] = byte(i % 251)
+	}
+	host := must[*capi.Tensor](t)(capi.TensorFromMemory(memory, []int64{n}, capi.Uint8))
+	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); !info.Pinned {
+		t.Error("LibTorch does not see that the memory is pinned")
+	}
+	device := must[*capi.Tensor](t)(capi.EmptyTensor([]int64{n}, capi.Uint8, 0, capi.Contiguous))
+	defer capi.FreeTensor(device)
+	check(t, capi.CopyTensor(device, host, true))
+	back := make([]byte, n)
+	check(t, capi.ReadTensor(device, back))
+	if !bytes.Equal(memory, back) {
+		t.Error("the bytes changed on their way to the device and back")
+	}
+	capi.FreeTensor(host)
+	for range 2 {
+		check(t, p.Close())
+	}
+	if p.Bytes() != nil {
+		t.Error("Bytes after Close is not nil")
+	}
+	if got := PinnedBytes(); got != before {
+		t.Errorf("%d bytes are pinned, %d were before", got, before)
+	}
+}
+
+func TestRegisterPinnedRefusesGoMemory(t *testing.T) {
+	for name, memory := range map[string][]byte{"nothing": nil, "small Go memory": make([]byte, 100), "large Go memory": make([]byte, 1<<22)} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := RegisterPinned(memory); !errors.Is(err, ErrInvalidArgument) {
+				t.Errorf("got %v, want ErrInvalidArgument", err)
+			}
+		})
+	}
+	if DeviceCount() > 0 {
+		return
+	}
+	// Accepted memory gets as far as the missing GPU: memory outside of the Go heap, and Go memory
+	// that a Pinner holds.
+	held := make([]byte, 1<<16)
+	var pinner runtime.Pinner
+	defer pinner.Unpin()
+	pinner.Pin(&held[0])
+	for name, memory := range map[string][]byte{"a mapping": mapped(t, 4096), "held Go memory": held} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := RegisterPinned(memory); !errors.Is(err, ErrNoDevice) {
+				t.Errorf("got %v, want ErrNoDevice", err)
+			}
+		})
+	}
+}
+
+func TestRegisterPinned(t *testing.T) {
+	onGPU(t, 1)
+	memory := mapped(t, 1<<20+4096)
+	before := PinnedBytes()
+	p := must[*Pinned](t)(RegisterPinned(memory))
+	if got := PinnedBytes() - before; got != int64(len(memory)) {
+		t.Errorf("%d more bytes are pinned, want %d", got, len(memory))
+	}
+	if again, err := RegisterPinned(memory[4096:]); !errors.Is(err, ErrInvalidArgument) {
+		t.Errorf("pinned twice: got %v, %v, want ErrInvalidArgument", again, err)
+	}
+	host := must[*capi.Tensor](t)(capi.TensorFromMemory(p.Bytes(), []int64{int64(len(memory))}, capi.Uint8))
+	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); !info.Pinned {
+		t.Error("LibTorch does not see that the memory is pinned")
+	}
+	capi.FreeTensor(host)
+	check(t, p.Close())
+	memory[0] = 1 // still mapped
+	host = must[*capi.Tensor](t)(capi.TensorFromMemory(memory, []int64{int64(len(memory))}, capi.Uint8))
+	defer capi.FreeTensor(host)
+	if info := must[capi.TensorInfo](t)(capi.DescribeTensor(host)); info.Pinned {
+		t.Error("the memory is still pinned after Close")
+	}
+}
