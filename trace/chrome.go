@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// chromeEvent is one line of the trace-event format:
-// https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMCN-uvg. Times are in microseconds.
+// chromeEvent is one entry of the trace-event format
+// (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMCN-uvg). Times are in
+// microseconds.
 type chromeEvent struct {
 	Phase    string         `json:"ph"`
 	Name     string         `json:"name"`
@@ -25,9 +26,9 @@ type chromeEvent struct {
 
 func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// WriteChrome writes the trace-event format that https://ui.perfetto.dev and chrome://tracing read:
-// a process for the host and one for each device, a thread for each OS thread and each stream, and
-// an arrow from each CUDA call to the work that it enqueued.
+// WriteChrome writes the trace-event format of https://ui.perfetto.dev and chrome://tracing. It
+// contains a process for the host and one process per device, a thread per OS thread and per
+// stream, and an arrow from each CUDA call to the work that the call enqueued.
 func (t *Trace) WriteChrome(w io.Writer) error {
 	type row struct {
 		device int

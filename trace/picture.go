@@ -12,37 +12,38 @@ import (
 	"unicode/utf8"
 )
 
-// PictureOptions are the options of the pictures. The zero value is right for most.
+// PictureOptions are the options of the pictures. The zero value suits most pictures.
 type PictureOptions struct {
 	Title string
-	// From and To bound the time that is drawn, as Event.Start counts it. Both 0: all work on
-	// devices and the calls that enqueued it. The figures in the header are of the same time: of
-	// events that are partly in it, the part counts.
+	// From and To bound the drawn time, on the clock of Event.Start. If both are 0, the picture
+	// covers all work on devices and the calls that enqueued it. The figures in the header cover
+	// the same time; an event across a border counts with the part inside.
 	From, To time.Duration
-	// Width is in pixels; 0 means 1200. A PNG has twice as many, for sharp text.
+	// Width is in pixels; 0 means 1200. A PNG has twice as many pixels, for sharp text.
 	Width int
 }
 
-// A picture is a list of shapes in drawing order, in pixels from the upper left corner. WriteSVG
-// and WritePNG both draw this list.
+// picture is a list of shapes in drawing order, in pixels from the upper left corner. WriteSVG and
+// WritePNG both draw this list.
 type picture struct {
 	width, height float64
 	shapes        []shape
 }
 
 type shape struct {
-	rect *rectangle // or
+	rect *rectangle // exactly one of rect and text is set
 	text *label
 }
 
 type rectangle struct {
 	x, y, w, h float64
 	fill       color.RGBA
-	tip        string // shown by viewers of SVG when the mouse is on it
+	tip        string // shown by SVG viewers for the rectangle under the mouse
 }
 
 type label struct {
-	x, y   float64 // of the baseline's left end (anchor -1), middle (0) or right end (1)
+	// x, y is the left end (anchor -1), middle (0) or right end (1) of the baseline.
+	x, y   float64
 	anchor int
 	size   float64
 	bold   bool
@@ -54,7 +55,7 @@ func rgb(hex uint32) color.RGBA {
 	return color.RGBA{uint8(hex >> 16), uint8(hex >> 8), uint8(hex), 255}
 }
 
-// The colours are told apart by people who do not see red and green, and in grey.
+// The colours differ for readers who do not distinguish red from green, and in greyscale.
 var (
 	white    = rgb(0xffffff)
 	ink      = rgb(0x1f2933)
@@ -63,7 +64,7 @@ var (
 	rowBack  = rgb(0xf6f8fa)
 )
 
-// A class is what has a colour of its own in the picture and a line in the legend.
+// class groups events by colour and by line of the legend.
 type class int
 
 const (
@@ -130,8 +131,7 @@ func classOf(e Event) class {
 	case Range:
 		return classRange
 	case Runtime:
-		// The others return after some microseconds unless something is wrong; and if so, one wants
-		// to see it.
+		// Other calls return after some microseconds. A longer call is worth showing as a wait.
 		if strings.Contains(e.Name, "Synchronize") || e.Duration >= 200*time.Microsecond {
 			return classWait
 		}
@@ -144,7 +144,7 @@ func classOf(e Event) class {
 	return classOperator
 }
 
-// What is in the gutter on the left, and how high the rows are.
+// Sizes of the layout in pixels.
 const (
 	margin      = 20.0
 	gutter      = 176.0
@@ -179,7 +179,7 @@ func (p *painter) at(t time.Duration) float64 {
 	return p.left + p.wide*float64(t-p.from)/float64(p.to-p.from)
 }
 
-// draw lays the picture out.
+// draw lays out the picture.
 func (t *Trace) draw(o PictureOptions) picture {
 	width := float64(o.Width)
 	if o.Width <= 0 {
@@ -204,8 +204,8 @@ func (t *Trace) draw(o PictureOptions) picture {
 	return p.picture
 }
 
-// cut returns the trace of what lies between two times; events across a border are shortened. Both
-// 0: everything.
+// cut returns the part of the trace between two times, and shortens events across a border. If both
+// times are 0, it returns the whole trace.
 func (t *Trace) cut(from, to time.Duration) *Trace {
 	if from == 0 && to == 0 {
 		return t
@@ -226,7 +226,8 @@ func (t *Trace) cut(from, to time.Duration) *Trace {
 	return part
 }
 
-// window is from the first call that enqueued work on a device to the end of that work.
+// window returns the time from the first call that enqueued work on a device to the end of that
+// work.
 func (t *Trace) window(s Summary) (from, to time.Duration) {
 	from, to = s.Start, s.End
 	calls := t.calls()
@@ -261,7 +262,8 @@ func (p *painter) header(y float64, title string, s Summary) float64 {
 			}
 		}
 		line(0, ink, strings.Join(parts, "   ·   "))
-		if g := d.LongestGap; g != nil && g.Duration() > d.Total/1000 { // the shortest are what starting a kernel takes
+		// Shorter gaps are the time that starting a kernel takes.
+		if g := d.LongestGap; g != nil && g.Duration() > d.Total/1000 {
 			line(0, faint, fmt.Sprintf("longest gap %s: %s", formatTime(g.Duration()), g.Cause()))
 		}
 	}
@@ -300,7 +302,7 @@ func (p *painter) legend(y float64, t *Trace) float64 {
 	return y + 12
 }
 
-// A row is what is drawn in one line.
+// row is one line of the picture.
 type row struct {
 	name, note string
 	height     float64
@@ -335,10 +337,10 @@ func (p *painter) body(y float64, t *Trace, s Summary) float64 {
 	return y
 }
 
-// events draws the events of a row, which come by their start. Those that are closer together than
-// can be seen become one rectangle, so that a picture stays small whatever the number of events.
+// events draws the events of a row, which are sorted by start. It merges events that are too close
+// to distinguish into one rectangle, so that the picture stays small for any number of events.
 func (p *painter) events(events []Event, y, h float64) {
-	const least, apart = 1.0, 0.4 // pixels
+	const minWidth, apart = 1.0, 0.4 // pixels
 	type run struct {
 		x0, x1 float64
 		class  class
@@ -356,7 +358,7 @@ func (p *painter) events(events []Event, y, h float64) {
 		if open.count == 1 {
 			tip = tooltip(open.first)
 			if w > 4 {
-				w -= 0.6 // a line of light between neighbours
+				w -= 0.6 // a gap between neighbours
 			}
 		}
 		p.rect(open.x0, y, w, h, fill, tip)
@@ -373,10 +375,10 @@ func (p *painter) events(events []Event, y, h float64) {
 			continue
 		}
 		x0, x1 := p.at(e.Start), p.at(e.End())
-		small := x1-x0 < 2*least
-		x1 = max(x1, x0+least)
+		small := x1-x0 < 2*minWidth
+		x1 = max(x1, x0+minWidth)
 		c := classOf(e)
-		if open != nil && small && open.class == c && x0 < open.x1+apart && (open.count > 1 || open.x1-open.x0 < 2*least) {
+		if open != nil && small && open.class == c && x0 < open.x1+apart && (open.count > 1 || open.x1-open.x0 < 2*minWidth) {
 			open.x1 = max(open.x1, x1)
 			open.count++
 			continue
@@ -398,7 +400,7 @@ func tooltip(e Event) string {
 	return tip
 }
 
-// labels are what could be written on an event, the best first.
+// labels returns the candidate labels of an event, best first.
 func labels(e Event) []string {
 	if e.Kind != Copy {
 		return []string{ShortName(e.Name)}
@@ -408,7 +410,7 @@ func labels(e Event) []string {
 	return []string{fmt.Sprintf("%s %s", name, formatBytes(e.Bytes)), name, string(kind)}
 }
 
-// fit returns the first text that has room, or the beginning of the last.
+// fit returns the first text that fits into room, or a clipped version of the last.
 func fit(texts []string, size, room float64) string {
 	for _, text := range texts {
 		if measure(text, size, false) <= room {
@@ -418,8 +420,8 @@ func fit(texts []string, size, room float64) string {
 	return clip(texts[len(texts)-1], size, false, room)
 }
 
-// clip shortens a text to the room that it has, with an ellipsis; to nothing if that would leave
-// less than three characters.
+// clip shortens text to room with an ellipsis. It returns "" if fewer than three characters would
+// remain.
 func clip(text string, size float64, bold bool, room float64) string {
 	if measure(text, size, bold) <= room {
 		return text
@@ -453,14 +455,14 @@ func (u timeUnit) label(t time.Duration) string {
 	return text + " " + u.name
 }
 
-// tick returns the distance of the ruler's marks, 1, 2 or 5 times a power of ten, for at most count
-// of them.
+// tick returns the distance of the ruler's marks: 1, 2 or 5 times a power of ten, for at most count
+// marks.
 func tick(span time.Duration, count int) (time.Duration, timeUnit) {
-	least := max(1, (span+time.Duration(max(1, count))-1)/time.Duration(max(1, count)))
+	shortest := max(1, (span+time.Duration(max(1, count))-1)/time.Duration(max(1, count)))
 	step := time.Duration(1)
-	for step < least {
+	for step < shortest {
 		for _, by := range []time.Duration{1, 2, 5, 10} {
-			if step*by >= least || by == 10 {
+			if step*by >= shortest || by == 10 {
 				step *= by
 				break
 			}
@@ -516,13 +518,14 @@ func deviceRows(t *Trace, s Summary) []row {
 	return rows
 }
 
-// Kinds of the strip below a device's streams, which is drawn as if it were events.
+// Kinds of the strip below a device's streams, which the picture draws as events.
 const (
 	hidden Kind = -1 - iota
 	exposed
 )
 
-// hostRows are of the threads that enqueued most, or did most where nothing was enqueued.
+// hostRows returns the rows of the threads that made the most calls, or, without calls, ran the
+// most operators.
 func hostRows(t *Trace) []row {
 	byThread := map[int64]map[Kind][]Event{}
 	calls := map[int64]int{}
@@ -572,8 +575,8 @@ func hostRows(t *Trace) []row {
 	return rows
 }
 
-// stack spreads events over rows so that those in a row do not cross: each goes into the first row
-// that is free. Those that find none are left out.
+// stack distributes events over rows so that events of a row do not overlap: each event goes into
+// the first free row. Events without a free row are omitted.
 func stack(events []Event) [][]Event {
 	var rows [][]Event
 	var ends []time.Duration

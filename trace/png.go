@@ -17,7 +17,8 @@ import (
 	"golang.org/x/image/math/fixed"
 )
 
-// scale is how many pixels of a PNG are one of the picture: text is sharp on today's screens.
+// scale is the number of PNG pixels per pixel of the picture, so that text is sharp on
+// high-resolution screens.
 const scale = 2
 
 // WritePNG draws the same picture as [Trace.WriteSVG].
@@ -57,8 +58,8 @@ func weight(bold bool) float64 {
 	return 0
 }
 
-// fill draws a rectangle whose borders may lie within pixels, which then get their share of the
-// colour.
+// fill draws a rectangle whose borders may lie within pixels. Border pixels blend in proportion to
+// their coverage.
 func fill(canvas *image.RGBA, x, y, w, h float64, c color.RGBA) {
 	cover := func(from, to float64, i int) float64 {
 		return max(0, min(to, float64(i+1))-max(from, float64(i)))
@@ -74,13 +75,13 @@ func fill(canvas *image.RGBA, x, y, w, h float64, c color.RGBA) {
 	}
 }
 
-// The Go fonts are compiled in, and parsed when the first text is measured.
+// The Go fonts are compiled in; the first measurement of text parses them.
 var (
 	regular = sync.OnceValue(func() *opentype.Font { return parsed(goregular.TTF) })
 	bold    = sync.OnceValue(func() *opentype.Font { return parsed(gobold.TTF) })
 )
 
-// parsed cannot fail for a font that is part of the program.
+// parsed returns the font. Parsing a compiled-in font does not fail.
 func parsed(ttf []byte) *opentype.Font {
 	f, err := opentype.Parse(ttf)
 	if err != nil {
@@ -96,7 +97,7 @@ func typeface(isBold bool) *opentype.Font {
 	return regular()
 }
 
-// measure returns the width of a text in pixels.
+// measure returns the width of text in pixels.
 func measure(text string, size float64, isBold bool) float64 {
 	const em = 1 << 10
 	f := typeface(isBold)

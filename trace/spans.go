@@ -6,17 +6,16 @@ import (
 	"time"
 )
 
-// span is the time from start up to end, end not included. One that ends at its start, or before,
-// has no time in it.
+// span is the half-open time interval from start up to, but excluding, end. A span that ends at or
+// before its start is empty.
 type span struct{ start, end time.Duration }
 
 func (s span) duration() time.Duration { return max(0, s.end-s.start) }
 
-// spans are in order, without time in common, without touching, and none is empty. nil is no time
-// at all.
+// spans are sorted, disjoint, non-adjacent and non-empty. nil is the empty set.
 type spans []span
 
-// union makes spans of any list: the time that at least one of them covers. It reorders the list.
+// union returns the time that at least one span of the list covers. It reorders the list.
 func union(list []span) spans {
 	slices.SortFunc(list, func(a, b span) int { return cmp.Compare(a.start, b.start) })
 	var out spans
@@ -40,7 +39,7 @@ func (a spans) total() time.Duration {
 	return sum
 }
 
-// and is the time that is in both.
+// and returns the intersection of a and b.
 func (a spans) and(b spans) spans {
 	var out spans
 	for len(a) > 0 && len(b) > 0 {
@@ -56,7 +55,7 @@ func (a spans) and(b spans) spans {
 	return out
 }
 
-// without is the time of a that is not in b.
+// without returns the time in a that is not in b.
 func (a spans) without(b spans) spans {
 	var out spans
 	for _, s := range a {

@@ -37,8 +37,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// Against a set of 256 instants: two bytes make a span, the first half of the input is a, the
-// second b.
+// FuzzSpans compares the set operations with sets of 256 instants. Two bytes make a span; the first
+// half of the input is a, the second half is b.
 func FuzzSpans(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte{0, 4, 2, 6})

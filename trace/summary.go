@@ -10,22 +10,22 @@ import (
 	"time"
 )
 
-// CopyKind says between which memories a copy goes.
+// CopyKind names the two memories of a copy.
 type CopyKind string
 
 const (
 	HostToDevice   CopyKind = "H2D"
 	DeviceToHost   CopyKind = "D2H"
-	DeviceToDevice CopyKind = "D2D" // within one device: on its memory, not on a bus
+	DeviceToDevice CopyKind = "D2D" // within one device, in its memory rather than on a bus
 	PeerToPeer     CopyKind = "P2P" // from one device to another
 	OtherCopy      CopyKind = "copy"
 )
 
-// CopyKind returns between which memories a Copy event goes, and whether its host memory is
-// pageable: such copies are staged by the driver and hold the caller.
+// CopyKind returns the kind of a Copy event, and whether its host memory is pageable. The driver
+// stages copies of pageable memory and blocks the caller meanwhile.
 func (e Event) CopyKind() (kind CopyKind, pageable bool) {
 	pageable = strings.Contains(e.Name, "Pageable")
-	switch { // CUPTI's words: "Memcpy HtoD (Pinned -> Device)"
+	switch { // CUPTI's terms: "Memcpy HtoD (Pinned -> Device)"
 	case strings.Contains(e.Name, "HtoD"):
 		return HostToDevice, pageable
 	case strings.Contains(e.Name, "DtoH"):
@@ -38,7 +38,7 @@ func (e Event) CopyKind() (kind CopyKind, pageable bool) {
 	return OtherCopy, pageable
 }
 
-// transfer reports whether the event is a copy over a bus: what one wants to hide under compute.
+// transfer reports whether the event is a copy over a bus, which compute should hide.
 func (e Event) transfer() bool {
 	if e.Kind != Copy {
 		return false
@@ -47,38 +47,39 @@ func (e Event) transfer() bool {
 	return kind != DeviceToDevice
 }
 
-// Summary is what people look for in a timeline, in numbers.
+// Summary holds the key figures of a timeline.
 type Summary struct {
-	// Start and End are of the first and the last work on any device (of host events where no
-	// device has any): all shares are of the time between them.
+	// Start is the start of the first work on any device, and End the end of the last. Without work
+	// on a device, they bound the host events. All shares refer to the time between them.
 	Start, End time.Duration
-	Devices    []DeviceSummary // those that did something, in order
+	Devices    []DeviceSummary // devices with work, by index
 	Copies     []CopySummary   // by device, then by kind
 	Operators  int             // LibTorch's operators that no other operator called
-	// OperatorTime is the time in which at least one thread was in an operator: on a machine
-	// without a GPU, the compute.
+	// OperatorTime is the time during which at least one thread was in an operator. On a machine
+	// without a GPU this is the compute time.
 	OperatorTime time.Duration
 	Threads      int // OS threads with recorded events
 }
 
-// DeviceSummary is the time of one device.
+// DeviceSummary divides the time of one device.
 type DeviceSummary struct {
 	Device  int
-	Streams int           // that had work
+	Streams int           // streams with work
 	Compute time.Duration // kernels, memsets, and copies within the device
 	Copy    time.Duration // at least one copy between host and device or between devices
-	Hidden  time.Duration // such a copy, and compute at the same time
-	Idle    time.Duration // nothing of it
+	Hidden  time.Duration // such a copy and compute at the same time
+	Idle    time.Duration // neither such a copy nor compute
 	Total   time.Duration // from the summary's Start to its End
 
-	LongestGap *Gap // the longest time in which the device had nothing to do; nil if there is none
+	// LongestGap is the longest time between two works of the device; nil if there is none.
+	LongestGap *Gap
 }
 
-// HiddenShare returns how much of the copies' time, 0 to 1, compute ran too: 1 is what overlap is
-// for. It is 0 without copies.
+// HiddenShare returns the fraction of the copy time, 0 to 1, that overlaps with compute. 1 is
+// complete overlap. It returns 0 without copies.
 func (d DeviceSummary) HiddenShare() float64 { return share(d.Hidden, d.Copy) }
 
-// IdleShare returns the share of the time, 0 to 1, in which the device did nothing.
+// IdleShare returns the fraction of the total time, 0 to 1, in which the device was idle.
 func (d DeviceSummary) IdleShare() float64 { return share(d.Idle, d.Total) }
 
 func share(part, whole time.Duration) float64 {
@@ -88,17 +89,17 @@ func share(part, whole time.Duration) float64 {
 	return float64(part) / float64(whole)
 }
 
-// CopySummary is all copies of a kind on a device.
+// CopySummary aggregates all copies of a kind on a device.
 type CopySummary struct {
 	Device   int
 	Kind     CopyKind
 	Pageable bool // the host memory is not pinned
 	Count    int
 	Bytes    int64
-	Time     time.Duration // in which at least one of them ran
+	Time     time.Duration // during which at least one of the copies ran
 }
 
-// GBs returns the achieved rate in 10^9 bytes a second.
+// GBs returns the achieved rate in 10^9 bytes per second.
 func (c CopySummary) GBs() float64 {
 	if c.Time <= 0 {
 		return 0
@@ -106,7 +107,7 @@ func (c CopySummary) GBs() float64 {
 	return float64(c.Bytes) / float64(c.Time.Nanoseconds())
 }
 
-// Name is the kind in words: "H2D pinned".
+// Name returns the kind in words, such as "H2D pinned".
 func (c CopySummary) Name() string { return copyName(c.Kind, c.Pageable) }
 
 func copyName(kind CopyKind, pageable bool) string {
@@ -119,33 +120,35 @@ func copyName(kind CopyKind, pageable bool) string {
 	return string(kind) + " pinned"
 }
 
-// Gap is a time in which a device had nothing to do.
+// Gap is a time during which a device was idle between two works.
 type Gap struct {
 	Device     int
 	Start, End time.Duration
-	Before     Event // of the device's work, what ended at Start
-	After      Event // and what began at End
-	// Call is the CUDA call that enqueued After; its Name is "" if it was not recorded.
+	// Before is the device work that ended at Start.
+	Before Event
+	// After is the device work that began at End.
+	After Event
+	// Call is the CUDA call that enqueued After. Its Name is "" if the call was not recorded.
 	Call Event
-	// Stream is the name of After's.
+	// Stream is the name of After's stream.
 	Stream string
-	// Host is what the thread that made the call did in the gap until then, longest first: events
-	// within others are left out. It is nil if After was queued before the gap began: then it
-	// waited for something on a device.
+	// Host lists the events of the calling thread between Start and Call, longest first, without
+	// nested events. It is nil if After was queued before the gap began: After then waited for
+	// other work on a device.
 	Host []HostShare
 }
 
-// HostShare is what a thread spent in events of one name.
+// HostShare is the time that a thread spent in events of one name.
 type HostShare struct {
 	Kind Kind // Runtime, Operator or Range
 	Name string
 	Time time.Duration
 }
 
-// Duration is how long the gap is.
+// Duration returns the length of the gap.
 func (g Gap) Duration() time.Duration { return g.End - g.Start }
 
-// Cause says in words why the device had nothing to do.
+// Cause describes in words why the device was idle.
 func (g Gap) Cause() string {
 	after := fmt.Sprintf("%s on %s", ShortName(g.After.Name), g.Stream)
 	switch {
@@ -167,7 +170,7 @@ func (g Gap) Cause() string {
 	return fmt.Sprintf("the host enqueued %s only after %s; until then it was in %s", after, formatTime(g.Call.Start-g.Start), strings.Join(parts, ", "))
 }
 
-// Summary computes the figures.
+// Summary computes the figures of the recording.
 func (t *Trace) Summary() Summary {
 	var s Summary
 	var device, host []span
@@ -201,7 +204,7 @@ func (t *Trace) Summary() Summary {
 	return s
 }
 
-// Span is the time that the shares are of.
+// Span returns the time to which the shares refer.
 func (s Summary) Span() time.Duration { return s.End - s.Start }
 
 func timesOf(events []Event) []span {
@@ -212,7 +215,7 @@ func timesOf(events []Event) []span {
 	return times
 }
 
-// calls returns the CUDA calls that enqueued something, by correlation.
+// calls returns the CUDA calls that enqueued work, by correlation.
 func (t *Trace) calls() map[int64]Event {
 	calls := map[int64]Event{}
 	for _, e := range t.Events {
@@ -223,8 +226,8 @@ func (t *Trace) calls() map[int64]Event {
 	return calls
 }
 
-// topLevel returns the events of the kind that are within no other of the kind and the thread.
-// Events are sorted.
+// topLevel returns the events of the kind that no other event of the same kind and thread contains.
+// Events must be sorted.
 func topLevel(events []Event, kind Kind) []Event {
 	var out []Event
 	end := map[int64]time.Duration{}
@@ -256,8 +259,8 @@ func (t *Trace) device(device int, events []Event, window span, calls map[int64]
 		Device: device, Streams: len(streams), Compute: computes.total(), Copy: copied.total(), Hidden: copied.and(computes).total(), Idle: idle.total(),
 		Total: window.duration(),
 	}
-	// A gap is between two works of the device: its time before the first and after the last has no
-	// cause in the recording.
+	// A gap lies between two works of the device: the recording holds no cause for idle time before
+	// the first work and after the last.
 	var longest span
 	for i := 1; i < len(busy); i++ {
 		if gap := (span{busy[i-1].end, busy[i].start}); gap.duration() > longest.duration() {
@@ -289,9 +292,9 @@ func (t *Trace) gap(device int, events []Event, at span, calls map[int64]Event) 
 	return g
 }
 
-// hostShares returns what a thread did in the time: of nested events the outermost, but calls of
-// CUDA rather than the operators that they are in, because a call that blocks is what one wants to
-// know of.
+// hostShares returns the time that a thread spent in its events during in. It counts the outermost
+// of nested events. CUDA calls take precedence over the operators around them, because a blocking
+// call is the likely cause of a gap.
 func (t *Trace) hostShares(thread int64, in span) []HostShare {
 	type key struct {
 		kind Kind
@@ -354,7 +357,7 @@ func copies(device int, events []Event) []CopySummary {
 	return out
 }
 
-// String returns the figures in a few lines.
+// String formats the figures in a few lines.
 func (s Summary) String() string {
 	var b strings.Builder
 	if len(s.Devices) == 0 {
@@ -379,15 +382,15 @@ func (s Summary) String() string {
 	return b.String()
 }
 
-// ShortName is an event's name without return type, namespaces, template arguments and parameters,
-// which fill lines in names of kernels.
+// ShortName shortens the name of an event: it removes the return type, namespaces, template
+// arguments and parameters, which make names of kernels long.
 func ShortName(name string) string {
 	if strings.HasPrefix(name, "Memcpy") || strings.HasPrefix(name, "Memset") {
 		return name
 	}
 	short := strings.TrimPrefix(name, "void ")
 	short = strings.ReplaceAll(short, "(anonymous namespace)::", "")
-	if rest, ok := strings.CutPrefix(short, "cutlass::Kernel"); ok { // which one is in the argument
+	if rest, ok := strings.CutPrefix(short, "cutlass::Kernel"); ok { // the template argument names the kernel
 		if _, of, ok := strings.Cut(rest, "<"); ok {
 			short = of
 		}
@@ -404,7 +407,7 @@ func ShortName(name string) string {
 	return short
 }
 
-// format writes a time with three digits and its unit.
+// formatTime formats a time with three digits and its unit.
 func formatTime(d time.Duration) string {
 	ns := float64(d.Nanoseconds())
 	for _, unit := range []struct {
@@ -418,7 +421,8 @@ func formatTime(d time.Duration) string {
 	return fmt.Sprintf("%d ns", d.Nanoseconds())
 }
 
-// digits writes three of them, or all that are before the point.
+// digits formats x with three significant digits, or with all digits before the decimal point if
+// there are more.
 func digits(x float64) string {
 	switch {
 	case x >= 99.95 || x <= -99.95:
@@ -441,7 +445,7 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-// percent never says 100 or 0 of what is not all or nothing.
+// percent formats a fraction. It formats only 1 as 100 % and only 0 as 0 %.
 func percent(x float64) string {
 	text := fmt.Sprintf("%.1f %%", 100*x)
 	switch {

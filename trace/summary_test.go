@@ -6,10 +6,31 @@ import (
 	"time"
 )
 
-const us = time.Microsecond
+func TestSummaryGolden(t *testing.T) {
+	golden(t, "overlapping.txt", []byte(overlapping().Summary().String()))
+}
 
-// Two streams that compute at the same time count once; a copy within the device is compute; the
-// other device has its own figures.
+func TestShortNamesOmitTypes(t *testing.T) {
+	for name, want := range map[string]string{
+		"void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)": "vectorized_elementwise_kernel",
+		"void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(cutlass_80_simt_sgemm::Params)":                   "cutlass_80_simt_sgemm_256x128_8x4_nn_align1",
+		"void (anonymous namespace)::softmax<float>(float*)":                                                                  "softmax",
+		"Memcpy HtoD (Pinned -> Device)": "Memcpy HtoD (Pinned -> Device)",
+		"aten::add":                      "aten::add",
+		"sm90_xmma_gemm_f32f32_tf32f32":  "sm90_xmma_gemm_f32f32_tf32f32",
+		"":                               "",
+		"<>":                             "<>",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := ShortName(name); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// Streams that compute at the same time count once. A copy within a device counts as compute. Each
+// device has its own figures.
 func TestSummaryOfSeveralStreamsAndDevices(t *testing.T) {
 	tr := &Trace{Events: []Event{
 		{Kind: Kernel, Name: "a", Start: 0, Duration: 10 * us, Device: 0, Lane: 7},

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// WriteSVG draws the timeline: a row for each stream, where copies are hidden under compute and
-// where not, what the host did, and the figures of [Trace.Summary]. The file needs nothing else,
-// and names what the mouse is on.
+// WriteSVG draws the timeline: a row per stream, the copies that are hidden under compute and the
+// exposed copies, the work of the host, and the figures of [Trace.Summary]. The file is
+// self-contained, and shows the name of the event under the mouse.
 func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
 	p := t.draw(o)
 	var b strings.Builder
@@ -29,7 +29,7 @@ func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
 		if l.text == "" {
 			continue
 		}
-		// textLength: the layout is right whatever font the viewer has.
+		// textLength keeps the layout correct with any font of the viewer.
 		fmt.Fprintf(&b, `<text x="%s" y="%s" font-size="%g" fill="%s" textLength="%s" lengthAdjust="spacingAndGlyphs"`, pixels(l.x), pixels(l.y), l.size, hex(l.fill),
 			pixels(measure(l.text, l.size, l.bold)))
 		if l.bold {
@@ -48,7 +48,7 @@ func (t *Trace) WriteSVG(w io.Writer, o PictureOptions) error {
 	return err
 }
 
-// pixels writes a hundredth of a pixel at the finest, without zeros behind.
+// pixels formats x with at most two decimals and without trailing zeros.
 func pixels(x float64) string {
 	text := strings.TrimRight(fmt.Sprintf("%.2f", x), "0")
 	return strings.TrimSuffix(text, ".")
@@ -60,7 +60,7 @@ func escape(text string) string {
 	text = strings.ToValidUTF8(text, "\uFFFD")
 	text = strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\n' {
-			return '\uFFFD' // not allowed in XML, escaped or not
+			return '\uFFFD' // XML does not allow the character, even escaped
 		}
 		return r
 	}, text)

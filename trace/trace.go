@@ -11,18 +11,18 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrStopped is in the error of a second Stop.
-var ErrStopped = errors.New("trace: the recording was stopped before")
+// ErrStopped is the error of a second Stop.
+var ErrStopped = errors.New("trace: the recording is already stopped")
 
 // Options are the options of [Start]. The zero value records everything.
 type Options struct {
-	// NoOperators leaves out LibTorch's operators: their observation costs the host about a
-	// microsecond each. Work on the GPU and calls of CUDA are recorded all the same. Without a GPU
-	// there is nothing else to record, and the option is ignored.
+	// NoOperators omits LibTorch's operators, each of which costs the host about a microsecond to
+	// record. The recording still contains work on the GPU and CUDA calls. Without a GPU the
+	// recording would be empty, so the option is ignored.
 	NoOperators bool
 }
 
-// Recorder is a recording that runs.
+// Recorder is a recording in progress.
 type Recorder struct {
 	mu      sync.Mutex
 	begin   time.Time
@@ -30,12 +30,12 @@ type Recorder struct {
 	stopped bool
 }
 
-// Start begins to record, in all threads and on all devices. There is one recording at a time in a
-// process: while one runs, Start returns an error. It blocks for the set-up of the profiler: about
-// 0.2 s in the first call on a machine with a GPU, and a millisecond after that. The returned
-// Recorder must be stopped; any goroutine may do it, on any thread.
+// Start begins a recording of all threads and all devices. A process can run one recording at a
+// time: during a recording, Start returns an error. Start blocks while the profiler sets up: about
+// 0.2 s in the first call on a machine with a GPU, and a millisecond in later calls. The caller
+// must stop the returned Recorder; any goroutine may do so, on any thread.
 //
-// Work that was queued on a device before Start is not recorded, even if it runs later.
+// The recording omits work that was queued on a device before Start, even if the work runs later.
 func Start(o Options) (*Recorder, error) {
 	var flags int32
 	if o.NoOperators {
@@ -48,8 +48,8 @@ func Start(o Options) (*Recorder, error) {
 	return &Recorder{begin: begin}, nil
 }
 
-// NameStream gives the row of a stream (a cuda.Stream) a name in pictures and in files for
-// Perfetto. Two streams that the pool aliases are one row.
+// NameStream names the row of a stream (a cuda.Stream) in pictures and in files for Perfetto. Two
+// aliases of one pool stream share a row.
 func (r *Recorder) NameStream(stream interface{ CAPI() capi.Stream }, name string) error {
 	s := stream.CAPI()
 	lane, err := capi.TraceLane(s)
@@ -65,9 +65,10 @@ func (r *Recorder) NameStream(stream interface{ CAPI() capi.Stream }, name strin
 	return nil
 }
 
-// Stop ends the recording and returns it. It first waits for the work that is queued on all
-// devices, so that none of it is missing, and then, for some microseconds an event, for the
-// profiler. Ranges (cuda.Range) that have not ended are left out. A second Stop is [ErrStopped].
+// Stop ends the recording and returns it. Stop first waits for the work that is queued on all
+// devices, so that the recording is complete, and then for the profiler, which takes some
+// microseconds per event. The recording omits ranges (cuda.Range) that have not ended. A second
+// Stop returns [ErrStopped].
 func (r *Recorder) Stop() (*Trace, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -96,22 +97,22 @@ func (r *Recorder) Stop() (*Trace, error) {
 	return t, nil
 }
 
-// Trace is a finished recording. It is plain data: it may be read by any number of goroutines,
-// changed, cut, and made up.
+// Trace is a finished recording. It is plain data: any number of goroutines may read it, and
+// programs may change, cut or construct it.
 type Trace struct {
 	Begin    time.Time
 	Duration time.Duration
-	Events   []Event           // by Start
-	Streams  map[Stream]string // names of streams, where they have one
+	Events   []Event           // sorted by Start
+	Streams  map[Stream]string // names of streams; unnamed streams have no entry
 }
 
-// Stream is a stream as the profiler names it: Device and Lane of its events.
+// Stream identifies a stream as the profiler does: by Device and Lane of its events.
 type Stream struct {
 	Device int
 	Lane   int64
 }
 
-// name returns what a row of the stream is called.
+// name returns the label of the stream's row.
 func (t *Trace) name(s Stream) string {
 	if name := t.Streams[s]; name != "" {
 		return name
@@ -122,7 +123,7 @@ func (t *Trace) name(s Stream) string {
 	return fmt.Sprintf("stream %d", s.Lane)
 }
 
-// defaultStream is the number that CUPTI gives to the default stream of a device's first context.
+// defaultStream is CUPTI's number of the default stream of a device's first context.
 const defaultStream = 7
 
 func (t *Trace) sort() {
@@ -131,16 +132,22 @@ func (t *Trace) sort() {
 	})
 }
 
-// Kind says what an event is.
+// Kind is the type of an event.
 type Kind int
 
 const (
-	Kernel   Kind = capi.TraceKernel   // on a device
-	Copy     Kind = capi.TraceMemcpy   // on a device: between host and device, or between devices
-	Set      Kind = capi.TraceMemset   // on a device: memory is filled
-	Runtime  Kind = capi.TraceRuntime  // on the host: a call of CUDA
-	Operator Kind = capi.TraceOperator // on the host: one of LibTorch's operators; those that it calls are within it
-	Range    Kind = capi.TraceRange    // on the host: a named range of the program
+	// Kernel is a kernel on a device.
+	Kernel Kind = capi.TraceKernel
+	// Copy is a copy on a device: between host and device, or between devices.
+	Copy Kind = capi.TraceMemcpy
+	// Set is a fill of memory on a device.
+	Set Kind = capi.TraceMemset
+	// Runtime is a CUDA call on the host.
+	Runtime Kind = capi.TraceRuntime
+	// Operator is one of LibTorch's operators on the host. It contains the operators that it calls.
+	Operator Kind = capi.TraceOperator
+	// Range is a named range of the program on the host.
+	Range Kind = capi.TraceRange
 )
 
 func (k Kind) String() string {
@@ -164,21 +171,23 @@ func (k Kind) String() string {
 // Host is the Device of events on the host.
 const Host = capi.DeviceCPU
 
-// Event is something that took time. All times are on one clock.
+// Event is a recorded interval. All events use one clock.
 type Event struct {
 	Kind     Kind
 	Name     string
-	Start    time.Duration // since the recording began
+	Start    time.Duration // since the start of the recording
 	Duration time.Duration
-	Device   int   // index of the GPU, or Host
-	Lane     int64 // on a device: the profiler's number of the stream, 7 for the default stream; on the host: the OS thread, for a range the one that began it
-	Bytes    int64 // of copies and memsets
-	// Correlation is the same number, not 0, in a Runtime event and in the device work that the
+	Device   int // index of the GPU, or Host
+	// Lane on a device is the profiler's number of the stream, 7 for the default stream. On the
+	// host it is the OS thread; for a range, the thread that began the range.
+	Lane  int64
+	Bytes int64 // of copies and memsets
+	// Correlation is the same non-zero number in a Runtime event and in the device work that the
 	// call enqueued.
 	Correlation int64
 }
 
-// End is when the event was over.
+// End returns the time at which the event ended, since the start of the recording.
 func (e Event) End() time.Duration { return e.Start + e.Duration }
 
 // OnDevice reports whether the event ran on a GPU.

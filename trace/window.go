@@ -11,26 +11,29 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Window is a bounded part of a training loop to record: some batches of an epoch, to a file. The
-// prefetcher takes one as an option, so that any program that uses it can be looked at without a
-// change of its loop. The zero value is no recording.
+// Window selects batches of a training loop to record to a file. The prefetcher has a Window among
+// its options, so that a program that uses the prefetcher can be recorded without a change of its
+// loop. The zero value records nothing.
 type Window struct {
-	File    string // .svg, .png or .json; "" is no recording
-	Epoch   int    // as the program numbers them
-	First   int    // the first batch of the epoch to record. 0 means 2, since the first batches load kernels and fill caches; -1 means the very first
-	Batches int    // how many; 0 means 4
+	File  string // .svg, .png or .json; "" records nothing
+	Epoch int    // in the program's own numbering
+	// First is the first batch of the epoch to record. 0 means 2, because the first batches load
+	// kernels and fill caches; -1 means batch 0.
+	First   int
+	Batches int // number of batches; 0 means 4
 	Picture PictureOptions
 }
 
 // Environment is the variable that [FromEnvironment] reads.
 const Environment = "TORCHSTREAM_TRACE"
 
-// The variable and the file that it names are the process's: so is who has taken them.
+// taken reports whether a caller in this process has taken the variable's window. The variable and
+// its file belong to the whole process.
 var taken atomic.Bool
 
-// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE asks for, to the first
-// caller in the process; to others, and where it is not set, no window. The variable is the file's
-// name, after which may follow, with commas, what Window says:
+// FromEnvironment returns the window that the variable TORCHSTREAM_TRACE describes to the first
+// caller in the process. Later callers, and callers without the variable, get a zero Window. The
+// variable is the name of the file, optionally followed by fields of Window, separated by commas:
 //
 //	TORCHSTREAM_TRACE=step.svg
 //	TORCHSTREAM_TRACE=step.json,epoch=1,first=100,batches=8
@@ -66,8 +69,8 @@ func parseWindow(text string) (Window, error) {
 	return w, w.Check()
 }
 
-// Check returns what is wrong with the window, before anything is recorded: also that its file
-// exists and is of another kind.
+// Check returns an error if the window is invalid. It also returns an error if the file exists and
+// has other contents than a recording of its format, so that the error comes before the recording.
 func (w Window) Check() error {
 	kind, known := kinds[strings.ToLower(filepath.Ext(w.File))]
 	switch {
@@ -76,7 +79,7 @@ func (w Window) Check() error {
 	case !known:
 		return badName(w.File)
 	case w.First < -1 || w.Batches < 0:
-		return fmt.Errorf("trace: First is %d and Batches %d", w.First, w.Batches)
+		return fmt.Errorf("trace: First is %d and Batches is %d: First must be at least -1, and Batches at least 0", w.First, w.Batches)
 	}
 	if err := safefile.CheckWrite(w.File, kind); err != nil {
 		return fmt.Errorf("trace: %w", err)
@@ -84,7 +87,8 @@ func (w Window) Check() error {
 	return nil
 }
 
-// Turns returns the numbers of the first batch to record, and of the first one after it not to.
+// Turns returns the number of the first batch to record, and of the first batch after the
+// recording.
 func (w Window) Turns() (first, end int) {
 	first, end = w.First, w.Batches
 	switch first {

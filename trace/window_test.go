@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -11,9 +12,11 @@ func TestParseWindow(t *testing.T) {
 		"a/b.JSON,epoch=1,first=100,batches=8": {File: "a/b.JSON", Epoch: 1, First: 100, Batches: 8},
 		"x.png,first=0":                        {File: "x.png", First: -1},
 	} {
-		if got, err := parseWindow(text); err != nil || got != want {
-			t.Errorf("%s: %+v, %v", text, got, err)
-		}
+		t.Run(text, func(t *testing.T) {
+			if got, err := parseWindow(text); err != nil || got != want {
+				t.Errorf("got %+v, %v, want %+v", got, err, want)
+			}
+		})
 	}
 	for text, problem := range map[string]string{
 		"step.pdf":           "must end in",
@@ -22,24 +25,28 @@ func TestParseWindow(t *testing.T) {
 		"step.svg,batches":   "not a number",
 		"step.svg,first=-7":  "First is -7",
 	} {
-		if _, err := parseWindow(text); err == nil || !strings.Contains(err.Error(), problem) {
-			t.Errorf("%s: %v, want %q", text, err, problem)
-		}
+		t.Run(text, func(t *testing.T) {
+			if _, err := parseWindow(text); err == nil || !strings.Contains(err.Error(), problem) {
+				t.Errorf("got %v, want %q", err, problem)
+			}
+		})
 	}
 }
 
-func TestTurns(t *testing.T) {
+func TestTurnsHasDefaults(t *testing.T) {
 	for _, c := range []struct {
 		window     Window
 		first, end int
 	}{{Window{}, 2, 6}, {Window{First: -1, Batches: 1}, 0, 1}, {Window{First: 9, Batches: 3}, 9, 12}} {
-		if first, end := c.window.Turns(); first != c.first || end != c.end {
-			t.Errorf("%+v: %d, %d", c.window, first, end)
-		}
+		t.Run(fmt.Sprintf("first %d, %d batches", c.window.First, c.window.Batches), func(t *testing.T) {
+			if first, end := c.window.Turns(); first != c.first || end != c.end {
+				t.Errorf("got %d to %d, want %d to %d", first, end, c.first, c.end)
+			}
+		})
 	}
 }
 
-// One prefetcher of a program gets the window, whichever asks first.
+// The first prefetcher of a program that asks gets the window; later prefetchers get none.
 func TestEnvironmentIsTakenOnce(t *testing.T) {
 	taken.Store(false)
 	t.Cleanup(func() { taken.Store(false) })

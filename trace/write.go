@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// WriteFile writes a picture or a file for Perfetto, by the name's end: .svg, .png or .json. The
-// options do not matter for .json. It replaces an empty file, and one of the same kind; any other
-// file is left as it is, and an error.
+// WriteFile writes a picture or a file for Perfetto, depending on the extension of the name: .svg,
+// .png or .json. WriteFile ignores the options for .json. It replaces an empty file or a file of
+// the same format. It leaves any other file unchanged and returns an error.
 func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	var write func(io.Writer) error
 	switch strings.ToLower(filepath.Ext(name)) {
@@ -43,7 +43,7 @@ func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
 	return nil
 }
 
-// kinds are the files that WriteFile writes and may replace, by the end of their names.
+// kinds maps extensions to the formats that WriteFile writes and may replace.
 var kinds = map[string]safefile.Kind{
 	".svg":  safefile.Prefix("an SVG", "<svg"),
 	".png":  safefile.PNG,
@@ -51,5 +51,5 @@ var kinds = map[string]safefile.Kind{
 }
 
 func badName(name string) error {
-	return fmt.Errorf("trace: %q: the file's name must end in .svg, .png or .json", name)
+	return fmt.Errorf("trace: %q: the name of the file must end in .svg, .png or .json", name)
 }

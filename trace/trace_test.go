@@ -46,12 +46,12 @@ func TestRecordsOperatorsOfAllGoroutines(t *testing.T) {
 		if e.Name == "aten::matmul" && e.Kind == trace.Operator {
 			products++
 			if e.Device != trace.Host || e.Start < 0 || e.Duration <= 0 || e.End() > tr.Duration {
-				t.Errorf("%+v in a recording of %v", e, tr.Duration)
+				t.Errorf("event %+v is not within the recording of %v", e, tr.Duration)
 			}
 		}
 	}
 	if products != 3 {
-		t.Errorf("%d of 3 products were recorded", products)
+		t.Errorf("%d products were recorded, want 3", products)
 	}
 	if !slices.IsSortedFunc(tr.Events, func(a, b trace.Event) int { return int(a.Start - b.Start) }) {
 		t.Error("the events are not sorted")
@@ -60,7 +60,7 @@ func TestRecordsOperatorsOfAllGoroutines(t *testing.T) {
 		t.Errorf("the recording began %v ago and took %v", d, tr.Duration)
 	}
 	if _, err := r.Stop(); !errors.Is(err, trace.ErrStopped) {
-		t.Errorf("a second Stop: %v", err)
+		t.Errorf("a second Stop: got %v, want ErrStopped", err)
 	}
 }
 
