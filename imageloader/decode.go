@@ -29,10 +29,13 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return shimDecoder{d}, nil
+	return &shimDecoder{d: d}, nil
 }
 
-type shimDecoder struct{ d *imagecapi.Decoder }
+type shimDecoder struct {
+	d   *imagecapi.Decoder
+	rgb []byte // of a rare format, used again
+}
 
 func (shimCodec) header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
 
@@ -43,9 +46,9 @@ func (shimDecoder) header(data []byte) (imagecapi.Info, error) {
 	return imagecapi.Header(data)
 }
 
-func (s shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	if f := rare(data); f != nil {
-		pixels, width, height, err := f.pixels(data)
+		pixels, width, height, err := f.pixels(data, s.room)
 		if err != nil {
 			return err
 		}
@@ -54,4 +57,16 @@ func (s shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stri
 	return imagecapi.Decode(s.d, data, g, dst, stride)
 }
 
-func (s shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
+func (s *shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
+
+// mostRoom is how much memory a decoder keeps for images that are far smaller.
+const mostRoom = 16 << 20
+
+// room returns memory for the pixels of an image, with any content.
+func (s *shimDecoder) room(bytes int) []byte {
+	if cap(s.rgb) < bytes || cap(s.rgb) > max(4*bytes, mostRoom) {
+		s.rgb = nil // it may be collected before there is more
+		s.rgb = make([]byte, bytes)
+	}
+	return s.rgb[:bytes]
+}

@@ -57,11 +57,11 @@ type entryDecoder interface {
 	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
 
-func (s shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+func (s *shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
 	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
 }
 
-func (s shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+func (s *shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
 	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }
 

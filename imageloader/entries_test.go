@@ -55,7 +55,7 @@ func TestEntryPoints(t *testing.T) {
 		t.Skip(err)
 	}
 	defer d.close()
-	shim := d.(shimDecoder)
+	shim := d.(*shimDecoder)
 	photos := [][]byte{photo(t, 1), photo(t, 2), photo(t, 3)}
 	g := imagecapi.Geometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
 	want := make([][]byte, len(photos))
@@ -137,7 +137,7 @@ type countingCodec struct {
 }
 
 type countingDecoder struct {
-	shimDecoder
+	*shimDecoder
 	c countingCodec
 }
 
@@ -148,7 +148,7 @@ func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return countingDecoder{d.(shimDecoder), c}, nil
+	return countingDecoder{d.(*shimDecoder), c}, nil
 }
 
 func (d countingDecoder) close() {

@@ -16,8 +16,12 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// The formats that few training sets have are decoded by Go's own libraries, whole, and only resized by the shim: their C libraries bring more code and more damage from hostile
+// The formats that few training sets have are decoded in Go, whole, and only resized by the shim: their C libraries bring more code and more damage from hostile
 // bytes than speed (Debian's libtiff.a alone draws in five others).
+//
+// A worker takes 3 bytes a pixel for the RGB, which it uses again for the next image, and for a GIF 1 for the frame; the
+// garbage collector may not have freed that of the images before. That is less than the 8 bytes a pixel that
+// ts_image_decoder takes at most.
 
 // Numbers in ImageInfo.Format beside the shim's.
 const (
@@ -31,18 +35,19 @@ const mostSide = 1_000_000
 type rareFormat struct {
 	number int32
 	config func(io.Reader) (image.Config, error)
-	decode func(io.Reader) (image.Image, error)
+	// decode fills rgb with rows without gaps.
+	decode func(data []byte, c image.Config, rgb []byte) error
 }
 
 // rare is the format of an image that the shim does not decode; nil if it does, or nobody.
 func rare(data []byte) *rareFormat {
 	switch sniff(data) {
 	case "GIF":
-		return &rareFormat{imageGIF, gif.DecodeConfig, gif.Decode}
+		return &rareFormat{imageGIF, gif.DecodeConfig, decodeGIF}
 	case "BMP":
-		return &rareFormat{imageBMP, bmp.DecodeConfig, bmp.Decode}
+		return &rareFormat{imageBMP, bmp.DecodeConfig, decodeBMP}
 	case "TIFF":
-		return &rareFormat{imageTIFF, tiff.DecodeConfig, tiff.Decode}
+		return &rareFormat{imageTIFF, tiff.DecodeConfig, decodeTIFF}
 	}
 	return nil
 }
@@ -109,66 +114,117 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	return info, nil
 }
 
-// pixels decodes to rows of RGB without gaps: grey is tripled, alpha dropped, 16 bits cut to 8.
-func (f *rareFormat) pixels(data []byte) (rgb []byte, w, h int, err error) {
+// pixels decodes to rows of RGB without gaps: grey is tripled, alpha dropped, 16 bits cut to 8. room has the memory for
+// them.
+func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte) (rgb []byte, w, h int, err error) {
 	defer f.protect(&err)
 	c, err := f.config(bytes.NewReader(data))
+	if err == nil {
+		err = f.plausible(data, c)
+	}
+	if err == nil {
+		rgb = room(3 * c.Width * c.Height)
+		err = f.decode(data, c, rgb)
+	}
 	if err != nil {
 		return nil, 0, 0, f.failed(err)
 	}
-	if f.number == imageGIF {
-		data = withoutTransparency(data)
-	}
-	m, err := f.decode(bytes.NewReader(data))
-	if err != nil {
-		return nil, 0, 0, f.failed(err)
-	}
-	w, h = c.Width, c.Height
-	b := m.Bounds().Intersect(image.Rect(0, 0, w, h))
-	rgb = make([]byte, 3*w*h) // what the first frame of a GIF leaves out is black
-	for y := b.Min.Y; y < b.Max.Y; y++ {
-		copyRow(rgb[3*(y*w+b.Min.X):3*(y*w+b.Max.X)], m, b.Min.X, y)
-	}
-	return rgb, w, h, nil
+	return rgb, c.Width, c.Height, nil
 }
 
-// copyRow fills to with the pixels of m from (x, y) on.
-func copyRow(to []byte, m image.Image, x, y int) {
-	pick := func(pix []byte, size, r, g, b int) {
-		for i := 0; i < len(to); i += 3 {
-			to[i], to[i+1], to[i+2] = pix[r], pix[g], pix[b]
-			if i+3 < len(to) {
-				pix = pix[size:]
+// plausible compares what the file has with what it would have to become, before there is memory for it: a few bytes
+// cannot ask for the memory of a large image. The pixels of a GIF take too few bits for that.
+func (f *rareFormat) plausible(data []byte, c image.Config) error {
+	switch f.number {
+	case imageTIFF:
+		t, err := newTIFF(data, c)
+		if err != nil {
+			return err
+		}
+		return t.plausible()
+	case imageBMP:
+		if offset, stride := bmpLayout(data, c); len(data) < offset+stride*c.Height {
+			return io.ErrUnexpectedEOF
+		}
+	}
+	return nil
+}
+
+func decodeTIFF(data []byte, c image.Config, rgb []byte) error {
+	t, err := newTIFF(data, c)
+	if err != nil {
+		return err
+	}
+	return t.decode(rgb)
+}
+
+// bmpLayout is where the rows of a BMP begin, and how far apart they are.
+func bmpLayout(data []byte, c image.Config) (offset, stride int) {
+	bits := int(binary.LittleEndian.Uint16(data[28:]))
+	return int(binary.LittleEndian.Uint32(data[10:])), (c.Width*bits + 31) / 32 * 4
+}
+
+// decodeBMP takes a file whose header the library has found to be c: golang.org/x/image/bmp makes RGBA of it. The file is
+// not compressed, and long enough.
+func decodeBMP(data []byte, c image.Config, rgb []byte) error {
+	offset, stride := bmpLayout(data, c)
+	bits := int(binary.LittleEndian.Uint16(data[28:]))
+	palette, _ := c.ColorModel.(color.Palette)
+	topDown := int32(binary.LittleEndian.Uint32(data[22:])) < 0
+	for y := range c.Height {
+		from := data[offset+y*stride:][:stride]
+		to := rgb[3*y*c.Width:][:3*c.Width]
+		if !topDown {
+			to = rgb[3*(c.Height-1-y)*c.Width:][:3*c.Width]
+		}
+		for x := range c.Width {
+			if bits >= 24 {
+				p := from[x*bits/8:]
+				to[3*x], to[3*x+1], to[3*x+2] = p[2], p[1], p[0]
+				continue
+			}
+			index := int(from[x*bits/8]>>(8-bits-x*bits%8)) & (1<<bits - 1)
+			if index >= len(palette) {
+				return errors.New("bmp: invalid palette index")
+			}
+			p := palette[index].(color.RGBA)
+			to[3*x], to[3*x+1], to[3*x+2] = p.R, p.G, p.B
+		}
+	}
+	return nil
+}
+
+// decodeGIF decodes the first frame. What it leaves out of the image is black.
+func decodeGIF(data []byte, c image.Config, rgb []byte) error {
+	decoded, err := gif.Decode(bytes.NewReader(withoutTransparency(data)))
+	if err != nil {
+		return err
+	}
+	m, ok := decoded.(*image.Paletted)
+	if !ok {
+		return fmt.Errorf("gif: the decoder makes %T", decoded)
+	}
+	clear(rgb)
+	colours := colourTable(m.Palette)
+	b := m.Bounds().Intersect(image.Rect(0, 0, c.Width, c.Height))
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		to := rgb[3*(y*c.Width+b.Min.X):]
+		for i, index := range m.Pix[m.PixOffset(b.Min.X, y):][:b.Dx()] {
+			if int(index) < len(colours) {
+				copy(to[3*i:3*i+3], colours[index][:])
 			}
 		}
 	}
-	switch m := m.(type) {
-	case *image.Paletted:
-		for i, index := range m.Pix[m.PixOffset(x, y):][:len(to)/3] {
-			c := color.NRGBA{}
-			if int(index) < len(m.Palette) {
-				c = color.NRGBAModel.Convert(m.Palette[index]).(color.NRGBA)
-			}
-			to[3*i], to[3*i+1], to[3*i+2] = c.R, c.G, c.B
-		}
-	case *image.RGBA:
-		pick(m.Pix[m.PixOffset(x, y):], 4, 0, 1, 2)
-	case *image.NRGBA:
-		pick(m.Pix[m.PixOffset(x, y):], 4, 0, 1, 2)
-	case *image.RGBA64:
-		pick(m.Pix[m.PixOffset(x, y):], 8, 0, 2, 4)
-	case *image.NRGBA64:
-		pick(m.Pix[m.PixOffset(x, y):], 8, 0, 2, 4)
-	case *image.Gray:
-		pick(m.Pix[m.PixOffset(x, y):], 1, 0, 0, 0)
-	case *image.Gray16:
-		pick(m.Pix[m.PixOffset(x, y):], 2, 0, 0, 0)
-	default:
-		for i := 0; i < len(to); i += 3 {
-			c := color.NRGBAModel.Convert(m.At(x+i/3, y)).(color.NRGBA)
-			to[i], to[i+1], to[i+2] = c.R, c.G, c.B
-		}
+	return nil
+}
+
+// colourTable is a palette without alpha.
+func colourTable(palette color.Palette) (table [][3]byte) {
+	for _, entry := range palette {
+		n := color.NRGBAModel.Convert(entry).(color.NRGBA)
+		table = append(table, [3]byte{n.R, n.G, n.B})
 	}
+	return table
 }
 
 // withoutTransparency is a GIF whose first frame has no transparent colour: Go's decoder forgets which colour that is, and Pillow and torchvision show it.

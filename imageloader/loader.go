@@ -85,7 +85,8 @@ type Options struct {
 	// stand for themselves; others are names of classes.
 	WebDataset bool
 	BadSamples Policy
-	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond.
+	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond. Decoding takes
+	// at most 8 bytes a pixel in each worker, whatever the format, and so at most 8 * MaxPixels (1.4 GB by default).
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the archive (train.tgz.tsidx), or if that can't be written in the

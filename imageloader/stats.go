@@ -271,7 +271,7 @@ type statsDecoder interface {
 	stats() (imagecapi.Stats, error)
 }
 
-func (s shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
+func (s *shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
 
 // count counts the image that the worker's decoder was given last.
 func (w *worker) count(info *imagecapi.Info) {
