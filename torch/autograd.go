@@ -7,14 +7,14 @@ import (
 
 // BackwardOptions are the options of [Tensor.BackwardWith].
 type BackwardOptions struct {
-	Gradient    *Tensor // of the tensor, with its shape; nil: 1, for a scalar
-	RetainGraph bool    // keep what backward needs, for another call
+	Gradient    *Tensor // of t, with t's shape; nil means 1 and requires a scalar
+	RetainGraph bool    // keep the data of backward for another call
 }
 
 // Backward computes the gradients of the scalar t with respect to the leaves that require them, and
-// adds them to what the leaves have (see [Tensor.Grad]). It blocks until all backward work is
-// enqueued, not until the device has done it. Gradients are ordered on the stream that is current
-// here.
+// adds the gradients to those of the leaves (see [Tensor.Grad]). Backward blocks until all backward
+// work is enqueued, not until the device has finished it. The gradients are ordered on the current
+// stream of the caller.
 func (t *Tensor) Backward() error { return t.BackwardWith(BackwardOptions{}) }
 
 // BackwardWith is [Tensor.Backward] with options.
@@ -32,9 +32,9 @@ func (t *Tensor) BackwardWith(o BackwardOptions) error {
 	})
 }
 
-// Grad returns the gradient of a leaf, or nil if there is none. The handle is the caller's like an
-// operator's result: it joins t's scope, and without one the caller closes it. The gradient itself
-// lives on until it is dropped.
+// Grad returns the gradient of a leaf, or nil if the leaf has none. The handle has the ownership of
+// an operator's result: it joins t's scope, and without a scope the caller must close it. The
+// gradient itself lives until it is dropped.
 func (t *Tensor) Grad() *Tensor {
 	var g *capi.Tensor
 	err := t.use("Grad", func(c *capi.Tensor) (err error) {
@@ -65,21 +65,21 @@ func (t *Tensor) SetGrad(gradient *Tensor) error {
 	})
 }
 
-// ClearGrads drops the gradients of all the tensors in one call. They have none afterwards, rather
-// than zeros.
+// ClearGrads drops the gradients of all tensors in one call. The tensors then have no gradients,
+// rather than zero gradients.
 func ClearGrads(tensors ...*Tensor) error {
 	return with("ClearGrads", tensors, capi.ClearGrads)
 }
 
-// RequiresGrad reports whether operators on t record what backward needs: true for a parameter and
-// for what was computed from one, false under NoGrad and for a tensor that failed or is closed.
+// RequiresGrad reports whether operators on t record data for backward: true for a parameter and
+// for a tensor computed from one; false under NoGrad and for a failed or closed tensor.
 func (t *Tensor) RequiresGrad() bool {
 	i, _ := t.info()
 	return i.RequiresGrad && !t.noGrad
 }
 
-// SetRequiresGrad makes a leaf (a tensor that no operator computed) a parameter, or a constant
-// again.
+// SetRequiresGrad makes a leaf (a tensor that no operator computed) a parameter, or makes a
+// parameter constant again.
 func (t *Tensor) SetRequiresGrad(requires bool) error {
 	return t.use("SetRequiresGrad", func(c *capi.Tensor) error { return capi.SetRequiresGrad(c, requires) })
 }
@@ -110,20 +110,20 @@ func with(op string, tensors []*Tensor, fn func([]*capi.Tensor) error) error {
 	return err
 }
 
-// NormalizeImages is what turns decoded images into a network's input: dst[n,c,h,w] =
-// (src[n,h,w,c]/255 - mean[c]) / std[c], computed in float32. src is uint8 [N H W C] contiguous,
-// dst float32, float16 or bfloat16 [N C H W], Contiguous or ChannelsLast, on the same device; C is
-// 1 to 4. mean and std have C values. The work is enqueued on the current stream; nothing is
-// allocated on the device and nothing waits.
+// NormalizeImages converts decoded images to a network's input: dst[n,c,h,w] = (src[n,h,w,c]/255 -
+// mean[c]) / std[c], computed in float32. src is uint8 [N H W C], contiguous. dst is float32,
+// float16 or bfloat16 [N C H W], Contiguous or ChannelsLast, on the same device. C is 1 to 4. mean
+// and std have C values. The work is enqueued on the current stream. NormalizeImages allocates
+// nothing on the device and does not wait.
 func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	pair := [2]*Tensor{dst, src}
 	return with("NormalizeImages", pair[:], func(c []*capi.Tensor) error { return capi.NormalizeImages(c[0], c[1], mean, std) })
 }
 
-// CopyBatch is one step of a prefetcher in one call, enqueued on the stream: wait for after, copy
-// every src[i] to dst[i] without blocking, record done. Either event may be nil. Pairs have the
-// same shape and dtype, and host memory is pinned: otherwise it is an error and nothing is
-// enqueued. The memory must stay as it is until done.
+// CopyBatch enqueues one step of a prefetcher on the stream in one call: it waits for after, copies
+// every src[i] to dst[i] without blocking, and records done. Either event may be nil. Pairs must
+// have the same shape and dtype, and host memory must be pinned; otherwise CopyBatch returns an
+// error and enqueues nothing. The memory must stay unchanged until done.
 func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *cuda.Event) error {
 	all := make([]*Tensor, 0, 16)
 	all = append(append(all, dst...), src...)
@@ -149,26 +149,26 @@ func CopyBatch(stream cuda.Stream, after *cuda.Event, dst, src []*Tensor, done *
 	})
 }
 
-// RecordStream tells LibTorch's allocator that the tensor's memory is used on the stream: once
-// freed, it is not handed out again before the stream's work so far is done. Needed for a tensor
-// that is used on another stream than the one it was made on and closed without waiting for that.
+// RecordStream tells LibTorch's allocator that the stream uses the tensor's memory: once freed, the
+// memory is not reused before the stream's work so far is done. Call it for a tensor that another
+// stream than its own uses, and that is closed without waiting for that use.
 func (t *Tensor) RecordStream(s cuda.Stream) error {
 	return t.use("RecordStream", func(c *capi.Tensor) error { return capi.RecordStream(c, s.CAPI()) })
 }
 
-// ManualSeed seeds the default random generators of all devices: with the same seed, operators draw
-// the same numbers, and PyTorch's.
+// ManualSeed seeds the default random generators of all devices. Operators draw the same numbers
+// for the same seed, and the same numbers as PyTorch.
 func ManualSeed(seed uint64) error { return capi.ManualSeed(seed) }
 
-// SetNumThreads sets how many threads LibTorch uses inside one operator on the CPU, in the whole
-// process. Set it once, early; a good value is the CPUs that the process may use, less those that
-// loader workers keep busy. It has no effect on GPUs.
+// SetNumThreads sets the number of threads that LibTorch uses inside one operator on the CPU, in
+// the whole process. Call it once, early. A good value is the number of CPUs that the process may
+// use, minus the CPUs that loader workers occupy. It has no effect on GPUs.
 func SetNumThreads(n int) error {
 	if n < 1 || n > 1<<16 {
-		return opError("SetNumThreads", nil, invalid("%d threads: need 1 or more", n))
+		return opError("SetNumThreads", nil, invalid("%d threads: must be 1 to %d", n, 1<<16))
 	}
 	return capi.SetNumThreads(int32(n))
 }
 
-// NumThreads returns what SetNumThreads sets.
+// NumThreads returns the value of SetNumThreads.
 func NumThreads() int { return capi.NumThreads() }

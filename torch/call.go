@@ -18,9 +18,8 @@ type operatorInfo struct {
 	schema   string // as in native_functions.yaml
 }
 
-// entry finds the operator in LibTorch's registry, once. The registry never changes and its entries
-// live as long as the process, so what is remembered here is a constant that happens to be known
-// late, and the same whoever asks first.
+// entry looks up the operator in LibTorch's registry once. The registry never changes and its
+// entries live as long as the process, so the cached pointer is the same for every caller.
 func (o operator) entry() (*capi.Operator, error) {
 	if e := entries[o].Load(); e != nil {
 		return e.op, nil
@@ -36,11 +35,12 @@ func (o operator) entry() (*capi.Operator, error) {
 	return e, nil
 }
 
-type entry struct{ op *capi.Operator } // the C type is incomplete, which atomic.Pointer does not take
+// The struct is complete, as atomic.Pointer requires; the C type is incomplete.
+type entry struct{ op *capi.Operator }
 
 var entries [len(operators)]atomic.Pointer[entry]
 
-// provenance is what results inherit from operands.
+// provenance holds the properties that results inherit from operands.
 type provenance struct {
 	scope  *Scope
 	noGrad bool
@@ -48,7 +48,7 @@ type provenance struct {
 
 func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	if c == nil {
-		return failed(invalid("LibTorch left the result undefined"))
+		return failed(invalid("LibTorch returned an undefined result"))
 	}
 	if p.scope == nil {
 		o := newOwned(c)
@@ -62,14 +62,15 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	return t
 }
 
-// call runs the operator. Operands that no argument refers to may be nil (absent optionals).
-// Nothing here keeps a slice, so that the generated methods have theirs on the stack.
+// call runs the operator. Operands that no argument refers to may be nil (absent optional
+// arguments). call keeps no slice, so that the generated methods have their slices on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
 	p, _, err := o.run(in, args, ints, text, flags, out, false)
 	return p, err
 }
 
-// run is call, or, for an operator that returns a list, the call that finds out how long it is.
+// run implements call, and with asList the call of an operator that returns a list of unknown
+// length.
 func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
 	var list []*capi.Tensor
 	var p provenance
@@ -137,7 +138,7 @@ func named(args []capi.Arg, i int) bool {
 	return false
 }
 
-// one is an operator with one result.
+// one calls an operator with one result.
 func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
 	var out [1]*capi.Tensor
 	p, err := o.call(in, args, ints, text, 0, out[:])
@@ -155,7 +156,7 @@ func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
 	return r
 }
 
-// two is an operator with two results.
+// two calls an operator with two results.
 func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor) {
 	var out [2]*capi.Tensor
 	p, err := o.call(in, args, ints, text, 0, out[:])
@@ -165,7 +166,7 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 	return o.result(p, in, out[0]), o.result(p, in, out[1])
 }
 
-// list is an operator that returns a list.
+// list calls an operator that returns a list.
 func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
 	p, cs, err := o.run(in, args, ints, text, 0, nil, true)
 	if err != nil {
@@ -179,25 +180,25 @@ func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 	return out, err
 }
 
-// self is an operator that changes its first operand and returns it.
+// self calls an operator that changes its first operand and returns it.
 func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
 	p, err := o.call(in, args, ints, text, 0, nil)
 	if err != nil {
 		return failed(err)
 	}
 	if t := in[0]; p.noGrad && !t.noGrad {
-		return t.NoGrad() // the mark of another operand travels on
+		return t.NoGrad() // the mark of another operand propagates
 	}
 	return in[0]
 }
 
-// none is an operator without results.
+// none calls an operator without results.
 func (o operator) none(in []*Tensor, args []capi.Arg, ints []int64, text []byte) error {
 	_, err := o.call(in, args, ints, text, 0, nil)
 	return err
 }
 
-// The arguments of generated methods.
+// The following functions make the arguments of generated methods.
 
 func tensorArg(i int) capi.Arg { return capi.Arg{Kind: capi.ArgTensor, Value: int64(i)} }
 
@@ -208,7 +209,7 @@ func optionalArg(i int, t *Tensor) capi.Arg {
 	return tensorArg(i)
 }
 
-// tensorsArg is a Tensor[] of count operands from i on.
+// tensorsArg returns a Tensor[] of count operands from operand i on.
 func tensorsArg(i, count int) capi.Arg {
 	return capi.Arg{Kind: capi.ArgTensors, Value: int64(i), Count: int32(count)}
 }

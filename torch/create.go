@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// made gives what a constructor made to the caller: no scope owns it.
+// made gives the result of a constructor to the caller: no scope owns it.
 func made(op string, c *capi.Tensor, err error) (*Tensor, error) {
 	if err != nil {
 		err = opError(op, nil, err)
@@ -29,23 +29,23 @@ func empty(op string, device cuda.Device, dtype DType, f MemoryFormat, shape []i
 }
 
 func noDevice(device cuda.Device) error {
-	return &capi.Error{Code: capi.CodeNoDevice, Origin: "torch", Message: "there is no " + device.String() + " on this machine: run on cuda.CPU or see torchstream doctor"}
+	return &capi.Error{Code: capi.CodeNoDevice, Origin: "torch", Message: "there is no " + device.String() + " on this machine: run on cuda.CPU, or run torchstream doctor"}
 }
 
-// Empty returns a tensor whose values are undefined. Like every constructor here it gives the
-// tensor to the caller, who closes it or puts it into a scope with [Scope.Own]. Without a shape it
-// is a scalar.
+// Empty returns a tensor with undefined values. As with every constructor of this package, the
+// caller owns the tensor, and closes it or puts it into a scope with [Scope.Own]. Without a shape
+// the tensor is a scalar.
 func Empty(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 	return empty("Empty", device, dtype, Contiguous, shape)
 }
 
-// EmptySpec returns an undefined tensor for a batch of what the spec describes: shape [batch,
+// EmptySpec returns an undefined tensor for a batch of the spec's samples: shape [batch,
 // spec.Shape...], in the spec's memory format.
 func EmptySpec(device cuda.Device, spec Spec, batch int64) (*Tensor, error) {
 	return empty("EmptySpec", device, spec.DType, spec.MemoryFormat, append([]int64{batch}, spec.Shape...))
 }
 
-// filled is a new tensor that fill has worked on in place.
+// filled returns a new tensor after fill has written it in place.
 func filled(op string, device cuda.Device, dtype DType, shape []int64, fill func(*Tensor) *Tensor) (*Tensor, error) {
 	t, err := empty(op, device, dtype, Contiguous, shape)
 	if err != nil {
@@ -68,17 +68,18 @@ func Ones(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 	return filled("Ones", device, dtype, shape, func(t *Tensor) *Tensor { return t.Fill_(1) })
 }
 
-// Full returns a tensor whose elements all have the value.
+// Full returns a tensor whose elements all equal value.
 func Full(device cuda.Device, dtype DType, value float64, shape ...int64) (*Tensor, error) {
 	return filled("Full", device, dtype, shape, func(t *Tensor) *Tensor { return t.Fill_(value) })
 }
 
-// Rand returns a tensor of numbers drawn evenly from [0, 1).
+// Rand returns a tensor of numbers from the uniform distribution on [0, 1).
 func Rand(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 	return filled("Rand", device, dtype, shape, func(t *Tensor) *Tensor { return t.Uniform_(0, 1) })
 }
 
-// Randn returns a tensor of numbers drawn from the normal distribution of mean 0 and deviation 1.
+// Randn returns a tensor of numbers from the normal distribution with mean 0 and standard deviation
+// 1.
 func Randn(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
 	return filled("Randn", device, dtype, shape, func(t *Tensor) *Tensor { return t.Normal_(0, 1) })
 }
@@ -109,8 +110,8 @@ func bytesOf[T any](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
 }
 
-// FromFloat32s returns a CPU tensor with a copy of the data. The shape has as many elements as
-// data; without one the tensor has one dimension. A scalar comes from Full.
+// FromFloat32s returns a CPU tensor with a copy of data. The shape must have as many elements as
+// data; without a shape the tensor has one dimension. Make a scalar with Full.
 func FromFloat32s(data []float32, shape ...int64) (*Tensor, error) {
 	return from("FromFloat32s", bytesOf(data), len(data), Float32, shape)
 }
@@ -125,9 +126,10 @@ func FromBytes(data []byte, shape ...int64) (*Tensor, error) {
 	return from("FromBytes", data, len(data), Uint8, shape)
 }
 
-// FromMemory returns a CPU tensor over memory that is not copied: C memory, such as cuda.Pinned's,
-// of exactly the bytes that dtype and shape need, that stays as long as the tensor and whatever
-// shares its storage. Go memory must not be given: the garbage collector does not know the tensor.
+// FromMemory returns a CPU tensor over memory without copying. The memory must be C memory, such as
+// cuda.Pinned's, of exactly the bytes that dtype and shape need. It must stay valid as long as the
+// tensor and everything that shares the tensor's storage. Do not pass Go memory: the garbage
+// collector does not know the tensor.
 func FromMemory(memory []byte, dtype DType, shape ...int64) (*Tensor, error) {
 	err := capi.Check()
 	var c *capi.Tensor

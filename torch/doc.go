@@ -1,8 +1,8 @@
-// Package torch has tensors, their operators and automatic differentiation, over LibTorch.
+// Package torch provides tensors, operators and automatic differentiation on LibTorch.
 //
 // # Tensors and errors
 //
-// A [Tensor] is a handle to a LibTorch tensor. Operators are its methods and are generated from
+// A [Tensor] is a handle to a LibTorch tensor. Operators are its methods; they are generated from
 // LibTorch's own list, one line each in ops.txt:
 //
 //	loss := x.MatMul(w).Add(b).ReLU().MSELoss(y)
@@ -10,65 +10,67 @@
 //		return err
 //	}
 //
-// Nothing here panics, on no operand. An operator that fails returns a tensor that carries the
-// error, with the operator's name, its operands' dtypes, shapes and devices, and the file and line
-// that called it; operators on such a tensor return the same error again. It comes out where values
-// do: at [Tensor.Backward], [Tensor.Float64], [Tensor.Float32s], [Tensor.Err] and the like.
-// errors.Is finds the kind: [ErrClosed], cuda.ErrOutOfMemory, cuda.ErrNoDevice, ... Constructors
-// return an error beside the tensor.
+// No function panics, whatever its operands. An operator that fails returns a tensor that carries
+// the error: the operator's name, the dtypes, shapes and devices of its operands, and the file and
+// line of the call. Operators on such a tensor return the same error again. The error surfaces
+// where the program reads a result: at [Tensor.Backward], [Tensor.Float64], [Tensor.Float32s],
+// [Tensor.Err] and the like. errors.Is finds its kind: [ErrClosed], cuda.ErrOutOfMemory,
+// cuda.ErrNoDevice and others. Constructors also return the error beside the tensor.
 //
-// A name that ends in an underscore works in place, as in PyTorch: x.Add_(y) changes x. It returns
-// x itself, or a failed handle; in that case x is as usable as it was.
+// An operator whose name ends in an underscore works in place, as in PyTorch: x.Add_(y) changes x.
+// It returns x itself, or a failed handle; after a failure x remains usable.
 //
 // # Adding an operator
 //
-// Any of LibTorch's operators becomes a method by a line in ops.txt and `make generate`; types,
-// defaults and the documented schema come from LibTorch's own list:
+// A line in ops.txt and `make generate` make any of LibTorch's operators a method. Types, defaults
+// and the documented schema come from LibTorch's own list:
 //
 //	erf                     Erf()                           -- the error function
 //
 // # Memory: scopes
 //
-// Tensors hold device memory, of which Go's garbage collector knows nothing, so they are freed when
-// the program says so. A [Scope] owns tensors and frees all of them in one call when it is closed,
-// and it travels with the data: the result of an operator joins the youngest scope among its
-// operands. What is computed from a batch that has a scope therefore ends with that batch, and what
-// has no scope (parameters, and what is computed from parameters alone) stays. A tensor without a
-// scope belongs to whoever made it, who calls [Tensor.Close]. [Tensor.Keep] gives a handle that its
-// scope's end leaves alone, [Tensor.In] one that belongs to another scope. Closing a scope between
-// forward and backward is allowed: LibTorch keeps what backward needs.
+// Tensors hold device memory, which Go's garbage collector does not see, so programs free them
+// explicitly. A [Scope] owns tensors and frees all of them in one call when it is closed. A scope
+// travels with the data: the result of an operator joins the youngest scope among its operands.
+// Results of a batch with a scope therefore end with that batch. Tensors without a scope
+// (parameters, and results of parameters alone) stay. The code that made a tensor without a scope
+// must call [Tensor.Close]. [Tensor.Keep] returns a handle that outlives the scope, and [Tensor.In]
+// a handle that belongs to another scope. A scope may be closed between forward and backward:
+// LibTorch keeps the tensors that backward needs.
 //
-// A tensor that was closed, or whose scope was, is [ErrClosed] from then on, which names the scope.
-// What is never closed is freed by the garbage collector, some time later; [Caught] counts such
-// tensors, so that a program can see what it forgot.
+// Every use of a closed tensor, or of a tensor whose scope is closed, returns [ErrClosed]; the
+// error names the scope. The garbage collector eventually frees tensors that were never closed.
+// [Caught] counts them, so that a program can detect missing calls of Close.
 //
 // # Gradients
 //
-// Operators record what backward needs when an operand requires gradients. [Tensor.NoGrad] returns
-// a marked handle to the same tensor: operators on it record nothing, and mark what they return.
-// The mode travels with the data, as the scope does, since a goroutine has no grad mode of its own.
-// So evaluation is net.Forward(images.NoGrad()), and a parameter is changed in place by
-// w.NoGrad().Sub_(step).
+// Operators record data for backward if an operand requires gradients. [Tensor.NoGrad] returns a
+// marked handle to the same tensor: operators on a marked handle record nothing, and mark their
+// results. The mode travels with the data, as the scope does, because a goroutine has no gradient
+// mode of its own. Evaluation is therefore net.Forward(images.NoGrad()), and w.NoGrad().Sub_(step)
+// changes a parameter in place.
 //
 // # Concurrency
 //
-// All functions and methods may be called from any goroutine. Closing a tensor or a scope while
-// another goroutine uses it is safe: the memory goes when the last use is over. What is not ordered
-// is what the operators do to the data: an in-place operator beside another use of the same tensor
-// is the program's own race, and backward passes that run at the same time must not share leaves.
+// Any goroutine may call all functions and methods. Closing a tensor or a scope while another
+// goroutine uses it is safe: the last use frees the memory. The package does not order the
+// operators' accesses to the data: an in-place operator beside another use of the same tensor is a
+// race of the program, and concurrent backward passes must not share leaves.
 //
-// Work for a GPU is enqueued on the stream that is current on the goroutine's thread, which is the
-// default stream unless cuda.WithStream or cuda.SetCUDAStream said otherwise. Operators return when
-// the work is enqueued. Reading values (Float64, Float32s, Int64s, String, ...) waits for it.
+// Work for a GPU is enqueued on the current stream of the goroutine's thread. This is the default
+// stream, unless cuda.WithStream or cuda.SetCUDAStream selected another. Operators return when the
+// work is enqueued. Calls that read values (Float64, Float32s, Int64s, String and others) wait for
+// the work.
 //
 // # Threads
 //
-// How many threads LibTorch uses inside one operator on the CPU is process-wide; LibTorch's default
-// is the machine's core count, which knows nothing of a container's CPU quota or of loader workers
-// beside it: see [SetNumThreads]. How many OS threads of the Go program are inside LibTorch at once
-// is bounded, and the rest wait as goroutines; nothing needs to be set for that.
+// The number of threads that LibTorch uses inside one operator on the CPU is process-wide.
+// LibTorch's default is the number of cores of the machine, which ignores a container's CPU quota
+// and the loader's workers: see [SetNumThreads]. The package bounds the number of OS threads of the
+// Go program that are inside LibTorch at once; further callers wait as goroutines. This bound needs
+// no configuration.
 //
 // On a GPU, LibTorch keeps handles and workspaces for every OS thread that has computed there
-// (cuBLAS alone 32 MiB on Hopper), and a goroutine may come to a new thread at any call. A training
-// loop whose device memory is to be flat to the byte holds runtime.LockOSThread.
+// (cuBLAS alone 32 MiB on Hopper), and a goroutine may move to a new thread at any call. A training
+// loop whose device memory must stay constant to the byte holds runtime.LockOSThread.
 package torch

@@ -21,7 +21,7 @@ const (
 	Bool     = tensor.Bool
 	BFloat16 = tensor.BFloat16
 
-	noDType DType = -1 // a failed tensor's
+	noDType DType = -1 // dtype of a failed tensor
 )
 
 func integral(d DType) bool {
@@ -36,14 +36,14 @@ func integral(d DType) bool {
 type MemoryFormat = tensor.MemoryFormat
 
 const (
-	Contiguous   = tensor.Contiguous   // the last dimension is the densest
-	ChannelsLast = tensor.ChannelsLast // a tensor of shape [N C H W] that lies in memory as N H W C
+	Contiguous   = tensor.Contiguous   // the last dimension varies fastest
+	ChannelsLast = tensor.ChannelsLast // a tensor of shape [N C H W] with the memory order N H W C
 )
 
-// Spec describes a tensor; of a batch's field, one sample's.
+// Spec describes a tensor; for a field of a batch, one sample.
 type Spec = tensor.Spec
 
-// The numbers in package tensor are those of the C header: a difference fails to compile.
+// The numbers in package tensor equal those of the C header: a difference fails to compile.
 const (
 	_ = -(uint(tensor.Uint8) ^ capi.Uint8)
 	_ = -(uint(tensor.Int8) ^ capi.Int8)
@@ -59,16 +59,17 @@ const (
 	_ = -(uint(tensor.ChannelsLast) ^ capi.ChannelsLast)
 )
 
-// Reduction says what a loss over many elements becomes. The zero value is the mean.
+// Reduction selects how a loss combines its elements. The zero value is the mean.
 type Reduction int32
 
 const (
-	ReduceMean Reduction = iota // the mean over the elements (of CrossEntropy with weights: the weighted mean)
+	// ReduceMean is the mean of the elements; for CrossEntropy with weights, the weighted mean.
+	ReduceMean Reduction = iota
 	ReduceSum
-	ReduceNone // one loss for each element
+	ReduceNone // one loss per element
 )
 
-// libtorch is the number in at::Reduction: None 0, Mean 1, Sum 2.
+// libtorch returns the number in at::Reduction: None 0, Mean 1, Sum 2.
 func (r Reduction) libtorch() int64 {
 	switch r {
 	case ReduceMean:
@@ -78,5 +79,5 @@ func (r Reduction) libtorch() int64 {
 	case ReduceNone:
 		return 0
 	}
-	return int64(r) // LibTorch refuses it by number
+	return int64(r) // LibTorch refuses the number
 }

@@ -11,17 +11,18 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// ErrClosed is in the error of every use of a tensor after it was closed or after its scope was. It
+// ErrClosed is in the error of every use of a tensor after the tensor or its scope was closed. It
 // is the same value as cuda.ErrClosed.
 var ErrClosed = cuda.ErrClosed
 
-// Error is the first thing that went wrong in a chain of operators.
+// Error is the first failure in a chain of operators.
 type Error struct {
 	Op       string   // the method or function, for example "MatMul"
-	Operands []string // its tensors, for example "float32[2 3] cpu"
-	File     string   // who called it, outside of this module's own tensor packages
-	Line     int
-	Err      error // what was wrong; errors.Is and errors.As look into it
+	Operands []string // the tensors of Op, for example "float32[2 3] cpu"
+	// File and Line are the place of the call, outside of this module's own tensor packages.
+	File string
+	Line int
+	Err  error // the failure; errors.Is and errors.As unwrap it
 }
 
 func (e *Error) Error() string {
@@ -36,28 +37,30 @@ func (e *Error) Error() string {
 	case !ok:
 		b.WriteString(e.Err.Error())
 	case c.Code == capi.CodeOperator:
-		b.WriteString(c.Message) // LibTorch's own words need no kind
+		// LibTorch's own message needs no kind.
+		b.WriteString(c.Message)
 	default:
-		b.WriteString(c.Code.Error() + ": " + c.Message) // the operator's name is there in place of the C function's
+		// The operator's name replaces that of the C function.
+		b.WriteString(c.Code.Error() + ": " + c.Message)
 	}
 	return b.String()
 }
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// closedError says what was closed.
+// closedError names the closed tensor or scope.
 type closedError string
 
 func (e closedError) Error() string        { return string(e) }
 func (e closedError) Is(target error) bool { return target == ErrClosed }
 
-var errZero = closedError("a zero Tensor: tensors come from this package's functions and operators")
+var errZero = closedError("the Tensor is zero: make tensors with this package's functions and operators")
 
 func invalid(format string, args ...any) error {
 	return &capi.Error{Code: capi.CodeInvalidArgument, Origin: "torch", Message: fmt.Sprintf(format, args...)}
 }
 
-// opError gives err its operator, operands and caller.
+// opError adds the operator, its operands and its caller to err.
 func opError(op string, in []*Tensor, err error) error {
 	e := &Error{Op: op, Err: err}
 	for i, t := range in {
@@ -71,15 +74,16 @@ func opError(op string, in []*Tensor, err error) error {
 	return e
 }
 
-// caller is the first frame outside of the packages torch, nn and optim.
+// caller returns the first frame outside of the packages torch, nn and optim.
 func caller() (file string, line int) {
 	var pcs [32]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])]) // the first frame is this function
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])]) // includes caller itself
 	own := ""
 	for {
 		f, more := frames.Next()
 		if own == "" {
-			own = strings.TrimSuffix(f.Function, "torch.caller") // the module's path, whatever it is after a fork
+			// This is the module's path, even in a fork with another path.
+			own = strings.TrimSuffix(f.Function, "torch.caller")
 		}
 		pkg, inside := strings.CutPrefix(f.Function, own)
 		if !inside || !strings.HasPrefix(pkg, "torch.") && !strings.HasPrefix(pkg, "nn.") && !strings.HasPrefix(pkg, "optim.") {
@@ -91,12 +95,12 @@ func caller() (file string, line int) {
 	}
 }
 
-// Fail returns a tensor that carries err, for modules and functions that return a tensor and have
-// found something wrong themselves. The error is given the name op and the caller's place, unless
-// it is an [*Error] already. A nil err is a mistake of the caller, and is an error too.
+// Fail returns a tensor that carries err. Modules and functions that return a tensor use it to
+// report their own failures. The error gets the name op and the caller's place, unless it is
+// already an [*Error]. A nil err is a mistake of the caller, and also makes a failed tensor.
 func Fail(op string, err error) *Tensor {
 	if err == nil {
-		err = invalid("Fail was called without an error")
+		err = invalid("Fail was called with a nil error")
 	}
 	var e *Error
 	if !errors.As(err, &e) {

@@ -11,41 +11,40 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Graphed is a function over tensors that runs as CUDA graphs: the first call with a set of
-// arguments runs the function and captures it, further calls with them replay the graph, one call
-// to the driver for all of the function's kernels.
+// Graphed runs a function over tensors as CUDA graphs. The first call with a set of arguments runs
+// and captures the function. Further calls with these arguments replay the graph: one call to the
+// driver for all kernels of the function.
 //
-// A graph belongs to its arguments: to device, address, shape, strides and dtype of each, and to
-// whether it requires gradients or is marked NoGrad. A call with others is captured anew, or
-// refused (GraphedOptions.FixedArguments); it never replays on memory that is not the argument's.
-// So that a graph is used again, data comes in at the same place: a prefetcher's device slots are
-// such places, or a tensor that is filled with CopyFrom. Tensors that the function uses beside its
-// arguments, parameters for example, may change their values but not their place: if one was given
-// other memory (SetData, nn.To, a gradient that was dropped) the call captures again, or is refused
-// with cuda.ErrStale.
+// A graph belongs to its arguments: to the device, address, shape, strides and dtype of each, and
+// to whether the argument requires gradients or is marked NoGrad. A call with other arguments
+// captures again, or is refused (GraphedOptions.FixedArguments); it never replays on memory other
+// than the argument's. To reuse a graph, pass data at the same address: in a device slot of a
+// prefetcher, or in a tensor that CopyFrom fills. Other tensors that the function uses, such as
+// parameters, may change their values but not their addresses. If such a tensor has received other
+// memory (SetData, nn.To, a dropped gradient), the call captures again, or is refused with
+// cuda.ErrStale.
 //
-// The function is called with handles that end with the call, so what it computes from them is
-// freed by itself; what it returns is kept, detached. It must do the same work at every call, and
-// follow the rules of cuda.Capture: no reading of values, no waiting. It may do a whole training
-// step, with Backward and an optimizer's Step (package optim's SGD; with Capturable for a learning
-// rate that changes). Gradients that Step drops are the graph's own business; gradients that are to
-// stay need KeepGradients and are zeroed in place (ForeachZero_). Losses and other results from
-// before must be closed, since what they remember of the parameters ties a backward pass to the
-// stream that they were computed on.
+// The function receives handles that end with the call, so tensors that it computes from them are
+// freed with the call. Its results are kept, detached. The function must do the same work at every
+// call, and follow the rules of cuda.Capture: it must not read values or wait. It may contain a
+// whole training step, with Backward and an optimizer's Step (package optim's SGD; use Capturable
+// for a learning rate that changes). Gradients that Step drops belong to the graph. Gradients that
+// must stay need KeepGradients and are zeroed in place (ForeachZero_). Close losses and other
+// earlier results before the call: their references to the parameters tie a backward pass to the
+// stream of their computation.
 //
-// On the CPU, without a graph to speak of, every call runs the function: the program stays the
-// same.
+// On the CPU there are no graphs and every call runs the function, so the same program works there.
 //
-// A Graphed serves its calls one at a time, from any goroutine.
+// A Graphed runs its calls one at a time. Any goroutine may call it.
 type Graphed struct {
 	fn func([]*Tensor) ([]*Tensor, error)
 	o  GraphedOptions
 	on capturer
 
 	mu      sync.Mutex
-	entries map[string]*list.Element // guarded by mu, as all below
-	order   list.List                // of *graphedEntry, the one used last in front
-	eager   []*Tensor                // results of the last call that ran without a graph
+	entries map[string]*list.Element // guarded by mu, as are the following fields
+	order   list.List                // of *graphedEntry, most recently used first
+	eager   []*Tensor                // results of the last call without a graph
 	stats   GraphedStats
 	closed  bool
 	buf     []byte
@@ -53,49 +52,48 @@ type Graphed struct {
 
 // GraphedOptions are the options of [NewGraphed].
 type GraphedOptions struct {
-	// MaxGraphs bounds how many graphs are kept, 0 stands for 8: the one that was not used for
-	// longest makes room. The graphs share their memory, since one runs at a time.
+	// MaxGraphs is the maximum number of graphs to keep; 0 means 8. A new graph replaces the least
+	// recently used graph. The graphs share their memory, since only one runs at a time.
 	MaxGraphs int
 
-	// Warmup is how many calls with new arguments run the function without a graph before it is
-	// captured; 0 stands for 1. An optimizer's first step, for example, does other work than the
-	// later ones.
+	// Warmup is the number of calls with new arguments that run the function before it is captured;
+	// 0 means 1. The first step of an optimizer, for example, does other work than later steps.
 	Warmup int
 
-	// ReplayFirst replays the graph in the call that captured it, whose results are then the
-	// graph's. The function's effects happen twice in that call: for functions that only compute
-	// results from their arguments.
+	// ReplayFirst replays the graph in the call that captured it, which then returns the graph's
+	// results. The function's effects happen twice in that call, so use ReplayFirst only for
+	// functions that compute results from their arguments.
 	ReplayFirst bool
 
 	// FixedArguments refuses, with cuda.ErrStale, arguments that differ from those of the first
-	// call, and anything else that would be captured again.
+	// call, and any other reason for a new capture.
 	FixedArguments bool
 
-	// Device is where the function works if none of its arguments says so.
+	// Device is the device of the function's work if it has no arguments.
 	Device cuda.Device
 }
 
-// GraphedStats count what the calls of a Graphed did.
+// GraphedStats counts the calls of a Graphed by kind.
 type GraphedStats struct {
 	Calls    int64
-	Hits     int64 // replays of a graph that was there
-	Eager    int64 // calls that ran the function, for warming up or on the CPU
+	Hits     int64 // replays of an existing graph
+	Eager    int64 // calls that ran the function, to warm up or on the CPU
 	Captures int64
-	Stale    int64 // graphs dropped because something beside the arguments had moved
-	Evicted  int64 // graphs dropped to make room
-	Graphs   int   // kept now
+	Stale    int64 // graphs dropped because a tensor that is no argument had moved
+	Evicted  int64 // graphs dropped to make room for others
+	Graphs   int   // now kept
 }
 
-// capturer is what Graphed needs of a device; the tests have one that records.
+// capturer is the access of a Graphed to devices. Tests replace it.
 type capturer interface {
-	// captures reports whether there are graphs on the device at all.
+	// captures reports whether the device supports graphs.
 	captures(device cuda.Device) bool
-	// begin is around one call: fn runs on the side stream, ordered behind what the caller has
-	// queued, and the caller's stream behind it.
+	// begin surrounds one call: fn runs on the side stream, ordered after the caller's queued work,
+	// and the caller's stream is then ordered after the side stream.
 	begin(device cuda.Device, fn func() error) error
 	capture(device cuda.Device, share replayer, fn func() error) (replayer, error)
 	replay(r replayer, device cuda.Device) error
-	// publish lets the caller's stream use results that were allocated on the side stream.
+	// publish makes results that were allocated on the side stream usable on the caller's stream.
 	publish(device cuda.Device, results []*Tensor) error
 	close() error
 }
@@ -106,11 +104,11 @@ type graphedEntry struct {
 	key     string
 	args    []argument // for messages
 	warm    int
-	graph   replayer // nil while warming up
+	graph   replayer // nil during warm-up
 	results []*Tensor
 }
 
-// NewGraphed returns fn as graphs. Close it when it is not used any more.
+// NewGraphed returns fn as a Graphed. The caller must close it.
 func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOptions) *Graphed {
 	if o.MaxGraphs < 1 {
 		o.MaxGraphs = 8
@@ -121,14 +119,14 @@ func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOption
 	return &Graphed{fn: fn, o: o, on: &sideStreams{}, entries: map[string]*list.Element{}}
 }
 
-// Call runs the function, or replays its graph, on the current stream, and returns its results.
-// They are valid until the next call, which writes them again, and belong to g: they are not
-// closed. If an argument has a scope the results are handles in the youngest of them, so that what
-// is computed from them ends with it. The host waits for nothing, except that a capture takes some
-// milliseconds.
+// Call runs the function, or replays its graph, on the current stream, and returns its results. g
+// owns the results: the caller must not close them, and the next call overwrites them. If an
+// argument has a scope, the results are handles in the youngest scope of the arguments, so that
+// tensors computed from them end with the scope. The host does not wait, except for some
+// milliseconds during a capture.
 func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 	if g == nil || g.fn == nil {
-		return nil, opError("Graphed.Call", arguments, invalid("there is no function: NewGraphed makes a Graphed"))
+		return nil, opError("Graphed.Call", arguments, invalid("the Graphed has no function: make a Graphed with NewGraphed"))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -155,7 +153,7 @@ func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 	return in, nil
 }
 
-// opErrorOnce is opError for what has no operator's name yet.
+// opErrorOnce adds the operator to errors that have none.
 func opErrorOnce(op string, in []*Tensor, err error) error {
 	var e *Error
 	if errors.As(err, &e) {
@@ -203,8 +201,8 @@ func (g *Graphed) call(arguments []*Tensor) ([]*Tensor, error) {
 	return g.warm(e, device, arguments)
 }
 
-// warm runs the function for e, and captures it when that was the last time. After an error e is
-// forgotten.
+// warm runs the function for e, and captures it after the last warm-up call. After an error it
+// drops e.
 func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor) (results []*Tensor, err error) {
 	defer func() {
 		if err != nil {
@@ -212,7 +210,8 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		}
 	}()
 	g.stats.Eager++
-	// One call for both: what a library prepares at its first use it prepares for this OS thread.
+	// One begin surrounds both runs: libraries prepare themselves for this OS thread at their first
+	// use.
 	err = g.on.begin(device, func() error {
 		if results, err = g.keep(g.run(arguments)); err != nil {
 			return err
@@ -241,7 +240,8 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 	return results, g.on.publish(device, results)
 }
 
-// run calls the function on handles of a scope, and returns what it returned without one.
+// run calls the function with handles of a temporary scope, and returns its results without a
+// scope.
 func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
 	scope := NewScope("a call of a Graphed")
 	defer scope.Close()
@@ -255,7 +255,7 @@ func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
 	}
 	results := make([]*Tensor, len(out))
 	for i, t := range out {
-		// Without what backward would need: that belongs to this call.
+		// Detach the result: the data of backward belongs to this call.
 		detached := t.Detach()
 		if results[i] = detached.Keep(); detached.scope == nil {
 			detached.Close()
@@ -281,7 +281,7 @@ func closeAll(tensors []*Tensor) {
 	}
 }
 
-// pool is a graph to share memory with.
+// pool returns a graph to share memory with, or nil.
 func (g *Graphed) pool() replayer {
 	for at := g.order.Front(); at != nil; at = at.Next() {
 		if e := at.Value.(*graphedEntry); e.graph != nil {
@@ -319,8 +319,8 @@ func (g *Graphed) Stats() GraphedStats {
 	return s
 }
 
-// Close frees the graphs, and the results, as closing a tensor does. Replays that are queued are
-// done. Further calls do nothing; Call is then ErrClosed.
+// Close frees the graphs and their results, as closing a tensor does. Queued replays still run.
+// Further calls do nothing. Call then returns ErrClosed.
 func (g *Graphed) Close() error {
 	if g == nil || g.fn == nil {
 		return nil
@@ -339,7 +339,7 @@ func (g *Graphed) Close() error {
 	return g.on.close()
 }
 
-// argument is what a graph depends on in one of its arguments.
+// argument holds the properties of one argument that a graph depends on.
 type argument struct {
 	device       cuda.Device
 	dtype        DType
@@ -350,7 +350,7 @@ type argument struct {
 	strides      []int64
 }
 
-// describe returns the arguments' descriptions, and leaves the key that they make in g.buf.
+// describe returns the descriptions of the arguments, and leaves their key in g.buf.
 func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 	g.buf = g.buf[:0]
 	args := make([]argument, len(arguments))
@@ -405,14 +405,14 @@ func (a *argument) String() string {
 	return s
 }
 
-// difference says what is not as it was.
+// difference returns an error that describes the first changed argument.
 func difference(was, is []argument) error {
 	if len(was) != len(is) {
 		return stale("%d arguments, and the graph was captured with %d", len(is), len(was))
 	}
 	for i := range is {
 		if a, b := was[i].String(), is[i].String(); a != b {
-			return stale("argument %d is %s, and the graph was captured with %s: copy the data there (CopyFrom), or leave FixedArguments out", i+1, b, a)
+			return stale("argument %d is %s, and the graph was captured with %s: copy the data there (CopyFrom), or do not set FixedArguments", i+1, b, a)
 		}
 	}
 	return stale("the arguments are not those of the capture")
@@ -422,7 +422,7 @@ func stale(format string, args ...any) error {
 	return &capi.Error{Code: capi.CodeStale, Origin: "torch", Message: fmt.Sprintf(format, args...)}
 }
 
-// device is where the graph is captured: where the first argument on a GPU lies.
+// device returns the device of the capture: that of the first argument on a GPU.
 func (g *Graphed) device(args []argument) cuda.Device {
 	for i := range args {
 		if args[i].device != cuda.CPU {
@@ -435,7 +435,7 @@ func (g *Graphed) device(args []argument) cuda.Device {
 	return g.o.Device
 }
 
-// sideStreams captures with package cuda, on one stream a device that nobody else uses.
+// sideStreams captures with package cuda, on one exclusive stream per device.
 type sideStreams struct {
 	streams map[cuda.Device]*cuda.OwnedStream
 }
@@ -469,7 +469,7 @@ func (s *sideStreams) begin(device cuda.Device, fn func() error) error {
 	if err := cuda.Fork(caller, own.Stream); err != nil {
 		return err
 	}
-	// Joined also after an error: what fn has queued may still use the caller's memory.
+	// Join even after an error, because the work that fn queued may still use the caller's memory.
 	return errors.Join(cuda.WithStream(own.Stream, fn), cuda.Join(caller, own.Stream))
 }
 

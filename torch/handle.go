@@ -7,31 +7,33 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// A handle is one reference to a LibTorch tensor and says when it may be freed: after close, when
-// nobody uses it any more. Every use of the C pointer lies between acquire and release, which also
-// keep the handle reachable, so that the garbage collector's cleanup cannot come between.
+// handle is one reference to a LibTorch tensor. It frees the tensor after close, when the last user
+// has left. Every use of the C pointer lies between acquire and release. Both keep the handle
+// reachable, so that the garbage collector's cleanup cannot run between them.
 type handle struct {
 	c     *capi.Tensor
-	state atomic.Int64 // users inside, plus closing once it is closed
+	state atomic.Int64 // number of users, plus closing after close
 }
 
-// owned is the handle of a tensor without a scope, and the garbage collector's net for it.
+// owned is the handle of a tensor without a scope, with the cleanup that frees an unreachable
+// tensor.
 type owned struct {
 	handle
 	more more
 }
 
+// closing marks a closed handle in handle.state. It exceeds any number of users.
 const closing = 1 << 40
 
 var caught atomic.Int64
 
-// Caught returns how many tensors the garbage collector has freed because neither they nor their
-// scope were closed, since the start of the process. They were freed late: a training loop keeps
-// this number where it is.
+// Caught returns the number of tensors, since the start of the process, that the garbage collector
+// freed because neither they nor their scope were closed. They were freed late. In a correct
+// training loop this number stays constant.
 func Caught() int64 { return caught.Load() }
 
-// LiveTensors returns how many references to LibTorch tensors the process holds now: tensors not
-// closed, and of scopes not closed. Autograd's own references are not among them.
+// LiveTensors returns the number of references to LibTorch tensors that the process holds: open
+// tensors of open scopes, or without a scope. It excludes autograd's own references.
 func LiveTensors() int64 { return capi.TensorCount() }
 
 // newOwned takes ownership of c.
@@ -44,10 +46,10 @@ func newOwned(c *capi.Tensor) *owned {
 	return o
 }
 
-// acquire returns nil if the handle is closed; otherwise release must follow.
+// acquire returns nil if the handle is closed; otherwise a call of release must follow.
 func (h *handle) acquire() *capi.Tensor {
 	if h.state.Add(1) > closing {
-		h.release() // the count may have held the last user's free back
+		h.release() // the added count may have prevented the last user's free
 		return nil
 	}
 	return h.c
@@ -59,8 +61,8 @@ func (h *handle) release() {
 	}
 }
 
-// detach closes the handle. The caller that gets a pointer frees it; nil: somebody closed it
-// before, or its last user will free it.
+// detach closes the handle. The caller must free a returned pointer. nil means that the handle was
+// already closed, or that its last user will free the tensor.
 func (h *handle) detach() *capi.Tensor {
 	for {
 		n := h.state.Load()

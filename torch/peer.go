@@ -5,23 +5,24 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// CopyPeer copies every src[i] to dst[i] between two GPUs, with both streams named: the
-// destinations are on dstStream's device, the sources on srcStream's. Pairs have the same shape and
-// dtype: otherwise it is an error and nothing is enqueued.
+// CopyPeer copies every src[i] to dst[i] between two GPUs on two named streams: the destinations
+// are on dstStream's device, the sources on srcStream's. Pairs must have the same shape and dtype;
+// otherwise CopyPeer returns an error and enqueues nothing.
 //
-// The copies run on srcStream, after what both streams have queued so far; what is queued on either
-// of the two from now on starts after them. The host does not wait. So a copy runs beside compute
-// only if neither stream is the one that computes, and if srcStream is not the default stream,
-// which the driver orders against both devices' work:
+// The copies run on srcStream, after all work that both streams have queued so far. Work that is
+// queued on either stream from now on starts after the copies. The host does not wait. For a copy
+// beside compute, neither stream may be the compute stream, and srcStream must not be the default
+// stream, because the driver orders default streams against the work of both devices:
 //
 //	side0.Wait(compute0)                          // src is computed there
 //	torch.CopyPeer(dst, side1, src, side0)
 //	compute1.Wait(side1)                          // before dst is read there
 //	compute0.Wait(side0)                          // before src is changed or closed there
 //
-// The sources must stay as they are until the copies are done. Strides that differ between the two,
-// or leave gaps, need memory on the way. Where the one GPU cannot write the other's memory
-// ([cuda.Device.CanAccessPeer]), the driver copies through the host. The two devices may be one.
+// The sources must stay unchanged until the copies are done. If the strides of source and
+// destination differ, or leave gaps, the copy needs temporary memory. If one GPU cannot write the
+// other's memory ([cuda.Device.CanAccessPeer]), the driver copies through the host. Both devices
+// may be the same.
 func CopyPeer(dst []*Tensor, dstStream cuda.Stream, src []*Tensor, srcStream cuda.Stream) error {
 	all := make([]*Tensor, 0, 16)
 	all = append(append(all, dst...), src...)

@@ -6,8 +6,8 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Float64 returns the only element of a tensor that has one, converted. It blocks until the value
-// is computed.
+// Float64 returns the element of a tensor with exactly one element, converted to float64. It blocks
+// until the value is computed.
 func (t *Tensor) Float64() (float64, error) {
 	var v float64
 	err := t.use("Float64", func(c *capi.Tensor) (err error) {
@@ -17,8 +17,8 @@ func (t *Tensor) Float64() (float64, error) {
 	return v, err
 }
 
-// Int64 returns the only element of a tensor of integers or booleans that has one. It blocks until
-// the value is computed.
+// Int64 returns the element of a tensor of integers or booleans with exactly one element. It blocks
+// until the value is computed.
 func (t *Tensor) Int64() (int64, error) {
 	var v int64
 	err := t.use("Int64", func(c *capi.Tensor) (err error) {
@@ -28,15 +28,15 @@ func (t *Tensor) Int64() (int64, error) {
 	return v, err
 }
 
-// Float32s returns a copy of the elements in logical order, converted to float32 if they are of
-// another type. It blocks until they are computed.
+// Float32s returns a copy of the elements in logical order, converted to float32. It blocks until
+// the elements are computed.
 func (t *Tensor) Float32s() ([]float32, error) { return read[float32](t, "Float32s", Float32) }
 
-// Float64s is Float32s for float64.
+// Float64s returns a copy of the elements as [Tensor.Float32s] does, converted to float64.
 func (t *Tensor) Float64s() ([]float64, error) { return read[float64](t, "Float64s", Float64) }
 
-// Int64s returns a copy of the elements in logical order, widened to int64. Floating-point tensors
-// are refused. It blocks until the elements are computed.
+// Int64s returns a copy of the elements in logical order, widened to int64. It refuses
+// floating-point tensors, and blocks until the elements are computed.
 func (t *Tensor) Int64s() ([]int64, error) { return read[int64](t, "Int64s", Int64) }
 
 func read[T any](t *Tensor, op string, as DType) ([]T, error) {
@@ -49,8 +49,10 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		if as == Int64 && !integral(DType(i.DType)) {
 			return invalid("the elements are %v, not integers: convert them with ToDType", DType(i.DType))
 		}
-		const most = 1 << 46 // bytes; make panics not far above it, and an expanded tensor can have any number of elements
-		if i.NumElements > most/int64(as.Size()) {
+		// This bound is in bytes. make panics not far above it, and an expanded tensor can have any
+		// number of elements.
+		const maxBytes = 1 << 46
+		if i.NumElements > maxBytes/int64(as.Size()) {
 			return &capi.Error{Code: capi.CodeOutOfMemory, Origin: "torch", Message: fmt.Sprintf("%d elements do not fit into memory: read a part (Narrow)", i.NumElements)}
 		}
 		src := c
@@ -69,9 +71,10 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 	return values, nil
 }
 
-// Bytes returns the memory itself of a contiguous CPU tensor (Contiguous or ChannelsLast): elements
-// written to it are the tensor's. It is valid until the tensor, and whatever else shares its
-// storage, is closed; the tensor must be kept reachable until then (defer t.Close() does).
+// Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying:
+// writes to the slice change the tensor. The slice is valid until the tensor, and everything that
+// shares its storage, is closed. The caller must keep the tensor reachable until then; defer
+// t.Close() does so.
 func (t *Tensor) Bytes() ([]byte, error) {
 	var b []byte
 	err := t.use("Bytes", func(c *capi.Tensor) (err error) {
@@ -81,23 +84,23 @@ func (t *Tensor) Bytes() ([]byte, error) {
 	return b, err
 }
 
-// ReadBytes copies the elements, in logical order and contiguous, to dst, which has exactly their
-// size. It blocks until they are computed.
+// ReadBytes copies the elements to dst, in logical order and contiguous. dst must have exactly
+// their size. ReadBytes blocks until the elements are computed.
 func (t *Tensor) ReadBytes(dst []byte) error {
 	return t.use("ReadBytes", func(c *capi.Tensor) error { return capi.ReadTensor(c, dst) })
 }
 
 // CopyOptions are the options of [Tensor.CopyFrom].
 type CopyOptions struct {
-	// NonBlocking returns without waiting where the hardware allows that: between pinned host
-	// memory and a GPU, same dtype, both contiguous. The source must then stay as it is until the
+	// NonBlocking returns without waiting where the hardware allows: between pinned host memory and
+	// a GPU, with the same dtype, both contiguous. The source must then stay unchanged until the
 	// copy is done.
 	NonBlocking bool
 }
 
-// CopyFrom copies the elements of src, which has the same shape or one that can be broadcast to it,
-// any dtype and any device, into t. Gradients don't flow through it: for a copy that backward sees,
-// use [Tensor.Copy_].
+// CopyFrom copies the elements of src into t. src must have t's shape, or a shape that broadcasts
+// to t's; it may have any dtype and any device. Gradients do not flow through the copy: use
+// [Tensor.Copy_] for a copy that backward sees.
 func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
 	flags := int32(capi.CallNoGrad)
 	if !o.NonBlocking {
@@ -108,7 +111,7 @@ func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
 }
 
 // Pointer returns the address of the first element, on the host or on the device, for libraries
-// that take one. It is valid as long as [Tensor.Bytes] is.
+// that take addresses. It is valid as long as the slice of [Tensor.Bytes].
 func (t *Tensor) Pointer() (uintptr, error) {
 	var p uintptr
 	err := t.use("Pointer", func(c *capi.Tensor) (err error) {

@@ -10,44 +10,47 @@ import (
 )
 
 // Scope owns tensors and frees them together. The result of an operator joins the youngest scope
-// among its operands (the one created last), so a scope travels with the data that is computed from
-// its tensors. Any number of goroutines may use one scope.
+// among its operands (the scope created last), so a scope travels with the data that is computed
+// from its tensors. Any number of goroutines may use one scope.
 //
-// A scope that becomes unreachable, with all its tensors, before it was closed is closed by the
-// garbage collector; [Caught] counts its tensors.
+// The garbage collector closes a scope that becomes unreachable, with all its tensors, before it
+// was closed; [Caught] counts its tensors.
 type Scope struct {
 	s       *scopeState
 	cleanup runtime.Cleanup
-	fresh   []Tensor // not handed out yet; guarded by s.mu. Not in scopeState: a Tensor knows its Scope
+	// fresh holds Tensors for later results; guarded by s.mu. It is not in scopeState, because a
+	// Tensor refers to its Scope.
+	fresh []Tensor
 }
 
-// scopeState is what the cleanup needs, and has no way back to the Scope, which would keep it alive
-// for ever.
+// scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope, which
+// would keep the Scope alive for ever.
 type scopeState struct {
 	name   string
 	born   uint64
 	mu     sync.Mutex
 	closed bool          // guarded by mu
 	chunks []*scopeChunk // guarded by mu
-	used   int           // of the last chunk; guarded by mu
+	used   int           // entries in use of the last chunk; guarded by mu
 }
 
-// Handles lie in chunks, and so do their Tensors: joining a scope costs no allocation of its own.
+// scopeChunk holds handles. Handles and their Tensors are allocated in chunks, so that joining a
+// scope needs no allocation of its own.
 type scopeChunk [32]handle
 
-// scopesBorn numbers scopes in the order of their creation, all over the process: "youngest" is a
-// comparison of these.
+// scopesBorn numbers the scopes of the process in the order of their creation; youngest compares
+// these numbers.
 var scopesBorn atomic.Uint64
 
-// NewScope returns an empty scope. The name appears in the errors of tensors that are used after
-// it.
+// NewScope returns an empty scope. Errors of tensors that are used after the scope's end contain
+// the name.
 func NewScope(name string) *Scope {
 	s := &Scope{s: &scopeState{name: name, born: scopesBorn.Add(1)}}
 	s.cleanup = runtime.AddCleanup(s, func(s *scopeState) { caught.Add(s.close()) }, s.s)
 	return s
 }
 
-// Name returns the name given to NewScope.
+// Name returns the name that was passed to NewScope.
 func (s *Scope) Name() string {
 	if s == nil || s.s == nil {
 		return ""
@@ -55,10 +58,10 @@ func (s *Scope) Name() string {
 	return s.s.name
 }
 
-// Close frees the tensors that the scope owns, in one call. Memory of a tensor that is in use by an
-// operator in another goroutine is freed when that returns. Device memory goes back in the order of
-// the stream it was allocated on; the host waits for nothing. Closing again does nothing. The error
-// is always nil.
+// Close frees the tensors that the scope owns in one call. The memory of a tensor in use by an
+// operator of another goroutine is freed when that operator returns. Device memory returns to the
+// allocator in the order of the stream on which it was allocated; the host does not wait. Closing
+// again does nothing. The error is always nil.
 func (s *Scope) Close() error {
 	if s == nil || s.s == nil {
 		return nil
@@ -69,8 +72,8 @@ func (s *Scope) Close() error {
 	return nil
 }
 
-// Own gives a tensor that has no scope, or another one, to this scope and returns its new handle; t
-// is closed. A constructor's tensor is put into a scope this way:
+// Own moves t, which may have no scope or another scope, into this scope and returns its new
+// handle; t is closed. Use it for the result of a constructor:
 //
 //	x, err := torch.Randn(cuda.CPU, torch.Float32, 8, 4)
 //	if err != nil {
@@ -85,7 +88,8 @@ func (s *Scope) Own(t *Tensor) *Tensor {
 	return in
 }
 
-// Len returns how many tensors the scope owns now. Those that were closed one by one don't count.
+// Len returns the number of tensors that the scope owns now, without those that were closed
+// individually.
 func (s *Scope) Len() int {
 	if s == nil || s.s == nil {
 		return 0
@@ -110,8 +114,8 @@ func (s *scopeState) filled(chunk int) int {
 	return len(scopeChunk{})
 }
 
-// add takes ownership of c and returns its tensor; if the scope has ended, c is freed and add
-// returns nil.
+// add takes ownership of c and returns its tensor. If the scope has ended, add frees c and returns
+// nil.
 func (s *Scope) add(c *capi.Tensor) *Tensor {
 	state := s.s
 	state.mu.Lock()
@@ -132,7 +136,7 @@ func (s *Scope) add(c *capi.Tensor) *Tensor {
 	return t
 }
 
-// handle returns the next free handle. The caller holds mu.
+// handle returns the next free handle. The caller must hold mu.
 func (s *scopeState) handle() *handle {
 	if len(s.chunks) == 0 || s.used == len(scopeChunk{}) {
 		s.grow()
@@ -142,8 +146,8 @@ func (s *scopeState) handle() *handle {
 	return h
 }
 
-// grow starts a new chunk. A scope that lives long while its tensors are closed one by one drops
-// the chunks in which all are.
+// grow starts a new chunk. It drops chunks whose tensors are all closed, so that a long-lived scope
+// whose tensors are closed individually does not grow.
 func (s *scopeState) grow() {
 	live := s.chunks[:0]
 	for _, c := range s.chunks {
@@ -184,7 +188,7 @@ func (s *scopeState) close() (freed int64) {
 }
 
 func (s *scopeState) ended() error {
-	return closedError(fmt.Sprintf("the tensor's scope %q has ended: Keep it, or use it before Close", s.name))
+	return closedError(fmt.Sprintf("the tensor's scope %q has ended: Keep the tensor, or use it before the scope's Close", s.name))
 }
 
 func (s *Scope) isClosed() bool {
@@ -193,7 +197,7 @@ func (s *Scope) isClosed() bool {
 	return s.s.closed
 }
 
-// youngest of two scopes; either may be nil.
+// youngest returns the younger of two scopes; either may be nil.
 func youngest(a, b *Scope) *Scope {
 	if a == nil || b != nil && b.s.born > a.s.born {
 		return b

@@ -9,23 +9,23 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
-// Tensor is a handle to a LibTorch tensor, or to the error that kept it from being made. Handles
-// are never changed after they were made, so any number of goroutines may use one; see the
-// package's text for what that means for the data.
+// Tensor is a handle to a LibTorch tensor, or to the error of its construction. Handles are
+// immutable, so any number of goroutines may use one; the package documentation describes
+// concurrent access to the data.
 type Tensor struct {
 	h      *handle
-	scope  *Scope // nil: it belongs to whoever made it
-	more   *more  // nil for most: a tensor of a scope that did not fail
+	scope  *Scope // nil: the code that made the tensor owns it
+	more   *more  // nil for a tensor of a scope that did not fail
 	noGrad bool
 }
 
-// more is what few tensors have, so that the others, one for each operator called, are small.
+// more holds the fields that few tensors need, so that the results of most operators are small.
 type more struct {
-	err     error           // why the tensor failed
-	cleanup runtime.Cleanup // the garbage collector's net for a tensor without a scope
+	err     error           // the failure of the tensor
+	cleanup runtime.Cleanup // frees an unreachable tensor without a scope
 }
 
-// failure is the error that t carries.
+// failure returns the error that t carries.
 func (t *Tensor) failure() error {
 	if t.more == nil {
 		return nil
@@ -33,8 +33,8 @@ func (t *Tensor) failure() error {
 	return t.more.err
 }
 
-// Err returns the first error of the chain that led to this tensor, nil if there was none. A tensor
-// that was closed since has no error here, but in its next use.
+// Err returns the first error of the chain that led to this tensor, or nil. Err does not report a
+// later Close; the next use of the tensor does.
 func (t *Tensor) Err() error {
 	switch {
 	case t == nil:
@@ -47,7 +47,7 @@ func (t *Tensor) Err() error {
 	return nil
 }
 
-// acquire returns the C tensor; t.h.release must follow unless it fails.
+// acquire returns the C tensor. A call of t.h.release must follow unless acquire fails.
 func (t *Tensor) acquire() (*capi.Tensor, error) {
 	if err := t.Err(); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (t *Tensor) acquire() (*capi.Tensor, error) {
 	return nil, closedError("the tensor was closed")
 }
 
-// use runs fn on the C tensor and gives its error the operator's name and place.
+// use runs fn on the C tensor and adds the operator's name and place to its error.
 func (t *Tensor) use(op string, fn func(c *capi.Tensor) error) error {
 	c, err := t.acquire()
 	if err == nil {
@@ -74,7 +74,7 @@ func (t *Tensor) use(op string, fn func(c *capi.Tensor) error) error {
 	return err
 }
 
-// info is for methods that have no way to return an error.
+// info serves methods that cannot return an error.
 func (t *Tensor) info() (i capi.TensorInfo, ok bool) {
 	c, err := t.acquire()
 	if err != nil {
@@ -91,8 +91,8 @@ func (t *Tensor) Shape() []int64 {
 	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, out, nil) })
 }
 
-// Strides returns the distance in elements between neighbours in each dimension; nil if the tensor
-// failed or is closed.
+// Strides returns the distance in elements between neighbours in each dimension, or nil if the
+// tensor failed or is closed.
 func (t *Tensor) Strides() []int64 {
 	return t.perDimension(func(c *capi.Tensor, out []int64) error { return capi.TensorShape(c, nil, out) })
 }
@@ -114,13 +114,13 @@ func (t *Tensor) perDimension(read func(c *capi.Tensor, out []int64) error) []in
 	return out
 }
 
-// Elements returns how many elements the tensor has; 0 if it failed or is closed.
+// Elements returns the number of elements, or 0 if the tensor failed or is closed.
 func (t *Tensor) Elements() int64 {
 	i, _ := t.info()
 	return i.NumElements
 }
 
-// DType returns the elements' type; DType(-1) if the tensor failed or is closed.
+// DType returns the type of the elements, or DType(-1) if the tensor failed or is closed.
 func (t *Tensor) DType() DType {
 	i, ok := t.info()
 	if !ok {
@@ -129,7 +129,7 @@ func (t *Tensor) DType() DType {
 	return DType(i.DType)
 }
 
-// Device returns where the tensor lies; cuda.CPU if it failed or is closed.
+// Device returns the device of the tensor's memory, or cuda.CPU if the tensor failed or is closed.
 func (t *Tensor) Device() cuda.Device {
 	i, ok := t.info()
 	if !ok {
@@ -138,7 +138,7 @@ func (t *Tensor) Device() cuda.Device {
 	return cuda.Device(i.Device)
 }
 
-// IsContiguous reports whether the elements lie in memory in the given order without gaps.
+// IsContiguous reports whether the elements are in memory in the given order without gaps.
 func (t *Tensor) IsContiguous(f MemoryFormat) bool {
 	i, ok := t.info()
 	switch {
@@ -157,7 +157,7 @@ func (t *Tensor) IsPinned() bool {
 	return i.Pinned
 }
 
-// Scope returns the scope that owns the tensor, nil if there is none.
+// Scope returns the scope that owns the tensor, or nil if no scope does.
 func (t *Tensor) Scope() *Scope {
 	if t == nil {
 		return nil
@@ -165,10 +165,10 @@ func (t *Tensor) Scope() *Scope {
 	return t.scope
 }
 
-// Close frees the tensor, or lets the last operator that uses it do so. It closes the handles that
-// NoGrad made from it too, and leaves other references (Keep, In, views, autograd's) alone. A
-// tensor of a scope may be closed before the scope. Closing a failed, nil or closed tensor does
-// nothing. The error is always nil: it is there so that a Tensor is an io.Closer.
+// Close frees the tensor; if operators are using the tensor, the last of them frees it. Close also
+// closes the handles that NoGrad made from t. It does not affect other references (Keep, In, views,
+// autograd's). A tensor may be closed before its scope. Closing a failed, nil or closed tensor does
+// nothing. The error is always nil: it makes Tensor an io.Closer.
 func (t *Tensor) Close() error {
 	if t != nil && t.h != nil {
 		if t.more != nil {
@@ -179,11 +179,11 @@ func (t *Tensor) Close() error {
 	return nil
 }
 
-// Keep returns a handle to the same tensor that no scope owns: it belongs to the caller, who closes
-// it. t itself still ends with its scope.
+// Keep returns a handle to the same tensor that no scope owns; the caller must close it. t itself
+// still ends with its scope.
 func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
 
-// In returns a handle to the same tensor that the scope owns. t itself stays as it is.
+// In returns a handle to the same tensor that the scope s owns. It does not change t.
 func (t *Tensor) In(s *Scope) *Tensor {
 	if s == nil || s.s == nil {
 		if t != nil && t.failure() != nil {
@@ -210,9 +210,8 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 	return n
 }
 
-// NoGrad returns a handle to the same tensor, with the same owner, that is marked: operators with a
-// marked operand record nothing for backward, and mark what they return. It costs no call to
-// LibTorch.
+// NoGrad returns a marked handle to the same tensor, with the same owner. Operators with a marked
+// operand record nothing for backward, and mark their results. NoGrad makes no call to LibTorch.
 func (t *Tensor) NoGrad() *Tensor {
 	if err := t.Err(); err != nil {
 		if t == nil || t.failure() == nil {
@@ -223,7 +222,7 @@ func (t *Tensor) NoGrad() *Tensor {
 	return &Tensor{h: t.h, scope: t.scope, more: t.more, noGrad: true}
 }
 
-// describe is a tensor in an error: "float32[2 3] cpu".
+// describe formats the tensor for an error, such as "float32[2 3] cpu".
 func (t *Tensor) describe() string {
 	switch {
 	case t == nil:
@@ -251,9 +250,9 @@ func header(d DType, size []int64, device cuda.Device) string {
 	return fmt.Sprintf("%v%v %v", d, size, device)
 }
 
-// String returns the dtype, shape and device and up to six values, for example "float32[2 3] cpu: 1
-// 2 3 4 5 6"; for a failed tensor its error. It waits for the values to be computed, so it does not
-// belong into a loop that keeps a GPU busy.
+// String returns the dtype, shape, device and up to six values, such as "float32[2 3] cpu: 1 2 3 4
+// 5 6"; for a failed tensor it returns the error. It waits for the values, so do not call it in a
+// loop that keeps a GPU busy.
 func (t *Tensor) String() string {
 	if err := t.Err(); err != nil {
 		return "torch.Tensor: " + err.Error()
@@ -272,7 +271,7 @@ func (t *Tensor) String() string {
 	if n == 0 || size == nil {
 		return text
 	}
-	// A corner of the tensor, so that printing a large one costs no large copy.
+	// Read a corner of the tensor, so that printing a large tensor makes no large copy.
 	corner, want := v, int64(show)
 	var made []*Tensor
 	for d := len(size) - 1; d >= 0; d-- {

@@ -118,7 +118,7 @@ func TestErrors(t *testing.T) {
 		{"nil operand", func() error { return x.Add(nil).Err() }, cuda.ErrInvalidArgument, "Add(float32[2] cpu, nil)"},
 		{"nil receiver", func() error { return none.Add(x).Err() }, cuda.ErrInvalidArgument, "Add(nil, float32[2] cpu)"},
 		{"nil receiver of a sink", func() error { return none.Backward() }, cuda.ErrInvalidArgument, "Backward(nil)"},
-		{"zero tensor", func() error { return zero.Add(x).Err() }, torch.ErrClosed, "zero Tensor"},
+		{"zero tensor", func() error { return zero.Add(x).Err() }, torch.ErrClosed, "Tensor is zero"},
 		{"closed operand", func() error { return x.Add(closed).Err() }, torch.ErrClosed, "Add(float32[2] cpu, closed)"},
 		{"closed in a sink", func() error { _, err := closed.Float32s(); return err }, torch.ErrClosed, "Float32s(closed)"},
 		{"ended scope", func() error { return scoped.ReLU().Err() }, torch.ErrClosed, `scope "batch 7" has ended`},

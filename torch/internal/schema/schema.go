@@ -1,5 +1,5 @@
-// Package schema reads operator schemas as LibTorch writes them, in native_functions.yaml and in
-// its registry.
+// Package schema parses operator schemas in the notation of LibTorch's native_functions.yaml and
+// registry.
 package schema
 
 import (
@@ -9,35 +9,38 @@ import (
 
 // Schema is a parsed operator schema.
 type Schema struct {
-	Name     string // "add", without a namespace
-	Overload string // "Tensor", or empty
+	Name     string // "add", without namespace
+	Overload string // "Tensor", or ""
 	Args     []Arg
 	Returns  []Return
 }
 
 // Arg is one argument.
 type Arg struct {
-	Name       string
-	Type       string // without alias marks and without int for SymInt: "Tensor", "Tensor?", "Tensor[]", "int[2]", "Scalar"
+	Name string
+	// Type has no alias annotation, and int in place of SymInt: "Tensor", "Tensor?", "Tensor[]",
+	// "int[2]", "Scalar".
+	Type       string
 	Default    string
 	HasDefault bool
-	Written    bool // the operator changes it
+	Written    bool // the operator writes to the argument
 }
 
 // Return is one result.
 type Return struct {
 	Type    string
-	Written bool // it is an argument that the operator changed
+	Written bool // the result is an argument that the operator wrote to
 }
 
-// Parse reads "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"; the
-// namespace may be missing.
+// Parse parses a schema such as "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) ->
+// Tensor". The namespace may be missing.
 func Parse(text string) (Schema, error) {
 	head, rest, ok := strings.Cut(text, "(")
 	if !ok {
 		return Schema{}, fmt.Errorf("schema %q: no arguments", text)
 	}
-	arrow := strings.LastIndex(rest, ") -> ") // alias marks have arrows too: "Tensor(a -> *) self"
+	// Alias annotations contain arrows too: "Tensor(a -> *) self".
+	arrow := strings.LastIndex(rest, ") -> ")
 	if arrow < 0 {
 		return Schema{}, fmt.Errorf("schema %q: no result", text)
 	}
@@ -70,7 +73,7 @@ func Parse(text string) (Schema, error) {
 	return s, nil
 }
 
-// split cuts at commas outside of brackets and quotes.
+// split splits at commas outside of brackets and quotes.
 func split(text string) []string {
 	var parts []string
 	depth, start, quote := 0, 0, byte(0)
@@ -105,7 +108,7 @@ func cutLast(s string) (before, after string, ok bool) {
 	return s[:i], s[i+1:], true
 }
 
-// plain drops the alias mark "(a!)" and says whether it had the "!".
+// plain removes an alias annotation such as "(a!)" and reports whether it contains "!".
 func plain(t string) (string, bool) {
 	written := false
 	if i := strings.IndexByte(t, '('); i >= 0 {
