@@ -1,13 +1,13 @@
 // Package tensor describes tensors without holding any: element types, memory formats, the fields
-// of a sample, and the work that turns a field into what a network takes. It has no cgo and no
+// of a sample, and the work that turns a field into a network's input. It has no cgo and no
 // LibTorch, so that a source of batches (imageloader is one) can be used without them.
 //
-// Package torch has the same types under its own name: torch.DType is tensor.DType.
+// Package torch has the same types as aliases: torch.DType is tensor.DType.
 package tensor
 
 import "fmt"
 
-// DType is the type of a tensor's elements. The numbers are LibTorch's.
+// DType is the type of a tensor's elements. The values are LibTorch's.
 type DType int32
 
 const (
@@ -23,9 +23,9 @@ const (
 	BFloat16 DType = 15
 )
 
-// of returns PyTorch's name of the type and the bytes of one element, and 0 bytes for a number
-// that is no DType.
-func (d DType) of() (name string, size int) {
+// describe returns PyTorch's name of the type and the size of one element in bytes, which is 0 for
+// an unknown type.
+func (d DType) describe() (name string, size int) {
 	switch d {
 	case Uint8:
 		return "uint8", 1
@@ -56,13 +56,13 @@ func (d DType) Known() bool { return d.Size() != 0 }
 
 // String returns PyTorch's name of the type without the prefix: "float32".
 func (d DType) String() string {
-	name, _ := d.of()
+	name, _ := d.describe()
 	return name
 }
 
-// Size returns the bytes of one element; 0 for a number that is no DType.
+// Size returns the size of one element in bytes, 0 for an unknown type.
 func (d DType) Size() int {
-	_, size := d.of()
+	_, size := d.describe()
 	return size
 }
 
@@ -84,15 +84,17 @@ func (f MemoryFormat) String() string {
 	return fmt.Sprintf("MemoryFormat(%d)", int32(f))
 }
 
-// Spec describes a tensor; of a batch's field, one sample's.
+// Spec describes a tensor. For a field of a batch, DType and Shape describe one sample.
 type Spec struct {
-	Name         string // of the field, for example "images"
-	DType        DType
-	Shape        []int64
-	MemoryFormat MemoryFormat // of the whole batch: ChannelsLast needs a Shape of three dimensions, C H W
+	Name  string // the field's name, for example "images"
+	DType DType
+	Shape []int64
+	// MemoryFormat is that of the whole batch. ChannelsLast needs a Shape of three dimensions (C H
+	// W).
+	MemoryFormat MemoryFormat
 }
 
-// Elements returns the number of elements, 1 for an empty shape.
+// Elements returns the number of elements, which is 1 for an empty shape.
 func (s Spec) Elements() int64 {
 	n := int64(1)
 	for _, d := range s.Shape {
@@ -101,15 +103,15 @@ func (s Spec) Elements() int64 {
 	return n
 }
 
-// Bytes returns the size of the tensor.
+// Bytes returns the size of the tensor in bytes.
 func (s Spec) Bytes() int64 { return s.Elements() * int64(s.DType.Size()) }
 
-// Finish describes the work on the device that turns a field of images, uint8 [H W C] a sample,
-// into its output, [C H W] a sample in the output's memory format.
+// Finish describes the work on the device that turns a field of images, uint8 [H W C] per sample,
+// into its output, [C H W] per sample in the output's memory format.
 //
-// With Mean and Std, of C values each (C is 1 to 4), the output is float32, float16 or bfloat16 and
-// out[c] = (in[c]/255 - Mean[c]) / Std[c], computed in float32. Without them the output is uint8
-// and has the values of the field.
+// With Mean and Std, of C values each (C is 1 to 4), the output is float32, float16 or bfloat16,
+// and out[c] = (in[c]/255 - Mean[c]) / Std[c], computed in float32. Without them the output is
+// uint8 and has the field's values.
 type Finish struct {
 	Mean, Std []float32
 }
