@@ -11,19 +11,20 @@ import (
 
 type lease = ring.Lease[cuda.Stream, *cuda.Event]
 
-// Batch is what the consumer gets in one turn of the loop. It is valid until the turn ends, unless
-// it is retained.
+// Batch is one minibatch, which the consumer gets in one turn of the loop. It is valid until the
+// turn ends, unless it is retained.
 type Batch struct {
-	// Images and Labels are the fields of these names, as the source's Outputs describe them, with
-	// N rows; nil if there is no such field. They belong to the batch's scope: the program doesn't
-	// close them. Rows are only valid on streams that the batch is ready on: see Use.
+	// Images and Labels are the fields "images" and "labels", as the source's Outputs describe
+	// them, with N rows; nil if the source has no such field. They belong to the batch's scope: the
+	// program does not close them. Rows are valid only on streams that the batch is ready on: see
+	// Use.
 	Images, Labels *torch.Tensor
 
-	N     int // samples: the source's BatchSize, or fewer in the last batch
+	N     int // number of samples: the source's BatchSize, or fewer in the last batch
 	Epoch int
 	Index int // position in the epoch, from 0
-	Slot  int // which device slot the batch is in: same slot, same addresses
-	Info  any // what the source gave to deliver
+	Slot  int // index of the batch's device slot: the same slot has the same addresses
+	Info  any // the info that the source passed to deliver
 
 	p       *Prefetcher
 	lease   *lease
@@ -60,29 +61,29 @@ func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
-// Scope returns the scope that everything computed from the batch joins. It ends with the turn, or
+// Scope returns the scope that all tensors computed from the batch join. It ends with the turn, or
 // with the last Release.
 func (b *Batch) Scope() *torch.Scope { return b.scope }
 
-// Use makes the stream wait until the batch is ready, and makes the slot's next copy wait for the
-// work that the stream has been given by the end of the turn (or the last Release). It is needed
-// for every stream but the one that was current when the batch came. The host does not wait. On the
-// CPU it does nothing.
+// Use makes the stream wait until the batch is ready, and makes the slot's next copy wait for all
+// work that is queued on the stream by the end of the turn (or the last Release). Call it for every
+// stream except the one that was current when the batch was handed over. The host does not wait. On
+// the CPU Use does nothing.
 func (b *Batch) Use(stream cuda.Stream) error {
 	return b.error("use", b.lease.Use(stream))
 }
 
-// Retain keeps the batch, its tensors and its slot beyond the turn, until Release is called as
-// often. The slot is missing from the ring meanwhile: with all of them retained the next turn is
-// [ErrRetained], even if another goroutine is about to call Release: a consumer that hands batches
-// to other goroutines keeps fewer than Options.Depth of them out. Close waits for nobody who
-// retains: it takes the slots back.
+// Retain keeps the batch, its tensors and its slot beyond the turn, until Release has been called
+// once per Retain. Meanwhile the slot is missing from the ring: if all slots are retained, the next
+// turn fails with [ErrRetained], even if another goroutine is about to call Release. A consumer
+// that passes batches to other goroutines must therefore keep fewer than Options.Depth of them
+// retained. Close does not wait for a Release: it takes the slots back.
 func (b *Batch) Retain() error { return b.error("retain", b.lease.Retain()) }
 
-// Release undoes one Retain. Any goroutine may call it: its current stream counts as one that used
-// the batch, like those given to Use. Everything computed from the batch is freed with the last
-// Release, if the turn is over. A stream that is known only by the Release must be idle, or named
-// by Use before, when another goroutine may call Close.
+// Release undoes one Retain. Any goroutine may call it: its current stream counts as a stream that
+// used the batch, like those passed to Use. If the turn is over, the last Release frees everything
+// computed from the batch. If another goroutine may call Close, a stream that only Release names
+// must be idle, or Use must name it before.
 func (b *Batch) Release() error { return b.error("release", b.lease.Release()) }
 
 func (b *Batch) error(what string, err error) error {

@@ -12,29 +12,31 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// align is where fields start in a slot: at least what copy engines, vector loads and LibTorch's
-// own allocations have.
+// align is the alignment of fields in a slot, in bytes: no less than that of copy engines, vector
+// loads and LibTorch's own allocations.
 const align = 256
 
-// slots is the memory of the ring, and what is done with it on either kind of device. It is filled
-// by Open and constant until Close.
+// slots holds the ring's memory and the operations on it that both kinds of device share. Open
+// fills it; it is constant until Close.
 type slots struct {
 	fields, outputs []torch.Spec
-	enqueue         func(dst, src []*torch.Tensor) error // the finish; nil: no field needs work, ever
-	work            []bool                               // field i needs the finish
-	anyWork         bool
-	batch           int64 // samples of a slot
-	depth, hosts    int
+	// enqueue carries out the finish; nil if no field ever needs work.
+	enqueue      func(dst, src []*torch.Tensor) error
+	work         []bool // field i needs the finish
+	anyWork      bool
+	batch        int64 // samples per slot
+	depth, hosts int
 
-	host   []hostSlot
-	staged []*torch.Tensor   // GPU: where copies of fields with work go; one set, since all of it is used on P alone
-	out    [][]*torch.Tensor // of every device slot, what the consumer sees
-	owned  []*torch.Tensor   // all tensors, each once, to be closed
-	pinned []*cuda.Pinned    // GPU: one for every host slot
+	host []hostSlot
+	// GPU: the copies' destinations for fields with work; one set, since only P uses it.
+	staged []*torch.Tensor
+	out    [][]*torch.Tensor // the tensors that the consumer sees, by device slot
+	owned  []*torch.Tensor   // all tensors, each once, for close
+	pinned []*cuda.Pinned    // GPU: one per host slot
 
-	bytes    atomic.Int64 // copied
-	copyTime atomic.Int64 // in nanoseconds
-	finishes atomic.Int64 // the host's time in the finish, in nanoseconds
+	bytes    atomic.Int64 // copied to the device
+	copyTime atomic.Int64 // nanoseconds
+	finishes atomic.Int64 // host time of the finish, nanoseconds
 }
 
 type hostSlot struct {
@@ -92,7 +94,7 @@ func (s *slots) field(name string) int {
 	return slices.IndexFunc(s.outputs, func(o torch.Spec) bool { return o.Name == name })
 }
 
-// own notes the tensor for close.
+// own records the tensor for close.
 func (s *slots) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
 	if err == nil {
 		err = t.Err()
@@ -103,7 +105,7 @@ func (s *slots) own(t *torch.Tensor, err error) (*torch.Tensor, error) {
 	return t, err
 }
 
-// overMemory returns a tensor for a batch of the spec over C memory.
+// overMemory returns a tensor for a batch of the spec that uses the given C memory.
 func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error) {
 	shape := append([]int64{s.batch}, spec.Shape...)
 	if spec.MemoryFormat != torch.ChannelsLast {
@@ -117,8 +119,8 @@ func (s *slots) overMemory(memory []byte, spec torch.Spec) (*torch.Tensor, error
 	return s.own(t.Permute(0, 3, 1, 2), nil)
 }
 
-// results allocates the device slots. Fields without work can be left out: they are then handed
-// over as they are in the host slot.
+// results allocates the device slots. Without fields that need work the device slots can be
+// omitted: the consumer then gets the host slot itself.
 func (s *slots) results(device cuda.Device) error {
 	for range s.depth {
 		var out []*torch.Tensor
@@ -134,7 +136,7 @@ func (s *slots) results(device cuda.Device) error {
 	return nil
 }
 
-// result returns the tensors, of full size, that the consumer sees.
+// result returns the tensors that the consumer sees, with all rows.
 func (s *slots) result(slot, host int) []*torch.Tensor {
 	if s.out == nil {
 		return s.host[host].tensors
@@ -142,8 +144,8 @@ func (s *slots) result(slot, host int) []*torch.Tensor {
 	return s.out[slot]
 }
 
-// rows calls fn with the first n rows of the tensors, one list after the other. The views of a
-// short batch are closed afterwards.
+// rows calls fn with the first n rows of the tensors of each list. For a short batch it closes the
+// views afterwards.
 func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]*torch.Tensor) error {
 	if int64(n) == s.batch {
 		return fn(lists...)
@@ -154,7 +156,7 @@ func (s *slots) rows(n int, fn func(lists ...[]*torch.Tensor) error, lists ...[]
 			v.Close()
 		}
 	}()
-	made := map[*torch.Tensor]*torch.Tensor{} // a tensor that is in two lists stays one tensor
+	made := map[*torch.Tensor]*torch.Tensor{} // a tensor in two lists stays one tensor
 	for l, list := range lists {
 		lists[l] = make([]*torch.Tensor, len(list))
 		for i, t := range list {
@@ -191,26 +193,23 @@ func (s *slots) close() error {
 	return errors.Join(errs...)
 }
 
-// ---- GPU
-// ------------------------------------------------------------------------------------------------------------------------------------------
-
-// gpuDevice is the ring's device on a GPU. See ring.Device for who calls what.
+// gpuDevice is the ring's device on a GPU. ring.Device says which goroutine calls which method.
 type gpuDevice struct {
 	*slots
 	device   cuda.Device
 	priority int
 
-	p       cuda.Stream       // stream's
-	stream  *cuda.OwnedStream // nobody else's, so that no stranger's work delays a batch
+	p       cuda.Stream       // the stream's value
+	stream  *cuda.OwnedStream // exclusive, so that no other work delays a batch
 	starved *starved
 	restore func() error
-	begun   []*cuda.Event     // of every host slot: its copies begin, for CopyTime
-	copyTo  [][]*torch.Tensor // of every device slot: where the copies go
+	begun   []*cuda.Event     // the beginning of the copies, by host slot, for CopyTime
+	copyTo  [][]*torch.Tensor // the copies' destinations, by device slot
 }
 
 func (d *gpuDevice) Open() (err error) {
-	// The goroutine stays locked until it ends, and ends its thread with it: LibTorch's caches for
-	// the thread end too.
+	// The goroutine stays locked until it ends, which ends its thread too: LibTorch's per-thread
+	// caches are freed with the thread.
 	runtime.LockOSThread()
 	if d.stream, err = cuda.NewOwnedStream(d.device, cuda.StreamOptions{Priority: d.priority}); err != nil {
 		return err
@@ -229,7 +228,7 @@ func (d *gpuDevice) Open() (err error) {
 			return err
 		}
 	}
-	// Allocated with P current, so that the allocator too orders the memory by P.
+	// P is current here, so that the allocator too orders the memory by P.
 	if err := d.results(d.device); err != nil {
 		return err
 	}
@@ -253,7 +252,7 @@ func (d *gpuDevice) Open() (err error) {
 	return nil
 }
 
-// pin makes one host slot: a single buffer that holds all fields.
+// pin allocates one host slot: a single buffer that holds all fields.
 func (d *gpuDevice) pin() error {
 	size := 0
 	var at []int
@@ -316,8 +315,8 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 			return err
 		}
 	}
-	// The copies' beginning is recorded here, after the wait and before the copies: that is why the
-	// wait is not left to CopyBatch.
+	// The beginning of the copies is recorded between the wait and the copies, so CopyBatch cannot
+	// do the wait.
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}
@@ -342,8 +341,8 @@ func (d *gpuDevice) Finish(slot, host, n int) error {
 	return d.starved.arrive(slot, d.p)
 }
 
-// HostWait polls: a thread that waits inside CUDA cannot be told that the context has ended. The
-// copy is long done in most calls.
+// HostWait polls, because a thread that waits inside CUDA cannot be interrupted when the context
+// ends. In most calls the copy finished long ago.
 func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) error {
 	const shortest, longest = 20 * time.Microsecond, 200 * time.Microsecond
 	for pause := shortest; ; pause = min(2*pause, longest) {
@@ -363,14 +362,11 @@ func (d *gpuDevice) HostWait(host int, copied *cuda.Event, stop func() error) er
 	}
 }
 
-// ---- CPU
-// ------------------------------------------------------------------------------------------------------------------------------------------
-
-// cpuDevice is the ring's device without a GPU: there are no streams, everything is done when a
-// call returns, and the ring's lock is what orders it.
+// cpuDevice is the ring's device without a GPU. It has no streams: every call has finished its work
+// when it returns, and the ring's lock orders the accesses.
 type cpuDevice struct {
 	*slots
-	src [][]*torch.Tensor // of every host slot and device slot: what Finish reads
+	src [][]*torch.Tensor // Finish's inputs, by host slot and device slot
 }
 
 func (d *cpuDevice) Open() error {
@@ -391,7 +387,7 @@ func (d *cpuDevice) Open() error {
 		d.host = append(d.host, h)
 	}
 	if !d.anyWork {
-		return nil // the host slots are handed over
+		return nil // the consumer gets the host slots
 	}
 	if err := d.results(cuda.CPU); err != nil {
 		return err
@@ -419,7 +415,7 @@ func (d *cpuDevice) Record(*cuda.Event, cuda.Stream) error         { return nil 
 func (d *cpuDevice) Wait(cuda.Stream, *cuda.Event) error           { return nil }
 func (d *cpuDevice) HostWait(int, *cuda.Event, func() error) error { return nil }
 
-// Copy copies the fields without work, if others have work: labels, which are small.
+// Copy copies the fields without work, such as labels, if another field has work. They are small.
 func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) error {
 	if d.out == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// squares is a source of numbers and their squares: as bytes in host memory, as float32 for the
-// consumer.
+// squares is a source of numbers and their squares. Host memory holds bytes; the consumer gets
+// float32.
 type squares struct{ samples int }
 
 func (squares) BatchSize() int { return 4 }
@@ -25,14 +25,14 @@ func (squares) Outputs() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{1}}, {Name: "labels", DType: torch.Int64}}
 }
 
-// Finish is queued on the GPU, behind the copy; here, on the CPU, it is done at once.
+// On a GPU Finish queues its work behind the copy; here, on the CPU, the work is done at once.
 func (squares) Finish(dst, src []*torch.Tensor) error {
 	return dst[0].CopyFrom(src[0], torch.CopyOptions{NonBlocking: true}) // uint8 to float32
 }
 
 func (s squares) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	for first := 0; first < s.samples; first += s.BatchSize() {
-		slot, err := lend(ctx) // waits until the copy of an earlier batch has left the slot
+		slot, err := lend(ctx) // waits until the copy of an earlier batch has read the slot
 		if err != nil {
 			return err
 		}
@@ -50,7 +50,8 @@ func (s squares) Fill(ctx context.Context, epoch int, lend func(context.Context)
 }
 
 func Example() {
-	feed, err := prefetcher.New(squares{samples: 10}, prefetcher.Options{Device: cuda.CPU}) // without Device: the first GPU, if there is one
+	// The zero Device would select the first GPU, if there is one.
+	feed, err := prefetcher.New(squares{samples: 10}, prefetcher.Options{Device: cuda.CPU})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func Example() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		numbers, err := batch.Images.Sum().Float64() // the sum is freed when the turn ends
+		numbers, err := batch.Images.Sum().Float64() // the end of the turn frees the sum
 		if err != nil {
 			log.Fatal(err)
 		}

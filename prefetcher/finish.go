@@ -7,8 +7,9 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// finishes returns the function that carries out a Describer's finish: fields, outputs and finishes
-// are its own, work says which fields need any. The function allocates nothing on the device.
+// finishes returns the function that carries out a Describer's finish. fields, outputs and finishes
+// are the Describer's; work[i] says whether field i needs work. The function allocates nothing on
+// the device.
 func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish, work []bool) (func(dst, src []*torch.Tensor) error, error) {
 	if len(finishes) != len(fields) {
 		return nil, fmt.Errorf("the source has %d fields and %d finishes: there must be one finish for each field", len(fields), len(finishes))
@@ -34,7 +35,7 @@ func finishes(fields, outputs []tensor.Spec, finishes []tensor.Finish, work []bo
 	}, nil
 }
 
-// checkFinish holds the shapes and dtypes to what tensor.Finish says.
+// checkFinish checks that shapes and dtypes satisfy the rules of tensor.Finish.
 func checkFinish(field, output tensor.Spec, f tensor.Finish) error {
 	if field.DType != tensor.Uint8 || len(field.Shape) != 3 || field.MemoryFormat != tensor.Contiguous {
 		return fmt.Errorf("a finish needs uint8 [H W C], not %v %v", field.DType, field.Shape)

@@ -27,7 +27,7 @@ func (s *describedSource) Outputs() []tensor.Spec {
 
 func (s *describedSource) Finishes() []tensor.Finish { return []tensor.Finish{s.finish, {}} }
 
-// The prefetcher carries out what a Describer describes: the arithmetic, the dtype, the layout.
+// The prefetcher executes a Describer's finish: the arithmetic, the dtype, the layout.
 func TestDescribedFinish(t *testing.T) {
 	mean, std := []float32{0.1, 0.2, 0.3}, []float32{0.5, 0.6, 0.7}
 	for _, c := range []struct {
@@ -86,8 +86,8 @@ func TestDescribedFinish(t *testing.T) {
 	}
 }
 
-// A description that does not fit its field is refused before anything is allocated.
-func TestFinishThatDoesNotFitIsRefused(t *testing.T) {
+// New rejects a finish that does not match its field before it allocates anything.
+func TestMismatchedFinishIsRejected(t *testing.T) {
 	for _, c := range []struct {
 		name          string
 		field, output tensor.Spec

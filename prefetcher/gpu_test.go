@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// countingSource fills whole batches with one value, which is different in all batches that can be
-// in flight, and finishes them like floatSource.
+// countingSource fills a whole batch with one value, which differs between all batches that can be
+// in flight, and finishes it like floatSource.
 type countingSource struct {
 	floatSource
 	batches int
@@ -46,15 +46,15 @@ func (s *countingSource) Fill(ctx context.Context, epoch int, lend func(context.
 	return nil
 }
 
-// strained is a consumer that keeps its stream busy for about a millisecond a batch and reads the
-// batch before and after that, so that a missing edge shows in what it reads. The comparison runs
+// strained is a consumer that keeps its stream busy for about a millisecond per batch and reads the
+// batch before and after that, so that a missing edge changes the values read. The comparison runs
 // on the device too: the host waits for nothing until the end. The work is additions: matrix
-// products would leave cuBLAS's workspace behind for every thread and stream that they ran on, and
+// products would leave a cuBLAS workspace behind for every thread and stream that they ran on, and
 // the memory could not be compared.
 type strained struct {
 	t    *testing.T
 	load *torch.Tensor
-	bad  *torch.Tensor // elements that were not what they should be
+	bad  *torch.Tensor // number of wrong elements
 }
 
 func newStrained(t *testing.T) *strained {
@@ -93,7 +93,7 @@ func (s *strained) read(b *Batch) {
 	}
 }
 
-// run consumes epochs from first on and returns how many wrong elements were read.
+// run consumes epochs from first on and returns the number of wrong elements read.
 func (s *strained) run(p *Prefetcher, first, epochs int, each func(epoch int)) int64 {
 	for epoch := first; epoch < first+epochs; epoch++ {
 		for b, err := range p.Epoch(s.t.Context(), epoch) {
@@ -128,66 +128,71 @@ func countingFeed(t *testing.T, batches int, o Options, wrap func(ringDevice) ri
 
 func unchanged(d ringDevice) ringDevice { return d }
 
-// TestGPUStress: 2,000 batches for a slow consumer on a side stream, then fewer in other shapes;
-// every element is compared. Memory must not grow.
+// TestGPUStress runs 2,000 batches for a slow consumer on a side stream, then fewer in other
+// shapes, and compares every element. Memory must not grow.
 func TestGPUStress(t *testing.T) {
 	needsGPU(t)
-	nothingLeft(t, func() {
-		stream, err := cuda.NewStream(0, cuda.StreamOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, test := range []struct {
-			o       Options
-			epochs  int
-			batches int
-			stream  cuda.Stream
-		}{
-			{Options{}, 5, 400, stream},
-			{Options{Depth: 1, HostSlots: 2}, 2, 100, stream},
-			{Options{Depth: 3, HostSlots: 5, Priority: -1}, 2, 100, stream},
-			{Options{}, 2, 100, cuda.DefaultStream(0)},
-		} {
-			p := countingFeed(t, test.batches, test.o, unchanged)
-			if err := cuda.WithStream(test.stream, func() error {
-				s := newStrained(t)
-				defer s.close()
-				var after []int64
-				bad := s.run(p, 0, test.epochs, func(int) {
-					m, err := cuda.Device(0).Memory()
-					if err != nil {
-						t.Fatal(err)
+	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name    string
+		o       Options
+		epochs  int
+		batches int
+		stream  cuda.Stream
+	}{
+		{"default", Options{}, 5, 400, stream},
+		{"one device slot", Options{Depth: 1, HostSlots: 2}, 2, 100, stream},
+		{"three device slots", Options{Depth: 3, HostSlots: 5, Priority: -1}, 2, 100, stream},
+		{"default stream", Options{}, 2, 100, cuda.DefaultStream(0)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			nothingLeft(t, func() {
+				p := countingFeed(t, test.batches, test.o, unchanged)
+				if err := cuda.WithStream(test.stream, func() error {
+					s := newStrained(t)
+					defer s.close()
+					var after []int64
+					bad := s.run(p, 0, test.epochs, func(int) {
+						m, err := cuda.Device(0).Memory()
+						if err != nil {
+							t.Fatal(err)
+						}
+						after = append(after, m.Reserved)
+					})
+					if bad != 0 {
+						t.Errorf("%+v on %v: %d wrong elements", test.o, test.stream, bad)
 					}
-					after = append(after, m.Reserved)
-				})
-				if bad != 0 {
-					t.Errorf("%+v on %v: %d wrong elements", test.o, test.stream, bad)
-				}
-				for epoch := 2; epoch < len(after); epoch++ {
-					if after[epoch] > after[1] {
-						t.Errorf("device memory after each epoch: %d", after)
-						break
+					for epoch := 2; epoch < len(after); epoch++ {
+						if after[epoch] > after[1] {
+							t.Errorf("device memory after each epoch: %d", after)
+							break
+						}
 					}
+					return nil
+				}); err != nil {
+					t.Error(err)
 				}
-				return nil
-			}); err != nil {
-				t.Error(err)
-			}
-			source := p.source.(*countingSource)
-			if len(source.threads) != 1 {
-				t.Errorf("Finish ran on the threads %v", source.threads)
-			}
-			st := p.Stats()
-			if test.epochs == 5 && st.WaitShare() > 0.02 { // the copies of 0.8 MB hide under a millisecond of compute
-				t.Errorf("the GPU waited for data %.1f %% of the time", 100*st.WaitShare())
-			}
-			t.Logf("%s; %+v on %v: %+v, copies at %.1f GB/s", st.Stall(), test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
-			closeFeed(t, p)
-		}
-	})
+				source := p.source.(*countingSource)
+				if len(source.threads) != 1 {
+					t.Errorf("Finish ran on the threads %v", source.threads)
+				}
+				st := p.Stats()
+				// The copies of 0.8 MB overlap with a millisecond of compute.
+				if test.epochs == 5 && st.WaitShare() > 0.02 {
+					t.Errorf("the GPU waited for data %.1f %% of the time", 100*st.WaitShare())
+				}
+				t.Logf("%s; %+v on %v: %+v, copies at %.1f GB/s", st.Stall(), test.o, test.stream, st, float64(st.Bytes)/float64(st.CopyTime))
+				closeFeed(t, p)
+			})
+		})
+	}
 }
 
-// TestGPUUse: a second stream, and one that the consumer changes to in the middle of a turn.
+// TestGPUUse uses batches on a second stream, and on a stream that the consumer changes to during a
+// turn.
 func TestGPUUse(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -225,8 +230,7 @@ func TestGPUUse(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// What the batch's scope frees was allocated on the two streams, and is freed in their
-			// order.
+			// The batch's scope frees memory of the two streams, in their order.
 		}
 		for i, s := range streams {
 			if err := cuda.WithStream(s, func() error {
@@ -242,8 +246,8 @@ func TestGPUUse(t *testing.T) {
 	})
 }
 
-// TestGPUStarved: a source that takes longer than the GPU is seen in ConsumerWait, one that is
-// faster is not, whatever the host waits.
+// ConsumerWait shows a source that is slower than the GPU, and not one that is faster, however long
+// the host waits.
 func TestGPUStarved(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -270,7 +274,7 @@ func TestGPUStarved(t *testing.T) {
 	})
 }
 
-// TestGPUPull: a sequence that is pulled runs on the stream of the goroutine that pulls.
+// A pulled sequence runs on the stream of the goroutine that pulls.
 func TestGPUPull(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -309,7 +313,7 @@ func TestGPUPull(t *testing.T) {
 	})
 }
 
-// The device with one edge left out: the simulated device's mutants (internal/ring) on a real one.
+// Devices with one edge left out: the simulated device's mutants (internal/ring) on a real device.
 type (
 	gpuNoHostWait     struct{ ringDevice }
 	gpuNoReleasedWait struct{ ringDevice }
@@ -356,7 +360,7 @@ func TestGPUMissingEdges(t *testing.T) {
 				s := newStrained(t)
 				defer s.close()
 				if bad := s.run(p, 0, 1, nil); bad == 0 {
-					t.Error("nothing wrong was read")
+					t.Error("no wrong element was read")
 				} else {
 					t.Logf("%d wrong elements", bad)
 				}
@@ -370,7 +374,7 @@ func TestGPUMissingEdges(t *testing.T) {
 }
 
 // TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop
-// ends at once, Close when the device is done.
+// must end at once, and Close when the device has finished.
 func TestGPUCancelBehindKernels(t *testing.T) {
 	needsGPU(t)
 	nothingLeft(t, func() {
@@ -415,7 +419,7 @@ func TestGPUCancelBehindKernels(t *testing.T) {
 			t.Errorf("the loop ended after %v with %v", took, last)
 		}
 		if idle {
-			t.Error("the kernels were done before: the test shows nothing")
+			t.Error("the kernels had finished before: the test proves nothing")
 		}
 		t.Logf("the loop ended %v after the cancellation", took)
 		closeFeed(t, p)

@@ -18,111 +18,113 @@ import (
 
 // Source fills host memory with the samples of an epoch.
 type Source interface {
-	// Fields describes one sample: its tensors as they lie in host memory, for example {"images",
+	// Fields describes the tensors of one sample as they lie in host memory, for example {"images",
 	// Uint8, [224 224 3]} and {"labels", Int64, []}.
 	Fields() []torch.Spec
-	// BatchSize is how many samples a full batch has.
+	// BatchSize returns the number of samples in a full batch.
 	BatchSize() int
-	// Fill produces the epoch's batches in order, and returns nil at the end of the epoch or the
-	// first error. It runs in a goroutine of its own.
+	// Fill produces the epoch's batches in order. It returns nil at the end of the epoch, or the
+	// first error. It runs in its own goroutine.
 	//
 	// lend blocks until a slot is free and returns its memory: for each field BatchSize() samples,
-	// one after the other. The memory is C memory, starts at a multiple of 64 bytes, holds what an
-	// earlier batch left there, and is the source's until deliver. The order of the lend calls is
-	// the order of the batches; several slots may be lent and filled at once, by any goroutines.
+	// one after another. The memory is C memory, starts at a multiple of 64 bytes, and holds an
+	// earlier batch's bytes. It belongs to the source until deliver. The order of the lend calls is
+	// the order of the batches. Several slots may be lent and filled at once, by any goroutines.
 	//
 	// deliver hands over the oldest lent slot, whose first n samples (1 to BatchSize) are filled.
-	// info travels with the batch. It does not block.
+	// info travels with the batch. deliver does not block.
 	//
-	// When ctx ends, or lend or deliver fail, Fill stops its goroutines, waits for them and
-	// returns: the end of an epoch waits for it.
+	// When ctx ends, or lend or deliver fails, Fill must stop its goroutines, wait for them and
+	// return: the end of an epoch waits for Fill.
 	Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error
 }
 
-// Describer is a Source whose fields need work on the device before the consumer sees them, which
-// the prefetcher does: the bus carries bytes, the GPU makes numbers of them. A Describer needs no
-// LibTorch.
+// Describer is a Source whose fields need work on the device before the consumer sees them, and
+// that leaves this work to the prefetcher. So the bus carries bytes, and the GPU converts them. A
+// Describer needs no LibTorch.
 type Describer interface {
 	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
 	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
 	// no work.
 	Outputs() []tensor.Spec
-	// Finishes describes the work, one value for each field; that of a field without work is
+	// Finishes describes the work, one value for each field. The value of a field without work is
 	// ignored.
 	Finishes() []tensor.Finish
 }
 
-// Finisher is a Source whose fields need other work than a [Describer] can describe: it does the
-// work itself.
+// Finisher is a Source whose fields need work that a [Describer] cannot describe. It does the work
+// itself.
 type Finisher interface {
 	// Outputs describes what the fields become, one for one, for example {"images", Float32, [3 224
 	// 224], ChannelsLast}. A field whose output has the same dtype, shape and memory format needs
 	// no work.
 	Outputs() []torch.Spec
-	// Finish queues the work on the current stream and returns. It is called in the prefetcher's
-	// own goroutine, always on the same OS thread, with a batch of n rows: src is what was copied,
-	// dst what the consumer will see. dst[i] and src[i] are one tensor where field i needs no work.
-	// It must not wait for the device, and should not allocate on it. The tensors are the
-	// prefetcher's: Finish neither closes nor keeps them.
+	// Finish queues the work on the current stream and returns. The prefetcher calls it in its own
+	// goroutine, always on the same OS thread, with a batch of n rows: src holds the copied fields,
+	// dst the fields that the consumer will see. dst[i] and src[i] are one tensor if field i needs
+	// no work. Finish must not wait for the device, and should not allocate on it. The tensors
+	// belong to the prefetcher: Finish neither closes nor keeps them.
 	Finish(dst, src []*torch.Tensor) error
 }
 
-// Options are the options of [New]. The zero value is right for most programs.
+// Options are the options of [New]. The zero value suits most programs.
 type Options struct {
-	// Device is where the batches are wanted. The zero value is the first GPU, or the CPU on a
-	// machine without GPUs; cuda.CPU is always the CPU.
+	// Device is the device that the batches are delivered on. The zero value selects the first GPU,
+	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
-	// Depth is the number of device slots: batches that are in use or ready. 0 means 2: one that
-	// the consumer works on, one that is copied meanwhile.
+	// Depth is the number of device slots, which hold batches in use or ready. 0 stands for 2: the
+	// consumer works on one while the next is copied.
 	Depth int
-	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 means Depth +
-	// 1: while copies are in flight there is one to fill.
+	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
+	// Depth + 1: while copies are in flight one slot remains to fill.
 	HostSlots int
-	// Priority of the stream P, as in cuda.StreamOptions: -1 and lower lets the finish go before
-	// compute that is queued already.
+	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
+	// finish runs before compute that is already queued.
 	Priority int
-	// Trace records some batches of an epoch to a file: a timeline, of the whole process. The loop
-	// stands still where the recording starts and ends, while the profiler is set up and read out.
-	// A file that cannot be written is an error of New; Close returns what went wrong later. The
-	// zero value records nothing, unless the environment asks for it: see trace.FromEnvironment.
+	// Trace records some batches of an epoch to a file: a timeline of the whole process. The loop
+	// pauses where the recording starts and ends, while the profiler is set up and read out. If the
+	// file cannot be written, New returns an error; Close returns later errors of the recording.
+	// The zero value records nothing, unless the environment requests a recording: see
+	// trace.FromEnvironment.
 	Trace trace.Window
-	// Logger gets what the prefetcher has to say: its sizes (Debug), that a recording was written
-	// (Info), and a Prefetcher that was never closed (Warn). nil: nothing.
+	// Logger receives the prefetcher's sizes (Debug), the message that a recording was written
+	// (Info), and a warning about a Prefetcher that was never closed (Warn). nil discards all
+	// messages.
 	Logger *slog.Logger
 }
 
 var (
-	// ErrClosed is in the error of every use of a prefetcher after Close, or of a batch after its
-	// turn. It is the same value as cuda.ErrClosed.
+	// ErrClosed is wrapped by the error of every use of a prefetcher after Close, or of a batch
+	// after its turn. It is the same value as cuda.ErrClosed.
 	ErrClosed = cuda.ErrClosed
-	// ErrRunning is in the error of Epoch and Close while an epoch runs.
+	// ErrRunning is wrapped by the error of Epoch and Close while an epoch runs.
 	ErrRunning = errors.New("an epoch is running")
-	// ErrRetained ends an epoch whose consumer retains so many batches that none of the device
-	// slots is left to copy the next batch into.
+	// ErrRetained ends an epoch whose consumer retains so many batches that no device slot is left
+	// for the next copy.
 	ErrRetained = errors.New("every device slot is held by a retained batch")
 )
 
-// Prefetcher keeps a source busy and a device fed. Its methods may be called from any goroutine,
-// but there is one epoch at a time.
+// Prefetcher delivers a source's batches on a device, ahead of their use. Any goroutine may call
+// its methods, but only one epoch runs at a time.
 //
-// A Prefetcher must be closed. One that becomes unreachable before is closed by the garbage
-// collector, some time, and a warning goes to Options.Logger.
+// A Prefetcher must be closed. If it becomes unreachable without Close, the garbage collector
+// closes it at some later time, and logs a warning to Options.Logger.
 type Prefetcher struct {
 	source  Source
 	device  cuda.Device
 	slots   *slots
 	starved *starved // nil on the CPU
-	tracer  *tracer  // nil: there is nothing to record
+	tracer  *tracer  // nil if nothing is to be recorded
 	ring    *ring.Ring[cuda.Stream, *cuda.Event]
-	images  int // index of the field; -1: there is none
+	images  int // index of the field; -1 if there is none
 	labels  int
 	cleanup runtime.Cleanup
 }
 
-// New allocates the slots and starts the goroutine that drives the copies. It blocks while host
-// memory is pinned: about 0.1 s a gigabyte.
+// New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
+// host memory: about 0.1 s per gigabyte.
 //
-// The source is used by one epoch at a time, and stays the caller's: Close does not close it.
+// The source serves one epoch at a time. It stays the caller's: Close does not close it.
 func New(source Source, o Options) (*Prefetcher, error) {
 	p, err := open(source, o, func(d ringDevice) ringDevice { return d })
 	if err != nil {
@@ -133,7 +135,7 @@ func New(source Source, o Options) (*Prefetcher, error) {
 
 type ringDevice = ring.Device[cuda.Stream, *cuda.Event]
 
-// open is New; wrap lets the tests leave out an edge.
+// open implements New. wrap lets tests leave out an edge.
 func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetcher, error) {
 	if source == nil {
 		return nil, errors.New("the source is nil")
@@ -148,7 +150,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		o.HostSlots = max(2, o.Depth+1)
 	}
 	if o.Depth < 1 || o.HostSlots < 2 {
-		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: at least 1 and 2 are needed", o.Depth, o.HostSlots)
+		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: they must be at least 1 and 2", o.Depth, o.HostSlots)
 	}
 	s, err := newSlots(source)
 	if err != nil {
@@ -186,7 +188,7 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	return p, nil
 }
 
-// public turns the ring's errors into this package's.
+// public converts the ring's errors to this package's.
 func public(err error) error {
 	switch {
 	case errors.Is(err, ring.ErrClosed):
@@ -199,20 +201,20 @@ func public(err error) error {
 	return err
 }
 
-// Device returns where the batches are: a GPU, or cuda.CPU.
+// Device returns the device of the batches: a GPU, or cuda.CPU.
 func (p *Prefetcher) Device() cuda.Device { return p.device }
 
-// Epoch returns the batches of an epoch in order. The number is handed to the source, which
-// shuffles by it. Every range over the sequence runs the epoch anew.
+// Epoch returns the batches of an epoch in order. The source gets the number and uses it for
+// shuffling. Every range over the sequence runs the epoch again.
 //
-// At most one error comes, as the last pair, with a nil batch: the source's, after all good batches
-// before it (a panic in the source becomes an error); ctx's cause, at most a moment after ctx ends,
-// whatever is in flight; [ErrRunning] if another epoch runs; [ErrRetained]; [ErrClosed]; or a
-// failure of the device, after which the prefetcher does nothing more.
+// The sequence yields at most one error, as its last pair, with a nil batch: the source's error,
+// after all good batches before it (a panic in the source becomes an error); ctx's cause, within a
+// moment after ctx ends, whatever is in flight; [ErrRunning] if another epoch runs; [ErrRetained];
+// [ErrClosed]; or a failure of the device, after which the prefetcher is unusable.
 //
 // Leaving the loop, by break, return, panic or runtime.Goexit, stops the source, waits until its
-// Fill has returned, and releases what is in flight; the next epoch can start at once. A source
-// that does not stop when its context ends holds up the end of the loop.
+// Fill has returned, and releases everything in flight. The next epoch can start at once. A source
+// that does not stop when its context ends delays the end of the loop.
 //
 // The loop's body runs on the current stream of its goroutine: batches are ready on it, and their
 // release is recorded on it.
@@ -224,7 +226,7 @@ func (p *Prefetcher) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, err
 	}
 }
 
-// run returns nil if the consumer has left: it wants no further pair.
+// run returns nil if the consumer has left the loop: it accepts no further pair.
 func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, error) bool) error {
 	var failed error
 	left := false
@@ -240,8 +242,9 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	if p.starved != nil {
 		defer p.starved.leave()
 	}
-	recording := false // by this epoch: another that is refused leaves the recording alone
-	turn := func() {}  // ends the range of the batch that the consumer has
+	// Set by this epoch only: a refused second epoch must leave the recording alone.
+	recording := false
+	turn := func() {} // ends the trace range of the current batch
 	defer func() {
 		turn() // the consumer may have panicked
 		if recording {
@@ -271,7 +274,8 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	runtime.KeepAlive(p)
 	switch {
 	case left:
-		return nil // what failed since, if anything, is returned by the next call
+		// The next call returns any failure since.
+		return nil
 	case failed != nil:
 		return failed
 	case errors.Is(err, ring.ErrClosed), errors.Is(err, ring.ErrRunning), errors.Is(err, ring.ErrRetained):
@@ -280,10 +284,10 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	return err
 }
 
-// Close releases batches that are still retained, waits until the device is done with the slots,
-// frees them, and ends the prefetcher's goroutine and its thread. While an epoch runs it does
-// nothing and returns [ErrRunning]: leave the loop, or cancel its context, first. It returns the
-// device's failure if no epoch has done so. Closing again does nothing.
+// Close releases batches that are still retained, waits until the device has finished with the
+// slots, frees them, and ends the prefetcher's goroutine and its thread. While an epoch runs Close
+// does nothing and returns [ErrRunning]: leave the loop, or cancel its context, first. Close
+// returns the device's failure if no epoch has returned it. A second Close does nothing.
 func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
@@ -297,29 +301,32 @@ func (p *Prefetcher) Close() error {
 	return nil
 }
 
-// Stats counts since New.
+// Stats holds counts and times since New.
 type Stats struct {
-	Batches, Images int64         // handed to the consumer; Images counts samples
-	Bytes           int64         // copied to the GPU; 0 on the CPU
-	CopyTime        time.Duration // the copies took on the device: those that the source has since waited for; 0 on the CPU
-	FinishTime      time.Duration // of the host, on queueing the finish; on the CPU, on doing it
-	Elapsed         time.Duration // in epochs
+	Batches, Images int64 // handed to the consumer; Images counts samples
+	Bytes           int64 // copied to the GPU; 0 on the CPU
+	// CopyTime is the time that the copies took on the device, as far as the source has waited for
+	// them; 0 on the CPU.
+	CopyTime time.Duration
+	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
+	FinishTime time.Duration
+	Elapsed    time.Duration // in epochs
 
-	// ConsumerWait is the time that the consumer had nothing to do because the next batch was not
-	// there: the figure to keep near zero. On a GPU it is measured on the GPU, from the end of the
-	// work on one batch (on the stream that is current when the turn ends) to the next batch's
-	// readiness, and complete when that work is done; on the CPU it is the loop's wait. The loop's
-	// wait before the first batch of each epoch is part of it, and FirstWait alone.
+	// ConsumerWait is the time that the consumer was idle because the next batch was not ready: the
+	// figure to keep near zero. On a GPU it is measured on the GPU, from the end of the work on one
+	// batch (on the stream that is current when the turn ends) to the next batch's readiness, and
+	// is complete once that work is done. On the CPU it is the loop's wait. It includes the loop's
+	// wait before the first batch of each epoch; FirstWait is that part alone.
 	ConsumerWait, FirstWait time.Duration
 	// HostWait is the time that the loop's goroutine waited in Epoch. On a GPU most of it is no
-	// loss: a loop that queues work faster than the GPU does it waits here.
+	// loss: a loop that queues work faster than the GPU executes it waits here.
 	HostWait time.Duration
-	// SourceWait is the time that the source waited for a free slot: much of it says that the
-	// loader is faster than needed.
+	// SourceWait is the time that the source waited for a free slot. A high value means that the
+	// loader is faster than necessary.
 	SourceWait time.Duration
 }
 
-// Stats returns the counts so far, those of a running epoch included.
+// Stats returns the counts so far, including those of a running epoch.
 func (p *Prefetcher) Stats() Stats {
 	r := p.ring.Stats()
 	s := Stats{
@@ -343,7 +350,7 @@ func (s Stats) WaitShare() float64 {
 	return float64(s.ConsumerWait-s.FirstWait) / float64(s.Elapsed-s.FirstWait)
 }
 
-// Stall says in words what limits the speed.
+// Stall describes in words what limits the speed.
 func (s Stats) Stall() string {
 	switch wait := s.WaitShare(); {
 	case s.Batches < 2:

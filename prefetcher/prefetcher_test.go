@@ -20,7 +20,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// TestMain ends a run that hangs, with all stacks.
+// TestMain ends a hanging run and prints all stacks.
 func TestMain(m *testing.M) {
 	limit := time.AfterFunc(5*time.Minute, func() {
 		buf := make([]byte, 1<<20)
@@ -48,8 +48,8 @@ func needsGPU(t *testing.T) {
 	}
 }
 
-// eventually is for what the runtime and the kernel finish a moment later: a goroutine's and a
-// thread's end.
+// eventually waits for effects that the runtime and the kernel complete a moment later: the end of
+// a goroutine or a thread.
 func eventually(ok func() bool) bool {
 	for end := time.Now().Add(5 * time.Second); ; runtime.Gosched() {
 		if ok() {
@@ -65,8 +65,8 @@ func eventually(ok func() bool) bool {
 // behind.
 func nothingLeft(t *testing.T, fn func()) {
 	t.Helper()
-	// What LibTorch keeps per thread, and per process from its first use on, is not this package's:
-	// it is made here, before anything is counted.
+	// LibTorch keeps memory per thread, and per process from its first use on, which is not this
+	// package's. Allocate it here, before counting.
 	if x, err := torch.Zeros(cuda.CPU, torch.Float32, 1); err != nil {
 		t.Fatal(err)
 	} else {
@@ -115,7 +115,7 @@ func closeFeed(t *testing.T, p *Prefetcher) {
 	}
 }
 
-// check compares a batch with what its source made.
+// check compares a batch with its source's values.
 func check(t *testing.T, b *Batch, size int) {
 	t.Helper()
 	first := b.Index * size
@@ -160,55 +160,57 @@ func TestEpochs(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		for name, source := range sources(4, 30) {
 			for _, o := range []Options{{}, {Depth: 1, HostSlots: 2}, {Depth: 3, HostSlots: 2}, {Depth: 2, HostSlots: 6}} {
-				o.Device = device
-				p := newFeed(t, source, o)
-				addresses := map[int]uintptr{}
-				batches := 0
-				for epoch := range 3 {
-					index := 0
-					for b, err := range p.Epoch(t.Context(), epoch) {
-						if err != nil {
-							t.Fatal(err)
-						}
-						if b.Index != index || b.Epoch != epoch || b.N != min(4, 30-4*index) {
-							t.Errorf("%s %+v: batch %d of epoch %d comes as %d of %d with %d samples", name, o, index, epoch, b.Index, b.Epoch, b.N)
-						}
-						check(t, b, 4)
-						if p.slots.out != nil { // else the host slot is handed over
-							a, err := b.Images.Pointer()
+				t.Run(fmt.Sprintf("%s, depth %d, host slots %d", name, o.Depth, o.HostSlots), func(t *testing.T) {
+					o.Device = device
+					p := newFeed(t, source, o)
+					addresses := map[int]uintptr{}
+					batches := 0
+					for epoch := range 3 {
+						index := 0
+						for b, err := range p.Epoch(t.Context(), epoch) {
 							if err != nil {
 								t.Fatal(err)
 							}
-							if old, ok := addresses[b.Slot]; ok && old != a {
-								t.Errorf("slot %d moves from %x to %x", b.Slot, old, a)
+							if b.Index != index || b.Epoch != epoch || b.N != min(4, 30-4*index) {
+								t.Errorf("batch %d of epoch %d comes as %d of %d with %d samples", index, epoch, b.Index, b.Epoch, b.N)
 							}
-							addresses[b.Slot] = a
+							check(t, b, 4)
+							if p.slots.out != nil { // otherwise the consumer gets the host slot
+								a, err := b.Images.Pointer()
+								if err != nil {
+									t.Fatal(err)
+								}
+								if old, ok := addresses[b.Slot]; ok && old != a {
+									t.Errorf("slot %d moves from %x to %x", b.Slot, old, a)
+								}
+								addresses[b.Slot] = a
+							}
+							if tensors := b.Tensors(); len(tensors) != 2 || tensors[0] != b.Images || tensors[1] != b.Labels {
+								t.Errorf("Tensors() are not the images and labels")
+							}
+							index++
+							batches++
 						}
-						if tensors := b.Tensors(); len(tensors) != 2 || tensors[0] != b.Images || tensors[1] != b.Labels {
-							t.Errorf("Tensors() are not the images and labels")
+						if index != 8 {
+							t.Errorf("%d batches, not 8", index)
 						}
-						index++
-						batches++
 					}
-					if index != 8 {
-						t.Errorf("%d batches, not 8", index)
+					s := p.Stats()
+					wantBytes := int64(0)
+					if device != cuda.CPU {
+						wantBytes = 3 * 30 * (side*side*3 + 8)
 					}
-				}
-				s := p.Stats()
-				wantBytes := int64(0)
-				if device != cuda.CPU {
-					wantBytes = 3 * 30 * (side*side*3 + 8)
-				}
-				if s.Batches != int64(batches) || s.Images != 90 || s.Bytes != wantBytes || s.Elapsed <= 0 || s.ConsumerWait < s.FirstWait || s.Stall() == "" {
-					t.Errorf("Stats %+v", s)
-				}
-				closeFeed(t, p)
+					if s.Batches != int64(batches) || s.Images != 90 || s.Bytes != wantBytes || s.Elapsed <= 0 || s.ConsumerWait < s.FirstWait || s.Stall() == "" {
+						t.Errorf("Stats %+v", s)
+					}
+					closeFeed(t, p)
+				})
 			}
 		}
 	})
 }
 
-// A field in channels_last comes over the bus as it lies.
+// A field in channels_last is copied in its memory order.
 type channelsLast struct{ *rawSource }
 
 func (s channelsLast) Fields() []torch.Spec {
@@ -233,7 +235,7 @@ func TestChannelsLastField(t *testing.T) {
 	})
 }
 
-func TestLeaving(t *testing.T) {
+func TestEpochIsCompleteAfterLeavingAnother(t *testing.T) {
 	leave := map[string]func(p *Prefetcher, at int) error{
 		"break": func(p *Prefetcher, at int) error {
 			for b, err := range p.Epoch(context.Background(), 0) {
@@ -277,22 +279,24 @@ func TestLeaving(t *testing.T) {
 		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40, ahead: 2}}, Options{Device: device})
 		defer closeFeed(t, p)
 		for name, fn := range leave {
-			for at := range 4 {
-				if err := fn(p, at); err != nil {
-					t.Errorf("%s at %d: %v", name, at, err)
-				}
-				n := 0
-				for b, err := range p.Epoch(t.Context(), 1) { // and the next epoch is whole
-					if err != nil {
-						t.Fatalf("after %s at %d: %v", name, at, err)
+			t.Run(name, func(t *testing.T) {
+				for at := range 4 {
+					if err := fn(p, at); err != nil {
+						t.Errorf("at %d: %v", at, err)
 					}
-					check(t, b, 4)
-					n++
+					n := 0
+					for b, err := range p.Epoch(t.Context(), 1) { // the next epoch is complete
+						if err != nil {
+							t.Fatalf("after leaving at %d: %v", at, err)
+						}
+						check(t, b, 4)
+						n++
+					}
+					if n != 10 {
+						t.Errorf("after leaving at %d: %d batches", at, n)
+					}
 				}
-				if n != 10 {
-					t.Errorf("after %s at %d: %d batches", name, at, n)
-				}
-			}
+			})
 		}
 	})
 }
@@ -329,8 +333,8 @@ func TestCancel(t *testing.T) {
 			}
 		}
 
-		// The source waits for a slot: with a consumer that doesn't come back it has filled all
-		// slots and is in lend.
+		// The source waits for a slot: if the consumer does not return, it has filled all slots and
+		// waits in lend.
 		lending := make(chan int, 100)
 		source := &floatSource{rawSource: rawSource{batch: 4, samples: 400, before: func(_ context.Context, b int) error {
 			lending <- b
@@ -364,7 +368,7 @@ func TestCancel(t *testing.T) {
 		run("slow source", p, ctx, &canceled, func(*Batch) {})
 		closeFeed(t, p)
 
-		// Before the first batch, and at random moments: also in copies, finishes and releases.
+		// Before the first batch, and at random moments, including copies, finishes and releases.
 		source = &floatSource{rawSource: rawSource{batch: 64, samples: 64000, ahead: 2}}
 		p = newFeed(t, source, Options{Device: device})
 		ctx, cancel = start()
@@ -380,8 +384,8 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// TestPull: the sequence may be pulled, and stopped at any place.
-func TestPull(t *testing.T) {
+// The sequence may be pulled, and stopped at any position.
+func TestEpochCanBePulled(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40}}, Options{Device: device})
 		defer closeFeed(t, p)
@@ -401,7 +405,7 @@ func TestPull(t *testing.T) {
 	})
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsEndTheEpochInOrder(t *testing.T) {
 	boom := errors.New("boom")
 	fails := func(at int, fn func() error) func(context.Context, int) error {
 		return func(_ context.Context, b int) error {
@@ -439,34 +443,36 @@ func TestErrors(t *testing.T) {
 			}}, "Finish panicked: argh", nil, 1},
 		}
 		for _, test := range tests {
-			finishes = 0
-			p := newFeed(t, test.source, Options{Device: device})
-			seen := 0
-			var last error
-			for b, err := range p.Epoch(t.Context(), 0) {
-				if last = err; err == nil {
+			t.Run(test.name, func(t *testing.T) {
+				finishes = 0
+				p := newFeed(t, test.source, Options{Device: device})
+				seen := 0
+				var last error
+				for b, err := range p.Epoch(t.Context(), 0) {
+					if last = err; err == nil {
+						check(t, b, 4)
+						seen++
+					} else if b != nil {
+						t.Error("the error comes with a batch")
+					}
+				}
+				if last == nil || !strings.Contains(last.Error(), test.want) || test.is != nil && !errors.Is(last, test.is) || seen != test.seen {
+					t.Errorf("%d batches, %v", seen, last)
+				}
+				test.source.before = nil // a failed epoch must not affect the next
+				for b, err := range p.Epoch(t.Context(), 1) {
+					if err != nil {
+						t.Fatalf("the next epoch: %v", err)
+					}
 					check(t, b, 4)
-					seen++
-				} else if b != nil {
-					t.Errorf("%s: the error comes with a batch", test.name)
 				}
-			}
-			if last == nil || !strings.Contains(last.Error(), test.want) || test.is != nil && !errors.Is(last, test.is) || seen != test.seen {
-				t.Errorf("%s: %d batches, %v", test.name, seen, last)
-			}
-			test.source.before = nil // a failed epoch spoils nothing
-			for b, err := range p.Epoch(t.Context(), 1) {
-				if err != nil {
-					t.Fatalf("%s: the next epoch: %v", test.name, err)
-				}
-				check(t, b, 4)
-			}
-			closeFeed(t, p)
+				closeFeed(t, p)
+			})
 		}
 	})
 }
 
-// TestFinishGoexit: a Finish that ends the driver's goroutine ends the prefetcher, in order.
+// A Finish that ends the driver's goroutine ends the prefetcher after the good batches.
 func TestFinishGoexit(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		n := 0
@@ -530,9 +536,11 @@ func TestMisuse(t *testing.T) {
 		for name, fn := range map[string]func() error{
 			"Retain": first.Retain, "Release": first.Release, "Use": func() error { return first.Use(cuda.Stream{}) },
 		} {
-			if err := fn(); !errors.Is(err, ErrClosed) {
-				t.Errorf("%s after the turn: %v", name, err)
-			}
+			t.Run(name, func(t *testing.T) {
+				if err := fn(); !errors.Is(err, ErrClosed) {
+					t.Errorf("after the turn: %v", err)
+				}
+			})
 		}
 		closeFeed(t, p)
 		closeFeed(t, p)
@@ -552,10 +560,12 @@ func TestMisuse(t *testing.T) {
 		{"no such device", &rawSource{batch: 1}, Options{Device: -7}, "-7"},
 	}
 	for _, test := range bad {
-		nothingLeft(t, func() {
-			if p, err := New(test.source, test.o); err == nil || !strings.Contains(err.Error(), test.want) || p != nil {
-				t.Errorf("%s: %v", test.name, err)
-			}
+		t.Run(test.name, func(t *testing.T) {
+			nothingLeft(t, func() {
+				if p, err := New(test.source, test.o); err == nil || !strings.Contains(err.Error(), test.want) || p != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }
@@ -575,14 +585,14 @@ func TestScope(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b.N == 4 { // the driver makes views of a short batch at any time
+			if b.N == 4 { // the driver creates views of a short batch at any time
 				if n := torch.LiveTensors(); n > live+4 { // the batch's two, and those kept
 					t.Errorf("batch %d starts with %d tensors more than before the epoch", b.Index, n-live)
 				}
 			}
 			y := b.Images.Flatten(1, -1).Mul(weight).Sum()
 			if y.Scope() != b.Scope() {
-				t.Error("what is computed from a batch is not in its scope")
+				t.Error("a tensor computed from the batch is not in its scope")
 			}
 			if b.Index == 0 {
 				kept, lost = y.Keep(), y
@@ -604,76 +614,78 @@ func TestScope(t *testing.T) {
 func TestRetain(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		for name, source := range sources(4, 40) {
-			p := newFeed(t, source, Options{Device: device, Depth: 3})
-			// Two of three slots retained: the epoch goes on with the third, and the retained ones
-			// keep their content.
-			var kept []*Batch
-			for b, err := range p.Epoch(t.Context(), 0) {
-				if err != nil {
-					t.Fatal(err)
-				}
-				if b.Index < 2 {
-					if err := errors.Join(b.Retain(), b.Retain(), b.Release()); err != nil {
-						t.Error(err)
+			t.Run(name, func(t *testing.T) {
+				p := newFeed(t, source, Options{Device: device, Depth: 3})
+				// With two of three slots retained the epoch continues with the third, and the retained
+				// slots keep their content.
+				var kept []*Batch
+				for b, err := range p.Epoch(t.Context(), 0) {
+					if err != nil {
+						t.Fatal(err)
 					}
-					kept = append(kept, b)
-				}
-			}
-			for _, b := range kept {
-				check(t, b, 4)
-			}
-			// With the third retained as well the next turn is an error, not a hang.
-			seen := 0
-			var last error
-			for b, err := range p.Epoch(t.Context(), 1) {
-				if last = err; err == nil {
-					seen++
-					if err := b.Retain(); err != nil {
-						t.Error(err)
+					if b.Index < 2 {
+						if err := errors.Join(b.Retain(), b.Retain(), b.Release()); err != nil {
+							t.Error(err)
+						}
+						kept = append(kept, b)
 					}
-					kept = append(kept, b)
 				}
-			}
-			if seen != 1 || !errors.Is(last, ErrRetained) {
-				t.Errorf("%s: with all slots retained: %d batches, %v", name, seen, last)
-			}
-			for _, b := range kept {
-				check(t, b, 4)
-			}
-			// Released by another goroutine, in the middle of an epoch.
-			released := make(chan error)
-			go func() { released <- errors.Join(kept[1].Release(), kept[2].Release()) }()
-			if err := <-released; err != nil {
-				t.Error(err)
-			}
-			if _, err := kept[1].Images.Float32s(); !errors.Is(err, ErrClosed) {
-				t.Errorf("a released batch: %v", err)
-			}
-			n := 0
-			for b, err := range p.Epoch(t.Context(), 2) {
-				if err != nil {
-					t.Fatal(err)
+				for _, b := range kept {
+					check(t, b, 4)
 				}
-				check(t, b, 4)
-				n++
-			}
-			if n != 10 {
-				t.Errorf("%d batches", n)
-			}
-			check(t, kept[0], 4)
-			closeFeed(t, p) // with one still retained
-			if _, err := kept[0].Images.Float32s(); !errors.Is(err, ErrClosed) {
-				t.Errorf("a retained batch after Close: %v", err)
-			}
-			if err := kept[0].Release(); !errors.Is(err, ErrClosed) {
-				t.Errorf("Release after Close: %v", err)
-			}
+				// With all three retained the next turn is an error and does not hang.
+				seen := 0
+				var last error
+				for b, err := range p.Epoch(t.Context(), 1) {
+					if last = err; err == nil {
+						seen++
+						if err := b.Retain(); err != nil {
+							t.Error(err)
+						}
+						kept = append(kept, b)
+					}
+				}
+				if seen != 1 || !errors.Is(last, ErrRetained) {
+					t.Errorf("with all slots retained: %d batches, %v", seen, last)
+				}
+				for _, b := range kept {
+					check(t, b, 4)
+				}
+				// Another goroutine releases two batches during an epoch.
+				released := make(chan error)
+				go func() { released <- errors.Join(kept[1].Release(), kept[2].Release()) }()
+				if err := <-released; err != nil {
+					t.Error(err)
+				}
+				if _, err := kept[1].Images.Float32s(); !errors.Is(err, ErrClosed) {
+					t.Errorf("a released batch: %v", err)
+				}
+				n := 0
+				for b, err := range p.Epoch(t.Context(), 2) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					check(t, b, 4)
+					n++
+				}
+				if n != 10 {
+					t.Errorf("%d batches", n)
+				}
+				check(t, kept[0], 4)
+				closeFeed(t, p) // one batch is still retained
+				if _, err := kept[0].Images.Float32s(); !errors.Is(err, ErrClosed) {
+					t.Errorf("a retained batch after Close: %v", err)
+				}
+				if err := kept[0].Release(); !errors.Is(err, ErrClosed) {
+					t.Errorf("Release after Close: %v", err)
+				}
+			})
 		}
 	})
 }
 
-// TestThread: one thread for all finishes, and it is gone after Close.
-func TestThread(t *testing.T) {
+// One thread runs all finishes, and it ends with Close.
+func TestFinishRunsOnOneThread(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		entered := capi.ThreadCount()
 		source := &floatSource{rawSource: rawSource{batch: 4, samples: 400}}

@@ -10,19 +10,19 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-const side = 16 // of the test's images
+const side = 16 // pixels per side of the test's images
 
-// value is what all pixels of a sample are, and its label modulo 251: no two batches in flight have
-// the same.
+// value is the value of all pixels of a sample, and its label modulo 251: no two batches in flight
+// share one.
 func value(epoch, sample int) byte { return byte((epoch*97 + sample*13) % 251) }
 
 func label(epoch, sample int) int64 { return int64(epoch)*1_000_000 + int64(sample) }
 
-// rawSource makes images of one colour. It is no Finisher.
+// rawSource produces images of one colour. It is not a Finisher.
 type rawSource struct {
 	batch, samples int
-	side           int // 0: side
-	ahead          int // slots that it holds at once; 0: one
+	side           int // 0 stands for the constant side
+	ahead          int // number of slots that it holds at once; 0 stands for 1
 	before         func(ctx context.Context, batch int) error
 }
 
@@ -83,7 +83,7 @@ func (s *rawSource) Fill(ctx context.Context, epoch int, lend func(context.Conte
 
 func (s *rawSource) fill(slot [][]byte, epoch, first, n int) {
 	pixels := s.size() * s.size() * 3
-	for i := range slot[0] { // poison: what is not written below must not be seen
+	for i := range slot[0] { // poison: bytes that are not written below must not be seen
 		slot[0][i] = 255
 	}
 	for i := range n {
@@ -96,12 +96,12 @@ func (s *rawSource) fill(slot [][]byte, epoch, first, n int) {
 	}
 }
 
-// floatSource's images become float32 [3 H W] of the same values divided by 255, by the shim's
-// kernel.
+// floatSource's images become float32 [3 H W] with the values divided by 255, computed by the
+// shim's kernel.
 type floatSource struct {
 	rawSource
 	mu      sync.Mutex
-	threads map[int]int // by which threads Finish was called
+	threads map[int]int // Finish calls by thread
 	finish  func() error
 }
 
@@ -123,7 +123,7 @@ func (s *floatSource) Finish(dst, src []*torch.Tensor) error {
 		}
 	}
 	if dst[1] != src[1] {
-		return fmt.Errorf("a field without work comes as two tensors")
+		return fmt.Errorf("a field without work has two tensors")
 	}
 	return torch.NormalizeImages(dst[0], src[0], []float32{0, 0, 0}, []float32{1, 1, 1})
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 )
 
-// starved measures how long a GPU had nothing to do because the next batch was not there: the time
-// from the point where the consumer's stream has done its work on one batch to the point where the
-// next is ready on P, if that comes later.
+// starved measures how long a GPU was idle because the next batch was not ready: the time from the
+// point where the consumer's stream has finished its work on one batch to the point where the next
+// batch is ready on P, if that comes later.
 //
-// The host's own waiting says nothing about it: a loop that queues work faster than the GPU does it
-// always waits, for the GPU, in the next turn. So two timed events are recorded for every batch,
-// and read some turns later, when they are done: nothing waits for them.
+// The host's waiting time does not show this: a loop that queues work faster than the GPU executes
+// it always waits for the GPU in the next turn. So two timed events are recorded for every batch
+// and read some turns later, when they have completed. Nothing waits for them.
 type starved struct {
 	device cuda.Device
 
 	mu       sync.Mutex
-	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, and not paired yet
-	last     *cuda.Event         // the end of the turn before
+	arrivals map[int]*cuda.Event // by device slot: recorded after the finish, not yet paired
+	last     *cuda.Event         // the end of the previous turn
 	pairs    []starvedPair       // oldest first
 	free     []*cuda.Event
 	all      []*cuda.Event
@@ -28,7 +28,8 @@ type starved struct {
 
 type starvedPair struct{ idle, arrival *cuda.Event }
 
-// event is called with mu held. Events return to the list, so there are soon enough.
+// event returns a free or new event. The caller holds mu. Events return to the free list, so their
+// number stays small.
 func (s *starved) event() (*cuda.Event, error) {
 	if n := len(s.free); n > 0 {
 		e := s.free[n-1]
@@ -42,11 +43,11 @@ func (s *starved) event() (*cuda.Event, error) {
 	return e, err
 }
 
-// arrive is called after a batch's finish is queued.
+// arrive records a batch's arrival. The ring calls it after the batch's finish is queued.
 func (s *starved) arrive(slot int, p cuda.Stream) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.arrivals[slot] // of a batch that nobody has seen
+	e := s.arrivals[slot] // belongs to a batch that the consumer never got
 	if e == nil {
 		var err error
 		if e, err = s.event(); err != nil {
@@ -60,8 +61,8 @@ func (s *starved) arrive(slot int, p cuda.Stream) error {
 	return e.Record(p)
 }
 
-// begin is called when the consumer has a batch: its arrival is compared with the end of the turn
-// before, if there was one in this epoch.
+// begin is called when the consumer has a batch. It pairs the batch's arrival with the end of the
+// previous turn, if this epoch had one.
 func (s *starved) begin(slot int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,7 +79,7 @@ func (s *starved) begin(slot int) error {
 	return s.collect()
 }
 
-// collect adds up the pairs that the device is done with. It is called with mu held.
+// collect adds up the pairs whose events have completed. The caller holds mu.
 func (s *starved) collect() error {
 	for len(s.pairs) > 0 {
 		p := s.pairs[0]
@@ -98,7 +99,7 @@ func (s *starved) collect() error {
 	return nil
 }
 
-// end is called when the consumer's turn is over.
+// end records the end of the consumer's turn.
 func (s *starved) end() error {
 	stream, err := cuda.GetCurrentCUDAStream(s.device)
 	if err != nil {
@@ -113,7 +114,7 @@ func (s *starved) end() error {
 	return s.last.Record(stream)
 }
 
-// leave is called after an epoch: the pause until the next is not the loader's.
+// leave is called after an epoch: the pause before the next epoch is not the loader's fault.
 func (s *starved) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,8 +128,8 @@ func (s *starved) drop() {
 	}
 }
 
-// time returns the sum so far: complete once the consumer has waited for its own work. A device
-// that fails says so in the next turn or in Close.
+// time returns the sum so far, which is complete once the consumer has waited for its own work. A
+// device that fails reports its error in the next turn or in Close.
 func (s *starved) time() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,7 +140,7 @@ func (s *starved) time() time.Duration {
 func (s *starved) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = s.collect() // the device is done with all of them
+	_ = s.collect() // the device has completed all of them
 	s.pairs = nil
 	for _, e := range s.all {
 		e.Close()

@@ -11,16 +11,16 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// tracer records Options.Trace's batches. A nil tracer has nothing to record, and does nothing.
+// tracer records the batches that Options.Trace names. A nil tracer does nothing.
 type tracer struct {
 	window     trace.Window
-	first, end int          // batches
+	first, end int          // batches: first included, end exclusive
 	copies     *cuda.Stream // nil on the CPU
 	logger     *slog.Logger
 
 	mu       sync.Mutex
-	recorder *trace.Recorder // while it records
-	last     int             // the batch that was recorded last
+	recorder *trace.Recorder // nil while nothing is recorded
+	last     int             // the last recorded batch
 	over     bool
 	failed   error // returned by Close: a recording that fails does not end an epoch
 }
@@ -36,15 +36,15 @@ func newTracer(w trace.Window, logger *slog.Logger) (*tracer, error) {
 		return nil, err
 	}
 	if err := writable(w.File); err != nil {
-		return nil, fmt.Errorf("the recording that Options.Trace or %s asks for has no place to go to: %w", trace.Environment, err)
+		return nil, fmt.Errorf("the recording that Options.Trace or %s requests cannot be written: %w", trace.Environment, err)
 	}
 	first, end := w.Turns()
 	return &tracer{window: w, first: first, end: end, logger: logger}, nil
 }
 
-// writable finds out now what would otherwise be an error after the epoch. It leaves what is there
-// as it is, and nothing where there is nothing; of a link to nothing, and of what is neither file
-// nor folder, the writing will tell.
+// writable detects now a problem that would otherwise be an error after the epoch. It leaves an
+// existing file unchanged, and creates none. For a dangling link, and for a path that is neither
+// file nor folder, only the writing itself can tell.
 func writable(name string) error {
 	flags := os.O_WRONLY
 	if info, err := os.Stat(name); err == nil {
@@ -67,14 +67,15 @@ func writable(name string) error {
 	return err
 }
 
-// copiesOn says where the stream P will be.
+// copiesOn sets the location of the stream P, which the recording names.
 func (t *tracer) copiesOn(p *cuda.Stream) {
 	if t != nil {
 		t.copies = p
 	}
 }
 
-// turn is called before the consumer gets a batch; what it returns, after its turn.
+// turn is called before the consumer gets a batch. The function that it returns is called after the
+// batch's turn.
 func (t *tracer) turn(epoch, batch int) (end func()) {
 	none := func() {}
 	if t == nil {
@@ -106,7 +107,7 @@ func (t *tracer) recording() bool {
 	return t.recorder != nil
 }
 
-// start is called with mu held, as are stop and fail.
+// start begins the recording. The caller of start, stop and fail holds mu.
 func (t *tracer) start() {
 	recorder, err := trace.Start(trace.Options{})
 	if err == nil && t.copies != nil {
@@ -135,7 +136,7 @@ func (t *tracer) stop() {
 	t.fail(err)
 }
 
-// title names the batches that came: an epoch may be shorter than the window, or be left early.
+// title names the recorded batches: an epoch may be shorter than the window, or end early.
 func (t *tracer) title() string {
 	if t.last == t.first {
 		return fmt.Sprintf("epoch %d, batch %d", t.window.Epoch, t.first)
@@ -159,7 +160,7 @@ func (t *tracer) leave() {
 	}
 }
 
-// close returns what went wrong, once.
+// close returns the recording's errors, once.
 func (t *tracer) close() error {
 	if t == nil {
 		return nil

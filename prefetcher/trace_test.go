@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/trace"
 )
 
-// recorded runs an epoch of eight batches, with an operator on each, and returns the names in the
-// file that it wrote.
+// recorded runs an epoch of eight batches, with one operator on each, and returns the names in the
+// recorded file.
 func recorded(t *testing.T, p *Prefetcher, file string, epoch, leaveAt int) []string {
 	t.Helper()
 	for b, err := range p.Epoch(t.Context(), epoch) {
@@ -30,7 +30,8 @@ func recorded(t *testing.T, p *Prefetcher, file string, epoch, leaveAt int) []st
 	return named(t, file)
 }
 
-// named returns the names of the ranges and operators in a recording, nil if there is no file.
+// named returns the names of the ranges and operators in a recording, or nil if the file does not
+// exist.
 func named(t *testing.T, file string) []string {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -95,8 +96,7 @@ func TestTraceRecordsTheBatchesOfTheWindow(t *testing.T) {
 	})
 }
 
-// A consumer that panics in its turn leaves no range open: what is not ended is not in the
-// recording.
+// A consumer that panics in its turn leaves no range open: the recording would omit an open range.
 func TestTraceOfAConsumerThatPanics(t *testing.T) {
 	window := trace.Window{File: filepath.Join(t.TempDir(), "step.json"), First: -1, Batches: 4}
 	p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: window})
@@ -119,16 +119,15 @@ func TestTraceOfAConsumerThatPanics(t *testing.T) {
 	}
 }
 
-// A recording that was asked for and did not happen is an error of Close, once, and of nothing
-// else.
-func TestTraceThatFailsIsSaidByClose(t *testing.T) {
+// Close returns the error of a recording that was requested and failed, once. No other call does.
+func TestTraceErrorIsReturnedByClose(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	for name, c := range map[string]struct {
 		window trace.Window
 		want   string
 	}{
-		"no such batch":              {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100}, "nothing was recorded"},
-		"a folder that has vanished": {trace.Window{File: filepath.Join(dir, "a.svg")}, "no such file or directory"},
+		"no such batch":    {trace.Window{File: filepath.Join(t.TempDir(), "a.svg"), First: 100}, "nothing was recorded"},
+		"a removed folder": {trace.Window{File: filepath.Join(dir, "a.svg")}, "no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.MkdirAll(dir, 0o777); err != nil {
@@ -138,7 +137,8 @@ func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Remove(dir); err != nil { // it is empty: asking whether a file can be written leaves none
+			// The folder is empty: checking whether a file can be written leaves none behind.
+			if err := os.Remove(dir); err != nil {
 				t.Fatal(err)
 			}
 			recorded(t, p, c.window.File, 0, -1)
@@ -152,9 +152,8 @@ func TestTraceThatFailsIsSaidByClose(t *testing.T) {
 	}
 }
 
-// What can be known from the start is an error of New: nobody trains for an hour for a picture that
-// cannot be written.
-func TestTraceThatCannotBeWritten(t *testing.T) {
+// New reports a file that cannot be written, so that no training run ends without its recording.
+func TestTraceFileThatCannotBeWrittenIsAnErrorOfNew(t *testing.T) {
 	photo := filepath.Join(t.TempDir(), "photo.png")
 	if err := os.WriteFile(photo, []byte("\xff\xd8\xff a JPEG"), 0o666); err != nil {
 		t.Fatal(err)
@@ -165,18 +164,20 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 		"no format":      {"a.pdf", "a.pdf"},
 		"another file":   {photo, "a file of another kind"},
 	} {
-		if name == "a folder" {
-			if err := os.Mkdir(c.file, 0o777); err != nil {
-				t.Fatal(err)
+		t.Run(name, func(t *testing.T) {
+			if name == "a folder" {
+				if err := os.Mkdir(c.file, 0o777); err != nil {
+					t.Fatal(err)
+				}
+				c.want = "is a directory"
 			}
-			c.want = "is a directory"
-		}
-		_, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: c.file}})
-		if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.file)) {
-			t.Errorf("%s: got %v, want %q", name, err, c.want)
-		}
+			_, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: trace.Window{File: c.file}})
+			if err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Base(c.file)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
 	}
-	// A file that is there is not touched before there is something to write.
+	// New leaves an existing file unchanged until there is a recording to write.
 	file := filepath.Join(t.TempDir(), "a.svg")
 	if err := os.WriteFile(file, []byte("<svg>last week's"), 0o666); err != nil {
 		t.Fatal(err)
@@ -191,36 +192,39 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// The picture's title names the batches that are in it.
+// The picture's title names the recorded batches.
 func TestTraceTitle(t *testing.T) {
 	for _, c := range []struct {
+		name    string
 		window  trace.Window
 		leaveAt int
 		want    string
 	}{
-		{trace.Window{}, -1, "epoch 0, batches 2 to 5"},
-		{trace.Window{First: 6, Batches: 9}, -1, "epoch 0, batches 6 to 7"},
-		{trace.Window{First: 6}, 6, "epoch 0, batch 6"},
+		{"default", trace.Window{}, -1, "epoch 0, batches 2 to 5"},
+		{"up to the last", trace.Window{First: 6, Batches: 9}, -1, "epoch 0, batches 6 to 7"},
+		{"one batch", trace.Window{First: 6}, 6, "epoch 0, batch 6"},
 	} {
-		c.window.File = filepath.Join(t.TempDir(), "a.svg")
-		p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: c.window})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for b, err := range p.Epoch(t.Context(), 0) {
+		t.Run(c.name, func(t *testing.T) {
+			c.window.File = filepath.Join(t.TempDir(), "a.svg")
+			p, err := New(&rawSource{batch: 4, samples: 32}, Options{Device: cuda.CPU, Trace: c.window})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if b.Index == c.leaveAt {
-				break
+			for b, err := range p.Epoch(t.Context(), 0) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if b.Index == c.leaveAt {
+					break
+				}
 			}
-		}
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-		if text, err := os.ReadFile(c.window.File); err != nil || !strings.Contains(string(text), ">"+c.want+"<") {
-			t.Errorf("no title %q in %.300s (%v)", c.want, text, err)
-		}
+			if err := p.Close(); err != nil {
+				t.Error(err)
+			}
+			if text, err := os.ReadFile(c.window.File); err != nil || !strings.Contains(string(text), ">"+c.want+"<") {
+				t.Errorf("no title %q in %.300s (%v)", c.want, text, err)
+			}
+		})
 	}
 }
 

@@ -1,15 +1,15 @@
 // Package ring is the prefetcher's core: host slots that a source fills, device slots that a
-// consumer reads, one goroutine that moves batches from the first to the second, and the four edges
-// that keep a slot from being overwritten while somebody still reads it.
+// consumer reads, one goroutine that moves batches from host slots to device slots, and the four
+// edges that prevent overwriting a slot that is still being read.
 //
-// It knows neither CUDA nor LibTorch. What it needs of a device is the interface [Device]; what it
-// needs of goroutines is the interface [Scheduler]. The prefetcher puts streams and events behind
-// the first and the Go runtime behind the second. The tests put a model of CUDA's semantics behind
-// both and run this very code under thousands of schedules.
+// The package does not depend on CUDA or LibTorch. Its requirements on a device are the interface
+// [Device], and on goroutines the interface [Scheduler]. The prefetcher implements them with
+// streams and events and with the Go runtime. The tests implement both with a model of CUDA's
+// semantics and run this same code under thousands of schedules.
 //
-//	source --fills--> host slot k --copy + finish on stream P--> device slot j --ready(j)--> the consumer's stream
-//	   ^                     |                                          ^                             |
-//	   +---- copied(k) ------+                                          +-------- released(j) --------+
+//	source --fills--> host slot k --copy + finish on P--> device slot j --ready(j)--> consumer
+//	   ^                   |                                   ^                         |
+//	   +---- copied(k) ----+                                   +------ released(j) ------+
 package ring
 
 import (
@@ -21,20 +21,20 @@ import (
 	"time"
 )
 
-// Device is what the ring needs of a device: S is a stream, E an event. P is the device's own
-// stream, on which all copies run.
+// Device is the ring's view of a device: S is a stream, E an event. P is the device's own stream,
+// on which all copies run.
 //
-// Open, Copy, Finish and Close are called by the ring's own goroutine alone. The others are called
-// by any goroutine.
+// Only the ring's own goroutine calls Open, Copy, Finish and Close. Any goroutine may call the
+// other methods.
 type Device[S comparable, E any] interface {
-	// Open is the first call: it ties the goroutine to its OS thread and allocates the slots.
+	// Open is the first call. It locks the goroutine to its OS thread and allocates the slots.
 	Open() error
-	// Close is the last call, also after a failed Open: makes P wait for the events, waits until P
-	// is idle, and frees the slots.
+	// Close is the last call, also after a failed Open. It makes P wait for the events, waits until
+	// P is idle, and frees the slots.
 	Close(released []E) error
 
-	// NewEvent makes an event. Those for copied are timed: the device may measure its copies with
-	// them.
+	// NewEvent creates an event. The copied events are timed: the device may measure its copies
+	// with them.
 	NewEvent(timed bool) (E, error)
 	FreeEvent(E)
 	// P returns the stream that copies and finishes run on.
@@ -43,31 +43,32 @@ type Device[S comparable, E any] interface {
 	Current() (S, error)
 
 	// Copy makes P wait for the events in released, copies the first n samples of the host slot to
-	// where Finish expects them, and records copied on P right after. It enqueues and returns.
+	// the memory that Finish reads, and records copied on P right after. It enqueues the work and
+	// returns.
 	Copy(slot, host, n int, released []E, copied E) error
-	// Finish enqueues on P what turns the copied samples into what the consumer sees.
+	// Finish enqueues on P the work that converts the copied samples to the consumer's.
 	Finish(slot, host, n int) error
 	// Record records the event on the stream.
 	Record(event E, stream S) error
 	// Wait makes the stream wait for the event's latest record. The host does not block.
 	Wait(stream S, event E) error
-	// HostWait blocks until copied(host)'s latest record is reached, or until stop returns an
-	// error, which it returns. It asks stop at least every few milliseconds.
+	// HostWait blocks until the latest record of copied(host) is reached, or until stop returns an
+	// error, which it returns. It calls stop at least every few milliseconds.
 	HostWait(host int, copied E, stop func() error) error
 }
 
-// Scheduler starts the ring's goroutines and lets them wait for each other: one lock, and waiting
-// for a condition that the lock guards.
+// Scheduler starts the ring's goroutines and lets them wait for each other. It provides one lock
+// and waiting for a condition that the lock guards.
 type Scheduler interface {
 	Go(name string, fn func())
 	Lock()
 	Unlock()
-	// Wait is called with the lock held. It gives the lock up until ready, which is evaluated with
-	// the lock held, returns true.
+	// Wait is called with the lock held. It releases the lock until ready returns true; ready is
+	// evaluated with the lock held.
 	Wait(ready func() bool)
-	// Wake is called with the lock held, after anything changed that somebody may wait for.
+	// Wake is called with the lock held, after a change to any condition that a Wait may depend on.
 	Wake()
-	// Watch calls Wake when ctx ends. It returns a function that undoes it.
+	// Watch calls Wake when ctx ends. It returns a function that stops watching.
 	Watch(ctx context.Context) (unwatch func() bool)
 }
 
@@ -76,46 +77,46 @@ type Config struct {
 	Slots int // device slots
 	Hosts int // host slots that the source can fill
 	Batch int // samples that fit in a slot
-	// Direct: there is no copy. The host slot itself is what the consumer reads, so it is not
-	// refilled before the batch is released.
+	// Direct omits the copy: the consumer reads the host slot itself, so the source cannot refill
+	// it before the batch is released.
 	Direct    bool
-	Scheduler Scheduler // nil: the Go runtime
+	Scheduler Scheduler // nil selects the Go runtime
 
-	maxReleased int // 0: 16
+	maxReleased int // maximum number of release events per slot; 0 stands for 16
 }
 
 var (
-	// ErrClosed is returned by calls on a ring or a batch that is closed.
+	// ErrClosed is returned by calls on a closed ring or batch.
 	ErrClosed = errors.New("closed")
-	// ErrRunning is returned when an epoch is started or the ring is closed while an epoch runs.
+	// ErrRunning is returned when Run or Close is called while an epoch runs.
 	ErrRunning = errors.New("an epoch is running")
-	// ErrRetained ends an epoch whose consumer holds on to every device slot.
+	// ErrRetained ends an epoch whose consumer retains every device slot.
 	ErrRetained = errors.New("every device slot is held by a retained batch")
 
 	errLeft = errors.New("the consumer left the epoch")
 )
 
-// Ring moves the batches of one source at a time to one consumer at a time.
+// Ring moves batches from one source at a time to one consumer at a time.
 type Ring[S comparable, E any] struct {
 	dev   Device[S, E]
 	cfg   Config
 	sched Scheduler
 
-	// All below is guarded by the scheduler's lock, except that a slot's events belong to whoever
-	// holds the slot.
+	// The scheduler's lock guards all fields below. A slot's events are the exception: they belong
+	// to the holder of the slot.
 	hosts     []hostSlot[E]
 	slots     []deviceSlot[S, E]
-	freeHosts []int // oldest first: the copy that ends first is waited for first
+	freeHosts []int // oldest first, so that the source waits for the copy that ends first
 	freeSlots []int
 	epoch     *epoch
-	moving    bool // the driver works on a batch
+	moving    bool // the driver is copying a batch
 	held      int  // device slots whose lease has references
-	releasing int  // leases that are being released right now
+	releasing int  // leases that are being released now
 	broken    error
-	reported  bool // broken was returned to somebody
+	reported  bool // a call has returned broken
 	opened    bool
-	closing   bool // no new epoch
-	stopping  bool // the driver is told to stop
+	closing   bool // no new epoch may start
+	stopping  bool // the driver must stop
 	gone      bool // the driver has stopped
 	err       error
 	stats     Stats
@@ -123,13 +124,13 @@ type Ring[S comparable, E any] struct {
 
 type hostSlot[E any] struct {
 	copied  E
-	pending bool // copied was recorded and nobody has waited for it yet
+	pending bool // copied was recorded and has not been waited for
 }
 
 type deviceSlot[S comparable, E any] struct {
 	ready    E
-	released []release[S, E] // one for every stream that ever used the slot
-	waits    []E             // what the next copy into the slot has to wait for
+	released []release[S, E] // one per stream that has used the slot
+	waits    []E             // the events that the next copy into the slot must wait for
 	lease    *Lease[S, E]
 }
 
@@ -143,13 +144,13 @@ type epoch struct {
 	lent    []loan
 	filled  []batch
 	ready   []batch
-	index   int   // of the next batch
-	err     error // what stopped the driver
+	index   int   // index of the next batch
+	err     error // the error that stopped the driver
 	ended   bool  // the source has returned
-	result  error // what it returned
-	left    bool  // the consumer is gone
+	result  error // the error that the source returned
+	left    bool  // the consumer has left
 	started time.Time
-	first   bool // the consumer has its first batch
+	first   bool // the consumer has received its first batch
 }
 
 type loan struct {
@@ -162,12 +163,12 @@ type batch struct {
 	info                 any
 }
 
-// Stats counts since the ring was made.
+// Stats holds counts and times since New.
 type Stats struct {
 	Batches, Samples int64         // handed to the consumer
 	Elapsed          time.Duration // in epochs
 	ConsumerWait     time.Duration // the consumer waited for a batch
-	FirstWait        time.Duration // the share of ConsumerWait before the first batch of each epoch
+	FirstWait        time.Duration // the part of ConsumerWait before the first batch of each epoch
 	SourceWait       time.Duration // the source waited for a host slot
 }
 
@@ -195,7 +196,7 @@ func New[S comparable, E any](dev Device[S, E], cfg Config) (*Ring[S, E], error)
 	return nil, err
 }
 
-// HostSlots returns how many host slots there are: with Direct one more for every device slot.
+// HostSlots returns the number of host slots. With Direct every device slot adds one.
 func (c Config) HostSlots() int {
 	if c.Direct {
 		return c.Hosts + c.Slots
@@ -203,8 +204,7 @@ func (c Config) HostSlots() int {
 	return c.Hosts
 }
 
-// ---- the driver: the one goroutine that copies
-// -------------------------------------------------------------------------------------------------------
+// ---- The driver, the only goroutine that copies
 
 func (r *Ring[S, E]) drive() {
 	normal := false
@@ -279,9 +279,8 @@ func (r *Ring[S, E]) open() error {
 	return nil
 }
 
-// step is called with the lock held and returns with it held: it waits for a filled host slot and a
-// free device slot and enqueues what takes the batch from one to the other. It returns false when
-// the driver is to stop.
+// step waits for a filled host slot and a free device slot and enqueues the copy from one to the
+// other. It returns false when the driver must stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
 	r.sched.Wait(func() bool {
 		ep := r.epoch
@@ -309,10 +308,11 @@ func (r *Ring[S, E]) step() bool {
 	r.moving = false
 	switch {
 	case fatal != nil:
-		// Nobody knows what is still in flight: the slots stay out, and the ring does nothing more.
+		// The device may still have work in flight: the slots stay out of the free lists, and the
+		// ring does nothing more.
 		r.fail(fatal)
 	case finish != nil:
-		// P, which wrote the slot, is also the next to write it: nothing has to wait.
+		// P wrote the slot and is also the next to write it, so the next copy needs no wait.
 		ep.err = finish
 		slot.waits = slot.waits[:0]
 		r.freeSlots = append(r.freeSlots, b.slot)
@@ -330,7 +330,7 @@ func (r *Ring[S, E]) step() bool {
 	return true
 }
 
-// finish runs the user's part, which may panic.
+// finish calls the source's Finish, which may panic.
 func (r *Ring[S, E]) finish(b batch) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -340,8 +340,7 @@ func (r *Ring[S, E]) finish(b batch) (err error) {
 	return r.dev.Finish(b.slot, b.host, b.n)
 }
 
-// fail is called with the lock held, after an error that leaves the device in a state that nobody
-// knows.
+// fail records an error that leaves the device in an unknown state. The lock is held.
 func (r *Ring[S, E]) fail(err error) {
 	if r.broken == nil {
 		r.broken = err
@@ -352,8 +351,7 @@ func (r *Ring[S, E]) fail(err error) {
 	r.sched.Wake()
 }
 
-// ---- an epoch
-// ------------------------------------------------------------------------------------------------------------------------------------
+// ---- Epochs
 
 // Lend gives the source the next host slot. It blocks until one is free.
 type Lend func(ctx context.Context) (host int, err error)
@@ -361,10 +359,10 @@ type Lend func(ctx context.Context) (host int, err error)
 // Deliver takes the oldest lent host slot, filled with n samples.
 type Deliver func(n int, info any) error
 
-// Run runs one epoch: fill in a goroutine of its own, turn in the caller's, once a batch and in
-// order, until fill has returned and all its batches were seen, until turn returns false, or until
-// an error. It returns after fill has returned. What is in flight on the device is left to the
-// edges.
+// Run runs one epoch: fill in its own goroutine, turn in the caller's, once per batch and in order.
+// It ends when fill has returned and turn has had all its batches, when turn returns false, or on
+// an error. Run returns after fill has returned. It does not wait for the device: the edges order
+// the work in flight.
 func (r *Ring[S, E]) Run(ctx context.Context, fill func(context.Context, Lend, Deliver) error, turn func(*Lease[S, E]) bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(errLeft)
@@ -406,7 +404,7 @@ func (r *Ring[S, E]) state() error {
 	return r.broken
 }
 
-// source runs fill and notes how it ended.
+// source runs fill and records its result.
 func (r *Ring[S, E]) source(ep *epoch, fill func(context.Context, Lend, Deliver) error) {
 	err := errors.New("the source ended its goroutine (runtime.Goexit)")
 	defer func() {
@@ -446,7 +444,8 @@ func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
 		return 0, err
 	}
 	k := popFront(&r.freeHosts)
-	ep.lent = append(ep.lent, loan{host: k}) // from here on the order of the batches is fixed
+	// From here on the order of the batches is fixed.
+	ep.lent = append(ep.lent, loan{host: k})
 	pending := r.hosts[k].pending
 	r.sched.Unlock()
 
@@ -461,7 +460,7 @@ func (r *Ring[S, E]) lend(ctx context.Context, ep *epoch) (int, error) {
 		if stop() == nil {
 			r.fail(err)
 		}
-		return 0, err // the slot goes back when the epoch ends, still pending
+		return 0, err // the slot returns at the end of the epoch, still pending
 	}
 	r.hosts[k].pending = false
 	for i := range ep.lent {
@@ -493,8 +492,8 @@ func (r *Ring[S, E]) deliver(ep *epoch, n int, info any) error {
 	return nil
 }
 
-// next waits for the consumer's next batch and orders the consumer's current stream after it.
-// Without a batch the epoch is over: err says why, nil at its end.
+// next waits for the consumer's next batch and orders the consumer's current stream after it. It
+// returns no batch when the epoch is over: err is then the reason, or nil at its regular end.
 func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	r.sched.Lock()
 	if err := r.over(ep); err != nil {
@@ -537,8 +536,8 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 	return lease, nil
 }
 
-// over is called with the lock held: the error that ends the epoch as soon as the good batches
-// before it are gone.
+// over returns the error that ends the epoch as soon as the good batches before it are consumed.
+// The lock is held.
 func (r *Ring[S, E]) over(ep *epoch) error {
 	switch {
 	case ep.ctx.Err() != nil:
@@ -561,8 +560,9 @@ func (r *Ring[S, E]) turn(lease *Lease[S, E], turn func(*Lease[S, E]) bool) (mor
 	return turn(lease), nil
 }
 
-// leave ends an epoch: the source is stopped and waited for, and what it filled goes back. Batches
-// that were copied but not seen need no event: P wrote their slots and P is the next to write them.
+// leave ends an epoch: it stops the source, waits for it, and returns the slots that it filled.
+// Batches that were copied but not consumed need no event: P wrote their slots and is the next to
+// write them.
 func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	cancel(errLeft)
 	r.sched.Lock()
@@ -587,25 +587,26 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	r.sched.Wake()
 }
 
-// ---- a batch in the consumer's hands
-// --------------------------------------------------------------------------------------------------------------
+// ---- Leases
 
-// Lease is a batch that the consumer holds: a device slot that nobody writes until the last
+// Lease is a batch in the consumer's hands: a device slot that is not written until the last
 // reference is dropped.
 type Lease[S comparable, E any] struct {
-	N, Index   int // samples; position in the epoch
+	N, Index   int // number of samples; position in the epoch
 	Slot, Host int
 	Info       any
-	OnEnd      func() // called once, when the last reference is dropped, before the release is recorded; set in the turn's beginning
+	// OnEnd is called once, when the last reference is dropped, before the release is recorded. The
+	// consumer sets it at the beginning of the turn.
+	OnEnd func()
 
 	ring    *Ring[S, E]
-	refs    int // guarded by the scheduler's lock, as are the two below
+	refs    int // the scheduler's lock guards refs, retains and streams
 	retains int
-	streams []S // that may have used the slot
+	streams []S // streams that may have used the slot
 }
 
-// Use orders a stream after the batch, and the slot's next copy after what the stream has been
-// given by the time of the release.
+// Use orders a stream after the batch, and the slot's next copy after the work that is queued on
+// the stream at the time of the release.
 func (l *Lease[S, E]) Use(stream S) error {
 	r := l.ring
 	r.sched.Lock()
@@ -632,8 +633,8 @@ func (l *Lease[S, E]) Streams() []S {
 	return slices.Clone(l.streams)
 }
 
-// useCurrent notes the calling goroutine's current stream as a user; with wait it is ordered after
-// the batch as well.
+// useCurrent records the calling goroutine's current stream as a user of the batch. With wait it
+// also orders the stream after the batch.
 func (l *Lease[S, E]) useCurrent(wait bool) (S, error) {
 	r := l.ring
 	stream, err := r.dev.Current()
@@ -662,8 +663,8 @@ func (l *Lease[S, E]) Retain() error {
 	return nil
 }
 
-// Release undoes one Retain. Any goroutine may call it; its current stream counts as one that used
-// the batch.
+// Release undoes one Retain. Any goroutine may call it; its current stream counts as a user of the
+// batch.
 func (l *Lease[S, E]) Release() error {
 	l.ring.sched.Lock()
 	if l.refs == 0 {
@@ -679,13 +680,13 @@ func (l *Lease[S, E]) Release() error {
 	return l.drop()
 }
 
-// drop gives up one reference. With the last one the release is recorded on every stream that used
-// the batch, and the slot is free.
+// drop drops one reference. With the last one it records the release on every stream that used the
+// batch, and frees the slot.
 func (l *Lease[S, E]) drop() error {
 	r := l.ring
 	_, err := l.useCurrent(false)
 	r.sched.Lock()
-	if l.refs == 0 { // the ring was closed in the meantime
+	if l.refs == 0 { // the ring was closed meanwhile
 		r.sched.Unlock()
 		return nil
 	}
@@ -697,14 +698,16 @@ func (l *Lease[S, E]) drop() error {
 	return l.end(err)
 }
 
-// end is called with the lock held, once the last reference is gone, and returns with it free.
+// end ends the lease after the last reference is dropped. It is called with the lock held and
+// returns with the lock released.
 func (l *Lease[S, E]) end(err error) error {
 	r := l.ring
 	r.held--
 	r.releasing++
 	slot := &r.slots[l.Slot]
 	slot.lease = nil
-	streams := l.streams // a Release that comes while Close ends the lease may still add its own
+	// A Release that runs while Close ends the lease may still add its own stream.
+	streams := l.streams
 	r.sched.Unlock()
 	if l.OnEnd != nil {
 		l.OnEnd()
@@ -735,9 +738,9 @@ func (l *Lease[S, E]) end(err error) error {
 	return nil
 }
 
-// event returns the slot's event for a stream's releases, made at the first one: an event stays
-// with its stream, because CUDA ties it to the stream's device. The events of a slot are bounded: a
-// program that uses ever new streams does not collect them for ever.
+// event returns the slot's event for releases on a stream, and creates it at the first release. An
+// event stays with its stream, because CUDA ties it to the stream's device. The number of events
+// per slot is bounded, so a program that keeps creating streams does not accumulate them.
 func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	for _, rel := range slot.released {
 		if rel.stream == stream {
@@ -748,8 +751,8 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	if err != nil {
 		return e, err
 	}
-	// The oldest may go only while no wait for it is due: the last copy has enqueued its waits, and
-	// this release is at its first event.
+	// The oldest event may be freed only while no wait for it is due: the last copy has enqueued
+	// its waits, and this release has recorded no event yet.
 	if len(slot.released) >= r.cfg.maxReleased && len(slot.waits) == 0 {
 		r.dev.FreeEvent(slot.released[0].event)
 		slot.released = slices.Delete(slot.released, 0, 1)
@@ -758,12 +761,11 @@ func (r *Ring[S, E]) event(slot *deviceSlot[S, E], stream S) (E, error) {
 	return e, nil
 }
 
-// ---- the end
-// -------------------------------------------------------------------------------------------------------------------------------------
+// ---- Close
 
-// Close releases batches that are still retained, waits until the device is done with the slots,
-// and frees them. It returns [ErrRunning], and does nothing, while an epoch runs. A second Close
-// does nothing.
+// Close releases batches that are still retained, waits until the device has finished with the
+// slots, and frees them. While an epoch runs it does nothing and returns [ErrRunning]. A second
+// Close does nothing.
 func (r *Ring[S, E]) Close() error {
 	r.sched.Lock()
 	if r.epoch != nil {
@@ -779,7 +781,7 @@ func (r *Ring[S, E]) Close() error {
 	for j := range r.slots {
 		if l := r.slots[j].lease; l != nil {
 			l.refs = 0
-			_ = l.end(nil) // an error is kept in broken
+			_ = l.end(nil) // broken keeps an error
 			r.sched.Lock()
 		}
 	}

@@ -25,7 +25,7 @@ var (
 	errCanceled = errors.New("cancelled by the test")
 )
 
-// simulated is a Device of the simulation with its two ends.
+// simulated is a simulated Device together with its source and its consumer.
 type simulated interface {
 	Device[int, *simEvent]
 	fill(host, value int)
@@ -33,7 +33,7 @@ type simulated interface {
 	order(e *simEvent, first, second int) error
 }
 
-// How an epoch ends.
+// The ways in which an epoch can end.
 const (
 	toTheEnd = iota
 	byBreak
@@ -46,7 +46,7 @@ const (
 	endings
 )
 
-// program is one schedule: a ring, its source and its consumer, drawn from the seed.
+// program is one schedule: a ring, its source and its consumer, all drawn from the seed.
 type program struct {
 	*world
 	dev  simulated
@@ -55,22 +55,22 @@ type program struct {
 
 	retained []*kept
 	holding  int // retained and not yet released
-	held     int // the most of them in this epoch
-	ended    int // OnEnd calls
+	held     int // the maximum of holding in this epoch
+	ended    int // number of OnEnd calls
 	begun    int
 	over     bool
-	finishAt int // fail the finish of the batch with this value
+	finishAt int // fails the finish of the batch with this value
 }
 
 type kept struct {
 	lease *Lease[int, *simEvent]
 	value int
 	used  []int
-	clock clock // of the consumer when it hands the batch on
+	clock clock // the consumer's clock when it passes the batch on
 }
 
-// runSchedule runs the program of a seed and returns what the world reports. mutate, if not nil,
-// leaves something out.
+// runSchedule runs the program of a seed and returns the world's reports. If mutate is not nil, it
+// removes an edge from the device.
 func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(string, ...any)) (*program, []string) {
 	w := simulate.New(seed, 4)
 	w.Trace = trace
@@ -132,7 +132,8 @@ func (p *program) consumer() {
 	}
 	left := p.retained // Close releases them
 	p.retained = nil
-	p.Pause(func() bool { return p.holding == len(left) }) // the releaser is not in the middle of one: closing under its hands would be the program's fault
+	// Wait until the releaser is idle: closing during its Release would be an error of the program.
+	p.Pause(func() bool { return p.holding == len(left) })
 	if len(left) > 0 && p.Rand.IntN(2) == 0 {
 		late := left[0]
 		left = left[1:]
@@ -158,12 +159,12 @@ func (p *program) consumer() {
 	}
 }
 
-// releaser is another goroutine of the consumer: it uses and releases retained batches on a stream
-// of its own.
+// releaser is another goroutine of the consumer. It uses and releases retained batches on its own
+// stream.
 func (p *program) releaser() {
 	p.Running().Stream = 3
 	if p.Rand.IntN(3) == 0 {
-		return // batches stay retained
+		return // the batches stay retained
 	}
 	for {
 		p.Pause(func() bool { return len(p.retained) > 0 || p.over })
@@ -176,7 +177,7 @@ func (p *program) releaser() {
 	}
 }
 
-// release takes one retained batch, reads it once more and lets it go.
+// release takes one retained batch, reads it once more and releases it.
 func (p *program) release() {
 	i := p.Rand.IntN(len(p.retained))
 	k := p.retained[i]
@@ -195,20 +196,31 @@ func (p *program) release() {
 	p.holding--
 }
 
-func (p *program) epoch(epoch int) {
+// plan says how an epoch goes: it ends at batch `at` in one of the ways above.
+type plan struct {
+	epoch, batches, ending, at int
+	retains                    bool
+}
+
+func (p *program) plan(epoch int) plan {
 	rng := p.Rand
-	batches, ending := rng.IntN(7), rng.IntN(endings)
-	at := batches // where the epoch ends
-	if batches > 0 && ending != toTheEnd {
-		at = rng.IntN(batches)
+	e := plan{epoch: epoch, batches: rng.IntN(7), ending: rng.IntN(endings)}
+	e.at = e.batches
+	if e.batches > 0 && e.ending != toTheEnd {
+		e.at = rng.IntN(e.batches)
 	} else {
-		ending = toTheEnd
+		e.ending = toTheEnd
 	}
-	retains := rng.IntN(3) == 0
+	e.retains = rng.IntN(3) == 0
+	return e
+}
+
+func (p *program) epoch(epoch int) {
+	rng, e := p.Rand, p.plan(epoch)
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	if ending == byCancel {
-		pauses := rng.IntN(30 * batches)
+	if e.ending == byCancel {
+		pauses := rng.IntN(30 * e.batches)
 		p.Spawn("canceller", func() {
 			for range pauses {
 				p.Pause(nil)
@@ -217,8 +229,8 @@ func (p *program) epoch(epoch int) {
 		})
 	}
 	p.finishAt = 0
-	if ending == byFinishError {
-		p.finishAt = at + 1
+	if e.ending == byFinishError {
+		p.finishAt = e.at + 1
 	}
 	p.Running().Stream = [...]int{1, 1, 1, 2, 3, 0}[rng.IntN(6)]
 	seen := 0
@@ -226,67 +238,76 @@ func (p *program) epoch(epoch int) {
 	panicked := false
 	err := func() (err error) {
 		defer func() { panicked = recover() != nil }()
-		return p.ring.Run(ctx, p.source(epoch, batches, at, ending), func(l *Lease[int, *simEvent]) bool {
+		return p.ring.Run(ctx, p.source(e), func(l *Lease[int, *simEvent]) bool {
 			value := 100*epoch + seen + 1
 			if l.Index != seen || l.Info != value {
 				p.Report("batch %d of epoch %d comes as index %d, info %v", seen, epoch, l.Index, l.Info)
 			}
 			seen++
-			p.turn(l, value, retains)
-			if seen-1 == at && ending == byPanic {
+			p.turn(l, value, e.retains)
+			if seen-1 == e.at && e.ending == byPanic {
 				panic("the loop's body panics")
 			}
-			return seen-1 != at || ending != byBreak
+			return seen-1 != e.at || e.ending != byBreak
 		})
 	}()
-	p.Note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, batches, ending, at, seen, err != nil)
-	stuck := errors.Is(err, ErrRetained)
-	if stuck && p.held < p.cfg.Slots {
-		p.Report("ErrRetained, but nothing is retained")
-	}
-	switch {
-	case stuck:
-	case ending == byCancel:
-		if !errors.Is(err, errCanceled) && (err != nil || seen != batches) {
-			p.Report("cancelled epoch: %d of %d batches, %v", seen, batches, err)
-		}
-	case ending == bySourceCancel:
-		if !errors.Is(err, errSource) && (err != nil || seen != batches) {
-			p.Report("source that cancels itself: %d of %d batches, %v", seen, batches, err)
-		}
-	case ending == bySourceError:
-		if !errors.Is(err, errSource) || seen != at {
-			p.Report("source error at %d: %d batches, %v", at, seen, err)
-		}
-	case ending == bySourcePanic:
-		if err == nil || !strings.Contains(err.Error(), "source panicked: at") || seen != at {
-			p.Report("source panic at %d: %d batches, %v", at, seen, err)
-		}
-	case ending == byFinishError:
-		if !errors.Is(err, errFinish) || seen != at {
-			p.Report("finish error at %d: %d batches, %v", at, seen, err)
-		}
-	case ending == byBreak || ending == byPanic:
-		if err != nil || seen != at+1 || panicked != (ending == byPanic) {
-			p.Report("left at %d: %d batches, %v", at, seen, err)
-		}
-	case err != nil || seen != batches:
-		p.Report("%d of %d batches, %v", seen, batches, err)
-	}
+	p.Note("epoch %d of %d batches (ending %d at %d): %d seen, failed %t", epoch, e.batches, e.ending, e.at, seen, err != nil)
+	p.checkEnd(e, seen, panicked, err)
 	if s := p.ring.Stats(); int(s.Batches) != p.begun {
 		p.Report("Stats count %d batches of %d", s.Batches, p.begun)
 	}
 }
 
-// source lends up to so many slots ahead, fills them, and delivers.
-func (p *program) source(epoch, batches, at, ending int) func(context.Context, Lend, Deliver) error {
+// checkEnd checks the number of batches seen and the error of an epoch against its plan.
+func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
+	if errors.Is(err, ErrRetained) {
+		if p.held < p.cfg.Slots {
+			p.Report("ErrRetained, but nothing is retained")
+		}
+		return
+	}
+	switch e.ending {
+	case byCancel:
+		if !errors.Is(err, errCanceled) && (err != nil || seen != e.batches) {
+			p.Report("cancelled epoch: %d of %d batches, %v", seen, e.batches, err)
+		}
+	case bySourceCancel:
+		if !errors.Is(err, errSource) && (err != nil || seen != e.batches) {
+			p.Report("source that cancels itself: %d of %d batches, %v", seen, e.batches, err)
+		}
+	case bySourceError:
+		if !errors.Is(err, errSource) || seen != e.at {
+			p.Report("source error at %d: %d batches, %v", e.at, seen, err)
+		}
+	case bySourcePanic:
+		if err == nil || !strings.Contains(err.Error(), "source panicked: at") || seen != e.at {
+			p.Report("source panic at %d: %d batches, %v", e.at, seen, err)
+		}
+	case byFinishError:
+		if !errors.Is(err, errFinish) || seen != e.at {
+			p.Report("finish error at %d: %d batches, %v", e.at, seen, err)
+		}
+	case byBreak, byPanic:
+		if err != nil || seen != e.at+1 || panicked != (e.ending == byPanic) {
+			p.Report("left at %d: %d batches, %v", e.at, seen, err)
+		}
+	default:
+		if err != nil || seen != e.batches {
+			p.Report("%d of %d batches, %v", seen, e.batches, err)
+		}
+	}
+}
+
+// source returns a source that lends several slots ahead, fills them, and delivers.
+func (p *program) source(e plan) func(context.Context, Lend, Deliver) error {
 	return func(ctx context.Context, lend Lend, deliver Deliver) error {
-		if ending == bySourceCancel || p.Rand.IntN(2) == 0 { // its own context below the one it was given, as a source with workers has
+		// Use a context of its own below the given one, as a source with workers does.
+		if e.ending == bySourceCancel || p.Rand.IntN(2) == 0 {
 			var cancel context.CancelCauseFunc
 			ctx, cancel = context.WithCancelCause(ctx)
 			defer cancel(nil)
-			if ending == bySourceCancel {
-				pauses := p.Rand.IntN(30 * batches)
+			if e.ending == bySourceCancel {
+				pauses := p.Rand.IntN(30 * e.batches)
 				p.Spawn("worker", func() {
 					for range pauses {
 						p.Pause(nil)
@@ -296,19 +317,20 @@ func (p *program) source(epoch, batches, at, ending int) func(context.Context, L
 			}
 		}
 		ahead := 1 + p.Rand.IntN(p.cfg.Hosts)
-		if ending == byCancel || ending == bySourceCancel {
-			ahead += p.Rand.IntN(2) // may ask for more slots than there are, which only the cancellation ends
+		if e.ending == byCancel || e.ending == bySourceCancel {
+			// May ask for more slots than exist: only the cancellation ends that wait.
+			ahead += p.Rand.IntN(2)
 		}
 		var hosts []int
 		lent := 0
-		for i := range batches {
-			if i == at && ending == bySourceError {
+		for i := range e.batches {
+			if i == e.at && e.ending == bySourceError {
 				return errSource
 			}
-			if i == at && ending == bySourcePanic {
+			if i == e.at && e.ending == bySourcePanic {
 				panic("at")
 			}
-			for lent < batches && len(hosts) < ahead {
+			for lent < e.batches && len(hosts) < ahead {
 				k, err := lend(ctx)
 				if err != nil {
 					return err
@@ -316,12 +338,12 @@ func (p *program) source(epoch, batches, at, ending int) func(context.Context, L
 				hosts = append(hosts, k)
 				lent++
 			}
-			p.dev.fill(hosts[0], 100*epoch+i+1)
+			p.dev.fill(hosts[0], 100*e.epoch+i+1)
 			n := 2
-			if i == at && ending == byFinishError {
+			if i == e.at && e.ending == byFinishError {
 				n = 1
 			}
-			if err := deliver(n, 100*epoch+i+1); err != nil {
+			if err := deliver(n, 100*e.epoch+i+1); err != nil {
 				return err
 			}
 			hosts = hosts[1:]
@@ -347,12 +369,12 @@ func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
 		p.dev.kernel(l, other, value)
 		used = append(used, other)
 		if rng.IntN(2) == 0 {
-			p.Running().Stream = other // the consumer changes streams in the middle of its turn
+			p.Running().Stream = other // the consumer changes streams during its turn
 		}
 	}
 	if rng.IntN(6) == 0 {
-		// Another change of streams: the consumer itself orders the new one after the old one, and
-		// does not say Use.
+		// The consumer changes streams without Use, and orders the new stream after the old one
+		// itself.
 		other, e := rng.IntN(p.Streams()), &simEvent{}
 		if err := p.dev.order(e, p.Running().Stream, other); err != nil {
 			p.Report("changing streams: %v", err)
@@ -373,7 +395,7 @@ func (p *program) turn(l *Lease[int, *simEvent], value int, retains bool) {
 	}
 }
 
-// TestSchedules runs the ring under many schedules and wants no report.
+// TestSchedules runs the ring under many schedules and expects no report.
 func TestSchedules(t *testing.T) {
 	if *replaySeed > 0 {
 		_, reports := runSchedule(*replaySeed, nil, func(f string, a ...any) { t.Logf(f, a...) })
@@ -412,20 +434,20 @@ func parallel(n uint64, fn func(seed uint64) bool) {
 	wg.Wait()
 }
 
-// TestReplay: a schedule is a function of its seed.
-func TestReplay(t *testing.T) {
+// A seed determines a schedule completely.
+func TestScheduleIsAFunctionOfItsSeed(t *testing.T) {
 	for seed := uint64(1); seed <= 50; seed++ {
 		var logs [2]strings.Builder
 		for i := range logs {
 			runSchedule(seed, nil, func(f string, a ...any) { fmt.Fprintf(&logs[i], f+"\n", a...) })
 		}
 		if logs[0].String() != logs[1].String() {
-			t.Fatalf("seed %d ran in two ways", seed)
+			t.Fatalf("seed %d gave two different schedules", seed)
 		}
 	}
 }
 
-// The mutants each leave out one call of the ring on its device.
+// Each mutant leaves out one of the ring's calls on its device.
 type (
 	noHostWait   struct{ simulated }
 	noStreamWait struct{ simulated }
@@ -483,8 +505,8 @@ func (m noUseWait) Wait(stream int, e *simEvent) error {
 
 func (m noCloseWaits) Close([]*simEvent) error { return m.simulated.Close(nil) }
 
-// TestMissingEdges leaves out each edge in turn. Every one must be reported, by its name, and
-// nothing else may be.
+// TestMissingEdges leaves out each edge in turn. The simulation must report each one by its name,
+// and must report nothing else.
 func TestMissingEdges(t *testing.T) {
 	const within = 10000
 	tests := []struct {
@@ -516,8 +538,10 @@ func TestMissingEdges(t *testing.T) {
 					switch {
 					case strings.Contains(r, fmt.Sprintf("edge %q is missing", test.edge)):
 						found = true
-					case strings.Contains(r, `edge "close" is missing`): // Close waits through the released events too
-					case !strings.Contains(r, "edge"): // wrong content: the damage itself
+					case strings.Contains(r, `edge "close" is missing`):
+					// Close waits through the released events too.
+					case !strings.Contains(r, "edge"):
+					// Wrong content: the damage itself.
 					default:
 						t.Errorf("seed %d: reported, but not as %q: %s", seed, test.edge, r)
 					}

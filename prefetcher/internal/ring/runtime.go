@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// runtimeScheduler is the Scheduler of real programs: goroutines, a mutex and a condition.
+// runtimeScheduler is the Scheduler outside of tests: goroutines, a mutex and a condition variable.
 type runtimeScheduler struct {
 	sync.Mutex
 	changed *sync.Cond

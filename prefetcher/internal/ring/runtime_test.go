@@ -12,10 +12,9 @@ import (
 	"time"
 )
 
-// freeDevice runs every stream in a goroutine of its own, and the ring on the Go runtime: here the
-// race detector looks at the ring's own variables and the runtime scheduler's wake-ups are what
-// they are in a program. Which schedule comes is up to the machine; the proof of the edges is
-// TestSchedules.
+// freeDevice runs every stream in its own goroutine, and the ring on the Go runtime. So the race
+// detector checks the ring's own variables, and the runtime scheduler's wake-ups are those of a
+// real program. The machine determines the schedule; TestSchedules proves the edges.
 type freeDevice struct {
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -27,7 +26,7 @@ type freeDevice struct {
 	closed  bool
 	workers sync.WaitGroup
 	bad     []string
-	fail    atomic.Int32 // fail the so-manieth call of Copy from now
+	fail    atomic.Int32 // the n-th call of Copy from now fails
 }
 
 type freeOp struct {
@@ -57,7 +56,7 @@ func (d *freeDevice) stream(i int) {
 			d.changed.Wait()
 		}
 		d.mu.Unlock()
-		runtime.Gosched() // the operation takes a while
+		runtime.Gosched() // simulates that the operation takes time
 		d.mu.Lock()
 		o := d.queues[i][0]
 		d.queues[i] = d.queues[i][1:]
@@ -154,7 +153,7 @@ func (d *freeDevice) kernel(stream, slot, value int) {
 	}})
 }
 
-// TestRuntime runs rings on real goroutines through all the ways in which an epoch can end.
+// TestRuntime runs rings on real goroutines through all ways in which an epoch can end.
 func TestRuntime(t *testing.T) {
 	limit := time.AfterFunc(2*time.Minute, func() {
 		buf := make([]byte, 1<<20)
@@ -163,116 +162,9 @@ func TestRuntime(t *testing.T) {
 	defer limit.Stop()
 	before := runtime.NumGoroutine()
 	for seed := range uint64(400) {
-		rng := rand.New(rand.NewPCG(seed, 2))
-		cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4}
-		dev := newFreeDevice(cfg)
-		r, err := New(Device[int, *freeEvent](dev), cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		brokenAt := 0
-		if rng.IntN(6) == 0 {
-			brokenAt = 1 + rng.IntN(6)
-			dev.fail.Store(int32(brokenAt))
-		}
-		broken := false
-		var users sync.WaitGroup // of retained batches
-		for epoch := range 3 {
-			batches, ending := 1+rng.IntN(6), rng.IntN(byFinishError)
-			at := rng.IntN(batches)
-			dev.current.Store(int32(1 + rng.IntN(2)))
-			ctx, cancel := context.WithCancelCause(context.Background())
-			if ending == byCancel {
-				go func() {
-					for range at * 20 {
-						runtime.Gosched()
-					}
-					cancel(errCanceled)
-				}()
-			}
-			seen := 0
-			err := func() (err error) {
-				defer func() {
-					if v := recover(); v != nil {
-						err = errors.New(v.(string))
-					}
-				}()
-				return r.Run(ctx, func(ctx context.Context, lend Lend, deliver Deliver) error {
-					for i := range batches {
-						if i == at && ending == bySourceError {
-							return errSource
-						}
-						if i == at && ending == bySourcePanic {
-							runtime.Goexit()
-						}
-						k, err := lend(ctx)
-						if err != nil {
-							return err
-						}
-						dev.mu.Lock()
-						dev.host[k] = epoch*100 + i + 1
-						dev.mu.Unlock()
-						if err := deliver(1, nil); err != nil {
-							return err
-						}
-					}
-					return nil
-				}, func(l *Lease[int, *freeEvent]) bool {
-					seen++
-					dev.kernel(int(dev.current.Load()), l.Slot, epoch*100+seen)
-					if rng.IntN(8) == 0 {
-						if err := l.Retain(); err != nil {
-							t.Error(err)
-						}
-						value := epoch*100 + seen
-						users.Go(func() {
-							if err := l.Use(2); err != nil {
-								t.Error(err)
-							}
-							dev.kernel(2, l.Slot, value)
-							if err := l.Release(); err != nil {
-								t.Error(err)
-							}
-						})
-					}
-					if seen-1 == at && ending == byPanic {
-						panic("body")
-					}
-					return seen-1 != at || ending != byBreak
-				})
-			}()
-			cancel(nil)
-			if errors.Is(err, errFinish) {
-				broken = true
-			}
-			switch {
-			case errors.Is(err, ErrRetained): // the goroutine that releases was slow
-			case broken:
-				if !errors.Is(err, errFinish) {
-					t.Errorf("seed %d: a broken ring goes on: %v", seed, err)
-				}
-			case ending == byCancel && errors.Is(err, errCanceled):
-			case ending == bySourceError && errors.Is(err, errSource) && seen == at:
-			case ending == bySourcePanic && err != nil && strings.Contains(err.Error(), "Goexit") && seen == at:
-			case ending == byPanic && err != nil && err.Error() == "body":
-			case err == nil && (ending == byBreak && seen == at+1 || seen == batches):
-			default:
-				t.Errorf("seed %d: epoch %d ending %d at %d of %d: %d seen, %v", seed, epoch, ending, at, batches, seen, err)
-			}
-		}
-		users.Wait()
-		if err := r.Close(); err != nil && brokenAt == 0 {
-			t.Errorf("seed %d: Close: %v", seed, err)
-		}
-		if err := r.Close(); err != nil {
-			t.Errorf("seed %d: second Close: %v", seed, err)
-		}
-		dev.workers.Wait()
-		for _, b := range dev.bad {
-			t.Errorf("seed %d: %s", seed, b)
-		}
+		runOnRuntime(t, seed)
 	}
-	// Goroutines that are on their last instructions may have to wait for a core for that.
+	// Goroutines that are about to end may have to wait for a core.
 	for late := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(late); {
 		runtime.Gosched()
 	}
@@ -281,7 +173,142 @@ func TestRuntime(t *testing.T) {
 	}
 }
 
-// lateDevice holds a Current up until the lease's end has begun.
+// runtimeRun is one ring of TestRuntime, drawn from its seed.
+type runtimeRun struct {
+	t      *testing.T
+	seed   uint64
+	rng    *rand.Rand
+	dev    *freeDevice
+	ring   *Ring[int, *freeEvent]
+	broken bool           // a copy has failed
+	users  sync.WaitGroup // of retained batches
+}
+
+func runOnRuntime(t *testing.T, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4}
+	r := &runtimeRun{t: t, seed: seed, rng: rng, dev: newFreeDevice(cfg)}
+	var err error
+	if r.ring, err = New(Device[int, *freeEvent](r.dev), cfg); err != nil {
+		t.Fatal(err)
+	}
+	breaks := rng.IntN(6) == 0
+	if breaks {
+		r.dev.fail.Store(int32(1 + rng.IntN(6)))
+	}
+	for epoch := range 3 {
+		r.epoch(epoch)
+	}
+	r.users.Wait()
+	if err := r.ring.Close(); err != nil && !breaks {
+		t.Errorf("seed %d: Close: %v", seed, err)
+	}
+	if err := r.ring.Close(); err != nil {
+		t.Errorf("seed %d: second Close: %v", seed, err)
+	}
+	r.dev.workers.Wait()
+	for _, b := range r.dev.bad {
+		t.Errorf("seed %d: %s", seed, b)
+	}
+}
+
+func (r *runtimeRun) epoch(epoch int) {
+	e := plan{epoch: epoch, batches: 1 + r.rng.IntN(6), ending: r.rng.IntN(byFinishError)}
+	e.at = r.rng.IntN(e.batches)
+	r.dev.current.Store(int32(1 + r.rng.IntN(2)))
+	ctx, cancel := context.WithCancelCause(context.Background())
+	if e.ending == byCancel {
+		go func() {
+			for range e.at * 20 {
+				runtime.Gosched()
+			}
+			cancel(errCanceled)
+		}()
+	}
+	seen := 0
+	err := func() (err error) {
+		defer func() {
+			if v := recover(); v != nil {
+				err = errors.New(v.(string))
+			}
+		}()
+		return r.ring.Run(ctx, r.source(e), func(l *Lease[int, *freeEvent]) bool {
+			seen++
+			r.turn(l, epoch*100+seen)
+			if seen-1 == e.at && e.ending == byPanic {
+				panic("body")
+			}
+			return seen-1 != e.at || e.ending != byBreak
+		})
+	}()
+	cancel(nil)
+	r.checkEnd(e, seen, err)
+}
+
+func (r *runtimeRun) source(e plan) func(context.Context, Lend, Deliver) error {
+	return func(ctx context.Context, lend Lend, deliver Deliver) error {
+		for i := range e.batches {
+			if i == e.at && e.ending == bySourceError {
+				return errSource
+			}
+			if i == e.at && e.ending == bySourcePanic {
+				runtime.Goexit()
+			}
+			k, err := lend(ctx)
+			if err != nil {
+				return err
+			}
+			r.dev.mu.Lock()
+			r.dev.host[k] = e.epoch*100 + i + 1
+			r.dev.mu.Unlock()
+			if err := deliver(1, nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// turn reads the batch, and sometimes retains it for another goroutine that reads it on stream 2.
+func (r *runtimeRun) turn(l *Lease[int, *freeEvent], value int) {
+	r.dev.kernel(int(r.dev.current.Load()), l.Slot, value)
+	if r.rng.IntN(8) != 0 {
+		return
+	}
+	if err := l.Retain(); err != nil {
+		r.t.Error(err)
+	}
+	r.users.Go(func() {
+		if err := l.Use(2); err != nil {
+			r.t.Error(err)
+		}
+		r.dev.kernel(2, l.Slot, value)
+		if err := l.Release(); err != nil {
+			r.t.Error(err)
+		}
+	})
+}
+
+// checkEnd checks the number of batches seen and the error of an epoch against its plan.
+func (r *runtimeRun) checkEnd(e plan, seen int, err error) {
+	r.broken = r.broken || errors.Is(err, errFinish)
+	switch {
+	case errors.Is(err, ErrRetained): // the releasing goroutine was slow
+	case r.broken:
+		if !errors.Is(err, errFinish) {
+			r.t.Errorf("seed %d: a broken ring continues: %v", r.seed, err)
+		}
+	case e.ending == byCancel && errors.Is(err, errCanceled):
+	case e.ending == bySourceError && errors.Is(err, errSource) && seen == e.at:
+	case e.ending == bySourcePanic && err != nil && strings.Contains(err.Error(), "Goexit") && seen == e.at:
+	case e.ending == byPanic && err != nil && err.Error() == "body":
+	case err == nil && (e.ending == byBreak && seen == e.at+1 || seen == e.batches):
+	default:
+		r.t.Errorf("seed %d: epoch %d ending %d at %d of %d: %d seen, %v", r.seed, e.epoch, e.ending, e.at, e.batches, seen, err)
+	}
+}
+
+// lateDevice delays Current until the lease's end has begun.
 type lateDevice struct {
 	*freeDevice
 	late  atomic.Bool
@@ -296,9 +323,9 @@ func (d *lateDevice) Current() (int, error) {
 	return d.freeDevice.Current()
 }
 
-// TestReleaseBesideClose: a Release on another goroutine that comes while Close releases the same
-// batch is no data race (for the race detector to see).
-func TestReleaseBesideClose(t *testing.T) {
+// A Release on another goroutine while Close releases the same batch must not be a data race (the
+// race detector checks this).
+func TestReleaseDuringCloseHasNoRace(t *testing.T) {
 	for range 50 {
 		cfg := Config{Slots: 1, Hosts: 1, Batch: 1}
 		dev := &lateDevice{freeDevice: newFreeDevice(cfg), ended: make(chan struct{})}
@@ -317,7 +344,7 @@ func TestReleaseBesideClose(t *testing.T) {
 			kept = l
 			l.OnEnd = func() {
 				close(dev.ended)
-				for range 100 { // while the other goroutine goes on
+				for range 100 { // lets the other goroutine continue
 					runtime.Gosched()
 				}
 			}
@@ -333,7 +360,7 @@ func TestReleaseBesideClose(t *testing.T) {
 				t.Errorf("Release: %v", err)
 			}
 		})
-		for { // until Release has begun: from there on only Close can end the lease
+		for { // until Release has begun: from then on only Close can end the lease
 			r.sched.Lock()
 			begun := kept.retains == 0
 			r.sched.Unlock()

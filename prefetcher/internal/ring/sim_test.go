@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/internal/simulate"
 )
 
-// The ring's device and its two ends in the simulated world.
+// This file implements the ring's device, source and consumer in the simulated world.
 
 type (
 	world    = simulate.World
@@ -18,7 +18,7 @@ type (
 	clock    = simulate.Clock
 )
 
-// access kinds, as they are named in a report.
+// Access kinds, as reports name them.
 const (
 	bySource   = "the source's fill"
 	byCopy     = "a copy"
@@ -27,11 +27,11 @@ const (
 	byFree     = "the ring's free"
 )
 
-// freed is the generation of the ring's free: after all batches.
+// freed is the generation of the ring's free: it comes after all batches.
 const freed = 1 << 30
 
-// edge names the edge that should order a write and a read of a slot: the read of the same batch or
-// a later one comes after the write, the read of an earlier batch before it.
+// edge names the edge that should order a write and a read of a slot. The read of the same or a
+// later batch comes after the write; the read of an earlier batch comes before it.
 func edge(cell *simulate.Cell, write, read simulate.Access) string {
 	host := strings.HasPrefix(cell.Name, "host")
 	switch {
@@ -44,22 +44,19 @@ func edge(cell *simulate.Cell, write, read simulate.Access) string {
 	case host && write.Gen > read.Gen:
 		return "copied"
 	case host:
-		return "delivered" // the ring's lock: from the source to the driver
+		return "delivered" // the ring's lock orders the driver after the source
 	}
 	return "order of P"
 }
 
-// ---- Device
-// ---------------------------------------------------------------------------------------------------------------------------------------
-
-// simDevice is a GPU: stream 0 is P, stream 1 the default stream.
+// simDevice is a simulated GPU: stream 0 is P, stream 1 the default stream.
 type simDevice struct {
 	*world
 	host  []*cell
 	stage *cell
 	slot  []*cell
 	open  bool
-	gen   int // of the batch that the driver works on
+	gen   int // generation of the batch that the driver works on
 }
 
 func newSimDevice(w *world, cfg Config) *simDevice {
@@ -135,7 +132,8 @@ func (d *simDevice) Copy(slot, host, n int, released []*simEvent, copied *simEve
 	return d.Record(copied, 0)
 }
 
-// copy and finish take two steps each, so that others get between their beginning and their end.
+// copy and finish take two steps each, so that other operations can run between their beginning and
+// their end.
 func (d *simDevice) copy(slot, host, n int) {
 	src, dst, value := d.host[host], d.stage, 0
 	d.gen = src.LastWrite().Gen
@@ -183,7 +181,7 @@ func (d *simDevice) HostWait(_ int, e *simEvent, stop func() error) error {
 	return d.Synchronize(e, stop)
 }
 
-// fill is the source writing a host slot, in two steps.
+// fill simulates the source writing a host slot, in two steps.
 func (d *simDevice) fill(host, value int) {
 	m := d.host[host]
 	d.Touch(m, bySource, value, true)
@@ -194,7 +192,7 @@ func (d *simDevice) fill(host, value int) {
 	d.Note("filled host %d with %d", host, value)
 }
 
-// kernel is the consumer reading a batch on a stream, in two steps.
+// kernel simulates the consumer reading a batch on a stream, in two steps.
 func (d *simDevice) kernel(l *Lease[int, *simEvent], stream, value int) {
 	m := d.slot[l.Slot]
 	for _, what := range []string{"kernel", "kernel, end"} {
@@ -207,12 +205,13 @@ func (d *simDevice) kernel(l *Lease[int, *simEvent], stream, value int) {
 	}
 }
 
-// order is a program's own event between two of its streams.
+// order simulates a program's own event between two of its streams.
 func (d *simDevice) order(e *simEvent, first, second int) error {
 	return errors.Join(d.Record(e, first), d.Wait(second, e))
 }
 
-// cpuDevice is the world without a GPU: what would be enqueued is done at once by the calling task.
+// cpuDevice simulates a machine without a GPU: the calling task does the work at once instead of
+// enqueueing it.
 type cpuDevice struct {
 	*simDevice
 	direct bool
