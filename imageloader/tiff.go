@@ -82,16 +82,11 @@ func (t *tiffImage) tag(number uint16, limit int) tiffValues {
 		return none
 	}
 	entries := t.data[directory+2:]
-	for range t.order.Uint16(t.data[directory:]) {
-		if len(entries) < 12 {
-			return none
-		}
-		if t.order.Uint16(entries) == number {
-			break
-		}
+	entries = entries[:min(len(entries), 12*int(t.order.Uint16(t.data[directory:])))]
+	for len(entries) >= 12 && t.order.Uint16(entries) != number {
 		entries = entries[12:]
 	}
-	if len(entries) < 12 || t.order.Uint16(entries) != number {
+	if len(entries) < 12 {
 		return none
 	}
 	size := map[uint16]int{1: 1, 3: 2, 4: 4}[t.order.Uint16(entries[2:])]
@@ -264,6 +259,9 @@ func (t *tiffImage) decodeBlock(rgb, row []byte, i, j int) error {
 	}
 	part := t.visible(i, j)
 	need, rows := t.bytes(part.Dx()), part.Dy()
+	if t.samples == 4 && t.depth == 8 { // the library wants all of a tile's row
+		need = len(row)
+	}
 	if t.predictor { // sums need all of a block
 		need = len(row)
 		if t.tiled {
