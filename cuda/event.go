@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // Event marks a point in a stream's queue. Another stream can wait for the event
@@ -24,6 +25,7 @@ type Event struct {
 
 // event is the part of an Event that lives until the last call that uses it returns.
 type event struct {
+	made   origin.Origin
 	c      *capi.Event
 	closed atomic.Bool
 	refs   atomic.Int64 // calls in progress, plus one until Close
@@ -64,10 +66,11 @@ func NewEvent(o EventOptions) (*Event, error) {
 }
 
 func newEvent(c *capi.Event) *Event {
-	e := &Event{event: &event{c: c}}
+	e := &Event{event: &event{made: origin.New("event"), c: c}}
 	e.refs.Store(1)
 	e.cleanup = runtime.AddCleanup(e, func(inner *event) {
 		leakedEvents.Add(1)
+		inner.made.Leaked()
 		slog.Debug("cuda: an Event became unreachable before Close; freed")
 		inner.close()
 	}, e.event)
@@ -98,6 +101,7 @@ func (e *event) done() {
 
 func (e *event) close() {
 	if !e.closed.Swap(true) {
+		e.made.Closed()
 		e.done()
 	}
 }

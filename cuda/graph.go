@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // Graph is a sequence of work on one GPU. [Capture] records the sequence once; one call then queues
@@ -32,6 +33,7 @@ type Graph struct {
 
 // graph is the part of a Graph that lives until the last call that uses it returns.
 type graph struct {
+	made   origin.Origin
 	c      *capi.Graph
 	device Device
 	side   *sideStream // nil: captured on the caller's stream
@@ -161,10 +163,11 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 }
 
 func newGraph(c *capi.Graph, d Device, side *sideStream) *Graph {
-	g := &Graph{graph: &graph{c: c, device: d, side: side}}
+	g := &Graph{graph: &graph{made: origin.New("graph"), c: c, device: d, side: side}}
 	g.refs.Store(1)
 	g.cleanup = runtime.AddCleanup(g, func(inner *graph) {
 		leakedGraphs.Add(1)
+		inner.made.Leaked()
 		slog.Debug("cuda: a Graph became unreachable before Close; freed")
 		inner.close()
 	}, g.graph)
@@ -199,6 +202,7 @@ func (g *graph) done() {
 
 func (g *graph) close() {
 	if !g.closed.Swap(true) {
+		g.made.Closed()
 		g.done()
 	}
 }

@@ -16,7 +16,8 @@ type LeakCounts struct {
 }
 
 // Leaks returns the counts since the start of the process. The garbage collector finds an object
-// some time after it became unreachable. slog.Debug also logs each object.
+// some time after it became unreachable. slog.Debug also logs each object. In a
+// build with the tag debug, package leaks says where the program made them.
 func Leaks() LeakCounts {
 	return LeakCounts{Graphs: leakedGraphs.Load(), Events: leakedEvents.Load(), Streams: leakedStreams.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // AllocatorStats describes how LibTorch's caching allocator holds a device's memory, in addition to
@@ -78,6 +79,7 @@ type MemoryPool struct {
 }
 
 type memoryPool struct {
+	made   origin.Origin
 	mu     sync.Mutex
 	c      *capi.MemoryPool // nil after Close
 	device Device
@@ -98,8 +100,9 @@ func NewMemoryPool(d Device) (*MemoryPool, error) {
 }
 
 func newMemoryPool(c *capi.MemoryPool, d Device, free func(*capi.MemoryPool) error) *MemoryPool {
-	p := &MemoryPool{memoryPool: &memoryPool{c: c, device: d, free: free}}
+	p := &MemoryPool{memoryPool: &memoryPool{made: origin.New("memory pool"), c: c, device: d, free: free}}
 	p.cleanup = runtime.AddCleanup(p, func(inner *memoryPool) {
+		inner.made.Leaked()
 		slog.Debug("cuda: a MemoryPool became unreachable before Close; closed", "error", inner.close())
 	}, p.memoryPool)
 	return p
@@ -216,6 +219,7 @@ func (p *memoryPool) close() error {
 	err := p.free(p.c)
 	if !refused(err) {
 		p.c = nil
+		p.made.Closed()
 	}
 	return err
 }

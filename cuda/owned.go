@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // OwnedStream is an exclusive stream, whereas the streams of [NewStream] may be shared. Use it for
@@ -17,6 +18,7 @@ import (
 // its Close, since copies of its Stream may exist; [Leaks] counts it.
 type OwnedStream struct {
 	Stream
+	made    origin.Origin
 	closed  atomic.Bool
 	cleanup runtime.Cleanup
 }
@@ -37,12 +39,22 @@ func NewOwnedStream(d Device, o StreamOptions) (*OwnedStream, error) {
 }
 
 func newOwnedStream(s Stream) *OwnedStream {
-	o := &OwnedStream{Stream: s}
-	o.cleanup = runtime.AddCleanup(o, func(s Stream) {
-		leakedStreams.Add(1)
-		slog.Debug("cuda: an OwnedStream became unreachable before Close; it is not used again", "stream", s.String())
-	}, s)
+	o := &OwnedStream{Stream: s, made: origin.New("stream")}
+	o.cleanup = runtime.AddCleanup(o, lostStream.report, lostStream{o.made, s})
 	return o
+}
+
+// lostStream is an OwnedStream that the garbage collector has found.
+type lostStream struct {
+	made   origin.Origin
+	stream Stream
+}
+
+func (l lostStream) report() {
+	leakedStreams.Add(1)
+	l.made.Leaked()
+	l.made.Closed()
+	slog.Debug("cuda: an OwnedStream became unreachable before Close; it is not used again", "stream", l.stream.String())
 }
 
 // Close gives the stream back. It does not wait: queued work continues, and the stream gets its
@@ -63,5 +75,6 @@ func (o *OwnedStream) Close() error {
 		return checked(err)
 	}
 	o.cleanup.Stop()
+	o.made.Closed()
 	return nil
 }

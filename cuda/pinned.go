@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // Pinned is page-locked host memory. The GPU's copy engines read and write it directly, so that a
@@ -15,6 +16,7 @@ import (
 // last copy from or to it is done. A buffer that becomes unreachable before its Close is not freed,
 // since slices of it may exist; [Leaks] counts it.
 type Pinned struct {
+	made    origin.Origin
 	memory  []byte
 	c       *capi.Pinned
 	closed  atomic.Bool
@@ -54,13 +56,23 @@ func RegisterPinned(memory []byte) (*Pinned, error) {
 }
 
 func newPinned(c *capi.Pinned, memory []byte) *Pinned {
-	p := &Pinned{memory: memory, c: c}
-	p.cleanup = runtime.AddCleanup(p, func(bytes int) {
-		leakedPinned.Add(1)
-		leakedPinnedBytes.Add(int64(bytes))
-		slog.Debug("cuda: a Pinned became unreachable before Close; its memory stays locked", "bytes", bytes)
-	}, len(memory))
+	p := &Pinned{made: origin.New("pinned memory"), memory: memory, c: c}
+	p.cleanup = runtime.AddCleanup(p, lostPinned.report, lostPinned{p.made, len(memory)})
 	return p
+}
+
+// lostPinned is a Pinned that the garbage collector has found.
+type lostPinned struct {
+	made  origin.Origin
+	bytes int
+}
+
+func (l lostPinned) report() {
+	leakedPinned.Add(1)
+	leakedPinnedBytes.Add(int64(l.bytes))
+	l.made.Leaked()
+	l.made.Closed()
+	slog.Debug("cuda: a Pinned became unreachable before Close; its memory stays locked", "bytes", l.bytes)
 }
 
 // Bytes returns the memory itself, or nil after Close. The slice and its subslices are valid until
@@ -77,7 +89,11 @@ func (p *Pinned) Bytes() []byte {
 // before the call, wait until no copy from or to the memory is in flight, and no goroutine uses
 // slices of it. Further calls, and calls on nil, do nothing and return nil.
 func (p *Pinned) Close() error {
-	if p == nil || p.closed.Swap(true) || p.c == nil {
+	if p == nil || p.closed.Swap(true) {
+		return nil
+	}
+	p.made.Closed()
+	if p.c == nil {
 		return nil
 	}
 	p.cleanup.Stop()

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/origin"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -26,6 +27,8 @@ type Batch struct {
 	Slot  int // index of the batch's device slot: the same slot has the same addresses
 	Info  any // the info that the source passed to deliver
 
+	made    origin.Origin
+	holds   origin.Holds
 	p       *Prefetcher
 	lease   *lease
 	scope   *torch.Scope
@@ -33,9 +36,9 @@ type Batch struct {
 }
 
 func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
-	b := &Batch{N: l.N, Epoch: epoch, Index: l.Index, Slot: l.Slot, Info: l.Info, p: p, lease: l}
+	b := &Batch{made: origin.New("batch"), N: l.N, Epoch: epoch, Index: l.Index, Slot: l.Slot, Info: l.Info, p: p, lease: l}
 	b.scope = torch.NewScope(fmt.Sprintf("batch %d of epoch %d", l.Index, epoch))
-	l.OnEnd = func() { b.scope.Close() }
+	l.OnEnd = b.end
 	whole := p.slots.result(l.Slot, l.Host)
 	b.tensors = make([]*torch.Tensor, len(whole))
 	for i, t := range whole {
@@ -58,6 +61,13 @@ func (p *Prefetcher) newBatch(l *lease, epoch int) (*Batch, error) {
 	return b, nil
 }
 
+// end is called once, with the batch's last reference.
+func (b *Batch) end() {
+	b.holds.DropAll()
+	b.made.Closed()
+	b.scope.Close()
+}
+
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
@@ -78,13 +88,23 @@ func (b *Batch) Use(stream cuda.Stream) error {
 // turn fails with [ErrRetained], even if another goroutine is about to call Release. A consumer
 // that passes batches to other goroutines must therefore keep fewer than Options.Depth of them
 // retained. Close does not wait for a Release: it takes the slots back.
-func (b *Batch) Retain() error { return b.error("retain", b.lease.Retain()) }
+func (b *Batch) Retain() error {
+	b.holds.Add("retained batch")
+	err := b.lease.Retain()
+	if err != nil {
+		b.holds.Drop()
+	}
+	return b.error("retain", err)
+}
 
 // Release undoes one Retain. Any goroutine may call it: its current stream counts as a stream that
 // used the batch, like those passed to Use. If the turn is over, the last Release frees everything
 // computed from the batch. If another goroutine may call Close, a stream that only Release names
 // must be idle, or Use must name it before.
-func (b *Batch) Release() error { return b.error("release", b.lease.Release()) }
+func (b *Batch) Release() error {
+	b.holds.Drop() // first: with the last release the batch may end
+	return b.error("release", b.lease.Release())
+}
 
 func (b *Batch) error(what string, err error) error {
 	if err != nil {

@@ -7,9 +7,11 @@ import (
 	"iter"
 	"log/slog"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/origin"
 	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
@@ -110,6 +112,7 @@ var (
 // A Prefetcher must be closed. If it becomes unreachable without Close, the garbage collector
 // closes it at some later time, and logs a warning to Options.Logger.
 type Prefetcher struct {
+	made    origin.Origin
 	source  Source
 	device  cuda.Device
 	slots   *slots
@@ -119,6 +122,7 @@ type Prefetcher struct {
 	images  int // index of the field; -1 if there is none
 	labels  int
 	cleanup runtime.Cleanup
+	closed  sync.Once
 }
 
 // New allocates the slots and starts the goroutine that drives the copies. It blocks while it pins
@@ -180,9 +184,12 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if err != nil {
 		return nil, err
 	}
-	p := &Prefetcher{source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r, images: s.field("images"), labels: s.field("labels")}
+	p := &Prefetcher{made: origin.New("prefetcher"), source: source, device: o.Device, slots: s, starved: idle, tracer: tracer, ring: r, images: s.field("images"), labels: s.field("labels")}
 	logger.Debug("prefetcher: open", "device", o.Device, "device_slots", s.depth, "host_slots", s.hosts, "batch", s.batch)
+	made := p.made
 	p.cleanup = runtime.AddCleanup(p, func(r *ring.Ring[cuda.Stream, *cuda.Event]) {
+		made.Leaked()
+		made.Closed()
 		logger.Warn("prefetcher: a Prefetcher became unreachable before Close; closed", "error", r.Close())
 	}, r)
 	return p, nil
@@ -292,6 +299,7 @@ func (p *Prefetcher) Close() error {
 	err := p.ring.Close()
 	if !errors.Is(err, ring.ErrRunning) {
 		p.cleanup.Stop()
+		p.closed.Do(p.made.Closed)
 		err = errors.Join(err, p.tracer.close())
 	}
 	runtime.KeepAlive(p)

@@ -5,12 +5,14 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // handle is one reference to a LibTorch tensor. It frees the tensor after close, when the last user
 // has left. Every use of the C pointer lies between acquire and release. Both keep the handle
 // reachable, so that the garbage collector's cleanup cannot run between them.
 type handle struct {
+	made  origin.Origin
 	c     *capi.Tensor
 	state atomic.Int64 // number of users, plus closing after close
 }
@@ -29,7 +31,7 @@ var caught atomic.Int64
 
 // Caught returns the number of tensors, since the start of the process, that the garbage collector
 // freed because neither they nor their scope were closed. They were freed late. In a correct
-// training loop this number stays constant.
+// training loop this number stays constant. Package leaks says where the program made them.
 func Caught() int64 { return caught.Load() }
 
 // LiveTensors returns the number of references to LibTorch tensors that the process holds: open
@@ -38,12 +40,22 @@ func LiveTensors() int64 { return capi.TensorCount() }
 
 // newOwned takes ownership of c.
 func newOwned(c *capi.Tensor) *owned {
-	o := &owned{handle: handle{c: c}}
-	o.more.cleanup = runtime.AddCleanup(o, func(c *capi.Tensor) {
-		capi.FreeTensor(c)
-		caught.Add(1)
-	}, c)
+	o := &owned{handle: handle{made: origin.New("tensor"), c: c}}
+	o.more.cleanup = runtime.AddCleanup(o, unreachable.free, unreachable{o.made, c})
 	return o
+}
+
+// unreachable is the tensor of an owned handle that the garbage collector has found.
+type unreachable struct {
+	made origin.Origin
+	c    *capi.Tensor
+}
+
+func (u unreachable) free() {
+	capi.FreeTensor(u.c)
+	caught.Add(1)
+	u.made.Leaked()
+	u.made.Closed()
 }
 
 // acquire returns nil if the handle is closed; otherwise a call of release must follow.
@@ -71,10 +83,12 @@ func (h *handle) detach() *capi.Tensor {
 			return nil
 		case n == 0:
 			if h.state.CompareAndSwap(0, 2*closing) {
+				h.made.Closed()
 				return h.c
 			}
 		default:
 			if h.state.CompareAndSwap(n, n+closing) {
+				h.made.Closed()
 				return nil
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
 )
 
 // Scope owns tensors and frees them together. The result of an operator joins the youngest scope
@@ -26,6 +27,7 @@ type Scope struct {
 // scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope, which
 // would keep the Scope alive for ever.
 type scopeState struct {
+	made   origin.Origin
 	name   string
 	born   uint64
 	mu     sync.Mutex
@@ -45,8 +47,8 @@ var scopesBorn atomic.Uint64
 // NewScope returns an empty scope. Errors of tensors that are used after the scope's end contain
 // the name.
 func NewScope(name string) *Scope {
-	s := &Scope{s: &scopeState{name: name, born: scopesBorn.Add(1)}}
-	s.cleanup = runtime.AddCleanup(s, func(s *scopeState) { caught.Add(s.close()) }, s.s)
+	s := &Scope{s: &scopeState{made: origin.New("scope"), name: name, born: scopesBorn.Add(1)}}
+	s.cleanup = runtime.AddCleanup(s, (*scopeState).caught, s.s)
 	return s
 }
 
@@ -125,7 +127,7 @@ func (s *Scope) add(c *capi.Tensor) *Tensor {
 		return nil
 	}
 	h := state.handle()
-	h.c = c
+	h.made, h.c = origin.New("tensor"), c
 	if len(s.fresh) == 0 {
 		s.fresh = make([]Tensor, len(scopeChunk{}))
 	}
@@ -162,8 +164,24 @@ func (s *scopeState) grow() {
 	s.chunks, s.used = append(live, new(scopeChunk)), 0
 }
 
+// caught is for a scope that the garbage collector has found.
+func (s *scopeState) caught() {
+	s.made.Leaked()
+	for i, chunk := range s.chunks { // of nobody else any more
+		for j := range s.filled(i) {
+			if chunk[j].state.Load() < closing {
+				chunk[j].made.Leaked()
+			}
+		}
+	}
+	caught.Add(s.close())
+}
+
 func (s *scopeState) close() (freed int64) {
 	s.mu.Lock()
+	if !s.closed {
+		s.made.Closed()
+	}
 	s.closed = true
 	chunks, used := s.chunks, s.used
 	s.chunks = nil
