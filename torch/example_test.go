@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A chain reads like maths; what goes wrong in it comes out at its end.
+// A chain of operators reads like a formula; its error surfaces at its end.
 func Example() {
 	scope := torch.NewScope("example")
 	defer scope.Close()
@@ -17,7 +17,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	x := scope.Own(data) // and whatever is computed from it
+	x := scope.Own(data) // x and all results computed from x belong to the scope
 
 	fmt.Println(x.T().MatMul(x))
 	mean, err := x.Mul(x).Mean().Float64()
@@ -34,7 +34,7 @@ func Example() {
 	// MatMul [float32[2 3] cpu float32[2 3] cpu]
 }
 
-// A loop without a Close: the scope of the data ends, and with it everything made from the data.
+// A loop without a Close: the end of the data's scope frees all tensors computed from the data.
 func ExampleScope() {
 	w, err := torch.Full(cuda.CPU, torch.Float32, 0.5, 2, 1)
 	if err != nil {
@@ -71,7 +71,7 @@ func ExampleScope() {
 	// 1 float32[] cpu: 7.25
 }
 
-// Gradient descent by hand: w is found such that w*3 = 6.
+// Gradient descent by hand finds w with w*3 = 6.
 func ExampleTensor_Backward() {
 	w, err := torch.Zeros(cuda.CPU, torch.Float32, 1)
 	if err != nil {
@@ -90,7 +90,7 @@ func ExampleTensor_Backward() {
 			fmt.Println(err)
 			return
 		}
-		// A leaf is changed in place under NoGrad.
+		// NoGrad allows the change of a leaf in place.
 		step := w.NoGrad().AddScaled_(w.In(turn).Grad(), -0.05)
 		if err := errors.Join(step.Err(), torch.ClearGrads(w), turn.Close()); err != nil {
 			fmt.Println(err)
@@ -102,7 +102,7 @@ func ExampleTensor_Backward() {
 	// float32[1] cpu: 2
 }
 
-// The mark travels with the data: nothing computed from the marked input is recorded, though the
+// The mark travels with the data: operators record nothing for the marked input, although the
 // parameter requires gradients.
 func ExampleTensor_NoGrad() {
 	scope := torch.NewScope("example")

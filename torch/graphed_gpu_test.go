@@ -17,23 +17,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-func onDevice(t *testing.T, data []float32, shape ...int64) *torch.Tensor {
-	t.Helper()
-	x := floats(t, data, shape...).To(gpu)
-	return must(t, x, x.Err())
-}
-
-func read(t *testing.T, x *torch.Tensor) []float32 {
-	t.Helper()
-	v, err := x.Float32s()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v
-}
-
-// Results of a graphed function equal those of the function, whatever lies in the arguments, and a
-// graph is made for each place.
+// The results of a graphed function equal those of the function for any values of the arguments,
+// and each address has its own graph.
 func TestGraphedEqualsEager(t *testing.T) {
 	onGPU(t)
 	w := onDevice(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2)
@@ -70,9 +55,9 @@ func TestGraphedEqualsEager(t *testing.T) {
 	}
 }
 
-// A whole training step, forward, backward, clip and optimizer, with a rate that changes: the same
-// losses and parameters as without a graph.
-func TestGraphedTrainingStep(t *testing.T) {
+// A whole training step with forward, backward, clipping, optimizer and a changing learning rate
+// gives the same losses and parameters as without a graph.
+func TestGraphedTrainingStepEqualsEager(t *testing.T) {
 	onGPU(t)
 	train := func(graphed bool) (losses []float64, params [][]float32, stats torch.GraphedStats) {
 		if err := torch.ManualSeed(7); err != nil {
@@ -133,7 +118,7 @@ func TestGraphedTrainingStep(t *testing.T) {
 		for _, p := range nn.Parameters(net) {
 			params = append(params, read(t, p))
 			if g := p.Grad(); g != nil {
-				t.Error("a gradient was left")
+				t.Error("a parameter still has a gradient")
 			}
 		}
 		return losses, params, g.Stats()
@@ -157,8 +142,9 @@ func TestGraphedTrainingStep(t *testing.T) {
 	}
 }
 
-// Dropout in a graph draws new numbers at each replay: those that it would draw without a graph.
-func TestRandomNumbersInAGraph(t *testing.T) {
+// Dropout in a graph draws new numbers at each replay: the numbers that it would draw without a
+// graph.
+func TestGraphsDrawNewRandomNumbers(t *testing.T) {
 	onGPU(t)
 	x, err := torch.Ones(gpu, torch.Float32, 4096)
 	must(t, x, err)
@@ -194,7 +180,7 @@ func TestRandomNumbersInAGraph(t *testing.T) {
 			}
 		}
 	}
-	// Two such graphs on two streams, and draws without a graph beside them: nobody gets an error.
+	// Two such graphs on two streams, and draws without a graph beside them, run without an error.
 	var all sync.WaitGroup
 	for i := range 3 {
 		stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
@@ -226,8 +212,8 @@ func TestRandomNumbersInAGraph(t *testing.T) {
 	all.Wait()
 }
 
-// A parameter that was given other memory, and a gradient that was dropped, are noticed.
-func TestStaleGraphs(t *testing.T) {
+// Graphed detects a parameter that received other memory, and a dropped gradient.
+func TestGraphedDetectsMovedTensors(t *testing.T) {
 	onGPU(t)
 	w := onDevice(t, []float32{1, 2})
 	if err := w.SetRequiresGrad(true); err != nil {
@@ -254,13 +240,13 @@ func TestStaleGraphs(t *testing.T) {
 			t.Fatalf("got %v, %v", v, err)
 		}
 	}
-	wantValues(t, must(t, w.Grad(), nil), 40, 400) // eager and a replay of each
+	wantValues(t, must(t, w.Grad(), nil), 40, 400) // one eager call and one replay of each
 	other := onDevice(t, []float32{3, 4})
 	if err := w.SetData(other); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := call(fixed); !errors.Is(err, cuda.ErrStale) || !strings.Contains(err.Error(), "other memory") {
-		t.Errorf("a parameter that moved: %v", err)
+		t.Errorf("a parameter that moved: got %v, want ErrStale", err)
 	}
 	if v, err := call(again); err != nil || v != 430 {
 		t.Errorf("got %v, %v", v, err)
@@ -269,7 +255,7 @@ func TestStaleGraphs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if v, err := call(again); err != nil || v != 430 {
-		t.Errorf("after the gradients were dropped: %v, %v", v, err)
+		t.Errorf("after the gradients were dropped: got %v, %v, want 430", v, err)
 	}
 	wantValues(t, must(t, w.Grad(), nil), 10, 100)
 	if s := again.Stats(); s.Stale != 2 || s.Captures != 3 {
@@ -277,8 +263,8 @@ func TestStaleGraphs(t *testing.T) {
 	}
 }
 
-// What a graph reads and nobody else holds any more stays until the graph is closed, and results
-// live on after it.
+// A graph's operands stay until the graph is closed, even if the graph holds their only references,
+// and results outlive the graph.
 func TestGraphKeepsItsOperands(t *testing.T) {
 	onGPU(t)
 	x, err := torch.Full(gpu, torch.Float32, 3, 1024)
@@ -295,7 +281,7 @@ func TestGraphKeepsItsOperands(t *testing.T) {
 	}
 	must(t, out, nil)
 	x.Close()
-	for range 50 { // would take the memory
+	for range 50 { // these would reuse the memory
 		y, err := torch.Full(gpu, torch.Float32, 5, 1024)
 		must(t, y, err)
 	}
@@ -322,9 +308,9 @@ func TestGraphKeepsItsOperands(t *testing.T) {
 	}
 }
 
-// An error names the operator and the line; what was captured before is gone, and the next capture
-// works.
-func TestACaptureSaysWhatBrokeIt(t *testing.T) {
+// The error of a capture names the operator and the line. The failed capture is discarded, and the
+// next capture works.
+func TestFailedCaptureNamesTheOperator(t *testing.T) {
 	onGPU(t)
 	x := onDevice(t, []float32{1, 2})
 	host := floats(t, []float32{1, 2})
@@ -340,16 +326,18 @@ func TestACaptureSaysWhatBrokeIt(t *testing.T) {
 		"ManualSeed":               {func() error { return torch.ManualSeed(1) }, ""},
 		"an error that is ignored": {func() error { x.CopyFrom(host, torch.CopyOptions{NonBlocking: true}); return nil }, ""},
 	} {
-		_, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
-			if err := x.Square().Err(); err != nil {
-				return err
+		t.Run(name, func(t *testing.T) {
+			_, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
+				if err := x.Square().Err(); err != nil {
+					return err
+				}
+				return c.fn()
+			})
+			if name != "an error that is ignored" && (err == nil || !strings.Contains(err.Error(), c.text)) {
+				t.Errorf("got %v, want an error with %q", err, c.text)
 			}
-			return c.fn()
+			t.Log(err)
 		})
-		if name != "an error that is ignored" && (err == nil || !strings.Contains(err.Error(), c.text)) {
-			t.Errorf("%s: %v does not say %q", name, err, c.text)
-		}
-		t.Logf("%s: %v", name, err)
 	}
 	g := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) { return []*torch.Tensor{in[0].Square()}, nil }, torch.GraphedOptions{})
 	defer g.Close()
@@ -365,9 +353,11 @@ func TestACaptureSaysWhatBrokeIt(t *testing.T) {
 type counting struct{ batches int }
 
 func (counting) BatchSize() int { return 64 }
+
 func (counting) Fields() []torch.Spec {
 	return []torch.Spec{{Name: "images", DType: torch.Uint8, Shape: []int64{1024}}}
 }
+
 func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	for b := range c.batches {
 		slot, err := lend(ctx)
@@ -384,8 +374,8 @@ func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([
 	return nil
 }
 
-// A prefetcher's slots have fixed addresses, so a graph a slot serves an epoch; capturing goes on
-// beside the prefetcher.
+// A prefetcher's slots have fixed addresses, so one graph per slot serves an epoch. Captures
+// continue beside the prefetcher.
 func TestGraphedBesideAPrefetcher(t *testing.T) {
 	onGPU(t)
 	feed, err := prefetcher.New(counting{200}, prefetcher.Options{Device: gpu, Depth: 3})
@@ -414,7 +404,7 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 		if want := float64(n % 256 * 64 * 1024); v != want {
 			t.Fatalf("batch %d: %v, want %v", n, v, want)
 		}
-		if n%10 == 0 { // and others are captured all the time
+		if n%10 == 0 { // capture other graphs all the time
 			other, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return small.NoGrad().AddScalar_(1).Err() })
 			if err != nil {
 				t.Fatal(err)
@@ -432,13 +422,14 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 	wantValues(t, small, 21)
 }
 
-// Matrix products in graphs that run at the same time do not share cuBLAS' workspace, nor with
+// Matrix products in concurrent graphs share cuBLAS' workspace neither with each other nor with
 // products outside.
 func TestProductsInConcurrentGraphs(t *testing.T) {
 	onGPU(t)
 	a, err := torch.Randn(gpu, torch.Float32, 64, 16384)
 	must(t, a, err)
-	b, err := torch.Randn(gpu, torch.Float32, 16384, 64) // a long sum: cuBLAS splits it and joins the parts in its workspace
+	// The sum is long: cuBLAS splits it and adds the parts in its workspace.
+	b, err := torch.Randn(gpu, torch.Float32, 16384, 64)
 	must(t, b, err)
 	once := a.MatMul(b)
 	must(t, once, once.Err())

@@ -10,36 +10,37 @@ import (
 	"github.com/torchstream/torchstream/torch/internal/schema"
 )
 
-// The list was made from a file; what runs is a library. Each operator must have the same
-// arguments, types, defaults and results in both.
-func TestSchemasAreTheLibrarys(t *testing.T) {
+// The table of operators is generated from a file, and the library executes them. Both must agree
+// on the arguments, types, defaults and results of each operator.
+func TestSchemasMatchTheLibrary(t *testing.T) {
 	for i, o := range operators {
-		e, err := operator(i).entry()
-		if err != nil {
-			t.Errorf("%s: %v", o.method, err)
-			continue
-		}
-		want, err := schema.Parse(o.schema)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text := capi.OperatorSchema(e)
-		got, err := schema.Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, args := range [][]schema.Arg{got.Args, want.Args} {
-			for i := range args {
-				args[i].Default = normal(args[i])
+		t.Run(o.method, func(t *testing.T) {
+			e, err := operator(i).entry()
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-		if !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: the library has\n%s\nand the list was made from\n%s", o.method, text, o.schema)
-		}
+			want, err := schema.Parse(o.schema)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := capi.OperatorSchema(e)
+			got, err := schema.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, args := range [][]schema.Arg{got.Args, want.Args} {
+				for i := range args {
+					args[i].Default = normal(args[i])
+				}
+			}
+			if !reflect.DeepEqual(got, want) {
+				t.Errorf("the library has\n%s\nand the table was generated from\n%s", text, o.schema)
+			}
+		})
 	}
 }
 
-// normal writes a default in one of the ways that the two have.
+// normal returns a default in a notation that is common to the file and the library.
 func normal(a schema.Arg) string {
 	d := a.Default
 	switch d {
@@ -48,7 +49,7 @@ func normal(a schema.Arg) string {
 	case "contiguous_format":
 		return "0"
 	}
-	if strings.HasPrefix(a.Type, "int[") { // [1, 1] is 1 for each
+	if strings.HasPrefix(a.Type, "int[") { // [1, 1] means 1 for each
 		d, _, _ = strings.Cut(strings.Trim(d, "[]"), ",")
 	}
 	if v, err := strconv.ParseFloat(d, 64); err == nil {
@@ -57,7 +58,7 @@ func normal(a schema.Arg) string {
 	return strings.ReplaceAll(d, "'", "\"")
 }
 
-func TestSchemaParse(t *testing.T) {
+func TestParseReadsSchemas(t *testing.T) {
 	got, err := schema.Parse("aten::x.y(Tensor(a!)[] self, SymInt[2] stride=[1, 1], *, str? mode=\"a,b\", Scalar v=1) -> (Tensor(a!) values, Tensor[] rest)")
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +72,7 @@ func TestSchemaParse(t *testing.T) {
 	}
 	for _, bad := range []string{"", "x", "x(", "x(Tensor) -> Tensor", "x(Tensor a)"} {
 		if _, err := schema.Parse(bad); err == nil {
-			t.Errorf("%q passed", bad)
+			t.Errorf("Parse(%q): no error", bad)
 		}
 	}
 }

@@ -16,8 +16,8 @@ func (o *ordering) capture(share *cuda.Graph, fn func() error) *cuda.Graph {
 	return g
 }
 
-// Two graphs with one memory: the second, on another stream, does not begin to use it before the
-// first is done with it.
+// Two graphs share memory: the second graph, on another stream, does not use the memory before the
+// first has finished.
 func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	other, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
@@ -36,12 +36,12 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	o.reset()
 	for range 3 {
 		o.check(errors.Join(first.Replay(o.streams[0]), second.Replay(o.streams[1])))
-		o.want("what the first graph had made", staleValue)
+		o.want("the result of the first graph", staleValue)
 	}
 }
 
-// Two graphs that draw random numbers, on two streams: the second's place in the sequence does not
-// reach the first, which comes to draw later.
+// Two graphs draw random numbers on two streams: the second graph's place in the sequence does not
+// reach the first, whose draw runs later.
 func TestRandomReplaysAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	first := o.capture(nil, func() error { return errors.Join(o.busy(), o.read.Uniform_(0, 1).Err()) })
@@ -65,6 +65,6 @@ func TestRandomReplaysAreOrdered(t *testing.T) {
 		}
 	}
 	if x[0] == y[0] {
-		t.Error("both drew the same")
+		t.Error("both graphs drew the same numbers")
 	}
 }

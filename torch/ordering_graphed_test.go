@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// A call that runs the function itself, on a Graphed's own stream, begins after what the caller has
-// queued, and the caller goes on after it.
+// An eager call, on the Graphed's own stream, begins after the caller's queued work, and the
+// caller's stream continues after the call.
 func TestGraphedIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	slow := false
@@ -19,7 +19,8 @@ func TestGraphedIsOrdered(t *testing.T) {
 			o.check(o.busy())
 		}
 		return []*torch.Tensor{in[0].MulScalar(2)}, nil
-	}, torch.GraphedOptions{Warmup: 10}) // none of these calls captures
+		// No call of this test captures.
+	}, torch.GraphedOptions{Warmup: 10})
 	defer g.Close()
 	call := func() error {
 		out, err := g.Call(o.src)
@@ -28,7 +29,7 @@ func TestGraphedIsOrdered(t *testing.T) {
 		}
 		return o.read.CopyFrom(out[0], torch.CopyOptions{})
 	}
-	o.on(o.streams[0], call) // kernels are loaded
+	o.on(o.streams[0], call) // load the kernels
 
 	o.reset()
 	o.on(o.streams[0], func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err(), call()) })
@@ -40,8 +41,8 @@ func TestGraphedIsOrdered(t *testing.T) {
 	o.want("a result that comes late", 2*freshValue)
 }
 
-// The memory of a result that a Graphed's Close frees, while the caller's stream is still to read
-// it, is not handed out again before.
+// Close frees a result that the caller's stream has still to read. Its memory is not reused before
+// that read.
 func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o := newOrdering(t)
 	argument, err := torch.Full(gpu, torch.Float32, staleValue, orderedElements)
@@ -53,14 +54,14 @@ func TestGraphedResultsMayBeFreed(t *testing.T) {
 	}, torch.GraphedOptions{Warmup: 10})
 	defer g.Close()
 	o.on(o.streams[0], func() error {
-		out, err := g.Call(argument) // which has no scope: nobody but g holds the result
+		out, err := g.Call(argument) // argument has no scope, so only g holds the result
 		if err != nil {
 			return err
 		}
 		o.check(gpu.Synchronize())
 		return errors.Join(o.busy(), o.read.CopyFrom(out[0], torch.CopyOptions{}), g.Close())
 	})
-	// The Graphed's stream has no work, so one of its next owners gets it at once.
+	// The Graphed's stream has no work, so one of the next owned streams gets it at once.
 	for range 8 {
 		own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
 		o.check(err)
@@ -74,8 +75,8 @@ func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o.want("the result", 2*staleValue)
 }
 
-// A graph has the workspace in which cuBLAS joins the parts of a long product to itself: products
-// of the same thread, on the stream that it was captured on, have another while it is replayed
+// A graph has an exclusive workspace in which cuBLAS adds the parts of a long product. Products of
+// the same thread on the graph's capture stream use another workspace while the graph replays
 // beside them.
 func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 	o := newOrdering(t)
@@ -137,7 +138,7 @@ func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 				}
 				for j := range got {
 					if math.Abs(float64(got[j]-p.want[j])) > 1 {
-						t.Fatalf("round %d, sum %d, element %d: %v, alone %v", round, i, j, got[j], p.want[j])
+						t.Fatalf("round %d, sum %d, element %d: got %v, want %v as without the graph", round, i, j, got[j], p.want[j])
 					}
 				}
 			}
@@ -146,8 +147,8 @@ func TestProductsBesideAGraphOfTheirStream(t *testing.T) {
 	})
 }
 
-// Copies that are no plain runs of bytes are kernels of LibTorch's: they run on the streams that
-// were named, not on the caller's.
+// LibTorch's kernels copy non-contiguous tensors: they run on the named streams, not on the
+// caller's.
 func TestStridedCopiesAreOrdered(t *testing.T) {
 	o := newOrdering(t)
 	const side = 1 << 10
@@ -165,7 +166,7 @@ func TestStridedCopiesAreOrdered(t *testing.T) {
 			return torch.CopyPeer([]*torch.Tensor{to}, receiver, []*torch.Tensor{from}, copier)
 		},
 	} {
-		o.check(enqueue()) // the kernel is loaded
+		o.check(enqueue()) // load the kernel
 		o.reset()
 		o.on(copier, slow)
 		o.check(enqueue())
@@ -174,7 +175,8 @@ func TestStridedCopiesAreOrdered(t *testing.T) {
 	}
 }
 
-// What a captured copy reads, and nobody else holds any more, stays until the graph is closed.
+// The source of a captured copy stays until the graph is closed, even if the graph holds its only
+// reference.
 func TestGraphKeepsWhatItsCopiesRead(t *testing.T) {
 	o := newOrdering(t)
 	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
@@ -196,7 +198,7 @@ func TestGraphKeepsWhatItsCopiesRead(t *testing.T) {
 		g, err := cuda.Capture(cuda.CaptureOptions{Stream: own.Stream}, func() error { return enqueue(dst, src) })
 		o.check(err)
 		o.check(src.Close())
-		for range 50 { // would take the memory
+		for range 50 { // these would reuse the memory
 			o.scope.Own(full(5))
 		}
 		o.check(errors.Join(gpu.Synchronize(), g.Replay(own.Stream), gpu.Synchronize()))

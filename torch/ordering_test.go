@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// ordering is what the tests below share: three streams, tensors, and work that keeps a stream busy
-// for tens of milliseconds.
+// ordering is the fixture of the ordering tests: three streams, tensors, and work that keeps a
+// stream busy for tens of milliseconds.
 type ordering struct {
 	t              *testing.T
 	streams        [3]cuda.Stream
@@ -62,30 +62,30 @@ func (o *ordering) on(s cuda.Stream, fn func() error) {
 	o.check(cuda.WithStream(s, fn))
 }
 
-// reset writes the stale values everywhere, and waits.
+// reset writes the stale values into all tensors, and waits.
 func (o *ordering) reset() {
 	o.t.Helper()
 	o.check(errors.Join(o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(), o.read.Fill_(0).Err(), gpu.Synchronize()))
 }
 
-// take queues the reading of dst on the stream.
+// take queues a copy of dst into read on the stream.
 func (o *ordering) take(s cuda.Stream) {
 	o.t.Helper()
 	o.on(s, func() error { return o.read.CopyFrom(o.dst, torch.CopyOptions{}) })
 }
 
-func (o *ordering) want(what string, value float32) {
+func (o *ordering) want(name string, value float32) {
 	o.t.Helper()
 	o.check(gpu.Synchronize())
 	got, err := o.read.Float32s()
 	o.check(err)
 	if got[0] != value || got[orderedElements-1] != value {
-		o.t.Errorf("%s: read %v and %v, want %v", what, got[0], got[orderedElements-1], value)
+		o.t.Errorf("%s: read %v and %v, want %v", name, got[0], got[orderedElements-1], value)
 	}
 }
 
-// CopyBatch copies what was written before the event after, and its event done means the copies: a
-// stream that waits for it reads them.
+// CopyBatch copies data that was written before the event after, and records the event done behind
+// the copies: a stream that waits for done reads the copies.
 func TestCopyBatchIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	var events [2]*cuda.Event
@@ -102,7 +102,8 @@ func TestCopyBatchIsOrdered(t *testing.T) {
 	o.check(errors.Join(events[0].Record(copier), events[1].Record(copier)))
 	fresh := func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err()) }
 
-	o.reset() // after: the source is written late
+	// after: the source is written late.
+	o.reset()
 	o.on(writer, fresh)
 	o.check(events[0].Record(writer))
 	batch()
@@ -110,37 +111,41 @@ func TestCopyBatchIsOrdered(t *testing.T) {
 	o.take(reader)
 	o.want("a source written late", freshValue)
 
-	o.reset() // done: the copy comes late
+	// done: the copy runs late.
+	o.reset()
 	o.on(copier, fresh)
 	batch()
 	o.check(reader.WaitEvent(events[1]))
 	o.take(reader)
 	o.want("a late copy", freshValue)
 
-	o.reset() // without an edge it reads what was there before
+	// Without a wait the reader reads the earlier contents.
+	o.reset()
 	o.on(copier, fresh)
 	batch()
 	o.take(reader)
 	o.want("no wait for the copy", staleValue)
 }
 
-// CopyPeer copies after what both streams had queued, and both go on after it.
+// CopyPeer copies after all earlier work of both streams, and both continue after the copy.
 func TestCopyPeerIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	sender, receiver := o.streams[0], o.streams[1]
 	copyPeer := func() {
 		o.check(torch.CopyPeer([]*torch.Tensor{o.dst}, receiver, []*torch.Tensor{o.src}, sender))
 	}
-	o.reset() // the receiver still reads what was there
+	// The receiver still reads the earlier contents.
+	o.reset()
 	o.check(errors.Join(o.src.Fill_(freshValue).Err(), gpu.Synchronize()))
 	o.on(receiver, o.busy)
 	o.take(receiver)
 	copyPeer()
-	o.want("the receiver's own reading before the copy", staleValue)
+	o.want("the receiver's read before the copy", staleValue)
 
-	o.reset() // the copy comes late
+	// The copy runs late.
+	o.reset()
 	o.on(sender, func() error { return errors.Join(o.busy(), o.src.Fill_(freshValue).Err()) })
 	copyPeer()
 	o.take(receiver)
-	o.want("the receiver's reading after the copy", freshValue)
+	o.want("the receiver's read after the copy", freshValue)
 }

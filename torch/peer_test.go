@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-func TestCopyPeerArguments(t *testing.T) {
+func TestCopyPeerRefusesWrongArguments(t *testing.T) {
 	x, err := torch.Ones(cuda.CPU, torch.Float32, 4)
 	must(t, x, err)
 	side := cuda.DefaultStream(0)
@@ -25,8 +25,8 @@ func TestCopyPeerArguments(t *testing.T) {
 	}
 }
 
-// A copy between two streams, of two GPUs where there are two: it waits for what computes its
-// source, and what reads the result waits for it.
+// CopyPeer between two streams, of two GPUs if the machine has them: the copy waits for the
+// computation of its source, and reads of the result wait for the copy.
 func TestCopyPeer(t *testing.T) {
 	onGPU(t)
 	receiver := cuda.Device(cuda.DeviceCount() - 1)

@@ -1,6 +1,7 @@
 package torch_test
 
 import (
+	"errors"
 	"math"
 	"reflect"
 	"testing"
@@ -9,7 +10,84 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Every operator once, with small operands: the arguments arrive where the schema wants them.
+func TestSetDataMovesALeaf(t *testing.T) {
+	onGPU(t)
+	w := leaf(t, []float32{1, 2})
+	moved := w.NoGrad().Detach().To(gpu)
+	defer moved.Close()
+	if err := w.SetData(moved); err != nil {
+		t.Fatal(err)
+	}
+	if w.Device() != gpu || !w.RequiresGrad() {
+		t.Fatalf("got %v", w)
+	}
+	if err := w.Square().Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+	g := w.Grad()
+	defer g.Close()
+	wantValues(t, g, 2, 4)
+}
+
+func TestSetDataKeepsTheLeaf(t *testing.T) {
+	w := leaf(t, []float32{1, 2})
+	if err := w.SetData(floats(t, []float32{3, 4, 5})); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Square().Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+	g := w.Grad()
+	defer g.Close()
+	wantValues(t, g, 6, 8, 10)
+}
+
+func TestOperatorsReturnLists(t *testing.T) {
+	s := torch.NewScope("lists")
+	defer s.Close()
+	x := floats(t, []float32{1, 2, 3, 4, 5}).In(s)
+	split, err := x.Split(2, 0)
+	if err != nil || len(split) != 3 || split[0].Scope() != s {
+		t.Fatalf("Split: %v, %v", split, err)
+	}
+	wantValues(t, split[1], 3, 4)
+	wantValues(t, split[2], 5)
+	chunks, err := x.Chunk(2, 0)
+	if err != nil || len(chunks) != 2 {
+		t.Fatalf("Chunk: %v, %v", chunks, err)
+	}
+	wantValues(t, chunks[0], 1, 2, 3)
+	rows, err := x.Unbind(0)
+	if err != nil || len(rows) != 5 {
+		t.Fatalf("Unbind: %v, %v", rows, err)
+	}
+	rows[3].MulScalar_(10) // a view
+	wantValues(t, x, 1, 2, 3, 40, 5)
+	norms, err := torch.ForeachNorm([]*torch.Tensor{x, split[0]}, 1)
+	if err != nil || len(norms) != 2 {
+		t.Fatalf("ForeachNorm: %v, %v", norms, err)
+	}
+	wantValues(t, norms[0], 51)
+	wantValues(t, norms[1], 3)
+	more, err := torch.ForeachMulTensor(split[:2], norms[1])
+	if err != nil || len(more) != 2 {
+		t.Fatalf("ForeachMulTensor: %v, %v", more, err)
+	}
+	wantValues(t, more[0], 3, 6)
+	if none, err := torch.ForeachNorm(nil, 2); err == nil && len(none) != 0 {
+		t.Errorf("the norms of no tensors: %v", none)
+	}
+	var e *torch.Error
+	if parts, err := x.Split(0, 7); !errors.As(err, &e) || e.Op != "Split" || parts != nil {
+		t.Errorf("Split of dimension 7: %v, %v", parts, err)
+	}
+	if _, err := torch.Fail("before", cuda.ErrInvalidArgument).Unbind(0); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("Unbind of a failed tensor: got %v, want ErrInvalidArgument", err)
+	}
+}
+
+// Each operator runs once with small operands, which proves that its arguments arrive at the right
+// places of the schema.
 func TestOperatorValues(t *testing.T) {
 	x := floats(t, []float32{1, -2, 3, -4}, 2, 2)
 	y := floats(t, []float32{2, 4, 0.5, 1}, 2, 2)
@@ -210,13 +288,15 @@ func TestOperatorValues(t *testing.T) {
 		"MulInt of floats": {x.MulInt(2), torch.Float32}, "comparison": {x.Gt(y), torch.Bool}, "division of integers": {n.Div(n), torch.Float32}, "ArgMax": {x.ArgMax(0, false), torch.Int64},
 		"ToDType": {x.ToDType(torch.BFloat16), torch.BFloat16},
 	} {
-		if got := c.x.DType(); got != c.want {
-			t.Errorf("%s: %v, want %v", name, got, c.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			if got := c.x.DType(); got != c.want {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
 	}
 }
 
-func TestForeach(t *testing.T) {
+func TestForeachChangesAllTensors(t *testing.T) {
 	a, b := floats(t, []float32{1, 2}), floats(t, []float32{3})
 	c, d := floats(t, []float32{10, 20}), floats(t, []float32{30})
 	if err := torch.ForeachAdd_([]*torch.Tensor{a, b}, []*torch.Tensor{c, d}, 0.5); err != nil {
@@ -234,11 +314,11 @@ func TestForeach(t *testing.T) {
 	}
 	wantValues(t, b, 0)
 	if torch.ForeachAdd_([]*torch.Tensor{a, b}, []*torch.Tensor{c}, 1) == nil || torch.ForeachAdd_([]*torch.Tensor{a, nil}, []*torch.Tensor{c, d}, 1) == nil {
-		t.Error("lists that don't fit passed")
+		t.Error("lists of different lengths, or with nil, succeeded")
 	}
 }
 
-func TestContiguousFormats(t *testing.T) {
+func TestContiguousConvertsTheFormat(t *testing.T) {
 	x := floats(t, make([]float32, 24), 1, 2, 3, 4).Contiguous(torch.ChannelsLast)
 	if !x.IsContiguous(torch.ChannelsLast) || !reflect.DeepEqual(x.Strides(), []int64{24, 1, 8, 2}) {
 		t.Errorf("strides %v, %v", x.Strides(), x.Err())

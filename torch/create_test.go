@@ -1,0 +1,79 @@
+package torch_test
+
+import (
+	"errors"
+	"reflect"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func TestCreateAndRead(t *testing.T) {
+	for _, d := range []torch.DType{torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.Float32, torch.Float64, torch.Bool, torch.BFloat16} {
+		t.Run(d.String(), func(t *testing.T) {
+			x, err := torch.Ones(cuda.CPU, d, 2, 3)
+			must(t, x, err)
+			if x.DType() != d || !reflect.DeepEqual(x.Shape(), []int64{2, 3}) || x.Device() != cuda.CPU || x.Elements() != 6 {
+				t.Errorf("got %v", x)
+			}
+			wantValues(t, x, 1, 1, 1, 1, 1, 1)
+			b, err := x.Bytes()
+			if err != nil || len(b) != 6*d.Size() {
+				t.Errorf("%d bytes, %v", len(b), err)
+			}
+			v, err := x.Sum().Float64()
+			if err != nil || v != 6 {
+				t.Errorf("sum %v, %v", v, err)
+			}
+		})
+	}
+	spec := torch.Spec{Name: "images", DType: torch.Float32, Shape: []int64{3, 4, 5}, MemoryFormat: torch.ChannelsLast}
+	x, err := torch.EmptySpec(cuda.CPU, spec, 2)
+	must(t, x, err)
+	if !reflect.DeepEqual(x.Shape(), []int64{2, 3, 4, 5}) || !x.IsContiguous(torch.ChannelsLast) || x.IsContiguous(torch.Contiguous) || spec.Bytes() != 240 {
+		t.Errorf("got %v %v", x.Shape(), x.Strides())
+	}
+	scalar, err := torch.Full(cuda.CPU, torch.Int64, 41)
+	must(t, scalar, err)
+	if v, err := scalar.AddInt(1).Int64(); v != 42 || err != nil || scalar.AddInt(1).DType() != torch.Int64 || len(scalar.Shape()) != 0 {
+		t.Errorf("got %v, %v", v, err)
+	}
+	r, err := torch.Arange(4)
+	if got, err := must(t, r, err).Int64s(); err != nil || !reflect.DeepEqual(got, []int64{0, 1, 2, 3}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	u, err := torch.FromBytes([]byte{1, 2, 255})
+	if got, err := must(t, u, err).Int64s(); err != nil || !reflect.DeepEqual(got, []int64{1, 2, 255}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	empty := floats(t, nil, 0, 3)
+	if got, err := empty.Float32s(); err != nil || len(got) != 0 {
+		t.Errorf("got %v, %v", got, err)
+	}
+	transposed := floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3).T()
+	wantValues(t, transposed, 1, 4, 2, 5, 3, 6)
+	if _, err := transposed.Bytes(); err == nil {
+		t.Error("Bytes of a transposed tensor: no error")
+	}
+}
+
+func TestFromMemorySharesTheMemory(t *testing.T) {
+	p, err := cuda.NewPinned(16)
+	if errors.Is(err, cuda.ErrNoDevice) {
+		t.Skip("no pinned memory without a GPU")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	x, err := torch.FromMemory(p.Bytes(), torch.Int32, 4)
+	must(t, x, err)
+	p.Bytes()[4] = 7
+	if got, err := x.Int64s(); err != nil || !reflect.DeepEqual(got, []int64{0, 7, 0, 0}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if _, err := torch.FromMemory(p.Bytes(), torch.Int32, 5); err == nil {
+		t.Error("more elements than the memory holds: no error")
+	}
+}

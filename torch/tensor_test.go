@@ -1,0 +1,176 @@
+package torch_test
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func TestOperatorsOnTheGPU(t *testing.T) {
+	onGPU(t)
+	s := torch.NewScope("gpu")
+	defer s.Close()
+	x := floats(t, []float32{1, -2, 3, -4}, 2, 2).In(s).To(gpu)
+	if x.Device() != gpu || x.To(cuda.CPU).Device() != cuda.CPU {
+		t.Fatalf("got %v", x)
+	}
+	wantValues(t, x.MatMul(x).ReLU().Add(x), 1, 4, 3, 6)
+	if got := x.String(); got != "float32[2 2] cuda:0: 1 -2 3 -4" {
+		t.Errorf("got %q", got)
+	}
+	err := x.Add(floats(t, []float32{1, 2, 3, 4}, 2, 2)).Err()
+	if err == nil {
+		t.Error("Add of operands on two devices: no error")
+	}
+	w := leaf(t, []float32{2, 3})
+	if err := w.In(s).To(gpu).Square().Sum().Backward(); err != nil { // gradients flow through To
+		t.Fatal(err)
+	}
+	wantValues(t, w.In(s).Grad(), 4, 6)
+}
+
+func TestOutOfMemoryIsAnError(t *testing.T) {
+	onGPU(t)
+	x, err := torch.Ones(gpu, torch.Float32, 2)
+	must(t, x, err)
+	_, err = torch.Empty(gpu, torch.Float32, 1<<42)
+	if !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("a constructor: got %v, want ErrOutOfMemory", err)
+	}
+	huge := x.Reshape(2, 1).Expand(2, 1<<40).Clone().Sum()
+	if err := huge.Backward(); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("the end of a chain: got %v, want ErrOutOfMemory", err)
+	}
+	wantValues(t, x.Add(x), 2, 2) // later work succeeds
+}
+
+// Every method is called on a nil, a zero, a failed, a closed and an ended tensor, with zero
+// arguments. None may panic, and methods that return an error or a tensor must report the error.
+func TestNoMethodPanics(t *testing.T) {
+	closed, err := torch.Ones(cuda.CPU, torch.Float32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	scope := torch.NewScope("x")
+	ended := floats(t, []float32{1}).In(scope)
+	scope.Close()
+	live := floats(t, []float32{1, 2})
+	// These methods need not fail on a closed tensor.
+	harmless := map[string]bool{"Close": true, "Scope": true, "RequiresGrad": true, "Err": true}
+	tensor, failure := reflect.TypeFor[*torch.Tensor](), reflect.TypeFor[error]()
+	for name, x := range map[string]*torch.Tensor{"nil": nil, "zero": {}, "failed": torch.Fail("x", errors.ErrUnsupported), "closed": closed, "ended": ended, "live": live} {
+		v := reflect.ValueOf(x)
+		for i := range v.NumMethod() {
+			method := tensor.Method(i).Name
+			t.Run(name+"/"+method, func(t *testing.T) {
+				m := v.Method(i)
+				var args []reflect.Value
+				for j := range m.Type().NumIn() {
+					if m.Type().IsVariadic() && j == m.Type().NumIn()-1 {
+						break
+					}
+					args = append(args, reflect.Zero(m.Type().In(j)))
+				}
+				results := m.Call(args)
+				if name == "live" || harmless[method] || (method == "NoGrad" && (name == "closed" || name == "ended")) {
+					return
+				}
+				for _, r := range results {
+					switch r.Type() {
+					case tensor:
+						if r.IsNil() || r.Interface().(*torch.Tensor).Err() == nil {
+							t.Error("the result has no error")
+						}
+					case failure:
+						if r.IsNil() {
+							t.Error("the error is nil")
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestInPlaceFailureLeavesTheTarget(t *testing.T) {
+	x := floats(t, []float32{1, 2, 3})
+	if x.Add_(floats(t, []float32{1, 2})).Err() == nil {
+		t.Fatal("no error")
+	}
+	if x.Add_(x.MatMul(nil)).Err() == nil {
+		t.Fatal("no error")
+	}
+	if err := x.Err(); err != nil {
+		t.Fatal(err)
+	}
+	if got := x.Add_(x); got != x {
+		t.Fatalf("an in-place operator returned %v", got)
+	}
+	wantValues(t, x, 2, 4, 6)
+}
+
+func TestCloseIsIdempotent(t *testing.T) {
+	before := settled()
+	x, err := torch.Ones(cuda.CPU, torch.Float32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	marked := x.NoGrad()
+	for range 3 {
+		if err := x.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := marked.Add(marked).Err(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("the marked handle of a closed tensor: got %v, want ErrClosed", err)
+	}
+	if live := torch.LiveTensors(); live != before {
+		t.Errorf("%d more references than before", live-before)
+	}
+	if x.Shape() != nil || x.DType() != -1 || x.Device() != cuda.CPU || x.Elements() != 0 {
+		t.Error("a closed tensor has a shape")
+	}
+}
+
+func TestString(t *testing.T) {
+	big, err := torch.Ones(cuda.CPU, torch.Float32, 1000, 1000)
+	must(t, big, err)
+	none, err := torch.Ones(cuda.CPU, torch.Float32, 0)
+	must(t, none, err)
+	scalar, err := torch.Full(cuda.CPU, torch.Float32, 2.5)
+	must(t, scalar, err)
+	scope := torch.NewScope("s")
+	scope.Close()
+	before := settled()
+	for _, c := range []struct {
+		x    *torch.Tensor
+		want string
+	}{
+		{floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3), "float32[2 3] cpu: 1 2 3 4 5 6"},
+		{floats(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}, 3, 3), "float32[3 3] cpu: 1 2 3 4 5 6 ..."},
+		{leaf(t, []float32{0.123456789}), "float32[1] cpu: 0.12346"},
+		{ints(t, []int64{7}), "int64[1] cpu: 7"},
+		{scalar, "float32[] cpu: 2.5"},
+		{none, "float32[0] cpu"},
+		{big, "float32[1000 1000] cpu: 1 1 1 1 1 1 ..."},
+		{nil, "torch.Tensor: torch: invalid argument: the tensor is nil"},
+	} {
+		t.Run(c.want, func(t *testing.T) {
+			if got := c.x.String(); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+	// The cases hold four references.
+	if live := torch.LiveTensors() - before; live != 4 {
+		t.Errorf("String left %d references", live-4)
+	}
+	if got := floats(t, []float32{1}).In(scope).String(); !strings.Contains(got, "has ended") {
+		t.Errorf("got %q", got)
+	}
+}
