@@ -46,6 +46,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
 var update = flag.Bool("update", false, "write testdata/digests.txt anew")
@@ -80,13 +81,13 @@ func digestTransforms() map[string]imageloader.Transform {
 		"narrow boxes": {Size: 32, RandomResizedCrop: true, Scale: [2]float64{0.05, 0.3}, Ratio: [2]float64{0.2, 5}, FlipP: 1},
 		"random crop":  {Size: 32, Resize: 48, RandomCrop: true, FlipP: 0.3},
 		"enlarged":     {Size: 160, Resize: 200},
-		"mixup":        {Size: 32, RandomResizedCrop: true, Mix: []imageloader.BatchOp{imageloader.MixUp{Alpha: 0.4}}},
-		"cutmix":       {Size: 32, RandomResizedCrop: true, Mix: []imageloader.BatchOp{imageloader.CutMix{}}},
-		"mixup or cutmix": {Size: 32, RandomCrop: true, Ops: []imageloader.Op{imageloader.RandAugment{}},
-			Mix: []imageloader.BatchOp{imageloader.MixUp{}, imageloader.CutMix{Alpha: 2}}},
-		"several ops": {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Ops: []imageloader.Op{
-			imageloader.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, imageloader.ColorJitter{Brightness: 0.4, Saturation: 0.4},
-			imageloader.TrivialAugmentWide{}, imageloader.GaussianNoise{}, imageloader.RandomErasing{}}},
+		"mixup":        {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.4}}},
+		"cutmix":       {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.CutMix{}}},
+		"mixup or cutmix": {Size: 32, RandomCrop: true, Ops: []transform.Op{transform.RandAugment{}},
+			Mix: []transform.BatchOp{transform.MixUp{}, transform.CutMix{Alpha: 2}}},
+		"several ops": {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Ops: []transform.Op{
+			transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}}, transform.ColorJitter{Brightness: 0.4, Saturation: 0.4},
+			transform.TrivialAugmentWide{}, transform.GaussianNoise{}, transform.RandomErasing{}}},
 	}
 	for name, ops := range digestOps() {
 		list["op "+name] = imageloader.Transform{Size: 32, Resize: 40, Ops: ops}
@@ -95,77 +96,77 @@ func digestTransforms() map[string]imageloader.Transform {
 }
 
 // digestOps has every kind of operation.
-func digestOps() map[string][]imageloader.Op {
-	color := imageloader.Color{200, 100, 50}
+func digestOps() map[string][]transform.Op {
+	color := transform.Color{200, 100, 50}
 	centre := &[2]float64{10, 12.5}
-	return map[string][]imageloader.Op{
-		"AutoAugment CIFAR10":  {imageloader.AutoAugment{Policy: imageloader.CIFAR10Policy, Fill: color}},
-		"AutoAugment ImageNet": {imageloader.AutoAugment{}},
-		"AutoAugment SVHN": {imageloader.AutoAugment{Policy: imageloader.SVHNPolicy,
-			Interpolation: imageloader.Bilinear}},
-		"CenterCrop": {imageloader.CenterCrop{Size: 20}, imageloader.CenterCrop{Size: 32}},
-		"ColorJitter": {imageloader.ColorJitter{Brightness: 0.4,
+	return map[string][]transform.Op{
+		"AutoAugment CIFAR10":  {transform.AutoAugment{Policy: transform.CIFAR10Policy, Fill: color}},
+		"AutoAugment ImageNet": {transform.AutoAugment{}},
+		"AutoAugment SVHN": {transform.AutoAugment{Policy: transform.SVHNPolicy,
+			Interpolation: transform.Bilinear}},
+		"CenterCrop": {transform.CenterCrop{Size: 20}, transform.CenterCrop{Size: 32}},
+		"ColorJitter": {transform.ColorJitter{Brightness: 0.4,
 			Contrast: 0.4, Saturation: 0.4, Hue: 0.2}},
-		"ColorJitter ranges": {imageloader.ColorJitter{BrightnessRange: [2]float64{0.2, 0.9},
+		"ColorJitter ranges": {transform.ColorJitter{BrightnessRange: [2]float64{0.2, 0.9},
 			HueRange: [2]float64{0.1, 0.3}}},
-		"Func":              {imageloader.Func(digestFunc)},
-		"Func that rejects": {imageloader.Grayscale{}, imageloader.Func(digestReject)},
-		"GaussianBlur":      {imageloader.GaussianBlur{}},
-		"GaussianBlur wide": {imageloader.GaussianBlur{KernelSize: [2]int{5, 9},
+		"Func":              {transform.Func(digestFunc)},
+		"Func that rejects": {transform.Grayscale{}, transform.Func(digestReject)},
+		"GaussianBlur":      {transform.GaussianBlur{}},
+		"GaussianBlur wide": {transform.GaussianBlur{KernelSize: [2]int{5, 9},
 			Sigma: [2]float64{1, 3}}},
-		"GaussianNoise": {imageloader.GaussianNoise{Mean: 0.05, Sigma: 0.2}},
-		"Grayscale":     {imageloader.Grayscale{}},
-		"Pad constant": {imageloader.Pad{Padding: [4]int{3, 5, 7, 1},
-			Fill: color}, imageloader.CenterCrop{Size: 32}},
-		"Pad edge": {imageloader.Pad{Padding: [4]int{9, 2, 0, 4},
-			Mode: imageloader.PadEdge}, imageloader.RandomCrop{Size: 32}},
-		"Pad reflect": {imageloader.Pad{Padding: [4]int{9, 2, 0, 4},
-			Mode: imageloader.PadReflect}, imageloader.RandomCrop{Size: 32}},
-		"RandAugment": {imageloader.RandAugment{}},
-		"RandAugment strong": {imageloader.RandAugment{NumOps: 3, Magnitude: 25,
-			Interpolation: imageloader.Bilinear, Fill: color}},
-		"RandomAdjustSharpness": {imageloader.RandomAdjustSharpness{SharpnessFactor: 2.5}},
-		"RandomAffine": {imageloader.RandomAffine{Degrees: [2]float64{-30, 30}, Translate: [2]float64{0.2, 0.1},
+		"GaussianNoise": {transform.GaussianNoise{Mean: 0.05, Sigma: 0.2}},
+		"Grayscale":     {transform.Grayscale{}},
+		"Pad constant": {transform.Pad{Padding: [4]int{3, 5, 7, 1},
+			Fill: color}, transform.CenterCrop{Size: 32}},
+		"Pad edge": {transform.Pad{Padding: [4]int{9, 2, 0, 4},
+			Mode: transform.PadEdge}, transform.RandomCrop{Size: 32}},
+		"Pad reflect": {transform.Pad{Padding: [4]int{9, 2, 0, 4},
+			Mode: transform.PadReflect}, transform.RandomCrop{Size: 32}},
+		"RandAugment": {transform.RandAugment{}},
+		"RandAugment strong": {transform.RandAugment{NumOps: 3, Magnitude: 25,
+			Interpolation: transform.Bilinear, Fill: color}},
+		"RandomAdjustSharpness": {transform.RandomAdjustSharpness{SharpnessFactor: 2.5}},
+		"RandomAffine": {transform.RandomAffine{Degrees: [2]float64{-30, 30}, Translate: [2]float64{0.2, 0.1},
 			Scale: [2]float64{0.7, 1.4}, Shear: [4]float64{-10, 10, -5, 5}, Fill: color}},
-		"RandomAffine bilinear": {imageloader.RandomAffine{Degrees: [2]float64{0, 90},
-			Interpolation: imageloader.Bilinear, Center: centre}},
-		"RandomApply": {imageloader.RandomApply{Ops: []imageloader.Op{imageloader.RandomInvert{P: 1},
-			imageloader.GaussianBlur{}}, P: 0.4}},
-		"RandomAutocontrast":       {imageloader.RandomAutocontrast{}},
-		"RandomChannelPermutation": {imageloader.RandomChannelPermutation{}},
-		"RandomChoice": {imageloader.RandomChoice{Ops: []imageloader.Op{imageloader.Grayscale{},
-			imageloader.RandomInvert{P: 1}}, P: []float64{1, 3}}},
-		"RandomCrop symmetric": {imageloader.RandomCrop{Padding: [4]int{4, 4, 4, 4},
-			Mode: imageloader.PadSymmetric}},
-		"RandomEqualize":       {imageloader.RandomEqualize{}},
-		"RandomErasing":        {imageloader.RandomErasing{P: 0.9, Value: color}},
-		"RandomErasing random": {imageloader.RandomErasing{P: 0.9, Random: true}},
-		"RandomGrayscale":      {imageloader.RandomGrayscale{P: 0.5}},
-		"RandomHorizontalFlip": {imageloader.RandomHorizontalFlip{}},
-		"RandomInvert":         {imageloader.RandomInvert{}},
-		"RandomOrder": {imageloader.RandomOrder{Ops: []imageloader.Op{imageloader.RandomPosterize{Bits: 3},
-			imageloader.RandomSolarize{Threshold: 128}, imageloader.GaussianBlur{}}}},
-		"RandomPerspective": {imageloader.RandomPerspective{Fill: color}},
-		"RandomPerspective nearest": {imageloader.RandomPerspective{DistortionScale: 0.9,
-			P: 1, Interpolation: imageloader.Nearest}},
-		"RandomPhotometricDistort": {imageloader.RandomPhotometricDistort{}},
-		"RandomPosterize":          {imageloader.RandomPosterize{Bits: 2}},
-		"RandomRotation": {imageloader.RandomRotation{Degrees: [2]float64{-45, 45},
-			Interpolation: imageloader.Bilinear, Fill: color}},
-		"RandomRotation about a point": {imageloader.RandomRotation{Degrees: [2]float64{-180, 180},
+		"RandomAffine bilinear": {transform.RandomAffine{Degrees: [2]float64{0, 90},
+			Interpolation: transform.Bilinear, Center: centre}},
+		"RandomApply": {transform.RandomApply{Ops: []transform.Op{transform.RandomInvert{P: 1},
+			transform.GaussianBlur{}}, P: 0.4}},
+		"RandomAutocontrast":       {transform.RandomAutocontrast{}},
+		"RandomChannelPermutation": {transform.RandomChannelPermutation{}},
+		"RandomChoice": {transform.RandomChoice{Ops: []transform.Op{transform.Grayscale{},
+			transform.RandomInvert{P: 1}}, P: []float64{1, 3}}},
+		"RandomCrop symmetric": {transform.RandomCrop{Padding: [4]int{4, 4, 4, 4},
+			Mode: transform.PadSymmetric}},
+		"RandomEqualize":       {transform.RandomEqualize{}},
+		"RandomErasing":        {transform.RandomErasing{P: 0.9, Value: color}},
+		"RandomErasing random": {transform.RandomErasing{P: 0.9, Random: true}},
+		"RandomGrayscale":      {transform.RandomGrayscale{P: 0.5}},
+		"RandomHorizontalFlip": {transform.RandomHorizontalFlip{}},
+		"RandomInvert":         {transform.RandomInvert{}},
+		"RandomOrder": {transform.RandomOrder{Ops: []transform.Op{transform.RandomPosterize{Bits: 3},
+			transform.RandomSolarize{Threshold: 128}, transform.GaussianBlur{}}}},
+		"RandomPerspective": {transform.RandomPerspective{Fill: color}},
+		"RandomPerspective nearest": {transform.RandomPerspective{DistortionScale: 0.9,
+			P: 1, Interpolation: transform.Nearest}},
+		"RandomPhotometricDistort": {transform.RandomPhotometricDistort{}},
+		"RandomPosterize":          {transform.RandomPosterize{Bits: 2}},
+		"RandomRotation": {transform.RandomRotation{Degrees: [2]float64{-45, 45},
+			Interpolation: transform.Bilinear, Fill: color}},
+		"RandomRotation about a point": {transform.RandomRotation{Degrees: [2]float64{-180, 180},
 			Center: centre}},
-		"RandomRotation that expands": {imageloader.RandomRotation{Degrees: [2]float64{10, 80},
-			Expand: true}, imageloader.CenterCrop{Size: 32}},
-		"RandomSolarize":     {imageloader.RandomSolarize{Threshold: 100}},
-		"RandomVerticalFlip": {imageloader.RandomVerticalFlip{}},
-		"TrivialAugmentWide": {imageloader.TrivialAugmentWide{}},
-		"TrivialAugmentWide with few bins": {imageloader.TrivialAugmentWide{NumMagnitudeBins: 5,
-			Interpolation: imageloader.Bilinear, Fill: color}},
+		"RandomRotation that expands": {transform.RandomRotation{Degrees: [2]float64{10, 80},
+			Expand: true}, transform.CenterCrop{Size: 32}},
+		"RandomSolarize":     {transform.RandomSolarize{Threshold: 100}},
+		"RandomVerticalFlip": {transform.RandomVerticalFlip{}},
+		"TrivialAugmentWide": {transform.TrivialAugmentWide{}},
+		"TrivialAugmentWide with few bins": {transform.TrivialAugmentWide{NumMagnitudeBins: 5,
+			Interpolation: transform.Bilinear, Fill: color}},
 	}
 }
 
 // digestFunc writes what it draws into the first row and mirrors the last one.
-func digestFunc(rng *rand.Rand, image *imageloader.Pixels) error {
+func digestFunc(rng *rand.Rand, image *transform.Pixels) error {
 	for i := range image.Pix[:3*image.Width] {
 		image.Pix[i] = byte(rng.Uint32())
 	}
@@ -174,7 +175,7 @@ func digestFunc(rng *rand.Rand, image *imageloader.Pixels) error {
 }
 
 // digestReject makes one sample in five a bad one.
-func digestReject(rng *rand.Rand, image *imageloader.Pixels) error {
+func digestReject(rng *rand.Rand, image *transform.Pixels) error {
 	if rng.IntN(5) == 0 {
 		return errors.New("not wanted")
 	}

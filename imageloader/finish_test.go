@@ -12,16 +12,17 @@ import (
 func TestFinishes(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
 	mean, std := [3]float32{0.1, 0.2, 0.3}, [3]float32{0.5, 0.6, 0.7}
+	imageNetMean, imageNetStd := []float32{0.485, 0.456, 0.406}, []float32{0.229, 0.224, 0.225}
 	for _, c := range []struct {
 		name      string
 		transform Transform
 		output    tensor.Spec
 		finish    tensor.Finish
 	}{
-		{"default", Train(6), tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: imageNetMean[:], Std: imageNetStd[:]}},
+		{"default", Train(6), tensor.Spec{DType: tensor.Float32, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{Mean: imageNetMean, Std: imageNetStd}},
 		{"contiguous", Transform{Size: 6, Resize: 8, Contiguous: true, Mean: mean, Std: std}, tensor.Spec{DType: tensor.Float32}, tensor.Finish{Mean: mean[:], Std: std[:]}},
 		{"bfloat16", Transform{Size: 6, Resize: 8, DType: tensor.BFloat16}, tensor.Spec{DType: tensor.BFloat16, MemoryFormat: tensor.ChannelsLast},
-			tensor.Finish{Mean: imageNetMean[:], Std: imageNetStd[:]}},
+			tensor.Finish{Mean: imageNetMean, Std: imageNetStd}},
 		{"bytes", Transform{Size: 6, Resize: 8, Bytes: true}, tensor.Spec{DType: tensor.Uint8, MemoryFormat: tensor.ChannelsLast}, tensor.Finish{}},
 		{"bytes, contiguous", Transform{Size: 6, Resize: 8, Bytes: true, Contiguous: true}, tensor.Spec{DType: tensor.Uint8}, tensor.Finish{}},
 	} {

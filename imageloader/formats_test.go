@@ -207,18 +207,6 @@ func TestOrientation(t *testing.T) {
 	if !slices.Equal(turned, want) {
 		t.Error("the picture does not stand upright")
 	}
-	info := imagecapi.Info{Width: 40, Height: 30, Orientation: 6}
-	transform := Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true}.withDefaults()
-	var g, h imagecapi.Geometry
-	if err := transform.geometryOf(rand.New(rand.NewPCG(1, 2)), &info, &g); err != nil {
-		t.Fatal(err)
-	}
-	if err := transform.geometry(rand.New(rand.NewPCG(1, 2)), 30, 40, &h); err != nil {
-		t.Fatal(err)
-	}
-	if h.Orientation = 6; g != h {
-		t.Errorf("%+v, want %+v", g, h)
-	}
 }
 
 // TestFormatDamage: every truncation and thousands of mutations of every file decode or fail as the file's fault. Nothing panics.

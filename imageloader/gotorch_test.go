@@ -12,6 +12,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes after, by name.
@@ -192,10 +195,10 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		}
 	})
 	t.Run("an image smaller than the crop ends the process", func(t *testing.T) {
-		for _, transform := range []Transform{Eval(64, 64), {Size: 64, Resize: 70, RandomCrop: true}, Train(64)} {
-			got, err := load(t, Options{BatchSize: 2, Transform: transform}, quarters(1, 1), quarters(5, 2))
+		for _, small := range []Transform{Eval(64, 64), {Size: 64, Resize: 70, RandomCrop: true}, Train(64)} {
+			got, err := load(t, Options{BatchSize: 2, Transform: small}, quarters(1, 1), quarters(5, 2))
 			if err != nil || len(got) != 1 || len(got[0].samples) != 2 {
-				t.Errorf("%+v: %d batches, error %v", transform, len(got), err)
+				t.Errorf("%+v: %d batches, error %v", small, len(got), err)
 			}
 		}
 	})
@@ -204,36 +207,48 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			change func(*Transform)
 			want   [2]byte // what is above on the left
 		}{
-			"none":             {func(*Transform) {}, [2]byte{255, 0}},
-			"FlipP":            {func(x *Transform) { x.FlipP = 1 }, [2]byte{255, 255}},
-			"horizontal":       {func(x *Transform) { x.Ops = []Op{RandomHorizontalFlip{P: 1}} }, [2]byte{255, 255}},
-			"vertical":         {func(x *Transform) { x.Ops = []Op{RandomVerticalFlip{P: 1}} }, [2]byte{0, 0}},
-			"vertical, inside": {func(x *Transform) { x.Ops = []Op{RandomApply{Ops: []Op{RandomVerticalFlip{P: 1}}, P: 1}} }, [2]byte{0, 0}},
+			"none":       {func(*Transform) {}, [2]byte{255, 0}},
+			"FlipP":      {func(x *Transform) { x.FlipP = 1 }, [2]byte{255, 255}},
+			"horizontal": {func(x *Transform) { x.Ops = []transform.Op{transform.RandomHorizontalFlip{P: 1}} }, [2]byte{255, 255}},
+			"vertical":   {func(x *Transform) { x.Ops = []transform.Op{transform.RandomVerticalFlip{P: 1}} }, [2]byte{0, 0}},
+			"vertical, inside": {func(x *Transform) {
+				x.Ops = []transform.Op{transform.RandomApply{Ops: []transform.Op{transform.RandomVerticalFlip{P: 1}}, P: 1}}
+			}, [2]byte{0, 0}},
 		} {
-			transform := Eval(16, 16)
-			c.change(&transform)
-			got, err := load(t, Options{BatchSize: 1, Transform: transform}, quarters(16, 16))
+			flipped := Eval(16, 16)
+			c.change(&flipped)
+			got, err := load(t, Options{BatchSize: 1, Transform: flipped}, quarters(16, 16))
 			if err != nil || at(got[0], 0, 16, 1, 1) != c.want {
 				t.Errorf("%s: %v, error %v", name, at(got[0], 0, 16, 1, 1), err)
 			}
 		}
 	})
 	t.Run("the scale and the ratio of RandomResizedCrop are others than were asked for", func(t *testing.T) {
-		transform := Train(224)
+		train := Train(224)
+		crop := func(rng *rand.Rand, side int32) (g imagecapi.Geometry) {
+			plan, err := transform.Compile(train)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := plan.Geometry(rng, &imagecapi.Info{Width: side, Height: side}, &g); err != nil {
+				t.Fatal(err)
+			}
+			return g
+		}
 		rng := rand.New(rand.NewPCG(1, 2))
 		low, high, narrow, wide := 1., 0., 1., 1.
 		for range 20_000 {
-			_, _, w, h := transform.randomBox(rng, 2000, 2000)
-			share, ratio := float64(w)*float64(h)/4e6, float64(w)/float64(h)
+			g := crop(rng, 2000)
+			share, ratio := float64(g.CropWidth)*float64(g.CropHeight)/4e6, float64(g.CropWidth)/float64(g.CropHeight)
 			low, high, narrow, wide = min(low, share), max(high, share), min(narrow, ratio), max(wide, ratio)
 		}
 		if low < 0.0799 || low > 0.081 || high < 0.97 || high > 1 || narrow < 0.749 || narrow > 0.752 || wide > 1.335 || wide < 1.33 {
 			t.Errorf("scale %v to %v, ratio %v to %v", low, high, narrow, wide)
 		}
-		transform.Scale = [2]float64{1, 1}
-		transform.Ratio = [2]float64{1, 1}
-		if x, y, w, h := transform.randomBox(rng, 300, 300); x != 0 || y != 0 || w != 300 || h != 300 {
-			t.Errorf("scale 1 gives %d x %d at %d, %d", w, h, x, y)
+		train.Scale = [2]float64{1, 1}
+		train.Ratio = [2]float64{1, 1}
+		if g := crop(rng, 300); g.CropX != 0 || g.CropY != 0 || g.CropWidth != 300 || g.CropHeight != 300 {
+			t.Errorf("scale 1 gives %d x %d at %d, %d", g.CropWidth, g.CropHeight, g.CropX, g.CropY)
 		}
 	})
 	t.Run("a standard deviation of 0, or a batch of less than one sample, is not looked at", func(t *testing.T) {

@@ -35,6 +35,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
 // Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.
@@ -118,6 +119,7 @@ type Sample struct {
 type Loader struct {
 	path     string
 	o        Options
+	plan     *transform.Plan // of o.Transform
 	open     opener
 	codec    codec
 	index    atomic.Pointer[index]       // nil until the archive was read through
@@ -154,7 +156,11 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: opener{file, o.OpenSource}, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	plan, err := transform.Compile(o.Transform)
+	if err != nil {
+		return nil, err
+	}
+	l := &Loader{path: path, o: o, plan: plan, open: opener{file, o.OpenSource}, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
 	a, err := openArchive(ctx, path, l.open)
 	if err != nil {
 		return nil, stopCause(ctx, err)
@@ -255,10 +261,11 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.checkIndexFile(); err != nil {
 		return o, err
 	}
-	o.Transform = o.Transform.withDefaults()
-	if err := o.Transform.check(); err != nil {
+	plan, err := transform.Compile(o.Transform)
+	if err != nil {
 		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)
 	}
+	o.Transform = plan.Transform()
 	for _, d := range []struct {
 		name     string
 		value    *int64

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -211,7 +212,7 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 	o, c := &p.l.o, &p.l.counters
 	delivered, bad, samples := p.state.before+p.batches, 0, 0
 	state := State{run: p.state, batches: p.batches}
-	mixer := mixer{t: &o.Transform, seed: o.Seed, epoch: p.epoch, classes: p.asm.soft}
+	mixer := mixer{mixer: p.l.plan.NewMixer(), seed: o.Seed, epoch: p.epoch, classes: p.asm.soft}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
@@ -391,13 +392,11 @@ func (p *pass) work() {
 	defer d.close()
 	w := worker{p: p, d: d, entries: p.l.entryPoints(p.known).by(d)}
 	w.reset()
-	if len(o.Transform.Ops) > 0 {
-		if w.augmenter, err = newAugmenter(); err != nil {
-			p.stop(fmt.Errorf("imageloader: no augmenter: %w", err))
-			return
-		}
-		defer w.augmenter.close()
+	if w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {
+		p.stop(fmt.Errorf("imageloader: no augmenter: %w", err))
+		return
 	}
+	defer w.augmenter.Close()
 	idle := time.Now()
 	for {
 		var j job
@@ -430,8 +429,8 @@ type worker struct {
 	rng      *rand.Rand
 	geometry imagecapi.Geometry
 
-	augmenter *augmenter // nil without Transform.Ops
-	entries   *byEntries // nil: none are used
+	augmenter *transform.Augmenter // nil without Transform.Ops
+	entries   *byEntries           // nil: none are used
 	counted   imagecapi.Stats
 }
 
@@ -449,28 +448,28 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if e := w.p.l.oversize(&j.item, info); e != nil {
 			return bad, e
 		}
-		t := &w.p.l.o.Transform
+		stride := 3 * w.p.l.o.Transform.Size
 		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
-		if err := t.geometryOf(w.rng, &info, &w.geometry); err != nil {
+		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
 			return bad, w.p.l.bad(&j.item, Unsupported, err)
 		}
 		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
-			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, 3*t.Size)
+			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
 		} else {
-			err = w.d.decode(j.data, &w.geometry, j.dst, 3*t.Size)
+			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
 		}
 		w.count(&info)
 		if err == nil && w.augmenter != nil {
-			err = w.augmenter.run(t, w.rng, j.dst)
+			err = w.augmenter.Apply(w.rng, j.dst)
 		}
 	}
 	if err == nil { // before rejected, which lies on the heap
 		return good, nil
 	}
-	var rejected errRejected
+	var rejected transform.FuncError
 	switch {
 	case errors.As(err, &rejected):
-		return bad, w.p.l.bad(&j.item, Rejected, rejected.error)
+		return bad, w.p.l.bad(&j.item, Rejected, rejected.Err)
 	case errors.Is(err, imagecapi.CodeDecode):
 		return bad, w.p.l.bad(&j.item, Damaged, err)
 	case errors.Is(err, imagecapi.CodeUnsupported):

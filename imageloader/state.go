@@ -412,6 +412,12 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	return print
 }
 
+// typeName is the type's name in a fingerprint. Types that now live in the packages behind imageloader
+// have the names under which states know them.
+func typeName(t reflect.Type) string {
+	return strings.ReplaceAll(t.String(), "transform.", "imageloader.")
+}
+
 // canonical writes a value down such that equal ones look equal in every process: functions, of which that can't be said, by their type.
 func canonical(v reflect.Value) string {
 	switch v.Kind() {
@@ -440,12 +446,12 @@ func canonical(v reflect.Value) string {
 		if v.IsNil() {
 			return "nil"
 		}
-		return v.Elem().Type().String() + " " + canonical(v.Elem())
+		return typeName(v.Elem().Type()) + " " + canonical(v.Elem())
 	case reflect.Func, reflect.Chan, reflect.UnsafePointer:
 		if v.IsNil() {
 			return "nil"
 		}
-		return v.Type().String()
+		return typeName(v.Type())
 	}
 	return fmt.Sprint(v)
 }

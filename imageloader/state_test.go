@@ -1,12 +1,19 @@
 package imageloader
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // throughJSON is a state as another process gets it.
@@ -365,4 +372,77 @@ func FuzzState(f *testing.F) {
 			t.Errorf("%d samples, error %v", len(names(got)), err)
 		}
 	})
+}
+
+// earlierOptions are the options of the states in testdata/states.json, which an earlier version wrote.
+func earlierOptions() map[string]Options {
+	nothing := func(*rand.Rand, *transform.Pixels) error { return nil }
+	return map[string]Options{
+		"operations": {BatchSize: 7, Shuffle: true, Seed: 3, BadSamples: Substitute,
+			OpenSource: func(context.Context, string) (Source, error) { return nil, errors.New("not asked for") },
+			Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.25, ApplyEXIFOrientation: true, DType: tensor.BFloat16, Ops: []transform.Op{
+				transform.RandomHorizontalFlip{P: 0.5}, &transform.RandomVerticalFlip{P: 0.25},
+				transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect, Fill: transform.Color{1, 2, 3}}, transform.RandomCrop{Size: 16}, transform.CenterCrop{Size: 16},
+				transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, transform.RandomPhotometricDistort{P: 0.5}, transform.RandomChannelPermutation{},
+				transform.GaussianNoise{Mean: 0.1, Sigma: 0.2}, transform.Grayscale{}, transform.RandomGrayscale{P: 0.5}, transform.GaussianBlur{KernelSize: [2]int{5, 5}},
+				transform.RandomErasing{Value: transform.Color{1, 2, 3}}, transform.RandomInvert{P: 0.5}, transform.RandomPosterize{Bits: 3}, transform.RandomSolarize{Threshold: 128},
+				transform.RandomAdjustSharpness{SharpnessFactor: 2}, transform.RandomAutocontrast{}, transform.RandomEqualize{},
+				transform.RandomApply{Ops: []transform.Op{transform.Func(nothing), &transform.Grayscale{}}, P: 0.5},
+				transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{NumOps: 3}, transform.TrivialAugmentWide{}, transform.AutoAugment{Policy: transform.SVHNPolicy, Interpolation: transform.Bilinear}}, P: []float64{1, 2, 3}},
+				transform.RandomOrder{Ops: []transform.Op{transform.RandomRotation{Degrees: [2]float64{-3, 3}, Center: &[2]float64{1, 2}}, transform.RandomAffine{Degrees: [2]float64{-9, 9}}}},
+				transform.RandomPerspective{DistortionScale: 0.25}, transform.Func(nothing),
+			}}},
+		"mixed":   {BatchSize: 8, BadSamples: Skip, Shuffle: true, Seed: 4, Transform: Transform{Size: 8, Resize: 8, Bytes: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.5}, &transform.CutMix{}}}},
+		"default": {BatchSize: 8, Transform: Eval(32, 16), Balanced: true, Draws: 64, BadSamples: Skip},
+		"train":   {BatchSize: 9, Transform: Train(12), Weights: func(s Sample) float64 { return float64(1 + s.Index) }, BadSamples: Skip, Repeat: 2},
+		"ranks":   {BatchSize: 4, Transform: Train(12), Shuffle: true, Rank: 1, World: 3, PadLast: true, BadSamples: Skip},
+	}
+}
+
+// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, the bytes that follow
+// are those that followed then, and the earlier version would restore the state that is written now.
+func TestStateOfEarlierVersion(t *testing.T) {
+	data, err := os.ReadFile("testdata/states.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var earlier map[string]struct {
+		State  json.RawMessage
+		Digest string // of the batches that followed
+	}
+	if err := json.Unmarshal(data, &earlier); err != nil {
+		t.Fatal(err)
+	}
+	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i%13 == 5 }))
+	for name, o := range earlierOptions() {
+		t.Run(name, func(t *testing.T) {
+			_, after := states(t, openFake(t, path, o), 2, 2)
+			now, err := json.Marshal(after[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			var was bytes.Buffer
+			if err := json.Compact(&was, earlier[name].State); err != nil {
+				t.Fatal(err)
+			}
+			if was.String() != string(now) {
+				t.Errorf("the state was\n%s\nand is\n%s", was.String(), now)
+			}
+			var state State
+			if err := json.Unmarshal(earlier[name].State, &state); err != nil {
+				t.Fatal(err)
+			}
+			l := openFake(t, path, o)
+			if err := l.Restore(t.Context(), state); err != nil {
+				t.Fatal(err)
+			}
+			rest, err := collect(t, l, 2, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := digest(rest); got != earlier[name].Digest {
+				t.Errorf("the bytes after the state have digest %s, not %s", got, earlier[name].Digest)
+			}
+		})
+	}
 }

@@ -2,38 +2,15 @@ package imageloader
 
 import (
 	"bytes"
-	"math"
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
 
-	"github.com/torchstream/torchstream/imageloader/internal/order"
-	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/imageloader/transform"
 )
-
-// The figures in this file are what torchvision 0.26 (torch 2.11) gives.
-
-func TestShortSide(t *testing.T) {
-	for _, c := range [][5]int{ // width, height, Resize's size, new width, new height
-		{500, 375, 256, 341, 256}, {375, 500, 256, 256, 341}, {256, 256, 256, 256, 256}, {333, 500, 256, 256, 384}, {499, 334, 256, 382, 256}, {1, 1, 256, 256, 256},
-		{640, 427, 232, 347, 232}, {427, 640, 235, 235, 352}, {1024, 683, 224, 335, 224}, {683, 1024, 96, 96, 143}, {101, 77, 64, 83, 64}, {77, 101, 33, 33, 43},
-	} {
-		if w, h := shortSide(int32(c[0]), int32(c[1]), c[2]); w != c[3] || h != c[4] {
-			t.Errorf("%d x %d to %d: %d x %d, want %d x %d", c[0], c[1], c[2], w, h, c[3], c[4])
-		}
-	}
-}
-
-func TestCentre(t *testing.T) {
-	for _, c := range [][3]int{ // side, CenterCrop's size, where it begins
-		{256, 224, 16}, {257, 224, 16}, {259, 224, 18}, {341, 224, 58}, {343, 224, 60}, {225, 224, 0}, {227, 224, 2}, {224, 224, 0}, {97, 64, 16},
-	} {
-		if got := centre(c[0], c[1]); got != int32(c[2]) {
-			t.Errorf("%d of %d: at %d, want %d", c[1], c[0], got, c[2])
-		}
-	}
-}
 
 // TestEvalPixels compares a whole Eval with the bytes that v2.Resize(24, antialias=True) and v2.CenterCrop(20) make of a PNG.
 func TestEvalPixels(t *testing.T) {
@@ -58,139 +35,127 @@ func TestEvalPixels(t *testing.T) {
 	}
 }
 
-// TestRandomResizedCrop compares the distribution of 100,000 boxes with that of 100,000 from torchvision's RandomResizedCrop.get_params.
-func TestRandomResizedCrop(t *testing.T) {
-	type moments struct{ mean, std float64 }
-	usual, usualRatio := [2]float64{0.08, 1}, [2]float64{3. / 4, 4. / 3}
-	for _, c := range []struct {
-		width, height int32
-		scale, ratio  [2]float64
-		area          moments  // share of the image
-		logRatio      moments  // log(width / height)
-		x, y          moments  // position among the possible ones, 0 to 1
-		widths        [5]int32 // the 5, 25, 50, 75, 95 % quantiles
-	}{
-		{500, 375, usual, usualRatio, moments{0.43381, 0.21711}, moments{0.03096, 0.16393}, moments{0.49868, 0.29024}, moments{0.49942, 0.29684}, [5]int32{145, 215, 279, 344, 431}},
-		{64, 480, usual, usualRatio, moments{0.14663, 0.03566}, moments{-0.18, 0.15263}, moments{0.49995, 0.23278}, moments{0.49909, 0.19989}, [5]int32{49, 58, 64, 64, 64}},
-		{900, 90, [2]float64{0.5, 1}, usualRatio, moments{0.13333, 0}, moments{0.28768, 0}, moments{0.5, 0}, moments{0.5, 0}, [5]int32{120, 120, 120, 120, 120}}, // never fits
-		{100, 100, [2]float64{0.3, 0.3}, [2]float64{0.5, 2}, moments{0.29999, 0.00236}, moments{-0.00137, 0.40063}, moments{0.50118, 0.29558}, moments{0.50093, 0.29543}, [5]int32{40, 46, 55, 65, 75}},
-		{31, 57, [2]float64{0.01, 0.9}, [2]float64{1, 1}, moments{0.28663, 0.15927}, moments{0, 0}, moments{0.49983, 0.33179}, moments{0.50256, 0.29724}, [5]int32{8, 16, 23, 27, 31}},
-	} {
-		const n = 100_000
-		transform := Transform{RandomResizedCrop: true, Size: 224, Scale: c.scale, Ratio: c.ratio, FlipP: 0.5}.withDefaults()
-		var source rand.PCG
-		rng := rand.New(&source)
-		var area, logRatio, x, y []float64
-		var widths []int32
-		flips := 0
-		for i := range n {
-			order.Seed(&source, 5, order.OfSample, 0, i) // as the loader does: consecutive indices must be independent
-			var g imagecapi.Geometry
-			if err := transform.geometry(rng, c.width, c.height, &g); err != nil {
-				t.Fatal(err)
-			}
-			if g.CropX < 0 || g.CropY < 0 || g.CropWidth < 1 || g.CropHeight < 1 || g.CropX+g.CropWidth > c.width || g.CropY+g.CropHeight > c.height {
-				t.Fatalf("%+v is not inside %d x %d", g, c.width, c.height)
-			}
-			area = append(area, float64(g.CropWidth)*float64(g.CropHeight)/float64(c.width)/float64(c.height))
-			logRatio = append(logRatio, math.Log(float64(g.CropWidth)/float64(g.CropHeight)))
-			x, y = append(x, share(g.CropX, c.width-g.CropWidth)), append(y, share(g.CropY, c.height-g.CropHeight))
-			widths = append(widths, g.CropWidth)
-			if g.Flip {
-				flips++
-			}
+// everyOp is a chain of all kinds of steps, with Funcs between them.
+func everyOp() []transform.Op {
+	return []transform.Op{
+		transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect}, transform.RandomCrop{Size: 16},
+		transform.RandomVerticalFlip{}, transform.ColorJitter{Brightness: 0.4, Contrast: 0.4, Saturation: 0.4, Hue: 0.1}, transform.RandomGrayscale{},
+		transform.Func(func(rng *rand.Rand, m *transform.Pixels) error {
+			m.Pix[rng.IntN(len(m.Pix))] ^= byte(rng.Uint32())
+			return nil
+		}),
+		transform.RandomApply{Ops: []transform.Op{transform.GaussianBlur{KernelSize: [2]int{5, 5}}}}, transform.RandomErasing{Value: transform.Color{1, 2, 3}},
+		transform.RandomChoice{Ops: []transform.Op{transform.RandAugment{}, transform.TrivialAugmentWide{}, transform.AutoAugment{Policy: transform.SVHNPolicy}}},
+		transform.RandomAffine{Degrees: [2]float64{-9, 9}, Scale: [2]float64{0.9, 1.1}, Interpolation: transform.Bilinear}, transform.RandomPerspective{},
+		transform.Pad{Padding: [4]int{1, 1, 1, 1}}, transform.CenterCrop{Size: 16},
+	}
+}
+
+// TestOpsDeterminism: the bytes of an epoch with every kind of step are the same at any number of workers, and change with seed and epoch.
+func TestOpsDeterminism(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i%13 == 5 }))
+	run := func(workers, epoch int, seed uint64, ops []transform.Op) string {
+		l := openFake(t, path, Options{BatchSize: 7, Shuffle: true, Seed: seed, Workers: workers, BadSamples: Skip,
+			Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5, Ops: ops}})
+		batches, err := collect(t, l, epoch, 2)
+		if err != nil {
+			t.Fatal(err)
 		}
-		for _, d := range []struct {
-			name   string
-			values []float64
-			want   moments
-		}{{"area", area, c.area}, {"log ratio", logRatio, c.logRatio}, {"x", x, c.x}, {"y", y, c.y}} {
-			mean, std := meanStd(d.values)
-			// Both sides are estimates: 5 standard errors of their difference, and 2 % of the deviation.
-			if math.Abs(mean-d.want.mean) > 5*d.want.std*math.Sqrt(2./n)+2e-5 || math.Abs(std-d.want.std) > 0.02*d.want.std+2e-5 {
-				t.Errorf("%d x %d: %s has mean %.5f and deviation %.5f, want %.5f and %.5f", c.width, c.height, d.name, mean, std, d.want.mean, d.want.std)
-			}
+		return digest(batches)
+	}
+	want := run(1, 0, 1, everyOp())
+	for _, workers := range []int{2, 5, 16} {
+		if got := run(workers, 0, 1, everyOp()); got != want {
+			t.Errorf("%d workers make other bytes", workers)
 		}
-		slices.Sort(widths)
-		for i, q := range []float64{0.05, 0.25, 0.5, 0.75, 0.95} {
-			if got := widths[int(q*n)]; got < c.widths[i]-1-c.width/250 || got > c.widths[i]+1+c.width/250 {
-				t.Errorf("%d x %d: quantile %v of the width is %d, want %d", c.width, c.height, q, got, c.widths[i])
-			}
-		}
-		if math.Abs(float64(flips)/n-0.5) > 0.008 {
-			t.Errorf("%d of %d are flipped", flips, n)
+	}
+	for what, got := range map[string]string{"epoch": run(3, 1, 1, everyOp()), "seed": run(3, 0, 2, everyOp()), "steps": run(3, 0, 1, everyOp()[2:])} {
+		if got == want {
+			t.Errorf("another %s makes the same bytes", what)
 		}
 	}
 }
 
-func share(at, room int32) float64 {
-	if room == 0 {
-		return 0.5
-	}
-	return float64(at) / float64(room)
-}
-
-func meanStd(v []float64) (mean, std float64) {
-	for _, x := range v {
-		mean += x
-	}
-	mean /= float64(len(v))
-	for _, x := range v {
-		std += (x - mean) * (x - mean)
-	}
-	return mean, math.Sqrt(std / float64(len(v)-1))
-}
-
-// TestFlip: the flip is drawn with its probability, and changes nothing else.
-// TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision draws from: on an image that is large, and with boxes none of which is
-// too large for it, they are uniform but for whole pixels.
-func TestRandomResizedCropDistribution(t *testing.T) {
-	transform := Train(224)
-	transform.Scale = [2]float64{0.08, 0.5}
-	var source rand.PCG
-	rng := rand.New(&source)
-	values := make([][]float64, 4)
-	for i := range manyDraws {
-		order.Seed(&source, 5, order.OfSample, 3, i)
-		x, y, w, h := transform.randomBox(rng, 8000, 8000)
-		for k, v := range []float64{float64(w) * float64(h) / 64e6, math.Log(float64(w) / float64(h)), float64(x) / float64(8000-w), float64(y) / float64(8000-h)} {
-			values[k] = append(values[k], v)
+// TestOpsLeaveTheCropAlone: steps that do nothing to the pixels leave those of a loader without steps.
+func TestOpsLeaveTheCropAlone(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	var digests []string
+	for _, ops := range [][]transform.Op{nil, {transform.RandomInvert{P: 1}, transform.RandomInvert{P: 1}}, {transform.Func(func(rng *rand.Rand, m *transform.Pixels) error { rng.Uint64(); return nil })}} {
+		l := openFake(t, path, Options{Transform: Transform{Size: 8, RandomResizedCrop: true, FlipP: 0.5, Ops: ops}})
+		batches, err := collect(t, l, 0, 2)
+		if err != nil {
+			t.Fatal(err)
 		}
+		digests = append(digests, digest(batches))
 	}
-	for k, cdf := range []func(float64) float64{uniformCDF(0.08, 0.5), uniformCDF(math.Log(3./4), math.Log(4./3)), uniformCDF(0, 1), uniformCDF(0, 1)} {
-		if d := kolmogorov(values[k], cdf); d > ksLimit {
-			t.Errorf("%s: the distribution is off by %.4f, more than %.4f", []string{"scale", "ratio", "x", "y"}[k], d, ksLimit)
-		}
+	if digests[1] != digests[0] || digests[2] != digests[0] {
+		t.Errorf("%v", digests)
 	}
 }
 
-func TestFlip(t *testing.T) {
-	for _, p := range []float64{0, 0.25, 1} {
-		transform := Train(64)
-		plain := transform
-		transform.FlipP, plain.FlipP = p, 0
-		var source rand.PCG
-		rng := rand.New(&source)
-		flips := 0
-		for i := range 20_000 {
-			var g, h imagecapi.Geometry
-			order.Seed(&source, 5, order.OfSample, 3, i)
-			if err := transform.geometry(rng, 300, 200, &g); err != nil {
-				t.Fatal(err)
-			}
-			order.Seed(&source, 5, order.OfSample, 3, i)
-			if err := plain.geometry(rng, 300, 200, &h); err != nil {
-				t.Fatal(err)
-			}
-			if g.Flip {
-				flips++
-			}
-			if g.Flip = false; g != h {
-				t.Fatalf("sample %d: %+v and %+v", i, g, h)
-			}
+// TestFunc: a custom step sees the sample's pixels between the others, and what it refuses is a bad sample.
+func TestFunc(t *testing.T) {
+	path := writeFile(t, "a.tar", fakeArchive(t, 12, nil))
+	broken := errors.New("not today")
+	fill := func(rng *rand.Rand, m *transform.Pixels) error {
+		if m.Width != 8 || m.Height != 8 || m.Stride != 24 || len(m.Pix) != 8*8*3 {
+			return fmt.Errorf("%d x %d, stride %d, %d bytes", m.Width, m.Height, m.Stride, len(m.Pix))
 		}
-		if got := float64(flips) / 20_000; math.Abs(got-p) > 0.02 || p == 0 && flips != 0 || p == 1 && flips != 20_000 {
-			t.Errorf("probability %v: flipped %v", p, got)
+		if m.Pix[0]%4 == 0 {
+			return broken
 		}
+		for i := range m.Pix {
+			m.Pix[i] = 10
+		}
+		return nil
+	}
+	inverted := Transform{Size: 8, Resize: 8, Ops: []transform.Op{transform.Func(fill), transform.RandomInvert{P: 1}}}
+	l := openFake(t, path, Options{Transform: inverted, BadSamples: Skip})
+	batches, err := collect(t, l, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	samples := 0
+	for _, b := range batches {
+		samples += len(b.labels)
+		if i := slices.IndexFunc(b.images, func(v byte) bool { return v != 245 }); i >= 0 {
+			t.Errorf("byte %d is %d", i, b.images[i])
+		}
+	}
+	if s := l.Stats(); int(s.Bad)+samples != 12 || s.Bad == 0 || s.BadBy[Rejected] != s.Bad {
+		t.Errorf("%d samples, %+v", samples, s)
+	}
+	_, err = collect(t, openFake(t, path, Options{Transform: inverted}), 0, 1)
+	var bad *SampleError
+	if !errors.As(err, &bad) || bad.Reason != Rejected || !errors.Is(err, broken) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestOpsEndToEnd runs real pixels: the eval pixels of TestEvalPixels, inverted.
+func TestOpsEndToEnd(t *testing.T) {
+	data, err := os.ReadFile("testdata/small.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile("testdata/small-resize24-centre20.rgb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	inverted := Eval(24, 20)
+	inverted.Ops = []transform.Op{transform.RandomInvert{P: 1}}
+	l, err := Open(writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/small.png", data: string(data)})), Options{Transform: inverted})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := collect(t, l, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range want {
+		want[i] = 255 - want[i]
+	}
+	if !bytes.Equal(got[0].images, want) {
+		t.Error("the pixels are not the inverse of Eval's")
 	}
 }

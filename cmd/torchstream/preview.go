@@ -17,6 +17,7 @@ import (
 	"golang.org/x/image/math/fixed"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -44,7 +45,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	batch := set.Int("batch", 32, "images a batch")
 	columns := set.Int("columns", 8, "pictures in a row")
 	size := set.Int("size", 224, "pixels of a picture's side")
-	transform := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
+	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
 	policy := set.String("policy", "none", "none, randaugment, trivialaugment or autoaugment, after the transform")
 	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
 	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
@@ -53,22 +54,22 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		return err
 	}
 	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip}
-	switch *transform {
+	switch *kind {
 	case "train":
 		o.Transform = imageloader.Train(*size)
 	case "eval":
 		o.Transform = imageloader.Transform{Size: *size}
 	default:
-		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *transform)}
+		return usageError{fmt.Sprintf("there is no transform %q: train and eval are known", *kind)}
 	}
 	switch *policy {
 	case "none":
 	case "randaugment":
-		o.Transform.Ops = []imageloader.Op{imageloader.RandAugment{}}
+		o.Transform.Ops = []transform.Op{transform.RandAugment{}}
 	case "trivialaugment":
-		o.Transform.Ops = []imageloader.Op{imageloader.TrivialAugmentWide{}}
+		o.Transform.Ops = []transform.Op{transform.TrivialAugmentWide{}}
 	case "autoaugment":
-		o.Transform.Ops = []imageloader.Op{imageloader.AutoAugment{}}
+		o.Transform.Ops = []transform.Op{transform.AutoAugment{}}
 	default:
 		return usageError{fmt.Sprintf("there is no policy %q: none, randaugment, trivialaugment and autoaugment are known", *policy)}
 	}
@@ -97,7 +98,7 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err != nil {
 			return err
 		}
-		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn, *transform))
+		sheet.heading(drawn, fmt.Sprintf("%s   epoch %d, batch %d of %s", path.Base(*archive), *epoch, drawn, *kind))
 		for i := range b.N {
 			sheet.picture(drawn, i, b.Images[i*3**size**size:], fmt.Sprintf("%d %s", b.Labels[i], classes[b.Labels[i]]), path.Base(b.Samples[i].Name))
 		}

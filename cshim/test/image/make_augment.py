@@ -8,7 +8,7 @@ a number (see picture):
     exact SEED WIDTH HEIGHT KIND INTEGERS... VALUES... CRC    (9 integers, 8 values, the result's CRC-32)
     near SEED WIDTH HEIGHT KIND INTEGERS... VALUES... BYTES   (the result as hexadecimal digits: 1 level of difference
                                                                is allowed, in one byte of a thousand)
-../../imageloader/testdata/augment.json has the same for whole steps of the policies, by torchvision's own names, and
+../../imageloader/transform/testdata/augment.json has the same for whole steps of the policies, by torchvision's own names, and
 quantiles.json there the distributions of parameters.
 """
 import itertools
@@ -204,7 +204,7 @@ def write_steps():
                 height_, width_ = turned.shape[-2:]
                 cut = F.crop(turned, 0, 0, side[1], side[0])
                 expansions.append([angle, *side, mode, fill, width_, height_, f"{zlib.crc32(pixels(cut).tobytes()):08x}"])
-    with open(os.path.join(HERE, "..", "..", "imageloader", "testdata", "augment.json"), "w") as file:
+    with open(os.path.join(HERE, "..", "..", "imageloader", "transform", "testdata", "augment.json"), "w") as file:
         rows = lambda list: "[\n" + ",\n".join(json.dumps(row) for row in list) + "\n]"
         parts = [f'"made with": "torchvision {torchvision.__version__}, cshim/test/image/make_augment.py"', f'"width": {width}, "height": {height}, "seed": 4']
         parts += [f'"steps": {rows(steps)}', f'"rotations": {rows(rotations)}', f'"centres": {rows(centres)}', f'"expansions": {rows(expansions)}', f'"policies": {json.dumps(policies)}']
@@ -231,7 +231,7 @@ def write_quantiles():
     for name, list in values.items():
         list = np.sort(list)
         quantiles[name] = [float(f"{list[min(len(list) - 1, len(list) * i // 1000)]:.7g}") for i in range(1, 1000)]
-    with open(os.path.join(HERE, "..", "..", "imageloader", "testdata", "quantiles.json"), "w") as file:
+    with open(os.path.join(HERE, "..", "..", "imageloader", "transform", "testdata", "quantiles.json"), "w") as file:
         json.dump(quantiles, file, separators=(",", ":"))
         file.write("\n")
     print(f"quantiles of {', '.join(quantiles)}")

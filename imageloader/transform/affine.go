@@ -1,4 +1,4 @@
-package imageloader
+package transform
 
 import (
 	"fmt"
@@ -8,21 +8,16 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// RandomRotation turns the image counter-clockwise by an angle that is uniform in Degrees, about its centre or about Center (pixels from the left and from the top); what
-// comes from outside gets the colour Fill. With Expand the image becomes as large as it must be to hold all of what was turned, and a CenterCrop has to follow.
+// RandomRotation turns the image counter-clockwise by an angle in degrees that is uniform in
+// Degrees, about its centre or about Center (pixels from the left and from the top). Pixels from
+// outside get the colour Fill. With Expand the image becomes as large as it must be to hold the
+// whole turned image, and a CenterCrop has to follow.
 type RandomRotation struct {
 	Degrees       [2]float64
 	Interpolation Interpolation
 	Fill          Color
-	Center        *[2]float64 // nil: the image's
+	Center        *[2]float64 // nil: the middle of the image
 	Expand        bool
-}
-
-func checkCenter(c *[2]float64) error {
-	if c != nil && !(math.Abs(c[0]) <= 1e6 && math.Abs(c[1]) <= 1e6) {
-		return fmt.Errorf("field Center is %v, not in -1e6 to 1e6", *c)
-	}
-	return nil
 }
 
 func (o RandomRotation) check(w, h int) (int, int, error) {
@@ -39,8 +34,10 @@ func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 	p.rotate(between(rng, o.Degrees), o.Center, o.Expand, o.Interpolation, &o.Fill)
 }
 
-// RandomAffine turns by an angle that is uniform in Degrees, moves by up to Translate (parts of the width and of the height) either way, magnifies by a factor that is uniform in
-// Scale (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to Shear[1] along x and Shear[2] to Shear[3] along y.
+// RandomAffine turns by an angle in degrees that is uniform in Degrees, moves by up to Translate
+// (parts of the width and of the height) either way, magnifies by a factor that is uniform in Scale
+// (zero value: 1), and shears by angles in degrees that are uniform in Shear[0] to Shear[1] along x
+// and in Shear[2] to Shear[3] along y.
 type RandomAffine struct {
 	Degrees       [2]float64
 	Translate     [2]float64
@@ -48,7 +45,7 @@ type RandomAffine struct {
 	Shear         [4]float64
 	Interpolation Interpolation
 	Fill          Color
-	Center        *[2]float64 // as RandomRotation's
+	Center        *[2]float64 // as in RandomRotation
 }
 
 func (o RandomAffine) check(w, h int) (int, int, error) {
@@ -80,8 +77,8 @@ func (o RandomAffine) check(w, h int) (int, int, error) {
 func (o RandomAffine) draw(rng *rand.Rand, p *program) {
 	a := affine{angle: between(rng, o.Degrees), centre: o.Center}
 	for i, side := range [2]int{p.width, p.height} {
-		most := o.Translate[i] * float64(side)
-		a.translate[i] = math.RoundToEven(between(rng, [2]float64{-most, most}))
+		limit := o.Translate[i] * float64(side)
+		a.translate[i] = math.RoundToEven(between(rng, [2]float64{-limit, limit}))
 	}
 	a.scale = between(rng, interval(o.Scale, [2]float64{1, 1}))
 	a.shear[0] = between(rng, [2]float64{o.Shear[0], o.Shear[1]})
@@ -89,46 +86,15 @@ func (o RandomAffine) draw(rng *rand.Rand, p *program) {
 	p.affine(a, o.Interpolation, &o.Fill)
 }
 
-// RandomPerspective moves, with probability P (0: 1/2), each corner inwards by up to half of DistortionScale (0: 1/2) of the side.
-type RandomPerspective struct {
-	DistortionScale float64
-	P               float64
-	Interpolation   Interpolation // default: Bilinear
-	Fill            Color
+func checkCenter(c *[2]float64) error {
+	if c != nil && !(math.Abs(c[0]) <= 1e6 && math.Abs(c[1]) <= 1e6) {
+		return fmt.Errorf("field Center is %v, not in -1e6 to 1e6", *c)
+	}
+	return nil
 }
 
-func (o RandomPerspective) check(w, h int) (int, int, error) {
-	if !(o.DistortionScale >= 0 && o.DistortionScale <= 1) {
-		return 0, 0, fmt.Errorf("field DistortionScale is %v, not in 0 to 1", o.DistortionScale)
-	}
-	if w < 2 || h < 2 {
-		return 0, 0, fmt.Errorf("%d x %d pixels have no perspective", w, h)
-	}
-	if err := o.Interpolation.check(); err != nil {
-		return 0, 0, err
-	}
-	return w, h, checkP(o.P)
-}
-
-func (o RandomPerspective) draw(rng *rand.Rand, p *program) {
-	if !hit(rng, probability(o.P, 0.5)) {
-		return
-	}
-	scale := probability(o.DistortionScale, 0.5)
-	w, h := p.width, p.height
-	across, down := int(scale*float64(w/2))+1, int(scale*float64(h/2))+1
-	corners := [4][2]int{
-		{rng.IntN(across), rng.IntN(down)},
-		{w - across + rng.IntN(across), rng.IntN(down)},
-		{w - across + rng.IntN(across), h - down + rng.IntN(down)},
-		{rng.IntN(across), h - down + rng.IntN(down)},
-	}
-	if c, ok := perspective(w, h, corners); ok {
-		p.add(imagecapi.AugmentPerspective, fill(o.Interpolation.or(Bilinear), &o.Fill), c[:]...)
-	}
-}
-
-// fill is the integers of a grid transform. torchvision blends with a colour otherwise than it leaves things black.
+// fill returns the integers of a grid transform. A nil colour leaves pixels from outside black;
+// torchvision's arithmetic for a colour, also for black, differs from that.
 func fill(interpolation int32, c *Color) [9]int32 {
 	if c == nil {
 		return [9]int32{interpolation}
@@ -136,13 +102,13 @@ func fill(interpolation int32, c *Color) [9]int32 {
 	return [9]int32{interpolation, 1, int32(c[0]), int32(c[1]), int32(c[2])}
 }
 
-// affine is the parameters of torchvision's F.affine.
+// affine holds the parameters of torchvision's F.affine.
 type affine struct {
 	angle     float64 // degrees, clockwise
 	translate [2]float64
 	scale     float64
 	shear     [2]float64  // degrees
-	centre    *[2]float64 // from the upper left corner; nil: the image's
+	centre    *[2]float64 // pixels from the upper left corner; nil: the middle
 }
 
 // inverse is torchvision's _get_inverse_affine_matrix, operation by operation.
@@ -152,7 +118,8 @@ func (a affine) inverse(w, h int) [6]float64 {
 		cx, cy = a.centre[0]-float64(w)*0.5, a.centre[1]-float64(h)*0.5
 	}
 	rot, sx, sy := a.angle*(math.Pi/180), a.shear[0]*(math.Pi/180), a.shear[1]*(math.Pi/180)
-	// The conversions keep the compiler from fusing a product with a sum, as some processors could.
+	// The conversions to float64 keep the compiler from fusing a product with a sum, which would
+	// round differently on some processors.
 	ra := math.Cos(rot-sy) / math.Cos(sy)
 	rb := -(float64(ra*math.Tan(sx)) + math.Sin(rot))
 	rc := math.Sin(rot-sy) / math.Cos(sy)
@@ -169,7 +136,8 @@ func (p *program) affine(a affine, i Interpolation, c *Color) {
 	p.add(imagecapi.AugmentAffine, fill(i.or(Nearest), c), m[:]...)
 }
 
-// rotate is torchvision's F.rotate: quarter turns about the middle move pixels, other angles sample them.
+// rotate is torchvision's F.rotate: quarter turns about the middle move pixels, other angles sample
+// them.
 func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Interpolation, c *Color) {
 	degrees = math.Mod(degrees, 360)
 	if degrees < 0 {
@@ -193,7 +161,8 @@ func (p *program) rotate(degrees float64, centre *[2]float64, expand bool, i Int
 	}
 }
 
-// expanded is torchvision's _compute_affine_output_size, in its float32 arithmetic: what holds all of a turned image.
+// expanded is torchvision's _compute_affine_output_size, in its float32 arithmetic: the size that
+// holds a whole turned image.
 func expanded(m [6]float64, w, h int) (int, int) {
 	var size [2]int
 	for axis := range size {
@@ -211,39 +180,6 @@ func expanded(m [6]float64, w, h int) (int, int) {
 	return size[0], size[1]
 }
 
-// perspective is torchvision's _get_perspective_coeffs, for the corners of a w x h image that move to `to` (top left, top right, bottom right, bottom left). Not ok: the
-// corners lie on a line.
-func perspective(w, h int, to [4][2]int) (c [8]float64, ok bool) {
-	from := [4][2]int{{0, 0}, {w - 1, 0}, {w - 1, h - 1}, {0, h - 1}}
-	var m [8][9]float64
-	for i := range to {
-		x, y, u, v := float64(to[i][0]), float64(to[i][1]), float64(from[i][0]), float64(from[i][1])
-		m[2*i] = [9]float64{x, y, 1, 0, 0, 0, -u * x, -u * y, u}
-		m[2*i+1] = [9]float64{0, 0, 0, x, y, 1, -v * x, -v * y, v}
-	}
-	for column := range 8 {
-		pivot := column
-		for row := column + 1; row < 8; row++ {
-			if math.Abs(m[row][column]) > math.Abs(m[pivot][column]) {
-				pivot = row
-			}
-		}
-		m[column], m[pivot] = m[pivot], m[column]
-		if math.Abs(m[column][column]) < 1e-9 {
-			return c, false
-		}
-		for row := range 8 {
-			if row == column {
-				continue
-			}
-			f := m[row][column] / m[column][column]
-			for k := column; k < 9; k++ {
-				m[row][k] -= f * m[column][k]
-			}
-		}
-	}
-	for i := range c {
-		c[i] = float64(float32(m[i][8] / m[i][i]))
-	}
-	return c, true
-}
+// fma32 is x*y + z, rounded once. The product of two float32 is exact in float64; where the sum is
+// inexact there, the two roundings almost never differ from one.
+func fma32(x, y, z float32) float32 { return float32(math.FMA(float64(x), float64(y), float64(z))) }

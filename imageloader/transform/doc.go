@@ -1,0 +1,21 @@
+// Package transform describes what becomes of an image between its file and a batch: the crop, the
+// resize, random operations on the pixels, the mixing of a batch, and the normalisation on the
+// device. It knows nothing of archives; package imageloader carries a [Transform] out, and has this
+// package's Transform, Train and Eval under its own name.
+//
+// An image goes through four stages.
+//
+//  1. Geometry. The crop and the flip are drawn from the image's header alone, so that what lies
+//     outside of the crop is not decoded where the format allows. The result has Size x Size pixels
+//     of three bytes.
+//  2. Operations. Transform.Ops run on these bytes, in order, each an [Op] of this package or a
+//     [Func] of the caller.
+//  3. Mixing. When a batch is complete, one of Transform.Mix blends its samples: [MixUp] or
+//     [CutMix].
+//  4. Finish. The device converts the bytes to normalised numbers (Mean, Std, DType); up to there a
+//     batch is bytes.
+//
+// Names, parameters, distributions and results are those of torchvision.transforms.v2 on uint8
+// tensors. Everything random is drawn from a generator that belongs to the sample alone, so an
+// epoch has the same bytes with any number of workers.
+package transform

@@ -1,0 +1,210 @@
+package transform
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Op is a step of Transform.Ops. The operations of this package have the names, the parameters, the
+// distributions and (for the same parameters) the results of torchvision.transforms.v2 on uint8
+// tensors, to the bit except for GaussianBlur and the hue of ColorJitter, where one byte in a
+// thousand may differ by 1. Their zero values have torchvision's defaults; where torchvision has no
+// default, the comment says what zero stands for. [Func] is a step of the caller's own.
+//
+// The parameters of a step are drawn from (Options.Seed, epoch, sample index), after those of the
+// crop and the flip, so that adding steps changes neither.
+type Op interface {
+	// check returns the size that the step gives images of width x height pixels, or says which
+	// field is wrong.
+	check(width, height int) (w, h int, err error)
+	// draw adds what the step does to one image.
+	draw(rng *rand.Rand, p *program)
+}
+
+// program is what the steps do to one image: operations of the shim, and calls between them.
+type program struct {
+	ops           []imagecapi.AugmentOp
+	calls         []call
+	width, height int // of the image after ops
+	mean, std     [3]float32
+}
+
+// call runs a Func after the first `after` operations.
+type call struct {
+	after int
+	run   Func
+}
+
+func (p *program) reset(t *Transform) {
+	p.ops, p.calls = p.ops[:0], p.calls[:0]
+	p.width, p.height, p.mean, p.std = t.Size, t.Size, t.Mean, t.Std
+}
+
+func (p *program) add(kind int32, integers [9]int32, values ...float64) {
+	op := imagecapi.AugmentOp{Kind: kind, Integers: integers}
+	copy(op.Values[:], values)
+	p.ops = append(p.ops, op)
+}
+
+func (p *program) call(f Func) { p.calls = append(p.calls, call{len(p.ops), f}) }
+
+// Pixels is an image in memory: Height rows of Width pixels of three bytes, red, green and blue.
+// Rows begin Stride bytes apart. The memory belongs to the loader and is valid during the call that
+// gets it.
+type Pixels struct {
+	Pix           []byte
+	Width, Height int
+	Stride        int
+}
+
+// Func is a step of the caller's own. It changes an image of Size x Size pixels in place. rng is
+// the sample's own generator: numbers drawn from it, and from nothing else, are the same with any
+// number of workers and after a resume. An error makes the sample a bad one, with the reason
+// Rejected. Several goroutines call a Func at a time, each with its own image.
+type Func func(rng *rand.Rand, image *Pixels) error
+
+func (f Func) check(w, h int) (int, int, error) {
+	if f == nil {
+		return 0, 0, errors.New("a Func is nil")
+	}
+	return w, h, nil
+}
+
+func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
+
+// checkOps checks steps that together must keep the size.
+func checkOps(ops []Op, width, height int) error {
+	w, h := width, height
+	for i, op := range ops {
+		if op == nil {
+			return fmt.Errorf("field Ops[%d] is nil", i)
+		}
+		if onPixels(op) && (w != width || h != height) {
+			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, "+
+				"not between", i, op, w, h)
+		}
+		if r, ok := op.(RandomRotation); ok && r.Expand {
+			if next, ok := at(ops, i+1).(CenterCrop); !ok || next.Size == 0 {
+				return fmt.Errorf("field Ops[%d] (%T) has Expand, which makes images of any size: "+
+					"the next step must be a CenterCrop", i, op)
+			}
+		}
+		nw, nh, err := op.check(w, h)
+		if err == nil && (nw > maxSide || nh > maxSide) {
+			err = fmt.Errorf("it makes %d x %d pixels", nw, nh)
+		}
+		if err != nil {
+			return fmt.Errorf("field Ops[%d] (%T): %w", i, op, err)
+		}
+		w, h = nw, nh
+	}
+	if w != width || h != height {
+		return fmt.Errorf("field Ops makes %d x %d pixels of %d x %d: a crop to the old size is missing", w, h, width, height)
+	}
+	return nil
+}
+
+// checkEach checks steps each of which must keep the size.
+func checkEach(ops []Op, w, h int) error {
+	for i := range ops {
+		if err := checkOps(ops[i:i+1], w, h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// at returns a step; nil behind the last one.
+func at(ops []Op, i int) Op {
+	if i < len(ops) {
+		return ops[i]
+	}
+	return nil
+}
+
+// onPixels says whether a step works on the image in Go's memory, which has Size x Size pixels.
+func onPixels(op Op) bool {
+	switch o := op.(type) {
+	case Func, GaussianNoise:
+		return true
+	case RandomErasing:
+		return o.Random
+	case RandomApply:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	case RandomChoice:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	case RandomOrder:
+		return slices.ContainsFunc(o.Ops, onPixels)
+	}
+	return false
+}
+
+// Interpolation says how a pixel is computed from those around the place that it comes from.
+type Interpolation int
+
+// The interpolations.
+const (
+	// DefaultInterpolation is the step's own: Bilinear for RandomPerspective, Nearest for all
+	// others.
+	DefaultInterpolation Interpolation = iota
+	Nearest
+	Bilinear
+)
+
+// or returns the shim's number of the interpolation, d in place of the default.
+func (i Interpolation) or(d Interpolation) int32 {
+	if i == DefaultInterpolation {
+		i = d
+	}
+	return int32(i)
+}
+
+func (i Interpolation) check() error {
+	if i < DefaultInterpolation || i > Bilinear {
+		return fmt.Errorf("field Interpolation is %d, not Nearest or Bilinear", i)
+	}
+	return nil
+}
+
+// Color is a red, a green and a blue byte; the zero value is black.
+type Color [3]uint8
+
+// probability returns p, or the default of a field that is 0.
+func probability(p, fallback float64) float64 {
+	if p == 0 {
+		return fallback
+	}
+	return p
+}
+
+func checkP(p float64) error {
+	if !(p >= 0 && p <= 1) {
+		return fmt.Errorf("field P is %v, not in 0 to 1", p)
+	}
+	return nil
+}
+
+// hit is true with probability p.
+func hit(rng *rand.Rand, p float64) bool { return rng.Float64() < p }
+
+// between draws uniformly from an interval.
+func between(rng *rand.Rand, r [2]float64) float64 { return r[0] + rng.Float64()*(r[1]-r[0]) }
+
+// interval returns r, or the default of a field that is zero.
+func interval(r, fallback [2]float64) [2]float64 {
+	if r == [2]float64{} {
+		return fallback
+	}
+	return r
+}
+
+func checkInterval(name string, r [2]float64, low, high float64) error {
+	if !(r[0] >= low && r[0] <= r[1] && r[1] <= high) {
+		return fmt.Errorf("field %s is %v, not an interval in %v to %v", name, r, low, high)
+	}
+	return nil
+}

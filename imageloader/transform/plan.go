@@ -1,0 +1,117 @@
+package transform
+
+import (
+	"math/rand/v2"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Plan is a Transform that was checked and has its defaults: the form that package imageloader
+// works with. Programs that load images have no use for it. A Plan does not change and may be
+// shared.
+type Plan struct{ t Transform }
+
+// Compile checks a transform. The error names the field that is wrong, and says what it may be.
+func Compile(t Transform) (*Plan, error) {
+	t = t.withDefaults()
+	if err := t.check(); err != nil {
+		return nil, err
+	}
+	return &Plan{t}, nil
+}
+
+// Transform returns the transform with its defaults filled in.
+func (p *Plan) Transform() Transform { return p.t }
+
+// Geometry draws the crop and the flip for an image with the given header, and writes them to g. An
+// error means that no geometry fits the image: it is too narrow.
+func (p *Plan) Geometry(rng *rand.Rand, info *imagecapi.Info, g *imagecapi.Geometry) error {
+	width, height, orientation := info.Width, info.Height, int32(0)
+	if p.t.ApplyEXIFOrientation && info.Orientation > 1 {
+		if orientation = info.Orientation; orientation >= 5 { // the image lies on its side
+			width, height = height, width
+		}
+	}
+	err := p.t.geometry(rng, width, height, g)
+	g.Orientation = orientation
+	return err
+}
+
+// Augmenter runs Transform.Ops for one goroutine.
+type Augmenter struct {
+	t       *Transform
+	c       *imagecapi.Augmenter
+	program program
+}
+
+// NewAugmenter makes an augmenter, which the caller closes; nil if the transform has no Ops.
+func (p *Plan) NewAugmenter() (*Augmenter, error) {
+	if len(p.t.Ops) == 0 {
+		return nil, nil
+	}
+	c, err := imagecapi.NewAugmenter()
+	if err != nil {
+		return nil, err
+	}
+	return &Augmenter{t: &p.t, c: c}, nil
+}
+
+// Close frees what the augmenter holds. A nil augmenter has nothing to free.
+func (a *Augmenter) Close() {
+	if a != nil {
+		imagecapi.FreeAugmenter(a.c)
+	}
+}
+
+// FuncError is an error that a [Func] returned.
+type FuncError struct{ Err error }
+
+func (e FuncError) Error() string { return e.Err.Error() }
+func (e FuncError) Unwrap() error { return e.Err }
+
+// Apply runs the Ops on Size x Size x 3 bytes, in place, and draws their parameters from rng. An
+// error of a Func is a [FuncError]; the pixels are then undefined.
+func (a *Augmenter) Apply(rng *rand.Rand, pixels []byte) error {
+	t := a.t
+	a.program.reset(t)
+	for _, op := range t.Ops {
+		op.draw(rng, &a.program)
+	}
+	done := 0
+	for _, c := range a.program.calls {
+		if err := a.run(pixels, a.program.ops[done:c.after]); err != nil {
+			return err
+		}
+		done = c.after
+		if err := c.run(rng, &Pixels{Pix: pixels, Width: t.Size, Height: t.Size, Stride: 3 * t.Size}); err != nil {
+			return FuncError{err}
+		}
+	}
+	return a.run(pixels, a.program.ops[done:])
+}
+
+func (a *Augmenter) run(pixels []byte, ops []imagecapi.AugmentOp) error {
+	return imagecapi.Augment(a.c, pixels, a.t.Size, a.t.Size, 3*a.t.Size, ops)
+}
+
+// Mixer runs Transform.Mix for one goroutine.
+type Mixer struct {
+	t       *Transform
+	scratch []byte
+}
+
+// NewMixer makes a mixer; nil if the transform has no Mix.
+func (p *Plan) NewMixer() *Mixer {
+	if len(p.t.Mix) == 0 {
+		return nil
+	}
+	return &Mixer{t: &p.t}
+}
+
+// Mix mixes n samples of Size x Size x 3 bytes, in place: each with the sample before it, the first
+// with the last. It draws the operation and its parameters from rng, and returns the share of
+// itself that each sample keeps, 0 to 1.
+func (m *Mixer) Mix(rng *rand.Rand, images []byte, n int) (share float64) {
+	op := m.t.Mix[rng.IntN(len(m.t.Mix))]
+	return op.mix(rng, images, n, m.t.Size, &m.scratch)
+}
