@@ -616,8 +616,8 @@ func TestRetain(t *testing.T) {
 		for name, source := range sources(4, 40) {
 			t.Run(name, func(t *testing.T) {
 				p := newFeed(t, source, Options{Device: device, Depth: 3})
-				// With two of three slots retained the epoch continues with the third, and the retained
-				// slots keep their content.
+				// With two of three slots retained the epoch continues with the third, and the
+				// retained slots keep their content.
 				var kept []*Batch
 				for b, err := range p.Epoch(t.Context(), 0) {
 					if err != nil {

@@ -1,23 +1,25 @@
 package main
 
-// edge is one ordering edge of the library: what it is, how it is left out, and the test that must then fail.
+// edge is one ordering edge of the library, the change that leaves it out, and the test that must
+// then fail.
 type edge struct {
 	name     string // as in docs/streams.md
-	file     string // of the repository
-	old, new string // old is in the file exactly once
-	folder   string // of the test
+	file     string // path in the repository
+	old, new string // old occurs exactly once in the file
+	folder   string // the test's folder
 	test     string // Go test or GoogleTest that fails without the edge
-	gpus     int    // that the test needs; 0: it runs everywhere
+	gpus     int    // number of GPUs that the test needs
 }
 
-// edges is every place of the library that orders work on one stream, or the host, after work on another.
+// edges lists every place of the library that orders work on one stream, or the host, after work on
+// another.
 var edges = []edge{
 	// ---- the prefetcher's ring, whose code runs on the simulated device
 	{"the refill of a host slot waits for copied", "prefetcher/internal/ring/ring.go",
 		"	if pending {\n		err = r.dev.HostWait(k, r.hosts[k].copied, stop)\n	}", "	_ = pending", "prefetcher/internal/ring", "TestSchedules", 0},
-	{"a copy that is enqueued is noted as due", "prefetcher/internal/ring/ring.go",
+	{"an enqueued copy is marked as pending", "prefetcher/internal/ring/ring.go",
 		"	default:\n		slot.waits = slot.waits[:0]\n		r.hosts[b.host].pending = true", "	default:\n		slot.waits = slot.waits[:0]", "prefetcher/internal/ring", "TestSchedules", 0},
-	{"a copy whose finish failed is noted as due", "prefetcher/internal/ring/ring.go",
+	{"a copy whose finish failed is marked as pending", "prefetcher/internal/ring/ring.go",
 		"		r.freeSlots = append(r.freeSlots, b.slot)\n		r.hosts[b.host].pending = true", "		r.freeSlots = append(r.freeSlots, b.slot)",
 		"prefetcher/internal/ring", "TestSchedules", 0},
 	{"the copy into a device slot waits for released", "prefetcher/internal/ring/ring.go",
@@ -51,13 +53,13 @@ var edges = []edge{
 
 	// ---- streams and events
 	{"WithStream makes the stream current", "cshim/src/cuda/stream.cc", "    c10::cuda::setCurrentCUDAStream(inner);\n", "", "cuda", "TestEveryGoroutineKeepsItsStream", 1},
-	{"WithStream restores the stream from before", "cshim/src/cuda/stream.cc",
+	{"WithStream restores the previous stream", "cshim/src/cuda/stream.cc",
 		"    c10::cuda::setCurrentCUDAStream(entered.stream);\n", "", "cuda", "TestWithStreamNests", 1},
-	{"WithStream holds the goroutine on its thread", "cuda/current.go",
+	{"WithStream locks the goroutine to its thread", "cuda/current.go",
 		"	runtime.LockOSThread()\n	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		runtime.UnlockOSThread()\n		return checked(err)\n	}",
 		"	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		return checked(err)\n	}\n	runtime.LockOSThread()\n	runtime.UnlockOSThread()",
 		"cuda", "TestEveryGoroutineKeepsItsStream", 1},
-	{"SetCUDAStream holds the goroutine on its thread", "cuda/current.go",
+	{"SetCUDAStream locks the goroutine to its thread", "cuda/current.go",
 		"	runtime.LockOSThread()\n	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		runtime.UnlockOSThread()\n		return nil, checked(err)\n	}",
 		"	guard, err := capi.StreamGuardEnter(s.s)\n	if err != nil {\n		return nil, checked(err)\n	}", "cuda", "TestEveryGoroutineKeepsItsStream", 1},
 	{"Stream.Wait waits", "cshim/src/cuda/order.cc",
@@ -74,15 +76,15 @@ var edges = []edge{
 		"  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),\n                                     cudaEventWaitDefault));\n",
 		"", "cuda", "TestOrdering", 1},
 	{"Event.Synchronize waits", "cshim/src/cuda/event.cc", "  C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));\n", "", "cuda", "TestOrdering", 1},
-	{"Event.Query tells of work that is not done", "cshim/src/cuda/event.cc",
+	{"Event.Query reports unfinished work", "cshim/src/cuda/event.cc",
 		"    C10_CUDA_CLEAR_ERROR();\n    return false;\n", "    C10_CUDA_CLEAR_ERROR();\n    return true;\n", "cuda", "TestQueryAndElapsed", 1},
-	{"an event that was never recorded is refused", "cshim/src/cuda/event.cc",
+	{"an event that was never recorded is rejected", "cshim/src/cuda/event.cc",
 		"  if (!recorded.load(std::memory_order_acquire)) {", "  if (false) {", "cshim", "EventGpu.UnrecordedIsAnErrorEverywhere", 1},
 	{"Stream.Synchronize waits", "cshim/src/cuda/stream.cc", "    on.synchronize();\n", "", "cuda", "TestOrdering", 1},
 	{"Device.Synchronize waits", "cshim/src/cuda/device.cc", "    c10::cuda::device_synchronize();\n", "", "cuda", "TestOrdering", 1},
 	{"Notify comes after the work", "cshim/src/cuda/notify.cc",
 		"cudaLaunchHostFunc(on.stream(), &ts::deliver, notice.get());", "(ts::deliver(notice.get()), cudaSuccess);", "cuda", "TestNotify", 1},
-	{"an owned stream has no work of its owner before", "cshim/src/cuda/stream.cc",
+	{"an owned stream has no work of its previous owner", "cshim/src/cuda/stream.cc",
 		"      if (status == cudaSuccess) {\n        spare.pop_front();", "      if (status == cudaSuccess || status == cudaErrorNotReady) {\n        spare.pop_front();",
 		"cshim", "StreamGpu.AnOwnStreamWithWorkIsNotHandedOut", 1},
 	{"Fork records", "cshim/src/cuda/order.cc",
@@ -98,7 +100,7 @@ var edges = []edge{
 	{"CopyBatch waits for after", "cshim/src/torch/copy.cc", "    if (after != nullptr) after->block(on);\n", "", "torch", "TestCopyBatchIsOrdered", 1},
 	{"CopyBatch records done", "cshim/src/torch/copy.cc",
 		"    if (done != nullptr) done->record(on);\n  });\n}", "  });\n}", "torch", "TestCopyBatchIsOrdered", 1},
-	{"a slot of a Slab is refused while it is in flight", "cuda/slab.go",
+	{"a slot of a Slab is rejected while it is in flight", "cuda/slab.go",
 		"	if busy, err := s.busy(i); err != nil || busy {\n		return nil, inFlight(i, err)\n	}", "", "cuda", "TestSlabInFlight", 0},
 	{"a Slab is not freed while it is in flight", "cuda/slab.go",
 		"		if busy, err := s.busy(i); err != nil || busy {\n			return inFlight(i, err)\n		}", "		_ = i", "cuda", "TestSlabInFlight", 0},
@@ -111,34 +113,34 @@ var edges = []edge{
 	{"images are normalised on the current stream", "cshim/src/torch/normalize.cc",
 		"          c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();",
 		"          c10::cuda::getDefaultCUDAStream(static_cast<c10::DeviceIndex>(device)).stream();", "cshim", "NormalizeGpu.RunsOnTheCurrentStream", 1},
-	{"RecordStream tells the allocator", "cshim/src/torch/tensor.cc",
+	{"RecordStream informs the allocator", "cshim/src/torch/tensor.cc",
 		"    ts::record_use(ts::storage_of(value), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
 
 	// ---- graphs
-	{"a replay waits for those that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
-	{"a replay is noted for those that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
-	{"a random replay waits for the one before", "cshim/src/cuda/graph.cc",
+	{"a replay waits for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
+	{"a replay is recorded for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
+	{"a random replay waits for the previous one", "cshim/src/cuda/graph.cc",
 		"    order_.before(stream);  // the replay before this one reads what is written here\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
-	{"a random replay is noted for the next", "cshim/src/cuda/graph.cc", "    order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
+	{"a random replay is recorded for the next", "cshim/src/cuda/graph.cc", "    order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
 
 	{"random numbers wait for the end of a capture", "cshim/src/torch/operator.cc",
 		"  if (op.random && !captured && works_on_gpu(stack)) turn.emplace();\n", "", "cshim", "OperatorGpu.RandomNumbersWaitForTheEndOfACapture", 1},
-	{"a graph keeps what its operators work on", "cshim/src/torch/operator.cc",
+	{"a graph keeps its operators' tensors", "cshim/src/torch/operator.cc",
 		"    each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });\n", "    (void)value;\n", "torch", "TestGraphKeepsItsOperands", 1},
-	{"a graph keeps what is in lists with gaps", "cshim/src/torch/operator.cc",
+	{"a graph keeps tensors in lists with gaps", "cshim/src/torch/operator.cc",
 		"value.isTensorList() || value.isOptionalTensorList()", "value.isTensorList()", "cshim", "OperatorGpu.AGraphKeepsTheIndicesOfAnIndex", 1},
-	{"a graph keeps what ts_tensor_copy reads", "cshim/src/torch/copy.cc", "    ts::hold_in_capture(from);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
-	{"a graph keeps what ts_tensor_copy writes", "cshim/src/torch/copy.cc", "    ts::hold_in_capture(to);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
-	{"a graph keeps what CopyPeer reads", "cshim/src/torch/copy.cc",
+	{"a graph keeps the source of ts_tensor_copy", "cshim/src/torch/copy.cc", "    ts::hold_in_capture(from);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
+	{"a graph keeps the destination of ts_tensor_copy", "cshim/src/torch/copy.cc", "    ts::hold_in_capture(to);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
+	{"a graph keeps the sources of CopyPeer", "cshim/src/torch/copy.cc",
 		"        ts::hold_in_capture(transfer.src, from);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
-	{"a graph keeps what CopyPeer writes", "cshim/src/torch/copy.cc",
+	{"a graph keeps the destinations of CopyPeer", "cshim/src/torch/copy.cc",
 		"        ts::hold_in_capture(transfer.dst, from);\n", "", "cshim", "GraphGpu.ACapturedCopyKeepsItsTensors", 1},
 	{"a closed graph's memory waits for its last replay", "cshim/src/cuda/graph.cc",
 		"    if (graph->exec != nullptr) graph->keep_for_replays();\n", "", "cshim", "GraphGpu.OperandsOutliveTheGraphForItsReplays", 1},
-	{"a use that is recorded beside a capture is noted for its end", "cshim/src/cuda/allocator.cc",
+	{"a use recorded during a capture takes effect at its end", "cshim/src/cuda/allocator.cc",
 		"    allocator::recordStream(use.storage->data_ptr(), use.stream);\n  }\n", "  }\n", "cshim", "GraphGpu.AUseRecordedBesideACaptureCounts", 1},
-	{"a graph keeps what CopyBatch reads", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsWhatItsCopiesRead", 1},
-	{"a graph has its cuBLAS workspace to itself", "cshim/src/cuda/graph.cc",
+	{"a graph keeps the sources of CopyBatch", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsWhatItsCopiesRead", 1},
+	{"a graph has its own cuBLAS workspace", "cshim/src/cuda/graph.cc",
 		"  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, workspaces);\n" +
 			"  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, workspaces);\n", "", "torch", "TestProductsBesideAGraphOfTheirStream", 1},
 	{"waiting for a device waits for the end of a capture", "cshim/src/cuda/capture.cc",

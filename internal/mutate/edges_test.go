@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// Every edge is where the table says, and its test exists. That leaving it out makes the test fail is what the program itself shows.
+// Every edge's text is in its file, and its test exists. The program itself shows that the test
+// fails without the edge.
 func TestEdgesAreUpToDate(t *testing.T) {
 	names := map[string]bool{}
 	for _, e := range edges {
@@ -21,7 +22,7 @@ func TestEdgesAreUpToDate(t *testing.T) {
 		if text, err := e.mutated("../.."); err != nil {
 			t.Errorf("%s: %v", e.name, err)
 		} else if e.old == e.new || text == "" {
-			t.Errorf("%s: nothing is left out", e.name)
+			t.Errorf("%s: the mutation changes nothing", e.name)
 		}
 		pattern, want := filepath.Join("../..", e.folder, "*_test.go"), "func "+e.test+"(t *testing.T)"
 		if e.folder == "cshim" {
@@ -46,7 +47,7 @@ func TestEdgesAreUpToDate(t *testing.T) {
 	}
 }
 
-// docs/streams.md lists the edges as they are, and every test that it names exists.
+// docs/streams.md lists the current edges, and every test that it names exists.
 func TestDocumentIsUpToDate(t *testing.T) {
 	text, err := os.ReadFile("../../docs/streams.md")
 	if err != nil {
@@ -85,13 +86,13 @@ func TestDocumentIsUpToDate(t *testing.T) {
 	named := regexp.MustCompile("`(Test[A-Z]\\w+|[A-Z]\\w*Gpu\\.[A-Z]\\w+)`").FindAllStringSubmatch(doc, -1)
 	for _, m := range named {
 		if !exist[m[1]] {
-			t.Errorf("docs/streams.md names %s, which is no test", m[1])
+			t.Errorf("docs/streams.md names %s, which does not exist", m[1])
 		}
 	}
 	if len(named) < 40 {
 		t.Errorf("docs/streams.md names %d tests", len(named))
 	}
-	// The ten mistakes are ten, and each names a test.
+	// The table has ten mistakes, and each names a test.
 	mistakes := regexp.MustCompile(`(?m)^\| (\d+) \|.*\|$`).FindAllString(doc, -1)
 	if len(mistakes) != 10 {
 		t.Errorf("%d mistakes", len(mistakes))

@@ -1,12 +1,15 @@
-// Mutate leaves out each ordering edge of the library in turn and demands that a test fails. A test that passes without its edge, an edge whose text is no
-// longer in its file, or a test that fails with everything in place, is an error.
+// Mutate leaves out each ordering edge of the library in turn and requires that a test fails. A
+// test that passes without its edge, an edge whose text is no longer in its file, and a test that
+// fails with all edges in place are errors.
 //
-//	go run ./internal/mutate            the edges that the simulated device holds: they need no GPU
-//	go run ./internal/mutate -list      the table of docs/streams.md
-//	go run ./internal/mutate -bundle DIR   builds what the other edges need into DIR, for a GPU machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
-//	                                    what make gpu-bundle made, unpacked
+//	go run ./internal/mutate               try the edges of the simulated device, without a GPU
+//	go run ./internal/mutate -list         print the table of docs/streams.md
+//	go run ./internal/mutate -bundle DIR   build the other edges' mutants into DIR, for a GPU
+//	                                       machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
+//	                                       the unpacked output of make gpu-bundle
 //
-// Nothing in the repository is changed: Go files are replaced by an overlay, and the shim is linked again beside its build.
+// Mutate does not change the repository: it replaces Go files by an overlay, and links the shim
+// again beside its build.
 package main
 
 import (
@@ -52,7 +55,7 @@ func run(out io.Writer, match *regexp.Regexp, bundle string) error {
 		if m.bundle, err = filepath.Abs(bundle); err != nil {
 			return err
 		}
-		// The same names each time, so that a compiler cache knows the mutants that have not changed.
+		// Use the same names each time, so that a compiler cache recognises unchanged mutants.
 		m.work = filepath.Join(m.bundle, ".work")
 		err = os.MkdirAll(m.work, 0o777)
 	} else {
@@ -77,16 +80,16 @@ func run(out io.Writer, match *regexp.Regexp, bundle string) error {
 		errs = append(errs, errors.New("no edge was tried"))
 	}
 	if m.bundle != "" {
-		errs = append(errs, m.finish()) // those that could be built can be run
+		errs = append(errs, m.finish()) // the mutants that could be built can be run
 	}
 	if err := errors.Join(errs...); err != nil || m.bundle != "" {
 		return err
 	}
-	fmt.Fprintf(out, "%d edges, each held by its test\n", done)
+	fmt.Fprintf(out, "%d edges, each covered by its test\n", done)
 	return nil
 }
 
-// table is the edges as docs/streams.md shows them.
+// table returns the edges as the table in docs/streams.md.
 func table() string {
 	b := &strings.Builder{}
 	fmt.Fprint(b, "| edge | where | held by | needs |\n|---|---|---|---|\n")
@@ -100,11 +103,11 @@ func table() string {
 type mutator struct {
 	root, work, bundle string
 	out                io.Writer
-	passes             map[string]bool // tests that pass with everything in place
-	list               strings.Builder // of the bundle: mutant, GPUs, test program, test
+	passes             map[string]bool // tests that pass with all edges in place
+	list               strings.Builder // the bundle's list: mutant, GPUs, test program, test
 }
 
-// slug is the edge's name as part of a file's.
+// slug returns the edge's name as part of a file name.
 func (e edge) slug() string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
@@ -121,7 +124,7 @@ func (e edge) mutated(root string) (string, error) {
 		return "", err
 	}
 	if n := strings.Count(string(text), e.old); n != 1 {
-		return "", fmt.Errorf("its text is %d times in %s, must be once: bring internal/mutate/edges.go up to date\n%s", n, e.file, e.old)
+		return "", fmt.Errorf("its text occurs %d times in %s, must occur once: update internal/mutate/edges.go\n%s", n, e.file, e.old)
 	}
 	return strings.Replace(string(text), e.old, e.new, 1), nil
 }
@@ -167,7 +170,7 @@ func (m *mutator) one(i int, e edge) error {
 	return nil
 }
 
-// compile makes the test program, with the file in the edge's file's place.
+// compile builds the test program. If file is not empty, it replaces the edge's file.
 func (m *mutator) compile(program string, e edge, file string, flags ...string) error {
 	arguments := append([]string{"test", "-c", "-o", program}, flags...)
 	if file != "" {
@@ -199,9 +202,10 @@ func output(name string, arguments ...string) (string, error) {
 	return string(text), nil
 }
 
-// ---- the bundle -------------------------------------------------------------------------------------------------------------------------------------
+// ---- The bundle
 
-// add builds one mutant into the bundle: a test program, or a shim that the bundle's own test programs are run with.
+// add builds one mutant into the bundle: a test program, or a shim for the bundle's own test
+// programs.
 func (m *mutator) add(name string, e edge, file string) error {
 	folder := filepath.Join(m.bundle, name)
 	if err := os.MkdirAll(folder, 0o777); err != nil {
@@ -240,7 +244,7 @@ func (m *mutator) add(name string, e edge, file string) error {
 	return nil
 }
 
-// shim compiles the file in its original's place and links the library with it.
+// shim compiles the file instead of the original and links the library with it.
 func (m *mutator) shim(library string, e edge, file string) error {
 	build := filepath.Join(m.root, "cshim", "build")
 	var commands []struct{ Command, File string }
@@ -288,11 +292,14 @@ func shell(folder, command string) error {
 	return nil
 }
 
-// script runs the mutants: a test that passes, or is not there, is an error. Each has a copy of the library of its own, so several run at a time; what they test is
-// the order of work in one process, which others on the GPU do not change.
+// script runs the mutants. A test that passes, or does not exist, is an error. Each mutant has its
+// own copy of the library, so several run at a time. They test the order of work in one process,
+// which other processes on the GPU do not change.
 const script = `#!/usr/bin/env bash
-# run.sh BUNDLE [GPUS]: runs every mutant that needs at most so many GPUs (default 1) with the tests of an unpacked gpu-bundle, under the LD_LIBRARY_PATH that
-# the bundle's run.sh says. JOBS=N: so many at a time (default 4). ONLY=REGEXP: only those whose names match. Exit status 0 only if every test failed that should.
+# run.sh BUNDLE [GPUS] runs every mutant that needs at most GPUS GPUs (default 1) with the tests of
+# an unpacked gpu-bundle, under the LD_LIBRARY_PATH that the bundle's run.sh prints.
+# JOBS=N runs N mutants at a time (default 4). ONLY=REGEXP selects mutants by name.
+# The exit status is 0 only if every test failed as it should.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 bundle=$(cd "$1" && pwd) gpus=${2:-1} good=0 bad=0 jobs=${JOBS:-4}

@@ -1,19 +1,19 @@
-// Package simulate is a model of CUDA's streams and events for tests: it shows an access to memory
-// that nothing orders, on a machine without a GPU and whatever the luck of the schedule.
+// Package simulate models CUDA's streams and events for tests: it detects an unordered access to
+// memory, on a machine without a GPU and under any schedule.
 //
 // A [World] has goroutines ("tasks"), of which one runs at a time, and streams, which are queues of
-// operations. Whenever a task calls the world, a generator seeded by the test picks who goes on:
-// any stream whose first operation may run, or any task that is not waiting. So a schedule is a
-// function of its seed alone, and a failing one can be replayed.
+// operations. Whenever a task calls the world, a generator seeded by the test picks what continues:
+// a stream whose first operation may run, or a task that is not waiting. So a schedule is a
+// function of its seed alone, and a failing schedule can be replayed.
 //
-// What orders two accesses to a [Cell] is not who came first in this schedule, but whether an
-// event, a stream's own order or the world's lock orders them in all schedules. The world keeps
-// vector clocks for that: every task and every stream has one, and a cell remembers the time of its
-// last write and of the reads since. An access that doesn't know of them is a report, even if this
-// schedule was a lucky one.
+// Two accesses to a [Cell] are ordered only if an event, a stream's own order or the world's lock
+// orders them in all schedules; their order in this schedule does not count. The world keeps vector
+// clocks to check this: every task and every stream has a clock, and a cell remembers the time of
+// its last write and of the reads since. An access whose clock does not include these times is
+// reported, even if this schedule happened to order it.
 //
-// A world belongs to one test. Its methods are called by its tasks, but for New, Go before Run,
-// Run, and reading what is left after it.
+// A world belongs to one test. Only its tasks call its methods, except for New, Go before Run, Run,
+// and reads of the results after Run.
 package simulate
 
 import (
@@ -24,13 +24,13 @@ import (
 	"strings"
 )
 
-// maxActors bounds how many streams and tasks a world has in all.
+// maxActors is the maximum number of streams and tasks in a world.
 const maxActors = 24
 
-// Clock is the time of every actor, as far as its owner knows.
+// Clock is a vector clock: the time of every actor, as far as its owner knows.
 type Clock [maxActors]uint32
 
-// Join makes c know what o knows.
+// Join merges o into c.
 func (c *Clock) Join(o *Clock) {
 	for i := range c {
 		c[i] = max(c[i], o[i])
@@ -39,34 +39,35 @@ func (c *Clock) Join(o *Clock) {
 
 // Access is one read or write of a cell.
 type Access struct {
-	By   string // what did it, for reports
-	Gen  int    // the test's, for reports: for example the batch that it belongs to
-	time uint32 // of the actor; 0: never
+	By   string // the kind of access, for reports
+	Gen  int    // set by the test, for reports: for example the number of the batch
+	time uint32 // the actor's time; 0 means never
 }
 
-// Cell is a piece of memory. The zero value is one that nobody has touched.
+// Cell is a piece of memory. The zero value has not been accessed.
 type Cell struct {
 	Name  string
-	Value int // the test's: World does not look at it
+	Value int // set by the test; the world does not read it
 	write Access
-	actor int // of the last write
+	actor int // the actor of the last write
 	reads [maxActors]Access
 }
 
 // LastWrite returns the last write of the cell.
 func (m *Cell) LastWrite() Access { return m.write }
 
-// World is what is simulated.
+// World is a simulated host with its tasks, streams and events.
 type World struct {
 	Rand    *rand.Rand
-	Reports []string                         // what went wrong, the first 32
-	Trace   func(format string, args ...any) // nil: none
+	Reports []string                         // the first 32 errors
+	Trace   func(format string, args ...any) // nil: no trace
 	Steps   int
-	Events  int // made and not freed
-	// Lenient: a wait for an event that was never recorded is no error but does nothing, as in
-	// CUDA.
+	Events  int // events created and not freed
+	// Lenient makes a wait for an event that was never recorded do nothing, as in CUDA. Otherwise
+	// the wait is an error.
 	Lenient bool
-	// Edge names the edge that should order a write and a read of a cell; nil: edges have no names.
+	// Edge names the edge that should order a write and a read of a cell. If it is nil, reports
+	// name no edge.
 	Edge func(cell *Cell, write, read Access) string
 
 	tasks    []*Task
@@ -87,14 +88,14 @@ type Task struct {
 
 	actor  int
 	resume chan struct{}
-	ready  func() bool // nil: can go on
-	woken  bool        // for those in Wait: the condition is looked at only after a Wake
+	ready  func() bool // nil if the task can continue
+	woken  bool        // for tasks in Wait: the condition is evaluated only after a Wake
 	waits  bool
 	done   bool
 	weight int
 }
 
-// Tick ends what the task has done so far, for others that take over its clock.
+// Tick advances the task's own time, so that a copy of its clock covers only the work before.
 func (t *Task) Tick() { t.Clock[t.actor]++ }
 
 type stream struct {
@@ -107,9 +108,9 @@ type stream struct {
 type op struct {
 	what   string
 	issued Clock
-	wait   *moment      // the operation may run when this is reached
-	record *moment      // is reached by the operation
-	run    func(*Clock) // what it does to memory
+	wait   *moment      // the operation may run when this moment is reached
+	record *moment      // the operation reaches this moment
+	run    func(*Clock) // the operation's accesses to memory
 }
 
 // moment is one record of an event.
@@ -118,13 +119,13 @@ type moment struct {
 	clock   Clock
 }
 
-// Event is a mark in a stream's queue. The zero value is one that was never recorded.
+// Event is a mark in a stream's queue. The zero value was never recorded.
 type Event struct {
 	latest *moment
 	freed  bool
 }
 
-// New returns a world with so many streams, whose numbers start at 0.
+// New returns a world with the given number of streams, numbered from 0.
 func New(seed uint64, streams int) *World {
 	w := &World{Rand: rand.New(rand.NewPCG(seed, 1)), finished: make(chan struct{})}
 	for range streams {
@@ -133,20 +134,20 @@ func New(seed uint64, streams int) *World {
 	return w
 }
 
-// AddStream returns the number of a new stream.
+// AddStream adds a stream and returns its number.
 func (w *World) AddStream() int {
 	w.streams = append(w.streams, &stream{id: w.actor(), weight: w.weight()})
 	return len(w.streams) - 1
 }
 
-// Streams returns how many streams there are.
+// Streams returns the number of streams.
 func (w *World) Streams() int { return len(w.streams) }
 
 // Running returns the task that runs now.
 func (w *World) Running() *Task { return w.running }
 
-// actor numbers streams and tasks; those beyond the last share its clock, which is reported because
-// edges between them would not be seen.
+// actor returns the number of a new stream or task. Actors beyond the maximum share the last clock,
+// which is reported because edges between them would not be checked.
 func (w *World) actor() int {
 	if w.actors == maxActors {
 		w.Report("more than %d streams and tasks", maxActors)
@@ -156,10 +157,11 @@ func (w *World) actor() int {
 	return w.actors - 1
 }
 
-// weight makes some actors much slower than others, so that schedules differ in more than detail.
+// weight draws an actor's weight. It makes some actors much slower than others, so that schedules
+// differ in more than detail.
 func (w *World) weight() int { return [...]int{1, 4, 16, 64}[w.Rand.IntN(4)] }
 
-// Report notes something that is wrong.
+// Report records an error.
 func (w *World) Report(format string, args ...any) {
 	if len(w.Reports) < 32 {
 		w.Reports = append(w.Reports, fmt.Sprintf(format, args...))
@@ -178,13 +180,12 @@ func (w *World) Note(format string, args ...any) {
 	}
 }
 
-// ---- tasks
-// ----------------------------------------------------------------------------------------------------------------------------------------
+// ---- Tasks
 
 // Go starts a task.
 func (w *World) Go(name string, fn func()) { w.Spawn(name, fn) }
 
-// Spawn is Go and returns the task.
+// Spawn starts a task and returns it.
 func (w *World) Spawn(name string, fn func()) *Task {
 	t := &Task{Name: name, actor: w.actor(), resume: make(chan struct{}), weight: w.weight(), Stream: 1}
 	if p := w.running; p != nil {
@@ -204,7 +205,7 @@ func (w *World) Spawn(name string, fn func()) *Task {
 	return t
 }
 
-// Run starts the tasks and returns when all have ended, or an error if none can go on.
+// Run starts the tasks and returns when all have ended, or an error if none can continue.
 func (w *World) Run() error {
 	w.next(nil)
 	<-w.finished
@@ -227,8 +228,8 @@ func (w *World) Run() error {
 	return nil
 }
 
-// next lets streams run until a task is picked; t is the calling task if it wants to go on, else
-// nil.
+// next lets streams run until a task is picked. t is the calling task if it wants to continue, and
+// nil if it has ended.
 func (w *World) next(t *Task) {
 	for {
 		total := 0
@@ -243,9 +244,9 @@ func (w *World) next(t *Task) {
 			}
 		}
 		if total == 0 {
-			close(w.finished) // all done, or a deadlock
+			close(w.finished) // all tasks have ended, or the world is deadlocked
 			if t != nil {
-				select {} // given up; the test has failed
+				select {} // abandoned: the test has failed
 			}
 			return
 		}
@@ -255,7 +256,7 @@ func (w *World) next(t *Task) {
 			continue // a stream ran
 		}
 		if u.waits && !u.ready() {
-			u.woken = false // looked at its condition and went back to sleep
+			u.woken = false // the condition does not hold: the task sleeps again
 			continue
 		}
 		u.ready, u.waits = nil, false
@@ -300,16 +301,15 @@ func (w *World) runnable(u *Task) bool {
 	return u.ready == nil || u.ready()
 }
 
-// Pause is a point where another task or a stream may go first. With ready the task goes on only
-// when that holds.
+// Pause is a point where another task or a stream may run first. If ready is not nil, the task
+// continues only when ready returns true.
 func (w *World) Pause(ready func() bool) {
 	t := w.running
 	t.ready = ready
 	w.next(t)
 }
 
-// ---- one lock, and waiting for what it guards
-// -------------------------------------------------------------------------------------------------------
+// ---- The lock, and waiting for a condition
 
 // Lock takes the world's lock.
 func (w *World) Lock() {
@@ -322,7 +322,7 @@ func (w *World) acquire() {
 	w.running.Clock.Join(&w.lock)
 }
 
-// Unlock gives it up.
+// Unlock releases the world's lock.
 func (w *World) Unlock() {
 	t := w.running
 	w.lock.Join(&t.Clock)
@@ -330,7 +330,7 @@ func (w *World) Unlock() {
 	w.locked = false
 }
 
-// Wait is called with the lock held. It gives it up until ready holds.
+// Wait is called with the lock held. It releases the lock until ready returns true.
 func (w *World) Wait(ready func() bool) {
 	if ready() {
 		return
@@ -342,7 +342,7 @@ func (w *World) Wait(ready func() bool) {
 	w.acquire()
 }
 
-// Wake lets those in Wait look at their condition again.
+// Wake makes the tasks in Wait evaluate their condition again.
 func (w *World) Wake() {
 	for _, t := range w.tasks {
 		t.woken = true
@@ -358,8 +358,8 @@ func (w *World) Watch(ctx context.Context) func() bool {
 	return func() bool { return true }
 }
 
-// Cancel cancels and does what context.AfterFunc does: it wakes those who watch a context that has
-// ended.
+// Cancel cancels a context and, like context.AfterFunc, wakes the tasks that watch a context that
+// has ended.
 func (w *World) Cancel(cancel context.CancelCauseFunc, cause error) {
 	w.Note("cancel")
 	cancel(cause)
@@ -370,15 +370,14 @@ func (w *World) Cancel(cancel context.CancelCauseFunc, cause error) {
 	}
 }
 
-// ---- streams and memory
-// ---------------------------------------------------------------------------------------------------------------------------
+// ---- Streams and memory
 
 func (s *stream) enabled() bool {
 	return len(s.queue) > 0 && (s.queue[0].wait == nil || s.queue[0].wait.reached)
 }
 
-// Enqueue puts an operation at the end of a stream's queue. run is called when the stream comes to
-// it, with the stream's clock, for [World.Touch].
+// Enqueue puts an operation at the end of a stream's queue. The world calls run when the stream
+// executes the operation, with the stream's clock, for [World.TouchOn].
 func (w *World) Enqueue(stream int, what string, run func(*Clock)) {
 	w.enqueue(stream, op{what: what, run: run})
 }
@@ -408,18 +407,18 @@ func (w *World) execute(s *stream) {
 	}
 }
 
-// TouchOn is an access to a cell by an operation of the stream, whose clock c is.
+// TouchOn records an access to a cell by an operation of the stream. c is the stream's clock.
 func (w *World) TouchOn(stream int, c *Clock, m *Cell, by string, gen int, write bool) {
 	w.touch(m, w.streams[stream].id, c, by, gen, write)
 }
 
-// Touch is an access to a cell by the running task, on the host.
+// Touch records an access to a cell by the running task, on the host.
 func (w *World) Touch(m *Cell, by string, gen int, write bool) {
 	w.touch(m, w.running.actor, &w.running.Clock, by, gen, write)
 }
 
-// TouchAfter is a write, after Run, by somebody who has waited for the latest records of the events
-// and knows nothing else.
+// TouchAfter records a write, after Run, that is ordered after the latest records of the events and
+// after nothing else.
 func (w *World) TouchAfter(m *Cell, by string, gen int, events ...*Event) {
 	var c Clock
 	for _, e := range events {
@@ -453,13 +452,12 @@ func (w *World) missing(m *Cell, write, read Access) string {
 	return fmt.Sprintf(": edge %q is missing", w.Edge(m, write, read))
 }
 
-// ---- events
-// -----------------------------------------------------------------------------------------------------------------------------------------
+// ---- Events
 
-// NewEvent returns an event that counts in Events until FreeEvent.
+// NewEvent returns an event that Events counts until FreeEvent.
 func (w *World) NewEvent() *Event { w.Events++; return &Event{} }
 
-// FreeEvent frees it.
+// FreeEvent frees an event.
 func (w *World) FreeEvent(e *Event) {
 	w.live(e)
 	e.freed = true
@@ -497,8 +495,8 @@ func (w *World) WaitEvent(stream int, e *Event) error {
 	return nil
 }
 
-// Synchronize makes the task wait for the event's latest record, or until stop, if not nil, returns
-// an error.
+// Synchronize makes the task wait for the event's latest record, or until stop returns an error.
+// stop may be nil.
 func (w *World) Synchronize(e *Event, stop func() error) error {
 	m := e.latest
 	if m == nil {

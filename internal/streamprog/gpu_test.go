@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-var duration = flag.Duration("for", 3*time.Second, "run programs on the GPUs for so long")
+var duration = flag.Duration("for", 3*time.Second, "time to run programs on the GPUs")
 
 // machine runs programs on GPUs.
 type machine struct {
@@ -28,7 +28,7 @@ type machine struct {
 	events  []*cuda.Event
 	graphs  []*cuda.Graph
 	want    []int64
-	program string // for messages
+	program string // the current program, for messages
 }
 
 type host struct {
@@ -71,7 +71,7 @@ func newMachine(t *testing.T, devices int) *machine {
 	return m
 }
 
-// size makes the host buffers that all programs use.
+// size allocates the host buffers that all programs use.
 func (m *machine) size(elements int64) {
 	for _, h := range m.hosts {
 		h.values.Close()
@@ -94,7 +94,7 @@ func (m *machine) check(err error) {
 	}
 }
 
-// run returns how many of the program's checks read something else than the oracle says.
+// run runs the program and returns the number of checks that differ from the oracle.
 func (m *machine) run(p *Program) (wrong int) {
 	m.tensors, m.events, m.graphs, m.want = make([]*torch.Tensor, p.Tensors), make([]*cuda.Event, p.Events), make([]*cuda.Graph, p.Graphs), p.Values()
 	for i := range m.events {
@@ -133,9 +133,19 @@ func (m *machine) streamsOf(numbers []int) (s []cuda.Stream) {
 	return s
 }
 
-// do runs one operation; ok is false for a check that reads something else.
+// do runs one operation. ok is false for a check that differs from the oracle.
 func (m *machine) do(o Op) (ok bool, err error) {
-	ok = true
+	switch o.Kind {
+	case New, Mix, Copy, Upload, Download, HostFill, Busy:
+		return true, m.compute(o)
+	case Check:
+		return m.checkTensor(o)
+	}
+	return true, m.order(o)
+}
+
+// compute runs an operation that computes or copies values.
+func (m *machine) compute(o Op) (err error) {
 	on := func(fn func() error) { err = cuda.WithStream(m.streams[o.Stream], fn) }
 	asynchronous := torch.CopyOptions{NonBlocking: true}
 	switch o.Kind {
@@ -149,7 +159,8 @@ func (m *machine) do(o Op) (ok bool, err error) {
 	case Mix:
 		on(func() error {
 			dst := m.tensors[o.Dst]
-			twice, a := dst.MulInt(2), m.tensors[o.A].MulInt(5) // both before dst changes: it may be A
+			// Compute both before dst changes: A may be the same tensor.
+			twice, a := dst.MulInt(2), m.tensors[o.A].MulInt(5)
 			failed := dst.Add_(twice).Add_(a).AddInt_(o.K).Err()
 			return errors.Join(failed, twice.Close(), a.Close())
 		})
@@ -185,15 +196,27 @@ func (m *machine) do(o Op) (ok bool, err error) {
 			}
 			return nil
 		})
-	case Check:
-		on(func() error {
-			got, err := m.tensors[o.A].Int64s()
-			for _, v := range got {
-				ok = ok && v == m.want[0]
-			}
-			m.want = m.want[1:]
-			return err
-		})
+	}
+	return err
+}
+
+// checkTensor compares a tensor with the oracle's next value.
+func (m *machine) checkTensor(o Op) (ok bool, err error) {
+	ok = true
+	err = cuda.WithStream(m.streams[o.Stream], func() error {
+		got, err := m.tensors[o.A].Int64s()
+		for _, v := range got {
+			ok = ok && v == m.want[0]
+		}
+		m.want = m.want[1:]
+		return err
+	})
+	return ok, err
+}
+
+// order runs an operation that frees memory, orders streams, or captures or replays a graph.
+func (m *machine) order(o Op) (err error) {
+	switch o.Kind {
 	case Free:
 		err = m.tensors[o.Dst].Close()
 	case Drop:
@@ -222,13 +245,13 @@ func (m *machine) do(o Op) (ok bool, err error) {
 	case Replay:
 		err = m.graphs[o.Dst].Replay(m.streams[o.Stream])
 	default:
-		err = fmt.Errorf("a machine knows no %v", o.Kind)
+		err = fmt.Errorf("a machine cannot run %v", o.Kind)
 	}
-	return ok, err
+	return err
 }
 
-// sizes of a program's tensors: launches alone, or with kernels and copies that take long enough to
-// be overtaken.
+// setSize sets the size of a program's tensors: small ones measure launches alone; kernels and
+// copies on large ones take long enough to be overtaken.
 func (m *machine) setSize(seed uint64) {
 	m.size([...]int64{1 << 8, 1 << 16, 1 << 20, 1 << 18}[seed%4])
 }
@@ -237,7 +260,8 @@ func gpuOptions(seed uint64, devices int) Options {
 	return Options{Ops: 80 + int(seed%5)*40, Streams: max(2*devices, 2+int(seed%7)), Devices: devices, Graphs: graphs}
 }
 
-// Random programs on one and on two GPUs compute what they compute one operation after the other.
+// Random programs on one and on two GPUs compute the same values as when they run one operation at
+// a time.
 func TestProgramsOnGPUs(t *testing.T) {
 	for _, devices := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d devices", devices), func(t *testing.T) {
@@ -253,7 +277,7 @@ func TestProgramsOnGPUs(t *testing.T) {
 				m.program = fmt.Sprintf("seed %d, %d devices, %d elements: ", seed, devices, m.elements)
 				p := Generate(seed, gpuOptions(seed, devices))
 				if wrong := m.run(p); wrong > 0 {
-					t.Fatalf("%s%d of %d checks read something else than the oracle says", m.program, wrong, len(p.Values()))
+					t.Fatalf("%s%d of %d checks differ from the oracle", m.program, wrong, len(p.Values()))
 				}
 				for _, o := range p.Ops {
 					count[o.Kind]++
@@ -265,7 +289,7 @@ func TestProgramsOnGPUs(t *testing.T) {
 	}
 }
 
-// The negative control: programs without their edges compute something else.
+// The negative control: programs without their edges compute other values.
 func TestProgramsWithoutEdgesOnGPUs(t *testing.T) {
 	m := newMachine(t, 1)
 	m.size(1 << 20)
@@ -283,8 +307,8 @@ func TestProgramsWithoutEdgesOnGPUs(t *testing.T) {
 			different++
 		}
 	}
-	t.Logf("%d of %d programs without edges computed something else", different, n)
+	t.Logf("%d of %d programs without edges computed other values", different, n)
 	if different == 0 {
-		t.Error("none: the comparison shows nothing")
+		t.Error("no program: the comparison proves nothing")
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 const graphs = true
 
-// capture captures a graph's operations on the streams that they name.
+// capture captures a graph's operations on their streams.
 func (m *machine) capture(o Op) (*cuda.Graph, error) {
 	return cuda.Capture(cuda.CaptureOptions{Stream: m.streams[o.Stream]}, func() error {
 		for _, op := range o.Body {
@@ -19,7 +19,7 @@ func (m *machine) capture(o Op) (*cuda.Graph, error) {
 	})
 }
 
-// copyPeer copies between two devices, or two streams of one.
+// copyPeer copies between two devices, or between two streams of one device.
 func (m *machine) copyPeer(o Op) error {
 	return torch.CopyPeer([]*torch.Tensor{m.tensors[o.Dst]}, m.streams[o.Other], []*torch.Tensor{m.tensors[o.A]}, m.streams[o.Stream])
 }

@@ -1,11 +1,11 @@
-// Package streamprog makes random programs over streams and tensors: allocations, kernels, copies,
-// frees, the garbage collector, events, forks, joins and graphs. Every program is correct: whatever
-// is read or overwritten on a stream is ordered after what was there before, by the fewest edges
-// that do it. So it computes what the same program computes one operation at a time
+// Package streamprog generates random programs over streams and tensors: allocations, kernels,
+// copies, frees, garbage collection, events, forks, joins and graphs. Every program is correct: the
+// fewest possible edges order each read and overwrite on a stream after the earlier accesses to the
+// same memory. So a program computes the same values as when it runs one operation at a time
 // ([Program.Values], the oracle), and leaving out any of its edges ([Program.Without]) is a defect.
 //
-// The tests run the same programs on the simulated device of package simulate, which reports an
-// access that nothing orders, and on GPUs, where the numbers are compared.
+// The tests run the same programs on the simulated device of package simulate, which reports
+// unordered accesses, and on GPUs, where they compare the numbers.
 package streamprog
 
 import (
@@ -15,24 +15,26 @@ import (
 	"strings"
 )
 
-// Kind is what an operation does. Stream, Other and Streams are numbers of streams; Dst, A and B of
-// tensors, host buffers or graphs.
+// Kind is the kind of an operation. Stream, Other and Streams are numbers of streams; Dst, A and B
+// are numbers of tensors, host buffers or graphs.
 type Kind uint8
 
 const (
-	New      Kind = iota // Dst is allocated on Stream, and is 5*A + 7*B + K
-	Mix                  // Dst = 3*Dst + 5*A + K, in place, on Stream
-	Copy                 // Dst = A, on Stream; if Dst is on another device, Other is the stream there, and orders itself before and after
-	Upload               // Dst = host buffer A, on Stream
-	Download             // host buffer Dst = A, on Stream
-	HostFill             // the host writes K into host buffer Dst
-	Busy                 // Stream is kept busy for a while
-	Check                // the host reads A by way of Stream, and waits
-	Free                 // Dst is freed
-	Drop                 // the last handle of Dst is left to the garbage collector
-	Record               // event A is recorded on Stream
-	Graph                // Body is captured on Stream as graph Dst; nothing runs
-	Replay               // graph Dst runs on Stream, after its replay before, wherever that ran
+	New Kind = iota // allocates Dst on Stream and sets it to 5*A + 7*B + K
+	Mix             // Dst = 3*Dst + 5*A + K, in place, on Stream
+	// Dst = A, on Stream. If Dst is on another device, Other is the stream there, and the copy is
+	// ordered on Other before and after.
+	Copy
+	Upload   // Dst = host buffer A, on Stream
+	Download // host buffer Dst = A, on Stream
+	HostFill // the host writes K into host buffer Dst
+	Busy     // keeps Stream busy for a while
+	Check    // the host reads A through Stream, and waits
+	Free     // frees Dst
+	Drop     // leaves the last handle of Dst to the garbage collector
+	Record   // records event A on Stream
+	Graph    // captures Body on Stream as graph Dst; nothing runs
+	Replay   // runs graph Dst on Stream, after its previous replay on any stream
 
 	// The edges.
 	Wait      // Stream waits for Other
@@ -41,7 +43,9 @@ const (
 	Join      // Stream waits for each of Streams
 	Sync      // the host waits for Stream
 	SyncEvent // the host waits for event A
-	Use       // tensor Dst is recorded as used on Stream: its memory is handed out again after what Stream has been given by the time it is freed
+	// Records tensor Dst as used on Stream: its memory is reused only after the work that is queued
+	// on Stream when Dst is freed.
+	Use
 )
 
 var kinds = [...]string{"New", "Mix", "Copy", "Upload", "Download", "HostFill", "Busy", "Check", "Free", "Drop", "Record", "Graph", "Replay", "Wait", "WaitEvent", "Fork",
@@ -57,7 +61,7 @@ type Op struct {
 	Dst, A, B     int
 	K             int64
 	Body          []Op
-	Needed        bool // an edge without which the program is wrong
+	Needed        bool // the program is wrong without this edge
 }
 
 func (o Op) String() string {
@@ -80,30 +84,30 @@ func (o Op) String() string {
 	return fmt.Sprintf("%v dst %d a %d k %d on %d", o.Kind, o.Dst, o.A, o.K, o.Stream)
 }
 
-// Program is a list of operations. Stream i belongs to device i % Devices. Streams 0 to Devices-1
-// are never in a graph, so that they can be default streams.
+// Program is a list of operations. Stream i belongs to device i % Devices. Graphs never contain the
+// streams 0 to Devices-1, so that these can be default streams.
 type Program struct {
 	Streams, Devices, Tensors, HostBuffers, Events, Graphs int
 	Ops                                                    []Op
 }
 
-// Options are the options of Generate. All numbers are needed.
+// Options are the options of Generate. All numbers are required.
 type Options struct {
 	Ops, Streams, Devices int
 	Graphs                bool
 }
 
-// stamp is a moment in an actor's life. The streams are actors, and the host is the last one.
+// stamp is a time of an actor. The actors are the streams and, as the last one, the host.
 type stamp struct{ actor, time int }
 
-// tensor is what the generator knows of a tensor, a host buffer or a graph: all are memory.
+// tensor is the generator's state of a tensor or a host buffer.
 type tensor struct {
 	live   bool
-	held   bool // a graph's: it stays where it is
+	held   bool // a graph uses it: it must not be freed
 	device int
-	owner  int // the stream that it was allocated on
+	owner  int // the stream that allocated it
 	write  stamp
-	reads  map[int]int // by actor: the latest since the write
+	reads  map[int]int // the latest read since the write, by actor
 }
 
 type access struct {
@@ -120,15 +124,14 @@ type generator struct {
 	hosts   []*tensor
 	graphs  []graph
 	events  []event
-	body    *body // not nil in a graph
+	body    *body // the current capture; nil outside of a graph
 	ops     *[]Op
 }
 
-// graph is what the generator knows of one. Replays are ordered by the graph itself, on whatever
-// streams.
+// graph is the generator's state of a graph. The graph itself orders its replays, on any streams.
 type graph struct {
 	uses  []access
-	clock []int // of the latest replay
+	clock []int // clock of the latest replay
 }
 
 type event struct {
@@ -136,15 +139,15 @@ type event struct {
 	clock  []int // nil: not recorded
 }
 
-// body is the graph that is being captured.
+// body is the graph being captured.
 type body struct {
 	origin int
-	inside []bool // by stream: it takes part in the capture
-	first  int    // events from here on are the graph's own
+	inside []bool // whether a stream takes part in the capture
+	first  int    // events from this number on belong to the graph
 	used   []access
 }
 
-// Generate makes the program of a seed.
+// Generate returns the program of a seed.
 func Generate(seed uint64, o Options) *Program {
 	p := &Program{Streams: o.Streams, Devices: o.Devices}
 	g := &generator{Program: p, o: o, rng: rand.New(rand.NewPCG(seed, 2)), ops: &p.Ops, clocks: newClocks(o.Streams + 1)}
@@ -183,7 +186,7 @@ func (g *generator) host() int             { return g.Streams }
 func (g *generator) device(stream int) int { return stream % g.Devices }
 func (g *generator) emit(op Op)            { *g.ops = append(*g.ops, op) }
 
-// stream picks one of the device.
+// stream picks a stream of the device.
 func (g *generator) stream(device int) int {
 	return device + g.Devices*g.rng.IntN((g.Streams-device+g.Devices-1)/g.Devices)
 }
@@ -210,14 +213,15 @@ func join(into, from []int) {
 	}
 }
 
-// issue is the host giving a stream something: what the host knows, the stream knows from then on.
+// issue models the host enqueueing work on a stream: the work is ordered after everything that the
+// host has waited for.
 func (g *generator) issue(stream int) {
 	if g.body == nil {
 		join(g.clocks[stream], g.clocks[g.host()])
 	}
 }
 
-// do is the accesses of one operation.
+// do records the accesses of one operation.
 func (g *generator) do(actor int, accesses ...access) {
 	if actor != g.host() {
 		g.issue(actor)
@@ -239,7 +243,7 @@ func (g *generator) do(actor int, accesses ...access) {
 	}
 }
 
-// missing lists what the actor has to be ordered after before the accesses, and is not.
+// missing lists the accesses that the actor must be ordered after, and is not.
 func (g *generator) missing(actor int, accesses []access) []stamp {
 	return unknown(g.clocks[actor], accesses)
 }
@@ -267,8 +271,8 @@ func unknown(clock []int, accesses []access) []stamp {
 	return needs
 }
 
-// order emits the edges that the actor needs before the accesses. Needed is said of those that none
-// of the others here makes superfluous.
+// order emits the edges that the actor needs before the accesses. It marks an edge as Needed if the
+// other edges together do not replace it.
 func (g *generator) order(actor int, accesses ...access) {
 	if actor != g.host() {
 		g.issue(actor)
@@ -280,7 +284,7 @@ func (g *generator) order(actor int, accesses ...access) {
 	}
 	var edges []brought
 	for needs := g.missing(actor, accesses); len(needs) > 0; needs = g.missing(actor, accesses) {
-		// First the one that no other one brings with it.
+		// Choose first an access that no other edge covers.
 		next := needs[0]
 		for _, n := range needs {
 			if !slices.ContainsFunc(needs, func(by stamp) bool { return by.actor != n.actor && g.clocks[by.actor][n.actor] >= n.time }) {
@@ -303,8 +307,8 @@ func (g *generator) order(actor int, accesses ...access) {
 	}
 }
 
-// edge orders the actor after the stamp, in one of the ways that there are, and returns what that
-// brings.
+// edge orders the actor after the stamp with a randomly chosen kind of edge. It returns the clock
+// that the edge transfers.
 func (g *generator) edge(after stamp, actor int) []int {
 	from := after.actor
 	if g.rng.IntN(3) > 0 {
@@ -339,8 +343,8 @@ func (g *generator) edge(after stamp, actor int) []int {
 	return g.clocks[from]
 }
 
-// others is up to two streams that take part without need. In a graph they are streams that are in
-// it already.
+// others returns up to two streams that take part unnecessarily. In a graph they are streams that
+// already take part in the capture.
 func (g *generator) others(but ...int) []int {
 	var some []int
 	for range g.rng.IntN(3) {
@@ -368,7 +372,7 @@ func (g *generator) fork(from int, to []int) {
 	}
 }
 
-// join returns what it brings.
+// join emits a Join and returns the clock that it transfers.
 func (g *generator) join(into int, from []int) []int {
 	g.issue(into)
 	g.emit(Op{Kind: Join, Stream: into, Streams: from})
@@ -385,8 +389,7 @@ func (g *generator) join(into int, from []int) []int {
 func read(t *tensor) access  { return access{t, false} }
 func write(t *tensor) access { return access{t, true} }
 
-// ---- the operations
-// -----------------------------------------------------------------------------------------------------------------------------------
+// ---- Operations
 
 func (g *generator) step() {
 	device := g.rng.IntN(g.Devices)
@@ -413,7 +416,7 @@ func (g *generator) step() {
 		g.record(s)
 	case n < 89:
 		g.check(g.pick(-1, false))
-	case n < 92: // edges that nobody needs
+	case n < 92: // unnecessary edges
 		if others := g.others(s); len(others) > 0 && g.rng.IntN(2) == 0 {
 			g.fork(s, others)
 		} else {
@@ -426,7 +429,7 @@ func (g *generator) step() {
 	}
 }
 
-// own tensors of the device, three at random: they may be the same.
+// operands picks three tensors of the device at random; they may be the same.
 func (g *generator) operands(device int) (dst, a, b int, ok bool) {
 	dst, a, b = g.pick(device, false), g.pick(device, false), g.pick(device, false)
 	return dst, a, b, dst >= 0
@@ -481,8 +484,8 @@ func (g *generator) copy(s int) {
 		g.do(s, read(g.tensors[a]), write(g.tensors[dst]))
 		return
 	}
-	// Between devices: the copy runs on the sender's stream, after the receiver's, which goes on
-	// after it.
+	// A copy between devices runs on the sender's stream. It is ordered after the receiver's
+	// stream, and the receiver's stream after it.
 	other := g.stream(there)
 	g.issue(other)
 	join(g.clocks[s], g.clocks[other])
@@ -536,10 +539,12 @@ func (g *generator) record(s int) {
 	}
 	g.issue(s)
 	e := len(g.events)
-	if first := g.firstEvent(); e-first >= 6 { // recorded again: what waits for it already goes on waiting for the record before
+	// Record an old event again: work that already waits for it keeps waiting for the earlier
+	// record.
+	if first := g.firstEvent(); e-first >= 6 {
 		e = first + g.rng.IntN(e-first)
 		if g.device(g.events[e].stream) != g.device(s) {
-			return // an event belongs to its first record's device
+			return // an event belongs to the device of its first record
 		}
 	} else {
 		g.events = append(g.events, event{stream: s})
@@ -555,8 +560,8 @@ func (g *generator) firstEvent() int {
 	return 0
 }
 
-// free ends a tensor. Its memory goes back to its owner's stream, so either that is ordered after
-// all who used it, or they are recorded.
+// free frees a tensor. Its memory returns to its owner's stream, so either that stream is ordered
+// after all users, or their streams are recorded.
 func (g *generator) free(i int) {
 	if i < 0 || g.live() < 4 && g.body == nil {
 		return
@@ -580,28 +585,59 @@ func (g *generator) free(i int) {
 	t.live = false
 }
 
-// ---- graphs
-// -------------------------------------------------------------------------------------------------------------------------------------------
+// ---- Graphs
 
-// graph captures a few operations on tensors that are there. In the body what is ordered is so by
-// the capture's own edges: the streams begin knowing nothing but for the one that is captured, to
-// which all come back.
+// graph captures a few operations on existing tensors. Only the capture's own edges order the
+// operations in its body: at the beginning the captured stream alone is ordered after the memory,
+// and all other streams join it at the end.
 func (g *generator) graph(s int) {
 	if !g.o.Graphs || s < g.Devices || len(g.graphs) >= 4 || g.pick(g.device(s), false) < 0 {
 		return
 	}
-	device := g.device(s)
-	outside, ops := g.tensors, []Op{}
-	in := &generator{Program: g.Program, o: g.o, rng: g.rng, clocks: newClocks(g.Streams + 1), events: slices.Clone(g.events), ops: &ops}
+	outside := g.tensors
+	in, originals := g.capture(s)
+	in.bodySteps(s)
+	in.endCapture(s)
+	// The graph's own tensors and events get numbers, but the program does not use them.
+	for range in.tensors[len(outside):] {
+		g.tensors = append(g.tensors, &tensor{})
+	}
+	for _, e := range in.events[in.body.first:] {
+		g.events = append(g.events, event{stream: e.stream})
+	}
+	uses := in.body.uses(originals)
+	if len(uses) == 0 {
+		return
+	}
+	g.graphs = append(g.graphs, graph{uses, make([]int, len(g.clocks))})
+	g.emit(Op{Kind: Graph, Stream: s, Dst: len(g.graphs) - 1, Body: *in.ops})
+}
+
+// capture returns the generator of a graph's body, with a copy of every tensor, and the originals
+// by copy.
+func (g *generator) capture(s int) (in *generator, originals map[*tensor]*tensor) {
+	in = &generator{
+		Program: g.Program, o: g.o, rng: g.rng, clocks: newClocks(g.Streams + 1),
+		events: slices.Clone(g.events), ops: &[]Op{},
+	}
 	in.body = &body{origin: s, inside: make([]bool, g.Streams), first: len(g.events)}
 	in.body.inside[s] = true
 	in.clocks[s][s] = 1
-	back := map[*tensor]*tensor{}
-	for _, t := range outside {
-		c := &tensor{live: t.live && t.device == device, held: true, device: t.device, write: stamp{s, 1}, reads: map[int]int{}}
+	originals = map[*tensor]*tensor{}
+	for _, t := range g.tensors {
+		c := &tensor{
+			live: t.live && t.device == g.device(s), held: true, device: t.device,
+			write: stamp{s, 1}, reads: map[int]int{},
+		}
 		in.tensors = append(in.tensors, c)
-		back[c] = t
+		originals[c] = t
 	}
+	return in, originals
+}
+
+// bodySteps emits a graph's operations and frees the tensors that the graph allocated.
+func (g *generator) bodySteps(s int) {
+	device := g.device(s)
 	for range 3 + g.rng.IntN(8) {
 		u := s
 		for range 4 {
@@ -612,58 +648,58 @@ func (g *generator) graph(s int) {
 		}
 		switch g.rng.IntN(6) {
 		case 0:
-			in.create(u)
+			g.create(u)
 		case 1:
-			in.free(in.pick(device, true))
+			g.free(g.pick(device, true))
 		case 2:
-			in.record(u)
+			g.record(u)
 		default:
-			in.mix(u)
+			g.mix(u)
 		}
 	}
-	for i, t := range in.tensors {
+	for i, t := range g.tensors {
 		if t.live && !t.held {
-			in.free(i)
+			g.free(i)
 		}
 	}
+}
+
+// endCapture joins all streams of the capture into the captured stream.
+func (g *generator) endCapture(s int) {
 	var all []access
-	for _, t := range in.tensors {
+	for _, t := range g.tensors {
 		all = append(all, write(t))
 	}
 	var sides []int
-	for side, inside := range in.body.inside {
+	for side, inside := range g.body.inside {
 		if inside && side != s {
 			sides = append(sides, side)
 		}
 	}
 	if len(sides) > 0 {
-		needed := len(in.missing(s, all)) > 0
-		in.join(s, sides)
-		ops[len(ops)-1].Needed = needed
+		needed := len(g.missing(s, all)) > 0
+		g.join(s, sides)
+		(*g.ops)[len(*g.ops)-1].Needed = needed
 	}
-	// What the graph allocated for itself is not the program's.
-	for range in.tensors[len(outside):] {
-		g.tensors = append(g.tensors, &tensor{})
-	}
-	for _, e := range in.events[in.body.first:] {
-		g.events = append(g.events, event{stream: e.stream}) // never waited for outside
-	}
+}
+
+// uses returns the graph's accesses to the program's tensors, one per tensor, and marks these
+// tensors as held.
+func (b *body) uses(originals map[*tensor]*tensor) []access {
 	var uses []access
-	for _, a := range in.body.used {
-		if t, ok := back[a.t]; ok {
-			t.held = true
-			if i := slices.IndexFunc(uses, func(u access) bool { return u.t == t }); i < 0 {
-				uses = append(uses, access{t, a.write})
-			} else {
-				uses[i].write = uses[i].write || a.write
-			}
+	for _, a := range b.used {
+		t, ok := originals[a.t]
+		if !ok {
+			continue
+		}
+		t.held = true
+		if i := slices.IndexFunc(uses, func(u access) bool { return u.t == t }); i < 0 {
+			uses = append(uses, access{t, a.write})
+		} else {
+			uses[i].write = uses[i].write || a.write
 		}
 	}
-	if len(uses) == 0 {
-		return
-	}
-	g.graphs = append(g.graphs, graph{uses, make([]int, len(g.clocks))})
-	g.emit(Op{Kind: Graph, Stream: s, Dst: len(g.graphs) - 1, Body: ops})
+	return uses
 }
 
 func (g *generator) replay(s int) {
@@ -683,10 +719,10 @@ func (g *generator) replay(s int) {
 	replayed.clock = slices.Clone(g.clocks[s])
 }
 
-// ---- what is to come out, and what may be left out
-// ------------------------------------------------------------------------------------------------------
+// ---- The oracle, and programs without an edge
 
-// Values is the oracle: what each Check reads when one operation is done after the other.
+// Values is the oracle: it returns the value that each Check reads when the operations run one at a
+// time.
 func (p *Program) Values() []int64 {
 	device, host, graphs := make([]int64, p.Tensors), make([]int64, p.HostBuffers), make([][]Op, p.Graphs)
 	var values []int64
@@ -717,7 +753,7 @@ func (p *Program) Values() []int64 {
 	return values
 }
 
-// Result is what New and Mix compute.
+// Result returns the value that New and Mix compute.
 func (o Op) Result(dst, a, b int64) int64 {
 	if o.Kind == New {
 		return 5*a + 7*b + o.K
@@ -725,7 +761,7 @@ func (o Op) Result(dst, a, b int64) int64 {
 	return 3*dst + 5*a + o.K
 }
 
-// Edges returns how many edges the program needs, those in graphs among them.
+// Edges returns the number of needed edges, including those in graphs.
 func (p *Program) Edges() int { return countNeeded(p.Ops) }
 
 func countNeeded(ops []Op) (n int) {

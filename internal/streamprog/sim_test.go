@@ -23,17 +23,18 @@ type simulated struct {
 	hosts   []*simulate.Cell
 	events  []*simulate.Event
 	graphs  []*captured
-	free    map[int][]*block // by stream: what its next allocations take, the last first
-	late    []*block         // freed, and waiting for those who were recorded: not handed out again here
-	want    []int64          // of the checks that are left
-	gen     int              // number of the operation, for reports
+	free    map[int][]*block // free memory by stream; the next allocation takes the last block
+	// Freed blocks that wait for recorded streams. The simulation does not reuse them.
+	late []*block
+	want []int64 // values of the remaining checks
+	gen  int     // number of the operation, for reports
 }
 
 // block is memory of a tensor.
 type block struct {
 	simulate.Cell
 	owner int
-	uses  []int // streams recorded
+	uses  []int // recorded streams
 	ended []*simulate.Event
 }
 
@@ -46,7 +47,7 @@ type captured struct {
 	writes []int
 }
 
-// simulateProgram returns the reports.
+// simulateProgram runs the program on the simulated device and returns the reports.
 func simulateProgram(seed uint64, p *Program, trace func(string, ...any)) []string {
 	w := simulate.New(seed, p.Streams)
 	w.Trace, w.Lenient = trace, true
@@ -89,8 +90,8 @@ func (m *simulated) kernel(stream int, name string, reads, writes []*simulate.Ce
 	})
 }
 
-// memory of operands; in a program that lacks an edge all are still there, since only edges are
-// left out.
+// cell returns an operand's memory. It exists even in a program that lacks an edge, since only
+// edges are left out.
 func (m *simulated) cell(i int) *simulate.Cell { return &m.tensors[i].Cell }
 
 func cells(cs ...*simulate.Cell) []*simulate.Cell { return cs }
@@ -129,7 +130,7 @@ func (m *simulated) do(o Op) {
 			m.Report("operation %d, %v: %d, want %d", m.gen, o, got, want)
 		}
 		m.want = m.want[1:]
-	case Free, Drop: // the collector may come at once
+	case Free, Drop: // the collector may run at once
 		m.release(m.tensors[o.Dst])
 	case Use:
 		m.tensors[o.Dst].uses = append(m.tensors[o.Dst].uses, o.Stream)
@@ -164,7 +165,7 @@ func (m *simulated) check(err error) {
 	}
 }
 
-// order is a record and a wait.
+// order records an event on one stream and makes the other wait for it.
 func (m *simulated) order(from, to int) {
 	e := &simulate.Event{}
 	m.RecordEvent(e, from)
@@ -177,8 +178,7 @@ func (m *simulated) sync(stream int) {
 	m.check(m.Synchronize(e, nil))
 }
 
-// ---- the caching allocator
-// --------------------------------------------------------------------------------------------------------------------------
+// ---- The caching allocator
 
 func (m *simulated) allocate(i, stream int) *simulate.Cell {
 	b := &block{owner: stream}
@@ -191,8 +191,8 @@ func (m *simulated) allocate(i, stream int) *simulate.Cell {
 	return &b.Cell
 }
 
-// release gives memory back to its stream, at once or when the streams that are recorded have come
-// so far.
+// release returns memory to its stream: at once, or when the recorded streams have reached the
+// current point.
 func (m *simulated) release(b *block) {
 	if len(b.uses) == 0 {
 		m.back(b)
@@ -206,19 +206,18 @@ func (m *simulated) release(b *block) {
 	m.late = append(m.late, b)
 }
 
-// back is the moment from which on the stream may write the memory. It does so at once, so that a
-// program need not be so lucky as to allocate at the right time.
+// back makes the memory available to its stream. The simulated allocator writes it at once, so that
+// a missing edge is found without an allocation at the right time.
 func (m *simulated) back(b *block) {
 	m.kernel(b.owner, "the allocator's next use", nil, cells(&b.Cell), nil)
 	m.free[b.owner] = append(m.free[b.owner], b)
 }
 
-// ---- graphs
-// ----------------------------------------------------------------------------------------------------------------------------------------
+// ---- Graphs
 
-// capture checks that what is in the graph is ordered by the graph's own edges, in a world of its
-// own: all memory is last written on the captured stream before anything else happens, and once
-// more there at the end.
+// capture checks in a separate world that the graph's own edges order the operations in the graph:
+// an operation on the captured stream writes all memory before anything else, and another one
+// writes it at the end.
 func (m *simulated) capture(o Op) *captured {
 	g := &captured{ops: o.Body}
 	g.itself.Name = fmt.Sprint("graph ", o.Dst)
@@ -229,7 +228,7 @@ func (m *simulated) capture(o Op) *captured {
 		inside.events[i] = &simulate.Event{}
 	}
 	note := func(list *[]int, i int) {
-		if m.tensors[i] != nil && !slices.Contains(*list, i) { // others are the graph's own
+		if m.tensors[i] != nil && !slices.Contains(*list, i) { // all others belong to the graph
 			*list = append(*list, i)
 		}
 	}
@@ -253,7 +252,7 @@ func (m *simulated) capture(o Op) *captured {
 				all = append(all, &fresh.Cell)
 			}
 		}
-		inside.kernel(o.Stream, "what came before the graph", nil, all, nil)
+		inside.kernel(o.Stream, "the work before the graph", nil, all, nil)
 		for _, op := range o.Body {
 			inside.gen = m.gen
 			inside.do(op)
@@ -263,7 +262,7 @@ func (m *simulated) capture(o Op) *captured {
 				all = append(all, &b.Cell)
 			}
 		}
-		inside.kernel(o.Stream, "what comes after the graph", nil, all, nil)
+		inside.kernel(o.Stream, "the work after the graph", nil, all, nil)
 	})
 	if err := inside.Run(); err != nil {
 		inside.Report("%v", err)
@@ -308,14 +307,14 @@ func (m *simulated) replay(g *captured, stream int) {
 	})
 }
 
-// ---- the tests
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---- Tests
 
 func options(seed uint64) Options {
 	return Options{Ops: 60 + int(seed%5)*20, Streams: 2 + int(seed%6), Devices: 1 + int(seed/6%2), Graphs: true}
 }
 
-// Every program computes what it computes one operation after the other, with nothing to report.
+// Every program computes the same values as when it runs one operation at a time, without any
+// report.
 func TestPrograms(t *testing.T) {
 	if *only > 0 {
 		p := Generate(*only, options(*only))
@@ -350,8 +349,8 @@ func TestPrograms(t *testing.T) {
 	t.Logf("%d programs, %d needed edges; operations %v", *programs, edges, count)
 }
 
-// A program that leaves any edge out is reported.
-func TestMissingEdgeOfAProgram(t *testing.T) {
+// The simulation reports every program that leaves out an edge.
+func TestMissingEdgeIsReported(t *testing.T) {
 	edges := 0
 	for seed := uint64(1); seed <= (*programs+9)/10; seed++ {
 		p := Generate(seed, options(seed))

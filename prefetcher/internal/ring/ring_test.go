@@ -266,35 +266,24 @@ func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
 		}
 		return
 	}
+	complete := err == nil && seen == e.batches
+	ok := complete
 	switch e.ending {
 	case byCancel:
-		if !errors.Is(err, errCanceled) && (err != nil || seen != e.batches) {
-			p.Report("cancelled epoch: %d of %d batches, %v", seen, e.batches, err)
-		}
+		ok = complete || errors.Is(err, errCanceled)
 	case bySourceCancel:
-		if !errors.Is(err, errSource) && (err != nil || seen != e.batches) {
-			p.Report("source that cancels itself: %d of %d batches, %v", seen, e.batches, err)
-		}
+		ok = complete || errors.Is(err, errSource)
 	case bySourceError:
-		if !errors.Is(err, errSource) || seen != e.at {
-			p.Report("source error at %d: %d batches, %v", e.at, seen, err)
-		}
+		ok = errors.Is(err, errSource) && seen == e.at
 	case bySourcePanic:
-		if err == nil || !strings.Contains(err.Error(), "source panicked: at") || seen != e.at {
-			p.Report("source panic at %d: %d batches, %v", e.at, seen, err)
-		}
+		ok = err != nil && strings.Contains(err.Error(), "source panicked: at") && seen == e.at
 	case byFinishError:
-		if !errors.Is(err, errFinish) || seen != e.at {
-			p.Report("finish error at %d: %d batches, %v", e.at, seen, err)
-		}
+		ok = errors.Is(err, errFinish) && seen == e.at
 	case byBreak, byPanic:
-		if err != nil || seen != e.at+1 || panicked != (e.ending == byPanic) {
-			p.Report("left at %d: %d batches, %v", e.at, seen, err)
-		}
-	default:
-		if err != nil || seen != e.batches {
-			p.Report("%d of %d batches, %v", seen, e.batches, err)
-		}
+		ok = err == nil && seen == e.at+1 && panicked == (e.ending == byPanic)
+	}
+	if !ok {
+		p.Report("epoch with ending %d at %d: %d of %d batches, panicked %t, %v", e.ending, e.at, seen, e.batches, panicked, err)
 	}
 }
 
