@@ -371,9 +371,46 @@ func (o op) writeOptions(b *bytes.Buffer) error {
 	return nil
 }
 
-// writeBody builds the operands and arguments and calls the operator. Arguments whose value is
-// fixed by the call's shape are in one literal; options that may be absent are set after it.
+// body is the body of a generated method.
+type body struct {
+	o        op
+	receiver string
+	lists    bool     // an argument is a list of tensors, so the number of operands is not constant
+	operands []string // the operands, if their number is constant
+	before   []string // statements before the literal of the arguments
+	literal  []string // the arguments; one that may be absent is set by a statement after the literal
+	after    []string // statements after the literal
+	ints     bool     // an argument is a list of integers
+	texts    bool     // an argument is a string
+}
+
+// writeBody writes the operands, the arguments and the call of the operator.
 func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
+	args, err := o.usedArgs(receiver)
+	if err != nil {
+		return err
+	}
+	c := body{o: o, receiver: receiver}
+	for _, a := range args {
+		if g, ok := o.given[a.Name]; ok && strings.HasPrefix(a.Type, "Tensor[]") && g.fixed == "" {
+			c.lists = true
+		}
+	}
+	if c.lists {
+		c.before = append(c.before, "in := make([]*Tensor, 0, 16)\n")
+	}
+	for i, a := range args {
+		if err := c.argument(i, a); err != nil {
+			return err
+		}
+	}
+	c.write(b, how)
+	return nil
+}
+
+// usedArgs returns the schema's arguments up to the last one that the list names. LibTorch supplies
+// the defaults of the later ones.
+func (o op) usedArgs(receiver string) ([]schema.Arg, error) {
 	last := -1
 	for i, a := range o.schema.Args {
 		if _, ok := o.given[a.Name]; ok || a.Name == receiver {
@@ -382,159 +419,172 @@ func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
 	}
 	for _, a := range o.schema.Args[last+1:] {
 		if !a.HasDefault {
-			return fmt.Errorf("argument %s has no default and must be in the list", a.Name)
+			return nil, noDefault(a)
 		}
 	}
-	var in []string         // operands, while their number is known
-	var before, after []any // statements before and after the literal
-	lists := 0
-	for _, a := range o.schema.Args[:last+1] {
-		if g, ok := o.given[a.Name]; ok && strings.HasPrefix(a.Type, "Tensor[]") && g.fixed == "" {
-			lists++
-		}
+	return o.schema.Args[:last+1], nil
+}
+
+func noDefault(a schema.Arg) error {
+	return fmt.Errorf("argument %s has no default and must be in the list", a.Name)
+}
+
+// operand adds an operand and returns its index as an expression.
+func (c *body) operand(name string) string {
+	if c.lists {
+		c.before = append(c.before, fmt.Sprintf("in = append(in, %s)\n", name))
+		return "len(in) - 1"
 	}
-	ints, texts := false, false
-	literal := make([]string, 0, last+1)
-	operands := "[]*Tensor{%s}"
-	if lists > 0 {
-		before = append(before, "in := make([]*Tensor, 0, 16)\n")
+	c.operands = append(c.operands, name)
+	return strconv.Itoa(len(c.operands) - 1)
+}
+
+func (c *body) add(format string, args ...any) {
+	c.literal = append(c.literal, fmt.Sprintf(format, args...))
+}
+
+// setLater gives argument i its default and adds a statement that may replace it.
+func (c *body) setLater(literal, condition, statement string) {
+	c.add("%s", literal)
+	if condition != "" {
+		statement = fmt.Sprintf("if %s {\n%s}\n", condition, statement)
 	}
-	operand := func(name string) string {
-		if lists > 0 {
-			before = append(before, fmt.Sprintf("in = append(in, %s)\n", name))
-			return "len(in) - 1"
-		}
-		in = append(in, name)
-		return strconv.Itoa(len(in) - 1)
-	}
-	for i, a := range o.schema.Args[:last+1] {
-		g, exposed := o.given[a.Name]
-		if a.Name == receiver {
-			literal = append(literal, fmt.Sprintf("tensorArg(%s)", operand("t")))
-			continue
-		}
-		if !exposed {
-			if !a.HasDefault {
-				return fmt.Errorf("argument %s has no default and must be in the list", a.Name)
-			}
-			literal = append(literal, "defaultArg()")
-			continue
-		}
-		if g.fixed != "" {
-			lit, err := fixed(g.fixed)
-			if err != nil {
-				return err
-			}
-			literal = append(literal, lit)
-			continue
-		}
-		value, zero := camel(a.Name, false), ""
-		if g.field {
-			value = "o." + camel(a.Name, true)
-		}
-		t, err := goType(a, g)
+	c.after = append(c.after, statement)
+}
+
+// argument adds argument i.
+func (c *body) argument(i int, a schema.Arg) error {
+	g, given := c.o.given[a.Name]
+	switch {
+	case a.Name == c.receiver:
+		c.add("tensorArg(%s)", c.operand("t"))
+		return nil
+	case !given && !a.HasDefault:
+		return noDefault(a)
+	case !given:
+		c.add("defaultArg()")
+		return nil
+	case g.fixed != "":
+		literal, err := fixed(g.fixed)
 		if err != nil {
 			return err
 		}
-		optional := strings.HasSuffix(a.Type, "?")
-		deref := value
-		if g.pointer {
-			deref, zero = "*"+value, value+" == nil"
-		}
-		var expr string
-		switch t {
-		case "*Tensor":
-			if optional {
-				literal = append(literal, fmt.Sprintf("optionalArg(%s, %s)", operand(value), value))
-			} else {
-				literal = append(literal, fmt.Sprintf("tensorArg(%s)", operand(value)))
-			}
-			continue
-		case "[]*Tensor":
-			start := fmt.Sprintf("at%d", i)
-			before = append(before, fmt.Sprintf("%s := len(in)\nin = append(in, %s...)\n", start, value))
-			literal = append(literal, fmt.Sprintf("tensorsArg(%s, len(%s))", start, value))
-			continue
-		case "[]int64":
-			ints = true
-			set := fmt.Sprintf("args[%d], ints = intsArg(ints, %s)\n", i, value)
-			switch {
-			case g.field && a.Default != "None" || a.HasDefault && g.field:
-				literal = append(literal, "defaultArg()")
-				after = append(after, fmt.Sprintf("if %s != nil {\n%s}\n", value, set))
-			case optional:
-				literal = append(literal, "noneArg()")
-				after = append(after, fmt.Sprintf("if %s != nil {\n%s}\n", value, set))
-			default:
-				literal = append(literal, "defaultArg()")
-				after = append(after, set)
-			}
-			continue
-		case "string":
-			texts = true
-			literal = append(literal, "defaultArg()")
-			set := fmt.Sprintf("args[%d], text = stringArg(text, %s)\n", i, value)
-			if g.field {
-				set = fmt.Sprintf("if %s != \"\" {\n%s}\n", value, set)
-			}
-			after = append(after, set)
-			continue
-		case "Reduction":
-			literal = append(literal, fmt.Sprintf("intArg(%s.libtorch())", value))
-			continue
-		case "int64":
-			expr = fmt.Sprintf("intArg(%s)", deref)
-			if g.field && !g.pointer {
-				zero = value + " == 0"
-			}
-		case "float64":
-			expr = fmt.Sprintf("floatArg(%s)", deref)
-			if g.field && !g.pointer {
-				zero = value + " == 0"
-			}
-		case "bool":
-			expr = fmt.Sprintf("boolArg(%s)", deref)
-			if g.field && a.Default != "False" {
-				return fmt.Errorf("the default of %s is %s, so false cannot stand for it", a.Name, a.Default)
-			}
-		case "DType", "MemoryFormat":
-			expr = fmt.Sprintf("intArg(int64(%s))", deref)
-		case "cuda.Device":
-			expr = fmt.Sprintf("deviceArg(int32(%s))", deref)
-		}
-		if zero != "" {
-			literal = append(literal, "defaultArg()")
-			after = append(after, fmt.Sprintf("if !(%s) {\nargs[%d] = %s\n}\n", zero, i, expr))
-			continue
-		}
-		literal = append(literal, expr)
+		c.add("%s", literal)
+		return nil
 	}
-	for _, s := range before {
-		fmt.Fprint(b, s)
+	t, err := goType(a, g)
+	if err != nil {
+		return err
 	}
-	operandsExpr := "in"
-	if lists == 0 {
-		operandsExpr = fmt.Sprintf(operands, strings.Join(in, ", "))
+	value := camel(a.Name, false)
+	if g.field {
+		value = "o." + camel(a.Name, true)
 	}
-	argsExpr := fmt.Sprintf("[]capi.Arg{%s}", strings.Join(literal, ", "))
-	intsExpr, textExpr := "nil", "nil"
-	if ints {
-		fmt.Fprint(b, "ints := make([]int64, 0, 16)\n")
-		intsExpr = "ints"
+	switch t {
+	case "*Tensor":
+		c.tensor(a, value)
+	case "[]*Tensor":
+		start := fmt.Sprintf("at%d", i)
+		c.before = append(c.before, fmt.Sprintf("%s := len(in)\nin = append(in, %s...)\n", start, value))
+		c.add("tensorsArg(%s, len(%s))", start, value)
+	case "[]int64":
+		c.intList(i, a, g, value)
+	case "string":
+		c.text(i, g, value)
+	default:
+		return c.scalar(i, a, g, t, value)
 	}
-	if texts {
-		fmt.Fprint(b, "text := make([]byte, 0, 32)\n")
-		textExpr = "text"
-	}
-	if len(after) > 0 {
-		fmt.Fprintf(b, "args := %s\n", argsExpr)
-		argsExpr = "args"
-		for _, s := range after {
-			fmt.Fprint(b, s)
-		}
-	}
-	fmt.Fprintf(b, "return op%s.%s(%s, %s, %s, %s)\n}\n", exported(o.method), how, operandsExpr, argsExpr, intsExpr, textExpr)
 	return nil
+}
+
+func (c *body) tensor(a schema.Arg, value string) {
+	if strings.HasSuffix(a.Type, "?") {
+		c.add("optionalArg(%s, %s)", c.operand(value), value)
+		return
+	}
+	c.add("tensorArg(%s)", c.operand(value))
+}
+
+func (c *body) intList(i int, a schema.Arg, g given, value string) {
+	c.ints = true
+	set := fmt.Sprintf("args[%d], ints = intsArg(ints, %s)\n", i, value)
+	switch {
+	case g.field && a.Default != "None" || a.HasDefault && g.field:
+		c.setLater("defaultArg()", value+" != nil", set)
+	case strings.HasSuffix(a.Type, "?"):
+		c.setLater("noneArg()", value+" != nil", set)
+	default:
+		c.setLater("defaultArg()", "", set)
+	}
+}
+
+func (c *body) text(i int, g given, value string) {
+	c.texts = true
+	condition := ""
+	if g.field {
+		condition = value + ` != ""`
+	}
+	c.setLater("defaultArg()", condition, fmt.Sprintf("args[%d], text = stringArg(text, %s)\n", i, value))
+}
+
+// scalar adds an argument of a type that is no tensor, list or string. The zero value of a field
+// selects the schema's default.
+func (c *body) scalar(i int, a schema.Arg, g given, t, value string) error {
+	zero := ""
+	switch {
+	case t == "Reduction":
+	case g.pointer:
+		zero, value = value+" == nil", "*"+value
+	case g.field && (t == "int64" || t == "float64"):
+		zero = value + " == 0"
+	}
+	var expr string
+	switch t {
+	case "Reduction":
+		expr = fmt.Sprintf("intArg(%s.libtorch())", value)
+	case "int64":
+		expr = fmt.Sprintf("intArg(%s)", value)
+	case "float64":
+		expr = fmt.Sprintf("floatArg(%s)", value)
+	case "bool":
+		expr = fmt.Sprintf("boolArg(%s)", value)
+		if g.field && a.Default != "False" {
+			return fmt.Errorf("the default of %s is %s, so false cannot stand for it", a.Name, a.Default)
+		}
+	case "DType", "MemoryFormat":
+		expr = fmt.Sprintf("intArg(int64(%s))", value)
+	case "cuda.Device":
+		expr = fmt.Sprintf("deviceArg(int32(%s))", value)
+	}
+	if zero != "" {
+		c.setLater("defaultArg()", "!("+zero+")", fmt.Sprintf("args[%d] = %s\n", i, expr))
+		return nil
+	}
+	c.add("%s", expr)
+	return nil
+}
+
+// write writes the statements and the call.
+func (c *body) write(b *bytes.Buffer, how string) {
+	b.WriteString(strings.Join(c.before, ""))
+	in, args, ints, text := "in", fmt.Sprintf("[]capi.Arg{%s}", strings.Join(c.literal, ", ")), "nil", "nil"
+	if !c.lists {
+		in = fmt.Sprintf("[]*Tensor{%s}", strings.Join(c.operands, ", "))
+	}
+	if c.ints {
+		b.WriteString("ints := make([]int64, 0, 16)\n")
+		ints = "ints"
+	}
+	if c.texts {
+		b.WriteString("text := make([]byte, 0, 32)\n")
+		text = "text"
+	}
+	if len(c.after) > 0 {
+		fmt.Fprintf(b, "args := %s\n", args)
+		args = "args"
+		b.WriteString(strings.Join(c.after, ""))
+	}
+	fmt.Fprintf(b, "return op%s.%s(%s, %s, %s, %s)\n}\n", exported(c.o.method), how, in, args, ints, text)
 }
 
 func fixed(text string) (string, error) {
