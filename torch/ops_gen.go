@@ -317,7 +317,7 @@ func (t *Tensor) AddScalar(other float64) *Tensor {
 	return opAddScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
 }
 
-// AddInt returns t + other; an integer tensor stays one.
+// AddInt returns t + other; an integer tensor keeps its dtype.
 //
 //	aten::add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor
 func (t *Tensor) AddInt(other int64) *Tensor {
@@ -352,7 +352,7 @@ func (t *Tensor) MulScalar(other float64) *Tensor {
 	return opMulScalar.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(other)}, nil, nil)
 }
 
-// MulInt returns t * other; an integer tensor stays one.
+// MulInt returns t * other; an integer tensor keeps its dtype.
 //
 //	aten::mul.Scalar(Tensor self, Scalar other) -> Tensor
 func (t *Tensor) MulInt(other int64) *Tensor {
@@ -397,7 +397,7 @@ func (t *Tensor) Abs() *Tensor {
 	return opAbs.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Sign returns -1, 0 or 1.
+// Sign returns the sign of t: -1, 0 or 1.
 //
 //	aten::sign(Tensor self) -> Tensor
 func (t *Tensor) Sign() *Tensor {
@@ -488,21 +488,21 @@ func (t *Tensor) Minimum(other *Tensor) *Tensor {
 	return opMinimum.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// Clamp returns t cut to [min, max].
+// Clamp returns t limited to [min, max].
 //
 //	aten::clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor
 func (t *Tensor) Clamp(min float64, max float64) *Tensor {
 	return opClamp.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min), floatArg(max)}, nil, nil)
 }
 
-// ClampMin returns t, at least min.
+// ClampMin returns the maximum of t and min.
 //
 //	aten::clamp_min(Tensor self, Scalar min) -> Tensor
 func (t *Tensor) ClampMin(min float64) *Tensor {
 	return opClampMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(min)}, nil, nil)
 }
 
-// ClampMax returns t, at most max.
+// ClampMax returns the minimum of t and max.
 //
 //	aten::clamp_max(Tensor self, Scalar max) -> Tensor
 func (t *Tensor) ClampMax(max float64) *Tensor {
@@ -523,7 +523,7 @@ func (t *Tensor) AddScaled_(other *Tensor, alpha float64) *Tensor {
 	return opAddScaled_.self([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(alpha)}, nil, nil)
 }
 
-// AddScalar_ works in place: t += other, of a floating-point t.
+// AddScalar_ works in place: t += other, for a floating-point t.
 //
 //	aten::add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)
 func (t *Tensor) AddScalar_(other float64) *Tensor {
@@ -586,63 +586,65 @@ func (t *Tensor) Addcdiv_(tensor1 *Tensor, tensor2 *Tensor, value float64) *Tens
 	return opAddcdiv_.self([]*Tensor{t, tensor1, tensor2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(value)}, nil, nil)
 }
 
-// Sqrt_ works in place: the square root, in place.
+// Sqrt_ works in place: t = the square root of t.
 //
 //	aten::sqrt_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Sqrt_() *Tensor {
 	return opSqrt_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// ReLU_ works in place: max(t, 0), in place.
+// ReLU_ works in place: t = max(t, 0).
 //
 //	aten::relu_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) ReLU_() *Tensor {
 	return opReLU_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Zero_ works in place: all elements 0.
+// Zero_ works in place: all elements become 0.
 //
 //	aten::zero_(Tensor(a!) self) -> Tensor(a!)
 func (t *Tensor) Zero_() *Tensor {
 	return opZero_.self([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Fill_ works in place: all elements value.
+// Fill_ works in place: all elements become value.
 //
 //	aten::fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)
 func (t *Tensor) Fill_(value float64) *Tensor {
 	return opFill_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(value)}, nil, nil)
 }
 
-// Copy_ works in place: t's elements become src's, which may have another dtype, device and (broadcast) shape; seen by backward.
+// Copy_ works in place: t's elements become src's, which may have another dtype, device and
+// (broadcast) shape; backward sees the copy.
 //
 //	aten::copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)
 func (t *Tensor) Copy_(src *Tensor) *Tensor {
 	return opCopy_.self([]*Tensor{t, src}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// Uniform_ works in place: random numbers, even in [from, to).
+// Uniform_ works in place: random numbers from the uniform distribution on [from, to).
 //
 //	aten::uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Uniform_(from float64, to float64) *Tensor {
 	return opUniform_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(from), floatArg(to)}, nil, nil)
 }
 
-// Normal_ works in place: random numbers of the normal distribution.
+// Normal_ works in place: random numbers from the normal distribution.
 //
 //	aten::normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Normal_(mean float64, std float64) *Tensor {
 	return opNormal_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(mean), floatArg(std)}, nil, nil)
 }
 
-// Bernoulli_ works in place: 1 with probability p, else 0.
+// Bernoulli_ works in place: each element becomes 1 with probability p, else 0.
 //
 //	aten::bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)
 func (t *Tensor) Bernoulli_(p float64) *Tensor {
 	return opBernoulli_.self([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p)}, nil, nil)
 }
 
-// SetData works in place: t takes over the memory, dtype and device of newData and stays the same leaf for autograd and optimizers; its gradient is not touched.
+// SetData works in place: t takes the memory, dtype and device of newData, and stays the same leaf
+// for autograd and optimizers; its gradient does not change.
 //
 //	aten::set_data(Tensor(a!) self, Tensor new_data) -> ()
 func (t *Tensor) SetData(newData *Tensor) error {
@@ -768,7 +770,7 @@ func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
 	return opMaskedFill.one([]*Tensor{t, mask}, []capi.Arg{tensorArg(0), tensorArg(1), floatArg(value)}, nil, nil)
 }
 
-// MatMul returns the matrix product, of batches of matrices too.
+// MatMul returns the matrix product, also of batches of matrices.
 //
 //	aten::matmul(Tensor self, Tensor other) -> Tensor
 func (t *Tensor) MatMul(other *Tensor) *Tensor {
@@ -803,7 +805,7 @@ func (t *Tensor) T() *Tensor {
 	return opT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Conv2dOptions are the options of Conv2d. A field's zero value stands for its default.
+// Conv2dOptions are the options of Conv2d. The zero value of a field selects its default.
 type Conv2dOptions struct {
 	Stride   []int64 // default 1
 	Padding  []int64 // default 0
@@ -811,7 +813,8 @@ type Conv2dOptions struct {
 	Groups   int64   // default 1
 }
 
-// Conv2d returns convolution: weight [out in/groups kH kW], bias [out] or nil. Lists have one or two values, height and width.
+// Conv2d returns the convolution with weight [out in/groups kH kW] and bias [out] or nil. Lists
+// have one value, or height and width.
 //
 //	aten::conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor
 func (t *Tensor) Conv2d(weight *Tensor, bias *Tensor, o Conv2dOptions) *Tensor {
@@ -832,14 +835,16 @@ func (t *Tensor) Conv2d(weight *Tensor, bias *Tensor, o Conv2dOptions) *Tensor {
 	return opConv2d.one([]*Tensor{t, weight, bias}, args, ints, nil)
 }
 
-// BatchNorm returns normalisation of each channel (dimension 1) by the batch's mean and variance in training, by the running ones otherwise; training moves those by momentum, in place.
+// BatchNorm returns t with each channel (dimension 1) normalised by the batch's mean and variance
+// in training, by runningMean and runningVar otherwise; training updates these two in place with
+// momentum.
 //
 //	aten::batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor
 func (t *Tensor) BatchNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, training bool, momentum float64, eps float64) *Tensor {
 	return opBatchNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(training), floatArg(momentum), floatArg(eps), boolArg(true)}, nil, nil)
 }
 
-// LayerNorm returns normalisation over the last dimensions, which have normalizedShape.
+// LayerNorm returns t normalised over the last dimensions, whose shape is normalizedShape.
 //
 //	aten::layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor
 func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor, eps float64) *Tensor {
@@ -905,7 +910,7 @@ func (t *Tensor) LogSoftmax(dim int64) *Tensor {
 	return opLogSoftmax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
 }
 
-// MaxPool2dOptions are the options of MaxPool2d. A field's zero value stands for its default.
+// MaxPool2dOptions are the options of MaxPool2d. The zero value of a field selects its default.
 type MaxPool2dOptions struct {
 	Stride   []int64 // default []
 	Padding  []int64 // default 0
@@ -913,7 +918,7 @@ type MaxPool2dOptions struct {
 	CeilMode bool    // default False
 }
 
-// MaxPool2d returns the maximum of each window; stride nil is the window's size.
+// MaxPool2d returns the maximum of each window; a nil stride means the window's size.
 //
 //	aten::max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor
 func (t *Tensor) MaxPool2d(kernelSize []int64, o MaxPool2dOptions) *Tensor {
@@ -932,14 +937,15 @@ func (t *Tensor) MaxPool2d(kernelSize []int64, o MaxPool2dOptions) *Tensor {
 	return opMaxPool2d.one([]*Tensor{t}, args, ints, nil)
 }
 
-// AvgPool2dOptions are the options of AvgPool2d. A field's zero value stands for its default.
+// AvgPool2dOptions are the options of AvgPool2d. The zero value of a field selects its default.
 type AvgPool2dOptions struct {
 	Stride   []int64 // default []
 	Padding  []int64 // default 0
 	CeilMode bool    // default False
 }
 
-// AvgPool2d returns the mean of each window, padding counted; stride nil is the window's size.
+// AvgPool2d returns the mean of each window, including the padding; a nil stride means the window's
+// size.
 //
 //	aten::avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
 func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
@@ -955,7 +961,8 @@ func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
 	return opAvgPool2d.one([]*Tensor{t}, args, ints, nil)
 }
 
-// AdaptiveAvgPool2d returns means over windows of the size that makes the output's height and width these; one value is for both.
+// AdaptiveAvgPool2d returns the means of windows, sized for an output of the given height and
+// width; a single value stands for both.
 //
 //	aten::adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor
 func (t *Tensor) AdaptiveAvgPool2d(outputSize ...int64) *Tensor {
@@ -965,28 +972,30 @@ func (t *Tensor) AdaptiveAvgPool2d(outputSize ...int64) *Tensor {
 	return opAdaptiveAvgPool2d.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Dropout returns elements zeroed with probability p and the others scaled by 1/(1-p), when train.
+// Dropout returns t with elements zeroed with probability p and the others scaled by 1/(1-p) if
+// train, else t.
 //
 //	aten::dropout(Tensor input, float p, bool train) -> Tensor
 func (t *Tensor) Dropout(p float64, train bool) *Tensor {
 	return opDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
 }
 
-// Embedding returns rows of weight [rows columns] by index.
+// Embedding returns the rows of weight [rows columns] at the indices.
 //
 //	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
 func Embedding(weight *Tensor, indices *Tensor) *Tensor {
 	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N ...]) or probabilities [N classes ...].
+// CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N
+// ...]) or probabilities [N classes ...].
 //
 //	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
 func (t *Tensor) CrossEntropy(target *Tensor) *Tensor {
 	return opCrossEntropy.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// CrossEntropyOptions are the options of CrossEntropyWith. A field's zero value stands for its default.
+// CrossEntropyOptions are the options of CrossEntropyWith. The zero value of a field selects its default.
 type CrossEntropyOptions struct {
 	Weight         *Tensor   // default none
 	Reduction      Reduction // default Mean
@@ -994,7 +1003,7 @@ type CrossEntropyOptions struct {
 	LabelSmoothing float64   // default 0.0
 }
 
-// CrossEntropyWith returns CrossEntropy with options.
+// CrossEntropyWith returns the loss of CrossEntropy with options.
 //
 //	aten::cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor
 func (t *Tensor) CrossEntropyWith(target *Tensor, o CrossEntropyOptions) *Tensor {
@@ -1015,14 +1024,14 @@ func (t *Tensor) NLLLoss(target *Tensor) *Tensor {
 	return opNLLLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// NLLLossOptions are the options of NLLLossWith. A field's zero value stands for its default.
+// NLLLossOptions are the options of NLLLossWith. The zero value of a field selects its default.
 type NLLLossOptions struct {
 	Weight      *Tensor   // default none
 	Reduction   Reduction // default Mean
 	IgnoreIndex *int64    // default -100
 }
 
-// NLLLossWith returns NLLLoss with options.
+// NLLLossWith returns the loss of NLLLoss with options.
 //
 //	aten::nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor
 func (t *Tensor) NLLLossWith(target *Tensor, o NLLLossOptions) *Tensor {
@@ -1040,19 +1049,19 @@ func (t *Tensor) MSELoss(target *Tensor) *Tensor {
 	return opMSELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
 }
 
-// MSELossOptions are the options of MSELossWith. A field's zero value stands for its default.
+// MSELossOptions are the options of MSELossWith. The zero value of a field selects its default.
 type MSELossOptions struct {
 	Reduction Reduction // default Mean
 }
 
-// MSELossWith returns MSELoss with options.
+// MSELossWith returns the loss of MSELoss with options.
 //
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MSELossWith(target *Tensor, o MSELossOptions) *Tensor {
 	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
 }
 
-// Reshape returns another shape for as many elements; one size may be -1.
+// Reshape returns t with another shape for the same number of elements; one size may be -1.
 //
 //	aten::reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)
 func (t *Tensor) Reshape(shape ...int64) *Tensor {
@@ -1062,7 +1071,7 @@ func (t *Tensor) Reshape(shape ...int64) *Tensor {
 	return opReshape.one([]*Tensor{t}, args, ints, nil)
 }
 
-// View returns Reshape that fails rather than copies.
+// View returns t with another shape, as Reshape, but fails instead of copying.
 //
 //	aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)
 func (t *Tensor) View(size ...int64) *Tensor {
@@ -1072,14 +1081,14 @@ func (t *Tensor) View(size ...int64) *Tensor {
 	return opView.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Flatten returns the dimensions from start to end (-1: the last) as one.
+// Flatten returns t with the dimensions from startDim to endDim (-1: the last) merged into one.
 //
 //	aten::flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)
 func (t *Tensor) Flatten(startDim int64, endDim int64) *Tensor {
 	return opFlatten.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(startDim), intArg(endDim)}, nil, nil)
 }
 
-// Permute returns the dimensions in another order.
+// Permute returns t with its dimensions in the given order.
 //
 //	aten::permute(Tensor(a) self, int[] dims) -> Tensor(a)
 func (t *Tensor) Permute(dims ...int64) *Tensor {
@@ -1089,35 +1098,35 @@ func (t *Tensor) Permute(dims ...int64) *Tensor {
 	return opPermute.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Transpose returns two dimensions exchanged.
+// Transpose returns t with two dimensions exchanged.
 //
 //	aten::transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)
 func (t *Tensor) Transpose(dim0 int64, dim1 int64) *Tensor {
 	return opTranspose.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim0), intArg(dim1)}, nil, nil)
 }
 
-// Squeeze returns without the dimensions of size 1.
+// Squeeze returns t without the dimensions of size 1.
 //
 //	aten::squeeze(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Squeeze() *Tensor {
 	return opSqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// SqueezeDim returns without the dimension, if its size is 1.
+// SqueezeDim returns t without the dimension, if its size is 1.
 //
 //	aten::squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)
 func (t *Tensor) SqueezeDim(dim int64) *Tensor {
 	return opSqueezeDim.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
 }
 
-// Unsqueeze returns with a dimension of size 1 before dim.
+// Unsqueeze returns t with a new dimension of size 1 before dim.
 //
 //	aten::unsqueeze(Tensor(a) self, int dim) -> Tensor(a)
 func (t *Tensor) Unsqueeze(dim int64) *Tensor {
 	return opUnsqueeze.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
 }
 
-// Expand returns dimensions of size 1 repeated without a copy.
+// Expand returns t with dimensions of size 1 repeated without a copy.
 //
 //	aten::expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)
 func (t *Tensor) Expand(size ...int64) *Tensor {
@@ -1127,56 +1136,57 @@ func (t *Tensor) Expand(size ...int64) *Tensor {
 	return opExpand.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Narrow returns length elements of the dimension, from start on.
+// Narrow returns length elements of the dimension from start on.
 //
 //	aten::narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)
 func (t *Tensor) Narrow(dim int64, start int64, length int64) *Tensor {
 	return opNarrow.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(length)}, nil, nil)
 }
 
-// Select returns one element of the dimension, which goes away.
+// Select returns one element of the dimension; the result lacks this dimension.
 //
 //	aten::select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)
 func (t *Tensor) Select(dim int64, index int64) *Tensor {
 	return opSelect.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(index)}, nil, nil)
 }
 
-// IndexSelect returns the elements of the dimension that an int64 tensor names.
+// IndexSelect returns the elements of the dimension at the indices of an int64 tensor.
 //
 //	aten::index_select(Tensor self, int dim, Tensor index) -> Tensor
 func (t *Tensor) IndexSelect(dim int64, index *Tensor) *Tensor {
 	return opIndexSelect.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil, nil)
 }
 
-// Gather returns one element for each index, along dim.
+// Gather returns one element per index, along dim.
 //
 //	aten::gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor
 func (t *Tensor) Gather(dim int64, index *Tensor) *Tensor {
 	return opGather.one([]*Tensor{t, index}, []capi.Arg{tensorArg(0), intArg(dim), tensorArg(1)}, nil, nil)
 }
 
-// Split returns views of splitSize elements of the dimension each, the last perhaps smaller.
+// Split returns views of splitSize elements of the dimension each; the last may be smaller.
 //
 //	aten::split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Split(splitSize int64, dim int64) ([]*Tensor, error) {
 	return opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(splitSize), intArg(dim)}, nil, nil)
 }
 
-// Chunk returns at most so many views of the dimension's parts, of one size but for the last.
+// Chunk returns at most chunks views of parts of the dimension; all but the last have the same
+// size.
 //
 //	aten::chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Chunk(chunks int64, dim int64) ([]*Tensor, error) {
 	return opChunk.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(chunks), intArg(dim)}, nil, nil)
 }
 
-// Unbind returns a view of each element of the dimension, which goes away.
+// Unbind returns a view of each element of the dimension; the views lack this dimension.
 //
 //	aten::unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]
 func (t *Tensor) Unbind(dim int64) ([]*Tensor, error) {
 	return opUnbind.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
 }
 
-// Cat returns tensors joined along a dimension that they have.
+// Cat returns the tensors joined along an existing dimension.
 //
 //	aten::cat(Tensor[] tensors, int dim=0) -> Tensor
 func Cat(tensors []*Tensor, dim int64) *Tensor {
@@ -1186,7 +1196,7 @@ func Cat(tensors []*Tensor, dim int64) *Tensor {
 	return opCat.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil, nil)
 }
 
-// Stack returns tensors of one shape joined along a new dimension.
+// Stack returns the tensors, which have one shape, joined along a new dimension.
 //
 //	aten::stack(Tensor[] tensors, int dim=0) -> Tensor
 func Stack(tensors []*Tensor, dim int64) *Tensor {
@@ -1196,7 +1206,7 @@ func Stack(tensors []*Tensor, dim int64) *Tensor {
 	return opStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil, nil)
 }
 
-// Contiguous returns t itself if it lies so in memory, else a copy that does.
+// Contiguous returns t itself if it has this memory format, else a copy with it.
 //
 //	aten::contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)
 func (t *Tensor) Contiguous(memoryFormat MemoryFormat) *Tensor {
@@ -1210,21 +1220,21 @@ func (t *Tensor) Clone() *Tensor {
 	return opClone.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Detach returns the same memory, cut off from backward.
+// Detach returns a tensor with the same memory, detached from backward.
 //
 //	aten::detach(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) Detach() *Tensor {
 	return opDetach.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Sum returns of all elements.
+// Sum returns the sum of all elements.
 //
 //	aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Sum() *Tensor {
 	return opSum.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// SumDim returns over the dimensions, which go away or stay with size 1.
+// SumDim returns the sums over the dimensions, which are removed, or with keepDim become size 1.
 //
 //	aten::sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) SumDim(dim []int64, keepDim bool) *Tensor {
@@ -1236,14 +1246,14 @@ func (t *Tensor) SumDim(dim []int64, keepDim bool) *Tensor {
 	return opSumDim.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Mean returns of all elements.
+// Mean returns the mean of all elements.
 //
 //	aten::mean(Tensor self, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) Mean() *Tensor {
 	return opMean.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// MeanDim returns over the dimensions.
+// MeanDim returns the means over the dimensions.
 //
 //	aten::mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) MeanDim(dim []int64, keepDim bool) *Tensor {
@@ -1255,14 +1265,15 @@ func (t *Tensor) MeanDim(dim []int64, keepDim bool) *Tensor {
 	return opMeanDim.one([]*Tensor{t}, args, ints, nil)
 }
 
-// VarOptions are the options of Var. A field's zero value stands for its default.
+// VarOptions are the options of Var. The zero value of a field selects its default.
 type VarOptions struct {
 	Dim        []int64  // default none
 	Correction *float64 // default none
 	KeepDim    bool     // default False
 }
 
-// Var returns the variance over the dimensions, nil for all; correction is 1 by default: divided by n-1.
+// Var returns the variance over the dimensions; nil means all. The divisor is n-correction; the
+// default correction is 1.
 //
 //	aten::var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor
 func (t *Tensor) Var(o VarOptions) *Tensor {
@@ -1277,7 +1288,7 @@ func (t *Tensor) Var(o VarOptions) *Tensor {
 	return opVar.one([]*Tensor{t}, args, ints, nil)
 }
 
-// StdOptions are the options of Std. A field's zero value stands for its default.
+// StdOptions are the options of Std. The zero value of a field selects its default.
 type StdOptions struct {
 	Dim        []int64  // default none
 	Correction *float64 // default none
@@ -1299,70 +1310,71 @@ func (t *Tensor) Std(o StdOptions) *Tensor {
 	return opStd.one([]*Tensor{t}, args, ints, nil)
 }
 
-// Max returns of all elements.
+// Max returns the maximum of all elements.
 //
 //	aten::max(Tensor self) -> Tensor
 func (t *Tensor) Max() *Tensor {
 	return opMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// MaxDim returns the largest values along a dimension, and where they are (int64).
+// MaxDim returns the maximum values along a dimension, and their indices (int64).
 //
 //	aten::max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) MaxDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
 	return opMaxDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
-// Min returns of all elements.
+// Min returns the minimum of all elements.
 //
 //	aten::min(Tensor self) -> Tensor
 func (t *Tensor) Min() *Tensor {
 	return opMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// MinDim returns the smallest values along a dimension, and where they are (int64).
+// MinDim returns the minimum values along a dimension, and their indices (int64).
 //
 //	aten::min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)
 func (t *Tensor) MinDim(dim int64, keepDim bool) (*Tensor, *Tensor) {
 	return opMinDim.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
-// ArgMax returns where the largest values along a dimension are (int64).
+// ArgMax returns the indices of the maximum values along a dimension (int64).
 //
 //	aten::argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
 func (t *Tensor) ArgMax(dim int64, keepDim bool) *Tensor {
 	return opArgMax.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
-// ArgMin returns where the smallest values along a dimension are (int64).
+// ArgMin returns the indices of the minimum values along a dimension (int64).
 //
 //	aten::argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
 func (t *Tensor) ArgMin(dim int64, keepDim bool) *Tensor {
 	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
 }
 
-// TopK returns the k largest values along a dimension in falling order, and where they are (int64).
+// TopK returns the k largest values along a dimension in descending order, and their indices
+// (int64).
 //
 //	aten::topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)
 func (t *Tensor) TopK(k int64, dim int64) (*Tensor, *Tensor) {
 	return opTopK.two([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(k), intArg(dim)}, nil, nil)
 }
 
-// All returns true if every element is.
+// All returns true if every element is true.
 //
 //	aten::all(Tensor self) -> Tensor
 func (t *Tensor) All() *Tensor {
 	return opAll.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// Any returns true if one element is.
+// Any returns true if at least one element is true.
 //
 //	aten::any(Tensor self) -> Tensor
 func (t *Tensor) Any() *Tensor {
 	return opAny.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// CumSum returns running sums along a dimension.
+// CumSum returns the cumulative sums along a dimension.
 //
 //	aten::cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) CumSum(dim int64) *Tensor {
@@ -1376,7 +1388,8 @@ func (t *Tensor) Norm() *Tensor {
 	return opNorm.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
-// NormOrd returns the ord-norm of all elements: 2 is Norm, 1 the sum of absolute values, +Inf the largest.
+// NormOrd returns the ord-norm of all elements: 2 gives Norm, 1 the sum of absolute values, +Inf
+// their maximum.
 //
 //	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
 func (t *Tensor) NormOrd(ord float64) *Tensor {
@@ -1390,19 +1403,21 @@ func (t *Tensor) ToDType(dtype DType) *Tensor {
 	return opToDType.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(dtype))}, nil, nil)
 }
 
-// To returns t on the device: t itself if it lies there, else a copy, through which gradients flow. Between host and GPU it waits for the copy.
+// To returns t on the device: t itself if it is there, else a copy through which gradients flow.
+// Between host and GPU it waits for the copy.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) To(device cuda.Device) *Tensor {
 	return opTo.one([]*Tensor{t}, []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), deviceArg(int32(device))}, nil, nil)
 }
 
-// ToOptions are the options of ToWith. A field's zero value stands for its default.
+// ToOptions are the options of ToWith. The zero value of a field selects its default.
 type ToOptions struct {
 	NonBlocking bool // default False
 }
 
-// ToWith returns To with options: NonBlocking does not wait for a copy from pinned host memory to a GPU, and the source must then stay as it is until the copy is done.
+// ToWith returns t on the device, as To: NonBlocking does not wait for a copy from pinned host
+// memory to a GPU, and the source must then stay unchanged until the copy is done.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {
@@ -1431,7 +1446,8 @@ func ForeachMul_(self []*Tensor, scalar float64) error {
 	return opForeachMul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
 }
 
-// ForeachMulTensor_ works in place: self[i] *= other, a scalar tensor: nothing waits for its value.
+// ForeachMulTensor_ works in place: self[i] *= other, a scalar tensor; the host does not wait for
+// its value.
 //
 //	aten::_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()
 func ForeachMulTensor_(self []*Tensor, other *Tensor) error {
@@ -1452,7 +1468,7 @@ func ForeachZero_(self []*Tensor) error {
 	return opForeachZero_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
 }
 
-// ForeachCopy_ works in place: self[i]'s elements become src[i]'s, of any dtype.
+// ForeachCopy_ works in place: self[i]'s elements become src[i]'s, which may have any dtype.
 //
 //	aten::_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()
 func ForeachCopy_(self []*Tensor, src []*Tensor) error {
@@ -1497,7 +1513,8 @@ func ForeachMulTensor(self []*Tensor, other *Tensor) ([]*Tensor, error) {
 	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(len(in) - 1)}, nil, nil)
 }
 
-// ForeachNorm returns the ord-norm of each tensor's elements (2: the square root of the sum of squares), as scalar tensors.
+// ForeachNorm returns the ord-norm of each tensor's elements (2: the square root of the sum of
+// squares) as scalar tensors.
 //
 //	aten::_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]
 func ForeachNorm(self []*Tensor, ord float64) ([]*Tensor, error) {
@@ -1507,7 +1524,9 @@ func ForeachNorm(self []*Tensor, ord float64) ([]*Tensor, error) {
 	return opForeachNorm.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(ord)}, nil, nil)
 }
 
-// FusedSGD_ works in place: one step of stochastic gradient descent of all self by grads, as package optim's, with the learning rate from a float32 scalar tensor; without momentum there are no momentum buffers.
+// FusedSGD_ works in place: one step of stochastic gradient descent of all self by grads, as in
+// package optim, with the learning rate from a float32 scalar tensor; without momentum the list of
+// momentum buffers is empty.
 //
 //	aten::_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
 func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64, momentum float64, lr *Tensor, dampening float64, nesterov bool, isFirstStep bool) error {

@@ -1,9 +1,9 @@
-// Command opgen writes package torch's operators: a typed method or function for each line of
-// ops.txt, with types and defaults from LibTorch's native_functions.yaml. The list's own text says
-// how a line is written.
+// Command opgen generates package torch's operators: a typed method or function for each line of
+// ops.txt, with the types and defaults of LibTorch's native_functions.yaml. ops.txt documents the
+// notation of a line.
 //
-// native_functions.yaml is taken from TORCHSTREAM_NATIVE_FUNCTIONS, or from the LibTorch that `make
-// libtorch-path` names.
+// opgen reads native_functions.yaml from TORCHSTREAM_NATIVE_FUNCTIONS, or from the LibTorch of
+// `make libtorch-path`.
 package main
 
 import (
@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
@@ -54,7 +55,7 @@ func nativeFunctions() (map[string]string, error) {
 	if path == "" {
 		root, err := exec.Command("make", "-s", "-C", "..", "libtorch-path").Output()
 		if err != nil {
-			return nil, fmt.Errorf("where is native_functions.yaml? set TORCHSTREAM_NATIVE_FUNCTIONS, or see why `make libtorch-path` fails: %w", err)
+			return nil, fmt.Errorf("cannot find native_functions.yaml: set TORCHSTREAM_NATIVE_FUNCTIONS, or fix `make libtorch-path`: %w", err)
 		}
 		path = filepath.Join(strings.TrimSpace(string(root)), "torchgen", "packaged", "ATen", "native", "native_functions.yaml")
 	}
@@ -80,20 +81,20 @@ func nativeFunctions() (map[string]string, error) {
 type op struct {
 	method  string
 	doc     string
-	text    string // the schema, as it stands in the file
+	text    string // the schema as in the file
 	schema  schema.Schema
 	pkgFunc bool
-	given   map[string]given // by the schema's argument name
-	order   []string         // the names of parameters and fields, in the list's order
+	given   map[string]given // by the argument's name in the schema
+	order   []string         // the names of parameters and fields in the order of the list
 }
 
-// given is how the list exposes an argument.
+// given describes how the list exposes an argument.
 type given struct {
-	field    bool   // of the options struct
-	pointer  bool   // a field whose zero value is not the default
-	integer  bool   // a Scalar as int64
-	variadic bool   // an int list
-	fixed    string // a literal, nothing exposed
+	field    bool   // a field of the options struct
+	pointer  bool   // a pointer, because the zero value is not the default
+	integer  bool   // a Scalar that is an int64
+	variadic bool   // a list of integers as variadic parameter
+	fixed    string // a literal; the argument is not exposed
 }
 
 func parseList(file, text string, functions map[string]string) ([]op, error) {
@@ -108,7 +109,7 @@ func parseList(file, text string, functions map[string]string) ([]op, error) {
 			return nil, fmt.Errorf("%s:%d: %w", file, i+1, err)
 		}
 		if seen[o.method] {
-			return nil, fmt.Errorf("%s:%d: a second %s", file, i+1, o.method)
+			return nil, fmt.Errorf("%s:%d: duplicate method %s", file, i+1, o.method)
 		}
 		seen[o.method] = true
 		ops = append(ops, o)
@@ -186,7 +187,7 @@ func (o op) arg(name string) schema.Arg {
 	return schema.Arg{}
 }
 
-// receiver is the schema's first tensor, or "" for a package function.
+// receiver returns the name of the schema's first tensor, or "" for a package function.
 func (o op) receiver() string {
 	if o.pkgFunc {
 		return ""
@@ -199,7 +200,7 @@ func (o op) receiver() string {
 	return ""
 }
 
-// goType is an argument's type in Go.
+// goType returns the Go type of an argument.
 func goType(a schema.Arg, g given) (string, error) {
 	if a.Name == "reduction" && a.Type == "int" {
 		return "Reduction", nil
@@ -229,7 +230,7 @@ func goType(a schema.Arg, g given) (string, error) {
 	return "", fmt.Errorf("an argument of type %s cannot be exposed", a.Type)
 }
 
-// camel makes "running_mean" runningMean, and RunningMean if exported.
+// camel converts "running_mean" to runningMean, or to RunningMean if exported.
 func camel(name string, exported bool) string {
 	parts := strings.Split(strings.Replace(name, "keepdim", "keep_dim", 1), "_")
 	var b strings.Builder
@@ -315,7 +316,7 @@ func (o op) write(b *bytes.Buffer) error {
 		case r.Type == "Tensor[]" && len(o.schema.Returns) == 1:
 			list = true
 		default:
-			return fmt.Errorf("results (%s) are not handled", o.text[strings.LastIndex(o.text, " -> ")+len(" -> "):])
+			return fmt.Errorf("results (%s) are not supported", o.text[strings.LastIndex(o.text, " -> ")+len(" -> "):])
 		}
 	}
 	switch {
@@ -330,10 +331,10 @@ func (o op) write(b *bytes.Buffer) error {
 	case tensors == 2:
 		results, how = "(*Tensor, *Tensor)", "two"
 	default:
-		return fmt.Errorf("%d results are not handled", tensors)
+		return fmt.Errorf("%d results are not supported", tensors)
 	}
 	verb := map[string]string{"one": "returns", "two": "returns", "list": "returns", "self": "works in place:", "none": "works in place:"}[how]
-	fmt.Fprintf(b, "\n// %s %s %s.\n//\n//\taten::%s\n", o.method, verb, o.doc, o.text)
+	fmt.Fprintf(b, "\n%s//\n//\taten::%s\n", comment(fmt.Sprintf("%s %s %s.", o.method, verb, o.doc)), o.text)
 	if receiver != "" {
 		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
 	} else {
@@ -342,13 +343,28 @@ func (o op) write(b *bytes.Buffer) error {
 	return o.writeBody(b, receiver, how)
 }
 
+// comment returns the text as a comment of at most 100 columns.
+func comment(text string) string {
+	const columns = 100
+	var b strings.Builder
+	line := "//"
+	for _, word := range strings.Fields(text) {
+		if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
+			b.WriteString(line + "\n")
+			line = "//"
+		}
+		line += " " + word
+	}
+	return b.String() + line + "\n"
+}
+
 func (o op) optionsName() string {
 	return exported(strings.TrimSuffix(o.method, "With")) + "Options"
 }
 
 func (o op) writeOptions(b *bytes.Buffer) error {
 	name := o.optionsName()
-	fmt.Fprintf(b, "\n// %s are the options of %s. A field's zero value stands for its default.\ntype %s struct {\n", name, o.method, name)
+	fmt.Fprintf(b, "\n// %s are the options of %s. The zero value of a field selects its default.\ntype %s struct {\n", name, o.method, name)
 	for _, n := range o.order {
 		g, a := o.given[n], o.arg(n)
 		if !g.field {
@@ -378,7 +394,7 @@ type body struct {
 	lists    bool     // an argument is a list of tensors, so the number of operands is not constant
 	operands []string // the operands, if their number is constant
 	before   []string // statements before the literal of the arguments
-	literal  []string // the arguments; one that may be absent is set by a statement after the literal
+	literal  []string // the arguments; a statement in after sets those that may be absent
 	after    []string // statements after the literal
 	ints     bool     // an argument is a list of integers
 	texts    bool     // an argument is a string
@@ -598,5 +614,5 @@ func fixed(text string) (string, error) {
 	if _, err := strconv.ParseFloat(text, 64); err == nil {
 		return fmt.Sprintf("floatArg(%s)", text), nil
 	}
-	return "", fmt.Errorf("a fixed value %q is not handled", text)
+	return "", fmt.Errorf("a fixed value %q is not supported", text)
 }

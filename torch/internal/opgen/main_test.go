@@ -16,7 +16,7 @@ var functions = map[string]string{
 	"odd":         "odd(Tensor self, Generator g) -> Tensor",
 }
 
-func TestGenerate(t *testing.T) {
+func TestGenerateWritesMethods(t *testing.T) {
 	for _, c := range []struct{ line, want string }{
 		{"add.Tensor Add(other) -- a sum", "// Add returns a sum.\n//\n//\taten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor\n" +
 			"func (t *Tensor) Add(other *Tensor) *Tensor {\n\treturn opAdd.one([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)\n}\n"},
@@ -28,39 +28,54 @@ func TestGenerate(t *testing.T) {
 		{"split Split(n) -- x", "func (t *Tensor) Split(n int64) ([]*Tensor, error) {\n\treturn opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(n)}, nil, nil)"},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
 	} {
-		ops, err := parseList("list", "# comment\n\n"+c.line, functions)
-		if err != nil {
-			t.Errorf("%s: %v", c.line, err)
-			continue
-		}
-		got, err := generate(ops)
-		if err != nil || !strings.Contains(string(got), c.want) {
-			t.Errorf("%s: %v\n%s", c.line, err, got)
-		}
+		t.Run(c.line, func(t *testing.T) {
+			ops, err := parseList("list", "# comment\n\n"+c.line, functions)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := generate(ops)
+			if err != nil || !strings.Contains(string(got), c.want) {
+				t.Errorf("%v\n%s", err, got)
+			}
+		})
 	}
 }
 
-func TestMistakesInTheList(t *testing.T) {
+func TestCommentIsWrapped(t *testing.T) {
+	long := strings.Repeat("word ", 30) + "end."
+	for _, line := range strings.Split(strings.TrimSuffix(comment(long), "\n"), "\n") {
+		if len(line) > 100 || !strings.HasPrefix(line, "// ") {
+			t.Errorf("got the line %q", line)
+		}
+	}
+	if got := strings.Join(strings.Fields(strings.ReplaceAll(comment(long), "//", "")), " "); got != long {
+		t.Errorf("got %q, want the words of %q", got, long)
+	}
+}
+
+func TestMistakesInTheListAreErrors(t *testing.T) {
 	for line, want := range map[string]string{
 		"add.Tensor Add(other)":                              "no description",
 		"none None() -- x":                                   "LibTorch has no operator none",
 		"add.Tensor -- x":                                    "no method",
 		"add.Tensor Add -- x":                                "no argument list",
 		"add.Tensor Add(another) -- x":                       `has no argument "another"`,
-		"add.Tensor A(other) -- x\nadd.Tensor A(other) -- x": "list:2: a second A",
+		"add.Tensor A(other) -- x\nadd.Tensor A(other) -- x": "list:2: duplicate method A",
 		"add.Tensor Add() -- x":                              "must be in the list",
-		"parts Parts() -- x":                                 "results ((Tensor[], Tensor)) are not handled",
+		"parts Parts() -- x":                                 "results ((Tensor[], Tensor)) are not supported",
 		"odd Odd(g) -- x":                                    "Generator",
 		"pool Pool(size, {include}) -- x":                    "false cannot stand for it",
 		"add.Tensor Add(other, alpha=many) -- x":             `fixed value "many"`,
 		"pool Pool({size}) -- x":                             "cannot be an option",
 	} {
-		ops, err := parseList("list", line, functions)
-		if err == nil {
-			_, err = generate(ops)
-		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v does not say %q", line, err, want)
-		}
+		t.Run(want, func(t *testing.T) {
+			ops, err := parseList("list", line, functions)
+			if err == nil {
+				_, err = generate(ops)
+			}
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want an error with %q", line, err, want)
+			}
+		})
 	}
 }
