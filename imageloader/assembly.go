@@ -20,7 +20,7 @@ type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
 	soft   int // classes, if labels are one float32 for each; 0: an int64. Soft labels are written by the mixer
-	policy Policy
+	policy BadSamplePolicy
 	// dropLast: nobody wants a last batch that is short, so nothing is substituted in it, and none of it need be good.
 	dropLast bool
 
@@ -96,7 +96,7 @@ type ready struct {
 	judged  int            // positions up to the batch's end, from the first on
 }
 
-func newAssembly(size, row int, policy Policy) *assembly {
+func newAssembly(size, row int, policy BadSamplePolicy) *assembly {
 	a := &assembly{size: size, row: row, policy: policy, ask: make(chan struct{}, 1)}
 	a.progress.L = &a.mu
 	a.space.L = &a.mu

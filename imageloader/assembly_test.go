@@ -11,7 +11,7 @@ import (
 )
 
 // What the loader does must be what this loop would do.
-func expected(list []item, size int, policy Policy, dropLast bool) (batches [][]string, failed bool) {
+func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
 	var batch []string
 	var isBad []bool
 	flush := func() {
@@ -53,7 +53,7 @@ func expected(list []item, size int, policy Policy, dropLast bool) (batches [][]
 // TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers and slots.
 func TestPolicies(t *testing.T) {
 	const n, size = 100, 8
-	for _, policy := range []Policy{Fail, Skip, Substitute} {
+	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 		for name, isBad := range map[string]func(int) bool{
 			"none":        nil,
 			"first":       func(i int) bool { return i == 0 },
@@ -164,7 +164,7 @@ func TestSubstituteWholeBatch(t *testing.T) {
 
 // TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every policy.
 func TestMachineFailure(t *testing.T) {
-	for _, policy := range []Policy{Fail, Skip, Substitute} {
+	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 		members := []tarMember{}
 		for i := range 20 {
 			content := fmt.Sprint(i)

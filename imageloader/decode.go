@@ -59,12 +59,12 @@ func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, str
 
 func (s *shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
 
-// mostRoom is how much memory a decoder keeps for images that are far smaller.
-const mostRoom = 16 << 20
+// maxRoom is how much memory a decoder keeps for images that are far smaller.
+const maxRoom = 16 << 20
 
 // room returns memory for the pixels of an image, with any content.
 func (s *shimDecoder) room(bytes int) []byte {
-	if cap(s.rgb) < bytes || cap(s.rgb) > max(4*bytes, mostRoom) {
+	if cap(s.rgb) < bytes || cap(s.rgb) > max(4*bytes, maxRoom) {
 		s.rgb = nil // it may be collected before there is more
 		s.rgb = make([]byte, bytes)
 	}

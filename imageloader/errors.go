@@ -14,13 +14,13 @@ var (
 	ErrNoSamples = errors.New("imageloader: no samples")
 )
 
-// Policy says what happens to a sample that can't be decoded. Whatever it is, the sample is counted and named in Stats and in the log, and all batches but the
+// BadSamplePolicy says what happens to a sample that can't be decoded. Whatever it is, the sample is counted and named in Stats and in the log, and all batches but the
 // last have Options.BatchSize samples.
-type Policy int
+type BadSamplePolicy int
 
 const (
 	// Fail ends the epoch with a *SampleError, after the samples before it were delivered.
-	Fail Policy = iota
+	Fail BadSamplePolicy = iota
 	// Skip leaves the sample out: batches are what they would be if it were not in the archive.
 	Skip
 	// Substitute puts the previous good sample of the same batch in its place (the next one if there is none before), label included. An epoch so has the same
@@ -28,7 +28,7 @@ const (
 	Substitute
 )
 
-func (p Policy) String() string {
+func (p BadSamplePolicy) String() string {
 	switch p {
 	case Fail:
 		return "fail"
@@ -37,7 +37,7 @@ func (p Policy) String() string {
 	case Substitute:
 		return "substitute"
 	}
-	return "Policy(" + strconv.Itoa(int(p)) + ")"
+	return "BadSamplePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
 // Reason says why a sample is bad.

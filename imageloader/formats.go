@@ -30,7 +30,7 @@ const (
 	imageTIFF
 )
 
-const mostSide = 1_000_000
+const maxSide = 1_000_000
 
 type rareFormat struct {
 	number int32
@@ -90,8 +90,8 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	if c.Width < 1 || c.Height < 1 || c.Width > 1<<30 || c.Height > 1<<30 {
 		return info, f.failed(fmt.Errorf("an impossible size of %d x %d pixels", c.Width, c.Height))
 	}
-	if c.Width > mostSide || c.Height > mostSide { // as the shim: what resizing takes follows from the sides, not from their product alone
-		return info, &imagecapi.Error{Code: imagecapi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, mostSide)}
+	if c.Width > maxSide || c.Height > maxSide { // as the shim: what resizing takes follows from the sides, not from their product alone
+		return info, &imagecapi.Error{Code: imagecapi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, maxSide)}
 	}
 	info = imagecapi.Info{Format: f.number, Width: int32(c.Width), Height: int32(c.Height), Components: 3, BitDepth: 8, Orientation: 1}
 	switch c.ColorModel {

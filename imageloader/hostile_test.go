@@ -124,10 +124,10 @@ func TestSides(t *testing.T) {
 		le.PutUint32(b[46:], 2)
 		return b
 	}
-	if _, err := (shimDecoder{}).header(header(mostSide)); err != nil {
+	if _, err := (shimDecoder{}).header(header(maxSide)); err != nil {
 		t.Error(err)
 	}
-	if _, err := (shimDecoder{}).header(header(mostSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+	if _, err := (shimDecoder{}).header(header(maxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -7,7 +7,7 @@
 // is a class if it directly holds a member that claims to be an image, by its first bytes or its extension; classes are sorted, as torchvision's ImageFolder
 // does. With Options.Classes given these, in their order, are the classes, and an image in any other directory is an *UnknownClassError.
 //
-// Members in the directory of a class that are no images (README, .DS_Store, links, empty files) are bad samples: see [Policy]. Other members (at the root of the
+// Members in the directory of a class that are no images (README, .DS_Store, links, empty files) are bad samples: see [BadSamplePolicy]. Other members (at the root of the
 // archive, in directories without images) are ignored; Stats counts them. Nothing is ever extracted, so what a name looks like does no harm.
 //
 // # Order
@@ -85,7 +85,7 @@ type Options struct {
 	// part are a group; its image is a sample, labelled by what its .cls holds, or the field label, cls or class of its .json. Labels that are all whole numbers
 	// stand for themselves; others are names of classes.
 	WebDataset bool
-	BadSamples Policy
+	BadSamples BadSamplePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond. Decoding takes
 	// at most 8 bytes a pixel in each worker, whatever the format, and so at most 8 * MaxPixels (1.4 GB by default).
 	MaxSampleBytes int64

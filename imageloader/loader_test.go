@@ -41,7 +41,7 @@ func TestDeterminism(t *testing.T) {
 		"tgz, buffer ramps": {tgz, int64(len(zipped)) / 2, false},
 	} {
 		path := archive.path
-		for _, policy := range []Policy{Fail, Skip, Substitute} {
+		for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 			for _, shuffle := range []bool{false, true} {
 				t.Run(fmt.Sprint(format, "/", policy, "/shuffle=", shuffle), func(t *testing.T) {
 					within(t)
@@ -734,7 +734,7 @@ func TestCancel(t *testing.T) {
 		path := writeFile(t, name, data)
 		for round := range 100 {
 			var decoders atomic.Int64
-			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: Policy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
+			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: BadSamplePolicy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
 			if round%3 == 0 { // not held in memory
 				o.ShuffleBytes = 20_000
 			}

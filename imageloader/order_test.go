@@ -13,7 +13,7 @@ import (
 func TestRanks(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
-		for _, policy := range []Policy{Skip, Substitute} {
+		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
 			for damage, isBad := range map[string]func(int) bool{"whole": nil, "damaged": func(i int) bool { return i%9 == 4 || i > 95 && i != 100 }} {
 				data := fakeArchive(t, n, isBad)
 				shuffleBytes := int64(0)

@@ -70,7 +70,7 @@ func TestResume(t *testing.T) {
 	data := fakeArchive(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
 	rng := rand.New(rand.NewPCG(5, 6))
 	for format, archive := range archives(t, data) {
-		for _, policy := range []Policy{Skip, Substitute} {
+		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
 			for name, change := range map[string]func(*Options){
 				"in order": func(o *Options) { o.Shuffle = false },
 				"shuffled": func(*Options) {},
@@ -150,7 +150,7 @@ func withoutArchive(t *testing.T, state []byte) []byte {
 func TestResumeAnotherWorld(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
-	for _, policy := range []Policy{Skip, Substitute} {
+	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
 		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad ones has no substitutes
 		for format, archive := range archives(t, fakeArchive(t, n, isBad)) {
 			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {

@@ -33,11 +33,11 @@ type Stats struct {
 	Queue      int   // samples read and not yet taken by a worker, now
 	QueueBytes int64 // compressed bytes that are read and not yet decoded, now, without those in the shuffle buffer
 
-	Decoded        map[Path]int64 // images by how they were decoded, also those that then turned out to be damaged
-	Cropped        int64          // images of them of which less than all was wanted
-	GaveUp         int64          // JPEGs that our own Huffman decoder handed on to libjpeg-turbo: damaged, or stranger than their headers say
-	EntriesMade    int64          // JPEGs whose entry points were noted
-	EntriesRefused int64          // JPEGs whose entry points were not those of their bytes: decoded without
+	Decoded        map[DecodePath]int64 // images by how they were decoded, also those that then turned out to be damaged
+	Cropped        int64                // images of them of which less than all was wanted
+	GaveUp         int64                // JPEGs that our own Huffman decoder handed on to libjpeg-turbo: damaged, or stranger than their headers say
+	EntriesMade    int64                // JPEGs whose entry points were noted
+	EntriesRefused int64                // JPEGs whose entry points were not those of their bytes: decoded without
 
 	Elapsed time.Duration // in epochs; those that run at the same time count each
 	Read    time.Duration // waiting for the disk, or the network
@@ -49,20 +49,20 @@ type Stats struct {
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has a count of its own
 }
 
-// Path is a way to decode an image. The pixels are the same on each.
-type Path string
+// DecodePath is a way to decode an image. The pixels are the same on each.
+type DecodePath string
 
 // The paths. Other formats than JPEG have one each.
 const (
-	ByEntryPoints Path = "jpeg by entry points" // only the part of the file that the crop needs was read
-	ByHuffman     Path = "jpeg by own huffman"  // Huffman decoding of our own, the rest by libjpeg-turbo
-	ByLibJPEG     Path = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
-	ByPNG         Path = "png"
-	ByWebP        Path = "webp"
-	ByGo          Path = "gif, bmp or tiff" // by Go's libraries
+	ByEntryPoints DecodePath = "jpeg by entry points" // only the part of the file that the crop needs was read
+	ByHuffman     DecodePath = "jpeg by own huffman"  // Huffman decoding of our own, the rest by libjpeg-turbo
+	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
+	ByPNG         DecodePath = "png"
+	ByWebP        DecodePath = "webp"
+	ByGo          DecodePath = "gif, bmp or tiff" // by Go's libraries
 )
 
-var paths = [...]Path{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
+var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
 // Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue, QueueBytes, Ignored) and BadNamed are those of now.
 func (s Stats) Since(before Stats) Stats {
@@ -161,30 +161,30 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		named[i] = e.Error()
 	}
 	return json.Marshal(struct {
-		Samples      int64            `json:"samples"`
-		Batches      int64            `json:"batches"`
-		Bytes        int64            `json:"bytes"`
-		Bad          int64            `json:"bad"`
-		BadBy        map[Reason]int64 `json:"bad_by"`
-		BadNamed     []string         `json:"bad_named"`
-		Ignored      int              `json:"ignored"`
-		Decoded      map[Path]int64   `json:"decoded_by"`
-		Cropped      int64            `json:"cropped"`
-		GaveUp       int64            `json:"gave_up"`
-		Made         int64            `json:"entries_made"`
-		Refused      int64            `json:"entries_refused"`
-		Workers      int              `json:"workers"`
-		Queue        int              `json:"queue"`
-		QueueBytes   int64            `json:"queue_bytes"`
-		Elapsed      float64          `json:"elapsed_seconds"`
-		Read         float64          `json:"read_seconds"`
-		Inflate      float64          `json:"inflate_seconds"`
-		Decode       float64          `json:"decode_seconds"`
-		WaitData     float64          `json:"wait_data_seconds"`
-		WaitSlot     float64          `json:"wait_slot_seconds"`
-		ConsumerWait float64          `json:"consumer_wait_seconds"`
-		Bottleneck   Stage            `json:"bottleneck"`
-		Advice       string           `json:"advice"`
+		Samples      int64                `json:"samples"`
+		Batches      int64                `json:"batches"`
+		Bytes        int64                `json:"bytes"`
+		Bad          int64                `json:"bad"`
+		BadBy        map[Reason]int64     `json:"bad_by"`
+		BadNamed     []string             `json:"bad_named"`
+		Ignored      int                  `json:"ignored"`
+		Decoded      map[DecodePath]int64 `json:"decoded_by"`
+		Cropped      int64                `json:"cropped"`
+		GaveUp       int64                `json:"gave_up"`
+		Made         int64                `json:"entries_made"`
+		Refused      int64                `json:"entries_refused"`
+		Workers      int                  `json:"workers"`
+		Queue        int                  `json:"queue"`
+		QueueBytes   int64                `json:"queue_bytes"`
+		Elapsed      float64              `json:"elapsed_seconds"`
+		Read         float64              `json:"read_seconds"`
+		Inflate      float64              `json:"inflate_seconds"`
+		Decode       float64              `json:"decode_seconds"`
+		WaitData     float64              `json:"wait_data_seconds"`
+		WaitSlot     float64              `json:"wait_slot_seconds"`
+		ConsumerWait float64              `json:"consumer_wait_seconds"`
+		Bottleneck   Stage                `json:"bottleneck"`
+		Advice       string               `json:"advice"`
 	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
@@ -279,7 +279,7 @@ func (w *worker) count(info *imagecapi.Info) {
 	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
 		c.cropped.Add(1)
 	}
-	add := func(p Path, n int64) {
+	add := func(p DecodePath, n int64) {
 		if n > 0 {
 			c.decoded[slices.Index(paths[:], p)].Add(n)
 		}
@@ -313,7 +313,7 @@ func (w *worker) count(info *imagecapi.Info) {
 }
 
 // met counts and logs a bad sample.
-func (c *counters) met(e *SampleError, p Policy, log *slog.Logger) {
+func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
 	c.mu.Lock()
 	if c.badBy == nil {
 		c.badBy, c.badSeen = map[Reason]int64{}, map[int]bool{}
@@ -337,7 +337,7 @@ func (l *Loader) Stats() Stats {
 		Read: time.Duration(c.read.Load()), Inflate: time.Duration(c.inflate.Load()), Decode: time.Duration(c.decode.Load()),
 		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()), ConsumerWait: time.Duration(c.consumerWait.Load()),
 		Cropped: c.cropped.Load(), GaveUp: c.gaveUp.Load(), EntriesMade: c.entriesMade.Load(), EntriesRefused: c.entriesRefused.Load(),
-		BadBy: map[Reason]int64{}, Decoded: map[Path]int64{},
+		BadBy: map[Reason]int64{}, Decoded: map[DecodePath]int64{},
 	}
 	for i, p := range paths {
 		if n := c.decoded[i].Load(); n > 0 {

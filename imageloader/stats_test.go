@@ -102,8 +102,8 @@ func TestDecodedBy(t *testing.T) {
 	defer l.Close()
 	before := Stats{}
 	for epoch, want := range []Stats{
-		{Decoded: map[Path]int64{ByHuffman: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1, EntriesMade: 2},
-		{Decoded: map[Path]int64{ByEntryPoints: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1},
+		{Decoded: map[DecodePath]int64{ByHuffman: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1, EntriesMade: 2},
+		{Decoded: map[DecodePath]int64{ByEntryPoints: 2, ByLibJPEG: 2, ByPNG: 1, ByGo: 1}, GaveUp: 1},
 	} {
 		if _, err := collect(t, l, epoch, 2); err != nil {
 			t.Fatal(err)

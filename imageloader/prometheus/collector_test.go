@@ -20,7 +20,7 @@ func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 func TestCollector(t *testing.T) {
 	s := fixed{
 		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
-		Decoded: map[imageloader.Path]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
+		Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
 		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
 	}
 	c := NewCollector(s, client.Labels{"loader": "train"})
