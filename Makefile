@@ -23,25 +23,36 @@ setup: ## install what is missing: system packages, LibTorch
 	@cshim/setup/packages.sh
 	@python3 cshim/setup/libtorch.py path >/dev/null
 
+.PHONY: image
+image: ## build the image library alone, which needs no LibTorch: cshim/build/lib/libtorchstream_image.so
+	@cshim/setup/packages.sh image
+	@cshim/setup/shim.sh --image
+
 .PHONY: shim
-shim: setup ## build the C++ side: cshim/build/lib/libtorchstream.so
+shim: setup ## build the C++ side: libtorchstream.so and libtorchstream_image.so in cshim/build/lib
 	@cshim/setup/shim.sh
 
-# Only the library: the tests of the C++ side, which take several times as long to compile, are not run here.
 .PHONY: demo
-demo: setup ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
-	@cshim/setup/shim.sh cshim/build -- torchstream
+demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
 # The shim is no part of Go's test cache keys, hence -count=1.
 .PHONY: test
-test: shim ## all tests: the shim's, go vet, the Go packages', loader and prefetcher under the race detector
+test: setup ## all tests: the shim's, go vet, the Go packages', loader and prefetcher under the race detector
+	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	go vet ./...
 	go test -count=1 ./...
 	go test -count=1 -race ./imageloader/... ./prefetcher/...
 	go test -count=1 -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher
 	go test -count=1 -tags notorch ./cmd/torchstream
+	cd imageloader/prometheus && go test -count=1 ./...
+	cd imageloader/blob && go test -count=1 ./...
+
+# What a program that imports only imageloader needs. tools/without-libtorch.sh runs this in a clone that has no LibTorch.
+.PHONY: test-image
+test-image: image ## the loader's tests, with the image library alone
+	go test -count=1 ./tensor ./internal/imagecapi ./imageloader/...
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
@@ -55,11 +66,11 @@ race: shim ## all Go tests under the race detector
 
 .PHONY: asan
 asan: setup ## the image part's tests with the address and undefined-behaviour sanitizers
-	@cshim/setup/shim.sh cshim/build-asan -DTS_SANITIZE=ON
+	@cshim/setup/shim.sh cshim/build-asan -DTS_SANITIZE=ON -- ts_tests
 	ctest --test-dir cshim/build-asan --output-on-failure --no-tests=error -j2
 
 .PHONY: lint
-lint: shim ## formatting, go vet, staticcheck, the C header, exported symbols, import "C"
+lint: shim ## formatting, go vet, staticcheck, the C headers, exported symbols, import "C"
 	@cshim/setup/packages.sh lint
 	@tools/lint.sh
 
@@ -81,12 +92,12 @@ gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU mac
 	@tools/gpu-bundle.sh
 
 .PHONY: fuzz-bundle
-fuzz-bundle: shim ## one folder with all fuzzers and run.sh, for a larger machine without clang and Go
+fuzz-bundle: image ## one folder with all fuzzers and run.sh, for a larger machine without clang and Go
 	@tools/fuzz-bundle.sh
 
 .PHONY: fuzz
 fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, as many at a time as there are cores; findings in out/fuzz
-	LIBTORCH="$$(python3 cshim/setup/libtorch.py path)" fuzz-bundle/run.sh $(TARGETS)
+	fuzz-bundle/run.sh $(TARGETS)
 
 .PHONY: libtorch-path
 libtorch-path: ## print the folder of LibTorch (a site-packages-like folder), installing it if needed

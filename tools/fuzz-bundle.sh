@@ -18,7 +18,7 @@ done
 rm -rf fuzz-bundle
 mkdir -p "$out"/{bin,lib,corpus,tree}
 say "libFuzzer programs"
-cshim/setup/shim.sh cshim/build-fuzz -DTS_FUZZ=ON -DTS_SANITIZE=ON -DCMAKE_CXX_COMPILER="$clang" -- fuzzers
+cshim/setup/shim.sh cshim/build-fuzz -DTS_FUZZ=ON -DTS_SANITIZE=ON -DCMAKE_CXX_COMPILER="$clang" -- ts_fuzzers
 cp cshim/build-fuzz/bin/*_fuzz "$out/bin/"
 cp cshim/test/fuzz/words.dict "$out/"
 for program in "$out"/bin/*_fuzz; do
@@ -34,8 +34,8 @@ for program in "$out"/bin/*_fuzz; do
 done
 
 say "Go fuzzers"
-cp cshim/build/lib/libtorchstream.so "$out/lib/"
-strip --strip-unneeded "$out/lib/libtorchstream.so"
+cp cshim/build/lib/libtorchstream_image.so "$out/lib/"
+strip --strip-unneeded "$out/lib/libtorchstream_image.so"
 mkdir -p "$out/tree/imageloader/testdata"
 go test -c -fuzz=Fuzz -trimpath -ldflags '-s -w' -o "$out/tree/imageloader/imageloader.test" ./imageloader
 cp -R imageloader/testdata/. "$out/tree/imageloader/testdata/"

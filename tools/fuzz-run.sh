@@ -8,7 +8,6 @@
 # MERGE_TIME=N   seconds to minimise the C++ fuzzers' corpora afterwards (default 60; 0: they stay as they grew)
 # JOBS=N         processes at a time (default: the cores)
 # FUZZ_PACK=1    leave packed files alone in OUT
-# LIBTORCH=DIR   as for gpu-bundle's run.sh: the Go fuzzers need it, since the package does
 #
 # A finding does not end the others, nor its own target. Exit status: 0 only if there was none.
 set -uo pipefail
@@ -21,13 +20,7 @@ here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT
 tar -xzf "$bundle/payload.tar.gz" -C "$here" || exit 2
 
-torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
-[[ -e $torch/torch/lib/libtorch_cpu.so ]] && torch=$torch/torch
-path=$here/lib:$torch/lib
-for folder in "$(dirname "$torch")"/nvidia/*/lib /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
-  [[ -d $folder ]] && path+=:$folder
-done
-libraries=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+libraries=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 work=$here/work
 mkdir -p "$work/logs" "$work/findings" "$work/corpus"

@@ -2,8 +2,7 @@
 # Puts all that runs on a GPU machine with LibTorch, but without Go, into gpu-bundle/: see run.sh there.
 #
 # Layout of payload.tar.gz: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it
-# does here; each package's test binary is in its folder. bin/ has the programs, lib/ the shim, shim/ the C++ tests and
-# benchmarks.
+# does here; each package's test binary is in its folder. bin/ has the programs, lib/ the two libraries, shim/ the C++ tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=gpu-bundle/.payload
@@ -14,8 +13,8 @@ say() { echo "gpu-bundle: $*" >&2; }
 rm -rf gpu-bundle
 mkdir -p "$out"/{bin,lib,shim,tree}
 
-say "C++ tests and benchmarks"
-cshim/setup/shim.sh cshim/build -- all ts_bench
+say "C++ libraries and tests"
+cshim/setup/shim.sh cshim/build -- all ts_tests
 # Installing drops symbols and the paths of this machine.
 cmake --install cshim/build --prefix "$PWD/$out" --strip >/dev/null
 rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test

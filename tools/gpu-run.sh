@@ -172,10 +172,6 @@ bench() {
   # The object by itself in a file; what is said beside it with the rest.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"
-  local f
-  for f in "$here"/shim/*_bench; do
-    [[ -x $f ]] && step "$(basename "$f")" "$out/bench.txt" "$f"
-  done
 }
 
 demo() {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks of form: no test runs here. The shim must have been built (exported symbols are read from it).
+# The checks of form: no test runs here. The libraries must have been built: their exported symbols are read.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bad=0
@@ -21,17 +21,20 @@ rm -f /tmp/clang-format.$$
 check "includes between the C++ sources point down"
 python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of order"
 
-check "the C header alone, as C11"
-printf '#include "torchstream.h"\n' |
-  cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -x c - || fail "torchstream.h is not plain C11"
+check "the C headers alone, as C11"
+for header in torchstream_image.h torchstream.h; do
+  printf '#include "%s"\n' "$header" |
+    cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -x c - || fail "$header is not plain C11"
+done
 
 check "exported symbols"
-strange=$(nm -D --defined-only cshim/build/lib/libtorchstream.so | awk '{print $NF}' | grep -v '^ts_' || true)
-[[ -z $strange ]] || fail "libtorchstream.so exports what does not begin with ts_:"$'\n'"$strange"
-declared=$(printf '#include "torchstream.h"\n' | cc -E -P -Icshim/include -x c - | grep -oE '\bts_[a-z0-9_]+ *\(' | tr -d ' (' | sort -u)
-exported=$(nm -D --defined-only cshim/build/lib/libtorchstream.so | awk '{print $NF}' | sort -u)
-lost=$(comm -23 <(echo "$declared") <(echo "$exported"))
-[[ -z $lost ]] || fail "torchstream.h declares what libtorchstream.so does not export:"$'\n'"$lost"
+symbols() { nm -D --defined-only "cshim/build/lib/$1" | awk '{print $NF}' | sort -u; }
+# The functions that a header declares, without those of the headers that it includes.
+declared() { sed -n 's/^TS_API .*\b\(ts_[a-z0-9_]*\)(.*/\1/p' "cshim/include/$1" | sort -u; }
+for library in torchstream_image torchstream; do
+  difference=$(diff <(declared $library.h) <(symbols lib$library.so) || true)
+  [[ -z $difference ]] || fail "$library.h (<) and lib$library.so (>) differ:"$'\n'"$difference"
+done
 
 check 'import "C" in two packages'
 others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/(image)?capi/' || true)

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace bench {
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the system packages that building torchstream needs: with apt when root, otherwise says what to install.
 #
-#   packages.sh [lint]     with "lint" also what the formatting check needs
+#   packages.sh [image | lint]     image: only what libtorchstream_image needs; lint: also what the formatting check needs
 set -euo pipefail
 
 fail() {
@@ -19,7 +19,7 @@ have go || fail "Go is not installed or not in PATH: install Go 1.25 or newer"
 # Go 1.21 and newer fetch the Go that go.mod asks for by themselves; older ones do not understand the file.
 go=$(GOTOOLCHAIN=local go version | sed -n 's/.* go1\.\([0-9]*\).*/\1/p')
 ((${go:-99} >= 21)) || fail "$(command -v go) is Go 1.$go: install Go 1.25 or newer, or put it first in PATH"
-have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
+[[ ${1:-} == image ]] || have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
 
 missing=()
 have g++ || missing+=(g++)
@@ -27,13 +27,16 @@ have make || missing+=(make)
 have cmake || missing+=(cmake)
 have ninja || missing+=(ninja-build)
 # Headers and static libraries, found as the compiler finds them.
-for pair in jpeglib.h:libjpeg-dev png.h:libpng-dev webp/decode.h:libwebp-dev zlib.h:zlib1g-dev gtest/gtest.h:libgtest-dev; do
+headers=(jpeglib.h:libjpeg-dev png.h:libpng-dev webp/decode.h:libwebp-dev zlib.h:zlib1g-dev)
+[[ ${1:-} == image ]] || headers+=(gtest/gtest.h:libgtest-dev)
+for pair in "${headers[@]}"; do
   header=${pair%%:*}
   [[ -e /usr/include/$header || -e /usr/include/x86_64-linux-gnu/$header || -e /usr/local/include/$header ]] ||
     missing+=("${pair##*:}")
 done
-# The module exists without the package on Debian and Ubuntu, but cannot make a working environment.
-if [[ ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+# LibTorch is installed by pip. The module exists without the package on Debian and Ubuntu, but cannot make a working
+# environment.
+if [[ ${1:-} != image && ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi
 if [[ ${1:-} == lint ]]; then

@@ -1,21 +1,32 @@
 #!/usr/bin/env bash
 # Configures and builds the C++ side. Does nothing, in well under a second, when nothing changed.
 #
-#   shim.sh [BUILD_FOLDER [CMAKE_OPTION...]] [-- TARGET...]
+#   shim.sh [--image] [BUILD_FOLDER [CMAKE_OPTION...]] [-- TARGET...]
 #
-# BUILD_FOLDER defaults to cshim/build. JOBS=N overrides the number of compilations at a time.
+# --image builds what needs no LibTorch, and installs none. A build folder that knows LibTorch already keeps it.
+# BUILD_FOLDER defaults to cshim/build, TARGET to the libraries. JOBS=N overrides the number of compilations at a time.
 set -euo pipefail
 cshim=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-build=${1:-$cshim/build}
-shift || true
-options=() targets=()
+image=0
+if [[ ${1:-} == --image ]]; then image=1 && shift; fi
+build=$cshim/build
+if (($# > 0)) && [[ $1 != -- ]]; then build=$1 && shift; fi
+options=() targets=(all)
 while (($# > 0)) && [[ $1 != -- ]]; do options+=("$1") && shift; done
-if (($# > 0)); then shift && targets=(--target "$@"); fi
+if (($# > 0)); then shift && targets=("$@"); fi
 
 mkdir -p "$build"
+build=$(cd "$build" && pwd)
 # Two builds of one clone at a time would tread on each other: the second waits.
 exec 9>"$build/.lock"
 flock -n 9 || { echo "shim: another build is at work in $build, waiting for it" >&2; flock 9; }
+
+# A copied or moved clone has a build folder that names the sources of the original.
+if [[ -e $build/CMakeCache.txt ]] && ! { grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$cshim" "$build/CMakeCache.txt" &&
+  grep -qxF "CMAKE_CACHEFILE_DIR:INTERNAL=$build" "$build/CMakeCache.txt"; }; then
+  echo "shim: $build was configured for another folder: starting over" >&2
+  find "$build" -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} +
+fi
 
 # A translation unit that includes LibTorch's headers takes up to 2 GB.
 if [[ -z ${JOBS:-} ]]; then
@@ -24,11 +35,23 @@ if [[ -z ${JOBS:-} ]]; then
   ((memory >= JOBS)) || JOBS=$((memory > 1 ? memory : 1))
 fi
 
-if [[ " ${options[*]-} " != *" -DTS_IMAGE_ONLY=ON "* && " ${options[*]-} " != *" -DTS_SANITIZE=ON "* ]]; then
+# Every option is said each time, since CMake remembers those of earlier calls.
+sanitize=OFF
+[[ " ${options[*]-} " != *" -DTS_SANITIZE=ON "* ]] || image=1 sanitize=ON
+if ((image)) && [[ -e $build/build.ninja && -e $build/libtorch.cmake ]]; then
+  image=0 # what is asked for is part of this configuration
+elif ((!image)); then
   python3 "$cshim/setup/libtorch.py" cmake "$build/libtorch.cmake"
 fi
+options=(-DTS_IMAGE_ONLY="$( ((image)) && echo ON || echo OFF)" -DTS_SANITIZE="$sanitize" "${options[@]}")
+
 log=$build/configure.log
-if [[ ! -e $build/build.ninja || "${options[*]-}" != "$(cat "$build/.options" 2>/dev/null)" ]]; then
+configured() {
+  [[ -e $build/build.ninja && "${options[*]}" == "$(cat "$build/.options" 2>/dev/null)" ]] || return 1
+  # Tests are configured only where GoogleTest is.
+  [[ " ${targets[*]} " != *" ts_tests "* ]] || grep -q '^build bin/image_jpeg_test:' "$build/build.ninja"
+}
+if ! configured; then
   echo "shim: configuring (log: $log)" >&2
   if ! cmake -S "$cshim" -B "$build" -G Ninja "${options[@]}" >"$log" 2>&1 </dev/null; then
     rm -f "$build/build.ninja"
@@ -37,12 +60,13 @@ if [[ ! -e $build/build.ninja || "${options[*]-}" != "$(cat "$build/.options" 2>
       "Cure: what the message names; after a compiler or LibTorch change, delete $build and run make again" >&2
     exit 1
   fi
-  echo "${options[*]-}" >"$build/.options"
+  echo "${options[*]}" >"$build/.options"
+  configured || { echo "shim: error: GoogleTest is not installed: run cshim/setup/packages.sh" >&2 && exit 1; }
 fi
 quiet() { grep --line-buffered -vE 'no work to do|Re-checking globbed|GLOB mismatch|Configuring done|Generating done|Build files|Entering directory' || true; }
 [[ -t 2 ]] && quiet() { cat; }
 export NINJA_STATUS='shim: [%f/%t, %es] '
-if ! ninja -C "$build" -j "$JOBS" "${targets[@]:1}" </dev/null 2>&1 | quiet >&2; then
+if ! ninja -C "$build" -j "$JOBS" "${targets[@]}" </dev/null 2>&1 | quiet >&2; then
   echo "shim: error: the C++ side does not compile (the compiler's message is above). Cure: fix the source that it names;" \
     "after a compiler or LibTorch change, delete $build and run make again" >&2
   exit 1

@@ -1,7 +1,7 @@
 package imagecapi
 
 /*
-#include "torchstream.h"
+#include "torchstream_image.h"
 #cgo noescape ts_augmenter_new
 #cgo nocallback ts_augmenter_new
 #cgo noescape ts_image_augment

@@ -1,7 +1,7 @@
 package imagecapi
 
 /*
-#include "torchstream.h"
+#include "torchstream_image.h"
 #cgo noescape ts_image_decode_entries
 #cgo nocallback ts_image_decode_entries
 #cgo noescape ts_image_decode_make_entries

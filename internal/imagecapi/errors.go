@@ -1,6 +1,6 @@
 package imagecapi
 
-// #include "torchstream.h"
+// #include "torchstream_image.h"
 import "C"
 
 import (

@@ -1,7 +1,7 @@
 package imagecapi
 
 /*
-#include "torchstream.h"
+#include "torchstream_image.h"
 #cgo noescape ts_image_header
 #cgo nocallback ts_image_header
 #cgo noescape ts_image_decoder_new

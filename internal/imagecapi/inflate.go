@@ -1,7 +1,7 @@
 package imagecapi
 
 /*
-#include "torchstream.h"
+#include "torchstream_image.h"
 #cgo noescape ts_inflater_new
 #cgo nocallback ts_inflater_new
 #cgo noescape ts_inflater_reset

@@ -1,28 +1,35 @@
 #include "base/error.h"
 
 #include <cstring>
+#include <memory>
+#include <new>
+
+struct ts_error {
+  int32_t code;
+  std::unique_ptr<char[]> message;  // NULL: there was no memory for it
+  const char* origin;               // a function name: static storage
+};
 
 namespace ts {
 namespace {
 
 // Returned when not even an error can be allocated; ts_error_free knows it.
 ts_error& no_memory_for_error() noexcept {
-  static ts_error error{TS_ERROR_OUT_OF_MEMORY, nullptr, "make_error"};
+  static ts_error error{TS_ERROR_OUT_OF_MEMORY, nullptr, "ts_error_new"};
   return error;
 }
 
 }  // namespace
+}  // namespace ts
 
-ts_error* make_error(const char* origin, int32_t code, const char* message) noexcept {
+ts_error* ts_error_new(int32_t code, const char* origin, const char* message) {
   auto* error = new (std::nothrow) ts_error{code, nullptr, origin};
-  if (error == nullptr) return &no_memory_for_error();
+  if (error == nullptr) return &ts::no_memory_for_error();
   const size_t size = std::strlen(message) + 1;
   error->message.reset(new (std::nothrow) char[size]);
   if (error->message) std::memcpy(error->message.get(), message, size);
   return error;
 }
-
-}  // namespace ts
 
 int32_t ts_error_code(const ts_error* error) { return error == nullptr ? TS_OK : error->code; }
 

@@ -3,18 +3,11 @@
 #pragma once
 
 #include <exception>
-#include <memory>
 #include <new>
 #include <string>
 #include <utility>
 
-#include "torchstream.h"
-
-struct ts_error {
-  int32_t code;
-  std::unique_ptr<char[]> message;  // NULL: there was no memory for it
-  const char* origin;               // a function name: static storage
-};
+#include "torchstream_image.h"
 
 namespace ts {
 
@@ -30,13 +23,8 @@ class Failure : public std::exception {
   std::string message_;
 };
 
-// Builds the error to return. Falls back to a static out-of-memory error when there is no memory
-// for one.
-ts_error* make_error(const char* origin, int32_t code, const char* message) noexcept;
-
-// The code and text of an exception that is not a Failure: in the library it knows LibTorch's
-// exceptions (exception.cc), in the image tests, which are built without LibTorch, it does not
-// (test/image/exception.cc).
+// The error of an exception that is not a Failure. Each library has its own: the one with LibTorch
+// knows LibTorch's exceptions (base/exception.cc), the image library does not (image/exception.cc).
 ts_error* classify(const char* origin, const std::exception& exception) noexcept;
 
 inline void require(bool condition, const char* message) {
@@ -51,13 +39,13 @@ ts_error* guard(const char* origin, Body&& body) noexcept {
     std::forward<Body>(body)();
     return nullptr;
   } catch (const Failure& failure) {
-    return make_error(origin, failure.code(), failure.what());
+    return ts_error_new(failure.code(), origin, failure.what());
   } catch (const std::bad_alloc&) {
-    return make_error(origin, TS_ERROR_OUT_OF_MEMORY, "out of host memory");
+    return ts_error_new(TS_ERROR_OUT_OF_MEMORY, origin, "out of host memory");
   } catch (const std::exception& exception) {
     return classify(origin, exception);
   } catch (...) {
-    return make_error(origin, TS_ERROR_INTERNAL, "an exception of unknown type");
+    return ts_error_new(TS_ERROR_INTERNAL, origin, "an exception of unknown type");
   }
 }
 

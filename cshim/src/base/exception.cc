@@ -40,9 +40,9 @@ int32_t code_of(const c10::Error& error) noexcept {
 
 ts_error* classify(const char* origin, const std::exception& exception) noexcept {
   if (const auto* error = dynamic_cast<const c10::Error*>(&exception)) {
-    return make_error(origin, code_of(*error), error->what_without_backtrace());
+    return ts_error_new(code_of(*error), origin, error->what_without_backtrace());
   }
-  return make_error(origin, TS_ERROR_INTERNAL, exception.what());
+  return ts_error_new(TS_ERROR_INTERNAL, origin, exception.what());
 }
 
 }  // namespace ts

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/thread_id.h"
+#include "torchstream.h"
 
 namespace ts {
 

@@ -1,4 +1,4 @@
-// The versions but libjpeg-turbo's, which the image part knows.
+// The versions of this library, LibTorch and CUDA.
 #include <cuda_runtime_api.h>
 #include <torch/version.h>
 

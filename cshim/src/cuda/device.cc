@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "cuda/capture.h"
+#include "torchstream.h"
 
 namespace ts {
 

@@ -11,6 +11,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/stream.h"
+#include "torchstream.h"
 
 ts_event::~ts_event() {
   cudaEvent_t created = event.load(std::memory_order_acquire);

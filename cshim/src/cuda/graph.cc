@@ -38,6 +38,7 @@
 #include "cuda/same_stream.h"
 #include "cuda/storage.h"
 #include "cuda/stream.h"
+#include "torchstream.h"
 
 namespace ts {
 

@@ -15,6 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/same_stream.h"
 #include "cuda/stream.h"
+#include "torchstream.h"
 
 namespace ts {
 namespace {

@@ -23,6 +23,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/same_stream.h"
+#include "torchstream.h"
 
 namespace ts {
 namespace {

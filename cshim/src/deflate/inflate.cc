@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 #define TS_INLINE inline __attribute__((always_inline))
 

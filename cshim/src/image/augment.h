@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace ts::image {
 

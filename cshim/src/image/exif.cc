@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace ts::image {
 namespace {

@@ -13,7 +13,7 @@
 #include "image/png.h"
 #include "image/resize.h"
 #include "image/webp.h"
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 struct ts_image_decoder {
   explicit ts_image_decoder(int64_t pixels) : max_pixels(pixels), jpeg(pixels) {}
@@ -193,6 +193,8 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
 
 }  // namespace
 }  // namespace ts::image
+
+int32_t ts_image_abi_version(void) { return TS_IMAGE_ABI_VERSION; }
 
 ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_info* out) {
   return ts::guard(__func__, [&] {

@@ -8,7 +8,7 @@
 
 #include "image/jpeg_entropy.h"
 #include "image/resize.h"
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace ts::image {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "image/resize.h"
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace ts::image {
 

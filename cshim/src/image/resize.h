@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace ts::image {
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "cuda/device.h"
+#include "torchstream.h"
 
 namespace ts {
 namespace {

@@ -20,6 +20,7 @@
 #include "cuda/order.h"
 #include "cuda/stream.h"
 #include "torch/tensor.h"
+#include "torchstream.h"
 
 namespace ts {
 namespace {

@@ -25,6 +25,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "torch/tensor.h"
+#include "torchstream.h"
 
 namespace ts {
 namespace {

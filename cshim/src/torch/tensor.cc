@@ -14,6 +14,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/stream.h"
+#include "torchstream.h"
 
 namespace ts {
 

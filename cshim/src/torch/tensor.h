@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "cuda/storage.h"
+#include "torchstream.h"
 
 // A ts_tensor is never defined: its address is that of the TensorImpl, and who holds it holds one
 // of the TensorImpl's references. So a handle costs no memory of its own; every operator makes one.

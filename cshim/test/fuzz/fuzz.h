@@ -18,7 +18,7 @@
 #include "image/entries.h"
 #include "image/exif.h"
 #include "image/resize.h"
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace fuzz {
 

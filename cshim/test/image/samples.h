@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "torchstream.h"
+#include "torchstream_image.h"
 
 namespace samples {
 

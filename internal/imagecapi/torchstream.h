@@ -1,1 +1,0 @@
-../../cshim/include/torchstream.h

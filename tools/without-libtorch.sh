@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds and tests the loader in a clone that has no LibTorch: make image, make test-image. The clone has what is
+# committed and what is staged or changed; its LibTorch would be in a cache that does not exist.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+scratch=$(mktemp -d)
+trap 'chmod -R u+w "$scratch" && rm -rf "$scratch"' EXIT
+git ls-files -z --cached --others --exclude-standard | while IFS= read -r -d '' file; do
+  [[ ! -e $file && ! -L $file ]] || printf '%s\0' "$file"
+done | tar --null --files-from=- -cf - | tar -C "$scratch" -xf -
+cd "$scratch"
+export TORCHSTREAM_CACHE=$scratch/no-cache LIBTORCH=
+time make test-image
+libraries=$(ls cshim/build/lib)
+[[ $libraries == *libtorchstream_image.so* && $libraries != *libtorchstream.so* ]] || {
+  echo "without-libtorch: error: cshim/build/lib should have the image library alone, and has: $libraries" >&2
+  exit 1
+}
+go test -c -o loader.test ./imageloader
+if ldd loader.test | grep -E 'torch_|libc10|cudart|not found'; then
+  echo "without-libtorch: error: the loader's test program links what is above" >&2
+  exit 1
+fi
