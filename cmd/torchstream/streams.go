@@ -24,31 +24,34 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// streamsReport is what bench streams prints. Times are host nanoseconds a call; what was not
-// measured is null.
+// streamsReport is the output of bench streams. Times are host nanoseconds per call; null means not
+// measured.
 type streamsReport struct {
-	Device     string                  `json:"device"`
-	LibTorch   string                  `json:"libtorch"`
-	CUDA       string                  `json:"cuda"`
-	Go         string                  `json:"go"`
-	CPUs       int                     `json:"cpus"`
-	Method     streamsMethod           `json:"method"`
-	Calls      map[string]*callRow     `json:"calls"`                 // by callNames
-	Operators  map[string]*operatorRow `json:"operators"`             // operatorNames, on one element
-	PythonNote string                  `json:"python_note,omitempty"` // why Python's figures are null, or cannot be compared
+	Device    string                  `json:"device"`
+	LibTorch  string                  `json:"libtorch"`
+	CUDA      string                  `json:"cuda"`
+	Go        string                  `json:"go"`
+	CPUs      int                     `json:"cpus"`
+	Method    streamsMethod           `json:"method"`
+	Calls     map[string]*callRow     `json:"calls"`     // by callNames
+	Operators map[string]*operatorRow `json:"operators"` // by operatorNames, on one element
+	// PythonNote is the reason why Python's figures are null or not comparable.
+	PythonNote string `json:"python_note,omitempty"`
 }
 
 type streamsMethod struct {
-	Statistic     string `json:"statistic"`
-	Repeats       int    `json:"repeats"`
-	Calls         int    `json:"calls"`          // in a repeat, of what stays on the host
-	EnqueuedCalls int    `json:"enqueued_calls"` // in a repeat, of what gives the device work: fewer than its queue holds, so that the host is never held up
+	Statistic string `json:"statistic"`
+	Repeats   int    `json:"repeats"`
+	Calls     int    `json:"calls"` // per repeat, of calls that stay on the host
+	// EnqueuedCalls is the number of calls in a repeat that give the device work. It is less than
+	// the capacity of the device's queue, so that the host never waits for the queue.
+	EnqueuedCalls int `json:"enqueued_calls"`
 }
 
-// figure is the median and the least of the repeats' means.
+// figure is the median and the minimum of the repeats' means.
 type figure struct {
 	Median float64 `json:"ns"`
-	Least  float64 `json:"min_ns"`
+	Min    float64 `json:"min_ns"`
 }
 
 var callNames = []string{
@@ -57,7 +60,7 @@ var callNames = []string{
 	"get",            // cuda.GetCurrentCUDAStream
 	"set",            // ts_set_cuda_stream alone
 	"set_restore",    // cuda.SetCUDAStream and its restore
-	"with_stream",    // cuda.WithStream of a function that does nothing; Python: with torch.cuda.stream
+	"with_stream",    // cuda.WithStream of an empty function; Python: with torch.cuda.stream
 	"wait",           // cuda.WaitCUDAStream; Python: wait_stream
 	"event_record",   // Event.Record
 	"event_wait",     // Stream.WaitEvent
@@ -65,31 +68,32 @@ var callNames = []string{
 
 type callRow struct {
 	Go        *figure  `json:"go"`
-	OverEmpty *float64 `json:"over_empty_ns"` // Go's median, less that of an empty cgo call
+	OverEmpty *float64 `json:"over_empty_ns"` // Go's median minus that of an empty cgo call
 	Python    *figure  `json:"python"`
 }
 
 var operatorNames = []string{
 	"add_",
-	"add",      // each result freed at once
-	"add_held", // 400 results held, as a training step holds its activations, and freed together
+	"add", // each result is freed at once
+	// 400 results are held, as a training step holds its activations, and freed together.
+	"add_held",
 }
 
 type operatorRow struct {
-	Call   *figure `json:"call"`   // the generic operator call from Go, of internal/capi
+	Call   *figure `json:"call"`   // internal/capi's generic operator call
 	Tensor *figure `json:"tensor"` // torch.Tensor's method
 	CPP    *figure `json:"cpp"`    // at:: in C++
 	Python *figure `json:"python"`
 }
 
-// benchStreams measures what the stream calls cost, and a small operator from Go, C++ and Python,
-// all in one run.
+// benchStreams measures the host time of the stream calls, and of a small operator from Go, C++ and
+// Python, all in one run.
 func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench streams", "Measures the host time of the stream calls, and of a one-element add from Go, from C++ and from Python. Without a GPU the stream\n"+
-		"calls are left out and the operator runs on the CPU. Python's figures need a python3 that can import torch.", stderr)
+		"calls are omitted and the operator runs on the CPU. Python's figures need a python3 that can import torch.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
-	repeats := set.Int("repeats", 31, "how often everything is measured")
+	repeats := set.Int("repeats", 31, "number of repeats of every measurement")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
@@ -99,11 +103,11 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	device := cuda.Device(0)
 	if cuda.DeviceCount() == 0 {
 		device = cuda.CPU
-		fmt.Fprintln(stderr, "bench streams: no GPU can be used here: the stream calls are left out, and the operator runs on the CPU (torchstream doctor says more)")
+		fmt.Fprintln(stderr, "bench streams: no usable GPU: the stream calls are omitted, and the operator runs on the CPU (torchstream doctor says why)")
 	}
 	report := streamsReport{
 		Device: device.String(), LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
-		Method: streamsMethod{"median of the repeats' means; min_ns is the least", *repeats, 10_000, 400},
+		Method: streamsMethod{"median of the repeats' means; min_ns is the minimum", *repeats, 10_000, 400},
 	}
 	if device != cuda.CPU {
 		properties, err := device.Properties()
@@ -116,7 +120,7 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return err
 	}
 	if *python == "" {
-		report.PythonNote = "not asked for"
+		report.PythonNote = "not requested"
 	} else if err := report.measurePython(ctx, *python, device); err != nil {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -129,7 +133,7 @@ func benchStreams(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return report.table(stdout)
 }
 
-// timed is one thing to measure: the mean nanoseconds of that many calls.
+// timed is one measurement: the mean time of the given number of calls.
 type timed struct {
 	calls int
 	run   func(calls int) error
@@ -137,82 +141,122 @@ type timed struct {
 	means []float64
 }
 
+// streamsBench collects the measurements of a report and runs them.
+type streamsBench struct {
+	*streamsReport
+	device  cuda.Device
+	timed   []*timed
+	cpp     struct{ inPlace, outOfPlace, held []float64 }
+	closers []func() // called after the last measurement
+}
+
 func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
-	var all []*timed
-	// add measures calls of which the device hears nothing; enqueue those that give it work.
-	add := func(to **figure, run func(calls int) error) {
-		all = append(all, &timed{calls: r.Method.Calls, run: run, to: to})
-	}
-	enqueue := func(to **figure, run func(calls int) error) {
-		all = append(all, &timed{calls: r.Method.EnqueuedCalls, run: run, to: to})
-	}
+	b := &streamsBench{streamsReport: r, device: device}
+	defer func() {
+		for _, f := range b.closers {
+			f()
+		}
+	}()
 	r.Calls = map[string]*callRow{}
 	for _, name := range callNames {
 		r.Calls[name] = &callRow{}
 	}
-	row := func(name string) **figure { return &r.Calls[name].Go }
-	add(row("empty_cgo_call"), repeat(func() error { capi.Noop(); return nil }))
-	add(row("lock_unlock"), repeat(func() error {
+	r.Operators = map[string]*operatorRow{}
+	for _, name := range operatorNames {
+		r.Operators[name] = &operatorRow{}
+	}
+	b.addHostCalls()
+	if device != cuda.CPU {
+		if err := b.addStreamCalls(); err != nil {
+			return err
+		}
+	}
+	if err := b.addOperatorCalls(); err != nil {
+		return err
+	}
+	if err := b.addTensorMethods(); err != nil {
+		return err
+	}
+	// Measure everything once per round, so that a change in time, such as that of the cores'
+	// clock, affects all figures.
+	for round := range r.Method.Repeats + 1 {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := b.round(round == 0); err != nil {
+			return err
+		}
+	}
+	b.summarize()
+	return nil
+}
+
+// add adds a measurement of calls that give the device no work.
+func (b *streamsBench) add(name string, run func(calls int) error) {
+	b.timed = append(b.timed, &timed{calls: b.Method.Calls, run: run, to: &b.Calls[name].Go})
+}
+
+// enqueue adds a measurement of calls that give the device work.
+func (b *streamsBench) enqueue(to **figure, run func(calls int) error) {
+	b.timed = append(b.timed, &timed{calls: b.Method.EnqueuedCalls, run: run, to: to})
+}
+
+func (b *streamsBench) addHostCalls() {
+	b.add("empty_cgo_call", repeat(func() error { capi.Noop(); return nil }))
+	b.add("lock_unlock", repeat(func() error {
 		runtime.LockOSThread()
 		runtime.UnlockOSThread()
 		return nil
 	}))
-	if device != cuda.CPU {
-		side, err := cuda.NewStream(device, cuda.StreamOptions{})
-		if err != nil {
-			return err
-		}
-		other, err := cuda.NewStream(device, cuda.StreamOptions{})
-		if err != nil {
-			return err
-		}
-		event, err := cuda.NewEvent(cuda.EventOptions{})
-		if err != nil {
-			return err
-		}
-		defer event.Close()
-		nothing := func() error { return nil }
-		add(row("get"), repeat(func() error { _, err := cuda.GetCurrentCUDAStream(device); return err }))
-		add(row("set"), func(calls int) error { // the bare call, on a thread that is held and put back
-			return cuda.WithStream(side, func() error {
-				return repeat(func() error { return capi.SetCUDAStream(side.CAPI()) })(calls)
-			})
-		})
-		add(row("set_restore"), repeat(func() error {
-			restore, err := cuda.SetCUDAStream(side)
-			if err != nil {
-				return err
-			}
-			return restore()
-		}))
-		add(row("with_stream"), repeat(func() error { return cuda.WithStream(side, nothing) }))
-		enqueue(row("wait"), repeat(func() error { return cuda.WaitCUDAStream(side, other) }))
-		enqueue(row("event_record"), repeat(func() error { return event.Record(other) }))
-		enqueue(row("event_wait"), repeat(func() error { return side.WaitEvent(event) }))
-	}
+}
 
-	x, err := torch.Ones(device, torch.Float32, 1)
+func (b *streamsBench) addStreamCalls() error {
+	side, err := cuda.NewStream(b.device, cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
-	defer x.Close()
-	y, err := torch.Ones(device, torch.Float32, 1)
+	other, err := cuda.NewStream(b.device, cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
-	defer y.Close()
-	inPlace, outOfPlace, held := &operatorRow{}, &operatorRow{}, &operatorRow{}
-	r.Operators = map[string]*operatorRow{"add_": inPlace, "add": outOfPlace, "add_held": held}
-	a, err := capi.EmptyTensor([]int64{1}, capi.Float32, int32(device), capi.Contiguous)
+	event, err := cuda.NewEvent(cuda.EventOptions{})
 	if err != nil {
 		return err
 	}
-	defer capi.FreeTensor(a)
-	b, err := capi.EmptyTensor([]int64{1}, capi.Float32, int32(device), capi.Contiguous)
-	if err != nil {
-		return err
+	b.closers = append(b.closers, func() { event.Close() })
+	nothing := func() error { return nil }
+	b.add("get", repeat(func() error { _, err := cuda.GetCurrentCUDAStream(b.device); return err }))
+	// The bare call, on a locked thread whose stream is restored.
+	b.add("set", func(calls int) error {
+		return cuda.WithStream(side, func() error {
+			return repeat(func() error { return capi.SetCUDAStream(side.CAPI()) })(calls)
+		})
+	})
+	b.add("set_restore", repeat(func() error {
+		restore, err := cuda.SetCUDAStream(side)
+		if err != nil {
+			return err
+		}
+		return restore()
+	}))
+	b.add("with_stream", repeat(func() error { return cuda.WithStream(side, nothing) }))
+	b.enqueue(&b.Calls["wait"].Go, repeat(func() error { return cuda.WaitCUDAStream(side, other) }))
+	b.enqueue(&b.Calls["event_record"].Go, repeat(func() error { return event.Record(other) }))
+	b.enqueue(&b.Calls["event_wait"].Go, repeat(func() error { return side.WaitEvent(event) }))
+	return nil
+}
+
+// addOperatorCalls adds the generic operator call of internal/capi.
+func (b *streamsBench) addOperatorCalls() error {
+	tensors := make([]*capi.Tensor, 2)
+	for i := range tensors {
+		t, err := capi.EmptyTensor([]int64{1}, capi.Float32, int32(b.device), capi.Contiguous)
+		if err != nil {
+			return err
+		}
+		b.closers = append(b.closers, func() { capi.FreeTensor(t) })
+		tensors[i] = t
 	}
-	defer capi.FreeTensor(b)
 	addInPlace, err := capi.FindOperator("aten::add_", "Tensor")
 	if err != nil {
 		return err
@@ -222,17 +266,18 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		return err
 	}
 	operands := []capi.Arg{{Kind: capi.ArgTensor, Value: 0}, {Kind: capi.ArgTensor, Value: 1}}
-	tensors := []*capi.Tensor{a, b}
-	enqueue(&inPlace.Call, repeat(func() error { _, err := capi.CallOperator(addInPlace, operands, tensors, nil, nil, 0, nil); return err }))
-	enqueue(&inPlace.Tensor, repeat(func() error { return x.Add_(y).Err() }))
-	enqueue(&outOfPlace.Call, repeat(func() error {
+	b.enqueue(&b.Operators["add_"].Call, repeat(func() error {
+		_, err := capi.CallOperator(addInPlace, operands, tensors, nil, nil, 0, nil)
+		return err
+	}))
+	b.enqueue(&b.Operators["add"].Call, repeat(func() error {
 		var out [1]*capi.Tensor
 		_, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, out[:])
 		capi.FreeTensors(out[:])
 		return err
 	}))
-	results := make([]*capi.Tensor, r.Method.EnqueuedCalls)
-	enqueue(&held.Call, func(calls int) error {
+	results := make([]*capi.Tensor, b.Method.EnqueuedCalls)
+	b.enqueue(&b.Operators["add_held"].Call, func(calls int) error {
 		for i := range calls {
 			if _, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, results[i:i+1]); err != nil {
 				capi.FreeTensors(results[:i])
@@ -242,8 +287,22 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		capi.FreeTensors(results[:calls])
 		return nil
 	})
-	// Both in a scope, as what is computed from a batch is; making it and its end are part of the
-	// cost.
+	return nil
+}
+
+// addTensorMethods adds the methods of torch.Tensor. Results are in a scope, as the results of a
+// batch are; the figures include creating and closing the scope.
+func (b *streamsBench) addTensorMethods() error {
+	x, err := torch.Ones(b.device, torch.Float32, 1)
+	if err != nil {
+		return err
+	}
+	b.closers = append(b.closers, func() { x.Close() })
+	y, err := torch.Ones(b.device, torch.Float32, 1)
+	if err != nil {
+		return err
+	}
+	b.closers = append(b.closers, func() { y.Close() })
 	scoped := func(calls int, then func(*torch.Tensor) error) error {
 		scope := torch.NewScope("bench streams")
 		defer scope.Close()
@@ -255,49 +314,54 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 		}
 		return nil
 	}
-	enqueue(&outOfPlace.Tensor, func(calls int) error {
+	b.enqueue(&b.Operators["add_"].Tensor, repeat(func() error { return x.Add_(y).Err() }))
+	b.enqueue(&b.Operators["add"].Tensor, func(calls int) error {
 		return scoped(calls, func(sum *torch.Tensor) error { return errors.Join(sum.Err(), sum.Close()) })
 	})
-	enqueue(&held.Tensor, func(calls int) error { return scoped(calls, (*torch.Tensor).Err) })
+	b.enqueue(&b.Operators["add_held"].Tensor, func(calls int) error { return scoped(calls, (*torch.Tensor).Err) })
+	return nil
+}
 
-	// One after the other, again and again: what changes in time, as the clock of the cores,
-	// changes for all.
-	var cppInPlace, cppOutOfPlace, cppHeld []float64
-	for round := range r.Method.Repeats + 1 {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		for _, t := range all {
-			mean, err := t.mean(device)
-			if err != nil {
-				return err
-			}
-			if round > 0 { // the first warms up
-				t.means = append(t.means, mean)
-			}
-		}
-		in, out, hold, err := capi.BenchAdd(int32(device), r.Method.EnqueuedCalls)
+// round takes every measurement once. It discards the results of the warm-up.
+func (b *streamsBench) round(warmUp bool) error {
+	for _, t := range b.timed {
+		mean, err := t.mean(b.device)
 		if err != nil {
 			return err
 		}
-		if round > 0 {
-			cppInPlace, cppOutOfPlace, cppHeld = append(cppInPlace, in), append(cppOutOfPlace, out), append(cppHeld, hold)
+		if !warmUp {
+			t.means = append(t.means, mean)
 		}
 	}
-	for _, t := range all {
-		*t.to = summary(t.means)
+	inPlace, outOfPlace, held, err := capi.BenchAdd(int32(b.device), b.Method.EnqueuedCalls)
+	if err != nil {
+		return err
 	}
-	inPlace.CPP, outOfPlace.CPP, held.CPP = summary(cppInPlace), summary(cppOutOfPlace), summary(cppHeld)
-	for name, c := range r.Calls {
-		if c.Go != nil && name != "lock_unlock" {
-			over := c.Go.Median - r.Calls["empty_cgo_call"].Go.Median
-			c.OverEmpty = &over
-		}
+	if !warmUp {
+		b.cpp.inPlace = append(b.cpp.inPlace, inPlace)
+		b.cpp.outOfPlace = append(b.cpp.outOfPlace, outOfPlace)
+		b.cpp.held = append(b.cpp.held, held)
 	}
 	return nil
 }
 
-// repeat runs one call that many times, until it fails.
+// summarize turns the means into the report's figures.
+func (b *streamsBench) summarize() {
+	for _, t := range b.timed {
+		*t.to = summary(t.means)
+	}
+	b.Operators["add_"].CPP = summary(b.cpp.inPlace)
+	b.Operators["add"].CPP = summary(b.cpp.outOfPlace)
+	b.Operators["add_held"].CPP = summary(b.cpp.held)
+	for name, c := range b.Calls {
+		if c.Go != nil && name != "lock_unlock" {
+			over := c.Go.Median - b.Calls["empty_cgo_call"].Go.Median
+			c.OverEmpty = &over
+		}
+	}
+}
+
+// repeat returns a function that runs the call the given number of times, or until it fails.
 func repeat(call func() error) func(calls int) error {
 	return func(calls int) error {
 		for range calls {
@@ -309,7 +373,7 @@ func repeat(call func() error) func(calls int) error {
 	}
 }
 
-// mean starts with an idle device and does not wait for it at the end.
+// mean starts with an idle device. It stops the clock before it waits for the device.
 func (t *timed) mean(device cuda.Device) (float64, error) {
 	if err := idle(device); err != nil {
 		return 0, err
@@ -330,15 +394,15 @@ func idle(device cuda.Device) error {
 func summary(means []float64) *figure {
 	slices.Sort(means)
 	n := len(means)
-	return &figure{Median: (means[(n-1)/2] + means[n/2]) / 2, Least: means[0]}
+	return &figure{Median: (means[(n-1)/2] + means[n/2]) / 2, Min: means[0]}
 }
 
-// pythonPeer prints one JSON object of name to means, measured as here.
+// pythonPeer prints one JSON object of means by name, measured in the same way.
 const pythonPeer = `
 import json, sys, time
 try:
     import torch
-    torch.ones  # a folder of that name would be imported as well
+    torch.ones  # a folder named torch can be imported too
 except (ImportError, AttributeError) as e:
     sys.exit("no torch for this Python: %s" % e)
 device, repeats, calls, enqueued = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -383,7 +447,7 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	m := r.Method
-	// Run elsewhere: in a clone of this project Python would take the folder torch/ for its module.
+	// Run in another folder: in a clone of this project Python would import the folder torch.
 	python, err := exec.LookPath(python)
 	if err != nil {
 		return err
@@ -431,7 +495,7 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 }
 
 func (r *streamsReport) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; host ns a call: median (least) of %d repeats of %d calls, %d where the device gets work\n\n",
+	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; host ns per call: median (minimum) of %d repeats of %d calls, %d where the device gets work\n\n",
 		r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method.Repeats, r.Method.Calls, r.Method.EnqueuedCalls)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(table, "call\tns\tover an empty call\tPython\t")
@@ -462,5 +526,5 @@ func (f *figure) String() string {
 	if f == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.0f (%.0f)", f.Median, f.Least)
+	return fmt.Sprintf("%.0f (%.0f)", f.Median, f.Min)
 }
