@@ -1,12 +1,11 @@
-// Command 01-train is the main job from end to end: it trains a small convolutional network on an
-// archive of labelled photographs, tests it on a held-back archive, writes a checkpoint, and
-// predicts with it.
+// Command 01-train is a complete job: it trains a small convolutional network on an archive of
+// labelled photographs, tests it on a held-back archive, writes a checkpoint, and predicts with it.
 //
-//	01-train train                                      train on examples/data (run from the repository's root)
-//	01-train train -archive A.tgz -test B.tgz           train on your own: directory = class
-//	01-train predict -checkpoint 01-train.safetensors FILE...   photographs, or archives of them
+//	01-train train                              train on examples/data, in the repository's root
+//	01-train train -archive A.tgz -test B.tgz   train on other images: directory = class
+//	01-train predict FILE...                    predict photographs, or archives of them
 //
-// The loop to read is in train.go.
+// Start reading in train.go: train sets everything up, and trainer.epoch has the training loop.
 package main
 
 import (
@@ -34,7 +33,7 @@ func main() {
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand}
 	if len(args) == 0 || commands[args[0]] == nil {
-		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\nBoth explain their options with -h.")
+		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\nBoth list their options with -h.")
 		return 2
 	}
 	err := commands[args[0]](ctx, args[1:], stdout, stderr)
@@ -69,7 +68,7 @@ func parse(set *flag.FlagSet, args []string, stderr io.Writer) error {
 	return nil
 }
 
-// pickDevice reads -device: "" is the first GPU if there is one, otherwise the CPU.
+// pickDevice parses -device. "" selects the first GPU, or the CPU if there is none.
 func pickDevice(name string) (cuda.Device, error) {
 	count := cuda.DeviceCount()
 	index, gpu := 0, name == "cuda"
@@ -82,7 +81,7 @@ func pickDevice(name string) (cuda.Device, error) {
 	}
 	switch {
 	case gpu && index >= count:
-		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable); `make doctor` says why, and -device cpu trains without one", name, count)
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable); `make doctor` says why; -device cpu needs none", name, count)
 	case gpu:
 		return cuda.Device(index), nil
 	case name == "" && count > 0:

@@ -28,7 +28,7 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
-// small trains a small network for a moment and returns the figures and the checkpoint.
+// small trains a small network briefly and returns the figures and the checkpoint.
 func small(t *testing.T, args ...string) (trainResult, string) {
 	t.Helper()
 	folder := t.TempDir()
@@ -49,7 +49,7 @@ func small(t *testing.T, args ...string) (trainResult, string) {
 	return result, checkpoint
 }
 
-// Outside of a clone there is no archive by default, and the error says what to do.
+// Outside of a clone the default archive does not exist. The error says what to do.
 func TestTrainWithoutTheDefaultArchive(t *testing.T) {
 	t.Chdir(t.TempDir())
 	status, _, stderr := command(t, "train", "-device", "cpu")
@@ -77,7 +77,7 @@ func TestTrainAndPredict(t *testing.T) {
 		t.Errorf("%+v", last)
 	}
 
-	// The checkpoint is the network that was tested.
+	// The checkpoint holds the tested network.
 	status, stdout, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "2", testArchive)
 	want := fmt.Sprintf("%d of 192 right", int(math.Round(*last.TestAccuracy*192)))
 	if status != 0 || !strings.Contains(stdout, want) || !strings.Contains(stdout, "and 190 more") {
@@ -95,13 +95,16 @@ func TestTrainAndPredict(t *testing.T) {
 		notImage: "not an image",
 		"../data/make_photos.py-that-is-not-there.jpg": "no such file",
 	} {
-		if status, _, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", path); status != 1 || !strings.Contains(stderr, path) || !strings.Contains(stderr, says) {
-			t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
-		}
+		t.Run(says, func(t *testing.T) {
+			status, _, stderr := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", path)
+			if status != 1 || !strings.Contains(stderr, path) || !strings.Contains(stderr, says) {
+				t.Errorf("predict %s: status %d, %q does not say %q", path, status, stderr, says)
+			}
+		})
 	}
 }
 
-// The figures do not depend on how many goroutines decode: batches are the same bytes.
+// The figures do not depend on the number of decoding goroutines: the batches are identical.
 func TestTrainIsReproducible(t *testing.T) {
 	one, _ := small(t, "-workers", "1", "-epochs", "2", "-seed", "7")
 	three, _ := small(t, "-workers", "3", "-epochs", "2", "-seed", "7")
@@ -110,7 +113,7 @@ func TestTrainIsReproducible(t *testing.T) {
 		t.Errorf("loss with one worker %v, with three %v", a, b)
 	}
 	if a, b := one.Epochs[1].Loss, other.Epochs[1].Loss; a == b {
-		t.Errorf("loss %v whatever the seed", a)
+		t.Errorf("loss %v with both seeds", a)
 	}
 }
 
@@ -122,7 +125,7 @@ func TestTrainWithoutTestArchive(t *testing.T) {
 	}
 }
 
-func TestCommandLine(t *testing.T) {
+func TestWrongCommandLinesAreExplained(t *testing.T) {
 	for _, c := range []struct {
 		args   []string
 		status int
@@ -140,15 +143,17 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"predict", "-checkpoint", "missing.safetensors", testArchive}, 1, "missing.safetensors"},
 		{[]string{"predict", "-checkpoint", testArchive, testArchive}, 1, "safetensors"},
 	} {
-		status, _, stderr := command(t, c.args...)
-		if status != c.status || !strings.Contains(stderr, c.says) {
-			t.Errorf("01-train %q: status %d, want %d; stderr %q does not say %q", c.args, status, c.status, stderr, c.says)
-		}
+		t.Run(strings.Join(append([]string{"01-train"}, c.args...), " "), func(t *testing.T) {
+			status, _, stderr := command(t, c.args...)
+			if status != c.status || !strings.Contains(stderr, c.says) {
+				t.Errorf("status %d, want %d; stderr %q does not say %q", status, c.status, stderr, c.says)
+			}
+		})
 	}
 }
 
 // Ctrl-C ends the training without a checkpoint.
-func TestInterrupted(t *testing.T) {
+func TestInterruptWritesNoCheckpoint(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	checkpoint := filepath.Join(t.TempDir(), "net.safetensors")
 	var stderr bytes.Buffer
@@ -186,7 +191,7 @@ func TestTrainOnGPU(t *testing.T) {
 				e.AllocatedBytes, e.ReservedBytes)
 		}
 	}
-	// What was learned there is right here.
+	// The CPU gets the same accuracy with the network that the GPU trained.
 	status, stdout, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "0", testArchive)
 	var right int
 	if _, err := fmt.Sscanf(stdout[strings.Index(stdout, testArchive):], testArchive+": %d of 192", &right); err != nil || status != 0 {
@@ -197,29 +202,33 @@ func TestTrainOnGPU(t *testing.T) {
 	}
 }
 
-// TestPipes: no input that is a pipe is waited for.
-func TestPipes(t *testing.T) {
+// No command blocks on an input that is a pipe without a writer.
+func TestPipesAreRejected(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{
-		{"train", "-checkpoint", "", "-device", "cpu", "-archive", pipe},
-		{"train", "-checkpoint", "", "-device", "cpu", "-archive", testArchive, "-test", pipe},
-		{"train", "-checkpoint", pipe},
-		{"predict", "-device", "cpu", "-checkpoint", pipe, testArchive},
+	for name, args := range map[string][]string{
+		"train -archive":      {"train", "-checkpoint", "", "-device", "cpu", "-archive", pipe},
+		"train -test":         {"train", "-checkpoint", "", "-device", "cpu", "-archive", testArchive, "-test", pipe},
+		"train -checkpoint":   {"train", "-checkpoint", pipe},
+		"predict -checkpoint": {"predict", "-device", "cpu", "-checkpoint", pipe, testArchive},
 	} {
-		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, pipe) {
-			t.Errorf("%q: status %d, %s", args, status, stderr)
+		t.Run(name, func(t *testing.T) {
+			if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, pipe) {
+				t.Errorf("%q: status %d, %s", args, status, stderr)
+			}
+		})
+	}
+	t.Run("predict FILE", func(t *testing.T) {
+		if err := pack(filepath.Join(t.TempDir(), "files.tar"), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
+			t.Error(err)
 		}
-	}
-	if err := pack(filepath.Join(t.TempDir(), "files.tar"), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
-		t.Error(err)
-	}
+	})
 }
 
-// TestOutputsReplaceNoOtherFile: an archive named as the checkpoint or as -json is an error before
-// the training, and stays.
+// An archive named as the checkpoint or as -json is an error before the training, and is not
+// overwritten.
 func TestOutputsReplaceNoOtherFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "train.tgz")
 	const text = "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03 an archive"
@@ -227,12 +236,14 @@ func TestOutputsReplaceNoOtherFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, option := range []string{"-checkpoint", "-json"} {
-		status, stdout, stderr := command(t, "train", "-checkpoint", "", option, path)
-		if status != 1 || stdout != "" || !strings.Contains(stderr, path+" is a file of another kind") {
-			t.Errorf("%s: status %d, %q, %q", option, status, stdout, stderr)
-		}
-		if now, err := os.ReadFile(path); err != nil || string(now) != text {
-			t.Errorf("%s: the file holds %q, %v", option, now, err)
-		}
+		t.Run(option, func(t *testing.T) {
+			status, stdout, stderr := command(t, "train", "-checkpoint", "", option, path)
+			if status != 1 || stdout != "" || !strings.Contains(stderr, path+" is a file of another kind") {
+				t.Errorf("status %d, %q, %q", status, stdout, stderr)
+			}
+			if now, err := os.ReadFile(path); err != nil || string(now) != text {
+				t.Errorf("the file holds %q, %v", now, err)
+			}
+		})
 	}
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // newNet returns a plain convolutional network for square colour images of any size: five
-// convolutions, each followed by batch normalisation and ReLU, the mean over what is left of the
-// image, and a linear layer. width is the number of channels of the first layer.
+// convolutions, each followed by batch normalisation and ReLU, then the mean over the remaining
+// pixels, and a linear layer. width is the number of channels of the first layer.
 func newNet(classes, width int) nn.Module {
 	block := func(in, out, stride int) nn.Module {
 		return nn.NewSequential(
@@ -34,22 +34,22 @@ func newNet(classes, width int) nn.Module {
 	)
 }
 
-// resizeFor is what the shorter side of a test image is resized to before its centre is taken: 8/7
-// of the centre's size, as 256 is of 224.
+// resizeFor returns the size that the shorter side of a test image is resized to before its centre
+// is cropped: 8/7 of the crop, like 256 for 224.
 func resizeFor(size int) int { return size * 8 / 7 }
 
-// settings is what a checkpoint says about the network in it beside the weights.
+// settings describes the network of a checkpoint, which stores them beside the weights.
 type settings struct {
 	Classes []string
-	Size    int // pixels of an image's side
+	Size    int // pixels per side of an image
 	Width   int
 }
 
-// format is in every checkpoint, so that predict does not take another program's.
+// format marks the checkpoints of this program: predict rejects other safetensors files.
 const format = "torchstream 01-train 1"
 
-// A checkpoint is a safetensors file: weights under PyTorch's state_dict names, and the settings as
-// text. Images are normalised with ImageNet's mean and standard deviation.
+// saveCheckpoint writes a safetensors file: weights under PyTorch's state_dict names, and the
+// settings as text. The images are normalised with ImageNet's mean and standard deviation.
 func saveCheckpoint(path string, net nn.Module, s settings) error {
 	classes, err := json.Marshal(s.Classes)
 	if err != nil {
@@ -60,12 +60,12 @@ func saveCheckpoint(path string, net nn.Module, s settings) error {
 	})
 }
 
-// loadCheckpoint makes the network that a checkpoint describes, with its weights.
+// loadCheckpoint returns the network of a checkpoint, with its weights and settings.
 func loadCheckpoint(path string) (nn.Module, settings, error) {
 	var s settings
 	file, err := nn.OpenCheckpoint(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, s, fmt.Errorf("%s: there is no such checkpoint: `01-train train` writes one", path)
+		return nil, s, fmt.Errorf("%s: no such checkpoint: `01-train train` writes one", path)
 	}
 	if err != nil {
 		return nil, s, err
@@ -75,7 +75,7 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 		return nil, s, err
 	}
 	if meta["format"] != format {
-		return nil, s, fmt.Errorf("%s is no checkpoint of this program: its format is %q, not %q", path, meta["format"], format)
+		return nil, s, fmt.Errorf("%s is not a checkpoint of this program: its format is %q, not %q", path, meta["format"], format)
 	}
 	if err := json.Unmarshal([]byte(meta["classes"]), &s.Classes); err != nil {
 		return nil, s, fmt.Errorf("%s: classes: %w", path, err)
@@ -87,7 +87,7 @@ func loadCheckpoint(path string) (nn.Module, settings, error) {
 		return nil, s, fmt.Errorf("%s: width: %w", path, err)
 	}
 	if len(s.Classes) < 1 || s.Size < 1 || s.Width < 1 {
-		return nil, s, fmt.Errorf("%s describes a network of %d classes, width %d, for images of %d pixels", path, len(s.Classes), s.Width, s.Size)
+		return nil, s, fmt.Errorf("%s describes an impossible network: %d classes, width %d, images of %d pixels", path, len(s.Classes), s.Width, s.Size)
 	}
 	net := newNet(len(s.Classes), s.Width)
 	if _, err := nn.Load(path, net); err != nil {

@@ -20,15 +20,15 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// shownClasses is how many classes are printed for an image, the likeliest first.
+// shownClasses is the number of classes printed for an image, the most probable first.
 const shownClasses = 3
 
 func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flag.NewFlagSet("01-train predict", flag.ContinueOnError)
-	checkpoint := set.String("checkpoint", "01-train.safetensors", "`FILE` that train wrote")
+	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
 	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
-	batch := set.Int("batch", 32, "images a step")
-	limit := set.Int("show", 20, "how many images of an archive are printed; all are counted")
+	batch := set.Int("batch", 32, "images per step")
+	limit := set.Int("show", 20, "number of images of an archive to print; all are counted")
 	if err := parse(set, args, stderr); err != nil {
 		return err
 	}
@@ -77,15 +77,15 @@ type predictor struct {
 	out      io.Writer
 }
 
-// archive predicts every member, prints the first ones and, as far as their directories are classes
-// of the network, how many are right.
+// archive predicts every image and prints the first ones. It also prints how many are correct,
+// counting the images whose directory is a class of the network.
 func (p predictor) archive(ctx context.Context, path string, limit int) error {
 	loader, err := imageloader.OpenContext(ctx, path, imageloader.Options{BatchSize: p.batch, Transform: evalTransform(p.settings.Size)})
 	if err != nil {
 		return err
 	}
 	defer loader.Close()
-	labels := make([]int, len(loader.Classes())) // of the network's classes, by the archive's
+	labels := make([]int, len(loader.Classes())) // the network's class by the archive's
 	for i, class := range loader.Classes() {
 		labels[i] = slices.Index(p.settings.Classes, class)
 	}
@@ -121,8 +121,7 @@ func (p predictor) archive(ctx context.Context, path string, limit int) error {
 	return nil
 }
 
-// files predicts single photographs. The loader reads archives, so they are packed into one first;
-// a tar is nothing but the files one after another.
+// files predicts single photographs. The loader reads archives, so pack them into a tar first.
 func (p predictor) files(ctx context.Context, paths []string) error {
 	folder, err := os.MkdirTemp("", "01-train-")
 	if err != nil {
@@ -177,13 +176,13 @@ func pack(path string, paths []string) (err error) {
 	return archive.Close()
 }
 
-// guess is a class and how likely the network finds it, from 0 to 1.
+// guess is a class and its probability, from 0 to 1.
 type guess struct {
 	class       int
 	probability float64
 }
 
-// each calls report with the likeliest classes of every image.
+// each calls report with the most probable classes of every image.
 func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report func(imageloader.Sample, []guess)) error {
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: p.device})
 	if err != nil {

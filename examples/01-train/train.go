@@ -2,134 +2,22 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
 )
 
-const (
-	defaultArchive = "examples/data/photos-train.tgz"
-	defaultTest    = "examples/data/photos-test.tgz"
-)
-
-type trainOptions struct {
-	Archive    string  `json:"archive"`
-	Test       string  `json:"test"`
-	Device     string  `json:"device"`
-	Epochs     int     `json:"epochs"`
-	Batch      int     `json:"batch"`
-	Size       int     `json:"size"`
-	Width      int     `json:"width"`
-	LR         float64 `json:"lr"`
-	Workers    int     `json:"workers"`
-	MemoryMB   int64   `json:"memory_mb"`
-	Seed       uint64  `json:"seed"`
-	Checkpoint string  `json:"checkpoint"`
-	jsonFile   string
-}
-
-// epochResult is a line of the table.
-type epochResult struct {
-	Epoch            int      `json:"epoch"`
-	Loss             float64  `json:"loss"`
-	TrainAccuracy    float64  `json:"train_accuracy"`
-	TestAccuracy     *float64 `json:"test_accuracy,omitempty"`
-	ImagesPerSecond  float64  `json:"images_per_second"`
-	Seconds          float64  `json:"seconds"`
-	WaitSeconds      float64  `json:"wait_seconds"`
-	WaitPercent      float64  `json:"wait_percent"`
-	FirstWaitSeconds float64  `json:"first_wait_seconds"` // of WaitSeconds, before the epoch's first batch
-	AllocatedBytes   int64    `json:"device_allocated_bytes"`
-	ReservedBytes    int64    `json:"device_reserved_bytes"`
-	LiveTensors      int64    `json:"live_tensors"`
-}
-
-type trainResult struct {
-	Options    trainOptions  `json:"options"`
-	Device     string        `json:"device"`
-	Classes    []string      `json:"classes"`
-	Samples    int           `json:"samples"`
-	Parameters int64         `json:"parameters"`
-	Epochs     []epochResult `json:"epochs"`
-	Seconds    float64       `json:"seconds"`
-}
-
-func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	var o trainOptions
-	set := flag.NewFlagSet("01-train train", flag.ContinueOnError)
-	set.StringVar(&o.Archive, "archive", "", "`FILE` of labelled images, .tgz or .tar, directory = class (default "+defaultArchive+")")
-	set.StringVar(&o.Test, "test", "", "`FILE` of held-back images of the same classes (default "+defaultTest+" if -archive is not given, else none)")
-	set.StringVar(&o.Device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
-	set.IntVar(&o.Epochs, "epochs", 20, "passes over the archive")
-	set.IntVar(&o.Batch, "batch", 32, "images a step")
-	set.IntVar(&o.Size, "size", 96, "pixels of an image's side in the network")
-	set.IntVar(&o.Width, "width", 16, "channels of the network's first layer; the others follow")
-	set.Float64Var(&o.LR, "lr", 0.02, "learning rate at the start; it falls to 0 along a cosine")
-	set.IntVar(&o.Workers, "workers", 0, "goroutines that decode (default: the CPUs that there are)")
-	set.Int64Var(&o.MemoryMB, "memory", 256, "`MB` of compressed images: an archive that fits in is read once, a larger one is shuffled through that much")
-	set.Uint64Var(&o.Seed, "seed", 1, "of the weights, the order and the crops")
-	set.StringVar(&o.Checkpoint, "checkpoint", "01-train.safetensors", "`FILE` that the network is written to")
-	set.StringVar(&o.jsonFile, "json", "", "`FILE` that all figures are written to as one JSON object")
-	if err := parse(set, args, stderr); err != nil {
-		return err
-	}
-	switch {
-	case set.NArg() > 0:
-		return usageError{fmt.Sprintf("train takes options only, not %q", set.Args())}
-	case o.Epochs < 1 || o.Batch < 1 || o.Size < 16 || o.Width < 1 || o.MemoryMB < 1:
-		return usageError{"-epochs, -batch, -width and -memory are at least 1, -size at least 16"}
-	}
-	if o.Archive == "" {
-		o.Archive = defaultArchive
-		if o.Test == "" {
-			o.Test = defaultTest
-		}
-	}
-	// An epoch is too late to find out that the results have no place.
-	if o.Checkpoint != "" {
-		if err := safefile.Check(o.Checkpoint, safefile.Safetensors); err != nil {
-			return err
-		}
-	}
-	if o.jsonFile != "" {
-		if err := safefile.CheckWrite(o.jsonFile, figures); err != nil {
-			return err
-		}
-	}
-	result, err := train(ctx, o, stdout, stderr)
-	if err != nil || o.jsonFile == "" {
-		return err
-	}
-	text, err := json.MarshalIndent(result, "", "  ")
-	if err != nil {
-		return err
-	}
-	file, err := safefile.Create(o.jsonFile, figures)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(append(text, '\n'))
-	return errors.Join(err, file.Close())
-}
-
-// figures is the file of -json.
-var figures = safefile.Prefix("a file that -json wrote", "{\n  \"options\": {")
-
-// train is the whole job.
+// train is the whole job from top to bottom: open the images, build the network, and train it for
+// some epochs. The training loop itself is in [trainer.epoch] below.
 func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (result trainResult, err error) {
 	result.Options = o
 	device, err := pickDevice(o.Device)
@@ -137,33 +25,35 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	result.Device = device.String()
-	// On a GPU every OS thread that multiplies matrices gets a cuBLAS workspace of its own (32 MiB
-	// on an H200), which LibTorch keeps. Staying on one thread keeps it at one.
+	// On a GPU LibTorch keeps a cuBLAS workspace (32 MiB on an H200) for every OS thread that
+	// multiplies matrices. A goroutine that stays on one thread needs only one workspace.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// The weights depend on this seed; the order of the images and their crops on Options.Seed
+	// below.
 	if err := torch.ManualSeed(o.Seed); err != nil {
 		return result, err
 	}
 
-	// The training archive: random crops, in another order each epoch.
+	// The loader reads the training archive and turns its images into batches: random crops, in a
+	// different order each epoch.
 	loader, err := imageloader.OpenContext(ctx, o.Archive, imageloader.Options{
 		BatchSize: o.Batch, Transform: imageloader.Train(o.Size), Shuffle: true, ShuffleBytes: o.MemoryMB << 20, Seed: o.Seed, Workers: o.Workers,
 	})
-	if errors.Is(err, fs.ErrNotExist) && o.Archive == defaultArchive {
-		err = fmt.Errorf("%w: the archive that comes with the repository is found from its root: run 01-train there, or name another with -archive FILE", err)
-	}
 	if err != nil {
-		return result, err
+		return result, explainMissing(err, o.Archive)
 	}
 	defer loader.Close()
+	result.Classes, result.Samples = loader.Classes(), loader.Len()
+
+	// The prefetcher copies the loader's batches to the device while the device computes.
 	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device})
 	if err != nil {
 		return result, err
 	}
 	defer feed.Close()
-	result.Classes, result.Samples = loader.Classes(), loader.Len()
 
-	// The held-back archive, if there is one, with the same classes.
+	// The held-back images, if any, must have the same classes.
 	var testFeed *prefetcher.Prefetcher
 	if o.Test != "" {
 		testLoader, err := imageloader.OpenContext(ctx, o.Test, imageloader.Options{
@@ -179,6 +69,7 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		defer testFeed.Close()
 	}
 
+	// A network is built on the CPU and then moved. The optimizer updates its parameters.
 	net := newNet(len(result.Classes), o.Width)
 	if err := nn.To(net, device); err != nil {
 		return result, err
@@ -192,72 +83,21 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	}
 	describe(stdout, o, result, device)
 
+	// Loss and accuracy are added up on the device.
 	score, err := newTotals(device)
 	if err != nil {
 		return result, err
 	}
 	defer score.close()
-	step, steps := 0, o.Epochs*((result.Samples+o.Batch-1)/o.Batch)
+
+	t := &trainer{net: net, opt: opt, score: score, feed: feed, testFeed: testFeed, device: device, options: o, samples: result.Samples, stderr: stderr}
 	begin := time.Now()
 	printHeader(stdout, testFeed != nil)
 	for epoch := range o.Epochs {
-		epochBegin := time.Now()
-		bar := newProgress(stderr, fmt.Sprintf("epoch %d of %d", epoch+1, o.Epochs), result.Samples)
-		nn.Train(net, true)
-		before := feed.Stats()
-
-		// This is the loop. The batch is on the device already, and everything that is computed
-		// from it is freed when the turn ends.
-		for batch, err := range feed.Epoch(ctx, epoch) {
-			if err != nil {
-				bar.done()
-				return result, err
-			}
-			if err := opt.SetLR(o.LR * (1 + math.Cos(math.Pi*float64(step)/float64(steps))) / 2); err != nil {
-				return result, err
-			}
-			logits := net.Forward(batch.Images)
-			loss := logits.CrossEntropy(batch.Labels)
-			if err := loss.Backward(); err != nil {
-				return result, err
-			}
-			if err := opt.Step(); err != nil {
-				return result, err
-			}
-			if err := score.add(logits, loss, batch.Labels, batch.N); err != nil {
-				return result, err
-			}
-			step++
-			bar.add(batch.N)
-		}
-
-		// Reading the totals waits for the device, once an epoch.
-		e := epochResult{Epoch: epoch + 1}
-		samples := score.samples
-		if e.Loss, e.TrainAccuracy, err = score.read(); err != nil {
+		e, err := t.epoch(ctx, epoch)
+		if err != nil {
 			return result, err
 		}
-		e.Seconds = time.Since(epochBegin).Seconds()
-		e.ImagesPerSecond = float64(samples) / e.Seconds
-		after := feed.Stats()
-		e.WaitSeconds, e.FirstWaitSeconds = (after.ConsumerWait - before.ConsumerWait).Seconds(), (after.FirstWait - before.FirstWait).Seconds()
-		e.WaitPercent = 100 * e.WaitSeconds / e.Seconds
-		bar.done()
-		if testFeed != nil {
-			_, accuracy, err := evaluate(ctx, net, testFeed, score)
-			if err != nil {
-				return result, err
-			}
-			e.TestAccuracy = &accuracy
-		}
-		if device != cuda.CPU {
-			memory, err := device.Memory()
-			if err != nil {
-				return result, err
-			}
-			e.AllocatedBytes, e.ReservedBytes = memory.Allocated, memory.Reserved
-		}
-		e.LiveTensors = torch.LiveTensors()
 		e.print(stdout)
 		result.Epochs = append(result.Epochs, e)
 	}
@@ -265,22 +105,102 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 	return result, finish(o, result, net, stdout)
 }
 
-// evaluate runs the network over an archive without learning from it.
-func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, score *totals) (loss, accuracy float64, err error) {
+// trainer holds the parts that every epoch needs.
+type trainer struct {
+	net            nn.Module
+	opt            *optim.SGD
+	score          *totals
+	feed, testFeed *prefetcher.Prefetcher // testFeed is nil without held-back images
+	device         cuda.Device
+	options        trainOptions
+	samples        int // in an epoch
+	step           int // training steps so far
+	stderr         io.Writer
+}
+
+// epoch trains on every image once, tests the network, and returns the epoch's figures.
+func (t *trainer) epoch(ctx context.Context, epoch int) (e epochResult, err error) {
+	e.Epoch = epoch + 1
+	begin, before := time.Now(), t.feed.Stats()
+	bar := newProgress(t.stderr, fmt.Sprintf("epoch %d of %d", e.Epoch, t.options.Epochs), t.samples)
+	nn.Train(t.net, true)
+
+	// The training loop. The batch is already on the device. Everything computed from it is freed
+	// when the turn ends, so the loop closes no tensor.
+	for batch, err := range t.feed.Epoch(ctx, epoch) {
+		if err != nil {
+			bar.done()
+			return e, err
+		}
+		if err := t.opt.SetLR(t.learningRate()); err != nil {
+			return e, err
+		}
+		logits := t.net.Forward(batch.Images)
+		loss := logits.CrossEntropy(batch.Labels)
+		if err := loss.Backward(); err != nil {
+			return e, err
+		}
+		if err := t.opt.Step(); err != nil {
+			return e, err
+		}
+		if err := t.score.add(logits, loss, batch.Labels, batch.N); err != nil {
+			return e, err
+		}
+		t.step++
+		bar.add(batch.N)
+	}
+
+	// Reading the totals waits for the device. It happens once per epoch, so the loop never waits.
+	samples := t.score.samples
+	if e.Loss, e.TrainAccuracy, err = t.score.read(); err != nil {
+		return e, err
+	}
+	e.setTimes(time.Since(begin), samples, before, t.feed.Stats())
+	bar.done()
+	if t.testFeed != nil {
+		accuracy, err := evaluate(ctx, t.net, t.testFeed, t.score)
+		if err != nil {
+			return e, err
+		}
+		e.TestAccuracy = &accuracy
+	}
+	if t.device != cuda.CPU {
+		memory, err := t.device.Memory()
+		if err != nil {
+			return e, err
+		}
+		e.AllocatedBytes, e.ReservedBytes = memory.Allocated, memory.Reserved
+	}
+	e.LiveTensors = torch.LiveTensors()
+	return e, nil
+}
+
+// learningRate falls from the option's value to 0 along a cosine.
+func (t *trainer) learningRate() float64 {
+	o := t.options
+	steps := o.Epochs * ((t.samples + o.Batch - 1) / o.Batch)
+	return o.LR * (1 + math.Cos(math.Pi*float64(t.step)/float64(steps))) / 2
+}
+
+// evaluate returns the accuracy of the network on an archive. With NoGrad on the images the
+// operators record nothing for a backward pass.
+func evaluate(ctx context.Context, net nn.Module, feed *prefetcher.Prefetcher, score *totals) (accuracy float64, err error) {
 	nn.Train(net, false)
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 		logits := net.Forward(batch.Images.NoGrad())
 		if err := score.add(logits, logits.CrossEntropy(batch.Labels), batch.Labels, batch.N); err != nil {
-			return 0, 0, err
+			return 0, err
 		}
 	}
-	return score.read()
+	_, accuracy, err = score.read()
+	return accuracy, err
 }
 
-// totals adds up loss and right answers on the device, so that no step waits for a number.
+// totals adds up the loss and the correct answers on the device, so that no step waits for a
+// number.
 type totals struct {
 	loss, right *torch.Tensor
 	samples     int
@@ -299,7 +219,7 @@ func newTotals(device cuda.Device) (*totals, error) {
 	return &totals{loss: loss, right: right}, nil
 }
 
-// add takes the mean loss and the logits of n samples.
+// add adds the mean loss and the logits of n samples.
 func (t *totals) add(logits, loss, labels *torch.Tensor, n int) error {
 	t.samples += n
 	if err := t.loss.AddScaled_(loss.NoGrad(), float64(n)).Err(); err != nil {
@@ -308,8 +228,8 @@ func (t *totals) add(logits, loss, labels *torch.Tensor, n int) error {
 	return t.right.Add_(logits.NoGrad().ArgMax(1, false).Eq(labels).Sum()).Err()
 }
 
-// read returns the mean loss and the share of right answers since the last read, and starts again.
-// It waits for the device.
+// read returns the mean loss and the accuracy since the last read, and sets both to 0. It waits for
+// the device.
 func (t *totals) read() (loss, accuracy float64, err error) {
 	if t.samples == 0 {
 		return 0, 0, fmt.Errorf("the archive gave no samples")
@@ -332,40 +252,4 @@ func (t *totals) read() (loss, accuracy float64, err error) {
 func (t *totals) close() {
 	t.loss.Close()
 	t.right.Close()
-}
-
-func describe(w io.Writer, o trainOptions, r trainResult, device cuda.Device) {
-	fmt.Fprintf(w, "data     %s: %d images of %d classes\n", o.Archive, r.Samples, len(r.Classes))
-	if len(r.Classes) == 1 {
-		fmt.Fprintf(w, "note     there is one class, %q, and nothing to tell apart: is the directory right above the images the class?\n", r.Classes[0])
-	}
-	if o.Test != "" {
-		fmt.Fprintf(w, "test     %s\n", o.Test)
-	} else {
-		fmt.Fprintln(w, "test     none: accuracy is on the training images alone; give held-back images of the same classes with -test FILE")
-	}
-	name := fmt.Sprintf("%s, %d threads", device, torch.NumThreads())
-	if p, err := device.Properties(); err == nil && device != cuda.CPU {
-		name = fmt.Sprintf("%s, %s", device, p.Name)
-	}
-	fmt.Fprintf(w, "device   %s (%d CPUs for Go)\n", name, runtime.GOMAXPROCS(0))
-	fmt.Fprintf(w, "network  %d parameters, images %d x %d, batches of %d\n\n", r.Parameters, o.Size, o.Size, o.Batch)
-}
-
-// finish writes the checkpoint and says what came out.
-func finish(o trainOptions, r trainResult, net nn.Module, w io.Writer) error {
-	last := r.Epochs[len(r.Epochs)-1]
-	fmt.Fprintf(w, "\ntrained in %.1f s", r.Seconds)
-	if last.TestAccuracy != nil {
-		fmt.Fprintf(w, "; right on %s of the held-back images (guessing: %s)", percent(*last.TestAccuracy), percent(1/float64(len(r.Classes))))
-	}
-	fmt.Fprintln(w)
-	if o.Checkpoint == "" {
-		return nil
-	}
-	if err := saveCheckpoint(o.Checkpoint, net, settings{Classes: r.Classes, Size: o.Size, Width: o.Width}); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "checkpoint in %s\n", o.Checkpoint)
-	return err
 }

@@ -1,20 +1,20 @@
-// Overlap: do host-to-device copies run while the GPU computes?
+// Command 02-overlap shows when host-to-device copies run while the GPU computes.
 //
-// Ten steps of two matrix products (4096 × 4096, float32) and one copy of 64 MiB to the GPU, in
-// every combination of what matters: the host memory pinned or pageable, the copies on a stream of
-// their own or on the products' stream, and which of the two a step issues first. It prints how
-// long they take, next to the products alone and the copies alone, how long the host was held by
-// issuing them, and PyTorch's figures from the same machine if there is a python3 with torch.
+// It measures ten steps of two matrix products (4096 × 4096, float32) and one copy of 64 MiB to the
+// GPU, in every combination of three choices: pinned or pageable host memory; the copies on their
+// own stream or on the products' stream; and the products or the copy first in each step. It prints
+// the time of each combination, of the products alone and of the copies alone, the time that the
+// host needed to issue them, and PyTorch's figures on the same machine if there is a python3 with
+// torch.
 //
 //	go run ./examples/02-overlap                          # the table
 //	go run ./examples/02-overlap -json                    # one JSON object
-//	go run ./examples/02-overlap -timeline overlap.svg    # and a picture of three of the combinations
+//	go run ./examples/02-overlap -timeline overlap.svg    # and a picture of three combinations
 //
-// What to see: with pinned memory and a stream of its own a copy costs nothing. Pageable memory is
-// copied by the driver in pieces, through pinned memory of its own; that holds the calling thread
-// until the last piece is on its way, so that the host issues no products meanwhile: they overlap
-// only with products that were issued before, and the order of issue matters. On one stream nothing
-// overlaps.
+// Result: with pinned memory and its own stream a copy costs nothing. The driver copies pageable
+// memory in pieces, through its own pinned memory. That blocks the calling thread until the last
+// piece is on its way, so the host issues no products meanwhile: pageable copies overlap only with
+// products that were issued before, and the order of issue matters. On one stream nothing overlaps.
 package main
 
 import (
@@ -37,24 +37,26 @@ var peer string
 
 const (
 	steps     = 10
-	products  = 2 // of a step
+	products  = 2 // per step
 	side      = 4096
 	copyBytes = side * side * 4
 )
 
 func main() {
 	rounds := 7
-	lesson.Main("02-overlap", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "of each measurement; the median counts") },
+	lesson.Main("02-overlap", 1, func(f *flag.FlagSet) {
+		f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement; figures are medians")
+	},
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 
-// figures is what -json prints. Times are in milliseconds, medians.
+// figures is the output of -json. Times are medians in milliseconds.
 type figures struct {
 	Device    string             `json:"device"`
 	Compute   float64            `json:"compute_ms"`
 	Copies    map[string]float64 `json:"copies_ms"`     // by memory
-	H2D       map[string]float64 `json:"h2d_gbs"`       // the copies alone, by memory, timed on the GPU
-	PeakH2D   float64            `json:"h2d_peak_gbs"`  // the best of plain copies of 1 GiB of pinned memory
+	H2D       map[string]float64 `json:"h2d_gbs"`       // copies alone, by memory, timed on the GPU
+	PeakH2D   float64            `json:"h2d_peak_gbs"`  // best of plain copies of 1 GiB, pinned
 	PeakShare float64            `json:"h2d_peak_part"` // pinned / peak
 	Both      []both             `json:"both"`
 	PyTorch   *peerFigures       `json:"pytorch,omitempty"`
@@ -64,10 +66,11 @@ type figures struct {
 type both struct {
 	Memory  string  `json:"memory"`
 	Streams int     `json:"streams"`
-	First   string  `json:"first"` // what each step issues first
+	First   string  `json:"first"` // the part that each step issues first
 	Time    float64 `json:"ms"`
-	Held    float64 `json:"host_held_ms"` // until everything was issued
-	// Over is Time over the longer of compute and copies alone, minus 1: 0 is perfect overlap.
+	Held    float64 `json:"host_held_ms"` // until all work was issued
+	// Over is Time divided by the longer of compute and copies alone, minus 1: 0 is perfect
+	// overlap.
 	Over    float64 `json:"over"`
 	PyTorch float64 `json:"pytorch_ms,omitempty"`
 }
@@ -79,7 +82,7 @@ type peerFigures struct {
 	Both    map[string]float64 `json:"both_ms"`
 }
 
-// key is how peer.py names a combination.
+// key returns peer.py's name of the combination.
 func (b both) key() string {
 	return fmt.Sprintf("%s, %s, %s first", b.Memory, map[int]string{1: "one", 2: "two"}[b.Streams], b.First)
 }
@@ -116,7 +119,7 @@ func run(ctx context.Context, l *lesson.Lesson, rounds int) (err error) {
 	return err
 }
 
-// experiment holds what is computed and copied.
+// experiment holds the operands of the products and the copies.
 type experiment struct {
 	device          cuda.Device
 	compute, copies cuda.Stream
@@ -188,8 +191,8 @@ func (e *experiment) copy(memory string, stream cuda.Stream) func() error {
 	}
 }
 
-// once issues all steps' parts and waits for the GPU. It returns how long that took, and how long
-// until everything was issued.
+// once issues all steps' parts and waits for the GPU. It returns the total time, and the time until
+// all work was issued.
 func (e *experiment) once(parts ...func() error) (took, held time.Duration, err error) {
 	if err := e.device.Synchronize(); err != nil {
 		return 0, 0, err
@@ -207,7 +210,7 @@ func (e *experiment) once(parts ...func() error) (took, held time.Duration, err 
 	return time.Since(begin), held, err
 }
 
-// median is of the rounds, in milliseconds, after one that does not count.
+// median returns the median of the rounds in milliseconds, after one warm-up round.
 func (e *experiment) median(ctx context.Context, rounds int, parts ...func() error) (took, held float64, err error) {
 	var all, issue []time.Duration
 	for i := range rounds + 1 {
@@ -267,7 +270,7 @@ func (e *experiment) measure(ctx context.Context, rounds int) (*figures, error) 
 	return f, nil
 }
 
-// rate is of the copies, one after the other, timed by the GPU, in GB/s.
+// rate returns the speed of consecutive copies, timed by the GPU, in GB/s.
 func (e *experiment) rate(dst, src *torch.Tensor, copies int) (float64, error) {
 	begin, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
 	if err != nil {
@@ -304,7 +307,7 @@ func (e *experiment) rate(dst, src *torch.Tensor, copies int) (float64, error) {
 	return float64(size*4) / float64(took.Nanoseconds()), nil
 }
 
-// peak is what the machine can do: the best of five plain copies of 1 GiB.
+// peak returns the machine's maximum speed: the best of five plain copies of 1 GiB.
 func (e *experiment) peak() (best float64, err error) {
 	const large = 1 << 30
 	buffer, err := cuda.NewPinned(large)
@@ -391,7 +394,7 @@ func (f *figures) print(l *lesson.Lesson, noPeer error) error {
 	return nil
 }
 
-// lesson says what the figures mean.
+// lesson explains the figures.
 func (f *figures) lesson() string {
 	find := func(memory string, streams int, first string) both {
 		for _, b := range f.Both {
@@ -402,8 +405,8 @@ func (f *figures) lesson() string {
 		return both{}
 	}
 	pinned, paged := find("pinned", 2, "copies"), find("pageable", 2, "copies")
-	return fmt.Sprintf(`Pinned memory and a stream of its own: %.1f ms of copies cost %.1f ms. The host was held for %.1f ms, and had the rest of the time for other work.
-Pageable memory holds the host in every copy, %.1f ms in all: the driver stages it through its own pinned buffer, and products wait to be issued meanwhile.
+	return fmt.Sprintf(`Pinned memory and a stream of its own: %.1f ms of copies cost %.1f ms. The host was blocked for %.1f ms and free for other work during the rest.
+Pageable memory blocks the host in every copy, %.1f ms in total: the driver stages it through its own pinned buffer, and the host issues no products meanwhile.
 On one stream a copy and a product never run at the same time: %.1f ms.
 `, f.Copies["pinned"], max(0, pinned.Time-f.Compute), pinned.Held, paged.Held, find("pinned", 1, "copies").Time)
 }

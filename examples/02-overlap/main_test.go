@@ -33,21 +33,23 @@ func TestTableHasEveryCombination(t *testing.T) {
 	}
 }
 
-// peer.py and main.go name the combinations alike.
+// peer.py and main.go use the same names for the combinations.
 func TestPeerNamesTheCombinations(t *testing.T) {
 	for _, b := range made().Both {
-		for part := range strings.SplitSeq(b.key(), ", ") {
-			if !strings.Contains(peer, part) {
-				t.Errorf("%q is not in peer.py", part)
+		t.Run(b.key(), func(t *testing.T) {
+			for part := range strings.SplitSeq(b.key(), ", ") {
+				if !strings.Contains(peer, part) {
+					t.Errorf("%q is not in peer.py", part)
+				}
 			}
-		}
+		})
 	}
 	if !strings.Contains(peer, "STEPS, GEMMS, N = 10, 2, 4096") {
-		t.Error("peer.py does another experiment")
+		t.Error("peer.py measures another experiment")
 	}
 }
 
-func TestJSON(t *testing.T) {
+func TestResultIsOneJSONObject(t *testing.T) {
 	var out bytes.Buffer
 	l := &lesson.Lesson{Out: &out, JSON: true}
 	if err := l.Result(made(), nil); err != nil {

@@ -1,4 +1,4 @@
-"""PyTorch's figures for the same experiment: one JSON object, in milliseconds (medians) and GB/s."""
+"""Measures the same experiment with PyTorch and prints one JSON object: medians in milliseconds."""
 import json
 import statistics
 import sys

@@ -12,13 +12,13 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// experiment has the tensors and the streams. The default streams compute.
+// experiment holds the tensors and the streams. The computation runs on the default streams.
 type experiment struct {
 	workload
 	sender, receiver cuda.Device
-	a, b, dst        *torch.Tensor  // a is sent to dst, beside b
-	side             [2]cuda.Stream // of the sender and of the receiver
-	toClose          []func() error // last first
+	a, b, dst        *torch.Tensor  // a is sent to dst; b is the receiver's operand
+	side             [2]cuda.Stream // side streams of the sender and of the receiver
+	toClose          []func() error // called in reverse order
 }
 
 func newExperiment(sender, receiver cuda.Device, w workload) (_ *experiment, err error) {
@@ -62,7 +62,7 @@ func (e *experiment) synchronize() error {
 	return errors.Join(e.sender.Synchronize(), e.receiver.Synchronize())
 }
 
-// streams are the copy's, of the sender and of the receiver.
+// streams returns the copy's streams on the sender and on the receiver.
 func (e *experiment) streams(senderSide, receiverSide bool) (from, to cuda.Stream) {
 	from, to = cuda.DefaultStream(e.sender), cuda.DefaultStream(e.receiver)
 	if senderSide {
@@ -94,8 +94,8 @@ func (e *experiment) copyFrom(from, to cuda.Stream, o torch.CopyOptions) error {
 	})
 }
 
-// compute multiplies on the default streams of the operands' devices: kernels that are bound by
-// memory, as most of a network's are.
+// compute multiplies on the default streams of the operands' devices. The kernels are bound by
+// memory, like most kernels of a network.
 func (e *experiment) compute(operands ...*torch.Tensor) error {
 	for _, x := range operands {
 		for range e.Products {
@@ -111,7 +111,8 @@ func (e *experiment) compute(operands ...*torch.Tensor) error {
 	return nil
 }
 
-// median measures fn from an idle machine to an idle machine, in milliseconds.
+// median returns the median time of fn in milliseconds, from idle devices until both are idle
+// again.
 func (e *experiment) median(ctx context.Context, fn func() error) (float64, error) {
 	const warm = 3
 	var took []float64
@@ -183,26 +184,26 @@ func (e *experiment) measure(ctx context.Context) (*report, error) {
 	return r, nil
 }
 
-// verify looks whether what was sent has arrived.
+// verify checks that the sent values have arrived.
 func (e *experiment) verify() error {
 	scope := torch.NewScope("verify")
 	defer scope.Close()
 	got := e.dst.In(scope)
-	least, err := got.Min().Float64()
+	lowest, err := got.Min().Float64()
 	if err != nil {
 		return err
 	}
-	most, err := got.Max().Float64()
+	highest, err := got.Max().Float64()
 	if err != nil {
 		return err
 	}
-	if least != 1 || most != 1 {
-		return fmt.Errorf("the copy arrived with values from %v to %v instead of 1", least, most)
+	if lowest != 1 || highest != 1 {
+		return fmt.Errorf("the copy arrived with values from %v to %v instead of 1", lowest, highest)
 	}
 	return nil
 }
 
-// both is what the timeline shows.
+// both runs the two combinations that the timeline shows.
 func (e *experiment) both() error {
 	for _, side := range []bool{false, true} {
 		end := cuda.Range("sender " + name(side) + ", receiver " + name(side))

@@ -1,16 +1,17 @@
-// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why not when it
-// does not: a tensor is sent four times while the receiver, or both, multiply, with the sender's
-// side of the copy on the default stream or on one of its own, and the receiver's likewise. All
-// four choices, each by torch.CopyPeer, which names both streams, and by Tensor.CopyFrom inside
-// cuda.WithStreams, blocking and not (which makes no difference between GPUs).
+// Command 03-p2p shows when a copy from one GPU to another runs beside compute, and why it
+// sometimes does not. It sends a tensor four times while the receiver, or both GPUs, multiply. The
+// sender's side of the copy is on the default stream or on its own stream, and so is the
+// receiver's. All four combinations are measured with torch.CopyPeer, which names both streams, and
+// with Tensor.CopyFrom inside cuda.WithStreams, blocking and non-blocking (which makes no
+// difference between GPUs).
 //
-//	go run ./examples/03-p2p                         # the figures, with PyTorch's beside ours
-//	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of the slowest and the fastest choice
+//	go run ./examples/03-p2p                         # our figures and PyTorch's
+//	go run ./examples/03-p2p -timeline p2p.svg       # and a picture of two choices
 //	go run ./examples/03-p2p -json
 //
-// It needs two GPUs: -device and the one after it. The rule that comes out: a copy between GPUs
-// runs beside compute only if both of its streams are other streams than those that compute, and
-// the sender's is not the default stream, which the driver orders against the work of both devices.
+// It needs two GPUs: -device and the next one. Result: a copy between GPUs runs beside compute only
+// if neither of its streams computes and the sender's stream is not the default stream, which the
+// driver orders against the work of both devices.
 package main
 
 import (
@@ -31,13 +32,13 @@ func main() {
 	w := workload{}
 	lesson.Main("03-p2p", 2, func(flags *flag.FlagSet) {
 		flags.IntVar(&w.MiB, "mib", 1024, "size of the tensor in `MiB`")
-		flags.IntVar(&w.Copies, "copies", 4, "how often it is sent")
-		flags.IntVar(&w.Products, "products", 8, "how many products of four factors each computing GPU makes")
+		flags.IntVar(&w.Copies, "copies", 4, "number of copies")
+		flags.IntVar(&w.Products, "products", 8, "products of four factors on each computing GPU")
 		flags.IntVar(&w.Rounds, "rounds", 9, "rounds: figures are their medians")
 	}, func(ctx context.Context, l *lesson.Lesson) error { return w.run(ctx, l) })
 }
 
-// workload is what is measured.
+// workload holds the sizes of the experiment.
 type workload struct {
 	MiB      int `json:"mib"`
 	Copies   int `json:"copies"`
@@ -47,13 +48,13 @@ type workload struct {
 
 func (w workload) bytes() float64 { return float64(w.MiB) * (1 << 20) * float64(w.Copies) }
 
-// report is what -json prints. Times are milliseconds, medians of the rounds.
+// report is the output of -json. Times are milliseconds, medians of the rounds.
 type report struct {
 	Workload workload  `json:"workload"`
 	GPU      string    `json:"gpu"`
 	Direct   bool      `json:"peer_access"`
-	Raw      float64   `json:"raw_gb_per_s"` // plain cudaMemcpyPeerAsync, nothing beside it
-	Copy     float64   `json:"copy_ms"`      // by CopyPeer, nothing beside it
+	Raw      float64   `json:"raw_gb_per_s"` // plain cudaMemcpyPeerAsync alone
+	Copy     float64   `json:"copy_ms"`      // CopyPeer alone
 	Link     float64   `json:"copy_gb_per_s"`
 	OfRaw    float64   `json:"of_raw"`
 	Computes []compute `json:"computes"`
@@ -61,21 +62,23 @@ type report struct {
 	PeerNote string    `json:"pytorch_note,omitempty"`
 }
 
-// compute is one choice of who computes.
+// compute holds the figures for one choice of computing GPUs.
 type compute struct {
 	On      string   `json:"on"` // "receiver" or "both"
 	Alone   float64  `json:"compute_ms"`
 	Choices []choice `json:"choices"`
 }
 
-// choice is one choice of streams.
+// choice holds the figures for one choice of streams.
 type choice struct {
 	Sender      bool    `json:"sender_side_stream"`
 	Receiver    bool    `json:"receiver_side_stream"`
 	CopyPeer    float64 `json:"copy_peer_ms"`
 	Blocking    float64 `json:"copy_from_ms"`
 	NonBlocking float64 `json:"copy_from_non_blocking_ms"`
-	Hidden      float64 `json:"hidden"` // what share of the shorter of copy and compute the longer one hides, for copy_peer_ms
+	// Hidden is the share of the shorter of copy and compute that the longer one hides, for
+	// copy_peer_ms.
+	Hidden float64 `json:"hidden"`
 }
 
 type peerJSON struct {
@@ -89,12 +92,12 @@ type peerJSON struct {
 	} `json:"workloads"`
 }
 
-// hidden returns how much of the shorter of two times is hidden when both take `together`.
+// hidden returns the share of the shorter of two times that is hidden when both take `together`.
 func hidden(a, b, together float64) float64 {
 	return max(0, min(1, (a+b-together)/min(a, b)))
 }
 
-// why says what the choice of streams does, when the default streams compute.
+// why explains the effect of a choice of streams when the default streams compute.
 func why(on string, c choice) string {
 	switch {
 	case c.Sender && c.Receiver:
@@ -111,7 +114,7 @@ func why(on string, c choice) string {
 
 func (w workload) run(ctx context.Context, l *lesson.Lesson) error {
 	if w.MiB < 1 || w.Copies < 1 || w.Products < 1 || w.Rounds < 1 {
-		return errors.New("-mib, -copies, -products and -rounds are at least 1")
+		return errors.New("-mib, -copies, -products and -rounds must be at least 1")
 	}
 	e, err := newExperiment(l.Device, l.Device+1, w)
 	if err != nil {

@@ -10,21 +10,23 @@ import (
 )
 
 func TestHidden(t *testing.T) {
-	for _, c := range []struct{ copy, compute, together, want float64 }{
-		{10, 16, 26, 0},
-		{10, 16, 16, 1},
-		{16, 10, 16, 1},
-		{10, 16, 21, 0.5},
-		{10, 16, 30, 0}, // worse than one after the other
-		{10, 16, 15, 1}, // faster than either alone: noise
+	for name, c := range map[string]struct{ copy, compute, together, want float64 }{
+		"none":                          {10, 16, 26, 0},
+		"all of a shorter copy":         {10, 16, 16, 1},
+		"all of a shorter compute":      {16, 10, 16, 1},
+		"half":                          {10, 16, 21, 0.5},
+		"slower than one after another": {10, 16, 30, 0},
+		"faster than either alone":      {10, 16, 15, 1},
 	} {
-		if got := hidden(c.copy, c.compute, c.together); got != c.want {
-			t.Errorf("copy %v, compute %v, together %v: %v, want %v", c.copy, c.compute, c.together, got, c.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			if got := hidden(c.copy, c.compute, c.together); got != c.want {
+				t.Errorf("copy %v, compute %v, together %v: %v, want %v", c.copy, c.compute, c.together, got, c.want)
+			}
+		})
 	}
 }
 
-// Of the four choices one overlaps, and each says why or why not in its own words.
+// One of the four choices overlaps, and each explains why or why not.
 func TestWhy(t *testing.T) {
 	for _, on := range []string{"receiver", "both"} {
 		overlaps := 0
@@ -65,7 +67,7 @@ func TestPrint(t *testing.T) {
 	}
 }
 
-// PyTorch's figures stand beside ours, row by row.
+// The table shows PyTorch's figures in the same rows.
 func TestPrintWithPeer(t *testing.T) {
 	r := sample()
 	text := `{"copy_ms": 10.9, "workloads": [` + strings.Repeat(`{"compute_ms": 15.8, "choices": [{"blocking_ms": 26.71, "non_blocking_ms": 26.72},

@@ -1,4 +1,4 @@
-"""The same copies and the same compute in PyTorch: one JSON object, milliseconds (medians)."""
+"""Measures the same copies and compute with PyTorch and prints one JSON object: medians in milliseconds."""
 import contextlib
 import json
 import sys

@@ -1,13 +1,14 @@
-// Command 04-graph asks what a CUDA graph saves where the host cannot queue kernels as fast as the
-// GPU runs them: clipping 64 small gradients by their common norm, kernel by kernel and with
-// LibTorch's foreach operators, and an optimizer's step. Each sequence is run as it is and as a
-// captured graph; PyTorch's figures for the same are beside ours.
+// Command 04-graph measures what a CUDA graph saves where the host cannot queue kernels as fast as
+// the GPU runs them: clipping 64 small gradients by their common norm, kernel by kernel and with
+// LibTorch's foreach operators, and an optimizer's step. It runs each sequence eagerly and as a
+// captured graph, and prints PyTorch's figures for the same work.
 //
 //	go run ./examples/04-graph [-json] [-timeline graph.svg]
 //
-// Then it shows what a graph remembers: addresses. A tensor that was closed is kept by the graph;
-// an argument that was replaced is noticed (torch.Graphed captures again, or refuses); one that was
-// copied into its place is what the graph reads. And what sharing the memory of two graphs saves.
+// Then it shows that a graph remembers addresses. The graph keeps a tensor that was closed.
+// torch.Graphed notices an argument that was replaced, and captures again or refuses. A value that
+// is copied into an argument is read by the next replay. Finally it measures how much memory two
+// graphs save by sharing a pool.
 //
 // It needs a GPU.
 package main
@@ -36,11 +37,12 @@ func main() {
 	})
 }
 
-// sequence is one thing to do over and over, eager and as a graph. Times are microseconds.
+// sequence is a sequence of operators that runs repeatedly, eager and as a graph. Times are
+// microseconds.
 type sequence struct {
 	Name  string  `json:"name"`
 	Nodes int     `json:"nodes"`
-	Eager float64 `json:"eager_us"` // until the device is done
+	Eager float64 `json:"eager_us"` // until the device has finished
 	Graph float64 `json:"graph_us"`
 	Host  float64 `json:"replay_host_us"` // until Replay returns
 
@@ -56,7 +58,7 @@ type figures struct {
 	Sequences []*sequence `json:"sequences"`
 	Hazards   []hazard    `json:"hazards"`
 	Pools     pools       `json:"pools"`
-	Peer      string      `json:"peer,omitempty"` // why there is none
+	Peer      string      `json:"peer,omitempty"` // the reason why there are no figures of PyTorch
 }
 
 type hazard struct {
@@ -110,7 +112,7 @@ const (
 	elements = 1000
 )
 
-// sequences are the same work as in peer.py.
+// sequences returns the same work as in peer.py.
 func sequences(device cuda.Device, scope *torch.Scope) ([]*sequence, error) {
 	grads, params := make([]*torch.Tensor, tensors), make([]*torch.Tensor, tensors)
 	for i := range tensors {
@@ -152,7 +154,7 @@ func sequences(device cuda.Device, scope *torch.Scope) ([]*sequence, error) {
 	}, nil
 }
 
-// clip is global-norm clipping as one writes it down first: some three kernels for each tensor.
+// clip is global-norm clipping in its simplest form: about three kernels for each tensor.
 func clip(zero *torch.Tensor, grads []*torch.Tensor) error {
 	turn := torch.NewScope("clip")
 	defer turn.Close()
@@ -175,7 +177,7 @@ func (s *sequence) measure(device cuda.Device, rounds int) error {
 		return err
 	}
 	defer stream.Close()
-	// One thread for all of it: the first use of a library on a thread belongs before the capture.
+	// Use one thread for all calls: a library's first use on a thread must come before the capture.
 	return cuda.WithStream(stream.Stream, func() error {
 		for range 3 {
 			if err := s.fn(); err != nil {
@@ -196,7 +198,7 @@ func (s *sequence) measure(device cuda.Device, rounds int) error {
 	})
 }
 
-// median returns the microseconds until the device is done with fn, and until fn returns.
+// median returns the microseconds until the device has finished fn, and until fn returns.
 func median(device cuda.Device, rounds int, fn func() error) (done, host float64, err error) {
 	var all, queued []float64
 	for i := range rounds + 5 {
@@ -240,8 +242,8 @@ func (s *sequence) show(device cuda.Device) error {
 	return nil
 }
 
-// hazards are the three ways to give a graph new input: two that go wrong with bare CUDA graphs,
-// and the right one.
+// hazards shows the ways to give a graph new input: replacing or closing it, which goes wrong with
+// bare CUDA graphs, and copying into it, which is right.
 func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	full := func(v float64) (*torch.Tensor, error) {
 		t, err := torch.Full(device, torch.Float32, v, 4)
@@ -308,7 +310,7 @@ func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	}
 	defer graph.Close()
 	y.Close()
-	other, err := full(1) // would take the closed tensor's memory
+	other, err := full(1) // would reuse the closed tensor's memory
 	if err != nil {
 		return nil, err
 	}
@@ -317,7 +319,8 @@ func hazards(device cuda.Device, scope *torch.Scope) ([]hazard, error) {
 	return h, nil
 }
 
-// sharedPools measures what two graphs with 256 MiB of intermediate results take.
+// sharedPools measures the memory of two graphs with 256 MiB of intermediate results each, with and
+// without a shared pool.
 func sharedPools(device cuda.Device) (pools, error) {
 	var p pools
 	work := func() error {
@@ -365,7 +368,7 @@ func sharedPools(device cuda.Device) (pools, error) {
 		}
 		*out = now - start
 	}
-	p.SeparateMiB -= p.SharedMiB - p.OneMiB // the third graph beside the first alone
+	p.SeparateMiB -= p.SharedMiB - p.OneMiB // leaves the third graph beside the first alone
 	return p, nil
 }
 

@@ -1,4 +1,7 @@
-"""The same sequences in PyTorch: 64 tensors of 1000 elements, eager and as a CUDA graph. Microseconds, medians of 51 rounds."""
+"""Measures the same sequences with PyTorch, eagerly and as CUDA graphs: 64 tensors of 1000 elements.
+
+Prints one JSON object: medians of 51 rounds in microseconds.
+"""
 import json, time, torch
 
 dev = torch.device('cuda')

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/nn"
 )
 
-// captured measures graphs of what eager measures.
+// captured measures the same work as eager, captured into graphs.
 func (w *work) captured(rounds int) (t times, err error) {
 	stream, err := w.current()
 	if err != nil {
@@ -21,7 +21,8 @@ func (w *work) captured(rounds int) (t times, err error) {
 	}()
 	return w.measured(rounds, func(m nn.Module) (func() error, error) {
 		run := w.forward(m)
-		if err := errors.Join(run(), stream.Synchronize()); err != nil { // libraries make themselves ready at their first call
+		// Libraries initialise themselves at their first call.
+		if err := errors.Join(run(), stream.Synchronize()); err != nil {
 			return nil, err
 		}
 		g, err := cuda.Capture(cuda.CaptureOptions{Stream: stream}, run)

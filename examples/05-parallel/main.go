@@ -1,22 +1,24 @@
-// Four independent branches of unequal cost on one GPU: how close does running them side by side
-// come to the longest of them alone?
+// Command 05-parallel runs four independent branches of unequal cost on one GPU, and compares the
+// time of running them concurrently with that of the longest branch alone.
 //
 //	go run ./examples/05-parallel [-rounds 30] [-json] [-timeline parallel.svg]
 //
 // Two kinds of branches, both forward only:
 //
-//   - rows: softmax over 8 rows of 131,072 numbers, 40, 30, 20 and 10 times over. A kernel has 8 blocks and takes tens of microseconds: most of the GPU is idle,
-//     and the host is far ahead. This is what streams are for: nn.Parallel costs what the longest branch costs.
-//   - convs: 3x3 convolutions of 32 channels on 8 small images, 12, 9, 6 and 3 layers with ReLU. A kernel takes a few microseconds, about what its launch takes: the
-//     host is what is waited for, and more streams do not make it faster. In a CUDA graph there are no launches, and the branches run side by side again.
+//   - rows: softmax over 8 rows of 131,072 numbers, 40, 30, 20 and 10 times. A kernel has 8 blocks
+//     and takes tens of microseconds: most of the GPU is idle, and the host is far ahead. Streams
+//     are made for this case: nn.Parallel takes as long as the longest branch.
+//   - convs: 3x3 convolutions of 32 channels on 8 small images, 12, 9, 6 and 3 layers with ReLU. A
+//     kernel takes a few microseconds, about as long as its launch: the GPU waits for the host, and
+//     more streams do not make it faster. A CUDA graph has no launches, so the branches run
+//     concurrently again.
 //
-// Each is measured branch by branch, with the branches in turn on one stream, and as nn.Parallel;
-// eagerly and captured into a graph. The critical path is the longest branch alone. PyTorch's
-// figures, from the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph in peer.py,
-// are beside ours when a python3 with torch is there.
+// It measures each branch alone, the branches in turn on one stream, and nn.Parallel; eagerly and
+// captured into a graph. The critical path is the longest branch alone. If there is a python3 with
+// torch, peer.py takes the same measurements with torch.cuda.Stream and torch.cuda.CUDAGraph.
 //
-// Times are from an event before the first launch to one after the last kernel, on an idle GPU;
-// medians of the rounds.
+// Times are from an event before the first launch to an event after the last kernel, on an idle
+// GPU; figures are medians of the rounds.
 package main
 
 import (
@@ -36,9 +38,9 @@ import (
 //go:embed peer.py
 var peer string
 
-// times are microseconds of one kind of branches, eager or in a graph.
+// times holds microseconds for one kind of branches, eager or in a graph.
 type times struct {
-	Alone    []float64 `json:"alone"` // each branch
+	Alone    []float64 `json:"alone"` // each branch alone
 	InTurn   float64   `json:"in_turn"`
 	Parallel float64   `json:"parallel"`
 }
@@ -53,7 +55,7 @@ func (t times) critical() float64 {
 
 type figures map[string]times // "rows eager", "rows graph", "convs eager", "convs graph"
 
-// order of the figures.
+// order is the order of the figures in the table.
 var order = []string{"rows eager", "rows graph", "convs eager", "convs graph"}
 
 type result struct {
@@ -82,7 +84,7 @@ func (f figures) ratios() ratios {
 
 func main() {
 	rounds := 30
-	lesson.Main("05-parallel", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "how often everything is measured") },
+	lesson.Main("05-parallel", 1, func(f *flag.FlagSet) { f.IntVar(&rounds, "rounds", rounds, "rounds of each measurement") },
 		func(ctx context.Context, l *lesson.Lesson) error { return run(ctx, l, rounds) })
 }
 
@@ -99,7 +101,7 @@ func run(ctx context.Context, l *lesson.Lesson, rounds int) error {
 	if err != nil {
 		return err
 	}
-	// One goroutine, on one stream from beginning to end: what a training loop does.
+	// Use one goroutine on one stream throughout, as a training loop does.
 	err = cuda.WithStream(stream, func() error {
 		for _, kind := range []struct {
 			name  string
@@ -160,7 +162,7 @@ func (r result) table() [][]string {
 	return table
 }
 
-// work is the branches of one kind and their input.
+// work holds the branches of one kind and their input.
 type work struct {
 	branches []nn.Module
 	parallel nn.Module
@@ -215,7 +217,8 @@ func convs(d cuda.Device) (*work, error) {
 	return w, nn.To(w.parallel, d)
 }
 
-// inTurn is the branches one after the other on the caller's stream, and their sum.
+// inTurn returns a module that runs the branches one after another on the caller's stream and adds
+// their outputs.
 func (w *work) inTurn() nn.Module {
 	return nn.Func(func(x *torch.Tensor) *torch.Tensor {
 		y := w.branches[0].Forward(x)
@@ -226,7 +229,7 @@ func (w *work) inTurn() nn.Module {
 	})
 }
 
-// forward returns a forward pass of the module that frees what it has made: what is measured.
+// forward returns the measured function: a forward pass of the module that frees its results.
 func (w *work) forward(m nn.Module) func() error {
 	return func() error {
 		turn := torch.NewScope("turn")
@@ -235,13 +238,13 @@ func (w *work) forward(m nn.Module) func() error {
 	}
 }
 
-// eager measures the branches as they are.
+// eager measures the branches without a graph.
 func (w *work) eager(rounds int) (t times, err error) {
 	return w.measured(rounds, func(m nn.Module) (func() error, error) { return w.forward(m), nil })
 }
 
-// measured measures what prepare makes of every branch alone, of the branches in turn and of the
-// Parallel.
+// measured measures the function that prepare returns, for every branch alone, for the branches in
+// turn and for the Parallel.
 func (w *work) measured(rounds int, prepare func(nn.Module) (func() error, error)) (t times, err error) {
 	one := func(m nn.Module) float64 {
 		run, e := prepare(m)
@@ -261,8 +264,8 @@ func (w *work) measured(rounds int, prepare func(nn.Module) (func() error, error
 	return t, err
 }
 
-// measure returns the median time of run on the device, each on an idle GPU, after a few runs that
-// do not count.
+// measure returns the median time of run on the device, each time on an idle GPU, after a few
+// warm-up runs.
 func (w *work) measure(rounds int, run func() error) (time.Duration, error) {
 	start, err := cuda.NewEvent(cuda.EventOptions{Timing: true})
 	if err != nil {
@@ -295,5 +298,5 @@ func (w *work) measure(rounds int, run func() error) (time.Duration, error) {
 	return lesson.Median(took), nil
 }
 
-// current is the stream that run has made current.
+// current returns the stream that run has made current.
 func (w *work) current() (cuda.Stream, error) { return cuda.GetCurrentCUDAStream(w.x.Device()) }

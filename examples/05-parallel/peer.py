@@ -1,4 +1,7 @@
-"""The measurements of main.go with PyTorch: python3 peer.py DEVICE ROUNDS. The last line of the output is a JSON object."""
+"""Takes the measurements of main.go with PyTorch: python3 peer.py DEVICE ROUNDS.
+
+The last line of the output is a JSON object.
+"""
 
 import json
 import statistics
@@ -12,7 +15,7 @@ torch.cuda.set_device(device)
 
 
 class Parallel(torch.nn.Module):
-    """The branches on a stream each, the first on the caller's."""
+    """Runs each branch on its own stream, the first on the caller's."""
 
     def __init__(self, branches):
         super().__init__()

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Makes the photographs that the examples train on: photos-train.tgz and photos-test.tgz.
+"""Makes the archives of photographs that the examples use: photos-train.tgz and photos-test.tgz.
 
     python3 -m venv /tmp/photos && /tmp/photos/bin/pip install pillow==12.0.0
-    /tmp/photos/bin/python make_photos.py fetch /tmp/photos/pictures     # the twelve source pictures, once; needs the network
-    /tmp/photos/bin/python make_photos.py make /tmp/photos/pictures      # both archives, beside this script, byte for byte the same
-    /tmp/photos/bin/python make_photos.py check /tmp/photos/pictures     # makes them in memory and compares
-    python3 make_photos.py big photos-train.tgz OUT.tgz 8000   # another archive, for measuring: samples as large as ImageNet's
+    /tmp/photos/bin/python make_photos.py fetch /tmp/photos/pictures     # download the twelve source pictures, once
+    /tmp/photos/bin/python make_photos.py make /tmp/photos/pictures      # write both archives beside this script, with the same bytes
+    /tmp/photos/bin/python make_photos.py check /tmp/photos/pictures     # make them in memory and compare
+    python3 make_photos.py big photos-train.tgz OUT.tgz 8000   # a benchmark archive with samples as large as ImageNet's
 
 A class is a picture. Its training samples are random crops from one part of the picture and its test samples are random crops from
-another; the parts lie at least GAP pixels apart, so no pixel of a test sample is in a training sample. PROVENANCE.md says where the
-pictures come from and why they are free.
+another. The parts lie at least GAP pixels apart, so no pixel of a test sample is in a training sample. PROVENANCE.md names the
+pictures' origins and licences.
 """
 import argparse
 import bz2
@@ -28,9 +28,9 @@ import zipfile
 import PIL
 from PIL import Image
 
-PILLOW = '12.0.0'  # its wheel carries the JPEG and PNG encoders, so it decides the bytes
-GAP = 8            # pixels between what is trained on and what is tested on
-TRAIN, TEST = 48, 16  # samples of a class
+PILLOW = '12.0.0'  # its wheel contains the JPEG and PNG encoders, which determine the bytes
+GAP = 8            # pixels between the training and the test parts
+TRAIN, TEST = 48, 16  # samples per class
 
 SCIKIT_IMAGE = 'scikit-image==0.25.2'
 SCIPY = 'scipy==1.9.3'
@@ -79,7 +79,7 @@ def fetch(folder):
                     if name in z.namelist():
                         data = z.read(name)
                         if hashlib.sha256(data).hexdigest() != digest:
-                            sys.exit(f'{package}: {name} has another sha256 than this script knows')
+                            sys.exit(f'{package}: {name} has an unexpected sha256')
                         with open(os.path.join(folder, os.path.basename(name)), 'wb') as f:
                             f.write(data)
                         print(' ', os.path.basename(name))
@@ -92,34 +92,34 @@ def load(folder, cls):
         with open(path, 'rb') as f:
             data = f.read()
     except FileNotFoundError:
-        sys.exit(f'{path} is not there: run `make_photos.py fetch {folder}` first')
+        sys.exit(f'{path} does not exist: run `make_photos.py fetch {folder}` first')
     if hashlib.sha256(data).hexdigest() != digest:
-        sys.exit(f'{path} has another sha256 than this script knows: fetch it again')
-    if name.endswith('.dat'):  # raw RGB, as SciPy keeps it
+        sys.exit(f'{path} has an unexpected sha256: fetch it again')
+    if name.endswith('.dat'):  # raw RGB, SciPy's format
         return Image.frombytes('RGB', (1024, 768), bz2.decompress(data))
     image = Image.open(io.BytesIO(data))
     return image.convert('L' if image.mode == 'L' else 'RGB')
 
 
 def parts(cls, split, size):
-    """The parts of a picture in pixels."""
+    """Return the parts of a picture in pixels."""
     _, _, _, train, test = PICTURES[cls]
     w, h = size
     return [(l * w // 1000, t * h // 1000, r * w // 1000, b * h // 1000) for l, t, r, b in (train if split == 'train' else test)]
 
 
 def gap(a, b):
-    """Pixels between two boxes, along the axis that separates them best; negative when they overlap."""
+    """Return the pixels between two boxes along the axis that separates them best; negative if they overlap."""
     return max(a[0] - b[2], b[0] - a[2], a[1] - b[3], b[1] - a[3])
 
 
 def pick(rng, low, high):
-    """A whole number from low to high. Only Random.random is used: Python promises that its sequence never changes."""
+    """Return an integer from low to high. Use only Random.random: Python guarantees that its sequence never changes."""
     return low + int(rng.random() * (high - low + 1))
 
 
 def crop_box(rng, boxes, size, small, large):
-    """A random box inside one of the boxes: a side of `small` to `large` thousandths of the picture's shorter side."""
+    """Return a random box inside one of the boxes, with a side of `small` to `large` thousandths of the picture's shorter side."""
     areas = [(r - l) * (b - t) for l, t, r, b in boxes]
     at, i = rng.random() * sum(areas), 0
     while i + 1 < len(boxes) and at >= areas[i]:
@@ -134,7 +134,7 @@ def crop_box(rng, boxes, size, small, large):
 
 
 def samples(folder, split):
-    """Yields (member name, class, box, bytes), the classes taking turns."""
+    """Yield (member name, class, box, bytes), alternating between the classes."""
     images = {cls: load(folder, cls) for cls in PICTURES}
     for index in range(TRAIN if split == 'train' else TEST):
         for cls, image in images.items():
@@ -143,9 +143,9 @@ def samples(folder, split):
             side = pick(rng, 88, 128)
             w, h = box[2] - box[0], box[3] - box[1]
             size = (side, max(64, side * h // w)) if w > h else (max(64, side * w // h), side)
-            sample = image.crop(box).resize(size, Image.Resampling.BICUBIC)  # crop first: the filter must not reach over the box
+            sample = image.crop(box).resize(size, Image.Resampling.BICUBIC)  # crop first: the filter must not read outside of the box
             kind = index % 16
-            if kind in (3, 11):  # colour alone must not give a class away
+            if kind in (3, 11):  # colour alone must not reveal a class
                 sample = sample.convert('L')
             if kind == 7 and index < 16:
                 yield f'{split}/{cls}/{index:03d}.png', cls, box, encode(sample, 'PNG', optimize=True)
@@ -162,7 +162,7 @@ def encode(image, format, **options):
 
 
 def pack(members):
-    """A tar of (name, bytes) and its gzip form, without anything that depends on who packs it and when."""
+    """Return a tar of (name, bytes) and its gzip form, independent of user and time."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode='w', format=tarfile.USTAR_FORMAT) as tar:
         for name, data in members:
@@ -173,9 +173,9 @@ def pack(members):
 
 
 def archives(folder):
-    """Both archives, with the proof that no pixel is in both."""
+    """Return both archives, and check that no pixel is in both."""
     if PIL.__version__ != PILLOW:
-        sys.exit(f'Pillow {PIL.__version__} is installed, {PILLOW} is needed: another version encodes other bytes')
+        sys.exit(f'Pillow {PIL.__version__} is installed, {PILLOW} is needed: another version encodes different bytes')
     out, boxes = {}, {}
     for split in ('train', 'test'):
         made = list(samples(folder, split))
@@ -191,7 +191,7 @@ def archives(folder):
 
 
 def big_sources(source):
-    """(class, image, parts) for each picture in the folder, or for each sample of an archive that this script made."""
+    """Return (class, image, parts) for each picture in the folder, or for each sample of an archive that this script made."""
     if os.path.isdir(source):
         images = {cls: load(source, cls).convert('RGB') for cls in PICTURES}
         return [(cls, image, parts(cls, 'train', image.size)) for cls, image in images.items()]
@@ -201,7 +201,7 @@ def big_sources(source):
 
 
 def big_sample(task):
-    """One sample of an archive for measuring: like ImageNet's training set in size and form, 4:4:4 or 4:2:0, with sensor noise."""
+    """Return one sample of a benchmark archive: like ImageNet's training set in size and format, 4:4:4 or 4:2:0, with sensor noise."""
     source, index = task
     if source not in BIG:
         BIG[source] = big_sources(source)
@@ -217,7 +217,7 @@ def big_sample(task):
     return f'train/{cls}/{index:06d}.jpg', data
 
 
-BIG = {}  # sources that this process has read
+BIG = {}  # sources read by this process
 
 
 def big(source, path, count):
@@ -238,7 +238,7 @@ def main():
     commands = parser.add_subparsers(dest='command', required=True)
     for command in ('fetch', 'make', 'check', 'big'):
         sub = commands.add_parser(command)
-        sub.add_argument('pictures', help='the folder of the source pictures; for big it can be an archive of photographs')
+        sub.add_argument('pictures', help='the folder of the source pictures; for big it may be an archive of photographs')
         if command == 'big':
             sub.add_argument('out')
             sub.add_argument('count', type=int)
@@ -256,9 +256,9 @@ def main():
             with open(path, 'rb') as f:
                 there = f.read()
             if gzip.decompress(there) != tar:
-                sys.exit(f'{path} holds something else than this script makes')
+                sys.exit(f'{path} differs from the output of this script')
             if there != tgz:
-                print(f'{path}: the same tar, packed by another zlib')
+                print(f'{path}: the same tar, compressed by another zlib')
         print(f'photos-{split}.tgz: {count} samples, {len(tgz)} bytes, sha256 {hashlib.sha256(tgz).hexdigest()}')
 
 

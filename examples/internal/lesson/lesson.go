@@ -1,5 +1,5 @@
-// Package lesson is what the numbered examples share: their flags, the peer in Python, a table, the
-// timeline.
+// Package lesson has the common parts of the numbered examples: their flags, the peer in Python, a
+// table, the timeline.
 package lesson
 
 import (
@@ -24,15 +24,15 @@ import (
 type Lesson struct {
 	JSON     bool        // print one JSON object instead of the text
 	Device   cuda.Device // the first GPU to use
-	Timeline string      // file to draw the timeline to: .svg, .png or .json; "" is none
-	Python   string      // interpreter of the peer; "" is no peer
+	Timeline string      // file for the timeline: .svg, .png or .json; "" for none
+	Python   string      // the peer's interpreter; "" for no peer
 	Out      io.Writer
 	Streams  map[cuda.Stream]string // names for the rows of the timeline; set before Record
 }
 
-// Main runs an example: it parses the flags (those of more, if not nil, as well), runs the function
-// with a context that ends with an interrupt, and exits with status 1 and one line if that fails.
-// gpus is how many GPUs the example needs.
+// Main runs an example. It parses the flags (including those of more, if not nil) and runs the
+// function with a context that an interrupt ends. If the function fails, Main prints one line and
+// exits with status 1. gpus is the number of GPUs that the example needs.
 func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Context, *Lesson) error) {
 	l := &Lesson{Out: os.Stdout}
 	flags := flag.NewFlagSet(name, flag.ExitOnError)
@@ -43,7 +43,7 @@ func Main(name string, gpus int, more func(*flag.FlagSet), run func(context.Cont
 	if more != nil {
 		more(flags)
 	}
-	flags.Parse(os.Args[1:]) // exits by itself
+	flags.Parse(os.Args[1:]) // exits on an error
 	l.Device = cuda.Device(*device)
 	ctx, stop := interrupt.Context(interrupt.Grace)
 	err := errors.Join(trace.Window{File: l.Timeline}.Check(), l.needs(gpus))
@@ -69,11 +69,11 @@ func (l *Lesson) needs(gpus int) error {
 	}
 }
 
-// ErrNoPeer is in the error of Peer where there is no Python or no PyTorch.
+// ErrNoPeer is wrapped by Peer's error if there is no Python or no PyTorch.
 var ErrNoPeer = errors.New("no PyTorch to compare with")
 
-// Peer runs the Python program (the text of peer.py, by go:embed) with the arguments and reads the
-// last line of its output, one JSON object, into figures.
+// Peer runs the Python program (the embedded text of peer.py) with the arguments. It decodes the
+// last line of the output, one JSON object, into figures.
 func (l *Lesson) Peer(ctx context.Context, program string, figures any, arguments ...string) error {
 	if l.Python == "" {
 		return fmt.Errorf("%w: -python is empty", ErrNoPeer)
@@ -100,8 +100,8 @@ func (l *Lesson) Peer(ctx context.Context, program string, figures any, argument
 	return nil
 }
 
-// Table prints rows of cells in columns, the first aligned left and the others right; the first row
-// is the header.
+// Table prints rows of cells in columns. The first column is aligned left, the others right. The
+// first row is the header.
 func (l *Lesson) Table(rows [][]string) error {
 	if len(rows) == 0 {
 		return nil
@@ -128,7 +128,7 @@ func (l *Lesson) Table(rows [][]string) error {
 	return err
 }
 
-// Result prints the figures as one JSON object under -json, and calls text otherwise.
+// Result prints the figures as one JSON object with -json, and calls text otherwise.
 func (l *Lesson) Result(figures any, text func() error) error {
 	if !l.JSON {
 		return text()
@@ -136,9 +136,9 @@ func (l *Lesson) Result(figures any, text func() error) error {
 	return json.NewEncoder(l.Out).Encode(figures)
 }
 
-// Record runs fn under a recording and draws its timeline, if -timeline asks for one. It returns
-// the recording, or nil without -timeline; fn is then not run. Figures of speed are to be taken in
-// other runs of fn: a recording costs time.
+// Record runs fn under a recording and draws its timeline, if -timeline names a file. It returns
+// the recording. Without -timeline it returns nil and does not run fn. Measure speed in other runs
+// of fn: a recording costs time.
 func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	if l.Timeline == "" {
 		return nil, nil
@@ -164,8 +164,8 @@ func (l *Lesson) Record(title string, fn func() error) (*trace.Trace, error) {
 	return recorded, nil
 }
 
-// Median returns the middle of the values; of an even number the lower of the two. It is 0 for
-// none.
+// Median returns the middle value; of an even number of values the lower of the two middle ones. It
+// returns 0 if there are no values.
 func Median[T ~int64 | ~float64](values []T) T {
 	if len(values) == 0 {
 		var none T

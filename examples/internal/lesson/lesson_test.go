@@ -3,6 +3,7 @@ package lesson
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os/exec"
 	"strings"
 	"testing"
@@ -15,9 +16,11 @@ func TestMedian(t *testing.T) {
 		values []int64
 		want   int64
 	}{{nil, 0}, {[]int64{3}, 3}, {[]int64{9, 1, 5}, 5}, {[]int64{4, 1, 3, 2}, 2}} {
-		if got := Median(c.values); got != c.want {
-			t.Errorf("%v: %d, want %d", c.values, got, c.want)
-		}
+		t.Run(fmt.Sprint(len(c.values)), func(t *testing.T) {
+			if got := Median(c.values); got != c.want {
+				t.Errorf("%v: %d, want %d", c.values, got, c.want)
+			}
+		})
 	}
 }
 
@@ -33,7 +36,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// An example that has not enough GPUs says how many it wants and who knows more.
+// An example without enough GPUs says how many it needs, and names torchstream doctor.
 func TestNeeds(t *testing.T) {
 	for _, gpus := range []int{1, 2} {
 		l := &Lesson{Device: cuda.Device(max(cuda.DeviceCount(), 0))}
@@ -49,9 +52,11 @@ func TestNeeds(t *testing.T) {
 func TestPeer(t *testing.T) {
 	var figures struct{ MS float64 }
 	for name, l := range map[string]*Lesson{"switched off": {}, "no such program": {Python: "no-such-python"}} {
-		if err := l.Peer(t.Context(), "", &figures); !errors.Is(err, ErrNoPeer) {
-			t.Errorf("%s: %v", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if err := l.Peer(t.Context(), "", &figures); !errors.Is(err, ErrNoPeer) {
+				t.Error(err)
+			}
+		})
 	}
 	python, err := exec.LookPath("python3")
 	if err != nil {
