@@ -51,8 +51,9 @@ test: setup ## all tests: the shim's, go vet, the Go packages', loader and prefe
 
 # What a program that imports only imageloader needs. tools/without-libtorch.sh runs this in a clone that has no LibTorch.
 .PHONY: test-image
-test-image: image ## the loader's tests, with the image library alone
+test-image: image ## the tests of the loader and of the command without LibTorch, with the image library alone
 	go test -count=1 ./tensor ./internal/imagecapi ./imageloader/...
+	go test -count=1 -tags notorch ./cmd/torchstream
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
@@ -79,8 +80,8 @@ generate: setup ## regenerate the typed operators from LibTorch's native_functio
 	TORCHSTREAM_NATIVE_FUNCTIONS="$$(python3 cshim/setup/libtorch.py show | sed -n 's/^NATIVE_FUNCTIONS=//p')" go generate ./...
 
 .PHONY: doctor
-doctor: shim ## say what is installed, what is missing and what to do about it
-	@go run ./cmd/torchstream doctor
+doctor: ## say what is installed, what is missing and what to do about it, also before anything is built
+	@tools/doctor.sh
 
 .PHONY: bench-loader
 bench-loader: shim ## the loader beside PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of bench/loaders.py")
