@@ -51,7 +51,8 @@ func checked(err error) error {
 
 func advised(err error) error {
 	if errors.Is(err, ErrNoDevice) && DeviceCount() == 0 {
-		return fmt.Errorf("%w; check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide it (torchstream doctor says more), or run on cuda.CPU", err)
+		return fmt.Errorf("%w; check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide the GPU "+
+			"(torchstream doctor says more), or run on cuda.CPU", err)
 	}
 	return err
 }

@@ -19,5 +19,11 @@ type LeakCounts struct {
 // some time after it became unreachable. slog.Debug also logs each object. In a
 // build with the tag debug, package leaks says where the program made them.
 func Leaks() LeakCounts {
-	return LeakCounts{Graphs: leakedGraphs.Load(), Events: leakedEvents.Load(), Streams: leakedStreams.Load(), Pinned: leakedPinned.Load(), PinnedBytes: leakedPinnedBytes.Load()}
+	return LeakCounts{
+		Events:      leakedEvents.Load(),
+		Graphs:      leakedGraphs.Load(),
+		Streams:     leakedStreams.Load(),
+		Pinned:      leakedPinned.Load(),
+		PinnedBytes: leakedPinnedBytes.Load(),
+	}
 }

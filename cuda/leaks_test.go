@@ -26,7 +26,8 @@ func TestLeaksAreCounted(t *testing.T) {
 	until(t, "the release of the event", func() bool { return inner.refs.Load() == 0 })
 }
 
-// through sums, by kind, the sites whose stack has a call that ends in function.
+// through returns, by kind, the count of sites whose stack contains a function with the suffix
+// function.
 func through(sites leaks.Sites, function string) map[string]int64 {
 	n := map[string]int64{}
 	for _, s := range sites {
@@ -55,7 +56,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 	}
 	forgetHandles()
 	kinds := []string{"event", "graph", "stream", "pinned memory", "memory pool"}
-	until(t, "cleanups", func() bool {
+	until(t, "the run of the cleanups", func() bool {
 		caught := through(leaks.Caught(), "cuda."+t.Name())
 		for _, kind := range kinds {
 			if caught[kind] == 0 {

@@ -140,7 +140,11 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 	if here, err := capi.CaptureHere(); err != nil {
 		return checked(err)
 	} else if here {
-		return &Error{Code: capi.CodeCapture, Origin: "MemoryPool.Use", Message: "entering a memory pool is not possible while a graph is captured: the graph's own memory serves the captured function"}
+		return &Error{
+			Code: capi.CodeCapture, Origin: "MemoryPool.Use",
+			Message: "entering a memory pool is not possible while a graph is captured: " +
+				"the graph's own memory serves the captured function",
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -233,7 +237,11 @@ func (p *memoryPool) lock(origin string) error {
 	if here, err := capi.CaptureHere(); err != nil {
 		return err
 	} else if here {
-		return &Error{Code: capi.CodeBusy, Origin: origin, Message: "another goroutine is inside a Use of the pool, and a captured function does not wait for the other goroutine: call again after the capture"}
+		return &Error{
+			Code: capi.CodeBusy, Origin: origin,
+			Message: "another goroutine is inside a Use of the pool, and a captured function does not wait " +
+				"for the other goroutine: call again after the capture",
+		}
 	}
 	p.mu.Lock()
 	return nil

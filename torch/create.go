@@ -29,7 +29,10 @@ func empty(op string, device cuda.Device, dtype DType, f MemoryFormat, shape []i
 }
 
 func noDevice(device cuda.Device) error {
-	return &capi.Error{Code: capi.CodeNoDevice, Origin: "torch", Message: "there is no " + device.String() + " on this machine: run on cuda.CPU, or run torchstream doctor"}
+	return &capi.Error{
+		Code: capi.CodeNoDevice, Origin: "torch",
+		Message: "there is no " + device.String() + " on this machine: run on cuda.CPU, or run torchstream doctor",
+	}
 }
 
 // Empty returns a tensor with undefined values. As with every constructor of this package, the

@@ -40,8 +40,8 @@
 //
 // Every use of a closed tensor, or of a tensor whose scope is closed, returns [ErrClosed]; the
 // error names the scope. The garbage collector eventually frees tensors that were never closed.
-// [Caught] counts them, so that a program can detect missing calls of Close; in a build with the tag
-// debug, package leaks says where the program made them.
+// [Caught] counts them, so that a program can detect missing calls of Close; in a build with the
+// tag debug, package leaks says where the program made them.
 //
 // # Gradients
 //

@@ -45,7 +45,7 @@ func newOwned(c *capi.Tensor) *owned {
 	return o
 }
 
-// unreachable is the tensor of an owned handle that the garbage collector has found.
+// unreachable holds the tensor of an owned handle that the garbage collector has found.
 type unreachable struct {
 	made origin.Origin
 	c    *capi.Tensor

@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// countOf sums the sites of the kind whose stack begins with a call that ends in first and has one
-// that ends in through.
+// countOf returns the count of the kind's sites whose stack begins with a function with the suffix
+// first and contains a function with the suffix through.
 func countOf(sites leaks.Sites, kind, first, through string) (n int64) {
 	for _, s := range sites {
 		for _, f := range s.Stack {
@@ -34,7 +34,7 @@ func forgetTensors(t *testing.T) {
 	}
 }
 
-// The lines that made the tensors which nobody closed are named, once the garbage collector found them.
+// Leaks names the lines that made unclosed tensors after the garbage collector has found them.
 func TestLeaksNameTheirMaker(t *testing.T) {
 	if !leaks.Enabled {
 		forgetTensors(t)
@@ -63,7 +63,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 		}
 	}
 	if open := countOf(leaks.Open(), "tensor", "", "forgetTensors"); open != 0 {
-		t.Errorf("%d tensors that were caught are still open", open)
+		t.Errorf("%d caught tensors are still open", open)
 	}
 }
 
@@ -74,7 +74,8 @@ func addFour(x *torch.Tensor) {
 	}
 }
 
-// What is open is named until it is closed, alone or with its scope, once however often that is.
+// Open names a tensor's line until the tensor or its scope is closed; closing again changes
+// nothing.
 func TestOpenTensorsNameTheirMaker(t *testing.T) {
 	if !leaks.Enabled {
 		t.Skip("needs the tag debug")

@@ -53,7 +53,10 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		// number of elements.
 		const maxBytes = 1 << 46
 		if i.NumElements > maxBytes/int64(as.Size()) {
-			return &capi.Error{Code: capi.CodeOutOfMemory, Origin: "torch", Message: fmt.Sprintf("%d elements do not fit into memory: read a part (Narrow)", i.NumElements)}
+			return &capi.Error{
+				Code: capi.CodeOutOfMemory, Origin: "torch",
+				Message: fmt.Sprintf("%d elements do not fit into memory: read a part (Narrow)", i.NumElements),
+			}
 		}
 		src := c
 		if DType(i.DType) != as {

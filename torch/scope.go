@@ -164,10 +164,10 @@ func (s *scopeState) grow() {
 	s.chunks, s.used = append(live, new(scopeChunk)), 0
 }
 
-// caught is for a scope that the garbage collector has found.
+// caught closes a scope that the garbage collector has found, to which no reference is left.
 func (s *scopeState) caught() {
 	s.made.Leaked()
-	for i, chunk := range s.chunks { // of nobody else any more
+	for i, chunk := range s.chunks {
 		for j := range s.filled(i) {
 			if chunk[j].state.Load() < closing {
 				chunk[j].made.Leaked()

@@ -11,7 +11,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	err = tr.WriteFile("timeline.svg", trace.PictureOptions{Title: "one step"}) // .svg, .png or .json
+//	err = tr.WriteFile("timeline.svg", trace.PictureOptions{Title: "one step"}) // or .png, .json
 //
 // A program that uses package prefetcher needs no code: prefetcher.Options.Trace records some
 // batches to a file, and so does an environment variable:
