@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -238,65 +239,19 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or empty, and err may say why it ended; next is not called again
-// then. The slot's memory belongs to the caller from here on. errStopped after stop.
+// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or empty,
+// and err may say why the sequence ended; next is not called again then. The slot's memory belongs to
+// the caller from here on. It returns errStopped after stop.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.members = a.members[:0]
-judging:
-	for len(a.members) < a.size {
-		if a.stopped {
-			return r, errStopped
-		}
-		if a.cursor == a.base+len(a.flights) && a.ended {
-			err = a.failure
-			break
-		}
-		if a.cursor == a.base+len(a.flights) || a.flights[a.cursor-a.base].state == pending {
-			a.progress.Wait()
-			continue
-		}
-		f := &a.flights[a.cursor-a.base]
-		switch f.state {
-		case bad:
-			e := f.err.(*SampleError)
-			r.bad = append(r.bad, e)
-			if a.policy == Fail {
-				err = failedSample{e}
-				break judging
-			}
-			if a.policy == Substitute {
-				a.members = append(a.members, a.cursor)
-			}
-		case fatal:
-			err = f.err
-			break judging
-		case good:
-			a.members = append(a.members, a.cursor)
-		}
-		a.cursor++
-	}
-	if len(a.members) == 0 {
+	ok, err := a.judge(&r)
+	if !ok || len(a.members) == 0 {
 		return r, err
 	}
-
 	s := a.slots[0]
-	a.closing = s
-	if a.policy == Skip {
-		for i := 0; i < len(a.holes); i++ {
-			if a.holes[i].slot == s {
-				a.holes[i] = a.holes[len(a.holes)-1]
-				a.holes = a.holes[:len(a.holes)-1]
-				i--
-			}
-		}
-	}
-	if !a.quiet(s) {
+	if !a.settle(s) {
 		return r, errStopped
-	}
-	if a.policy == Skip {
-		a.arrange(s)
 	}
 	r.slot, r.judged = s, a.cursor
 	r.samples = make([]Sample, len(a.members))
@@ -305,8 +260,8 @@ judging:
 	}
 	if a.policy == Substitute && (len(a.members) == a.size || !a.dropLast) {
 		if e := a.substitute(s, r.samples); e != nil {
-			r.samples, err = nil, e
-			return r, err
+			r.samples = nil
+			return r, e
 		}
 	}
 	for row := 0; a.soft == 0 && row < len(r.samples); row++ {
@@ -317,6 +272,60 @@ judging:
 	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
 	a.base = a.cursor
 	return r, err
+}
+
+// judge waits for the samples of the next batch, in order, and collects those that belong to the batch
+// as members. err says why the sequence ends before the batch is full. ok is false after stop.
+func (a *assembly) judge(r *ready) (ok bool, err error) {
+	a.members = a.members[:0]
+	for len(a.members) < a.size {
+		if a.stopped {
+			return false, errStopped
+		}
+		if a.cursor == a.base+len(a.flights) {
+			if a.ended {
+				return true, a.failure
+			}
+			a.progress.Wait()
+			continue
+		}
+		switch f := &a.flights[a.cursor-a.base]; f.state {
+		case pending:
+			a.progress.Wait()
+			continue
+		case bad:
+			e := f.err.(*SampleError)
+			r.bad = append(r.bad, e)
+			if a.policy == Fail {
+				return true, failedSample{e}
+			}
+			if a.policy == Substitute {
+				a.members = append(a.members, a.cursor)
+			}
+		case fatal:
+			return true, f.err
+		case good:
+			a.members = append(a.members, a.cursor)
+		}
+		a.cursor++
+	}
+	return true, nil
+}
+
+// settle brings the members of the next batch to their rows of s, the oldest slot, and waits until
+// no worker writes there. It returns false after stop.
+func (a *assembly) settle(s *slot) bool {
+	a.closing = s
+	if a.policy == Skip {
+		a.holes = slices.DeleteFunc(a.holes, func(h hole) bool { return h.slot == s })
+	}
+	if !a.quiet(s) {
+		return false
+	}
+	if a.policy == Skip {
+		a.arrange(s)
+	}
+	return true
 }
 
 // quiet waits until nobody writes into a slot; rows of samples that belong to later batches may be among them.

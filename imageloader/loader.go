@@ -26,87 +26,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
-
-// Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped to 224, 32 a batch.
-type Options struct {
-	BatchSize int       // 0: 32
-	Transform Transform // zero value: Eval(256, 224)
-
-	Shuffle bool
-	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached
-	// first. What has random access needs none. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in memory after it was read once, and is not
-	// read again.
-	ShuffleBuffer int
-	ShuffleBytes  int64
-	Seed          uint64
-
-	// Repeat is how often an epoch goes over the samples, each time in another order and with other crops; 0: once. Round j of epoch e is what epoch e*Repeat+j
-	// would be without.
-	Repeat int
-	// Weights, if not nil, makes an epoch of draws with replacement: each takes a sample with a probability proportional to its weight (0 or more). It is called
-	// once for each sample, by Open. Balanced, instead, draws each class equally often. Draws is how many draws a round has; 0: as many as there are samples. Both
-	// need random access.
-	Weights  func(Sample) float64
-	Balanced bool
-	Draws    int
-
-	// Rank and World are for several processes that train together: this one is rank Rank (from 0) of World; 0: 1. All have the same archive and options. The
-	// sequence of an epoch is the same on each, and its samples are dealt in turn. Every rank gets equally many batches, of the same sizes, whatever is damaged:
-	// when samples don't divide evenly, or one rank skips a bad one that the others don't have, the first ones of the epoch come again.
-	// With DropLast, instead, samples are left out so that all batches are full.
-	Rank, World int
-
-	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which follows the CPU quota of the process's cgroup. Reading and
-	// inflating take another one.
-	Workers int
-	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19, and WorkerCPUs, if not empty, are the only CPUs that they run on
-	// (Workers is then len(WorkerCPUs) by default, if that is fewer): so that decoding leaves alone the thread that launches kernels. Workers then have
-	// threads of their own, which are what they were before when the epoch ends.
-	WorkerNice int
-	WorkerCPUs []int
-	// DropLast leaves out the last batch if it is short. PadLast, instead, fills it up with the first samples of the epoch.
-	DropLast bool
-	PadLast  bool
-	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training archive's to the loader of a test archive. A .tar.gz is then
-	// not read at Open; without, Open reads the archive through once.
-	Classes []string
-	// WebDataset takes labels as WebDataset does, not from directories: members that follow each other and whose paths are equal up to the first dot of the last
-	// part are a group; its image is a sample, labelled by what its .cls holds, or the field label, cls or class of its .json. Labels that are all whole numbers
-	// stand for themselves; others are names of classes.
-	WebDataset bool
-	BadSamples BadSamplePolicy
-	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height (0: 178,956,970, as Pillow does): bad samples beyond. Decoding takes
-	// at most 8 bytes a pixel in each worker, whatever the format, and so at most 8 * MaxPixels (1.4 GB by default).
-	MaxSampleBytes int64
-	MaxPixels      int64
-	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the archive (train.tgz.tsidx), or if that can't be written in the
-	// user's cache folder, which is looked at first. A file that is not empty and no index is never replaced: as IndexFile it is an error. NoIndex: the index is
-	// neither read nor written.
-	IndexFile string
-	NoIndex   bool
-	// The index also keeps entry points into JPEG files, about 1 % of their size: the first time that an image is decoded they are made (which costs about a tenth
-	// more), and from the next time on only what the crop needs is decoded. The pixels are the same. Those of an earlier process are compared with the image when
-	// they are first used, so that nobody's index can change a pixel; TrustIndex leaves that out. NoEntryPoints: they are neither made nor used.
-	TrustIndex    bool
-	NoEntryPoints bool
-	// OpenSource opens what has a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https. It may be called by several goroutines. Its ctx
-	// is for opening alone and ends right after the call: a Source that reads with it, instead of with the one that ReadRange gets, fails at once.
-	OpenSource func(ctx context.Context, url string) (Source, error)
-	Logger     *slog.Logger // nil: silent
-	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
-	StatsEvery time.Duration
-}
 
 // Sample says what a row of a batch is.
 type Sample struct {
@@ -192,16 +118,6 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	return l, nil
 }
 
-// share is the part of an epoch that the options give to this process.
-func (o *Options) share() order.Share {
-	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
-}
-
-// needsIndex says whether an epoch can't begin before it is known how many samples there are.
-func (o *Options) needsIndex() bool {
-	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
-}
-
 // chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later does not change the order.
 func (l *Loader) chooseOrder(x *index) order.Kind {
 	switch {
@@ -255,82 +171,6 @@ func (l *Loader) perRound(x *index) int {
 		return l.o.Draws
 	}
 	return len(x.entries)
-}
-
-func (o Options) withDefaults() (Options, error) {
-	if err := o.checkIndexFile(); err != nil {
-		return o, err
-	}
-	plan, err := transform.Compile(o.Transform)
-	if err != nil {
-		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)
-	}
-	o.Transform = plan.Transform()
-	for _, d := range []struct {
-		name     string
-		value    *int64
-		fallback int64
-		max      int64
-	}{
-		{"ShuffleBytes", &o.ShuffleBytes, 256 << 20, math.MaxInt64},
-		{"MaxSampleBytes", &o.MaxSampleBytes, 256 << 20, math.MaxInt32},
-		{"MaxPixels", &o.MaxPixels, 178_956_970, 1 << 31},
-	} {
-		if *d.value == 0 {
-			*d.value = d.fallback
-		}
-		if *d.value < 0 || *d.value > d.max {
-			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
-		}
-	}
-	workers := runtime.GOMAXPROCS(0) // follows the cgroup's quota of CPU time
-	if n := len(o.WorkerCPUs); n > 0 {
-		workers = min(workers, n)
-	}
-	for _, d := range []struct {
-		name     string
-		value    *int
-		fallback int
-		max      int
-	}{
-		{"BatchSize", &o.BatchSize, 32, 1 << 24},
-		{"ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32},
-		{"Workers", &o.Workers, workers, 1 << 12},
-		{"Repeat", &o.Repeat, 1, 1 << 24},
-		{"World", &o.World, 1, 1 << 24},
-		{"Draws", &o.Draws, 0, math.MaxInt32},
-	} {
-		if *d.value == 0 {
-			*d.value = d.fallback
-		}
-		if *d.value < 0 || *d.value > d.max {
-			return o, fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", d.name, *d.value, d.max)
-		}
-	}
-	if err := o.checkThreads(); err != nil {
-		return o, err
-	}
-	switch {
-	case o.StatsEvery < 0:
-		return o, fmt.Errorf("imageloader: Options.StatsEvery is %v", o.StatsEvery)
-	case o.Rank < 0 || o.Rank >= o.World:
-		return o, fmt.Errorf("imageloader: Options.Rank is %d, not in 0 to World-1 (%d)", o.Rank, o.World-1)
-	case o.DropLast && o.PadLast:
-		return o, errors.New("imageloader: Options.DropLast and Options.PadLast exclude each other")
-	case o.Weights != nil && o.Balanced:
-		return o, errors.New("imageloader: Options.Weights and Options.Balanced exclude each other")
-	case o.Draws > 0 && o.Weights == nil && !o.Balanced:
-		return o, errors.New("imageloader: Options.Draws is for Options.Weights and Options.Balanced; to go over all samples several times, use Repeat")
-	}
-	if o.BadSamples < Fail || o.BadSamples > Substitute {
-		return o, fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
-	}
-	o.Classes = slices.Clone(o.Classes)
-	o.WorkerCPUs = slices.Clone(o.WorkerCPUs)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
-	return o, nil
 }
 
 func (l *Loader) noSamples(members, orphans int) error {

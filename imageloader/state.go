@@ -217,66 +217,81 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, order.Ki
 		}
 	}
 	total := l.positions(x)
-	var own *State
 	byRank := map[int]State{}
-	for i := range states {
-		s := &states[i]
-		if s.run == nil {
-			return nil, "", errors.New("it is the zero State")
-		}
-		if err := l.accepts(s.run); err != nil {
+	for _, s := range states {
+		if err := l.fits(s, states[0], total); err != nil {
 			return nil, "", err
-		}
-		first := &states[0]
-		if s.run.epoch != first.run.epoch || s.run.world != first.run.world || s.run.before != first.run.before || s.batches != first.batches ||
-			s.run.order != first.run.order || s.run.done.Next != first.run.done.Next || !slices.Equal(s.run.done.Ahead, first.run.done.Ahead) {
-			return nil, "", fmt.Errorf("the states were not made at the same time: epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
-				first.Epoch(), first.Batches(), first.run.rank, first.run.world, s.Epoch(), s.Batches(), s.run.rank, s.run.world)
 		}
 		if other, twice := byRank[s.run.rank]; twice && other.turns != s.turns {
 			return nil, "", fmt.Errorf("there are two different states of rank %d", s.run.rank)
 		}
-		o := l.o
-		o.Rank, o.World = s.run.rank, s.run.world
-		d := order.NewDeal(o.share(), total, s.run.done)
-		if n := len(s.run.done.Ahead); s.run.done.Len() > total || n > 0 && s.run.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
-			return nil, "", fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
-		}
-		byRank[s.run.rank] = *s
-		if s.run.rank == l.o.Rank && s.run.world == l.o.World {
-			own = s
-		}
+		byRank[s.run.rank] = s
 	}
 	r := states[0].run
 	if !l.possible(r.order) {
 		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
 	}
 	if (r.order == order.Permuted || r.order == order.Drawn) && !x.random() {
-		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): make an index with torchstream index, repack it " +
-			"as .tar, or raise Options.ShuffleBytes")
+		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): " +
+			"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
 	}
-	if own != nil {
-		return &resume{own.run.epoch, own.run.done, own.turns, own.batches, own.run.before}, r.order, nil
+	if own, given := byRank[l.o.Rank]; given && r.world == l.o.World {
+		return &resume{r.epoch, r.done, own.turns, own.batches, r.before}, r.order, nil
 	}
 	if len(byRank) < r.world && l.o.BadSamples == Skip {
-		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
+		return nil, "", fmt.Errorf("there are the states of %d of %d ranks: "+
+			"to go on as rank %d of %d under the policy skip it takes those of all ranks, after the same batch",
 			len(byRank), r.world, l.o.Rank, l.o.World)
 	}
-	turns := make([]int, r.world)
-	for rank := range turns {
-		turns[rank] = states[0].turns // the same on all ranks, unless they skip
-		if s, given := byRank[rank]; given {
-			turns[rank] = s.turns
-		}
-	}
-	o := l.o
-	o.Rank, o.World = r.rank, r.world
-	d := order.NewDeal(o.share(), total, r.done)
-	done, err := d.Take(turns)
+	done, err := l.takenBy(byRank, states[0], total)
 	if err != nil {
 		return nil, "", err
 	}
 	return &resume{epoch: r.epoch, done: done, before: states[0].Batches()}, r.order, nil
+}
+
+// fits says why a state is not one of this loader's, or was not made at the same time as first.
+func (l *Loader) fits(s, first State, total int) error {
+	if s.run == nil {
+		return errors.New("it is the zero State")
+	}
+	if err := l.accepts(s.run); err != nil {
+		return err
+	}
+	r, f := s.run, first.run
+	if r.epoch != f.epoch || r.world != f.world || r.before != f.before || s.batches != first.batches ||
+		r.order != f.order || r.done.Next != f.done.Next || !slices.Equal(r.done.Ahead, f.done.Ahead) {
+		return fmt.Errorf("the states were not made at the same time: "+
+			"epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
+			first.Epoch(), first.Batches(), f.rank, f.world, s.Epoch(), s.Batches(), r.rank, r.world)
+	}
+	d := l.dealOf(r, r.rank, total)
+	n := len(r.done.Ahead)
+	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
+		return fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
+	}
+	return nil
+}
+
+// dealOf is the deal that a rank of the run had.
+func (l *Loader) dealOf(r *run, rank, total int) order.Deal {
+	share := l.o.share()
+	share.Rank, share.World = rank, r.world
+	return order.NewDeal(share, total, r.done)
+}
+
+// takenBy returns the positions that all ranks of a run have taken. A rank without a state has taken as
+// many turns as the first state's: that is so for every policy but Skip.
+func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Positions, error) {
+	turns := make([]int, first.run.world)
+	for rank := range turns {
+		turns[rank] = first.turns
+		if s, given := byRank[rank]; given {
+			turns[rank] = s.turns
+		}
+	}
+	d := l.dealOf(first.run, first.run.rank, total)
+	return d.Take(turns)
 }
 
 // possible says whether epochs with the loader's options can be in the given order, with or without random access.

@@ -38,7 +38,8 @@ func share(at, room int32) float64 {
 	return float64(at) / float64(room)
 }
 
-// TestRandomResizedCrop compares the distribution of 100,000 boxes with that of 100,000 from torchvision's RandomResizedCrop.get_params.
+// TestRandomResizedCrop compares the distribution of 100,000 boxes with that of 100,000 from
+// torchvision's RandomResizedCrop.get_params.
 func TestRandomResizedCrop(t *testing.T) {
 	type moments struct{ mean, std float64 }
 	usual, usualRatio := [2]float64{0.08, 1}, [2]float64{3. / 4, 4. / 3}
@@ -86,7 +87,8 @@ func TestRandomResizedCrop(t *testing.T) {
 			want   moments
 		}{{"area", area, c.area}, {"log ratio", logRatio, c.logRatio}, {"x", x, c.x}, {"y", y, c.y}} {
 			mean, std := meanStd(d.values)
-			// Both sides are estimates: 5 standard errors of their difference, and 2 % of the deviation.
+			// Both sides are estimates: 5 standard errors of their difference, and 2 % of the
+			// deviation.
 			if math.Abs(mean-d.want.mean) > 5*d.want.std*math.Sqrt(2./n)+2e-5 || math.Abs(std-d.want.std) > 0.02*d.want.std+2e-5 {
 				t.Errorf("%d x %d: %s has mean %.5f and deviation %.5f, want %.5f and %.5f", c.width, c.height, d.name, mean, std, d.want.mean, d.want.std)
 			}
@@ -103,8 +105,9 @@ func TestRandomResizedCrop(t *testing.T) {
 	}
 }
 
-// TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision draws from: on an image that is large, and with boxes none of which is
-// too large for it, they are uniform but for whole pixels.
+// TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision
+// draws from: on an image that is large, and with boxes none of which is too large for it, they are
+// uniform but for whole pixels.
 func TestRandomResizedCropDistribution(t *testing.T) {
 	transform := Train(224)
 	transform.Scale = [2]float64{0.08, 0.5}
@@ -181,7 +184,8 @@ func TestRandomCropOfResize(t *testing.T) {
 	}
 }
 
-// TestGeometryOfTurnedImage: the crop of an image that lies on its side is drawn in the upright frame.
+// TestGeometryOfTurnedImage: the crop of an image that lies on its side is drawn in the upright
+// frame.
 func TestGeometryOfTurnedImage(t *testing.T) {
 	plan, err := Compile(Transform{Size: 8, RandomResizedCrop: true, ApplyEXIFOrientation: true})
 	if err != nil {

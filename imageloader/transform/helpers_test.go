@@ -93,7 +93,8 @@ func draws(op Op, w, h, n int, visit func(p *program)) {
 	}
 }
 
-// kolmogorov is the largest distance between the distribution of values and cdf. values are sorted; for values with steps, cdf must be that of the steps.
+// kolmogorov is the largest distance between the distribution of values and cdf. values are sorted;
+// for values with steps, cdf must be that of the steps.
 func kolmogorov(values []float64, cdf func(float64) float64) float64 {
 	slices.Sort(values)
 	worst, n := 0.0, float64(len(values))

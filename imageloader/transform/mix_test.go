@@ -56,7 +56,8 @@ func TestMixDistributions(t *testing.T) {
 			t.Errorf("Beta(%v, %v) is off by %.4f", alpha, alpha, d)
 		}
 	}
-	// The half side of a box that is not cut off is floor(size/2 * sqrt(1-share)), share uniform: P(half <= k) = ((k+1) / (size/2))^2.
+	// The half side of a box that is not cut off is floor(size/2 * sqrt(1-share)), share uniform:
+	// P(half <= k) = ((k+1) / (size/2))^2.
 	const size = 64
 	var halves, centres []float64
 	for range manyDraws {

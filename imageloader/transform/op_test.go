@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestAugmentDistributions compares 100,000 draws of every parameter with torchvision's distribution of it.
+// TestAugmentDistributions compares 100,000 draws of every parameter with torchvision's
+// distribution of it.
 func TestAugmentDistributions(t *testing.T) {
 	first := func(kind int32, value func(op *imagecapi.AugmentOp) float64) func(*program) []float64 {
 		return func(p *program) (values []float64) {
@@ -134,7 +135,8 @@ func jitterRank(kind int32) int {
 	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
 }
 
-// TestAugmentQuantiles compares 100,000 draws of what has no simple formula with the 999 permilles of as many and more of torchvision.
+// TestAugmentQuantiles compares 100,000 draws of what has no simple formula with the 999 permilles
+// of as many and more of torchvision.
 func TestAugmentQuantiles(t *testing.T) {
 	data, err := os.ReadFile("testdata/quantiles.json")
 	if err != nil {
@@ -177,7 +179,8 @@ func TestAugmentQuantiles(t *testing.T) {
 			t.Errorf("%s: only %d values", name, len(values))
 		}
 		slices.Sort(values)
-		// The sorted values at both ends of a run of equal ones, since torchvision's quantile lies in the run's share.
+		// The sorted values at both ends of a run of equal ones, since torchvision's quantile lies
+		// in the run's share.
 		for i, x := range q {
 			below, _ := slices.BinarySearch(values, x)
 			upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))
@@ -237,7 +240,8 @@ func TestOpsChecks(t *testing.T) {
 	}
 }
 
-// TestExpandIsCropped: Expand without a CenterCrop after it, and steps on whole images between those that change the size, are refused.
+// TestExpandIsCropped: Expand without a CenterCrop after it, and steps on whole images between
+// those that change the size, are refused.
 func TestExpandIsCropped(t *testing.T) {
 	turn := RandomRotation{Degrees: [2]float64{-40, 40}, Expand: true}
 	noise := Func(func(*rand.Rand, *Pixels) error { return nil })

@@ -13,12 +13,12 @@ type Share struct {
 	PadLast     bool // a last batch that is short is filled with the epoch's first samples
 }
 
-// Deal says which positions of an epoch a rank takes. The positions that are not in Done are numbered
-// 0, 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. When all are dealt, the
-// numbers go on with the first position again: padding.
+// Deal says which positions of an epoch a rank takes. The positions that are not in Done are
+// numbered 0, 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. When all are
+// dealt, the numbers go on with the first position again: padding.
 //
-// All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so that
-// it has as many batches as the others. A Deal does not change.
+// All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so
+// that it has as many batches as the others. A Deal does not change.
 type Deal struct {
 	Share
 	Done  Positions // taken before the deal
@@ -72,8 +72,8 @@ func (d *Deal) At(turn int) (position, before int) {
 	return d.Done.Without(number % d.Left), number / d.Left
 }
 
-// Turn is the inverse of At, for a walk over the positions in their order: the turn in which the rank
-// takes a position that was dealt so often before. mine is false if another rank takes it.
+// Turn is the inverse of At, for a walk over the positions in their order: the turn in which the
+// rank takes a position that was dealt so often before. mine is false if another rank takes it.
 func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	number, done := d.Done.Rank(position)
 	if done {
@@ -91,8 +91,8 @@ func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 // MaxAhead bounds Positions.Ahead: ranks that are further apart did not train together.
 const MaxAhead = 1 << 20
 
-// Take returns Done and the positions that all ranks have taken since: turns has the number of turns
-// of each rank.
+// Take returns Done and the positions that all ranks have taken since: turns has the number of
+// turns of each rank.
 func (d *Deal) Take(turns []int) (Positions, error) {
 	first := d.Left // the smallest number that no rank has taken
 	for rank, t := range turns {

@@ -41,8 +41,8 @@ type Sequence struct {
 }
 
 // At returns the sample at a position, and how its random choices are seeded: with an epoch, and
-// with a number (see SeedRepeat) that separates several draws of the same sample. Round j of epoch e
-// has the choices of epoch e*Rounds + j.
+// with a number (see SeedRepeat) that separates several draws of the same sample. Round j of epoch
+// e has the choices of epoch e*Rounds + j.
 func (s *Sequence) At(position int) (index, epoch int, repeat uint64) {
 	round, i := position/s.PerRound, position%s.PerRound
 	epoch = s.Epoch*s.Rounds + round

@@ -35,8 +35,8 @@ func NewShuffler[T any](max int, maxBytes int64, seed uint64, epoch int) *Shuffl
 // Len is how many elements the buffer holds.
 func (s *Shuffler[T]) Len() int { return len(s.held) }
 
-// Full says that an element has to leave before one of the given size comes. An empty buffer is never
-// full, however large the element is.
+// Full says that an element has to leave before one of the given size comes. An empty buffer is
+// never full, however large the element is.
 func (s *Shuffler[T]) Full(bytes int64) bool {
 	n := len(s.held)
 	return n > 0 && (n >= s.max || s.bytes+bytes > s.maxBytes || s.Ramp && 2*n > s.added)

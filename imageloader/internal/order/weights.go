@@ -10,15 +10,15 @@ import (
 	"sort"
 )
 
-// Weights draws samples with replacement, each with a probability proportional to its weight. It does
-// not change and may be shared.
+// Weights draws samples with replacement, each with a probability proportional to its weight. It
+// does not change and may be shared.
 type Weights struct {
 	sums   []float64 // sums[i] is the sum of the weights of samples 0 to i
 	digest string
 }
 
-// NewWeights asks for the weight of each of n samples. A weight that is negative or not finite is an
-// error, and so are weights whose sum is 0 or overflows.
+// NewWeights asks for the weight of each of n samples. A weight that is negative or not finite is
+// an error, and so are weights whose sum is 0 or overflows.
 func NewWeights(n int, weight func(i int) float64) (*Weights, error) {
 	w := &Weights{sums: make([]float64, n)}
 	sum := 0.0
@@ -49,8 +49,8 @@ func (w *Weights) Draw(seed uint64, epoch, position int) int {
 	var g rand.PCG
 	Seed(&g, seed, OfDraw, epoch, position)
 	x := rand.New(&g).Float64() * w.sums[len(w.sums)-1]
-	// The first sample whose sum exceeds x. A sample of weight 0 has the sum of the sample before it,
-	// so it is never the first.
+	// The first sample whose sum exceeds x. A sample of weight 0 has the sum of the sample before
+	// it, so it is never the first.
 	i := sort.Search(len(w.sums), func(i int) bool { return w.sums[i] > x })
 	return min(i, len(w.sums)-1)
 }

@@ -1,0 +1,188 @@
+package imageloader
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/transform"
+)
+
+// Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped
+// to 224, 32 a batch.
+type Options struct {
+	BatchSize int       // samples; 0: 32
+	Transform Transform // zero value: Eval(256, 224)
+
+	Shuffle bool
+	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples
+	// (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached first. An archive with random
+	// access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in
+	// memory after the first epoch has read it, and is not read again.
+	ShuffleBuffer int
+	ShuffleBytes  int64
+	Seed          uint64
+
+	// Repeat is how often an epoch goes over the samples, each time in another order and with other
+	// crops; 0: once. Round j of epoch e is what epoch e*Repeat+j would be without Repeat.
+	Repeat int
+	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with a
+	// probability proportional to its weight (0 or more). Open calls it once for each sample. Balanced
+	// draws each class equally often instead. Draws is how many draws a round has; 0: as many as there
+	// are samples. Weights and Balanced need random access.
+	Weights  func(Sample) float64
+	Balanced bool
+	Draws    int
+
+	// Rank and World are for several processes that train together: this one is rank Rank (from 0) of
+	// World; 0: 1. All have the same archive and options. The sequence of an epoch is the same on each,
+	// and its samples are dealt in turn. Every rank gets the same number of batches, of the same sizes,
+	// whatever is damaged: when the samples don't divide evenly, or when one rank skips bad samples that
+	// the others don't have, the first samples of the epoch come again. With DropLast, samples are left
+	// out instead, so that all batches are full.
+	Rank, World int
+
+	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which
+	// follows the CPU quota of the process's cgroup. Reading and inflating take another goroutine.
+	Workers int
+	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19.
+	// WorkerCPUs, if not empty, names the only CPUs that they run on; Workers is then at most
+	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels. The
+	// workers then have threads of their own, which get their old priority and CPUs back when the epoch
+	// ends.
+	WorkerNice int
+	WorkerCPUs []int
+	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of the
+	// epoch instead.
+	DropLast bool
+	PadLast  bool
+	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training
+	// archive's classes to the loader of a test archive. Open then does not read a .tar.gz; without
+	// Classes it reads the archive through once.
+	Classes []string
+	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each other
+	// and whose paths are equal up to the first dot of the last part are a group. The group's image is a
+	// sample; its .cls member holds the label, or the field label, cls or class of its .json member.
+	// Labels that are all whole numbers stand for themselves; others are names of classes.
+	WebDataset bool
+	BadSamples BadSamplePolicy
+	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
+	// (0: 178,956,970, as in Pillow). A sample that exceeds a bound is bad.
+	MaxSampleBytes int64
+	MaxPixels      int64
+	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the
+	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache folder
+	// is looked at first. A file that is not empty and no index is never replaced: as IndexFile it is an
+	// error. With NoIndex the index is neither read nor written.
+	IndexFile string
+	NoIndex   bool
+	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made when an
+	// image is decoded for the first time, which costs about a tenth more; from the next time on only
+	// the part that the crop needs is decoded. The pixels are the same. Entry points of an earlier
+	// process are compared with the image when they are first used, so that an untrusted index cannot
+	// change a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are neither made nor
+	// used.
+	TrustIndex    bool
+	NoEntryPoints bool
+	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https.
+	// Several goroutines may call it. Its ctx is for opening alone and ends right after the call: a
+	// Source that reads with it, instead of with the context that ReadRange gets, fails at once.
+	OpenSource func(ctx context.Context, url string) (Source, error)
+	Logger     *slog.Logger // nil: silent
+	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
+	StatsEvery time.Duration
+}
+
+// withDefaults returns the options with their defaults, or says which field is wrong. Saved states
+// contain every field that decides what a batch holds: see Loader.fingerprint.
+func (o Options) withDefaults() (Options, error) {
+	if err := o.checkIndexFile(); err != nil {
+		return o, err
+	}
+	plan, err := transform.Compile(o.Transform)
+	if err != nil {
+		return o, fmt.Errorf("imageloader: Options.Transform: %w", err)
+	}
+	o.Transform = plan.Transform()
+	if err := o.setNumbers(); err != nil {
+		return o, err
+	}
+	if err := o.checkThreads(); err != nil {
+		return o, err
+	}
+	if err := o.check(); err != nil {
+		return o, err
+	}
+	o.Classes = slices.Clone(o.Classes)
+	o.WorkerCPUs = slices.Clone(o.WorkerCPUs)
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o, nil
+}
+
+// setNumbers replaces numbers that are 0 by their defaults, and checks their bounds.
+func (o *Options) setNumbers() error {
+	workers := runtime.GOMAXPROCS(0) // follows the cgroup's quota of CPU time
+	if n := len(o.WorkerCPUs); n > 0 {
+		workers = min(workers, n)
+	}
+	return cmp.Or(
+		setNumber("ShuffleBytes", &o.ShuffleBytes, 256<<20, math.MaxInt64),
+		setNumber("MaxSampleBytes", &o.MaxSampleBytes, 256<<20, math.MaxInt32),
+		setNumber("MaxPixels", &o.MaxPixels, 178_956_970, 1<<31),
+		setNumber("BatchSize", &o.BatchSize, 32, 1<<24),
+		setNumber("ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32),
+		setNumber("Workers", &o.Workers, workers, 1<<12),
+		setNumber("Repeat", &o.Repeat, 1, 1<<24),
+		setNumber("World", &o.World, 1, 1<<24),
+		setNumber("Draws", &o.Draws, 0, math.MaxInt32),
+	)
+}
+
+func setNumber[T int | int64](name string, value *T, fallback, limit T) error {
+	if *value == 0 {
+		*value = fallback
+	}
+	if *value < 0 || *value > limit {
+		return fmt.Errorf("imageloader: Options.%s is %d, not in 1 to %d", name, *value, limit)
+	}
+	return nil
+}
+
+// check looks at fields that exclude each other.
+func (o *Options) check() error {
+	switch {
+	case o.StatsEvery < 0:
+		return fmt.Errorf("imageloader: Options.StatsEvery is %v", o.StatsEvery)
+	case o.Rank < 0 || o.Rank >= o.World:
+		return fmt.Errorf("imageloader: Options.Rank is %d, not in 0 to World-1 (%d)", o.Rank, o.World-1)
+	case o.DropLast && o.PadLast:
+		return errors.New("imageloader: Options.DropLast and Options.PadLast exclude each other")
+	case o.Weights != nil && o.Balanced:
+		return errors.New("imageloader: Options.Weights and Options.Balanced exclude each other")
+	case o.Draws > 0 && o.Weights == nil && !o.Balanced:
+		return errors.New("imageloader: Options.Draws is for Options.Weights and Options.Balanced; " +
+			"to go over all samples several times, use Repeat")
+	case o.BadSamples < Fail || o.BadSamples > Substitute:
+		return fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
+	}
+	return nil
+}
+
+// share is the part of an epoch that the options give to this process.
+func (o *Options) share() order.Share {
+	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
+}
+
+// needsIndex says whether an epoch can't begin before the number of samples is known.
+func (o *Options) needsIndex() bool {
+	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+}
