@@ -2,7 +2,10 @@ module github.com/torchstream/torchstream
 
 go 1.25.0
 
-tool honnef.co/go/tools/cmd/staticcheck
+tool (
+	github.com/fzipp/gocyclo/cmd/gocyclo
+	honnef.co/go/tools/cmd/staticcheck
+)
 
 require (
 	github.com/klauspost/compress v1.20.3
@@ -13,7 +16,10 @@ require (
 
 require golang.org/x/image v0.45.0
 
-require golang.org/x/text v0.41.0 // indirect
+require (
+	github.com/fzipp/gocyclo v0.6.0 // indirect
+	golang.org/x/text v0.41.0 // indirect
+)
 
 require (
 	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect

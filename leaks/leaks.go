@@ -1,6 +1,6 @@
-// Package leaks says where a program made the handles that it has open, and those that it left to the
-// garbage collector: tensors, scopes, events, graphs, streams, pinned memory, memory pools, batches
-// and prefetchers.
+// Package leaks says where a program made the handles that it has open, and those that it left to
+// the garbage collector: tensors, scopes, events, graphs, streams, pinned memory, memory pools,
+// batches and prefetchers.
 //
 // It knows this in builds with the tag debug, which keep the stack of every handle's making:
 //
@@ -37,26 +37,27 @@ const Enabled = origin.Enabled
 
 // Site is one place of the program, and how many handles were made there.
 type Site struct {
-	// Kind of the handles: "tensor", "scope", "event", "graph", "stream", "pinned memory",
-	// "memory pool", "prefetcher", "batch" (in its turn of the loop, or retained) or "retained batch"
-	// (once for each Retain; Release undoes the latest).
+	// Kind of the handles: "tensor", "scope", "event", "graph", "stream", "pinned memory", "memory
+	// pool", "prefetcher", "batch" (in its turn of the loop, or retained) or "retained batch" (once
+	// for each Retain; Release undoes the latest).
 	Kind  string
 	Count int64
-	// Stack that made the handles, innermost call first, of at most 32 calls. The module's unexported
-	// functions at its top are left out, so that it begins with the function that the program called.
+	// Stack that made the handles, innermost call first, of at most 32 calls. The module's
+	// unexported functions at its top are left out, so that it begins with the function that the
+	// program called.
 	Stack []runtime.Frame
 }
 
 // Sites are the result of [Open] and [Caught], those with the highest counts first.
 type Sites []Site
 
-// Open returns where the handles were made that are not closed now. A tensor of a scope counts until
-// its scope ends.
+// Open returns where the handles were made that are not closed now. A tensor of a scope counts
+// until its scope ends.
 func Open() Sites { return collect(func(s origin.Site) int64 { return s.Open }) }
 
 // Caught returns where the handles were made that became unreachable before they were closed, since
-// the start of the process. The garbage collector finds them some time later: call runtime.GC before
-// it is a matter of seconds.
+// the start of the process. The garbage collector finds them some time later: call runtime.GC
+// before it is a matter of seconds.
 func Caught() Sites { return collect(func(s origin.Site) int64 { return s.Leaked }) }
 
 func collect(count func(origin.Site) int64) Sites {
@@ -86,8 +87,9 @@ func frames(pcs []uintptr) []runtime.Frame {
 	}
 }
 
-// inner reports whether programs can't call the function because it is in an internal package of this
-// module or unexported. An exported one is github.com/torchstream/torchstream/torch.(*Tensor).Add.
+// inner reports whether programs can't call the function because it is in an internal package of
+// this module or unexported. An exported one is
+// github.com/torchstream/torchstream/torch.(*Tensor).Add.
 func inner(function string) bool {
 	rest, own := strings.CutPrefix(function, "github.com/torchstream/torchstream/")
 	first, _ := utf8.DecodeRuneInString(rest[strings.LastIndexByte(rest, '.')+1:])

@@ -21,6 +21,9 @@ rm -f /tmp/clang-format.$$
 check "includes between the C++ sources point down"
 python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of order"
 
+check "imports between the Go packages point down"
+python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of order"
+
 check "the C headers alone, as C11"
 for header in torchstream_image.h torchstream.h; do
   printf '#include "%s"\n' "$header" |

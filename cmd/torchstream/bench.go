@@ -19,7 +19,8 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// loaderResult is what `bench loader` prints. Everything but OpenSeconds, FirstBatchSeconds and PeakRSSBytes is about the time after the first batch.
+// loaderResult is what `bench loader` prints. Everything but OpenSeconds, FirstBatchSeconds and
+// PeakRSSBytes is about the time after the first batch.
 type loaderResult struct {
 	ImagesPerSecond      float64           `json:"images_per_second"`
 	CPUSecondsPer1000    float64           `json:"cpu_seconds_per_1000_images"`
@@ -61,7 +62,8 @@ func floats(size int) imageloader.Transform {
 	return t
 }
 
-// benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that took.
+// benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that
+// took.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench loader", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
 		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)

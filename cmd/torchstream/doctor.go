@@ -97,7 +97,8 @@ func at(path string) string {
 	return ", " + path
 }
 
-// mappedLibraries says from where this process has loaded the libraries that matter, by name without version.
+// mappedLibraries says from where this process has loaded the libraries that matter, by name
+// without version.
 func mappedLibraries() map[string]string {
 	out := map[string]string{}
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -117,7 +118,8 @@ func mappedLibraries() map[string]string {
 
 var driverVersion = regexp.MustCompile(`\b\d{3}\.\d+(\.\d+)?\b`)
 
-// driverAndDevices looks for the NVIDIA driver and the GPUs. None at all is fine; a driver without a usable GPU is not.
+// driverAndDevices looks for the NVIDIA driver and the GPUs. None at all is fine; a driver without
+// a usable GPU is not.
 func driverAndDevices(libcuda string) []finding {
 	version := driverVersion.FindString(filepath.Base(libcuda))
 	if text, err := os.ReadFile("/proc/driver/nvidia/version"); err == nil && version == "" {
@@ -225,7 +227,8 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 	return nil
 }
 
-// cacheFolder looks at where `make` installs LibTorch. It need not exist: LibTorch may come from elsewhere.
+// cacheFolder looks at where `make` installs LibTorch. It need not exist: LibTorch may come from
+// elsewhere.
 func cacheFolder() finding {
 	folder := os.Getenv("TORCHSTREAM_CACHE")
 	if folder == "" {

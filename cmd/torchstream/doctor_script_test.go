@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// doctorScript runs a copy of tools/doctor.sh in a clone that has nothing but what prepare puts there,
-// with the tools alone in PATH, and returns the rows by their second column.
+// doctorScript runs a copy of tools/doctor.sh in a clone that has nothing but what prepare puts
+// there, with the tools alone in PATH, and returns the rows by their second column.
 func doctorScript(t *testing.T, tools []string, prepare func(clone string)) (rows map[string]string, status int) {
 	t.Helper()
 	script, err := os.ReadFile("../../tools/doctor.sh")

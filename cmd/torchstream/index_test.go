@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestIndex: the index lies beside the archive, or where -o says, and the command says what it is good for.
+// TestIndex: the index lies beside the archive, or where -o says, and the command says what it is
+// good for.
 func TestIndex(t *testing.T) {
 	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
@@ -51,7 +52,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestOutputsReplaceOnlyTheirOwnKind: the archive itself, or any other file, survives being named as an output.
+// TestOutputsReplaceOnlyTheirOwnKind: the archive itself, or any other file, survives being named
+// as an output.
 func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 	photo, err := os.ReadFile(photos)
 	if err != nil {

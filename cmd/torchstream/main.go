@@ -7,12 +7,13 @@
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //
-// Built with the tag notorch the program links no LibTorch: it has inspect, index, preview and bench
-// loader to host memory, and the other commands say that they are missing.
+// Built with the tag notorch the program links no LibTorch: it has inspect, index, preview and
+// bench loader to host memory, and the other commands say that they are missing.
 //
-// Results go to standard output, progress and errors to standard error. The exit status is 0 when all is well, 1 when something failed or the command found
-// something bad, 2 when the command line was wrong, and 130 when it was interrupted:
-// SIGINT and SIGTERM end every command, within seconds wherever it is, and a second one at once.
+// Results go to standard output, progress and errors to standard error. The exit status is 0 when
+// all is well, 1 when something failed or the command found something bad, 2 when the command line
+// was wrong, and 130 when it was interrupted: SIGINT and SIGTERM end every command, within seconds
+// wherever it is, and a second one at once.
 package main
 
 import (
@@ -43,8 +44,8 @@ type entry struct {
 	run   func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 }
 
-// commands and benchmarks are the same in every build: what needs LibTorch is a function that says so
-// in one without (see notorch.go).
+// commands and benchmarks are the same in every build: what needs LibTorch is a function that says
+// so in one without (see notorch.go).
 func commands() []entry {
 	return []entry{
 		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
@@ -79,7 +80,8 @@ func usage(w io.Writer) error {
 	return err
 }
 
-// errFound is returned by a command that did its work and found something bad, which it has reported already.
+// errFound is returned by a command that did its work and found something bad, which it has
+// reported already.
 var errFound = errors.New("something bad was found")
 
 // usageError is a wrong command line.

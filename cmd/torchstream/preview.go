@@ -160,7 +160,8 @@ func (s *sheet) picture(batch, i int, pixels []byte, title, name string) {
 	s.text(x, y+s.size+2*sheetLine-4, s.size, sheetFaint, name)
 }
 
-// text writes one line, as much of it as fits into width pixels: the end is what tells names apart, so the beginning goes.
+// text writes one line, as much of it as fits into width pixels: the end is what tells names apart,
+// so the beginning goes.
 func (s *sheet) text(x, y, width int, ink color.Color, line string) {
 	face := basicfont.Face7x13
 	runes := []rune(line)

@@ -15,7 +15,8 @@ func New(kind string) Origin { return Origin{} }
 // Closed counts the handle as no longer open. It is called once.
 func (Origin) Closed() {}
 
-// Leaked counts the handle as one that the garbage collector found. Closed follows, as for any other.
+// Leaked counts the handle as one that the garbage collector found. Closed follows, as for any
+// other.
 func (Origin) Leaked() {}
 
 // Holds are claims of one kind on one handle, each with the stack that made it.

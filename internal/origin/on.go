@@ -22,8 +22,8 @@ type place struct {
 
 type counts struct{ open, leaked atomic.Int64 }
 
-// sites has a place for each line that ever made a handle: it grows with the program's text, not with
-// its run.
+// sites has a place for each line that ever made a handle: it grows with the program's text, not
+// with its run.
 var sites sync.Map // of *counts by place
 
 // Origin is where one handle was made. It is the first field of its struct: Go pads a struct whose
@@ -52,7 +52,8 @@ func (o Origin) Closed() {
 	}
 }
 
-// Leaked counts the handle as one that the garbage collector found. Closed follows, as for any other.
+// Leaked counts the handle as one that the garbage collector found. Closed follows, as for any
+// other.
 func (o Origin) Leaked() {
 	if o.c != nil {
 		o.c.leaked.Add(1)

@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Check that imports between the Go packages point down, as the table below allows.
+
+  go_layers.py
+
+The table goes from the lowest package up, and a package imports only rows above its own in the text: so no import can
+point upwards or in a circle. Every package has a row. Tests are exempt: they may import any package.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+ROOT = "github.com/torchstream/torchstream"
+
+# Each package, and what it may import of this module. A new package gets a row; a new arrow needs a reason that the
+# reader of the commit accepts.
+LAYERS = {
+    # The C headers as Go types. cgo is here and nowhere else.
+    "internal/imagecapi": [],
+    "internal/capi": ["internal/imagecapi"],
+    # Small things without neighbours.
+    "internal/origin": [],
+    "internal/interrupt": [],
+    "internal/safefile": [],
+    "leaks": ["internal/origin"],
+    "tensor": [],
+    # The loader: no LibTorch (see FREE).
+    "imageloader/internal/archive": ["internal/imagecapi", "internal/safefile"],
+    "imageloader/internal/index": ["imageloader/internal/archive", "internal/imagecapi", "internal/safefile"],
+    "imageloader/internal/order": [],
+    "imageloader/transform": ["imageloader/internal/order", "internal/imagecapi", "tensor"],
+    "imageloader": [
+        "imageloader/internal/archive",
+        "imageloader/internal/index",
+        "imageloader/internal/order",
+        "imageloader/transform",
+        "internal/imagecapi",
+        "internal/safefile",
+        "tensor",
+    ],
+    "imageloader/blob": ["imageloader"],
+    "imageloader/prometheus": ["imageloader"],
+    # Streams, tensors, networks.
+    "cuda": ["internal/capi", "internal/origin"],
+    "torch": ["cuda", "internal/capi", "internal/origin", "tensor"],
+    "nn": ["cuda", "internal/safefile", "torch"],
+    "optim": ["cuda", "torch"],
+    "trace": ["internal/capi", "internal/safefile"],
+    "prefetcher/internal/ring": [],
+    "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
+    # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
+    "torch/internal/schema": [],
+    "torch/internal/opgen": ["torch/internal/schema"],
+    "internal/simulate": [],
+    "internal/streamprog": [],
+    "internal/mutate": [],
+    # Programs.
+    "cmd/torchstream": [
+        "cuda",
+        "imageloader",
+        "imageloader/transform",
+        "internal/capi",
+        "internal/imagecapi",
+        "internal/interrupt",
+        "internal/safefile",
+        "prefetcher",
+        "torch",
+    ],
+    "examples/internal/lesson": ["cuda", "internal/interrupt", "trace"],
+    "examples/01-train": ["cuda", "imageloader", "internal/interrupt", "internal/safefile", "nn", "optim", "prefetcher", "torch"],
+    "examples/02-overlap": ["cuda", "examples/internal/lesson", "torch"],
+    "examples/03-p2p": ["cuda", "examples/internal/lesson", "internal/capi", "torch"],
+    "examples/04-graph": ["cuda", "examples/internal/lesson", "optim", "torch"],
+    "examples/05-parallel": ["cuda", "examples/internal/lesson", "nn", "torch"],
+}
+
+LIBTORCH = {"internal/capi", "cuda", "torch"}
+# Packages that reach none of the others, by whatever way.
+FREE = {
+    "imageloader": LIBTORCH | {"prefetcher"},
+    "imageloader/transform": LIBTORCH | {"prefetcher"},
+    "imageloader/blob": LIBTORCH | {"prefetcher"},
+    "imageloader/prometheus": LIBTORCH | {"prefetcher"},
+    "tensor": LIBTORCH,
+    "prefetcher": {"imageloader"},
+}
+# The same, for a build tag.
+FREE_WITH_TAG = {"notorch": {"cmd/torchstream": LIBTORCH | {"prefetcher"}}}
+
+MODULES = [".", "imageloader/blob", "imageloader/prometheus"]
+TAGS = ["", "debug", "notorch"]
+
+
+def packages(module, tags):
+    """Map each package of the module to what it imports of the project; names are relative to the root."""
+    out = subprocess.run(
+        ["go", "list", "-deps", "-tags", tags, "-json=ImportPath,Imports", "./..."],
+        cwd=module, stdout=subprocess.PIPE, check=True, text=True,
+    ).stdout  # fmt: skip
+    decoder, at, found = json.JSONDecoder(), 0, {}
+    while at < len(out):
+        package, at = decoder.raw_decode(out, at)
+        at += len(out[at:]) - len(out[at:].lstrip())
+        if package["ImportPath"].startswith(ROOT):
+            found[relative(package["ImportPath"])] = [relative(i) for i in package.get("Imports", []) if i.startswith(ROOT)]
+    return found
+
+
+def relative(path):
+    return path[len(ROOT) + 1 :] or "."
+
+
+def way(graph, start, goals):
+    """Return the imports that lead from start to one of the goals, or nothing."""
+    paths = [[start]]
+    seen = {start}
+    while paths:
+        path = paths.pop(0)
+        for name in graph.get(path[-1], []):
+            if name in goals:
+                return path + [name]
+            if name not in seen:
+                seen.add(name)
+                paths.append(path + [name])
+    return None
+
+
+def table_errors():
+    order = list(LAYERS)
+    for n, (package, allowed) in enumerate(LAYERS.items()):
+        for name in allowed:
+            if name not in LAYERS:
+                yield "the table allows %s to import %s, which has no row" % (package, name)
+            elif order.index(name) >= n:
+                yield "the table allows %s to import %s, which is not below it" % (package, name)
+
+
+def graph_errors(graph, free):
+    for package, imports in sorted(graph.items()):
+        if package not in LAYERS:
+            yield "%s has no row in the table of tools/lint/go_layers.py: give it one, above everything that it imports" % package
+            continue
+        for name in imports:
+            if name not in LAYERS[package]:
+                yield "%s imports %s, which the table of tools/lint/go_layers.py does not allow" % (package, name)
+    for package, refused in free.items():
+        if path := way(graph, package, refused):
+            yield "%s must not depend on %s: %s" % (package, path[-1], " -> ".join(path))
+
+
+def main():
+    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+    bad = list(table_errors())
+    for module in MODULES:
+        for tags in TAGS if module == "." else [""]:
+            free = dict(FREE, **FREE_WITH_TAG.get(tags, {}))
+            bad += [e for e in graph_errors(packages(module, tags), free) if e not in bad]
+    for line in bad:
+        print("go_layers: error: " + line, file=sys.stderr)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
