@@ -57,6 +57,17 @@ func BenchmarkOperator(b *testing.B) {
 		_, _, cpp := peer(b)
 		b.ReportMetric(cpp, "cpp-ns/op")
 	})
+	b.Run("Call add_", func(b *testing.B) {
+		x, y := one(b), one(b)
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := torch.Call("add_.Tensor", x, y); err != nil {
+				b.Fatal(err)
+			}
+		}
+		cpp, _, _ := peer(b)
+		b.ReportMetric(cpp, "cpp-ns/op")
+	})
 	b.Run("Add/close", func(b *testing.B) {
 		x, y := one(b), one(b)
 		b.ReportAllocs()

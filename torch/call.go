@@ -72,6 +72,20 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 // run implements call, and with asList the call of an operator that returns a list of unknown
 // length.
 func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
+	if o == opTo {
+		flags |= capi.CallWaits
+	}
+	e, err := o.entry()
+	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, asList)
+}
+
+// checkedNil, a flag of invoke, says that nil operands were checked: an optional argument, or an
+// absent element of a Tensor?[], refers to each.
+const checkedNil int32 = 1 << 29
+
+// invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
+// operand's own error precedes it.
+func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
 	var list []*capi.Tensor
 	var p provenance
 	var few [8]*capi.Tensor
@@ -84,8 +98,8 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 	held := 0
 	for i, t := range in {
 		if t == nil {
-			if named(args, i) {
-				err = opError(operators[o].method, in, invalid("operand %d is nil", i+1))
+			if flags&checkedNil == 0 && named(args, i) {
+				err = opError(op, in, invalid("operand %d is nil", i+1))
 				break
 			}
 			held++
@@ -93,7 +107,7 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 		}
 		if cs[i], err = t.acquire(); err != nil {
 			if t.failure() == nil {
-				err = opError(operators[o].method, in, err)
+				err = opError(op, in, err)
 			}
 			break
 		}
@@ -102,22 +116,20 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 		p.noGrad = p.noGrad || t.noGrad
 	}
 	if err == nil {
+		flags &^= checkedNil
 		if p.noGrad {
 			flags |= capi.CallNoGrad
 		}
-		if o == opTo {
-			flags |= capi.CallWaits
-		}
-		var e *capi.Operator
-		if e, err = o.entry(); err == nil {
-			if asList {
-				list, err = capi.CallOperatorList(e, args, cs, ints, text, flags)
-			} else {
-				_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
-			}
+		switch {
+		case unknown != nil:
+			err = unknown
+		case asList:
+			list, err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits)
+		default:
+			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
 		}
 		if err != nil {
-			err = opError(operators[o].method, in, err)
+			err = opError(op, in, err)
 		}
 	}
 	for _, t := range in[:held] {

@@ -27,6 +27,9 @@
 //
 //	erf                     Erf()                           -- the error function
 //
+// [Call] runs an operator that is not in ops.txt, by its name and with arguments that it checks at
+// run time.
+//
 // # Memory: scopes
 //
 // Tensors hold device memory, which Go's garbage collector does not see, so programs free them

@@ -1,0 +1,520 @@
+package torch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/torch/internal/schema"
+)
+
+// Keywords are arguments of [Call] by the names of the operator's schema. They follow the
+// positional arguments.
+type Keywords map[string]any
+
+// Call runs any operator of LibTorch, by its name and overload: "aten::upsample_bilinear2d.vec".
+// Without a namespace the name is in aten. Without an overload, or with the overload "default", it
+// is the operator's overload without a name; if there is none, the error lists the overloads.
+//
+//	y, err := torch.Call("upsample_bilinear2d", x, []int64{64, 64}, false)
+//	y, err := torch.Call("scaled_dot_product_attention", q, k, v, torch.Keywords{"is_causal": true})
+//
+// The arguments are in the order of the operator's schema; the last one may be [Keywords]. Arguments
+// that are left out take the schema's defaults. Call checks each argument against the schema, and an
+// error names the operator, the argument, the type that the schema demands and the type given:
+//
+//	schema                          Go
+//	Tensor                          *Tensor
+//	Tensor[], Tensor?[]             []*Tensor; elements of the latter may be nil
+//	int                             int, int32, int64, Reduction
+//	float                           float64, float32, int, int64
+//	bool                            bool
+//	Scalar                          int, int64, float64, bool
+//	int[], float[], bool[]          []int64 or []int, []float64, []bool
+//	int[2], bool[2]                 also a single value, which stands for all
+//	Scalar[]                        []int64, []float64, []bool
+//	str                             string
+//	ScalarType                      DType
+//	MemoryFormat                    MemoryFormat
+//	Device                          cuda.Device
+//	T?                              what T takes, or nil for none
+//
+// A nil for an argument that is not optional takes the schema's default. Other types, such as
+// Generator?, take only nil.
+//
+// The results are the tensors of the schema's results in order, with the elements of lists among
+// them, and nil where LibTorch leaves a result undefined. They join scopes, are recorded for
+// backward and inherit NoGrad as the results of methods do. A result that is an argument which the
+// operator changed in place is the argument's own handle. Operators that return something other
+// than tensors (a number, a string) are refused.
+//
+// If Call fails, it returns the error, and as many failed tensors as the schema has results (none
+// for a list of tensors or an unknown operator). Call blocks as methods do. The first call of a name
+// looks the operator up and reads its schema. Any goroutine may call it.
+func Call(name string, args ...any) ([]*Tensor, error) {
+	n, err := find(name)
+	if err != nil {
+		return nil, opError(name, operandsOf(args), err)
+	}
+	return n.call(args)
+}
+
+// Call1 is [Call] for an operator with one tensor as its result. Like a method's, this tensor
+// carries the error:
+//
+//	y := torch.Call1("erf", x).Mul(z)
+func Call1(name string, args ...any) *Tensor {
+	n, err := find(name)
+	if err == nil && (n.list || n.results != 1) {
+		err = invalid("it returns %s, not one tensor: use Call", n.returns)
+	}
+	if err != nil {
+		return failed(opError(name, operandsOf(args), err))
+	}
+	out, err := n.call(args)
+	switch {
+	case err != nil:
+		return failed(err)
+	case out[0] == nil:
+		return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
+	}
+	return out[0]
+}
+
+// Schema returns the schema of an operator, in LibTorch's notation. The name is as in [Call].
+func Schema(name string) (string, error) {
+	n, err := find(name)
+	if err != nil {
+		return "", opError(name, nil, err)
+	}
+	return n.schema, nil
+}
+
+// namedOperator is an operator that Call has looked up.
+type namedOperator struct {
+	op      *capi.Operator
+	name    string // in full, for errors
+	schema  string
+	params  []parameter
+	results int    // tensors in the schema's results
+	list    bool   // a result is a list of tensors
+	returns string // the results in the schema's notation
+	written []int  // for each result that is an argument: the argument's index; else -1
+	waits   bool   // may copy between host and device, and wait for the copy
+}
+
+type parameter struct {
+	name     string
+	text     string // the type in the schema's notation
+	kind     kind
+	optional bool
+	def      bool // has a default
+	size     int  // n of int[n]; 0 if the type has none
+}
+
+type kind uint8
+
+const (
+	kindOther kind = iota // only nil
+	kindTensor
+	kindTensors
+	kindOptionalTensors
+	kindInt
+	kindFloat
+	kindBool
+	kindScalar
+	kindInts
+	kindFloats
+	kindBools
+	kindScalars
+	kindString
+	kindDType
+	kindMemoryFormat
+	kindDevice
+)
+
+var kinds = map[string]kind{
+	"Tensor": kindTensor, "Tensor[]": kindTensors, "Tensor?[]": kindOptionalTensors,
+	"int": kindInt, "float": kindFloat, "bool": kindBool, "Scalar": kindScalar,
+	"int[]": kindInts, "float[]": kindFloats, "bool[]": kindBools, "Scalar[]": kindScalars,
+	"str": kindString, "ScalarType": kindDType, "Layout": kindInt, "MemoryFormat": kindMemoryFormat, "Device": kindDevice,
+	"SymInt": kindInt, "SymInt[]": kindInts,
+}
+
+// namedOperators holds a *namedOperator for each name that was found. LibTorch's registry bounds
+// their number.
+var namedOperators sync.Map
+
+func find(name string) (*namedOperator, error) {
+	if n, ok := namedOperators.Load(name); ok {
+		return n.(*namedOperator), nil
+	}
+	full := name
+	if !strings.Contains(full, "::") {
+		full = "aten::" + full
+	}
+	base, overload, _ := strings.Cut(full, ".")
+	if overload == "default" {
+		overload = ""
+	}
+	if strings.ContainsRune(name, 0) {
+		return nil, invalid("the name contains a zero byte")
+	}
+	e, err := capi.FindOperator(base, overload)
+	if err != nil {
+		return nil, err
+	}
+	n, err := describe(e, full)
+	if err != nil {
+		return nil, err
+	}
+	found, _ := namedOperators.LoadOrStore(name, n)
+	return found.(*namedOperator), nil
+}
+
+// describe reads the schema of an operator.
+func describe(e *capi.Operator, name string) (*namedOperator, error) {
+	text := capi.OperatorSchema(e)
+	s, err := schema.Parse(text)
+	if err != nil {
+		return nil, invalid("%v", err)
+	}
+	n := &namedOperator{op: e, name: name, schema: text, returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
+	var written []int
+	for i, a := range s.Args {
+		n.params = append(n.params, parameterOf(a))
+		if a.Written && a.Type == "Tensor" {
+			written = append(written, i)
+		}
+		n.waits = n.waits || a.Name == "non_blocking"
+	}
+	for _, r := range s.Returns {
+		of := -1
+		switch {
+		case r.Type == "Tensor" && r.Written && len(written) > 0:
+			of, written = written[0], written[1:]
+			n.results++
+		case r.Type == "Tensor":
+			n.results++
+		case r.Type == "Tensor[]":
+			n.list = true
+		default:
+			return nil, &capi.Error{Code: capi.CodeInvalidArgument, Origin: "torch", Message: "it returns " + n.returns + ", and Call returns only tensors"}
+		}
+		n.written = append(n.written, of)
+	}
+	return n, nil
+}
+
+func parameterOf(a schema.Arg) parameter {
+	p := parameter{name: a.Name, text: a.Type, def: a.HasDefault}
+	t, optional := strings.CutSuffix(a.Type, "?")
+	p.optional = optional
+	if open := strings.LastIndexByte(t, '['); open >= 0 && strings.HasSuffix(t, "]") {
+		p.size, _ = strconv.Atoi(t[open+1 : len(t)-1]) // 0 for "[]"
+		t = t[:open] + "[]"
+	}
+	p.kind = kinds[t]
+	return p
+}
+
+// arguments collects the arguments of one call.
+type arguments struct {
+	in   []*Tensor
+	args []capi.Arg
+	ints []int64
+	text []byte
+}
+
+func (n *namedOperator) call(given []any) ([]*Tensor, error) {
+	var words Keywords
+	if len(given) > 0 {
+		if w, ok := given[len(given)-1].(Keywords); ok {
+			words, given = w, given[:len(given)-1]
+		}
+	}
+	var a arguments
+	if err := n.collect(&a, given, words); err != nil {
+		return n.fail(opError(n.name, operandsOf(given), err))
+	}
+	flags := checkedNil
+	if n.waits {
+		flags |= capi.CallWaits
+	}
+	out := make([]*capi.Tensor, n.results)
+	p, list, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, flags, out, n.list)
+	if err != nil {
+		return n.fail(err)
+	}
+	if n.list {
+		out = list
+	}
+	return n.wrap(p, &a, out)
+}
+
+// fail returns err, and a failed tensor for each result.
+func (n *namedOperator) fail(err error) ([]*Tensor, error) {
+	if n.list {
+		return nil, err
+	}
+	out := make([]*Tensor, n.results)
+	for i := range out {
+		out[i] = failed(err)
+	}
+	return out, err
+}
+
+// wrap makes the tensors of the results.
+func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor) ([]*Tensor, error) {
+	out := make([]*Tensor, len(results))
+	var err error
+	for i, c := range results {
+		if !n.list && n.written[i] >= 0 {
+			if c != nil {
+				capi.FreeTensor(c)
+			}
+			out[i] = a.operand(n.written[i])
+			if p.noGrad && !out[i].noGrad {
+				out[i] = out[i].NoGrad() // the mark of another operand propagates
+			}
+			continue
+		}
+		if c == nil {
+			continue
+		}
+		out[i] = p.tensor(c)
+		if e := out[i].failure(); e != nil {
+			out[i] = failed(opError(n.name, a.in, e))
+			err = errors.Join(err, out[i].failure())
+		}
+	}
+	return out, err
+}
+
+// operand returns the tensor of argument i.
+func (a *arguments) operand(i int) *Tensor { return a.in[a.args[i].Value] }
+
+// collect puts the arguments into the schema's order.
+func (n *namedOperator) collect(a *arguments, given []any, words Keywords) error {
+	if len(given) > len(n.params) {
+		return invalid("%d arguments, and it takes at most %d: %s", len(given), len(n.params), n.schema)
+	}
+	for word := range words {
+		i := slices.IndexFunc(n.params, func(p parameter) bool { return p.name == word })
+		switch {
+		case i < 0:
+			return invalid("it has no argument %s: %s", word, n.schema)
+		case i < len(given):
+			return invalid("argument %s is given by position and by name", word)
+		}
+	}
+	a.args = make([]capi.Arg, 0, len(n.params))
+	for i := range n.params {
+		p := &n.params[i]
+		var v any
+		ok := i < len(given)
+		if ok {
+			v = given[i]
+		} else if len(words) > 0 {
+			v, ok = words[p.name]
+		}
+		if !ok && !p.def {
+			return invalid("argument %s, a %s, is missing: %s", p.name, p.text, n.schema)
+		}
+		arg, known := defaultArg(), true
+		if ok {
+			arg, known = a.arg(p, v)
+		}
+		if !known {
+			return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
+		}
+		a.args = append(a.args, arg)
+	}
+	return nil
+}
+
+// arg converts the value v. It returns false if the parameter does not take v's type.
+func (a *arguments) arg(p *parameter, v any) (capi.Arg, bool) {
+	if absent(v) {
+		switch {
+		case p.optional:
+			return noneArg(), true
+		case v == nil && p.def:
+			return defaultArg(), true
+		}
+	}
+	switch p.kind {
+	case kindTensor:
+		t, ok := v.(*Tensor)
+		if !ok || t == nil {
+			return capi.Arg{}, false
+		}
+		a.in = append(a.in, t)
+		return tensorArg(len(a.in) - 1), true
+	case kindTensors, kindOptionalTensors:
+		return a.tensors(v, p.kind == kindOptionalTensors)
+	case kindInts, kindFloats, kindBools, kindScalars:
+		return a.numbers(p, v)
+	case kindString:
+		s, ok := v.(string)
+		if !ok {
+			return capi.Arg{}, false
+		}
+		var arg capi.Arg
+		arg, a.text = stringArg(a.text, s)
+		return arg, true
+	}
+	return scalar(p.kind, v)
+}
+
+// absent reports whether v is nil, or a nil *Tensor or slice in it.
+func absent(v any) bool {
+	switch v := v.(type) {
+	case nil:
+		return true
+	case *Tensor:
+		return v == nil
+	case []*Tensor:
+		return v == nil
+	case []int64:
+		return v == nil
+	case []int:
+		return v == nil
+	case []float64:
+		return v == nil
+	case []bool:
+		return v == nil
+	}
+	return false
+}
+
+func (a *arguments) tensors(v any, gaps bool) (capi.Arg, bool) {
+	list, ok := v.([]*Tensor)
+	if !ok || !gaps && slices.Contains(list, nil) {
+		return capi.Arg{}, false
+	}
+	at := len(a.in)
+	a.in = append(a.in, list...)
+	return tensorsArg(at, len(list)), true
+}
+
+// scalar converts a value that is neither a tensor, a list nor a string.
+func scalar(k kind, v any) (capi.Arg, bool) {
+	switch v := v.(type) {
+	case bool:
+		return boolArg(v), k == kindBool || k == kindScalar
+	case float64:
+		return floatArg(v), k == kindFloat || k == kindScalar
+	case float32:
+		return floatArg(float64(v)), k == kindFloat || k == kindScalar
+	case Reduction:
+		return intArg(v.libtorch()), k == kindInt
+	case DType:
+		return intArg(int64(v)), k == kindDType
+	case MemoryFormat:
+		return intArg(int64(v)), k == kindMemoryFormat
+	case cuda.Device:
+		return deviceArg(int32(v)), k == kindDevice
+	}
+	i, ok := integer(v)
+	if !ok {
+		return capi.Arg{}, false
+	}
+	if k == kindFloat {
+		return floatArg(float64(i)), true
+	}
+	return intArg(i), k == kindInt || k == kindScalar
+}
+
+func integer(v any) (int64, bool) {
+	switch v := v.(type) {
+	case int:
+		return int64(v), true
+	case int32:
+		return int64(v), true
+	case int64:
+		return v, true
+	}
+	return 0, false
+}
+
+// numbers converts a list of numbers, or a number that stands for all elements of a list of fixed
+// length.
+func (a *arguments) numbers(p *parameter, v any) (capi.Arg, bool) {
+	at := len(a.ints)
+	made := func(kind int32) capi.Arg {
+		return capi.Arg{Kind: kind, Value: int64(at), Count: int32(len(a.ints) - at)}
+	}
+	switch v := v.(type) {
+	case []int64:
+		a.ints = append(a.ints, v...)
+		return made(capi.ArgInts), p.kind == kindInts || p.kind == kindScalars
+	case []int:
+		for _, i := range v {
+			a.ints = append(a.ints, int64(i))
+		}
+		return made(capi.ArgInts), p.kind == kindInts || p.kind == kindScalars
+	case []float64:
+		for _, f := range v {
+			a.ints = append(a.ints, int64(math.Float64bits(f)))
+		}
+		return made(capi.ArgDoubles), p.kind == kindFloats || p.kind == kindScalars
+	case []bool:
+		for _, b := range v {
+			a.ints = append(a.ints, boolArg(b).Value)
+		}
+		return made(capi.ArgBools), p.kind == kindBools || p.kind == kindScalars
+	case bool:
+		a.ints = append(a.ints, slices.Repeat([]int64{boolArg(v).Value}, p.size)...)
+		return made(capi.ArgBools), p.kind == kindBools && p.size > 0
+	}
+	i, ok := integer(v)
+	a.ints = append(a.ints, slices.Repeat([]int64{i}, p.size)...)
+	return made(capi.ArgInts), ok && p.kind == kindInts && p.size > 0
+}
+
+// typeName describes an argument for an error.
+func typeName(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "nil"
+	case *Tensor:
+		if v == nil {
+			return "a nil *Tensor"
+		}
+	case []*Tensor:
+		if slices.Contains(v, nil) {
+			return "a []*Tensor with a nil element"
+		}
+	case Keywords:
+		return "Keywords, which must be the last argument"
+	}
+	return fmt.Sprintf("%T", v)
+}
+
+// operandsOf returns the tensors among the arguments, for errors.
+func operandsOf(args []any) []*Tensor {
+	var in []*Tensor
+	for _, v := range args {
+		switch v := v.(type) {
+		case *Tensor:
+			in = append(in, v)
+		case []*Tensor:
+			in = append(in, v...)
+		case Keywords:
+			for _, word := range slices.Sorted(maps.Keys(v)) {
+				if t, ok := v[word].(*Tensor); ok {
+					in = append(in, t)
+				}
+			}
+		}
+	}
+	return in
+}
