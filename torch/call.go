@@ -178,6 +178,16 @@ func (o operator) two(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 	return o.result(p, in, out[0]), o.result(p, in, out[1])
 }
 
+// three calls an operator with three results.
+func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor) {
+	var out [3]*capi.Tensor
+	p, err := o.call(in, args, ints, text, 0, out[:])
+	if err != nil {
+		return failed(err), failed(err), failed(err)
+	}
+	return o.result(p, in, out[0]), o.result(p, in, out[1]), o.result(p, in, out[2])
+}
+
 // list calls an operator that returns a list.
 func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
 	p, cs, err := o.run(in, args, ints, text, 0, nil, true)

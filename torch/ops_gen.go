@@ -80,27 +80,82 @@ const (
 	opLinear
 	opT
 	opConv2d
+	opConv1d
+	opConv3d
+	opConvTranspose1d
+	opConvTranspose2d
+	opConvTranspose3d
 	opBatchNorm
 	opLayerNorm
+	opGroupNorm
+	opInstanceNorm
+	opRMSNorm
 	opReLU
 	opLeakyReLU
 	opGELU
+	opGELUWith
 	opSiLU
+	opMish
+	opReLU6
+	opHardTanh
+	opHardswish
+	opHardsigmoid
+	opELU
+	opSELU
+	opCELU
+	opGLU
+	opPReLU
+	opSoftplus
+	opLogSigmoid
 	opSigmoid
 	opTanh
 	opSoftmax
 	opLogSoftmax
 	opMaxPool2d
+	opMaxPool1d
+	opMaxPool3d
 	opAvgPool2d
+	opAvgPool1d
+	opAvgPool3d
+	opAdaptiveAvgPool1d
 	opAdaptiveAvgPool2d
+	opAdaptiveAvgPool3d
+	opAdaptiveMaxPool1d
+	opAdaptiveMaxPool2d
+	opAdaptiveMaxPool3d
+	opUpsampleNearest1d
+	opUpsampleNearest2d
+	opUpsampleNearest3d
+	opUpsampleLinear1d
+	opUpsampleBilinear2d
+	opUpsampleBicubic2d
+	opUpsampleTrilinear3d
+	opPixelShuffle
 	opDropout
+	opFeatureDropout
 	opEmbedding
+	opEmbeddingWith
+	opScaledDotProductAttention
+	opLSTM
+	opGRU
 	opCrossEntropy
 	opCrossEntropyWith
 	opNLLLoss
 	opNLLLossWith
 	opMSELoss
 	opMSELossWith
+	opL1Loss
+	opL1LossWith
+	opSmoothL1Loss
+	opSmoothL1LossWith
+	opHuberLoss
+	opHuberLossWith
+	opKLDivLoss
+	opKLDivLossWith
+	opBCELoss
+	opBCELossWith
+	opBCEWithLogitsLoss
+	opBCEWithLogitsLossWith
 	opReshape
 	opView
 	opFlatten
@@ -119,6 +174,8 @@ const (
 	opUnbind
 	opCat
 	opStack
+	opTril
+	opTriu
 	opContiguous
 	opClone
 	opDetach
@@ -156,151 +213,208 @@ const (
 )
 
 var operators = [...]operatorInfo{
-	opAdd:               {"Add", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
-	opAddScalar:         {"AddScalar", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opAddInt:            {"AddInt", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opSub:               {"Sub", "aten::sub", "Tensor", "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
-	opSubScalar:         {"SubScalar", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opMul:               {"Mul", "aten::mul", "Tensor", "mul.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opMulScalar:         {"MulScalar", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opMulInt:            {"MulInt", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opDiv:               {"Div", "aten::div", "Tensor", "div.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opDivScalar:         {"DivScalar", "aten::div", "Scalar", "div.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opDivMode:           {"DivMode", "aten::div", "Tensor_mode", "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"},
-	opNeg:               {"Neg", "aten::neg", "", "neg(Tensor self) -> Tensor"},
-	opAbs:               {"Abs", "aten::abs", "", "abs(Tensor self) -> Tensor"},
-	opSign:              {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor"},
-	opSquare:            {"Square", "aten::square", "", "square(Tensor self) -> Tensor"},
-	opSqrt:              {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor"},
-	opReciprocal:        {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor"},
-	opRsqrt:             {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor"},
-	opExp:               {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor"},
-	opLog:               {"Log", "aten::log", "", "log(Tensor self) -> Tensor"},
-	opSin:               {"Sin", "aten::sin", "", "sin(Tensor self) -> Tensor"},
-	opCos:               {"Cos", "aten::cos", "", "cos(Tensor self) -> Tensor"},
-	opPowScalar:         {"PowScalar", "aten::pow", "Tensor_Scalar", "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"},
-	opPow:               {"Pow", "aten::pow", "Tensor_Tensor", "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"},
-	opMaximum:           {"Maximum", "aten::maximum", "", "maximum(Tensor self, Tensor other) -> Tensor"},
-	opMinimum:           {"Minimum", "aten::minimum", "", "minimum(Tensor self, Tensor other) -> Tensor"},
-	opClamp:             {"Clamp", "aten::clamp", "", "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"},
-	opClampMin:          {"ClampMin", "aten::clamp_min", "", "clamp_min(Tensor self, Scalar min) -> Tensor"},
-	opClampMax:          {"ClampMax", "aten::clamp_max", "", "clamp_max(Tensor self, Scalar max) -> Tensor"},
-	opAdd_:              {"Add_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opAddScaled_:        {"AddScaled_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opAddScalar_:        {"AddScalar_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
-	opAddInt_:           {"AddInt_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
-	opSub_:              {"Sub_", "aten::sub_", "Tensor", "sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opMul_:              {"Mul_", "aten::mul_", "Tensor", "mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
-	opMulScalar_:        {"MulScalar_", "aten::mul_", "Scalar", "mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
-	opDiv_:              {"Div_", "aten::div_", "Tensor", "div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
-	opDivScalar_:        {"DivScalar_", "aten::div_", "Scalar", "div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
-	opAddcmul_:          {"Addcmul_", "aten::addcmul_", "", "addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
-	opAddcdiv_:          {"Addcdiv_", "aten::addcdiv_", "", "addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
-	opSqrt_:             {"Sqrt_", "aten::sqrt_", "", "sqrt_(Tensor(a!) self) -> Tensor(a!)"},
-	opReLU_:             {"ReLU_", "aten::relu_", "", "relu_(Tensor(a!) self) -> Tensor(a!)"},
-	opZero_:             {"Zero_", "aten::zero_", "", "zero_(Tensor(a!) self) -> Tensor(a!)"},
-	opFill_:             {"Fill_", "aten::fill_", "Scalar", "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"},
-	opCopy_:             {"Copy_", "aten::copy_", "", "copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"},
-	opUniform_:          {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"},
-	opNormal_:           {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"},
-	opBernoulli_:        {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"},
-	opSetData:           {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()"},
-	opEq:                {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opEqScalar:          {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opNe:                {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opNeScalar:          {"NeScalar", "aten::ne", "Scalar", "ne.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLt:                {"Lt", "aten::lt", "Tensor", "lt.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opLtScalar:          {"LtScalar", "aten::lt", "Scalar", "lt.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLe:                {"Le", "aten::le", "Tensor", "le.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opLeScalar:          {"LeScalar", "aten::le", "Scalar", "le.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opGt:                {"Gt", "aten::gt", "Tensor", "gt.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opGtScalar:          {"GtScalar", "aten::gt", "Scalar", "gt.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opGe:                {"Ge", "aten::ge", "Tensor", "ge.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opGeScalar:          {"GeScalar", "aten::ge", "Scalar", "ge.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLogicalNot:        {"LogicalNot", "aten::logical_not", "", "logical_not(Tensor self) -> Tensor"},
-	opIsNaN:             {"IsNaN", "aten::isnan", "", "isnan(Tensor self) -> Tensor"},
-	opIsFinite:          {"IsFinite", "aten::isfinite", "", "isfinite(Tensor self) -> Tensor"},
-	opWhere:             {"Where", "aten::where", "self", "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"},
-	opMaskedFill:        {"MaskedFill", "aten::masked_fill", "Scalar", "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"},
-	opMatMul:            {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor"},
-	opMM:                {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor"},
-	opBMM:               {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor"},
-	opLinear:            {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"},
-	opT:                 {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)"},
-	opConv2d:            {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"},
-	opBatchNorm:         {"BatchNorm", "aten::batch_norm", "", "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"},
-	opLayerNorm:         {"LayerNorm", "aten::layer_norm", "", "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"},
-	opReLU:              {"ReLU", "aten::relu", "", "relu(Tensor self) -> Tensor"},
-	opLeakyReLU:         {"LeakyReLU", "aten::leaky_relu", "", "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"},
-	opGELU:              {"GELU", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor"},
-	opSiLU:              {"SiLU", "aten::silu", "", "silu(Tensor self) -> Tensor"},
-	opSigmoid:           {"Sigmoid", "aten::sigmoid", "", "sigmoid(Tensor self) -> Tensor"},
-	opTanh:              {"Tanh", "aten::tanh", "", "tanh(Tensor self) -> Tensor"},
-	opSoftmax:           {"Softmax", "aten::softmax", "int", "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
-	opLogSoftmax:        {"LogSoftmax", "aten::log_softmax", "int", "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
-	opMaxPool2d:         {"MaxPool2d", "aten::max_pool2d", "", "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"},
-	opAvgPool2d:         {"AvgPool2d", "aten::avg_pool2d", "", "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"},
-	opAdaptiveAvgPool2d: {"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "", "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"},
-	opDropout:           {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor"},
-	opEmbedding:         {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
-	opCrossEntropy:      {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
-	opCrossEntropyWith:  {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
-	opNLLLoss:           {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
-	opNLLLossWith:       {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
-	opMSELoss:           {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opMSELossWith:       {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opReshape:           {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"},
-	opView:              {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)"},
-	opFlatten:           {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"},
-	opPermute:           {"Permute", "aten::permute", "", "permute(Tensor(a) self, int[] dims) -> Tensor(a)"},
-	opTranspose:         {"Transpose", "aten::transpose", "int", "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"},
-	opSqueeze:           {"Squeeze", "aten::squeeze", "", "squeeze(Tensor(a) self) -> Tensor(a)"},
-	opSqueezeDim:        {"SqueezeDim", "aten::squeeze", "dim", "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"},
-	opUnsqueeze:         {"Unsqueeze", "aten::unsqueeze", "", "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"},
-	opExpand:            {"Expand", "aten::expand", "", "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"},
-	opNarrow:            {"Narrow", "aten::narrow", "", "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"},
-	opSelect:            {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"},
-	opIndexSelect:       {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor"},
-	opGather:            {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"},
-	opSplit:             {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"},
-	opChunk:             {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"},
-	opUnbind:            {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"},
-	opCat:               {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor"},
-	opStack:             {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor"},
-	opContiguous:        {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"},
-	opClone:             {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"},
-	opDetach:            {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)"},
-	opSum:               {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
-	opSumDim:            {"SumDim", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opMean:              {"Mean", "aten::mean", "", "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
-	opMeanDim:           {"MeanDim", "aten::mean", "dim", "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opVar:               {"Var", "aten::var", "correction", "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
-	opStd:               {"Std", "aten::std", "correction", "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
-	opMax:               {"Max", "aten::max", "", "max(Tensor self) -> Tensor"},
-	opMaxDim:            {"MaxDim", "aten::max", "dim", "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
-	opMin:               {"Min", "aten::min", "", "min(Tensor self) -> Tensor"},
-	opMinDim:            {"MinDim", "aten::min", "dim", "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
-	opArgMax:            {"ArgMax", "aten::argmax", "", "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
-	opArgMin:            {"ArgMin", "aten::argmin", "", "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
-	opTopK:              {"TopK", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"},
-	opAll:               {"All", "aten::all", "", "all(Tensor self) -> Tensor"},
-	opAny:               {"Any", "aten::any", "", "any(Tensor self) -> Tensor"},
-	opCumSum:            {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
-	opNorm:              {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opNormOrd:           {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opToDType:           {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opTo:                {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opToWith:            {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opForeachAdd_:       {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"},
-	opForeachMul_:       {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
-	opForeachMulTensor_: {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()"},
-	opForeachZero_:      {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()"},
-	opForeachCopy_:      {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()"},
-	opForeachAdd:        {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"},
-	opForeachMul:        {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"},
-	opForeachMulTensor:  {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]"},
-	opForeachNorm:       {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"},
-	opFusedSGD_:         {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opAdd:                       {"Add", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
+	opAddScalar:                 {"AddScalar", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
+	opAddInt:                    {"AddInt", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
+	opSub:                       {"Sub", "aten::sub", "Tensor", "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
+	opSubScalar:                 {"SubScalar", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
+	opMul:                       {"Mul", "aten::mul", "Tensor", "mul.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opMulScalar:                 {"MulScalar", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opMulInt:                    {"MulInt", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opDiv:                       {"Div", "aten::div", "Tensor", "div.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opDivScalar:                 {"DivScalar", "aten::div", "Scalar", "div.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opDivMode:                   {"DivMode", "aten::div", "Tensor_mode", "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"},
+	opNeg:                       {"Neg", "aten::neg", "", "neg(Tensor self) -> Tensor"},
+	opAbs:                       {"Abs", "aten::abs", "", "abs(Tensor self) -> Tensor"},
+	opSign:                      {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor"},
+	opSquare:                    {"Square", "aten::square", "", "square(Tensor self) -> Tensor"},
+	opSqrt:                      {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor"},
+	opReciprocal:                {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor"},
+	opRsqrt:                     {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor"},
+	opExp:                       {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor"},
+	opLog:                       {"Log", "aten::log", "", "log(Tensor self) -> Tensor"},
+	opSin:                       {"Sin", "aten::sin", "", "sin(Tensor self) -> Tensor"},
+	opCos:                       {"Cos", "aten::cos", "", "cos(Tensor self) -> Tensor"},
+	opPowScalar:                 {"PowScalar", "aten::pow", "Tensor_Scalar", "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"},
+	opPow:                       {"Pow", "aten::pow", "Tensor_Tensor", "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"},
+	opMaximum:                   {"Maximum", "aten::maximum", "", "maximum(Tensor self, Tensor other) -> Tensor"},
+	opMinimum:                   {"Minimum", "aten::minimum", "", "minimum(Tensor self, Tensor other) -> Tensor"},
+	opClamp:                     {"Clamp", "aten::clamp", "", "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"},
+	opClampMin:                  {"ClampMin", "aten::clamp_min", "", "clamp_min(Tensor self, Scalar min) -> Tensor"},
+	opClampMax:                  {"ClampMax", "aten::clamp_max", "", "clamp_max(Tensor self, Scalar max) -> Tensor"},
+	opAdd_:                      {"Add_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
+	opAddScaled_:                {"AddScaled_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
+	opAddScalar_:                {"AddScalar_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
+	opAddInt_:                   {"AddInt_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
+	opSub_:                      {"Sub_", "aten::sub_", "Tensor", "sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
+	opMul_:                      {"Mul_", "aten::mul_", "Tensor", "mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
+	opMulScalar_:                {"MulScalar_", "aten::mul_", "Scalar", "mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
+	opDiv_:                      {"Div_", "aten::div_", "Tensor", "div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
+	opDivScalar_:                {"DivScalar_", "aten::div_", "Scalar", "div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
+	opAddcmul_:                  {"Addcmul_", "aten::addcmul_", "", "addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
+	opAddcdiv_:                  {"Addcdiv_", "aten::addcdiv_", "", "addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
+	opSqrt_:                     {"Sqrt_", "aten::sqrt_", "", "sqrt_(Tensor(a!) self) -> Tensor(a!)"},
+	opReLU_:                     {"ReLU_", "aten::relu_", "", "relu_(Tensor(a!) self) -> Tensor(a!)"},
+	opZero_:                     {"Zero_", "aten::zero_", "", "zero_(Tensor(a!) self) -> Tensor(a!)"},
+	opFill_:                     {"Fill_", "aten::fill_", "Scalar", "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"},
+	opCopy_:                     {"Copy_", "aten::copy_", "", "copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"},
+	opUniform_:                  {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"},
+	opNormal_:                   {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"},
+	opBernoulli_:                {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"},
+	opSetData:                   {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()"},
+	opEq:                        {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opEqScalar:                  {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opNe:                        {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opNeScalar:                  {"NeScalar", "aten::ne", "Scalar", "ne.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opLt:                        {"Lt", "aten::lt", "Tensor", "lt.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opLtScalar:                  {"LtScalar", "aten::lt", "Scalar", "lt.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opLe:                        {"Le", "aten::le", "Tensor", "le.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opLeScalar:                  {"LeScalar", "aten::le", "Scalar", "le.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opGt:                        {"Gt", "aten::gt", "Tensor", "gt.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opGtScalar:                  {"GtScalar", "aten::gt", "Scalar", "gt.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opGe:                        {"Ge", "aten::ge", "Tensor", "ge.Tensor(Tensor self, Tensor other) -> Tensor"},
+	opGeScalar:                  {"GeScalar", "aten::ge", "Scalar", "ge.Scalar(Tensor self, Scalar other) -> Tensor"},
+	opLogicalNot:                {"LogicalNot", "aten::logical_not", "", "logical_not(Tensor self) -> Tensor"},
+	opIsNaN:                     {"IsNaN", "aten::isnan", "", "isnan(Tensor self) -> Tensor"},
+	opIsFinite:                  {"IsFinite", "aten::isfinite", "", "isfinite(Tensor self) -> Tensor"},
+	opWhere:                     {"Where", "aten::where", "self", "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"},
+	opMaskedFill:                {"MaskedFill", "aten::masked_fill", "Scalar", "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"},
+	opMatMul:                    {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor"},
+	opMM:                        {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor"},
+	opBMM:                       {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor"},
+	opLinear:                    {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"},
+	opT:                         {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)"},
+	opConv2d:                    {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"},
+	opConv1d:                    {"Conv1d", "aten::conv1d", "", "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"},
+	opConv3d:                    {"Conv3d", "aten::conv3d", "", "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor"},
+	opConvTranspose1d:           {"ConvTranspose1d", "aten::conv_transpose1d", "", "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor"},
+	opConvTranspose2d:           {"ConvTranspose2d", "aten::conv_transpose2d", "input", "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"},
+	opConvTranspose3d:           {"ConvTranspose3d", "aten::conv_transpose3d", "input", "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor"},
+	opBatchNorm:                 {"BatchNorm", "aten::batch_norm", "", "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"},
+	opLayerNorm:                 {"LayerNorm", "aten::layer_norm", "", "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"},
+	opGroupNorm:                 {"GroupNorm", "aten::group_norm", "", "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"},
+	opInstanceNorm:              {"InstanceNorm", "aten::instance_norm", "", "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"},
+	opRMSNorm:                   {"RMSNorm", "aten::rms_norm", "", "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"},
+	opReLU:                      {"ReLU", "aten::relu", "", "relu(Tensor self) -> Tensor"},
+	opLeakyReLU:                 {"LeakyReLU", "aten::leaky_relu", "", "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"},
+	opGELU:                      {"GELU", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor"},
+	opGELUWith:                  {"GELUWith", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor"},
+	opSiLU:                      {"SiLU", "aten::silu", "", "silu(Tensor self) -> Tensor"},
+	opMish:                      {"Mish", "aten::mish", "", "mish(Tensor self) -> Tensor"},
+	opReLU6:                     {"ReLU6", "aten::relu6", "", "relu6(Tensor self) -> Tensor"},
+	opHardTanh:                  {"HardTanh", "aten::hardtanh", "", "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"},
+	opHardswish:                 {"Hardswish", "aten::hardswish", "", "hardswish(Tensor self) -> Tensor"},
+	opHardsigmoid:               {"Hardsigmoid", "aten::hardsigmoid", "", "hardsigmoid(Tensor self) -> Tensor"},
+	opELU:                       {"ELU", "aten::elu", "", "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"},
+	opSELU:                      {"SELU", "aten::selu", "", "selu(Tensor self) -> Tensor"},
+	opCELU:                      {"CELU", "aten::celu", "", "celu(Tensor self, Scalar alpha=1.0) -> Tensor"},
+	opGLU:                       {"GLU", "aten::glu", "", "glu(Tensor self, int dim=-1) -> Tensor"},
+	opPReLU:                     {"PReLU", "aten::prelu", "", "prelu(Tensor self, Tensor weight) -> Tensor"},
+	opSoftplus:                  {"Softplus", "aten::softplus", "", "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"},
+	opLogSigmoid:                {"LogSigmoid", "aten::log_sigmoid", "", "log_sigmoid(Tensor self) -> Tensor"},
+	opSigmoid:                   {"Sigmoid", "aten::sigmoid", "", "sigmoid(Tensor self) -> Tensor"},
+	opTanh:                      {"Tanh", "aten::tanh", "", "tanh(Tensor self) -> Tensor"},
+	opSoftmax:                   {"Softmax", "aten::softmax", "int", "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
+	opLogSoftmax:                {"LogSoftmax", "aten::log_softmax", "int", "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
+	opMaxPool2d:                 {"MaxPool2d", "aten::max_pool2d", "", "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"},
+	opMaxPool1d:                 {"MaxPool1d", "aten::max_pool1d", "", "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"},
+	opMaxPool3d:                 {"MaxPool3d", "aten::max_pool3d", "", "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"},
+	opAvgPool2d:                 {"AvgPool2d", "aten::avg_pool2d", "", "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"},
+	opAvgPool1d:                 {"AvgPool1d", "aten::avg_pool1d", "", "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"},
+	opAvgPool3d:                 {"AvgPool3d", "aten::avg_pool3d", "", "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"},
+	opAdaptiveAvgPool1d:         {"AdaptiveAvgPool1d", "aten::adaptive_avg_pool1d", "", "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"},
+	opAdaptiveAvgPool2d:         {"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "", "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"},
+	opAdaptiveAvgPool3d:         {"AdaptiveAvgPool3d", "aten::adaptive_avg_pool3d", "", "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"},
+	opAdaptiveMaxPool1d:         {"AdaptiveMaxPool1d", "aten::adaptive_max_pool1d", "", "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"},
+	opAdaptiveMaxPool2d:         {"AdaptiveMaxPool2d", "aten::adaptive_max_pool2d", "", "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"},
+	opAdaptiveMaxPool3d:         {"AdaptiveMaxPool3d", "aten::adaptive_max_pool3d", "", "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"},
+	opUpsampleNearest1d:         {"UpsampleNearest1d", "aten::upsample_nearest1d", "", "upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor"},
+	opUpsampleNearest2d:         {"UpsampleNearest2d", "aten::upsample_nearest2d", "", "upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"},
+	opUpsampleNearest3d:         {"UpsampleNearest3d", "aten::upsample_nearest3d", "", "upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor"},
+	opUpsampleLinear1d:          {"UpsampleLinear1d", "aten::upsample_linear1d", "", "upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor"},
+	opUpsampleBilinear2d:        {"UpsampleBilinear2d", "aten::upsample_bilinear2d", "", "upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"},
+	opUpsampleBicubic2d:         {"UpsampleBicubic2d", "aten::upsample_bicubic2d", "", "upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"},
+	opUpsampleTrilinear3d:       {"UpsampleTrilinear3d", "aten::upsample_trilinear3d", "", "upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor"},
+	opPixelShuffle:              {"PixelShuffle", "aten::pixel_shuffle", "", "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"},
+	opDropout:                   {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor"},
+	opFeatureDropout:            {"FeatureDropout", "aten::feature_dropout", "", "feature_dropout(Tensor input, float p, bool train) -> Tensor"},
+	opEmbedding:                 {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
+	opEmbeddingWith:             {"EmbeddingWith", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
+	opScaledDotProductAttention: {"ScaledDotProductAttention", "aten::scaled_dot_product_attention", "", "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"},
+	opLSTM:                      {"LSTM", "aten::lstm", "input", "lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)"},
+	opGRU:                       {"GRU", "aten::gru", "input", "gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)"},
+	opCrossEntropy:              {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
+	opCrossEntropyWith:          {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
+	opNLLLoss:                   {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
+	opNLLLossWith:               {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
+	opMSELoss:                   {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
+	opMSELossWith:               {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
+	opL1Loss:                    {"L1Loss", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
+	opL1LossWith:                {"L1LossWith", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
+	opSmoothL1Loss:              {"SmoothL1Loss", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"},
+	opSmoothL1LossWith:          {"SmoothL1LossWith", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"},
+	opHuberLoss:                 {"HuberLoss", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"},
+	opHuberLossWith:             {"HuberLossWith", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"},
+	opKLDivLoss:                 {"KLDivLoss", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"},
+	opKLDivLossWith:             {"KLDivLossWith", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"},
+	opBCELoss:                   {"BCELoss", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"},
+	opBCELossWith:               {"BCELossWith", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"},
+	opBCEWithLogitsLoss:         {"BCEWithLogitsLoss", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"},
+	opBCEWithLogitsLossWith:     {"BCEWithLogitsLossWith", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"},
+	opReshape:                   {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"},
+	opView:                      {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)"},
+	opFlatten:                   {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"},
+	opPermute:                   {"Permute", "aten::permute", "", "permute(Tensor(a) self, int[] dims) -> Tensor(a)"},
+	opTranspose:                 {"Transpose", "aten::transpose", "int", "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"},
+	opSqueeze:                   {"Squeeze", "aten::squeeze", "", "squeeze(Tensor(a) self) -> Tensor(a)"},
+	opSqueezeDim:                {"SqueezeDim", "aten::squeeze", "dim", "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"},
+	opUnsqueeze:                 {"Unsqueeze", "aten::unsqueeze", "", "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"},
+	opExpand:                    {"Expand", "aten::expand", "", "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"},
+	opNarrow:                    {"Narrow", "aten::narrow", "", "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"},
+	opSelect:                    {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"},
+	opIndexSelect:               {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor"},
+	opGather:                    {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"},
+	opSplit:                     {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"},
+	opChunk:                     {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"},
+	opUnbind:                    {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"},
+	opCat:                       {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor"},
+	opStack:                     {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor"},
+	opTril:                      {"Tril", "aten::tril", "", "tril(Tensor self, SymInt diagonal=0) -> Tensor"},
+	opTriu:                      {"Triu", "aten::triu", "", "triu(Tensor self, SymInt diagonal=0) -> Tensor"},
+	opContiguous:                {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"},
+	opClone:                     {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"},
+	opDetach:                    {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)"},
+	opSum:                       {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
+	opSumDim:                    {"SumDim", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opMean:                      {"Mean", "aten::mean", "", "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
+	opMeanDim:                   {"MeanDim", "aten::mean", "dim", "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opVar:                       {"Var", "aten::var", "correction", "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
+	opStd:                       {"Std", "aten::std", "correction", "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
+	opMax:                       {"Max", "aten::max", "", "max(Tensor self) -> Tensor"},
+	opMaxDim:                    {"MaxDim", "aten::max", "dim", "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
+	opMin:                       {"Min", "aten::min", "", "min(Tensor self) -> Tensor"},
+	opMinDim:                    {"MinDim", "aten::min", "dim", "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
+	opArgMax:                    {"ArgMax", "aten::argmax", "", "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
+	opArgMin:                    {"ArgMin", "aten::argmin", "", "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
+	opTopK:                      {"TopK", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"},
+	opAll:                       {"All", "aten::all", "", "all(Tensor self) -> Tensor"},
+	opAny:                       {"Any", "aten::any", "", "any(Tensor self) -> Tensor"},
+	opCumSum:                    {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
+	opNorm:                      {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opNormOrd:                   {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opToDType:                   {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
+	opTo:                        {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
+	opToWith:                    {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
+	opForeachAdd_:               {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"},
+	opForeachMul_:               {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
+	opForeachMulTensor_:         {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()"},
+	opForeachZero_:              {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()"},
+	opForeachCopy_:              {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()"},
+	opForeachAdd:                {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"},
+	opForeachMul:                {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"},
+	opForeachMulTensor:          {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]"},
+	opForeachNorm:               {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"},
+	opFusedSGD_:                 {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
 }
 
 // Add returns t + other.
@@ -835,6 +949,168 @@ func (t *Tensor) Conv2d(weight *Tensor, bias *Tensor, o Conv2dOptions) *Tensor {
 	return opConv2d.one([]*Tensor{t, weight, bias}, args, ints, nil)
 }
 
+// Conv1dOptions are the options of Conv1d. The zero value of a field selects its default.
+type Conv1dOptions struct {
+	Stride   []int64 // default 1
+	Padding  []int64 // default 0
+	Dilation []int64 // default 1
+	Groups   int64   // default 1
+}
+
+// Conv1d returns the convolution of sequences [N C L] with weight [out in/groups k] and bias [out]
+// or nil.
+//
+//	aten::conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor
+func (t *Tensor) Conv1d(weight *Tensor, bias *Tensor, o Conv1dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	if o.Stride != nil {
+		args[3], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[4], ints = intsArg(ints, o.Padding)
+	}
+	if o.Dilation != nil {
+		args[5], ints = intsArg(ints, o.Dilation)
+	}
+	if !(o.Groups == 0) {
+		args[6] = intArg(o.Groups)
+	}
+	return opConv1d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
+// Conv3dOptions are the options of Conv3d. The zero value of a field selects its default.
+type Conv3dOptions struct {
+	Stride   []int64 // default 1
+	Padding  []int64 // default 0
+	Dilation []int64 // default 1
+	Groups   int64   // default 1
+}
+
+// Conv3d returns the convolution of volumes [N C D H W] with weight [out in/groups kD kH kW] and
+// bias [out] or nil. Lists have one value, or depth, height and width.
+//
+//	aten::conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor
+func (t *Tensor) Conv3d(weight *Tensor, bias *Tensor, o Conv3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	if o.Stride != nil {
+		args[3], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[4], ints = intsArg(ints, o.Padding)
+	}
+	if o.Dilation != nil {
+		args[5], ints = intsArg(ints, o.Dilation)
+	}
+	if !(o.Groups == 0) {
+		args[6] = intArg(o.Groups)
+	}
+	return opConv3d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
+// ConvTranspose1dOptions are the options of ConvTranspose1d. The zero value of a field selects its default.
+type ConvTranspose1dOptions struct {
+	Stride        []int64 // default 1
+	Padding       []int64 // default 0
+	OutputPadding []int64 // default 0
+	Groups        int64   // default 1
+	Dilation      []int64 // default 1
+}
+
+// ConvTranspose1d returns the transposed convolution (the gradient of Conv1d) of sequences [N C L]
+// with weight [in out/groups k] and bias [out] or nil.
+//
+//	aten::conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor
+func (t *Tensor) ConvTranspose1d(weight *Tensor, bias *Tensor, o ConvTranspose1dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	if o.Stride != nil {
+		args[3], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[4], ints = intsArg(ints, o.Padding)
+	}
+	if o.OutputPadding != nil {
+		args[5], ints = intsArg(ints, o.OutputPadding)
+	}
+	if !(o.Groups == 0) {
+		args[6] = intArg(o.Groups)
+	}
+	if o.Dilation != nil {
+		args[7], ints = intsArg(ints, o.Dilation)
+	}
+	return opConvTranspose1d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
+// ConvTranspose2dOptions are the options of ConvTranspose2d. The zero value of a field selects its default.
+type ConvTranspose2dOptions struct {
+	Stride        []int64 // default 1
+	Padding       []int64 // default 0
+	OutputPadding []int64 // default 0
+	Groups        int64   // default 1
+	Dilation      []int64 // default 1
+}
+
+// ConvTranspose2d returns the transposed convolution (the gradient of Conv2d) with weight [in
+// out/groups kH kW] and bias [out] or nil. Lists have one value, or height and width.
+//
+//	aten::conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor
+func (t *Tensor) ConvTranspose2d(weight *Tensor, bias *Tensor, o ConvTranspose2dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	if o.Stride != nil {
+		args[3], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[4], ints = intsArg(ints, o.Padding)
+	}
+	if o.OutputPadding != nil {
+		args[5], ints = intsArg(ints, o.OutputPadding)
+	}
+	if !(o.Groups == 0) {
+		args[6] = intArg(o.Groups)
+	}
+	if o.Dilation != nil {
+		args[7], ints = intsArg(ints, o.Dilation)
+	}
+	return opConvTranspose2d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
+// ConvTranspose3dOptions are the options of ConvTranspose3d. The zero value of a field selects its default.
+type ConvTranspose3dOptions struct {
+	Stride        []int64 // default 1
+	Padding       []int64 // default 0
+	OutputPadding []int64 // default 0
+	Groups        int64   // default 1
+	Dilation      []int64 // default 1
+}
+
+// ConvTranspose3d returns the transposed convolution (the gradient of Conv3d) of volumes [N C D H
+// W] with weight [in out/groups kD kH kW] and bias [out] or nil.
+//
+//	aten::conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor
+func (t *Tensor) ConvTranspose3d(weight *Tensor, bias *Tensor, o ConvTranspose3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, bias), defaultArg(), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	if o.Stride != nil {
+		args[3], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[4], ints = intsArg(ints, o.Padding)
+	}
+	if o.OutputPadding != nil {
+		args[5], ints = intsArg(ints, o.OutputPadding)
+	}
+	if !(o.Groups == 0) {
+		args[6] = intArg(o.Groups)
+	}
+	if o.Dilation != nil {
+		args[7], ints = intsArg(ints, o.Dilation)
+	}
+	return opConvTranspose3d.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
 // BatchNorm returns t with each channel (dimension 1) normalised by the batch's mean and variance
 // in training, by runningMean and runningVar otherwise; training updates these two in place with
 // momentum.
@@ -852,6 +1128,44 @@ func (t *Tensor) LayerNorm(normalizedShape []int64, weight *Tensor, bias *Tensor
 	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}
 	args[1], ints = intsArg(ints, normalizedShape)
 	return opLayerNorm.one([]*Tensor{t, weight, bias}, args, ints, nil)
+}
+
+// GroupNorm returns t [N C ...] normalised over each of numGroups groups of channels and the
+// further dimensions, then scaled by weight [C] and shifted by bias [C], either of which may be
+// nil.
+//
+//	aten::group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor
+func (t *Tensor) GroupNorm(numGroups int64, weight *Tensor, bias *Tensor, eps float64) *Tensor {
+	return opGroupNorm.one([]*Tensor{t, weight, bias}, []capi.Arg{tensorArg(0), intArg(numGroups), optionalArg(1, weight), optionalArg(2, bias), floatArg(eps)}, nil, nil)
+}
+
+// InstanceNorm returns t [N C ...] with each channel of each sample normalised by its own mean and
+// variance if useInputStats, and by runningMean and runningVar (else nil) otherwise; useInputStats
+// updates these two in place with momentum.
+//
+//	aten::instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor
+func (t *Tensor) InstanceNorm(weight *Tensor, bias *Tensor, runningMean *Tensor, runningVar *Tensor, useInputStats bool, momentum float64, eps float64) *Tensor {
+	return opInstanceNorm.one([]*Tensor{t, weight, bias, runningMean, runningVar}, []capi.Arg{tensorArg(0), optionalArg(1, weight), optionalArg(2, bias), optionalArg(3, runningMean), optionalArg(4, runningVar), boolArg(useInputStats), floatArg(momentum), floatArg(eps), boolArg(true)}, nil, nil)
+}
+
+// RMSNormOptions are the options of RMSNorm. The zero value of a field selects its default.
+type RMSNormOptions struct {
+	Eps float64 // default none
+}
+
+// RMSNorm returns t divided by the root of the mean square over the last dimensions, whose shape is
+// normalizedShape, and multiplied by weight (of this shape, or nil). Eps 0 stands for the machine
+// epsilon of the dtype.
+//
+//	aten::rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor
+func (t *Tensor) RMSNorm(normalizedShape []int64, weight *Tensor, o RMSNormOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), optionalArg(1, weight), defaultArg()}
+	args[1], ints = intsArg(ints, normalizedShape)
+	if !(o.Eps == 0) {
+		args[3] = floatArg(o.Eps)
+	}
+	return opRMSNorm.one([]*Tensor{t, weight}, args, ints, nil)
 }
 
 // ReLU returns max(t, 0).
@@ -875,11 +1189,113 @@ func (t *Tensor) GELU() *Tensor {
 	return opGELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
+// GELUOptions are the options of GELUWith. The zero value of a field selects its default.
+type GELUOptions struct {
+	Approximate string // default 'none'
+}
+
+// GELUWith returns GELU; Approximate "tanh" selects the approximation by tanh.
+//
+//	aten::gelu(Tensor self, *, str approximate='none') -> Tensor
+func (t *Tensor) GELUWith(o GELUOptions) *Tensor {
+	text := make([]byte, 0, 32)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	if o.Approximate != "" {
+		args[1], text = stringArg(text, o.Approximate)
+	}
+	return opGELUWith.one([]*Tensor{t}, args, nil, text)
+}
+
 // SiLU returns t * sigmoid(t).
 //
 //	aten::silu(Tensor self) -> Tensor
 func (t *Tensor) SiLU() *Tensor {
 	return opSiLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// Mish returns t * tanh(softplus(t)).
+//
+//	aten::mish(Tensor self) -> Tensor
+func (t *Tensor) Mish() *Tensor {
+	return opMish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// ReLU6 returns t limited to [0, 6].
+//
+//	aten::relu6(Tensor self) -> Tensor
+func (t *Tensor) ReLU6() *Tensor {
+	return opReLU6.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// HardTanh returns t limited to [minVal, maxVal].
+//
+//	aten::hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor
+func (t *Tensor) HardTanh(minVal float64, maxVal float64) *Tensor {
+	return opHardTanh.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(minVal), floatArg(maxVal)}, nil, nil)
+}
+
+// Hardswish returns t * relu6(t + 3) / 6.
+//
+//	aten::hardswish(Tensor self) -> Tensor
+func (t *Tensor) Hardswish() *Tensor {
+	return opHardswish.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// Hardsigmoid returns relu6(t + 3) / 6.
+//
+//	aten::hardsigmoid(Tensor self) -> Tensor
+func (t *Tensor) Hardsigmoid() *Tensor {
+	return opHardsigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// ELU returns t where positive, else alpha * (exp(t) - 1).
+//
+//	aten::elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor
+func (t *Tensor) ELU(alpha float64) *Tensor {
+	return opELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil, nil)
+}
+
+// SELU returns the scaled exponential linear unit, with its fixed alpha and scale.
+//
+//	aten::selu(Tensor self) -> Tensor
+func (t *Tensor) SELU() *Tensor {
+	return opSELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// CELU returns max(t, 0) + min(alpha * (exp(t / alpha) - 1), 0).
+//
+//	aten::celu(Tensor self, Scalar alpha=1.0) -> Tensor
+func (t *Tensor) CELU(alpha float64) *Tensor {
+	return opCELU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(alpha)}, nil, nil)
+}
+
+// GLU returns a * sigmoid(b), where a and b are the halves of t along dim.
+//
+//	aten::glu(Tensor self, int dim=-1) -> Tensor
+func (t *Tensor) GLU(dim int64) *Tensor {
+	return opGLU.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim)}, nil, nil)
+}
+
+// PReLU returns t where positive, else weight * t; weight has one element, or one for each channel
+// (dimension 1).
+//
+//	aten::prelu(Tensor self, Tensor weight) -> Tensor
+func (t *Tensor) PReLU(weight *Tensor) *Tensor {
+	return opPReLU.one([]*Tensor{t, weight}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// Softplus returns log(1 + exp(beta * t)) / beta, and t itself where beta * t exceeds threshold.
+//
+//	aten::softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor
+func (t *Tensor) Softplus(beta float64, threshold float64) *Tensor {
+	return opSoftplus.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(beta), floatArg(threshold)}, nil, nil)
+}
+
+// LogSigmoid returns the logarithm of Sigmoid, computed stably.
+//
+//	aten::log_sigmoid(Tensor self) -> Tensor
+func (t *Tensor) LogSigmoid() *Tensor {
+	return opLogSigmoid.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
 // Sigmoid returns 1 / (1 + exp(-t)).
@@ -937,20 +1353,21 @@ func (t *Tensor) MaxPool2d(kernelSize []int64, o MaxPool2dOptions) *Tensor {
 	return opMaxPool2d.one([]*Tensor{t}, args, ints, nil)
 }
 
-// AvgPool2dOptions are the options of AvgPool2d. The zero value of a field selects its default.
-type AvgPool2dOptions struct {
+// MaxPool1dOptions are the options of MaxPool1d. The zero value of a field selects its default.
+type MaxPool1dOptions struct {
 	Stride   []int64 // default []
 	Padding  []int64 // default 0
+	Dilation []int64 // default 1
 	CeilMode bool    // default False
 }
 
-// AvgPool2d returns the mean of each window, including the padding; a nil stride means the window's
-// size.
+// MaxPool1d returns the maximum of each window of sequences [N C L]; a nil stride means the
+// window's size.
 //
-//	aten::avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
-func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
+//	aten::max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor
+func (t *Tensor) MaxPool1d(kernelSize []int64, o MaxPool1dOptions) *Tensor {
 	ints := make([]int64, 0, 16)
-	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
 	args[1], ints = intsArg(ints, kernelSize)
 	if o.Stride != nil {
 		args[2], ints = intsArg(ints, o.Stride)
@@ -958,7 +1375,131 @@ func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
 	if o.Padding != nil {
 		args[3], ints = intsArg(ints, o.Padding)
 	}
+	if o.Dilation != nil {
+		args[4], ints = intsArg(ints, o.Dilation)
+	}
+	return opMaxPool1d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// MaxPool3dOptions are the options of MaxPool3d. The zero value of a field selects its default.
+type MaxPool3dOptions struct {
+	Stride   []int64 // default []
+	Padding  []int64 // default 0
+	Dilation []int64 // default 1
+	CeilMode bool    // default False
+}
+
+// MaxPool3d returns the maximum of each window of volumes [N C D H W]; a nil stride means the
+// window's size.
+//
+//	aten::max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor
+func (t *Tensor) MaxPool3d(kernelSize []int64, o MaxPool3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode)}
+	args[1], ints = intsArg(ints, kernelSize)
+	if o.Stride != nil {
+		args[2], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[3], ints = intsArg(ints, o.Padding)
+	}
+	if o.Dilation != nil {
+		args[4], ints = intsArg(ints, o.Dilation)
+	}
+	return opMaxPool3d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// AvgPool2dOptions are the options of AvgPool2d. The zero value of a field selects its default.
+type AvgPool2dOptions struct {
+	Stride          []int64 // default []
+	Padding         []int64 // default 0
+	CeilMode        bool    // default False
+	CountIncludePad *bool   // default True
+}
+
+// AvgPool2d returns the mean of each window, including the padding unless CountIncludePad is false;
+// a nil stride means the window's size.
+//
+//	aten::avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
+func (t *Tensor) AvgPool2d(kernelSize []int64, o AvgPool2dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args[1], ints = intsArg(ints, kernelSize)
+	if o.Stride != nil {
+		args[2], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[3], ints = intsArg(ints, o.Padding)
+	}
+	if !(o.CountIncludePad == nil) {
+		args[5] = boolArg(*o.CountIncludePad)
+	}
 	return opAvgPool2d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// AvgPool1dOptions are the options of AvgPool1d. The zero value of a field selects its default.
+type AvgPool1dOptions struct {
+	Stride          []int64 // default []
+	Padding         []int64 // default 0
+	CeilMode        bool    // default False
+	CountIncludePad *bool   // default True
+}
+
+// AvgPool1d returns the mean of each window of sequences [N C L], as AvgPool2d.
+//
+//	aten::avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor
+func (t *Tensor) AvgPool1d(kernelSize []int64, o AvgPool1dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args[1], ints = intsArg(ints, kernelSize)
+	if o.Stride != nil {
+		args[2], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[3], ints = intsArg(ints, o.Padding)
+	}
+	if !(o.CountIncludePad == nil) {
+		args[5] = boolArg(*o.CountIncludePad)
+	}
+	return opAvgPool1d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// AvgPool3dOptions are the options of AvgPool3d. The zero value of a field selects its default.
+type AvgPool3dOptions struct {
+	Stride          []int64 // default []
+	Padding         []int64 // default 0
+	CeilMode        bool    // default False
+	CountIncludePad *bool   // default True
+}
+
+// AvgPool3d returns the mean of each window of volumes [N C D H W], as AvgPool2d.
+//
+//	aten::avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor
+func (t *Tensor) AvgPool3d(kernelSize []int64, o AvgPool3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), boolArg(o.CeilMode), defaultArg()}
+	args[1], ints = intsArg(ints, kernelSize)
+	if o.Stride != nil {
+		args[2], ints = intsArg(ints, o.Stride)
+	}
+	if o.Padding != nil {
+		args[3], ints = intsArg(ints, o.Padding)
+	}
+	if !(o.CountIncludePad == nil) {
+		args[5] = boolArg(*o.CountIncludePad)
+	}
+	return opAvgPool3d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// AdaptiveAvgPool1d returns the means of windows of sequences [N C L], sized for an output of the
+// given length.
+//
+//	aten::adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor
+func (t *Tensor) AdaptiveAvgPool1d(outputSize ...int64) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	return opAdaptiveAvgPool1d.one([]*Tensor{t}, args, ints, nil)
 }
 
 // AdaptiveAvgPool2d returns the means of windows, sized for an output of the given height and
@@ -972,6 +1513,218 @@ func (t *Tensor) AdaptiveAvgPool2d(outputSize ...int64) *Tensor {
 	return opAdaptiveAvgPool2d.one([]*Tensor{t}, args, ints, nil)
 }
 
+// AdaptiveAvgPool3d returns the means of windows of volumes [N C D H W], sized for an output of the
+// given depth, height and width.
+//
+//	aten::adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor
+func (t *Tensor) AdaptiveAvgPool3d(outputSize ...int64) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	return opAdaptiveAvgPool3d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// AdaptiveMaxPool1d returns the maxima of windows of sequences [N C L], sized for an output of the
+// given length, and their indices (int64).
+//
+//	aten::adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)
+func (t *Tensor) AdaptiveMaxPool1d(outputSize ...int64) (*Tensor, *Tensor) {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	return opAdaptiveMaxPool1d.two([]*Tensor{t}, args, ints, nil)
+}
+
+// AdaptiveMaxPool2d returns the maxima of windows, sized for an output of the given height and
+// width, and their indices in the image (int64).
+//
+//	aten::adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)
+func (t *Tensor) AdaptiveMaxPool2d(outputSize ...int64) (*Tensor, *Tensor) {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	return opAdaptiveMaxPool2d.two([]*Tensor{t}, args, ints, nil)
+}
+
+// AdaptiveMaxPool3d returns the maxima of windows of volumes [N C D H W], sized for an output of
+// the given depth, height and width, and their indices (int64).
+//
+//	aten::adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)
+func (t *Tensor) AdaptiveMaxPool3d(outputSize ...int64) (*Tensor, *Tensor) {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	return opAdaptiveMaxPool3d.two([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleNearest1dOptions are the options of UpsampleNearest1d. The zero value of a field selects its default.
+type UpsampleNearest1dOptions struct {
+	Scales float64 // default none
+}
+
+// UpsampleNearest1d returns sequences [N C L] of another length, each element the nearest of t's.
+// Scales, if not 0, replaces the ratio of the lengths.
+//
+//	aten::upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor
+func (t *Tensor) UpsampleNearest1d(outputSize []int64, o UpsampleNearest1dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.Scales == 0) {
+		args[2] = floatArg(o.Scales)
+	}
+	return opUpsampleNearest1d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleNearest2dOptions are the options of UpsampleNearest2d. The zero value of a field selects its default.
+type UpsampleNearest2dOptions struct {
+	ScalesH float64 // default none
+	ScalesW float64 // default none
+}
+
+// UpsampleNearest2d returns images of another height and width, each pixel the nearest of t's.
+// Scales that are not 0 replace the ratios of the sizes.
+//
+//	aten::upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleNearest2d(outputSize []int64, o UpsampleNearest2dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.ScalesH == 0) {
+		args[2] = floatArg(o.ScalesH)
+	}
+	if !(o.ScalesW == 0) {
+		args[3] = floatArg(o.ScalesW)
+	}
+	return opUpsampleNearest2d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleNearest3dOptions are the options of UpsampleNearest3d. The zero value of a field selects its default.
+type UpsampleNearest3dOptions struct {
+	ScalesD float64 // default none
+	ScalesH float64 // default none
+	ScalesW float64 // default none
+}
+
+// UpsampleNearest3d returns volumes of another depth, height and width, each element the nearest of
+// t's. Scales that are not 0 replace the ratios of the sizes.
+//
+//	aten::upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleNearest3d(outputSize []int64, o UpsampleNearest3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), defaultArg(), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.ScalesD == 0) {
+		args[2] = floatArg(o.ScalesD)
+	}
+	if !(o.ScalesH == 0) {
+		args[3] = floatArg(o.ScalesH)
+	}
+	if !(o.ScalesW == 0) {
+		args[4] = floatArg(o.ScalesW)
+	}
+	return opUpsampleNearest3d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleLinear1dOptions are the options of UpsampleLinear1d. The zero value of a field selects its default.
+type UpsampleLinear1dOptions struct {
+	Scales float64 // default none
+}
+
+// UpsampleLinear1d returns sequences [N C L] of another length, interpolated linearly. alignCorners
+// maps the first and last elements onto each other.
+//
+//	aten::upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor
+func (t *Tensor) UpsampleLinear1d(outputSize []int64, alignCorners bool, o UpsampleLinear1dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.Scales == 0) {
+		args[3] = floatArg(o.Scales)
+	}
+	return opUpsampleLinear1d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleBilinear2dOptions are the options of UpsampleBilinear2d. The zero value of a field selects its default.
+type UpsampleBilinear2dOptions struct {
+	ScalesH float64 // default none
+	ScalesW float64 // default none
+}
+
+// UpsampleBilinear2d returns images of another height and width, interpolated linearly in both
+// directions. alignCorners maps the corner pixels onto each other.
+//
+//	aten::upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool, o UpsampleBilinear2dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.ScalesH == 0) {
+		args[3] = floatArg(o.ScalesH)
+	}
+	if !(o.ScalesW == 0) {
+		args[4] = floatArg(o.ScalesW)
+	}
+	return opUpsampleBilinear2d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleBicubic2dOptions are the options of UpsampleBicubic2d. The zero value of a field selects its default.
+type UpsampleBicubic2dOptions struct {
+	ScalesH float64 // default none
+	ScalesW float64 // default none
+}
+
+// UpsampleBicubic2d returns images of another height and width, interpolated by cubic convolution
+// with a = -0.75.
+//
+//	aten::upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleBicubic2d(outputSize []int64, alignCorners bool, o UpsampleBicubic2dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.ScalesH == 0) {
+		args[3] = floatArg(o.ScalesH)
+	}
+	if !(o.ScalesW == 0) {
+		args[4] = floatArg(o.ScalesW)
+	}
+	return opUpsampleBicubic2d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// UpsampleTrilinear3dOptions are the options of UpsampleTrilinear3d. The zero value of a field selects its default.
+type UpsampleTrilinear3dOptions struct {
+	ScalesD float64 // default none
+	ScalesH float64 // default none
+	ScalesW float64 // default none
+}
+
+// UpsampleTrilinear3d returns volumes of another depth, height and width, interpolated linearly in
+// each direction.
+//
+//	aten::upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor
+func (t *Tensor) UpsampleTrilinear3d(outputSize []int64, alignCorners bool, o UpsampleTrilinear3dOptions) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), defaultArg(), boolArg(alignCorners), defaultArg(), defaultArg(), defaultArg()}
+	args[1], ints = intsArg(ints, outputSize)
+	if !(o.ScalesD == 0) {
+		args[3] = floatArg(o.ScalesD)
+	}
+	if !(o.ScalesH == 0) {
+		args[4] = floatArg(o.ScalesH)
+	}
+	if !(o.ScalesW == 0) {
+		args[5] = floatArg(o.ScalesW)
+	}
+	return opUpsampleTrilinear3d.one([]*Tensor{t}, args, ints, nil)
+}
+
+// PixelShuffle returns images [N C*r*r H W] as [N C H*r W*r], where r is upscaleFactor.
+//
+//	aten::pixel_shuffle(Tensor self, int upscale_factor) -> Tensor
+func (t *Tensor) PixelShuffle(upscaleFactor int64) *Tensor {
+	return opPixelShuffle.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(upscaleFactor)}, nil, nil)
+}
+
 // Dropout returns t with elements zeroed with probability p and the others scaled by 1/(1-p) if
 // train, else t.
 //
@@ -980,11 +1733,96 @@ func (t *Tensor) Dropout(p float64, train bool) *Tensor {
 	return opDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
 }
 
+// FeatureDropout returns t [N C ...] with whole channels zeroed with probability p and the others
+// scaled by 1/(1-p) if train, else t.
+//
+//	aten::feature_dropout(Tensor input, float p, bool train) -> Tensor
+func (t *Tensor) FeatureDropout(p float64, train bool) *Tensor {
+	return opFeatureDropout.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(p), boolArg(train)}, nil, nil)
+}
+
 // Embedding returns the rows of weight [rows columns] at the indices.
 //
 //	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
 func Embedding(weight *Tensor, indices *Tensor) *Tensor {
 	return opEmbedding.one([]*Tensor{weight, indices}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// EmbeddingOptions are the options of EmbeddingWith. The zero value of a field selects its default.
+type EmbeddingOptions struct {
+	PaddingIdx      *int64 // default -1
+	ScaleGradByFreq bool   // default False
+	Sparse          bool   // default False
+}
+
+// EmbeddingWith returns the rows of weight [rows columns] at the indices. The row PaddingIdx gets
+// no gradient.
+//
+//	aten::embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor
+func EmbeddingWith(weight *Tensor, indices *Tensor, o EmbeddingOptions) *Tensor {
+	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), boolArg(o.ScaleGradByFreq), boolArg(o.Sparse)}
+	if !(o.PaddingIdx == nil) {
+		args[2] = intArg(*o.PaddingIdx)
+	}
+	return opEmbeddingWith.one([]*Tensor{weight, indices}, args, nil, nil)
+}
+
+// ScaledDotProductAttentionOptions are the options of ScaledDotProductAttention. The zero value of a field selects its default.
+type ScaledDotProductAttentionOptions struct {
+	AttnMask  *Tensor // default none
+	DropoutP  float64 // default 0.0
+	IsCausal  bool    // default False
+	Scale     float64 // default none
+	EnableGqa bool    // default False
+}
+
+// ScaledDotProductAttention returns softmax(t * key^T * Scale + AttnMask) * value, for queries t
+// [... L E], key [... S E] and value [... S V]. AttnMask [... L S] is added, or bool: true where a
+// query takes part. IsCausal lets query i see the keys 0 to i. Scale 0 stands for 1/sqrt(E).
+// EnableGqa shares key and value heads (dimension -3) among the query heads.
+//
+//	aten::scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor
+func (t *Tensor) ScaledDotProductAttention(key *Tensor, value *Tensor, o ScaledDotProductAttentionOptions) *Tensor {
+	args := []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), optionalArg(3, o.AttnMask), defaultArg(), boolArg(o.IsCausal), defaultArg(), boolArg(o.EnableGqa)}
+	if !(o.DropoutP == 0) {
+		args[4] = floatArg(o.DropoutP)
+	}
+	if !(o.Scale == 0) {
+		args[6] = floatArg(o.Scale)
+	}
+	return opScaledDotProductAttention.one([]*Tensor{t, key, value, o.AttnMask}, args, nil, nil)
+}
+
+// LSTM returns the outputs of a long short-term memory for the sequences t [L N in], or [N L in]
+// with batchFirst, and the last hidden and cell states. hx is the initial hidden and cell states,
+// each [layers*directions N hidden]. params is, for each layer and direction, weights [4*hidden in]
+// and [4*hidden hidden], and with hasBiases biases [4*hidden] and [4*hidden].
+//
+//	aten::lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)
+func (t *Tensor) LSTM(hx []*Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor, *Tensor) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, t)
+	at1 := len(in)
+	in = append(in, hx...)
+	at2 := len(in)
+	in = append(in, params...)
+	return opLSTM.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
+}
+
+// GRU returns the outputs of gated recurrent units, and the last hidden state. Arguments as for
+// LSTM, with 3*hidden rows; hx is the initial hidden state.
+//
+//	aten::gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)
+func (t *Tensor) GRU(hx *Tensor, params []*Tensor, hasBiases bool, numLayers int64, dropout float64, train bool, bidirectional bool, batchFirst bool) (*Tensor, *Tensor) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, t)
+	at1 := len(in)
+	in = append(in, hx)
+	at2 := len(in)
+	in = append(in, params...)
+	return opGRU.two(in, []capi.Arg{tensorArg(at0), tensorArg(at1), tensorsArg(at2, len(params)), boolArg(hasBiases), intArg(numLayers), floatArg(dropout), boolArg(train), boolArg(bidirectional), boolArg(batchFirst)}, nil, nil)
 }
 
 // CrossEntropy returns the mean loss of logits [N classes ...] against class indices (int64 [N
@@ -1059,6 +1897,141 @@ type MSELossOptions struct {
 //	aten::mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
 func (t *Tensor) MSELossWith(target *Tensor, o MSELossOptions) *Tensor {
 	return opMSELossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+}
+
+// L1Loss returns the mean absolute difference.
+//
+//	aten::l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
+func (t *Tensor) L1Loss(target *Tensor) *Tensor {
+	return opL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// L1LossOptions are the options of L1LossWith. The zero value of a field selects its default.
+type L1LossOptions struct {
+	Reduction Reduction // default Mean
+}
+
+// L1LossWith returns the loss of L1Loss with options.
+//
+//	aten::l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor
+func (t *Tensor) L1LossWith(target *Tensor, o L1LossOptions) *Tensor {
+	return opL1LossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch())}, nil, nil)
+}
+
+// SmoothL1Loss returns the mean of d*d/2 where the absolute difference d is below 1, else d - 1/2.
+//
+//	aten::smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor
+func (t *Tensor) SmoothL1Loss(target *Tensor) *Tensor {
+	return opSmoothL1Loss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// SmoothL1LossOptions are the options of SmoothL1LossWith. The zero value of a field selects its default.
+type SmoothL1LossOptions struct {
+	Reduction Reduction // default Mean
+	Beta      float64   // default 1.0
+}
+
+// SmoothL1LossWith returns the loss of SmoothL1Loss with options: d*d/(2*Beta) where d is below
+// Beta, else d - Beta/2.
+//
+//	aten::smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor
+func (t *Tensor) SmoothL1LossWith(target *Tensor, o SmoothL1LossOptions) *Tensor {
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), defaultArg()}
+	if !(o.Beta == 0) {
+		args[3] = floatArg(o.Beta)
+	}
+	return opSmoothL1LossWith.one([]*Tensor{t, target}, args, nil, nil)
+}
+
+// HuberLoss returns the mean of d*d/2 where the absolute difference d is below 1, else d - 1/2.
+//
+//	aten::huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor
+func (t *Tensor) HuberLoss(target *Tensor) *Tensor {
+	return opHuberLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// HuberLossOptions are the options of HuberLossWith. The zero value of a field selects its default.
+type HuberLossOptions struct {
+	Reduction Reduction // default Mean
+	Delta     float64   // default 1.0
+}
+
+// HuberLossWith returns the loss of HuberLoss with options: d*d/2 where d is below Delta, else
+// Delta * (d - Delta/2).
+//
+//	aten::huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor
+func (t *Tensor) HuberLossWith(target *Tensor, o HuberLossOptions) *Tensor {
+	args := []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), defaultArg()}
+	if !(o.Delta == 0) {
+		args[3] = floatArg(o.Delta)
+	}
+	return opHuberLossWith.one([]*Tensor{t, target}, args, nil, nil)
+}
+
+// KLDivLoss returns the mean of target * (log(target) - t), for log-probabilities t and
+// probabilities target. The Kullback-Leibler divergence of a batch is KLDivLossWith's ReduceSum
+// divided by the batch size.
+//
+//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
+func (t *Tensor) KLDivLoss(target *Tensor) *Tensor {
+	return opKLDivLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// KLDivLossOptions are the options of KLDivLossWith. The zero value of a field selects its default.
+type KLDivLossOptions struct {
+	Reduction Reduction // default Mean
+	LogTarget bool      // default False
+}
+
+// KLDivLossWith returns the loss of KLDivLoss with options: LogTarget says that target holds
+// logarithms too.
+//
+//	aten::kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor
+func (t *Tensor) KLDivLossWith(target *Tensor, o KLDivLossOptions) *Tensor {
+	return opKLDivLossWith.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1), intArg(o.Reduction.libtorch()), boolArg(o.LogTarget)}, nil, nil)
+}
+
+// BCELoss returns the mean of -target*log(t) - (1-target)*log(1-t), for probabilities t; a
+// logarithm is at least -100.
+//
+//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
+func (t *Tensor) BCELoss(target *Tensor) *Tensor {
+	return opBCELoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// BCELossOptions are the options of BCELossWith. The zero value of a field selects its default.
+type BCELossOptions struct {
+	Weight    *Tensor   // default none
+	Reduction Reduction // default Mean
+}
+
+// BCELossWith returns the loss of BCELoss with options.
+//
+//	aten::binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor
+func (t *Tensor) BCELossWith(target *Tensor, o BCELossOptions) *Tensor {
+	return opBCELossWith.one([]*Tensor{t, target, o.Weight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), intArg(o.Reduction.libtorch())}, nil, nil)
+}
+
+// BCEWithLogitsLoss returns the BCELoss of sigmoid(t), computed stably.
+//
+//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
+func (t *Tensor) BCEWithLogitsLoss(target *Tensor) *Tensor {
+	return opBCEWithLogitsLoss.one([]*Tensor{t, target}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// BCEWithLogitsLossOptions are the options of BCEWithLogitsLossWith. The zero value of a field selects its default.
+type BCEWithLogitsLossOptions struct {
+	Weight    *Tensor   // default none
+	PosWeight *Tensor   // default none
+	Reduction Reduction // default Mean
+}
+
+// BCEWithLogitsLossWith returns the loss of BCEWithLogitsLoss with options: PosWeight multiplies
+// the part of positive targets.
+//
+//	aten::binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor
+func (t *Tensor) BCEWithLogitsLossWith(target *Tensor, o BCEWithLogitsLossOptions) *Tensor {
+	return opBCEWithLogitsLossWith.one([]*Tensor{t, target, o.Weight, o.PosWeight}, []capi.Arg{tensorArg(0), tensorArg(1), optionalArg(2, o.Weight), optionalArg(3, o.PosWeight), intArg(o.Reduction.libtorch())}, nil, nil)
 }
 
 // Reshape returns t with another shape for the same number of elements; one size may be -1.
@@ -1204,6 +2177,22 @@ func Stack(tensors []*Tensor, dim int64) *Tensor {
 	at0 := len(in)
 	in = append(in, tensors...)
 	return opStack.one(in, []capi.Arg{tensorsArg(at0, len(tensors)), intArg(dim)}, nil, nil)
+}
+
+// Tril returns the lower triangle of the matrices: the elements [i j] with j <= i + diagonal, and
+// zeros elsewhere.
+//
+//	aten::tril(Tensor self, SymInt diagonal=0) -> Tensor
+func (t *Tensor) Tril(diagonal int64) *Tensor {
+	return opTril.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+}
+
+// Triu returns the upper triangle of the matrices: the elements [i j] with j >= i + diagonal, and
+// zeros elsewhere.
+//
+//	aten::triu(Tensor self, SymInt diagonal=0) -> Tensor
+func (t *Tensor) Triu(diagonal int64) *Tensor {
+	return opTriu.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
 }
 
 // Contiguous returns t itself if it has this memory format, else a copy with it.
@@ -1454,8 +2443,9 @@ func ForeachMulTensor_(self []*Tensor, other *Tensor) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
+	at1 := len(in)
 	in = append(in, other)
-	return opForeachMulTensor_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(len(in) - 1)}, nil, nil)
+	return opForeachMulTensor_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil, nil)
 }
 
 // ForeachZero_ works in place: self[i] = 0.
@@ -1509,8 +2499,9 @@ func ForeachMulTensor(self []*Tensor, other *Tensor) ([]*Tensor, error) {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
+	at1 := len(in)
 	in = append(in, other)
-	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(len(in) - 1)}, nil, nil)
+	return opForeachMulTensor.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorArg(at1)}, nil, nil)
 }
 
 // ForeachNorm returns the ord-norm of each tensor's elements (2: the square root of the sum of
@@ -1537,6 +2528,7 @@ func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, we
 	in = append(in, grads...)
 	at2 := len(in)
 	in = append(in, momentumBufferList...)
+	at5 := len(in)
 	in = append(in, lr)
-	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(len(in) - 1), floatArg(dampening), boolArg(nesterov), boolArg(false), boolArg(isFirstStep)}, nil, nil)
+	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(false), boolArg(isFirstStep)}, nil, nil)
 }

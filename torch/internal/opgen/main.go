@@ -330,10 +330,12 @@ func (o op) write(b *bytes.Buffer) error {
 		results, how = "*Tensor", "one"
 	case tensors == 2:
 		results, how = "(*Tensor, *Tensor)", "two"
+	case tensors == 3:
+		results, how = "(*Tensor, *Tensor, *Tensor)", "three"
 	default:
 		return fmt.Errorf("%d results are not supported", tensors)
 	}
-	verb := map[string]string{"one": "returns", "two": "returns", "list": "returns", "self": "works in place:", "none": "works in place:"}[how]
+	verb := map[string]string{"one": "returns", "two": "returns", "three": "returns", "list": "returns", "self": "works in place:", "none": "works in place:"}[how]
 	fmt.Fprintf(b, "\n%s//\n//\taten::%s\n", comment(fmt.Sprintf("%s %s %s.", o.method, verb, o.doc)), o.text)
 	if receiver != "" {
 		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
@@ -448,8 +450,10 @@ func noDefault(a schema.Arg) error {
 // operand adds an operand and returns its index as an expression.
 func (c *body) operand(name string) string {
 	if c.lists {
-		c.before = append(c.before, fmt.Sprintf("in = append(in, %s)\n", name))
-		return "len(in) - 1"
+		// The index is read before later operands follow.
+		index := fmt.Sprintf("at%d", len(c.literal))
+		c.before = append(c.before, fmt.Sprintf("%s := len(in)\nin = append(in, %s)\n", index, name))
+		return index
 	}
 	c.operands = append(c.operands, name)
 	return strconv.Itoa(len(c.operands) - 1)
@@ -564,7 +568,7 @@ func (c *body) scalar(i int, a schema.Arg, g given, t, value string) error {
 		expr = fmt.Sprintf("floatArg(%s)", value)
 	case "bool":
 		expr = fmt.Sprintf("boolArg(%s)", value)
-		if g.field && a.Default != "False" {
+		if g.field && !g.pointer && a.Default != "False" {
 			return fmt.Errorf("the default of %s is %s, so false cannot stand for it", a.Name, a.Default)
 		}
 	case "DType", "MemoryFormat":

@@ -13,6 +13,7 @@ var functions = map[string]string{
 	"pool":        "pool(Tensor self, int[2] size, int[2] stride=[], bool include=True, int ignore=-100) -> (Tensor values, Tensor indices)",
 	"split":       "split(Tensor self, int n) -> Tensor[]",
 	"parts":       "parts(Tensor(a -> *) self) -> (Tensor[], Tensor)",
+	"gates":       "gates(Tensor input, Tensor[] hx, Tensor w) -> (Tensor, Tensor, Tensor)",
 	"odd":         "odd(Tensor self, Generator g) -> Tensor",
 }
 
@@ -26,6 +27,10 @@ func TestGenerateWritesMethods(t *testing.T) {
 		{"sum.dim SumDim(dim...) -- x", "func (t *Tensor) SumDim(dim ...int64) *Tensor {\n\tints := make([]int64, 0, 16)\n\targs := []capi.Arg{tensorArg(0), noneArg()}\n\tif dim != nil {"},
 		{"pool PoolWith(size, {stride, ignore?}) -- x", "type PoolOptions struct {\n\tStride []int64 // default []\n\tIgnore *int64  // default -100\n}"},
 		{"split Split(n) -- x", "func (t *Tensor) Split(n int64) ([]*Tensor, error) {\n\treturn opSplit.list([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(n)}, nil, nil)"},
+		{"pool Pool(size, {include?}) -- x", "if !(o.Include == nil) {\n\t\targs[3] = boolArg(*o.Include)"},
+		{"gates Gates(hx, w) -- x", "func (t *Tensor) Gates(hx []*Tensor, w *Tensor) (*Tensor, *Tensor, *Tensor) {\n\tin := make([]*Tensor, 0, 16)\n\tat0 := len(in)\n\tin = append(in, t)\n" +
+			"\tat1 := len(in)\n\tin = append(in, hx...)\n\tat2 := len(in)\n\tin = append(in, w)\n" +
+			"\treturn opGates.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorArg(at2)}, nil, nil)"},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
 	} {
 		t.Run(c.line, func(t *testing.T) {
