@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Compares `torchstream bench loader` with what other libraries make of the same archive, on the same cores, taking turns.
+"""Compares `torchstream bench loader` with other libraries on the same archive and cores, in turn.
 
     make bench-loader                                    (an archive of 1,000 photographs is made first)
     make bench-loader ARCHIVE=train.tgz BENCH="-rounds 5 -contracts train -peers pytorch,dali"
 
-Everything that it needs is installed into TORCHSTREAM_CACHE, once: the peers of bench/requirements.txt, in a virtual environment of their own. SPDL needs the
-system's FFmpeg as well; a peer that cannot run is a row that says why.
+The script installs the peers of bench/requirements.txt into TORCHSTREAM_CACHE, once, in their own virtual environment. SPDL also
+needs the system's FFmpeg. A peer that cannot run has a row with the reason.
 
-First the outputs are compared: the first images through contract eval, with Pillow's (peak signal-to-noise ratio in dB; over 35 means the same picture). Then
-every round runs each entry once, after some batches to warm up, on the same cores (taskset). The table has medians over the rounds; of a peer, for its best
-number of workers. -json FILE keeps every measurement.
+First the script compares outputs: it runs the first images through contract eval and compares them with Pillow's (peak
+signal-to-noise ratio in dB; over 35 means the same picture). Then every round runs each entry once, after some warm-up batches, on
+the same cores (taskset). The table has medians over the rounds, for a peer those of its best number of workers. -json FILE keeps
+every measurement.
 """
 import argparse
 import hashlib
@@ -24,7 +25,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-PEERS = {  # name: (what the table calls it, worker counts to try on n cores)
+PEERS = {  # name: (title in the table, worker counts to try on n cores)
     'pytorch': ('PyTorch DataLoader + torchvision', lambda n: [n - 1, n, n + 1]),
     'pillow': ('PyTorch DataLoader + Pillow', lambda n: [n, n + 1]),
     'webdataset': ('WebDataset, the .tgz', lambda n: [0, 1]),
@@ -33,7 +34,7 @@ PEERS = {  # name: (what the table calls it, worker counts to try on n cores)
     'spdl': ('SPDL', lambda n: [n, n + 1]),
     'tfdata': ('tf.data, decode_and_crop_jpeg', lambda n: [n, n + 1]),
 }
-OURS = {  # name: (what the table calls it, the archive's kind, options)
+OURS = {  # name: (title in the table, the archive's kind, options)
     'tgz-first': ('torchstream, .tgz, a first pass', 'tgz', ['-no-index', '-memory', '1']),
     'tgz': ('torchstream, .tgz with its index', 'tgz', ['-memory', '1']),
     'tgz-memory': ('torchstream, .tgz with its index, in memory', 'tgz', []),
@@ -50,24 +51,24 @@ def cache():
 
 
 def peers_python():
-    """The interpreter that has the peers, installed if need be."""
+    """Return the interpreter of the peers' environment; install it if necessary."""
     wanted = os.path.join(HERE, 'requirements.txt')
     with open(wanted, 'rb') as f:
         digest = hashlib.sha256(f.read() + sys.version.encode()).hexdigest()[:12]
     target = os.path.join(cache(), f'bench-peers-{digest}')
     if not os.path.exists(os.path.join(target, 'complete')):
-        say(f'bench: installing the peers into {target} (some 4 GB; this takes minutes)')
+        say(f'bench: installing the peers into {target} (about 4 GB; this takes minutes)')
         shutil.rmtree(target, ignore_errors=True)
         subprocess.run([sys.executable, '-m', 'venv', target], check=True)
         done = subprocess.run([os.path.join(target, 'bin', 'pip'), 'install', '--quiet', '--no-deps', '--no-cache-dir', '--disable-pip-version-check', '-r', wanted])
         if done.returncode:
-            sys.exit('bench: the peers cannot be installed: see above. bench/requirements.txt lists them; -peers "" leaves them out')
+            sys.exit('bench: cannot install the peers: see above. bench/requirements.txt lists them; -peers "" runs without them')
         open(os.path.join(target, 'complete'), 'w').close()
     return os.path.join(target, 'bin', 'python')
 
 
 def environment():
-    """Libraries of NVIDIA that torch and DALI look for."""
+    """Return an environment in which torch and DALI find NVIDIA's libraries."""
     site = subprocess.run(['make', '-s', '-C', ROOT, 'libtorch-path'], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     folders = [os.path.join(site, 'nvidia', n, 'lib') for n in sorted(os.listdir(os.path.join(site, 'nvidia')))]
     return {**os.environ, 'LD_LIBRARY_PATH': ':'.join(f for f in folders if os.path.isdir(f)), 'TF_CPP_MIN_LOG_LEVEL': '3', 'OMP_NUM_THREADS': '1'}
@@ -77,7 +78,7 @@ def photographs(folder, python):
     path = os.path.join(folder, 'photos-1000.tgz')
     if not os.path.exists(path):
         say(f'bench: making {path}')
-        part = os.path.join(folder, 'part-photos-1000.tgz')  # the name's end says that it is compressed
+        part = os.path.join(folder, 'part-photos-1000.tgz')  # the suffix makes the script compress it
         subprocess.run([python, os.path.join(ROOT, 'examples/data/make_photos.py'), 'big', os.path.join(ROOT, 'examples/data/photos-train.tgz'), part, '1000'], check=True)
         os.replace(part, path)
     return path
@@ -136,7 +137,7 @@ def median(results, field):
 
 
 def best(by_workers):
-    """The measurements of the best number of workers, or the reason why there are none."""
+    """Return the measurements of the best number of workers and that number, or None and the reason why there are none."""
     good = {w: [r for r in rs if isinstance(r, dict)] for w, rs in by_workers.items()}
     good = {w: rs for w, rs in good.items() if rs}
     if not good:
@@ -153,7 +154,7 @@ def table(rows, head):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('-archive', help='a .tgz of JPEG photographs in folders; default: 1,000 that are made once')
+    parser.add_argument('-archive', help='a .tgz of JPEG photographs in folders; default: 1,000 photographs, made once')
     parser.add_argument('-torchstream', default=os.path.join(ROOT, 'bin', 'torchstream'))
     parser.add_argument('-contracts', default='train,train-float,eval', type=lambda s: s.split(','))
     parser.add_argument('-peers', default=','.join(PEERS), type=lambda s: [p for p in s.split(',') if p])
@@ -174,7 +175,7 @@ def main():
         tar = os.path.join(scratch, 'archive.tar')
         with open(tar, 'wb') as f:
             subprocess.run(['gzip', '-dc', tgz], check=True, stdout=f)
-        if os.path.dirname(tgz) != cache():  # the index goes beside the archive: not into somebody's folder
+        if os.path.dirname(tgz) != cache():  # the index goes beside the archive: keep it out of the user's folder
             tgz = shutil.copy(tgz, os.path.join(scratch, 'archive.tgz'))
         for archive in (tgz, tar):
             subprocess.run([args.torchstream, 'index', archive], check=True, stdout=subprocess.DEVNULL)
@@ -185,7 +186,7 @@ def main():
         if args.outputs:
             report['outputs'] = bench.outputs()
             table([(title(n), *((r['psnr_db'], r['least_psnr_db'], r['mean'], r['largest_difference']) if isinstance(r, dict) else (r[:60], '', '', '')))
-                   for n, r in report['outputs'].items()], (f'outputs against Pillow, {args.outputs} images', 'PSNR dB', 'least', 'mean', 'largest difference'))
+                   for n, r in report['outputs'].items()], (f'outputs against Pillow, {args.outputs} images', 'PSNR dB', 'minimum', 'mean', 'largest difference'))
             print()
         begin = time.time()
         report['measured'] = {c: {} for c in args.contracts}

@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""One peer of `torchstream bench loader`: another library turns the same archive into the same batches.
+"""Runs one peer of `torchstream bench loader`: another library turns the same archive into the same batches.
 
     python bench/peers.py NAME -archive train.tgz -contract train -batch 64 -workers 2 -seconds 10
     python bench/peers.py NAME -archive train.tgz -outputs 32
 
-NAME is pytorch, pillow, webdataset, webdataset-shards, dali, spdl or tfdata: each used as its own documentation recommends for this task. The contracts are
-those of `torchstream bench loader`, in batches of host memory, whole shuffled epochs without end:
+NAME is pytorch, pillow, webdataset, webdataset-shards, dali, spdl or tfdata, each used as its own documentation recommends for this
+task. The contracts are those of `torchstream bench loader`, in batches of host memory, in an endless series of complete shuffled epochs:
 
     train        RandomResizedCrop(224) with antialiasing, horizontal flip with probability 1/2: uint8
     train-float  the same, normalised with ImageNet's mean and standard deviation: float32
-    eval         the shorter side resized to 256, the middle 224 x 224: uint8
+    eval         the shorter side resized to 256, the central 224 x 224: uint8
 
-What a library reads best is prepared before the clock starts: pytorch and pillow hold the files' bytes in memory, dali, spdl and tfdata read files from a folder
-(in the page cache), webdataset reads the .tgz itself and webdataset-shards one .tar for each worker. One JSON object goes to stdout.
+Each library's preferred input is prepared before the clock starts: pytorch and pillow hold the files' bytes in memory, dali, spdl and
+tfdata read files from a folder (in the page cache), webdataset reads the .tgz itself and webdataset-shards one .tar per worker. The
+script prints one JSON object to stdout.
 
-With -outputs N nothing is timed: the first N images, by name, go through contract eval, and are compared with Pillow's own Resize(256) and CenterCrop(224).
+With -outputs N the run is untimed: the first N images, by name, go through contract eval and are compared with Pillow's own
+Resize(256) and CenterCrop(224).
 """
 import argparse
 import io
@@ -36,7 +38,7 @@ IMAGES = ('.jpg', '.jpeg', '.png')
 
 
 def members(path):
-    """(name, bytes) of every image of the archive, sorted by name."""
+    """Return (name, bytes) of every image of the archive, sorted by name."""
     with tarfile.open(path) as tar:
         return sorted((m.name, tar.extractfile(m).read()) for m in tar if m.isfile() and m.name.lower().endswith(IMAGES))
 
@@ -48,7 +50,7 @@ def labels_of(names):
 
 
 def tree(path, folder):
-    """Unpacks the archive's images; returns their paths and labels."""
+    """Unpack the archive's images; return their paths and labels."""
     paths, names = [], []
     for i, (name, data) in enumerate(members(path)):
         path = os.path.join(folder, os.path.basename(os.path.dirname(name)), f'{i}-{os.path.basename(name)}')
@@ -61,7 +63,7 @@ def tree(path, folder):
 
 
 def random_box(width, height):
-    """torchvision's RandomResizedCrop.get_params for libraries that have none of their own: x, y, width, height."""
+    """Return x, y, width, height like torchvision's RandomResizedCrop.get_params, for libraries without such a crop."""
     for _ in range(10):
         area = width * height * random.uniform(0.08, 1)
         ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -72,15 +74,13 @@ def random_box(width, height):
 
 
 class Peer:
-    """What a peer has to say: batches(...) yields arrays or tensors of whole batches for ever."""
-
-    workers = '1,2,3,4'
+    """Base of the peers: batches(workers) yields arrays or tensors of whole batches, endlessly."""
 
     def __init__(self, args, folder):
         self.args, self.folder, self.contract = args, folder, args.contract
 
     def ordered(self, n):
-        """The first n images by name, contract eval: an array [n, 224, 224, 3]."""
+        """Return the first n images by name, contract eval: an array [n, 224, 224, 3]."""
         raise NotImplementedError
 
 
@@ -145,9 +145,7 @@ class Pillow(TorchVision):
 
 
 class WebDataset(TorchVision):
-    """The archive as it is: one worker can read it."""
-
-    workers = '0,1'
+    """WebDataset on the original archive, which only one worker can read."""
 
     def batches(self, workers):
         import webdataset as wds
@@ -164,9 +162,7 @@ class WebDataset(TorchVision):
 
 
 class WebDatasetShards(WebDataset):
-    """One .tar a worker."""
-
-    workers = '2,3,4'
+    """WebDataset on one .tar per worker."""
 
     def urls(self, workers):
         names = [os.path.join(self.folder, f'{workers}-{i}.tar') for i in range(workers)]
@@ -181,9 +177,7 @@ class WebDatasetShards(WebDataset):
 
 
 class Dali(Peer):
-    """Its CPU pipeline: the crop is drawn before the decode, and only that is decoded."""
-
-    workers = '1,2,3,4'
+    """DALI's CPU pipeline: the crop is drawn before the decode, and only the crop is decoded."""
 
     def pipeline(self, workers, contract, paths, labels, shuffle):
         from nvidia.dali import fn, pipeline_def, types
@@ -217,7 +211,7 @@ class Dali(Peer):
 
 
 class Spdl(Peer):
-    """Its pipeline of threads, with FFmpeg's decoder and filters. FFmpeg's bilinear scaler averages when it shrinks, as antialiasing does."""
+    """SPDL's pipeline of threads, with FFmpeg's decoder and filters. FFmpeg's bilinear scaler averages when it shrinks, like antialiasing."""
 
     def sizes(self, paths):
         from PIL import Image
@@ -266,8 +260,6 @@ class Spdl(Peer):
 class TfData(Peer):
     """tf.data with AUTOTUNE on a private pool of threads; the crop is decoded by decode_and_crop_jpeg."""
 
-    workers = '2,3'
-
     def function(self, contract):
         import tensorflow as tf
 
@@ -311,14 +303,14 @@ PEERS = {'pytorch': TorchVision, 'pillow': Pillow, 'webdataset': WebDataset, 'we
 
 
 def family():
-    """This process and its children, their children, ...: (CPU seconds, resident bytes)."""
+    """Return (CPU seconds, resident bytes) of this process and all its descendants."""
     parent, cpu, rss, tick = {}, {}, {}, os.sysconf('SC_CLK_TCK')
     for pid in filter(str.isdigit, os.listdir('/proc')):
         try:
             with open(f'/proc/{pid}/stat') as f:
                 fields = f.read().rpartition(')')[2].split()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended meanwhile
         parent[int(pid)], cpu[int(pid)] = int(fields[1]), (int(fields[11]) + int(fields[12])) / tick
         rss[int(pid)] = int(fields[21]) * os.sysconf('SC_PAGE_SIZE')
     mine = {os.getpid()}
@@ -332,7 +324,7 @@ def measure(peer, workers, seconds):
     batches = iter(peer.batches(workers))
     next(batches)
     first = time.perf_counter() - start
-    for _ in range(3 * workers + 2):  # until every worker is at work
+    for _ in range(3 * workers + 2):  # warm up until every worker is busy
         next(batches)
     cpu, peak, images, looked, begin = family()[0], family()[1], 0, 0.0, time.perf_counter()
     while (elapsed := time.perf_counter() - begin) < seconds:
@@ -358,7 +350,7 @@ def pillow_outputs(path, n):
 
 
 def compare(ours, reference):
-    """How far uint8 images [n, 224, 224, 3] are from Pillow's."""
+    """Return the difference of uint8 images [n, 224, 224, 3] from Pillow's."""
     difference = ours.astype(np.float64) - reference
     squares = np.square(difference).mean(axis=(1, 2, 3))
     psnr = 10 * np.log10(255 * 255 / np.maximum(squares, 1e-9))
@@ -372,7 +364,7 @@ def main():
     parser.add_argument('-archive', required=True)
     parser.add_argument('-contract', choices=['train', 'train-float', 'eval'], default='train')
     parser.add_argument('-batch', type=int, default=64)
-    parser.add_argument('-workers', type=int, help='default: what suits the peer; see -list')
+    parser.add_argument('-workers', type=int, help='required without -outputs')
     parser.add_argument('-seconds', type=float, default=10)
     parser.add_argument('-outputs', type=int, metavar='N', help='compare the outputs for the first N images instead')
     parser.add_argument('-file', help='with peer "file" and -outputs: raw uint8 images [N, 224, 224, 3], in order of name')
@@ -387,7 +379,7 @@ def main():
         else:
             result = measure(PEERS[args.peer](args, folder), args.workers, args.seconds)
         print(json.dumps({'peer': args.peer, 'contract': args.contract, **result}), flush=True)
-        # Some of the libraries leave threads behind that abort an ordinary exit; nothing is left to do.
+        # Some libraries leave threads behind that abort an ordinary exit.
         sys.stdout.flush()
     os._exit(0)
 
