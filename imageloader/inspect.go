@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -83,13 +84,14 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 	}
 
 	var (
-		buffers = buffers{limit: queueBytes}
+		buffers = arena.NewBuffers(queueBytes)
 		budget  = newBudget(queueBytes)
 		items   = make(chan item, 2*o.Workers)
 		workers sync.WaitGroup
 		mu      sync.Mutex
 		found   []inspected
 	)
+	defer buffers.Close() // no worker is left
 	defer context.AfterFunc(ctx, budget.stop)()
 	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
@@ -113,7 +115,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 				mu.Unlock()
 				if it.data != nil {
 					budget.release(len(it.data))
-					buffers.put(it.data)
+					buffers.Put(it.data)
 				}
 			}
 		})
@@ -142,7 +144,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 				if !budget.acquire(int(m.size)) {
 					return errStopped
 				}
-				it.data = buffers.get(int(m.size))
+				it.data = buffers.Get(int(m.size))
 				if err := a.rest(head, it.data); err != nil {
 					return err
 				}

@@ -878,22 +878,6 @@ func TestConcurrentEpochs(t *testing.T) {
 	}
 }
 
-// TestBuffers: what get returns has room, and is used again.
-func TestBuffers(t *testing.T) {
-	for n := 1; n < 1<<31; n += 1 + n/7 {
-		c := classFor(n)
-		if capacityOf(c) < n || c > 0 && capacityOf(c-1) >= n || classFor(capacityOf(c)) != c {
-			t.Fatalf("%d bytes are in class %d of %d bytes", n, c, capacityOf(c))
-		}
-	}
-	b := buffers{limit: 1 << 20}
-	p := b.get(50_000)
-	b.put(p)
-	if q := b.get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
-		t.Error("the buffer was not used again")
-	}
-}
-
 // TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and everything else keeps its label.
 func TestRealImages(t *testing.T) {
 	within(t)

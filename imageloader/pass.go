@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -53,7 +54,7 @@ type pass struct {
 	jobs    chan job
 	readErr error // why items ended too early; written before items is closed
 	asm     *assembly
-	buffers buffers
+	buffers *arena.Buffers // of compressed samples
 	budget  *budget
 	queued  atomic.Int64 // samples between send and a worker
 }
@@ -109,7 +110,8 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 	defer stop(nil)
 	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
 	p.begin()
-	p.buffers.limit = l.queueBytes + l.o.ShuffleBytes/4
+	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
+	defer p.buffers.Close() // when no goroutine of the pass is left
 	a, err := openArchive(inner, l.path, l.open)
 	if err != nil {
 		return stopCause(ctx, err)
@@ -285,7 +287,7 @@ func (p *pass) fetch() {
 				return
 			}
 			began, spent := time.Now(), r.timed.spent
-			j.data = p.buffers.get(int(j.size))
+			j.data = p.buffers.Get(int(j.size))
 			err := r.read(j.sample.Index, j.data)
 			p.l.counters.fetched(time.Since(began), r.timed.spent-spent)
 			if err != nil {
@@ -308,7 +310,7 @@ func (p *pass) recycle(j *job) {
 		return
 	}
 	p.budget.release(len(j.data))
-	p.buffers.put(j.data)
+	p.buffers.Put(j.data)
 }
 
 // work decodes.
@@ -539,7 +541,7 @@ func (p *pass) readStream() {
 			turn, mine := p.deal.Turn(position, before)
 			position++
 			if !mine || turn < p.turn || turn >= end {
-				p.buffers.put(it.data)
+				p.buffers.Put(it.data)
 				return nil
 			}
 			p.next = turn + 1
@@ -629,7 +631,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 			if err := p.archive.seekTo(int(p.known.entries[i].shard), it.offset); err != nil {
 				return err
 			}
-			it.data = p.buffers.get(int(it.size))
+			it.data = p.buffers.Get(int(it.size))
 			if _, err := io.ReadFull(p.archive.in, it.data); err != nil {
 				return p.archive.fail(err)
 			}
@@ -688,7 +690,7 @@ func (p *pass) readFirst(emit func(item) error) (err error) {
 		it.bad = p.l.unreadable(&it, m.kind)
 		switch {
 		case s.Index >= 0 && it.bad == nil:
-			it.data = p.buffers.get(int(m.size))
+			it.data = p.buffers.Get(int(m.size))
 			if err := take(&m, head, it.data); err != nil {
 				return err
 			}

@@ -176,19 +176,6 @@ func TestCountedWhenDelivered(t *testing.T) {
 	}
 }
 
-// TestBuffersAreNotMuchLarger: what is under way is bounded by its capacity too.
-func TestBuffersAreNotMuchLarger(t *testing.T) {
-	b := buffers{limit: 1 << 40}
-	for n := 1 << 12; n < 1<<24; n += n / 3 {
-		b.put(make([]byte, n))
-	}
-	for n := 1 << 12; n < 1<<22; n += n / 5 {
-		if p := b.get(n); cap(p) > 2*n+n/4 {
-			t.Errorf("%d bytes lie in %d", n, cap(p))
-		}
-	}
-}
-
 // TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows the CPU quota of the cgroup.
 func TestWorkersDefault(t *testing.T) {
 	path := writeFile(t, "a.tar", fakeArchive(t, 4, nil))

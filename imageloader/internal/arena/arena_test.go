@@ -1,0 +1,182 @@
+package arena
+
+import (
+	"bytes"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"unsafe"
+)
+
+// mappedBytes returns how much memory of [at, at+n) the kernel has mapped for this process.
+func mappedBytes(t *testing.T, p []byte) (n int) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	low := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p))))
+	high := low + uint64(len(p))
+	for line := range strings.Lines(string(maps)) {
+		span, _, _ := strings.Cut(line, " ")
+		from, to, _ := strings.Cut(span, "-")
+		begin, _ := strconv.ParseUint(from, 16, 64)
+		end, _ := strconv.ParseUint(to, 16, 64)
+		if b, e := max(low, begin), min(high, end); b < e {
+			n += int(e - b)
+		}
+	}
+	return n
+}
+
+func TestArena(t *testing.T) {
+	a := New()
+	defer a.Free()
+	sizes := []int{1, 15, 16, 17, 4096, 100_000, chunkBytes / 4, chunkBytes/4 + 1, chunkBytes, 3, chunkBytes + 5}
+	var all [][]byte
+	for i, n := range sizes {
+		p := a.Alloc(n)
+		if len(p) != n || cap(p) != n || uintptr(unsafe.Pointer(unsafe.SliceData(p)))%16 != 0 {
+			t.Fatalf("%d bytes: len %d, cap %d, at %p", n, len(p), cap(p), p)
+		}
+		if bytes.ContainsFunc(p, func(r rune) bool { return r != 0 }) {
+			t.Errorf("%d bytes are not zero", n)
+		}
+		for k := range p {
+			p[k] = byte(i + 1)
+		}
+		all = append(all, p)
+	}
+	for i, p := range all {
+		if c := bytes.Count(p, []byte{byte(i + 1)}); c != len(p) {
+			t.Errorf("piece %d has %d of its %d bytes", i, c, len(p))
+		}
+	}
+	if p := a.Alloc(0); len(p) != 0 {
+		t.Error("an empty piece is not empty")
+	}
+	if got := a.Clone([]byte("text")); string(got) != "text" {
+		t.Errorf("the clone is %q", got)
+	}
+}
+
+// TestArenaIsOutsideTheHeap: what an arena holds does not count as the heap's.
+func TestArenaIsOutsideTheHeap(t *testing.T) {
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	a := New()
+	defer a.Free()
+	const n = 64 << 20
+	for range n >> 16 {
+		clear(a.Alloc(1 << 16))
+	}
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
+		t.Errorf("the heap has grown by %d bytes for %d outside of it", grown, n)
+	}
+}
+
+// TestFree: the memory goes back to the system, and what comes afterwards is Go's.
+func TestFree(t *testing.T) {
+	a := New()
+	p := a.Alloc(chunkBytes)
+	p[0] = 1
+	if mappedBytes(t, p) != len(p) {
+		t.Fatal("the memory is not mapped")
+	}
+	a.Free()
+	a.Free()
+	if n := mappedBytes(t, p); n != 0 { // unless another mapping came there, which nothing here makes
+		t.Errorf("%d bytes are still mapped", n)
+	}
+	if q := a.Alloc(100); len(q) != 100 {
+		t.Error("a freed arena gives nothing")
+	}
+	(*Arena)(nil).Free()
+}
+
+func TestClasses(t *testing.T) {
+	for n := 1; n < 1<<31; n += 1 + n/7 {
+		c := classFor(n)
+		if capacityOf(c) < n || c > 0 && capacityOf(c-1) >= n || classFor(capacityOf(c)) != c {
+			t.Fatalf("%d bytes are in class %d of %d bytes", n, c, capacityOf(c))
+		}
+	}
+}
+
+// TestBuffers: what Get returns has room, and is used again.
+func TestBuffers(t *testing.T) {
+	b := NewBuffers(1 << 20)
+	defer b.Close()
+	p := b.Get(50_000)
+	b.Put(p)
+	if q := b.Get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
+		t.Error("the buffer was not used again")
+	}
+	b.Put(nil)
+	b.Put(make([]byte, 5000)) // not of these buffers
+	if q := b.Get(5000); cap(q) != capacityOf(classFor(5000)) {
+		t.Errorf("%d bytes lie in %d", len(q), cap(q))
+	}
+}
+
+// TestBuffersAreNotMuchLarger: memory that is in use is bounded by the samples' sizes.
+func TestBuffersAreNotMuchLarger(t *testing.T) {
+	b := NewBuffers(1 << 40)
+	defer b.Close()
+	var all [][]byte
+	for n := 1 << 12; n < 1<<24; n += n / 3 {
+		all = append(all, b.Get(n))
+	}
+	for _, p := range all {
+		b.Put(p)
+	}
+	for n := 1 << 12; n < 1<<22; n += n / 5 {
+		if p := b.Get(n); cap(p) > 2*n+n/4 {
+			t.Errorf("%d bytes lie in %d", n, cap(p))
+		}
+	}
+}
+
+// TestBuffersOverTheLimit: they give their pages back, and can be used again.
+func TestBuffersOverTheLimit(t *testing.T) {
+	b := NewBuffers(0)
+	defer b.Close()
+	p := b.Get(3 * pageBytes)
+	for i := range p {
+		p[i] = 1
+	}
+	b.Put(p)
+	q := b.Get(3 * pageBytes)
+	if &p[0] != &q[0] {
+		t.Fatal("the address space was not used again")
+	}
+	if q[0] != 0 || q[len(q)-1] != 0 {
+		t.Error("the pages were kept")
+	}
+}
+
+// TestBuffersAtOnce: goroutines never share a buffer.
+func TestBuffersAtOnce(t *testing.T) {
+	b := NewBuffers(1 << 18)
+	defer b.Close()
+	var all sync.WaitGroup
+	for g := range 8 {
+		all.Go(func() {
+			for i := range 2000 {
+				p := b.Get(1 + (i*7919+g*104729)%70_000)
+				p[0], p[len(p)-1] = byte(g), byte(g)
+				runtime.Gosched()
+				if p[0] != byte(g) || p[len(p)-1] != byte(g) {
+					t.Error("another goroutine has written here")
+				}
+				b.Put(p)
+			}
+		})
+	}
+	all.Wait()
+}
