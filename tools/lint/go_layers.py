@@ -27,11 +27,18 @@ LAYERS = {
     "leaks": ["internal/origin"],
     "tensor": [],
     # The loader: no LibTorch (see FREE).
+    "imageloader/internal/arena": [],
     "imageloader/internal/archive": ["internal/imagecapi", "internal/safefile"],
-    "imageloader/internal/index": ["imageloader/internal/archive", "internal/imagecapi", "internal/safefile"],
+    "imageloader/internal/index": [
+        "imageloader/internal/arena",
+        "imageloader/internal/archive",
+        "internal/imagecapi",
+        "internal/safefile",
+    ],
     "imageloader/internal/order": [],
-    "imageloader/transform": ["imageloader/internal/order", "internal/imagecapi", "tensor"],
+    "imageloader/transform": ["internal/imagecapi", "tensor"],
     "imageloader": [
+        "imageloader/internal/arena",
         "imageloader/internal/archive",
         "imageloader/internal/index",
         "imageloader/internal/order",
