@@ -15,9 +15,9 @@
 //
 // # The ring
 //
-//	source ---fills---> pinned slot k ---copy + finish on P---> device slot j ---ready(j)---> consumer
-//	   ^                      |                                      ^                           |
-//	   +------ copied(k) -----+                                      +-------- released(j) ------+
+//	source --fills--> pinned slot k --copy + finish on P--> device slot j --ready(j)--> consumer
+//	   ^                    |                                    ^                         |
+//	   +----- copied(k) ----+                                    +------ released(j) ------+
 //
 // [New] allocates Options.HostSlots pinned slots and Options.Depth device slots once, at addresses
 // that never change. One goroutine, locked to its OS thread from New to Close, drives one stream,

@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/leaks"
 )
 
-// openBatches sums, by kind, the open batches that this test's loop was given or retained.
+// openBatches returns the number of batches, by kind, that this test's loop holds or retains.
 func openBatches() map[string]int64 {
 	n := map[string]int64{}
 	for _, s := range leaks.Open() {
@@ -22,7 +22,8 @@ func openBatches() map[string]int64 {
 	return n
 }
 
-// The batches that are out are named by the loop that has them, and by whoever retained them.
+// Package leaks names open batches by the loop that holds them, and retained batches by the caller
+// of Retain.
 func TestOpenBatchesNameTheirLoop(t *testing.T) {
 	if !leaks.Enabled {
 		t.Skip("needs the tag debug")

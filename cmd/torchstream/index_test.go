@@ -8,9 +8,7 @@ import (
 	"testing"
 )
 
-// TestIndex: the index lies beside the archive, or where -o says, and the command says what it is
-// good for.
-func TestIndex(t *testing.T) {
+func TestIndexLiesBesideTheArchive(t *testing.T) {
 	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
 	status, stdout, stderr := command(t, "index", archive)
 	if status != 0 || !strings.Contains(stdout, archive+".tsidx") || !strings.Contains(stdout, "2 samples of 2 classes") || !strings.Contains(stdout, "any order") {
@@ -19,13 +17,21 @@ func TestIndex(t *testing.T) {
 	if _, err := os.Stat(archive + ".tsidx"); err != nil {
 		t.Error(err)
 	}
-	status, stdout, stderr = command(t, "index", "-json", "-o", archive+".other", archive)
+}
+
+func TestIndexIsWrittenToTheOutput(t *testing.T) {
+	archive := writeTar(t, map[string]string{"a/1.png": "\x89PNG\r\n\x1a\nx", "b/2.png": "\x89PNG\r\n\x1a\ny"})
+	status, stdout, stderr := command(t, "index", "-json", "-o", archive+".other", archive)
 	var r indexResult
 	if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != 0 || r.Index != archive+".other" || r.Samples != 2 || !r.Random || r.IndexBytes == 0 {
 		t.Errorf("status %d, %q, %q, %v", status, stdout, stderr, err)
 	}
+}
+
+// inspect uses an index of WebDataset's labels with -webdataset only, and does not replace it.
+func TestIndexOfWebDataset(t *testing.T) {
 	web := writeTar(t, map[string]string{"s/1.png": "\x89PNG\r\n\x1a\nx", "s/1.cls": "cat", "s/2.png": "\x89PNG\r\n\x1a\ny", "s/2.cls": "dog"})
-	status, stdout, stderr = command(t, "index", "-webdataset", web)
+	status, stdout, stderr := command(t, "index", "-webdataset", web)
 	if status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
 		t.Errorf("status %d, %q, %q", status, stdout, stderr)
 	}
@@ -35,20 +41,27 @@ func TestIndex(t *testing.T) {
 	}
 	_, stdout, stderr = command(t, "inspect", "-index", "-webdataset", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || !strings.Contains(stdout, "cat") || !strings.Contains(stdout, "dog") {
-		t.Errorf("the index is another one, or %q, %q, error %v", stdout, stderr, err)
+		t.Errorf("the index has changed, or %q, %q, error %v", stdout, stderr, err)
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "ask with -webdataset") {
-		t.Errorf("the index is another one, or status %d, %q, error %v", status, stderr, err)
+		t.Errorf("the index has changed, or status %d, %q, error %v", status, stderr, err)
 	}
 	if status, _, stderr = command(t, "inspect", "-webdataset", web); status == 0 || !strings.Contains(stderr, "-webdataset is for -index") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
-	if status, _, stderr = command(t, "index", archive+".none"); status != 1 || !strings.Contains(stderr, "no such file") {
-		t.Errorf("status %d, %q", status, stderr)
-	}
-	if status, _, stderr = command(t, "index", t.TempDir()); status != 1 || !strings.Contains(stderr, "needs no index") {
-		t.Errorf("status %d, %q", status, stderr)
+}
+
+func TestIndexErrors(t *testing.T) {
+	for says, path := range map[string]string{
+		"no such file":   filepath.Join(t.TempDir(), "none.tar"),
+		"needs no index": t.TempDir(),
+	} {
+		t.Run(says, func(t *testing.T) {
+			if status, _, stderr := command(t, "index", path); status != 1 || !strings.Contains(stderr, says) {
+				t.Errorf("status %d, %q", status, stderr)
+			}
+		})
 	}
 }
 

@@ -91,15 +91,15 @@ func run(ctx context.Context, l *lesson.Lesson, rounds int) error {
 	if f.Pools, err = sharedPools(l.Device); err != nil {
 		return err
 	}
-	beside := map[string]float64{}
-	switch err := l.Peer(ctx, peer, &beside); {
+	theirs := map[string]float64{}
+	switch err := l.Peer(ctx, peer, &theirs); {
 	case errors.Is(err, lesson.ErrNoPeer):
 		f.Peer = err.Error()
 	case err != nil:
 		return err
 	}
 	for _, s := range f.Sequences {
-		s.PyTorchEager, s.PyTorchGraph, s.PyTorchHost = beside[s.peer+"_eager"], beside[s.peer+"_graph"], beside[s.peer+"_host"]
+		s.PyTorchEager, s.PyTorchGraph, s.PyTorchHost = theirs[s.peer+"_eager"], theirs[s.peer+"_graph"], theirs[s.peer+"_host"]
 	}
 	if _, err := l.Record("a clip of 64 tensors, eager and as a graph", func() error { return f.Sequences[0].show(l.Device) }); err != nil {
 		return err

@@ -1,10 +1,10 @@
-"""Writes parity.safetensors: what PyTorch computes for the network of parity_test.go.
+"""Writes parity.safetensors: the results of PyTorch for the network of parity_test.go.
 
-    python make_parity.py            (needs torch 2.11, safetensors, numpy; run beside this file)
+    python make_parity.py            (needs torch 2.11, safetensors, numpy; writes beside this file)
 
 The file holds, by prefix: init/ the parameters and buffers after torch.manual_seed(1); input, labels; output, loss and
 grad/ of the first forward and backward in training mode; NAME/ the state after five steps of torch.optim.SGD with the
-options NAME stands for, NAME/losses, and NAME/evaluated, the output in evaluation mode after them.
+options of that NAME, NAME/losses, and NAME/evaluated, the output in evaluation mode after the five steps.
 """
 import copy
 import pathlib

@@ -139,7 +139,7 @@ func (p *program) consumer() {
 		left = left[1:]
 		p.Spawn("late", func() {
 			if err := late.lease.Release(); err != nil && !errors.Is(err, ErrClosed) {
-				p.Report("Release beside Close: %v", err)
+				p.Report("Release during Close: %v", err)
 			}
 		})
 	}
