@@ -7,48 +7,53 @@ import (
 	"time"
 )
 
-// assembly turns samples that are decoded in any order into batches in sequence order. The samples of an epoch have positions 0, 1, 2, ... in its sequence;
-// what a batch holds is a function of the sequence and of which of its samples are bad, never of when something happened:
+// assembly turns samples that are decoded in any order into batches in sequence order. The samples
+// of an epoch have positions 0, 1, 2, ... in its sequence. What a batch holds is a function of the
+// sequence and of which samples are bad, never of timing:
 //
 //   - Fail: batch b holds positions b*size to (b+1)*size-1. The first bad one ends the epoch.
-//   - Substitute: the same; a bad sample's row is a copy of another row of the batch.
+//   - Substitute: the same positions; a bad sample's row is a copy of another row of the batch.
 //   - Skip: the good samples, in order, size at a time.
 //
-// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip a row whose sample turned out to be bad is given to the next sample
-// that comes, whichever batch that belongs to; when a batch is complete, rows that are not where they belong change places. So a bad sample costs a few copies of
-// rows, about one for each sample that was under way at that moment, a good epoch none, and a ring of one slot is enough.
+// A sample is decoded straight into a row of a lent slot, usually the right one. Under Skip a row
+// whose sample turned out to be bad goes to the next sample that comes, whichever batch that
+// belongs to; when a batch is complete, rows in the wrong places change places. So a bad sample
+// costs a few copies of rows, about one for each sample that was under way at that moment; an epoch
+// without bad samples costs none; and a ring of one slot is enough.
 type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
-	soft   int // classes, if labels are one float32 for each; 0: an int64. Soft labels are written by the mixer
+	soft   int // classes of labels that the mixer writes, a float32 for each; 0: labels are int64
 	policy BadSamplePolicy
-	// dropLast: nobody wants a last batch that is short, so nothing is substituted in it, and none of it need be good.
+	// dropLast says that a last batch that is short is dropped: so nothing is substituted in it,
+	// and none of its samples need be good.
 	dropLast bool
 
-	// wanted is how many samples are to be delivered; 0: as many as come. Under Skip a bad one is made up for by one that comes later.
+	// wanted is how many samples are to be delivered; 0: as many as come. Under Skip a later sample
+	// makes up for a bad one.
 	wanted int
 
 	mu       sync.Mutex
-	progress sync.Cond // the assembler waits: for the sample at cursor, a row of closing, or end
-	space    sync.Cond // place waits: for a hole or a slot, or to know whether more samples are wanted
+	progress sync.Cond // next waits: for the sample at cursor, a row of closing, or the end
+	space    sync.Cond // place waits: for a hole or a slot, or to learn if more samples are wanted
 	ask      chan struct{}
 	asked    bool // a slot is on its way
-	stopped  bool // nothing more is placed
+	stopped  bool // no more samples are placed
 
 	flights []flight // of the positions from base on
 	base    int
 	slots   []*slot // lent and not delivered, in order
 	lent    int
-	holes   []hole // rows of bad samples to give away, Skip only
+	holes   []hole // rows of bad samples, for other samples; Skip only
 	closing *slot
 
 	pending int  // samples that are placed and not resolved
-	lost    int  // samples that were bad, Skip only
+	lost    int  // bad samples; Skip only
 	ended   bool // no positions come after those in flights
 	failure error
 
-	// Of the assembler alone.
-	cursor  int // position that is judged next
+	// Only next uses these.
+	cursor  int // the position that judge looks at
 	members []int
 	scratch []byte
 
@@ -70,7 +75,7 @@ const (
 	pending flightState = iota
 	good
 	bad   // err is a *SampleError
-	fatal // the archive can't be read here, or decoding is impossible
+	fatal // the archive can't be read here, or no image can be decoded
 )
 
 // slot is one lent batch of memory.
@@ -78,12 +83,13 @@ type slot struct {
 	seq    int
 	images []byte
 	labels []byte
-	owner  []int // position of the sample that a row was given to; nobody if it has none
-	fresh  int   // rows given away so far
+	owner  []int // the position of each row's sample; or nobody
+	fresh  int   // rows that were given to samples, once at least
 }
 
-const nobody = -1
+const nobody = -1 // the owner of a row without a sample
 
+// hole is a row whose sample was bad.
 type hole struct {
 	slot *slot
 	row  int
@@ -93,8 +99,8 @@ type hole struct {
 type ready struct {
 	slot    *slot
 	samples []Sample
-	bad     []*SampleError // met since the batch before, in order
-	judged  int            // positions up to the batch's end, from the first on
+	bad     []*SampleError // since the last batch, in order
+	judged  int            // positions from the first to the batch's end
 }
 
 func newAssembly(size, row int, policy BadSamplePolicy) *assembly {
@@ -104,11 +110,12 @@ func newAssembly(size, row int, policy BadSamplePolicy) *assembly {
 	return a
 }
 
+// image is the memory of a row.
 func (s *slot) image(row, bytes int) []byte {
 	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
-// add brings the slot that was asked for.
+// add takes the slot that was asked for.
 func (a *assembly) add(images, labels []byte) error {
 	label := labelBytes(a.soft)
 	if len(images) < a.size*a.row || len(labels) < a.size*label {
@@ -129,7 +136,7 @@ func (a *assembly) add(images, labels []byte) error {
 	return nil
 }
 
-// labelBytes is the size of a label, see assembly.soft.
+// labelBytes is the size of a label; see assembly.soft.
 func labelBytes(soft int) int {
 	if soft == 0 {
 		return 8
@@ -137,7 +144,8 @@ func labelBytes(soft int) int {
 	return 4 * soft
 }
 
-// place gives a row to the next sample of the sequence; it waits until there is one. false: stopped, or no more samples are wanted, and the sequence has ended.
+// place gives a row to the next sample of the sequence, and waits until there is one. ok is false
+// after stop, and when no more samples are wanted: the sequence has then ended.
 func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -159,7 +167,7 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 		}
 		if !a.asked {
 			a.asked = true
-			a.ask <- struct{}{} // has room: one request at a time
+			a.ask <- struct{}{} // never blocks: there is one request at a time
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -176,8 +184,9 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	return position, at, row, true
 }
 
+// freeRow returns a row for the next sample; nil if there is none.
 func (a *assembly) freeRow() (*slot, int) {
-	if len(a.holes) > 0 { // the one that is delivered first
+	if len(a.holes) > 0 { // the hole that is delivered first
 		first := 0
 		for i, h := range a.holes {
 			if f := a.holes[first]; h.slot.seq < f.slot.seq || h.slot == f.slot && h.row < f.row {
@@ -197,7 +206,7 @@ func (a *assembly) freeRow() (*slot, int) {
 	return nil, 0
 }
 
-// resolve says what became of the sample at a position.
+// resolve notes what became of the sample at a position.
 func (a *assembly) resolve(position int, state flightState, err error) {
 	a.mu.Lock()
 	f := &a.flights[position-a.base]
@@ -222,7 +231,8 @@ func (a *assembly) resolve(position int, state flightState, err error) {
 	a.mu.Unlock()
 }
 
-// end says that the sequence ends after what was placed; failure, if not nil, is why it does so too early.
+// end says that no sample follows those that were placed. failure, if not nil, says why the
+// sequence ends too early.
 func (a *assembly) end(failure error) {
 	a.mu.Lock()
 	a.ended, a.failure = true, failure
@@ -239,9 +249,9 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or empty,
-// and err may say why the sequence ended; next is not called again then. The slot's memory belongs to
-// the caller from here on. It returns errStopped after stop.
+// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or
+// empty, and err may say why the sequence ended; next is not called again then. The slot's memory
+// belongs to the caller from here on. It returns errStopped after stop.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -274,8 +284,9 @@ func (a *assembly) next() (r ready, err error) {
 	return r, err
 }
 
-// judge waits for the samples of the next batch, in order, and collects those that belong to the batch
-// as members. err says why the sequence ends before the batch is full. ok is false after stop.
+// judge waits for the samples of the next batch, in order, and collects those that belong to the
+// batch as members. err says why the sequence ends before the batch is full. ok is false after
+// stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
 	a.members = a.members[:0]
 	for len(a.members) < a.size {
@@ -328,7 +339,7 @@ func (a *assembly) settle(s *slot) bool {
 	return true
 }
 
-// quiet waits until nobody writes into a slot; rows of samples that belong to later batches may be among them.
+// quiet waits until no worker writes into a slot. Samples of later batches may have rows there.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < a.size; {
 		if p := s.owner[row]; p != nobody && a.flights[p-a.base].state == pending {
@@ -343,7 +354,8 @@ func (a *assembly) quiet(s *slot) bool {
 	return true
 }
 
-// arrange moves every member to its row of s, and what is in the way to where the member was.
+// arrange moves every member to its row of s. A sample of another batch that is in the way changes
+// places with the member.
 func (a *assembly) arrange(s *slot) {
 	for row, p := range a.members {
 		f := &a.flights[p-a.base]
@@ -370,7 +382,7 @@ func (a *assembly) arrange(s *slot) {
 	}
 }
 
-// substitute fills the rows of bad samples.
+// substitute fills the rows of bad samples with copies of good ones.
 func (a *assembly) substitute(s *slot, samples []Sample) error {
 	isBad := func(row int) bool { return a.flights[a.members[row]-a.base].state == bad }
 	first := 0
@@ -393,6 +405,7 @@ func (a *assembly) substitute(s *slot, samples []Sample) error {
 	return nil
 }
 
+// putLabel writes an int64.
 func putLabel(p []byte, label int) {
 	v := uint64(label)
 	_ = p[7]

@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// budget bounds the compressed bytes that wait for a worker or are in one. One sample is always let in,
-// however large it is.
+// budget bounds the compressed bytes that wait for a worker or are in one. One sample is always let
+// in, however large it is.
 type budget struct {
 	mu      sync.Mutex
 	room    sync.Cond

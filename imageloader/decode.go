@@ -4,21 +4,24 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// codec makes decoders. The real one is the shim's; tests that are about order and threads use their own.
+// codec makes decoders. The real one is the shim's; tests that are about order and threads use
+// their own.
 type codec interface {
 	newDecoder(maxPixels int64) (decoder, error)
-	// header is a decoder's; it can be called by any goroutine.
+	// header is a decoder's header. Any goroutine may call it.
 	header(data []byte) (imagecapi.Info, error)
 }
 
-// decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at a time. Errors with the codes imagecapi.CodeDecode and
-// imagecapi.CodeUnsupported are the image's fault, others the machine's.
+// decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at
+// a time. Errors with the codes imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's
+// fault, others the machine's.
 type decoder interface {
 	header(data []byte) (imagecapi.Info, error)
 	decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error
 	close()
 }
 
+// shimCodec decodes JPEG, PNG and WebP with the shim, other formats with rareFormat.
 type shimCodec struct{}
 
 func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {

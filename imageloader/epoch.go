@@ -10,15 +10,18 @@ import (
 	"time"
 )
 
-// hostSlots is how many batches Epoch has in memory: one with the consumer, the others being filled.
+// hostSlots is how many batches Epoch has in memory: one with the consumer, the others being
+// filled. They lie in Go's heap: the last batch of a loop that was left stays valid for as long as
+// the program refers to it.
 const hostSlots = 3
 
-// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the loop, or its end: after that the memory is the next epoch's. Only a batch that the
-// loop is left with (break, return, a panic) stays valid.
+// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the
+// loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
+// is left with (by break, return or a panic) stays valid.
 type Batch struct {
-	N       int       // samples: BatchSize, or less in the last batch
-	Images  []byte    // [N, Size, Size, 3]: rows from top to bottom, red, green, blue; not normalised
-	Labels  []int64   // [N]; of the samples themselves
+	N       int       // samples: BatchSize, or fewer in the last batch
+	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
+	Labels  []int64   // [N]; of the samples before mixing
 	Soft    []float32 // [N, classes]: the labels of the mixed images; nil without Transform.Mix
 	Samples []Sample  // [N]; may be kept
 	State   State     // where the epoch goes on after this batch: see Loader.Restore; may be kept
@@ -30,17 +33,20 @@ type Info struct {
 	State   State    // where the epoch goes on after this batch: see Loader.Restore
 }
 
-// Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and measurements. The last pair of an epoch that ends early has
-// the error and no batch. Leaving the loop stops everything that runs for it. The sequence can be ranged over several times, each time from the start.
+// Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and
+// measurements. The last pair of an epoch that ends early has the error and no batch. Leaving the
+// loop stops everything that runs for it, and waits for that. The sequence can be ranged over
+// several times, each time from the start.
 func (l *Loader) Epoch(ctx context.Context, epoch int) iter.Seq2[*Batch, error] {
 	return l.epoch(ctx, epoch, hostSlots)
 }
 
-// spareSlots are the slots of epochs that are over, for those that follow: fresh memory costs more than what is written there.
+// spareSlots keeps the slots of epochs that are over for those that follow: fresh memory costs more
+// than writing the batches.
 type spareSlots struct {
 	mu     sync.Mutex
 	slots  [][][]byte
-	closed bool // nothing follows
+	closed bool // no epoch follows
 }
 
 // close lets go of the slots.
@@ -50,6 +56,7 @@ func (s *spareSlots) close() {
 	s.slots, s.closed = nil, true
 }
 
+// take returns a slot; nil if there is none.
 func (s *spareSlots) take() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,6 +69,7 @@ func (s *spareSlots) take() [][]byte {
 	return slot
 }
 
+// give keeps up to hostSlots slots.
 func (s *spareSlots) give(slots [][][]byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +97,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			full  = make(chan filled, slots)
 			ended = make(chan error, 1)
 		)
-		unused := make([][][]byte, 0, slots) // by the consumer, when all is over
+		unused := make([][][]byte, 0, slots) // all but the slot that the consumer keeps
 		for range slots {
 			fields := l.spare.take()
 			if fields == nil {
@@ -137,7 +145,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			for i := range batch.Soft {
 				batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))
 			}
-			// A batch that has no next turn stays valid, also where the loop is left by a panic.
+			// The batch that the loop is left with stays valid, also where a panic leaves it.
 			unused = slices.DeleteFunc(unused, func(u [][]byte) bool { return &u[0] == &f.fields[0] })
 			if !yield(&batch, nil) {
 				return

@@ -6,8 +6,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows, columns, RGB) and "labels" is int64 [], or
-// float32 [classes] with Transform.Mix.
+// Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows,
+// columns, RGB) and "labels" is int64 [], or float32 [classes] with Transform.Mix.
 func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
 	return []tensor.Spec{
@@ -24,8 +24,8 @@ func (l *Loader) labels() tensor.Spec {
 }
 
 // Outputs describes the fields as they are on the device after the finish, for one sample: "images"
-// is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in channels-last
-// memory unless Transform.Contiguous is set; "labels" stays as it is.
+// is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in
+// channels-last memory unless Transform.Contiguous is set; "labels" stays as it is.
 func (l *Loader) Outputs() []tensor.Spec {
 	t := &l.o.Transform
 	size := int64(t.Size)

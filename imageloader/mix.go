@@ -20,7 +20,8 @@ type mixer struct {
 	rng     *rand.Rand
 }
 
-// run mixes a batch in place and writes its labels: float32 [classes] for each sample, little endian.
+// run mixes a batch in place and writes its labels: float32 [classes] for each sample, little
+// endian.
 func (m *mixer) run(images, labels []byte, samples []Sample) {
 	if len(samples) == 0 {
 		return

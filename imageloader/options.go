@@ -15,17 +15,17 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// Options of a Loader. The zero value loads every image in archive order, resized and centre-cropped
-// to 224, 32 a batch.
+// Options of a Loader. The zero value loads every image in archive order, resized and
+// centre-cropped to 224, 32 a batch.
 type Options struct {
 	BatchSize int       // samples; 0: 32
 	Transform Transform // zero value: Eval(256, 224)
 
 	Shuffle bool
 	// ShuffleBuffer and ShuffleBytes bound the buffer that a .tar.gz is shuffled through: samples
-	// (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached first. An archive with random
-	// access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not, stays in
-	// memory after the first epoch has read it, and is not read again.
+	// (0: 4096) and compressed bytes (0: 256 MiB), whichever is reached first. An archive with
+	// random access needs no buffer. A .tar.gz whose samples fit in ShuffleBytes, shuffled or not,
+	// stays in memory after the first epoch has read it, and is not read again.
 	ShuffleBuffer int
 	ShuffleBytes  int64
 	Seed          uint64
@@ -33,20 +33,20 @@ type Options struct {
 	// Repeat is how often an epoch goes over the samples, each time in another order and with other
 	// crops; 0: once. Round j of epoch e is what epoch e*Repeat+j would be without Repeat.
 	Repeat int
-	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with a
-	// probability proportional to its weight (0 or more). Open calls it once for each sample. Balanced
-	// draws each class equally often instead. Draws is how many draws a round has; 0: as many as there
-	// are samples. Weights and Balanced need random access.
+	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with
+	// a probability proportional to its weight (0 or more). Open calls it once for each sample.
+	// Balanced draws each class equally often instead. Draws is how many draws a round has; 0: as
+	// many as there are samples. Weights and Balanced need random access.
 	Weights  func(Sample) float64
 	Balanced bool
 	Draws    int
 
-	// Rank and World are for several processes that train together: this one is rank Rank (from 0) of
-	// World; 0: 1. All have the same archive and options. The sequence of an epoch is the same on each,
-	// and its samples are dealt in turn. Every rank gets the same number of batches, of the same sizes,
-	// whatever is damaged: when the samples don't divide evenly, or when one rank skips bad samples that
-	// the others don't have, the first samples of the epoch come again. With DropLast, samples are left
-	// out instead, so that all batches are full.
+	// Rank and World are for several processes that train together: this one is rank Rank (from 0)
+	// of World; 0: 1. All have the same archive and options. The sequence of an epoch is the same
+	// on each, and its samples are dealt in turn. Every rank gets the same number of batches, of
+	// the same sizes, whatever is damaged: when the samples don't divide evenly, or when one rank
+	// skips bad samples that the others don't have, the first samples of the epoch come again. With
+	// DropLast, samples are left out instead, so that all batches are full.
 	Rank, World int
 
 	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which
@@ -54,23 +54,24 @@ type Options struct {
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19.
 	// WorkerCPUs, if not empty, names the only CPUs that they run on; Workers is then at most
-	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels. The
-	// workers then have threads of their own, which get their old priority and CPUs back when the epoch
-	// ends.
+	// len(WorkerCPUs) by default. Both keep decoding away from the thread that launches kernels.
+	// The workers then have threads of their own, which get their old priority and CPUs back when
+	// the epoch ends.
 	WorkerNice int
 	WorkerCPUs []int
-	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of the
-	// epoch instead.
+	// DropLast leaves out the last batch if it is short. PadLast fills it with the first samples of
+	// the epoch instead.
 	DropLast bool
 	PadLast  bool
 	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training
 	// archive's classes to the loader of a test archive. Open then does not read a .tar.gz; without
 	// Classes it reads the archive through once.
 	Classes []string
-	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each other
-	// and whose paths are equal up to the first dot of the last part are a group. The group's image is a
-	// sample; its .cls member holds the label, or the field label, cls or class of its .json member.
-	// Labels that are all whole numbers stand for themselves; others are names of classes.
+	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each
+	// other and whose paths are equal up to the first dot of the last part are a group. The group's
+	// image is a sample; its .cls member holds the label, or the field label, cls or class of its
+	// .json member. Labels that are all whole numbers stand for themselves; others are names of
+	// classes.
 	WebDataset bool
 	BadSamples BadSamplePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
@@ -78,22 +79,23 @@ type Options struct {
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the
-	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache folder
-	// is looked at first. A file that is not empty and no index is never replaced: as IndexFile it is an
-	// error. With NoIndex the index is neither read nor written.
+	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache
+	// folder is looked at first. A file that is not empty and no index is never replaced: as
+	// IndexFile it is an error. With NoIndex the index is neither read nor written.
 	IndexFile string
 	NoIndex   bool
-	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made when an
-	// image is decoded for the first time, which costs about a tenth more; from the next time on only
-	// the part that the crop needs is decoded. The pixels are the same. Entry points of an earlier
-	// process are compared with the image when they are first used, so that an untrusted index cannot
-	// change a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are neither made nor
-	// used.
+	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made
+	// when an image is decoded for the first time, which costs about a tenth more; from the next
+	// time on only the part that the crop needs is decoded. The pixels are the same. Entry points
+	// of an earlier process are compared with the image when they are first used, so that an
+	// untrusted index cannot change a pixel; TrustIndex leaves the comparison out. With
+	// NoEntryPoints they are neither made nor used.
 	TrustIndex    bool
 	NoEntryPoints bool
-	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and https.
-	// Several goroutines may call it. Its ctx is for opening alone and ends right after the call: a
-	// Source that reads with it, instead of with the context that ReadRange gets, fails at once.
+	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and
+	// https. Several goroutines may call it. Its ctx is for opening alone and ends right after the
+	// call: a Source that reads with it, instead of with the context that ReadRange gets, fails at
+	// once.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
 	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxNice = 19
+const maxNice = 19 // of nice(2)
 
-// checkThreads says whether workers can be what the options ask for.
+// checkThreads says whether workers can have the niceness and the CPUs that the options ask for.
 func (o *Options) checkThreads() error {
 	if o.WorkerNice < 0 || o.WorkerNice > maxNice {
 		return fmt.Errorf("imageloader: Options.WorkerNice is %d, not in 0 to %d", o.WorkerNice, maxNice)
@@ -29,8 +29,9 @@ func (o *Options) checkThreads() error {
 	return nil
 }
 
-// settle gives the calling goroutine a thread of its own, with the niceness and the CPUs that the options ask for. leave undoes it: a thread whose niceness can't be
-// lowered again, which takes a privilege, ends with its goroutine.
+// settle gives the calling goroutine a thread of its own, with the niceness and the CPUs that the
+// options ask for. leave undoes it. Lowering the niceness again takes a privilege: without it, the
+// thread ends with its goroutine.
 func (o *Options) settle() (leave func(), err error) {
 	if o.WorkerNice == 0 && len(o.WorkerCPUs) == 0 {
 		return func() {}, nil
@@ -40,7 +41,7 @@ func (o *Options) settle() (leave func(), err error) {
 	if err := unix.SchedGetaffinity(0, &before); err != nil {
 		return nil, fmt.Errorf("imageloader: asking for a worker's CPUs: %w", err)
 	}
-	// The system call answers 20 - niceness. On Linux both are of the calling thread.
+	// The system call returns 20 - niceness. On Linux niceness and CPUs are the calling thread's.
 	priority, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: asking for a worker's niceness: %w", err)

@@ -46,8 +46,8 @@ type delivery struct {
 	bad     int   // samples of the pass
 }
 
-// hand delivers a batch. whole says that no error cut it short: otherwise its state is that of the last
-// batch that the epoch has without the error.
+// hand delivers a batch. whole says that no error cut it short: otherwise its state is that of the
+// last batch that the epoch has without the error.
 func (d *delivery) hand(r *ready, whole bool) error {
 	p, n := d.p, len(r.samples)
 	if p.ctx.Err() != nil {
@@ -70,8 +70,8 @@ func (d *delivery) hand(r *ready, whole bool) error {
 	return nil
 }
 
-// end says how a pass ended whose last batch is short or empty: nil if the epoch delivered anything,
-// otherwise why it has no samples.
+// end says how a pass ended whose last batch is short or empty: nil if the epoch delivered
+// anything, otherwise why it has no samples.
 func (d *delivery) end(last *ready) error {
 	p, o := d.p, &d.p.l.o
 	none := func(format string, args ...any) error {

@@ -2,12 +2,12 @@ package imageloader
 
 import "github.com/torchstream/torchstream/imageloader/transform"
 
-// Transform says what becomes of an image between its file and a batch. Package transform documents it
-// and has the operations for its fields Ops and Mix.
+// Transform says what becomes of an image between its file and a batch. Package transform documents
+// it and has the operations for its fields Ops and Mix.
 type Transform = transform.Transform
 
-// Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip with
-// probability 1/2, normalised with ImageNet's mean and standard deviation.
+// Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip
+// with probability 1/2, normalised with ImageNet's mean and standard deviation.
 func Train(size int) Transform { return transform.Train(size) }
 
 // Eval returns the usual transform for evaluation: Resize(resize) and CenterCrop(size), normalised
