@@ -75,6 +75,11 @@ lint: shim ## formatting, go vet, staticcheck, the C headers, exported symbols, 
 	@cshim/setup/packages.sh lint
 	@tools/lint.sh
 
+.PHONY: golangci
+golangci: shim ## the linters of .golangci.yml, with a golangci-lint 2 that is installed; CI runs make lint
+	@command -v golangci-lint >/dev/null || { echo "golangci: error: golangci-lint is not in PATH: https://golangci-lint.run/docs/welcome/install" >&2; exit 1; }
+	golangci-lint run ./...
+
 .PHONY: generate
 generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml
 	TORCHSTREAM_NATIVE_FUNCTIONS="$$(python3 cshim/setup/libtorch.py show | sed -n 's/^NATIVE_FUNCTIONS=//p')" go generate ./...
