@@ -73,7 +73,7 @@ func TestLeaksNameTheirMaker(t *testing.T) {
 }
 
 //go:noinline
-func openHandles() (close func()) {
+func openHandles() (end func()) {
 	e, g, p := newEvent(nil), newGraph(nil, 0, nil), newPinned(nil, make([]byte, 100))
 	return func() {
 		e.Close()

@@ -168,11 +168,11 @@ func (c *Checkpoint) parse(header []byte, size int64) error {
 	})
 	at := int64(0)
 	for _, name := range c.names {
-		if e := c.entries[name]; e.begin != at {
+		e := c.entries[name]
+		if e.begin != at {
 			return fmt.Errorf("tensor %q: its bytes start at %d and those before it end at %d", name, e.begin, at)
-		} else {
-			at = e.end
 		}
+		at = e.end
 	}
 	if at != size {
 		return fmt.Errorf("cut short, or too long: the tensors need %d bytes and the file has %d for them", at, size)

@@ -79,9 +79,7 @@ func (t *Trace) WriteChrome(w io.Writer) error {
 		}
 		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: r.device + 1, Thread: r.lane, Args: map[string]any{"name": name}})
 	}
-	slices.SortFunc(named, func(a, b chromeEvent) int {
-		return cmpEvents(a, b)
-	})
+	slices.SortFunc(named, cmpEvents)
 	return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": append(named, out...)})
 }
 

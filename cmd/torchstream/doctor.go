@@ -105,7 +105,7 @@ func mappedLibraries() map[string]string {
 	if err != nil {
 		return out // no such file system: the report then names no paths
 	}
-	for _, line := range strings.Split(string(maps), "\n") {
+	for line := range strings.SplitSeq(string(maps), "\n") {
 		if i := strings.IndexByte(line, '/'); i >= 0 {
 			path := line[i:]
 			if name, _, ok := strings.Cut(filepath.Base(path), ".so"); ok {

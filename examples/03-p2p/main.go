@@ -35,7 +35,7 @@ func main() {
 		flags.IntVar(&w.Copies, "copies", 4, "number of copies")
 		flags.IntVar(&w.Products, "products", 8, "products of four factors on each computing GPU")
 		flags.IntVar(&w.Rounds, "rounds", 9, "rounds: figures are their medians")
-	}, func(ctx context.Context, l *lesson.Lesson) error { return w.run(ctx, l) })
+	}, w.run)
 }
 
 // workload holds the sizes of the experiment.

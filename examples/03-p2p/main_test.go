@@ -80,8 +80,7 @@ func TestPrintWithPeer(t *testing.T) {
 	if err := r.print(&lesson.Lesson{Out: &out}); err != nil {
 		t.Fatal(err)
 	}
-	rows := strings.Split(out.String(), "\n")
-	for _, row := range rows {
+	for row := range strings.SplitSeq(out.String(), "\n") {
 		if strings.HasPrefix(row, "side, side ") && !(strings.Contains(row, "17.01") && strings.Contains(row, "17.02")) {
 			t.Errorf("got %q", row)
 		}

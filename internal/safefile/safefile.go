@@ -112,7 +112,7 @@ func prefix(p string) func([]byte) bool {
 // isSafetensors looks at the length of the header, which is at most 100 MB, and at its first two bytes.
 func isSafetensors(head []byte) bool {
 	const maxHeader = 100_000_000
-	return len(head) > 9 && head[8] == '{' && bytes.IndexByte([]byte("\"} \t\r\n"), head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
+	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
 }
 
 // Check says whether a rename may put a new file of a kind at the path: nothing is there, or an empty file, or one of

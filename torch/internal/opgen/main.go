@@ -148,7 +148,7 @@ func parseLine(line string, functions map[string]string) (op, error) {
 	}
 	params, fields, hasFields := strings.Cut(strings.TrimSuffix(args, ")"), "{")
 	take := func(text string, field bool) error {
-		for _, a := range strings.Split(text, ",") {
+		for a := range strings.SplitSeq(text, ",") {
 			if a = strings.TrimSpace(a); a == "" {
 				continue
 			}
@@ -350,7 +350,7 @@ func comment(text string) string {
 	const columns = 100
 	var b strings.Builder
 	line := "//"
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > columns {
 			b.WriteString(line + "\n")
 			line = "//"

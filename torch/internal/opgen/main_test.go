@@ -48,7 +48,7 @@ func TestGenerateWritesMethods(t *testing.T) {
 
 func TestCommentIsWrapped(t *testing.T) {
 	long := strings.Repeat("word ", 30) + "end."
-	for _, line := range strings.Split(strings.TrimSuffix(comment(long), "\n"), "\n") {
+	for line := range strings.SplitSeq(strings.TrimSuffix(comment(long), "\n"), "\n") {
 		if len(line) > 100 || !strings.HasPrefix(line, "// ") {
 			t.Errorf("got the line %q", line)
 		}

@@ -77,7 +77,7 @@ func Parse(text string) (Schema, error) {
 func split(text string) []string {
 	var parts []string
 	depth, start, quote := 0, 0, byte(0)
-	for i := 0; i < len(text); i++ {
+	for i := range len(text) {
 		switch c := text[i]; {
 		case quote != 0:
 			if c == quote {
