@@ -77,6 +77,7 @@ const (
 	opMatMul
 	opMM
 	opBMM
+	opBAddBMM
 	opLinear
 	opT
 	opConv2d
@@ -177,6 +178,7 @@ const (
 	opTril
 	opTriu
 	opContiguous
+	opZerosLike
 	opClone
 	opDetach
 	opSum
@@ -197,6 +199,7 @@ const (
 	opCumSum
 	opNorm
 	opNormOrd
+	opNormDim
 	opToDType
 	opTo
 	opToWith
@@ -209,7 +212,24 @@ const (
 	opForeachMul
 	opForeachMulTensor
 	opForeachNorm
+	opForeachAddScalar_
+	opForeachDiv
+	opForeachLerp_
+	opForeachLerp
+	opForeachAddcmul_
+	opForeachAddcmul
+	opForeachAddcdiv_
+	opForeachSqrt
+	opForeachSqrt_
+	opForeachClampMin_
+	opForeachClampMax_
 	opFusedSGD_
+	opFusedAdam_
+	opFusedAdamLR_
+	opFusedAdamW_
+	opFusedAdamWLR_
+	opFusedAdagrad_
+	opFusedAdagradLR_
 )
 
 var operators = [...]operatorInfo{
@@ -282,6 +302,7 @@ var operators = [...]operatorInfo{
 	opMatMul:                    {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor"},
 	opMM:                        {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor"},
 	opBMM:                       {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor"},
+	opBAddBMM:                   {"BAddBMM", "aten::baddbmm", "", "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"},
 	opLinear:                    {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"},
 	opT:                         {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)"},
 	opConv2d:                    {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"},
@@ -382,6 +403,7 @@ var operators = [...]operatorInfo{
 	opTril:                      {"Tril", "aten::tril", "", "tril(Tensor self, SymInt diagonal=0) -> Tensor"},
 	opTriu:                      {"Triu", "aten::triu", "", "triu(Tensor self, SymInt diagonal=0) -> Tensor"},
 	opContiguous:                {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"},
+	opZerosLike:                 {"ZerosLike", "aten::zeros_like", "", "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"},
 	opClone:                     {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"},
 	opDetach:                    {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)"},
 	opSum:                       {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
@@ -402,6 +424,7 @@ var operators = [...]operatorInfo{
 	opCumSum:                    {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
 	opNorm:                      {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
 	opNormOrd:                   {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
+	opNormDim:                   {"NormDim", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
 	opToDType:                   {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opTo:                        {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
 	opToWith:                    {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
@@ -414,7 +437,24 @@ var operators = [...]operatorInfo{
 	opForeachMul:                {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"},
 	opForeachMulTensor:          {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]"},
 	opForeachNorm:               {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"},
+	opForeachAddScalar_:         {"ForeachAddScalar_", "aten::_foreach_add_", "Scalar", "_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
+	opForeachDiv:                {"ForeachDiv", "aten::_foreach_div", "List", "_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]"},
+	opForeachLerp_:              {"ForeachLerp_", "aten::_foreach_lerp_", "Scalar", "_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()"},
+	opForeachLerp:               {"ForeachLerp", "aten::_foreach_lerp", "Scalar", "_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]"},
+	opForeachAddcmul_:           {"ForeachAddcmul_", "aten::_foreach_addcmul_", "Scalar", "_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()"},
+	opForeachAddcmul:            {"ForeachAddcmul", "aten::_foreach_addcmul", "Scalar", "_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]"},
+	opForeachAddcdiv_:           {"ForeachAddcdiv_", "aten::_foreach_addcdiv_", "Scalar", "_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()"},
+	opForeachSqrt:               {"ForeachSqrt", "aten::_foreach_sqrt", "", "_foreach_sqrt(Tensor[] self) -> Tensor[]"},
+	opForeachSqrt_:              {"ForeachSqrt_", "aten::_foreach_sqrt_", "", "_foreach_sqrt_(Tensor(a!)[] self) -> ()"},
+	opForeachClampMin_:          {"ForeachClampMin_", "aten::_foreach_clamp_min_", "Scalar", "_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
+	opForeachClampMax_:          {"ForeachClampMax_", "aten::_foreach_clamp_max_", "Scalar", "_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
 	opFusedSGD_:                 {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdam_:                {"FusedAdam_", "aten::_fused_adam_", "", "_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdamLR_:              {"FusedAdamLR_", "aten::_fused_adam_", "tensor_lr", "_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdamW_:               {"FusedAdamW_", "aten::_fused_adamw_", "", "_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdamWLR_:             {"FusedAdamWLR_", "aten::_fused_adamw_", "tensor_lr", "_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdagrad_:             {"FusedAdagrad_", "aten::_fused_adagrad_", "", "_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opFusedAdagradLR_:           {"FusedAdagradLR_", "aten::_fused_adagrad_", "tensor_lr", "_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
 }
 
 // Add returns t + other.
@@ -903,6 +943,14 @@ func (t *Tensor) MM(mat2 *Tensor) *Tensor {
 //	aten::bmm(Tensor self, Tensor mat2) -> Tensor
 func (t *Tensor) BMM(mat2 *Tensor) *Tensor {
 	return opBMM.one([]*Tensor{t, mat2}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// BAddBMM returns beta * t + alpha * (batch1 times batch2), for batches of matrices [B N M] and [B
+// M P].
+//
+//	aten::baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor
+func (t *Tensor) BAddBMM(batch1 *Tensor, batch2 *Tensor, beta float64, alpha float64) *Tensor {
+	return opBAddBMM.one([]*Tensor{t, batch1, batch2}, []capi.Arg{tensorArg(0), tensorArg(1), tensorArg(2), floatArg(beta), floatArg(alpha)}, nil, nil)
 }
 
 // Linear returns t * weight^T + bias: t [... in], weight [out in], bias [out] or nil.
@@ -2202,6 +2250,13 @@ func (t *Tensor) Contiguous(memoryFormat MemoryFormat) *Tensor {
 	return opContiguous.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(int64(memoryFormat))}, nil, nil)
 }
 
+// ZerosLike returns a tensor of zeros with t's shape, dtype, device and strides.
+//
+//	aten::zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor
+func (t *Tensor) ZerosLike() *Tensor {
+	return opZerosLike.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
 // Clone returns a copy.
 //
 //	aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor
@@ -2385,6 +2440,18 @@ func (t *Tensor) NormOrd(ord float64) *Tensor {
 	return opNormOrd.one([]*Tensor{t}, []capi.Arg{tensorArg(0), floatArg(ord)}, nil, nil)
 }
 
+// NormDim returns the ord-norm over the dimensions, which are removed or stay with size 1.
+//
+//	aten::linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor
+func (t *Tensor) NormDim(ord float64, dim []int64, keepDim bool) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), floatArg(ord), noneArg(), boolArg(keepDim)}
+	if dim != nil {
+		args[2], ints = intsArg(ints, dim)
+	}
+	return opNormDim.one([]*Tensor{t}, args, ints, nil)
+}
+
 // ToDType returns t itself if it has the dtype, else a converted copy.
 //
 //	aten::to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
@@ -2515,12 +2582,140 @@ func ForeachNorm(self []*Tensor, ord float64) ([]*Tensor, error) {
 	return opForeachNorm.list(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(ord)}, nil, nil)
 }
 
+// ForeachAddScalar_ works in place: self[i] += scalar.
+//
+//	aten::_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()
+func ForeachAddScalar_(self []*Tensor, scalar float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachAddScalar_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+}
+
+// ForeachDiv returns self[i] / other[i].
+//
+//	aten::_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]
+func ForeachDiv(self []*Tensor, other []*Tensor) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, other...)
+	return opForeachDiv.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(other))}, nil, nil)
+}
+
+// ForeachLerp_ works in place: self[i] += weight * (tensors1[i] - self[i]).
+//
+//	aten::_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()
+func ForeachLerp_(self []*Tensor, tensors1 []*Tensor, weight float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, tensors1...)
+	return opForeachLerp_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil, nil)
+}
+
+// ForeachLerp returns self[i] + weight * (tensors1[i] - self[i]).
+//
+//	aten::_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]
+func ForeachLerp(self []*Tensor, tensors1 []*Tensor, weight float64) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, tensors1...)
+	return opForeachLerp.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensors1)), floatArg(weight)}, nil, nil)
+}
+
+// ForeachAddcmul_ works in place: self[i] += value * tensor1[i] * tensor2[i].
+//
+//	aten::_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()
+func ForeachAddcmul_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, tensor1...)
+	at2 := len(in)
+	in = append(in, tensor2...)
+	return opForeachAddcmul_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+}
+
+// ForeachAddcmul returns self[i] + value * tensor1[i] * tensor2[i].
+//
+//	aten::_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]
+func ForeachAddcmul(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, tensor1...)
+	at2 := len(in)
+	in = append(in, tensor2...)
+	return opForeachAddcmul.list(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+}
+
+// ForeachAddcdiv_ works in place: self[i] += value * tensor1[i] / tensor2[i].
+//
+//	aten::_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()
+func ForeachAddcdiv_(self []*Tensor, tensor1 []*Tensor, tensor2 []*Tensor, value float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, tensor1...)
+	at2 := len(in)
+	in = append(in, tensor2...)
+	return opForeachAddcdiv_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(tensor1)), tensorsArg(at2, len(tensor2)), floatArg(value)}, nil, nil)
+}
+
+// ForeachSqrt returns the square root of each element of self[i].
+//
+//	aten::_foreach_sqrt(Tensor[] self) -> Tensor[]
+func ForeachSqrt(self []*Tensor) ([]*Tensor, error) {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachSqrt.list(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+}
+
+// ForeachSqrt_ works in place: self[i] becomes its square root.
+//
+//	aten::_foreach_sqrt_(Tensor(a!)[] self) -> ()
+func ForeachSqrt_(self []*Tensor) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachSqrt_.none(in, []capi.Arg{tensorsArg(at0, len(self))}, nil, nil)
+}
+
+// ForeachClampMin_ works in place: self[i]'s elements become at least scalar.
+//
+//	aten::_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()
+func ForeachClampMin_(self []*Tensor, scalar float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachClampMin_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+}
+
+// ForeachClampMax_ works in place: self[i]'s elements become at most scalar.
+//
+//	aten::_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()
+func ForeachClampMax_(self []*Tensor, scalar float64) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	return opForeachClampMax_.none(in, []capi.Arg{tensorsArg(at0, len(self)), floatArg(scalar)}, nil, nil)
+}
+
 // FusedSGD_ works in place: one step of stochastic gradient descent of all self by grads, as in
 // package optim, with the learning rate from a float32 scalar tensor; without momentum the list of
 // momentum buffers is empty.
 //
 //	aten::_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
-func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64, momentum float64, lr *Tensor, dampening float64, nesterov bool, isFirstStep bool) error {
+func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, weightDecay float64, momentum float64, lr *Tensor, dampening float64, nesterov bool, maximize bool, isFirstStep bool) error {
 	in := make([]*Tensor, 0, 16)
 	at0 := len(in)
 	in = append(in, self...)
@@ -2530,5 +2725,126 @@ func FusedSGD_(self []*Tensor, grads []*Tensor, momentumBufferList []*Tensor, we
 	in = append(in, momentumBufferList...)
 	at5 := len(in)
 	in = append(in, lr)
-	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(false), boolArg(isFirstStep)}, nil, nil)
+	return opFusedSGD_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(momentumBufferList)), floatArg(weightDecay), floatArg(momentum), tensorArg(at5), floatArg(dampening), boolArg(nesterov), boolArg(maximize), boolArg(isFirstStep)}, nil, nil)
+}
+
+// FusedAdam_ works in place: one step of Adam of all self by grads, as in package optim; without
+// amsgrad the list of maxima is empty.
+//
+//	aten::_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdam_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, expAvgs...)
+	at3 := len(in)
+	in = append(in, expAvgSqs...)
+	at4 := len(in)
+	in = append(in, maxExpAvgSqs...)
+	at5 := len(in)
+	in = append(in, stateSteps...)
+	return opFusedAdam_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+}
+
+// FusedAdamLR_ works in place: FusedAdam_ with the learning rate from a float32 scalar tensor.
+//
+//	aten::_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, expAvgs...)
+	at3 := len(in)
+	in = append(in, expAvgSqs...)
+	at4 := len(in)
+	in = append(in, maxExpAvgSqs...)
+	at5 := len(in)
+	in = append(in, stateSteps...)
+	at6 := len(in)
+	in = append(in, lr)
+	return opFusedAdamLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+}
+
+// FusedAdamW_ works in place: one step of AdamW of all self by grads, as in package optim; without
+// amsgrad the list of maxima is empty.
+//
+//	aten::_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamW_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr float64, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, expAvgs...)
+	at3 := len(in)
+	in = append(in, expAvgSqs...)
+	at4 := len(in)
+	in = append(in, maxExpAvgSqs...)
+	at5 := len(in)
+	in = append(in, stateSteps...)
+	return opFusedAdamW_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), floatArg(lr), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+}
+
+// FusedAdamWLR_ works in place: FusedAdamW_ with the learning rate from a float32 scalar tensor.
+//
+//	aten::_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdamWLR_(self []*Tensor, grads []*Tensor, expAvgs []*Tensor, expAvgSqs []*Tensor, maxExpAvgSqs []*Tensor, stateSteps []*Tensor, lr *Tensor, beta1 float64, beta2 float64, weightDecay float64, eps float64, amsgrad bool, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, expAvgs...)
+	at3 := len(in)
+	in = append(in, expAvgSqs...)
+	at4 := len(in)
+	in = append(in, maxExpAvgSqs...)
+	at5 := len(in)
+	in = append(in, stateSteps...)
+	at6 := len(in)
+	in = append(in, lr)
+	return opFusedAdamWLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(expAvgs)), tensorsArg(at3, len(expAvgSqs)), tensorsArg(at4, len(maxExpAvgSqs)), tensorsArg(at5, len(stateSteps)), tensorArg(at6), floatArg(beta1), floatArg(beta2), floatArg(weightDecay), floatArg(eps), boolArg(amsgrad), boolArg(maximize)}, nil, nil)
+}
+
+// FusedAdagrad_ works in place: one step of Adagrad of all self by grads, as in package optim.
+//
+//	aten::_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdagrad_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor, lr float64, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, stateSums...)
+	at3 := len(in)
+	in = append(in, stateSteps...)
+	return opFusedAdagrad_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), floatArg(lr), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil, nil)
+}
+
+// FusedAdagradLR_ works in place: FusedAdagrad_ with the learning rate from a float32 scalar
+// tensor.
+//
+//	aten::_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()
+func FusedAdagradLR_(self []*Tensor, grads []*Tensor, stateSums []*Tensor, stateSteps []*Tensor, lr *Tensor, lrDecay float64, weightDecay float64, eps float64, maximize bool) error {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, self...)
+	at1 := len(in)
+	in = append(in, grads...)
+	at2 := len(in)
+	in = append(in, stateSums...)
+	at3 := len(in)
+	in = append(in, stateSteps...)
+	at4 := len(in)
+	in = append(in, lr)
+	return opFusedAdagradLR_.none(in, []capi.Arg{tensorsArg(at0, len(self)), tensorsArg(at1, len(grads)), tensorsArg(at2, len(stateSums)), tensorsArg(at3, len(stateSteps)), tensorArg(at4), floatArg(lrDecay), floatArg(weightDecay), floatArg(eps), boolArg(maximize)}, nil, nil)
 }

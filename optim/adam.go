@@ -1,0 +1,163 @@
+package optim
+
+import "github.com/torchstream/torchstream/torch"
+
+// Adam is Adam by PyTorch's formula (torch.optim.Adam), where g is the gradient, p the parameter
+// and t the number of the parameter's step, from 1 on:
+//
+//	g = g + WeightDecay*p
+//	m = β1*m + (1-β1)*g
+//	v = β2*v + (1-β2)*g*g
+//	w = v, or the largest v so far with AMSGrad
+//	p = p - LR * m/(1-β1^t) / (√w/√(1-β2^t) + Eps)
+//
+// Its state is t, m, v and w: step, exp_avg, exp_avg_sq and max_exp_avg_sq in PyTorch's names. t is
+// in device memory, so that a captured Step counts. m, v and w have the parameter's dtype.
+type Adam struct{ engine }
+
+// AdamW is [Adam] with weight decay that does not pass through m and v (torch.optim.AdamW): in
+// place of the first line of Adam's formula stands
+//
+//	p = p - LR*WeightDecay*p
+type AdamW struct{ engine }
+
+// AdamOptions are the options of [NewAdam].
+type AdamOptions struct {
+	LR          float64     // learning rate; 0 stands for 0.001
+	Betas       *[2]float64 // β1 and β2, from 0 to below 1; nil stands for {0.9, 0.999}
+	Eps         float64     // 0 stands for 1e-8
+	WeightDecay float64
+	AMSGrad     bool // divides by the largest v so far
+	Maximize    bool // climbs: uses -g in place of g
+
+	// Groups are parameters with options of their own, besides those of the first argument.
+	Groups []Group
+
+	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
+	KeepGradients bool
+
+	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
+	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
+	Capturable bool
+}
+
+// AdamWOptions are the options of [NewAdamW].
+type AdamWOptions struct {
+	LR            float64     // learning rate; 0 stands for 0.001
+	Betas         *[2]float64 // β1 and β2, from 0 to below 1; nil stands for {0.9, 0.999}
+	Eps           float64     // 0 stands for 1e-8
+	WeightDecay   float64     // 0 stands for 0.01
+	NoWeightDecay bool        // turns weight decay off
+	AMSGrad       bool        // divides by the largest v so far
+	Maximize      bool        // climbs: uses -g in place of g
+
+	// Groups are parameters with options of their own, besides those of the first argument.
+	Groups []Group
+
+	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
+	KeepGradients bool
+
+	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
+	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
+	Capturable bool
+}
+
+// NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves. The
+// caller keeps ownership of them.
+func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
+	a := &Adam{engine{name: "Adam", common: common{lr: or(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
+	r, err := newAdamRule(a.name, a.common, o.Betas, o.Eps)
+	if err != nil {
+		return nil, err
+	}
+	r.amsgrad = o.AMSGrad
+	if err := a.add(r, a.common, all(params, o.Groups)...); err != nil {
+		return nil, err
+	}
+	if err := a.build(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// NewAdamW returns an optimizer for the parameters and those of the groups, which must be leaves.
+// The caller keeps ownership of them.
+func NewAdamW(params []*torch.Tensor, o AdamWOptions) (*AdamW, error) {
+	a := &AdamW{engine{name: "AdamW"}}
+	r, c, err := o.rule(a.name)
+	if err != nil {
+		return nil, err
+	}
+	a.common = c
+	if err := a.add(r, c, all(params, o.Groups)...); err != nil {
+		return nil, err
+	}
+	if err := a.build(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// rule returns the formula with its options, for an optimizer of the given name.
+func (o AdamWOptions) rule(name string) (adamRule, common, error) {
+	decay, err := decoupled(name, o.WeightDecay, o.NoWeightDecay, 0.01)
+	if err != nil {
+		return adamRule{}, common{}, err
+	}
+	c := common{lr: or(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	r, err := newAdamRule(name, c, o.Betas, o.Eps)
+	r.amsgrad, r.decoupled = o.AMSGrad, true
+	return r, c, err
+}
+
+type adamRule struct {
+	beta1, beta2, eps            float64
+	amsgrad, decoupled, maximize bool
+}
+
+func newAdamRule(name string, c common, betas *[2]float64, eps float64) (adamRule, error) {
+	if betas == nil {
+		betas = &[2]float64{0.9, 0.999}
+	}
+	r := adamRule{beta1: betas[0], beta2: betas[1], eps: or(eps, 1e-8), maximize: c.maximize}
+	return r, check(name, option{"LR", c.lr, 0}, option{"Betas[0]", r.beta1, 1}, option{"Betas[1]", r.beta2, 1}, option{"Eps", r.eps, 0}, option{"WeightDecay", c.decay, 0})
+}
+
+func (r adamRule) states() []string {
+	names := []string{stepName, "exp_avg", "exp_avg_sq"}
+	if r.amsgrad {
+		names = append(names, "max_exp_avg_sq")
+	}
+	return names
+}
+
+func (r adamRule) start(g *group, s *slot) error { return g.zeros(s) }
+
+func (r adamRule) options() map[string]any {
+	return map[string]any{"betas": []float64{r.beta1, r.beta2}, "eps": r.eps, "amsgrad": r.amsgrad, "maximize": r.maximize, "decoupled_weight_decay": r.decoupled}
+}
+
+func (r adamRule) step(b *batch) error {
+	if err := b.count(); err != nil {
+		return err
+	}
+	return r.fused(b, b.params, b.g.lr, b.g.rate, b.g.decay)
+}
+
+// fused runs the formula's operator on the target, which is the parameters or takes their place.
+func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
+	steps, m, v := b.state(0), b.state(1), b.state(2)
+	var maxima []*torch.Tensor
+	if r.amsgrad {
+		maxima = b.state(3)
+	}
+	switch {
+	case rate == nil && r.decoupled:
+		return torch.FusedAdamW_(target, b.grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+	case rate == nil:
+		return torch.FusedAdam_(target, b.grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+	case r.decoupled:
+		return torch.FusedAdamWLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+	}
+	return torch.FusedAdamLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+}

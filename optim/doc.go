@@ -1,0 +1,51 @@
+// Package optim provides optimizers, which update parameters in place from their gradients, learning
+// rate schedules, gradient clipping and averages of parameters.
+//
+// A training step is
+//
+//	loss := net.Forward(batch.Images).CrossEntropy(batch.Labels)
+//	if err := loss.Backward(); err != nil {
+//		return err
+//	}
+//	if err := opt.Step(); err != nil {
+//		return err
+//	}
+//
+// Step consumes the gradients: it drops them at the end, so that the next Backward starts from zero
+// and no ZeroGrad is needed. To accumulate gradients over several batches, call Backward several
+// times before one Step. With KeepGradients they stay until ZeroGrad, as in PyTorch. Step without
+// any gradient is an error, [ErrNoGradients].
+//
+// # Optimizers
+//
+// [SGD], [Adam], [AdamW], [RMSprop], [Adagrad], [LAMB] and [Muon] have PyTorch's formulas and
+// defaults: a zero option stands for PyTorch's default. All are an [Optimizer]. A step takes a few
+// calls for all parameters together, by LibTorch's fused or foreach kernels; LAMB and Muon take a
+// few more for each different shape. Parameters of several dtypes and devices may share an
+// optimizer.
+//
+// # Groups and fine-tuning
+//
+// A [Group] has a learning rate and a weight decay of its own:
+//
+//	opt, err := optim.NewAdamW(nn.Parameters(trunk), optim.AdamWOptions{LR: 1e-5, Groups: []optim.Group{
+//		{Params: nn.Parameters(head), LR: 1e-3},
+//	}})
+//
+// Parameters that do not require gradients are left alone. So a frozen part of a network may be in
+// the optimizer, and takes part as soon as SetRequiresGrad(true) thaws it; a gradient that was there
+// when it was frozen is still used, so freeze after Step.
+//
+// # State
+//
+// [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: training that
+// goes on from a file goes on as if it had not stopped. State and LoadState do the same for a file
+// with more in it.
+//
+// # CUDA graphs
+//
+// Step can be captured in a CUDA graph after at least one Step outside of a capture, which
+// allocates the state. A graph keeps the values that it was captured with, including the learning
+// rates. With Capturable the rates lie in device memory, and SetLR applies to the graph's next
+// replay. Step counts lie there always.
+package optim

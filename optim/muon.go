@@ -1,0 +1,206 @@
+package optim
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Muon orthogonalises the updates of matrices, by PyTorch's formula (torch.optim.Muon), where g is
+// the gradient and p the parameter, a matrix with R rows and C columns:
+//
+//	v = Momentum*v + (1-Momentum)*g
+//	u = Momentum*v + (1-Momentum)*g, or u = v with NoNesterov
+//	u = u / max(|u|, Eps)
+//	NSSteps times: u = a*u + (b*A + c*A*A)*u, with A = u*uᵀ (u is transposed if R > C)
+//	p = p - LR*WeightDecay*p
+//	p = p - LR*√max(1, R/C)*u, or LR*0.2*√max(R, C)*u with MatchAdamW
+//
+// The iteration runs in bfloat16 whatever the parameter's dtype, once for all matrices of a shape.
+//
+// Parameters that are no matrices, such as biases, norms and kernels of convolutions, are left to
+// [AdamW] with options of its own, in further groups. So should embeddings and the last layer be,
+// which are matrices: give them in AdamW.Groups.
+//
+// The state is v, momentum_buffer in PyTorch's names, and that of AdamW. A state with parameters of
+// both kinds belongs to two optimizers of PyTorch's.
+type Muon struct{ engine }
+
+// MuonOptions are the options of [NewMuon].
+type MuonOptions struct {
+	LR             float64     // learning rate; 0 stands for 0.001
+	WeightDecay    float64     // 0 stands for 0.1
+	NoWeightDecay  bool        // turns weight decay off
+	Momentum       float64     // 0 stands for 0.95
+	NoNesterov     bool        // takes the velocity itself as update
+	NSCoefficients *[3]float64 // a, b and c; nil stands for {3.4445, -4.775, 2.0315}
+	NSSteps        int         // below 100; 0 stands for 5
+	Eps            float64     // 0 stands for 1e-7
+	MatchAdamW     bool        // scales updates to the size of AdamW's, whose learning rate then fits
+
+	// Groups are matrices with options of their own, besides those of the first argument.
+	Groups []Group
+
+	// AdamW are the options for parameters of the first argument that are no matrices, and for its
+	// Groups, of any shape. KeepGradients, Capturable and Maximize of these options are not used.
+	AdamW AdamWOptions
+
+	// KeepGradients makes Step keep the gradients until ZeroGrad. By default Step drops them.
+	KeepGradients bool
+
+	// Capturable keeps the learning rates in tensors on the parameters' device, so that a captured
+	// Step follows SetLR. All parameters of a group must be on one device. The tensors are float32.
+	Capturable bool
+}
+
+// NewMuon returns an optimizer for the parameters and those of the groups, which must be leaves. The
+// caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups, the
+// other parameters of params, and o.AdamW.Groups, without those that would be empty.
+func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
+	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable}}}
+	decay, err := decoupled(m.name, o.WeightDecay, o.NoWeightDecay, 0.1)
+	if err != nil {
+		return nil, err
+	}
+	o.LR, o.Momentum, o.Eps = or(o.LR, 0.001), or(o.Momentum, 0.95), or(o.Eps, 1e-7)
+	if o.NSCoefficients == nil {
+		o.NSCoefficients = &[3]float64{3.4445, -4.775, 2.0315}
+	}
+	if o.NSSteps == 0 {
+		o.NSSteps = 5
+	}
+	if err := check(m.name, option{"LR", o.LR, 0}, option{"WeightDecay", decay, 0}, option{"Momentum", o.Momentum, 0},
+		option{"Eps", o.Eps, 0}, option{"NSSteps", float64(o.NSSteps), 100}); err != nil {
+		return nil, err
+	}
+	for _, c := range o.NSCoefficients {
+		if !finite(c) {
+			return nil, fmt.Errorf("optim.NewMuon: NSCoefficients are %v: they must be finite: %w", *o.NSCoefficients, cuda.ErrInvalidArgument)
+		}
+	}
+	adam, adamCommon, err := o.AdamW.rule(m.name + ": AdamW")
+	if err != nil {
+		return nil, err
+	}
+	adam.maximize = false
+	matrices, others := split(params)
+	muon := o.Groups
+	if len(matrices) > 0 {
+		muon = all(matrices, o.Groups)
+	}
+	if err := m.add(muonRule{o}, common{lr: o.LR, decay: decay}, muon...); err != nil {
+		return nil, err
+	}
+	for i, g := range m.groups {
+		for _, s := range g.slots {
+			if s.param.Err() == nil && len(s.param.Shape()) != 2 {
+				return nil, fmt.Errorf("optim.NewMuon: Groups: parameter %d of group %d has shape %v and is no matrix: give it in AdamW.Groups: %w",
+					s.index, i, s.param.Shape(), cuda.ErrInvalidArgument)
+			}
+		}
+	}
+	second := o.AdamW.Groups
+	if len(others) > 0 {
+		second = all(others, second)
+	}
+	if err := m.add(adam, adamCommon, second...); err != nil {
+		return nil, err
+	}
+	if err := m.build(); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// split separates matrices from parameters of other shapes. Parameters that failed count as others.
+func split(params []*torch.Tensor) (matrices, others []*torch.Tensor) {
+	for _, p := range params {
+		if p.Err() == nil && len(p.Shape()) == 2 {
+			matrices = append(matrices, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return matrices, others
+}
+
+type muonRule struct{ o MuonOptions }
+
+func (r muonRule) states() []string { return []string{"momentum_buffer"} }
+
+func (r muonRule) start(g *group, s *slot) error { return g.zeros(s) }
+
+func (r muonRule) options() map[string]any {
+	var adjust any
+	if r.o.MatchAdamW {
+		adjust = "match_rms_adamw"
+	}
+	return map[string]any{
+		"momentum": r.o.Momentum, "nesterov": !r.o.NoNesterov, "ns_coefficients": *r.o.NSCoefficients,
+		"eps": r.o.Eps, "ns_steps": r.o.NSSteps, "adjust_lr_fn": adjust,
+	}
+}
+
+func (r muonRule) step(b *batch) error {
+	velocity := b.state(0)
+	if err := torch.ForeachLerp_(velocity, b.grads, 1-r.o.Momentum); err != nil {
+		return err
+	}
+	update := velocity
+	if !r.o.NoNesterov {
+		var err error
+		if update, err = b.own(torch.ForeachLerp(b.grads, velocity, r.o.Momentum)); err != nil {
+			return err
+		}
+	}
+	if err := b.decayParams(); err != nil {
+		return err
+	}
+	for _, alike := range b.alike() {
+		if err := r.apply(b, pick(update, alike), pick(b.params, alike)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apply subtracts the orthogonalised updates from matrices of one shape.
+func (r muonRule) apply(b *batch, update, params []*torch.Tensor) error {
+	scope := torch.NewScope("optim.Muon.Step")
+	defer scope.Close()
+	x := scope.Own(torch.Stack(update, 0))
+	if err := x.Err(); err != nil {
+		return err
+	}
+	rows, columns := x.Shape()[1], x.Shape()[2]
+	factor := math.Sqrt(max(1, float64(rows)/float64(columns)))
+	if r.o.MatchAdamW {
+		factor = 0.2 * math.Sqrt(float64(max(rows, columns)))
+	}
+	updates, err := r.orthogonalise(x, rows > columns).ToDType(b.dtype).Unbind(0)
+	if err != nil {
+		return err
+	}
+	return b.subtract(params, updates, factor, true)
+}
+
+// orthogonalise runs the Newton-Schulz iteration on a stack of matrices. The results belong to the
+// scope of x.
+func (r muonRule) orthogonalise(x *torch.Tensor, tall bool) *torch.Tensor {
+	x = x.ToDType(torch.BFloat16)
+	if tall {
+		x = x.Transpose(1, 2)
+	}
+	x = x.Div(x.NormDim(2, []int64{1, 2}, true).ClampMin(r.o.Eps))
+	c := r.o.NSCoefficients
+	for range r.o.NSSteps {
+		gram := x.BMM(x.Transpose(1, 2))
+		x = x.BAddBMM(gram.BAddBMM(gram, gram, c[1], c[2]), x, c[0], 1)
+	}
+	if tall {
+		x = x.Transpose(1, 2)
+	}
+	return x
+}

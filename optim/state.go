@@ -1,0 +1,273 @@
+package optim
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// State is the state of an optimizer in the layout of PyTorch's Optimizer.state_dict, for
+// safetensors files: see [Save].
+type State struct {
+	// Tensors are named "state.INDEX.NAME": INDEX counts the parameters of all groups, and NAME is
+	// PyTorch's, such as "exp_avg". They belong to the optimizer, and its next Step, LoadState or
+	// Close changes them.
+	Tensors []nn.Named
+	// Metadata has the JSON text of "param_groups", and the name of the "optimizer".
+	Metadata map[string]string
+}
+
+const (
+	stepName    = "step"
+	groupsKey   = "param_groups"
+	nameKey     = "optimizer"
+	statePrefix = "state."
+)
+
+// Save writes the state of the optimizer to a safetensors file, with the guarantees of [nn.Save].
+// PyTorch loads the file so:
+//
+//	import json; from safetensors import safe_open
+//	state, f = {}, safe_open("adamw.safetensors", "pt")
+//	for key in f.keys():
+//	    _, index, name = key.split(".", 2)
+//	    state.setdefault(int(index), {})[name] = f.get_tensor(key)
+//	optimizer.load_state_dict({"state": state, "param_groups": json.loads(f.metadata()["param_groups"])})
+//
+// and writes one for [Load] so:
+//
+//	import json; from safetensors.torch import save_file
+//	sd = optimizer.state_dict()
+//	tensors = {f"state.{i}.{k}": v.contiguous() for i, s in sd["state"].items() for k, v in s.items() if v is not None}
+//	save_file(tensors, "adamw.safetensors", {"param_groups": json.dumps(sd["param_groups"])})
+func Save(path string, o Optimizer) error {
+	s, err := o.State()
+	if err != nil {
+		return err
+	}
+	return nn.SaveTensors(path, s.Tensors, s.Metadata)
+}
+
+// Load reads a file that [Save] or PyTorch wrote into an optimizer of the same kind with the same
+// parameters in the same groups. It restores the state and the learning rates, to the last bit; the
+// other options stay as they are in the program.
+func Load(path string, o Optimizer) error {
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	s := State{Metadata: c.Metadata()}
+	var read handles
+	defer func() { read.close() }()
+	for _, spec := range c.Tensors() {
+		t, err := c.Read(spec.Name)
+		if err != nil {
+			return err
+		}
+		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: read.add(t)})
+	}
+	if err := o.LoadState(s); err != nil {
+		return fmt.Errorf("optim: %s: %w", path, err)
+	}
+	return nil
+}
+
+// State returns the state: the tensors of all parameters that took a step, and the groups. It
+// copies nothing, and does not wait for the device.
+func (e *engine) State() (State, error) {
+	s := State{Metadata: map[string]string{nameKey: e.name}}
+	var groups []map[string]any
+	for _, g := range e.groups {
+		o := g.rule.options()
+		o["lr"], o["initial_lr"], o["weight_decay"] = g.lr, g.base, g.decay
+		// PyTorch chooses its implementation itself. Its Capturable would refuse to load the state
+		// for parameters on the CPU.
+		o["foreach"], o["fused"], o["capturable"], o["differentiable"] = nil, nil, false, false
+		indexes := []int{}
+		for _, p := range g.slots {
+			indexes = append(indexes, p.index)
+			for k, name := range g.rule.states() {
+				if p.state[k] != nil {
+					s.Tensors = append(s.Tensors, nn.Named{Name: stateName(p.index, name), Tensor: p.state[k]})
+				}
+			}
+		}
+		o["params"] = indexes
+		groups = append(groups, o)
+	}
+	text, err := json.Marshal(groups)
+	s.Metadata[groupsKey] = string(text)
+	return s, err
+}
+
+func stateName(index int, name string) string {
+	return statePrefix + strconv.Itoa(index) + "." + name
+}
+
+// savedGroup is the part of a saved group that LoadState reads.
+type savedGroup struct {
+	LR     *float64 `json:"lr"`
+	Params []int    `json:"params"`
+}
+
+// LoadState copies a state, as State or PyTorch made it, into the optimizer. It restores the
+// learning rates too; other options stay. LoadState checks names and shapes before it changes
+// anything; after a failure of the device, close the optimizer or load again. A parameter without
+// state in s starts anew. State tensors of the same place keep their memory, so that graphs which
+// captured Step stay valid.
+func (e *engine) LoadState(s State) error {
+	rates, err := e.savedRates(s.Metadata)
+	if err == nil {
+		err = e.compare(s.Tensors)
+	}
+	if err != nil {
+		return fmt.Errorf("optim.%s.LoadState: %w", e.name, err)
+	}
+	values := make(map[string]*torch.Tensor, len(s.Tensors))
+	for _, n := range s.Tensors {
+		values[n.Name] = n.Tensor
+	}
+	for _, g := range e.groups {
+		for _, p := range g.slots {
+			if err := g.load(p, values); err != nil {
+				return fmt.Errorf("optim.%s.LoadState: the state of parameter %d: %w", e.name, p.index, err)
+			}
+		}
+	}
+	return e.SetLR(rates...)
+}
+
+// load replaces the state of a parameter by the values of its names.
+func (g *group) load(p *slot, values map[string]*torch.Tensor) error {
+	if device, dtype := p.param.Device(), p.param.DType(); p.device != device || p.dtype != dtype {
+		p.close()
+		p.device, p.dtype = device, dtype
+	}
+	for k, name := range g.rule.states() {
+		value := values[stateName(p.index, name)]
+		if value == nil {
+			p.close()
+			return nil // compare has seen that the others are missing too
+		}
+		if err := g.fill(p, k, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// savedRates reads the learning rates of the groups, which must be those of the optimizer.
+func (e *engine) savedRates(metadata map[string]string) ([]float64, error) {
+	if name, ok := metadata[nameKey]; ok && name != e.name {
+		return nil, fmt.Errorf("the state is of %s: %w", name, cuda.ErrInvalidArgument)
+	}
+	text, ok := metadata[groupsKey]
+	if !ok {
+		return nil, fmt.Errorf("the metadata has no %q: %w", groupsKey, cuda.ErrInvalidArgument)
+	}
+	var saved []savedGroup
+	if err := json.Unmarshal([]byte(text), &saved); err != nil {
+		return nil, fmt.Errorf("%s: %w", groupsKey, err)
+	}
+	if len(saved) != len(e.groups) {
+		return nil, fmt.Errorf("the state has %d groups, and the optimizer %d: %w", len(saved), len(e.groups), cuda.ErrInvalidArgument)
+	}
+	rates := make([]float64, len(saved))
+	for i, g := range e.groups {
+		if len(saved[i].Params) != len(g.slots) {
+			return nil, fmt.Errorf("group %d has %d parameters in the state, and %d in the optimizer: %w", i, len(saved[i].Params), len(g.slots), cuda.ErrInvalidArgument)
+		}
+		for k, p := range g.slots {
+			if saved[i].Params[k] != p.index {
+				return nil, fmt.Errorf("group %d: parameter %d is %d in the state: %w", i, p.index, saved[i].Params[k], cuda.ErrInvalidArgument)
+			}
+		}
+		if lr := saved[i].LR; lr == nil || !finite(*lr) || *lr < 0 {
+			return nil, fmt.Errorf("group %d: lr is missing, negative or not finite: %w", i, cuda.ErrInvalidArgument)
+		}
+		rates[i] = *saved[i].LR
+	}
+	return rates, nil
+}
+
+// compare checks that the tensors are the state of the optimizer's parameters: whole or absent for
+// each parameter, and with its shape.
+func (e *engine) compare(tensors []nn.Named) error {
+	const maxListed = 10 // differences in the error
+	given := make(map[int]map[string]*torch.Tensor)
+	var errs []error
+	for _, n := range tensors {
+		index, name, ok := splitName(n.Name)
+		switch {
+		case !ok || index >= len(e.params):
+			errs = append(errs, fmt.Errorf("tensor %q is the state of no parameter", n.Name))
+		case n.Tensor.Err() != nil:
+			errs = append(errs, fmt.Errorf("tensor %q: %w", n.Name, n.Tensor.Err()))
+		case given[index] == nil:
+			given[index] = map[string]*torch.Tensor{name: n.Tensor}
+		default:
+			given[index][name] = n.Tensor
+		}
+	}
+	for _, g := range e.groups {
+		names := g.rule.states()
+		for _, p := range g.slots {
+			errs = append(errs, g.compare(p, names, given[p.index])...)
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	if more := len(errs) - maxListed; more > 0 {
+		errs = append(errs[:maxListed], fmt.Errorf("and %d more differences", more))
+	}
+	return fmt.Errorf("the state does not fit: %w: %w", cuda.ErrInvalidArgument, errors.Join(errs...))
+}
+
+// compare returns the differences of one parameter.
+func (g *group) compare(p *slot, names []string, given map[string]*torch.Tensor) []error {
+	var errs []error
+	for k, name := range names {
+		t := given[name]
+		if t == nil {
+			if len(given) > 0 {
+				errs = append(errs, fmt.Errorf("tensor %q is missing", stateName(p.index, name)))
+			}
+			continue
+		}
+		want := p.param.Shape()
+		if k == g.steps {
+			want = nil
+		}
+		if !slices.Equal(t.Shape(), want) {
+			errs = append(errs, fmt.Errorf("tensor %q has shape %v, and should have %v", stateName(p.index, name), t.Shape(), want))
+		}
+	}
+	for name := range given {
+		if !slices.Contains(names, name) && !ignored(name, names) {
+			errs = append(errs, fmt.Errorf("tensor %q is no state of this optimizer with these options", stateName(p.index, name)))
+		}
+	}
+	return errs
+}
+
+// ignored reports whether a state of PyTorch's has no influence on the formula.
+func ignored(name string, names []string) bool {
+	return name == stepName && !slices.Contains(names, stepName)
+}
+
+// splitName splits "state.INDEX.NAME".
+func splitName(s string) (index int, name string, ok bool) {
+	s, ok = strings.CutPrefix(s, statePrefix)
+	number, name, found := strings.Cut(s, ".")
+	index, err := strconv.Atoi(number)
+	return index, name, ok && found && err == nil && index >= 0
+}
