@@ -1,6 +1,7 @@
 package transform
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -15,9 +16,11 @@ func TestShortSide(t *testing.T) {
 		{500, 375, 256, 341, 256}, {375, 500, 256, 256, 341}, {256, 256, 256, 256, 256}, {333, 500, 256, 256, 384}, {499, 334, 256, 382, 256}, {1, 1, 256, 256, 256},
 		{640, 427, 232, 347, 232}, {427, 640, 235, 235, 352}, {1024, 683, 224, 335, 224}, {683, 1024, 96, 96, 143}, {101, 77, 64, 83, 64}, {77, 101, 33, 33, 43},
 	} {
-		if w, h := shortSide(int32(c[0]), int32(c[1]), c[2]); w != c[3] || h != c[4] {
-			t.Errorf("%d x %d to %d: %d x %d, want %d x %d", c[0], c[1], c[2], w, h, c[3], c[4])
-		}
+		t.Run(fmt.Sprintf("%dx%d to %d", c[0], c[1], c[2]), func(t *testing.T) {
+			if w, h := shortSide(int32(c[0]), int32(c[1]), c[2]); w != c[3] || h != c[4] {
+				t.Errorf("%d x %d, want %d x %d", w, h, c[3], c[4])
+			}
+		})
 	}
 }
 
@@ -25,9 +28,11 @@ func TestCentre(t *testing.T) {
 	for _, c := range [][3]int{ // side, CenterCrop's size, where it begins
 		{256, 224, 16}, {257, 224, 16}, {259, 224, 18}, {341, 224, 58}, {343, 224, 60}, {225, 224, 0}, {227, 224, 2}, {224, 224, 0}, {97, 64, 16},
 	} {
-		if got := centre(c[0], c[1]); got != int32(c[2]) {
-			t.Errorf("%d of %d: at %d, want %d", c[1], c[0], got, c[2])
-		}
+		t.Run(fmt.Sprintf("%d of %d", c[1], c[0]), func(t *testing.T) {
+			if got := centre(c[0], c[1]); got != int32(c[2]) {
+				t.Errorf("at %d, want %d", got, c[2])
+			}
+		})
 	}
 }
 
@@ -57,51 +62,53 @@ func TestRandomResizedCrop(t *testing.T) {
 		{100, 100, [2]float64{0.3, 0.3}, [2]float64{0.5, 2}, moments{0.29999, 0.00236}, moments{-0.00137, 0.40063}, moments{0.50118, 0.29558}, moments{0.50093, 0.29543}, [5]int32{40, 46, 55, 65, 75}},
 		{31, 57, [2]float64{0.01, 0.9}, [2]float64{1, 1}, moments{0.28663, 0.15927}, moments{0, 0}, moments{0.49983, 0.33179}, moments{0.50256, 0.29724}, [5]int32{8, 16, 23, 27, 31}},
 	} {
-		const n = 100_000
-		transform := Transform{RandomResizedCrop: true, Size: 224, Scale: c.scale, Ratio: c.ratio, FlipP: 0.5}.withDefaults()
-		var source rand.PCG
-		rng := rand.New(&source)
-		var area, logRatio, x, y []float64
-		var widths []int32
-		flips := 0
-		for i := range n {
-			order.Seed(&source, 5, order.OfSample, 0, i) // as the loader does: consecutive indices must be independent
-			var g imagecapi.Geometry
-			if err := transform.geometry(rng, c.width, c.height, &g); err != nil {
-				t.Fatal(err)
+		t.Run(fmt.Sprintf("%dx%d", c.width, c.height), func(t *testing.T) {
+			const n = 100_000
+			transform := Transform{RandomResizedCrop: true, Size: 224, Scale: c.scale, Ratio: c.ratio, FlipP: 0.5}.withDefaults()
+			var source rand.PCG
+			rng := rand.New(&source)
+			var area, logRatio, x, y []float64
+			var widths []int32
+			flips := 0
+			for i := range n {
+				order.Seed(&source, 5, order.OfSample, 0, i) // as the loader does: consecutive indices must be independent
+				var g imagecapi.Geometry
+				if err := transform.geometry(rng, c.width, c.height, &g); err != nil {
+					t.Fatal(err)
+				}
+				if g.CropX < 0 || g.CropY < 0 || g.CropWidth < 1 || g.CropHeight < 1 || g.CropX+g.CropWidth > c.width || g.CropY+g.CropHeight > c.height {
+					t.Fatalf("%+v is not inside %d x %d", g, c.width, c.height)
+				}
+				area = append(area, float64(g.CropWidth)*float64(g.CropHeight)/float64(c.width)/float64(c.height))
+				logRatio = append(logRatio, math.Log(float64(g.CropWidth)/float64(g.CropHeight)))
+				x, y = append(x, share(g.CropX, c.width-g.CropWidth)), append(y, share(g.CropY, c.height-g.CropHeight))
+				widths = append(widths, g.CropWidth)
+				if g.Flip {
+					flips++
+				}
 			}
-			if g.CropX < 0 || g.CropY < 0 || g.CropWidth < 1 || g.CropHeight < 1 || g.CropX+g.CropWidth > c.width || g.CropY+g.CropHeight > c.height {
-				t.Fatalf("%+v is not inside %d x %d", g, c.width, c.height)
+			for _, d := range []struct {
+				name   string
+				values []float64
+				want   moments
+			}{{"area", area, c.area}, {"log ratio", logRatio, c.logRatio}, {"x", x, c.x}, {"y", y, c.y}} {
+				mean, std := meanStd(d.values)
+				// Both sides are estimates: 5 standard errors of their difference, and 2 % of the
+				// deviation.
+				if math.Abs(mean-d.want.mean) > 5*d.want.std*math.Sqrt(2./n)+2e-5 || math.Abs(std-d.want.std) > 0.02*d.want.std+2e-5 {
+					t.Errorf("%s has mean %.5f and deviation %.5f, want %.5f and %.5f", d.name, mean, std, d.want.mean, d.want.std)
+				}
 			}
-			area = append(area, float64(g.CropWidth)*float64(g.CropHeight)/float64(c.width)/float64(c.height))
-			logRatio = append(logRatio, math.Log(float64(g.CropWidth)/float64(g.CropHeight)))
-			x, y = append(x, share(g.CropX, c.width-g.CropWidth)), append(y, share(g.CropY, c.height-g.CropHeight))
-			widths = append(widths, g.CropWidth)
-			if g.Flip {
-				flips++
+			slices.Sort(widths)
+			for i, q := range []float64{0.05, 0.25, 0.5, 0.75, 0.95} {
+				if got := widths[int(q*n)]; got < c.widths[i]-1-c.width/250 || got > c.widths[i]+1+c.width/250 {
+					t.Errorf("quantile %v of the width is %d, want %d", q, got, c.widths[i])
+				}
 			}
-		}
-		for _, d := range []struct {
-			name   string
-			values []float64
-			want   moments
-		}{{"area", area, c.area}, {"log ratio", logRatio, c.logRatio}, {"x", x, c.x}, {"y", y, c.y}} {
-			mean, std := meanStd(d.values)
-			// Both sides are estimates: 5 standard errors of their difference, and 2 % of the
-			// deviation.
-			if math.Abs(mean-d.want.mean) > 5*d.want.std*math.Sqrt(2./n)+2e-5 || math.Abs(std-d.want.std) > 0.02*d.want.std+2e-5 {
-				t.Errorf("%d x %d: %s has mean %.5f and deviation %.5f, want %.5f and %.5f", c.width, c.height, d.name, mean, std, d.want.mean, d.want.std)
+			if math.Abs(float64(flips)/n-0.5) > 0.008 {
+				t.Errorf("%d of %d are flipped", flips, n)
 			}
-		}
-		slices.Sort(widths)
-		for i, q := range []float64{0.05, 0.25, 0.5, 0.75, 0.95} {
-			if got := widths[int(q*n)]; got < c.widths[i]-1-c.width/250 || got > c.widths[i]+1+c.width/250 {
-				t.Errorf("%d x %d: quantile %v of the width is %d, want %d", c.width, c.height, q, got, c.widths[i])
-			}
-		}
-		if math.Abs(float64(flips)/n-0.5) > 0.008 {
-			t.Errorf("%d of %d are flipped", flips, n)
-		}
+		})
 	}
 }
 
@@ -131,32 +138,34 @@ func TestRandomResizedCropDistribution(t *testing.T) {
 // TestFlip: the flip is drawn with its probability, and changes nothing else.
 func TestFlip(t *testing.T) {
 	for _, p := range []float64{0, 0.25, 1} {
-		transform := Train(64)
-		plain := transform
-		transform.FlipP, plain.FlipP = p, 0
-		var source rand.PCG
-		rng := rand.New(&source)
-		flips := 0
-		for i := range 20_000 {
-			var g, h imagecapi.Geometry
-			order.Seed(&source, 5, order.OfSample, 3, i)
-			if err := transform.geometry(rng, 300, 200, &g); err != nil {
-				t.Fatal(err)
+		t.Run(fmt.Sprint(p), func(t *testing.T) {
+			transform := Train(64)
+			plain := transform
+			transform.FlipP, plain.FlipP = p, 0
+			var source rand.PCG
+			rng := rand.New(&source)
+			flips := 0
+			for i := range 20_000 {
+				var g, h imagecapi.Geometry
+				order.Seed(&source, 5, order.OfSample, 3, i)
+				if err := transform.geometry(rng, 300, 200, &g); err != nil {
+					t.Fatal(err)
+				}
+				order.Seed(&source, 5, order.OfSample, 3, i)
+				if err := plain.geometry(rng, 300, 200, &h); err != nil {
+					t.Fatal(err)
+				}
+				if g.Flip {
+					flips++
+				}
+				if g.Flip = false; g != h {
+					t.Fatalf("sample %d: %+v and %+v", i, g, h)
+				}
 			}
-			order.Seed(&source, 5, order.OfSample, 3, i)
-			if err := plain.geometry(rng, 300, 200, &h); err != nil {
-				t.Fatal(err)
+			if got := float64(flips) / 20_000; math.Abs(got-p) > 0.02 || p == 0 && flips != 0 || p == 1 && flips != 20_000 {
+				t.Errorf("flipped %v", got)
 			}
-			if g.Flip {
-				flips++
-			}
-			if g.Flip = false; g != h {
-				t.Fatalf("sample %d: %+v and %+v", i, g, h)
-			}
-		}
-		if got := float64(flips) / 20_000; math.Abs(got-p) > 0.02 || p == 0 && flips != 0 || p == 1 && flips != 20_000 {
-			t.Errorf("probability %v: flipped %v", p, got)
-		}
+		})
 	}
 }
 

@@ -1,6 +1,7 @@
 package transform
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -12,22 +13,24 @@ import (
 func TestMixUpPixels(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, share := range []float64{0, 1, 0.5, 1. / 3, 0.999, 0.0001} {
-		for _, n := range []int{1, 7, 8, 3 * 5 * 5} {
-			a, b := make([]byte, n), make([]byte, n)
-			for i := range a {
-				a[i], b[i] = byte(rng.Uint32()), byte(rng.Uint32())
-				if i%5 == 0 {
-					a[i], b[i] = 255, 255
+		t.Run(fmt.Sprint(share), func(t *testing.T) {
+			for _, n := range []int{1, 7, 8, 3 * 5 * 5} {
+				a, b := make([]byte, n), make([]byte, n)
+				for i := range a {
+					a[i], b[i] = byte(rng.Uint32()), byte(rng.Uint32())
+					if i%5 == 0 {
+						a[i], b[i] = 255, 255
+					}
+				}
+				got := slices.Clone(a)
+				blend(got, b, share)
+				for i := range got {
+					if want := share*float64(a[i]) + (1-share)*float64(b[i]); math.Abs(float64(got[i])-want) > 1 {
+						t.Fatalf("%d bytes: %d and %d make %d, want %.2f", n, a[i], b[i], got[i], want)
+					}
 				}
 			}
-			got := slices.Clone(a)
-			blend(got, b, share)
-			for i := range got {
-				if want := share*float64(a[i]) + (1-share)*float64(b[i]); math.Abs(float64(got[i])-want) > 1 {
-					t.Fatalf("share %v, %d bytes: %d and %d make %d, want %.2f", share, n, a[i], b[i], got[i], want)
-				}
-			}
-		}
+		})
 	}
 }
 

@@ -163,33 +163,35 @@ func TestAugmentQuantiles(t *testing.T) {
 		"perspective 5": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[5] }},
 		"perspective 7": {RandomPerspective{P: 1}, 224, 160, imagecapi.AugmentPerspective, func(op *imagecapi.AugmentOp) float64 { return op.Values[7] }},
 	} {
-		q := quantiles[name]
-		if len(q) != 999 {
-			t.Fatalf("%s has %d quantiles", name, len(q))
-		}
-		var values []float64
-		draws(c.op, c.w, c.h, manyDraws, func(p *program) {
-			for i := range p.ops {
-				if p.ops[i].Kind == c.kind {
-					values = append(values, c.value(&p.ops[i]))
+		t.Run(name, func(t *testing.T) {
+			q := quantiles[name]
+			if len(q) != 999 {
+				t.Fatalf("%d quantiles", len(q))
+			}
+			var values []float64
+			draws(c.op, c.w, c.h, manyDraws, func(p *program) {
+				for i := range p.ops {
+					if p.ops[i].Kind == c.kind {
+						values = append(values, c.value(&p.ops[i]))
+					}
+				}
+			})
+			if len(values) < manyDraws*99/100 {
+				t.Errorf("only %d values", len(values))
+			}
+			slices.Sort(values)
+			// The sorted values at both ends of a run of equal ones, since torchvision's quantile lies
+			// in the run's share.
+			for i, x := range q {
+				below, _ := slices.BinarySearch(values, x)
+				upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))
+				p, n := float64(i+1)/1000, float64(len(values))
+				if off := math.Max(float64(below)/n-p, p-float64(upTo)/n); off > ksLimit+0.002 {
+					t.Errorf("the quantile %.3f, %v, is off by %.4f", p, x, off)
+					break
 				}
 			}
 		})
-		if len(values) < manyDraws*99/100 {
-			t.Errorf("%s: only %d values", name, len(values))
-		}
-		slices.Sort(values)
-		// The sorted values at both ends of a run of equal ones, since torchvision's quantile lies
-		// in the run's share.
-		for i, x := range q {
-			below, _ := slices.BinarySearch(values, x)
-			upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))
-			p, n := float64(i+1)/1000, float64(len(values))
-			if off := math.Max(float64(below)/n-p, p-float64(upTo)/n); off > ksLimit+0.002 {
-				t.Errorf("%s: the quantile %.3f, %v, is off by %.4f", name, p, x, off)
-				break
-			}
-		}
 		seen++
 	}
 	if seen != len(quantiles) {

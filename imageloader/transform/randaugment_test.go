@@ -1,6 +1,9 @@
 package transform
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 var policyNames = map[string]policyOp{
 	"Identity": opIdentity, "ShearX": opShearX, "ShearY": opShearY, "TranslateX": opTranslateX, "TranslateY": opTranslateY, "Rotate": opRotate, "Brightness": opBrightness,
@@ -15,25 +18,27 @@ func TestPolicySteps(t *testing.T) {
 		t.Fatalf("only %d steps", len(g.Steps))
 	}
 	for _, s := range g.Steps {
-		op, known := policyNames[s[1].(string)]
-		if !known {
-			t.Fatalf("what is %v?", s[1])
-		}
-		space, bins := &randSpace, 31
-		switch s[0] {
-		case "TrivialAugmentWide":
-			space = &wideSpace
-		case "AutoAugment":
-			bins = 10
-		}
-		m := space.magnitude(op, int(s[2].(float64)), bins, g.Width, g.Height)
-		if want := s[4].(float64); m != want {
-			t.Errorf("%v: magnitude %v, want %v", s, m, want)
-		}
-		m *= s[3].(float64)
-		got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { p.policy(op, m, DefaultInterpolation, nil) })
-		if got != s[5] {
-			t.Errorf("%v: %s", s, got)
-		}
+		t.Run(fmt.Sprint(s[:4]), func(t *testing.T) {
+			op, known := policyNames[s[1].(string)]
+			if !known {
+				t.Fatalf("what is %v?", s[1])
+			}
+			space, bins := &randSpace, 31
+			switch s[0] {
+			case "TrivialAugmentWide":
+				space = &wideSpace
+			case "AutoAugment":
+				bins = 10
+			}
+			m := space.magnitude(op, int(s[2].(float64)), bins, g.Width, g.Height)
+			if want := s[4].(float64); m != want {
+				t.Errorf("%v: magnitude %v, want %v", s, m, want)
+			}
+			m *= s[3].(float64)
+			got := checksum(t, uint64(g.Seed), g.Width, g.Height, func(p *program) { p.policy(op, m, DefaultInterpolation, nil) })
+			if got != s[5] {
+				t.Errorf("%v: %s", s, got)
+			}
+		})
 	}
 }
