@@ -33,19 +33,9 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 	}
 	var temporary handles
 	defer temporary.close()
-	grads := make([]*torch.Tensor, 0, len(params))
-	for i, p := range params {
-		if err := p.Err(); err != nil {
-			return nil, fmt.Errorf("optim.ClipGradNorm: parameter %d: %w", i, err)
-		}
-		g := p.NoGrad().Grad()
-		if g == nil {
-			continue
-		}
-		if err := g.Err(); err != nil {
-			return nil, fmt.Errorf("optim.ClipGradNorm: parameter %d: %w", i, err)
-		}
-		grads = append(grads, temporary.add(g))
+	grads, err := gradients("ClipGradNorm", params, &temporary)
+	if err != nil {
+		return nil, err
 	}
 	if len(grads) == 0 {
 		return torch.Zeros(cuda.CPU, torch.Float32)
@@ -68,6 +58,44 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 		return nil, err
 	}
 	return total, nil
+}
+
+// ClipGradValue cuts every element of the parameters' gradients to [-maxValue, maxValue], in place
+// (torch.nn.utils.clip_grad_value_). NaN stays NaN. Like [ClipGradNorm], it waits for nothing and
+// can be captured in a graph; the gradients may be on several devices.
+func ClipGradValue(params []*torch.Tensor, maxValue float64) error {
+	if math.IsNaN(maxValue) || maxValue < 0 {
+		return fmt.Errorf("optim.ClipGradValue: maxValue %v: it may not be negative or NaN: %w", maxValue, cuda.ErrInvalidArgument)
+	}
+	var temporary handles
+	defer temporary.close()
+	grads, err := gradients("ClipGradValue", params, &temporary)
+	if err != nil || len(grads) == 0 {
+		return err
+	}
+	if err := torch.ForeachClampMin_(grads, -maxValue); err != nil {
+		return err
+	}
+	return torch.ForeachClampMax_(grads, maxValue)
+}
+
+// gradients returns the gradients of the parameters that have one, and adds them to the handles.
+func gradients(name string, params []*torch.Tensor, open *handles) ([]*torch.Tensor, error) {
+	grads := make([]*torch.Tensor, 0, len(params))
+	for i, p := range params {
+		if err := p.Err(); err != nil {
+			return nil, fmt.Errorf("optim.%s: parameter %d: %w", name, i, err)
+		}
+		g := p.NoGrad().Grad()
+		if g == nil {
+			continue
+		}
+		if err := g.Err(); err != nil {
+			return nil, fmt.Errorf("optim.%s: parameter %d: %w", name, i, err)
+		}
+		grads = append(grads, open.add(g))
+	}
+	return grads, nil
 }
 
 // handles are tensors to close together.

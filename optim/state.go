@@ -66,7 +66,7 @@ func Load(path string, o Optimizer) error {
 	defer c.Close()
 	s := State{Metadata: c.Metadata()}
 	var read handles
-	defer func() { read.close() }()
+	defer read.close()
 	for _, spec := range c.Tensors() {
 		t, err := c.Read(spec.Name)
 		if err != nil {

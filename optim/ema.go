@@ -1,0 +1,193 @@
+package optim
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// EMAOptions are the options of [NewEMA].
+type EMAOptions struct {
+	Decay float64 // from 0 to 1; 0 stands for 0.999
+}
+
+// EMA keeps exponential moving averages of a network's tensors, which often generalise better than
+// the tensors themselves:
+//
+//	average = Decay*average + (1-Decay)*tensor
+//
+// It is torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn and use_buffers=True, whose
+// first update before training makes the copy that NewEMA makes. Tensors of integers are copied
+// rather than averaged. An average has its tensor's dtype, and 16 bits are too few for a Decay near
+// 1: average the float32 masters instead. An EMA serves one goroutine at a time.
+type EMA struct {
+	decay   float64
+	names   []string
+	tensors []*torch.Tensor // under NoGrad
+	average []*torch.Tensor
+}
+
+// NewEMA returns averages that begin as copies of the tensors, usually nn.State(net). The caller
+// keeps ownership of the tensors, and closes the EMA.
+func NewEMA(tensors []nn.Named, o EMAOptions) (*EMA, error) {
+	o.Decay = or(o.Decay, 0.999)
+	if !(o.Decay >= 0 && o.Decay <= 1) {
+		return nil, fmt.Errorf("optim.NewEMA: Decay is %v: it must be from 0 to 1: %w", o.Decay, cuda.ErrInvalidArgument)
+	}
+	if len(tensors) == 0 {
+		return nil, fmt.Errorf("optim.NewEMA: no tensors: %w", cuda.ErrInvalidArgument)
+	}
+	e := &EMA{decay: o.Decay}
+	for _, n := range tensors {
+		t := n.Tensor.NoGrad()
+		a := t.Clone()
+		if err := a.Err(); err != nil {
+			e.Close()
+			return nil, fmt.Errorf("optim.NewEMA: %s: %w", n.Name, err)
+		}
+		e.names, e.tensors, e.average = append(e.names, n.Name), append(e.tensors, t), append(e.average, a)
+	}
+	return e, nil
+}
+
+// pairs are tensors and their averages of one device and dtype.
+type pairs struct {
+	device           cuda.Device
+	dtype            torch.DType
+	tensors, average []*torch.Tensor
+}
+
+// pairs sorts the tensors by device and dtype. Averages follow tensors that moved.
+func (e *EMA) pairs() ([]*pairs, error) {
+	if len(e.average) == 0 {
+		return nil, fmt.Errorf("optim.EMA: %w", torch.ErrClosed)
+	}
+	var all []*pairs
+next:
+	for i, t := range e.tensors {
+		device, dtype := t.Device(), t.DType()
+		if e.average[i].Device() != device {
+			moved := e.average[i].To(device)
+			if err := moved.Err(); err != nil {
+				return nil, fmt.Errorf("optim.EMA: %s: %w", e.names[i], err)
+			}
+			e.average[i].Close()
+			e.average[i] = moved
+		}
+		for _, p := range all {
+			if p.device == device && p.dtype == dtype {
+				p.tensors, p.average = append(p.tensors, t), append(p.average, e.average[i])
+				continue next
+			}
+		}
+		all = append(all, &pairs{device, dtype, []*torch.Tensor{t}, []*torch.Tensor{e.average[i]}})
+	}
+	return all, nil
+}
+
+// Update moves the averages towards the tensors. Call it after Step. It enqueues a few kernels on
+// the current stream and waits for nothing, so that it can be captured in a graph.
+func (e *EMA) Update() error {
+	all, err := e.pairs()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		switch p.dtype {
+		case torch.Float16, torch.BFloat16, torch.Float32, torch.Float64:
+			err = torch.ForeachLerp_(p.average, p.tensors, 1-e.decay)
+		default:
+			err = torch.ForeachCopy_(p.average, p.tensors)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Swap exchanges tensors and averages, so that the network computes with the averages. A second
+// Swap exchanges them back, which must come before training goes on:
+//
+//	if err := ema.Swap(); err != nil {
+//		return err
+//	}
+//	accuracy, err := evaluate(net)
+//	return errors.Join(err, ema.Swap())
+//
+// Swap enqueues copies on the current stream. After an error, some tensors may be exchanged.
+func (e *EMA) Swap() error {
+	all, err := e.pairs()
+	if err != nil {
+		return err
+	}
+	for _, p := range all {
+		if err := swap(p.tensors, p.average); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func swap(a, b []*torch.Tensor) error {
+	var old handles
+	defer old.close()
+	for _, t := range a {
+		c := old.add(t.Clone())
+		if err := c.Err(); err != nil {
+			return err
+		}
+	}
+	if err := torch.ForeachCopy_(a, b); err != nil {
+		return err
+	}
+	return torch.ForeachCopy_(b, old)
+}
+
+// State returns the averages by the tensors' names. They belong to the EMA, and the next Update,
+// Swap or Close changes them. nn.SaveTensors writes them to a file that nn.Load reads into the
+// network, or LoadState into an EMA.
+func (e *EMA) State() []nn.Named {
+	state := make([]nn.Named, len(e.average))
+	for i, a := range e.average {
+		state[i] = nn.Named{Name: e.names[i], Tensor: a}
+	}
+	return state
+}
+
+// LoadState copies averages that State returned into the EMA, which must have the same names. It
+// checks the names before it changes anything.
+func (e *EMA) LoadState(state []nn.Named) error {
+	given := make(map[string]*torch.Tensor, len(state))
+	for _, n := range state {
+		given[n.Name] = n.Tensor
+	}
+	if len(state) != len(e.names) {
+		return fmt.Errorf("optim.EMA.LoadState: %d tensors, and the averages are %d: %w", len(state), len(e.names), cuda.ErrInvalidArgument)
+	}
+	for i, name := range e.names {
+		switch t := given[name]; {
+		case t.Err() != nil:
+			return fmt.Errorf("optim.EMA.LoadState: %s is missing or has failed: %w", name, t.Err())
+		case fmt.Sprint(t.Shape()) != fmt.Sprint(e.average[i].Shape()):
+			return fmt.Errorf("optim.EMA.LoadState: %s has shape %v, and should have %v: %w", name, t.Shape(), e.average[i].Shape(), cuda.ErrInvalidArgument)
+		}
+	}
+	for i, name := range e.names {
+		if err := e.average[i].CopyFrom(given[name], torch.CopyOptions{}); err != nil {
+			return fmt.Errorf("optim.EMA.LoadState: %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// Close frees the averages. The error is always nil.
+func (e *EMA) Close() error {
+	for _, a := range e.average {
+		a.Close()
+	}
+	e.average, e.names = nil, nil
+	return nil
+}

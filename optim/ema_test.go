@@ -1,0 +1,142 @@
+package optim_test
+
+import (
+	"errors"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func TestEMA(t *testing.T) {
+	w := leaf(t, 1, 2)
+	n, err := torch.FromInt64s([]int64{5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	d, err := torch.Full(cuda.CPU, torch.Float64, 8, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	before := torch.LiveTensors()
+	named := []nn.Named{{Name: "w", Tensor: w}, {Name: "n", Tensor: n}, {Name: "d", Tensor: d}}
+	ema, err := optim.NewEMA(named, optim.EMAOptions{Decay: 0.75})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := w.NoGrad().MulScalar_(2).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.AddInt_(1).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if err := ema.Update(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	average := []float32{1.9375, 3.875} // 0.75*(0.75*1 + 0.25*2) + 0.25*4
+	state := ema.State()
+	want(t, state[0].Tensor, average...)
+	want(t, state[1].Tensor, 7) // copied
+	want(t, state[2].Tensor, 8)
+	if err := ema.Swap(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w, average...)
+	want(t, ema.State()[0].Tensor, 4, 8)
+	if err := ema.Swap(); err != nil {
+		t.Fatal(err)
+	}
+	want(t, w, 4, 8)
+	if !w.RequiresGrad() || ema.State()[0].Tensor.RequiresGrad() {
+		t.Error("Swap changed what requires gradients")
+	}
+
+	path := filepath.Join(t.TempDir(), "ema.safetensors")
+	if err := nn.SaveTensors(path, ema.State(), nil); err != nil {
+		t.Fatal(err)
+	}
+	other, err := optim.NewEMA(named, optim.EMAOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.LoadState(ema.State()); err != nil {
+		t.Fatal(err)
+	}
+	want(t, other.State()[0].Tensor, average...)
+	if err := other.LoadState(ema.State()[:2]); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Error(err)
+	}
+	bad := ema.State()
+	bad[0].Tensor = bad[2].Tensor
+	if err := other.LoadState(bad); err == nil || !strings.Contains(err.Error(), "w has shape [1], and should have [2]") {
+		t.Error(err)
+	}
+	bad[0].Name = "v"
+	if err := other.LoadState(bad); err == nil || !strings.Contains(err.Error(), "w is missing") {
+		t.Error(err)
+	}
+	other.Close()
+	ema.Close()
+	if live := torch.LiveTensors(); live != before {
+		t.Errorf("%d references left behind", live-before)
+	}
+	if err := ema.Update(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("Update after Close: %v", err)
+	}
+}
+
+func TestEMAOptionsOutOfRange(t *testing.T) {
+	w := []nn.Named{{Name: "w", Tensor: leaf(t, 1)}}
+	for _, decay := range []float64{-1, 1.5, math.NaN()} {
+		if _, err := optim.NewEMA(w, optim.EMAOptions{Decay: decay}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Decay is") {
+			t.Error(decay, err)
+		}
+	}
+	if _, err := optim.NewEMA(nil, optim.EMAOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Error(err)
+	}
+	if _, err := optim.NewEMA([]nn.Named{{Name: "gone"}}, optim.EMAOptions{}); err == nil || !strings.Contains(err.Error(), "gone") {
+		t.Error(err)
+	}
+}
+
+func TestClipGradValue(t *testing.T) {
+	w, still := leaf(t, 0, 0, 0, 0, 0), leaf(t, 1)
+	g, err := torch.FromFloat32s([]float32{-2, -0.5, 0.1, 0.6, float32(math.NaN())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if err := w.SetGrad(g); err != nil {
+		t.Fatal(err)
+	}
+	if err := optim.ClipGradValue([]*torch.Tensor{w, still}, 0.5); err != nil {
+		t.Fatal(err)
+	}
+	got := values(t, g)
+	theirs := openFile(t, "parity.safetensors").values(t, "clip/value")
+	near(t, "gradient", got[:4], theirs[:4], 0)
+	if !math.IsNaN(got[4]) || !math.IsNaN(theirs[4]) {
+		t.Errorf("NaN became %v, in PyTorch %v", got[4], theirs[4])
+	}
+	if err := optim.ClipGradValue([]*torch.Tensor{still}, 1); err != nil || still.Grad() != nil {
+		t.Errorf("without gradients: %v", err)
+	}
+	for _, v := range []float64{-1, math.NaN()} {
+		if err := optim.ClipGradValue(nil, v); !errors.Is(err, cuda.ErrInvalidArgument) {
+			t.Error(v, err)
+		}
+	}
+	if err := optim.ClipGradValue([]*torch.Tensor{w, nil}, 1); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "parameter 1") {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,365 @@
+package optim
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// Schedule gives the learning rate of each step. It is a pure function, so that the number of steps
+// is all of a [Scheduler]'s state. A step may be a batch or an epoch: it is whatever the program
+// calls Scheduler.Step for.
+//
+// The schedules of this package have the values of torch.optim.lr_scheduler's. Where PyTorch
+// computes a rate from the one before, they use the closed formula, which differs by rounding.
+type Schedule interface {
+	// LR returns the rate of a step, counted from 0, for a group that was made with the rate base.
+	// Schedules of this package whose options are out of range, which NewScheduler refuses, may
+	// return NaN.
+	LR(base float64, step int) float64
+}
+
+// ScheduleFunc is a Schedule that a function computes.
+type ScheduleFunc func(base float64, step int) float64
+
+// LR calls the function.
+func (f ScheduleFunc) LR(base float64, step int) float64 { return f(base, step) }
+
+// checked is a Schedule that knows its bounds.
+type checked interface{ check() error }
+
+// checkSchedule refuses a schedule whose options are out of range.
+func checkSchedule(s Schedule) error {
+	switch s := s.(type) {
+	case nil:
+		return fmt.Errorf("the schedule is nil: %w", cuda.ErrInvalidArgument)
+	case checked:
+		return s.check()
+	}
+	return nil
+}
+
+// wrong returns the error of an option that is out of range.
+func wrong(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
+}
+
+// StepLR multiplies the rate by Gamma after every Size steps (torch.optim.lr_scheduler.StepLR).
+type StepLR struct {
+	Size  int
+	Gamma float64 // 0 stands for 0.1
+}
+
+// LR returns the rate of a step.
+func (s StepLR) LR(base float64, step int) float64 {
+	if s.Size < 1 {
+		return math.NaN()
+	}
+	return base * math.Pow(or(s.Gamma, 0.1), float64(step/s.Size))
+}
+
+func (s StepLR) check() error {
+	if s.Size < 1 {
+		return wrong("StepLR: Size is %d: it must be positive", s.Size)
+	}
+	return checkFactor("StepLR: Gamma", s.Gamma)
+}
+
+// MultiStepLR multiplies the rate by Gamma at each milestone
+// (torch.optim.lr_scheduler.MultiStepLR). A step that is named twice counts twice.
+type MultiStepLR struct {
+	Milestones []int
+	Gamma      float64 // 0 stands for 0.1
+}
+
+// LR returns the rate of a step.
+func (s MultiStepLR) LR(base float64, step int) float64 {
+	for _, m := range s.Milestones {
+		if step >= m {
+			base *= or(s.Gamma, 0.1)
+		}
+	}
+	return base
+}
+
+func (s MultiStepLR) check() error { return checkFactor("MultiStepLR: Gamma", s.Gamma) }
+
+// ExponentialLR multiplies the rate by Gamma after every step
+// (torch.optim.lr_scheduler.ExponentialLR).
+type ExponentialLR struct{ Gamma float64 }
+
+// LR returns the rate of a step.
+func (s ExponentialLR) LR(base float64, step int) float64 {
+	return base * math.Pow(s.Gamma, float64(step))
+}
+
+func (s ExponentialLR) check() error {
+	if s.Gamma == 0 {
+		return wrong("ExponentialLR: Gamma is 0: it must be positive")
+	}
+	return checkFactor("ExponentialLR: Gamma", s.Gamma)
+}
+
+// LinearWarmup takes the rate in a line from Start times the base rate to End times it, in Steps
+// steps, and then keeps it (torch.optim.lr_scheduler.LinearLR).
+type LinearWarmup struct {
+	Steps int
+	Start float64 // above 0, at most 1; 0 stands for 1/3
+	End   float64 // at most 1; 0 stands for 1
+}
+
+// LR returns the rate of a step.
+func (s LinearWarmup) LR(base float64, step int) float64 {
+	start, end := or(s.Start, 1.0/3), or(s.End, 1)
+	return base * (start + (end-start)*float64(min(step, s.Steps))/float64(s.Steps))
+}
+
+func (s LinearWarmup) check() error {
+	switch {
+	case s.Steps < 1:
+		return wrong("LinearWarmup: Steps is %d: it must be positive", s.Steps)
+	case !(s.Start >= 0 && s.Start <= 1):
+		return wrong("LinearWarmup: Start is %v: it must be from 0 to 1", s.Start)
+	case !(s.End >= 0 && s.End <= 1):
+		return wrong("LinearWarmup: End is %v: it must be from 0 to 1", s.End)
+	}
+	return nil
+}
+
+// CosineLR takes the rate along half a cosine from the base rate to Min in Steps steps
+// (torch.optim.lr_scheduler.CosineAnnealingLR). Beyond Steps, the rate rises again, as in PyTorch.
+type CosineLR struct {
+	Steps int
+	Min   float64
+}
+
+// LR returns the rate of a step.
+func (s CosineLR) LR(base float64, step int) float64 {
+	return cosine(base, s.Min, float64(step)/float64(s.Steps))
+}
+
+func (s CosineLR) check() error { return checkCosine("CosineLR", s.Steps, s.Min) }
+
+// CosineRestarts is a CosineLR that starts again from the base rate after Steps steps; each cycle
+// is Multiply times as long as the one before
+// (torch.optim.lr_scheduler.CosineAnnealingWarmRestarts).
+type CosineRestarts struct {
+	Steps    int
+	Multiply int // 0 stands for 1
+	Min      float64
+}
+
+// LR returns the rate of a step.
+func (s CosineRestarts) LR(base float64, step int) float64 {
+	if s.check() != nil {
+		return math.NaN()
+	}
+	length := s.Steps
+	if s.Multiply <= 1 {
+		step %= length
+	}
+	for step >= length {
+		step -= length
+		length *= s.Multiply
+	}
+	return cosine(base, s.Min, float64(step)/float64(length))
+}
+
+func (s CosineRestarts) check() error {
+	if s.Multiply < 0 {
+		return wrong("CosineRestarts: Multiply is %d: it must not be negative", s.Multiply)
+	}
+	return checkCosine("CosineRestarts", s.Steps, s.Min)
+}
+
+func checkCosine(name string, steps int, least float64) error {
+	if steps < 1 {
+		return wrong("%s: Steps is %d: it must be positive", name, steps)
+	}
+	return checkFactor(name+": Min", least)
+}
+
+func checkFactor(name string, v float64) error {
+	if !finite(v) || v < 0 {
+		return wrong("%s is %v: it must be finite and not negative", name, v)
+	}
+	return nil
+}
+
+// cosine goes from start to end as part goes from 0 to 1.
+func cosine(start, end, part float64) float64 {
+	return end + (start-end)*(1+math.Cos(math.Pi*part))/2
+}
+
+// OneCycleLR takes the rate up from a DivFactor-th of the base rate to the base rate, and down to a
+// FinalDivFactor-th of where it began, in Steps steps (torch.optim.lr_scheduler.OneCycleLR, whose
+// max_lr is the base rate). It leaves momentum alone (cycle_momentum=False).
+type OneCycleLR struct {
+	Steps          int
+	RiseShare      float64 // of the steps, at most 1; 0 stands for 0.3 (PyTorch's pct_start)
+	Linear         bool    // goes in lines rather than cosines
+	DivFactor      float64 // 0 stands for 25
+	FinalDivFactor float64 // 0 stands for 10,000
+	ThreePhase     bool    // goes down as steeply as up, and then to the end
+}
+
+// LR returns the rate of a step. After the last step the rate stays.
+func (s OneCycleLR) LR(base float64, step int) float64 {
+	initial := base / or(s.DivFactor, 25)
+	final := initial / or(s.FinalDivFactor, 1e4)
+	last := float64(s.Steps - 1)
+	rise := or(s.RiseShare, 0.3) * float64(s.Steps)
+	at := min(float64(step), last)
+	if at <= rise-1 {
+		return s.between(initial, base, at/(rise-1))
+	}
+	if !s.ThreePhase {
+		return s.between(base, final, (at-(rise-1))/(last-(rise-1)))
+	}
+	if fall := 2*rise - 2; at <= fall {
+		return s.between(base, initial, (at-(rise-1))/(fall-(rise-1)))
+	} else {
+		return s.between(initial, final, (at-fall)/(last-fall))
+	}
+}
+
+func (s OneCycleLR) between(start, end, part float64) float64 {
+	if s.Linear {
+		return start + (end-start)*part
+	}
+	return cosine(start, end, part)
+}
+
+func (s OneCycleLR) check() error {
+	rise := or(s.RiseShare, 0.3)
+	switch {
+	case s.Steps < 1:
+		return wrong("OneCycleLR: Steps is %d: it must be positive", s.Steps)
+	case !(rise > 0 && rise <= 1):
+		return wrong("OneCycleLR: RiseShare is %v: it must be from 0 to 1", s.RiseShare)
+	case rise*float64(s.Steps) <= 1 || rise*float64(s.Steps) >= float64(s.Steps) && s.ThreePhase:
+		return wrong("OneCycleLR: RiseShare is %v of %d steps: each phase needs more than one step", rise, s.Steps)
+	}
+	if err := checkFactor("OneCycleLR: DivFactor", s.DivFactor); err != nil {
+		return err
+	}
+	return checkFactor("OneCycleLR: FinalDivFactor", s.FinalDivFactor)
+}
+
+// Phase is a part of [Sequential].
+type Phase struct {
+	Steps    int // of this phase; the last phase has no end, and its Steps is not used
+	Schedule Schedule
+}
+
+// Sequential runs one schedule after another, each from its step 0 on
+// (torch.optim.lr_scheduler.SequentialLR):
+//
+//	optim.Sequential{
+//		{Steps: 500, Schedule: optim.LinearWarmup{Steps: 500, Start: 0.01}},
+//		{Schedule: optim.CosineLR{Steps: 9500}},
+//	}
+type Sequential []Phase
+
+// LR returns the rate of a step.
+func (s Sequential) LR(base float64, step int) float64 {
+	if s.check() != nil {
+		return math.NaN()
+	}
+	for _, p := range s[:len(s)-1] {
+		if step < p.Steps {
+			return p.Schedule.LR(base, step)
+		}
+		step -= p.Steps
+	}
+	return s[len(s)-1].Schedule.LR(base, step)
+}
+
+func (s Sequential) check() error {
+	if len(s) == 0 {
+		return wrong("Sequential: no phases")
+	}
+	for i, p := range s {
+		if p.Steps < 1 && i < len(s)-1 {
+			return wrong("Sequential: phase %d: Steps is %d: it must be positive", i, p.Steps)
+		}
+		if err := checkSchedule(p.Schedule); err != nil {
+			return fmt.Errorf("Sequential: phase %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// Chained applies several schedules at once: the rate is the base rate times the factors by which
+// each of them changes it (torch.optim.lr_scheduler.ChainedScheduler).
+type Chained []Schedule
+
+// LR returns the rate of a step.
+func (s Chained) LR(base float64, step int) float64 {
+	if s.check() != nil {
+		return math.NaN()
+	}
+	lr := base
+	for _, part := range s {
+		lr *= part.LR(base, step) / base
+	}
+	return lr
+}
+
+func (s Chained) check() error {
+	if len(s) == 0 {
+		return wrong("Chained: no schedules")
+	}
+	for i, part := range s {
+		if err := checkSchedule(part); err != nil {
+			return fmt.Errorf("Chained: schedule %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// Scheduler applies a [Schedule] to the groups of an optimizer. Its state is the number of its
+// steps.
+type Scheduler struct {
+	opt      Optimizer
+	schedule Schedule
+	count    int
+}
+
+// NewScheduler returns a Scheduler and sets the rates of step 0. Call its Step after every step
+// that counts, a batch's or an epoch's.
+func NewScheduler(opt Optimizer, schedule Schedule) (*Scheduler, error) {
+	if err := checkSchedule(schedule); err != nil {
+		return nil, fmt.Errorf("optim.NewScheduler: %w", err)
+	}
+	s := &Scheduler{opt: opt, schedule: schedule}
+	if err := s.SetCount(0); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Step sets the rates of the next step. With Capturable optimizers it enqueues them on the current
+// stream.
+func (s *Scheduler) Step() error { return s.SetCount(s.count + 1) }
+
+// Count returns the number of steps: the state to save.
+func (s *Scheduler) Count() int { return s.count }
+
+// SetCount continues after so many steps: it sets the rates of the step with that number.
+func (s *Scheduler) SetCount(count int) error {
+	if count < 0 {
+		return fmt.Errorf("optim.Scheduler.SetCount: %d steps: %w", count, cuda.ErrInvalidArgument)
+	}
+	groups := s.opt.Groups()
+	rates := make([]float64, len(groups))
+	for i, g := range groups {
+		rates[i] = s.schedule.LR(g.LR, count)
+	}
+	if err := s.opt.SetLR(rates...); err != nil {
+		return err
+	}
+	s.count = count
+	return nil
+}

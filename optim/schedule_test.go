@@ -1,0 +1,178 @@
+package optim_test
+
+import (
+	"errors"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+const scheduleBase = 0.3 // of make_parity.py
+
+func schedules() map[string]optim.Schedule {
+	return map[string]optim.Schedule{
+		"step":           optim.StepLR{Size: 7, Gamma: 0.3},
+		"multistep":      optim.MultiStepLR{Milestones: []int{5, 5, 12, 30}, Gamma: 0.5},
+		"exponential":    optim.ExponentialLR{Gamma: 0.9},
+		"cosine":         optim.CosineLR{Steps: 30, Min: 0.01},
+		"cosine-long":    optim.CosineLR{Steps: 9, Min: 0.02},
+		"restarts":       optim.CosineRestarts{Steps: 5, Multiply: 2, Min: 0.01},
+		"restarts-even":  optim.CosineRestarts{Steps: 6},
+		"onecycle":       optim.OneCycleLR{Steps: 40},
+		"onecycle-three": optim.OneCycleLR{Steps: 45, RiseShare: 0.25, Linear: true, DivFactor: 10, FinalDivFactor: 100, ThreePhase: true},
+		"warmup":         optim.LinearWarmup{Steps: 10},
+		"warmup-options": optim.LinearWarmup{Steps: 8, Start: 0.01, End: 0.5},
+		"sequential": optim.Sequential{{Steps: 6, Schedule: optim.LinearWarmup{Steps: 6, Start: 0.1}}, {Steps: 20, Schedule: optim.CosineLR{Steps: 20, Min: 0.001}},
+			{Schedule: optim.StepLR{Size: 3, Gamma: 0.5}}},
+		"chained": optim.Chained{optim.LinearWarmup{Steps: 4, Start: 0.5}, optim.StepLR{Size: 10, Gamma: 0.2}, optim.ExponentialLR{Gamma: 0.95}},
+	}
+}
+
+// relative fails if a value differs from PyTorch's by more than 1e-10 of it.
+func relative(t *testing.T, got, want []float64) {
+	t.Helper()
+	for i := range want {
+		if d := math.Abs(got[i] - want[i]); !(d <= 1e-10*math.Abs(want[i])) {
+			t.Errorf("step %d: %v, PyTorch has %v", i, got[i], want[i])
+		}
+	}
+}
+
+func TestSchedulesMatchPyTorch(t *testing.T) {
+	f := openFile(t, "parity.safetensors")
+	for name, s := range schedules() {
+		t.Run(name, func(t *testing.T) {
+			want := f.values(t, "schedule/"+name)
+			opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: scheduleBase})
+			if err != nil {
+				t.Fatal(err)
+			}
+			scheduler, err := optim.NewScheduler(opt, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []float64
+			for range want {
+				got = append(got, opt.LR())
+				if err := scheduler.Step(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			relative(t, got, want)
+			if scheduler.Count() != len(want) {
+				t.Errorf("%d steps, want %d", scheduler.Count(), len(want))
+			}
+		})
+	}
+}
+
+func TestPlateauMatchesPyTorch(t *testing.T) {
+	f := openFile(t, "parity.safetensors")
+	metrics := f.values(t, "schedule/metrics")
+	for name, o := range map[string]optim.PlateauOptions{
+		"plateau":     {Patience: 2, Factor: 0.5},
+		"plateau-max": {Maximize: true, Patience: -1, Factor: 0.3, Threshold: 0.1, Absolute: true, Cooldown: 3, Min: 0.001},
+	} {
+		t.Run(name, func(t *testing.T) {
+			opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: scheduleBase})
+			if err != nil {
+				t.Fatal(err)
+			}
+			plateau, err := optim.NewPlateau(opt, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []float64
+			for i, m := range metrics {
+				got = append(got, opt.LR())
+				if i == 7 { // goes on in another one
+					state := plateau.State()
+					if plateau, err = optim.NewPlateau(opt, o); err != nil {
+						t.Fatal(err)
+					}
+					if err := plateau.LoadState(state); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := plateau.Step(m); err != nil {
+					t.Fatal(err)
+				}
+			}
+			relative(t, got, f.values(t, "schedule/"+name))
+		})
+	}
+}
+
+// A schedule scales the rate of each group from the group's own, and goes on after a load.
+func TestSchedulerOfGroups(t *testing.T) {
+	opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{LR: 1, Groups: []optim.Group{{Params: []*torch.Tensor{leaf(t, 1)}, LR: 4}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := optim.ScheduleFunc(func(base float64, step int) float64 { return base / float64(step+1) })
+	s, err := optim.NewScheduler(opt, half)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Step(); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.5, 2}) {
+		t.Errorf("%v, %v", opt.LRs(), err)
+	}
+	if s, err = optim.NewScheduler(opt, half); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{1, 4}) {
+		t.Errorf("%v, %v", opt.LRs(), err)
+	}
+	if err := s.SetCount(3); err != nil || !reflect.DeepEqual(opt.LRs(), []float64{0.25, 1}) {
+		t.Errorf("%v, %v", opt.LRs(), err)
+	}
+	if err := s.SetCount(-1); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Error(err)
+	}
+}
+
+func TestSchedulesOutOfRange(t *testing.T) {
+	opt, err := optim.NewSGD([]*torch.Tensor{leaf(t, 1)}, optim.SGDOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, s := range map[string]optim.Schedule{
+		"the schedule is nil":                          nil,
+		"StepLR: Size is 0":                            optim.StepLR{},
+		"StepLR: Gamma is -1":                          optim.StepLR{Size: 1, Gamma: -1},
+		"MultiStepLR: Gamma is NaN":                    optim.MultiStepLR{Gamma: nan},
+		"ExponentialLR: Gamma is 0":                    optim.ExponentialLR{},
+		"LinearWarmup: Steps is 0":                     optim.LinearWarmup{},
+		"LinearWarmup: Start is 2":                     optim.LinearWarmup{Steps: 1, Start: 2},
+		"LinearWarmup: End is 2":                       optim.LinearWarmup{Steps: 1, End: 2},
+		"CosineLR: Steps is 0":                         optim.CosineLR{},
+		"CosineLR: Min is -1":                          optim.CosineLR{Steps: 1, Min: -1},
+		"CosineRestarts: Multiply is -1":               optim.CosineRestarts{Steps: 1, Multiply: -1},
+		"OneCycleLR: Steps is 0":                       optim.OneCycleLR{},
+		"OneCycleLR: RiseShare is 2":                   optim.OneCycleLR{Steps: 10, RiseShare: 2},
+		"OneCycleLR: RiseShare is 0.3 of 3":            optim.OneCycleLR{Steps: 3},
+		"OneCycleLR: DivFactor is -1":                  optim.OneCycleLR{Steps: 10, DivFactor: -1},
+		"Sequential: no phases":                        optim.Sequential{},
+		"Sequential: phase 0: Steps is 0":              optim.Sequential{{}, {}},
+		"Sequential: phase 1: CosineLR: Steps is 0":    optim.Sequential{{1, optim.StepLR{Size: 1}}, {0, optim.CosineLR{}}},
+		"Chained: no schedules":                        optim.Chained{},
+		"Chained: schedule 0: LinearWarmup: Steps is ": optim.Chained{optim.LinearWarmup{}},
+	} {
+		t.Run(text, func(t *testing.T) {
+			if _, err := optim.NewScheduler(opt, s); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), text) {
+				t.Error(err)
+			}
+		})
+	}
+	for text, o := range map[string]optim.PlateauOptions{
+		"Factor is 1": {Factor: 1}, "Threshold is -1": {Threshold: -1}, "Min is -1": {Min: -1}, "Cooldown is -1": {Cooldown: -1},
+	} {
+		t.Run(text, func(t *testing.T) {
+			if _, err := optim.NewPlateau(opt, o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), text) {
+				t.Error(err)
+			}
+		})
+	}
+}
