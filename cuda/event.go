@@ -211,6 +211,6 @@ func Elapsed(start, end *Event) (time.Duration, error) {
 		return 0, err
 	}
 	defer end.done()
-	ms, err := capi.EventElapsed(s, e)
-	return time.Duration(float64(ms) * float64(time.Millisecond)), checked(err)
+	ns, err := capi.EventElapsed(s, e)
+	return time.Duration(ns), checked(err)
 }

@@ -33,11 +33,15 @@ done
 check "exported symbols"
 symbols() { nm -D --defined-only "cshim/build/lib/$1" | awk '{print $NF}' | sort -u; }
 # The functions that a header declares, without those of the headers that it includes.
-declared() { sed -n 's/^TS_API .*\b\(ts_[a-z0-9_]*\)(.*/\1/p' "cshim/include/$1" | sort -u; }
-for library in torchstream_image torchstream; do
-  difference=$(diff <(declared $library.h) <(symbols lib$library.so) || true)
-  [[ -z $difference ]] || fail "$library.h (<) and lib$library.so (>) differ:"$'\n'"$difference"
-done
+declared() { sed -n 's/^TS_API .*\b\(ts_[a-z0-9_]*\)(.*/\1/p' "$@" | sort -u; }
+compare() { # library header...
+  local library=$1 difference
+  shift
+  difference=$(diff <(declared "$@") <(symbols "$library") || true)
+  [[ -z $difference ]] || fail "$* (<) and $library (>) differ:"$'\n'"$difference"
+}
+compare libtorchstream_image.so cshim/include/torchstream_image.h
+compare libtorchstream.so cshim/include/torchstream.h cshim/src/bench/torchstream_bench.h
 
 check 'import "C" in two packages'
 others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/(image)?capi/' || true)

@@ -1,4 +1,4 @@
-// What each operation of ts_image_augment costs on a 224 x 224 picture.
+// What each operation of ts_augmenter_run costs on a 224 x 224 picture.
 //
 //   image_augment_bench [REPETITIONS]
 //
@@ -28,7 +28,8 @@ int main(int argc, char** argv) {
       {"horizontal flip", {TS_AUGMENT_FLIP_HORIZONTAL, {}, {}}},
       {"vertical flip", {TS_AUGMENT_FLIP_VERTICAL, {}, {}}},
       {"quarter turn", {TS_AUGMENT_QUARTER_TURNS, {1}, {}}},
-      {"crop, padding 4, reflect", {TS_AUGMENT_CROP, {-4, 4, kSide, kSide, TS_PAD_REFLECT}, {}}},
+      {"crop, padding 4, reflect",
+       {TS_AUGMENT_CROP, {-4, 4, kSide, kSide, TS_PADDING_REFLECT}, {}}},
       {"brightness", {TS_AUGMENT_BRIGHTNESS, {}, {1.3}}},
       {"contrast", {TS_AUGMENT_CONTRAST, {}, {1.3}}},
       {"saturation", {TS_AUGMENT_SATURATION, {}, {1.3}}},
@@ -44,11 +45,13 @@ int main(int argc, char** argv) {
       {"blur 23 x 23", {TS_AUGMENT_BLUR, {23, 23}, {2, 2}}},
       {"erase a third", {TS_AUGMENT_ERASE, {20, 20, 130, 130}, {}}},
       {"rotate 20, nearest",
-       {TS_AUGMENT_AFFINE, {TS_NEAREST, 1}, {0.94, -0.342, 0, 0.342, 0.94, 0}}},
+       {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_NEAREST, 1}, {0.94, -0.342, 0, 0.342, 0.94, 0}}},
       {"rotate 20, bilinear",
-       {TS_AUGMENT_AFFINE, {TS_BILINEAR, 1}, {0.94, -0.342, 0, 0.342, 0.94, 0}}},
+       {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_BILINEAR, 1}, {0.94, -0.342, 0, 0.342, 0.94, 0}}},
       {"perspective, bilinear",
-       {TS_AUGMENT_PERSPECTIVE, {TS_BILINEAR, 1}, {1.07, -0.1, -8, 0.08, 1.08, -22, -4e-4, -6e-5}}},
+       {TS_AUGMENT_PERSPECTIVE,
+        {TS_INTERPOLATION_BILINEAR, 1},
+        {1.07, -0.1, -8, 0.08, 1.08, -22, -4e-4, -6e-5}}},
   };
   for (const auto& c : cases) {
     Bytes pixels = source;
@@ -57,7 +60,7 @@ int main(int argc, char** argv) {
       const double began = cpu_seconds();
       for (int i = 0; i < repetitions; ++i) {
         check(
-            ts_image_augment(augmenter, pixels.data(), kSide, kSide, size_t{kSide} * 3, &c.op, 1));
+            ts_augmenter_run(augmenter, pixels.data(), kSide, kSide, size_t{kSide} * 3, &c.op, 1));
       }
       best = std::min(best, (cpu_seconds() - began) / repetitions);
       pixels = source;

@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   size_t bytes = 0;
   double pixels = 0;
   for (size_t i = 0; i < files.size(); ++i) {
-    check(ts_image_header(files[i].data(), files[i].size(), &infos[i]));
+    check(ts_image_get_info(files[i].data(), files[i].size(), &infos[i]));
     crops.push_back(random_resized_crop(random, infos[i].width, infos[i].height, 224));
     bytes += files[i].size();
     pixels += static_cast<double>(infos[i].width) * infos[i].height;
@@ -50,13 +50,14 @@ int main(int argc, char** argv) {
   };
 
   measure("header", [&](size_t i) {
-    ts_image_info info;
-    check(ts_image_header(files[i].data(), files[i].size(), &info));
+    ts_image_info info = {};
+    info.size = sizeof info;
+    check(ts_image_get_info(files[i].data(), files[i].size(), &info));
   });
   measure("whole decode", [&](size_t i) {
     const int w = infos[i].width;
     const int h = infos[i].height;
-    decode(i, {0, 0, w, h, w, h, 0, 0, w, h, false, 1});
+    decode(i, {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 1, false});
   });
   measure("crop decode", [&](size_t i) {
     ts_image_geometry g = crops[i];

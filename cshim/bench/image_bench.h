@@ -59,7 +59,7 @@ inline ts_image_geometry random_resized_crop(std::mt19937& random, int width, in
                                              int side) {
   std::uniform_real_distribution<double> area(0.08, 1);
   std::uniform_real_distribution<double> ratio(std::log(3.0 / 4), std::log(4.0 / 3));
-  ts_image_geometry g = {0, 0, width, height, side, side, 0, 0, side, side, false, 0};
+  ts_image_geometry g = {sizeof g, 0, 0, width, height, side, side, 0, 0, side, side, 0, false};
   for (int i = 0; i < 10; ++i) {
     const double pixels = width * static_cast<double>(height) * area(random);
     const double aspect = std::exp(ratio(random));

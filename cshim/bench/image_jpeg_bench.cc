@@ -37,9 +37,10 @@ int main(int argc, char** argv) {
   std::mt19937 random(1);
   size_t bytes = 0;
   for (Bytes& file : members(argv[1])) {
-    ts_image_info info;
-    check(ts_image_header(file.data(), file.size(), &info));
-    if (info.format != TS_IMAGE_JPEG) continue;
+    ts_image_info info = {};
+    info.size = sizeof info;
+    check(ts_image_get_info(file.data(), file.size(), &info));
+    if (info.format != TS_IMAGE_FORMAT_JPEG) continue;
     infos.push_back(info);
     crops.push_back(random_resized_crop(random, info.width, info.height, 224));
     bytes += file.size();
@@ -71,6 +72,7 @@ int main(int argc, char** argv) {
   };
   const auto whole = [&](size_t i) {
     ts_image_geometry g = {};
+    g.size = sizeof g;
     g.crop_width = infos[i].width;
     g.crop_height = infos[i].height;
     return g;

@@ -23,7 +23,7 @@ namespace test {
 
 // The outcome of a call.
 struct Outcome {
-  int32_t code = TS_OK;
+  int32_t code = TS_ERROR_NONE;
   std::string message;
   std::string origin;
 
@@ -42,16 +42,16 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
   return out << "code " << outcome.code << " from " << outcome.origin << ": " << outcome.message;
 }
 
-#define EXPECT_OK(call)                          \
-  do {                                           \
-    const ::test::Outcome outcome_(call);        \
-    EXPECT_EQ(outcome_.code, TS_OK) << outcome_; \
+#define EXPECT_OK(call)                                  \
+  do {                                                   \
+    const ::test::Outcome outcome_(call);                \
+    EXPECT_EQ(outcome_.code, TS_ERROR_NONE) << outcome_; \
   } while (0)
 
-#define ASSERT_OK(call)                          \
-  do {                                           \
-    const ::test::Outcome outcome_(call);        \
-    ASSERT_EQ(outcome_.code, TS_OK) << outcome_; \
+#define ASSERT_OK(call)                                  \
+  do {                                                   \
+    const ::test::Outcome outcome_(call);                \
+    ASSERT_EQ(outcome_.code, TS_ERROR_NONE) << outcome_; \
   } while (0)
 
 // The call fails with the code, and the message has the text.
@@ -95,12 +95,12 @@ inline int64_t product(const Sizes& sizes) {
 
 template <typename T>
 constexpr int32_t dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return TS_FLOAT32;
-  if constexpr (std::is_same_v<T, double>) return TS_FLOAT64;
-  if constexpr (std::is_same_v<T, int64_t>) return TS_INT64;
-  if constexpr (std::is_same_v<T, int32_t>) return TS_INT32;
-  if constexpr (std::is_same_v<T, uint16_t>) return TS_FLOAT16;  // bits
-  return TS_UINT8;
+  if constexpr (std::is_same_v<T, float>) return TS_DTYPE_FLOAT32;
+  if constexpr (std::is_same_v<T, double>) return TS_DTYPE_FLOAT64;
+  if constexpr (std::is_same_v<T, int64_t>) return TS_DTYPE_INT64;
+  if constexpr (std::is_same_v<T, int32_t>) return TS_DTYPE_INT32;
+  if constexpr (std::is_same_v<T, uint16_t>) return TS_DTYPE_FLOAT16;  // bits
+  return TS_DTYPE_UINT8;
 }
 
 // A CPU tensor with the values.
@@ -115,11 +115,11 @@ Tensor make(const std::vector<T>& values, Sizes sizes) {
 
 inline Tensor scalar(float value) { return make<float>({value}, {}); }
 
-inline Tensor empty(Sizes sizes, int32_t dtype = TS_FLOAT32, int32_t device = TS_DEVICE_CPU,
-                    int32_t format = TS_CONTIGUOUS) {
+inline Tensor empty(Sizes sizes, int32_t dtype = TS_DTYPE_FLOAT32, int32_t device = TS_DEVICE_CPU,
+                    int32_t format = TS_MEMORY_FORMAT_CONTIGUOUS) {
   Tensor tensor;
-  EXPECT_OK(ts_tensor_empty(sizes.data(), static_cast<int32_t>(sizes.size()), dtype, device, format,
-                            tensor.out()));
+  EXPECT_OK(ts_tensor_new(sizes.data(), static_cast<int32_t>(sizes.size()), dtype, device, format,
+                          tensor.out()));
   return tensor;
 }
 
@@ -133,7 +133,7 @@ inline Tensor full(const Sizes& sizes, float value, int32_t device = TS_DEVICE_C
 
 inline ts_tensor_info describe(const ts_tensor* tensor) {
   ts_tensor_info info{};
-  EXPECT_OK(ts_tensor_describe(tensor, &info));
+  EXPECT_OK(ts_tensor_get_info(tensor, &info));
   return info;
 }
 
@@ -148,7 +148,7 @@ std::vector<T> read(const ts_tensor* tensor) {
 
 inline Sizes shape(const ts_tensor* tensor) {
   Sizes sizes(static_cast<size_t>(describe(tensor).ndim));
-  EXPECT_OK(ts_tensor_shape(tensor, sizes.data(), nullptr, static_cast<int32_t>(sizes.size())));
+  EXPECT_OK(ts_tensor_get_shape(tensor, sizes.data(), nullptr, static_cast<int32_t>(sizes.size())));
   return sizes;
 }
 
@@ -168,21 +168,21 @@ class Call {
     args_.push_back({kind, count, value});
     return *this;
   }
-  Call& fallback() { return raw(TS_ARG_DEFAULT, 0, 0); }
-  Call& none() { return raw(TS_ARG_NONE, 0, 0); }
+  Call& fallback() { return raw(TS_ARG_KIND_DEFAULT, 0, 0); }
+  Call& none() { return raw(TS_ARG_KIND_NONE, 0, 0); }
   Call& tensor(ts_tensor* tensor) {
     tensors_.push_back(tensor);
-    return raw(TS_ARG_TENSOR, 0, static_cast<int64_t>(tensors_.size()) - 1);
+    return raw(TS_ARG_KIND_TENSOR, 0, static_cast<int64_t>(tensors_.size()) - 1);
   }
   Call& tensors(const std::vector<ts_tensor*>& list) {
     const auto first = static_cast<int64_t>(tensors_.size());
     tensors_.insert(tensors_.end(), list.begin(), list.end());
-    return raw(TS_ARG_TENSORS, static_cast<int32_t>(list.size()), first);
+    return raw(TS_ARG_KIND_TENSORS, static_cast<int32_t>(list.size()), first);
   }
-  Call& integer(int64_t value) { return raw(TS_ARG_INT, 0, value); }
-  Call& real(double value) { return raw(TS_ARG_DOUBLE, 0, bits_of(value)); }
-  Call& boolean(bool value) { return raw(TS_ARG_BOOL, 0, value ? 1 : 0); }
-  Call& ints(const std::vector<int64_t>& list, int32_t kind = TS_ARG_INTS) {
+  Call& integer(int64_t value) { return raw(TS_ARG_KIND_INT, 0, value); }
+  Call& real(double value) { return raw(TS_ARG_KIND_DOUBLE, 0, bits_of(value)); }
+  Call& boolean(bool value) { return raw(TS_ARG_KIND_BOOL, 0, value ? 1 : 0); }
+  Call& ints(const std::vector<int64_t>& list, int32_t kind = TS_ARG_KIND_INTS) {
     const auto first = static_cast<int64_t>(ints_.size());
     ints_.insert(ints_.end(), list.begin(), list.end());
     return raw(kind, static_cast<int32_t>(list.size()), first);
@@ -190,48 +190,45 @@ class Call {
   Call& doubles(const std::vector<double>& list) {
     std::vector<int64_t> bits;
     for (const double value : list) bits.push_back(bits_of(value));
-    return ints(bits, TS_ARG_DOUBLES);
+    return ints(bits, TS_ARG_KIND_DOUBLES);
   }
-  Call& device(int32_t index) { return raw(TS_ARG_DEVICE, 0, index); }
+  Call& device(int32_t index) { return raw(TS_ARG_KIND_DEVICE, 0, index); }
   Call& text(const std::string& value) {
     const auto first = static_cast<int64_t>(text_.size());
     text_ += value;
-    return raw(TS_ARG_STRING, static_cast<int32_t>(value.size()), first);
+    return raw(TS_ARG_KIND_STRING, static_cast<int32_t>(value.size()), first);
   }
   Call& flags(int32_t value) {
     flags_ = value;
     return *this;
   }
 
-  ts_error* run(ts_tensor** out, int32_t capacity, int32_t* count) const {
-    return ts_operator_call(op_, args_.data(), static_cast<int32_t>(args_.size()), tensors_.data(),
-                            static_cast<int32_t>(tensors_.size()), ints_.data(),
-                            static_cast<int32_t>(ints_.size()), text_.data(),
-                            static_cast<int32_t>(text_.size()), flags_, out, capacity, count);
+  ts_error* run(ts_tensor** results, int64_t capacity, int64_t* count) const {
+    return ts_operator_call(op_, arguments(), tensors_.data(),
+                            static_cast<int64_t>(tensors_.size()), flags_, results, capacity,
+                            count);
   }
   // For calls that are to fail, or whose results nobody wants.
   ts_error* drop() const {
-    int32_t count = 0;
+    int64_t count = 0;
     return run(nullptr, 0, &count);
   }
   // The only result.
   Tensor one() const {
     Tensor result;
-    int32_t count = 0;
+    int64_t count = 0;
     EXPECT_OK(run(result.out(), 1, &count));
     EXPECT_EQ(count, 1);
     return result;
   }
-  ts_error* run_list(ts_tensor_list** out, int32_t* count) const {
-    return ts_operator_call_list(op_, args_.data(), static_cast<int32_t>(args_.size()),
-                                 tensors_.data(), static_cast<int32_t>(tensors_.size()),
-                                 ints_.data(), static_cast<int32_t>(ints_.size()), text_.data(),
-                                 static_cast<int32_t>(text_.size()), flags_, out, count);
+  ts_error* run_list(ts_tensor_list** list, int64_t* count) const {
+    return ts_operator_call_list(op_, arguments(), tensors_.data(),
+                                 static_cast<int64_t>(tensors_.size()), flags_, list, count);
   }
   // All results, of lists too.
   std::vector<Tensor> all() const {
     ts_tensor_list* list = nullptr;
-    int32_t count = 0;
+    int64_t count = 0;
     EXPECT_OK(run_list(&list, &count));
     if (list == nullptr) return {};
     std::vector<ts_tensor*> handles(static_cast<size_t>(count), nullptr);
@@ -242,6 +239,12 @@ class Call {
   }
 
  private:
+  ts_arguments arguments() const {
+    return {args_.data(), static_cast<int64_t>(args_.size()),
+            ints_.data(), static_cast<int64_t>(ints_.size()),
+            text_.data(), text_.size()};
+  }
+
   const ts_operator* op_ = nullptr;
   std::vector<ts_arg> args_;
   std::vector<ts_tensor*> tensors_;
@@ -289,13 +292,13 @@ class Event {
 class Pinned {
  public:
   explicit Pinned(size_t bytes) { EXPECT_OK(ts_pinned_new(bytes, &handle_)); }
-  ~Pinned() { EXPECT_OK(ts_pinned_free(handle_)); }
+  ~Pinned() { EXPECT_OK(ts_pinned_destroy(handle_)); }
   Pinned(const Pinned&) = delete;
   Pinned& operator=(const Pinned&) = delete;
   uint8_t* data() const { return ts_pinned_data(handle_); }
   float* floats() const { return reinterpret_cast<float*>(data()); }
   // A tensor over the whole memory.
-  Tensor tensor(Sizes sizes, int32_t dtype = TS_FLOAT32) const {
+  Tensor tensor(Sizes sizes, int32_t dtype = TS_DTYPE_FLOAT32) const {
     Tensor tensor;
     EXPECT_OK(ts_tensor_from_memory(data(), ts_pinned_size(handle_), sizes.data(),
                                     static_cast<int32_t>(sizes.size()), dtype, tensor.out()));
@@ -328,7 +331,7 @@ class Gate {
   explicit Gate(ts_stream stream) {
     using Launch = int(void*, void (*)(void*), void*);
     uintptr_t handle = 0;
-    EXPECT_OK(ts_stream_handle(stream, &handle));
+    EXPECT_OK(ts_stream_get_handle(stream, &handle));
     EXPECT_EQ(
         cuda_function<Launch>("cudaLaunchHostFunc")(reinterpret_cast<void*>(handle), &wait, this),
         0);

@@ -49,13 +49,6 @@ const (
 	_ = -(unsafe.Sizeof(StreamGuard{}) ^ unsafe.Sizeof(C.ts_stream_guard{}))
 	_ = -(unsafe.Offsetof(StreamGuard{}.Serial) ^ unsafe.Offsetof(C.ts_stream_guard{}.serial))
 
-	_ = -(unsafe.Sizeof(MemoryStats{}) ^ unsafe.Sizeof(C.ts_memory_stats{}))
-	_ = -(unsafe.Offsetof(MemoryStats{}.PeakAllocated) ^ unsafe.Offsetof(C.ts_memory_stats{}.peak_allocated_bytes))
-	_ = -(unsafe.Offsetof(MemoryStats{}.Reserved) ^ unsafe.Offsetof(C.ts_memory_stats{}.reserved_bytes))
-	_ = -(unsafe.Offsetof(MemoryStats{}.PeakReserved) ^ unsafe.Offsetof(C.ts_memory_stats{}.peak_reserved_bytes))
-	_ = -(unsafe.Offsetof(MemoryStats{}.Free) ^ unsafe.Offsetof(C.ts_memory_stats{}.free_bytes))
-	_ = -(unsafe.Offsetof(MemoryStats{}.Total) ^ unsafe.Offsetof(C.ts_memory_stats{}.total_bytes))
-
 	_ = -(unsafe.Sizeof(Arg{}) ^ unsafe.Sizeof(C.ts_arg{}))
 	_ = -(unsafe.Offsetof(Arg{}.Count) ^ unsafe.Offsetof(C.ts_arg{}.count))
 	_ = -(unsafe.Offsetof(Arg{}.Value) ^ unsafe.Offsetof(C.ts_arg{}.value))

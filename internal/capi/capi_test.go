@@ -13,14 +13,14 @@ func TestABIVersion(t *testing.T) {
 }
 
 func TestErrorMatchesItsCode(t *testing.T) {
-	err := fmt.Errorf("batch 3: %w", &Error{Code: CodeOutOfMemory, Origin: "ts_tensor_empty", Message: "2 GiB wanted"})
+	err := fmt.Errorf("batch 3: %w", &Error{Code: CodeOutOfMemory, Origin: "ts_tensor_new", Message: "2 GiB wanted"})
 	if !errors.Is(err, CodeOutOfMemory) {
 		t.Errorf("errors.Is(%v, CodeOutOfMemory) is false", err)
 	}
 	if errors.Is(err, CodeCUDA) {
 		t.Errorf("errors.Is(%v, CodeCUDA) is true", err)
 	}
-	const want = "batch 3: ts_tensor_empty: out of memory: 2 GiB wanted"
+	const want = "batch 3: ts_tensor_new: out of memory: 2 GiB wanted"
 	if err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}

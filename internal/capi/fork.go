@@ -14,11 +14,11 @@ import "unsafe"
 func ForkStreams(from Stream, to []Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int32_t(len(to))))
+	return failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int64_t(len(to))))
 }
 
 func JoinStreams(into Stream, from []Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int32_t(len(from))))
+	return failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int64_t(len(from))))
 }

@@ -6,10 +6,10 @@ package capi
 #cgo nocallback ts_graph_begin
 #cgo nocallback ts_graph_end
 #cgo nocallback ts_graph_replay
-#cgo nocallback ts_graph_free
+#cgo nocallback ts_graph_destroy
 #cgo nocallback ts_capture_wait
-#cgo noescape ts_capture_here
-#cgo nocallback ts_capture_here
+#cgo noescape ts_capture_is_active
+#cgo nocallback ts_capture_is_active
 */
 import "C"
 
@@ -36,20 +36,20 @@ func ReplayGraph(g *Graph, s Stream) error {
 	return failure(C.ts_graph_replay(g, s.c()))
 }
 
-func GraphNodes(g *Graph) int { return int(C.ts_graph_nodes(g)) }
+func GraphNodes(g *Graph) int { return int(C.ts_graph_node_count(g)) }
 
 // FreeGraph leaves the graph as it is if it fails.
 func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_graph_free(g))
+	return failure(C.ts_graph_destroy(g))
 }
 
 // CaptureHere reports whether the calling thread takes part in the capture under way: what would wait for somebody else is to be refused then, who may wait for the
 // capture's end.
 func CaptureHere() (bool, error) {
 	var here C.bool
-	err := failure(C.ts_capture_here(&here))
+	err := failure(C.ts_capture_is_active(&here))
 	return bool(here), err
 }
 

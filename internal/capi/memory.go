@@ -2,28 +2,26 @@ package capi
 
 /*
 #include "torchstream.h"
-#cgo noescape ts_device_allocator
-#cgo nocallback ts_device_allocator
-#cgo nocallback ts_device_limit_memory
+#cgo noescape ts_allocator_get_stats
+#cgo nocallback ts_allocator_get_stats
+#cgo nocallback ts_allocator_limit
 #cgo noescape ts_device_can_access_peer
 #cgo nocallback ts_device_can_access_peer
 #cgo noescape ts_memory_pool_new
 #cgo nocallback ts_memory_pool_new
-#cgo nocallback ts_memory_pool_free
+#cgo nocallback ts_memory_pool_destroy
 #cgo nocallback ts_memory_pool_enter
 #cgo nocallback ts_memory_pool_exit
-#cgo noescape ts_memory_pool_bytes
-#cgo nocallback ts_memory_pool_bytes
+#cgo noescape ts_memory_pool_get_bytes
+#cgo nocallback ts_memory_pool_get_bytes
 #cgo noescape ts_pinned_register
 #cgo nocallback ts_pinned_register
 #cgo noescape ts_event_export
 #cgo nocallback ts_event_export
 #cgo noescape ts_event_import
 #cgo nocallback ts_event_import
-#cgo noescape ts_copy_peer
-#cgo nocallback ts_copy_peer
-#cgo noescape ts_bench_peer
-#cgo nocallback ts_bench_peer
+#cgo noescape ts_tensor_copy_peer
+#cgo nocallback ts_tensor_copy_peer
 
 static void look(const uint8_t* const* at) { (void)at; }
 */
@@ -41,8 +39,8 @@ type AllocatorStats struct {
 func DeviceAllocator(device int32) (AllocatorStats, error) {
 	computing.enter()
 	defer computing.leave()
-	var s C.ts_allocator_stats
-	if err := failure(C.ts_device_allocator(C.int32_t(device), &s)); err != nil {
+	s := C.ts_allocator_stats{size: C.sizeof_ts_allocator_stats}
+	if err := failure(C.ts_allocator_get_stats(C.int32_t(device), &s)); err != nil {
 		return AllocatorStats{}, err
 	}
 	return AllocatorStats{
@@ -56,7 +54,7 @@ func DeviceAllocator(device int32) (AllocatorStats, error) {
 func LimitMemory(device int32, fraction float64) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_device_limit_memory(C.int32_t(device), C.double(fraction)))
+	return failure(C.ts_allocator_limit(C.int32_t(device), C.double(fraction)))
 }
 
 func CanAccessPeer(device, peer int32) (bool, error) {
@@ -78,11 +76,12 @@ func NewMemoryPool(device int32) (p *MemoryPool, err error) {
 	return p, err
 }
 
-// FreeMemoryPool leaves the pool as it is if it fails with CodeInvalidArgument, and otherwise not. It may give memory back to the driver, which waits for the device.
+// FreeMemoryPool leaves the pool as it is if it fails. It may give memory back to the driver, which
+// waits for the device.
 func FreeMemoryPool(p *MemoryPool) error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_memory_pool_free(p))
+	return failure(C.ts_memory_pool_destroy(p))
 }
 
 func EnterMemoryPool(p *MemoryPool) error {
@@ -100,8 +99,9 @@ func ExitMemoryPool(p *MemoryPool) error {
 func MemoryPoolBytes(p *MemoryPool) (reserved, allocated int64, err error) {
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_memory_pool_bytes(p, (*C.int64_t)(&reserved), (*C.int64_t)(&allocated)))
-	return reserved, allocated, err
+	var r, a C.size_t
+	err = failure(C.ts_memory_pool_get_bytes(p, &r, &a))
+	return int64(r), int64(a), err
 }
 
 // RegisterPinned pins memory until the buffer is freed: not Go memory, unless a runtime.Pinner holds it.
@@ -128,7 +128,7 @@ func mustNotKeep(memory *C.uint8_t) (must bool) {
 	return false
 }
 
-const EventInterprocess = C.TS_EVENT_INTERPROCESS
+const EventInterprocess = C.TS_EVENT_FLAG_INTERPROCESS
 
 // EventHandle names an event in other processes.
 type EventHandle [C.TS_EVENT_HANDLE_BYTES]byte
@@ -150,20 +150,12 @@ func ImportEvent(device int32, h EventHandle) (e *Event, err error) {
 	return e, err
 }
 
-// CopyPeer is ts_copy_peer.
+// CopyPeer is ts_tensor_copy_peer.
 func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) error {
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyPeer", Message: "dst and src have different lengths"}
 	}
-	return failure(C.ts_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int32_t(len(dst))))
-}
-
-// BenchPeer returns seconds a copy.
-func BenchPeer(dst, src int32, bytes, rounds int) (seconds float64, err error) {
-	waiting.enter()
-	defer waiting.leave()
-	err = failure(C.ts_bench_peer(C.int32_t(dst), C.int32_t(src), C.size_t(bytes), C.int32_t(rounds), (*C.double)(&seconds)))
-	return seconds, err
+	return failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int64_t(len(dst))))
 }

@@ -40,8 +40,8 @@ func NotifierFD(n *Notifier) int { return int(C.ts_notifier_fd(n)) }
 
 // TakeNotices returns how many tokens it wrote.
 func TakeNotices(n *Notifier, tokens []uint64) (int, error) {
-	var count C.int32_t
-	err := failure(C.ts_notifier_take(n, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int32_t(len(tokens)), &count))
+	var count C.int64_t
+	err := failure(C.ts_notifier_take(n, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int64_t(len(tokens)), &count))
 	return int(count), err
 }
 

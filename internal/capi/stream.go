@@ -2,28 +2,28 @@ package capi
 
 /*
 #include "torchstream.h"
-#cgo noescape ts_device_describe
-#cgo nocallback ts_device_describe
-#cgo noescape ts_device_memory
-#cgo nocallback ts_device_memory
+#cgo noescape ts_device_get_info
+#cgo nocallback ts_device_get_info
+#cgo noescape ts_device_get_memory
+#cgo nocallback ts_device_get_memory
 #cgo noescape ts_stream_from_pool
 #cgo nocallback ts_stream_from_pool
-#cgo noescape ts_stream_default
-#cgo nocallback ts_stream_default
-#cgo noescape ts_stream_external
-#cgo nocallback ts_stream_external
+#cgo noescape ts_stream_get_default
+#cgo nocallback ts_stream_get_default
+#cgo noescape ts_stream_from_handle
+#cgo nocallback ts_stream_from_handle
 #cgo nocallback ts_stream_forget
-#cgo noescape ts_stream_new
-#cgo nocallback ts_stream_new
-#cgo nocallback ts_stream_free
-#cgo noescape ts_stream_same
-#cgo nocallback ts_stream_same
-#cgo noescape ts_stream_handle
-#cgo nocallback ts_stream_handle
-#cgo noescape ts_stream_priority
-#cgo nocallback ts_stream_priority
-#cgo noescape ts_stream_priority_range
-#cgo nocallback ts_stream_priority_range
+#cgo noescape ts_stream_acquire
+#cgo nocallback ts_stream_acquire
+#cgo nocallback ts_stream_release
+#cgo noescape ts_stream_is_same
+#cgo nocallback ts_stream_is_same
+#cgo noescape ts_stream_get_handle
+#cgo nocallback ts_stream_get_handle
+#cgo noescape ts_stream_get_priority
+#cgo nocallback ts_stream_get_priority
+#cgo noescape ts_stream_get_priority_range
+#cgo nocallback ts_stream_get_priority_range
 #cgo noescape ts_stream_query
 #cgo nocallback ts_stream_query
 #cgo noescape ts_get_current_cuda_stream
@@ -37,13 +37,10 @@ package capi
 #cgo nocallback ts_event_new
 #cgo noescape ts_event_query
 #cgo nocallback ts_event_query
-#cgo noescape ts_event_elapsed
-#cgo nocallback ts_event_elapsed
+#cgo noescape ts_event_get_elapsed
+#cgo nocallback ts_event_get_elapsed
 #cgo noescape ts_pinned_new
 #cgo nocallback ts_pinned_new
-#cgo nocallback ts_noop
-#cgo noescape ts_bench_add
-#cgo nocallback ts_bench_add
 */
 import "C"
 
@@ -68,29 +65,33 @@ func DescribeDevice(device int32) (DeviceProperties, error) {
 	if err := Check(); err != nil {
 		return DeviceProperties{}, err
 	}
-	var p C.ts_device_properties
-	if err := failure(C.ts_device_describe(C.int32_t(device), &p)); err != nil {
+	p := C.ts_device_info{size: C.sizeof_ts_device_info}
+	if err := failure(C.ts_device_get_info(C.int32_t(device), &p)); err != nil {
 		return DeviceProperties{}, err
 	}
 	return DeviceProperties{C.GoString(&p.name[0]), int(p.major), int(p.minor), int(p.multiprocessors), int(p.async_engines), int64(p.total_bytes)}, nil
 }
 
-// MemoryStats has the layout of ts_memory_stats. All in bytes.
+// MemoryStats is ts_device_memory. All in bytes.
 type MemoryStats struct {
 	Allocated, PeakAllocated, Reserved, PeakReserved, Free, Total int64
 }
 
-func DeviceMemory(device int32) (m MemoryStats, err error) {
+func DeviceMemory(device int32) (MemoryStats, error) {
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_device_memory(C.int32_t(device), (*C.ts_memory_stats)(unsafe.Pointer(&m))))
-	return m, err
+	m := C.ts_device_memory{size: C.sizeof_ts_device_memory}
+	if err := failure(C.ts_device_get_memory(C.int32_t(device), &m)); err != nil {
+		return MemoryStats{}, err
+	}
+	return MemoryStats{int64(m.allocated_bytes), int64(m.peak_allocated_bytes), int64(m.reserved_bytes),
+		int64(m.peak_reserved_bytes), int64(m.free_bytes), int64(m.total_bytes)}, nil
 }
 
-func ResetPeak(device int32) error { return failure(C.ts_device_reset_peak(C.int32_t(device))) }
+func ResetPeak(device int32) error { return failure(C.ts_device_reset_peak_memory(C.int32_t(device))) }
 
 func EmptyCache() error {
-	return awaitCapture(func() error { return failure(C.ts_device_empty_cache()) })
+	return awaitCapture(func() error { return failure(C.ts_allocator_empty_cache()) })
 }
 
 func SynchronizeDevice(device int32) error {
@@ -118,12 +119,12 @@ func StreamFromPool(device, priority int32) (s Stream, err error) {
 }
 
 func DefaultStream(device int32) (s Stream, err error) {
-	err = failure(C.ts_stream_default(C.int32_t(device), cstream(&s)))
+	err = failure(C.ts_stream_get_default(C.int32_t(device), cstream(&s)))
 	return s, err
 }
 
 func ExternalStream(handle uintptr, device int32) (s Stream, err error) {
-	err = failure(C.ts_stream_external(C.uintptr_t(handle), C.int32_t(device), cstream(&s)))
+	err = failure(C.ts_stream_from_handle(C.uintptr_t(handle), C.int32_t(device), cstream(&s)))
 	return s, err
 }
 
@@ -135,33 +136,33 @@ func NewStream(device, priority int32) (s Stream, err error) {
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_stream_new(C.int32_t(device), C.int32_t(priority), cstream(&s)))
+	err = failure(C.ts_stream_acquire(C.int32_t(device), C.int32_t(priority), cstream(&s)))
 	return s, err
 }
 
-func FreeStream(s Stream) error { return failure(C.ts_stream_free(s.c())) }
+func FreeStream(s Stream) error { return failure(C.ts_stream_release(s.c())) }
 
 func SameStream(a, b Stream) (bool, error) {
 	var same C.bool
-	err := failure(C.ts_stream_same(a.c(), b.c(), &same))
+	err := failure(C.ts_stream_is_same(a.c(), b.c(), &same))
 	return bool(same), err
 }
 
 func (s Stream) Handle() (uintptr, error) {
 	var h C.uintptr_t
-	err := failure(C.ts_stream_handle(s.c(), &h))
+	err := failure(C.ts_stream_get_handle(s.c(), &h))
 	return uintptr(h), err
 }
 
 func (s Stream) Priority() (int32, error) {
 	var p C.int32_t
-	err := failure(C.ts_stream_priority(s.c(), &p))
+	err := failure(C.ts_stream_get_priority(s.c(), &p))
 	return int32(p), err
 }
 
 func StreamPriorityRange() (least, greatest int32, err error) {
 	var l, g C.int32_t
-	err = failure(C.ts_stream_priority_range(&l, &g))
+	err = failure(C.ts_stream_get_priority_range(&l, &g))
 	return int32(l), int32(g), err
 }
 
@@ -208,8 +209,8 @@ func (g StreamGuard) Exit() error {
 type Event = C.ts_event
 
 const (
-	EventTiming   = C.TS_EVENT_TIMING
-	EventBlocking = C.TS_EVENT_BLOCKING
+	EventTiming   = C.TS_EVENT_FLAG_TIMING
+	EventBlocking = C.TS_EVENT_FLAG_BLOCKING
 )
 
 func NewEvent(flags int32) (e *Event, err error) {
@@ -251,11 +252,11 @@ func SynchronizeEvent(e *Event) error {
 	return failure(C.ts_event_synchronize(e))
 }
 
-// EventElapsed returns milliseconds.
-func EventElapsed(start, end *Event) (float32, error) {
-	var ms C.float
-	err := failure(C.ts_event_elapsed(start, end, &ms))
-	return float32(ms), err
+// EventElapsed returns nanoseconds.
+func EventElapsed(start, end *Event) (int64, error) {
+	var ns C.int64_t
+	err := failure(C.ts_event_get_elapsed(start, end, &ns))
+	return int64(ns), err
 }
 
 // Pinned is a ts_pinned.
@@ -280,19 +281,10 @@ func PinnedBytes(p *Pinned) []byte {
 func FreePinned(p *Pinned) error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_pinned_free(p))
+	return failure(C.ts_pinned_destroy(p))
 }
 
-func PinnedBytesLive() int64 { return int64(C.ts_pinned_bytes_live()) }
+func PinnedBytesLive() int64 { return int64(C.ts_pinned_live_bytes()) }
 
 func ThreadCount() int64 { return int64(C.ts_thread_count()) }
 func ThreadID() int64    { return int64(C.ts_thread_id()) }
-func Noop()              { C.ts_noop() }
-
-func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
-	computing.enter()
-	defer computing.leave()
-	var i, o, h C.double
-	err = failure(C.ts_bench_add(C.int32_t(device), C.int32_t(rounds), &i, &o, &h))
-	return float64(i), float64(o), float64(h), err
-}

@@ -3,8 +3,8 @@ package capi
 /*
 #include <stdlib.h>
 #include "torchstream.h"
-#cgo noescape ts_tensor_empty
-#cgo nocallback ts_tensor_empty
+#cgo noescape ts_tensor_new
+#cgo nocallback ts_tensor_new
 #cgo noescape ts_tensor_from_data
 #cgo nocallback ts_tensor_from_data
 #cgo noescape ts_tensor_retain
@@ -12,24 +12,24 @@ package capi
 #cgo nocallback ts_tensor_free
 #cgo noescape ts_tensor_free_all
 #cgo nocallback ts_tensor_free_all
-#cgo noescape ts_tensor_describe
-#cgo nocallback ts_tensor_describe
-#cgo noescape ts_tensor_shape
-#cgo nocallback ts_tensor_shape
-#cgo noescape ts_tensor_data
-#cgo nocallback ts_tensor_data
+#cgo noescape ts_tensor_get_info
+#cgo nocallback ts_tensor_get_info
+#cgo noescape ts_tensor_get_shape
+#cgo nocallback ts_tensor_get_shape
+#cgo noescape ts_tensor_get_address
+#cgo nocallback ts_tensor_get_address
 #cgo noescape ts_tensor_to
 #cgo nocallback ts_tensor_to
 #cgo noescape ts_tensor_read
 #cgo nocallback ts_tensor_read
-#cgo noescape ts_tensor_item
-#cgo nocallback ts_tensor_item
-#cgo noescape ts_tensor_item_int
-#cgo nocallback ts_tensor_item_int
-#cgo noescape ts_copy_batch
-#cgo nocallback ts_copy_batch
-#cgo noescape ts_images_normalize
-#cgo nocallback ts_images_normalize
+#cgo noescape ts_tensor_get_item
+#cgo nocallback ts_tensor_get_item
+#cgo noescape ts_tensor_get_item_int
+#cgo nocallback ts_tensor_get_item_int
+#cgo noescape ts_tensor_copy_batch
+#cgo nocallback ts_tensor_copy_batch
+#cgo noescape ts_tensor_normalize_images
+#cgo nocallback ts_tensor_normalize_images
 #cgo noescape ts_operator_find
 #cgo nocallback ts_operator_find
 #cgo noescape ts_operator_call
@@ -38,8 +38,8 @@ package capi
 #cgo nocallback ts_operator_call_list
 #cgo noescape ts_tensor_list_take
 #cgo nocallback ts_tensor_list_take
-#cgo noescape ts_tensor_grad
-#cgo nocallback ts_tensor_grad
+#cgo noescape ts_tensor_get_grad
+#cgo nocallback ts_tensor_get_grad
 #cgo noescape ts_tensor_clear_grads
 #cgo nocallback ts_tensor_clear_grads
 */
@@ -55,19 +55,19 @@ import (
 type Tensor = C.ts_tensor
 
 const (
-	Uint8    = C.TS_UINT8
-	Int8     = C.TS_INT8
-	Int16    = C.TS_INT16
-	Int32    = C.TS_INT32
-	Int64    = C.TS_INT64
-	Float16  = C.TS_FLOAT16
-	Float32  = C.TS_FLOAT32
-	Float64  = C.TS_FLOAT64
-	Bool     = C.TS_BOOL
-	BFloat16 = C.TS_BFLOAT16
+	Uint8    = C.TS_DTYPE_UINT8
+	Int8     = C.TS_DTYPE_INT8
+	Int16    = C.TS_DTYPE_INT16
+	Int32    = C.TS_DTYPE_INT32
+	Int64    = C.TS_DTYPE_INT64
+	Float16  = C.TS_DTYPE_FLOAT16
+	Float32  = C.TS_DTYPE_FLOAT32
+	Float64  = C.TS_DTYPE_FLOAT64
+	Bool     = C.TS_DTYPE_BOOL
+	BFloat16 = C.TS_DTYPE_BFLOAT16
 
-	Contiguous   = C.TS_CONTIGUOUS
-	ChannelsLast = C.TS_CHANNELS_LAST
+	Contiguous   = C.TS_MEMORY_FORMAT_CONTIGUOUS
+	ChannelsLast = C.TS_MEMORY_FORMAT_CHANNELS_LAST
 )
 
 func sizes(s []int64) *C.int64_t { return (*C.int64_t)(unsafe.SliceData(s)) }
@@ -78,7 +78,7 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_tensor_empty(sizes(size), C.int32_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
+	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
 	return t, err
 }
 
@@ -89,7 +89,7 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
+	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	return t, err
 }
 
@@ -100,7 +100,7 @@ func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err 
 	}
 	computing.enter()
 	defer computing.leave()
-	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int32_t(len(size)), C.int32_t(dtype), &t))
+	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	return t, err
 }
 
@@ -133,7 +133,7 @@ type TensorInfo struct {
 
 func DescribeTensor(t *Tensor) (TensorInfo, error) {
 	var i C.ts_tensor_info
-	if err := failure(C.ts_tensor_describe(t, &i)); err != nil {
+	if err := failure(C.ts_tensor_get_info(t, &i)); err != nil {
 		return TensorInfo{}, err
 	}
 	return TensorInfo{int64(i.numel), int64(i.bytes), int32(i.ndim), int32(i.dtype), int32(i.device), int32(i.element_size), bool(i.contiguous),
@@ -142,12 +142,12 @@ func DescribeTensor(t *Tensor) (TensorInfo, error) {
 
 // TensorShape fills size and stride, which have one place for every dimension; either may be nil.
 func TensorShape(t *Tensor, size, stride []int64) error {
-	return failure(C.ts_tensor_shape(t, sizes(size), sizes(stride), C.int32_t(max(len(size), len(stride)))))
+	return failure(C.ts_tensor_get_shape(t, sizes(size), sizes(stride), C.int64_t(max(len(size), len(stride)))))
 }
 
 func TensorData(t *Tensor) (uintptr, error) {
 	var p C.uintptr_t
-	err := failure(C.ts_tensor_data(t, &p))
+	err := failure(C.ts_tensor_get_address(t, &p))
 	return uintptr(p), err
 }
 
@@ -161,7 +161,7 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 		return nil, &Error{Code: CodeInvalidArgument, Origin: "TensorBytes", Message: "only a contiguous CPU tensor's memory can be seen from Go"}
 	}
 	var p C.uintptr_t
-	if err := failure(C.ts_tensor_data(t, &p)); err != nil {
+	if err := failure(C.ts_tensor_get_address(t, &p)); err != nil {
 		return nil, err
 	}
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
@@ -203,7 +203,7 @@ func TensorItem(t *Tensor) (float64, error) {
 	waiting.enter()
 	defer waiting.leave()
 	var v C.double
-	err := failure(C.ts_tensor_item(t, &v))
+	err := failure(C.ts_tensor_get_item(t, &v))
 	return float64(v), err
 }
 
@@ -211,7 +211,7 @@ func TensorItemInt(t *Tensor) (int64, error) {
 	waiting.enter()
 	defer waiting.leave()
 	var v C.int64_t
-	err := failure(C.ts_tensor_item_int(t, &v))
+	err := failure(C.ts_tensor_get_item_int(t, &v))
 	return int64(v), err
 }
 
@@ -221,14 +221,14 @@ func RecordStream(t *Tensor, s Stream) error {
 	return failure(C.ts_tensor_record_stream(t, s.c()))
 }
 
-// CopyBatch is ts_copy_batch; after and done may be nil.
+// CopyBatch is ts_tensor_copy_batch; after and done may be nil.
 func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyBatch", Message: "dst and src have different lengths"}
 	}
-	return failure(C.ts_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int32_t(len(dst)), done))
+	return failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int64_t(len(dst)), done))
 }
 
 func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
@@ -237,7 +237,7 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	if len(mean) != len(std) {
 		return &Error{Code: CodeInvalidArgument, Origin: "NormalizeImages", Message: "mean and std have different lengths"}
 	}
-	return failure(C.ts_images_normalize(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int32_t(len(mean))))
+	return failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
 }
 
 // Operator is a ts_operator: never freed.
@@ -257,18 +257,18 @@ func FindOperator(name, overload string) (op *Operator, err error) {
 func OperatorSchema(op *Operator) string { return C.GoString(C.ts_operator_schema(op)) }
 
 const (
-	ArgDefault = C.TS_ARG_DEFAULT
-	ArgNone    = C.TS_ARG_NONE
-	ArgTensor  = C.TS_ARG_TENSOR
-	ArgTensors = C.TS_ARG_TENSORS
-	ArgInt     = C.TS_ARG_INT
-	ArgDouble  = C.TS_ARG_DOUBLE
-	ArgBool    = C.TS_ARG_BOOL
-	ArgInts    = C.TS_ARG_INTS
-	ArgDoubles = C.TS_ARG_DOUBLES
-	ArgBools   = C.TS_ARG_BOOLS
-	ArgDevice  = C.TS_ARG_DEVICE
-	ArgString  = C.TS_ARG_STRING
+	ArgDefault = C.TS_ARG_KIND_DEFAULT
+	ArgNone    = C.TS_ARG_KIND_NONE
+	ArgTensor  = C.TS_ARG_KIND_TENSOR
+	ArgTensors = C.TS_ARG_KIND_TENSORS
+	ArgInt     = C.TS_ARG_KIND_INT
+	ArgDouble  = C.TS_ARG_KIND_DOUBLE
+	ArgBool    = C.TS_ARG_KIND_BOOL
+	ArgInts    = C.TS_ARG_KIND_INTS
+	ArgDoubles = C.TS_ARG_KIND_DOUBLES
+	ArgBools   = C.TS_ARG_KIND_BOOLS
+	ArgDevice  = C.TS_ARG_KIND_DEVICE
+	ArgString  = C.TS_ARG_KIND_STRING
 )
 
 // Arg has the layout of ts_arg.
@@ -277,10 +277,20 @@ type Arg struct {
 	Value       int64
 }
 
-const CallNoGrad = C.TS_CALL_NO_GRAD
+const CallNoGrad = C.TS_OPERATOR_FLAG_NO_GRAD
 
 // CallWaits, a flag of CallOperator alone, says that the operator waits for the device: it passes the gate of those.
 const CallWaits int32 = 1 << 30
+
+// arguments is a value on the stack. cgo checks none of its pointers, since nothing that they point
+// to contains one.
+func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
+	return C.ts_arguments{
+		args: (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), arg_count: C.int64_t(len(args)),
+		ints: sizes(ints), int_count: C.int64_t(len(ints)),
+		text: (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), text_bytes: C.size_t(len(text)),
+	}
+}
 
 // CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped. The slices do not escape, so a caller can keep them on its
 // stack. An operator that draws random numbers waits for the end of a capture that is under way.
@@ -288,10 +298,9 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 	gate := copying(flags&CallWaits == 0)
 	for {
 		gate.enter()
-		var n C.int32_t
-		e := C.ts_operator_call(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
-			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags&^CallWaits),
-			unsafe.SliceData(out), C.int32_t(len(out)), &n)
+		var n C.int64_t
+		e := C.ts_operator_call(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+			C.int32_t(flags&^CallWaits), unsafe.SliceData(out), C.int64_t(len(out)), &n)
 		gate.leave()
 		if e == nil {
 			return int(n), nil
@@ -306,10 +315,10 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
 	for {
 		computing.enter()
-		var n C.int32_t
+		var n C.int64_t
 		var list *C.ts_tensor_list
-		e := C.ts_operator_call_list(op, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), C.int32_t(len(args)), unsafe.SliceData(tensors), C.int32_t(len(tensors)),
-			sizes(ints), C.int32_t(len(ints)), (*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.int32_t(len(text)), C.int32_t(flags), &list, &n)
+		e := C.ts_operator_call_list(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+			C.int32_t(flags), &list, &n)
 		computing.leave()
 		if e == nil {
 			out := make([]*Tensor, n)
@@ -339,7 +348,7 @@ func Backward(t, gradient *Tensor, retainGraph bool) error {
 
 // Grad returns nil, nil if there is no gradient.
 func Grad(t *Tensor) (g *Tensor, err error) {
-	err = failure(C.ts_tensor_grad(t, &g))
+	err = failure(C.ts_tensor_get_grad(t, &g))
 	return g, err
 }
 
@@ -364,18 +373,18 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 func ManualSeed(seed uint64) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_manual_seed(C.uint64_t(seed)))
+	return failure(C.ts_random_seed(C.uint64_t(seed)))
 }
 
 // SetNumThreads and NumThreads make LibTorch's team of the calling thread.
 func SetNumThreads(threads int32) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_set_num_threads(C.int32_t(threads)))
+	return failure(C.ts_parallelism_set(C.int32_t(threads)))
 }
 
 func NumThreads() int {
 	computing.enter()
 	defer computing.leave()
-	return int(C.ts_num_threads())
+	return int(C.ts_parallelism())
 }

@@ -2,8 +2,8 @@ package capi
 
 /*
 #include "torchstream.h"
-#cgo noescape ts_trace_lane
-#cgo nocallback ts_trace_lane
+#cgo noescape ts_trace_get_lane
+#cgo nocallback ts_trace_get_lane
 #cgo noescape ts_trace_stop
 #cgo nocallback ts_trace_stop
 */
@@ -13,14 +13,14 @@ import "unsafe"
 
 // Kinds of TraceEvent.
 const (
-	TraceKernel   = C.TS_TRACE_KERNEL
-	TraceMemcpy   = C.TS_TRACE_MEMCPY
-	TraceMemset   = C.TS_TRACE_MEMSET
-	TraceRuntime  = C.TS_TRACE_RUNTIME
-	TraceOperator = C.TS_TRACE_OPERATOR
-	TraceRange    = C.TS_TRACE_RANGE
+	TraceKernel   = C.TS_TRACE_KIND_KERNEL
+	TraceMemcpy   = C.TS_TRACE_KIND_MEMCPY
+	TraceMemset   = C.TS_TRACE_KIND_MEMSET
+	TraceRuntime  = C.TS_TRACE_KIND_RUNTIME
+	TraceOperator = C.TS_TRACE_KIND_OPERATOR
+	TraceRange    = C.TS_TRACE_KIND_RANGE
 
-	TraceNoOperators = C.TS_TRACE_NO_OPERATORS
+	TraceNoOperators = C.TS_TRACE_FLAG_NO_OPERATORS
 )
 
 // TraceEvent has the layout of ts_trace_event.
@@ -39,7 +39,7 @@ const (
 // TraceLane returns the Lane of the stream's work.
 func TraceLane(s Stream) (int64, error) {
 	var lane C.int64_t
-	err := failure(C.ts_trace_lane(s.c(), &lane))
+	err := failure(C.ts_trace_get_lane(s.c(), &lane))
 	return int64(lane), err
 }
 

@@ -4,8 +4,8 @@ package imagecapi
 #include "torchstream_image.h"
 #cgo noescape ts_augmenter_new
 #cgo nocallback ts_augmenter_new
-#cgo noescape ts_image_augment
-#cgo nocallback ts_image_augment
+#cgo noescape ts_augmenter_run
+#cgo nocallback ts_augmenter_run
 */
 import "C"
 
@@ -33,13 +33,13 @@ const (
 	AugmentPerspective    = C.TS_AUGMENT_PERSPECTIVE
 	AugmentPermute        = C.TS_AUGMENT_PERMUTE
 
-	Nearest  = C.TS_NEAREST
-	Bilinear = C.TS_BILINEAR
+	Nearest  = C.TS_INTERPOLATION_NEAREST
+	Bilinear = C.TS_INTERPOLATION_BILINEAR
 
-	PadConstant  = C.TS_PAD_CONSTANT
-	PadEdge      = C.TS_PAD_EDGE
-	PadReflect   = C.TS_PAD_REFLECT
-	PadSymmetric = C.TS_PAD_SYMMETRIC
+	PadConstant  = C.TS_PADDING_CONSTANT
+	PadEdge      = C.TS_PADDING_EDGE
+	PadReflect   = C.TS_PADDING_REFLECT
+	PadSymmetric = C.TS_PADDING_SYMMETRIC
 )
 
 // AugmentOp has the layout of ts_augment_op.
@@ -70,6 +70,6 @@ func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []Augme
 	if err := room("Augment", width, height, len(pixels), stride); err != nil {
 		return err
 	}
-	return failure(C.ts_image_augment(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),
-		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int32_t(len(ops))))
+	return failure(C.ts_augmenter_run(a, (*C.uint8_t)(unsafe.SliceData(pixels)), C.int32_t(width), C.int32_t(height), C.size_t(stride),
+		(*C.ts_augment_op)(unsafe.Pointer(unsafe.SliceData(ops))), C.int64_t(len(ops))))
 }

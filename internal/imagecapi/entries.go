@@ -2,14 +2,14 @@ package imagecapi
 
 /*
 #include "torchstream_image.h"
-#cgo noescape ts_image_decode_entries
-#cgo nocallback ts_image_decode_entries
+#cgo noescape ts_image_decode_with_entries
+#cgo nocallback ts_image_decode_with_entries
 #cgo noescape ts_image_decode_make_entries
 #cgo nocallback ts_image_decode_make_entries
-#cgo noescape ts_image_entries_make
-#cgo nocallback ts_image_entries_make
-#cgo noescape ts_image_decoder_stats
-#cgo nocallback ts_image_decoder_stats
+#cgo noescape ts_image_make_entries
+#cgo nocallback ts_image_make_entries
+#cgo noescape ts_image_decoder_get_stats
+#cgo nocallback ts_image_decoder_get_stats
 */
 import "C"
 
@@ -21,8 +21,10 @@ func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int,
 	if err := room("DecodeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
-	return failure(C.ts_image_decode_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride),
-		(*C.uint8_t)(unsafe.SliceData(entries)), C.size_t(len(entries)), (*C.uint64_t)(proof)))
+	c := geometry(g)
+	return failure(C.ts_image_decode_with_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))},
+		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride), (*C.uint64_t)(proof)))
 }
 
 // DecodeMakeEntries is Decode, and makes entry points on the way: n bytes of buffer; 0 if there are none for this image; more than len(buffer) if they
@@ -31,29 +33,33 @@ func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride,
 	if err := room("DecodeMakeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return 0, 0, err
 	}
-	var written C.size_t
-	err = failure(C.ts_image_decode_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)),
-		C.size_t(stride), C.int32_t(spacing), (*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &written, (*C.uint64_t)(&proof)))
-	return int(written), proof, err
+	c := geometry(g)
+	var made C.ts_image_entries_made
+	err = failure(C.ts_image_decode_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride), entriesBuffer(buffer, spacing), &made))
+	return int(made.bytes), uint64(made.proof), err
 }
 
 // MakeEntries makes entry points alone, as DecodeMakeEntries does.
 func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, proof uint64, err error) {
-	var written C.size_t
-	err = failure(C.ts_image_entries_make(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), C.int32_t(spacing), (*C.uint8_t)(unsafe.SliceData(buffer)),
-		C.size_t(len(buffer)), &written, (*C.uint64_t)(&proof)))
-	return int(written), proof, err
+	var made C.ts_image_entries_made
+	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), entriesBuffer(buffer, spacing), &made))
+	return int(made.bytes), uint64(made.proof), err
 }
 
-// Stats is ts_image_stats.
+func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {
+	return C.ts_image_entries_buffer{data: (*C.uint8_t)(unsafe.SliceData(buffer)), capacity: C.size_t(len(buffer)), spacing: C.int64_t(spacing)}
+}
+
+// Stats is ts_image_decoder_stats.
 type Stats struct {
 	JPEGOwn, JPEGLibjpeg, JPEGGaveUp                          int64
 	EntriesUsed, EntriesVerified, EntriesRefused, EntriesMade int64
 }
 
 func DecoderStats(d *Decoder) (Stats, error) {
-	var s C.ts_image_stats
-	if err := failure(C.ts_image_decoder_stats(d, &s)); err != nil {
+	s := C.ts_image_decoder_stats{size: C.sizeof_ts_image_decoder_stats}
+	if err := failure(C.ts_image_decoder_get_stats(d, &s)); err != nil {
 		return Stats{}, err
 	}
 	return Stats{int64(s.jpeg_own), int64(s.jpeg_libjpeg), int64(s.jpeg_gave_up), int64(s.entries_used), int64(s.entries_verified), int64(s.entries_refused),

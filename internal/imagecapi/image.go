@@ -2,8 +2,8 @@ package imagecapi
 
 /*
 #include "torchstream_image.h"
-#cgo noescape ts_image_header
-#cgo nocallback ts_image_header
+#cgo noescape ts_image_get_info
+#cgo nocallback ts_image_get_info
 #cgo noescape ts_image_decoder_new
 #cgo nocallback ts_image_decoder_new
 #cgo noescape ts_image_decode
@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	JPEG = C.TS_IMAGE_JPEG
-	PNG  = C.TS_IMAGE_PNG
-	WebP = C.TS_IMAGE_WEBP
+	JPEG = C.TS_IMAGE_FORMAT_JPEG
+	PNG  = C.TS_IMAGE_FORMAT_PNG
+	WebP = C.TS_IMAGE_FORMAT_WEBP
 )
 
 type Info struct {
@@ -31,8 +31,8 @@ type Info struct {
 }
 
 func Header(data []byte) (Info, error) {
-	var i C.ts_image_info
-	if err := failure(C.ts_image_header((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
+	i := C.ts_image_info{size: C.sizeof_ts_image_info}
+	if err := failure(C.ts_image_get_info((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
 		return Info{}, err
 	}
 	return Info{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
@@ -51,17 +51,23 @@ func NewDecoder(maxPixels int64) (d *Decoder, err error) {
 
 func FreeDecoder(d *Decoder) { C.ts_image_decoder_free(d) }
 
-// Geometry has the layout of ts_image_geometry.
+// Geometry is ts_image_geometry.
 type Geometry struct {
 	CropX, CropY, CropWidth, CropHeight         int32
 	ResizeWidth, ResizeHeight                   int32
 	WindowX, WindowY, WindowWidth, WindowHeight int32
 	Flip                                        bool
-	Orientation                                 int32 // 0, or EXIF's: all of the above is about the upright image
+	Orientation                                 int32 // 0, or EXIF's: the rest describes the upright image
 }
 
-func geometry(g *Geometry) *C.ts_image_geometry {
-	return (*C.ts_image_geometry)(unsafe.Pointer(g))
+func geometry(g *Geometry) C.ts_image_geometry {
+	return C.ts_image_geometry{
+		size:   C.sizeof_ts_image_geometry,
+		crop_x: C.int32_t(g.CropX), crop_y: C.int32_t(g.CropY), crop_width: C.int32_t(g.CropWidth), crop_height: C.int32_t(g.CropHeight),
+		resize_width: C.int32_t(g.ResizeWidth), resize_height: C.int32_t(g.ResizeHeight),
+		window_x: C.int32_t(g.WindowX), window_y: C.int32_t(g.WindowY), window_width: C.int32_t(g.WindowWidth), window_height: C.int32_t(g.WindowHeight),
+		orientation: C.int32_t(g.Orientation), flip: C.bool(g.Flip),
+	}
 }
 
 // Decode writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
@@ -69,7 +75,8 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 	if err := room("Decode", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
 	}
-	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), geometry(g), (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
+	c := geometry(g)
+	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c, (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
 }
 
 // Resize is Decode on pixels.
@@ -80,7 +87,8 @@ func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, d
 	if err := room("Resize", int(g.WindowWidth), int(g.WindowHeight), len(dst), dstStride); err != nil {
 		return err
 	}
-	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), geometry(g),
+	c := geometry(g)
+	return failure(C.ts_image_resize(d, (*C.uint8_t)(unsafe.SliceData(src)), C.int32_t(width), C.int32_t(height), C.size_t(srcStride), &c,
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(dstStride)))
 }
 

@@ -18,7 +18,6 @@ import "C"
 import (
 	"fmt"
 	"sync"
-	"unsafe"
 )
 
 // Check reports whether the loaded library is the one that this package was written for. The
@@ -34,14 +33,3 @@ var Check = sync.OnceValue(func() error {
 
 // JPEGVersion names the JPEG library, for example "libjpeg-turbo 2.1.5".
 func JPEGVersion() string { return C.GoString(C.ts_jpeg_version()) }
-
-// Geometry is laid out as its C twin, which C reads in place: a difference of a size or an offset,
-// in either direction, fails to compile.
-const (
-	_ = -(unsafe.Sizeof(Geometry{}) ^ unsafe.Sizeof(C.ts_image_geometry{}))
-	_ = -(unsafe.Offsetof(Geometry{}.CropHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.crop_height))
-	_ = -(unsafe.Offsetof(Geometry{}.ResizeWidth) ^ unsafe.Offsetof(C.ts_image_geometry{}.resize_width))
-	_ = -(unsafe.Offsetof(Geometry{}.WindowX) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_x))
-	_ = -(unsafe.Offsetof(Geometry{}.WindowHeight) ^ unsafe.Offsetof(C.ts_image_geometry{}.window_height))
-	_ = -(unsafe.Offsetof(Geometry{}.Flip) ^ unsafe.Offsetof(C.ts_image_geometry{}.flip))
-)

@@ -8,8 +8,8 @@ package imagecapi
 #cgo nocallback ts_inflater_reset
 #cgo noescape ts_inflater_run
 #cgo nocallback ts_inflater_run
-#cgo noescape ts_inflater_checkpoint
-#cgo nocallback ts_inflater_checkpoint
+#cgo noescape ts_inflater_get_checkpoint
+#cgo nocallback ts_inflater_get_checkpoint
 */
 import "C"
 
@@ -29,7 +29,7 @@ func NewInflater(spacing uint64) (i *Inflater, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	err = failure(C.ts_inflater_new(C.uint64_t(spacing), &i))
+	err = failure(C.ts_inflater_new(C.size_t(spacing), &i))
 	return i, err
 }
 
@@ -57,7 +57,7 @@ type InflateCheckpoint struct {
 // NextInflateCheckpoint says false if none is complete.
 func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err error) {
 	var p C.ts_inflate_checkpoint
-	if err := failure(C.ts_inflater_checkpoint(i, &p)); err != nil || p.window == nil {
+	if err := failure(C.ts_inflater_get_checkpoint(i, &p)); err != nil || p.window == nil {
 		return InflateCheckpoint{}, false, err
 	}
 	return InflateCheckpoint{uint64(p.bit), uint64(p.output), unsafe.Slice((*byte)(p.window), InflateWindow),

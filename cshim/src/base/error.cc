@@ -31,7 +31,9 @@ ts_error* ts_error_new(int32_t code, const char* origin, const char* message) {
   return error;
 }
 
-int32_t ts_error_code(const ts_error* error) { return error == nullptr ? TS_OK : error->code; }
+int32_t ts_error_code(const ts_error* error) {
+  return error == nullptr ? TS_ERROR_NONE : error->code;
+}
 
 const char* ts_error_message(const ts_error* error) {
   if (error == nullptr) return "";

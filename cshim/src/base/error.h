@@ -31,6 +31,24 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw Failure(TS_ERROR_INVALID_ARGUMENT, message);
 }
 
+// Checks a struct of the header that may grow: the caller says how much of it there is, which may
+// be more than this library knows.
+template <typename Sized>
+void require_size(const Sized* sized, const char* name) {
+  if (sized == nullptr) throw Failure(TS_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
+  if (sized->size < sizeof(Sized)) {
+    throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                  std::string(name) + "->size must be sizeof(*" + name + ") before the call");
+  }
+}
+
+// Fills in such a struct, after require_size.
+template <typename Sized>
+void fill(Sized* sized, Sized value) {
+  value.size = sized->size;
+  *sized = value;
+}
+
 // The boundary between C++ and C. Every exported function that can fail is one call of it:
 // ts::guard(__func__, [&] { ... }).
 template <typename Body>

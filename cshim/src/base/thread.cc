@@ -121,9 +121,7 @@ int64_t ts_thread_count(void) { return ts::threads_alive.load(std::memory_order_
 
 int64_t ts_thread_id(void) { return syscall(SYS_gettid); }
 
-void ts_noop(void) {}
-
-ts_error* ts_set_num_threads(int32_t threads) {
+ts_error* ts_parallelism_set(int32_t threads) {
   return ts::guard(__func__, [&] {
     ts::require(threads > 0, "the number of threads must be at least 1");
     ts::enter_thread();
@@ -131,7 +129,7 @@ ts_error* ts_set_num_threads(int32_t threads) {
   });
 }
 
-int32_t ts_num_threads(void) {
+int32_t ts_parallelism(void) {
   int32_t threads = 1;
   ts_error_free(ts::guard(__func__, [&] {
     ts::enter_thread();

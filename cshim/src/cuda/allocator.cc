@@ -144,17 +144,17 @@ struct ts_memory_pool {
   uint64_t entered = 0;  // the number of the thread that allocates in it; 0: none
 };
 
-ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** out) {
+ts_error* ts_memory_pool_new(int32_t device, ts_memory_pool** pool) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(pool != nullptr, "pool is NULL");
     ts::require_device(device);
     ts::ensure_cuda();
-    *out = std::make_unique<ts_memory_pool>(device).release();
+    *pool = std::make_unique<ts_memory_pool>(device).release();
   });
 }
 
-ts_error* ts_memory_pool_free(ts_memory_pool* pool) {
+ts_error* ts_memory_pool_destroy(ts_memory_pool* pool) {
   return ts::guard(__func__, [&] {
     if (pool == nullptr) return;
     ts::enter_thread();
@@ -163,7 +163,8 @@ ts_error* ts_memory_pool_free(ts_memory_pool* pool) {
       ts::require(pool->entered == 0, "a thread is inside the memory pool: leave it first");
     }
     { const std::unique_ptr<ts_memory_pool> owned(pool); }
-    ts::release_ended_pools();
+    // The pool is gone: memory that the driver does not take back now is left to a later call.
+    ts_error_free(ts::guard(__func__, [] { ts::release_ended_pools(); }));
   });
 }
 
@@ -198,27 +199,28 @@ ts_error* ts_memory_pool_exit(ts_memory_pool* pool) {
   });
 }
 
-ts_error* ts_memory_pool_bytes(ts_memory_pool* pool, int64_t* reserved, int64_t* allocated) {
+ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved,
+                                   size_t* allocated) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(pool != nullptr, "pool is NULL");
     ts::require(reserved != nullptr && allocated != nullptr, "an output parameter is NULL");
-    int64_t held = 0;
-    int64_t live = 0;
+    size_t held = 0;
+    size_t live = 0;
     const auto state = ts::allocator::snapshot(pool->pool.id(), /*include_traces=*/false);
     for (const auto& segment : state.segments) {
-      held += static_cast<int64_t>(segment.total_size);
-      live += static_cast<int64_t>(segment.allocated_size);
+      held += segment.total_size;
+      live += segment.allocated_size;
     }
     *reserved = held;
     *allocated = live;
   });
 }
 
-ts_error* ts_device_memory(int32_t device, ts_memory_stats* out) {
+ts_error* ts_device_get_memory(int32_t device, ts_device_memory* memory) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require_size(memory, "memory");
     ts::require_device(device);
     ts::ensure_cuda();
     const auto stats = ts::allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
@@ -229,41 +231,41 @@ ts_error* ts_device_memory(int32_t device, ts_memory_stats* out) {
       ts::DeviceScope scope(device);
       C10_CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total_bytes));
     }
-    ts_memory_stats result{};
-    result.allocated_bytes = stats.allocated_bytes[all].current;
-    result.peak_allocated_bytes = stats.allocated_bytes[all].peak;
-    result.reserved_bytes = stats.reserved_bytes[all].current;
-    result.peak_reserved_bytes = stats.reserved_bytes[all].peak;
-    result.free_bytes = static_cast<int64_t>(free_bytes);
-    result.total_bytes = static_cast<int64_t>(total_bytes);
-    *out = result;
+    ts_device_memory result{};
+    result.allocated_bytes = static_cast<size_t>(stats.allocated_bytes[all].current);
+    result.peak_allocated_bytes = static_cast<size_t>(stats.allocated_bytes[all].peak);
+    result.reserved_bytes = static_cast<size_t>(stats.reserved_bytes[all].current);
+    result.peak_reserved_bytes = static_cast<size_t>(stats.reserved_bytes[all].peak);
+    result.free_bytes = free_bytes;
+    result.total_bytes = total_bytes;
+    ts::fill(memory, result);
   });
 }
 
-ts_error* ts_device_allocator(int32_t device, ts_allocator_stats* out) {
+ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require_size(stats, "stats");
     ts::require_device(device);
     ts::ensure_cuda();
-    const auto stats = ts::allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+    const auto read = ts::allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     ts_allocator_stats result{};
-    result.requested_bytes = stats.requested_bytes[all].current;
-    result.active_bytes = stats.active_bytes[all].current;
-    result.split_bytes = stats.inactive_split_bytes[all].current;
-    result.allocations = stats.allocation[all].current;
-    result.total_allocations = stats.allocation[all].allocated;
-    result.segments = stats.segment[all].current;
-    result.driver_allocations = stats.num_device_alloc;
-    result.driver_frees = stats.num_device_free;
-    result.retries = stats.num_alloc_retries;
-    result.out_of_memory = stats.num_ooms;
-    *out = result;
+    result.requested_bytes = static_cast<size_t>(read.requested_bytes[all].current);
+    result.active_bytes = static_cast<size_t>(read.active_bytes[all].current);
+    result.split_bytes = static_cast<size_t>(read.inactive_split_bytes[all].current);
+    result.allocations = read.allocation[all].current;
+    result.total_allocations = read.allocation[all].allocated;
+    result.segments = read.segment[all].current;
+    result.driver_allocations = read.num_device_alloc;
+    result.driver_frees = read.num_device_free;
+    result.retries = read.num_alloc_retries;
+    result.out_of_memory = read.num_ooms;
+    ts::fill(stats, result);
   });
 }
 
-ts_error* ts_device_limit_memory(int32_t device, double fraction) {
+ts_error* ts_allocator_limit(int32_t device, double fraction) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(device);
@@ -273,7 +275,7 @@ ts_error* ts_device_limit_memory(int32_t device, double fraction) {
   });
 }
 
-ts_error* ts_device_reset_peak(int32_t device) {
+ts_error* ts_device_reset_peak_memory(int32_t device) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(device);
@@ -282,7 +284,7 @@ ts_error* ts_device_reset_peak(int32_t device) {
   });
 }
 
-ts_error* ts_device_empty_cache(void) {
+ts_error* ts_allocator_empty_cache(void) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(0);

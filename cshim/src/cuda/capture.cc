@@ -202,11 +202,11 @@ void CaptureWatch::blame() const noexcept {
 
 }  // namespace ts
 
-ts_error* ts_capture_here(bool* here) {
+ts_error* ts_capture_is_active(bool* active) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(here != nullptr, "here is NULL");
-    *here = ts::somebody_captures() && (ts::this_thread_captures() || ts::in_capture());
+    ts::require(active != nullptr, "active is NULL");
+    *active = ts::somebody_captures() && (ts::this_thread_captures() || ts::in_capture());
   });
 }
 

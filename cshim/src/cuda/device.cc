@@ -57,34 +57,34 @@ int32_t device_index(c10::Device device) {
 
 int32_t ts_device_count(void) { return ts::device_count(); }
 
-ts_error* ts_device_describe(int32_t device, ts_device_properties* out) {
+ts_error* ts_device_get_info(int32_t device, ts_device_info* info) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require_size(info, "info");
     ts::require_device(device);
     cudaDeviceProp properties;
     C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    ts_device_properties result{};
+    ts_device_info result{};
     static_assert(sizeof result.name == sizeof properties.name);
     std::memcpy(result.name, properties.name, sizeof result.name);
     result.major = properties.major;
     result.minor = properties.minor;
     result.multiprocessors = properties.multiProcessorCount;
     result.async_engines = properties.asyncEngineCount;
-    result.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
-    *out = result;
+    result.total_bytes = properties.totalGlobalMem;
+    ts::fill(info, result);
   });
 }
 
-ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* can) {
+ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(can != nullptr, "can is NULL");
+    ts::require(accessible != nullptr, "accessible is NULL");
     ts::require_device(device);
     ts::require_device(peer);
     int access = 1;  // a device has access to its own memory; CUDA says no
     if (device != peer) C10_CUDA_CHECK(cudaDeviceCanAccessPeer(&access, device, peer));
-    *can = access != 0;
+    *accessible = access != 0;
   });
 }
 

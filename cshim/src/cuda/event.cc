@@ -46,9 +46,9 @@ void ts_event::create(int32_t on_device) {
     return;
   }
   unsigned cuda_flags = cudaEventDefault;
-  if ((flags & TS_EVENT_TIMING) == 0) cuda_flags |= cudaEventDisableTiming;
-  if ((flags & TS_EVENT_BLOCKING) != 0) cuda_flags |= cudaEventBlockingSync;
-  if ((flags & TS_EVENT_INTERPROCESS) != 0) cuda_flags |= cudaEventInterprocess;
+  if ((flags & TS_EVENT_FLAG_TIMING) == 0) cuda_flags |= cudaEventDisableTiming;
+  if ((flags & TS_EVENT_FLAG_BLOCKING) != 0) cuda_flags |= cudaEventBlockingSync;
+  if ((flags & TS_EVENT_FLAG_INTERPROCESS) != 0) cuda_flags |= cudaEventInterprocess;
   cudaEvent_t created = nullptr;
   C10_CUDA_CHECK(cudaEventCreateWithFlags(&created, cuda_flags));
   device.store(on_device, std::memory_order_release);
@@ -149,16 +149,17 @@ void ts_event::synchronize() const {
   C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));
 }
 
-ts_error* ts_event_new(int32_t flags, ts_event** out) {
+ts_error* ts_event_new(int32_t flags, ts_event** event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    ts::require((flags & ~(TS_EVENT_TIMING | TS_EVENT_BLOCKING | TS_EVENT_INTERPROCESS)) == 0,
+    ts::require(event != nullptr, "event is NULL");
+    ts::require((flags & ~(TS_EVENT_FLAG_TIMING | TS_EVENT_FLAG_BLOCKING |
+                           TS_EVENT_FLAG_INTERPROCESS)) == 0,
                 "unknown event flag");
-    ts::require((flags & TS_EVENT_INTERPROCESS) == 0 || (flags & TS_EVENT_TIMING) == 0,
+    ts::require((flags & TS_EVENT_FLAG_INTERPROCESS) == 0 || (flags & TS_EVENT_FLAG_TIMING) == 0,
                 "an event between processes takes no time");
     ts::require_device(0);
-    *out = std::make_unique<ts_event>(flags).release();
+    *event = std::make_unique<ts_event>(flags).release();
   });
 }
 
@@ -167,8 +168,8 @@ ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
     ts::require(handle != nullptr, "handle is NULL");
-    ts::require((event->flags & TS_EVENT_INTERPROCESS) != 0,
-                "the event was not made with TS_EVENT_INTERPROCESS");
+    ts::require((event->flags & TS_EVENT_FLAG_INTERPROCESS) != 0,
+                "the event was not made with TS_EVENT_FLAG_INTERPROCESS");
     ts::require_device(device);
     ts::refuse_in_capture("exporting an event");
     const cudaIpcEventHandle_t shared = event->share(device);
@@ -177,18 +178,18 @@ ts_error* ts_event_export(ts_event* event, int32_t device, uint8_t* handle) {
   });
 }
 
-ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** out) {
+ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(event != nullptr, "event is NULL");
     ts::require(handle != nullptr, "handle is NULL");
     ts::require_device(device);
     ts::refuse_in_capture("importing an event");
     cudaIpcEventHandle_t shared;
     std::memcpy(&shared, handle, sizeof shared);
-    auto event = std::make_unique<ts_event>(TS_EVENT_INTERPROCESS);
-    event->open(device, shared);
-    *out = event.release();
+    auto opened = std::make_unique<ts_event>(TS_EVENT_FLAG_INTERPROCESS);
+    opened->open(device, shared);
+    *event = opened.release();
   });
 }
 
@@ -208,7 +209,7 @@ ts_error* ts_event_record(ts_event* event, ts_stream stream) {
   });
 }
 
-ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event) {
+ts_error* ts_stream_wait_event(ts_stream stream, const ts_event* event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
@@ -218,7 +219,7 @@ ts_error* ts_stream_wait_event(ts_stream stream, ts_event* event) {
   });
 }
 
-ts_error* ts_event_query(ts_event* event, bool* done) {
+ts_error* ts_event_query(const ts_event* event, bool* done) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
@@ -228,7 +229,7 @@ ts_error* ts_event_query(ts_event* event, bool* done) {
   });
 }
 
-ts_error* ts_event_synchronize(ts_event* event) {
+ts_error* ts_event_synchronize(const ts_event* event) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
@@ -237,14 +238,14 @@ ts_error* ts_event_synchronize(ts_event* event) {
   });
 }
 
-ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds) {
+ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64_t* nanoseconds) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(start != nullptr && end != nullptr, "an event is NULL");
-    ts::require(milliseconds != nullptr, "milliseconds is NULL");
-    if ((start->flags & end->flags & TS_EVENT_TIMING) == 0) {
+    ts::require(nanoseconds != nullptr, "nanoseconds is NULL");
+    if ((start->flags & end->flags & TS_EVENT_FLAG_TIMING) == 0) {
       throw ts::Failure(TS_ERROR_NOT_RECORDED,
-                        "elapsed time needs two events made with TS_EVENT_TIMING");
+                        "elapsed time needs two events made with TS_EVENT_FLAG_TIMING");
     }
     ts::refuse_in_capture("asking for the time between events");
     start->check_reachable();
@@ -255,6 +256,7 @@ ts_error* ts_event_elapsed(ts_event* start, ts_event* end, float* milliseconds) 
                 "an event is not complete yet: synchronize the later one first");
     float elapsed = 0;
     C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, start->event.load(), end->event.load()));
-    *milliseconds = elapsed;
+    // In milliseconds, of which the double keeps every bit.
+    *nanoseconds = static_cast<int64_t>(static_cast<double>(elapsed) * 1e6);
   });
 }

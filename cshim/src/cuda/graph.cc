@@ -463,10 +463,10 @@ ts_graph::~ts_graph() {
   C10_CUDA_IGNORE_ERROR(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
-ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out) {
+ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** graph) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(graph != nullptr, "graph is NULL");
     const auto on = ts::checked_stream(stream);
     ts::require(on.stream() != nullptr, "the default stream cannot be captured");
     if (ts::this_thread_captures()) {
@@ -485,7 +485,7 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
                     (share->exec != nullptr && share->record.stream.device_index() == device),
                 "the graph to share memory with is not captured, or on another device");
     ts::ensure_cuda();
-    auto graph = std::make_unique<ts_graph>(
+    auto made = std::make_unique<ts_graph>(
         on, share != nullptr ? share->pool : std::make_shared<ts::Pool>(device));
     std::unique_lock<std::shared_mutex> turn = ts::take_capture_turn();
     ts::require_no_capture(on);  // not of this library: that would have the turn
@@ -494,8 +494,8 @@ ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_graph** out
     ts::require((flags & cudaStreamNonBlocking) != 0,
                 "the stream was made without cudaStreamNonBlocking: a capture on it would break at "
                 "any use of a default stream");
-    graph->begin(std::move(turn));
-    *out = graph.release();
+    made->begin(std::move(turn));
+    *graph = made.release();
   });
 }
 
@@ -522,9 +522,9 @@ ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) {
   });
 }
 
-int64_t ts_graph_nodes(const ts_graph* graph) { return graph == nullptr ? 0 : graph->nodes; }
+int64_t ts_graph_node_count(const ts_graph* graph) { return graph == nullptr ? 0 : graph->nodes; }
 
-ts_error* ts_graph_free(ts_graph* graph) {
+ts_error* ts_graph_destroy(ts_graph* graph) {
   return ts::guard(__func__, [&] {
     if (graph == nullptr) return;
     ts::enter_thread();

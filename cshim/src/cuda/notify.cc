@@ -60,13 +60,13 @@ class Mailbox {
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
 
-  int32_t take(uint64_t* tokens, int32_t capacity) {
+  int64_t take(uint64_t* tokens, int64_t capacity) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto count = std::min(static_cast<size_t>(capacity), tokens_.size());
     const auto end = tokens_.begin() + static_cast<ptrdiff_t>(count);
     std::copy(tokens_.begin(), end, tokens);
     tokens_.erase(tokens_.begin(), end);
-    return static_cast<int32_t>(count);
+    return static_cast<int64_t>(count);
   }
 
  private:
@@ -93,10 +93,10 @@ struct ts_notifier {
   std::shared_ptr<ts::Mailbox> mailbox = std::make_shared<ts::Mailbox>();
 };
 
-ts_error* ts_notifier_new(ts_notifier** out) {
+ts_error* ts_notifier_new(ts_notifier** notifier) {
   return ts::guard(__func__, [&] {
-    ts::require(out != nullptr, "out is NULL");
-    *out = std::make_unique<ts_notifier>().release();
+    ts::require(notifier != nullptr, "notifier is NULL");
+    *notifier = std::make_unique<ts_notifier>().release();
   });
 }
 
@@ -104,8 +104,8 @@ int32_t ts_notifier_fd(const ts_notifier* notifier) {
   return notifier == nullptr ? -1 : notifier->mailbox->fd();
 }
 
-ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int32_t capacity,
-                           int32_t* count) {
+ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64_t capacity,
+                           int64_t* count) {
   return ts::guard(__func__, [&] {
     ts::require(notifier != nullptr, "notifier is NULL");
     ts::require(count != nullptr, "count is NULL");

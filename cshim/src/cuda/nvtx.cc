@@ -127,12 +127,12 @@ const int32_t* ts_range_listeners(void) {
   return reinterpret_cast<const int32_t*>(&ts::listeners());
 }
 
-ts_error* ts_range_start(const char* name, uint64_t* out) {
+ts_error* ts_range_start(const char* name, uint64_t* range) {
   return ts::guard(__func__, [&] {
     ts::require(name != nullptr, "name is NULL");
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(range != nullptr, "range is NULL");
     const int32_t bits = ts::listeners().load(std::memory_order_relaxed);
-    *out = bits == 0 ? 0 : ts::ranges().start(name, bits);
+    *range = bits == 0 ? 0 : ts::ranges().start(name, bits);
   });
 }
 

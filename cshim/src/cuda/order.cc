@@ -93,11 +93,11 @@ cudaEvent_t wait_event(DeviceIndex device) {
 
 // All of them, checked before anything is enqueued, without those that are `side` itself: a stream
 // is always in its own order.
-Streams others(CUDAStream side, const ts_stream* streams, int32_t count) {
+Streams others(CUDAStream side, const ts_stream* streams, int64_t count) {
   require(count >= 0, "count is negative");
   require(count == 0 || streams != nullptr, "the streams are NULL");
   Streams checked;
-  for (int32_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     const CUDAStream stream = checked_stream(streams[i]);
     if (!same_stream(stream, side)) checked.push_back(stream);
   }
@@ -144,7 +144,7 @@ ts_error* ts_wait_cuda_stream(ts_stream waiter, ts_stream on) {
   });
 }
 
-ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count) {
+ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int64_t count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto source = ts::checked_stream(from);
@@ -156,7 +156,7 @@ ts_error* ts_stream_fork(ts_stream from, const ts_stream* to, int32_t count) {
   });
 }
 
-ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int32_t count) {
+ts_error* ts_stream_join(ts_stream into, const ts_stream* from, int64_t count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto waiter = ts::checked_stream(into);

@@ -23,7 +23,7 @@ struct ts_pinned {
 
 namespace {
 
-std::atomic<int64_t> bytes_live{0};
+std::atomic<size_t> bytes_live{0};
 
 // A device whose context is there already: pinning on any other would make one, which takes
 // hundreds of megabytes of that device. Portable memory serves all devices anyway.
@@ -33,17 +33,17 @@ int32_t device_for_pinning() {
 
 }  // namespace
 
-ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
+ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(pinned != nullptr, "pinned is NULL");
     ts::require(bytes > 0, "pinned memory of 0 bytes");
     ts::require_device(0);
     ts::refuse_in_capture("pinning memory");
     // LibTorch takes no memory for pinned before its CUDA side is up.
     ts::ensure_cuda();
     const ts::DeviceScope scope(device_for_pinning());
-    auto pinned = std::make_unique<ts_pinned>();
+    auto made = std::make_unique<ts_pinned>();
     void* data = nullptr;
     const cudaError_t status = cudaHostAlloc(&data, bytes, cudaHostAllocPortable);
     if (status == cudaErrorMemoryAllocation) {
@@ -53,24 +53,24 @@ ts_error* ts_pinned_new(size_t bytes, ts_pinned** out) {
     }
     C10_CUDA_CHECK(status);
     std::memset(data, 0, bytes);
-    pinned->data = static_cast<uint8_t*>(data);
-    pinned->size = bytes;
-    pinned->registered = false;
-    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    *out = pinned.release();
+    made->data = static_cast<uint8_t*>(data);
+    made->size = bytes;
+    made->registered = false;
+    bytes_live.fetch_add(bytes, std::memory_order_relaxed);
+    *pinned = made.release();
   });
 }
 
-ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
+ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** pinned) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(pinned != nullptr, "pinned is NULL");
     ts::require(data != nullptr && bytes > 0, "pinned memory of 0 bytes");
     ts::require_device(0);
     ts::refuse_in_capture("pinning memory");
     ts::ensure_cuda();
     const ts::DeviceScope scope(device_for_pinning());
-    auto pinned = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
+    auto made = std::make_unique<ts_pinned>(ts_pinned{data, bytes, true});
     const cudaError_t status = cudaHostRegister(data, bytes, cudaHostRegisterPortable);
     if (status != cudaSuccess) C10_CUDA_CLEAR_ERROR();
     if (status == cudaErrorMemoryAllocation) {
@@ -82,8 +82,8 @@ ts_error* ts_pinned_register(uint8_t* data, size_t bytes, ts_pinned** out) {
     ts::require(status != cudaErrorInvalidValue,
                 "the driver cannot pin this memory: it is not mapped, or a file's and read-only");
     C10_CUDA_CHECK(status);
-    bytes_live.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    *out = pinned.release();
+    bytes_live.fetch_add(bytes, std::memory_order_relaxed);
+    *pinned = made.release();
   });
 }
 
@@ -93,17 +93,18 @@ uint8_t* ts_pinned_data(const ts_pinned* pinned) {
 
 size_t ts_pinned_size(const ts_pinned* pinned) { return pinned == nullptr ? 0 : pinned->size; }
 
-ts_error* ts_pinned_free(ts_pinned* pinned) {
+ts_error* ts_pinned_destroy(ts_pinned* pinned) {
   return ts::guard(__func__, [&] {
     if (pinned == nullptr) return;
     ts::enter_thread();
-    const std::unique_ptr<ts_pinned> owned(pinned);
-    bytes_live.fetch_sub(static_cast<int64_t>(owned->size), std::memory_order_relaxed);
     const ts::DeviceScope scope(device_for_pinning());
-    // A thread that captures may free: it is no part of the capture, and taken ownership of.
+    // A thread that captures may free: that is no part of the capture.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
-    C10_CUDA_CHECK(owned->registered ? cudaHostUnregister(owned->data) : cudaFreeHost(owned->data));
+    C10_CUDA_CHECK(pinned->registered ? cudaHostUnregister(pinned->data)
+                                      : cudaFreeHost(pinned->data));
+    const std::unique_ptr<ts_pinned> owned(pinned);
+    bytes_live.fetch_sub(owned->size, std::memory_order_relaxed);
   });
 }
 
-int64_t ts_pinned_bytes_live(void) { return bytes_live.load(std::memory_order_relaxed); }
+size_t ts_pinned_live_bytes(void) { return bytes_live.load(std::memory_order_relaxed); }

@@ -243,33 +243,33 @@ ts_stream to_value(CUDAStream stream) noexcept { return {stream.id(), stream.dev
 
 }  // namespace ts
 
-ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* out) {
+ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(stream != nullptr, "stream is NULL");
     ts::require_device(device);
     ts::check_priority(priority);
-    *out = ts::to_value(ts::take_from_pool(priority, device));
+    *stream = ts::to_value(ts::take_from_pool(priority, device));
   });
 }
 
-ts_error* ts_stream_default(int32_t device, ts_stream* out) {
+ts_error* ts_stream_get_default(int32_t device, ts_stream* stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(stream != nullptr, "stream is NULL");
     ts::require_device(device);
-    *out = {0, device};
+    *stream = {0, device};
   });
 }
 
-ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* out) {
+ts_error* ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(stream != nullptr, "stream is NULL");
     ts::require_device(device);
     auto* const handle = reinterpret_cast<cudaStream_t>(cuda_stream);
     if (handle == nullptr) {
-      *out = {0, device};
+      *stream = {0, device};
       return;
     }
     ts::require(handle != cudaStreamLegacy && handle != cudaStreamPerThread,
@@ -283,11 +283,11 @@ ts_error* ts_stream_external(uintptr_t cuda_stream, int32_t device, ts_stream* o
                                                        std::to_string(owner) + ", not to device " +
                                                        std::to_string(device));
     }
-    const auto stream =
+    const auto wrapped =
         c10::cuda::getStreamFromExternal(handle, static_cast<c10::DeviceIndex>(device));
-    ts::require(ts::addressed_streams().wrap(device, stream.id()),
-                "the stream was this library's own and was given back with ts_stream_free");
-    *out = ts::to_value(stream);
+    ts::require(ts::addressed_streams().wrap(device, wrapped.id()),
+                "the stream was this library's own and was given back with ts_stream_release");
+    *stream = ts::to_value(wrapped);
   });
 }
 
@@ -303,22 +303,22 @@ ts_error* ts_stream_forget(ts_stream stream) {
   });
 }
 
-ts_error* ts_stream_new(int32_t device, int32_t priority, ts_stream* out) {
+ts_error* ts_stream_acquire(int32_t device, int32_t priority, ts_stream* stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(stream != nullptr, "stream is NULL");
     ts::require_device(device);
     ts::check_priority(priority);
-    *out = {ts::addressed_streams().take(device, priority), device};
+    *stream = {ts::addressed_streams().take(device, priority), device};
   });
 }
 
-ts_error* ts_stream_free(ts_stream stream) {
+ts_error* ts_stream_release(ts_stream stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require_device(stream.device);
     auto& streams = ts::addressed_streams();
-    constexpr auto not_owned = "not a stream of ts_stream_new, or given back before";
+    constexpr auto not_owned = "not a stream of ts_stream_acquire, or given back before";
     ts::require(streams.owned(stream.device, stream.id), not_owned);
     const auto own = ts::unchecked(stream.device, stream.id);
     ts::require(!ts::is_capturing(own), "the stream is being captured: end the capture first");
@@ -326,7 +326,7 @@ ts_error* ts_stream_free(ts_stream stream) {
   });
 }
 
-ts_error* ts_stream_same(ts_stream a, ts_stream b, bool* same) {
+ts_error* ts_stream_is_same(ts_stream a, ts_stream b, bool* same) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(same != nullptr, "same is NULL");
@@ -334,23 +334,23 @@ ts_error* ts_stream_same(ts_stream a, ts_stream b, bool* same) {
   });
 }
 
-ts_error* ts_stream_handle(ts_stream stream, uintptr_t* out) {
+ts_error* ts_stream_get_handle(ts_stream stream, uintptr_t* cuda_stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = reinterpret_cast<uintptr_t>(ts::checked_stream(stream).stream());
+    ts::require(cuda_stream != nullptr, "cuda_stream is NULL");
+    *cuda_stream = reinterpret_cast<uintptr_t>(ts::checked_stream(stream).stream());
   });
 }
 
-ts_error* ts_stream_priority(ts_stream stream, int32_t* out) {
+ts_error* ts_stream_get_priority(ts_stream stream, int32_t* priority) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::checked_stream(stream).priority();
+    ts::require(priority != nullptr, "priority is NULL");
+    *priority = ts::checked_stream(stream).priority();
   });
 }
 
-ts_error* ts_stream_priority_range(int32_t* least, int32_t* greatest) {
+ts_error* ts_stream_get_priority_range(int32_t* least, int32_t* greatest) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(least != nullptr && greatest != nullptr, "an output parameter is NULL");
@@ -382,22 +382,22 @@ ts_error* ts_stream_synchronize(ts_stream stream) {
   });
 }
 
-ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* out) {
+ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* stream) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(stream != nullptr, "stream is NULL");
     if (device == TS_DEVICE_CURRENT) {
       ts::require_device(0);
       // Not getCurrentCUDAStream(-1): that also makes a context on the device.
       device = c10::cuda::current_device();
     }
     ts::require_device(device);
-    const auto stream = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
+    const auto current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
     // Made current by other code of the process: what we hand out we take back.
-    if (ts::is_external(stream.id()) && !ts::usable(device, stream.id())) {
-      ts::addressed_streams().wrap(device, stream.id());
+    if (ts::is_external(current.id()) && !ts::usable(device, current.id())) {
+      ts::addressed_streams().wrap(device, current.id());
     }
-    *out = ts::to_value(stream);
+    *stream = ts::to_value(current);
   });
 }
 
@@ -408,10 +408,10 @@ ts_error* ts_set_cuda_stream(ts_stream stream) {
   });
 }
 
-ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* out) {
+ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* guard) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(guard != nullptr, "guard is NULL");
     const auto inner = ts::checked_stream(stream);
     ts::Guards& guards = ts::guards();
     const auto outer = c10::cuda::getCurrentCUDAStream(inner.device_index());
@@ -421,7 +421,7 @@ ts_error* ts_stream_guard_enter(ts_stream stream, ts_stream_guard* out) {
     const auto device = c10::cuda::ExchangeDevice(inner.device_index());
     c10::cuda::setCurrentCUDAStream(inner);
     guards.entered.push_back({guards.serial + 1, outer, device});
-    *out = {ts::thread_number, ++guards.serial};
+    *guard = {ts::thread_number, ++guards.serial};
   });
 }
 

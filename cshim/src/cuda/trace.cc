@@ -53,25 +53,26 @@ std::optional<int32_t> kind_of(uint8_t activity) {
   using libkineto::ActivityType;
   switch (static_cast<ActivityType>(activity)) {
     case ActivityType::CPU_OP:
-      return TS_TRACE_OPERATOR;
+      return TS_TRACE_KIND_OPERATOR;
     case ActivityType::USER_ANNOTATION:
-      return TS_TRACE_RANGE;
+      return TS_TRACE_KIND_RANGE;
     case ActivityType::GPU_MEMCPY:
-      return TS_TRACE_MEMCPY;
+      return TS_TRACE_KIND_MEMCPY;
     case ActivityType::GPU_MEMSET:
-      return TS_TRACE_MEMSET;
+      return TS_TRACE_KIND_MEMSET;
     case ActivityType::CONCURRENT_KERNEL:
-      return TS_TRACE_KERNEL;
+      return TS_TRACE_KIND_KERNEL;
     case ActivityType::CUDA_RUNTIME:
     case ActivityType::CUDA_DRIVER:
-      return TS_TRACE_RUNTIME;
+      return TS_TRACE_KIND_RUNTIME;
     default:
       return std::nullopt;
   }
 }
 
 bool on_device(int32_t kind) {
-  return kind == TS_TRACE_KERNEL || kind == TS_TRACE_MEMCPY || kind == TS_TRACE_MEMSET;
+  return kind == TS_TRACE_KIND_KERNEL || kind == TS_TRACE_KIND_MEMCPY ||
+         kind == TS_TRACE_KIND_MEMSET;
 }
 
 // Kineto gives the size of a copy only as text: `"bytes": 67108864`.
@@ -126,10 +127,10 @@ void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityTy
 
 }  // namespace ts
 
-ts_error* ts_trace_lane(ts_stream stream, int64_t* out) {
+ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(lane != nullptr, "lane is NULL");
     const auto on = ts::checked_stream(stream);
     const ts::DeviceScope scope(stream.device);
     // CUPTI is in the process, since LibTorch is linked with it; its headers are not needed for one
@@ -155,14 +156,14 @@ ts_error* ts_trace_lane(ts_stream stream, int64_t* out) {
                                            std::to_string(no_context) + ", cuptiGetStreamIdEx " +
                                            std::to_string(no_id));
     }
-    *out = id;
+    *lane = id;
   });
 }
 
 ts_error* ts_trace_start(int32_t flags) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require((flags & ~(TS_TRACE_NO_OPERATORS)) == 0, "unknown trace flag");
+    ts::require((flags & ~(TS_TRACE_FLAG_NO_OPERATORS)) == 0, "unknown trace flag");
     ts::Recorder& all = ts::recorder();
     const std::lock_guard<std::mutex> lock(all.mutex);
     if (all.running) {
@@ -175,7 +176,7 @@ ts_error* ts_trace_start(int32_t flags) {
       ts::ensure_cuda();
       activities.insert(impl::ActivityType::CUDA);
     }
-    const bool operators = (flags & TS_TRACE_NO_OPERATORS) == 0;
+    const bool operators = (flags & TS_TRACE_FLAG_NO_OPERATORS) == 0;
     if (operators || activities.empty()) activities.insert(impl::ActivityType::CPU);
     const auto config = ts::config(/*shapes=*/false);
     ts::prepare(config, activities);
@@ -185,10 +186,10 @@ ts_error* ts_trace_start(int32_t flags) {
   });
 }
 
-ts_error* ts_trace_stop(ts_trace** out) {
+ts_error* ts_trace_stop(ts_trace** trace) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(trace != nullptr, "trace is NULL");
     ts::Recorder& all = ts::recorder();
     const std::lock_guard<std::mutex> lock(all.mutex);
     ts::require(all.running, "nothing is being recorded");
@@ -196,38 +197,39 @@ ts_error* ts_trace_stop(ts_trace** out) {
     const auto ranges = ts::stop_range_log();
     const auto result = profiler::disableProfiler();
 
-    auto trace = std::make_unique<ts_trace>();
-    ts::Names names(trace->texts);
-    trace->events.reserve(result->events().size() + ranges.size());
+    auto stopped = std::make_unique<ts_trace>();
+    ts::Names names(stopped->texts);
+    stopped->events.reserve(result->events().size() + ranges.size());
     for (const auto& from : result->events()) {
       const auto kind = ts::kind_of(from.activityType());
       if (!kind) continue;
       const bool device = ts::on_device(*kind);
       ts_trace_event event{};
-      event.start_ns = static_cast<int64_t>(from.startNs());
-      event.duration_ns = static_cast<int64_t>(from.durationNs());
-      event.bytes = device && *kind != TS_TRACE_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
+      event.start = static_cast<int64_t>(from.startNs());
+      event.duration = static_cast<int64_t>(from.durationNs());
+      event.bytes =
+          device && *kind != TS_TRACE_KIND_KERNEL ? ts::bytes_in(from.metadataJson()) : -1;
       event.correlation = static_cast<int64_t>(from.correlationId());
       event.lane = from.deviceResourceId();
-      if (*kind == TS_TRACE_RUNTIME) event.lane = ts::thread_id_of(event.lane);
+      if (*kind == TS_TRACE_KIND_RUNTIME) event.lane = ts::thread_id_of(event.lane);
       event.device = device ? from.deviceIndex() : TS_DEVICE_CPU;
       event.kind = *kind;
       event.name = names(from.name());
-      trace->events.push_back(event);
+      stopped->events.push_back(event);
     }
     for (const auto& range : ranges) {
       ts_trace_event event{};
-      event.start_ns = range.start_ns;  // the clock that Kineto turns its own times into
-      event.duration_ns = range.end_ns - range.start_ns;
+      event.start = range.start_ns;  // the clock that Kineto turns its own times into
+      event.duration = range.end_ns - range.start_ns;
       event.bytes = -1;
       event.lane = range.start_thread;
       event.device = TS_DEVICE_CPU;
-      event.kind = TS_TRACE_RANGE;
+      event.kind = TS_TRACE_KIND_RANGE;
       event.name = names(range.name);
-      trace->events.push_back(event);
+      stopped->events.push_back(event);
     }
-    for (const auto& text : trace->texts) trace->names.push_back(text.c_str());
-    *out = trace.release();
+    for (const auto& text : stopped->texts) stopped->names.push_back(text.c_str());
+    *trace = stopped.release();
   });
 }
 
@@ -240,7 +242,7 @@ int64_t ts_trace_event_count(const ts_trace* trace) {
 const char* const* ts_trace_names(const ts_trace* trace) {
   return trace == nullptr ? nullptr : trace->names.data();
 }
-int32_t ts_trace_name_count(const ts_trace* trace) {
+int64_t ts_trace_name_count(const ts_trace* trace) {
   return trace == nullptr ? 0 : static_cast<int32_t>(trace->names.size());
 }
 void ts_trace_free(ts_trace* trace) { delete trace; }

@@ -626,10 +626,10 @@ struct ts_inflater {
   ts::image::Inflater inflater;
 };
 
-ts_error* ts_inflater_new(uint64_t spacing, ts_inflater** out) {
+ts_error* ts_inflater_new(size_t spacing, ts_inflater** inflater) {
   return ts::guard(__func__, [&] {
-    ts::require(out != nullptr, "out is NULL");
-    *out = std::make_unique<ts_inflater>(spacing).release();
+    ts::require(inflater != nullptr, "inflater is NULL");
+    *inflater = std::make_unique<ts_inflater>(spacing).release();
   });
 }
 
@@ -644,24 +644,25 @@ ts_error* ts_inflater_reset(ts_inflater* inflater, int32_t skip_bits, size_t his
 }
 
 ts_error* ts_inflater_run(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last,
-                          uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* out) {
+                          uint8_t* buffer, size_t begin, size_t end,
+                          ts_inflate_progress* progress) {
   return ts::guard(__func__, [&] {
     ts::require(inflater != nullptr, "inflater is NULL");
     ts::require(input != nullptr || bytes == 0, "input is NULL");
     ts::require(buffer != nullptr || end == 0, "buffer is NULL");
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(progress != nullptr, "progress is NULL");
     const auto p = inflater->inflater.run(input, bytes, last, buffer, begin, end);
-    *out = ts_inflate_progress{p.consumed, p.produced, p.done};
+    *progress = ts_inflate_progress{p.consumed, p.produced, p.done};
   });
 }
 
-ts_error* ts_inflater_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* out) {
+ts_error* ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint) {
   return ts::guard(__func__, [&] {
     ts::require(inflater != nullptr, "inflater is NULL");
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(checkpoint != nullptr, "checkpoint is NULL");
     const auto* c = inflater->inflater.next_checkpoint();
-    *out = c == nullptr
-               ? ts_inflate_checkpoint{}
-               : ts_inflate_checkpoint{c->bit, c->output, c->window.data(), c->used.data()};
+    *checkpoint = c == nullptr
+                      ? ts_inflate_checkpoint{}
+                      : ts_inflate_checkpoint{c->bit, c->output, c->window.data(), c->used.data()};
   });
 }

@@ -353,11 +353,11 @@ void gaussian(int32_t taps, double sigma, float* out) {
 int32_t padded(int32_t i, int32_t side, int32_t mode) {
   if (i >= 0 && i < side) return i;
   switch (mode) {
-    case TS_PAD_EDGE:
+    case TS_PADDING_EDGE:
       return i < 0 ? 0 : side - 1;
-    case TS_PAD_REFLECT:
+    case TS_PADDING_REFLECT:
       return i < 0 ? -i : 2 * (side - 1) - i;
-    case TS_PAD_SYMMETRIC:
+    case TS_PADDING_SYMMETRIC:
       return i < 0 ? -i - 1 : 2 * side - 1 - i;
     default:
       return -1;
@@ -538,8 +538,11 @@ void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
       if (in[2] < 1 || in[3] < 1 || in[2] > kMostSide || in[3] > kMostSide) {
         refuse(op, "the box must be from 1 to 65535 pixels a side");
       }
-      if (in[4] < TS_PAD_CONSTANT || in[4] > TS_PAD_SYMMETRIC) refuse(op, "no such padding");
-      const int64_t most = in[4] == TS_PAD_REFLECT ? -1 : in[4] == TS_PAD_SYMMETRIC ? 0 : 1 << 20;
+      if (in[4] < TS_PADDING_CONSTANT || in[4] > TS_PADDING_SYMMETRIC)
+        refuse(op, "no such padding");
+      const int64_t most = in[4] == TS_PADDING_REFLECT     ? -1
+                           : in[4] == TS_PADDING_SYMMETRIC ? 0
+                                                           : 1 << 20;
       const auto far = [&](int64_t begin, int64_t size, int64_t side) {
         const int64_t over = most >= 1 ? most : side + most;
         return begin < -over || begin + size > side + over;
@@ -553,7 +556,8 @@ void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
     }
     case TS_AUGMENT_AFFINE:
     case TS_AUGMENT_PERSPECTIVE:
-      if (in[0] != TS_NEAREST && in[0] != TS_BILINEAR) refuse(op, "no such interpolation");
+      if (in[0] != TS_INTERPOLATION_NEAREST && in[0] != TS_INTERPOLATION_BILINEAR)
+        refuse(op, "no such interpolation");
       if (op.kind == TS_AUGMENT_PERSPECTIVE || (in[5] == 0 && in[6] == 0)) return;
       if (in[5] < 1 || in[6] < 1 || in[5] > kMostSide || in[6] > kMostSide) {
         refuse(op, "the result must be from 1 to 65535 pixels a side");
@@ -738,7 +742,7 @@ void Augmenter::blur(int32_t width, int32_t height, double sigma_x, double sigma
   for (int32_t y = 0; y < image_.height; ++y) {
     for (int32_t k = 0; k < height; ++k) {
       rows[static_cast<size_t>(k)] =
-          image_.row(padded(y + k - height / 2, image_.height, TS_PAD_REFLECT));
+          image_.row(padded(y + k - height / 2, image_.height, TS_PADDING_REFLECT));
     }
     float* line = x_.data() + 3 * margin;
     ts::image::run<BlurRows>(static_cast<const uint8_t* const*>(rows.data()),
@@ -761,7 +765,7 @@ void Augmenter::sample(const ts_augment_op& op, int32_t y) {
   if (from.filled) put_color(op.integers + 2, from.fill);
   const float* xs = x_.data();
   const float* ys = y_.data();
-  if (op.integers[0] == TS_NEAREST) {
+  if (op.integers[0] == TS_INTERPOLATION_NEAREST) {
     ts::image::run<NearestRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
   } else {
     ts::image::run<BilinearRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
@@ -805,10 +809,10 @@ void Augmenter::perspective(const ts_augment_op& op) {
 
 }  // namespace ts::image
 
-ts_error* ts_augmenter_new(ts_augmenter** out) {
+ts_error* ts_augmenter_new(ts_augmenter** augmenter) {
   return ts::guard(__func__, [&] {
-    ts::require(out != nullptr, "out is NULL");
-    *out = std::make_unique<ts_augmenter>().release();
+    ts::require(augmenter != nullptr, "augmenter is NULL");
+    *augmenter = std::make_unique<ts_augmenter>().release();
   });
 }
 
@@ -816,8 +820,8 @@ void ts_augmenter_free(ts_augmenter* augmenter) {
   const std::unique_ptr<ts_augmenter> owned(augmenter);
 }
 
-ts_error* ts_image_augment(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height,
-                           size_t stride, const ts_augment_op* ops, int32_t count) {
+ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t width, int32_t height,
+                           size_t stride, const ts_augment_op* ops, int64_t count) {
   return ts::guard(__func__, [&] {
     ts::require(augmenter != nullptr, "augmenter is NULL");
     ts::require(pixels != nullptr, "pixels is NULL");

@@ -81,11 +81,11 @@ int32_t of_chunks(const uint8_t* data, size_t bytes, size_t at, bool png) {
 
 int32_t exif_orientation(int32_t format, const uint8_t* data, size_t bytes) {
   switch (format) {
-    case TS_IMAGE_JPEG:
+    case TS_IMAGE_FORMAT_JPEG:
       return of_jpeg(data, bytes);
-    case TS_IMAGE_PNG:
+    case TS_IMAGE_FORMAT_PNG:
       return of_chunks(data, bytes, 8, true);
-    case TS_IMAGE_WEBP:
+    case TS_IMAGE_FORMAT_WEBP:
       return of_chunks(data, bytes, 12, false);
     default:
       return kUpright;

@@ -71,7 +71,7 @@ bool inside(int32_t begin, int32_t size, int32_t whole) {
 
 // What can be said before the image's size is known.
 void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t stride) {
-  require(g != nullptr, "geometry is NULL");
+  require_size(g, "geometry");
   require(dst != nullptr, "dst is NULL");
   require(g->resize_width >= 1 && g->resize_width <= kMostOutputs && g->resize_height >= 1 &&
               g->resize_height <= kMostOutputs,
@@ -114,10 +114,10 @@ ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t
 void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
                    const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
                    const EntriesIn* in, EntriesOut* out) {
-  if (format == TS_IMAGE_JPEG) {
+  if (format == TS_IMAGE_FORMAT_JPEG) {
     const Box box = decoder->resizer.start(geometry, dst, stride);
     decoder->jpeg.decode(data, bytes, box, &decoder->resizer, in, out);
-  } else if (format == TS_IMAGE_PNG) {
+  } else if (format == TS_IMAGE_FORMAT_PNG) {
     png_check(data, bytes);
     const Box box = decoder->resizer.start(geometry, dst, stride);
     decoder->png.decode(data, bytes, box, &decoder->resizer);
@@ -153,15 +153,11 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                 dst, stride, in, out);
 }
 
-EntriesOut entries_out(int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
-                       uint64_t* proof) {
-  require(spacing >= 0, "spacing is negative");
-  require(buffer != nullptr || capacity == 0, "buffer is NULL");
-  require(written != nullptr, "written is NULL");
-  require(proof != nullptr, "proof is NULL");
-  *written = 0;
-  *proof = 0;
-  return {static_cast<uint32_t>(spacing), buffer, capacity};
+EntriesOut entries_out(const ts_image_entries_buffer& buffer, const ts_image_entries_made* made) {
+  require(buffer.spacing >= 0 && buffer.spacing <= INT32_MAX, "buffer.spacing is out of range");
+  require(buffer.data != nullptr || buffer.capacity == 0, "buffer.data is NULL");
+  require(made != nullptr, "made is NULL");
+  return {static_cast<uint32_t>(buffer.spacing), buffer.data, buffer.capacity};
 }
 
 void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_t height,
@@ -196,20 +192,20 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
 
 int32_t ts_image_abi_version(void) { return TS_IMAGE_ABI_VERSION; }
 
-ts_error* ts_image_header(const uint8_t* data, size_t bytes, ts_image_info* out) {
+ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) {
   return ts::guard(__func__, [&] {
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::image::header(data, bytes);
+    ts::require_size(info, "info");
+    ts::fill(info, ts::image::header(data, bytes));
   });
 }
 
-ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** out) {
+ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) {
   return ts::guard(__func__, [&] {
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(max_pixels >= 0, "max_pixels is negative");
-    *out = std::make_unique<ts_image_decoder>(max_pixels == 0 ? ts::image::kDefaultMaxPixels
-                                                              : max_pixels)
-               .release();
+    *decoder = std::make_unique<ts_image_decoder>(max_pixels == 0 ? ts::image::kDefaultMaxPixels
+                                                                  : max_pixels)
+                   .release();
   });
 }
 
@@ -226,54 +222,51 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
   });
 }
 
-ts_error* ts_image_entries_make(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
-                                int32_t spacing, uint8_t* buffer, size_t capacity, size_t* written,
-                                uint64_t* proof) {
+ts_error* ts_image_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                ts_image_entries_buffer buffer, ts_image_entries_made* made) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::image::EntriesOut out = ts::image::entries_out(spacing, buffer, capacity, written, proof);
-    if (ts::image::bounded_header(decoder, data, bytes).format == TS_IMAGE_JPEG) {
+    ts::image::EntriesOut out = ts::image::entries_out(buffer, made);
+    if (ts::image::bounded_header(decoder, data, bytes).format == TS_IMAGE_FORMAT_JPEG) {
       decoder->jpeg.make_entries(data, bytes, &out);
     }
-    *written = out.written;
-    *proof = out.proof;
+    *made = {out.written, out.proof};
   });
 }
 
 ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                        const ts_image_geometry* geometry, uint8_t* dst,
-                                       size_t stride, int32_t spacing, uint8_t* buffer,
-                                       size_t capacity, size_t* written, uint64_t* proof) {
+                                       size_t stride, ts_image_entries_buffer buffer,
+                                       ts_image_entries_made* made) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::image::check_geometry(geometry, dst, stride);
-    ts::image::EntriesOut out = ts::image::entries_out(spacing, buffer, capacity, written, proof);
+    ts::image::EntriesOut out = ts::image::entries_out(buffer, made);
     ts::image::decode(decoder, data, bytes, *geometry, dst, stride, nullptr, &out);
-    *written = out.written;
-    *proof = out.proof;
+    *made = {out.written, out.proof};
   });
 }
 
-ts_error* ts_image_decode_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
-                                  const ts_image_geometry* geometry, uint8_t* dst, size_t stride,
-                                  const uint8_t* entries, size_t entries_bytes, uint64_t* proof) {
+ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                       const ts_image_geometry* geometry, ts_image_entries entries,
+                                       uint8_t* dst, size_t stride, uint64_t* proof) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(entries != nullptr || entries_bytes == 0, "entries is NULL");
+    ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
     ts::image::check_geometry(geometry, dst, stride);
-    const ts::image::EntriesIn in = {entries, entries_bytes, proof};
+    const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
     ts::image::decode(decoder, data, bytes, *geometry, dst, stride, &in);
   });
 }
 
-ts_error* ts_image_decoder_stats(const ts_image_decoder* decoder, ts_image_stats* out) {
+ts_error* ts_image_decoder_get_stats(const ts_image_decoder* decoder,
+                                     ts_image_decoder_stats* stats) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::require(out != nullptr, "out is NULL");
+    ts::require_size(stats, "stats");
     const ts::image::JpegStats& jpeg = decoder->jpeg.stats();
-    *out = {jpeg.own,          jpeg.libjpeg,          jpeg.gave_up,
-            jpeg.entries_used, jpeg.entries_verified, jpeg.entries_refused,
-            jpeg.entries_made};
+    ts::fill(stats, {0, jpeg.own, jpeg.libjpeg, jpeg.gave_up, jpeg.entries_used,
+                     jpeg.entries_verified, jpeg.entries_refused, jpeg.entries_made});
   });
 }
 

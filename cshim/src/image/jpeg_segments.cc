@@ -132,7 +132,7 @@ ts_image_info jpeg_header(const uint8_t* data, size_t bytes) {
     }
     if (frame[0] != 8) unsupported(std::to_string(frame[0]) + " bits a sample");
     ts_image_info info = {};
-    info.format = TS_IMAGE_JPEG;
+    info.format = TS_IMAGE_FORMAT_JPEG;
     info.height = frame[1] << 8 | frame[2];
     info.width = frame[3] << 8 | frame[4];
     info.components = frame[5];

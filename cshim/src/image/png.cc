@@ -167,7 +167,7 @@ ts_image_info png_header(const uint8_t* data, size_t bytes) {
     throw Failure(TS_ERROR_UNSUPPORTED, "PNG: an unknown compression, filter or interlace method");
   }
   ts_image_info info = {};
-  info.format = TS_IMAGE_PNG;
+  info.format = TS_IMAGE_FORMAT_PNG;
   info.width = static_cast<int32_t>(width);
   info.height = static_cast<int32_t>(height);
   info.components = palette ? 3 : channels;

@@ -53,7 +53,7 @@ ts_image_info webp_header(const uint8_t* data, size_t bytes) {
     throw Failure(TS_ERROR_DECODE, "damaged WebP: an impossible width or height");
   }
   ts_image_info info = {};
-  info.format = TS_IMAGE_WEBP;
+  info.format = TS_IMAGE_FORMAT_WEBP;
   info.width = features.width;
   info.height = features.height;
   info.components = features.has_alpha != 0 ? 4 : 3;

@@ -47,18 +47,18 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
   });
 }
 
-ts_error* ts_tensor_grad(const ts_tensor* tensor, ts_tensor** out) {
+ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(gradient != nullptr, "gradient is NULL");
     const at::Tensor value = ts::value_of(tensor);
     // Past Tensor::grad, which warns about tensors that are not leaves.
-    const at::Tensor& gradient = value.unsafeGetTensorImpl()->grad();
+    const at::Tensor& known = value.unsafeGetTensorImpl()->grad();
     if (ts::somebody_captures()) {
       ts::hold_in_capture(value);
       ts::gradients_in_capture();
     }
-    *out = gradient.defined() ? ts::to_handle(gradient) : nullptr;
+    *gradient = known.defined() ? ts::to_handle(known) : nullptr;
   });
 }
 
@@ -104,7 +104,7 @@ ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) {
   });
 }
 
-ts_error* ts_manual_seed(uint64_t seed) {
+ts_error* ts_random_seed(uint64_t seed) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     if (ts::device_count() > 0) ts::ensure_cuda();

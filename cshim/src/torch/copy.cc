@@ -25,7 +25,7 @@
 namespace ts {
 namespace {
 
-// One checked pair of ts_copy_batch.
+// One checked pair of ts_tensor_copy_batch.
 struct Transfer {
   at::Tensor dst;
   at::Tensor src;
@@ -195,10 +195,10 @@ ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking
 }
 
 ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking,
-                       ts_tensor** out) {
+                       ts_tensor** result) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(result != nullptr, "result is NULL");
     const at::Tensor value = ts::value_of(tensor);
     const auto type = dtype == -1 ? value.scalar_type() : ts::checked_dtype(dtype);
     const auto where = ts::checked_device(device);
@@ -209,7 +209,7 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
     const ts::CaptureWatch watch("a copy");
     auto converted = value.to(where, type, non_blocking, /*copy=*/false);
     ts::made_in_capture(converted);
-    *out = ts::to_handle(std::move(converted));
+    *result = ts::to_handle(std::move(converted));
   });
 }
 
@@ -236,24 +236,24 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
   });
 }
 
-ts_error* ts_tensor_item(const ts_tensor* tensor, double* out) {
+ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::only_element(tensor).toDouble();
+    ts::require(value != nullptr, "value is NULL");
+    *value = ts::only_element(tensor).toDouble();
   });
 }
 
-ts_error* ts_tensor_item_int(const ts_tensor* tensor, int64_t* out) {
+ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::only_element(tensor).toLong();
+    ts::require(value != nullptr, "value is NULL");
+    *value = ts::only_element(tensor).toLong();
   });
 }
 
-ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst,
-                        ts_tensor* const* src, int32_t count, ts_event* done) {
+ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst,
+                               ts_tensor* const* src, int64_t count, ts_event* done) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto on = ts::checked_stream(stream);
@@ -282,8 +282,8 @@ ts_error* ts_copy_batch(ts_stream stream, ts_event* after, ts_tensor* const* dst
   });
 }
 
-ts_error* ts_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream,
-                       ts_tensor* const* src, int32_t count) {
+ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream,
+                              ts_tensor* const* src, int64_t count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const auto to = ts::checked_stream(dst_stream);

@@ -1,4 +1,5 @@
-// ts_images_normalize: checks, the CPU's loop, and the launch of the GPU's kernel (normalize.cu).
+// ts_tensor_normalize_images: checks, the CPU's loop, and the launch of the GPU's kernel
+// (normalize.cu).
 #include "torch/normalize.h"
 
 #include <ATen/Parallel.h>
@@ -76,9 +77,9 @@ PixelType pixel_type(at::ScalarType type) {
   }
 }
 
-Affine make_affine(const float* mean, const float* std, int32_t channels) {
+Affine make_affine(const float* mean, const float* std, int channels) {
   Affine affine{};
-  for (int32_t c = 0; c < channels; ++c) {
+  for (int c = 0; c < channels; ++c) {
     require(std::isfinite(mean[c]), "a mean is not finite");
     require(std::isfinite(std[c]) && std[c] != 0, "a standard deviation is zero or not finite");
     affine.scale[c] = static_cast<float>(1.0 / (255.0 * std[c]));
@@ -90,8 +91,8 @@ Affine make_affine(const float* mean, const float* std, int32_t channels) {
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float* mean,
-                              const float* std, int32_t channels) {
+ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean,
+                                     const float* std, int64_t channels) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const at::Tensor to = ts::value_of(dst, "dst");
@@ -110,9 +111,9 @@ ts_error* ts_images_normalize(ts_tensor* dst, const ts_tensor* src, const float*
     ts::require(to.device() == from.device(), "dst and src are on different devices");
     const auto type = ts::pixel_type(to.scalar_type());
     const int32_t device = ts::device_index(to.device());
-    const ts::Affine affine = ts::make_affine(mean, std, channels);
-    const ts::NormalizeShape shape{from.size(0), from.size(1) * from.size(2), channels,
-                                   !contiguous};
+    const ts::Affine affine = ts::make_affine(mean, std, static_cast<int>(channels));
+    const ts::NormalizeShape shape{from.size(0), from.size(1) * from.size(2),
+                                   static_cast<int>(channels), !contiguous};
     const auto* pixels = from.const_data_ptr<uint8_t>();
     if (device == TS_DEVICE_CPU) {
       switch (type) {

@@ -1,4 +1,4 @@
-// The kernel behind ts_images_normalize. No LibTorch here: normalize.cu includes it.
+// The kernel behind ts_tensor_normalize_images. No LibTorch here: normalize.cu includes it.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -57,33 +57,33 @@ constexpr uint32_t bit(int32_t kind) { return 1U << kind; }
 uint32_t kinds_of(Type type) {
   switch (type) {
     case Type::kTensor:
-      return bit(TS_ARG_TENSOR);
+      return bit(TS_ARG_KIND_TENSOR);
     case Type::kTensors:
     case Type::kOptionalTensors:
-      return bit(TS_ARG_TENSORS);
+      return bit(TS_ARG_KIND_TENSORS);
     case Type::kInt:
     case Type::kDtype:
     case Type::kLayout:
     case Type::kMemoryFormat:
-      return bit(TS_ARG_INT);
+      return bit(TS_ARG_KIND_INT);
     case Type::kFloat:
-      return bit(TS_ARG_DOUBLE);
+      return bit(TS_ARG_KIND_DOUBLE);
     case Type::kBool:
-      return bit(TS_ARG_BOOL);
+      return bit(TS_ARG_KIND_BOOL);
     case Type::kScalar:
-      return bit(TS_ARG_INT) | bit(TS_ARG_DOUBLE) | bit(TS_ARG_BOOL);
+      return bit(TS_ARG_KIND_INT) | bit(TS_ARG_KIND_DOUBLE) | bit(TS_ARG_KIND_BOOL);
     case Type::kInts:
-      return bit(TS_ARG_INTS);
+      return bit(TS_ARG_KIND_INTS);
     case Type::kFloats:
-      return bit(TS_ARG_DOUBLES);
+      return bit(TS_ARG_KIND_DOUBLES);
     case Type::kBools:
-      return bit(TS_ARG_BOOLS);
+      return bit(TS_ARG_KIND_BOOLS);
     case Type::kScalars:
-      return bit(TS_ARG_INTS) | bit(TS_ARG_DOUBLES) | bit(TS_ARG_BOOLS);
+      return bit(TS_ARG_KIND_INTS) | bit(TS_ARG_KIND_DOUBLES) | bit(TS_ARG_KIND_BOOLS);
     case Type::kDevice:
-      return bit(TS_ARG_DEVICE);
+      return bit(TS_ARG_KIND_DEVICE);
     case Type::kString:
-      return bit(TS_ARG_STRING);
+      return bit(TS_ARG_KIND_STRING);
     case Type::kOther:
       return 0;
   }
@@ -147,7 +147,7 @@ Type type_of(const c10::TypePtr& type) {
 
 struct Parameter {
   Type type;
-  uint32_t kinds;  // bits of what it takes, TS_ARG_DEFAULT and TS_ARG_NONE included
+  uint32_t kinds;  // bits of what it takes, TS_ARG_KIND_DEFAULT and TS_ARG_KIND_NONE included
   c10::IValue default_value;
   std::string name;
   std::string type_name;  // as the schema writes it, for messages
@@ -160,13 +160,13 @@ Parameter parameter_of(const c10::Argument& argument) {
   parameter.type_name = type->str();
   parameter.kinds = 0;
   if (type->kind() == c10::TypeKind::OptionalType) {
-    parameter.kinds |= bit(TS_ARG_NONE);
+    parameter.kinds |= bit(TS_ARG_KIND_NONE);
     type = type->expectRef<c10::OptionalType>().getElementType();
   }
   parameter.type = type_of(type);
   parameter.kinds |= kinds_of(parameter.type);
   if (argument.default_value().has_value()) {
-    parameter.kinds |= bit(TS_ARG_DEFAULT);
+    parameter.kinds |= bit(TS_ARG_KIND_DEFAULT);
     parameter.default_value = *argument.default_value();
   }
   return parameter;
@@ -174,29 +174,29 @@ Parameter parameter_of(const c10::Argument& argument) {
 
 const char* kind_name(int32_t kind) {
   switch (kind) {
-    case TS_ARG_DEFAULT:
+    case TS_ARG_KIND_DEFAULT:
       return "the default";
-    case TS_ARG_NONE:
+    case TS_ARG_KIND_NONE:
       return "none";
-    case TS_ARG_TENSOR:
+    case TS_ARG_KIND_TENSOR:
       return "a tensor";
-    case TS_ARG_TENSORS:
+    case TS_ARG_KIND_TENSORS:
       return "a list of tensors";
-    case TS_ARG_INT:
+    case TS_ARG_KIND_INT:
       return "an int";
-    case TS_ARG_DOUBLE:
+    case TS_ARG_KIND_DOUBLE:
       return "a double";
-    case TS_ARG_BOOL:
+    case TS_ARG_KIND_BOOL:
       return "a bool";
-    case TS_ARG_INTS:
+    case TS_ARG_KIND_INTS:
       return "a list of ints";
-    case TS_ARG_DOUBLES:
+    case TS_ARG_KIND_DOUBLES:
       return "a list of doubles";
-    case TS_ARG_BOOLS:
+    case TS_ARG_KIND_BOOLS:
       return "a list of bools";
-    case TS_ARG_DEVICE:
+    case TS_ARG_KIND_DEVICE:
       return "a device";
-    case TS_ARG_STRING:
+    case TS_ARG_KIND_STRING:
       return "a string";
     default:
       return "an argument of unknown kind";
@@ -212,14 +212,19 @@ double double_of(int64_t bits) {
 // The arrays of one call.
 struct Operands {
   const ts_arg* args;
-  int32_t arg_count;
+  int64_t arg_count;
   ts_tensor* const* tensors;
-  int32_t tensor_count;
+  int64_t tensor_count;
   const int64_t* ints;
-  int32_t int_count;
+  int64_t int_count;
   const char* text;
-  int32_t text_bytes;
+  int64_t text_bytes;
 };
+
+Operands operands_of(const ts_arguments& given, ts_tensor* const* tensors, int64_t tensor_count) {
+  return {given.args, given.arg_count, tensors,    tensor_count,
+          given.ints, given.int_count, given.text, static_cast<int64_t>(given.text_bytes)};
+}
 
 }  // namespace
 }  // namespace ts
@@ -250,41 +255,41 @@ class Filler {
       : op_(op), operands_(operands), stack_(stack) {}
 
   void push(const Parameter& parameter, const ts_arg& arg) {
-    if (arg.kind < 0 || arg.kind > TS_ARG_STRING || (parameter.kinds & bit(arg.kind)) == 0) {
+    if (arg.kind < 0 || arg.kind > TS_ARG_KIND_STRING || (parameter.kinds & bit(arg.kind)) == 0) {
       mismatch(parameter, arg.kind);
     }
     switch (arg.kind) {
-      case TS_ARG_DEFAULT:
+      case TS_ARG_KIND_DEFAULT:
         stack_.push_back(parameter.default_value);
         return;
-      case TS_ARG_NONE:
+      case TS_ARG_KIND_NONE:
         stack_.emplace_back();
         return;
-      case TS_ARG_TENSOR:
+      case TS_ARG_KIND_TENSOR:
         stack_.emplace_back(tensor(parameter, arg.value));
         return;
-      case TS_ARG_TENSORS:
+      case TS_ARG_KIND_TENSORS:
         push_tensors(parameter, arg);
         return;
-      case TS_ARG_INT:
+      case TS_ARG_KIND_INT:
         check_enum(parameter, arg.value);
         stack_.emplace_back(arg.value);
         return;
-      case TS_ARG_DOUBLE:
+      case TS_ARG_KIND_DOUBLE:
         stack_.emplace_back(double_of(arg.value));
         return;
-      case TS_ARG_BOOL:
+      case TS_ARG_KIND_BOOL:
         stack_.emplace_back(boolean(parameter, arg.value));
         return;
-      case TS_ARG_INTS:
-      case TS_ARG_DOUBLES:
-      case TS_ARG_BOOLS:
+      case TS_ARG_KIND_INTS:
+      case TS_ARG_KIND_DOUBLES:
+      case TS_ARG_KIND_BOOLS:
         push_list(parameter, arg);
         return;
-      case TS_ARG_DEVICE:
+      case TS_ARG_KIND_DEVICE:
         push_device(parameter, arg.value);
         return;
-      case TS_ARG_STRING:
+      case TS_ARG_KIND_STRING:
         check_range(parameter, arg, operands_.text_bytes, "bytes of text");
         stack_.emplace_back(
             std::string(operands_.text + arg.value, static_cast<size_t>(arg.count)));
@@ -299,7 +304,7 @@ class Filler {
 
  private:
   [[noreturn]] void mismatch(const Parameter& parameter, int32_t kind) const {
-    if (kind == TS_ARG_DEFAULT) {
+    if (kind == TS_ARG_KIND_DEFAULT) {
       fail(parameter,
            "it is " + parameter.type_name + " and has no default; schema: " + op_.schema);
     }
@@ -307,7 +312,7 @@ class Filler {
   }
 
   // The range [arg.value, arg.value + arg.count) inside an array of `available` elements.
-  void check_range(const Parameter& parameter, const ts_arg& arg, int32_t available,
+  void check_range(const Parameter& parameter, const ts_arg& arg, int64_t available,
                    const char* what) const {
     if (arg.count < 0 || arg.value < 0 || arg.value > available ||
         arg.count > available - arg.value) {
@@ -398,14 +403,14 @@ class Filler {
     const auto as_int = [](int64_t value) { return value; };
     const auto as_bool = [&](int64_t value) { return boolean(parameter, value); };
     if (parameter.type == Type::kScalars) {
-      if (arg.kind == TS_ARG_INTS) push_as<at::Scalar>(arg, as_int);
-      if (arg.kind == TS_ARG_DOUBLES) push_as<at::Scalar>(arg, double_of);
-      if (arg.kind == TS_ARG_BOOLS) push_as<at::Scalar>(arg, as_bool);
+      if (arg.kind == TS_ARG_KIND_INTS) push_as<at::Scalar>(arg, as_int);
+      if (arg.kind == TS_ARG_KIND_DOUBLES) push_as<at::Scalar>(arg, double_of);
+      if (arg.kind == TS_ARG_KIND_BOOLS) push_as<at::Scalar>(arg, as_bool);
       return;
     }
-    if (arg.kind == TS_ARG_INTS) push_as<int64_t>(arg, as_int);
-    if (arg.kind == TS_ARG_DOUBLES) push_as<double>(arg, double_of);
-    if (arg.kind == TS_ARG_BOOLS) push_as<bool>(arg, as_bool);
+    if (arg.kind == TS_ARG_KIND_INTS) push_as<int64_t>(arg, as_int);
+    if (arg.kind == TS_ARG_KIND_DOUBLES) push_as<double>(arg, double_of);
+    if (arg.kind == TS_ARG_KIND_BOOLS) push_as<bool>(arg, as_bool);
   }
 
   const ts_operator& op_;
@@ -445,7 +450,7 @@ void fill_stack(const ts_operator& op, const Operands& operands, torch::jit::Sta
   }
   stack.reserve(std::max(op.parameters.size(), op.returns));
   Filler filler(op, operands, stack);
-  constexpr ts_arg kDefault{TS_ARG_DEFAULT, 0, 0};
+  constexpr ts_arg kDefault{TS_ARG_KIND_DEFAULT, 0, 0};
   for (int32_t i = 0; i < parameters; ++i) {
     filler.push(op.parameters[static_cast<size_t>(i)],
                 i < operands.arg_count ? operands.args[i] : kDefault);
@@ -469,16 +474,16 @@ ts_tensor* handle_or_null(at::Tensor tensor) {
   return tensor.defined() ? to_handle(std::move(tensor)) : nullptr;
 }
 
-int32_t count_results(const torch::jit::Stack& stack) {
+int64_t count_results(const torch::jit::Stack& stack) {
   size_t count = 0;
   for (const c10::IValue& value : stack) {
     if (value.isTensor()) ++count;
     if (value.isTensorList()) count += value.toListRef().size();
   }
-  return static_cast<int32_t>(count);
+  return static_cast<int64_t>(count);
 }
 
-void check_capacity(const ts_operator& op, int32_t capacity) {
+void check_capacity(const ts_operator& op, int64_t capacity) {
   if (capacity == 0) return;
   if (op.tensor_returns < 0) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT,
@@ -492,7 +497,7 @@ void check_capacity(const ts_operator& op, int32_t capacity) {
 }
 
 void check_arrays(const Operands& operands) {
-  const auto check = [](int32_t count, const void* array, const char* name) {
+  const auto check = [](int64_t count, const void* array, const char* name) {
     if (count < 0 || (count > 0 && array == nullptr)) {
       throw Failure(TS_ERROR_INVALID_ARGUMENT,
                     std::string(name) + ": a negative count, or NULL with a count above 0");
@@ -568,12 +573,14 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
   const CaptureWatch watch(op.name.c_str());
   std::optional<c10::NoGradGuard> no_grad;
-  if ((flags & TS_CALL_NO_GRAD) != 0) no_grad.emplace();
+  if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
   op.handle.callBoxed(&stack);
   if (captured) note_results(stack);
 }
 
-void check_flags(int32_t flags) { require((flags & ~TS_CALL_NO_GRAD) == 0, "unknown call flag"); }
+void check_flags(int32_t flags) {
+  require((flags & ~TS_OPERATOR_FLAG_NO_GRAD) == 0, "unknown call flag");
+}
 
 std::string full_name(const std::string& name, const std::string& overload) {
   return overload.empty() ? name : name + "." + overload;
@@ -648,12 +655,12 @@ Operators& operators() {
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** out) {
+ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(name != nullptr && overload != nullptr, "name or overload is NULL");
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::operators().find(name, overload);
+    ts::require(op != nullptr, "op is NULL");
+    *op = ts::operators().find(name, overload);
   });
 }
 
@@ -661,56 +668,51 @@ const char* ts_operator_schema(const ts_operator* op) {
   return op == nullptr ? "" : op->schema.c_str();
 }
 
-ts_error* ts_operator_call(const ts_operator* op, const ts_arg* args, int32_t arg_count,
-                           ts_tensor* const* tensors, int32_t tensor_count, const int64_t* ints,
-                           int32_t int_count, const char* text, int32_t text_bytes, int32_t flags,
-                           ts_tensor** out, int32_t out_capacity, int32_t* out_count) {
+ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors,
+                           int64_t tensor_count, int32_t flags, ts_tensor** results,
+                           int64_t capacity, int64_t* count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(op != nullptr, "op is NULL");
-    ts::require(out_count != nullptr, "out_count is NULL");
-    ts::require(out_capacity >= 0 && (out_capacity == 0 || out != nullptr), "out is NULL");
+    ts::require(count != nullptr, "count is NULL");
+    ts::require(capacity >= 0 && (capacity == 0 || results != nullptr), "results is NULL");
     ts::check_flags(flags);
-    const ts::Operands operands{args, arg_count, tensors, tensor_count,
-                                ints, int_count, text,    text_bytes};
+    const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
-    ts::check_capacity(*op, out_capacity);
+    ts::check_capacity(*op, capacity);
     ts::CallStack call;
     ts::run(*op, operands, flags, *call);
-    const int32_t count = ts::count_results(*call);
-    if (out_capacity > 0) {
-      ts::each_result(*call, [&](at::Tensor t) { *out++ = ts::handle_or_null(std::move(t)); });
+    const int64_t returned = ts::count_results(*call);
+    if (capacity > 0) {
+      ts::each_result(*call, [&](at::Tensor t) { *results++ = ts::handle_or_null(std::move(t)); });
     }
-    *out_count = count;
+    *count = returned;
   });
 }
 
-ts_error* ts_operator_call_list(const ts_operator* op, const ts_arg* args, int32_t arg_count,
-                                ts_tensor* const* tensors, int32_t tensor_count,
-                                const int64_t* ints, int32_t int_count, const char* text,
-                                int32_t text_bytes, int32_t flags, ts_tensor_list** out,
-                                int32_t* out_count) {
+ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
+                                ts_tensor* const* tensors, int64_t tensor_count, int32_t flags,
+                                ts_tensor_list** list, int64_t* count) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(op != nullptr, "op is NULL");
-    ts::require(out != nullptr && out_count != nullptr, "out or out_count is NULL");
+    ts::require(list != nullptr && count != nullptr, "list or count is NULL");
     ts::check_flags(flags);
-    const ts::Operands operands{args, arg_count, tensors, tensor_count,
-                                ints, int_count, text,    text_bytes};
+    const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
     ts::CallStack call;
     ts::run(*op, operands, flags, *call);
-    auto list = std::make_unique<ts_tensor_list>();
-    ts::each_result(*call, [&](at::Tensor t) { list->tensors.push_back(std::move(t)); });
-    *out_count = static_cast<int32_t>(list->tensors.size());
-    *out = list.release();
+    auto results = std::make_unique<ts_tensor_list>();
+    ts::each_result(*call, [&](at::Tensor t) { results->tensors.push_back(std::move(t)); });
+    *count = static_cast<int64_t>(results->tensors.size());
+    *list = results.release();
   });
 }
 
-void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** out) {
+void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {
   if (list == nullptr) return;
   const std::unique_ptr<ts_tensor_list> owned(list);
-  for (at::Tensor& tensor : owned->tensors) *out++ = ts::handle_or_null(std::move(tensor));
+  for (at::Tensor& tensor : owned->tensors) *tensors++ = ts::handle_or_null(std::move(tensor));
 }
 
 void ts_tensor_list_free(ts_tensor_list* list) {

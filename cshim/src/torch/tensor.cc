@@ -91,32 +91,36 @@ void drop(ts_tensor* tensor) noexcept {
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_tensor_empty(const int64_t* sizes, int32_t ndim, int32_t dtype, int32_t device,
-                          int32_t memory_format, ts_tensor** out) {
+ts_error* ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device,
+                        int32_t memory_format, ts_tensor** tensor) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(tensor != nullptr, "tensor is NULL");
     const auto shape = ts::checked_sizes(sizes, ndim);
     const auto type = ts::checked_dtype(dtype);
     ts::checked_bytes(shape, type);
-    ts::require(memory_format == TS_CONTIGUOUS || memory_format == TS_CHANNELS_LAST,
-                "memory_format must be TS_CONTIGUOUS or TS_CHANNELS_LAST");
-    ts::require(memory_format != TS_CHANNELS_LAST || ndim == 4, "channels_last needs 4 dimensions");
+    ts::require(
+        memory_format == TS_MEMORY_FORMAT_CONTIGUOUS ||
+            memory_format == TS_MEMORY_FORMAT_CHANNELS_LAST,
+        "memory_format must be TS_MEMORY_FORMAT_CONTIGUOUS or TS_MEMORY_FORMAT_CHANNELS_LAST");
+    ts::require(memory_format != TS_MEMORY_FORMAT_CHANNELS_LAST || ndim == 4,
+                "channels_last needs 4 dimensions");
     const auto where = ts::checked_device(device);
-    const auto format = memory_format == TS_CHANNELS_LAST ? c10::MemoryFormat::ChannelsLast
-                                                          : c10::MemoryFormat::Contiguous;
-    auto tensor =
+    const auto format = memory_format == TS_MEMORY_FORMAT_CHANNELS_LAST
+                            ? c10::MemoryFormat::ChannelsLast
+                            : c10::MemoryFormat::Contiguous;
+    auto made =
         at::empty(shape, at::TensorOptions().dtype(type).device(where).memory_format(format));
-    ts::made_in_capture(tensor);
-    *out = ts::to_handle(std::move(tensor));
+    ts::made_in_capture(made);
+    *tensor = ts::to_handle(std::move(made));
   });
 }
 
-ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim,
-                              int32_t dtype, ts_tensor** out) {
+ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes, int64_t ndim,
+                              int32_t dtype, ts_tensor** tensor) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(tensor != nullptr, "tensor is NULL");
     const auto shape = ts::checked_sizes(sizes, ndim);
     const auto type = ts::checked_dtype(dtype);
     ts::require_bytes(bytes, shape, type);
@@ -126,32 +130,32 @@ ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* 
         ts::require(data[i] <= 1, "a byte of a bool tensor is neither 0 nor 1");
       }
     }
-    auto tensor = at::empty(shape, at::TensorOptions().dtype(type));
-    if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), data, bytes);
-    *out = ts::to_handle(std::move(tensor));
+    auto made = at::empty(shape, at::TensorOptions().dtype(type));
+    if (bytes > 0) std::memcpy(made.mutable_data_ptr(), data, bytes);
+    *tensor = ts::to_handle(std::move(made));
   });
 }
 
-ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes, int32_t ndim,
-                                int32_t dtype, ts_tensor** out) {
+ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes, int64_t ndim,
+                                int32_t dtype, ts_tensor** tensor) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(tensor != nullptr, "tensor is NULL");
     const auto shape = ts::checked_sizes(sizes, ndim);
     const auto type = ts::checked_dtype(dtype);
     ts::require_bytes(bytes, shape, type);
     ts::require(data != nullptr, "data is NULL");
     ts::require(reinterpret_cast<uintptr_t>(data) % c10::elementSize(type) == 0,
                 "data is not aligned to the element size");
-    *out = ts::to_handle(at::from_blob(data, shape, at::TensorOptions().dtype(type)));
+    *tensor = ts::to_handle(at::from_blob(data, shape, at::TensorOptions().dtype(type)));
   });
 }
 
-ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** out) {
+ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** reference) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = ts::to_handle(ts::value_of(tensor));
+    ts::require(reference != nullptr, "reference is NULL");
+    *reference = ts::to_handle(ts::value_of(tensor));
   });
 }
 
@@ -167,28 +171,28 @@ void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {
 
 int64_t ts_tensor_count(void) { return ts::tensor_handles.load(std::memory_order_relaxed); }
 
-ts_error* ts_tensor_describe(const ts_tensor* tensor, ts_tensor_info* out) {
+ts_error* ts_tensor_get_info(const ts_tensor* tensor, ts_tensor_info* info) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
+    ts::require(info != nullptr, "info is NULL");
     const at::Tensor value = ts::value_of(tensor);
-    ts_tensor_info info{};
-    info.numel = value.numel();
-    info.element_size = static_cast<int32_t>(value.element_size());
-    info.bytes = ts::bytes_of(value);
-    info.ndim = static_cast<int32_t>(value.dim());
-    info.dtype = static_cast<int32_t>(value.scalar_type());
-    info.device = ts::device_index(value.device());
-    info.contiguous = value.is_contiguous();
-    info.channels_last = info.ndim == 4 && value.is_contiguous(c10::MemoryFormat::ChannelsLast);
-    info.requires_grad = value.requires_grad();
-    info.pinned = ts::is_pinned(value);
-    *out = info;
+    ts_tensor_info result{};
+    result.numel = value.numel();
+    result.element_size = static_cast<int32_t>(value.element_size());
+    result.bytes = static_cast<size_t>(ts::bytes_of(value));
+    result.ndim = static_cast<int32_t>(value.dim());
+    result.dtype = static_cast<int32_t>(value.scalar_type());
+    result.device = ts::device_index(value.device());
+    result.contiguous = value.is_contiguous();
+    result.channels_last = result.ndim == 4 && value.is_contiguous(c10::MemoryFormat::ChannelsLast);
+    result.requires_grad = value.requires_grad();
+    result.pinned = ts::is_pinned(value);
+    *info = result;
   });
 }
 
-ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
-                          int32_t capacity) {
+ts_error* ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* strides,
+                              int64_t capacity) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const at::Tensor value = ts::value_of(tensor);
@@ -204,11 +208,11 @@ ts_error* ts_tensor_shape(const ts_tensor* tensor, int64_t* sizes, int64_t* stri
   });
 }
 
-ts_error* ts_tensor_data(const ts_tensor* tensor, uintptr_t* out) {
+ts_error* ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
-    ts::require(out != nullptr, "out is NULL");
-    *out = reinterpret_cast<uintptr_t>(ts::value_of(tensor).data_ptr());
+    ts::require(address != nullptr, "address is NULL");
+    *address = reinterpret_cast<uintptr_t>(ts::value_of(tensor).data_ptr());
   });
 }
 

@@ -6,20 +6,20 @@
 namespace {
 
 struct Bytes {
-  int64_t reserved = -1;
-  int64_t allocated = -1;
+  size_t reserved = SIZE_MAX;
+  size_t allocated = SIZE_MAX;
 };
 
 class Pool {
  public:
   Pool() { EXPECT_OK(ts_memory_pool_new(0, &handle_)); }
-  ~Pool() { EXPECT_OK(ts_memory_pool_free(handle_)); }
+  ~Pool() { EXPECT_OK(ts_memory_pool_destroy(handle_)); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
   operator ts_memory_pool*() const { return handle_; }  // NOLINT: as the C functions take it
   Bytes bytes() const {
     Bytes result;
-    EXPECT_OK(ts_memory_pool_bytes(handle_, &result.reserved, &result.allocated));
+    EXPECT_OK(ts_memory_pool_get_bytes(handle_, &result.reserved, &result.allocated));
     return result;
   }
 
@@ -29,17 +29,19 @@ class Pool {
 
 TEST(MemoryPool, ArgumentsAreChecked) {
   ts_memory_pool* pool = nullptr;
-  ts_allocator_stats stats{};
-  int64_t bytes = 0;
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out", ts_memory_pool_new(0, nullptr));
+  ts_allocator_stats stats = {};
+  stats.size = sizeof stats;
+  size_t bytes = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_memory_pool_new(0, nullptr));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_memory_pool_new(1000, &pool));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "pool", ts_memory_pool_enter(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "pool", ts_memory_pool_exit(nullptr));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "pool", ts_memory_pool_bytes(nullptr, &bytes, &bytes));
-  EXPECT_OK(ts_memory_pool_free(nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "pool",
+               ts_memory_pool_get_bytes(nullptr, &bytes, &bytes));
+  EXPECT_OK(ts_memory_pool_destroy(nullptr));
   for (const int32_t device : {1000, -1, INT32_MIN}) {
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_allocator(device, &stats));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_limit_memory(device, 0.5));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_allocator_get_stats(device, &stats));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_allocator_limit(device, 0.5));
   }
 }
 
@@ -57,7 +59,7 @@ TEST(MemoryPoolGpu, TakesWhatItsThreadAllocates) {
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one thread at a time", ts_memory_pool_enter(pool));
   }).join();
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one thread at a time", ts_memory_pool_enter(pool));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "leave it", ts_memory_pool_free(pool));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "leave it", ts_memory_pool_destroy(pool));
   ASSERT_OK(ts_memory_pool_exit(pool));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not entered", ts_memory_pool_exit(pool));
   test::Tensor after = test::full({1 << 20}, 4, 0);

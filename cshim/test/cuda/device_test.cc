@@ -3,6 +3,7 @@
 #include <cstring>
 #include <thread>
 
+#include "bench/torchstream_bench.h"
 #include "support.h"
 
 namespace {
@@ -17,17 +18,19 @@ TEST(Version, IsWhatWasBuilt) {
 TEST(Device, ThoseThatAreNotThereAreNoDevice) {
   testing::internal::CaptureStderr();
   const int32_t beyond = ts_device_count();
-  ts_device_properties properties{};
-  ts_memory_stats stats{};
+  ts_device_info properties = {};
+  properties.size = sizeof properties;
+  ts_device_memory stats = {};
+  stats.size = sizeof stats;
   for (const int32_t device : {beyond, -1, -2, 1000}) {
     SCOPED_TRACE(device);
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_describe(device, &properties));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_memory(device, &stats));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_reset_peak(device));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_get_info(device, &properties));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_get_memory(device, &stats));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_reset_peak_memory(device));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_synchronize(device));
   }
   if (beyond == 0) {
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "no usable GPU", ts_device_empty_cache());
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "no usable GPU", ts_allocator_empty_cache());
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
@@ -42,7 +45,7 @@ TEST(Device, ErrorsCanBeFreedAndNameTheirOrigin) {
 
 // What has no error to return gives nothing for nothing.
 TEST(Device, NullObjectsHaveNothing) {
-  EXPECT_EQ(ts_error_code(nullptr), TS_OK);
+  EXPECT_EQ(ts_error_code(nullptr), TS_ERROR_NONE);
   EXPECT_STREQ(ts_error_message(nullptr), "");
   EXPECT_STREQ(ts_error_origin(nullptr), "");
   EXPECT_EQ(ts_pinned_data(nullptr), nullptr);
@@ -53,7 +56,7 @@ TEST(Device, NullObjectsHaveNothing) {
   EXPECT_EQ(ts_trace_event_count(nullptr), 0);
   EXPECT_EQ(ts_trace_names(nullptr), nullptr);
   EXPECT_EQ(ts_trace_name_count(nullptr), 0);
-  EXPECT_EQ(ts_graph_nodes(nullptr), 0);
+  EXPECT_EQ(ts_graph_node_count(nullptr), 0);
   ts_tensor_list_take(nullptr, nullptr);
   ts_tensor_list_free(nullptr);
   ts_tensor_free_all(nullptr, 0);
@@ -69,7 +72,7 @@ TEST(Thread, AreCountedWhileTheyLive) {
   std::atomic<bool> entered{false};
   std::atomic<bool> leave{false};
   std::thread thread([&] {
-    ts_noop();
+    ts_bench_noop();
     test::describe(tensor);
     entered = true;
     while (!leave) std::this_thread::yield();
@@ -79,7 +82,7 @@ TEST(Thread, AreCountedWhileTheyLive) {
   leave = true;
   thread.join();
   EXPECT_EQ(ts_thread_count(), before);
-  std::thread([] { ts_noop(); }).join();
+  std::thread([] { ts_bench_noop(); }).join();
   EXPECT_EQ(ts_thread_count(), before);
 }
 
@@ -92,18 +95,19 @@ TEST(Thread, HaveIds) {
 }
 
 TEST(Thread, NumbersInsideAnOperator) {
-  const int32_t before = ts_num_threads();
+  const int32_t before = ts_parallelism();
   EXPECT_GE(before, 1);
-  ASSERT_OK(ts_set_num_threads(1));
-  EXPECT_EQ(ts_num_threads(), 1);
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "at least 1", ts_set_num_threads(0));
-  ASSERT_OK(ts_set_num_threads(before));
+  ASSERT_OK(ts_parallelism_set(1));
+  EXPECT_EQ(ts_parallelism(), 1);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "at least 1", ts_parallelism_set(0));
+  ASSERT_OK(ts_parallelism_set(before));
 }
 
 TEST(DeviceGpu, DescribesItself) {
   NEEDS_GPUS(1);
-  ts_device_properties properties{};
-  ASSERT_OK(ts_device_describe(0, &properties));
+  ts_device_info properties = {};
+  properties.size = sizeof properties;
+  ASSERT_OK(ts_device_get_info(0, &properties));
   EXPECT_GT(std::strlen(properties.name), 0U);
   EXPECT_GE(properties.major, 5);
   EXPECT_GT(properties.multiprocessors, 0);

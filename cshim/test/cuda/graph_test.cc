@@ -10,23 +10,23 @@ TEST(Graph, WithoutThatDeviceABeginSaysNoDevice) {
   ts_graph* graph = nullptr;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
                ts_graph_begin({0, ts_device_count()}, nullptr, &graph));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out is NULL", ts_graph_begin({0, 0}, nullptr, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "is NULL", ts_graph_begin({0, 0}, nullptr, nullptr));
   EXPECT_EQ(graph, nullptr);
 }
 
 TEST(Graph, NullIsNoGraph) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not being captured", ts_graph_end(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(nullptr, {0, 0}));
-  EXPECT_EQ(ts_graph_nodes(nullptr), 0);
-  EXPECT_OK(ts_graph_free(nullptr));
+  EXPECT_EQ(ts_graph_node_count(nullptr), 0);
+  EXPECT_OK(ts_graph_destroy(nullptr));
 }
 
 TEST(Graph, WithoutACaptureNobodyWaits) {
   EXPECT_OK(ts_capture_wait());
   bool here = true;
-  EXPECT_OK(ts_capture_here(&here));
+  EXPECT_OK(ts_capture_is_active(&here));
   EXPECT_FALSE(here);
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "here", ts_capture_here(nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_capture_is_active(nullptr));
 }
 
 TEST(GraphGpu, OnlyTheCurrentStreamOfTheThreadIsCaptured) {
@@ -41,8 +41,8 @@ TEST(GraphGpu, OnlyTheCurrentStreamOfTheThreadIsCaptured) {
 
 TEST(GraphGpu, CapturesOnceAndReplaysOften) {
   NEEDS_GPUS(1);
-  test::Tensor x = test::empty({4}, TS_FLOAT32, 0);
-  test::Tensor one = test::empty({4}, TS_FLOAT32, 0);
+  test::Tensor x = test::empty({4}, TS_DTYPE_FLOAT32, 0);
+  test::Tensor one = test::empty({4}, TS_DTYPE_FLOAT32, 0);
   ASSERT_OK(test::Call("aten::fill_", "Scalar").tensor(x).integer(0).drop());
   ASSERT_OK(test::Call("aten::fill_", "Scalar").tensor(one).integer(1).drop());
   ASSERT_OK(ts_device_synchronize(0));
@@ -56,10 +56,10 @@ TEST(GraphGpu, CapturesOnceAndReplaysOften) {
   EXPECT_FAILS(TS_ERROR_CAPTURE, "waiting for a stream", ts_stream_synchronize(stream));
   EXPECT_OK(ts_graph_end(graph));
   ASSERT_OK(ts_stream_guard_exit(guard));
-  EXPECT_EQ(ts_graph_nodes(graph), 1);
+  EXPECT_EQ(ts_graph_node_count(graph), 1);
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not being captured", ts_graph_end(graph));
   for (int i = 0; i < 3; ++i) EXPECT_OK(ts_graph_replay(graph, stream));
-  EXPECT_OK(ts_graph_free(graph));
+  EXPECT_OK(ts_graph_destroy(graph));
   ASSERT_OK(ts_stream_synchronize(stream));
   EXPECT_EQ(test::read<float>(x), (std::vector<float>{3, 3, 3, 3}));
 }
@@ -80,7 +80,7 @@ class Capture {
     leave();
   }
   void free() {
-    EXPECT_OK(ts_graph_free(std::exchange(graph, nullptr)));
+    EXPECT_OK(ts_graph_destroy(std::exchange(graph, nullptr)));
     leave();
   }
 
@@ -97,7 +97,7 @@ class Capture {
 };
 
 test::Tensor zeros(int64_t elements = 4) {
-  test::Tensor x = test::empty({elements}, TS_FLOAT32, 0);
+  test::Tensor x = test::empty({elements}, TS_DTYPE_FLOAT32, 0);
   EXPECT_OK(test::Call("aten::zero_").tensor(x).drop());
   return x;
 }
@@ -108,7 +108,7 @@ ts_error* add_one(ts_tensor* x) {
 
 uintptr_t address(ts_tensor* x) {
   uintptr_t data = 0;
-  EXPECT_OK(ts_tensor_data(x, &data));
+  EXPECT_OK(ts_tensor_get_address(x, &data));
   return data;
 }
 
@@ -116,7 +116,7 @@ uintptr_t address(ts_tensor* x) {
 bool handed_out(uintptr_t data) {
   std::vector<test::Tensor> others;
   for (int i = 0; i < 64; ++i) {
-    others.push_back(test::empty({4}, TS_FLOAT32, 0));
+    others.push_back(test::empty({4}, TS_DTYPE_FLOAT32, 0));
     if (address(others.back()) == data) return true;
   }
   return false;
@@ -130,12 +130,12 @@ TEST(GraphGpu, AnUnfinishedCaptureEndsOnItsThread) {
   Capture capture;
   EXPECT_OK(add_one(x));
   bool here = false;
-  EXPECT_OK(ts_capture_here(&here));
+  EXPECT_OK(ts_capture_is_active(&here));
   EXPECT_TRUE(here);
   std::thread([&] {
-    EXPECT_OK(ts_capture_here(&here));
+    EXPECT_OK(ts_capture_is_active(&here));
     EXPECT_FALSE(here);
-    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_graph_free(capture.graph));
+    EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_graph_destroy(capture.graph));
     EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_graph_end(capture.graph));
   }).join();
   EXPECT_OK(add_one(x));
@@ -143,7 +143,7 @@ TEST(GraphGpu, AnUnfinishedCaptureEndsOnItsThread) {
   Capture next;
   EXPECT_OK(add_one(x));
   next.end();
-  EXPECT_EQ(ts_graph_nodes(next.graph), 1);
+  EXPECT_EQ(ts_graph_node_count(next.graph), 1);
 }
 
 TEST(GraphGpu, HasNoMemoryPoolAround) {
@@ -156,9 +156,9 @@ TEST(GraphGpu, HasNoMemoryPoolAround) {
   ASSERT_OK(ts_memory_pool_enter(pool));
   ts_graph* graph = nullptr;
   EXPECT_FAILS(TS_ERROR_CAPTURE, "inside a memory pool", ts_graph_begin(stream, nullptr, &graph));
-  EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_device_empty_cache());
+  EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_allocator_empty_cache());
   ASSERT_OK(ts_memory_pool_exit(pool));
-  EXPECT_OK(ts_device_empty_cache());
+  EXPECT_OK(ts_allocator_empty_cache());
   ASSERT_OK(ts_stream_guard_exit(guard));
 
   test::Tensor x = zeros();
@@ -166,7 +166,7 @@ TEST(GraphGpu, HasNoMemoryPoolAround) {
   EXPECT_FAILS(TS_ERROR_CAPTURE, "entering a memory pool", ts_memory_pool_enter(pool));
   EXPECT_OK(add_one(x));
   capture.end();
-  EXPECT_OK(ts_memory_pool_free(pool));
+  EXPECT_OK(ts_memory_pool_destroy(pool));
 }
 
 // A pool may end at any time; its memory goes back at the next opportunity.
@@ -182,12 +182,13 @@ TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
     return pool;
   };
   const auto reserved = [] {
-    ts_memory_stats stats{};
-    EXPECT_OK(ts_device_memory(0, &stats));
+    ts_device_memory stats = {};
+    stats.size = sizeof stats;
+    EXPECT_OK(ts_device_get_memory(0, &stats));
     return stats.reserved_bytes;
   };
   test::Tensor x = zeros();
-  ASSERT_OK(ts_device_empty_cache());
+  ASSERT_OK(ts_allocator_empty_cache());
   const int64_t before = reserved();
   ts_memory_pool* in_capture = filled();
   ts_memory_pool* beside_capture = filled();
@@ -197,22 +198,22 @@ TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
   {
     Capture capture;
     EXPECT_OK(add_one(x));
-    EXPECT_OK(ts_memory_pool_free(in_capture));
-    std::thread([&] { EXPECT_OK(ts_memory_pool_free(beside_capture)); }).join();
+    EXPECT_OK(ts_memory_pool_destroy(in_capture));
+    std::thread([&] { EXPECT_OK(ts_memory_pool_destroy(beside_capture)); }).join();
     EXPECT_OK(add_one(x));
     capture.end();
-    EXPECT_EQ(ts_graph_nodes(capture.graph), 2);
+    EXPECT_EQ(ts_graph_node_count(capture.graph), 2);
   }
   ASSERT_OK(ts_memory_pool_enter(other));
   std::thread([&] {
-    EXPECT_OK(ts_memory_pool_free(beside_pool));
-    EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_device_empty_cache());
+    EXPECT_OK(ts_memory_pool_destroy(beside_pool));
+    EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_allocator_empty_cache());
     Capture capture;  // another thread's pool does not hinder it
     EXPECT_OK(add_one(x));
     capture.end();
   }).join();
   ASSERT_OK(ts_memory_pool_exit(other));
-  EXPECT_OK(ts_memory_pool_free(other));
+  EXPECT_OK(ts_memory_pool_destroy(other));
   EXPECT_LT(reserved(), before + 4 * kElements);
 }
 
@@ -220,9 +221,9 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   NEEDS_GPUS(1);
   test::Tensor x = zeros();
   alignas(4096) static uint8_t memory[1 << 16];
-  const test::Event start(TS_EVENT_TIMING);
-  const test::Event end(TS_EVENT_TIMING);
-  const test::Event shared(TS_EVENT_INTERPROCESS);
+  const test::Event start(TS_EVENT_FLAG_TIMING);
+  const test::Event end(TS_EVENT_FLAG_TIMING);
+  const test::Event shared(TS_EVENT_FLAG_INTERPROCESS);
   const test::Event captured;
   const ts_stream outside = test::pool_stream();
   ASSERT_OK(ts_event_record(start, outside));
@@ -236,10 +237,10 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   Capture capture;
   EXPECT_OK(add_one(x));
   ts_pinned* none = nullptr;
-  float elapsed = 0;
+  int64_t elapsed = 0;
   uint8_t handle[TS_EVENT_HANDLE_BYTES];
   EXPECT_FAILS(TS_ERROR_CAPTURE, "pinning", ts_pinned_register(memory, 1 << 15, &none));
-  EXPECT_FAILS(TS_ERROR_CAPTURE, "time between", ts_event_elapsed(start, end, &elapsed));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "time between", ts_event_get_elapsed(start, end, &elapsed));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "exporting", ts_event_export(shared, 0, handle));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_wait_cuda_stream(capture.stream, outside));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_stream_join(capture.stream, &outside, 1));
@@ -247,19 +248,19 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   EXPECT_FAILS(TS_ERROR_CAPTURE, "outside of the capture",
                ts_stream_wait_event(capture.stream, captured));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "outside of the capture",
-               ts_copy_batch(capture.stream, captured, nullptr, nullptr, 0, nullptr));
-  EXPECT_OK(ts_pinned_free(pinned));
-  EXPECT_OK(ts_pinned_free(registered));
+               ts_tensor_copy_batch(capture.stream, captured, nullptr, nullptr, 0, nullptr));
+  EXPECT_OK(ts_pinned_destroy(pinned));
+  EXPECT_OK(ts_pinned_destroy(registered));
   EXPECT_OK(ts_event_record(captured, capture.stream));
   std::thread([&] {
     bool done = false;
     EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_query(captured, &done));
     EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_event_synchronize(captured));
-    EXPECT_OK(ts_event_elapsed(start, end, &elapsed));
+    EXPECT_OK(ts_event_get_elapsed(start, end, &elapsed));
     EXPECT_OK(ts_event_export(shared, 0, handle));
     ts_pinned* here = nullptr;
     EXPECT_OK(ts_pinned_register(memory, 1 << 15, &here));
-    EXPECT_OK(ts_pinned_free(here));
+    EXPECT_OK(ts_pinned_destroy(here));
   }).join();
   EXPECT_OK(add_one(x));
   capture.end();
@@ -294,8 +295,9 @@ TEST(GraphGpu, ACapturedPeerCopyKeepsItsTensors) {
   Capture capture;
   ts_tensor* dsts[] = {dst};
   ts_tensor* srcs[] = {src};
-  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork", ts_copy_peer(side, dsts, capture.stream, srcs, 1));
-  EXPECT_OK(ts_copy_peer(capture.stream, dsts, side, srcs, 1));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "not: fork",
+               ts_tensor_copy_peer(side, dsts, capture.stream, srcs, 1));
+  EXPECT_OK(ts_tensor_copy_peer(capture.stream, dsts, side, srcs, 1));
   EXPECT_OK(ts_tensor_copy(out, dst, true));
   capture.end();
   src.free();
@@ -317,13 +319,13 @@ TEST(GraphGpu, ACapturedCopyKeepsItsTensors) {
     Capture capture;
     ts_tensor* dsts[] = {dst};
     ts_tensor* srcs[] = {src};
-    EXPECT_OK(peer ? ts_copy_peer(capture.stream, dsts, capture.stream, srcs, 1)
+    EXPECT_OK(peer ? ts_tensor_copy_peer(capture.stream, dsts, capture.stream, srcs, 1)
                    : ts_tensor_copy(dst, src, true));
     capture.end();
     src.free();
     dst.free();
-    EXPECT_FALSE(handed_out(from)) << (peer ? "ts_copy_peer" : "ts_tensor_copy");
-    EXPECT_FALSE(handed_out(to)) << (peer ? "ts_copy_peer" : "ts_tensor_copy");
+    EXPECT_FALSE(handed_out(from)) << (peer ? "ts_tensor_copy_peer" : "ts_tensor_copy");
+    EXPECT_FALSE(handed_out(to)) << (peer ? "ts_tensor_copy_peer" : "ts_tensor_copy");
   }
 }
 
@@ -348,7 +350,8 @@ TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
     EXPECT_OK(ts_graph_replay(capture.graph, stream));
     ASSERT_OK(ts_device_synchronize(0));
     test::Tensor other = zeros();
-    ASSERT_OK(ts_device_empty_cache());  // so that nothing is given back while the gate is closed
+    ASSERT_OK(
+        ts_allocator_empty_cache());  // so that nothing is given back while the gate is closed
     test::Gate gate(stream);
     EXPECT_OK(ts_graph_replay(capture.graph, stream));
     base.free();
@@ -374,7 +377,7 @@ TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
   test::Tensor x = zeros();
   test::Tensor used = zeros();
   const uintptr_t data = address(used);
-  ASSERT_OK(ts_device_empty_cache());  // so that nothing is given back while the gate is closed
+  ASSERT_OK(ts_allocator_empty_cache());  // so that nothing is given back while the gate is closed
   const ts_stream stream = test::free_stream();
   test::Gate gate(stream);
   {
@@ -397,7 +400,7 @@ TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
 TEST(GraphGpu, MakesNothingOnAnotherGpu) {
   NEEDS_GPUS(2);
   test::Tensor x = zeros();
-  test::Tensor there = test::empty({4}, TS_FLOAT32, 1);
+  test::Tensor there = test::empty({4}, TS_DTYPE_FLOAT32, 1);
   ASSERT_OK(test::Call("aten::zero_").tensor(there).drop());
   ASSERT_OK(add_one(there));
   ASSERT_OK(ts_device_synchronize(1));
@@ -410,7 +413,7 @@ TEST(GraphGpu, MakesNothingOnAnotherGpu) {
     ASSERT_OK(ts_stream_guard_enter(other, &guard));
     EXPECT_OK(add_one(there));
     test::Tensor none;
-    int32_t count = 0;
+    int64_t count = 0;
     EXPECT_FAILS(TS_ERROR_CAPTURE, "memory of one GPU",
                  test::Call("aten::neg").tensor(there).run(none.out(), 1, &count));
     EXPECT_OK(ts_stream_guard_exit(guard));

@@ -26,7 +26,7 @@ class Notifier {
     uint64_t count = 0;
     [[maybe_unused]] const auto bytes = read(ts_notifier_fd(handle_), &count, sizeof count);
     std::vector<uint64_t> tokens(static_cast<size_t>(capacity));
-    int32_t taken = -1;
+    int64_t taken = -1;
     EXPECT_OK(ts_notifier_take(handle_, tokens.data(), capacity, &taken));
     tokens.resize(static_cast<size_t>(taken));
     return tokens;
@@ -53,8 +53,8 @@ TEST(Notify, TokensComeInOrderAndOnce) {
 TEST(Notify, ArgumentsAreChecked) {
   const Notifier notifier;
   uint64_t token = 0;
-  int32_t count = 0;
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out", ts_notifier_new(nullptr));
+  int64_t count = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_notifier_new(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "notifier", ts_notifier_post(nullptr, 1));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "notifier", ts_notifier_take(nullptr, &token, 1, &count));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "count", ts_notifier_take(notifier, &token, 1, nullptr));
@@ -133,7 +133,7 @@ TEST(Range, WithoutListenersNothingHappens) {
 TEST(Range, ArgumentsAreChecked) {
   uint64_t range = 9;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "name", ts_range_start(nullptr, &range));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out", ts_range_start("name", nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_range_start("name", nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "name", ts_range_mark(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ended", ts_range_end(1'000'000));
 }

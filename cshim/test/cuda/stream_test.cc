@@ -25,14 +25,14 @@ TEST(Stream, WithoutThatDeviceEveryCallSaysNoDevice) {
     SCOPED_TRACE(device);
     const ts_stream stream{0, device};
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_from_pool(device, 0, &out));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_default(device, &out));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_external(0, device, &out));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_get_default(device, &out));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_from_handle(0, device, &out));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_forget(stream));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_new(device, 0, &out));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_free(stream));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_same(stream, stream, &done));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_handle(stream, &handle));
-    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_priority(stream, &number));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_acquire(device, 0, &out));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_release(stream));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_is_same(stream, stream, &done));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_get_handle(stream, &handle));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_get_priority(stream, &number));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_query(stream, &done));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_synchronize(stream));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_get_current_cuda_stream(device, &out));
@@ -40,7 +40,7 @@ TEST(Stream, WithoutThatDeviceEveryCallSaysNoDevice) {
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_wait_cuda_stream(stream, stream));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_guard_enter(stream, &guard));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
-                 ts_copy_batch(stream, nullptr, nullptr, nullptr, 0, nullptr));
+                 ts_tensor_copy_batch(stream, nullptr, nullptr, nullptr, 0, nullptr));
   }
   EXPECT_EQ(out.id, -9) << "a failed call leaves its outputs";
   EXPECT_EQ(guard.serial, 0U);
@@ -53,7 +53,7 @@ TEST(Stream, AMachineWithoutGpuSaysSo) {
   int32_t greatest = 0;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "no usable GPU", ts_stream_from_pool(0, 0, &out));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_get_current_cuda_stream(TS_DEVICE_CURRENT, &out));
-  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_stream_priority_range(&least, &greatest));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_stream_get_priority_range(&least, &greatest));
 }
 
 TEST(Stream, ExitOfAGuardThatNeverWasIsAnError) {
@@ -70,7 +70,7 @@ TEST(StreamGpu, ThePoolStartsAgainAfter32) {
   for (const ts_stream stream : streams) {
     ids.insert(stream.id);
     uintptr_t handle = 0;
-    EXPECT_OK(ts_stream_handle(stream, &handle));
+    EXPECT_OK(ts_stream_get_handle(stream, &handle));
     EXPECT_NE(handle, 0U);
     handles.insert(handle);
   }
@@ -83,13 +83,13 @@ TEST(StreamGpu, Priorities) {
   NEEDS_GPUS(1);
   int32_t least = 7;
   int32_t greatest = 7;
-  ASSERT_OK(ts_stream_priority_range(&least, &greatest));
+  ASSERT_OK(ts_stream_get_priority_range(&least, &greatest));
   EXPECT_EQ(least, 0);
   EXPECT_LE(greatest, -1);
   for (int32_t priority = least; priority >= greatest; --priority) {
     const ts_stream stream = pool_stream(0, priority);
     int32_t got = 7;
-    EXPECT_OK(ts_stream_priority(stream, &got));
+    EXPECT_OK(ts_stream_get_priority(stream, &got));
     EXPECT_EQ(got, priority);
     EXPECT_OK(ts_set_cuda_stream(stream));
     EXPECT_TRUE(current_stream() == stream);
@@ -130,7 +130,8 @@ TEST(StreamGpu, MadeUpStreamsAreRefused) {
     const ts_stream stream{id, 0};
     uintptr_t handle = 0;
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by", ts_set_cuda_stream(stream));
-    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by", ts_stream_handle(stream, &handle));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by",
+                 ts_stream_get_handle(stream, &handle));
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by", ts_wait_cuda_stream(stream, good));
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by", ts_wait_cuda_stream(good, stream));
   }
@@ -148,9 +149,9 @@ TEST(StreamGpu, ExternalStreams) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by",
                ts_set_cuda_stream({static_cast<int64_t>(handle), 0}));
   ts_stream stream{};
-  ASSERT_OK(ts_stream_external(handle, 0, &stream));
+  ASSERT_OK(ts_stream_from_handle(handle, 0, &stream));
   uintptr_t back = 0;
-  ASSERT_OK(ts_stream_handle(stream, &back));
+  ASSERT_OK(ts_stream_get_handle(stream, &back));
   EXPECT_EQ(back, handle);
   ASSERT_OK(ts_set_cuda_stream(stream));
   EXPECT_TRUE(current_stream() == stream);
@@ -161,26 +162,27 @@ TEST(StreamGpu, ExternalStreams) {
   ASSERT_OK(ts_set_cuda_stream({0, 0}));
   EXPECT_EQ(test::cuda_function<Destroy>("cudaStreamDestroy")(made), 0);
 
-  ASSERT_OK(ts_stream_external(0, 0, &stream));
+  ASSERT_OK(ts_stream_from_handle(0, 0, &stream));
   EXPECT_TRUE(is_default(stream));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamLegacy", ts_stream_external(1, 0, &stream));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamPerThread", ts_stream_external(2, 0, &stream));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "odd", ts_stream_external(0x1001, 0, &stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamLegacy", ts_stream_from_handle(1, 0, &stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "cudaStreamPerThread",
+               ts_stream_from_handle(2, 0, &stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "odd", ts_stream_from_handle(0x1001, 0, &stream));
 }
 
 TEST(StreamGpu, AForgottenStreamIsRefused) {
   NEEDS_GPUS(1);
   const ts_stream pool = pool_stream();
   uintptr_t handle = 0;
-  ASSERT_OK(ts_stream_handle(pool, &handle));
+  ASSERT_OK(ts_stream_get_handle(pool, &handle));
   ts_stream wrapped{};
   bool same = false;
   for (int round = 0; round < 2; ++round) {
-    ASSERT_OK(ts_stream_external(handle, 0, &wrapped));
+    ASSERT_OK(ts_stream_from_handle(handle, 0, &wrapped));
     EXPECT_FALSE(wrapped == pool);
-    ASSERT_OK(ts_stream_same(wrapped, pool, &same));
+    ASSERT_OK(ts_stream_is_same(wrapped, pool, &same));
     EXPECT_TRUE(same);
-    ASSERT_OK(ts_stream_same(wrapped, pool_stream(), &same));
+    ASSERT_OK(ts_stream_is_same(wrapped, pool_stream(), &same));
     EXPECT_FALSE(same);
     ASSERT_OK(ts_stream_forget(wrapped));
     for (int twice = 0; twice < 2; ++twice) {
@@ -198,9 +200,9 @@ TEST(StreamGpu, OwnStreamsAreNobodyElses) {
   std::set<int64_t> ids;
   std::vector<ts_stream> streams(many);
   for (auto& stream : streams) {
-    ASSERT_OK(ts_stream_new(0, -1, &stream));
+    ASSERT_OK(ts_stream_acquire(0, -1, &stream));
     int32_t priority = 0;
-    ASSERT_OK(ts_stream_priority(stream, &priority));
+    ASSERT_OK(ts_stream_get_priority(stream, &priority));
     EXPECT_EQ(priority, -1);
     ids.insert(stream.id);
   }
@@ -209,41 +211,42 @@ TEST(StreamGpu, OwnStreamsAreNobodyElses) {
     ASSERT_OK(ts_wait_cuda_stream(stream, {0, 0}));
     ASSERT_OK(ts_stream_synchronize(stream));
     uintptr_t handle = 0;
-    ASSERT_OK(ts_stream_handle(stream, &handle));
+    ASSERT_OK(ts_stream_get_handle(stream, &handle));
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget(stream));
-    ASSERT_OK(ts_stream_free(stream));
+    ASSERT_OK(ts_stream_release(stream));
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_synchronize(stream));
-    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_free(stream));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_release(stream));
     ts_stream wrapped{};
-    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back", ts_stream_external(handle, 0, &wrapped));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back",
+                 ts_stream_from_handle(handle, 0, &wrapped));
   }
   // The same ones come again, of the same priority alone.
   for (size_t i = 0; i < many; ++i) {
     ts_stream stream{};
-    ASSERT_OK(ts_stream_new(0, -1, &stream));
+    ASSERT_OK(ts_stream_acquire(0, -1, &stream));
     EXPECT_EQ(ids.count(stream.id), 1U);
     ASSERT_OK(ts_stream_synchronize(stream));
   }
   ts_stream other{};
-  ASSERT_OK(ts_stream_new(0, 0, &other));
+  ASSERT_OK(ts_stream_acquire(0, 0, &other));
   EXPECT_EQ(ids.count(other.id), 0U);
-  ASSERT_OK(ts_stream_free(other));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "priority 1", ts_stream_new(0, 1, &other));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_new", ts_stream_free(pool_stream()));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_new", ts_stream_free({0, 0}));
+  ASSERT_OK(ts_stream_release(other));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "priority 1", ts_stream_acquire(0, 1, &other));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_acquire", ts_stream_release(pool_stream()));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ts_stream_acquire", ts_stream_release({0, 0}));
 }
 
 TEST(StreamGpu, AnOwnStreamWithWorkIsNotHandedOut) {
   NEEDS_GPUS(1);
   ts_stream busy{};
-  ASSERT_OK(ts_stream_new(0, -2, &busy));
+  ASSERT_OK(ts_stream_acquire(0, -2, &busy));
   {
     test::Gate gate(busy);
-    ASSERT_OK(ts_stream_free(busy));
+    ASSERT_OK(ts_stream_release(busy));
     ts_stream next{};
-    ASSERT_OK(ts_stream_new(0, -2, &next));
+    ASSERT_OK(ts_stream_acquire(0, -2, &next));
     EXPECT_FALSE(next == busy);
-    ASSERT_OK(ts_stream_free(next));
+    ASSERT_OK(ts_stream_release(next));
   }
 }
 
@@ -253,15 +256,15 @@ TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
   using End = int(void*, void**);
   using Destroy = int(void*);
   ts_stream stream{};
-  ASSERT_OK(ts_stream_new(0, 0, &stream));
+  ASSERT_OK(ts_stream_acquire(0, 0, &stream));
   uintptr_t handle = 0;
-  ASSERT_OK(ts_stream_handle(stream, &handle));
+  ASSERT_OK(ts_stream_get_handle(stream, &handle));
   auto* const raw = reinterpret_cast<void*>(handle);
   ASSERT_EQ(test::cuda_function<Begin>("cudaStreamBeginCapture")(raw, 1), 0);
   bool done = false;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_query(stream, &done));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_synchronize(stream));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_free(stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_release(stream));
   ts_notifier* notifier = nullptr;
   ASSERT_OK(ts_notifier_new(&notifier));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_notify(stream, notifier, 1));
@@ -272,15 +275,15 @@ TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
   ASSERT_NE(graph, nullptr);
   EXPECT_EQ(test::cuda_function<Destroy>("cudaGraphDestroy")(graph), 0);
   ASSERT_OK(ts_stream_synchronize(stream));
-  ASSERT_OK(ts_stream_free(stream));
+  ASSERT_OK(ts_stream_release(stream));
 }
 
 TEST(StreamGpu, ExternalStreamsOfAnotherDeviceAreRefused) {
   NEEDS_GPUS(2);
   uintptr_t handle = 0;
-  ASSERT_OK(ts_stream_handle(pool_stream(0), &handle));
+  ASSERT_OK(ts_stream_get_handle(pool_stream(0), &handle));
   ts_stream stream{};
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "device 0", ts_stream_external(handle, 1, &stream));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "device 0", ts_stream_from_handle(handle, 1, &stream));
 }
 
 TEST(StreamGpu, GuardsNest) {
@@ -404,7 +407,7 @@ TEST(StreamGpu, WaitOrdersOneStreamAfterAnother) {
   Tensor result = test::full({kCount}, -2, 0);
   ASSERT_OK(ts_device_synchronize(0));
   const auto copy = [](ts_stream on, ts_tensor* dst, ts_tensor* src) {
-    ASSERT_OK(ts_copy_batch(on, nullptr, &dst, &src, 1, nullptr));
+    ASSERT_OK(ts_tensor_copy_batch(on, nullptr, &dst, &src, 1, nullptr));
   };
   {
     test::Gate gate(first);

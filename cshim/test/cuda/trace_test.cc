@@ -54,12 +54,12 @@ TEST(Trace, OperatorsOfAllThreads) {
   // Stopped on another thread than it was started on.
   std::thread([&] { ASSERT_OK(ts_trace_stop(trace.out())); }).join();
   add();
-  const auto adds = trace.named("aten::add", TS_TRACE_OPERATOR);
+  const auto adds = trace.named("aten::add", TS_TRACE_KIND_OPERATOR);
   ASSERT_EQ(adds.size(), 2U);
   EXPECT_NE(adds[0].lane, adds[1].lane);
   for (const auto& event : adds) {
     EXPECT_EQ(event.device, TS_DEVICE_CPU);
-    EXPECT_GT(event.duration_ns, 0);
+    EXPECT_GT(event.duration, 0);
     EXPECT_EQ(event.bytes, -1);
   }
 }
@@ -69,27 +69,27 @@ TEST(Trace, OneAtATime) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "nothing is being recorded", ts_trace_stop(none.out()));
   ASSERT_OK(ts_trace_start(0));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one recording at a time", ts_trace_start(0));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "out is NULL", ts_trace_stop(nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "is NULL", ts_trace_stop(nullptr));
   add();
   Trace trace;
   ASSERT_OK(ts_trace_stop(trace.out()));
-  EXPECT_EQ(trace.named("aten::add", TS_TRACE_OPERATOR).size(), 1U);
+  EXPECT_EQ(trace.named("aten::add", TS_TRACE_KIND_OPERATOR).size(), 1U);
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "unknown trace flag", ts_trace_start(1024));
   // And again.
   ASSERT_OK(ts_trace_start(0));
   Trace second;
   ASSERT_OK(ts_trace_stop(second.out()));
-  EXPECT_EQ(second.named("aten::add", TS_TRACE_OPERATOR).size(), 0U);
+  EXPECT_EQ(second.named("aten::add", TS_TRACE_KIND_OPERATOR).size(), 0U);
 }
 
 TEST(Trace, NoLaneWithoutAStream) {
   int64_t lane = -9;
-  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_trace_lane({0, ts_device_count()}, &lane));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_trace_get_lane({0, ts_device_count()}, &lane));
   EXPECT_EQ(lane, -9);
 }
 
 TEST(Trace, RangesEndOnAnyThread) {
-  ASSERT_OK(ts_trace_start(TS_TRACE_NO_OPERATORS));
+  ASSERT_OK(ts_trace_start(TS_TRACE_FLAG_NO_OPERATORS));
   uint64_t range = 0;
   uint64_t open = 0;
   ASSERT_OK(ts_range_start("step", &range));
@@ -98,11 +98,11 @@ TEST(Trace, RangesEndOnAnyThread) {
   Trace trace;
   ASSERT_OK(ts_trace_stop(trace.out()));
   EXPECT_OK(ts_range_end(open));
-  const auto steps = trace.named("step", TS_TRACE_RANGE);
+  const auto steps = trace.named("step", TS_TRACE_KIND_RANGE);
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps[0].lane, ts_thread_id());
-  EXPECT_GT(steps[0].duration_ns, 0);
-  EXPECT_EQ(trace.named("open", TS_TRACE_RANGE).size(), 0U) << "it did not end in time";
+  EXPECT_GT(steps[0].duration, 0);
+  EXPECT_EQ(trace.named("open", TS_TRACE_KIND_RANGE).size(), 0U) << "it did not end in time";
 }
 
 // A copy and a kernel, each on a stream of its own, enqueued by a thread that is not the one that
@@ -114,12 +114,12 @@ TEST(TraceGpu, DeviceWorkAndItsCalls) {
   constexpr int64_t bytes = 8 << 20;
   const test::Pinned pinned(bytes);
   const auto host = pinned.tensor({bytes / 4});
-  const auto device = test::empty({bytes / 4}, TS_FLOAT32, 0);
+  const auto device = test::empty({bytes / 4}, TS_DTYPE_FLOAT32, 0);
   const auto other = test::full({1024, 1024}, 1, 0);
   const auto work = [&] {
     ts_tensor* to = device;
     ts_tensor* from = host;
-    EXPECT_OK(ts_copy_batch(copying, nullptr, &to, &from, 1, nullptr));
+    EXPECT_OK(ts_tensor_copy_batch(copying, nullptr, &to, &from, 1, nullptr));
     ts_stream_guard guard{};
     EXPECT_OK(ts_stream_guard_enter(computing, &guard));
     Call("aten::mm").tensor(other).tensor(other).one();
@@ -142,30 +142,30 @@ TEST(TraceGpu, DeviceWorkAndItsCalls) {
   int64_t copy_lane = 0;
   int64_t compute_lane = 0;
   int64_t default_lane = 0;
-  ASSERT_OK(ts_trace_lane(copying, &copy_lane));
-  ASSERT_OK(ts_trace_lane(computing, &compute_lane));
-  ASSERT_OK(ts_trace_lane({0, 0}, &default_lane));
+  ASSERT_OK(ts_trace_get_lane(copying, &copy_lane));
+  ASSERT_OK(ts_trace_get_lane(computing, &compute_lane));
+  ASSERT_OK(ts_trace_get_lane({0, 0}, &default_lane));
   EXPECT_EQ(default_lane, 7);
   EXPECT_NE(copy_lane, compute_lane);
 
-  const auto copies = trace.named("Memcpy HtoD (Pinned -> Device)", TS_TRACE_MEMCPY);
+  const auto copies = trace.named("Memcpy HtoD (Pinned -> Device)", TS_TRACE_KIND_MEMCPY);
   ASSERT_EQ(copies.size(), 1U);
   EXPECT_EQ(copies[0].bytes, bytes);
   EXPECT_EQ(copies[0].device, 0);
   EXPECT_EQ(copies[0].lane, copy_lane);
-  EXPECT_GT(copies[0].duration_ns, 0);
-  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_RUNTIME);
+  EXPECT_GT(copies[0].duration, 0);
+  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_KIND_RUNTIME);
   ASSERT_EQ(calls.size(), 1U);
   EXPECT_EQ(calls[0].correlation, copies[0].correlation);
-  EXPECT_LT(calls[0].start_ns, copies[0].start_ns) << "one clock for the host and the device";
-  const auto operators = trace.named("aten::mm", TS_TRACE_OPERATOR);
+  EXPECT_LT(calls[0].start, copies[0].start) << "one clock for the host and the device";
+  const auto operators = trace.named("aten::mm", TS_TRACE_KIND_OPERATOR);
   ASSERT_EQ(operators.size(), 1U);
   EXPECT_EQ(operators[0].lane, calls[0].lane) << "calls and operators name threads alike";
-  const auto kernels = trace.of(TS_TRACE_KERNEL);
+  const auto kernels = trace.of(TS_TRACE_KIND_KERNEL);
   ASSERT_GE(kernels.size(), 1U);
   for (const auto& kernel : kernels) {
     EXPECT_EQ(kernel.lane, compute_lane);
-    EXPECT_LT(operators[0].start_ns, kernel.start_ns);
+    EXPECT_LT(operators[0].start, kernel.start);
   }
 }
 
@@ -177,7 +177,7 @@ TEST(TraceGpu, CallsNameTheirThreads) {
   constexpr int64_t bytes = 1 << 20;
   const test::Pinned pinned(bytes);
   const auto host = pinned.tensor({bytes / 4});
-  const auto device = test::empty({bytes / 4}, TS_FLOAT32, 0);
+  const auto device = test::empty({bytes / 4}, TS_DTYPE_FLOAT32, 0);
   EXPECT_OK(ts_device_synchronize(0));
   ASSERT_OK(ts_trace_start(0));
   std::thread(add).join();
@@ -185,13 +185,13 @@ TEST(TraceGpu, CallsNameTheirThreads) {
   std::thread([&] {
     ts_tensor* to = device;
     ts_tensor* from = host;
-    EXPECT_OK(ts_copy_batch(stream, nullptr, &to, &from, 1, nullptr));
+    EXPECT_OK(ts_tensor_copy_batch(stream, nullptr, &to, &from, 1, nullptr));
     thread = ts_thread_id();
   }).join();
   EXPECT_OK(ts_device_synchronize(0));
   Trace trace;
   ASSERT_OK(ts_trace_stop(trace.out()));
-  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_RUNTIME);
+  const auto calls = trace.named("cudaMemcpyAsync", TS_TRACE_KIND_RUNTIME);
   ASSERT_EQ(calls.size(), 1U);
   EXPECT_EQ(calls[0].lane, thread);
 }

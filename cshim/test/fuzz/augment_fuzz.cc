@@ -65,13 +65,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool flat = choices.draw(0, 3) == 0;
   for (uint8_t& byte : before) byte = static_cast<uint8_t>(flat ? 77 : choices.draw(0, 255));
   const auto run = [&](Bytes* pixels) {
-    return Outcome(ts_image_augment(augmenter, pixels->data(), width, height, stride, ops.data(),
+    return Outcome(ts_augmenter_run(augmenter, pixels->data(), width, height, stride, ops.data(),
                                     static_cast<int32_t>(ops.size())));
   };
   Bytes pixels(before);
   const Outcome first = run(&pixels);
-  demand(first.code == TS_OK || first.code == TS_ERROR_INVALID_ARGUMENT);
-  if (first.code != TS_OK) {
+  demand(first.code == TS_ERROR_NONE || first.code == TS_ERROR_INVALID_ARGUMENT);
+  if (first.code != TS_ERROR_NONE) {
     demand(pixels == before);
     return 0;
   }
@@ -82,6 +82,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
                       before.begin() + static_cast<ptrdiff_t>(end)));
   }
   Bytes again(before);
-  demand(run(&again).code == TS_OK && again == pixels);
+  demand(run(&again).code == TS_ERROR_NONE && again == pixels);
   return 0;
 }

@@ -74,20 +74,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes file(in.rest() + edits, in.rest() + in.left());
 
   ts_image_info info = {};
-  const Outcome header(ts_image_header(file.data(), file.size(), &info));
+  info.size = sizeof info;
+  const Outcome header(ts_image_get_info(file.data(), file.size(), &info));
   header.of_bytes();
-  if (header.code != TS_OK || info.format != TS_IMAGE_JPEG ||
+  if (header.code != TS_ERROR_NONE || info.format != TS_IMAGE_FORMAT_JPEG ||
       int64_t{info.width} * info.height > kMostPixels) {
     return -1;
   }
   Bytes blob(1 << 16);
-  size_t written = 0;
-  uint64_t proof = 0;
-  const Outcome made(ts_image_entries_make(decoder, file.data(), file.size(), spacing, blob.data(),
-                                           blob.size(), &written, &proof));
+  ts_image_entries_made written = {};
+  const Outcome made(ts_image_make_entries(decoder, file.data(), file.size(),
+                                           {blob.data(), blob.size(), spacing}, &written));
   made.of_bytes();
-  if (made.code != TS_OK || written == 0 || written > blob.size()) return 0;
-  blob.resize(written);
+  if (made.code != TS_ERROR_NONE || written.bytes == 0 || written.bytes > blob.size()) return 0;
+  blob.resize(written.bytes);
   blob.shrink_to_fit();
 
   Choices choices(data, size);
@@ -105,9 +105,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   blob.shrink_to_fit();
 
-  const Outcome reread(ts_image_header(file.data(), file.size(), &info));
+  const Outcome reread(ts_image_get_info(file.data(), file.size(), &info));
   reread.of_bytes();
-  if (reread.code != TS_OK || int64_t{info.width} * info.height > kMostPixels) {
+  if (reread.code != TS_ERROR_NONE || int64_t{info.width} * info.height > kMostPixels) {
     info.width = info.height = 1;
   }
   const ts_image_geometry g = any_geometry(&choices, info.width, info.height);
@@ -117,21 +117,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   plain.of_bytes();
   const auto by = [&](uint64_t* with) {
     Picture got(g.window_width, g.window_height);
-    const Outcome outcome(ts_image_decode_entries(decoder, file.data(), file.size(), &g,
-                                                  got.pixels.data(), got.stride(), blob.data(),
-                                                  blob.size(), with));
+    const Outcome outcome(ts_image_decode_with_entries(decoder, file.data(), file.size(), &g,
+                                                       {blob.data(), blob.size()},
+                                                       got.pixels.data(), got.stride(), with));
     outcome.of_bytes();
     if (with == nullptr) return;
     demand(outcome.code == plain.code && outcome.message == plain.message);
-    demand(plain.code != TS_OK || got.pixels == expected.pixels);
+    demand(plain.code != TS_ERROR_NONE || got.pixels == expected.pixels);
   };
   uint64_t first = 0;
   by(&first);  // every entry is compared with the file
   if (first != 0) by(&first);
-  uint64_t old = proof;
+  uint64_t old = written.proof;
   by(&old);  // the proof of the blob that was not forged
-  demand(old == proof);
-  uint64_t guessed = proof ^ 1;
+  demand(old == written.proof);
+  uint64_t guessed = written.proof ^ 1;
   by(&guessed);
   by(nullptr);
   return 0;

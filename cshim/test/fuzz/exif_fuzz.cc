@@ -22,24 +22,24 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const uint8_t* const tiff = data + 1;
   const size_t bytes = size - 1;
   switch (data[0] % 4) {
-    case TS_IMAGE_JPEG: {
+    case TS_IMAGE_FORMAT_JPEG: {
       Bytes file = {0xFF, 0xD8};
       file.insert(file.end(), tiff, tiff + bytes);
-      of(TS_IMAGE_JPEG, file);
+      of(TS_IMAGE_FORMAT_JPEG, file);
       return 0;
     }
-    case TS_IMAGE_PNG: {
+    case TS_IMAGE_FORMAT_PNG: {
       Bytes file;
       append(&file, "\x89PNG\r\n\x1a\n", 8);
       file.insert(file.end(), tiff, tiff + bytes);
-      of(TS_IMAGE_PNG, file);
+      of(TS_IMAGE_FORMAT_PNG, file);
       return 0;
     }
-    case TS_IMAGE_WEBP: {
+    case TS_IMAGE_FORMAT_WEBP: {
       Bytes file;
       append(&file, "RIFF\0\0\0\0WEBP", 12);
       file.insert(file.end(), tiff, tiff + bytes);
-      of(TS_IMAGE_WEBP, file);
+      of(TS_IMAGE_FORMAT_WEBP, file);
       return 0;
     }
     default:
@@ -72,10 +72,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   webp.insert(webp.end(), tiff, tiff + bytes);
 
-  const int32_t orientation = of(TS_IMAGE_JPEG, jpeg);
+  const int32_t orientation = of(TS_IMAGE_FORMAT_JPEG, jpeg);
   // "Exif" before the structure is taken off once: in a JPEG that is its marker's own.
   if (bytes >= 6 && std::memcmp(tiff, "Exif\0\0", 6) == 0) return 0;
-  demand(of(TS_IMAGE_PNG, png) == orientation);
-  demand(of(TS_IMAGE_WEBP, webp) == orientation);
+  demand(of(TS_IMAGE_FORMAT_PNG, png) == orientation);
+  demand(of(TS_IMAGE_FORMAT_WEBP, webp) == orientation);
   return 0;
 }

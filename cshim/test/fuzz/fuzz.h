@@ -78,10 +78,10 @@ struct Outcome {
   }
   // Damaged or not supported bytes may say so; nothing else is their fault.
   void of_bytes() const {
-    demand(code == TS_OK || code == TS_ERROR_DECODE || code == TS_ERROR_UNSUPPORTED);
+    demand(code == TS_ERROR_NONE || code == TS_ERROR_DECODE || code == TS_ERROR_UNSUPPORTED);
   }
 
-  int32_t code = TS_OK;
+  int32_t code = TS_ERROR_NONE;
   std::string message;
 };
 
@@ -97,12 +97,13 @@ struct Picture {
 inline ts_image_geometry whole(const ts_image_info& info) {
   const int32_t w = info.width;
   const int32_t h = info.height;
-  return {0, 0, w, h, w, h, 0, 0, w, h, false, 0};
+  return {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 0, false};
 }
 
 // A geometry that fits an image, of any kind.
 inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t height) {
   ts_image_geometry g = {};
+  g.size = sizeof g;
   g.orientation = choices->draw(0, 1) == 0 ? 0 : choices->draw(1, 8);
   if (g.orientation >= 5) std::swap(width, height);
   g.crop_width = choices->draw(1, width);
@@ -127,15 +128,17 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
                        int64_t most_pixels, Picture* out) {
   const Bytes file(input, input + size);  // ASAN sees its ends
   ts_image_info info = {};
-  const Outcome header(ts_image_header(file.data(), file.size(), &info));
+  info.size = sizeof info;
+  const Outcome header(ts_image_get_info(file.data(), file.size(), &info));
   header.of_bytes();
-  ts_image_geometry g = {0, 0, 1, 1, 1, 1, 0, 0, 1, 1, false, 0};
+  ts_image_geometry g = {sizeof g, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, false};
   Picture pixel(1, 1);
-  if (header.code != TS_OK || int64_t{info.width} * info.height > most_pixels) {
+  if (header.code != TS_ERROR_NONE || int64_t{info.width} * info.height > most_pixels) {
     const Outcome decoded(ts_image_decode(decoder, file.data(), file.size(), &g,
                                           pixel.pixels.data(), pixel.stride()));
     decoded.of_bytes();
-    demand(decoded.code != TS_OK && (header.code == TS_OK || decoded.code == header.code));
+    demand(decoded.code != TS_ERROR_NONE &&
+           (header.code == TS_ERROR_NONE || decoded.code == header.code));
     return false;
   }
   demand(info.width >= 1 && info.height >= 1 && info.orientation >= 1 && info.orientation <= 8);
@@ -152,12 +155,12 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
   const Outcome parted(
       ts_image_decode(decoder, file.data(), file.size(), &g, part.pixels.data(), part.stride()));
   parted.of_bytes();
-  if (parted.code != TS_OK) {
+  if (parted.code != TS_ERROR_NONE) {
     // A part has no damage that the whole image has not.
     demand(decoded.code == parted.code);
     return false;
   }
-  if (decoded.code != TS_OK) return false;
+  if (decoded.code != TS_ERROR_NONE) return false;
   Picture expected(g.window_width, g.window_height);
   demand(ts_image_resize(decoder, out->pixels.data(), out->width, out->height, out->stride(), &g,
                          expected.pixels.data(), expected.stride()) == nullptr);

@@ -20,7 +20,7 @@ Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const int32_t w = box.width();
   const int32_t h = box.height();
-  const ts_image_geometry g = {box.x0, box.y0, w, h, w, h, 0, 0, w, h, false, 0};
+  const ts_image_geometry g = {sizeof g, box.x0, box.y0, w, h, w, h, 0, 0, w, h, 0, false};
   Result result = {};
   result.pixels.resize(static_cast<size_t>(w) * static_cast<size_t>(h) * 3);
   Resizer resizer;
@@ -34,7 +34,7 @@ Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box
     result.pixels.clear();
     ts_error_free(error);
   }
-  demand(result.code == TS_OK || result.code == TS_ERROR_DECODE ||
+  demand(result.code == TS_ERROR_NONE || result.code == TS_ERROR_DECODE ||
          result.code == TS_ERROR_UNSUPPORTED);
   return result;
 }
@@ -57,6 +57,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   const std::vector<uint8_t> file(input, input + size);  // ASAN sees its ends
   if (!is_jpeg(file.data(), file.size())) return 0;
   ts_image_info info = {};
+  info.size = sizeof info;
   ts_error* error = ts::guard(__func__, [&] { info = jpeg_header(file.data(), file.size()); });
   if (error != nullptr) {
     ts_error_free(error);

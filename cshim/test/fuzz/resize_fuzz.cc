@@ -73,6 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
 
   ts_image_geometry g = {};
+  g.size = sizeof g;
   g.orientation = in.number(0, 8);
   const bool sideways = g.orientation >= 5;
   const int32_t width = sideways ? source.height : source.width;
@@ -107,7 +108,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       inside(g.crop_y, g.crop_height, height) && g.resize_width <= 65535 &&
       g.resize_height <= 65535 && inside(g.window_x, g.window_width, g.resize_width) &&
       inside(g.window_y, g.window_height, g.resize_height);
-  demand(outcome.code == (possible ? TS_OK : TS_ERROR_INVALID_ARGUMENT));
+  demand(outcome.code == (possible ? TS_ERROR_NONE : TS_ERROR_INVALID_ARGUMENT));
   if (!possible) return 0;
 
   const Picture upright = turned(source, g.orientation);

@@ -21,7 +21,7 @@ using Augmenter = std::unique_ptr<ts_augmenter, FreeAugmenter>;
 Augmenter new_augmenter() {
   ts_augmenter* augmenter = nullptr;
   const Outcome outcome(ts_augmenter_new(&augmenter));
-  EXPECT_EQ(outcome.code, TS_OK) << outcome.message;
+  EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   return Augmenter(augmenter);
 }
 
@@ -46,7 +46,7 @@ Image numbered(uint64_t seed, int width, int height) {
 }
 
 Outcome augment(ts_augmenter* augmenter, Image* image, const std::vector<ts_augment_op>& ops) {
-  return Outcome(ts_image_augment(augmenter, image->pixels.data(), image->width, image->height,
+  return Outcome(ts_augmenter_run(augmenter, image->pixels.data(), image->width, image->height,
                                   static_cast<size_t>(image->width) * 3, ops.data(),
                                   static_cast<int32_t>(ops.size())));
 }
@@ -74,7 +74,7 @@ TEST(Augment, EqualsTorchvision) {
     Image image = numbered(seed, width, height);
     const Outcome outcome = augment(augmenter.get(), &image, {op});
     const std::string what = line.substr(0, 200);
-    ASSERT_EQ(outcome.code, TS_OK) << what << ": " << outcome.message;
+    ASSERT_EQ(outcome.code, TS_ERROR_NONE) << what << ": " << outcome.message;
     if (how == "exact") {
       char sum[9];
       std::snprintf(sum, sizeof sum, "%08lx",
@@ -109,15 +109,15 @@ TEST(Augment, StrideAndOrder) {
   for (int y = 0; y < 9; ++y) {
     std::copy_n(source.at(0, y), 17 * 3, apart.begin() + static_cast<std::ptrdiff_t>(stride) * y);
   }
-  const ts_augment_op pad = {TS_AUGMENT_CROP, {-2, -3, 21, 15, TS_PAD_EDGE}, {}};
+  const ts_augment_op pad = {TS_AUGMENT_CROP, {-2, -3, 21, 15, TS_PADDING_EDGE}, {}};
   const ts_augment_op turn = {TS_AUGMENT_QUARTER_TURNS, {1}, {}};
   const ts_augment_op back = {TS_AUGMENT_QUARTER_TURNS, {3}, {}};
   const ts_augment_op cut = {TS_AUGMENT_CROP, {2, 3, 17, 9}, {}};
   const ts_augment_op invert = {TS_AUGMENT_INVERT, {}, {}};
   const std::vector<ts_augment_op> ops = {pad, turn, invert, back, cut};
-  const Outcome outcome(ts_image_augment(augmenter.get(), apart.data(), 17, 9, stride, ops.data(),
+  const Outcome outcome(ts_augmenter_run(augmenter.get(), apart.data(), 17, 9, stride, ops.data(),
                                          static_cast<int32_t>(ops.size())));
-  ASSERT_EQ(outcome.code, TS_OK) << outcome.message;
+  ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   for (int y = 0; y < 9; ++y) {
     for (int i = 0; i < 17 * 3; ++i) {
       ASSERT_EQ(apart[stride * static_cast<size_t>(y) + static_cast<size_t>(i)],
@@ -138,8 +138,8 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
       {0, {}, {}},
       {TS_AUGMENT_PERMUTE + 1, {}, {}},
       {TS_AUGMENT_PERMUTE, {0, 1, 3}, {}},
-      {TS_AUGMENT_AFFINE, {TS_NEAREST, 0, 0, 0, 0, 65536, 1}, {}},
-      {TS_AUGMENT_AFFINE, {TS_NEAREST, 0, 0, 0, 0, 17, 0}, {}},
+      {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_NEAREST, 0, 0, 0, 0, 65536, 1}, {}},
+      {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_NEAREST, 0, 0, 0, 0, 17, 0}, {}},
       {TS_AUGMENT_BRIGHTNESS, {}, {-0.1}},
       {TS_AUGMENT_CONTRAST, {}, {nan}},
       {TS_AUGMENT_SHARPNESS, {}, {INFINITY}},
@@ -161,11 +161,11 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
       {TS_AUGMENT_CROP, {0, 0, 0, 7}, {}},
       {TS_AUGMENT_CROP, {least, 0, 9, 7}, {}},
       {TS_AUGMENT_CROP, {most, most, 9, 7}, {}},
-      {TS_AUGMENT_CROP, {-9, 0, 9, 7, TS_PAD_REFLECT}, {}},
-      {TS_AUGMENT_CROP, {0, 8, 9, 7, TS_PAD_SYMMETRIC}, {}},
+      {TS_AUGMENT_CROP, {-9, 0, 9, 7, TS_PADDING_REFLECT}, {}},
+      {TS_AUGMENT_CROP, {0, 8, 9, 7, TS_PADDING_SYMMETRIC}, {}},
       {TS_AUGMENT_CROP, {0, 0, 9, 7, 4}, {}},
       {TS_AUGMENT_AFFINE, {3}, {1, 0, 0, 0, 1, 0}},
-      {TS_AUGMENT_PERSPECTIVE, {TS_NEAREST}, {nan}},
+      {TS_AUGMENT_PERSPECTIVE, {TS_INTERPOLATION_NEAREST}, {nan}},
   };
   for (size_t i = 0; i < wrong.size(); ++i) {
     Image image = numbered(1, 9, 7);
@@ -176,13 +176,13 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
     EXPECT_EQ(image.pixels, before.pixels) << i;
   }
   Image image = numbered(1, 9, 7);
-  EXPECT_EQ(Outcome(ts_image_augment(nullptr, image.pixels.data(), 9, 7, 27, nullptr, 0)).code,
+  EXPECT_EQ(Outcome(ts_augmenter_run(nullptr, image.pixels.data(), 9, 7, 27, nullptr, 0)).code,
             TS_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(
-      Outcome(ts_image_augment(augmenter.get(), image.pixels.data(), 9, 7, 26, nullptr, 0)).code,
+      Outcome(ts_augmenter_run(augmenter.get(), image.pixels.data(), 9, 7, 26, nullptr, 0)).code,
       TS_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(
-      Outcome(ts_image_augment(augmenter.get(), image.pixels.data(), 9, 7, 27, nullptr, 1)).code,
+      Outcome(ts_augmenter_run(augmenter.get(), image.pixels.data(), 9, 7, 27, nullptr, 1)).code,
       TS_ERROR_INVALID_ARGUMENT);
 }
 
@@ -202,9 +202,9 @@ TEST(Augment, AnyNumbers) {
     }
     for (double& v : op.values) v = odd[random() % (sizeof odd / sizeof *odd)];
     const Outcome outcome = augment(augmenter.get(), &image, {op});
-    ASSERT_TRUE(outcome.code == TS_OK || outcome.code == TS_ERROR_INVALID_ARGUMENT)
+    ASSERT_TRUE(outcome.code == TS_ERROR_NONE || outcome.code == TS_ERROR_INVALID_ARGUMENT)
         << op.kind << ": " << outcome.message;
-    if (outcome.code == TS_OK) ++done;
+    if (outcome.code == TS_ERROR_NONE) ++done;
   }
   EXPECT_GT(done, 10000);
 }

@@ -95,13 +95,13 @@ TEST(Entries, CropsEqualTheWholeDecode) {
       for (int k = 0; k < 12; ++k) {
         const Box box = k == 0 ? Box{0, 0, width, height} : draw_box(random, width, height);
         const Result expected = decode_by(&libjpeg, file, box);
-        ASSERT_EQ(expected.code, TS_OK) << expected.message;
+        ASSERT_EQ(expected.code, TS_ERROR_NONE) << expected.message;
         uint64_t unproven = 0;
         EntriesIn in = {blob.bytes.data(), blob.bytes.size(), &blob.proof};
         if (k % 3 == 1) in.proof = nullptr;
         if (k % 3 == 2) in.proof = &unproven;
         const Result got = decode_by(&decoder, file, box, &in);
-        ASSERT_EQ(got.code, TS_OK) << got.message;
+        ASSERT_EQ(got.code, TS_ERROR_NONE) << got.message;
         ASSERT_EQ(got.pixels, expected.pixels)
             << kind.name << " " << width << " x " << height << ": " << box.width() << " x "
             << box.height() << " at " << box.x0 << ", " << box.y0 << " spacing " << spacing;
@@ -179,7 +179,7 @@ TEST(Entries, OtherFilesAreRefused) {
       ASSERT_EQ(got.pixels, expected.pixels);
       ASSERT_EQ(unproven, 0u);
       // Damage is thrown before or after entries are judged.
-      refused += got.code == TS_OK;
+      refused += got.code == TS_ERROR_NONE;
     }
   }
   EXPECT_GE(decoder.stats().entries_refused, refused);
@@ -246,7 +246,7 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
     }
     // Trusted by its digests alone, a forgery may give other pixels, but nothing worse.
     const EntriesIn trusted = {forgery.data(), forgery.size(), nullptr};
-    ASSERT_EQ(decode_by(&decoder, file, box, &trusted).code, TS_OK);
+    ASSERT_EQ(decode_by(&decoder, file, box, &trusted).code, TS_ERROR_NONE);
   }
   EXPECT_GT(forged, 1000);
   EXPECT_GT(decoder.stats().entries_refused, forged);
@@ -274,42 +274,42 @@ TEST(Entries, TheCInterface) {
   const Decoder decoder = new_decoder();
   const Bytes file = encode_jpeg(picture(random, 400, 300), {});
   Bytes buffer(file.size());
-  size_t written = 1;
-  uint64_t proof = 1;
-  ASSERT_EQ(Outcome(ts_image_entries_make(decoder.get(), file.data(), file.size(), 0, buffer.data(),
-                                          10, &written, &proof))
+  ts_image_entries_made made = {1, 1};
+  ASSERT_EQ(Outcome(ts_image_make_entries(decoder.get(), file.data(), file.size(),
+                                          {buffer.data(), 10, 0}, &made))
                 .code,
-            TS_OK);
-  EXPECT_GT(written, 10u);
-  EXPECT_EQ(proof, 0u);
+            TS_ERROR_NONE);
+  EXPECT_GT(made.bytes, 10u);
+  EXPECT_EQ(made.proof, 0u);
   const ts_image_geometry g = crop(33, 50, 200, 100);
   Image plain;
-  ASSERT_EQ(decode(decoder.get(), file, g, &plain).code, TS_OK);
+  ASSERT_EQ(decode(decoder.get(), file, g, &plain).code, TS_ERROR_NONE);
   Bytes pixels(plain.pixels.size());
   ASSERT_EQ(Outcome(ts_image_decode_make_entries(decoder.get(), file.data(), file.size(), &g,
-                                                 pixels.data(), 600, 0, buffer.data(),
-                                                 buffer.size(), &written, &proof))
+                                                 pixels.data(), 600,
+                                                 {buffer.data(), buffer.size(), 0}, &made))
                 .code,
-            TS_OK);
+            TS_ERROR_NONE);
   EXPECT_EQ(pixels, plain.pixels);
-  EXPECT_NE(proof, 0u);
-  const uint64_t made = proof;
-  for (const uint64_t given : {uint64_t{0}, made}) {
+  EXPECT_NE(made.proof, 0u);
+  for (const uint64_t given : {uint64_t{0}, made.proof}) {
     std::fill(pixels.begin(), pixels.end(), uint8_t{0});
-    proof = given;
-    ASSERT_EQ(Outcome(ts_image_decode_entries(decoder.get(), file.data(), file.size(), &g,
-                                              pixels.data(), 600, buffer.data(), written, &proof))
+    uint64_t proof = given;
+    ASSERT_EQ(Outcome(ts_image_decode_with_entries(decoder.get(), file.data(), file.size(), &g,
+                                                   {buffer.data(), made.bytes}, pixels.data(), 600,
+                                                   &proof))
                   .code,
-              TS_OK);
+              TS_ERROR_NONE);
     EXPECT_EQ(pixels, plain.pixels);
-    EXPECT_EQ(proof, made);
+    EXPECT_EQ(proof, made.proof);
   }
-  ASSERT_EQ(Outcome(ts_image_decode_entries(decoder.get(), file.data(), file.size(), &g,
-                                            pixels.data(), 600, nullptr, 0, nullptr))
+  ASSERT_EQ(Outcome(ts_image_decode_with_entries(decoder.get(), file.data(), file.size(), &g,
+                                                 {nullptr, 0}, pixels.data(), 600, nullptr))
                 .code,
-            TS_OK);
-  ts_image_stats stats = {};
-  ASSERT_EQ(Outcome(ts_image_decoder_stats(decoder.get(), &stats)).code, TS_OK);
+            TS_ERROR_NONE);
+  ts_image_decoder_stats stats = {};
+  stats.size = sizeof stats;
+  ASSERT_EQ(Outcome(ts_image_decoder_get_stats(decoder.get(), &stats)).code, TS_ERROR_NONE);
   EXPECT_EQ(stats.jpeg_own, 5);
   EXPECT_EQ(stats.entries_made, 1);
   EXPECT_EQ(stats.entries_used, 1);

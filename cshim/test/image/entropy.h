@@ -73,7 +73,7 @@ inline void draw_size(Random& random, int* width, int* height) {
 }
 
 struct Result {
-  int32_t code = TS_OK;
+  int32_t code = TS_ERROR_NONE;
   std::string message;
   Bytes pixels;
 };
@@ -84,8 +84,8 @@ inline Result decode_by(JpegDecoder* decoder, const Bytes& bytes, const Box& box
   const Bytes exact(bytes);
   const int32_t width = box.width();
   const int32_t height = box.height();
-  const ts_image_geometry geometry = {box.x0, box.y0, width, height, width, height,
-                                      0,      0,      width, height, false, 0};
+  const ts_image_geometry geometry = {
+      sizeof geometry, box.x0, box.y0, width, height, width, height, 0, 0, width, height, 0, false};
   Result result;
   result.pixels.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
   const Outcome outcome(ts::guard(__func__, [&] {
@@ -96,7 +96,7 @@ inline Result decode_by(JpegDecoder* decoder, const Bytes& bytes, const Box& box
   }));
   result.code = outcome.code;
   result.message = outcome.message;
-  if (result.code != TS_OK) result.pixels.clear();
+  if (result.code != TS_ERROR_NONE) result.pixels.clear();
   return result;
 }
 

@@ -98,8 +98,8 @@ TEST(Entropy, CropsEqualLibjpegsAndNoneGivesUp) {
         const Box box = k == 0 ? Box{0, 0, width, height} : draw_box(random, width, height);
         const Result expected = decode_by(&libjpeg, bytes, box);
         const Result got = decode_by(&own, bytes, box);
-        ASSERT_EQ(got.code, TS_OK) << got.message;
-        ASSERT_EQ(expected.code, TS_OK) << expected.message;
+        ASSERT_EQ(got.code, TS_ERROR_NONE) << got.message;
+        ASSERT_EQ(expected.code, TS_ERROR_NONE) << expected.message;
         ASSERT_EQ(got.pixels, expected.pixels)
             << kind.name << " " << width << " x " << height << ": " << box.width() << " x "
             << box.height() << " at " << box.x0 << ", " << box.y0;
@@ -129,10 +129,11 @@ TEST(Entropy, UnusualFilesAreLeftToLibjpeg) {
     options.coding = c.coding;
     const Bytes bytes = encode_jpeg(picture(random, 45, 67, c.channels), options);
     Image got;
-    ASSERT_EQ(decode(decoder.get(), bytes, crop(3, 4, 30, 20), &got).code, TS_OK);
+    ASSERT_EQ(decode(decoder.get(), bytes, crop(3, 4, 30, 20), &got).code, TS_ERROR_NONE);
     ++(c.own ? own : libjpeg);
-    ts_image_stats stats = {};
-    ASSERT_EQ(Outcome(ts_image_decoder_stats(decoder.get(), &stats)).code, TS_OK);
+    ts_image_decoder_stats stats = {};
+    stats.size = sizeof stats;
+    ASSERT_EQ(Outcome(ts_image_decoder_get_stats(decoder.get(), &stats)).code, TS_ERROR_NONE);
     EXPECT_EQ(stats.jpeg_own, own);
     EXPECT_EQ(stats.jpeg_libjpeg, libjpeg);
     EXPECT_EQ(stats.jpeg_gave_up, 0);
@@ -187,7 +188,7 @@ TEST(Entropy, DamageGetsLibjpegsVerdict) {
     ASSERT_EQ(got.code, expected.code) << i << " " << got.message << " / " << expected.message;
     ASSERT_EQ(got.message, expected.message) << i;
     ASSERT_EQ(got.pixels, expected.pixels) << i;
-    (got.code == TS_OK ? repaired : failed) += 1;
+    (got.code == TS_ERROR_NONE ? repaired : failed) += 1;
   }
   EXPECT_GT(failed, 500);
   EXPECT_GT(repaired, 500);

@@ -42,15 +42,17 @@ std::vector<Bytes> seeds(Random& random) {
 void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
   const Bytes exact(bytes);
   ts_image_info info = {};
-  const Outcome header(ts_image_header(exact.data(), exact.size(), &info));
-  ASSERT_TRUE(header.code == TS_OK || header.code == TS_ERROR_DECODE ||
+  info.size = sizeof info;
+  const Outcome header(ts_image_get_info(exact.data(), exact.size(), &info));
+  ASSERT_TRUE(header.code == TS_ERROR_NONE || header.code == TS_ERROR_DECODE ||
               header.code == TS_ERROR_UNSUPPORTED)
       << header.code << header.message;
-  if (header.code != TS_OK) {
+  if (header.code != TS_ERROR_NONE) {
     ASSERT_FALSE(header.message.empty());
     info.width = info.height = 8;
   }
   ts_image_geometry g = {};
+  g.size = sizeof g;
   g.orientation = uniform(random, 0, 2) == 0 ? uniform(random, 0, 8) : 0;
   if (g.orientation >= 5) std::swap(info.width, info.height);
   g.crop_width = uniform(random, 1, info.width);
@@ -62,10 +64,10 @@ void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
   g.flip = uniform(random, 0, 1) == 1;
   Image got;
   const Outcome outcome = decode(decoder, bytes, g, &got);
-  ASSERT_TRUE(outcome.code == TS_OK || outcome.code == TS_ERROR_DECODE ||
+  ASSERT_TRUE(outcome.code == TS_ERROR_NONE || outcome.code == TS_ERROR_DECODE ||
               outcome.code == TS_ERROR_UNSUPPORTED)
       << outcome.code << outcome.message;
-  ASSERT_TRUE(header.code == TS_OK || outcome.code == header.code) << outcome.message;
+  ASSERT_TRUE(header.code == TS_ERROR_NONE || outcome.code == header.code) << outcome.message;
 }
 
 TEST(Fuzz, EveryTruncation) {
@@ -159,8 +161,11 @@ TEST(Fuzz, EntriesOfDamagedTurnedFiles) {
       bytes[random() % bytes.size()] ^= static_cast<uint8_t>(1 << random() % 8);
     }
     ts_image_info info = {};
-    if (Outcome(ts_image_header(bytes.data(), bytes.size(), &info)).code != TS_OK) continue;
+    info.size = sizeof info;
+    if (Outcome(ts_image_get_info(bytes.data(), bytes.size(), &info)).code != TS_ERROR_NONE)
+      continue;
     ts_image_geometry g = {};
+    g.size = sizeof g;
     g.orientation = uniform(random, 0, 8);
     if (g.orientation >= 5) std::swap(info.width, info.height);
     g.crop_width = uniform(random, 1, info.width);
@@ -177,30 +182,29 @@ TEST(Fuzz, EntriesOfDamagedTurnedFiles) {
     const auto as_expected = [&](const Outcome& outcome) {
       ASSERT_EQ(outcome.code, expected.code) << outcome.message;
       ASSERT_EQ(outcome.message, expected.message);
-      if (expected.code == TS_OK) {
+      if (expected.code == TS_ERROR_NONE) {
         ASSERT_EQ(got.pixels, plain.pixels);
       }
       got.pixels.assign(got.pixels.size(), 0x5A);
     };
     got.pixels.assign(got.pixels.size(), 0x5A);
     Bytes blob(1 << 14);
-    size_t written = 0;
-    uint64_t proof = 0;
+    ts_image_entries_made written = {};
     as_expected(Outcome(ts_image_decode_make_entries(
         decoder.get(), bytes.data(), bytes.size(), &g, got.pixels.data(), stride,
-        uniform(random, 1, 12), blob.data(), blob.size(), &written, &proof)));
+        {blob.data(), blob.size(), uniform(random, 1, 12)}, &written)));
     if (HasFatalFailure()) return;
-    if (written == 0 || written > blob.size()) continue;
+    if (written.bytes == 0 || written.bytes > blob.size()) continue;
     ++with_entries;
-    const Bytes made(blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(written));
+    const Bytes made(blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(written.bytes));
     const auto by = [&](const Bytes& entries, uint64_t* with) {
-      return Outcome(ts_image_decode_entries(decoder.get(), bytes.data(), bytes.size(), &g,
-                                             got.pixels.data(), stride, entries.data(),
-                                             entries.size(), with));
+      return Outcome(ts_image_decode_with_entries(decoder.get(), bytes.data(), bytes.size(), &g,
+                                                  {entries.data(), entries.size()},
+                                                  got.pixels.data(), stride, with));
     };
     uint64_t first = 0;
     as_expected(by(made, &first));
-    as_expected(by(made, &proof));
+    as_expected(by(made, &written.proof));
     as_expected(by(made, nullptr));
     if (HasFatalFailure()) return;
     Bytes forged = made;
@@ -212,7 +216,7 @@ TEST(Fuzz, EntriesOfDamagedTurnedFiles) {
     std::memcpy(forged.data() + 56, &digest, sizeof digest);
     first = 0;
     as_expected(by(forged, &first));
-    as_expected(by(forged, &proof));
+    as_expected(by(forged, &written.proof));
     if (HasFatalFailure()) return;
     by(forged, nullptr);
   }

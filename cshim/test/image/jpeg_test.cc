@@ -83,7 +83,7 @@ TEST(Jpeg, CropsEqualTheWholeDecode) {
           const int y = uniform(random, 0, size[1] - height);
           Image got;
           const Outcome outcome = decode(decoder.get(), bytes, crop(x, y, width, height), &got);
-          ASSERT_EQ(outcome.code, TS_OK) << outcome.message;
+          ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
           ASSERT_EQ(got.pixels, part(whole, x, y, width, height).pixels)
               << sampling.name << " coding " << static_cast<int>(coding) << " restart " << restart
               << " " << size[0] << " x " << size[1] << ": " << width << " x " << height << " at "
@@ -101,7 +101,7 @@ TEST(Jpeg, GreyIsTripled) {
   const Bytes bytes = encode_jpeg(picture(random, 37, 29, 1), {});
   const Decoder decoder = new_decoder();
   Image got;
-  ASSERT_EQ(decode(decoder.get(), bytes, crop(3, 4, 30, 20), &got).code, TS_OK);
+  ASSERT_EQ(decode(decoder.get(), bytes, crop(3, 4, 30, 20), &got).code, TS_ERROR_NONE);
   const Image whole = reference(bytes);
   EXPECT_EQ(got.pixels, part(whole, 3, 4, 30, 20).pixels);
   for (size_t i = 0; i < got.pixels.size(); i += 3) {
@@ -137,7 +137,7 @@ TEST(Jpeg, CmykAndYcckAreConvertedAsPillowDoes) {
       const int y = uniform(random, 0, 43 - height);
       Image got;
       const Outcome outcome = decode(decoder.get(), bytes, crop(x, y, width, height), &got);
-      ASSERT_EQ(outcome.code, TS_OK) << outcome.message;
+      ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
       ASSERT_EQ(got.pixels, part(whole, x, y, width, height).pixels);
     }
   }
@@ -159,8 +159,9 @@ TEST(Jpeg, HeaderSaysWhatIsStored) {
     options.coding = c.coding;
     const Bytes bytes = encode_jpeg(picture(random, 45, 67, c.channels), options);
     ts_image_info info = {};
-    ASSERT_EQ(Outcome(ts_image_header(bytes.data(), bytes.size(), &info)).code, TS_OK);
-    EXPECT_EQ(info.format, TS_IMAGE_JPEG);
+    info.size = sizeof info;
+    ASSERT_EQ(Outcome(ts_image_get_info(bytes.data(), bytes.size(), &info)).code, TS_ERROR_NONE);
+    EXPECT_EQ(info.format, TS_IMAGE_FORMAT_JPEG);
     EXPECT_EQ(info.width, 45);
     EXPECT_EQ(info.height, 67);
     EXPECT_EQ(info.components, c.channels);
@@ -185,7 +186,7 @@ TEST(Jpeg, TruncationIsFoundWhateverTheCrop) {
     Bytes longer(bytes);
     longer.insert(longer.end(), {0, 0, 0xFF, 0xD8, 7});  // what follows the end is nobody's
     Image got;
-    EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 80, 60), &got).code, TS_OK);
+    EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 80, 60), &got).code, TS_ERROR_NONE);
   }
 }
 
@@ -205,7 +206,7 @@ TEST(Jpeg, RestartMarkersOutOfTurnAreDamageWhateverTheCrop) {
   Bytes bad(good);
   bad[find(bad, 0xD5) + 1] = 0xD6;
   Image got;
-  EXPECT_EQ(decode(decoder.get(), good, crop(0, 0, 8, 8), &got).code, TS_OK);
+  EXPECT_EQ(decode(decoder.get(), good, crop(0, 0, 8, 8), &got).code, TS_ERROR_NONE);
   const Outcome outcome = decode(decoder.get(), bad, crop(0, 0, 8, 8), &got);
   EXPECT_EQ(outcome.code, TS_ERROR_DECODE);
   EXPECT_NE(outcome.message.find("restart marker"), std::string::npos) << outcome.message;
@@ -220,9 +221,9 @@ TEST(Jpeg, DamageBelowTheCropIsNotLookedFor) {
   Bytes bad(good);
   bad.erase(bad.end() - 1000, bad.end() - 500);
   Image expected;
-  ASSERT_EQ(decode(decoder.get(), good, crop(10, 20, 80, 30), &expected).code, TS_OK);
+  ASSERT_EQ(decode(decoder.get(), good, crop(10, 20, 80, 30), &expected).code, TS_ERROR_NONE);
   Image got;
-  EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 30), &got).code, TS_OK);
+  EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 30), &got).code, TS_ERROR_NONE);
   EXPECT_EQ(got.pixels, expected.pixels);
   EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 180), &got).code, TS_ERROR_DECODE);
 }
@@ -241,7 +242,7 @@ TEST(Jpeg, WarningsAreDamage) {
   const Outcome outcome = decode(decoder.get(), bad, crop(0, 0, 200, 200), &got);
   EXPECT_EQ(outcome.code, TS_ERROR_DECODE);
   EXPECT_NE(outcome.message.find("Corrupt JPEG data"), std::string::npos) << outcome.message;
-  EXPECT_EQ(decode(decoder.get(), good, crop(0, 0, 200, 200), &got).code, TS_OK);
+  EXPECT_EQ(decode(decoder.get(), good, crop(0, 0, 200, 200), &got).code, TS_ERROR_NONE);
   EXPECT_EQ(got.pixels, reference(good).pixels);
 }
 
@@ -268,13 +269,13 @@ TEST(Jpeg, NothingIsInheritedFromTheImageBefore) {
     const Decoder fresh = new_decoder();
     const Decoder used = new_decoder();
     Image expected, got;
-    ASSERT_EQ(decode(used.get(), before, crop(0, 0, 64, 64), &got).code, TS_OK);
+    ASSERT_EQ(decode(used.get(), before, crop(0, 0, 64, 64), &got).code, TS_ERROR_NONE);
     const Outcome first = decode(fresh.get(), bytes, crop(0, 0, 64, 64), &expected);
     const Outcome second = decode(used.get(), bytes, crop(0, 0, 64, 64), &got);
-    EXPECT_EQ(first.code, lost == 0xC4 ? TS_OK : TS_ERROR_DECODE) << first.message;
+    EXPECT_EQ(first.code, lost == 0xC4 ? TS_ERROR_NONE : TS_ERROR_DECODE) << first.message;
     EXPECT_EQ(second.code, first.code) << second.message;
     EXPECT_EQ(second.message, first.message);
-    if (first.code == TS_OK) {
+    if (first.code == TS_ERROR_NONE) {
       EXPECT_EQ(got.pixels, expected.pixels);
     }
   }
@@ -290,7 +291,7 @@ TEST(Jpeg, LimitsComeBeforeMemory) {
   EXPECT_EQ(over.code, TS_ERROR_UNSUPPORTED);
   EXPECT_NE(over.message.find("64 x 64"), std::string::npos) << over.message;
   const Decoder enough = new_decoder(64 * 64);
-  EXPECT_EQ(decode(enough.get(), bytes, crop(0, 0, 1, 1), &got).code, TS_OK);
+  EXPECT_EQ(decode(enough.get(), bytes, crop(0, 0, 1, 1), &got).code, TS_ERROR_NONE);
 
   // A header that promises far more pixels than the bytes can hold.
   Bytes huge(bytes);
@@ -316,7 +317,8 @@ TEST(Jpeg, TooManyScansAreRefused) {
     for (int i = 0; i < repeats; ++i) many.insert(many.end(), scans.begin(), scans.end());
     many.insert(many.end(), {0xFF, 0xD9});
     const Outcome outcome = decode(decoder.get(), many, crop(0, 0, 64, 64), &got);
-    EXPECT_EQ(outcome.code, repeats == 33 ? TS_OK : TS_ERROR_UNSUPPORTED) << outcome.message;
+    EXPECT_EQ(outcome.code, repeats == 33 ? TS_ERROR_NONE : TS_ERROR_UNSUPPORTED)
+        << outcome.message;
     EXPECT_EQ(outcome.message.find("more than 100 scans") != std::string::npos, repeats == 34)
         << outcome.message;
   }
@@ -341,7 +343,8 @@ TEST(Jpeg, ProcessesAndPrecisionsThatAreNotHandledAreNamed) {
     bytes[frame + c.at] = c.value;
     if (c.at == 6) bytes[frame + 5] = 0;
     ts_image_info info = {};
-    const Outcome header(ts_image_header(bytes.data(), bytes.size(), &info));
+    info.size = sizeof info;
+    const Outcome header(ts_image_get_info(bytes.data(), bytes.size(), &info));
     EXPECT_EQ(header.code, c.code) << header.message;
     EXPECT_NE(header.message.find(c.text), std::string::npos) << header.message;
     Image got;

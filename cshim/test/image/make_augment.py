@@ -3,7 +3,7 @@
 
 Needs torch 2.11, torchvision 0.26 and numpy; the tests need none of them. Run it in this folder.
 
-data/augment.txt has one line a result, of one operation of ts_image_augment on a picture that both sides make from
+data/augment.txt has one line a result, of one operation of ts_augmenter_run on a picture that both sides make from
 a number (see picture):
     exact SEED WIDTH HEIGHT KIND INTEGERS... VALUES... CRC    (9 integers, 8 values, the result's CRC-32)
     near SEED WIDTH HEIGHT KIND INTEGERS... VALUES... BYTES   (the result as hexadecimal digits: 1 level of difference

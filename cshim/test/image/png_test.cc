@@ -28,9 +28,10 @@ TEST(Png, EveryKindDecodesToTheDefinedPixelsAtEveryCrop) {
       const int height = uniform(random, 1, 60);
       const PngSample sample = encode_png(random, width, height, options);
       ts_image_info info = {};
-      ASSERT_EQ(Outcome(ts_image_header(sample.bytes.data(), sample.bytes.size(), &info)).code,
-                TS_OK);
-      EXPECT_EQ(info.format, TS_IMAGE_PNG);
+      info.size = sizeof info;
+      ASSERT_EQ(Outcome(ts_image_get_info(sample.bytes.data(), sample.bytes.size(), &info)).code,
+                TS_ERROR_NONE);
+      EXPECT_EQ(info.format, TS_IMAGE_FORMAT_PNG);
       EXPECT_EQ(info.width, width);
       EXPECT_EQ(info.height, height);
       EXPECT_EQ(info.components,
@@ -44,7 +45,7 @@ TEST(Png, EveryKindDecodesToTheDefinedPixelsAtEveryCrop) {
         const int y = uniform(random, 0, height - h);
         Image got;
         const Outcome outcome = decode(decoder.get(), sample.bytes, crop(x, y, w, h), &got);
-        ASSERT_EQ(outcome.code, TS_OK) << outcome.message;
+        ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
         ASSERT_EQ(got.pixels, part(sample.rgb, x, y, w, h).pixels)
             << "colour type " << kind.color_type << ", " << kind.depth << " bits, variant "
             << variant;
@@ -67,7 +68,7 @@ TEST(Png, TruncationIsFoundWhateverTheCrop) {
   Bytes longer(bytes);
   longer.insert(longer.end(), {1, 2, 3});  // what follows the end is nobody's
   Image got;
-  EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 20, 15), &got).code, TS_OK);
+  EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 20, 15), &got).code, TS_ERROR_NONE);
 }
 
 // Every byte after the signature is under a checksum, so every flipped bit is found, whichever part
@@ -147,8 +148,9 @@ TEST(Format, UnknownBytesAreUnsupportedAndNamed) {
   const Decoder decoder = new_decoder();
   for (const auto& c : cases) {
     ts_image_info info = {};
+    info.size = sizeof info;
     info.width = 77;
-    const Outcome header(ts_image_header(c.bytes.data(), c.bytes.size(), &info));
+    const Outcome header(ts_image_get_info(c.bytes.data(), c.bytes.size(), &info));
     EXPECT_EQ(header.code, TS_ERROR_UNSUPPORTED);
     EXPECT_NE(header.message.find(c.text), std::string::npos) << header.message;
     EXPECT_EQ(info.width, 77);  // untouched
@@ -165,10 +167,11 @@ TEST(Decoder, ArgumentsAreCheckedBeforeAnything) {
   EXPECT_EQ(Outcome(ts_image_decoder_new(-1, &untouched)).code, TS_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(untouched, nullptr);
   EXPECT_EQ(Outcome(ts_image_decoder_new(0, nullptr)).code, TS_ERROR_INVALID_ARGUMENT);
-  EXPECT_EQ(Outcome(ts_image_header(bytes.data(), bytes.size(), nullptr)).code,
+  EXPECT_EQ(Outcome(ts_image_get_info(bytes.data(), bytes.size(), nullptr)).code,
             TS_ERROR_INVALID_ARGUMENT);
-  ts_image_info info;
-  EXPECT_EQ(Outcome(ts_image_header(nullptr, 3, &info)).code, TS_ERROR_INVALID_ARGUMENT);
+  ts_image_info info = {};
+  info.size = sizeof info;
+  EXPECT_EQ(Outcome(ts_image_get_info(nullptr, 3, &info)).code, TS_ERROR_INVALID_ARGUMENT);
   Image got;
   EXPECT_EQ(decode(decoder.get(), bytes, crop(0, 0, 11, 10), &got).code, TS_ERROR_INVALID_ARGUMENT);
   EXPECT_EQ(decode(decoder.get(), bytes, crop(-1, 0, 2, 2), &got).code, TS_ERROR_INVALID_ARGUMENT);

@@ -17,6 +17,7 @@ using ts::image::Resizer;
 // A geometry on an image of that size: any crop, any resize up to `most` a side, any window.
 ts_image_geometry random_geometry(Random& random, int width, int height, int most) {
   ts_image_geometry g = {};
+  g.size = sizeof g;
   g.crop_width = uniform(random, 1, width);
   g.crop_height = uniform(random, 1, height);
   g.crop_x = uniform(random, 0, width - g.crop_width);
@@ -141,9 +142,9 @@ TEST(Resize, TurnedIsResizedUpright) {
                                      static_cast<size_t>(image.width) * 3, &g, out->data(), stride))
           .code;
     };
-    ASSERT_EQ(resize(upright, &expected), TS_OK);
+    ASSERT_EQ(resize(upright, &expected), TS_ERROR_NONE);
     g.orientation = orientation;
-    ASSERT_EQ(resize(stored, &got), TS_OK);
+    ASSERT_EQ(resize(stored, &got), TS_ERROR_NONE);
     ASSERT_EQ(got, expected) << describe(g) << " orientation " << orientation;
   }
 }
@@ -155,6 +156,7 @@ TEST(Resize, TurnedImagesAreNotHeld) {
   const Image stored = picture(random, 3000, 2000);
   Bytes out(64 * 64 * 3);
   ts_image_geometry g = {};
+  g.size = sizeof g;
   g.crop_width = 2000;
   g.crop_height = 3000;
   g.resize_width = g.resize_height = g.window_width = g.window_height = 64;
@@ -168,7 +170,7 @@ TEST(Resize, TurnedImagesAreNotHeld) {
   ASSERT_EQ(Outcome(ts_image_resize(decoder.get(), stored.pixels.data(), stored.width,
                                     stored.height, 9000, &g, out.data(), 192))
                 .code,
-            TS_OK);
+            TS_ERROR_NONE);
   EXPECT_LT(allocated() - before, 4 << 20);
 }
 
@@ -192,7 +194,7 @@ TEST(Resize, StridesAreKept) {
     Bytes dst(dst_stride * static_cast<size_t>(g.window_height - 1) + out_row, 0xA5);
     const Outcome outcome(ts_image_resize(decoder.get(), src.data(), source.width, source.height,
                                           src_stride, &g, dst.data(), dst_stride));
-    ASSERT_EQ(outcome.code, TS_OK) << outcome.message;
+    ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
     const Image expected = run(&resizer, random, source, g, 0);
     for (int y = 0; y < g.window_height; ++y) {
       const uint8_t* got = dst.data() + static_cast<size_t>(y) * dst_stride;
@@ -210,7 +212,7 @@ TEST(Resize, FlatStaysFlat) {
   for (const int value : {0, 1, 127, 254, 255}) {
     for (const int side : {1, 2, 3, 50, 224, 800}) {
       Image source{61, 300, 3, Bytes(61 * 300 * 3, static_cast<uint8_t>(value))};
-      ts_image_geometry g = {0, 0, 61, 300, side, side, 0, 0, side, side, false, 0};
+      ts_image_geometry g = {sizeof g, 0, 0, 61, 300, side, side, 0, 0, side, side, 0, false};
       for (const uint8_t got : run(&resizer, random, source, g, 16).pixels)
         ASSERT_EQ(got, value) << side;
     }
@@ -221,13 +223,13 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
   const Decoder decoder = new_decoder();
   const Bytes src(20 * 10 * 3, 7);
   Bytes dst(8 * 8 * 3);
-  const ts_image_geometry good = {0, 0, 20, 10, 8, 8, 0, 0, 8, 8, false, 0};
+  const ts_image_geometry good = {sizeof good, 0, 0, 20, 10, 8, 8, 0, 0, 8, 8, 0, false};
   const auto call = [&](const ts_image_geometry& g, size_t src_stride = 60, size_t dst_stride = 24,
                         int width = 20, int height = 10) {
     return Outcome(ts_image_resize(decoder.get(), src.data(), width, height, src_stride, &g,
                                    dst.data(), dst_stride));
   };
-  ASSERT_EQ(call(good).code, TS_OK);
+  ASSERT_EQ(call(good).code, TS_ERROR_NONE);
   const int32_t most = INT32_MAX;
   const int32_t least = INT32_MIN;
   int32_t ts_image_geometry::*const fields[] = {

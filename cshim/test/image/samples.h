@@ -233,7 +233,7 @@ using Decoder = std::unique_ptr<ts_image_decoder, FreeDecoder>;
 
 // What a call returned, and frees the error.
 struct Outcome {
-  int32_t code = TS_OK;
+  int32_t code = TS_ERROR_NONE;
   std::string message;
   explicit Outcome(ts_error* error) {
     if (error == nullptr) return;
@@ -246,12 +246,13 @@ struct Outcome {
 inline Decoder new_decoder(int64_t max_pixels = 0) {
   ts_image_decoder* decoder = nullptr;
   const Outcome outcome(ts_image_decoder_new(max_pixels, &decoder));
-  EXPECT_EQ(outcome.code, TS_OK) << outcome.message;
+  EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   return Decoder(decoder);
 }
 
 inline ts_image_geometry crop(int x, int y, int width, int height) {
-  return {x, y, width, height, width, height, 0, 0, width, height, false, 0};
+  return {
+      sizeof(ts_image_geometry), x, y, width, height, width, height, 0, 0, width, height, 0, false};
 }
 
 // The window's pixels. The memory handed in is of exactly the size that is promised, so that the

@@ -23,7 +23,7 @@ Tensor square_sum(const Tensor& x) {
 
 Tensor grad(const Tensor& tensor) {
   Tensor gradient;
-  EXPECT_OK(ts_tensor_grad(tensor, gradient.out()));
+  EXPECT_OK(ts_tensor_get_grad(tensor, gradient.out()));
   return gradient;
 }
 
@@ -77,12 +77,12 @@ TEST(Autograd, NormalizeCountsAsAWrite) {
   Tensor slot = test::empty({1, 1, 2, 2});
   const float mean = 0;
   const float std = 1;
-  ASSERT_OK(ts_images_normalize(slot, images, &mean, &std, 1));
+  ASSERT_OK(ts_tensor_normalize_images(slot, images, &mean, &std, 1));
   Tensor w = make<float>({2}, {1, 1, 1, 1});
   ASSERT_OK(ts_tensor_set_requires_grad(w, true));
   Tensor loss =
       Call("aten::sum").tensor(Call("aten::mul", "Tensor").tensor(slot).tensor(w).one()).one();
-  ASSERT_OK(ts_images_normalize(slot, images, &mean, &std, 1));
+  ASSERT_OK(ts_tensor_normalize_images(slot, images, &mean, &std, 1));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "inplace operation", ts_tensor_backward(loss, nullptr, false));
 }
 
@@ -126,10 +126,10 @@ TEST(Autograd, RequiresGradIsForLeavesOfFloats) {
 
 TEST(Autograd, TheSeedRepeats) {
   const auto draw = [] { return read<float>(Call("aten::rand").ints({8}).one()); };
-  ASSERT_OK(ts_manual_seed(5));
+  ASSERT_OK(ts_random_seed(5));
   const Floats first = draw();
   EXPECT_NE(draw(), first);
-  ASSERT_OK(ts_manual_seed(5));
+  ASSERT_OK(ts_random_seed(5));
   EXPECT_EQ(draw(), first);
 }
 
@@ -154,9 +154,9 @@ TEST(AutogradGpu, TheSeedRepeatsThere) {
   const auto draw = [] {
     return read<float>(Call("aten::rand").ints({8}).none().none().device(0).one());
   };
-  ASSERT_OK(ts_manual_seed(5));
+  ASSERT_OK(ts_random_seed(5));
   const Floats first = draw();
-  ASSERT_OK(ts_manual_seed(5));
+  ASSERT_OK(ts_random_seed(5));
   EXPECT_EQ(draw(), first);
 }
 

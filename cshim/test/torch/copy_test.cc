@@ -1,6 +1,7 @@
 // Pinned memory and the batch of copies on a stream.
 #include <algorithm>
 
+#include "bench/torchstream_bench.h"
 #include "support.h"
 
 namespace {
@@ -17,8 +18,8 @@ TEST(Pinned, WithoutGpuThereIsNone) {
   ts_pinned* pinned = nullptr;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_pinned_new(4096, &pinned));
   EXPECT_EQ(pinned, nullptr);
-  EXPECT_OK(ts_pinned_free(nullptr));
-  EXPECT_EQ(ts_pinned_bytes_live(), 0);
+  EXPECT_OK(ts_pinned_destroy(nullptr));
+  EXPECT_EQ(ts_pinned_live_bytes(), 0);
 }
 
 TEST(Pinned, NothingIsRefused) {
@@ -31,36 +32,36 @@ TEST(Pinned, NothingIsRefused) {
 
 TEST(PinnedGpu, IsZeroedCountedAndSeenAsPinned) {
   NEEDS_GPUS(1);
-  const int64_t before = ts_pinned_bytes_live();
+  const int64_t before = ts_pinned_live_bytes();
   {
     Pinned pinned(1000 * sizeof(float));
-    EXPECT_EQ(ts_pinned_bytes_live(), before + 4000);
+    EXPECT_EQ(ts_pinned_live_bytes(), before + 4000);
     EXPECT_TRUE(std::all_of(pinned.data(), pinned.data() + 4000, [](uint8_t b) { return b == 0; }));
     Tensor tensor = pinned.tensor({10, 100});
     EXPECT_TRUE(test::describe(tensor).pinned);
   }
-  EXPECT_EQ(ts_pinned_bytes_live(), before);
+  EXPECT_EQ(ts_pinned_live_bytes(), before);
   ts_pinned* huge = nullptr;
   EXPECT_FAILS(TS_ERROR_OUT_OF_MEMORY, "pin", ts_pinned_new(size_t{1} << 50, &huge));
-  EXPECT_EQ(ts_pinned_bytes_live(), before);
+  EXPECT_EQ(ts_pinned_live_bytes(), before);
 }
 
 TEST(PinnedGpu, RegistersMemoryThatIsThere) {
   NEEDS_GPUS(1);
-  const int64_t before = ts_pinned_bytes_live();
+  const int64_t before = ts_pinned_live_bytes();
   std::vector<uint8_t> memory(1 << 20, 7);
   ts_pinned* pinned = nullptr;
   ts_pinned* again = nullptr;
   ASSERT_OK(ts_pinned_register(memory.data(), memory.size(), &pinned));
   EXPECT_EQ(ts_pinned_data(pinned), memory.data());
-  EXPECT_EQ(ts_pinned_bytes_live(), before + (1 << 20));
+  EXPECT_EQ(ts_pinned_live_bytes(), before + (1 << 20));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "already",
                ts_pinned_register(memory.data(), memory.size(), &again));
-  EXPECT_OK(ts_pinned_free(pinned));
-  EXPECT_EQ(ts_pinned_bytes_live(), before);
+  EXPECT_OK(ts_pinned_destroy(pinned));
+  EXPECT_EQ(ts_pinned_live_bytes(), before);
   EXPECT_EQ(memory[100], 7);
   EXPECT_OK(ts_pinned_register(memory.data(), memory.size(), &pinned));
-  EXPECT_OK(ts_pinned_free(pinned));
+  EXPECT_OK(ts_pinned_destroy(pinned));
 }
 
 constexpr int64_t kCount = 1 << 18;
@@ -97,7 +98,7 @@ TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
       EXPECT_OK(ts_stream_guard_exit(guard));
     };
     // Everything once before, so that nothing is loaded or allocated behind a gate.
-    ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 1));
+    ASSERT_OK(ts_tensor_copy_peer(to, dsts, from, srcs, 1));
     copy(from, src, one);
     copy(to, seen, dst);
     ASSERT_OK(ts_device_synchronize(0));
@@ -109,7 +110,7 @@ TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
         test::Gate gate(held);
         copy(from, src, one);
         copy(to, dst, three);
-        ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 1));
+        ASSERT_OK(ts_tensor_copy_peer(to, dsts, from, srcs, 1));
         copy(from, src, two);  // later: not copied
         copy(to, seen, dst);
         EXPECT_OK(ts_event_record(copied, from));
@@ -137,13 +138,13 @@ TEST(CopyPeerGpu, OtherStridesAndManyPairs) {
     Tensor across = Call("aten::t").tensor(src).one();
     Tensor dst = test::full({2, 3}, 0, device);
     Tensor transposed = test::full({3, 2}, 0, device);
-    Tensor none_src = test::empty({0}, TS_FLOAT32, 0);
-    Tensor none_dst = test::empty({0}, TS_FLOAT32, device);
+    Tensor none_src = test::empty({0}, TS_DTYPE_FLOAT32, 0);
+    Tensor none_dst = test::empty({0}, TS_DTYPE_FLOAT32, device);
     ASSERT_OK(ts_device_synchronize(0));
     ASSERT_OK(ts_device_synchronize(device));
     ts_tensor* const dsts[] = {dst, transposed, none_dst};
     ts_tensor* const srcs[] = {src, across, none_src};
-    ASSERT_OK(ts_copy_peer(to, dsts, from, srcs, 3));
+    ASSERT_OK(ts_tensor_copy_peer(to, dsts, from, srcs, 3));
     ASSERT_OK(ts_stream_synchronize(to));
     EXPECT_EQ(read<float>(dst), (std::vector<float>{1, 2, 3, 4, 5, 6}));
     EXPECT_EQ(read<float>(transposed), (std::vector<float>{1, 4, 2, 5, 3, 6}));
@@ -162,20 +163,22 @@ TEST(CopyPeerGpu, ChecksEverythingBeforeItEnqueues) {
   Tensor target = test::full({4}, 0, 0);
   Tensor shorter = test::full({3}, 1, 0);
   Tensor host = test::full({4}, 1);
-  Tensor integers = test::empty({4}, TS_INT32, 0);
+  Tensor integers = test::empty({4}, TS_DTYPE_INT32, 0);
   const auto refused = [&](ts_tensor* dst, ts_tensor* src, const char* text) {
     ts_tensor* const dsts[] = {target, dst};
     ts_tensor* const srcs[] = {good, src};
-    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, text, ts_copy_peer(to, dsts, from, srcs, 2));
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, text, ts_tensor_copy_peer(to, dsts, from, srcs, 2));
   };
   refused(shorter, good, "pair 1: dst has shape");
   refused(integers, good, "pair 1: dst has dtype");
   refused(host, good, "pair 1: dst is on cpu");
   refused(good, host, "pair 1: src is on cpu");
   refused(nullptr, good, "pair 1: a tensor is NULL");
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative", ts_copy_peer(to, nullptr, from, nullptr, -1));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_copy_peer(to, nullptr, from, nullptr, 1));
-  EXPECT_OK(ts_copy_peer(to, nullptr, from, nullptr, 0));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative",
+               ts_tensor_copy_peer(to, nullptr, from, nullptr, -1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
+               ts_tensor_copy_peer(to, nullptr, from, nullptr, 1));
+  EXPECT_OK(ts_tensor_copy_peer(to, nullptr, from, nullptr, 0));
   ASSERT_OK(ts_device_synchronize(0));
   EXPECT_EQ(read<float>(target), (std::vector<float>{0, 0, 0, 0}));
 }
@@ -187,22 +190,22 @@ TEST(CopyPeerGpu, TensorsBelongToTheirStreamsDevices) {
   ts_tensor* const heres[] = {here};
   ts_tensor* const theres[] = {there};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "dst is on cuda:0",
-               ts_copy_peer(pool_stream(1), heres, pool_stream(0), heres, 1));
+               ts_tensor_copy_peer(pool_stream(1), heres, pool_stream(0), heres, 1));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "src is on cuda:1",
-               ts_copy_peer(pool_stream(1), theres, pool_stream(0), theres, 1));
+               ts_tensor_copy_peer(pool_stream(1), theres, pool_stream(0), theres, 1));
 }
 
 TEST(Peer, ArgumentsAreChecked) {
   const int32_t beyond = ts_device_count();
   bool can = false;
-  double seconds = 0;
+  double nanoseconds = 0;
   for (const int32_t device : {beyond, beyond + 200, -1, INT32_MIN, INT32_MAX}) {
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_device_can_access_peer(device, device, &can));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
-                 ts_copy_peer({0, device}, nullptr, {0, device}, nullptr, 0));
+                 ts_tensor_copy_peer({0, device}, nullptr, {0, device}, nullptr, 0));
   }
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one", ts_bench_peer(0, 0, 1, 1, &seconds));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rounds", ts_bench_peer(0, 1, 1, 0, &seconds));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "one", ts_bench_peer(0, 0, 1, 1, &nanoseconds));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "rounds", ts_bench_peer(0, 1, 1, 0, &nanoseconds));
   if (ts_device_count() > 0) {
     EXPECT_OK(ts_device_can_access_peer(0, 0, &can));
     EXPECT_TRUE(can);
@@ -233,15 +236,15 @@ TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
     test::Gate gate(other);
     ASSERT_OK(ts_event_record(after, other));
     // Returns although `after` is not there yet; the copy back follows in the stream's order.
-    ASSERT_OK(ts_copy_batch(stream, after, &to_device[0], &to_device[1], 1, copied));
-    ASSERT_OK(ts_copy_batch(stream, copied, &to_host[0], &to_host[1], 1, done));
+    ASSERT_OK(ts_tensor_copy_batch(stream, after, &to_device[0], &to_device[1], 1, copied));
+    ASSERT_OK(ts_tensor_copy_batch(stream, copied, &to_host[0], &to_host[1], 1, done));
     EXPECT_FALSE(test::complete(copied));
     EXPECT_FALSE(test::complete(done));
     // Poison is still there, on the device as well.
     EXPECT_EQ(out.floats()[kCount - 1], -2.0F);
     ts_tensor* peek[2] = {host_probe, device};
     const ts_stream third = test::free_stream();
-    ASSERT_OK(ts_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
+    ASSERT_OK(ts_tensor_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
     ASSERT_OK(ts_stream_synchronize(third));
     EXPECT_EQ(probe.floats()[0], -1.0F);
     // Nobody has read the source yet: what is written now arrives. A staged copy would not.
@@ -258,17 +261,17 @@ TEST(CopyBatchGpu, CopiesManyPairsOfAllKinds) {
   Pinned labels(2 * sizeof(int64_t));
   for (int i = 0; i < 120; ++i) images.data()[i] = static_cast<uint8_t>(i);
   reinterpret_cast<int64_t*>(labels.data())[1] = 42;
-  Tensor host_images = images.tensor({2, 3, 4, 5}, TS_UINT8);
-  Tensor host_labels = labels.tensor({2}, TS_INT64);
-  Tensor device_images = test::empty({2, 3, 4, 5}, TS_UINT8, 0);
-  Tensor device_labels = test::empty({2}, TS_INT64, 0);
-  Tensor last = test::empty({2, 3, 4, 5}, TS_UINT8, 0, TS_CHANNELS_LAST);
-  Tensor none_here = test::empty({0, 7}, TS_FLOAT32, 0);
-  Tensor none_there = test::empty({0, 7}, TS_FLOAT32);
+  Tensor host_images = images.tensor({2, 3, 4, 5}, TS_DTYPE_UINT8);
+  Tensor host_labels = labels.tensor({2}, TS_DTYPE_INT64);
+  Tensor device_images = test::empty({2, 3, 4, 5}, TS_DTYPE_UINT8, 0);
+  Tensor device_labels = test::empty({2}, TS_DTYPE_INT64, 0);
+  Tensor last = test::empty({2, 3, 4, 5}, TS_DTYPE_UINT8, 0, TS_MEMORY_FORMAT_CHANNELS_LAST);
+  Tensor none_here = test::empty({0, 7}, TS_DTYPE_FLOAT32, 0);
+  Tensor none_there = test::empty({0, 7}, TS_DTYPE_FLOAT32);
   ts_tensor* dst[4] = {device_images, device_labels, none_here, last};
   ts_tensor* src[4] = {host_images, host_labels, none_there, device_images};
   Event done;
-  ASSERT_OK(ts_copy_batch(stream, nullptr, dst, src, 4, done));
+  ASSERT_OK(ts_tensor_copy_batch(stream, nullptr, dst, src, 4, done));
   ASSERT_OK(ts_event_synchronize(done));
   EXPECT_EQ(read<uint8_t>(device_images)[119], 119);
   EXPECT_EQ(read<int64_t>(device_labels)[1], 42);
@@ -276,7 +279,7 @@ TEST(CopyBatchGpu, CopiesManyPairsOfAllKinds) {
   EXPECT_TRUE(test::current_stream() == (ts_stream{0, 0}));
   // Nothing to copy: still waits and records.
   Event empty;
-  ASSERT_OK(ts_copy_batch(stream, done, nullptr, nullptr, 0, empty));
+  ASSERT_OK(ts_tensor_copy_batch(stream, done, nullptr, nullptr, 0, empty));
   ASSERT_OK(ts_event_synchronize(empty));
 }
 
@@ -291,7 +294,7 @@ TEST(CopyBatchGpu, AWriteSpoilsWhatBackwardNeeds) {
   Tensor loss = test::Call("aten::sum").tensor(product).one();
   ts_tensor* dst = slot;
   ts_tensor* src = host;
-  ASSERT_OK(ts_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
+  ASSERT_OK(ts_tensor_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "inplace operation", ts_tensor_backward(loss, nullptr, false));
   ASSERT_OK(ts_device_synchronize(0));
 }
@@ -302,7 +305,7 @@ TEST(CopyBatchGpu, ChecksEverythingBeforeItEnqueues) {
   Tensor host = pinned.tensor({6});
   Tensor flat = test::full({6}, -1, 0);
   Tensor square = test::full({2, 3}, 0, 0);
-  Tensor ints = test::empty({6}, TS_INT32, 0);
+  Tensor ints = test::empty({6}, TS_DTYPE_INT32, 0);
   Tensor pageable = test::full({6}, 1);
   Tensor strided = test::Call("aten::t").tensor(square).one();
   Tensor host_square = pinned.tensor({3, 2});
@@ -328,14 +331,14 @@ TEST(CopyBatchGpu, ChecksEverythingBeforeItEnqueues) {
     ts_tensor* dst[2] = {flat, each.dst};
     ts_tensor* src[2] = {host, each.src};
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, each.text,
-                 ts_copy_batch(pool_stream(), nullptr, dst, src, 2, done));
+                 ts_tensor_copy_batch(pool_stream(), nullptr, dst, src, 2, done));
     bool recorded = false;
     EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "", ts_event_query(done, &recorded));
   }
   ASSERT_OK(ts_device_synchronize(0));
   EXPECT_EQ(read<float>(flat)[0], -1) << "the good pair before the bad one was not copied";
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative",
-               ts_copy_batch({0, 0}, nullptr, nullptr, nullptr, -1, nullptr));
+               ts_tensor_copy_batch({0, 0}, nullptr, nullptr, nullptr, -1, nullptr));
 }
 
 TEST(CopyBatchGpu, RefusesAnotherDevice) {
@@ -345,7 +348,7 @@ TEST(CopyBatchGpu, RefusesAnotherDevice) {
   ts_tensor* dst = here;
   ts_tensor* src = there;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "src is on GPU 1",
-               ts_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
+               ts_tensor_copy_batch({0, 0}, nullptr, &dst, &src, 1, nullptr));
 }
 
 TEST(CopyGpu, NonBlockingFromPinnedMemoryDoesNotWait) {

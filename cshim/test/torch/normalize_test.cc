@@ -23,19 +23,19 @@ Bytes noise(int64_t count) {
 Tensor normalized(const Tensor& src, const Sizes& nhwc, int32_t dtype, int32_t format,
                   int32_t device = TS_DEVICE_CPU) {
   Tensor dst = test::empty({nhwc[0], nhwc[3], nhwc[1], nhwc[2]}, dtype, device, format);
-  EXPECT_OK(ts_images_normalize(dst, src, kMean, kStd, static_cast<int32_t>(nhwc[3])));
+  EXPECT_OK(ts_tensor_normalize_images(dst, src, kMean, kStd, static_cast<int32_t>(nhwc[3])));
   return dst;
 }
 
 TEST(Normalize, IsTheFormula) {
   for (const int64_t channels : {1, 2, 3, 4}) {
-    for (const int32_t format : {TS_CONTIGUOUS, TS_CHANNELS_LAST}) {
+    for (const int32_t format : {TS_MEMORY_FORMAT_CONTIGUOUS, TS_MEMORY_FORMAT_CHANNELS_LAST}) {
       SCOPED_TRACE(channels * 10 + format);
       const Sizes nhwc = {2, 5, 7, channels};
       const Bytes bytes = noise(test::product(nhwc));
       Tensor src = test::make(bytes, nhwc);
       const auto values =
-          test::read<float>(normalized(src, nhwc, TS_FLOAT32, format));  // in NCHW order
+          test::read<float>(normalized(src, nhwc, TS_DTYPE_FLOAT32, format));  // in NCHW order
       size_t at = 0;
       for (int64_t n = 0; n < 2; ++n) {
         for (int64_t c = 0; c < channels; ++c) {
@@ -53,11 +53,11 @@ TEST(Normalize, IsTheFormula) {
 TEST(Normalize, HalvesAreTheRoundedFloats) {
   const Sizes nhwc = {1, 16, 16, 3};
   Tensor src = test::make(noise(test::product(nhwc)), nhwc);
-  Tensor floats = normalized(src, nhwc, TS_FLOAT32, TS_CONTIGUOUS);
-  for (const int32_t dtype : {TS_FLOAT16, TS_BFLOAT16}) {
+  Tensor floats = normalized(src, nhwc, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS);
+  for (const int32_t dtype : {TS_DTYPE_FLOAT16, TS_DTYPE_BFLOAT16}) {
     Tensor want;
     ASSERT_OK(ts_tensor_to(floats, TS_DEVICE_CPU, dtype, false, want.out()));
-    EXPECT_EQ(test::read<uint16_t>(normalized(src, nhwc, dtype, TS_CHANNELS_LAST)),
+    EXPECT_EQ(test::read<uint16_t>(normalized(src, nhwc, dtype, TS_MEMORY_FORMAT_CHANNELS_LAST)),
               test::read<uint16_t>(want));
   }
 }
@@ -65,7 +65,9 @@ TEST(Normalize, HalvesAreTheRoundedFloats) {
 TEST(Normalize, NothingIsNothing) {
   const Sizes nhwc = {0, 5, 7, 3};
   Tensor src = test::make(Bytes{}, nhwc);
-  EXPECT_EQ(test::describe(normalized(src, nhwc, TS_FLOAT32, TS_CONTIGUOUS)).numel, 0);
+  EXPECT_EQ(
+      test::describe(normalized(src, nhwc, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS)).numel,
+      0);
 }
 
 TEST(Normalize, ChecksItsOperands) {
@@ -74,25 +76,29 @@ TEST(Normalize, ChecksItsOperands) {
   const float zero[4] = {};
   const float infinite[4] = {INFINITY, 0, 0, 0};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "channels",
-               ts_images_normalize(dst, src, kMean, kStd, 4));
+               ts_tensor_normalize_images(dst, src, kMean, kStd, 4));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "channels",
-               ts_images_normalize(dst, src, kMean, kStd, 0));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_images_normalize(dst, src, nullptr, kStd, 3));
+               ts_tensor_normalize_images(dst, src, kMean, kStd, 0));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
+               ts_tensor_normalize_images(dst, src, nullptr, kStd, 3));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "deviation",
-               ts_images_normalize(dst, src, kMean, zero, 3));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "mean", ts_images_normalize(dst, src, infinite, kStd, 3));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "uint8", ts_images_normalize(dst, dst, kMean, kStd, 3));
+               ts_tensor_normalize_images(dst, src, kMean, zero, 3));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "mean",
+               ts_tensor_normalize_images(dst, src, infinite, kStd, 3));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "uint8",
+               ts_tensor_normalize_images(dst, dst, kMean, kStd, 3));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "[N,C,H,W]",
-               ts_images_normalize(test::empty({1, 3, 5, 2}), src, kMean, kStd, 3));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "float32, float16 or bfloat16",
-               ts_images_normalize(test::empty({1, 3, 2, 5}, TS_FLOAT64), src, kMean, kStd, 3));
+               ts_tensor_normalize_images(test::empty({1, 3, 5, 2}), src, kMean, kStd, 3));
+  EXPECT_FAILS(
+      TS_ERROR_INVALID_ARGUMENT, "float32, float16 or bfloat16",
+      ts_tensor_normalize_images(test::empty({1, 3, 2, 5}, TS_DTYPE_FLOAT64), src, kMean, kStd, 3));
   Tensor strided =
       test::Call("aten::permute").tensor(test::empty({5, 2, 3, 1})).ints({3, 2, 1, 0}).one();
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "contiguous or channels_last",
-               ts_images_normalize(strided, src, kMean, kStd, 3));
+               ts_tensor_normalize_images(strided, src, kMean, kStd, 3));
   Tensor turned = test::Call("aten::permute").tensor(src).ints({0, 2, 1, 3}).one();
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "contiguous [N,H,W,C]",
-               ts_images_normalize(dst, turned, kMean, kStd, 3));
+               ts_tensor_normalize_images(dst, turned, kMean, kStd, 3));
 }
 
 TEST(NormalizeGpu, GivesTheSameBitsAsTheCpu) {
@@ -107,13 +113,13 @@ TEST(NormalizeGpu, GivesTheSameBitsAsTheCpu) {
       Tensor src = test::make(noise(test::product(nhwc)), nhwc);
       Tensor moved;
       ASSERT_OK(ts_tensor_to(src, 0, -1, false, moved.out()));
-      for (const int32_t dtype : {TS_FLOAT32, TS_FLOAT16, TS_BFLOAT16}) {
-        for (const int32_t format : {TS_CONTIGUOUS, TS_CHANNELS_LAST}) {
+      for (const int32_t dtype : {TS_DTYPE_FLOAT32, TS_DTYPE_FLOAT16, TS_DTYPE_BFLOAT16}) {
+        for (const int32_t format : {TS_MEMORY_FORMAT_CONTIGUOUS, TS_MEMORY_FORMAT_CHANNELS_LAST}) {
           SCOPED_TRACE(testing::Message() << "height " << nhwc[1] << " channels " << channels
                                           << " dtype " << dtype << " format " << format);
           Tensor want = normalized(src, nhwc, dtype, format);
           Tensor got = normalized(moved, nhwc, dtype, format, 0);
-          if (dtype == TS_FLOAT32) {
+          if (dtype == TS_DTYPE_FLOAT32) {
             // As bits: NaN would compare unequal, and -0 equal to 0.
             Bytes a(static_cast<size_t>(test::describe(want).bytes));
             Bytes b(a.size());
@@ -143,8 +149,10 @@ TEST(NormalizeGpu, TakesUnalignedPixels) {
         .integer(1)
         .one();
   };
-  EXPECT_EQ(test::read<float>(normalized(shifted(bytes), nhwc, TS_FLOAT32, TS_CONTIGUOUS)),
-            test::read<float>(normalized(shifted(moved), nhwc, TS_FLOAT32, TS_CONTIGUOUS, 0)));
+  EXPECT_EQ(test::read<float>(
+                normalized(shifted(bytes), nhwc, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS)),
+            test::read<float>(normalized(shifted(moved), nhwc, TS_DTYPE_FLOAT32,
+                                         TS_MEMORY_FORMAT_CONTIGUOUS, 0)));
 }
 
 TEST(NormalizeGpu, RunsOnTheCurrentStream) {
@@ -153,20 +161,21 @@ TEST(NormalizeGpu, RunsOnTheCurrentStream) {
   Tensor src = test::make(noise(test::product(nhwc)), nhwc);
   Tensor moved;
   ASSERT_OK(ts_tensor_to(src, 0, -1, false, moved.out()));
-  Tensor dst = normalized(moved, nhwc, TS_FLOAT32, TS_CONTIGUOUS, 0);  // loads the kernel
+  Tensor dst = normalized(moved, nhwc, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS,
+                          0);  // loads the kernel
   ASSERT_OK(ts_device_synchronize(0));
   const ts_stream side = test::pool_stream();
   ts_stream_guard guard{};
   ASSERT_OK(ts_stream_guard_enter(side, &guard));
   {
     test::Gate gate(side);
-    ASSERT_OK(ts_images_normalize(dst, moved, kMean, kStd, 3));
+    ASSERT_OK(ts_tensor_normalize_images(dst, moved, kMean, kStd, 3));
     EXPECT_FALSE(test::idle(side));
     EXPECT_TRUE(test::idle({0, 0}));
   }
   ASSERT_OK(ts_stream_guard_exit(guard));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "different devices",
-               ts_images_normalize(dst, src, kMean, kStd, 3));
+               ts_tensor_normalize_images(dst, src, kMean, kStd, 3));
   ASSERT_OK(ts_device_synchronize(0));
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <thread>
 
+#include "bench/torchstream_bench.h"
 #include "support.h"
 
 namespace {
@@ -66,9 +67,9 @@ TEST(Operator, AScalarKeepsItsKind) {
   // An int times a bool scalar stays int, times a double becomes float: type promotion sees it.
   Tensor ints = make<int64_t>({2}, {1});
   EXPECT_EQ(test::describe(Call("aten::mul", "Scalar").tensor(ints).boolean(true).one()).dtype,
-            TS_INT64);
+            TS_DTYPE_INT64);
   EXPECT_EQ(test::describe(Call("aten::mul", "Scalar").tensor(ints).real(1).one()).dtype,
-            TS_FLOAT32);
+            TS_DTYPE_FLOAT32);
 }
 
 TEST(Operator, TakesListsAndBools) {
@@ -123,7 +124,7 @@ TEST(Operator, TakesBoolLists) {
                    .boolean(false)
                    .ints({0, 0})
                    .integer(1)
-                   .ints({0, 1, 0}, TS_ARG_BOOLS)
+                   .ints({0, 1, 0}, TS_ARG_KIND_BOOLS)
                    .all();
   ASSERT_EQ(grads.size(), 3U);
   EXPECT_EQ(static_cast<ts_tensor*>(grads[0]), nullptr) << "an undefined result is NULL";
@@ -135,16 +136,18 @@ TEST(Operator, TakesDtypesLayoutsDevicesAndStrings) {
   Tensor made = Call("aten::full")
                     .ints({2, 2})
                     .real(3)
-                    .integer(TS_INT32)
+                    .integer(TS_DTYPE_INT32)
                     .integer(0)
                     .device(TS_DEVICE_CPU)
                     .boolean(false)
                     .one();
-  EXPECT_EQ(test::describe(made).dtype, TS_INT32);
+  EXPECT_EQ(test::describe(made).dtype, TS_DTYPE_INT32);
   EXPECT_EQ(read<int32_t>(made), (std::vector<int32_t>{3, 3, 3, 3}));
   Tensor image = make<float>(Floats(24, 1), {1, 2, 3, 4});
-  EXPECT_TRUE(test::describe(Call("aten::contiguous").tensor(image).integer(TS_CHANNELS_LAST).one())
-                  .channels_last);
+  EXPECT_TRUE(
+      test::describe(
+          Call("aten::contiguous").tensor(image).integer(TS_MEMORY_FORMAT_CHANNELS_LAST).one())
+          .channels_last);
   Tensor x = make<float>({1}, {1});
   Tensor exact = Call("aten::gelu").tensor(x).one();
   Tensor close = Call("aten::gelu").tensor(x).text("tanh").one();
@@ -176,7 +179,7 @@ TEST(Operator, HandsOutAllResultsInOrder) {
 TEST(Operator, ChecksTheRoomForResults) {
   Tensor x = make<float>({3, 1, 2}, {3});
   Tensor kept;
-  int32_t count = -7;
+  int64_t count = -7;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "returns 2 tensors",
                Call("aten::topk").tensor(x).integer(2).run(kept.out(), 1, &count));
   ts_tensor* ten[10] = {};
@@ -190,7 +193,7 @@ TEST(Operator, AListOfResultsThatNobodyTakesIsFreed) {
   Tensor x = make<float>({3, 1, 2}, {3});
   const int64_t before = ts_tensor_count();
   ts_tensor_list* list = nullptr;
-  int32_t count = 0;
+  int64_t count = 0;
   ASSERT_OK(Call("aten::unbind", "int").tensor(x).run_list(&list, &count));
   EXPECT_EQ(count, 3);
   ts_tensor_list_free(list);
@@ -205,7 +208,7 @@ TEST(Operator, AListOfResultsThatNobodyTakesIsFreed) {
 TEST(Operator, InPlaceResultsCanBeDropped) {
   Tensor a = make<float>({1, 2}, {2});
   const int64_t before = ts_tensor_count();
-  int32_t count = 0;
+  int64_t count = 0;
   Tensor other = make<float>({1, 1}, {2});
   ASSERT_OK(Call("aten::add_", "Tensor").tensor(a).tensor(other).run(nullptr, 0, &count));
   EXPECT_EQ(count, 1);
@@ -233,34 +236,43 @@ struct Wrong {
 
 TEST(Operator, RefusesEveryWrongKind) {
   Tensor a = make<float>({1, 2}, {2});
-  const ts_arg t{TS_ARG_TENSOR, 0, 0};
+  const ts_arg t{TS_ARG_KIND_TENSOR, 0, 0};
   const std::vector<Wrong> table = {
-      {"aten::sum", "dim_IntList", {t, {TS_ARG_INT, 0, 1}}, "int[]"},
-      {"aten::sum", "dim_IntList", {t, {TS_ARG_DOUBLES, 1, 0}}, "a list of doubles"},
-      {"aten::sum", "dim_IntList", {t, {TS_ARG_INTS, 1, 0}, {TS_ARG_INT, 0, 1}}, "bool"},
-      {"aten::sum", "dim_IntList", {t, {TS_ARG_INTS, 1, 0}, {TS_ARG_BOOL, 0, 2}}, "0 or 1"},
-      {"aten::sum", "", {t, {TS_ARG_DOUBLE, 0, 0}}, "ScalarType"},
-      {"aten::sum", "", {t, {TS_ARG_INT, 0, 4711}}, "4711 is not a dtype"},
-      {"aten::sum", "", {t, {TS_ARG_INT, 0, -1}}, "-1 is not a dtype"},
-      {"aten::contiguous", "", {t, {TS_ARG_INT, 0, 99}}, "99 is not one of"},
-      {"aten::softmax", "int", {t, {TS_ARG_DOUBLE, 0, 0}}, "int"},
-      {"aten::dropout", "", {t, {TS_ARG_INT, 0, 0}, {TS_ARG_BOOL, 0, 0}}, "float"},
-      {"aten::gelu", "", {t, {TS_ARG_INT, 0, 0}}, "str"},
-      {"aten::gelu", "", {t, {TS_ARG_STRING, 3, 0}}, "bytes of text"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_KIND_INT, 0, 1}}, "int[]"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_KIND_DOUBLES, 1, 0}}, "a list of doubles"},
+      {"aten::sum", "dim_IntList", {t, {TS_ARG_KIND_INTS, 1, 0}, {TS_ARG_KIND_INT, 0, 1}}, "bool"},
+      {"aten::sum",
+       "dim_IntList",
+       {t, {TS_ARG_KIND_INTS, 1, 0}, {TS_ARG_KIND_BOOL, 0, 2}},
+       "0 or 1"},
+      {"aten::sum", "", {t, {TS_ARG_KIND_DOUBLE, 0, 0}}, "ScalarType"},
+      {"aten::sum", "", {t, {TS_ARG_KIND_INT, 0, 4711}}, "4711 is not a dtype"},
+      {"aten::sum", "", {t, {TS_ARG_KIND_INT, 0, -1}}, "-1 is not a dtype"},
+      {"aten::contiguous", "", {t, {TS_ARG_KIND_INT, 0, 99}}, "99 is not one of"},
+      {"aten::softmax", "int", {t, {TS_ARG_KIND_DOUBLE, 0, 0}}, "int"},
+      {"aten::dropout", "", {t, {TS_ARG_KIND_INT, 0, 0}, {TS_ARG_KIND_BOOL, 0, 0}}, "float"},
+      {"aten::gelu", "", {t, {TS_ARG_KIND_INT, 0, 0}}, "str"},
+      {"aten::gelu", "", {t, {TS_ARG_KIND_STRING, 3, 0}}, "bytes of text"},
       {"aten::cat", "", {t}, "Tensor[]"},
-      {"aten::cat", "", {{TS_ARG_TENSORS, 2, 0}}, "tensors given"},
-      {"aten::cat", "", {{TS_ARG_TENSORS, -1, 0}}, "tensors given"},
-      {"aten::relu", "", {{TS_ARG_TENSOR, 0, 1}}, "no tensor 1"},
-      {"aten::relu", "", {{TS_ARG_TENSOR, 0, -1}}, "no tensor -1"},
+      {"aten::cat", "", {{TS_ARG_KIND_TENSORS, 2, 0}}, "tensors given"},
+      {"aten::cat", "", {{TS_ARG_KIND_TENSORS, -1, 0}}, "tensors given"},
+      {"aten::relu", "", {{TS_ARG_KIND_TENSOR, 0, 1}}, "no tensor 1"},
+      {"aten::relu", "", {{TS_ARG_KIND_TENSOR, 0, -1}}, "no tensor -1"},
       {"aten::relu", "", {{77, 0, 0}}, "unknown kind"},
       {"aten::relu", "", {{-1, 0, 0}}, "unknown kind"},
       {"aten::relu", "", {}, "has no default"},
       {"aten::relu", "", {t, t}, "2 arguments for 1"},
-      {"aten::permute", "", {t, {TS_ARG_INTS, 2, 0}}, "ints given"},
-      {"aten::permute", "", {t, {TS_ARG_INTS, INT32_MAX, 1}}, "ints given"},
-      {"aten::to", "device", {t, {TS_ARG_INT, 0, -1}, {TS_ARG_INT, 0, 6}}, "Device"},
-      {"aten::to", "device", {t, {TS_ARG_DEVICE, 0, -2}, {TS_ARG_INT, 0, 6}}, "-1 is the CPU"},
-      {"aten::multinomial", "", {t, {TS_ARG_INT, 0, 1}, {TS_ARG_BOOL, 0, 0}, t}, "Generator"},
+      {"aten::permute", "", {t, {TS_ARG_KIND_INTS, 2, 0}}, "ints given"},
+      {"aten::permute", "", {t, {TS_ARG_KIND_INTS, INT32_MAX, 1}}, "ints given"},
+      {"aten::to", "device", {t, {TS_ARG_KIND_INT, 0, -1}, {TS_ARG_KIND_INT, 0, 6}}, "Device"},
+      {"aten::to",
+       "device",
+       {t, {TS_ARG_KIND_DEVICE, 0, -2}, {TS_ARG_KIND_INT, 0, 6}},
+       "-1 is the CPU"},
+      {"aten::multinomial",
+       "",
+       {t, {TS_ARG_KIND_INT, 0, 1}, {TS_ARG_KIND_BOOL, 0, 0}, t},
+       "Generator"},
   };
   const std::vector<int64_t> ints = {0};
   for (const Wrong& wrong : table) {
@@ -268,10 +280,12 @@ TEST(Operator, RefusesEveryWrongKind) {
     const ts_operator* op = nullptr;
     ASSERT_OK(ts_operator_find(wrong.name, wrong.overload, &op));
     ts_tensor* tensors[1] = {a};
-    int32_t count = 0;
+    int64_t count = 0;
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, wrong.text,
-                 ts_operator_call(op, wrong.args.data(), static_cast<int32_t>(wrong.args.size()),
-                                  tensors, 1, ints.data(), 1, nullptr, 0, 0, nullptr, 0, &count));
+                 ts_operator_call(op,
+                                  {wrong.args.data(), static_cast<int64_t>(wrong.args.size()),
+                                   ints.data(), 1, nullptr, 0},
+                                  tensors, 1, 0, nullptr, 0, &count));
   }
   EXPECT_EQ(read<float>(a), (Floats{1, 2}));
 }
@@ -280,25 +294,25 @@ TEST(Operator, RefusesBrokenCalls) {
   Tensor a = make<float>({1}, {1});
   const ts_operator* op = nullptr;
   ASSERT_OK(ts_operator_find("aten::relu", "", &op));
-  const ts_arg arg{TS_ARG_TENSOR, 0, 0};
+  const ts_arg arg{TS_ARG_KIND_TENSOR, 0, 0};
   ts_tensor* tensors[1] = {a};
   ts_tensor* out = nullptr;
-  int32_t count = 0;
+  int64_t count = 0;
   EXPECT_FAILS(
       TS_ERROR_INVALID_ARGUMENT, "op is NULL",
-      ts_operator_call(nullptr, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+      ts_operator_call(nullptr, {&arg, 1, nullptr, 0, nullptr, 0}, tensors, 1, 0, &out, 1, &count));
   EXPECT_FAILS(
       TS_ERROR_INVALID_ARGUMENT, "args",
-      ts_operator_call(op, nullptr, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+      ts_operator_call(op, {nullptr, 1, nullptr, 0, nullptr, 0}, tensors, 1, 0, &out, 1, &count));
   EXPECT_FAILS(
       TS_ERROR_INVALID_ARGUMENT, "tensors",
-      ts_operator_call(op, &arg, 1, tensors, -1, nullptr, 0, nullptr, 0, 0, &out, 1, &count));
+      ts_operator_call(op, {&arg, 1, nullptr, 0, nullptr, 0}, tensors, -1, 0, &out, 1, &count));
   EXPECT_FAILS(
-      TS_ERROR_INVALID_ARGUMENT, "out is NULL",
-      ts_operator_call(op, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 0, nullptr, 1, &count));
+      TS_ERROR_INVALID_ARGUMENT, "results is NULL",
+      ts_operator_call(op, {&arg, 1, nullptr, 0, nullptr, 0}, tensors, 1, 0, nullptr, 1, &count));
   EXPECT_FAILS(
       TS_ERROR_INVALID_ARGUMENT, "flag",
-      ts_operator_call(op, &arg, 1, tensors, 1, nullptr, 0, nullptr, 0, 64, &out, 1, &count));
+      ts_operator_call(op, {&arg, 1, nullptr, 0, nullptr, 0}, tensors, 1, 64, &out, 1, &count));
   EXPECT_EQ(out, nullptr);
 }
 
@@ -329,13 +343,15 @@ TEST(Operator, WarningsDoNotReachStderr) {
 TEST(Operator, NoGradIsForOneCall) {
   Tensor a = make<float>({2}, {1});
   ASSERT_OK(ts_tensor_set_requires_grad(a, true));
-  Tensor quiet = Call("aten::mul", "Tensor").tensor(a).tensor(a).flags(TS_CALL_NO_GRAD).one();
+  Tensor quiet =
+      Call("aten::mul", "Tensor").tensor(a).tensor(a).flags(TS_OPERATOR_FLAG_NO_GRAD).one();
   EXPECT_FALSE(test::describe(quiet).requires_grad);
   // An exception must not leave the mode behind either.
   Tensor b = make<float>({1, 2}, {2});
   Tensor c = make<float>({1, 2, 3}, {3});
-  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
-               Call("aten::mul", "Tensor").tensor(b).tensor(c).flags(TS_CALL_NO_GRAD).drop());
+  EXPECT_FAILS(
+      TS_ERROR_OPERATOR, "",
+      Call("aten::mul", "Tensor").tensor(b).tensor(c).flags(TS_OPERATOR_FLAG_NO_GRAD).drop());
   EXPECT_TRUE(test::describe(Call("aten::mul", "Tensor").tensor(a).tensor(a).one()).requires_grad);
 }
 
@@ -355,7 +371,7 @@ TEST(Operator, ManyThreadsCallAtOnce) {
         sum = Call("aten::add", "Tensor").tensor(sum).tensor(one).one();
       }
       double value = 0;
-      EXPECT_OK(ts_tensor_item(sum, &value));
+      EXPECT_OK(ts_tensor_get_item(sum, &value));
       EXPECT_EQ(value, 500.0 * i);
     });
   }
@@ -411,7 +427,7 @@ void capture_beside(Beside&& beside) {
   beside();
   EXPECT_OK(ts_graph_end(graph));
   EXPECT_OK(ts_graph_replay(graph, stream));
-  ts_graph_free(graph);
+  ts_graph_destroy(graph);
   ASSERT_OK(ts_stream_guard_exit(guard));
   ASSERT_OK(ts_stream_synchronize(stream));
   EXPECT_EQ(read<float>(x), (Floats{1, 1, 1, 1}));
@@ -487,7 +503,7 @@ TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
   EXPECT_OK(ts_graph_replay(graph, stream));
   ASSERT_OK(ts_stream_synchronize(stream));
   EXPECT_EQ(read<float>(result), (Floats{4, 3, 2, 1}));
-  ts_graph_free(graph);
+  ts_graph_destroy(graph);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ TEST(Tensor, FromDataCopies) {
   EXPECT_EQ(info.numel, 6);
   EXPECT_EQ(info.bytes, 24);
   EXPECT_EQ(info.ndim, 2);
-  EXPECT_EQ(info.dtype, TS_FLOAT32);
+  EXPECT_EQ(info.dtype, TS_DTYPE_FLOAT32);
   EXPECT_EQ(info.device, TS_DEVICE_CPU);
   EXPECT_EQ(info.element_size, 4);
   EXPECT_TRUE(info.contiguous);
@@ -40,11 +40,12 @@ TEST(Tensor, ScalarsAndEmptyOnes) {
 }
 
 TEST(Tensor, EmptyInChannelsLast) {
-  Tensor tensor = test::empty({2, 3, 4, 5}, TS_FLOAT16, TS_DEVICE_CPU, TS_CHANNELS_LAST);
+  Tensor tensor =
+      test::empty({2, 3, 4, 5}, TS_DTYPE_FLOAT16, TS_DEVICE_CPU, TS_MEMORY_FORMAT_CHANNELS_LAST);
   EXPECT_TRUE(describe(tensor).channels_last);
   EXPECT_FALSE(describe(tensor).contiguous);
   Sizes strides(4);
-  ASSERT_OK(ts_tensor_shape(tensor, nullptr, strides.data(), 4));
+  ASSERT_OK(ts_tensor_get_shape(tensor, nullptr, strides.data(), 4));
   EXPECT_EQ(strides, (Sizes{60, 1, 15, 3}));
 }
 
@@ -58,24 +59,36 @@ struct BadShape {
 
 TEST(Tensor, RefusesBadShapes) {
   const std::vector<BadShape> table = {
-      {{-1}, 1, TS_FLOAT32, TS_CONTIGUOUS, "negative size in [-1]"},
-      {{2}, -1, TS_FLOAT32, TS_CONTIGUOUS, "ndim"},
-      {{2}, 65, TS_FLOAT32, TS_CONTIGUOUS, "ndim"},
-      {{INT64_MAX, 2}, 2, TS_UINT8, TS_CONTIGUOUS, "more than memory can address"},
-      {{INT64_MAX, 2, 0}, 3, TS_UINT8, TS_CONTIGUOUS, "more than memory can address"},
-      {{INT64_MAX}, 1, TS_FLOAT32, TS_CONTIGUOUS, "more than memory can address"},
-      {{2}, 1, 99, TS_CONTIGUOUS, "dtype 99"},
-      {{2}, 1, -1, TS_CONTIGUOUS, "dtype -1"},
-      {{2}, 1, 12, TS_CONTIGUOUS, "dtype 12"},
-      {{2}, 1, TS_FLOAT32, TS_CHANNELS_LAST, "4 dimensions"},
-      {{2}, 1, TS_FLOAT32, 1, "memory_format"},
+      {{-1}, 1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "negative size in [-1]"},
+      {{2}, -1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "ndim"},
+      {{2}, 65, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CONTIGUOUS, "ndim"},
+      {{INT64_MAX, 2},
+       2,
+       TS_DTYPE_UINT8,
+       TS_MEMORY_FORMAT_CONTIGUOUS,
+       "more than memory can address"},
+      {{INT64_MAX, 2, 0},
+       3,
+       TS_DTYPE_UINT8,
+       TS_MEMORY_FORMAT_CONTIGUOUS,
+       "more than memory can address"},
+      {{INT64_MAX},
+       1,
+       TS_DTYPE_FLOAT32,
+       TS_MEMORY_FORMAT_CONTIGUOUS,
+       "more than memory can address"},
+      {{2}, 1, 99, TS_MEMORY_FORMAT_CONTIGUOUS, "dtype 99"},
+      {{2}, 1, -1, TS_MEMORY_FORMAT_CONTIGUOUS, "dtype -1"},
+      {{2}, 1, 12, TS_MEMORY_FORMAT_CONTIGUOUS, "dtype 12"},
+      {{2}, 1, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CHANNELS_LAST, "4 dimensions"},
+      {{2}, 1, TS_DTYPE_FLOAT32, 1, "memory_format"},
   };
   for (const BadShape& bad : table) {
     SCOPED_TRACE(bad.text);
     Tensor tensor;
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, bad.text,
-                 ts_tensor_empty(bad.sizes.data(), bad.ndim, bad.dtype, TS_DEVICE_CPU, bad.format,
-                                 tensor.out()));
+                 ts_tensor_new(bad.sizes.data(), bad.ndim, bad.dtype, TS_DEVICE_CPU, bad.format,
+                               tensor.out()));
     EXPECT_EQ(static_cast<ts_tensor*>(tensor), nullptr);
   }
 }
@@ -83,9 +96,9 @@ TEST(Tensor, RefusesBadShapes) {
 TEST(Tensor, TooMuchHostMemoryIsOutOfMemory) {
   const Sizes sizes = {int64_t{1} << 55};
   Tensor tensor;
-  EXPECT_FAILS(
-      TS_ERROR_OUT_OF_MEMORY, "",
-      ts_tensor_empty(sizes.data(), 1, TS_UINT8, TS_DEVICE_CPU, TS_CONTIGUOUS, tensor.out()));
+  EXPECT_FAILS(TS_ERROR_OUT_OF_MEMORY, "",
+               ts_tensor_new(sizes.data(), 1, TS_DTYPE_UINT8, TS_DEVICE_CPU,
+                             TS_MEMORY_FORMAT_CONTIGUOUS, tensor.out()));
 }
 
 TEST(Tensor, ByteCountsMustFit) {
@@ -93,12 +106,12 @@ TEST(Tensor, ByteCountsMustFit) {
   const Sizes sizes = {2};
   Tensor tensor;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "7 bytes given where [2] of Float has 8",
-               ts_tensor_from_data(data, 7, sizes.data(), 1, TS_FLOAT32, tensor.out()));
+               ts_tensor_from_data(data, 7, sizes.data(), 1, TS_DTYPE_FLOAT32, tensor.out()));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "data is NULL",
-               ts_tensor_from_data(nullptr, 8, sizes.data(), 1, TS_FLOAT32, tensor.out()));
+               ts_tensor_from_data(nullptr, 8, sizes.data(), 1, TS_DTYPE_FLOAT32, tensor.out()));
   const uint8_t flags[2] = {1, 2};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "neither 0 nor 1",
-               ts_tensor_from_data(flags, 2, sizes.data(), 1, TS_BOOL, tensor.out()));
+               ts_tensor_from_data(flags, 2, sizes.data(), 1, TS_DTYPE_BOOL, tensor.out()));
   uint8_t small[3];
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "3 bytes to read a tensor of 4",
                ts_tensor_read(test::scalar(1), small, 3));
@@ -111,10 +124,10 @@ TEST(Tensor, FromMemorySharesAndDoesNotOwn) {
   Tensor view;
   {
     Tensor tensor;
-    ASSERT_OK(
-        ts_tensor_from_memory(bytes, sizeof memory, sizes.data(), 2, TS_FLOAT32, tensor.out()));
+    ASSERT_OK(ts_tensor_from_memory(bytes, sizeof memory, sizes.data(), 2, TS_DTYPE_FLOAT32,
+                                    tensor.out()));
     uintptr_t address = 0;
-    ASSERT_OK(ts_tensor_data(tensor, &address));
+    ASSERT_OK(ts_tensor_get_address(tensor, &address));
     EXPECT_EQ(address, reinterpret_cast<uintptr_t>(memory));
     view = Call("aten::t").tensor(tensor).one();
   }
@@ -126,7 +139,7 @@ TEST(Tensor, FromMemorySharesAndDoesNotOwn) {
   view.free();
   memory[0] = 5;  // still ours
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aligned",
-               ts_tensor_from_memory(bytes + 1, 4, sizes.data(), 0, TS_FLOAT32, view.out()));
+               ts_tensor_from_memory(bytes + 1, 4, sizes.data(), 0, TS_DTYPE_FLOAT32, view.out()));
 }
 
 TEST(Tensor, ReadsInLogicalOrder) {
@@ -142,16 +155,16 @@ TEST(Tensor, ReadsInLogicalOrder) {
 TEST(Tensor, ItemConvertsTheOnlyElement) {
   double real = 0;
   int64_t integer = 0;
-  ASSERT_OK(ts_tensor_item(make<int64_t>({7}, {1, 1}), &real));
+  ASSERT_OK(ts_tensor_get_item(make<int64_t>({7}, {1, 1}), &real));
   EXPECT_EQ(real, 7);
-  ASSERT_OK(ts_tensor_item_int(make<int64_t>({INT64_MAX - 1}, {}), &integer));
+  ASSERT_OK(ts_tensor_get_item_int(make<int64_t>({INT64_MAX - 1}, {}), &integer));
   EXPECT_EQ(integer, INT64_MAX - 1);
-  ASSERT_OK(ts_tensor_item(test::scalar(0.5), &real));
+  ASSERT_OK(ts_tensor_get_item(test::scalar(0.5), &real));
   EXPECT_EQ(real, 0.5);
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "2 elements",
-               ts_tensor_item(make<float>({1, 2}, {2}), &real));
+               ts_tensor_get_item(make<float>({1, 2}, {2}), &real));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 elements",
-               ts_tensor_item(make<float>({}, {0}), &real));
+               ts_tensor_get_item(make<float>({}, {0}), &real));
 }
 
 // Views can have more elements than memory has bytes: sizes do not wrap around.
@@ -172,9 +185,10 @@ TEST(Tensor, LazyNegationIsResolved) {
 TEST(Tensor, ShapeNeedsRoom) {
   Tensor tensor = make<float>({1, 2}, {1, 2});
   int64_t sizes[1] = {-5};
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "capacity 1", ts_tensor_shape(tensor, sizes, nullptr, 1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "capacity 1",
+               ts_tensor_get_shape(tensor, sizes, nullptr, 1));
   EXPECT_EQ(sizes[0], -5);
-  EXPECT_OK(ts_tensor_shape(tensor, nullptr, nullptr, 2));
+  EXPECT_OK(ts_tensor_get_shape(tensor, nullptr, nullptr, 2));
 }
 
 TEST(Tensor, CountsReferences) {
@@ -185,7 +199,7 @@ TEST(Tensor, CountsReferences) {
   EXPECT_EQ(ts_tensor_count(), before + 2);
   ASSERT_OK(Call("aten::add_", "Scalar").tensor(tensor).integer(1).drop());
   double value = 0;
-  ASSERT_OK(ts_tensor_item(same, &value));
+  ASSERT_OK(ts_tensor_get_item(same, &value));
   EXPECT_EQ(value, 4) << "a reference to the same tensor, not a copy";
   // Freed on another thread, in one call, NULL among them.
   ts_tensor* all[3] = {nullptr, nullptr, nullptr};
@@ -200,7 +214,7 @@ TEST(Tensor, CountsReferences) {
 }
 
 TEST(Tensor, CopyConvertsAndBroadcasts) {
-  Tensor dst = test::empty({2, 2}, TS_FLOAT64);
+  Tensor dst = test::empty({2, 2}, TS_DTYPE_FLOAT64);
   ASSERT_OK(ts_tensor_copy(dst, make<int64_t>({1, 2}, {2}), false));
   EXPECT_EQ(read<double>(dst), (std::vector<double>{1, 2, 1, 2}));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "", ts_tensor_copy(dst, make<float>({1, 2, 3}, {3}), false));
@@ -219,11 +233,11 @@ TEST(Tensor, ToConvertsOrReturnsTheSame) {
   ASSERT_OK(ts_tensor_to(tensor, TS_DEVICE_CPU, -1, false, same.out()));
   uintptr_t a = 0;
   uintptr_t b = 0;
-  ASSERT_OK(ts_tensor_data(tensor, &a));
-  ASSERT_OK(ts_tensor_data(same, &b));
+  ASSERT_OK(ts_tensor_get_address(tensor, &a));
+  ASSERT_OK(ts_tensor_get_address(same, &b));
   EXPECT_EQ(a, b);
   Tensor ints;
-  ASSERT_OK(ts_tensor_to(tensor, TS_DEVICE_CPU, TS_INT64, false, ints.out()));
+  ASSERT_OK(ts_tensor_to(tensor, TS_DEVICE_CPU, TS_DTYPE_INT64, false, ints.out()));
   EXPECT_EQ(read<int64_t>(ints), (std::vector<int64_t>{1, 2}));
   Tensor nowhere;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "",
@@ -243,7 +257,7 @@ TEST(TensorGpu, MovesThereAndBack) {
   EXPECT_EQ(read<float>(device), (Floats{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(read<float>(Call("aten::t").tensor(device).one()), (Floats{1, 4, 2, 5, 3, 6}));
   double value = 0;
-  ASSERT_OK(ts_tensor_item(test::full({1}, 9, 0), &value));
+  ASSERT_OK(ts_tensor_get_item(test::full({1}, 9, 0), &value));
   EXPECT_EQ(value, 9);
   EXPECT_OK(ts_tensor_record_stream(device, test::pool_stream()));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "on a GPU",
@@ -264,23 +278,26 @@ TEST(TensorGpu, ReadsInTheOrderOfTheCurrentStream) {
 
 TEST(TensorGpu, StatisticsFollowTensors) {
   NEEDS_GPUS(1);
-  ts_memory_stats before{};
-  ts_memory_stats during{};
-  ts_memory_stats after{};
-  ASSERT_OK(ts_device_memory(0, &before));
-  Tensor tensor = test::empty({1 << 22}, TS_FLOAT32, 0);
-  ASSERT_OK(ts_device_memory(0, &during));
+  ts_device_memory before = {};
+  before.size = sizeof before;
+  ts_device_memory during = {};
+  during.size = sizeof during;
+  ts_device_memory after = {};
+  after.size = sizeof after;
+  ASSERT_OK(ts_device_get_memory(0, &before));
+  Tensor tensor = test::empty({1 << 22}, TS_DTYPE_FLOAT32, 0);
+  ASSERT_OK(ts_device_get_memory(0, &during));
   EXPECT_GE(during.allocated_bytes, before.allocated_bytes + (4 << 22));
   EXPECT_GE(during.reserved_bytes, during.allocated_bytes);
   EXPECT_GT(during.free_bytes, 0);
   EXPECT_GT(during.total_bytes, during.free_bytes);
   tensor.free();
-  ASSERT_OK(ts_device_memory(0, &after));
+  ASSERT_OK(ts_device_get_memory(0, &after));
   EXPECT_EQ(after.allocated_bytes, before.allocated_bytes);
   EXPECT_GE(after.peak_allocated_bytes, during.allocated_bytes);
-  ASSERT_OK(ts_device_empty_cache());
-  ASSERT_OK(ts_device_reset_peak(0));
-  ASSERT_OK(ts_device_memory(0, &after));
+  ASSERT_OK(ts_allocator_empty_cache());
+  ASSERT_OK(ts_device_reset_peak_memory(0));
+  ASSERT_OK(ts_device_get_memory(0, &after));
   EXPECT_EQ(after.peak_allocated_bytes, after.allocated_bytes);
   EXPECT_LE(after.reserved_bytes, during.reserved_bytes);
 }
@@ -290,7 +307,8 @@ TEST(TensorGpu, TooMuchIsOutOfMemoryAndNothingBreaks) {
   const Sizes sizes = {int64_t{1} << 42};
   Tensor tensor;
   EXPECT_FAILS(TS_ERROR_OUT_OF_MEMORY, "",
-               ts_tensor_empty(sizes.data(), 1, TS_FLOAT32, 0, TS_CONTIGUOUS, tensor.out()));
+               ts_tensor_new(sizes.data(), 1, TS_DTYPE_FLOAT32, 0, TS_MEMORY_FORMAT_CONTIGUOUS,
+                             tensor.out()));
   EXPECT_EQ(read<float>(test::full({2}, 3, 0)), (Floats{3, 3}));
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "bench/torchstream_bench.h"
 #include "cuda/device.h"
 #include "torchstream.h"
 
@@ -43,37 +44,39 @@ double nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
 }  // namespace
 }  // namespace ts
 
-ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place_ns, double* out_of_place_ns,
-                       double* held_ns) {
+void ts_bench_noop(void) {}
+
+ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place,
+                       double* held) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(rounds > 0, "rounds must be at least 1");
-    ts::require(in_place_ns != nullptr && out_of_place_ns != nullptr && held_ns != nullptr,
+    ts::require(in_place != nullptr && out_of_place != nullptr && held != nullptr,
                 "an output is NULL");
     const auto where = ts::checked_device(device);
     const auto options = at::TensorOptions().dtype(at::ScalarType::Float).device(where);
     const at::Tensor one = at::ones({1}, options);
     at::Tensor sum = at::ones({1}, options);
-    const double in_place = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
-    const double out_of_place =
+    const double adding = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
+    const double making =
         ts::nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
     std::vector<at::Tensor> results;
-    const double held = ts::nanoseconds(where, rounds, [&] {
+    const double keeping = ts::nanoseconds(where, rounds, [&] {
       results.push_back(at::add(sum, one));
       if (results.size() == ts::kHeld) results.clear();
     });
-    *in_place_ns = in_place;
-    *out_of_place_ns = out_of_place;
-    *held_ns = held;
+    *in_place = adding;
+    *out_of_place = making;
+    *held = keeping;
   });
 }
 
 ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
-                        double* seconds) {
+                        double* nanoseconds) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(bytes > 0 && rounds > 0, "bytes and rounds must be at least 1");
-    ts::require(seconds != nullptr, "seconds is NULL");
+    ts::require(nanoseconds != nullptr, "nanoseconds is NULL");
     ts::require(dst_device != src_device, "the devices are one");
     const auto to = ts::checked_device(dst_device);
     const auto from = ts::checked_device(src_device);
@@ -95,7 +98,7 @@ ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, in
     const auto start = std::chrono::steady_clock::now();
     for (int32_t i = 0; i < rounds; ++i) copy();
     stream.synchronize();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    *seconds = took.count() / rounds;
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+    *nanoseconds = took.count() / rounds;
   });
 }

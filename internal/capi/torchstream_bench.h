@@ -1,0 +1,1 @@
+../../cshim/src/bench/torchstream_bench.h
