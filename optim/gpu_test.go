@@ -1,0 +1,134 @@
+package optim_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+const gpu = cuda.Device(0)
+
+func onGPU(t *testing.T) {
+	t.Helper()
+	if cuda.DeviceCount() == 0 {
+		t.Skip("no GPU")
+	}
+}
+
+func TestTwentyStepsOnTheGPUMatchPyTorch(t *testing.T) {
+	onGPU(t)
+	twentySteps(t, gpu)
+}
+
+// A captured step with every optimizer gives, with rates that change, the losses and parameters of
+// steps without a graph: rates and step counts are read from device memory at each replay.
+func TestCapturedStepsEqualEagerSteps(t *testing.T) {
+	onGPU(t)
+	f := openFile(t, "parity.safetensors")
+	for name, make := range makers {
+		t.Run(name, func(t *testing.T) {
+			train := func(graphed bool) (losses []float64, p problem, stats torch.GraphedStats) {
+				p = newProblemOn(t, f, "float32", gpu)
+				opt, err := make(p.params, true)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				halving := optim.ScheduleFunc(func(base float64, step int) float64 { return base / float64(1+step/5) })
+				scheduler, err := optim.NewScheduler(opt, halving)
+				if err != nil {
+					t.Fatal(err)
+				}
+				step := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+					q := p
+					q.x = in[0]
+					loss := q.lossIn(paritySteps)
+					if err := loss.Backward(); err != nil {
+						return nil, err
+					}
+					norm, err := optim.ClipGradNorm(p.params, 5, optim.ClipOptions{})
+					if err != nil {
+						return nil, err
+					}
+					norm.Close()
+					if err := optim.ClipGradValue(p.params, 1); err != nil {
+						return nil, err
+					}
+					return []*torch.Tensor{loss}, opt.Step()
+				}
+				g := torch.NewGraphed(step, torch.GraphedOptions{})
+				defer g.Close()
+				for range paritySteps {
+					s := torch.NewScope("step")
+					var out []*torch.Tensor
+					if graphed {
+						out, err = g.Call(p.x.In(s))
+					} else {
+						out, err = step([]*torch.Tensor{p.x.In(s)})
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					losses = append(losses, values(t, out[0])...)
+					s.Close()
+					if err := scheduler.Step(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				return losses, p, g.Stats()
+			}
+			eager, want, _ := train(false)
+			captured, got, stats := train(true)
+			bound := tolerance(name, "float32", true)
+			near(t, "losses", captured, eager, bound)
+			for i := range want.params {
+				near(t, fmt.Sprint("parameter ", i), values(t, got.params[i]), values(t, want.params[i]), bound)
+			}
+			if stats.Captures != 1 || stats.Hits != paritySteps-1 {
+				t.Errorf("%+v", stats)
+			}
+		})
+	}
+}
+
+// A state that was saved on the CPU goes on on the GPU, and the other way round.
+func TestStateMovesBetweenDevices(t *testing.T) {
+	onGPU(t)
+	f := openFile(t, "parity.safetensors")
+	for _, devices := range [][2]cuda.Device{{cuda.CPU, gpu}, {gpu, cuda.CPU}} {
+		t.Run(fmt.Sprint(devices), func(t *testing.T) {
+			first := newProblemOn(t, f, "float64", devices[0])
+			opt, err := makers["adamw"](first.params, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			first.train(t, opt, 0, 10)
+			state, err := opt.State()
+			if err != nil {
+				t.Fatal(err)
+			}
+			second := newProblemOn(t, f, "float64", devices[1])
+			for i, p := range second.params {
+				if err := p.CopyFrom(first.params[i], torch.CopyOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			other, err := makers["adamw"](second.params, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Close()
+			if err := other.LoadState(state); err != nil {
+				t.Fatal(err)
+			}
+			second.train(t, other, 10, paritySteps)
+			for i, p := range second.params {
+				near(t, fmt.Sprint("parameter ", i), values(t, p), f.values(t, fmt.Sprintf("float64/adamw/%d", i)), 1e-9)
+			}
+		})
+	}
+}
