@@ -53,7 +53,8 @@ LAYERS = {
     "cuda": ["internal/capi", "internal/origin"],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor"],
     "nn": ["cuda", "internal/safefile", "torch"],
-    "optim": ["cuda", "torch"],
+    # nn: names of tensors, and their files.
+    "optim": ["cuda", "nn", "torch"],
     "trace": ["internal/capi", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
