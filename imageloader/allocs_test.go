@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // TestAllocations: once an epoch was seen, another one takes memory from Go's heap for its batches and for itself, not for its images.
@@ -15,11 +17,11 @@ func TestAllocations(t *testing.T) {
 	for i := range photos {
 		photos[i] = photo(t, uint64(i))
 	}
-	var members []tarMember
+	var members []archivetest.Member
 	for i := range images {
-		members = append(members, tarMember{name: fmt.Sprintf("train/class%d/%d.jpg", i%4, i), data: string(photos[i%len(photos)])})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%4, i), Data: string(photos[i%len(photos)])})
 	}
-	packed := tarBytes(t, members...)
+	packed := archivetest.Tar(t, members...)
 	for _, c := range []struct {
 		name string
 		file string
@@ -27,13 +29,13 @@ func TestAllocations(t *testing.T) {
 		o    Options
 	}{
 		{"tar", "a.tar", packed, Options{Shuffle: true}},
-		{"tgz by its index", "a.tgz", gzipBytes(t, packed), Options{Shuffle: true, ShuffleBytes: 1 << 20}},
-		{"tgz in memory", "a.tgz", gzipBytes(t, packed), Options{Shuffle: true}},
-		{"tgz as a stream", "a.tgz", gzipBytes(t, packed), Options{Shuffle: true, ShuffleBytes: 1 << 20, NoIndex: true}},
+		{"tgz by its index", "a.tgz", archivetest.Gzip(t, packed), Options{Shuffle: true, ShuffleBytes: 1 << 20}},
+		{"tgz in memory", "a.tgz", archivetest.Gzip(t, packed), Options{Shuffle: true}},
+		{"tgz as a stream", "a.tgz", archivetest.Gzip(t, packed), Options{Shuffle: true, ShuffleBytes: 1 << 20, NoIndex: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			c.o.BatchSize, c.o.Transform, c.o.Workers = batch, Train(224), 2
-			l, err := Open(writeFile(t, c.file, c.data), c.o)
+			l, err := Open(archivetest.WriteFile(t, c.file, c.data), c.o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -69,11 +71,11 @@ func TestAllocations(t *testing.T) {
 // TestSpareSlots: an epoch is filled into the memory of the one before, but for a batch that the consumer left the loop with.
 func TestSpareSlots(t *testing.T) {
 	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
-	var members []tarMember
+	var members []archivetest.Member
 	for i := range 16 {
-		members = append(members, tarMember{name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i), data: photos[i%2]})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%2, i), Data: photos[i%2]})
 	}
-	l, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{BatchSize: 2, Transform: Train(32)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BatchSize: 2, Transform: Train(32)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // What the loader does must be what this loop would do.
@@ -64,16 +66,16 @@ func TestPolicies(t *testing.T) {
 			"whole batch": func(i int) bool { return i >= 20 && i < 20+3*size && policy == Skip },
 		} {
 			for _, format := range []string{"tar", "tgz"} {
-				data := fakeArchive(t, n, isBad)
+				data := archivetest.Images(t, n, isBad)
 				if format == "tgz" {
-					data = gzipBytes(t, data)
+					data = archivetest.Gzip(t, data)
 				}
-				path := writeFile(t, "a."+format, data)
+				path := archivetest.WriteFile(t, "a."+format, data)
 				content := contents(t, path)
 				for _, dropLast := range []bool{false, true} {
 					t.Run(fmt.Sprint(policy, "/", name, "/", format, "/", dropLast), func(t *testing.T) {
-						within(t)
-						noLeaks(t)
+						archivetest.Within(t)
+						archivetest.NoLeaks(t)
 						var list []item
 						for i := range n {
 							it := item{sample: Sample{Name: fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)}}
@@ -110,25 +112,22 @@ func TestPolicies(t *testing.T) {
 // contents reads all members of an archive.
 func contents(t *testing.T, path string) map[string][]byte {
 	t.Helper()
-	a, err := openArchive(t.Context(), path, opener{file: openFile})
+	a, err := archive.Open(t.Context(), path, archive.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
 	all := map[string][]byte{}
-	for {
-		m, err := a.next()
-		if err == io.EOF {
-			return all
-		}
+	for m, err := range a.Members() {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all[m.name] = make([]byte, m.size)
-		if err := a.read(all[m.name]); err != nil {
+		all[m.Name] = make([]byte, m.Size)
+		if err := a.Content(all[m.Name]); err != nil {
 			t.Fatal(err)
 		}
 	}
+	return all
 }
 
 // checkRows verifies that every row has the pixels and the label of the sample that it is said to be.
@@ -153,7 +152,7 @@ func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b 
 
 // TestSubstituteWholeBatch: nothing can stand in for a batch without one good sample.
 func TestSubstituteWholeBatch(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 40, func(i int) bool { return i >= 8 && i < 16 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, func(i int) bool { return i >= 8 && i < 16 }))
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Substitute})
 	got, err := collect(t, l, 0, 2)
 	var bad *SampleError
@@ -165,15 +164,15 @@ func TestSubstituteWholeBatch(t *testing.T) {
 // TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every policy.
 func TestMachineFailure(t *testing.T) {
 	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
-		members := []tarMember{}
+		members := []archivetest.Member{}
 		for i := range 20 {
 			content := fmt.Sprint(i)
 			if i == 13 {
 				content = "BROKEN MACHINE"
 			}
-			members = append(members, tarMember{name: fmt.Sprintf("c/%02d.png", i), data: fakeImage(content)})
+			members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i), Data: archivetest.Image(content)})
 		}
-		path := writeFile(t, "a.tar", tarBytes(t, members...))
+		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
 		l := openFake(t, path, Options{BatchSize: 5, Transform: Eval(4, 4), BadSamples: policy})
 		got, err := collect(t, l, 0, 2)
 		if len(names(got)) != 13 || err == nil || errors.As(err, new(*SampleError)) {
@@ -184,7 +183,7 @@ func TestMachineFailure(t *testing.T) {
 
 // TestLend: what Fill does when the consumer misbehaves.
 func TestLend(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 40, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
 	broken := errors.New("broken")
 	slot := func() [][]byte { return [][]byte{make([]byte, 8*4*4*3), make([]byte, 8*8)} }
 	for name, c := range map[string]struct {
@@ -201,8 +200,8 @@ func TestLend(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			within(t)
-			noLeaks(t)
+			archivetest.Within(t)
+			archivetest.NoLeaks(t)
 			l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4)})
 			err := l.Fill(t.Context(), 0, c.lend, func(int, any) error { return c.deliver })
 			if err == nil || c.want != nil && !errors.Is(err, c.want) {

@@ -8,6 +8,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // archiveVariable names a .tar or .tar.gz to measure BenchmarkEpoch with; noise images are made otherwise.
@@ -18,7 +20,7 @@ func benchArchive(b *testing.B) string {
 		return path
 	}
 	rng := rand.New(rand.NewPCG(1, 1))
-	var members []tarMember
+	var members []archivetest.Member
 	for i := range 100 {
 		m := image.NewRGBA(image.Rect(0, 0, 300+rng.IntN(300), 300+rng.IntN(200)))
 		v := 128
@@ -26,9 +28,9 @@ func benchArchive(b *testing.B) string {
 			v = min(255, max(0, v+rng.IntN(31)-15))
 			m.Pix[k] = byte(v)
 		}
-		members = append(members, tarMember{name: fmt.Sprintf("train/class%d/%d.jpg", i%10, i), data: jpegOf(b, m)})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/class%d/%d.jpg", i%10, i), Data: archivetest.JPEG(b, m)})
 	}
-	return writeFile(b, "bench.tgz", gzipBytes(b, tarBytes(b, members...)))
+	return archivetest.WriteFile(b, "bench.tgz", archivetest.Gzip(b, archivetest.Tar(b, members...)))
 }
 
 // BenchmarkEpoch measures whole epochs; an op is one image. cpu-µs/op is user and system time of the process.

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 var errChaos = errors.New("input/output error")
@@ -81,10 +84,10 @@ func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
 // TestChaos: a reader that fails, stalls, is cut off or reads short, at random: an epoch ends with all samples, or with an error that names the archive and a member after
 // the ones before it; bad samples are counted as ever; nothing hangs and nothing is left.
 func TestChaos(t *testing.T) {
-	noLeaks(t)
-	data := fakeArchive(t, 150, func(i int) bool { return i%19 == 7 })
-	zipped := gzipBytes(t, data)
-	paths := map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", zipped)}
+	archivetest.NoLeaks(t)
+	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
+	zipped := archivetest.Gzip(t, data)
+	paths := map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", zipped)}
 	wholeEpochs, errs := 0, 0
 	for seed := range uint64(160) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -107,8 +110,8 @@ func TestChaos(t *testing.T) {
 			o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 		}
 		t.Run(fmt.Sprint(seed, " ", format, " ", c.kind, " after ", c.after), func(t *testing.T) {
-			within(t)
-			l, err := open(t.Context(), path, o, func(path string) (source, error) {
+			archivetest.Within(t)
+			l, err := open(t.Context(), path, o, func(path string) (archive.File, error) {
 				f, err := os.Open(path)
 				return &chaoticFile{f, c}, err
 			}, fakeCodec{})

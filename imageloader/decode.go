@@ -1,15 +1,15 @@
 package imageloader
 
 import (
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // codec makes decoders. The real one is the shim's; tests that are about order and threads use
 // their own.
 type codec interface {
+	index.Codec // reads headers as a decoder does, in any goroutine
 	newDecoder(maxPixels int64) (decoder, error)
-	// header is a decoder's header. Any goroutine may call it.
-	header(data []byte) (imagecapi.Info, error)
 }
 
 // decoder turns compressed bytes into the pixels that a geometry asks for; used by one goroutine at
@@ -40,7 +40,7 @@ type shimDecoder struct {
 	rgb []byte // of a rare format, used again
 }
 
-func (shimCodec) header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
+func (shimCodec) Header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
 
 func (shimDecoder) header(data []byte) (imagecapi.Info, error) {
 	if f := rare(data); f != nil {

@@ -4,14 +4,20 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
 var (
 	// ErrClosed is returned by a Loader after Close, and by what was running when it was closed.
 	ErrClosed = errors.New("imageloader: the loader is closed")
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
-	ErrNoSamples = errors.New("imageloader: no samples")
+	ErrNoSamples = index.ErrNoSamples
+
+	// errStopped ends everything that reads or waits because the context has ended. The caller reports
+	// the context's own error in its place.
+	errStopped = archive.ErrStopped
 )
 
 // BadSamplePolicy says what happens to a sample that can't be decoded. Whatever it is, the sample is counted and named in Stats and in the log, and all batches but the
@@ -83,37 +89,6 @@ type failedSample struct{ *SampleError }
 func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
 func (e failedSample) Unwrap() error { return e.SampleError }
 
-// ArchiveError is damage to the archive itself: what follows can't be read. Samples before it were delivered.
-type ArchiveError struct {
-	File     string
-	Member   string // the last member whose header was read; "" if none was
-	Position int    // how many members that is
-	Offset   int64  // in the (uncompressed) tar stream
-	Err      error
-}
-
-func (e *ArchiveError) Error() string {
-	if e.Position == 0 {
-		return fmt.Sprintf("imageloader: %s: %v", e.File, e.Err)
-	}
-	return fmt.Sprintf("imageloader: %s: at or after member %d, %q, byte %d of the tar stream: %v", e.File, e.Position, e.Member, e.Offset, e.Err)
-}
-
-func (e *ArchiveError) Unwrap() error { return e.Err }
-
-// UnknownClassError is an image in a directory that is none of Options.Classes.
-type UnknownClassError struct {
-	File  string
-	Name  string // the member
-	Class string // the directory
-	Known []string
-}
-
-func (e *UnknownClassError) Error() string {
-	const show = 10
-	known := strings.Join(e.Known[:min(show, len(e.Known))], ", ")
-	if len(e.Known) > show {
-		known += fmt.Sprintf(", ... (%d in all)", len(e.Known))
-	}
-	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s", e.File, e.Name, e.Class, known)
-}
+// ArchiveError is damage to the archive itself: what follows can't be read. The samples before it were
+// delivered.
+type ArchiveError = archive.Error

@@ -5,12 +5,13 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/tensor"
 )
 
 // TestFinishes: fields, outputs and the work between them are described as the transform says.
 func TestFinishes(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	mean, std := [3]float32{0.1, 0.2, 0.3}, [3]float32{0.5, 0.6, 0.7}
 	imageNetMean, imageNetStd := []float32{0.485, 0.456, 0.406}, []float32{0.229, 0.224, 0.225}
 	for _, c := range []struct {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/image/bmp"
 	"golang.org/x/image/tiff"
 
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -22,13 +23,6 @@ import (
 // A worker takes 3 bytes a pixel for the RGB, which it uses again for the next image, and for a GIF 1 for the frame; the
 // garbage collector may not have freed that of the images before. That is less than the 8 bytes a pixel that
 // ts_image_decoder takes at most.
-
-// Numbers in ImageInfo.Format beside the shim's.
-const (
-	imageGIF = 100 + iota
-	imageBMP
-	imageTIFF
-)
 
 const maxSide = 1_000_000
 
@@ -41,28 +35,15 @@ type rareFormat struct {
 
 // rare is the format of an image that the shim does not decode; nil if it does, or nobody.
 func rare(data []byte) *rareFormat {
-	switch sniff(data) {
+	switch index.Sniff(data) {
 	case "GIF":
-		return &rareFormat{imageGIF, gif.DecodeConfig, decodeGIF}
+		return &rareFormat{index.GIF, gif.DecodeConfig, decodeGIF}
 	case "BMP":
-		return &rareFormat{imageBMP, bmp.DecodeConfig, decodeBMP}
+		return &rareFormat{index.BMP, bmp.DecodeConfig, decodeBMP}
 	case "TIFF":
-		return &rareFormat{imageTIFF, tiff.DecodeConfig, decodeTIFF}
+		return &rareFormat{index.TIFF, tiff.DecodeConfig, decodeTIFF}
 	}
 	return nil
-}
-
-// sniffRare is sniff for these formats.
-func sniffRare(b []byte) string {
-	switch {
-	case len(b) >= 6 && (string(b[:6]) == "GIF87a" || string(b[:6]) == "GIF89a"):
-		return "GIF"
-	case len(b) >= 16 && string(b[:2]) == "BM" && string(b[6:10]) == "\x00\x00\x00\x00" && b[15] == 0 && b[14] >= 12 && b[14] <= 124: // the size of the second header
-		return "BMP"
-	case len(b) >= 4 && (string(b[:4]) == "II*\x00" || string(b[:4]) == "MM\x00*"):
-		return "TIFF"
-	}
-	return ""
 }
 
 // failed turns an error of a Go decoder into one of the two kinds that the shim has. A decoder that panics has met damage too: nothing that a file holds may end the program.
@@ -102,7 +83,7 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	case color.NRGBA64Model, color.RGBA64Model:
 		info.BitDepth = 16
 	}
-	if f.number == imageTIFF {
+	if f.number == index.TIFF {
 		// Go's decoder and libtiff do not agree on which of a fax's two colours is black.
 		if c := tiffShort(data, 259, 1); c >= 2 && c <= 4 {
 			return info, f.failed(tiff.UnsupportedError("fax compression"))
@@ -136,13 +117,13 @@ func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte) (rgb []byt
 // cannot ask for the memory of a large image. The pixels of a GIF take too few bits for that.
 func (f *rareFormat) plausible(data []byte, c image.Config) error {
 	switch f.number {
-	case imageTIFF:
+	case index.TIFF:
 		t, err := newTIFF(data, c)
 		if err != nil {
 			return err
 		}
 		return t.plausible()
-	case imageBMP:
+	case index.BMP:
 		if offset, stride := bmpLayout(data, c); len(data) < offset+stride*c.Height {
 			return io.ErrUnexpectedEOF
 		}

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -51,7 +53,7 @@ func TestFormats(t *testing.T) {
 	d := realDecoder(t)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
-		if f := sniff(data); f == "" || sniff(data[:magicBytes]) != f {
+		if f := index.Sniff(data); f == "" || index.Sniff(data[:16]) != f {
 			t.Errorf("%s is taken for %q", name, f)
 		}
 		info, err := d.header(data)
@@ -151,12 +153,12 @@ func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error
 // TestFormatsLoad: members of every format come out of the loader, and truncated ones are bad samples, not errors of the machine.
 func TestFormatsLoad(t *testing.T) {
 	files, _ := formatFiles(t)
-	var members []tarMember
+	var members []archivetest.Member
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		cut := files[name][:len(files[name])/4]
-		members = append(members, tarMember{name: "c/" + name, data: string(files[name])}, tarMember{name: "c/cut-" + name, data: string(cut)})
+		members = append(members, archivetest.Member{Name: "c/" + name, Data: string(files[name])}, archivetest.Member{Name: "c/cut-" + name, Data: string(cut)})
 	}
-	l, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{BadSamples: Skip, Transform: Eval(16, 16)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BadSamples: Skip, Transform: Eval(16, 16)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +190,7 @@ func TestOrientation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/a.tiff", data: string(data)}))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.tiff", Data: string(data)}))
 	load := func(o Transform) []byte {
 		l, err := Open(path, Options{Transform: o})
 		if err != nil {

@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // memoryFile is an archive in memory.
@@ -67,17 +70,17 @@ func storedZstd(data []byte) []byte {
 // FuzzArchive: whatever bytes an archive has, packed or not, epochs end, and two of them (the second with the index of the first) deliver the same samples and
 // the same error. how says how the bytes are packed and with which options they are read.
 func FuzzArchive(f *testing.F) {
-	whole := fakeArchive(f, 12, func(i int) bool { return i == 5 })
-	web := tarBytes(f, tarMember{name: "a/1.png", data: fakeImage("1")}, tarMember{name: "a/1.cls", data: "3\n"}, tarMember{name: "a/2.json", data: `{"label": "x"}`},
-		tarMember{name: "a/2.png", data: fakeImage("2")}, tarMember{name: "a/3.png", data: fakeImage("3")})
-	strange := tarBytes(f, tarMember{name: "class1/link", kind: tar.TypeLink, link: "x"}, tarMember{name: "class1/\x7f", data: "text"},
-		tarMember{name: "class2/" + strings.Repeat("long/", 40) + "a.png", data: fakeImage("long")}, tarMember{name: "class3/s.png", kind: tar.TypeSymlink, link: "b"})
+	whole := archivetest.Images(f, 12, func(i int) bool { return i == 5 })
+	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")}, archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},
+		archivetest.Member{Name: "a/2.png", Data: archivetest.Image("2")}, archivetest.Member{Name: "a/3.png", Data: archivetest.Image("3")})
+	strange := archivetest.Tar(f, archivetest.Member{Name: "class1/link", Kind: tar.TypeLink, Link: "x"}, archivetest.Member{Name: "class1/\x7f", Data: "text"},
+		archivetest.Member{Name: "class2/" + strings.Repeat("long/", 40) + "a.png", Data: archivetest.Image("long")}, archivetest.Member{Name: "class3/s.png", Kind: tar.TypeSymlink, Link: "b"})
 	for how := range uint8(16) {
 		for _, data := range [][]byte{whole, whole[:3000], web, strange, append(whole[:len(whole):len(whole)], web...)} {
 			f.Add(data, how)
 		}
 	}
-	for _, packed := range [][]byte{gzipBytes(f, whole), zstdBytes(f, whole), gzipSplit(f, whole, 700, 1), gzipBytes(f, whole[:3000]), append(gzipBytes(f, web), gzipBytes(f, strange)...)} {
+	for _, packed := range [][]byte{archivetest.Gzip(f, whole), archivetest.Zstd(f, whole), archivetest.GzipSplit(f, whole, 700, 1), archivetest.Gzip(f, whole[:3000]), append(archivetest.Gzip(f, web), archivetest.Gzip(f, strange)...)} {
 		f.Add(packed, uint8(0))
 		f.Add(packed[:len(packed)/2], uint8(4))
 	}
@@ -99,7 +102,7 @@ func FuzzArchive(f *testing.F) {
 		if how&32 != 0 {
 			o.BadSamples = Fail
 		}
-		l, err := open(t.Context(), "memory", o, func(string) (source, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
+		l, err := open(t.Context(), "memory", o, func(string) (archive.File, error) { return memoryFile{bytes.NewReader(data)}, nil }, fakeCodec{})
 		if err != nil {
 			return
 		}

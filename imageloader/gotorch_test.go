@@ -13,18 +13,21 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes after, by name.
 func TestGoTorchDefects(t *testing.T) {
-	member := func(name string) tarMember { return tarMember{name: name, data: fakeImage(name)} }
+	member := func(name string) archivetest.Member {
+		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
+	}
 	load := func(t *testing.T, name string, data []byte, o Options) (*Loader, []copied, error) {
 		t.Helper()
 		o.Transform = Eval(4, 4)
 		o.NoIndex = true
-		l, err := open(t.Context(), writeFile(t, name, data), o, openFile, fakeCodec{})
+		l, err := open(t.Context(), archivetest.WriteFile(t, name, data), o, openFile, fakeCodec{})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -33,7 +36,7 @@ func TestGoTorchDefects(t *testing.T) {
 		return l, got, err
 	}
 	t.Run("a class that is not in the vocabulary becomes label 0", func(t *testing.T) {
-		data := gzipBytes(t, tarBytes(t, member("a/1.png"), member("new/2.png")))
+		data := archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("new/2.png")))
 		_, got, err := load(t, "a.tgz", data, Options{BatchSize: 1, Classes: []string{"b", "a"}})
 		var unknown *UnknownClassError
 		if !errors.As(err, &unknown) || unknown.Class != "new" || len(got) != 1 || got[0].labels[0] != 1 {
@@ -41,49 +44,49 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("ids are in order of first appearance", func(t *testing.T) {
-		one, _, err1 := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("b/1.png"), member("a/1.png"))), Options{})
-		two, _, err2 := load(t, "b.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), member("b/1.png"))), Options{})
+		one, _, err1 := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("b/1.png"), member("a/1.png"))), Options{})
+		two, _, err2 := load(t, "b.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("b/1.png"))), Options{})
 		if err1 != nil || err2 != nil || strings.Join(one.Classes(), " ") != "a b" || strings.Join(two.Classes(), " ") != "a b" {
 			t.Errorf("%v, %v", err1, err2)
 		}
 	})
 	t.Run("any junk file makes a class, and a file at the root class dot", func(t *testing.T) {
-		junk := []tarMember{{name: "README", data: "x"}, {name: "docs/README", data: "x"}, {name: ".DS_Store", data: "x"}, member("root.png"), member("a/1.png")}
-		l, got, err := load(t, "a.tar", tarBytes(t, junk...), Options{})
+		junk := []archivetest.Member{{Name: "README", Data: "x"}, {Name: "docs/README", Data: "x"}, {Name: ".DS_Store", Data: "x"}, member("root.png"), member("a/1.png")}
+		l, got, err := load(t, "a.tar", archivetest.Tar(t, junk...), Options{})
 		if err != nil || strings.Join(l.Classes(), " ") != "a" || len(names(got)) != 1 {
 			t.Errorf("classes %v, samples %v, error %v", l.Classes(), names(got), err)
 		}
 	})
 	t.Run("a buffer of 0 panics", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), member("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
+		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), member("a/2.png"))), Options{Shuffle: true, ShuffleBuffer: 0, ShuffleBytes: 1})
 		if err != nil || len(names(got)) != 2 {
 			t.Errorf("error %v", err)
 		}
 	})
 	t.Run("a read error hangs, and drops the good batches before it", func(t *testing.T) {
-		within(t)
-		var members []tarMember
+		archivetest.Within(t)
+		var members []archivetest.Member
 		for i := range 53 {
-			members = append(members, tarMember{name: "a/" + string(rune('A'+i)) + ".png", data: fakeImage(strings.Repeat(string(rune('A'+i)), 700))})
+			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png", Data: archivetest.Image(strings.Repeat(string(rune('A'+i)), 700))})
 		}
 		for _, at := range []int{0, 5, 30, 52} {
-			cut := tarBytes(t, members...)[:at*1536+600]
-			_, got, err := load(t, "a.tgz", gzipBytes(t, cut), Options{BatchSize: 8, Classes: []string{"a"}})
+			cut := archivetest.Tar(t, members...)[:at*1536+600]
+			_, got, err := load(t, "a.tgz", archivetest.Gzip(t, cut), Options{BatchSize: 8, Classes: []string{"a"}})
 			if !errors.Is(err, io.ErrUnexpectedEOF) || len(names(got)) != at {
 				t.Errorf("cut off in member %d: %d samples, error %v", at, len(names(got)), err)
 			}
 		}
 	})
 	t.Run("an undecodable image ends the process", func(t *testing.T) {
-		_, got, err := load(t, "a.tgz", gzipBytes(t, tarBytes(t, member("a/1.png"), tarMember{name: "a/2.png", data: fakeImage("BAD")})), Options{BatchSize: 1})
+		_, got, err := load(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, member("a/1.png"), archivetest.Member{Name: "a/2.png", Data: archivetest.Image("BAD")})), Options{BatchSize: 1})
 		var bad *SampleError
 		if !errors.As(err, &bad) || bad.Name != "a/2.png" || len(got) != 1 {
 			t.Errorf("%d batches, error %v", len(got), err)
 		}
 	})
 	t.Run("the tar file is never closed, an abandoned loader never freed", func(t *testing.T) {
-		noLeaks(t)
-		l, err := open(t.Context(), writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 60, nil))), Options{BatchSize: 2, Transform: Eval(4, 4)}, openFile, fakeCodec{})
+		archivetest.NoLeaks(t)
+		l, err := open(t.Context(), archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 60, nil))), Options{BatchSize: 2, Transform: Eval(4, 4)}, openFile, fakeCodec{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,8 +101,8 @@ func TestGoTorchDefects(t *testing.T) {
 		}
 	})
 	t.Run("plain tar and zstd are rejected", func(t *testing.T) {
-		data := tarBytes(t, member("a/1.png"))
-		for name, data := range map[string][]byte{"a.tar": data, "a.tgz": data, "a.zip": zstdBytes(t, data)} {
+		data := archivetest.Tar(t, member("a/1.png"))
+		for name, data := range map[string][]byte{"a.tar": data, "a.tgz": data, "a.zip": archivetest.Zstd(t, data)} {
 			if _, got, err := load(t, name, data, Options{}); err != nil || len(names(got)) != 1 {
 				t.Errorf("%s: error %v", name, err)
 			}
@@ -110,20 +113,20 @@ func TestGoTorchDefects(t *testing.T) {
 		w := tar.NewWriter(&b)
 		for _, h := range []*tar.Header{
 			{Name: "a/._1.png", Size: 4, Format: tar.FormatPAX, PAXRecords: map[string]string{"LIBARCHIVE.xattr.com.apple.x": "eA", "SCHILY.xattr.x": "y"}},
-			{Name: "a/1.png", Size: int64(len(fakeImage(""))), Format: tar.FormatPAX, PAXRecords: map[string]string{"LIBARCHIVE.creationtime": "1"}},
+			{Name: "a/1.png", Size: int64(len(archivetest.Image(""))), Format: tar.FormatPAX, PAXRecords: map[string]string{"LIBARCHIVE.creationtime": "1"}},
 		} {
 			h.Typeflag = tar.TypeReg
 			if err := w.WriteHeader(h); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := io.WriteString(w, map[bool]string{true: "\x00\x05\x16\x07", false: fakeImage("")}[h.Size == 4]); err != nil {
+			if _, err := io.WriteString(w, map[bool]string{true: "\x00\x05\x16\x07", false: archivetest.Image("")}[h.Size == 4]); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		l, got, err := load(t, "a.tgz", gzipBytes(t, []byte(b.String())), Options{BadSamples: Skip})
+		l, got, err := load(t, "a.tgz", archivetest.Gzip(t, []byte(b.String())), Options{BadSamples: Skip})
 		if err != nil || len(names(got)) != 1 || l.Stats().Bad != 1 {
 			t.Errorf("%v, error %v", names(got), err)
 		}
@@ -151,12 +154,12 @@ func TestGoTorchTransformDefects(t *testing.T) {
 	}
 	load := func(t *testing.T, o Options, images ...image.Image) ([]copied, error) {
 		t.Helper()
-		var members []tarMember
+		var members []archivetest.Member
 		for i, m := range images {
-			members = append(members, tarMember{name: "a/" + string(rune('A'+i)) + ".png", data: pngOf(t, m)})
+			members = append(members, archivetest.Member{Name: "a/" + string(rune('A'+i)) + ".png", Data: archivetest.PNG(t, m)})
 		}
 		o.NoIndex = true
-		l, err := Open(writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, members...))), o)
+		l, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...))), o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +255,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		}
 	})
 	t.Run("a standard deviation of 0, or a batch of less than one sample, is not looked at", func(t *testing.T) {
-		path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "a/1.png", data: fakeImage("x")}))
+		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("x")}))
 		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1}, Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
 			if _, err := Open(path, o); err == nil {
 				t.Errorf("%s: no error", name)
@@ -260,7 +263,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		}
 	})
 	t.Run("two loaders disturb each other's random numbers", func(t *testing.T) {
-		path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 60, nil)))
+		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 60, nil)))
 		o := Options{BatchSize: 8, Transform: Train(4), Shuffle: true, Seed: 3}
 		other := o
 		other.Seed = 4

@@ -1,64 +1,28 @@
 package imageloader
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"image"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
-
-// withSegments puts n bytes of application data before a JPEG's frame header.
-func withSegments(data string, n int) string {
-	var b bytes.Buffer
-	b.WriteString(data[:2])
-	for ; n > 0; n -= 60_000 {
-		size := min(n, 60_000)
-		b.Write([]byte{0xff, 0xe9})
-		b.Write(binary.BigEndian.AppendUint16(nil, uint16(size+2)))
-		b.Write(make([]byte, size))
-	}
-	b.WriteString(data[2:])
-	return b.String()
-}
-
-// turned gives a JPEG an EXIF orientation.
-func turned(data string, orientation byte) string {
-	exif := "\xff\xe1\x00\x22Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00" + string(orientation) + "\x00\x00\x00\x00\x00\x00"
-	return data[:2] + exif + data[2:]
-}
-
-func mixedImages(t testing.TB) []tarMember {
-	grey := image.NewGray(image.Rect(0, 0, 33, 21))
-	return []tarMember{
-		{name: "a/plain.jpg", data: jpegOf(t, gradient(70, 50))},
-		{name: "a/grey.jpg", data: jpegOf(t, grey)},
-		{name: "a/turned.jpg", data: turned(jpegOf(t, gradient(60, 41)), 6)},
-		{name: "a/behind.jpg", data: withSegments(jpegOf(t, gradient(45, 40)), 100_000)},
-		{name: "a/far behind.jpg", data: withSegments(jpegOf(t, gradient(46, 40)), 2*skipBytes)},
-		{name: "b/a.png", data: pngOf(t, gradient(90, 30))},
-		{name: "b/grey.png", data: pngOf(t, grey)},
-		{name: "b/text.jpg", data: "this is no image"},
-		{name: "b/empty.jpg", data: ""},
-		{name: "b/README", data: "this neither"},
-		{name: "b/link.jpg", kind: '2', link: "a.png"},
-		{name: "b/cut.jpg", data: jpegOf(t, gradient(70, 50))[:100]},
-	}
-}
 
 // TestInspectIndex: what an index says of images is what decoding them says, whether it was made ahead or by the first epoch, except that it does not know what lies far behind
 // in a file.
 func TestInspectIndex(t *testing.T) {
-	data := tarBytes(t, mixedImages(t)...)
-	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data)} {
+	data := archivetest.Tar(t, archivetest.Mixed(t)...)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
 		for _, made := range []string{"ahead", "by an epoch", "when asked"} {
-			path := writeFile(t, name, packed)
+			path := archivetest.WriteFile(t, name, packed)
 			switch made {
 			case "ahead":
 				if _, err := MakeIndex(t.Context(), path, Options{}, nil); err != nil {
@@ -109,22 +73,6 @@ func TestInspectIndex(t *testing.T) {
 	}
 }
 
-// TestHeads: every field of a header is in the index.
-func TestHeads(t *testing.T) {
-	c := shimCodec{}
-	for _, m := range mixedImages(t) {
-		want, err := c.header([]byte(m.data))
-		h, found := headOf(c, []byte(m.data), true)
-		got, _, ok := h.info()
-		if found != (err == nil) || ok != found || found && got != want || !found && h[8] != headUnusable && (h[8] != headNoImage || sniff([]byte(m.data)) != "") {
-			t.Errorf("%s: %+v, %v, want %+v, %v", m.name, got, found, want, err)
-		}
-		if h, found := headOf(c, []byte(m.data)[:min(20, len(m.data))], false); found || sniff([]byte(m.data)) != "" && h != (imageHead{}) {
-			t.Errorf("%s: %v of twenty bytes", m.name, h)
-		}
-	}
-}
-
 // pixelsOf are the rows of batches by sample.
 func pixelsOf(batches []copied) map[string]string {
 	m := map[string]string{}
@@ -139,28 +87,28 @@ func pixelsOf(batches []copied) map[string]string {
 
 // readCounter counts the bytes that are read at random.
 type readCounter struct {
-	source
+	archive.File
 	bytes *int
 }
 
 func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	*r.bytes += len(p)
-	return r.source.ReadAt(p, at)
+	return r.File.ReadAt(p, at)
 }
 
 // TestTooLargeByIndex: an image that the index says has too many pixels is the same bad sample as without an index, and is not read.
 func TestTooLargeByIndex(t *testing.T) {
-	var members []tarMember
+	var members []archivetest.Member
 	for i := range 6 {
-		members = append(members, tarMember{name: fmt.Sprintf("a/%d.jpg", i), data: string(photo(t, uint64(i)))})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(photo(t, uint64(i)))})
 	}
-	members = append(members, tarMember{name: "a/small.png", data: pngOf(t, gradient(20, 20))})
-	path := writeFile(t, "a.tar", tarBytes(t, members...))
+	members = append(members, archivetest.Member{Name: "a/small.png", Data: archivetest.PNG(t, archivetest.Gradient(20, 20))})
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
 	o := Options{Transform: Train(8), BadSamples: Skip, MaxPixels: 10_000, NoIndex: true}
 	var bad [2]string
 	var bytes int
 	for i := range bad {
-		l, err := open(t.Context(), path, o, func(path string) (source, error) {
+		l, err := open(t.Context(), path, o, func(path string) (archive.File, error) {
 			f, err := openFile(path)
 			return readCounter{f, &bytes}, err
 		}, shimCodec{})
@@ -196,9 +144,9 @@ func TestTooLargeByIndex(t *testing.T) {
 
 // TestForgedHeads: whatever an index says of an image's header, the pixels are the image's, or the sample is named as too large.
 func TestForgedHeads(t *testing.T) {
-	data := tarBytes(t, mixedImages(t)...)
-	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
-		path := writeFile(t, name, packed)
+	data := archivetest.Tar(t, archivetest.Mixed(t)...)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		path := archivetest.WriteFile(t, name, packed)
 		side := filepath.Join(t.TempDir(), "index")
 		o := Options{Transform: Train(8), BadSamples: Skip, IndexFile: side, ShuffleBytes: 1, BatchSize: 3}
 		run := func() (map[string]string, Stats) {
@@ -220,7 +168,7 @@ func TestForgedHeads(t *testing.T) {
 		}
 		rng := rand.New(rand.NewPCG(4, 4))
 		for round := range 30 {
-			forged := forge(t, index, sectionHeads, func(b []byte) {
+			forged := indextest.Forge(t, index, indextest.Headers, func(b []byte) {
 				for k := range b {
 					switch {
 					case round == 0:
@@ -232,7 +180,7 @@ func TestForgedHeads(t *testing.T) {
 					}
 				}
 				if round > 20 { // within the limits, and wrong
-					for ; len(b) > 0; b = b[headBytes:] {
+					for ; len(b) > 0; b = b[indextest.HeaderBytes:] {
 						binary.LittleEndian.PutUint32(b, 1+rng.Uint32N(100))
 						binary.LittleEndian.PutUint32(b[4:], 1+rng.Uint32N(100))
 						b[8] = byte(1 + rng.IntN(6))

@@ -13,17 +13,18 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // TestForgedStateOrder: a state that names an order which the loader's options don't have is refused; none of them makes an epoch fail in another way.
 func TestForgedStateOrder(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	for name, o := range map[string]Options{
 		"in order": {},
 		"shuffled": {Shuffle: true},
@@ -71,10 +72,10 @@ func TestForgedStateOrder(t *testing.T) {
 
 // TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one by one or together, is not used.
 func TestForgedIndexSizes(t *testing.T) {
-	data := fakeArchive(t, 6, nil)
-	for name, packed := range map[string][]byte{"a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data), "a.tar": data} {
+	data := archivetest.Images(t, 6, nil)
+	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
 		for _, size := range []uint64{1 << 40, 1 << 62, math.MaxInt64, math.MaxInt64 / 6} {
-			path := writeFile(t, name, packed)
+			path := archivetest.WriteFile(t, name, packed)
 			side := filepath.Join(t.TempDir(), "index")
 			o := Options{Transform: Eval(4, 4), IndexFile: side, BatchSize: 2}
 			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
@@ -88,8 +89,8 @@ func TestForgedIndexSizes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			index = forge(t, index, sectionEntries, func(b []byte) {
-				for ; len(b) > 0; b = b[entryBytes:] {
+			index = indextest.Forge(t, index, indextest.Members, func(b []byte) {
+				for ; len(b) > 0; b = b[indextest.MemberBytes:] {
 					binary.LittleEndian.PutUint64(b, 0)
 					binary.LittleEndian.PutUint64(b[8:], size)
 				}
@@ -132,50 +133,20 @@ func TestSides(t *testing.T) {
 	}
 }
 
-// TestIndexMode: an index holds names and bytes of its archive, so it is as private.
-func TestIndexMode(t *testing.T) {
-	for _, mode := range []os.FileMode{0o600, 0o640, 0o644, 0o666} {
-		path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 6, nil)))
-		if err := os.Chmod(path, mode); err != nil {
-			t.Fatal(err)
-		}
-		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		check := func(when string) {
-			t.Helper()
-			info, err := os.Stat(path + sidecarSuffix)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, want := info.Mode(), mode&0o644; got != want {
-				t.Errorf("%s: the index of an archive with mode %v has %v, want %v", when, mode, got, want)
-			}
-		}
-		check("made")
-		l.index.Load().keepEntries(0, []byte("blob"))
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
-		check("saved again")
-	}
-}
-
 // TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the same order, whatever else is in the archive: two ranks may be one
 // of each.
 func TestOrderOfEveryOpen(t *testing.T) {
-	samples := fakeArchive(t, 40, nil)
+	samples := archivetest.Images(t, 40, nil)
 	notes := strings.Repeat("notes", 12_000)
-	large := tarBytes(t, tarMember{name: "notes/a.txt", data: notes}, tarMember{name: "notes/b.txt", data: notes})
-	tooLarge := tarBytes(t, tarMember{name: "train/class0/large.png", data: fakeImage(strings.Repeat("large", 40_000))})
+	large := archivetest.Tar(t, archivetest.Member{Name: "notes/a.txt", Data: notes}, archivetest.Member{Name: "notes/b.txt", Data: notes})
+	tooLarge := archivetest.Tar(t, archivetest.Member{Name: "train/class0/large.png", Data: archivetest.Image(strings.Repeat("large", 40_000))})
 	for name, data := range map[string][]byte{
 		"samples":            samples,
 		"notes before":       append(large, samples...),
 		"a sample too large": append(tooLarge, samples...),
 	} {
-		for file, packed := range map[string][]byte{"a.tgz": gzipBytes(t, data), "a.tar.zst": zstdBytes(t, data)} {
-			path := writeFile(t, file, packed)
+		for file, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+			path := archivetest.WriteFile(t, file, packed)
 			o := Options{Transform: Eval(4, 4), BatchSize: 8, Shuffle: true, Seed: 3, BadSamples: Skip, ShuffleBytes: 100_000, MaxSampleBytes: 100_000, World: 2}
 			var first *Loader
 			var want string
@@ -201,11 +172,11 @@ func TestOrderOfEveryOpen(t *testing.T) {
 
 // TestOpenFails: whatever Open fails at, it leaves no file open.
 func TestOpenFails(t *testing.T) {
-	noLeaks(t)
+	archivetest.NoLeaks(t)
 	gc := debug.SetGCPercent(-1) // which would close them
 	defer debug.SetGCPercent(gc)
-	data := gzipBytes(t, fakeArchive(t, 6, nil))
-	tgz, indexed := writeFile(t, "a.tgz", data), writeFile(t, "a.tgz", data)
+	data := archivetest.Gzip(t, archivetest.Images(t, 6, nil))
+	tgz, indexed := archivetest.WriteFile(t, "a.tgz", data), archivetest.WriteFile(t, "a.tgz", data)
 	l, err := open(t.Context(), indexed, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
@@ -232,47 +203,55 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps nobody from stopping.
-func TestURLSilent(t *testing.T) {
-	data := fakeArchive(t, 30, nil)
-	var stall atomic.Int32 // so many responses stop in the middle
-	stall.Store(3)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var first int
-		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || r.Header.Get("Range") == "bytes=0-0" || stall.Add(-1) < 0 {
-			http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(string(data)))
-			return
+// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no unknown class.
+func TestFlippedIndexClass(t *testing.T) {
+	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
+	var list []archivetest.Member
+	for i := range 9 {
+		name := fmt.Sprintf("class%d/%d", i%3, i)
+		if i%3 < 2 {
+			name += ".png"
 		}
-		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, len(data)-1, len(data)))
-		w.Header().Set("Content-Length", fmt.Sprint(len(data)-first))
-		w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
-		w.WriteHeader(http.StatusPartialContent)
-		_, _ = w.Write(data[first : first+1000])
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-	}))
-	defer server.Close()
-	file, err := openRemote(t.Context(), server.URL, byHTTP(server.Client()), sourceTimes{time.Microsecond, 50 * time.Millisecond})
+		list = append(list, archivetest.Member{Name: name, Data: archivetest.Image(name)[8*(i%3/2):]})
+	}
+	path, want := indexed(t, "a.tar", archivetest.Tar(t, list...), o)
+	index, err := os.ReadFile(path + indextest.Suffix)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	got := make([]byte, len(data))
-	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
-		t.Errorf("at random: error %v, or other bytes", err)
+	forged := indextest.Forge(t, index, indextest.Members, func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage }) // of class2
+	table := indextest.FileHeader + int(binary.LittleEndian.Uint32(index[12:]))*indextest.TableItem
+	index = append(index[:table], forged[table:]...) // with the checksums that were right
+	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
+		t.Fatal(err)
 	}
-	stall.Store(3)
-	for n := 0; n < len(got); {
-		k, err := file.Read(got[n:])
-		if err != nil {
-			t.Fatal(err)
-		}
-		n += k
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if string(got) != string(data) {
-		t.Error("other bytes in order")
+	defer l.Close()
+	if batches, err := collect(t, l, 0, 2); err != nil || digest(batches) != want {
+		t.Errorf("error %v, or another epoch", err)
 	}
+}
 
+// TestLongLabels: labels of WebDataset samples stay in memory, so each of them is bounded.
+func TestLongLabels(t *testing.T) {
+	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "a.cls: a label of 4097 bytes"} {
+		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
+		if err == nil {
+			l.Close()
+		}
+		var at *ArchiveError
+		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d bytes: error %v", size, err)
+		}
+	}
+}
+
+// TestOpenStops: a server that never answers keeps OpenContext no longer than its context.
+func TestOpenStops(t *testing.T) {
 	asked := make(chan struct{}, 10)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		asked <- struct{}{}
@@ -287,132 +266,5 @@ func TestURLSilent(t *testing.T) {
 	}()
 	if _, err := OpenContext(ctx, silent.URL+"/a.tar", Options{}); !errors.Is(err, stop) {
 		t.Errorf("error %v", err)
-	}
-}
-
-// loads says whether the index of a loader's archive is one that the next loader takes.
-func loads(l *Loader) error {
-	a, err := openArchive(context.Background(), l.path, l.open)
-	if err != nil {
-		return err
-	}
-	defer a.Close()
-	x, err := l.loadIndex(a)
-	if err == nil && x == nil {
-		return errors.New("the index is not used")
-	}
-	if err == nil {
-		err = x.close()
-	}
-	return err
-}
-
-// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive can have before anything of these sizes is allocated.
-func TestImplausibleIndex(t *testing.T) {
-	path, _ := indexed(t, "a.tgz", gzipBytes(t, fakeArchive(t, 20, nil)), Options{Transform: Eval(4, 4), ShuffleBytes: 1})
-	l := &Loader{path: path, open: opener{file: openFile}}
-	for what, c := range map[string]struct {
-		kind uint32
-		size uint64
-		item uint64 // 0: the count stays
-		want error
-	}{
-		"shards":                {sectionShards, 1 << 40, 0, errIndexStale},
-		"directories":           {sectionDirs, 1 << 40, 0, errIndexDamaged},
-		"many directories":      {sectionDirs, 1 << 40, 4, errIndexDamaged},
-		"counts":                {sectionCounts, 1 << 40, 0, errIndexDamaged},
-		"names":                 {sectionNames, 1<<32 + 10, 1, errIndexDamaged},
-		"names of few entries":  {sectionNames, 20*maxNameBytes + 1, 1, errIndexDamaged},
-		"entries":               {sectionEntries, maxMembers * entryBytes, entryBytes, errIndexDamaged},
-		"headers":               {sectionHeads, maxMembers * headBytes, headBytes, errIndexDamaged},
-		"checkpoints":           {sectionCheckpoints, 1 << 40, checkpointBytes, errIndexDamaged},
-		"nothing is other here": {sectionWindows, 0, 0, nil},
-	} {
-		a, err := openArchive(t.Context(), path, l.open)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := openSidecar(path + sidecarSuffix)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := s.places[c.kind]
-		if c.size > 0 {
-			p.size = c.size
-		}
-		if c.item > 0 {
-			p.count = c.size / c.item
-		}
-		s.places[c.kind] = p
-		x, err := l.indexer()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.load(a, x); !errors.Is(err, c.want) {
-			t.Errorf("%s: error %v, want %v", what, err, c.want)
-		}
-		s.file.Close()
-		a.Close()
-	}
-}
-
-// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no unknown class.
-func TestFlippedIndexClass(t *testing.T) {
-	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
-	var list []tarMember
-	for i := range 9 {
-		name := fmt.Sprintf("class%d/%d", i%3, i)
-		if i%3 < 2 {
-			name += ".png"
-		}
-		list = append(list, tarMember{name: name, data: fakeImage(name)[8*(i%3/2):]})
-	}
-	path, want := indexed(t, "a.tar", tarBytes(t, list...), o)
-	index, err := os.ReadFile(path + sidecarSuffix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	forged := forge(t, index, sectionEntries, func(b []byte) { b[2*entryBytes+31] |= entryImage }) // of class2
-	table := sidecarHeader + int(binary.LittleEndian.Uint32(index[12:]))*sectionBytes
-	index = append(index[:table], forged[table:]...) // with the checksums that were right
-	if err := os.WriteFile(path+sidecarSuffix, index, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if batches, err := collect(t, l, 0, 2); err != nil || digest(batches) != want {
-		t.Errorf("error %v, or another epoch", err)
-	}
-}
-
-// TestLongLabels: labels of WebDataset samples stay in memory, so each of them, and all together, are bounded.
-func TestLongLabels(t *testing.T) {
-	for size, want := range map[int]string{maxNameBytes: "", maxNameBytes + 1: "a.cls: a label of 4097 bytes"} {
-		path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "a.png", data: fakeImage("a")}, tarMember{name: "a.cls", data: strings.Repeat("l", size) + "\n"}))
-		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
-		if err == nil {
-			l.Close()
-		}
-		var at *ArchiveError
-		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%d bytes: error %v", size, err)
-		}
-	}
-	x, err := newIndexer("a.tar", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.dirBytes = mostDirBytes - 10
-	if _, err := x.dir("label1"); err != nil {
-		t.Error(err)
-	}
-	if _, err := x.dir("label2"); err == nil || !strings.Contains(err.Error(), "a.tar: more than 128 MB") {
-		t.Errorf("error %v", err)
-	}
-	if _, err := x.dir("label1"); err != nil {
-		t.Error(err)
 	}
 }

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"runtime"
 	"slices"
 	"sync"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -42,164 +43,178 @@ type ClassReport struct {
 // Range sums up a set of numbers. The median of an even count is the lower middle one.
 type Range struct{ Min, Median, Max int64 }
 
-// Progress is how far Inspect has come.
-type Progress struct {
-	Members           int
-	Bytes, TotalBytes int64 // of the file
-}
-
-// Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not nil, is called now and then from Inspect's own goroutine.
-// Of the options MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged, the report on what comes before the damage is returned along with the
-// *ArchiveError.
+// Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not
+// nil, is called now and then from Inspect's own goroutine. Of the options MaxSampleBytes, MaxPixels
+// and OpenSource matter. If the archive itself is damaged, the report on what comes before the damage
+// is returned along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	return inspect(ctx, path, o, progress, openFile, shimCodec{})
+	return inspect(ctx, path, o, progress, nil, shimCodec{})
 }
 
-// inspected is what a worker finds out about a sample.
-type inspected struct {
-	index         int
-	dir           int // its number
-	format        string
-	width, height int32
-	bytes         int
-	bad           *SampleError
-}
-
-func inspect(ctx context.Context, path string, o Options, progress func(Progress), file func(string) (source, error), c codec) (*Report, error) {
+func inspect(ctx context.Context, path string, o Options, progress func(Progress), file func(string) (archive.File, error), c codec) (*Report,
+	error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	o, err := Options{MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource}.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	a, err := openArchive(ctx, path, opener{file, o.OpenSource})
+	l := &Loader{path: path, o: o, openFile: file, codec: c}
+	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	defer a.Close()
-	l := &Loader{path: path, o: o}
-	x, err := newIndexer(path, nil)
+	defer func() { _ = a.Close() }() // nothing was written
+	config := l.indexConfig()
+	config.Progress = progress
+	b, err := index.NewBuilder(path, config)
 	if err != nil {
 		return nil, err
 	}
+	defer b.Close()
 
-	var (
-		buffers = arena.NewBuffers(queueBytes)
-		budget  = newBudget(queueBytes)
-		items   = make(chan item, 2*o.Workers)
-		workers sync.WaitGroup
-		mu      sync.Mutex
-		found   []inspected
-	)
-	defer buffers.Close() // no worker is left
-	defer context.AfterFunc(ctx, budget.stop)()
+	in := inspection{
+		ctx:     ctx,
+		stop:    stop,
+		judge:   newJudge(path, &o),
+		codec:   c,
+		buffers: arena.NewBuffers(queueBytes),
+		budget:  newBudget(queueBytes),
+		items:   make(chan item, 2*o.Workers),
+	}
+	defer in.buffers.Close() // no worker is left
+	defer context.AfterFunc(ctx, in.budget.stop)()
+	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
-		workers.Go(func() {
-			d, err := c.newDecoder(o.MaxPixels)
-			if err != nil {
-				stop(fmt.Errorf("imageloader: no decoder: %w", err))
-				return
-			}
-			defer d.close()
-			var pixels [8 * 8 * 3]byte
-			for it := range items {
-				if ctx.Err() != nil {
-					continue
-				}
-				r, err := l.inspectSample(&it, d, pixels[:])
-				if err != nil {
-					stop(err)
-				}
-				mu.Lock()
-				found = append(found, r)
-				mu.Unlock()
-				if it.data != nil {
-					budget.release(len(it.data))
-					buffers.Put(it.data)
-				}
-			}
-		})
+		workers.Go(in.work)
 	}
-	walk := func() error {
-		for {
-			m, head, err := a.nextHead()
-			if err == io.EOF {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if progress != nil && a.names%64 == 1 {
-				progress(a.progress())
-			}
-			_, i, err := x.add(&m, head)
-			if err != nil {
-				return err
-			}
-			if i < 0 {
-				continue
-			}
-			it := item{sample: Sample{Name: m.name, Index: i, Label: int(x.last.label)}, size: m.size}
-			if it.bad = l.unreadable(&it, m.kind); it.bad == nil {
-				if !budget.acquire(int(m.size)) {
-					return errStopped
-				}
-				it.data = buffers.Get(int(m.size))
-				if err := a.rest(head, it.data); err != nil {
-					return err
-				}
-			}
-			select {
-			case items <- it:
-			case <-ctx.Done():
-				return errStopped
-			}
-		}
-	}
-	err = walk()
-	close(items)
+	err = b.WalkLabels(a, &in)
+	close(in.items)
 	workers.Wait()
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if progress != nil {
-		progress(a.progress())
+		progress(a.Progress())
 	}
-	return report(a, x, found), err
+	return in.report(a, b.Labels()), err
 }
 
-// inspectSample decodes all of a sample, into next to nothing.
-func (l *Loader) inspectSample(it *item, d decoder, pixels []byte) (inspected, error) {
-	r := inspected{index: it.sample.Index, dir: it.sample.Label, bytes: len(it.data), bad: it.bad}
+// inspection is an Inspect under way. It is the visitor of the walk, and has the workers.
+type inspection struct {
+	ctx     context.Context
+	stop    context.CancelCauseFunc
+	judge   judge
+	codec   codec
+	buffers *arena.Buffers // of compressed samples
+	budget  *budget
+	items   chan item
+	bad     *SampleError // of the sample that is being visited
+
+	mu    sync.Mutex
+	found []inspected
+}
+
+// inspected is what a worker finds out about a sample.
+type inspected struct {
+	index         int
+	dir           int // the number of its directory
+	format        string
+	width, height int32
+	bytes         int
+	bad           *SampleError
+}
+
+// Buffer is index.Visitor's.
+func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
+	s := Sample{Name: f.Name, Index: f.Index}
+	if in.bad = in.judge.member(&s, f.Kind, f.Size); in.bad != nil {
+		return nil, nil
+	}
+	if !in.budget.acquire(int(f.Size)) {
+		return nil, errStopped
+	}
+	return in.buffers.Get(int(f.Size)), nil
+}
+
+// Visit is index.Visitor's.
+func (in *inspection) Visit(f *index.Found, data []byte) error {
+	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Dir}, size: f.Size, data: data, bad: in.bad}
+	select {
+	case in.items <- it:
+		return nil
+	case <-in.ctx.Done():
+		return errStopped
+	}
+}
+
+// work inspects samples.
+func (in *inspection) work() {
+	d, err := in.codec.newDecoder(in.judge.maxPixels)
+	if err != nil {
+		in.stop(fmt.Errorf("imageloader: no decoder: %w", err))
+		return
+	}
+	defer d.close()
+	var pixels [8 * 8 * 3]byte
+	for it := range in.items {
+		if in.ctx.Err() != nil {
+			continue
+		}
+		r, err := in.inspect(&it, d, pixels[:])
+		if err != nil {
+			in.stop(err)
+		}
+		in.mu.Lock()
+		in.found = append(in.found, r)
+		in.mu.Unlock()
+		if it.data != nil {
+			in.budget.release(len(it.data))
+			in.buffers.Put(it.data)
+		}
+	}
+}
+
+// inspect decodes all of a sample to an image of 8 x 8 pixels.
+func (in *inspection) inspect(it *item, d decoder, pixels []byte) (r inspected, fatal error) {
+	r = inspected{index: it.sample.Index, dir: it.sample.Label, bytes: len(it.data), bad: it.bad}
 	if it.bad != nil {
 		return r, nil
 	}
-	format := sniff(it.data)
+	format := index.Sniff(it.data)
 	if format == "" {
-		r.bad = l.bad(it, NotImage, looksLike(it))
+		r.bad = in.judge.notImage(&it.sample, it.data)
 		return r, nil
 	}
 	info, err := d.header(it.data)
 	if err == nil {
-		if r.bad = l.oversize(it, info); r.bad != nil {
+		if r.bad = in.judge.header(&it.sample, &info); r.bad != nil {
 			return r, nil
 		}
 		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.decode(it.data, &g, pixels, 8*3)
 	}
-	switch {
-	case err == nil:
-	case errors.Is(err, imagecapi.CodeDecode):
-		r.bad = l.bad(it, Damaged, err)
-	case errors.Is(err, imagecapi.CodeUnsupported):
-		r.bad = l.bad(it, Unsupported, err)
-	default:
-		return r, fmt.Errorf("imageloader: %s: decoding %q: %w", l.path, it.sample.Name, err)
+	if err != nil {
+		r.bad, fatal = in.judge.decoding(&it.sample, err)
 	}
-	return r, nil
+	return r, fatal
 }
 
+// report makes the report of what was found. Directories that turned out to be no class have no
+// samples.
+func (in *inspection) report(a *archive.Archive, labels index.Labels) *Report {
+	c := newCensus(a, labels.Classes, labels.Ignored, labels.Orphans)
+	slices.SortFunc(in.found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
+	for _, f := range in.found {
+		if label := labels.OfDirectory[f.dir]; label >= 0 {
+			c.add(int(label), f)
+		}
+	}
+	return c.report()
+}
+
+// describe names the kind of an image, for Report.Formats.
 func describe(format string, i imagecapi.Info) string {
 	if i.BitDepth != 8 {
 		format += fmt.Sprintf(" %d-bit", i.BitDepth)
@@ -223,31 +238,22 @@ func describe(format string, i imagecapi.Info) string {
 	return format
 }
 
-func report(a *archive, x *indexer, found []inspected) *Report {
-	classes, labels := x.labels() // of directories: those that turn out to be no class have no samples
-	for d, n := range x.counts {
-		if labels[d] < 0 {
-			x.ignored += n
-		}
-	}
-	c := newCensus(a, classes, x.ignored, x.orphans)
-	slices.SortFunc(found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
-	for _, f := range found {
-		if label := labels[f.dir]; label >= 0 {
-			c.add(int(label), f)
-		}
-	}
-	return c.report()
-}
-
 // census makes a Report of samples that come in order.
 type census struct {
 	r                    *Report
 	width, height, bytes []int64
 }
 
-func newCensus(a *archive, classes []string, ignored, orphans int) *census {
-	r := &Report{File: a.path, Format: cmp.Or(a.shards[0].format, a.format), FileBytes: a.info.Size(), Ignored: ignored, Orphans: orphans, Formats: map[string]int{}, BadBy: map[Reason]int{}}
+func newCensus(a *archive.Archive, classes []string, ignored, orphans int) *census {
+	r := &Report{
+		File:      a.Path(),
+		Format:    a.Format(),
+		FileBytes: a.Info().Size(),
+		Ignored:   ignored,
+		Orphans:   orphans,
+		Formats:   map[string]int{},
+		BadBy:     map[Reason]int{},
+	}
 	for _, c := range classes {
 		r.Classes = append(r.Classes, ClassReport{Name: c})
 	}
@@ -281,32 +287,23 @@ func (c *census) report() *Report {
 	return c.r
 }
 
-// InspectIndex is Inspect by the archive's index alone, which is made first if there is none: it reads and decodes no image, and so finds no damage but what an image's header
-// shows. Images whose headers lie too far behind the beginning of their files have the format "unknown", and count in no range of pixels. Of the options, IndexFile,
-// Classes, WebDataset (an index that was made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has no index: an error.
+// InspectIndex is Inspect by the archive's index alone, which is made first if there is none. It reads
+// and decodes no image, and so finds no damage but what an image's header shows. Images whose headers
+// lie too far behind the beginning of their files have the format "unknown", and count in no range of
+// pixels. Of the options, IndexFile, Classes, WebDataset (an index that was made otherwise is an
+// error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	o.NoIndex, o.ShuffleBytes = false, 1 // nothing is to be held in memory
+	o.NoIndex, o.ShuffleBytes = false, 1 // no contents are held in memory
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, open: opener{openFile, o.OpenSource}, codec: shimCodec{}, inspecting: true}
+	l := &Loader{path: path, o: o, codec: shimCodec{}, judge: newJudge(path, &o)}
 	for tried := false; ; tried = true {
-		a, err := openArchive(ctx, path, l.open)
-		if err != nil {
-			return nil, stopCause(ctx, err)
-		}
-		x, err := l.loadIndex(a)
-		if x != nil {
-			defer func() { _ = x.close() }() // nothing is kept
-			r, err := l.reportOf(a, x)
-			_ = a.Close() // only read
-			return r, err
-		}
-		_ = a.Close() // only read
+		r, err := l.inspectIndex(ctx)
 		switch {
-		case err != nil:
-			return nil, stopCause(ctx, err)
+		case r != nil || err != nil:
+			return r, stopCause(ctx, err)
 		case tried:
 			return nil, fmt.Errorf("imageloader: %s: the index that was just made does not fit: the archive changes while it is read", path)
 		}
@@ -316,44 +313,53 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	}
 }
 
-// reportOf is a Report of what an index says.
-func (l *Loader) reportOf(a *archive, x *index) (*Report, error) {
-	section, err := x.side.section(sectionHeads, headBytes)
+// inspectIndex reports on the archive's index; nil without an error if there is none.
+func (l *Loader) inspectIndex(ctx context.Context) (*Report, error) {
+	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
-		return nil, fmt.Errorf("imageloader: %s: %w", x.side.path, err)
+		return nil, err
 	}
-	heads := section.reader(headBytes)
-	at := -1
-	c := newCensus(a, x.classes, x.ignored, x.orphans)
-	for i := range x.entries {
-		e := &x.entries[i]
-		it := item{sample: l.sample(x, i), size: e.size}
-		f := inspected{index: i, format: "unknown", bytes: int(e.size), bad: l.unreadable(&it, e.kind)}
-		var head imageHead
-		for ; at < int(x.number(i)); at++ {
-			b, err := heads.next()
-			if b == nil {
-				return nil, fmt.Errorf("imageloader: %s: %w", x.side.path, cmp.Or(err, error(errIndexDamaged)))
-			}
-			head = imageHead(b)
+	defer func() { _ = a.Close() }() // nothing was written
+	config := l.indexConfig()
+	config.RefuseOtherLabels = true // loaders use that index: it is not replaced
+	x, err := index.Load(a, config)
+	if x == nil || err != nil {
+		return nil, err
+	}
+	defer func() { _ = x.Close() }() // nothing was kept
+	c := newCensus(a, x.Classes(), x.Ignored(), x.Orphans())
+	i := 0
+	for h, err := range x.Headers() {
+		if err != nil {
+			return nil, err
 		}
-		info, format, ok := head.info()
-		switch {
-		case f.bad != nil:
-		case e.flags&entryImage == 0 || head[8] == headNoImage:
-			f.bad = l.bad(&it, NotImage, nil)
-		case head[8] == headUnusable:
-			f.bad = l.bad(&it, Damaged, errors.New("it has no header of an image that can be read"))
-		case ok:
-			if f.bad = l.oversize(&it, info); f.bad == nil {
-				f.format, f.width, f.height = describe(format, info), info.Width, info.Height
-			}
-		}
-		c.add(int(e.label), f)
+		c.add(x.Label(i), l.judge.indexed(x.Sample(i), i, &h))
+		i++
 	}
 	return c.report(), nil
 }
 
+// indexed judges a sample by what an index says of it.
+func (j *judge) indexed(m index.Sample, i int, h *index.Header) inspected {
+	s := Sample{Name: m.Name, Index: i, Label: m.Label}
+	f := inspected{index: i, format: "unknown", bytes: int(m.Size), bad: j.member(&s, m.Kind, m.Size)}
+	if f.bad != nil {
+		return f
+	}
+	switch h.State {
+	case index.HeaderNoImage:
+		f.bad = j.bad(&s, NotImage, nil)
+	case index.HeaderUnusable:
+		f.bad = j.bad(&s, Damaged, errors.New("it has no header of an image that can be read"))
+	case index.HeaderKnown:
+		if f.bad = j.header(&s, &h.Info); f.bad == nil {
+			f.format, f.width, f.height = describe(h.Format, h.Info), h.Info.Width, h.Info.Height
+		}
+	}
+	return f
+}
+
+// rangeOf sums up values, which it sorts.
 func rangeOf(values []int64) Range {
 	if len(values) == 0 {
 		return Range{}

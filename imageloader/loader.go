@@ -30,6 +30,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
@@ -45,17 +47,17 @@ type Sample struct {
 type Loader struct {
 	path     string
 	o        Options
-	plan     *transform.Plan // of o.Transform
-	open     opener
+	plan     *transform.Plan                         // of o.Transform
+	openFile func(path string) (archive.File, error) // nil: the file system's; tests have others
 	codec    codec
-	index    atomic.Pointer[index]       // nil until the archive was read through
+	judge    judge
+	index    atomic.Pointer[index.Index] // nil until the archive was read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
 	weights  *order.Weights              // nil: every sample once
 	counters counters
 	spare    spareSlots
 
 	queueBytes int64 // see the constant
-	inspecting bool  // an index that loaders use is not replaced by one with other labels
 
 	bytes  int64      // of the archive when it was opened
 	opened order.Kind // the order that Open chose
@@ -74,10 +76,10 @@ func Open(path string, o Options) (*Loader, error) { return OpenContext(context.
 // OpenContext opens an archive of image files; what it is (.tar, .tar.gz) is told by its first bytes. Unless it is a .tar.gz and o.Classes is given, the
 // archive is read through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
-	return open(ctx, path, o, openFile, shimCodec{})
+	return open(ctx, path, o, nil, shimCodec{})
 }
 
-func open(ctx context.Context, path string, o Options, file func(string) (source, error), c codec) (*Loader, error) {
+func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codec) (*Loader, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err
@@ -86,25 +88,29 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, plan: plan, open: opener{file, o.OpenSource}, codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
-	a, err := openArchive(ctx, path, l.open)
+	l := &Loader{path: path, o: o, plan: plan, openFile: file, judge: newJudge(path, &o), codec: c, queueBytes: queueBytes, closed: make(chan struct{})}
+	a, err := archive.Open(ctx, path, l.archiveConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
 	defer a.Close()
-	l.bytes = a.info.Size()
-	x, err := l.loadIndex(a)
+	l.bytes = a.Info().Size()
+	x, err := index.Load(a, l.indexConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	if x == nil && len(o.Classes) > 0 && a.streamed() && !o.needsIndex() && !o.WebDataset {
-		_, err := newIndexer(path, o.Classes) // checks them
+	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset {
+		b, err := index.NewBuilder(path, l.indexConfig()) // checks the classes
+		if err != nil {
+			return nil, err
+		}
+		b.Close()
 		l.opened = l.chooseOrder(nil)
 		l.order = l.opened
-		return l, err
+		return l, nil
 	}
 	if x == nil {
-		if x, err = l.scan(a); err != nil {
+		if x, err = index.Build(a, l.indexConfig()); err != nil {
 			return nil, stopCause(ctx, err)
 		}
 	}
@@ -112,76 +118,65 @@ func open(ctx context.Context, path string, o Options, file func(string) (source
 	l.opened = l.chooseOrder(x)
 	l.order = l.opened
 	if err := l.weigh(x); err != nil {
-		_ = x.close() // nothing was kept
+		_ = x.Close() // nothing was kept
 		return nil, err
 	}
 	return l, nil
 }
 
 // chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later does not change the order.
-func (l *Loader) chooseOrder(x *index) order.Kind {
+func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
 		return order.Drawn
 	case !l.o.Shuffle:
 		return order.Archive
-	case x != nil && x.random():
+	case x != nil && x.Random():
 		return order.Permuted
 	}
 	return order.Buffered
 }
 
 // weigh prepares weighted draws.
-func (l *Loader) weigh(x *index) (err error) {
+func (l *Loader) weigh(x *index.Index) (err error) {
 	if l.order != order.Drawn {
 		return nil
 	}
-	if !x.random() {
+	if !x.Random() {
 		return fmt.Errorf("imageloader: %s: Options.Weights and Options.Balanced need random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
 			"make an index with torchstream index, repack it as .tar, or raise ShuffleBytes", l.path, l.o.ShuffleBytes)
 	}
 	weight, option := func(i int) float64 { return l.o.Weights(l.sample(x, i)) }, "Weights"
 	if l.o.Balanced {
-		perClass := make([]float64, len(x.classes))
-		for i := range x.entries {
-			perClass[x.entries[i].label]++
+		perClass := make([]float64, len(x.Classes()))
+		for i := range x.Len() {
+			perClass[x.Label(i)]++
 		}
-		weight, option = func(i int) float64 { return 1 / perClass[x.entries[i].label] }, "Balanced"
+		weight, option = func(i int) float64 { return 1 / perClass[x.Label(i)] }, "Balanced"
 	}
-	if l.weights, err = order.NewWeights(len(x.entries), weight); err != nil {
+	if l.weights, err = order.NewWeights(x.Len(), weight); err != nil {
 		return fmt.Errorf("imageloader: Options.%s: %s: %w", option, l.path, err)
 	}
 	return nil
 }
 
-func (l *Loader) sample(x *index, i int) Sample {
-	return Sample{Name: x.name(i), Index: i, Label: int(x.entries[i].label)}
+func (l *Loader) sample(x *index.Index, i int) Sample {
+	return Sample{Name: x.Name(i), Index: i, Label: x.Label(i)}
 }
 
 // positions is how many positions the sequence of an epoch has; order.Unknown without an index.
-func (l *Loader) positions(x *index) int {
+func (l *Loader) positions(x *index.Index) int {
 	if x == nil {
 		return order.Unknown
 	}
 	return l.perRound(x) * l.o.Repeat
 }
 
-func (l *Loader) perRound(x *index) int {
+func (l *Loader) perRound(x *index.Index) int {
 	if l.weights != nil && l.o.Draws > 0 {
 		return l.o.Draws
 	}
-	return len(x.entries)
-}
-
-func (l *Loader) noSamples(members, orphans int) error {
-	detail := "it is empty"
-	switch {
-	case orphans > 0:
-		detail = fmt.Sprintf("%d images lie outside of any directory; a sample's class is the name of the directory that it is in", orphans)
-	case members > 0:
-		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
-	}
-	return fmt.Errorf("%w in %s: %s", ErrNoSamples, l.path, detail)
+	return x.Len()
 }
 
 // stopCause replaces the marker for "the context ended" by the reason.
@@ -195,7 +190,7 @@ func stopCause(ctx context.Context, err error) error {
 // Len is how many samples the archive has, bad ones included; -1 for a .tar.gz with Options.Classes until an epoch was read to its end.
 func (l *Loader) Len() int {
 	if x := l.index.Load(); x != nil {
-		return len(x.entries)
+		return x.Len()
 	}
 	return -1
 }
@@ -213,7 +208,7 @@ func (l *Loader) Batches() int {
 // Classes are the class names by label.
 func (l *Loader) Classes() []string {
 	if x := l.index.Load(); x != nil {
-		return slices.Clone(x.classes)
+		return slices.Clone(x.Classes())
 	}
 	return slices.Clone(l.o.Classes)
 }
@@ -231,7 +226,7 @@ func (l *Loader) Close() error {
 	l.running.Wait()
 	l.spare.close()
 	if x := l.index.Load(); x != nil {
-		return x.close()
+		return x.Close()
 	}
 	return nil
 }

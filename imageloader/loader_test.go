@@ -22,13 +22,17 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
 // TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each policy, with bad samples in the archive.
 func TestDeterminism(t *testing.T) {
-	data := fakeArchive(t, 130, func(i int) bool { return i%17 == 3 })
-	zipped := gzipBytes(t, data)
-	tar, tgz := writeFile(t, "a.tar", data), writeFile(t, "a.tgz", zipped)
+	data := archivetest.Images(t, 130, func(i int) bool { return i%17 == 3 })
+	zipped := archivetest.Gzip(t, data)
+	tar, tgz := archivetest.WriteFile(t, "a.tar", data), archivetest.WriteFile(t, "a.tgz", zipped)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
 	for format, archive := range map[string]struct {
 		path         string
@@ -44,7 +48,7 @@ func TestDeterminism(t *testing.T) {
 		for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 			for _, shuffle := range []bool{false, true} {
 				t.Run(fmt.Sprint(format, "/", policy, "/shuffle=", shuffle), func(t *testing.T) {
-					within(t)
+					archivetest.Within(t)
 					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy}
 					digests := map[string]bool{}
 					others := map[string]bool{}
@@ -59,7 +63,7 @@ func TestDeterminism(t *testing.T) {
 							first, _ := collect(t, l, 1, slots)
 							second, _ := collect(t, l, 2, slots)
 							again, _ := collect(t, l, 1, slots)
-							if policy != Fail && (l.index.Load().held != nil) != archive.held {
+							if policy != Fail && (l.index.Load().InMemory(0) != nil) != archive.held {
 								t.Errorf("held in memory: %v", !archive.held)
 							}
 							digests[digest(first)], digests[digest(again)] = true, true
@@ -83,8 +87,8 @@ func TestDeterminism(t *testing.T) {
 // TestShuffle: every sample comes once, another seed and another epoch give another order, and without Shuffle it is the archive's.
 func TestShuffle(t *testing.T) {
 	const n = 300
-	data := fakeArchive(t, n, nil)
-	for format, path := range map[string]string{"tar": writeFile(t, "a.tar", data), "tgz": writeFile(t, "a.tgz", gzipBytes(t, data))} {
+	data := archivetest.Images(t, n, nil)
+	for format, path := range map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))} {
 		for _, buffer := range []int{1, 2, 50, 0} {
 			orders := map[string]bool{}
 			for _, seed := range []uint64{0, 1, 2} {
@@ -125,13 +129,13 @@ func TestShuffle(t *testing.T) {
 
 // TestHeldInMemory: an archive that fits in is kept, in full or not at all, and gives the same batches.
 func TestHeldInMemory(t *testing.T) {
-	data := fakeArchive(t, 100, func(i int) bool { return i == 7 })
+	data := archivetest.Images(t, 100, func(i int) bool { return i == 7 })
 	content := int64(0)
 	for i := range 100 {
-		content += int64(len(fakeImage(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))))
+		content += int64(len(archivetest.Image(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))))
 	}
 	content += int64(len("BAD "))
-	path := writeFile(t, "a.tgz", gzipBytes(t, data))
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
 	for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4"}} {
 		for limit, held := range map[int64]bool{content: true, content - 1: false} {
 			l := openFake(t, path, Options{Transform: Eval(4, 4), ShuffleBytes: limit, Classes: classes, BadSamples: Skip})
@@ -143,40 +147,56 @@ func TestHeldInMemory(t *testing.T) {
 				}
 				digests[digest(got)] = true
 			}
-			kept := l.index.Load().held
 			bytes := int64(0)
-			for _, data := range kept {
-				bytes += int64(len(data))
+			for i := range l.Len() {
+				bytes += int64(len(l.index.Load().InMemory(i)))
 			}
-			if (kept != nil) != held || held && bytes != content || len(digests) != 1 {
+			if bytes > 0 != held || held && bytes != content || len(digests) != 1 {
 				t.Errorf("limit %d of %d bytes, classes %v: %d bytes kept in memory, %d different epochs", limit, content, classes, bytes, len(digests))
 			}
 		}
 	}
 }
 
+// loads says whether the index of a loader's archive is one that the next loader takes.
+func loads(l *Loader) error {
+	a, err := archive.Open(context.Background(), l.path, l.archiveConfig())
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	x, err := index.Load(a, l.indexConfig())
+	if err == nil && x == nil {
+		return errors.New("the index is not used")
+	}
+	if err == nil {
+		err = x.Close()
+	}
+	return err
+}
+
 // TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is ignored.
 func TestLabels(t *testing.T) {
-	image := fakeImage("x")
-	members := []tarMember{
-		{name: "./", kind: tar.TypeDir},
-		{name: "./zebra/1.png", data: image},
-		{name: "./README", data: "about"},
-		{name: "./._zebra", data: "\x00\x05\x16\x07"},
-		{name: "./docs/LICENSE", data: "text"},
-		{name: "./orphan.png", data: image},
-		{name: "train/ant/1", data: image}, // by its first bytes
-		{name: "/abs/Bee/1.png", data: image},
-		{name: "../up/bee/1.png", data: image},
-		{name: "../dots.png", data: image},
-		{name: "a/../ant/2.png", data: image},
-		{name: strings.Repeat("long/", 60) + "ant/" + strings.Repeat("n", 120) + ".png", data: image}, // PAX or GNU long name
-		{name: "dir/çedilla/1.png", data: image},
-		{name: "sym", kind: tar.TypeSymlink, link: "ant/1"},
+	image := archivetest.Image("x")
+	members := []archivetest.Member{
+		{Name: "./", Kind: tar.TypeDir},
+		{Name: "./zebra/1.png", Data: image},
+		{Name: "./README", Data: "about"},
+		{Name: "./._zebra", Data: "\x00\x05\x16\x07"},
+		{Name: "./docs/LICENSE", Data: "text"},
+		{Name: "./orphan.png", Data: image},
+		{Name: "train/ant/1", Data: image}, // by its first bytes
+		{Name: "/abs/Bee/1.png", Data: image},
+		{Name: "../up/bee/1.png", Data: image},
+		{Name: "../dots.png", Data: image},
+		{Name: "a/../ant/2.png", Data: image},
+		{Name: strings.Repeat("long/", 60) + "ant/" + strings.Repeat("n", 120) + ".png", Data: image}, // PAX or GNU long name
+		{Name: "dir/çedilla/1.png", Data: image},
+		{Name: "sym", Kind: tar.TypeSymlink, Link: "ant/1"},
 	}
-	data := tarBytes(t, members...)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
-		l := openFake(t, writeFile(t, name, data), Options{Transform: Eval(4, 4)})
+	data := archivetest.Tar(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		l := openFake(t, archivetest.WriteFile(t, name, data), Options{Transform: Eval(4, 4)})
 		if want := []string{"Bee", "ant", "bee", "zebra", "çedilla"}; !slices.Equal(l.Classes(), want) {
 			t.Errorf("%s: classes %q, want %q", name, l.Classes(), want)
 		}
@@ -195,15 +215,15 @@ func TestLabels(t *testing.T) {
 
 // TestClassesGiven: labels by the given order; Len is unknown until a .tar.gz was read; an image of another class is an error that names it.
 func TestClassesGiven(t *testing.T) {
-	image := fakeImage("x")
-	members := []tarMember{{name: "b/1.png", data: image}, {name: "a/1.png", data: image}, {name: "notes/README", data: "text"}, {name: "c/1.png", data: image}}
+	image := archivetest.Image("x")
+	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
 	for _, format := range []string{"tar", "tgz"} {
-		write := func(m []tarMember) string {
-			data := tarBytes(t, m...)
+		write := func(m []archivetest.Member) string {
+			data := archivetest.Tar(t, m...)
 			if format == "tgz" {
-				data = gzipBytes(t, data)
+				data = archivetest.Gzip(t, data)
 			}
-			return writeFile(t, "a."+format, data)
+			return archivetest.WriteFile(t, "a."+format, data)
 		}
 		l := openFake(t, write(members), Options{Transform: Eval(4, 4), Classes: []string{"c", "b", "a"}, Shuffle: true})
 		if want := map[string]int{"tar": 3, "tgz": -1}[format]; l.Len() != want {
@@ -231,28 +251,28 @@ func TestClassesGiven(t *testing.T) {
 			t.Errorf("%s: error %v", format, err)
 		}
 	}
-	if _, err := Open(writeFile(t, "a.tar", tarBytes(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
+	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
 		t.Error("a class twice is no error")
 	}
 }
 
 // shortReads reads at most a few bytes at a time.
 type shortReads struct {
-	source
+	archive.File
 	reader io.Reader
 }
 
 func (s *shortReads) Read(p []byte) (int, error) { return s.reader.Read(p) }
 
 func TestShortReads(t *testing.T) {
-	data := fakeArchive(t, 30, nil)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+	data := archivetest.Images(t, 30, nil)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader, "half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
 			if kind == "data and EOF" && name == "a.tar" {
 				continue // reads ahead, which excludes seeking
 			}
-			path := writeFile(t, name, data)
-			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (source, error) {
+			path := archivetest.WriteFile(t, name, data)
+			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
 				f, err := os.Open(path)
 				return &shortReads{f, wrap(f)}, err
 			}, fakeCodec{})
@@ -269,13 +289,13 @@ func TestShortReads(t *testing.T) {
 
 // TestReadError: an error of the file system is reported as it is, with the place.
 func TestReadError(t *testing.T) {
-	within(t)
-	data := fakeArchive(t, 200, nil)
+	archivetest.Within(t)
+	data := archivetest.Images(t, 200, nil)
 	broken := errors.New("input/output error")
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
-		path := writeFile(t, name, data)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		path := archivetest.WriteFile(t, name, data)
 		var failing atomic.Bool
-		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (source, error) {
+		l, err := open(t.Context(), path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
 			f, err := os.Open(path)
 			return &failingSource{f, &failing, int64(len(data)) / 2, broken}, err
 		}, fakeCodec{})
@@ -321,17 +341,17 @@ func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
 
 // TestBadArchives: damage to the archive is an error that names the file and says where, after the samples before it were delivered.
 func TestBadArchives(t *testing.T) {
-	whole := fakeArchive(t, 60, nil)
-	tgz := gzipBytes(t, whole)
+	whole := archivetest.Images(t, 60, nil)
+	tgz := archivetest.Gzip(t, whole)
 	incompressible := make([]byte, 4000)
-	var big []tarMember
+	var big []archivetest.Member
 	for i := range 60 {
 		for i := range incompressible {
 			incompressible[i] = byte(rand.Uint32())
 		}
-		big = append(big, tarMember{name: fmt.Sprintf("c/%02d.png", i), data: fakeImage(fmt.Sprint(i)) + string(incompressible)})
+		big = append(big, archivetest.Member{Name: fmt.Sprintf("c/%02d.png", i), Data: archivetest.Image(fmt.Sprint(i)) + string(incompressible)})
 	}
-	bigTgz := gzipBytes(t, tarBytes(t, big...))
+	bigTgz := archivetest.Gzip(t, archivetest.Tar(t, big...))
 	headerAt := func(data []byte, name string) int { return bytes.Index(data, []byte(name)) }
 	edit := func(data []byte, at int, b byte) []byte {
 		data = bytes.Clone(data)
@@ -344,7 +364,7 @@ func TestBadArchives(t *testing.T) {
 		if err := w.WriteHeader(&tar.Header{Name: "c/huge.png", Size: 1 << 40, Typeflag: tar.TypeReg, Format: tar.FormatGNU}); err != nil {
 			t.Fatal(err)
 		}
-		b.WriteString(fakeImage("x"))
+		b.WriteString(archivetest.Image("x"))
 		return b.Bytes()
 	}()
 	dir := t.TempDir()
@@ -364,32 +384,32 @@ func TestBadArchives(t *testing.T) {
 		"short text":             {data: []byte("hello"), want: "cut off"},
 		"zip":                    {data: []byte("PK\x03\x04 and so on"), want: "zip"},
 		"zstd":                   {data: []byte("\x28\xb5\x2f\xfd and so on"), want: "zstd"},
-		"an image":               {data: []byte(fakeImage("x")), want: "PNG"},
-		"gzip of text":           {data: gzipBytes(t, []byte(strings.Repeat("hello ", 500))), want: "not a tar archive", classes: []string{"c"}},
-		"gzip of nothing":        {data: gzipBytes(t, nil), is: ErrNoSamples, classes: []string{"c"}},
+		"an image":               {data: []byte(archivetest.Image("x")), want: "PNG"},
+		"gzip of text":           {data: archivetest.Gzip(t, []byte(strings.Repeat("hello ", 500))), want: "not a tar archive", classes: []string{"c"}},
+		"gzip of nothing":        {data: archivetest.Gzip(t, nil), is: ErrNoSamples, classes: []string{"c"}},
 		"gzip header cut off":    {data: tgz[:5], want: "cut off", is: io.ErrUnexpectedEOF},
-		"empty archive":          {data: tarBytes(t), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
-		"empty tgz":              {data: gzipBytes(t, tarBytes(t)), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
-		"only text":              {data: tarBytes(t, tarMember{name: "a/README", data: "x"}), is: ErrNoSamples, want: "none of its 1 members"},
-		"only at the root":       {data: tarBytes(t, tarMember{name: "x.png", data: fakeImage("")}), is: ErrNoSamples, want: "1 images lie outside"},
+		"empty archive":          {data: archivetest.Tar(t), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
+		"empty tgz":              {data: archivetest.Gzip(t, archivetest.Tar(t)), is: ErrNoSamples, want: "empty", classes: []string{"c"}},
+		"only text":              {data: archivetest.Tar(t, archivetest.Member{Name: "a/README", Data: "x"}), is: ErrNoSamples, want: "none of its 1 members"},
+		"only at the root":       {data: archivetest.Tar(t, archivetest.Member{Name: "x.png", Data: archivetest.Image("")}), is: ErrNoSamples, want: "1 images lie outside"},
 		"truncated tar":          {data: whole[:len(whole)/2+100], want: "cut off", is: io.ErrUnexpectedEOF},
 		"truncated gzip":         {data: bigTgz[:len(bigTgz)/2], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 20},
 		"truncated gzip trailer": {data: bigTgz[:len(bigTgz)-4], want: "cut off", is: io.ErrUnexpectedEOF, classes: []string{"c"}, readable: 60},
 		"gzip checksum":          {data: edit(bigTgz, len(bigTgz)-6, 0x40), want: "checksum", classes: []string{"c"}, readable: 60},
 		"gzip flipped byte":      {data: edit(bigTgz, len(bigTgz)/2, 0x40), want: "", classes: []string{"c"}},
 		"corrupt tar header":     {data: edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1), want: "0023.png", is: tar.ErrHeader},
-		"corrupt header in tgz": {data: gzipBytes(t, edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1)), want: "0023.png", is: tar.ErrHeader,
+		"corrupt header in tgz": {data: archivetest.Gzip(t, edit(whole, headerAt(whole, "train/class3/0024.png")+30, 1)), want: "0023.png", is: tar.ErrHeader,
 			classes: []string{"class0", "class1", "class2", "class3", "class4"}, readable: 24},
 		"junk after the end":  {data: append(bytes.Clone(whole), bytes.Repeat([]byte("junk"), 400)...), is: tar.ErrHeader, want: "0059.png"},
 		"declares a terabyte": {data: hugeHeader, want: "huge.png", is: io.ErrUnexpectedEOF},
-		"terabyte in tgz":     {data: gzipBytes(t, hugeHeader), want: "huge.png", is: io.ErrUnexpectedEOF, classes: []string{"c"}},
+		"terabyte in tgz":     {data: archivetest.Gzip(t, hugeHeader), want: "huge.png", is: io.ErrUnexpectedEOF, classes: []string{"c"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			within(t)
-			noLeaks(t)
+			archivetest.Within(t)
+			archivetest.NoLeaks(t)
 			path := c.path
 			if path == "" {
-				path = writeFile(t, "archive", c.data)
+				path = archivetest.WriteFile(t, "archive", c.data)
 			}
 			check := func(err error) {
 				t.Helper()
@@ -435,26 +455,26 @@ func TestBadArchives(t *testing.T) {
 
 // TestGoodArchives: forms of archive that are no damage.
 func TestGoodArchives(t *testing.T) {
-	whole := fakeArchive(t, 40, nil)
+	whole := archivetest.Images(t, 40, nil)
 	half := len(whole) / 2
-	second := tarBytes(t, tarMember{name: "train/class9/x.png", data: fakeImage("second archive")})
+	second := archivetest.Tar(t, archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
 	end := len(bytes.TrimRight(whole, "\x00")) // of the last content
 	end += (512 - end%512) % 512
 	for name, c := range map[string]struct {
 		data []byte
 		want int
 	}{
-		"gzip of two members":     {append(gzipBytes(t, whole[:half]), gzipBytes(t, whole[half:])...), 40},
+		"gzip of two members":     {append(archivetest.Gzip(t, whole[:half]), archivetest.Gzip(t, whole[half:])...), 40},
 		"two archives":            {append(bytes.Clone(whole), second...), 41},
-		"two gzipped archives":    {append(gzipBytes(t, whole), gzipBytes(t, second)...), 41},
+		"two gzipped archives":    {append(archivetest.Gzip(t, whole), archivetest.Gzip(t, second)...), 41},
 		"padded to 10240":         {append(bytes.Clone(whole), make([]byte, 10240)...), 40},
-		"padded, gzip":            {gzipBytes(t, append(bytes.Clone(whole), make([]byte, 10240)...)), 40},
+		"padded, gzip":            {archivetest.Gzip(t, append(bytes.Clone(whole), make([]byte, 10240)...)), 40},
 		"without an end marker":   {whole[:end], 40},
 		"odd zeros after the end": {append(bytes.Clone(whole), make([]byte, 100)...), 40},
 	} {
 		t.Run(name, func(t *testing.T) {
-			within(t)
-			path := writeFile(t, "a", c.data)
+			archivetest.Within(t)
+			path := archivetest.WriteFile(t, "a", c.data)
 			for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
 				l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes})
 				for range 2 {
@@ -478,7 +498,7 @@ func TestSparse(t *testing.T) {
 	}
 	hole := b.Bytes()
 	hole[156] = tar.TypeGNUSparse
-	good := tarBytes(t, tarMember{name: "c/good.png", data: fakeImage("1")})
+	good := archivetest.Tar(t, archivetest.Member{Name: "c/good.png", Data: archivetest.Image("1")})
 	archive := func(size uint64) []byte {
 		hole[483] = 0x80 // the real size, in base 256
 		binary.BigEndian.PutUint64(hole[487:], size)
@@ -491,8 +511,8 @@ func TestSparse(t *testing.T) {
 		return append(slices.Clone(hole), good...)
 	}
 	data, most := archive(1<<62), archive(math.MaxInt64)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data), "most.tar": most, "most.tgz": gzipBytes(t, most)} {
-		path := writeFile(t, name, data)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "most.tar": most, "most.tgz": archivetest.Gzip(t, most)} {
+		path := archivetest.WriteFile(t, name, data)
 		done := make(chan error, 1)
 		go func() {
 			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), BadSamples: Skip}, openFile, fakeCodec{})
@@ -519,9 +539,9 @@ func TestSparse(t *testing.T) {
 }
 
 func TestChanged(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Eval(4, 4)})
-	if err := os.WriteFile(path, fakeArchive(t, 12, nil), 0o644); err != nil {
+	if err := os.WriteFile(path, archivetest.Images(t, 12, nil), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := collect(t, l, 0, 2); err == nil || !strings.Contains(err.Error(), "has changed") {
@@ -531,8 +551,8 @@ func TestChanged(t *testing.T) {
 
 // TestChecksumEveryEpoch: a .tar.gz that is read again is verified again.
 func TestChecksumEveryEpoch(t *testing.T) {
-	data := gzipBytes(t, fakeArchive(t, 50, nil))
-	path := writeFile(t, "a.tgz", data)
+	data := archivetest.Gzip(t, archivetest.Images(t, 50, nil))
+	path := archivetest.WriteFile(t, "a.tgz", data)
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), ShuffleBytes: 1})
 	info, err := os.Stat(path)
 	if err != nil {
@@ -553,17 +573,17 @@ func TestChecksumEveryEpoch(t *testing.T) {
 
 // TestLargeSamples: an epoch has more bytes than may be under way at a time, and samples that are larger than that on their own.
 func TestLargeSamples(t *testing.T) {
-	within(t)
-	noLeaks(t)
-	var members []tarMember
+	archivetest.Within(t)
+	archivetest.NoLeaks(t)
+	var members []archivetest.Member
 	for i, size := range []int{300_000, 200_000, 640_001, 10_000, 300_000, 50_000} {
-		members = append(members, tarMember{name: fmt.Sprintf("c/%d.png", i), data: fakeImage(strings.Repeat("x", size))})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.png", i), Data: archivetest.Image(strings.Repeat("x", size))})
 	}
-	members = append(members, tarMember{name: "c/bad", data: strings.Repeat("x", 400_000)}, tarMember{name: "c/last.png", data: fakeImage(strings.Repeat("y", 400_000))})
-	data := tarBytes(t, members...)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+	members = append(members, archivetest.Member{Name: "c/bad", Data: strings.Repeat("x", 400_000)}, archivetest.Member{Name: "c/last.png", Data: archivetest.Image(strings.Repeat("y", 400_000))})
+	data := archivetest.Tar(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		for _, shuffle := range []bool{false, true} {
-			l, err := open(t.Context(), writeFile(t, name, data), Options{BatchSize: 3, Transform: Eval(4, 4), Shuffle: shuffle, ShuffleBytes: 800_000, BadSamples: Skip},
+			l, err := open(t.Context(), archivetest.WriteFile(t, name, data), Options{BatchSize: 3, Transform: Eval(4, 4), Shuffle: shuffle, ShuffleBytes: 800_000, BadSamples: Skip},
 				openFile, fakeCodec{})
 			if err != nil {
 				t.Fatal(err)
@@ -606,7 +626,7 @@ func TestBudget(t *testing.T) {
 
 // TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one enormous.
 func TestTooNarrow(t *testing.T) {
-	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/a.png", data: pngOf(t, gradient(1, 5000))}))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
 	l, err := Open(path, Options{Transform: Eval(256, 224)})
 	if err != nil {
 		t.Fatal(err)
@@ -618,11 +638,11 @@ func TestTooNarrow(t *testing.T) {
 }
 
 func TestDropLastOfTooFew(t *testing.T) {
-	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 10, nil)), Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil)), Options{BatchSize: 16, DropLast: true, Transform: Eval(4, 4)})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) {
 		t.Errorf("error %v", err)
 	}
-	l = openFake(t, writeFile(t, "b.tar", fakeArchive(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
+	l = openFake(t, archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 10, func(int) bool { return true })), Options{Transform: Eval(4, 4), BadSamples: Skip})
 	if _, err := collect(t, l, 0, 2); !errors.Is(err, ErrNoSamples) || !errors.As(err, new(*SampleError)) {
 		t.Errorf("error %v", err)
 	}
@@ -630,11 +650,11 @@ func TestDropLastOfTooFew(t *testing.T) {
 
 // TestTooManyPixels: the header alone decides, and the loader and Inspect say the same.
 func TestTooManyPixels(t *testing.T) {
-	huge := []byte(pngOf(t, gradient(8, 8)))
+	huge := []byte(archivetest.PNG(t, archivetest.Gradient(8, 8)))
 	binary.BigEndian.PutUint32(huge[16:], 20_000) // IHDR's width and height
 	binary.BigEndian.PutUint32(huge[20:], 20_000)
 	binary.BigEndian.PutUint32(huge[29:], crc32.ChecksumIEEE(huge[12:29]))
-	path := writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/huge.png", data: string(huge)}))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/huge.png", Data: string(huge)}))
 	l, err := Open(path, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -651,7 +671,7 @@ func TestTooManyPixels(t *testing.T) {
 
 // TestDropLastAllBad: a short last batch that is left out may be all bad.
 func TestDropLastAllBad(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, func(i int) bool { return i >= 8 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i >= 8 }))
 	for dropLast, want := range map[bool]bool{true: false, false: true} {
 		l := openFake(t, path, Options{BatchSize: 8, DropLast: dropLast, Transform: Eval(4, 4), BadSamples: Substitute})
 		if got, err := collect(t, l, 0, 2); (err != nil) != want || len(names(got)) != 8 {
@@ -664,7 +684,7 @@ func TestDropLastAllBad(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	for name, o := range map[string]Options{
 		"BatchSize":      {BatchSize: -1},
 		"Workers":        {Workers: -1},
@@ -694,21 +714,21 @@ func TestOptions(t *testing.T) {
 
 // TestStats: bad samples are counted by reason, named once and logged every time.
 func TestStats(t *testing.T) {
-	members := []tarMember{
-		{name: "c/good.png", data: fakeImage("1")},
-		{name: "c/bad.png", data: fakeImage("BAD")},
-		{name: "c/README", data: "text"},
-		{name: "c/.DS_Store", data: "\x00\x00\x00\x01Bud1"},
-		{name: "c/._good.png", data: "\x00\x05\x16\x07 resource fork"},
-		{name: "c/empty.png"},
-		{name: "c/hard.png", kind: tar.TypeLink, link: "c/good.png"},
-		{name: "c/soft.png", kind: tar.TypeSymlink, link: "good.png"},
-		{name: "c/large.png", data: fakeImage(strings.Repeat("x", 2000))},
+	members := []archivetest.Member{
+		{Name: "c/good.png", Data: archivetest.Image("1")},
+		{Name: "c/bad.png", Data: archivetest.Image("BAD")},
+		{Name: "c/README", Data: "text"},
+		{Name: "c/.DS_Store", Data: "\x00\x00\x00\x01Bud1"},
+		{Name: "c/._good.png", Data: "\x00\x05\x16\x07 resource fork"},
+		{Name: "c/empty.png"},
+		{Name: "c/hard.png", Kind: tar.TypeLink, Link: "c/good.png"},
+		{Name: "c/soft.png", Kind: tar.TypeSymlink, Link: "good.png"},
+		{Name: "c/large.png", Data: archivetest.Image(strings.Repeat("x", 2000))},
 	}
-	data := tarBytes(t, members...)
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
+	data := archivetest.Tar(t, members...)
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		var log bytes.Buffer
-		l := openFake(t, writeFile(t, name, data), Options{Transform: Eval(4, 4), BadSamples: Skip, MaxSampleBytes: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		l := openFake(t, archivetest.WriteFile(t, name, data), Options{Transform: Eval(4, 4), BadSamples: Skip, MaxSampleBytes: 1000, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		for epoch := range 2 {
 			got, err := collect(t, l, epoch, 1)
 			if err != nil || !slices.Equal(names(got), []string{"c/good.png"}) {
@@ -728,10 +748,10 @@ func TestStats(t *testing.T) {
 
 // TestCancel: whenever the context ends, an epoch ends within 200 ms and leaves nothing behind.
 func TestCancel(t *testing.T) {
-	noLeaks(t)
-	data := fakeArchive(t, 400, func(i int) bool { return i%11 == 0 })
-	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": gzipBytes(t, data)} {
-		path := writeFile(t, name, data)
+	archivetest.NoLeaks(t)
+	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		path := archivetest.WriteFile(t, name, data)
 		for round := range 100 {
 			var decoders atomic.Int64
 			o := Options{BatchSize: 1 + round%20, Transform: Train(4), Workers: 1 + round%5, BadSamples: BadSamplePolicy(1 + round%2), Shuffle: round%3 != 0, ShuffleBuffer: 64}
@@ -808,8 +828,8 @@ func TestCancel(t *testing.T) {
 
 // TestLeave: leaving the loop over Epoch early, by break, Close or the context, leaves nothing behind; the loader can be used again after all but Close.
 func TestLeave(t *testing.T) {
-	noLeaks(t)
-	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 200, nil)))
+	archivetest.NoLeaks(t)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
 	for round := range 60 {
 		l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, ShuffleBytes: int64(round%2) * 20_000, Workers: 3})
 		ctx, cancel := context.WithCancel(t.Context())
@@ -857,8 +877,8 @@ func TestLeave(t *testing.T) {
 
 // TestConcurrentEpochs: epochs don't disturb each other.
 func TestConcurrentEpochs(t *testing.T) {
-	within(t)
-	path := writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, 100, nil)))
+	archivetest.Within(t)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 100, nil)))
 	l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
 	got := make(chan string)
 	for range 4 {
@@ -880,9 +900,9 @@ func TestConcurrentEpochs(t *testing.T) {
 
 // TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and everything else keeps its label.
 func TestRealImages(t *testing.T) {
-	within(t)
-	photo := gradient(90, 70)
-	jpeg := jpegOf(t, photo)
+	archivetest.Within(t)
+	photo := archivetest.Gradient(90, 70)
+	jpeg := archivetest.JPEG(t, photo)
 	grey := image.NewGray(photo.Rect)
 	deep := image.NewRGBA64(photo.Rect)
 	palette := image.NewPaletted(photo.Rect, []color.Color{color.Black, color.White, color.RGBA{200, 10, 10, 255}})
@@ -900,26 +920,26 @@ func TestRealImages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	members := []tarMember{
-		{name: "jpeg/a.jpg", data: jpeg},
-		{name: "grey/a.jpg", data: jpegOf(t, grey)},
-		{name: "cmyk/a.jpg", data: string(cmyk)},
-		{name: "png/a.png", data: pngOf(t, photo)},
-		{name: "deep/a.png", data: pngOf(t, deep)},
-		{name: "palette/a.png", data: pngOf(t, palette)},
-		{name: "alpha/a.png", data: pngOf(t, alpha)},
-		{name: "greypng/a.png", data: pngOf(t, grey)},
-		{name: "jpeg/named.png", data: jpeg}, // the bytes decide
-		{name: "jpeg/cut.jpg", data: jpeg[:len(jpeg)/2]},
-		{name: "jpeg/header.jpg", data: jpeg[:20]},
-		{name: "png/cut.png", data: pngOf(t, photo)[:200]},
-		{name: "png/sum.png", data: func() string { b := []byte(pngOf(t, photo)); b[len(b)-20] ^= 1; return string(b) }()},
-		{name: "png/readme.png", data: "this is text"},
-		{name: "png/zero.png"},
-		{name: "jpeg/one.jpg", data: jpegOf(t, gradient(1, 1))},
-		{name: "jpeg/tall.png", data: pngOf(t, gradient(1, 1500))},
+	members := []archivetest.Member{
+		{Name: "jpeg/a.jpg", Data: jpeg},
+		{Name: "grey/a.jpg", Data: archivetest.JPEG(t, grey)},
+		{Name: "cmyk/a.jpg", Data: string(cmyk)},
+		{Name: "png/a.png", Data: archivetest.PNG(t, photo)},
+		{Name: "deep/a.png", Data: archivetest.PNG(t, deep)},
+		{Name: "palette/a.png", Data: archivetest.PNG(t, palette)},
+		{Name: "alpha/a.png", Data: archivetest.PNG(t, alpha)},
+		{Name: "greypng/a.png", Data: archivetest.PNG(t, grey)},
+		{Name: "jpeg/named.png", Data: jpeg}, // the bytes decide
+		{Name: "jpeg/cut.jpg", Data: jpeg[:len(jpeg)/2]},
+		{Name: "jpeg/header.jpg", Data: jpeg[:20]},
+		{Name: "png/cut.png", Data: archivetest.PNG(t, photo)[:200]},
+		{Name: "png/sum.png", Data: func() string { b := []byte(archivetest.PNG(t, photo)); b[len(b)-20] ^= 1; return string(b) }()},
+		{Name: "png/readme.png", Data: "this is text"},
+		{Name: "png/zero.png"},
+		{Name: "jpeg/one.jpg", Data: archivetest.JPEG(t, archivetest.Gradient(1, 1))},
+		{Name: "jpeg/tall.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 1500))},
 	}
-	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, members...)))
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
 	for _, transform := range []Transform{Train(32), Eval(36, 32)} {
 		l, err := Open(path, Options{Transform: transform, BadSamples: Skip})
 		if err != nil {
@@ -971,12 +991,12 @@ func TestRealImages(t *testing.T) {
 
 // TestLeaveRealDecoder: the shim's decoders are given back too, whenever the loop is left.
 func TestLeaveRealDecoder(t *testing.T) {
-	noLeaks(t)
-	var members []tarMember
+	archivetest.NoLeaks(t)
+	var members []archivetest.Member
 	for i := range 40 {
-		members = append(members, tarMember{name: fmt.Sprintf("c/%d.jpg", i), data: jpegOf(t, gradient(200+i, 150))})
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("c/%d.jpg", i), Data: archivetest.JPEG(t, archivetest.Gradient(200+i, 150))})
 	}
-	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, members...)))
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
 	for round := range 20 {
 		l, err := Open(path, Options{BatchSize: 4, Transform: Train(64), Shuffle: true, ShuffleBytes: int64(round % 2), Workers: 3})
 		if err != nil {

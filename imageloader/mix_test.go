@@ -5,13 +5,14 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/tensor"
 )
 
 // TestMix: labels follow the pixels, batches are the same at any number of workers, and the loader without Mix is not touched.
 func TestMix(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 33, func(i int) bool { return i == 9 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 33, func(i int) bool { return i == 9 }))
 	load := func(workers int, mix ...transform.BatchOp) (images [][]byte, soft [][]float32, samples [][]Sample) {
 		l := openFake(t, path, Options{BatchSize: 8, Workers: workers, Shuffle: true, Seed: 4, BadSamples: Skip, Transform: Transform{Size: 8, Resize: 8, Mix: mix}})
 		for b, err := range l.Epoch(t.Context(), 2) {
@@ -73,7 +74,7 @@ func TestMix(t *testing.T) {
 }
 
 func TestMixSpecs(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8, Mix: []transform.BatchOp{transform.MixUp{}}}})
 	for _, specs := range [][]tensor.Spec{l.Fields(), l.Outputs()} {
 		if s := specs[1]; s.DType != tensor.Float32 || !slices.Equal(s.Shape, []int64{5}) {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // TestRanks: whatever is damaged, all ranks get equally many batches of the same sizes; every good sample comes, and none twice except as padding; and the order is
@@ -15,19 +17,19 @@ func TestRanks(t *testing.T) {
 	for _, format := range []string{"tar", "tgz", "stream"} {
 		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
 			for damage, isBad := range map[string]func(int) bool{"whole": nil, "damaged": func(i int) bool { return i%9 == 4 || i > 95 && i != 100 }} {
-				data := fakeArchive(t, n, isBad)
+				data := archivetest.Images(t, n, isBad)
 				shuffleBytes := int64(0)
 				if format != "tar" {
-					data = gzipBytes(t, data)
+					data = archivetest.Gzip(t, data)
 				}
 				if format == "stream" {
 					shuffleBytes = 20_000
 				}
-				path := writeFile(t, "archive", data)
+				path := archivetest.WriteFile(t, "archive", data)
 				for _, end := range []string{"short", "drop", "pad"} {
 					for _, world := range []int{1, 2, 3, 7} {
 						t.Run(fmt.Sprint(format, "/", policy, "/", damage, "/", end, "/", world), func(t *testing.T) {
-							within(t)
+							archivetest.Within(t)
 							o := Options{BatchSize: size, Transform: Eval(4, 4), Shuffle: true, Seed: 3, ShuffleBytes: shuffleBytes, BadSamples: policy, DropLast: end == "drop", PadLast: end == "pad"}
 							if format == "stream" { // with one rank it is not scanned first
 								o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
@@ -100,8 +102,8 @@ func TestRanks(t *testing.T) {
 
 // TestRanksOfTooMany: ranks that can't all have a batch are an error, and so is padding with nothing good to pad with.
 func TestRanksOfTooMany(t *testing.T) {
-	within(t)
-	path := writeFile(t, "a.tar", fakeArchive(t, 10, func(i int) bool { return i%2 == 1 }))
+	archivetest.Within(t)
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))
 	for _, o := range []Options{
 		{BatchSize: 8, World: 2, DropLast: true},
 		{BatchSize: 8, World: 2, Rank: 1, BadSamples: Skip}, // all of its samples are bad, until the third time round
@@ -116,12 +118,12 @@ func TestRanksOfTooMany(t *testing.T) {
 
 // TestRepeat: round j of epoch e is what epoch e*Repeat+j is without.
 func TestRepeat(t *testing.T) {
-	data := fakeArchive(t, 50, nil)
+	data := archivetest.Images(t, 50, nil)
 	for name, c := range map[string]struct {
 		data  []byte
 		bytes int64
-	}{"tar": {data, 0}, "tgz": {gzipBytes(t, data), 0}, "stream": {gzipBytes(t, data), 10_000}} {
-		path := writeFile(t, "archive", c.data)
+	}{"tar": {data, 0}, "tgz": {archivetest.Gzip(t, data), 0}, "stream": {archivetest.Gzip(t, data), 10_000}} {
+		path := archivetest.WriteFile(t, "archive", c.data)
 		o := Options{BatchSize: 10, Transform: Train(4), Shuffle: true, ShuffleBytes: c.bytes, Seed: 4}
 		once := openFake(t, path, o)
 		o.Repeat = 3
@@ -143,7 +145,7 @@ func TestRepeat(t *testing.T) {
 // function of its seed and number.
 func TestWeights(t *testing.T) {
 	const n, draws = 40, 20_000
-	path := writeFile(t, "a.tar", fakeArchive(t, n, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, nil))
 	weight := func(s Sample) float64 { return float64(s.Index % 5) }
 	o := Options{BatchSize: 100, Transform: Train(4), Weights: weight, Draws: draws, Seed: 5}
 	l := openFake(t, path, o)
@@ -185,21 +187,21 @@ func TestWeights(t *testing.T) {
 		}
 	}
 	o.ShuffleBytes = 100
-	if _, err := Open(writeFile(t, "a.tgz", gzipBytes(t, fakeArchive(t, n, nil))), o); err == nil || !strings.Contains(err.Error(), "random access") {
+	if _, err := Open(archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, n, nil))), o); err == nil || !strings.Contains(err.Error(), "random access") {
 		t.Errorf("error %v", err)
 	}
 }
 
 // TestBalanced: classes of 1, 10 and 100 samples come equally often.
 func TestBalanced(t *testing.T) {
-	var members []tarMember
+	var members []archivetest.Member
 	for class, samples := range []int{1, 10, 100} {
 		for i := range samples {
-			members = append(members, tarMember{name: fmt.Sprintf("c%d/%d.png", class, i), data: fakeImage(fmt.Sprint(class, i))})
+			members = append(members, archivetest.Member{Name: fmt.Sprintf("c%d/%d.png", class, i), Data: archivetest.Image(fmt.Sprint(class, i))})
 		}
 	}
 	const draws = 9000
-	l := openFake(t, writeFile(t, "a.tar", tarBytes(t, members...)), Options{BatchSize: 100, Transform: Eval(4, 4), Balanced: true, Draws: draws})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{BatchSize: 100, Transform: Eval(4, 4), Balanced: true, Draws: draws})
 	got, err := collect(t, l, 0, 2)
 	if err != nil {
 		t.Fatal(err)

@@ -1,19 +1,18 @@
 package imageloader
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -36,9 +35,9 @@ type pass struct {
 	stop  context.CancelCauseFunc
 	epoch int
 
-	archive *archive
-	known   *index // nil in the first pass over a .tar.gz with given classes
-	build   *indexer
+	archive *archive.Archive
+	known   *index.Index   // nil in the first pass over a .tar.gz with given classes
+	build   *index.Builder // of the first pass; nil before
 
 	order   order.Kind
 	deal    order.Deal
@@ -62,7 +61,6 @@ type pass struct {
 // item is a sample on its way from the archive to a row.
 type item struct {
 	sample Sample
-	offset int64
 	size   int64
 	data   []byte // the content, unless it is fetched later
 	bad    *SampleError
@@ -112,13 +110,13 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 	p.begin()
 	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
 	defer p.buffers.Close() // when no goroutine of the pass is left
-	a, err := openArchive(inner, l.path, l.open)
+	a, err := archive.Open(inner, l.path, l.archiveConfig())
 	if err != nil {
 		return stopCause(ctx, err)
 	}
 	p.archive = a
 	defer func() { _ = p.archive.Close() }() // only read
-	if p.known != nil && (!sameArchive(a.info, p.known.info)) {
+	if p.known != nil && !p.known.Matches(a) {
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}
 	return p.run(lend, deliver)
@@ -181,7 +179,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	if o.StatsEvery > 0 {
 		all.Go(p.report)
 	}
-	if p.known != nil && p.known.random() {
+	if p.known != nil && p.known.Random() {
 		p.fetches = make(chan job, o.Workers)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
@@ -261,8 +259,8 @@ func (p *pass) place(to chan<- job) {
 
 // fetch reads samples in whatever order they come.
 func (p *pass) fetch() {
-	r := newSampleReader(p.archive, p.known)
-	defer r.close()
+	r := index.NewReader(p.known, p.archive)
+	defer r.Close()
 	for {
 		var j job
 		var more bool
@@ -274,22 +272,21 @@ func (p *pass) fetch() {
 		if !more {
 			return
 		}
-		if h, known := p.known.oversize[int32(j.sample.Index)]; known && j.bad == nil {
-			info, _, _ := h.info()
-			j.bad = p.l.oversize(&j.item, info)
+		if info, known := p.known.Oversize(j.sample.Index); known && j.bad == nil {
+			j.bad = p.l.judge.header(&j.sample, &info)
 		}
 		if j.bad == nil {
-			j.data = p.known.inMemory(j.sample.Index)
+			j.data = p.known.InMemory(j.sample.Index)
 			j.borrowed = j.data != nil
 		}
 		if j.bad == nil && !j.borrowed {
 			if !p.budget.acquire(int(j.size)) {
 				return
 			}
-			began, spent := time.Now(), r.timed.spent
+			began, spent := time.Now(), r.FileTime()
 			j.data = p.buffers.Get(int(j.size))
-			err := r.read(j.sample.Index, j.data)
-			p.l.counters.fetched(time.Since(began), r.timed.spent-spent)
+			err := r.Read(j.sample.Index, j.data)
+			p.l.counters.fetched(time.Since(began), r.FileTime()-spent)
 			if err != nil {
 				p.recycle(&j)
 				p.asm.resolve(j.position, fatal, err)
@@ -378,18 +375,19 @@ func (w *worker) decode(j *job) (flightState, error) {
 	if j.bad != nil {
 		return bad, j.bad
 	}
-	if sniff(j.data) == "" {
-		return bad, w.p.l.bad(&j.item, NotImage, looksLike(&j.item))
+	judge := &w.p.l.judge
+	if index.Sniff(j.data) == "" {
+		return bad, judge.notImage(&j.sample, j.data)
 	}
 	info, err := w.d.header(j.data)
 	if err == nil {
-		if e := w.p.l.oversize(&j.item, info); e != nil {
+		if e := judge.header(&j.sample, &info); e != nil {
 			return bad, e
 		}
 		stride := 3 * w.p.l.o.Transform.Size
 		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
 		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
-			return bad, w.p.l.bad(&j.item, Unsupported, err)
+			return bad, judge.bad(&j.sample, Unsupported, err)
 		}
 		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
 			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
@@ -401,58 +399,14 @@ func (w *worker) decode(j *job) (flightState, error) {
 			err = w.augmenter.Apply(w.rng, j.dst)
 		}
 	}
-	if err == nil { // before rejected, which lies on the heap
+	if err == nil {
 		return good, nil
 	}
-	var rejected transform.FuncError
-	switch {
-	case errors.As(err, &rejected):
-		return bad, w.p.l.bad(&j.item, Rejected, rejected.Err)
-	case errors.Is(err, imagecapi.CodeDecode):
-		return bad, w.p.l.bad(&j.item, Damaged, err)
-	case errors.Is(err, imagecapi.CodeUnsupported):
-		return bad, w.p.l.bad(&j.item, Unsupported, err)
+	e, err := judge.decoding(&j.sample, err)
+	if err != nil {
+		return fatal, err
 	}
-	return fatal, fmt.Errorf("imageloader: %s: decoding %q: %w", w.p.l.path, j.sample.Name, err)
-}
-
-func (l *Loader) bad(it *item, r Reason, err error) *SampleError {
-	return &SampleError{File: l.path, Name: it.sample.Name, Index: it.sample.Index, Reason: r, Err: err}
-}
-
-// unreadable says what is wrong with a member before its content was read; nil if nothing is.
-func (l *Loader) unreadable(it *item, kind memberKind) *SampleError {
-	switch {
-	case kind == kindHardLink:
-		return l.bad(it, NotRegular, errors.New("a hard link to another member; pack the archive with --hard-dereference"))
-	case kind == kindSymlink:
-		return l.bad(it, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
-	case kind == kindOther:
-		return l.bad(it, NotRegular, errors.New("a device or pipe"))
-	case kind == kindSparse:
-		return l.bad(it, Sparse, errors.New("pack the archive without --sparse"))
-	case it.size == 0:
-		return l.bad(it, Empty, nil)
-	case it.size > l.o.MaxSampleBytes:
-		return l.bad(it, TooLarge, fmt.Errorf("%d bytes, over Options.MaxSampleBytes (%d)", it.size, l.o.MaxSampleBytes))
-	}
-	return nil
-}
-
-// oversize says that an image has too many pixels; nil if it has not.
-func (l *Loader) oversize(it *item, info imagecapi.Info) *SampleError {
-	if int64(info.Width)*int64(info.Height) <= l.o.MaxPixels {
-		return nil
-	}
-	return l.bad(it, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, l.o.MaxPixels))
-}
-
-// looksLike says what a member that is no image might be.
-func looksLike(it *item) error {
-	if len(it.data) >= 4 && string(it.data[:4]) == "\x00\x05\x16\x07" {
-		return errors.New("an AppleDouble file that macOS's tar adds; pack the archive with COPYFILE_DISABLE=1")
-	}
-	return fmt.Errorf("it begins with %q", it.data[:min(len(it.data), 8)])
+	return bad, e
 }
 
 // send passes a sample on to place.
@@ -476,9 +430,9 @@ func (p *pass) queue(n int64) {
 
 // item makes the i-th sample of the index.
 func (p *pass) item(i int) item {
-	e := &p.known.entries[i]
-	it := item{sample: p.l.sample(p.known, i), offset: e.offset, size: e.size, epoch: p.epoch * p.l.o.Repeat}
-	it.bad = p.l.unreadable(&it, e.kind)
+	s := p.known.Sample(i)
+	it := item{sample: Sample{Name: s.Name, Index: i, Label: s.Label}, size: s.Size, epoch: p.epoch * p.l.o.Repeat}
+	it.bad = p.l.judge.member(&it.sample, s.Kind, s.Size)
 	return it
 }
 
@@ -501,7 +455,7 @@ func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.l.o
 	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
 	// Told by the file's size, since the order must not depend on whether the archive was read before.
-	b.Ramp = p.archive.info.Size() > o.ShuffleBytes
+	b.Ramp = p.archive.Info().Size() > o.ShuffleBytes
 	return b
 }
 
@@ -511,7 +465,7 @@ const repeated = 1 << 40
 // list sends the samples of an archive with random access, content still to be fetched.
 func (p *pass) list() {
 	defer close(p.items)
-	n, o := len(p.known.entries), &p.l.o
+	n, o := p.known.Len(), &p.l.o
 	s := order.Sequence{Kind: p.order, Seed: o.Seed, Epoch: p.epoch, Rounds: o.Repeat, PerRound: p.l.perRound(p.known), Weights: p.l.weights}
 	s.Shuffled = func(epoch int) []int32 {
 		if p.order == order.Buffered {
@@ -569,7 +523,7 @@ func (p *pass) readStream() {
 
 // rewind begins with the archive again.
 func (p *pass) rewind() error {
-	a, err := openArchive(p.ctx, p.l.path, p.l.open)
+	a, err := p.archive.Reopen()
 	if err != nil {
 		return err
 	}
@@ -623,20 +577,13 @@ func (p *pass) readRound(epoch int, take func(item) error) error {
 
 // readKnown reads the samples of an index, and the rest of the file for its checksum.
 func (p *pass) readKnown(emit func(item) error) error {
-	for i := range p.known.entries {
+	for i := range p.known.Len() {
 		it := p.item(i)
 		if it.bad == nil {
-			began, spent := time.Now(), p.archive.spent
-			p.archive.names, p.archive.last = i+1, it.sample.Name // for errors
-			if err := p.archive.seekTo(int(p.known.entries[i].shard), it.offset); err != nil {
-				return err
-			}
+			began, spent := time.Now(), p.archive.ReadTime()
 			it.data = p.buffers.Get(int(it.size))
-			if _, err := io.ReadFull(p.archive.in, it.data); err != nil {
-				return p.archive.fail(err)
-			}
-			if e := &p.known.entries[i]; e.flags&entrySummed != 0 && crc32.ChecksumIEEE(it.data) != e.crc {
-				return p.archive.fail(errStale)
+			if err := p.known.ReadForward(p.archive, i, it.data); err != nil {
+				return err
 			}
 			p.l.counters.streamed(p.archive, time.Since(began), spent)
 		}
@@ -644,83 +591,59 @@ func (p *pass) readKnown(emit func(item) error) error {
 			return err
 		}
 	}
-	return p.archive.drainAll()
+	return p.archive.ReadToEnd()
 }
 
 // readFirst reads member by member, and leaves an index behind.
-func (p *pass) readFirst(emit func(item) error) (err error) {
-	if p.build, err = p.l.indexer(); err != nil {
+func (p *pass) readFirst(emit func(item) error) error {
+	b, err := index.NewBuilder(p.l.path, p.l.indexConfig())
+	if err != nil {
 		return err
 	}
-	defer p.build.close()
-	p.build.spools(p.l.spoolBeside(p.archive))
-	p.build.hold(p.l.o.ShuffleBytes)
-	if err := p.archive.noteCheckpoints(p.build.mark); err != nil {
+	defer b.Close()
+	p.build = b
+	if err := b.Walk(p.archive, &firstVisitor{p: p, emit: emit, began: time.Now(), spent: p.archive.ReadTime()}); err != nil {
 		return err
 	}
-	take := func(m *member, head, data []byte) error {
-		crc, h, err := p.archive.content(p.l.codec, p.build.last.flags&entryImage != 0, m, head, data)
-		if err != nil {
-			return err
-		}
-		p.build.sum(crc, entrySummed)
-		p.build.head(h)
+	if b.Samples() == 0 || p.l.index.Load() != nil {
 		return nil
 	}
-	for {
-		began, spent := time.Now(), p.archive.spent
-		m, head, err := p.archive.nextHead()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		s, number, err := p.build.add(&m, head)
-		if err != nil {
-			return err
-		}
-		if number < 0 || s.Index < 0 && m.kind != kindFile {
-			continue
-		}
-		if p.archive.mark != nil && m.kind == kindFile && m.size > 0 {
-			p.archive.mark.member(m.offset)
-		}
-		it := item{sample: s, offset: m.offset, size: m.size}
-		it.bad = p.l.unreadable(&it, m.kind)
-		switch {
-		case s.Index >= 0 && it.bad == nil:
-			it.data = p.buffers.Get(int(m.size))
-			if err := take(&m, head, it.data); err != nil {
-				return err
-			}
-			var data []byte
-			if p.build.wants(m.size) {
-				data = bytes.Clone(it.data)
-			}
-			p.build.keep(number, data, m.size)
-		case m.kind == kindFile: // no sample of these classes, or too large: only its checksum
-			if err := take(&m, head, nil); err != nil {
-				return err
-			}
-		}
-		p.l.counters.streamed(p.archive, time.Since(began), spent)
-		if s.Index < 0 {
-			continue
-		}
-		if err := emit(it); err != nil {
-			return err
-		}
+	x, err := b.Finish(p.archive)
+	if err != nil { // the samples are all there
+		p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
+		return nil
 	}
-	if p.build.samples > 0 && p.l.index.Load() == nil {
-		x, err := p.l.saveIndex(p.archive, p.build)
-		if err != nil { // the samples are all there
-			p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
-			return nil
-		}
-		if !p.l.index.CompareAndSwap(nil, x) {
-			return x.close()
-		}
+	if !p.l.index.CompareAndSwap(nil, x) {
+		return x.Close()
 	}
 	return nil
+}
+
+// firstVisitor emits the samples of an archive's first pass, while its index is made.
+type firstVisitor struct {
+	p    *pass
+	emit func(item) error
+	bad  *SampleError // of the sample that is being visited
+
+	began time.Time     // when the sample before was emitted
+	spent time.Duration // of the archive's ReadTime until then
+}
+
+// Buffer is index.Visitor's.
+func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
+	s := Sample{Name: f.Name, Index: f.Index, Label: f.Label}
+	if v.bad = v.p.l.judge.member(&s, f.Kind, f.Size); v.bad != nil {
+		return nil, nil
+	}
+	return v.p.buffers.Get(int(f.Size)), nil
+}
+
+// Visit is index.Visitor's.
+func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
+	a := v.p.archive
+	v.p.l.counters.streamed(a, time.Since(v.began), v.spent)
+	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Label}, size: f.Size, data: data, bad: v.bad}
+	err := v.emit(it)
+	v.began, v.spent = time.Now(), a.ReadTime()
+	return err
 }

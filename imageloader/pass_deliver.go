@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
 // deliver hands over the batches and says how the pass ended.
@@ -93,7 +95,7 @@ func (d *delivery) end(last *ready) error {
 	}
 	orphans := 0
 	if p.build != nil {
-		orphans = p.build.orphans
+		orphans = p.build.Orphans()
 	}
-	return p.l.noSamples(p.archive.names, orphans)
+	return index.NoSamples(p.l.path, p.archive.Position(), orphans)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
@@ -38,7 +39,7 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 
 	// A file of the user's own where the index would be: it stays, and the index goes to the cache folder.
-	beside := path + sidecarSuffix
+	beside := path + indextest.Suffix
 	if err := os.WriteFile(beside, []byte("notes"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,7 @@ func TestPipes(t *testing.T) {
 	if err := os.WriteFile(path, photos, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range []string{pipe, path + sidecarSuffix} {
+	for _, p := range []string{pipe, path + indextest.Suffix} {
 		if err := syscall.Mkfifo(p, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +133,7 @@ func TestPipes(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if info, err := os.Lstat(path + sidecarSuffix); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
+	if info, err := os.Lstat(path + indextest.Suffix); err != nil || info.Mode()&os.ModeNamedPipe == 0 {
 		t.Errorf("the pipe is gone: %v", err)
 	}
 

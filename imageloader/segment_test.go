@@ -9,46 +9,50 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
 // countedSource counts what is read at random.
 type countedSource struct {
-	source
+	archive.File
 	bytes *atomic.Int64
 }
 
 func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 	s.bytes.Add(int64(len(p)))
-	return s.source.ReadAt(p, at)
+	return s.File.ReadAt(p, at)
 }
 
 // TestSegments: an epoch in any order over a stream of small samples that stays in memory, with many of them between two checkpoints, reads the file about once, and has the batches
 // of one that reads it through; a damaged sample is named, and no other suffers.
 func TestSegments(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
-	var members []tarMember
+	var members []archivetest.Member
 	for i := range 3000 {
 		b := make([]byte, 200+rng.IntN(2500))
 		for k := range b {
 			b[k] = byte(rng.Uint32())
 		}
-		m := tarMember{name: fmt.Sprintf("train/class%d/%04d.png", i%3, i), data: fakeImage(string(b))}
+		m := archivetest.Member{Name: fmt.Sprintf("train/class%d/%04d.png", i%3, i), Data: archivetest.Image(string(b))}
 		switch i % 50 {
 		case 7:
-			m.data = ""
+			m.Data = ""
 		case 9:
-			m = tarMember{name: fmt.Sprintf("notes/%d.txt", i), data: strings.Repeat("n", rng.IntN(3000))}
+			m = archivetest.Member{Name: fmt.Sprintf("notes/%d.txt", i), Data: strings.Repeat("n", rng.IntN(3000))}
 		case 11:
-			m.kind, m.link, m.data = '2', "x", ""
+			m.Kind, m.Link, m.Data = '2', "x", ""
 		case 13:
-			m.data = fakeImage(strings.Repeat("large", 5000))
+			m.Data = archivetest.Image(strings.Repeat("large", 5000))
 		}
 		members = append(members, m)
 	}
-	data := tarBytes(t, members...)
-	path := writeFile(t, "a.tgz", gzipSplit(t, data, 500_000, 6))
+	data := archivetest.Tar(t, members...)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, 500_000, 6))
 	var read atomic.Int64
-	file := func(path string) (source, error) {
+	file := func(path string) (archive.File, error) {
 		f, err := openFile(path)
 		return countedSource{f, &read}, err
 	}
@@ -73,15 +77,15 @@ func TestSegments(t *testing.T) {
 			}
 		}
 		if round == 2 {
-			if x.lazy == nil || x.work < 10 {
-				t.Fatalf("in memory %v, work %v", x.lazy != nil, x.work)
+			if !x.Random() || x.Work() < 10 { // so that it is random because the samples stay in memory
+				t.Fatalf("in any order %v, work %v", x.Random(), x.Work())
 			}
 			if size := l.bytes; read.Load() > 3*size {
 				t.Errorf("%d bytes are read of a file of %d", read.Load(), size)
 			}
-			for i := range x.entries {
-				if e := &x.entries[i]; e.size > o.MaxSampleBytes && x.lazy[i].Load() != nil {
-					t.Errorf("%s stays in memory", x.name(i))
+			for i := range x.Len() {
+				if x.Size(i) > o.MaxSampleBytes && x.InMemory(i) != nil {
+					t.Errorf("%s stays in memory", x.Name(i))
 				}
 			}
 		}
@@ -92,38 +96,38 @@ func TestSegments(t *testing.T) {
 	}
 
 	// Another archive under the index, stored, so that one byte is one byte.
-	store := gzipSplit(t, data, len(data), 0)
-	path = writeFile(t, "b.tgz", store)
+	store := archivetest.GzipSplit(t, data, len(data), 0)
+	path = archivetest.WriteFile(t, "b.tgz", store)
 	l, err := open(t.Context(), path, o, file, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Close()
-	victim := slices.IndexFunc(members, func(m tarMember) bool { return strings.HasSuffix(m.name, "/1500.png") })
-	at := bytes.Index(store, []byte(members[victim].data[20:60]))
+	victim := slices.IndexFunc(members, func(m archivetest.Member) bool { return strings.HasSuffix(m.Name, "/1500.png") })
+	at := bytes.Index(store, []byte(members[victim].Data[20:60]))
 	changed := bytes.Clone(store)
 	changed[at] ^= 1
-	sameTime(t, path, changed)
+	archivetest.Rewrite(t, path, changed)
 	if l, err = open(t.Context(), path, o, file, fakeCodec{}); err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	x := l.index.Load()
-	a, err := openArchive(t.Context(), path, opener{file: file})
+	a, err := archive.Open(t.Context(), path, l.archiveConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	r := newSampleReader(a, x)
-	defer r.close()
-	contents := contentOf(members)
-	for _, i := range rand.Perm(len(x.entries)) {
-		if e := &x.entries[i]; e.kind != kindFile || e.size == 0 {
+	r := index.NewReader(x, a)
+	defer r.Close()
+	contents := archivetest.Contents(members)
+	for _, i := range rand.Perm(x.Len()) {
+		if s := x.Sample(i); s.Kind != archive.Regular || s.Size == 0 {
 			continue
 		}
-		b := make([]byte, x.entries[i].size)
-		err := r.read(i, b)
-		if name := x.name(i); name == members[victim].name && !errors.Is(err, errStale) || name != members[victim].name && (err != nil || string(b) != contents[name]) {
+		b := make([]byte, x.Size(i))
+		err := r.Read(i, b)
+		if name := x.Name(i); name == members[victim].Name && !errors.Is(err, index.ErrStale) || name != members[victim].Name && (err != nil || string(b) != contents[name]) {
 			t.Errorf("%s: error %v, or other bytes", name, err)
 		}
 	}

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
@@ -96,12 +98,12 @@ func (s State) MarshalJSON() ([]byte, error) {
 		return nil, errors.New("imageloader: the zero State is no place in an epoch")
 	}
 	r := s.run
-	archive := r.archive
+	id := r.archive
 	if r.identify != nil {
-		archive = r.identify()
+		id = r.identify()
 	}
 	return json.Marshal(wireState{stateVersion, r.epoch, r.order, r.rank, r.world, r.done.Next, append([]int{}, r.done.Ahead...), r.before, s.batches, s.turns,
-		archive, r.classes, r.options})
+		id, r.classes, r.options})
 }
 
 // UnmarshalJSON takes what MarshalJSON made, and nothing else. Whether it fits a loader is what Restore finds out.
@@ -231,7 +233,7 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, order.Ki
 	if !l.possible(r.order) {
 		return nil, "", fmt.Errorf("it is damaged: its epochs are in the order %q, which these options do not have", r.order)
 	}
-	if (r.order == order.Permuted || r.order == order.Drawn) && !x.random() {
+	if (r.order == order.Permuted || r.order == order.Drawn) && !x.Random() {
 		return nil, "", errors.New("its epochs are in an order that needs random access, which this archive does not have (any more): " +
 			"make an index with torchstream index, repack it as .tar, or raise Options.ShuffleBytes")
 	}
@@ -306,7 +308,7 @@ func (l *Loader) possible(kind order.Kind) bool {
 }
 
 // readThrough makes the index of an archive that was opened without one.
-func (l *Loader) readThrough(ctx context.Context) (*index, error) {
+func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go func() {
@@ -316,17 +318,17 @@ func (l *Loader) readThrough(ctx context.Context) (*index, error) {
 		case <-ctx.Done():
 		}
 	}()
-	a, err := openArchive(ctx, l.path, l.open)
+	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
 	defer a.Close()
-	x, err := l.scan(a)
+	x, err := index.Build(a, l.indexConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
 	if !l.index.CompareAndSwap(nil, x) {
-		_ = x.close() // nothing was kept
+		_ = x.Close() // nothing was kept
 	}
 	return l.index.Load(), nil
 }
@@ -374,7 +376,7 @@ func sortedKeys(maps ...map[string]string) (keys []string) {
 }
 
 // identity takes a while for a large archive, the first time.
-func (l *Loader) identity(x *index) archiveIdentity {
+func (l *Loader) identity(x *index.Index) archiveIdentity {
 	id := archiveIdentity{Bytes: l.bytes}
 	if x == nil {
 		return id
@@ -384,16 +386,16 @@ func (l *Loader) identity(x *index) archiveIdentity {
 	if l.digest == "" {
 		h := sha256.New()
 		var buf []byte
-		for i := range x.entries {
-			buf = append(buf[:0], x.name(i)...)
+		for i := range x.Len() {
+			buf = append(buf[:0], x.Name(i)...)
 			buf = append(buf, 0)
-			buf = binary.AppendVarint(buf, x.entries[i].size)
-			buf = binary.AppendVarint(buf, int64(x.entries[i].label))
+			buf = binary.AppendVarint(buf, x.Size(i))
+			buf = binary.AppendVarint(buf, int64(x.Label(i)))
 			h.Write(buf)
 		}
 		l.digest = hex.EncodeToString(h.Sum(nil)[:16])
 	}
-	id.Samples, id.Digest = len(x.entries), l.digest
+	id.Samples, id.Digest = x.Len(), l.digest
 	return id
 }
 
@@ -430,7 +432,7 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 // typeName is the type's name in a fingerprint. Types that now live in the packages behind imageloader
 // have the names under which states know them.
 func typeName(t reflect.Type) string {
-	return strings.ReplaceAll(t.String(), "transform.", "imageloader.")
+	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.").Replace(t.String())
 }
 
 // canonical writes a value down such that equal ones look equal in every process: functions, of which that can't be said, by their type.

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -48,15 +49,15 @@ func archives(t testing.TB, data []byte) map[string]struct {
 	shuffleBytes int64
 	classes      []string
 } {
-	zipped := gzipBytes(t, data)
-	tgz := writeFile(t, "a.tgz", zipped)
+	zipped := archivetest.Gzip(t, data)
+	tgz := archivetest.WriteFile(t, "a.tgz", zipped)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
 	return map[string]struct {
 		path         string
 		shuffleBytes int64
 		classes      []string
 	}{
-		"tar":                  {writeFile(t, "a.tar", data), 0, nil},
+		"tar":                  {archivetest.WriteFile(t, "a.tar", data), 0, nil},
 		"memory":               {tgz, 0, nil},
 		"memory, not at first": {tgz, 0, classes},
 		"stream":               {tgz, int64(len(zipped)), nil},
@@ -67,7 +68,7 @@ func archives(t testing.TB, data []byte) map[string]struct {
 // TestResume: after Restore at any batch, with another number of workers and slots, an epoch goes on with the bytes that would have come, and so do the states.
 func TestResume(t *testing.T) {
 	const n = 130
-	data := fakeArchive(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
+	data := archivetest.Images(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
 	rng := rand.New(rand.NewPCG(5, 6))
 	for format, archive := range archives(t, data) {
 		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
@@ -84,7 +85,7 @@ func TestResume(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprint(format, "/", policy, "/", name), func(t *testing.T) {
-					within(t)
+					archivetest.Within(t)
 					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: true, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: 7, BadSamples: policy,
 						Classes: archive.classes, Workers: 3}
 					change(&o)
@@ -152,9 +153,9 @@ func TestResumeAnotherWorld(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
 		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad ones has no substitutes
-		for format, archive := range archives(t, fakeArchive(t, n, isBad)) {
+		for format, archive := range archives(t, archivetest.Images(t, n, isBad)) {
 			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {
-				within(t)
+				archivetest.Within(t)
 				for round := range 6 {
 					o := Options{BatchSize: 4, Transform: Train(4), Shuffle: round%2 == 0, ShuffleBuffer: 40, ShuffleBytes: archive.shuffleBytes, Seed: uint64(round), BadSamples: policy, Classes: archive.classes,
 						PadLast: policy == Substitute}
@@ -231,8 +232,8 @@ func TestResumeAnotherWorld(t *testing.T) {
 
 // TestRestoreRefuses: a state of something else is refused, and the error says what differs.
 func TestRestoreRefuses(t *testing.T) {
-	data := fakeArchive(t, 60, nil)
-	path := writeFile(t, "a.tar", data)
+	data := archivetest.Images(t, 60, nil)
+	path := archivetest.WriteFile(t, "a.tar", data)
 	base := Options{BatchSize: 8, Transform: Train(4), Shuffle: true, Seed: 1}
 	_, after := states(t, openFake(t, path, base), 0, 2)
 	state := after[2]
@@ -248,8 +249,8 @@ func TestRestoreRefuses(t *testing.T) {
 		"policy":    {path, func(o *Options) { o.BadSamples = Skip }, "Options.BadSamples"},
 		"weights":   {path, func(o *Options) { o.Weights = func(Sample) float64 { return 1 } }, "Options.Weights"},
 		"classes":   {path, func(o *Options) { o.Classes = []string{"class4", "class3", "class2", "class1", "class0"} }, "other classes"},
-		"size":      {writeFile(t, "b.tar", fakeArchive(t, 61, nil)), func(*Options) {}, "another archive"},
-		"content":   {writeFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
+		"size":      {archivetest.WriteFile(t, "b.tar", archivetest.Images(t, 61, nil)), func(*Options) {}, "another archive"},
+		"content":   {archivetest.WriteFile(t, "b.tar", fakeArchiveRenamed(t, 60)), func(*Options) {}, "other names"},
 		"workers":   {path, func(o *Options) { o.Workers = 9 }, ""},
 		"entries":   {path, func(o *Options) { o.NoEntryPoints, o.TrustIndex = true, true }, ""},
 	} {
@@ -293,7 +294,7 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 
 	// A permutation can't be gone on with on a stream.
-	tgz := writeFile(t, "a.tgz", gzipBytes(t, data))
+	tgz := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
 	_, after = states(t, openFake(t, tgz, base), 0, 2)
 	o = base
 	o.ShuffleBytes = 1000
@@ -302,22 +303,22 @@ func TestRestoreRefuses(t *testing.T) {
 	}
 }
 
-// fakeArchiveRenamed is fakeArchive with the name of one member changed.
+// fakeArchiveRenamed is archivetest.Images with the name of one member changed.
 func fakeArchiveRenamed(t *testing.T, n int) []byte {
-	members := []tarMember{{name: "train/", kind: '5'}, {name: "README", data: "no image"}}
+	members := []archivetest.Member{{Name: "train/", Kind: '5'}, {Name: "README", Data: "no image"}}
 	for i := range n {
 		name := fmt.Sprintf("train/class%d/%04d.png", i*7%5, i)
 		if i == 31 {
 			name = strings.Replace(name, "0031", "0O31", 1)
 		}
-		members = append(members, tarMember{name: name, data: fakeImage(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))})
+		members = append(members, archivetest.Member{Name: name, Data: archivetest.Image(fmt.Sprintf("image %d %s", i, strings.Repeat("x", i*37%900)))})
 	}
-	return tarBytes(t, members...)
+	return archivetest.Tar(t, members...)
 }
 
 // TestStateDamaged: what is no state is refused when it is read.
 func TestStateDamaged(t *testing.T) {
-	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
 	_, after := states(t, l, 0, 2)
 	good, err := json.Marshal(after[1])
 	if err != nil {
@@ -344,8 +345,8 @@ func TestStateDamaged(t *testing.T) {
 
 // FuzzState: no bytes hang or crash, and what is accepted can be restored or is refused, and then an epoch still ends.
 func FuzzState(f *testing.F) {
-	data := fakeArchive(f, 30, func(i int) bool { return i == 7 })
-	path := writeFile(f, "a.tar", data)
+	data := archivetest.Images(f, 30, func(i int) bool { return i == 7 })
+	path := archivetest.WriteFile(f, "a.tar", data)
 	o := Options{BatchSize: 4, Transform: Eval(2, 2), Shuffle: true, BadSamples: Skip, World: 2, Rank: 1, Workers: 2}
 	l := openFake(f, path, o)
 	_, after := states(f, l, 0, 2)
@@ -413,7 +414,7 @@ func TestStateOfEarlierVersion(t *testing.T) {
 	if err := json.Unmarshal(data, &earlier); err != nil {
 		t.Fatal(err)
 	}
-	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i%13 == 5 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i%13 == 5 }))
 	for name, o := range earlierOptions() {
 		t.Run(name, func(t *testing.T) {
 			_, after := states(t, openFake(t, path, o), 2, 2)

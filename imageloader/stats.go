@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"slices"
@@ -12,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -234,19 +235,6 @@ func (c *counters) end(p *pass) {
 	delete(c.running, p)
 }
 
-// timedFile counts the time that ReadAt takes. It is used by one goroutine.
-type timedFile struct {
-	file  io.ReaderAt
-	spent time.Duration
-}
-
-func (f *timedFile) ReadAt(p []byte, at int64) (int, error) {
-	began := time.Now()
-	n, err := f.file.ReadAt(p, at)
-	f.spent += time.Since(began)
-	return n, err
-}
-
 // fetched counts a sample that was read at random in a time of all; read of it, if it was inflated, was for the disk.
 func (c *counters) fetched(all, read time.Duration) {
 	if read == 0 {
@@ -257,10 +245,10 @@ func (c *counters) fetched(all, read time.Duration) {
 }
 
 // streamed counts a sample that came in order in a time of all; the archive had spent so much on reading before.
-func (c *counters) streamed(a *archive, all, spent time.Duration) {
+func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
 	read := all
-	if a.streamed() {
-		read = min(all, a.spent-spent)
+	if a.Streamed() {
+		read = min(all, a.ReadTime()-spent)
 	}
 	c.read.Add(int64(read))
 	c.inflate.Add(int64(all - read))
@@ -289,7 +277,7 @@ func (w *worker) count(info *imagecapi.Info) {
 		add(ByPNG, 1)
 	case imagecapi.WebP:
 		add(ByWebP, 1)
-	case imageGIF, imageBMP, imageTIFF:
+	case index.GIF, index.BMP, index.TIFF:
 		add(ByGo, 1)
 	case imagecapi.JPEG:
 		d, ok := w.d.(statsDecoder)
@@ -356,7 +344,7 @@ func (l *Loader) Stats() Stats {
 	}
 	c.mu.Unlock()
 	if x := l.index.Load(); x != nil {
-		s.Ignored = x.ignored
+		s.Ignored = x.Ignored()
 	}
 	return s
 }

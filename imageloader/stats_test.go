@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
 // TestBottleneck: the sentence names the stage that the others wait for.
@@ -44,7 +46,7 @@ func TestBottleneck(t *testing.T) {
 
 // TestStatsForms: Since, slog, JSON and expvar say the same.
 func TestStatsForms(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i == 3 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i == 3 }))
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Skip, Workers: 2})
 	if _, err := collect(t, l, 0, 2); err != nil {
 		t.Fatal(err)
@@ -85,16 +87,16 @@ func TestDecodedBy(t *testing.T) {
 		t.Fatal(err)
 	}
 	var frame bytes.Buffer
-	if err := gif.Encode(&frame, gradient(40, 30), nil); err != nil {
+	if err := gif.Encode(&frame, archivetest.Gradient(40, 30), nil); err != nil {
 		t.Fatal(err)
 	}
 	damaged := photo(t, 3)
 	for i := range 300 {
 		damaged[len(damaged)/2+i] = 0xfe
 	}
-	path := writeFile(t, "a.tgz", gzipBytes(t, tarBytes(t, tarMember{name: "c/1.jpg", data: string(photo(t, 1))}, tarMember{name: "c/2.jpg", data: string(photo(t, 2))},
-		tarMember{name: "c/3.jpg", data: string(cmyk)}, tarMember{name: "c/4.png", data: pngOf(t, gradient(40, 40))}, tarMember{name: "c/5.gif", data: frame.String()},
-		tarMember{name: "c/6.jpg", data: string(damaged)})))
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Member{Name: "c/1.jpg", Data: string(photo(t, 1))}, archivetest.Member{Name: "c/2.jpg", Data: string(photo(t, 2))},
+		archivetest.Member{Name: "c/3.jpg", Data: string(cmyk)}, archivetest.Member{Name: "c/4.png", Data: archivetest.PNG(t, archivetest.Gradient(40, 40))}, archivetest.Member{Name: "c/5.gif", Data: frame.String()},
+		archivetest.Member{Name: "c/6.jpg", Data: string(damaged)})))
 	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, Workers: 2, ShuffleBytes: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -142,9 +144,9 @@ func (h lines) Handle(_ context.Context, r slog.Record) error {
 
 // TestStatsEvery: a running epoch logs, also while nothing comes.
 func TestStatsEvery(t *testing.T) {
-	within(t)
-	noLeaks(t)
-	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	archivetest.Within(t)
+	archivetest.NoLeaks(t)
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	log := lines{slog.DiscardHandler, make(chan string, 1)}
 	block := make(chan struct{})
 	l, err := open(t.Context(), path, Options{BatchSize: 4, Transform: Eval(4, 4), Logger: slog.New(log), StatsEvery: time.Millisecond, NoIndex: true}, openFile, fakeCodec{block: block})
@@ -163,7 +165,7 @@ func TestStatsEvery(t *testing.T) {
 
 // TestCountedWhenDelivered: a batch that the consumer did not take is not counted.
 func TestCountedWhenDelivered(t *testing.T) {
-	l := openFake(t, writeFile(t, "a.tar", fakeArchive(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
 	n := 0
 	err := l.Fill(t.Context(), 0, func(context.Context) ([][]byte, error) { return [][]byte{make([]byte, 8*48), make([]byte, 64)}, nil }, func(int, any) error {
 		if n++; n == 3 {
@@ -178,7 +180,7 @@ func TestCountedWhenDelivered(t *testing.T) {
 
 // TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows the CPU quota of the cgroup.
 func TestWorkersDefault(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 4, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	if l := openFake(t, path, Options{}); l.Stats().Workers != 3 {
 		t.Errorf("%d workers, GOMAXPROCS is 3", l.Stats().Workers)
@@ -266,8 +268,8 @@ func threads(t *testing.T) map[string]int {
 
 // TestWorkerThreads: workers run on the CPUs and with the niceness that were asked for, and after the epoch no thread does.
 func TestWorkerThreads(t *testing.T) {
-	within(t)
-	path := writeFile(t, "a.tar", fakeArchive(t, 40, nil))
+	archivetest.Within(t)
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
 	var set, one unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		t.Fatal(err)

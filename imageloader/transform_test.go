@@ -9,6 +9,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
@@ -22,7 +23,7 @@ func TestEvalPixels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Open(writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/small.png", data: string(data)})), Options{Transform: Eval(24, 20)})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})), Options{Transform: Eval(24, 20)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +54,7 @@ func everyOp() []transform.Op {
 
 // TestOpsDeterminism: the bytes of an epoch with every kind of step are the same at any number of workers, and change with seed and epoch.
 func TestOpsDeterminism(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 60, func(i int) bool { return i%13 == 5 }))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i%13 == 5 }))
 	run := func(workers, epoch int, seed uint64, ops []transform.Op) string {
 		l := openFake(t, path, Options{BatchSize: 7, Shuffle: true, Seed: seed, Workers: workers, BadSamples: Skip,
 			Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5, Ops: ops}})
@@ -78,7 +79,7 @@ func TestOpsDeterminism(t *testing.T) {
 
 // TestOpsLeaveTheCropAlone: steps that do nothing to the pixels leave those of a loader without steps.
 func TestOpsLeaveTheCropAlone(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 20, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	var digests []string
 	for _, ops := range [][]transform.Op{nil, {transform.RandomInvert{P: 1}, transform.RandomInvert{P: 1}}, {transform.Func(func(rng *rand.Rand, m *transform.Pixels) error { rng.Uint64(); return nil })}} {
 		l := openFake(t, path, Options{Transform: Transform{Size: 8, RandomResizedCrop: true, FlipP: 0.5, Ops: ops}})
@@ -95,7 +96,7 @@ func TestOpsLeaveTheCropAlone(t *testing.T) {
 
 // TestFunc: a custom step sees the sample's pixels between the others, and what it refuses is a bad sample.
 func TestFunc(t *testing.T) {
-	path := writeFile(t, "a.tar", fakeArchive(t, 12, nil))
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
 	broken := errors.New("not today")
 	fill := func(rng *rand.Rand, m *transform.Pixels) error {
 		if m.Width != 8 || m.Height != 8 || m.Stride != 24 || len(m.Pix) != 8*8*3 {
@@ -144,7 +145,7 @@ func TestOpsEndToEnd(t *testing.T) {
 	}
 	inverted := Eval(24, 20)
 	inverted.Ops = []transform.Op{transform.RandomInvert{P: 1}}
-	l, err := Open(writeFile(t, "a.tar", tarBytes(t, tarMember{name: "c/small.png", data: string(data)})), Options{Transform: inverted})
+	l, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)})), Options{Transform: inverted})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,17 +36,21 @@ done
 say "Go fuzzers"
 cp cshim/build/lib/libtorchstream_image.so "$out/lib/"
 strip --strip-unneeded "$out/lib/libtorchstream_image.so"
-mkdir -p "$out/tree/imageloader/testdata"
-go test -c -fuzz=Fuzz -trimpath -ldflags '-s -w' -o "$out/tree/imageloader/imageloader.test" ./imageloader
-cp -R imageloader/testdata/. "$out/tree/imageloader/testdata/"
-grep -hoE '^func Fuzz[A-Za-z]+' imageloader/*_test.go | sed 's/func //' | sort | while read -r name; do mkdir -p "$out/corpus/$name"; done
+# go-targets says in which package each fuzzer is: its test program is tree/PACKAGE/fuzz.test, beside its testdata.
+grep -rE '^func Fuzz[A-Za-z]+' --include='*_test.go' imageloader | sed -E 's|^(.*)/[^/]*:func (Fuzz[A-Za-z]+).*|\2 \1|' | sort >"$out/go-targets"
+cut -d' ' -f2 "$out/go-targets" | sort -u | while read -r package; do
+  mkdir -p "$out/tree/$package/testdata"
+  go test -c -fuzz=Fuzz -trimpath -ldflags '-s -w' -o "$out/tree/$package/fuzz.test" "./$package"
+  cp -R "$package/testdata/." "$out/tree/$package/testdata/"
+done
+cut -d' ' -f1 "$out/go-targets" | while read -r name; do mkdir -p "$out/corpus/$name"; done
 
 if [[ -n ${FUZZ_SEEDS:-} ]]; then
   for folder in "$out"/corpus/*; do
     find "$FUZZ_SEEDS/$(basename "$folder")" -type f -exec cp -t "$folder" {} + 2>/dev/null || true
   done
 fi
-for file in "$out"/lib/*.so "$out"/tree/imageloader/imageloader.test; do
+find "$out/lib" "$out/tree" -name '*.so' -o -name fuzz.test | while read -r file; do
   cmake -DBINARY="$PWD/$file" -P tools/remove_rpath.cmake >/dev/null
 done
 git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"

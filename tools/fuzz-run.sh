@@ -51,12 +51,13 @@ one() {
         "$work/corpus/$target" "$here/corpus/$target" </dev/null
     else
       # Its own folder, since a finding is put into testdata.
-      local folder=$here/go/$target.$number
-      if [[ ! -e $folder ]]; then mkdir -p "$folder" && cp -R "$here/tree/imageloader/testdata" "$folder/"; fi
+      local folder=$here/go/$target.$number package
+      package=$here/tree/$(sed -n "s/^$target //p" "$here/go-targets")
+      if [[ ! -e $folder ]]; then mkdir -p "$folder" && cp -R "$package/testdata" "$folder/"; fi
       mkdir -p "$folder/testdata/fuzz/$target" "$work/corpus/$target"
       cp -rn "$here/corpus/$target/." "$work/corpus/$target/" 2>/dev/null
       ls "$folder/testdata/fuzz/$target" >"$folder/before"
-      (cd "$folder" && time LD_LIBRARY_PATH=$libraries GOMAXPROCS=2 "$here/tree/imageloader/imageloader.test" -test.run '^$' -test.fuzz "^$target\$" \
+      (cd "$folder" && time LD_LIBRARY_PATH=$libraries GOMAXPROCS=2 "$package/fuzz.test" -test.run '^$' -test.fuzz "^$target\$" \
         -test.fuzztime "${left}s" -test.fuzzminimizetime 20x -test.parallel 1 -test.fuzzcachedir "$work/corpus" </dev/null)
       ls "$folder/testdata/fuzz/$target" | comm -13 "$folder/before" - | while read -r file; do
         mkdir -p "$work/findings/$target" && mv "$folder/testdata/fuzz/$target/$file" "$work/findings/$target/"

@@ -35,6 +35,9 @@ LAYERS = {
         "internal/imagecapi",
         "internal/safefile",
     ],
+    "imageloader/internal/archivetest": [],
+    "imageloader/internal/indextest": [],
+    "imageloader/internal/sourcetest": ["imageloader/internal/archive"],
     "imageloader/internal/order": [],
     "imageloader/transform": ["internal/imagecapi", "tensor"],
     "imageloader": [

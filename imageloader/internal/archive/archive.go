@@ -1,0 +1,416 @@
+// Package archive turns the bytes of an archive into its members.
+//
+// An [Archive] is a list of shards, each a .tar, a .tar.gz, a .tar.zst, or a directory, in a local
+// file or behind a [Source]. There are three ways to read one:
+//
+//   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content and
+//     Checksum read the current member.
+//   - [Archive.ReadForward] skips to members whose places an index knows, in their order, and looks
+//     at no header.
+//   - A [Reader] reads any place of any shard. In a .tar.gz it enters the stream at a [Mark]: a
+//     [Checkpoint] that a walk has noted.
+//
+// The first two move the archive and belong to one goroutine. Several readers may read at the same
+// time, also during a walk.
+//
+// The package knows nothing of images, labels, indexes or loaders. It extracts nothing: a member's
+// path is a name, never a place on disk.
+package archive
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// Formats of shards.
+const (
+	Tar     = "tar"
+	TarGzip = "tar.gz"
+	TarZstd = "tar.zst"
+	Tree    = "directory"
+)
+
+// Limits that no archive of images exceeds, and a hostile one might.
+const (
+	MaxMembers   = 1 << 28
+	MaxNameBytes = 4096 // of a member's path, as PATH_MAX
+	MaxShards    = 1 << 16
+
+	maxRatio      = 1100 // inflated to compressed bytes: deflate's own limit is 1032
+	maxRatioAfter = 64 << 20
+	maxZstdWindow = 128 << 20
+)
+
+const (
+	// BlockBytes is the size of a tar header. A plain .tar has one right before each member's
+	// content.
+	BlockBytes = 512
+
+	gzipReadBytes = 256 << 10 // compressed bytes asked for at a time
+)
+
+// File is an open shard: an *os.File, a remote file, or a test's file that misbehaves.
+type File interface {
+	io.ReadSeeker
+	io.ReaderAt
+	io.Closer
+	Stat() (fs.FileInfo, error)
+}
+
+// Config says how shards are found and opened. The zero value works.
+type Config struct {
+	// OpenFile opens a local file or directory; nil: safefile.OpenTree.
+	OpenFile func(path string) (File, error)
+	// OpenSource opens a URL; nil: OpenHTTP.
+	OpenSource func(ctx context.Context, url string) (Source, error)
+	// Ignore says which files a pattern like *.tar leaves out, by their paths; nil: none.
+	Ignore func(path string) bool
+}
+
+// Archive is an open archive. It tolerates what tar -i tolerates (several tar archives one after
+// another, as `cat a.tgz b.tgz` makes), and verifies every gzip checksum up to the end of the file.
+type Archive struct {
+	path   string
+	ctx    context.Context
+	config Config
+	open   func(path string) (File, error)
+	shards []Shard
+	info   fs.FileInfo // of all shards together
+
+	// The shard that is being read.
+	shard      int
+	format     string
+	file       File
+	packed     *contextReader // counts the bytes read from file
+	in         *stream
+	tar        *tar.Reader
+	gzip       *gzipReader
+	tree       *tree
+	release    func() // frees the memory outside of Go that the shard's decompressor holds
+	checkpoint *checkpointer
+
+	keep func(shard int, c Checkpoint) // takes checkpoints; nil: nobody wants them
+
+	// The member that was read last, for errors too.
+	position int // its ordinal, from 1
+	name     string
+	size     int64
+	sparse   bool
+	peeked   []byte // the first bytes of its content, which are read already
+	magic    [magicBytes]byte
+	scratch  []byte
+
+	readTime time.Duration // in reading files in order, without inflating
+	shared   sharedFiles
+}
+
+// Shard is one file of an archive.
+type Shard struct {
+	Path   string
+	Info   fs.FileInfo
+	Format string // "" until the shard was read to its end
+}
+
+// Open opens the archive at path, which [ShardPaths] expands, and identifies the first shard by its
+// first bytes. Every read first looks at ctx, and returns [ErrStopped] once it has ended. The caller
+// closes the archive.
+func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
+	paths, err := ShardPaths(path, c.Ignore)
+	if err != nil {
+		return nil, err
+	}
+	a := &Archive{path: path, ctx: ctx, config: c, open: c.opener(ctx), shards: make([]Shard, len(paths)), shard: -1}
+	defer func() {
+		if err != nil {
+			_ = a.Close() // err says more
+		}
+	}()
+	all := totalInfo{name: path}
+	for i, path := range paths {
+		if i > 0 && ctx.Err() != nil {
+			return nil, ErrStopped
+		}
+		file, err := a.open(path)
+		if err != nil {
+			return nil, fmt.Errorf("imageloader: %w", err)
+		}
+		info, err := file.Stat()
+		if i == 0 && err == nil {
+			a.file = file
+		} else {
+			_ = file.Close() // nothing was written
+		}
+		if err != nil {
+			return nil, fmt.Errorf("imageloader: %w", err)
+		}
+		a.shards[i] = Shard{Path: path, Info: info}
+		all.add(info)
+	}
+	a.info = all
+	if err := a.begin(0); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Reopen opens the archive again, to be read from its beginning. The caller closes both.
+func (a *Archive) Reopen() (*Archive, error) { return Open(a.ctx, a.path, a.config) }
+
+// Path is the path that the archive was opened by.
+func (a *Archive) Path() string { return a.path }
+
+// Info describes all shards together: the sum of their sizes, the latest of their times.
+func (a *Archive) Info() fs.FileInfo { return a.info }
+
+// MaxStreamBytes is more than the (inflated) tar stream of a shard of the given format and file size
+// can have: a walk fails where a stream inflates to more.
+func MaxStreamBytes(format string, size int64) int64 {
+	switch {
+	case format == Tar:
+		return size
+	case size >= math.MaxInt64/maxRatio:
+		return math.MaxInt64
+	}
+	return max(maxRatioAfter, (size+1)*maxRatio)
+}
+
+// Shards are the archive's files, in order. The caller does not change them.
+func (a *Archive) Shards() []Shard { return a.shards }
+
+// Format is the format of the first shard.
+func (a *Archive) Format() string { return cmp.Or(a.shards[0].Format, a.format) }
+
+// Streamed says whether the current shard is compressed, so that a walk reads all of it.
+func (a *Archive) Streamed() bool { return a.format == TarGzip || a.format == TarZstd }
+
+// PlainTar says whether the current shard is a .tar without compression.
+func (a *Archive) PlainTar() bool { return a.format == Tar }
+
+// Position is how many members the walk has come to, the current one included.
+func (a *Archive) Position() int { return a.position }
+
+// ReadTime is how long the archive has waited for its files while it was read in order. It leaves
+// out the time that inflating takes.
+func (a *Archive) ReadTime() time.Duration { return a.readTime }
+
+// Progress is how far an archive has been read.
+type Progress struct {
+	Members           int
+	Bytes, TotalBytes int64 // of the files
+}
+
+// Progress says how far the archive has been read.
+func (a *Archive) Progress() Progress {
+	p := Progress{Members: a.position, TotalBytes: a.info.Size()}
+	for i := range a.shard {
+		p.Bytes += a.shards[i].Info.Size()
+	}
+	if a.Streamed() {
+		p.Bytes += a.packed.count
+	} else {
+		p.Bytes += a.in.offset
+	}
+	return p
+}
+
+// begin goes to a shard. a.file may be open already.
+func (a *Archive) begin(i int) error {
+	a.shard = i
+	if a.file == nil {
+		file, err := a.openAgain(i)
+		if err != nil {
+			return fmt.Errorf("imageloader: %w", err)
+		}
+		a.file = file
+	}
+	return a.start(&a.shards[i])
+}
+
+// openAgain opens a shard, which must still be the file that Open saw: an index of that file is of
+// no use for another one.
+func (a *Archive) openAgain(i int) (File, error) {
+	s := &a.shards[i]
+	file, err := a.open(s.Path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !s.Info.IsDir() && !SameFile(info, s.Info) { // a directory's files are checked one by one
+		err = fmt.Errorf("%s: %w", s.Path, ErrSourceChanged)
+	}
+	if err != nil {
+		_ = file.Close() // err says more
+		return nil, err
+	}
+	return file, nil
+}
+
+// start finds out the format of the shard in a.file and makes the readers for it.
+func (a *Archive) start(s *Shard) error {
+	a.in, a.tar, a.gzip, a.tree, a.checkpoint, a.sparse = nil, nil, nil, nil, nil, false
+	switch mode := s.Info.Mode(); {
+	case mode.IsDir():
+		a.format, a.in = Tree, &stream{}
+		a.tree = &tree{root: s.Path}
+		a.release = a.tree.close
+		return nil
+	case !mode.IsRegular():
+		return a.Fail(errors.New("it is not a regular file: every epoch reads the archive again, so it can't be a pipe or a device"))
+	}
+	head := make([]byte, 512)
+	n, err := a.file.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return a.Fail(err)
+	}
+	head = head[:n]
+	a.packed = &contextReader{ctx: a.ctx, reader: a.file, spent: &a.readTime}
+	switch {
+	case n == 0:
+		return a.Fail(errors.New("the file is empty"))
+	case bytes.HasPrefix(head, []byte{0x1f, 0x8b}):
+		return a.startGzip()
+	case isZstd(head):
+		return a.startZstd()
+	}
+	for _, other := range foreign {
+		if bytes.HasPrefix(head, other.magic) {
+			return a.Fail(fmt.Errorf("it is %s; repack it as .tar or .tar.gz", other.name))
+		}
+	}
+	a.format = Tar
+	seekable := &seekableStream{stream{reader: a.packed}, a.file}
+	a.in = &seekable.stream
+	a.tar = tar.NewReader(seekable)
+	return nil
+}
+
+func (a *Archive) startGzip() error {
+	a.format = TarGzip
+	gz, err := newGzipReader(a.packed)
+	if err != nil {
+		return a.Fail(fmt.Errorf("gzip header: %w", Explain(err)))
+	}
+	a.gzip, a.release = gz, gz.close
+	if a.keep != nil {
+		if err := a.noteCheckpoints(); err != nil {
+			return a.Fail(err)
+		}
+	}
+	a.in = &stream{reader: &ratioReader{gz, a.packed, 0}}
+	a.tar = tar.NewReader(a.in)
+	return nil
+}
+
+func (a *Archive) startZstd() error {
+	a.format = TarZstd
+	packed := bufio.NewReaderSize(a.packed, gzipReadBytes)
+	z, err := zstd.NewReader(packed, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxZstdWindow))
+	if err != nil {
+		return a.Fail(fmt.Errorf("zstd: %w", err))
+	}
+	a.release = z.Close
+	a.in = &stream{reader: &ratioReader{z, a.packed, 0}}
+	a.tar = tar.NewReader(a.in)
+	return nil
+}
+
+// isZstd says whether a file begins with a zstd frame, or with a skippable one.
+func isZstd(head []byte) bool {
+	return bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
+		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
+}
+
+// foreign are formats that people might pass by mistake, by their first bytes.
+var foreign = []struct {
+	name  string
+	magic []byte
+}{
+	{"a zip file", []byte("PK\x03\x04")},
+	{"compressed with bzip2", []byte("BZh")},
+	{"compressed with xz", []byte{0xfd, '7', 'z', 'X', 'Z', 0}},
+	{"a JPEG image, not an archive", []byte{0xff, 0xd8, 0xff}},
+	{"a PNG image, not an archive", []byte("\x89PNG")},
+}
+
+// Checkpoints makes the archive pass on the checkpoints of its gzip shards that
+// [Archive.WantCheckpoint] chooses, in order. It is called before anything is read.
+func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
+	a.keep = keep
+	if a.gzip != nil {
+		return a.noteCheckpoints()
+	}
+	return nil
+}
+
+func (a *Archive) noteCheckpoints() error {
+	shard := a.shard
+	a.checkpoint = newCheckpointer(func(c Checkpoint) { a.keep(shard, c) }, func() int64 {
+		if a.in == nil { // the first checkpoint
+			return 0
+		}
+		return a.in.offset
+	})
+	return a.gzip.mark(a.checkpoint.note)
+}
+
+// advance goes to the next shard; io.EOF if there is none.
+func (a *Archive) advance() error {
+	a.shards[a.shard].Format = a.format
+	if a.checkpoint != nil {
+		a.checkpoint.finish()
+	}
+	if a.shard+1 == len(a.shards) {
+		return io.EOF
+	}
+	if err := a.closeShard(); err != nil {
+		return a.Fail(err)
+	}
+	return a.begin(a.shard + 1)
+}
+
+// Close closes every file of the archive. All readers must be closed before.
+func (a *Archive) Close() error {
+	err := a.closeShard()
+	if e := a.shared.close(); err == nil {
+		err = e
+	}
+	return err
+}
+
+func (a *Archive) closeShard() error {
+	if a.release != nil {
+		a.release()
+		a.release = nil
+	}
+	if a.file == nil {
+		return nil
+	}
+	file := a.file
+	a.file = nil
+	return file.Close()
+}
+
+// openFile opens a regular file or a directory, and never waits for a pipe.
+func openFile(path string) (File, error) {
+	f, err := safefile.OpenTree(path)
+	if errors.Is(err, safefile.ErrNotRegular) {
+		return nil, fmt.Errorf("%w: every epoch reads the archive again", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,278 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"iter"
+	"path"
+	"strings"
+)
+
+// Member is an entry of an archive that is neither a directory nor metadata.
+type Member struct {
+	Name   string // path in the archive, cleaned
+	Shard  int
+	Offset int64 // of the content in the shard's (inflated) tar stream
+	Size   int64 // of the content, in bytes
+	Kind   Kind
+	// Block is the CRC-32 of the 512 bytes of header right before the content, in a tar.
+	Block uint32
+}
+
+// Kind is what a member is. Indexes store these numbers.
+type Kind uint8
+
+// The kinds of members. Only a Regular member has content.
+const (
+	Regular Kind = iota // a regular file
+	HardLink
+	Symlink
+	Sparse
+	Other // a device or a pipe
+)
+
+const (
+	// PeekBytes is how much of a member Peek returns at most.
+	PeekBytes = skipBytes
+
+	skipBytes  = 256 << 10 // bytes that are skipped between two looks at the context
+	magicBytes = 16        // enough to recognise an image by
+)
+
+// Members walks the archive from its current place to its end. The last pair has the error that
+// ended the walk early, if there is one: an [*Error], or ErrStopped.
+//
+// Peek, Content and Checksum read the current member.
+func (a *Archive) Members() iter.Seq2[Member, error] {
+	return func(yield func(Member, error) bool) {
+		for {
+			m, err := a.next()
+			if err == io.EOF {
+				return
+			}
+			if !yield(m, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// next goes to the next member; io.EOF at the end of the archive.
+func (a *Archive) next() (m Member, err error) {
+	a.peeked, a.size = nil, 0
+	for {
+		if a.position >= MaxMembers {
+			return m, a.Fail(fmt.Errorf("more than %d members", MaxMembers))
+		}
+		var found bool
+		if a.tree != nil {
+			m, found, err = a.nextOfTree()
+		} else {
+			m, found, err = a.nextOfTar()
+		}
+		if err != nil || found {
+			return m, err
+		}
+	}
+}
+
+// nextOfTree goes to the next file of a directory, or to the next shard.
+func (a *Archive) nextOfTree() (m Member, found bool, err error) {
+	m, err = a.tree.next()
+	if err == io.EOF {
+		return m, false, a.advance()
+	}
+	if err != nil {
+		return m, false, a.Fail(err)
+	}
+	a.position++
+	a.name = m.Name
+	m.Shard = a.shard
+	a.current(&m)
+	return m, true, nil
+}
+
+// nextOfTar goes to the next header of a tar. It finds no member where that is a directory's or
+// metadata, and where the tar archive or the shard ends.
+func (a *Archive) nextOfTar() (m Member, found bool, err error) {
+	if err := a.skipContent(); err != nil {
+		return m, false, a.Fail(err)
+	}
+	h, err := a.tar.Next()
+	if err == io.EOF {
+		return m, false, a.endOfTar()
+	}
+	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // nothing is extracted: names are labels only
+		return m, false, a.Fail(err)
+	}
+	a.position++
+	a.name = h.Name
+	if len(h.Name) > MaxNameBytes {
+		a.name = h.Name[:MaxNameBytes]
+		return m, false, a.Fail(fmt.Errorf("a member's path has %d bytes, over the limit of %d", len(h.Name), MaxNameBytes))
+	}
+	kind, ok := kindOf(h)
+	if !ok {
+		return m, false, nil
+	}
+	m = Member{Name: path.Clean(h.Name), Shard: a.shard, Offset: a.in.offset, Size: h.Size, Kind: kind, Block: crc32.ChecksumIEEE(a.in.block[:])}
+	a.sparse = kind == Sparse
+	a.current(&m)
+	return m, true, nil
+}
+
+// current makes m the member that Peek, Content and Checksum read.
+func (a *Archive) current(m *Member) {
+	if m.Kind == Regular {
+		a.size = m.Size
+	}
+}
+
+// skipContent reads over the rest of the current member in a stream: archive/tar would do so in
+// small steps. It leaves out a sparse file: archive/tar would return its holes, of any size that a
+// header of 512 bytes claims, as zeros.
+func (a *Archive) skipContent() error {
+	if !a.Streamed() || a.position == 0 || a.sparse {
+		return nil
+	}
+	for {
+		_, err := a.tar.Read(a.room())
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// kindOf says what a tar header stands for; false for directories and metadata.
+func kindOf(h *tar.Header) (Kind, bool) {
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeCont, '\x00':
+		for key := range h.PAXRecords {
+			if len(key) > len("GNU.sparse.") && strings.HasPrefix(key, "GNU.sparse.") {
+				return Sparse, true
+			}
+		}
+		return Regular, true
+	case tar.TypeDir, tar.TypeXGlobalHeader:
+		return 0, false
+	case tar.TypeLink:
+		return HardLink, true
+	case tar.TypeSymlink:
+		return Symlink, true
+	case tar.TypeGNUSparse:
+		return Sparse, true
+	}
+	return Other, true
+}
+
+// endOfTar goes on behind the end of a tar archive: to another one in the same shard, or to the next
+// shard; io.EOF if there is none.
+func (a *Archive) endOfTar() error {
+	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding after a member: archive/tar forgives that
+		return a.Fail(io.ErrUnexpectedEOF)
+	}
+	more, err := a.another()
+	if err != nil {
+		return a.Fail(err)
+	}
+	if more {
+		return nil
+	}
+	return a.advance()
+}
+
+// another says whether another tar archive follows in the shard. It reads the zeros that fill up the
+// last record, and so also verifies the last gzip checksum.
+func (a *Archive) another() (bool, error) {
+	block := make([]byte, BlockBytes)
+	for {
+		n, err := io.ReadFull(a.in, block)
+		zero := len(bytes.Trim(block[:n], "\x00")) == 0
+		switch {
+		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF) && a.in.clean && zero:
+			return false, nil
+		case err != nil:
+			return false, err
+		case !zero:
+			a.in.unread(block)
+			a.tar = tar.NewReader(a.in)
+			return true, nil
+		}
+	}
+}
+
+// Magic returns the first 16 bytes of the current member, or all of them if it has fewer. They are
+// valid until the member's content is read, or Peek is called, or the walk goes on.
+func (a *Archive) Magic() ([]byte, error) { return a.peek(a.magic[:], magicBytes) }
+
+// Peek returns the first n bytes of the current member, at most PeekBytes, or all of them if it has
+// fewer; none if it is not Regular. They are valid until something else is read.
+func (a *Archive) Peek(n int) ([]byte, error) { return a.peek(a.room(), n) }
+
+// peek is Peek into room.
+func (a *Archive) peek(room []byte, n int) ([]byte, error) {
+	n = int(min(int64(n), a.size))
+	if have := len(a.peeked); have < n {
+		copy(room, a.peeked)
+		if err := a.read(room[have:n]); err != nil {
+			return nil, err
+		}
+		a.peeked = room[:n]
+	}
+	return a.peeked, nil
+}
+
+// Content fills p, whose length is the current member's size, with the member's content. Each member
+// is read once: by Content, or by Checksum.
+func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.peeked):]) }
+
+// Checksum reads the current member's content and returns its CRC-32 (IEEE).
+func (a *Archive) Checksum() (uint32, error) {
+	crc := crc32.ChecksumIEEE(a.peeked)
+	for left := a.size - int64(len(a.peeked)); left > 0; {
+		piece := a.room()[:min(left, skipBytes)]
+		if err := a.read(piece); err != nil {
+			return 0, err
+		}
+		crc = crc32.Update(crc, crc32.IEEETable, piece)
+		left -= int64(len(piece))
+	}
+	return crc, nil
+}
+
+// WantCheckpoint makes the last checkpoint before the current member's content one of those that are
+// kept.
+func (a *Archive) WantCheckpoint(m *Member) {
+	if a.checkpoint != nil && m.Size > 0 {
+		a.checkpoint.member(m.Offset)
+	}
+}
+
+// read fills p from the current member.
+func (a *Archive) read(p []byte) error {
+	var err error
+	if a.tree != nil {
+		err = a.tree.read(p)
+	} else {
+		_, err = io.ReadFull(a.tar, p)
+	}
+	if err != nil {
+		return a.Fail(err)
+	}
+	return nil
+}
+
+// room is memory to skip through.
+func (a *Archive) room() []byte {
+	if a.scratch == nil {
+		a.scratch = make([]byte, skipBytes)
+	}
+	return a.scratch
+}

@@ -1,0 +1,57 @@
+package archive_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
+)
+
+// TestReplacedShard: a shard that was replaced after the archive was opened is an error each time that it is opened again, in any order and in that of the archive.
+func TestReplacedShard(t *testing.T) {
+	for _, url := range []bool{false, true} {
+		s := sourcetest.New(1, map[string]sourcetest.Object{})
+		path := filepath.Join(t.TempDir(), "s{0,1}.tar")
+		if url {
+			path = "store://b/s{0,1}.tar"
+		}
+		put := func(i int, version string, data []byte) {
+			t.Helper()
+			name := strings.Replace(path, "{0,1}", fmt.Sprint(i), 1)
+			if url {
+				s.Objects[name] = sourcetest.Object{Data: string(data), Version: version}
+			} else if err := os.WriteFile(name, data, 0o644); err != nil {
+				t.Fatal(err)
+			} else if at := time.Unix(1e9, int64(len(version))); os.Chtimes(name, at, at) != nil {
+				t.Fatal("the time can't be set")
+			}
+		}
+		put(0, "1", archivetest.Numbered(t, 0, 1))
+		put(1, "1", archivetest.Numbered(t, 2, 3))
+		a, err := archive.Open(t.Context(), path, archive.Config{OpenSource: s.OpenSource})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		put(1, "second", archivetest.Numbered(t, 3, 2))
+		r := a.NewReader()
+		defer r.Close()
+		for try := range 3 {
+			if _, err := r.ReadAt(1, make([]byte, 1), 0); !errors.Is(err, archive.ErrSourceChanged) || !strings.Contains(err.Error(), "s1.tar") {
+				t.Errorf("URL %v, try %d: error %v", url, try, err)
+			}
+		}
+		for _, err = range a.Members() {
+		}
+		if !errors.Is(err, archive.ErrSourceChanged) || a.Position() != 2 {
+			t.Errorf("URL %v: error %v after %d members", url, err, a.Position())
+		}
+	}
+}

@@ -1,0 +1,67 @@
+package archive
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// Error is damage to the archive itself: what follows can't be read. The samples before it were
+// delivered.
+type Error struct {
+	File     string
+	Member   string // the last member whose header was read; "" if none was
+	Position int    // how many members were read
+	Offset   int64  // in the (uncompressed) tar stream
+	Err      error
+}
+
+func (e *Error) Error() string {
+	if e.Position == 0 {
+		return fmt.Sprintf("imageloader: %s: %v", e.File, e.Err)
+	}
+	return fmt.Sprintf("imageloader: %s: at or after member %d, %q, byte %d of the tar stream: %v", e.File, e.Position, e.Member, e.Offset, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+var (
+	// ErrSourceChanged says that an archive has been replaced by another one since it was opened.
+	ErrSourceChanged = errors.New("it has changed since it was opened: open the loader again")
+
+	// ErrStopped ends reading because the context has ended. The caller reports the context's own
+	// error in its place.
+	ErrStopped = errors.New("imageloader: stopped")
+)
+
+// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what it
+// is.
+func (a *Archive) Fail(err error) error {
+	if errors.Is(err, ErrStopped) {
+		return err
+	}
+	file := a.path
+	if a.shard >= 0 {
+		file = a.shards[a.shard].Path
+	}
+	e := &Error{File: file, Member: a.name, Position: a.position, Err: Explain(err)}
+	if a.in != nil {
+		e.Offset = a.in.offset
+	}
+	return e
+}
+
+// Explain says in the user's words what an error of a decompressor or of archive/tar means.
+func Explain(err error) error {
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:
+		return fmt.Errorf("the file is cut off: %w", io.ErrUnexpectedEOF)
+	case errors.Is(err, tar.ErrHeader):
+		return fmt.Errorf("damaged header, or not a tar archive: %w", err)
+	case errors.Is(err, gzip.ErrChecksum):
+		return fmt.Errorf("the bytes differ from their checksum: %w", err)
+	}
+	return err
+}

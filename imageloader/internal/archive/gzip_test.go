@@ -1,0 +1,123 @@
+package archive
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// TestGzip: gzip files in every form, in reads of every size.
+func TestGzip(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 8))
+	data := make([]byte, 700_000)
+	for i := range data {
+		data[i] = byte(rng.IntN(1 + i%200))
+	}
+	for _, every := range []int{1, 1000, 65_280, len(data)} {
+		part := data
+		if every == 1 {
+			part = data[:300]
+		}
+		file := archivetest.GzipSplit(t, part, every, 6)
+		for _, chunk := range []int{1, 13, 4096, 1 << 20} {
+			r, err := newGzipReader(&archivetest.Chunked{Reader: bytes.NewReader(file), N: chunk})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(r)
+			r.close()
+			if err != nil || !bytes.Equal(got, part) {
+				t.Fatalf("members of %d bytes, read by %d: %d bytes, error %v", every, chunk, len(got), err)
+			}
+		}
+	}
+	good := archivetest.GzipSplit(t, data, len(data), 6)
+	for name, c := range map[string]struct {
+		change func([]byte) []byte
+		want   error
+	}{
+		"length":          {func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, gzip.ErrChecksum},
+		"checksum":        {func(b []byte) []byte { b[len(b)-5] ^= 1; return b }, gzip.ErrChecksum},
+		"junk after":      {func(b []byte) []byte { return append(b, "some junk that follows"...) }, gzip.ErrHeader},
+		"cut off trailer": {func(b []byte) []byte { return b[:len(b)-1] }, io.ErrUnexpectedEOF},
+		"cut off":         {func(b []byte) []byte { return b[:len(b)/2] }, io.ErrUnexpectedEOF},
+		"cut off at 9":    {func(b []byte) []byte { return b[:9] }, io.ErrUnexpectedEOF},
+	} {
+		r, err := newGzipReader(bytes.NewReader(c.change(bytes.Clone(good))))
+		if err == nil {
+			_, err = io.ReadAll(r)
+			r.close()
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: error %v, want %v", name, err, c.want)
+		}
+	}
+}
+
+// FuzzGzip: the reader of gzip files takes any bytes, in any steps, and gives what Go's gives; and so does every checkpoint.
+func FuzzGzip(f *testing.F) {
+	f.Add(archivetest.GzipSplit(f, []byte("hello hello hello"), 5, 6), uint16(3))
+	f.Add(archivetest.GzipSplit(f, bytes.Repeat([]byte("abc"), 30_000), 40_000, 1), uint16(1000))
+	f.Fuzz(func(t *testing.T, data []byte, step uint16) {
+		const most = 4 << 20
+		reference := func() ([]byte, error) {
+			r, err := gzip.NewReader(bytes.NewReader(data))
+			if err != nil {
+				return nil, err
+			}
+			return io.ReadAll(io.LimitReader(r, most))
+		}
+		want, wantErr := reference()
+		r, err := newGzipReader(&archivetest.Chunked{Reader: bytes.NewReader(data), N: int(step) + 1})
+		// Reserved flags are an error by RFC 1952, which Go's forgives.
+		reserved := func(header int64) bool { return header+3 < int64(len(data)) && data[header+3]&0xe0 != 0 }
+		if err != nil {
+			if wantErr == nil && !reserved(0) {
+				t.Errorf("%v: Go's reads %d bytes", err, len(want))
+			}
+			return
+		}
+		defer r.close()
+		var marks []Mark
+		var windows []byte
+		if err := r.mark(func(c Checkpoint) {
+			marks = append(marks, Mark{c.Bit, c.Output, int64(len(windows)), int32(len(c.Window))})
+			windows = append(windows, c.Window...)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(io.LimitReader(r, most))
+		if err == gzip.ErrHeader && reserved(r.offset-10) {
+			return
+		}
+		if wantErr == nil && (err != nil || !bytes.Equal(got, want)) {
+			t.Fatalf("%d bytes, %v: Go's reads %d", len(got), err, len(want))
+		}
+		// Go's refuses names of 512 bytes and more. What it reads of a damaged file is no more than what is there.
+		if err != nil || wantErr != nil || len(got) == most {
+			return
+		}
+		in, err := newRangeInflater()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.close()
+		for i, c := range marks {
+			part := make([]byte, int64(len(got))-c.Output)
+			if i > 8 {
+				part = part[:min(len(part), 1<<12)]
+			}
+			if err := in.read(bytes.NewReader(data), bytes.NewReader(windows), &c, c.Output, int64(len(data)), part); err != nil && len(part) > 0 {
+				t.Fatalf("checkpoint %d at %d of %d: %v", i, c.Output, len(got), err)
+			}
+			if !bytes.Equal(part, got[c.Output:][:len(part)]) {
+				t.Fatalf("checkpoint %d at %d of %d: other bytes", i, c.Output, len(got))
+			}
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package archive
+
+import (
+	"io"
+	"path/filepath"
+	"time"
+
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// Reader reads any place of an archive, in any order. It belongs to one goroutine; several of them
+// may read one archive at the same time.
+type Reader struct {
+	a       *Archive
+	file    File // of shard
+	timed   timedFile
+	shard   int // -1: none
+	inflate *rangeInflater
+}
+
+// NewReader makes a Reader. The caller closes it before the archive.
+func (a *Archive) NewReader() *Reader { return &Reader{a: a, shard: -1} }
+
+// ReadAt reads from a shard's file as it is, compressed or not, like [io.ReaderAt].
+func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
+	if err := r.enter(shard); err != nil {
+		return 0, err
+	}
+	return r.file.ReadAt(p, at)
+}
+
+// ReadFile fills p with the beginning of a file of a directory. name is below the directory, with
+// slashes.
+func (r *Reader) ReadFile(shard int, name string, p []byte) error {
+	file, err := safefile.Open(filepath.Join(r.a.shards[shard].Path, filepath.FromSlash(name)))
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.ReadFull(file, p)
+	return err
+}
+
+// Inflate fills p from a gzip shard, with the inflated bytes from offset on. It begins to inflate at
+// from, a mark at or before offset whose window lies in windows. until says where in the file the
+// compressed bytes end at the latest.
+func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, p []byte) error {
+	if err := r.enter(shard); err != nil {
+		return err
+	}
+	if r.inflate == nil {
+		var err error
+		if r.inflate, err = newRangeInflater(); err != nil {
+			return err
+		}
+	}
+	return r.inflate.read(&r.timed, windows, from, offset, until, p)
+}
+
+// FileTime is how long Inflate has waited for files, without inflating.
+func (r *Reader) FileTime() time.Duration { return r.timed.spent }
+
+// enter opens a shard.
+func (r *Reader) enter(shard int) error {
+	if r.shard == shard {
+		return nil
+	}
+	r.leave()
+	file, err := r.a.shared.acquire(shard, r.a.openAgain)
+	if err != nil {
+		return err
+	}
+	r.file, r.timed.file, r.shard = file, file, shard
+	return nil
+}
+
+// leave gives back the shard that was read last.
+func (r *Reader) leave() {
+	if r.shard >= 0 {
+		r.a.shared.release(r.shard)
+		r.file, r.shard = nil, -1
+	}
+}
+
+// Close gives back the shard, and memory outside of Go.
+func (r *Reader) Close() {
+	if r.inflate != nil {
+		r.inflate.close()
+		r.inflate = nil
+	}
+	r.leave()
+}
+
+// timedFile counts the time that ReadAt takes.
+type timedFile struct {
+	file  io.ReaderAt
+	spent time.Duration
+}
+
+func (f *timedFile) ReadAt(p []byte, at int64) (int, error) {
+	began := time.Now()
+	n, err := f.file.ReadAt(p, at)
+	f.spent += time.Since(began)
+	return n, err
+}

@@ -1,0 +1,302 @@
+package archive
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"path"
+	"sync"
+	"time"
+)
+
+// How a Source is read.
+const (
+	sourceTries   = 6 // of a request that fails, after 0.1, 0.2, 0.4, ... seconds
+	sourceBackoff = 100 * time.Millisecond
+	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
+	minProgress   = firstPiece / 2   // a response of a few bytes a second has stopped
+
+	// What is read in order is requested in pieces, several at a time: one response of an object store
+	// is slower than the network. The first piece is small, since few bytes may be read from there.
+	firstPiece  = 64 << 10
+	maxPiece    = 4 << 20
+	piecesAhead = 4
+)
+
+// sourceTimes are how long a request waits: before its second try, and for a store that does not
+// answer.
+type sourceTimes struct{ backoff, silence time.Duration }
+
+var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence}
+
+// remoteFile is an open Source as a File. It reads ahead of a caller that reads in order. A request
+// that fails or breaks off is made again from where it broke off.
+//
+// No call waits for long: a response that pauses, or trickles, counts as broken off, and every call
+// ends with ErrStopped when the context ends.
+type remoteFile struct {
+	ctx   context.Context
+	stop  context.CancelFunc
+	name  string
+	from  Source
+	info  SourceInfo
+	times sourceTimes
+
+	// For Read and Seek, which one goroutine calls.
+	at       int64
+	ahead    []*piece // without gaps; the first contains at, or begins there
+	next     int64    // where the piece after ahead begins
+	size     int64    // of that piece
+	spare    [][]byte // memory of pieces that were read
+	fetching sync.WaitGroup
+}
+
+// piece is a range on its way.
+type piece struct {
+	at    int64
+	data  []byte
+	stop  context.CancelFunc
+	ready chan struct{} // closed when n and err are set
+	n     int           // bytes that have come
+	err   error         // why n is less than len(data)
+}
+
+func openRemote(ctx context.Context, name string, open func(context.Context, string) (Source, error), times sourceTimes) (*remoteFile,
+	error) {
+	f := &remoteFile{name: name, times: times, size: firstPiece}
+	f.ctx, f.stop = context.WithCancel(ctx)
+	err := f.persist(f.ctx, func() (_ bool, err error) {
+		once, cancel := context.WithTimeout(f.ctx, times.silence)
+		defer cancel()
+		f.from, err = open(once, name)
+		return false, err
+	})
+	if err != nil {
+		f.stop()
+		return nil, err
+	}
+	if f.info = f.from.Info(); f.info.Size < 0 {
+		_ = f.Close() // err says more
+		return nil, fmt.Errorf("%s: its Source says that it has %d bytes", name, f.info.Size)
+	}
+	return f, nil
+}
+
+// persist calls try until it returns no error, or one that would return, or has failed sourceTries
+// times since it last came further, as it says.
+func (f *remoteFile) persist(ctx context.Context, try func() (further bool, err error)) error {
+	wait := f.times.backoff
+	for tries := 1; ; tries++ {
+		further, err := try()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ErrStopped
+		}
+		if further {
+			tries, wait = 1, f.times.backoff
+		}
+		if tries >= sourceTries || lasting(err) {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+		timer := time.NewTimer(wait)
+		wait *= 2
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ErrStopped
+		}
+	}
+}
+
+// lasting says whether another try would end with the same error.
+func lasting(err error) bool {
+	for _, e := range []error{ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission, errors.ErrUnsupported} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// read fills p from offset at on. All of p lies inside of the file. Several goroutines may call it.
+func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
+	err = f.persist(ctx, func() (bool, error) {
+		got, err := f.once(ctx, p[n:], at+int64(n))
+		n += got
+		return got >= minProgress, err
+	})
+	return n, err
+}
+
+// once makes one request for p, from offset at on.
+func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := time.AfterFunc(f.times.silence, func() {
+		cancel(fmt.Errorf("less than %d bytes have come in %v", minProgress, f.times.silence))
+	})
+	defer silent.Stop()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
+	body, err := f.from.ReadRange(ctx, at, int64(len(p)))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = body.Close() }() // nothing was written
+	silent.Reset(f.times.silence)
+	since := 0
+	for empty := 0; n < len(p); {
+		got, err := body.Read(p[n:])
+		n += got
+		if since += got; since >= minProgress {
+			silent.Reset(f.times.silence)
+			since = 0
+		}
+		if empty++; got > 0 {
+			empty = 0
+		}
+		switch {
+		case n == len(p):
+		case err == io.EOF:
+			return n, fmt.Errorf("a response breaks off at byte %d of %d: %w", at+int64(n), f.info.Size, io.ErrUnexpectedEOF)
+		case err != nil:
+			return n, err
+		case empty == 100:
+			return n, io.ErrNoProgress
+		}
+	}
+	return n, nil
+}
+
+// Read reads from the current place on.
+func (f *remoteFile) Read(p []byte) (int, error) {
+	if f.at >= f.info.Size {
+		return 0, io.EOF
+	}
+	f.ask()
+	first := f.ahead[0]
+	select {
+	case <-first.ready:
+	case <-f.ctx.Done():
+		return 0, ErrStopped
+	}
+	begin := f.at - first.at
+	if begin >= int64(first.n) && len(p) > 0 {
+		return 0, first.err
+	}
+	n := copy(p, first.data[begin:first.n])
+	f.at += int64(n)
+	return n, nil
+}
+
+// ask requests the next pieces.
+func (f *remoteFile) ask() {
+	for len(f.ahead) > 0 && f.ahead[0].end() <= f.at {
+		f.recycle(f.ahead[0])
+		f.ahead = f.ahead[1:]
+	}
+	if len(f.ahead) == 0 && f.next != f.at {
+		f.next, f.size = f.at, firstPiece
+	}
+	for len(f.ahead) < piecesAhead && f.next < f.info.Size {
+		p := &piece{at: f.next, data: f.room(min(f.size, f.info.Size-f.next)), ready: make(chan struct{})}
+		var ctx context.Context
+		ctx, p.stop = context.WithCancel(f.ctx)
+		f.fetching.Go(func() {
+			p.n, p.err = f.read(ctx, p.data, p.at)
+			close(p.ready)
+		})
+		f.ahead = append(f.ahead, p)
+		f.next = p.end()
+		f.size = min(2*f.size, maxPiece)
+	}
+}
+
+// recycle keeps a piece's memory for another one, unless its request may still write there.
+func (f *remoteFile) recycle(p *piece) {
+	p.stop()
+	select {
+	case <-p.ready:
+		if len(p.data) == maxPiece {
+			f.spare = append(f.spare, p.data)
+		}
+	default:
+	}
+}
+
+// room returns memory for a piece.
+func (f *remoteFile) room(n int64) []byte {
+	if last := len(f.spare) - 1; n == maxPiece && last >= 0 {
+		p := f.spare[last]
+		f.spare = f.spare[:last]
+		return p
+	}
+	return make([]byte, n)
+}
+
+func (p *piece) end() int64 { return p.at + int64(len(p.data)) }
+
+// drop cancels the requests for all pieces.
+func (f *remoteFile) drop() {
+	for _, p := range f.ahead {
+		p.stop()
+	}
+	f.ahead = nil
+}
+
+// Seek to a place within the requested pieces costs nothing.
+func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
+	switch whence {
+	case io.SeekCurrent:
+		offset += f.at
+	case io.SeekEnd:
+		offset += f.info.Size
+	}
+	if offset < 0 {
+		return f.at, errors.New("seek before the beginning")
+	}
+	if len(f.ahead) > 0 && (offset < f.ahead[0].at || offset >= f.next) {
+		f.drop()
+	}
+	f.at = offset
+	return offset, nil
+}
+
+// ReadAt makes a request of its own. Several goroutines may call it.
+func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
+	if at >= f.info.Size {
+		return 0, io.EOF
+	}
+	want := p[:min(int64(len(p)), f.info.Size-at)]
+	if n, err = f.read(f.ctx, want, at); err == nil && n < len(p) {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (f *remoteFile) Close() error {
+	f.drop()
+	f.stop()
+	f.fetching.Wait()
+	return f.from.Close()
+}
+
+func (f *remoteFile) Stat() (fs.FileInfo, error) { return remoteInfo{f}, nil }
+
+// remoteInfo describes a remoteFile. Sys is its SourceInfo.
+type remoteInfo struct{ f *remoteFile }
+
+func (i remoteInfo) Name() string       { return path.Base(i.f.name) }
+func (i remoteInfo) Size() int64        { return i.f.info.Size }
+func (i remoteInfo) Mode() fs.FileMode  { return 0o444 }
+func (i remoteInfo) ModTime() time.Time { return i.f.info.ModTime }
+func (i remoteInfo) IsDir() bool        { return false }
+func (i remoteInfo) Sys() any           { return i.f.info }

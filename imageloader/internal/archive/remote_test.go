@@ -1,0 +1,315 @@
+package archive_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
+)
+
+// flaky is a server that fails, breaks off and lies.
+type flaky struct {
+	data  []byte
+	etag  string
+	every int // one of so many responses to requests for the same end is whole
+	n     atomic.Int64
+	mode  string
+
+	mu   sync.Mutex
+	ends map[string]int
+}
+
+func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n := f.n.Add(1)
+	_, end, _ := strings.Cut(r.Header.Get("Range"), "-")
+	f.mu.Lock()
+	if f.ends == nil {
+		f.ends = map[string]int{}
+	}
+	f.ends[end]++
+	asked := f.ends[end]
+	f.mu.Unlock()
+	w.Header().Set("ETag", f.etag)
+	switch {
+	case f.mode == "no ranges":
+		w.Write(f.data)
+		return
+	case f.mode == "gone":
+		http.Error(w, "no", http.StatusNotFound)
+		return
+	case f.mode == "changes" && n > 3:
+		w.Header().Set("ETag", `"other"`)
+	case f.mode == "down":
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return
+	case asked%f.every == 1:
+		http.Error(w, "busy", http.StatusServiceUnavailable)
+		return
+	case asked%f.every != 0:
+		w = &breaking{w, 1000 + rand.IntN(90_000)}
+	}
+	http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(f.data))
+}
+
+// breaking ends a response after left bytes.
+type breaking struct {
+	http.ResponseWriter
+	left int
+}
+
+func (b *breaking) Write(p []byte) (int, error) {
+	n, err := b.ResponseWriter.Write(p[:min(len(p), b.left)])
+	if b.left -= n; b.left == 0 {
+		panic(http.ErrAbortHandler)
+	}
+	return n, err
+}
+
+func byHTTP(client *http.Client) func(context.Context, string) (archive.Source, error) {
+	return func(ctx context.Context, url string) (archive.Source, error) {
+		return archive.OpenHTTP(ctx, url, client)
+	}
+}
+
+// TestURL: responses that fail or break off are asked for again; a file that changes, or a server that can't give ranges, is an error that names the URL.
+func TestURL(t *testing.T) {
+	data := make([]byte, 500_000)
+	for i := range data {
+		data[i] = byte(rand.Uint32())
+	}
+	for mode, want := range map[string]string{"": "", "no ranges": "range requests", "gone": "404", "changes": "has changed", "down": "503"} {
+		f := &flaky{data: data, etag: `"one"`, every: 3, mode: mode}
+		server := httptest.NewServer(f)
+		read := func() error {
+			file, err := archive.OpenRemote(t.Context(), server.URL+"/x", byHTTP(server.Client()), archive.Times(time.Microsecond, time.Minute))
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			got, err := io.ReadAll(file)
+			if err != nil {
+				return err
+			}
+			if !bytes.Equal(got, data) {
+				t.Error("other bytes in order")
+			}
+			part := make([]byte, 200_000)
+			if _, err := file.ReadAt(part, 123_456); err != nil {
+				return err
+			}
+			if !bytes.Equal(part, data[123_456:][:len(part)]) {
+				t.Error("other bytes at random")
+			}
+			for _, to := range []int64{400_000, 10, 300, 499_999} {
+				if _, err := file.Seek(to, io.SeekStart); err != nil {
+					return err
+				}
+				if _, err := io.ReadFull(file, part[:1]); err != nil || part[0] != data[to] {
+					t.Errorf("at %d: %v", to, err)
+				}
+			}
+			if n, err := file.ReadAt(part, int64(len(data))-5); n != 5 || err != io.EOF {
+				t.Errorf("at the end: %d, %v", n, err)
+			}
+			return nil
+		}
+		err := read()
+		server.Close()
+		if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), server.URL)) {
+			t.Errorf("%q: error %v", mode, err)
+		}
+		if mode == "gone" && !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%q: error %v", mode, err)
+		}
+	}
+}
+
+// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps nobody from stopping.
+func TestURLSilent(t *testing.T) {
+	data := archivetest.Images(t, 30, nil)
+	var stall atomic.Int32 // so many responses stop in the middle
+	stall.Store(3)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var first int
+		if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-", &first); err != nil || r.Header.Get("Range") == "bytes=0-0" || stall.Add(-1) < 0 {
+			http.ServeContent(w, r, "", time.Unix(1e9, 0), strings.NewReader(string(data)))
+			return
+		}
+		w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, len(data)-1, len(data)))
+		w.Header().Set("Content-Length", fmt.Sprint(len(data)-first))
+		w.Header().Set("Last-Modified", time.Unix(1e9, 0).UTC().Format(http.TimeFormat))
+		w.WriteHeader(http.StatusPartialContent)
+		_, _ = w.Write(data[first : first+1000])
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, 50*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	got := make([]byte, len(data))
+	if _, err := file.ReadAt(got, 0); err != nil || string(got) != string(data) {
+		t.Errorf("at random: error %v, or other bytes", err)
+	}
+	stall.Store(3)
+	for n := 0; n < len(got); {
+		k, err := file.Read(got[n:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += k
+	}
+	if string(got) != string(data) {
+		t.Error("other bytes in order")
+	}
+}
+
+// TestSourceTries: a request that fails is made again, some times; what stops is given up; bytes that came before a failure are not lost.
+func TestSourceTries(t *testing.T) {
+	archivetest.Within(t)
+	archivetest.NoLeaks(t)
+	data := make([]byte, 3_000_000)
+	rng := rand.New(rand.NewPCG(3, 4))
+	for i := range data {
+		data[i] = byte(rng.Uint32())
+	}
+	times := archive.Times(time.Microsecond, 100*time.Millisecond)
+	s := sourcetest.New(5, map[string]sourcetest.Object{"store://x": {Data: string(data), Version: "1"}})
+	s.Bad, s.Stops = 0.1, true
+	f, err := archive.OpenRemote(t.Context(), "store://x", s.OpenSource, times)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("%d bytes, error %v", len(got), err)
+	}
+	for range 200 { // forwards and backwards, near and far
+		at := rng.Int64N(int64(len(data)))
+		if rng.IntN(2) == 0 {
+			at = min(int64(len(data))-1, max(0, f.Offset()+rng.Int64N(200_000)-50_000))
+		}
+		if _, err := f.Seek(at, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		p := make([]byte, 1+rng.IntN(90_000))
+		n, err := io.ReadFull(f, p)
+		if err != nil && (err != io.ErrUnexpectedEOF || int(at)+n != len(data)) || !bytes.Equal(p[:n], data[at:][:n]) {
+			t.Fatalf("%d bytes at %d: %d came, error %v", len(p), at, n, err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+
+	s.Bad, s.Asked = 0, 0
+	if f, err = archive.OpenRemote(t.Context(), "store://x", s.OpenSource, times); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(f, make([]byte, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	f.Await()
+	s.Lock()
+	if s.Asked != archive.PiecesAhead {
+		t.Errorf("%d requests for the first bytes", s.Asked)
+	}
+	s.Err = sourcetest.ErrBusy
+	s.Unlock()
+	came := int64(1000)
+	for {
+		n, err := f.Read(make([]byte, 100_000))
+		if came += int64(n); err != nil {
+			if !errors.Is(err, sourcetest.ErrBusy) || !strings.Contains(err.Error(), "store://x") {
+				t.Errorf("error %v", err)
+			}
+			break
+		}
+	}
+	if want := int64(archive.FirstPiece * (1 + 2 + 4 + 8)); came != want {
+		t.Errorf("%d bytes came before the error, %d were there", came, want)
+	}
+	if err := f.Close(); err != nil || s.Open != 0 {
+		t.Errorf("%d are open, error %v", s.Open, err)
+	}
+}
+
+// lyingSource says that it is larger than it is, or sends nothing without an end.
+type lyingSource struct{ size int64 }
+
+func (l lyingSource) Info() archive.SourceInfo { return archive.SourceInfo{Size: l.size} }
+func (l lyingSource) Close() error             { return nil }
+
+func (l lyingSource) ReadRange(context.Context, int64, int64) (io.ReadCloser, error) {
+	return io.NopCloser(nothing{}), nil
+}
+
+type nothing struct{}
+
+func (nothing) Read([]byte) (int, error) { return 0, nil }
+
+// TestSourceLies: a Source that breaks its contract is an error, never a hang.
+func TestSourceLies(t *testing.T) {
+	archivetest.Within(t)
+	for size, want := range map[int64]string{-1: "-1 bytes", 0: "empty", 5000: io.ErrNoProgress.Error()} {
+		times := archive.Times(time.Microsecond, time.Minute)
+		f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return lyingSource{size}, nil }, times)
+		if err == nil {
+			_, err = f.ReadAt(make([]byte, 10), 0)
+			if err == io.EOF {
+				err = errors.New("empty")
+			}
+			f.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d bytes: error %v", size, err)
+		}
+	}
+}
+
+// trickle sends a byte now and then, without an end.
+type trickle struct{ ctx context.Context }
+
+func (trickle) Info() archive.SourceInfo { return archive.SourceInfo{Size: 1 << 20} }
+func (trickle) Close() error             { return nil }
+
+func (trickle) ReadRange(ctx context.Context, _, _ int64) (io.ReadCloser, error) {
+	return io.NopCloser(trickle{ctx}), nil
+}
+
+func (r trickle) Read([]byte) (int, error) {
+	select {
+	case <-r.ctx.Done():
+		return 0, r.ctx.Err()
+	case <-time.After(time.Millisecond):
+		return 1, nil
+	}
+}
+
+// TestSourceTrickles: a store that sends a few bytes a second has stopped.
+func TestSourceTrickles(t *testing.T) {
+	archivetest.Within(t)
+	f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return trickle{}, nil }, archive.Times(time.Microsecond, 20*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.ReadAt(make([]byte, 1<<20), 0); err == nil || !strings.Contains(err.Error(), "less than 32768 bytes have come in 20ms") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,85 @@
+package archive
+
+import (
+	"slices"
+	"sync"
+)
+
+// maxIdleShards is how many shards stay open that nobody reads at the moment. An archive of
+// thousands of shards has no more files open than that, and one for each reader.
+const maxIdleShards = 32
+
+// sharedFiles are the shards of an archive that readers have opened, by number.
+type sharedFiles struct {
+	mu    sync.Mutex
+	files map[int]*sharedFile
+	idle  []int // shards without a user; the one that was left longest ago is the first
+}
+
+type sharedFile struct {
+	open  sync.Once // outside of the lock: a server may take its time
+	file  File
+	err   error
+	users int
+}
+
+// acquire opens a shard, unless it is open already. Any number of goroutines may call ReadAt of the
+// file, until each of them has called release.
+func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (File, error) {
+	s.mu.Lock()
+	f := s.files[shard]
+	if f == nil {
+		f = &sharedFile{}
+		if s.files == nil {
+			s.files = map[int]*sharedFile{}
+		}
+		s.files[shard] = f
+	}
+	f.users++
+	if k := slices.Index(s.idle, shard); k >= 0 {
+		s.idle = slices.Delete(s.idle, k, k+1)
+	}
+	s.mu.Unlock()
+	f.open.Do(func() { f.file, f.err = open(shard) })
+	if f.err != nil {
+		s.release(shard)
+		return nil, f.err
+	}
+	return f.file, nil
+}
+
+// release ends the use of a shard. It is called once for each acquire without an error, and before
+// close.
+func (s *sharedFiles) release(shard int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.files[shard]
+	if f.users--; f.users > 0 {
+		return
+	}
+	if f.err != nil { // the next acquire tries again
+		delete(s.files, shard)
+		return
+	}
+	s.idle = append(s.idle, shard)
+	if len(s.idle) > maxIdleShards {
+		_ = s.files[s.idle[0]].file.Close() // nothing was written
+		delete(s.files, s.idle[0])
+		s.idle = slices.Delete(s.idle, 0, 1)
+	}
+}
+
+func (s *sharedFiles) close() (err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range s.files {
+		if f.file == nil {
+			continue
+		}
+		if e := f.file.Close(); err == nil {
+			err = e
+		}
+	}
+	s.files, s.idle = nil, nil
+	return err
+}

@@ -1,0 +1,86 @@
+package archive
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"strings"
+	"time"
+)
+
+// Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
+// server. Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob has
+// one for S3, Google Cloud Storage and Azure.
+//
+// A Source asks once. Retries, reading ahead and timeouts are its caller's.
+type Source interface {
+	// Info describes the version that was opened.
+	Info() SourceInfo
+	// ReadRange reads n bytes (at least 1) from offset on, all of which lie in the archive. They must
+	// be of the version that was opened: ErrSourceChanged if there is another one by now. Several
+	// goroutines may call it at a time. When ctx ends, which may be after the call, reading ends with
+	// an error; the caller closes the reader in any case.
+	//
+	// After an error the caller asks for the range again, up to 6 times and after longer and longer
+	// pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or
+	// errors.ErrUnsupported.
+	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
+	Close() error
+}
+
+// SourceInfo tells the versions of an archive apart.
+type SourceInfo struct {
+	Size int64 // bytes
+	// ModTime is when it was last written; the zero value: not known. The index of a plain .tar is
+	// only used again if it is known.
+	ModTime time.Time
+	Version string // the store's name for this version, an ETag for example; "": it has none
+}
+
+func (i SourceInfo) same(other SourceInfo) bool {
+	return i.Size == other.Size && i.Version == other.Version && i.ModTime.Equal(other.ModTime)
+}
+
+// IsURL says whether path has a scheme.
+func IsURL(path string) bool {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-."
+	scheme, _, found := strings.Cut(path, "://")
+	return found && scheme != "" && strings.Trim(scheme, letters) == ""
+}
+
+// opener returns a function that opens shards as long as ctx lasts.
+func (c Config) opener(ctx context.Context) func(path string) (File, error) {
+	if c.OpenFile == nil {
+		c.OpenFile = openFile
+	}
+	if c.OpenSource == nil {
+		c.OpenSource = func(ctx context.Context, url string) (Source, error) { return OpenHTTP(ctx, url, nil) }
+	}
+	return func(path string) (File, error) {
+		if !IsURL(path) {
+			return c.OpenFile(path)
+		}
+		f, err := openRemote(ctx, path, c.OpenSource, defaultSourceTimes)
+		if err != nil {
+			return nil, err
+		}
+		return f, nil
+	}
+}
+
+// SameFile says whether two descriptions, of a file or of all shards of an archive, are of the same
+// version.
+func SameFile(now, before fs.FileInfo) bool {
+	return now.Size() == before.Size() && now.ModTime().Equal(before.ModTime()) && version(now) == version(before)
+}
+
+// version is that of a Source, or those of an archive's shards together; "" for a file.
+func version(info fs.FileInfo) string {
+	switch s := info.Sys().(type) {
+	case SourceInfo:
+		return s.Version
+	case string:
+		return s
+	}
+	return ""
+}

@@ -1,0 +1,88 @@
+package archive
+
+import (
+	"errors"
+	"math/bits"
+)
+
+// packWindow packs the bytes of a window that are used. For each run of them it stores two varints,
+// the number of bytes left out since the run before and the length of the run, and then its bytes. A
+// gap of up to 3 bytes costs less than a new run, and is stored.
+func packWindow(window []byte, used []uint64) []byte {
+	var packed []byte
+	from, to := -1, 0 // the run under way
+	last := 0         // end of the run before
+	flush := func() {
+		if from >= 0 {
+			packed = appendUvarint(packed, uint64(from-last))
+			packed = appendUvarint(packed, uint64(to-from))
+			packed = append(packed, window[from:to]...)
+			last = to
+		}
+	}
+	for w, word := range used {
+		for word != 0 {
+			i := w*64 + bits.TrailingZeros64(word)
+			n := bits.TrailingZeros64(^(word >> (i & 63)))
+			if from < 0 || i-to > 3 {
+				flush()
+				from = i
+			}
+			to = i + n
+			if n+i&63 >= 64 {
+				word = 0
+			} else {
+				word &^= (1<<n - 1) << (i & 63)
+			}
+		}
+	}
+	flush()
+	return packed
+}
+
+func appendUvarint(b []byte, v uint64) []byte {
+	for v >= 0x80 {
+		b = append(b, byte(v)|0x80)
+		v >>= 7
+	}
+	return append(b, byte(v))
+}
+
+var errWindow = errors.New("damaged window of an inflate checkpoint")
+
+// unpackWindow is the inverse of packWindow; bytes that were left out become 0. It writes inside of
+// window alone, whatever packed holds.
+func unpackWindow(packed, window []byte) error {
+	clear(window)
+	at := 0
+	for len(packed) > 0 {
+		skip, n := uvarint(packed)
+		if n <= 0 {
+			return errWindow
+		}
+		packed = packed[n:]
+		length, n := uvarint(packed)
+		if n <= 0 {
+			return errWindow
+		}
+		packed = packed[n:]
+		if skip > uint64(len(window)-at) || length > uint64(len(window)-at)-skip || length > uint64(len(packed)) {
+			return errWindow
+		}
+		at += int(skip)
+		at += copy(window[at:], packed[:length])
+		packed = packed[length:]
+	}
+	return nil
+}
+
+// uvarint reads a number of appendUvarint, of up to 5 bytes. n is its length; 0 if it does not end.
+func uvarint(b []byte) (v uint64, n int) {
+	for i, c := range b[:min(len(b), 5)] {
+		v |= uint64(c&0x7f) << (7 * i)
+		if c < 0x80 {
+			return v, i + 1
+		}
+	}
+	return 0, 0
+}

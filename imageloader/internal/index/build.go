@@ -1,0 +1,109 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// Build reads an archive through that has just been opened, makes its index and writes the index file,
+// if it can. It fails if there is no sample.
+func Build(a *archive.Archive, c Config) (*Index, error) {
+	b, err := scan(a, c)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Close()
+	x, err := b.Finish(a)
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
+	}
+	if x.Len() == 0 {
+		_ = x.Close() // nothing was kept
+		return nil, NoSamples(a.Path(), a.Position(), b.orphans)
+	}
+	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
+		if err := holdAfter(a, x, &c); err != nil {
+			_ = x.Close() // err says more
+			return nil, err
+		}
+	}
+	return x, nil
+}
+
+// holdAfter keeps in memory what a loader would keep that finds the index: it counts the samples
+// alone, which are known only now. Both have to have the same order of epochs.
+func holdAfter(a *archive.Archive, x *Index, c *Config) error {
+	again, err := a.Reopen()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = again.Close() }() // nothing was written
+	return x.hold(again, c.HoldBytes, c.MaxSampleBytes)
+}
+
+// scan walks an archive for its index alone. The caller closes the builder.
+func scan(a *archive.Archive, c Config) (*Builder, error) {
+	began := time.Now()
+	c.Logger.Info("scanning archive", "archive", a.Path(), "bytes", a.Info().Size())
+	b, err := NewBuilder(a.Path(), c)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.Walk(a, nil); err != nil {
+		b.Close()
+		return nil, err
+	}
+	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored, "seconds", time.Since(began).Seconds())
+	if b.orphans > 0 {
+		c.Logger.Warn("images outside of any directory have no class and are ignored", "archive", a.Path(), "images", b.orphans)
+	}
+	return b, nil
+}
+
+// Report is what Make has made.
+type Report struct {
+	File        string // the index
+	Bytes       int64  // its size
+	Samples     int
+	Classes     int
+	Checkpoints int // of gzip files
+	// Random says whether samples can be read in any order, and Work how many bytes are then read or
+	// inflated for each byte of a sample. An archive that can be read in its own order only has no
+	// Work.
+	Random bool
+	Work   float64
+}
+
+// Make reads an archive through that has just been opened, and writes its index file, whether or not
+// there is one.
+func Make(a *archive.Archive, c Config) (*Report, error) {
+	b, err := scan(a, c)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Close()
+	r := &Report{Checkpoints: b.marked}
+	if r.Samples, r.Work, err = b.survey(a); err != nil {
+		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
+	}
+	if r.Samples == 0 {
+		return nil, NoSamples(a.Path(), a.Position(), b.orphans)
+	}
+	classes, _ := b.dirs.labels()
+	r.Classes, r.Random = len(classes), randomBy(r.Work)
+	s := b.writeFile(a)
+	if s == nil {
+		return nil, errors.New("imageloader: " + a.Path() +
+			": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
+	}
+	defer func() { _ = s.close() }() // nothing was kept
+	info, err := s.file.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("imageloader: %w", err)
+	}
+	r.File, r.Bytes = s.path, info.Size()
+	return r, nil
+}

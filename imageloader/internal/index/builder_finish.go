@@ -1,0 +1,100 @@
+package index
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// Finish writes the index file of an archive that was walked to its end, and makes the Index: of the
+// file, or where that can't be written of the builder's spools.
+func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
+	formats := make([]string, len(a.Shards()))
+	for i, s := range a.Shards() {
+		formats[i] = s.Format
+	}
+	if s := b.writeFile(a); s != nil {
+		sections, err := s.large()
+		if err == nil {
+			var x *Index
+			if x, err = b.index(a, formats, sections); err == nil {
+				x.side = s
+				return x, nil
+			}
+		}
+		_ = s.close() // nothing was kept
+		b.config.Logger.Warn("index that was just written is not readable", "index", s.path, "error", err)
+	}
+	return b.index(a, formats, b.sections())
+}
+
+// writeFile writes the sidecar of an archive that was walked to its end in the first place that can be
+// written, and opens it; nil if there is none.
+func (b *Builder) writeFile(a *archive.Archive) *sidecar {
+	paths, log := indexPaths(&b.config, a), b.config.Logger
+	if b.count == 0 || len(paths) == 0 {
+		return nil
+	}
+	list, err := outputs(a, b)
+	if err != nil {
+		log.Warn("index is not written", "archive", a.Path(), "error", err)
+		return nil
+	}
+	for i, path := range paths {
+		if i > 0 {
+			_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
+		}
+		var s *sidecar
+		f, err := writeSidecar(path, indexMode(a), list)
+		if err == nil {
+			s, err = newSidecar(path, f)
+		}
+		if err != nil {
+			log.Info("index can't be written here", "archive", a.Path(), "index", path, "error", err)
+			continue
+		}
+		log.Info("wrote index", "archive", a.Path(), "index", path)
+		s.saving = saving{create: spoolBeside(paths), log: log}
+		for _, older := range paths[i+1:] {
+			if CheckFile(older) == nil {
+				_ = os.Remove(older) // or it is looked at, and not used
+			}
+			s.saving.elsewhere = append(s.saving.elsewhere, otherPlace{older, nil})
+		}
+		return s
+	}
+	return nil
+}
+
+// survey says what index would make of the collected members, without making it: how many samples
+// there are, and what work.
+func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
+	sections := b.sections()
+	_, label := b.dirs.labels()
+	marks := sections[sectionCheckpoints].reader(checkpointBytes)
+	var w workMeter
+	for _, s := range a.Shards() {
+		w.shards = append(w.shards, shard{format: s.Format})
+	}
+	w.next = func() (int, int64, bool) {
+		var item []byte
+		if item, err = marks.next(); item == nil || err != nil {
+			return 0, 0, false
+		}
+		shard, m := decodeMark(item)
+		return int(shard), m.Output, true
+	}
+	for members := sections[sectionMembers].reader(memberBytes); err == nil; {
+		var item []byte
+		if item, err = members.next(); item == nil {
+			break
+		}
+		var r record
+		if r.decode(item); label[r.label] >= 0 {
+			samples++
+			w.sample(&r)
+		}
+	}
+	return samples, w.work(), err
+}

@@ -1,0 +1,118 @@
+package index
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// manyMembers is a tar of n members, made while it is read.
+type manyMembers struct {
+	n, at int
+	rest  []byte
+}
+
+func (m *manyMembers) Read(p []byte) (int, error) {
+	if len(m.rest) == 0 {
+		if m.at == m.n {
+			return 0, io.EOF
+		}
+		m.at++
+		m.rest = manyMember(m.at)
+	}
+	n := copy(p, m.rest)
+	m.rest = m.rest[n:]
+	return n, nil
+}
+
+func manyMember(i int) []byte {
+	b := make([]byte, 1024)
+	copy(b, fmt.Sprintf("train/class%d/with a long name, as they are %09d.png", i%10, i))
+	copy(b[100:], "0000644\x000000000\x000000000\x0000000000022\x0000000000000\x00        0")
+	copy(b[257:], "ustar\x0000")
+	copy(b[512:], archivetest.Image(fmt.Sprintf("%010d", i)))
+	sum := 0
+	for _, c := range b[:512] {
+		sum += int(c)
+	}
+	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return b
+}
+
+// TestIndexMemory: what an indexer has in memory does not depend on how many members there are.
+func TestIndexMemory(t *testing.T) {
+	const members = 120_000
+	path := filepath.Join(t.TempDir(), "a.tar")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(f, &manyMembers{n: members}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a := openArchive(t, path)
+	defer a.Close()
+	c := testConfig()
+	c.HoldBytes = 0
+	b, err := scan(a, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for name, s := range map[string]*spool{"members": &b.members, "names": &b.names, "headers": &b.headers} {
+		if s.filed < spoolBytes || cap(s.mem) > 2*spoolBytes {
+			t.Errorf("%s: %d bytes in a file, room for %d in memory", name, s.filed, cap(s.mem))
+		}
+	}
+	if b.count != members || len(b.held) > 0 || len(b.dirs.names) != 10 {
+		t.Errorf("%d members, %d contents, %d directories", b.count, len(b.held), len(b.dirs.names))
+	}
+	// And the index that is made of it is the one that the file gives.
+	var made [2]*Index
+	if made[0], err = b.index(a, []string{archive.Tar}, b.sections()); err != nil {
+		t.Fatal(err)
+	}
+	s := b.writeFile(a)
+	if s == nil {
+		t.Fatal("no index file")
+	}
+	if made[1], err = Load(a, c); err != nil || made[1] == nil {
+		t.Fatal(err)
+	}
+	defer made[1].Close()
+	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names || made[0].work != made[1].work || len(made[1].samples) != members {
+		t.Error("the index of the file is another one")
+	}
+	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {
+		t.Errorf("%v, error %v", list, err)
+	}
+}
+
+// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so all of
+// them together are bounded.
+func TestBoundedLabels(t *testing.T) {
+	b, err := NewBuilder("a.tar", testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.dirs.bytes = maxDirBytes - 10
+	if _, err := b.dirs.number("label1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.dirs.number("label2"); err == nil || !strings.Contains(err.Error(), "a.tar: more than 128 MB") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := b.dirs.number("label1"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,123 @@
+package index
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// maxLabelBytes is how large a member may be that is read as a label.
+const maxLabelBytes = 1 << 20
+
+// webGroup collects the members of one WebDataset sample: those that follow each other and have the
+// same path up to the first dot of its last part.
+type webGroup struct {
+	key   string
+	label string
+	image int // its number among the members; -1: none yet
+}
+
+// webName splits a member's path as WebDataset does.
+func webName(name string) (key, extension string) {
+	slash := strings.LastIndexByte(name, '/') + 1
+	dot := strings.IndexByte(name[slash:], '.')
+	if dot <= 0 { // a hidden file is part of no sample
+		return name, ""
+	}
+	return name[:slash+dot], strings.ToLower(name[slash+dot+1:])
+}
+
+// isWebLabel says whether a member holds the label of its group.
+func isWebLabel(m *archive.Member) bool {
+	_, extension := webName(m.Name)
+	return (extension == "cls" || extension == "json") && m.Kind == archive.Regular && m.Size <= maxLabelBytes
+}
+
+// addWeb is add for the conventions of WebDataset: the first image of a group is a sample. content is
+// that of a label.
+func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, err error) {
+	key, extension := webName(m.Name)
+	if key != b.web.key {
+		if err := b.closeGroup(); err != nil {
+			return -1, err
+		}
+		b.web.key = key
+	}
+	if isWebLabel(m) {
+		label, err := webLabel(extension, content)
+		if err != nil {
+			return -1, fmt.Errorf("%s: %w", m.Name, err)
+		}
+		if len(label) > archive.MaxNameBytes {
+			return -1, fmt.Errorf("%s: a label of %d bytes, over the limit of %d", m.Name, len(label), archive.MaxNameBytes)
+		}
+		if label != "" {
+			b.web.label = label
+		}
+		return -1, nil
+	}
+	if !claims(m, magic) || b.web.image >= 0 {
+		b.ignored++
+		return -1, nil
+	}
+	number, err = b.record(m, 0, recordImage)
+	if err != nil {
+		return -1, err
+	}
+	b.web.image = number
+	return number, nil
+}
+
+// webLabel reads a label; "" if a .json has none.
+func webLabel(extension string, content []byte) (string, error) {
+	if extension == "cls" {
+		return strings.TrimSpace(string(content)), nil
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(content, &fields); err != nil {
+		return "", nil // a .json of another kind
+	}
+	for _, name := range []string{"label", "cls", "class"} {
+		raw, ok := fields[name]
+		if !ok {
+			continue
+		}
+		var text string
+		if err := json.Unmarshal(raw, &text); err == nil {
+			return text, nil
+		}
+		var n int64
+		if err := json.Unmarshal(raw, &n); err != nil {
+			return "", fmt.Errorf("%q is neither a string nor a whole number: %s", name, raw[:min(len(raw), 40)])
+		}
+		return strconv.FormatInt(n, 10), nil
+	}
+	return "", nil
+}
+
+// closeGroup gives the image of a group its label. An image without a label is no sample.
+func (b *Builder) closeGroup() error {
+	g := *b.web
+	*b.web = webGroup{image: -1}
+	if g.image < 0 {
+		return nil
+	}
+	if g.label == "" {
+		b.orphans++
+		b.ignored++
+		b.drop() // it is still the newest member
+		return nil
+	}
+	if _, known := b.dirs.given[g.label]; b.dirs.given != nil && !known {
+		return b.dirs.unknown(string(b.lastName), g.label)
+	}
+	dir, err := b.dirs.number(g.label)
+	if err != nil {
+		return err
+	}
+	b.last.label, b.dirs.claimed[dir] = dir, true
+	return nil
+}

@@ -1,0 +1,96 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
+)
+
+// fuzzArchive writes an archive and its index, which has entry points. Both are the same in every run.
+func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path string, index []byte) {
+	f.Helper()
+	path = archivetest.WriteFile(f, name, pack(archivetest.Tar(f, archivetest.Repetitive()...)))
+	day := time.Unix(1_700_000_000, 0)
+	if err := os.Chtimes(path, day, day); err != nil {
+		f.Fatal(err)
+	}
+	x := open(f, path, testConfig())
+	for i := range 4 {
+		x.KeepEntryPoints(i, bytes.Repeat([]byte{byte(i)}, 20+i))
+	}
+	closeIndex(f, x)
+	index, err := os.ReadFile(path + sidecarSuffix)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return path, index
+}
+
+// FuzzIndex: whatever an index file holds, its checksums right or not, archives open, samples have
+// their bytes or an error says that they don't, and nothing hangs.
+func FuzzIndex(f *testing.F) {
+	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
+	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })
+	want := archivetest.Contents(archivetest.Repetitive())
+	for how := range byte(4) {
+		f.Add([]byte{}, how)
+		f.Add([]byte{0, 7, 0, 0, 100, 0, 0, 0}, how)
+	}
+	for part := range byte(11) {
+		for edit := range byte(8) {
+			f.Add([]byte{part, edit, 16 * edit, 0, 1 + 50*edit, part, 0, 0}, 1+part%3)
+		}
+	}
+	// how: whether the checksums are made right; of which archive the index is.
+	f.Fuzz(func(t *testing.T, edits []byte, how uint8) {
+		path, index := packed, packedIndex
+		if how&2 != 0 {
+			path, index = plain, plainIndex
+		}
+		data := indextest.Edit(index, edits)
+		if how&1 != 0 {
+			indextest.Reseal(data)
+		}
+		c := testConfig()
+		c.File, c.HoldBytes, c.MaxSampleBytes = filepath.Join(t.TempDir(), "index"), 1, 1<<20
+		if err := os.WriteFile(c.File, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		x, err := tryOpen(t, path, c)
+		if err != nil {
+			if !errors.Is(err, ErrNoSamples) {
+				t.Fatal(err)
+			}
+			return
+		}
+		defer closeIndex(t, x)
+		a := openArchive(t, path)
+		defer a.Close()
+		r := NewReader(x, a)
+		defer r.Close()
+		for i := range x.samples {
+			_ = x.EntryPoints(i, nil) // whatever it is, the decoder checks it
+			m := &x.samples[i]
+			if m.kind != archive.Regular || m.size > 1<<20 || m.size == 0 || x.work == 0 {
+				continue
+			}
+			b := make([]byte, m.size)
+			if r.Read(i, b) != nil || m.flags&recordSummed == 0 {
+				continue
+			}
+			// An index may have the name of one sample and the place and checksum of another.
+			if known := want[x.Name(i)]; len(known) == len(b) && known != string(b) && !slices.Contains(slices.Collect(maps.Values(want)), string(b)) {
+				t.Errorf("%s has bytes of no sample", x.Name(i))
+			}
+		}
+	})
+}

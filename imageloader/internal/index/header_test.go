@@ -1,0 +1,29 @@
+package index
+
+import (
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// jpegCodec is the shim's, for JPEG, PNG and WebP.
+type jpegCodec struct{}
+
+func (jpegCodec) Header(data []byte) (imagecapi.Info, error) { return imagecapi.Header(data) }
+
+// TestHeads: every field of a header is in the index.
+func TestHeads(t *testing.T) {
+	c := jpegCodec{}
+	for _, m := range archivetest.Mixed(t) {
+		want, err := c.Header([]byte(m.Data))
+		h, found := headerOf(c, []byte(m.Data), true)
+		got, _, ok := h.info()
+		if found != (err == nil) || ok != found || found && got != want || !found && h[8] != headerUnusable && (h[8] != headerNoImage || Sniff([]byte(m.Data)) != "") {
+			t.Errorf("%s: %+v, %v, want %+v, %v", m.Name, got, found, want, err)
+		}
+		if h, found := headerOf(c, []byte(m.Data)[:min(20, len(m.Data))], false); found || Sniff([]byte(m.Data)) != "" && h != (header{}) {
+			t.Errorf("%s: %v of twenty bytes", m.Name, h)
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package index
+
+import "github.com/torchstream/torchstream/imageloader/internal/archive"
+
+// maxStreamBytes is more than the tar stream of a shard can have.
+func (s *shard) maxStreamBytes() int64 { return archive.MaxStreamBytes(s.format, s.info.Size()) }
+
+// loadMarks reads the checkpoints.
+func (x *Index) loadMarks(sections map[uint32]section) error {
+	items := sections[sectionCheckpoints].reader(checkpointBytes)
+	windows := uint64(sections[sectionWindows].size)
+	for {
+		item, err := items.next()
+		if err != nil {
+			return err
+		}
+		if item == nil {
+			break
+		}
+		shard, m := decodeMark(item)
+		size := uint64(uint32(m.Size))
+		if uint64(shard) >= uint64(len(x.shards)) || uint64(m.At) > windows || size > windows-uint64(m.At) || size > archive.MaxWindowBytes {
+			return errIndexDamaged
+		}
+		if !x.shards[shard].addMark(m) {
+			return errIndexDamaged
+		}
+	}
+	for i := range x.shards {
+		if s := &x.shards[i]; s.format == archive.TarGzip != (len(s.marks) > 0) {
+			return errIndexDamaged
+		}
+	}
+	return nil
+}
+
+// addMark takes the next mark; false if it does not follow the one before, or lies outside of the
+// file.
+func (s *shard) addMark(m archive.Mark) bool {
+	if m.Bit < 0 || m.Bit>>3 > s.info.Size() || m.Output < 0 {
+		return false
+	}
+	if k := len(s.marks); k == 0 && m.Output != 0 || k > 0 && (s.marks[k-1].Bit > m.Bit || s.marks[k-1].Output > m.Output) {
+		return false
+	}
+	s.marks = append(s.marks, m)
+	return true
+}
+
+// eachMark returns a function that returns one mark after the other.
+func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
+	shard, i := 0, 0
+	return func() (int, int64, bool) {
+		for shard < len(x.shards) && i == len(x.shards[shard].marks) {
+			shard, i = shard+1, 0
+		}
+		if shard == len(x.shards) {
+			return 0, 0, false
+		}
+		i++
+		return shard, x.shards[shard].marks[i-1].Output, true
+	}
+}
+
+// noteNumber notes that the next sample is number i of the members. There is a list of numbers only if
+// they are not the samples' own.
+func (x *Index) noteNumber(i, members int) {
+	k := len(x.samples)
+	if x.numbers == nil && i != k {
+		x.numbers = make([]int32, k, members)
+		for j := range x.numbers {
+			x.numbers[j] = int32(j)
+		}
+	}
+	if x.numbers != nil {
+		x.numbers = append(x.numbers, int32(i))
+	}
+}
+
+// loadOversize notes the headers of samples that are over maxPixels; 0: of none.
+func (x *Index) loadOversize(headers section, maxPixels int64) error {
+	if maxPixels == 0 {
+		return nil
+	}
+	items := headers.reader(headerBytes)
+	k := 0
+	for i := 0; ; i++ {
+		item, err := items.next()
+		if item == nil || err != nil {
+			return err
+		}
+		if k == len(x.samples) || int(x.number(k)) != i {
+			continue
+		}
+		h := header(item)
+		if info, _, ok := h.info(); ok && int64(info.Width)*int64(info.Height) > maxPixels {
+			if x.oversize == nil {
+				x.oversize = map[int32]header{}
+			}
+			x.oversize[int32(k)] = h
+		}
+		k++
+	}
+}

@@ -1,0 +1,90 @@
+package index
+
+import (
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// maxLazyWork is maxWork for samples that are read from the archive once, and from memory then.
+const maxLazyWork = 64
+
+// contents are contents of samples that are kept in memory. The zero value has none.
+type contents struct {
+	// held has all of them, for an index that was made by reading them.
+	held [][]byte
+	// lazy keeps contents once they are read, for an index from a file. Each points to as many bytes
+	// as the record's size says.
+	lazy []atomic.Pointer[byte]
+	// limit bounds the contents of lazy: larger samples are never read.
+	limit int64
+}
+
+// holds says whether samples are kept in memory.
+func (c *contents) holds() bool { return c.held != nil || c.lazy != nil }
+
+// of returns the content of sample i, whose size is given; nil if it is not in memory, or not yet.
+func (c *contents) of(i int, size int64) []byte {
+	if c.held != nil {
+		return c.held[i]
+	}
+	if c.lazy != nil {
+		if data := c.lazy[i].Load(); data != nil {
+			return unsafe.Slice(data, size)
+		}
+	}
+	return nil
+}
+
+// keep keeps a copy of the content of sample i in lazy, unless it is there or empty.
+func (c *contents) keep(i int, data []byte) {
+	if len(data) > 0 {
+		c.lazy[i].Store(unsafe.SliceData(slices.Clone(data)))
+	}
+}
+
+// fits says whether the archive is a stream whose samples take no more than limit bytes. Samples of
+// more than maxSize bytes, which are never read, do not count.
+func (x *Index) fits(limit, maxSize int64) bool {
+	total, streamed := int64(0), false
+	for i := range x.samples {
+		if r := &x.samples[i]; r.kind == archive.Regular && r.size <= maxSize {
+			if r.size > limit-total {
+				return false
+			}
+			total += r.size
+		}
+	}
+	for i := range x.shards {
+		streamed = streamed || x.shards[i].format == archive.TarGzip || x.shards[i].format == archive.TarZstd
+	}
+	return streamed
+}
+
+// hold keeps the samples in memory, if they fit: each from its first reading on where marks make
+// that cheap, otherwise all of them from now on. The archive has just been opened.
+func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
+	if !x.fits(limit, maxSize) {
+		return nil
+	}
+	if x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
+		x.memory.limit = maxSize
+		x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))
+		return nil
+	}
+	held := make([][]byte, len(x.samples))
+	for i := range x.samples {
+		r := &x.samples[i]
+		if r.kind != archive.Regular || r.size == 0 || r.size > maxSize {
+			continue
+		}
+		held[i] = make([]byte, r.size)
+		if err := x.ReadForward(a, i, held[i]); err != nil {
+			return err
+		}
+	}
+	x.memory.held = held
+	return a.ReadToEnd()
+}

@@ -1,0 +1,168 @@
+package index
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+const (
+	// maxDirBytes bounds the names of all directories, or all labels, which stay in memory.
+	maxDirBytes = 128 << 20
+	// maxNumberedClasses bounds labels that are numbers.
+	maxNumberedClasses = 1 << 20
+)
+
+// UnknownClassError is an image in a directory that is none of the given classes.
+type UnknownClassError struct {
+	File  string
+	Name  string // the member
+	Class string // the directory
+	Known []string
+}
+
+func (e *UnknownClassError) Error() string {
+	const show = 10
+	known := strings.Join(e.Known[:min(show, len(e.Known))], ", ")
+	if len(e.Known) > show {
+		known += fmt.Sprintf(", ... (%d in all)", len(e.Known))
+	}
+	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s", e.File, e.Name, e.Class, known)
+}
+
+// directories numbers the directories that members lie in (with WebDataset the labels of images), and
+// says which of them are classes. With classes given, these are; otherwise it is every directory with
+// a member that claims to be an image, which is known at the end only.
+type directories struct {
+	file    string           // the archive, for errors
+	given   map[string]int32 // labels; nil: no classes are given
+	classes []string         // the given classes
+	web     bool             // the directories are labels of WebDataset
+
+	numbers map[string]int32
+	names   []string // by number
+	claimed []bool   // by number: has a member that claims to be an image
+	counts  []int    // by number: its members
+	bytes   int      // of the section in the sidecar
+}
+
+func newDirectories(file string, c *Config) (*directories, error) {
+	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset}
+	if len(c.Classes) > 0 {
+		d.given = map[string]int32{}
+	}
+	for i, class := range c.Classes {
+		if _, twice := d.given[class]; twice {
+			return nil, fmt.Errorf("imageloader: class %q is twice in Options.Classes", class)
+		}
+		d.given[class] = int32(i)
+	}
+	return d, nil
+}
+
+// number returns the number of a directory.
+func (d *directories) number(name string) (int32, error) {
+	number, seen := d.numbers[name]
+	if !seen {
+		if d.bytes += 4 + len(name); d.bytes > maxDirBytes {
+			return -1, fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels", d.file, maxDirBytes>>20)
+		}
+		number = int32(len(d.names))
+		name = strings.Clone(name)
+		d.numbers[name] = number
+		d.names = append(d.names, name)
+		d.claimed = append(d.claimed, false)
+		d.counts = append(d.counts, 0)
+	}
+	return number, nil
+}
+
+// unknown is the error of an image whose class is not one of those given.
+func (d *directories) unknown(name, class string) *UnknownClassError {
+	return &UnknownClassError{File: d.file, Name: name, Class: class, Known: d.classes}
+}
+
+// labels returns the classes, and by directory number the label; -1 if the directory is no class.
+func (d *directories) labels() (classes []string, label []int32) {
+	label = make([]int32, len(d.names))
+	if d.given != nil {
+		for i, name := range d.names {
+			label[i] = -1
+			if l, ok := d.given[name]; ok {
+				label[i] = l
+			}
+		}
+		return d.classes, label
+	}
+	if numbered := d.numbered(); d.web && numbered != nil {
+		for i, name := range d.names {
+			n, _ := strconv.Atoi(name) // as numbered has found
+			label[i] = int32(n)
+		}
+		return numbered, label
+	}
+	for i, name := range d.names {
+		if d.claimed[i] {
+			classes = append(classes, name)
+		}
+	}
+	slices.Sort(classes)
+	for i, name := range d.names {
+		label[i] = -1
+		if n, found := slices.BinarySearch(classes, name); found {
+			label[i] = int32(n)
+		}
+	}
+	return classes, label
+}
+
+// numbered returns the classes "0" to the highest number if all names are numbers: then these are the
+// labels.
+func (d *directories) numbered() []string {
+	highest := -1
+	for _, name := range d.names {
+		n, err := strconv.Atoi(name)
+		if err != nil || n < 0 || n >= maxNumberedClasses || strconv.Itoa(n) != name {
+			return nil
+		}
+		highest = max(highest, n)
+	}
+	classes := make([]string, highest+1)
+	for i := range classes {
+		classes[i] = strconv.Itoa(i)
+	}
+	return classes
+}
+
+// classOf is the name of the directory that a member lies in; "" if there is none. name is clean.
+func classOf(name string) string {
+	slash := strings.LastIndexByte(name, '/')
+	if slash <= 0 {
+		return ""
+	}
+	class := name[:slash]
+	class = class[strings.LastIndexByte(class, '/')+1:]
+	if class == ".." || class == "." {
+		return ""
+	}
+	return class
+}
+
+// claims says whether a member claims to be an image, by its first bytes or its name.
+func claims(m *archive.Member, magic []byte) bool {
+	if Sniff(magic) != "" {
+		return true
+	}
+	base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]
+	if strings.HasPrefix(base, ".") { // .DS_Store, and the ._x.jpg of macOS
+		return false
+	}
+	switch dot := strings.LastIndexByte(base, '.'); strings.ToLower(base[dot+1:]) {
+	case "jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", "gif": // torchvision's list, and GIF
+		return dot >= 0
+	}
+	return false
+}

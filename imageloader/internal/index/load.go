@@ -1,0 +1,103 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// Load looks for an index file of an archive that has just been opened; nil without an error if there
+// is none that fits.
+func Load(a *archive.Archive, c Config) (*Index, error) {
+	l := loading{a: a, c: &c}
+	for _, path := range slices.Backward(indexPaths(&c, a)) {
+		x, err := l.try(path)
+		if x != nil || err != nil {
+			return x, err
+		}
+	}
+	return nil, l.otherLabels
+}
+
+// loading looks for an index in one place after the other.
+type loading struct {
+	a           *archive.Archive
+	c           *Config
+	elsewhere   []otherPlace // looked at before, without an index that fits
+	otherLabels error        // of an index with labels of the other kind, which is not to be lost
+}
+
+// try opens the index at path; nil without an error if there is none that fits.
+func (l *loading) try(path string) (*Index, error) {
+	began := time.Now()
+	b, err := NewBuilder(l.a.Path(), *l.c)
+	if err != nil {
+		return nil, err
+	}
+	s, err := openSidecar(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		l.elsewhere = append(l.elsewhere, otherPlace{path, nil})
+		return nil, nil
+	}
+	was, _ := os.Stat(path) // nil, and the place is left alone, if the file is gone by now
+	if err == nil {
+		s.saving = saving{l.elsewhere, spoolBeside(indexPaths(l.c, l.a)), l.c.Logger}
+		var x *Index
+		if x, err = s.load(l.a, b); err == nil {
+			x.side = s
+			return l.accept(x, path, began)
+		}
+		_ = s.close() // nothing was kept
+	}
+	return nil, l.refuse(path, was, err)
+}
+
+// accept makes an index that was loaded ready for use.
+func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error) {
+	err := error(nil)
+	if x.Len() == 0 {
+		err = NoSamples(l.a.Path(), x.ignored, x.orphans)
+	} else {
+		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
+	}
+	if err != nil {
+		_ = x.side.close() // nothing was kept
+		return nil, err
+	}
+	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(), "seconds", time.Since(began).Seconds())
+	return x, nil
+}
+
+// refuse notes and logs why the index at path is not used. An error of it ends Load: classes that are
+// not known would be so in a new index too.
+func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
+	var reason errIndex
+	var unknown *UnknownClassError
+	if errors.As(err, &unknown) {
+		return err
+	}
+	if !errors.As(err, &reason) {
+		reason = errIndex(err.Error())
+	}
+	if reason != errIndexLabels {
+		l.elsewhere = append(l.elsewhere, otherPlace{path, was})
+	} else if l.c.RefuseOtherLabels {
+		how := "with -webdataset"
+		if l.c.WebDataset {
+			how = "without -webdataset"
+		}
+		l.otherLabels = fmt.Errorf("imageloader: %s: %w: ask %s, as its loaders do, or remove it", path, errIndexLabels, how)
+		return nil
+	}
+	if reason == errIndexVersion {
+		l.c.Logger.Info("index is made anew", "archive", l.a.Path(), "index", path, "reason", string(reason))
+		return nil
+	}
+	l.c.Logger.Warn("index is not used", "archive", l.a.Path(), "index", path, "reason", string(reason))
+	return nil
+}

@@ -1,0 +1,94 @@
+package index
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// indexPaths are where the index of an archive may lie, the best place to write it first. They are
+// looked at from the last to the first: an index in the user's own folder was put there because
+// nothing could be written beside the archive, and has entry points.
+func indexPaths(c *Config, a *archive.Archive) []string {
+	shards := a.Shards()
+	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // needs no index
+	if c.NoFile || slices.ContainsFunc(shards, isDir) {
+		return nil
+	}
+	if c.File != "" {
+		return []string{c.File}
+	}
+	for _, s := range shards { // memory and other sources that are no files have no place
+		if !s.Info.Mode().IsRegular() || s.Info.ModTime().IsZero() && !archive.IsURL(s.Path) {
+			return nil
+		}
+	}
+	first := shards[0].Path
+	var paths []string
+	name := first
+	if !archive.IsURL(first) {
+		if _, err := os.Lstat(first); err != nil {
+			return nil // opened in another way than by its name
+		}
+		beside := first + sidecarSuffix
+		if len(shards) > 1 {
+			beside = fmt.Sprintf("%s+%d%s", first, len(shards)-1, sidecarSuffix)
+		}
+		paths = append(paths, beside)
+		if whole, err := filepath.Abs(first); err == nil {
+			name = whole
+		}
+	}
+	if dir, err := os.UserCacheDir(); err == nil {
+		sum := sha256.Sum256([]byte(fmt.Sprint(name, len(shards))))
+		paths = append(paths, filepath.Join(dir, "torchstream", "index", hex.EncodeToString(sum[:12])+sidecarSuffix))
+	}
+	return paths
+}
+
+// indexMode is the mode of an index file: it holds names and bytes of the archive, so nobody may read
+// it who may not read the archive.
+func indexMode(a *archive.Archive) fs.FileMode {
+	mode := fs.FileMode(0o044)
+	for _, s := range a.Shards() {
+		mode &= s.Info.Mode().Perm()
+	}
+	return mode | 0o600
+}
+
+// spoolBeside makes files without names where the index may lie; nil if that is nowhere.
+func spoolBeside(paths []string) func() (*os.File, error) {
+	if len(paths) == 0 {
+		return nil
+	}
+	return func() (f *os.File, err error) {
+		for i, path := range paths {
+			if i > 0 {
+				_ = os.MkdirAll(filepath.Dir(path), 0o755) // the next call says more
+			}
+			if f, err = namelessFile(path); err == nil {
+				return f, nil
+			}
+		}
+		return nil, err
+	}
+}
+
+// namelessFile is a new file beside path, which is gone when it is closed.
+func namelessFile(path string) (*os.File, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		_ = f.Close() // err says more
+		return nil, err
+	}
+	return f, nil
+}

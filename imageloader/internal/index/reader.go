@@ -1,0 +1,170 @@
+package index
+
+import (
+	"errors"
+	"hash/crc32"
+	"slices"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// segmentBytes is how much of a stream is inflated at once for samples that stay in memory. So those
+// between two marks are inflated once, not once for each that comes after them.
+const segmentBytes = 1 << 20
+
+// Reader reads the contents of an index's samples in any order. It belongs to one goroutine; several
+// of them may read one open archive at the same time.
+type Reader struct {
+	x       *Index
+	archive *archive.Reader
+	segment []byte // several samples, or the header and the content of one in a tar
+}
+
+// NewReader makes a Reader for an Index whose Random is true, and an open archive that has not changed
+// since it was indexed. The caller closes the Reader before the archive.
+func NewReader(x *Index, a *archive.Archive) *Reader {
+	return &Reader{x: x, archive: a.NewReader()}
+}
+
+// FileTime is how long the Reader has waited for compressed files, without inflating.
+func (r *Reader) FileTime() time.Duration { return r.archive.FileTime() }
+
+// Close gives back what the reader holds outside of Go's memory.
+func (r *Reader) Close() { r.archive.Close() }
+
+// Read fills p, which has the length of sample i's content, with it. The sample must be a regular
+// file. Errors are *archive.Error, or archive.ErrStopped.
+func (r *Reader) Read(i int, p []byte) error {
+	x, m := r.x, &r.x.samples[i]
+	if data := x.InMemory(i); data != nil {
+		copy(p, data)
+		return nil
+	}
+	if x.memory.lazy != nil {
+		r.readSegment(i)
+		if data := x.InMemory(i); data != nil {
+			copy(p, data)
+			return nil
+		}
+	}
+	s := &x.shards[m.shard]
+	err := r.readFrom(s, m, i, p)
+	if err == nil && !m.matches(p) {
+		err = ErrStale
+	}
+	if errors.Is(err, archive.ErrStopped) {
+		return archive.ErrStopped
+	}
+	if err != nil {
+		return &archive.Error{File: s.path, Member: x.Name(i), Position: i + 1, Offset: m.offset, Err: archive.Explain(err)}
+	}
+	if x.memory.lazy != nil {
+		x.memory.keep(i, p)
+	}
+	return nil
+}
+
+// readFrom reads sample i from its shard.
+func (r *Reader) readFrom(s *shard, m *record, i int, p []byte) error {
+	switch s.format {
+	case archive.Tree:
+		return r.archive.ReadFile(int(m.shard), r.x.Name(i), p)
+	case archive.Tar:
+		return r.readTar(s, m, p)
+	}
+	mark, until := s.enter(m)
+	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
+}
+
+// readTar reads a member of a plain tar. A file of the same size and time may be another one all the
+// same, also behind a URL (in another run): so the header before the member has to be the one that was
+// indexed.
+func (r *Reader) readTar(s *shard, m *record, p []byte) error {
+	shard := int(m.shard)
+	if m.flags&recordBlock == 0 {
+		if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
+			return err
+		}
+		return nil
+	}
+	if m.offset < archive.BlockBytes {
+		return ErrStale
+	}
+	part := archive.BlockBytes // of the header and the content that is read first
+	if archive.IsURL(s.path) && len(p) <= segmentBytes {
+		part += len(p) // a copy costs less than a second request
+	}
+	r.segment = slices.Grow(r.segment[:0], part)[:part]
+	if n, err := r.archive.ReadAt(shard, r.segment, m.offset-archive.BlockBytes); n < part {
+		return err
+	}
+	if crc32.ChecksumIEEE(r.segment[:archive.BlockBytes]) != m.crc {
+		return ErrStale
+	}
+	if copy(p, r.segment[archive.BlockBytes:]) == len(p) {
+		return nil
+	}
+	if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
+		return err
+	}
+	return nil
+}
+
+// readSegment reads sample i into memory, with those that lie beside it between two marks, if that is
+// worth it. Where something fails, and for samples whose bytes are not what the index says, it does
+// nothing: Read then reads the sample alone, and finds the error.
+func (r *Reader) readSegment(i int) {
+	x := r.x
+	shard := x.samples[i].shard
+	s := &x.shards[shard]
+	if s.format != archive.TarGzip {
+		return
+	}
+	first, last, mark := r.neighbours(s, i)
+	begin := x.samples[first].offset
+	end := x.samples[last].offset + x.samples[last].size
+	if first == last || end-begin > segmentBytes {
+		return
+	}
+	_, until := s.enter(&x.samples[last])
+	r.segment = slices.Grow(r.segment[:0], int(end-begin))[:end-begin]
+	if r.archive.Inflate(int(shard), x.windows, mark, begin, until, r.segment) != nil {
+		return
+	}
+	for j := first; j <= last; j++ {
+		m := &x.samples[j]
+		data := r.segment[m.offset-begin:][:m.size]
+		if m.kind == archive.Regular && m.size > 0 && m.size <= x.memory.limit && m.flags&recordSummed != 0 &&
+			x.memory.lazy[j].Load() == nil && crc32.ChecksumIEEE(data) == m.crc {
+			x.memory.keep(j, data)
+		}
+	}
+}
+
+// neighbours returns the first and the last of the samples that are inflated together with sample i, and
+// the mark at which they are entered: no more than a segment's bytes, between two marks.
+func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
+	x := r.x
+	m := &x.samples[i]
+	next := s.beyond(m.offset)
+	mark = &s.marks[next-1]
+	first, last = i, i
+	for first > 0 && i-first < items {
+		p := &x.samples[first-1]
+		if p.shard != m.shard || p.offset < mark.Output || p.offset+p.size > x.samples[first].offset {
+			break
+		}
+		first--
+	}
+	begin := x.samples[first].offset
+	for last+1 < len(x.samples) && last-i < items {
+		p, end := &x.samples[last+1], x.samples[last].offset+x.samples[last].size
+		if p.shard != m.shard || p.offset < end || next < len(s.marks) && p.offset >= s.marks[next].Output ||
+			p.offset+p.size-begin > segmentBytes {
+			break
+		}
+		last++
+	}
+	return first, last, mark
+}

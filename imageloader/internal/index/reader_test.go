@@ -1,0 +1,181 @@
+package index
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
+)
+
+// readAll reads every sample of an index, in random order, by several goroutines.
+func readAll(t *testing.T, path string, x *Index, want map[string]string) {
+	t.Helper()
+	a := openArchive(t, path)
+	defer a.Close()
+	order := rand.Perm(len(x.samples))
+	var all sync.WaitGroup
+	for g := range 4 {
+		all.Go(func() {
+			r := NewReader(x, a)
+			defer r.Close()
+			for _, i := range order[g*len(order)/4 : (g+1)*len(order)/4] {
+				b := make([]byte, x.samples[i].size)
+				if err := r.Read(i, b); err != nil {
+					t.Error(err)
+				} else if string(b) != want[x.Name(i)] {
+					t.Errorf("%s has other bytes", x.Name(i))
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// TestRandomAccess: any sample of a gzip file of any make is read from a checkpoint, with the index that the scan left and with the same one from its file.
+func TestRandomAccess(t *testing.T) {
+	members := archivetest.Photos(60)
+	want := archivetest.Contents(members)
+	data := archivetest.Tar(t, members...)
+	for name, file := range map[string][]byte{
+		"tar":                         data,
+		"level 6":                     archivetest.GzipSplit(t, data, len(data), 6),
+		"level 1":                     archivetest.GzipSplit(t, data, len(data), 1),
+		"stored":                      archivetest.GzipSplit(t, data, len(data), 0),
+		"huffman only":                archivetest.GzipSplit(t, data, len(data), gzip.HuffmanOnly),
+		"gzip members cut anywhere":   archivetest.GzipSplit(t, data, 77_777, 6),
+		"gzip members smaller than a": archivetest.GzipSplit(t, data, 9_999, 9),
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := archivetest.WriteFile(t, "a.tgz", file)
+			c := testConfig()
+			c.HoldBytes = 1000
+			for round := range 2 {
+				x := open(t, path, c)
+				if len(x.samples) != 60 || !x.Random() || x.memory.held != nil {
+					t.Fatalf("round %d: %d samples, random %v, work %v, held %v", round, len(x.samples), x.Random(), x.work, x.memory.held != nil)
+				}
+				if x.work > 2.5 {
+					t.Errorf("%.2f bytes are inflated for one of samples", x.work)
+				}
+				if x.side == nil {
+					t.Error("no index file")
+				}
+				readAll(t, path, x, want)
+				closeIndex(t, x)
+				c.Classes = []string{"class0", "class1", "class2"} // the second time, from the file
+			}
+			info, err := os.Stat(path + sidecarSuffix)
+			if err != nil || info.Size() > int64(len(file))/20 && info.Size() > 20_000 {
+				t.Errorf("the index has %d bytes, the archive %d; %v", info.Size(), len(file), err)
+			}
+		})
+	}
+}
+
+// TestForgedIndex: an index whose checksums are right but that does not belong to the archive never gives other bytes: the samples are right, or it is refused,
+// or the epoch ends with an error that names the sample.
+func TestForgedIndex(t *testing.T) {
+	members := archivetest.Photos(9)
+	want := archivetest.Contents(members)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
+	side := filepath.Join(t.TempDir(), "index")
+	c := testConfig()
+	c.HoldBytes, c.File = 1000, side
+	x := open(t, path, c)
+	closeIndex(t, x)
+	index, err := os.ReadFile(side)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	failed, right := 0, 0
+	for round := range 70 {
+		kind := []uint32{sectionMembers, sectionCheckpoints, sectionWindows, sectionNames, sectionDirs, sectionShards, sectionHeaders}[round%7]
+		forged := indextest.Forge(t, index, kind, func(b []byte) {
+			for range 1 + rng.IntN(3) {
+				b[rng.IntN(len(b))] ^= 1 << rng.IntN(8)
+			}
+		})
+		if err := os.WriteFile(side, forged, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		x := open(t, path, c)
+		a := openArchive(t, path)
+		r := NewReader(x, a)
+		for i := range x.samples {
+			e := &x.samples[i]
+			if e.kind != archive.Regular || e.size > 1<<20 || !x.Random() {
+				continue
+			}
+			b := make([]byte, e.size)
+			if err := r.Read(i, b); err != nil {
+				var at *archive.Error
+				if failed++; !errors.As(err, &at) || at.Member != x.Name(i) {
+					t.Errorf("error %v", err)
+				}
+				continue
+			}
+			right++
+			known := want[x.Name(i)]
+			if kind != sectionNames && kind != sectionMembers && string(b) != known {
+				t.Errorf("section %d: %s has other bytes", kind, x.Name(i))
+			}
+			if e.flags&recordSummed != 0 && crc32.ChecksumIEEE(b) != e.crc {
+				t.Errorf("section %d: %s has another checksum", kind, x.Name(i))
+			}
+		}
+		r.Close()
+		a.Close()
+		closeIndex(t, x)
+	}
+	if failed == 0 || right == 0 {
+		t.Errorf("%d reads failed, %d were right", failed, right)
+	}
+}
+
+// TestShardFileFails: a shard that can't be opened again is an error that names it, once for each sample that lies in it, and no other sample suffers.
+func TestShardFileFails(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 2 {
+		name := fmt.Sprintf("c/%d.png", i)
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s%d.tar", i)), archivetest.Tar(t, archivetest.Member{Name: name, Data: archivetest.Image(name)}), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(dir, "s{0,1}.tar")
+	x := open(t, path, testConfig())
+	defer closeIndex(t, x)
+	fail := false
+	a, err := archive.Open(t.Context(), path, archive.Config{OpenFile: func(path string) (archive.File, error) {
+		if fail && strings.HasSuffix(path, "s1.tar") {
+			return nil, errChaos
+		}
+		return os.Open(path)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	fail = true
+	r := NewReader(x, a)
+	defer r.Close()
+	for i := range 6 {
+		n := i % 2
+		got := make([]byte, x.Size(n))
+		err := r.Read(n, got)
+		var damage *archive.Error
+		if n == 0 && (err != nil || string(got) != archivetest.Image("c/0.png")) || n == 1 && (!errors.Is(err, errChaos) || !errors.As(err, &damage) || damage.File != a.Shards()[1].Path) {
+			t.Errorf("sample %d: %q, error %v", n, got, err)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+package index
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"sync"
+
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// The sidecar, byte by byte: docs/index-format.md.
+
+const (
+	sidecarSuffix  = ".tsidx"
+	sidecarMagic   = "TSIDX\x00\r\n"
+	sidecarVersion = 2
+	sidecarHeader  = 32
+	sectionBytes   = 32 // of the table, for each section
+	maxSections    = 64
+)
+
+// errIndex is the reason why a sidecar is not used: it is made anew.
+type errIndex string
+
+func (e errIndex) Error() string { return string(e) }
+
+const (
+	errIndexDamaged = errIndex("the index is damaged")
+	errIndexVersion = errIndex("the index is of another version")
+	errIndexLabels  = errIndex("the index has the labels of Options.WebDataset, or lacks them")
+	errIndexStale   = errIndex("the archive has changed since it was indexed")
+)
+
+// place is where a section lies in a sidecar.
+type place struct {
+	kind, crc           uint32
+	offset, size, count uint64
+}
+
+// sidecar is an open index file.
+type sidecar struct {
+	path   string
+	file   *os.File
+	places map[uint32]place
+	saving saving
+
+	// Blobs of members that the file does not have yet, one after the other, and where: 0, or
+	// place<<24 | size.
+	mu    sync.RWMutex
+	blobs spool
+	kept  []uint64 // nil: there are none
+	dirty bool
+	once  sync.Once
+	err   error // of closing
+}
+
+// saving says how a sidecar saves blobs.
+type saving struct {
+	elsewhere []otherPlace             // where it is written if it can't be written at its own path
+	create    func() (*os.File, error) // makes files without names; nil: none can be made
+	log       *slog.Logger
+}
+
+// otherPlace is where an index may be saved too.
+type otherPlace struct {
+	path string
+	was  fs.FileInfo // a useless file that lies there and may be replaced; nil: there is none
+}
+
+// openSidecar checks an index file's header and table, but no section.
+func openSidecar(path string) (*sidecar, error) {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return newSidecar(path, f)
+}
+
+// newSidecar is openSidecar for an open file, which it takes over.
+func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
+	defer func() {
+		if err != nil {
+			_ = f.Close() // err says more
+		}
+	}()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	places, err := readTable(f, info.Size())
+	if err != nil {
+		return nil, err
+	}
+	return &sidecar{path: path, file: f, places: places}, nil
+}
+
+// readTable reads the header and the table of sections of a file of the given size.
+func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
+	head := make([]byte, sidecarHeader)
+	if _, err := r.ReadAt(head, 0); err != nil || string(head[:8]) != sidecarMagic {
+		return nil, errIndexDamaged
+	}
+	le := binary.LittleEndian
+	if le.Uint32(head[8:]) != sidecarVersion {
+		return nil, errIndexVersion
+	}
+	n := le.Uint32(head[12:])
+	if crc32.ChecksumIEEE(head[:28]) != le.Uint32(head[28:]) || n > maxSections || le.Uint64(head[16:]) != uint64(size) {
+		return nil, errIndexDamaged
+	}
+	table := make([]byte, n*sectionBytes)
+	if _, err := r.ReadAt(table, sidecarHeader); err != nil || crc32.ChecksumIEEE(table) != le.Uint32(head[24:]) {
+		return nil, errIndexDamaged
+	}
+	places := map[uint32]place{}
+	for ; len(table) > 0; table = table[sectionBytes:] {
+		p := place{le.Uint32(table), le.Uint32(table[4:]), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[24:])}
+		// There are as many windows as checkpoints, but one may be empty.
+		if p.offset > uint64(size) || p.size > uint64(size)-p.offset || p.count > p.size && p.kind != sectionWindows {
+			return nil, errIndexDamaged
+		}
+		places[p.kind] = p
+	}
+	return places, nil
+}
+
+// section returns a section of the file, whose items have at least minItem bytes each.
+func (s *sidecar) section(kind uint32, minItem uint64) (section, error) {
+	p, ok := s.places[kind]
+	if !ok || minItem > 0 && p.count > p.size/minItem {
+		return section{}, errIndexDamaged
+	}
+	at := io.NewSectionReader(s.file, int64(p.offset), int64(p.size))
+	return section{at: at, size: int64(p.size), count: int(p.count), crc: p.crc, checked: true}, nil
+}
+
+// read reads a whole section.
+func (s *sidecar) read(kind uint32, minItem uint64) (data []byte, count int, err error) {
+	p, err := s.section(kind, minItem)
+	if err != nil {
+		return nil, 0, err
+	}
+	data, err = p.all()
+	return data, p.count, err
+}
+
+// large are the large sections.
+func (s *sidecar) large() (sections map[uint32]section, err error) {
+	sections = map[uint32]section{}
+	for _, kind := range largeSections {
+		if sections[kind], err = s.section(kind, 0); err != nil {
+			return nil, err
+		}
+	}
+	return sections, nil
+}
+
+// close saves the blobs that were kept. It may be called more than once.
+func (s *sidecar) close() error {
+	s.once.Do(func() {
+		s.save()
+		s.mu.Lock()
+		s.blobs.close()
+		s.kept = nil
+		s.mu.Unlock()
+		if err := s.file.Close(); err != nil {
+			s.err = fmt.Errorf("imageloader: %w", err)
+		}
+	})
+	return s.err
+}

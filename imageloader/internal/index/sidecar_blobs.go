@@ -1,0 +1,151 @@
+package index
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+const (
+	maxBlobBytes  = 1 << 24   // of one member
+	maxBlobMemory = 512 << 20 // of all blobs, where no file can be made for them
+)
+
+// blob returns the blob of a member, written over buffer or into a larger one; empty if there is none.
+func (s *sidecar) blob(number int32, buffer []byte) []byte {
+	if b := s.keptBlob(number, buffer); b != nil {
+		return b
+	}
+	ends, ok := s.places[sectionBlobEnds]
+	blobs := s.places[sectionBlobs]
+	if !ok || uint64(number) >= ends.count || ends.count > ends.size/8 {
+		return nil
+	}
+	pair := slices.Grow(buffer[:0], 16)[:16]
+	if number == 0 {
+		clear(pair[:8])
+		if _, err := s.file.ReadAt(pair[8:], int64(ends.offset)); err != nil {
+			return nil
+		}
+	} else if _, err := s.file.ReadAt(pair, int64(ends.offset)+8*int64(number-1)); err != nil {
+		return nil
+	}
+	begin, end := binary.LittleEndian.Uint64(pair), binary.LittleEndian.Uint64(pair[8:])
+	if begin >= end || end > blobs.size || end-begin > maxBlobBytes {
+		return nil
+	}
+	b := slices.Grow(pair[:0], int(end-begin))[:end-begin]
+	if _, err := s.file.ReadAt(b, int64(blobs.offset+begin)); err != nil {
+		return nil
+	}
+	return b
+}
+
+// keptBlob returns the blob that keep was given for a member, written over buffer or into a larger
+// one; nil if there is none.
+func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.kept == nil || s.kept[number] == 0 {
+		return nil
+	}
+	at, size := s.kept[number]>>24, int(s.kept[number]&(maxBlobBytes-1))
+	b := slices.Grow(buffer[:0], size)[:size]
+	if _, err := s.blobs.ReadAt(b, int64(at)); err != nil {
+		return nil
+	}
+	return b
+}
+
+// keep copies a blob of a member until save. Where no file can be made, only as many are kept as fit
+// in memory.
+func (s *sidecar) keep(number int32, blob []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kept == nil {
+		s.kept = make([]uint64, s.places[sectionMembers].count)
+		s.blobs.create = s.saving.create
+	}
+	if len(blob) == 0 || len(blob) >= maxBlobBytes || s.kept[number] != 0 || s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > maxBlobMemory {
+		return
+	}
+	s.kept[number] = uint64(s.blobs.size())<<24 | uint64(len(blob))
+	s.blobs.write(blob)
+	s.dirty = true
+}
+
+// save writes the file anew with the blobs that were kept, or another file where its own folder can't
+// be written. The open file stays valid. Nothing that fails here is an error: without the blobs the
+// next run is as slow as this one.
+func (s *sidecar) save() {
+	s.mu.Lock()
+	dirty := s.dirty
+	s.dirty = false
+	s.mu.Unlock()
+	if !dirty {
+		return
+	}
+	mine, err := s.file.Stat()
+	if err == nil {
+		var now fs.FileInfo
+		if now, err = os.Stat(s.path); err == nil && !os.SameFile(mine, now) {
+			err = errors.New("another process has written the index since")
+		}
+	}
+	if err != nil {
+		s.saving.log.Info("entry points are not kept", "index", s.path, "reason", err.Error())
+		return
+	}
+	if err = s.saveTo(s.path, mine.Mode().Perm()); err == nil {
+		return
+	}
+	for _, p := range s.saving.elsewhere {
+		if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
+			continue // another process has written it since
+		}
+		_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
+		if s.saveTo(p.path, mine.Mode().Perm()) == nil {
+			return
+		}
+	}
+	s.saving.log.Warn("entry points can't be kept: Options.IndexFile can name another place for the index", "index", s.path, "error", err)
+}
+
+func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
+	var list []output
+	for _, kind := range append([]uint32{sectionShards, sectionDirs, sectionCounts}, largeSections...) {
+		p := s.places[kind]
+		list = append(list, output{kind, p.count, func(w io.Writer) error {
+			_, err := io.Copy(w, io.NewSectionReader(s.file, int64(p.offset), int64(p.size)))
+			return err
+		}})
+	}
+	n := int32(s.places[sectionMembers].count)
+	var ends spool
+	defer ends.close()
+	ends.create = s.saving.create
+	at := uint64(0)
+	blobs := output{sectionBlobs, 0, func(w io.Writer) error {
+		var b []byte
+		var end [8]byte
+		for i := range n {
+			b = s.blob(i, b)
+			if _, err := w.Write(b); err != nil {
+				return err
+			}
+			at += uint64(len(b))
+			ends.write(binary.LittleEndian.AppendUint64(end[:0], at))
+		}
+		return nil
+	}}
+	writeEnds := func(w io.Writer) error { return ends.section(int(n)).copyTo(w) }
+	f, err := writeSidecar(path, mode, append(list, blobs, output{sectionBlobEnds, uint64(n), writeEnds}))
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}

@@ -1,0 +1,194 @@
+package index
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// load makes the Index of an archive, with a Builder that has collected nothing. An error that is an
+// errIndex means that the sidecar is of no use.
+func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
+	formats, err := s.loadShards(a)
+	if err != nil {
+		return nil, err
+	}
+	if !s.plausible(a, formats) {
+		return nil, errIndexDamaged
+	}
+	if err := s.loadDirectories(b.dirs); err != nil {
+		return nil, err
+	}
+	if err := s.loadCounts(b); err != nil {
+		return nil, err
+	}
+	sections, err := s.large()
+	if err != nil {
+		return nil, err
+	}
+	return b.index(a, formats, sections)
+}
+
+// loadShards checks that the archive has the shards that were indexed, and returns their formats.
+func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
+	size := 0
+	for _, shard := range a.Shards() {
+		size += shardBytes + len(filepath.Base(shard.Path))
+	}
+	if p := s.places[sectionShards]; p.count != uint64(len(a.Shards())) || p.size != uint64(size) {
+		return nil, errIndexStale
+	}
+	data, _, err := s.read(sectionShards, shardBytes)
+	if err != nil {
+		return nil, err
+	}
+	r := a.NewReader()
+	defer r.Close()
+	for i := range a.Shards() {
+		item, name, rest, ok := nextShard(data)
+		if !ok {
+			return nil, errIndexDamaged
+		}
+		format := shardFormats[binary.LittleEndian.Uint32(item[20:])]
+		if err := checkShard(a, r, i, item, name, format); err != nil {
+			return nil, err
+		}
+		formats = append(formats, format)
+		data = rest
+	}
+	return formats, nil
+}
+
+// nextShard splits the next item, with a format that there is, off the section of shards.
+func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
+	if len(data) < shardBytes {
+		return nil, "", nil, false
+	}
+	item, rest = data[:shardBytes], data[shardBytes:]
+	n := binary.LittleEndian.Uint32(item[24:])
+	if uint64(n) > uint64(len(rest)) || binary.LittleEndian.Uint32(item[20:]) >= uint32(len(shardFormats)) {
+		return nil, "", nil, false
+	}
+	return item, string(rest[:n]), rest[n:], true
+}
+
+// checkShard checks that a shard is the one that an item describes.
+func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, name, format string) error {
+	le := binary.LittleEndian
+	now := &a.Shards()[shard]
+	if int64(le.Uint64(item)) != now.Info.Size() || name != filepath.Base(now.Path) {
+		return errIndexStale
+	}
+	if int64(le.Uint64(item[8:])) == now.Info.ModTime().UnixNano() && !now.Info.ModTime().IsZero() {
+		return nil
+	}
+	// A copied archive has another time, and some archives have none: then the ends of the shards
+	// decide. But not of a tar, whose samples have no checksums.
+	if format == archive.Tar {
+		return errIndexStale
+	}
+	digest, err := shardDigest(a, r, shard)
+	if err != nil {
+		return err
+	}
+	if digest != le.Uint32(item[16:]) {
+		return errIndexStale
+	}
+	return nil
+}
+
+// edgeBytes of a shard's beginning and end are in its digest.
+const edgeBytes = 64 << 10
+
+// shardDigest is the CRC-32 of a shard's first and last bytes.
+func shardDigest(a *archive.Archive, r *archive.Reader, shard int) (uint32, error) {
+	s := &a.Shards()[shard]
+	size := s.Info.Size()
+	b := make([]byte, min(size, edgeBytes))
+	sum := uint32(0)
+	for _, at := range []int64{0, size - int64(len(b))} {
+		if n, err := r.ReadAt(shard, b, at); n < len(b) {
+			return 0, fmt.Errorf("%s: %w", s.Path, archive.Explain(err))
+		}
+		sum = crc32.Update(sum, crc32.IEEETable, b)
+	}
+	return sum, nil
+}
+
+// shardFormats are the formats of shards by their numbers in a sidecar.
+var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
+
+func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
+
+// plausible says whether an archive of this size can have sections of those sizes, before anything as
+// large is read: a file may claim terabytes and be sparse.
+func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
+	members := int64(0) // each has a header
+	for i, shard := range a.Shards() {
+		stream := archive.MaxStreamBytes(formats[i], shard.Info.Size())
+		members = min(archive.MaxMembers, members+stream/archive.BlockBytes)
+	}
+	records, dirs, names := s.places[sectionMembers], s.places[sectionDirs], s.places[sectionNames]
+	return records.count <= uint64(members) && records.size == records.count*memberBytes &&
+		dirs.count <= records.count && dirs.size <= dirs.count*(4+archive.MaxNameBytes) && dirs.size <= maxDirBytes &&
+		names.size <= min(records.count*archive.MaxNameBytes, math.MaxUint32) &&
+		s.places[sectionHeaders].size == records.count*headerBytes &&
+		s.places[sectionCheckpoints].size <= uint64(members+int64(len(a.Shards())))*checkpointBytes &&
+		s.places[sectionCounts].size == countsBytes
+}
+
+// loadDirectories reads the directories.
+func (s *sidecar) loadDirectories(d *directories) error {
+	le := binary.LittleEndian
+	b, n, err := s.read(sectionDirs, 4)
+	if err != nil {
+		return err
+	}
+	for range n {
+		if len(b) < 4 || uint64(le.Uint32(b)>>1) > uint64(len(b)-4) {
+			return errIndexDamaged
+		}
+		length := le.Uint32(b) >> 1
+		name := string(b[4 : 4+length])
+		if _, twice := d.numbers[name]; twice || name == "" {
+			return errIndexDamaged
+		}
+		number, err := d.number(name)
+		if err != nil {
+			return errIndexDamaged
+		}
+		d.claimed[number] = le.Uint32(b)&1 != 0
+		b = b[4+length:]
+	}
+	return nil
+}
+
+// loadCounts reads the section of counts, which also says where the labels come from.
+func (s *sidecar) loadCounts(b *Builder) error {
+	le := binary.LittleEndian
+	counts, _, err := s.read(sectionCounts, 8)
+	if err != nil || len(counts) != countsBytes {
+		return errIndexDamaged
+	}
+	if le.Uint64(counts[16:]) != labelling(b.web != nil) {
+		return errIndexLabels
+	}
+	b.ignored, b.orphans = int(le.Uint64(counts)), int(le.Uint64(counts[8:]))
+	if b.ignored < 0 || b.orphans < 0 {
+		return errIndexDamaged
+	}
+	return nil
+}
+
+// labelling says in a sidecar where labels come from: 0 directories, 1 WebDataset's members.
+func labelling(web bool) uint64 {
+	if web {
+		return 1
+	}
+	return 0
+}

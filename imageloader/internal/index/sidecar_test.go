@@ -1,0 +1,277 @@
+package index
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// TestEntryBlobs: what is kept for a sample is there in the next run, whatever classes that has, and with it what was there before.
+func TestEntryBlobs(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
+	c := testConfig()
+	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) } // more than a spool has in memory, all together
+	keep := func(from, to int, c Config) {
+		t.Helper()
+		x := open(t, path, c)
+		var all sync.WaitGroup
+		for i := from; i < to; i++ {
+			all.Go(func() { x.KeepEntryPoints(i, blob(x, i)) })
+		}
+		all.Wait()
+		for i := range to {
+			if got := x.EntryPoints(i, nil); !bytes.Equal(got, blob(x, i)) {
+				t.Errorf("sample %d of %d to %d: %d other bytes", i, from, to, len(got))
+			}
+		}
+		if to < 30 && len(x.EntryPoints(to, nil)) > 0 {
+			t.Errorf("sample %d has %d bytes", to, len(x.EntryPoints(to, nil)))
+		}
+		closeIndex(t, x)
+		closeIndex(t, x)
+	}
+	keep(0, 10, c)
+	keep(10, 20, c)
+	keep(20, 20, c)
+	c.Classes = []string{"class2", "class1", "class0"}
+	keep(20, 30, c)
+	if left, err := filepath.Glob(path + "*.tmp"); err != nil || len(left) > 0 {
+		t.Errorf("%v are left, error %v", left, err)
+	}
+}
+
+// TestIndexMode: an index holds names and bytes of its archive, so it is as private.
+func TestIndexMode(t *testing.T) {
+	for _, mode := range []os.FileMode{0o600, 0o640, 0o644, 0o666} {
+		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 6, nil)))
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		x := open(t, path, testConfig())
+		check := func(when string) {
+			t.Helper()
+			info, err := os.Stat(path + sidecarSuffix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := info.Mode(), mode&0o644; got != want {
+				t.Errorf("%s: the index of an archive with mode %v has %v, want %v", when, mode, got, want)
+			}
+		}
+		check("made")
+		x.KeepEntryPoints(0, []byte("blob"))
+		closeIndex(t, x)
+		check("saved again")
+	}
+}
+
+// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive can have before anything of these sizes is allocated.
+func TestImplausibleIndex(t *testing.T) {
+	path := indexed(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
+	for what, c := range map[string]struct {
+		kind uint32
+		size uint64
+		item uint64 // 0: the count stays
+		want error
+	}{
+		"shards":                {sectionShards, 1 << 40, 0, errIndexStale},
+		"directories":           {sectionDirs, 1 << 40, 0, errIndexDamaged},
+		"many directories":      {sectionDirs, 1 << 40, 4, errIndexDamaged},
+		"counts":                {sectionCounts, 1 << 40, 0, errIndexDamaged},
+		"names":                 {sectionNames, 1<<32 + 10, 1, errIndexDamaged},
+		"names of few entries":  {sectionNames, 20*archive.MaxNameBytes + 1, 1, errIndexDamaged},
+		"entries":               {sectionMembers, archive.MaxMembers * memberBytes, memberBytes, errIndexDamaged},
+		"headers":               {sectionHeaders, archive.MaxMembers * headerBytes, headerBytes, errIndexDamaged},
+		"checkpoints":           {sectionCheckpoints, 1 << 40, checkpointBytes, errIndexDamaged},
+		"nothing is other here": {sectionWindows, 0, 0, nil},
+	} {
+		a := openArchive(t, path)
+		s, err := openSidecar(path + sidecarSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := s.places[c.kind]
+		if c.size > 0 {
+			p.size = c.size
+		}
+		if c.item > 0 {
+			p.count = c.size / c.item
+		}
+		s.places[c.kind] = p
+		b, err := NewBuilder(path, testConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.load(a, b); !errors.Is(err, c.want) {
+			t.Errorf("%s: error %v, want %v", what, err, c.want)
+		}
+		s.file.Close()
+		a.Close()
+	}
+}
+
+// TestIndexOfAnother: an index that another process has put in the place of the one that was just written is not taken for it.
+func TestIndexOfAnother(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
+	a := openArchive(t, path)
+	defer a.Close()
+	b, err := scan(a, testConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	s := b.writeFile(a)
+	if s == nil {
+		t.Fatal("no index")
+	}
+	defer s.close()
+	other := indexed(t, "a.tar", archivetest.Numbered(t, 7, 6, 5, 4))
+	if err := os.Rename(other+sidecarSuffix, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	sections, err := s.large()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := b.index(a, []string{archive.Tar}, sections)
+	if err != nil || got.Name(0) != "a/0.png" || got.Name(3) != "a/3.png" {
+		t.Errorf("error %v, or the names of another index", err)
+	}
+}
+
+// TestIndexInAFolderOfOthers: entry points for an index beside an archive, in a folder that can't be written, go into the cache folder, and if there is none nowhere; a good
+// run has no error for that.
+func TestIndexInAFolderOfOthers(t *testing.T) {
+	for _, cache := range []bool{true, false} {
+		dir := t.TempDir()
+		t.Setenv("XDG_CACHE_HOME", dir)
+		if !cache {
+			t.Setenv("XDG_CACHE_HOME", filepath.Join(archivetest.WriteFile(t, "file", nil), "no folder"))
+		}
+		// No file beside it can have a longer name than its index, as a temporary one has.
+		path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
+		log := &logged{}
+		c := testConfig()
+		c.File, c.Logger = filepath.Join(dir, "index"), slog.New(slog.NewTextHandler(log, nil))
+		x := open(t, path, c)
+		closeIndex(t, x)
+		if err := os.Rename(c.File, path+sidecarSuffix); err != nil {
+			t.Fatal(err)
+		}
+		c.File = ""
+		blob := bytes.Repeat([]byte("entries "), 200_000)
+		for round := range 2 {
+			x = open(t, path, c)
+			if got, want := len(x.EntryPoints(1, nil)) > 0, cache && round > 0; got != want {
+				t.Errorf("cache folder %v, round %d: entry points %v", cache, round, got)
+			}
+			x.KeepEntryPoints(round, blob)
+			if filed := x.side.blobs.filed > 0; filed != cache {
+				t.Errorf("cache folder %v: entry points wait in a file: %v", cache, filed)
+			}
+			x.KeepEntryPoints(1, blob)
+			if err := x.Close(); err != nil {
+				t.Errorf("cache folder %v, round %d: %v", cache, round, err)
+			}
+		}
+		if log.has("can't be kept") == cache {
+			t.Errorf("cache folder %v: %s", cache, log.text.String())
+		}
+	}
+}
+
+// TestIndexOfSomebodyInTheCache: what has come to lie in the cache folder since is not written over.
+func TestIndexOfSomebodyInTheCache(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
+	c := testConfig()
+	c.File = filepath.Join(dir, "index")
+	x := open(t, path, c)
+	closeIndex(t, x)
+	if err := os.Rename(c.File, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	c.File = ""
+	x = open(t, path, c)
+	if len(x.side.saving.elsewhere) != 1 {
+		t.Fatalf("%d other places", len(x.side.saving.elsewhere))
+	}
+	cached := x.side.saving.elsewhere[0].path
+	if err := os.MkdirAll(filepath.Dir(cached), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(cached, []byte("somebody's"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	x.KeepEntryPoints(1, []byte("entries"))
+	closeIndex(t, x)
+	if got, err := os.ReadFile(cached); err != nil || string(got) != "somebody's" {
+		t.Errorf("%v, %q", err, got)
+	}
+}
+
+// TestIndexReplacedSince: entry points are not saved over an index that was written since, which may be of another archive.
+func TestIndexReplacedSince(t *testing.T) {
+	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
+	x := open(t, path, testConfig())
+	x.KeepEntryPoints(0, []byte("entries"))
+	other := indexed(t, "a.tar", archivetest.Numbered(t, 7, 6, 5, 4))
+	want, err := os.ReadFile(other + sidecarSuffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(other+sidecarSuffix, path+sidecarSuffix); err != nil {
+		t.Fatal(err)
+	}
+	closeIndex(t, x)
+	if got, err := os.ReadFile(path + sidecarSuffix); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("it was saved over; error %v", err)
+	}
+}
+
+// TestIndexLeftovers: what a killed process has left of an index is removed by the next one that writes it; what is being written is not.
+func TestIndexLeftovers(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
+	long := time.Now().Add(-2 * leftAfter)
+	for name, old := range map[string]bool{".tsidx.1.tmp": true, ".tsidx.2.tmp": false, ".1.tmp": true, ".tsidx.bak": true, "+1.tsidx.3.tmp": true} {
+		if err := os.WriteFile(path+name, nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if old {
+			if err := os.Chtimes(path+name, long, long); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	x := open(t, path, testConfig())
+	closeIndex(t, x)
+	list, err := filepath.Glob(path + "*")
+	for i := range list {
+		list[i] = strings.TrimPrefix(list[i], path)
+	}
+	if want := []string{"", "+1.tsidx.3.tmp", ".1.tmp", ".tsidx", ".tsidx.2.tmp", ".tsidx.bak"}; err != nil || !slices.Equal(list, want) {
+		t.Errorf("%q are there, want %q; error %v", list, want, err)
+	}
+}
+
+// TestIsFile: indexes, and what a killed process has left of them, are no shards.
+func TestIsFile(t *testing.T) {
+	for name, want := range map[string]bool{
+		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,
+	} {
+		if got := IsFile(filepath.Join("folder.tsidx.x", name)); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

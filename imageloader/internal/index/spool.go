@@ -1,0 +1,68 @@
+package index
+
+import (
+	"io"
+	"os"
+)
+
+// spoolBytes is how much of a spool is in memory.
+const spoolBytes = 1 << 20
+
+// spool collects bytes: the last ones in memory, those before in a file without a name, which is gone
+// when it is closed, however the program ends. Where no file can be made or written, all bytes stay in
+// memory. One goroutine at a time calls its methods, except that several may read while none writes.
+type spool struct {
+	create func() (*os.File, error) // nil: no file
+	file   *os.File
+	filed  int64 // bytes in file
+	mem    []byte
+}
+
+func (s *spool) size() int64 { return s.filed + int64(len(s.mem)) }
+
+func (s *spool) write(p []byte) {
+	s.mem = append(s.mem, p...)
+	if len(s.mem) < spoolBytes || s.create == nil {
+		return
+	}
+	err := error(nil)
+	if s.file == nil {
+		s.file, err = s.create()
+	}
+	if err == nil {
+		_, err = s.file.WriteAt(s.mem, s.filed)
+	}
+	if err != nil {
+		s.create = nil
+		return
+	}
+	s.filed += int64(len(s.mem))
+	s.mem = s.mem[:0]
+}
+
+// ReadAt is io.ReaderAt.
+func (s *spool) ReadAt(p []byte, at int64) (n int, err error) {
+	if at < s.filed {
+		k := min(int64(len(p)), s.filed-at)
+		if n, err = s.file.ReadAt(p[:k], at); int64(n) < k {
+			return n, err
+		}
+	}
+	if n < len(p) && at+int64(n) < s.size() {
+		n += copy(p[n:], s.mem[at+int64(n)-s.filed:])
+	}
+	if n < len(p) {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+// section returns the collected bytes as a section of count items.
+func (s *spool) section(count int) section { return section{at: s, size: s.size(), count: count} }
+
+func (s *spool) close() {
+	if s.file != nil {
+		_ = s.file.Close() // the file is gone
+	}
+	*s = spool{}
+}

@@ -1,0 +1,58 @@
+package index
+
+import "github.com/torchstream/torchstream/imageloader/internal/archive"
+
+// workMeter finds out what it costs to read samples in any order. Samples and marks come in the
+// archive's order.
+type workMeter struct {
+	shards []shard
+	next   func() (shard int, output int64, ok bool) // the next mark
+
+	begun     bool
+	shard     int // of the next mark
+	output    int64
+	left      bool  // there is a next mark
+	from      int64 // the last mark before the sample
+	fromShard int
+	stream    bool // there is a sample without one
+
+	inflated, wanted float64 // bytes
+	samples          float64
+}
+
+func (w *workMeter) sample(r *record) {
+	if r.kind != archive.Regular || r.size == 0 {
+		return
+	}
+	w.samples++
+	w.wanted += float64(r.size)
+	w.inflated += float64(r.size)
+	if f := w.shards[r.shard].format; f == archive.Tar || f == archive.Tree {
+		return
+	}
+	if !w.begun {
+		w.begun, w.fromShard = true, -1
+		w.shard, w.output, w.left = w.next()
+	}
+	for w.left && (w.shard < int(r.shard) || w.shard == int(r.shard) && w.output <= r.offset) {
+		w.fromShard, w.from = w.shard, w.output
+		w.shard, w.output, w.left = w.next()
+	}
+	if w.fromShard != int(r.shard) {
+		w.stream = true
+		return
+	}
+	w.inflated += float64(max(0, r.offset-w.from))
+}
+
+// work is how many bytes have to be read or inflated for each byte of a sample; 0: the archive can be
+// read in its own order only.
+func (w *workMeter) work() float64 {
+	switch {
+	case w.stream:
+		return 0
+	case w.wanted == 0:
+		return 1
+	}
+	return w.inflated / w.wanted
+}

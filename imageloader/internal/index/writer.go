@@ -1,0 +1,208 @@
+package index
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// indexFile is the kind of file that an index replaces.
+var indexFile = safefile.Prefix("an index", sidecarMagic)
+
+// CheckFile refuses a path for an index file whose file is neither empty nor an index.
+func CheckFile(path string) error { return safefile.Check(path, indexFile) }
+
+// IsFile says whether a path is that of an index file, or of one that is being written.
+func IsFile(path string) bool {
+	return strings.HasSuffix(path, sidecarSuffix) || unfinished(filepath.Base(path))
+}
+
+// unfinished says whether a file is an index that is being written.
+func unfinished(name string) bool {
+	return strings.Contains(name, sidecarSuffix+".") && strings.HasSuffix(name, ".tmp")
+}
+
+// output is a section to be written.
+type output struct {
+	kind  uint32
+	count uint64
+	write func(io.Writer) error
+}
+
+// writeSidecar writes an index file under another name and renames it, so that a reader sees the whole
+// of it or nothing, however the program or the machine ends. It returns the file that it has written,
+// open: another process may have put its own at the path since.
+func writeSidecar(path string, mode fs.FileMode, sections []output) (_ *os.File, err error) {
+	if err := CheckFile(path); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close() // err says more
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if err := writeSections(f, sections); err != nil {
+		return nil, err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return nil, err
+	}
+	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	if err := CheckFile(path); err != nil { // again: writing took a while
+		return nil, err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return nil, err
+	}
+	sweep(path)
+	return f, nil
+}
+
+// writeSections fills a new index file.
+func writeSections(f *os.File, sections []output) error {
+	w := &sectionWriter{file: f, at: uint64(sidecarHeader + len(sections)*sectionBytes)}
+	w.buffer = make([]byte, 0, 256<<10)
+	if _, err := f.Seek(int64(w.at), io.SeekStart); err != nil {
+		return err
+	}
+	var table []byte
+	for _, s := range sections {
+		begin := w.at
+		w.crc = 0
+		if err := s.write(w); err != nil {
+			return err
+		}
+		table = binary.LittleEndian.AppendUint32(table, s.kind)
+		table = binary.LittleEndian.AppendUint32(table, w.crc)
+		table = binary.LittleEndian.AppendUint64(table, begin)
+		table = binary.LittleEndian.AppendUint64(table, w.at-begin)
+		table = binary.LittleEndian.AppendUint64(table, s.count)
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	head := []byte(sidecarMagic)
+	head = binary.LittleEndian.AppendUint32(head, sidecarVersion)
+	head = binary.LittleEndian.AppendUint32(head, uint32(len(sections)))
+	head = binary.LittleEndian.AppendUint64(head, w.at)
+	head = binary.LittleEndian.AppendUint32(head, crc32.ChecksumIEEE(table))
+	head = binary.LittleEndian.AppendUint32(head, crc32.ChecksumIEEE(head))
+	_, err := f.WriteAt(append(head, table...), 0)
+	return err
+}
+
+// leftAfter is the age at which a file under a temporary name counts as left by a killed process.
+const leftAfter = 24 * time.Hour
+
+// sweep removes what processes have left that were killed while they wrote this index.
+func sweep(path string) {
+	list, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return // what is there stays
+	}
+	for _, f := range list {
+		if !strings.HasPrefix(f.Name(), filepath.Base(path)+".") || !unfinished(f.Name()) {
+			continue
+		}
+		if info, err := f.Info(); err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > leftAfter {
+			_ = os.Remove(filepath.Join(filepath.Dir(path), f.Name())) // or it stays
+		}
+	}
+}
+
+// sectionWriter writes sections one after the other, through a buffer.
+type sectionWriter struct {
+	file   *os.File
+	at     uint64
+	crc    uint32 // of the section
+	buffer []byte
+}
+
+func (w *sectionWriter) Write(p []byte) (int, error) {
+	w.at += uint64(len(p))
+	w.crc = crc32.Update(w.crc, crc32.IEEETable, p)
+	if len(w.buffer)+len(p) > cap(w.buffer) {
+		if err := w.flush(); err != nil {
+			return 0, err
+		}
+		if len(p) > cap(w.buffer) {
+			return w.file.Write(p)
+		}
+	}
+	w.buffer = append(w.buffer, p...)
+	return len(p), nil
+}
+
+func (w *sectionWriter) flush() error {
+	_, err := w.file.Write(w.buffer)
+	w.buffer = w.buffer[:0]
+	return err
+}
+
+// outputs are the sections of the index that a Builder has collected. The archive was read to its end.
+func outputs(a *archive.Archive, b *Builder) ([]output, error) {
+	shards, err := encodeShards(a)
+	if err != nil {
+		return nil, err
+	}
+	var dirs []byte
+	for i, d := range b.dirs.names {
+		length := uint32(len(d)) << 1
+		if b.dirs.claimed[i] {
+			length |= 1
+		}
+		dirs = append(binary.LittleEndian.AppendUint32(dirs, length), d...)
+	}
+	counts := binary.LittleEndian.AppendUint64(nil, uint64(b.ignored))
+	counts = binary.LittleEndian.AppendUint64(counts, uint64(b.orphans))
+	counts = binary.LittleEndian.AppendUint64(counts, labelling(b.web != nil))
+	whole := func(data []byte) func(io.Writer) error {
+		return func(w io.Writer) error { _, err := w.Write(data); return err }
+	}
+	list := []output{
+		{sectionShards, uint64(len(a.Shards())), whole(shards)},
+		{sectionDirs, uint64(len(b.dirs.names)), whole(dirs)},
+		{sectionCounts, 3, whole(counts)},
+	}
+	large := b.sections()
+	for _, kind := range largeSections {
+		list = append(list, output{kind, uint64(large[kind].count), large[kind].copyTo})
+	}
+	return list, nil
+}
+
+// encodeShards makes the section of shards.
+func encodeShards(a *archive.Archive) (shards []byte, err error) {
+	r := a.NewReader()
+	defer r.Close()
+	for i, s := range a.Shards() {
+		digest, err := shardDigest(a, r, i)
+		if err != nil {
+			return nil, err
+		}
+		name := filepath.Base(s.Path)
+		shards = binary.LittleEndian.AppendUint64(shards, uint64(s.Info.Size()))
+		shards = binary.LittleEndian.AppendUint64(shards, uint64(s.Info.ModTime().UnixNano()))
+		shards = binary.LittleEndian.AppendUint32(shards, digest)
+		shards = binary.LittleEndian.AppendUint32(shards, formatNumber(s.Format))
+		shards = binary.LittleEndian.AppendUint32(shards, uint32(len(name)))
+		shards = binary.LittleEndian.AppendUint32(shards, 0)
+		shards = append(shards, name...)
+	}
+	return shards, nil
+}
