@@ -41,11 +41,9 @@ func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
 		option{"InitialAccumulator", o.InitialAccumulator, 0}, option{"Eps", o.Eps, 0}); err != nil {
 		return nil, err
 	}
-	a := &Adagrad{engine{name: "Adagrad", common: common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
-	if err := a.add(adagradRule{o}, a.common, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := a.build(); err != nil {
+	a := &Adagrad{}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	if err := a.init("Adagrad", c, adagradRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return a, nil

@@ -65,16 +65,14 @@ type AdamWOptions struct {
 // NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves. The
 // caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
-	a := &Adam{engine{name: "Adam", common: common{lr: or(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
-	r, err := newAdamRule(a.name, a.common, o.Betas, o.Eps)
+	c := common{lr: or(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	r, err := newAdamRule("Adam", c, o.Betas, o.Eps)
 	if err != nil {
 		return nil, err
 	}
 	r.amsgrad = o.AMSGrad
-	if err := a.add(r, a.common, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := a.build(); err != nil {
+	a := &Adam{}
+	if err := a.init("Adam", c, r, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return a, nil
@@ -83,16 +81,12 @@ func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 // NewAdamW returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them.
 func NewAdamW(params []*torch.Tensor, o AdamWOptions) (*AdamW, error) {
-	a := &AdamW{engine{name: "AdamW"}}
-	r, c, err := o.rule(a.name)
+	r, c, err := o.rule("AdamW")
 	if err != nil {
 		return nil, err
 	}
-	a.common = c
-	if err := a.add(r, c, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := a.build(); err != nil {
+	a := &AdamW{}
+	if err := a.init("AdamW", c, r, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return a, nil

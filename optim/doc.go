@@ -36,11 +36,21 @@
 // the optimizer, and takes part as soon as SetRequiresGrad(true) thaws it; a gradient that was there
 // when it was frozen is still used, so freeze after Step.
 //
+// # Schedules, clipping, averages
+//
+// A [Scheduler] applies a [Schedule], a pure function of the step: [StepLR], [MultiStepLR],
+// [ExponentialLR], [LinearWarmup], [CosineLR], [CosineRestarts], [OneCycleLR], several of them in a
+// row ([Sequential]) or at once ([Chained]), or a function of the program's own ([ScheduleFunc]). A
+// [Plateau] reduces rates when a metric stops improving. [ClipGradNorm] and [ClipGradValue] come
+// between Backward and Step, and [EMA] keeps averages of the parameters; none of them waits for the
+// device.
+//
 // # State
 //
 // [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: training that
 // goes on from a file goes on as if it had not stopped. State and LoadState do the same for a file
-// with more in it.
+// with more in it. A Scheduler's state is its Count, a Plateau's its State, and that of an EMA are
+// named tensors.
 //
 // # CUDA graphs
 //

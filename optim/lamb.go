@@ -46,15 +46,13 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &LAMB{engine{name: "LAMB", common: common{lr: or(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
-	adam, err := newAdamRule(l.name, l.common, o.Betas, or(o.Eps, 1e-6))
+	c := common{lr: or(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	adam, err := newAdamRule("LAMB", c, o.Betas, or(o.Eps, 1e-6))
 	if err != nil {
 		return nil, err
 	}
-	if err := l.add(lambRule{adam}, l.common, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := l.build(); err != nil {
+	l := &LAMB{}
+	if err := l.init("LAMB", c, lambRule{adam}, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return l, nil

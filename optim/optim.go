@@ -106,6 +106,15 @@ type batch struct {
 	private       bool // the memory of grads may be overwritten
 }
 
+// init makes the engine of an optimizer with one formula.
+func (e *engine) init(name string, c common, r rule, params []*torch.Tensor, groups []Group) error {
+	e.name, e.common = name, c
+	if err := e.add(r, c, all(params, groups)...); err != nil {
+		return err
+	}
+	return e.build()
+}
+
 // add appends groups with one formula. A zero learning rate or weight decay of a Group becomes the
 // formula's.
 func (e *engine) add(r rule, c common, groups ...Group) error {

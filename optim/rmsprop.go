@@ -46,11 +46,9 @@ func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
 		option{"WeightDecay", o.WeightDecay, 0}, option{"Momentum", o.Momentum, 0}); err != nil {
 		return nil, err
 	}
-	p := &RMSprop{engine{name: "RMSprop", common: common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
-	if err := p.add(rmspropRule{o}, p.common, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := p.build(); err != nil {
+	p := &RMSprop{}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	if err := p.init("RMSprop", c, rmspropRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return p, nil

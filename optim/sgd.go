@@ -53,11 +53,9 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 	case o.Nesterov && (o.Momentum == 0 || o.Dampening != 0):
 		return nil, fmt.Errorf("optim.NewSGD: %+v: Nesterov needs Momentum and no Dampening: %w", o, cuda.ErrInvalidArgument)
 	}
-	s := &SGD{engine{name: "SGD", common: common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}}}
-	if err := s.add(sgdRule{o}, s.common, all(params, o.Groups)...); err != nil {
-		return nil, err
-	}
-	if err := s.build(); err != nil {
+	s := &SGD{}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	if err := s.init("SGD", c, sgdRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
 	return s, nil

@@ -346,3 +346,77 @@ func TestOptimizersLeaveNothingBehind(t *testing.T) {
 		}
 	}
 }
+
+// The state follows a parameter that gets another dtype.
+func TestStateFollowsDType(t *testing.T) {
+	for _, name := range []string{"sgd-nesterov", "adamw", "rmsprop-both"} {
+		for _, capturable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
+				var results [2][]float64
+				for i, converted := range []bool{false, true} {
+					w := leaf(t, 8, -4)
+					before := torch.LiveTensors()
+					opt, err := makers[name]([]*torch.Tensor{w}, capturable)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for step := range 6 {
+						if converted && step == 3 {
+							wide := w.NoGrad().ToDType(torch.Float64)
+							if err := w.SetData(wide); err != nil {
+								t.Fatal(err)
+							}
+							wide.Close()
+						}
+						turn(t, w)
+						if err := opt.Step(); err != nil {
+							t.Fatal(err)
+						}
+					}
+					results[i] = values(t, w)
+					opt.Close()
+					if live := torch.LiveTensors(); live != before {
+						t.Errorf("%d references left behind", live-before)
+					}
+				}
+				near(t, "parameter", results[1], results[0], 1e-5)
+			})
+		}
+	}
+}
+
+// Captured graphs hold the addresses of the state, so that loading must not change them.
+func TestLoadStateKeepsMemory(t *testing.T) {
+	w := leaf(t, 1, 2)
+	opt, err := optim.NewAdamW([]*torch.Tensor{w}, optim.AdamWOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	path := filepath.Join(t.TempDir(), "state.safetensors")
+	addresses := func() (list []uintptr) {
+		turn(t, w)
+		if err := opt.Step(); err != nil {
+			t.Fatal(err)
+		}
+		s, err := opt.State()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range s.Tensors {
+			p, err := n.Tensor.Pointer()
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, p)
+		}
+		return list
+	}
+	before := addresses()
+	if err := errors.Join(optim.Save(path, opt), optim.Load(path, opt)); err != nil {
+		t.Fatal(err)
+	}
+	if after := addresses(); !reflect.DeepEqual(before, after) {
+		t.Errorf("the state was at %x and is at %x", before, after)
+	}
+}
