@@ -62,8 +62,8 @@ type AdamWOptions struct {
 	Capturable bool
 }
 
-// NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves. The
-// caller keeps ownership of them.
+// NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves.
+// The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
 	c := common{lr: or(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
 	r, err := newAdamRule("Adam", c, o.Betas, o.Eps)

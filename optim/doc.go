@@ -1,5 +1,5 @@
-// Package optim provides optimizers, which update parameters in place from their gradients, learning
-// rate schedules, gradient clipping and averages of parameters.
+// Package optim provides optimizers, which update parameters in place from their gradients,
+// learning rate schedules, gradient clipping and averages of parameters.
 //
 // A training step is
 //
@@ -33,8 +33,8 @@
 //	}})
 //
 // Parameters that do not require gradients are left alone. So a frozen part of a network may be in
-// the optimizer, and takes part as soon as SetRequiresGrad(true) thaws it; a gradient that was there
-// when it was frozen is still used, so freeze after Step.
+// the optimizer, and takes part as soon as SetRequiresGrad(true) thaws it; a gradient that was
+// there when it was frozen is still used, so freeze after Step.
 //
 // # Schedules, clipping, averages
 //

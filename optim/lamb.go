@@ -39,8 +39,8 @@ type LAMBOptions struct {
 	Capturable bool
 }
 
-// NewLAMB returns an optimizer for the parameters and those of the groups, which must be leaves. The
-// caller keeps ownership of them.
+// NewLAMB returns an optimizer for the parameters and those of the groups, which must be leaves.
+// The caller keeps ownership of them.
 func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	decay, err := decoupled("LAMB", o.WeightDecay, o.NoWeightDecay, 0.01)
 	if err != nil {

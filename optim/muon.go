@@ -55,9 +55,9 @@ type MuonOptions struct {
 	Capturable bool
 }
 
-// NewMuon returns an optimizer for the parameters and those of the groups, which must be leaves. The
-// caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups, the
-// other parameters of params, and o.AdamW.Groups, without those that would be empty.
+// NewMuon returns an optimizer for the parameters and those of the groups, which must be leaves.
+// The caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups,
+// the other parameters of params, and o.AdamW.Groups, without those that would be empty.
 func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable}}}
 	decay, err := decoupled(m.name, o.WeightDecay, o.NoWeightDecay, 0.1)

@@ -16,7 +16,8 @@ var ErrNoGradients = errors.New("no parameter has a gradient")
 // Optimizer is the interface of the optimizers of this package. An Optimizer serves one goroutine
 // at a time.
 type Optimizer interface {
-	// Step updates the parameters from their gradients. It returns ErrNoGradients if there are none.
+	// Step updates the parameters from their gradients. It returns ErrNoGradients if there are
+	// none.
 	Step() error
 	// ZeroGrad drops the gradients of all parameters.
 	ZeroGrad() error
@@ -191,7 +192,7 @@ type option struct {
 // check refuses options that are negative, not finite or out of bounds, by their names.
 func check(name string, options ...option) error {
 	for _, o := range options {
-		want := ""
+		var want string
 		switch {
 		case !finite(o.value):
 			want = "must be finite"

@@ -217,11 +217,11 @@ func (s OneCycleLR) LR(base float64, step int) float64 {
 	if !s.ThreePhase {
 		return s.between(base, final, (at-(rise-1))/(last-(rise-1)))
 	}
-	if fall := 2*rise - 2; at <= fall {
+	fall := 2*rise - 2
+	if at <= fall {
 		return s.between(base, initial, (at-(rise-1))/(fall-(rise-1)))
-	} else {
-		return s.between(initial, final, (at-fall)/(last-fall))
 	}
+	return s.between(initial, final, (at-fall)/(last-fall))
 }
 
 func (s OneCycleLR) between(start, end, part float64) float64 {

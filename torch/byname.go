@@ -26,9 +26,10 @@ type Keywords map[string]any
 //	y, err := torch.Call("upsample_bilinear2d", x, []int64{64, 64}, false)
 //	y, err := torch.Call("scaled_dot_product_attention", q, k, v, torch.Keywords{"is_causal": true})
 //
-// The arguments are in the order of the operator's schema; the last one may be [Keywords]. Arguments
-// that are left out take the schema's defaults. Call checks each argument against the schema, and an
-// error names the operator, the argument, the type that the schema demands and the type given:
+// The arguments are in the order of the operator's schema; the last one may be [Keywords].
+// Arguments that are left out take the schema's defaults. Call checks each argument against the
+// schema, and an error names the operator, the argument, the type that the schema demands and the
+// type given:
 //
 //	schema                          Go
 //	Tensor                          *Tensor
@@ -56,8 +57,8 @@ type Keywords map[string]any
 // than tensors (a number, a string) are refused.
 //
 // If Call fails, it returns the error, and as many failed tensors as the schema has results (none
-// for a list of tensors or an unknown operator). Call blocks as methods do. The first call of a name
-// looks the operator up and reads its schema. Any goroutine may call it.
+// for a list of tensors or an unknown operator). Call blocks as methods do. The first call of a
+// name looks the operator up and reads its schema. Any goroutine may call it.
 func Call(name string, args ...any) ([]*Tensor, error) {
 	n, err := find(name)
 	if err != nil {

@@ -13,8 +13,8 @@ import "C"
 // Noop does nothing: what a call costs.
 func Noop() { C.ts_bench_noop() }
 
-// BenchAdd returns host nanoseconds a call of C++'s own addition: in place, with each result freed at
-// once, and with results freed many at a time.
+// BenchAdd returns host nanoseconds a call of C++'s own addition: in place, with each result freed
+// at once, and with results freed many at a time.
 func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
 	computing.enter()
 	defer computing.leave()

@@ -72,7 +72,8 @@ func scalarTensor(t testing.TB, device int32) *Tensor {
 	return y
 }
 
-// Calls on the path of a training step make no garbage: their out parameters and argument slices stay on the stack.
+// Calls on the path of a training step make no garbage: their out parameters and argument slices
+// stay on the stack.
 func TestCallsDoNotAllocate(t *testing.T) {
 	x := scalarTensor(t, DeviceCPU)
 	defer FreeTensor(x)

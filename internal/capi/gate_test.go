@@ -175,7 +175,8 @@ func TestWaitersForACaptureLeaveRoom(t *testing.T) {
 	}
 }
 
-// More goroutines than a gate lets in wait for a capture, which goes on, is refused what it would wait for itself with, and ends.
+// More goroutines than a gate lets in wait for a capture, which goes on, is refused what it would
+// wait for itself with, and ends.
 func TestCaptureBesideManyWaiters(t *testing.T) {
 	if DeviceCount() == 0 {
 		t.Skip("needs 1 GPU(s), this machine has 0")
@@ -263,7 +264,8 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 	}
 }
 
-// A copy that waits for the device is not among those that give it work; without a GPU every copy computes.
+// A copy that waits for the device is not among those that give it work; without a GPU every copy
+// computes.
 func TestCopiesThatWait(t *testing.T) {
 	want := computing
 	if DeviceCount() > 0 {

@@ -45,16 +45,17 @@ func FreeGraph(g *Graph) error {
 	return failure(C.ts_graph_destroy(g))
 }
 
-// CaptureHere reports whether the calling thread takes part in the capture under way: what would wait for somebody else is to be refused then, who may wait for the
-// capture's end.
+// CaptureHere reports whether the calling thread takes part in the capture under way: what would
+// wait for somebody else is to be refused then, who may wait for the capture's end.
 func CaptureHere() (bool, error) {
 	var here C.bool
 	err := failure(C.ts_capture_is_active(&here))
 	return bool(here), err
 }
 
-// awaitCapture makes a call that may wait for a capture's end. A thread that takes part in the capture makes it at once, since it is refused then: at the gate it might
-// wait for those that wait for this very capture.
+// awaitCapture makes a call that may wait for a capture's end. A thread that takes part in the
+// capture makes it at once, since it is refused then: at the gate it might wait for those that wait
+// for this very capture.
 func awaitCapture(call func() error) error {
 	here, err := CaptureHere()
 	if err != nil {
@@ -67,7 +68,8 @@ func awaitCapture(call func() error) error {
 	return call()
 }
 
-// waitForCapture is what a call does that got CodeBusy, outside of the computing gate, which the capture may need.
+// waitForCapture is what a call does that got CodeBusy, outside of the computing gate, which the
+// capture may need.
 func waitForCapture() error {
 	return awaitCapture(func() error { return failure(C.ts_capture_wait()) })
 }

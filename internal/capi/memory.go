@@ -104,7 +104,8 @@ func MemoryPoolBytes(p *MemoryPool) (reserved, allocated int64, err error) {
 	return int64(r), int64(a), err
 }
 
-// RegisterPinned pins memory until the buffer is freed: not Go memory, unless a runtime.Pinner holds it.
+// RegisterPinned pins memory until the buffer is freed: not Go memory, unless a runtime.Pinner
+// holds it.
 func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -118,8 +119,9 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	return p, err
 }
 
-// mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that is not held by a runtime.Pinner. Only the runtime knows; it checks at
-// every call into C that none is behind an argument, and panics. (Not with GODEBUG=cgocheck=0.)
+// mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that is
+// not held by a runtime.Pinner. Only the runtime knows; it checks at every call into C that none is
+// behind an argument, and panics. (Not with GODEBUG=cgocheck=0.)
 func mustNotKeep(memory *C.uint8_t) (must bool) {
 	defer func() { must = recover() != nil }()
 	behind := new(*C.uint8_t)

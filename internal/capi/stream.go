@@ -272,7 +272,8 @@ func NewPinned(bytes int) (p *Pinned, err error) {
 	return p, err
 }
 
-// PinnedBytes returns the memory itself: valid until the buffer is freed, and not known to the Go garbage collector.
+// PinnedBytes returns the memory itself: valid until the buffer is freed, and not known to the Go
+// garbage collector.
 func PinnedBytes(p *Pinned) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(C.ts_pinned_data(p))), int(C.ts_pinned_size(p)))
 }

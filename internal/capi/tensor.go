@@ -93,7 +93,8 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	return t, err
 }
 
-// TensorFromMemory does not copy: memory is C memory (a pinned buffer, HostBytes) that outlives the tensor.
+// TensorFromMemory does not copy: memory is C memory (a pinned buffer, HostBytes) that outlives the
+// tensor.
 func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -151,7 +152,8 @@ func TensorData(t *Tensor) (uintptr, error) {
 	return uintptr(p), err
 }
 
-// TensorBytes returns a contiguous CPU tensor's memory: valid until the tensor is freed, and not known to the Go garbage collector.
+// TensorBytes returns a contiguous CPU tensor's memory: valid until the tensor is freed, and not
+// known to the Go garbage collector.
 func TensorBytes(t *Tensor) ([]byte, error) {
 	i, err := DescribeTensor(t)
 	if err != nil {
@@ -167,7 +169,8 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
 }
 
-// copying is the gate of a copy: one that waits for the device must not keep others from giving it work.
+// copying is the gate of a copy: one that waits for the device must not keep others from giving it
+// work.
 func copying(nonBlocking bool) *gate {
 	if nonBlocking || !haveGPU() {
 		return computing
@@ -279,7 +282,8 @@ type Arg struct {
 
 const CallNoGrad = C.TS_OPERATOR_FLAG_NO_GRAD
 
-// CallWaits, a flag of CallOperator alone, says that the operator waits for the device: it passes the gate of those.
+// CallWaits, a flag of CallOperator alone, says that the operator waits for the device: it passes
+// the gate of those.
 const CallWaits int32 = 1 << 30
 
 // arguments is a value on the stack. cgo checks none of its pointers, since nothing that they point
@@ -292,8 +296,9 @@ func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 	}
 }
 
-// CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped. The slices do not escape, so a caller can keep them on its
-// stack. An operator that draws random numbers waits for the end of a capture that is under way.
+// CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped.
+// The slices do not escape, so a caller can keep them on its stack. An operator that draws random
+// numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
 	gate := copying(flags&CallWaits == 0)
 	for {
@@ -331,7 +336,8 @@ func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64,
 	}
 }
 
-// busy waits for the capture that refused a call, which did nothing, and returns nil: the call is to be made again.
+// busy waits for the capture that refused a call, which did nothing, and returns nil: the call is
+// to be made again.
 func busy(err error) error {
 	if !errors.Is(err, CodeBusy) {
 		return err

@@ -62,7 +62,8 @@ func NewAugmenter() (a *Augmenter, err error) {
 
 func FreeAugmenter(a *Augmenter) { C.ts_augmenter_free(a) }
 
-// Augment runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must hold them: checked here, since C cannot.
+// Augment runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must
+// hold them: checked here, since C cannot.
 func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []AugmentOp) error {
 	if len(ops) == 0 {
 		return nil

@@ -15,8 +15,8 @@ import "C"
 
 import "unsafe"
 
-// DecodeEntries is Decode by a blob of entry points. proof: what stands for "compared with these bytes in this process"; 0 has it done, and set. nil: the
-// blob's digests are enough.
+// DecodeEntries is Decode by a blob of entry points. proof: what stands for "compared with these
+// bytes in this process"; 0 has it done, and set. nil: the blob's digests are enough.
 func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int, entries []byte, proof *uint64) error {
 	if err := room("DecodeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
@@ -27,8 +27,9 @@ func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int,
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride), (*C.uint64_t)(proof)))
 }
 
-// DecodeMakeEntries is Decode, and makes entry points on the way: n bytes of buffer; 0 if there are none for this image; more than len(buffer) if they
-// did not fit, and were not written. spacing 0: about 1 % of the data.
+// DecodeMakeEntries is Decode, and makes entry points on the way: n bytes of buffer; 0 if there are
+// none for this image; more than len(buffer) if they did not fit, and were not written. spacing 0:
+// about 1 % of the data.
 func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride, spacing int, buffer []byte) (n int, proof uint64, err error) {
 	if err := room("DecodeMakeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return 0, 0, err

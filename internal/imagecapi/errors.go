@@ -8,7 +8,8 @@ import (
 	"unsafe"
 )
 
-// Code says what kind of failure an [Error] is. It is itself an error, so that errors.Is(err, CodeOutOfMemory) works on any error that wraps an *Error.
+// Code says what kind of failure an [Error] is. It is itself an error, so that errors.Is(err,
+// CodeOutOfMemory) works on any error that wraps an *Error.
 type Code int32
 
 const (

@@ -70,7 +70,8 @@ func geometry(g *Geometry) C.ts_image_geometry {
 	}
 }
 
-// Decode writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold them: checked here, since C cannot.
+// Decode writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold
+// them: checked here, since C cannot.
 func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error {
 	if err := room("Decode", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err

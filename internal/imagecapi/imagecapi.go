@@ -1,6 +1,6 @@
 // Package imagecapi turns the C header cshim/include/torchstream_image.h, whose library needs no
-// LibTorch, into Go types and errors, function by function, and decides nothing: compressed bytes to
-// pixels, augmentation, and inflate. internal/capi does the same for the rest.
+// LibTorch, into Go types and errors, function by function, and decides nothing: compressed bytes
+// to pixels, augmentation, and inflate. internal/capi does the same for the rest.
 //
 // An object (a decoder, an augmenter, an inflater) is used by one goroutine at a time; any OS
 // thread may make the calls. C keeps no pointer that it gets here beyond the call and never calls

@@ -47,7 +47,8 @@ func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (co
 	return int(p.consumed), int(p.produced), bool(p.done), err
 }
 
-// InflateCheckpoint is a ts_inflate_checkpoint; its slices are the shim's memory until the next call.
+// InflateCheckpoint is a ts_inflate_checkpoint; its slices are the shim's memory until the next
+// call.
 type InflateCheckpoint struct {
 	Bit, Output uint64
 	Window      []byte
@@ -64,7 +65,8 @@ func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err er
 		unsafe.Slice((*uint64)(unsafe.Pointer(p.used)), InflateWindow/64)}, true, nil
 }
 
-// CutOff says whether an error of Inflate means that the stream ends too early, not that it is damaged.
+// CutOff says whether an error of Inflate means that the stream ends too early, not that it is
+// damaged.
 func CutOff(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == CodeDecode && strings.HasSuffix(e.Message, "cut off")

@@ -1,4 +1,5 @@
-// Package interrupt ends programs on SIGINT and SIGTERM, also one that waits where no context reaches.
+// Package interrupt ends programs on SIGINT and SIGTERM, also one that waits where no context
+// reaches.
 package interrupt
 
 import (
@@ -15,9 +16,9 @@ const Status = 130
 // Grace is how long a program has to end by itself after the first signal.
 const Grace = 5 * time.Second
 
-// Context returns a context that the first SIGINT or SIGTERM ends. The process exits with Status if it
-// still runs after grace: it may wait in a system call. A second signal kills it at once. stop gives the
-// signals back.
+// Context returns a context that the first SIGINT or SIGTERM ends. The process exits with Status if
+// it still runs after grace: it may wait in a system call. A second signal kills it at once. stop
+// gives the signals back.
 func Context(grace time.Duration) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)

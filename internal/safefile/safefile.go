@@ -1,5 +1,5 @@
-// Package safefile opens and creates files at paths that a user gives. Reading never waits for a pipe or a device, and
-// writing never replaces a file of another kind.
+// Package safefile opens and creates files at paths that a user gives. Reading never waits for a
+// pipe or a device, and writing never replaces a file of another kind.
 package safefile
 
 import (
@@ -18,8 +18,9 @@ import (
 // ErrNotRegular is in the error of Open for a pipe, a socket, a device or a directory.
 var ErrNotRegular = errors.New("it is not a regular file")
 
-// Open opens a regular file for reading. It never blocks on a pipe that nobody writes to: it refuses one before opening
-// it, and opens without waiting in case a pipe takes the file's place in between.
+// Open opens a regular file for reading. It never blocks on a pipe that nobody writes to: it
+// refuses one before opening it, and opens without waiting in case a pipe takes the file's place in
+// between.
 func Open(path string) (*os.File, error) { return open(path, false) }
 
 // OpenTree is Open for a regular file or a directory.
@@ -109,14 +110,15 @@ func prefix(p string) func([]byte) bool {
 	return func(head []byte) bool { return bytes.HasPrefix(head, []byte(p)) }
 }
 
-// isSafetensors looks at the length of the header, which is at most 100 MB, and at its first two bytes.
+// isSafetensors looks at the length of the header, which is at most 100 MB, and at its first two
+// bytes.
 func isSafetensors(head []byte) bool {
 	const maxHeader = 100_000_000
 	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
 }
 
-// Check says whether a rename may put a new file of a kind at the path: nothing is there, or an empty file, or one of
-// that kind. The error names the file and says what to do.
+// Check says whether a rename may put a new file of a kind at the path: nothing is there, or an
+// empty file, or one of that kind. The error names the file and says what to do.
 func Check(path string, kind Kind) error {
 	info, err := os.Stat(path)
 	switch {
@@ -137,7 +139,8 @@ func Check(path string, kind Kind) error {
 	return checkHead(f, path, kind)
 }
 
-// CheckWrite is Check for output that Create will write: a character device and standard output pass too.
+// CheckWrite is Check for output that Create will write: a character device and standard output
+// pass too.
 func CheckWrite(path string, kind Kind) error {
 	if info, err := os.Stat(path); err == nil && stream(path, info) {
 		return nil
@@ -161,8 +164,8 @@ func refuse(path, found string, kind Kind) error {
 	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path, found, kind.Name)
 }
 
-// stream says whether a path is meant for output without an end: a character device such as /dev/null, or a pipe that
-// the shell has already opened as /dev/stdout.
+// stream says whether a path is meant for output without an end: a character device such as
+// /dev/null, or a pipe that the shell has already opened as /dev/stdout.
 func stream(path string, info fs.FileInfo) bool {
 	if info.Mode()&fs.ModeCharDevice != 0 {
 		return true
@@ -172,7 +175,8 @@ func stream(path string, info fs.FileInfo) bool {
 	return inherited && !info.IsDir() && !info.Mode().IsRegular()
 }
 
-// Create opens a file for writing and empties it, after CheckWrite. It refuses a file that took the path after the check.
+// Create opens a file for writing and empties it, after CheckWrite. It refuses a file that took the
+// path after the check.
 func Create(path string, kind Kind) (*os.File, error) {
 	if err := CheckWrite(path, kind); err != nil {
 		return nil, err

@@ -54,15 +54,16 @@ LAYERS = {
     "imageloader/prometheus": ["imageloader"],
     # Streams, tensors, networks.
     "cuda": ["internal/capi", "internal/origin"],
-    "torch": ["cuda", "internal/capi", "internal/origin", "tensor"],
+    "torch/internal/schema": [],
+    "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
     "nn": ["cuda", "internal/safefile", "torch"],
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
+    "models": ["cuda", "nn", "torch"],
     "trace": ["internal/capi", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
-    "torch/internal/schema": [],
     "torch/internal/opgen": ["torch/internal/schema"],
     "internal/simulate": [],
     "internal/streamprog": [],
