@@ -4,6 +4,7 @@
 #   LIBTORCH=DIR           use this LibTorch 2.11: site-packages, its torch folder, or an unpacked libtorch zip
 #   TORCHSTREAM_CACHE=DIR  where LibTorch is installed otherwise (default ~/.cache/torchstream)
 #   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
+#   PREFIX=DIR             make install: where to
 #   JOBS=N                 C++ compilations at a time
 
 SHELL := bash
@@ -32,6 +33,15 @@ image: ## build the image library alone, which needs no LibTorch: cshim/build/li
 shim: setup ## build the C++ side: libtorchstream.so and libtorchstream_image.so in cshim/build/lib
 	@cshim/setup/shim.sh
 
+# PREFIX/include, PREFIX/lib, and a pkg-config file and a CMake package for each library. examples/06-c uses them.
+.PHONY: install install-image
+install: install-image shim ## install headers, libraries, pkg-config files and the CMake package below PREFIX=
+	cmake --install cshim/build --prefix "$(abspath $(PREFIX))" --component torchstream
+
+install-image: image ## install the image library alone below PREFIX=
+	@[[ -n "$(PREFIX)" ]] || { echo 'make: error: say where to: make $@ PREFIX=FOLDER' >&2 && exit 1; }
+	cmake --install cshim/build --prefix "$(abspath $(PREFIX))" --component image
+
 .PHONY: demo
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
@@ -41,6 +51,7 @@ demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then pr
 test: setup ## all tests: the shim's, go vet, the Go packages', loader and prefetcher under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
+	tools/test-install.sh
 	go vet ./...
 	go test -count=1 ./...
 	go test -count=1 -race ./imageloader/... ./prefetcher/...
@@ -79,6 +90,12 @@ lint: shim ## formatting, go vet, staticcheck, the C headers, exported symbols, 
 golangci: shim ## the linters of .golangci.yml, with a golangci-lint 2 that is installed; CI runs make lint
 	@command -v golangci-lint >/dev/null || { echo "golangci: error: golangci-lint is not in PATH: https://golangci-lint.run/docs/welcome/install" >&2; exit 1; }
 	golangci-lint run ./...
+
+.PHONY: tidy
+tidy: setup ## clang-tidy on the C++ sources, by cshim/.clang-tidy
+	@cshim/setup/packages.sh tidy
+	@cshim/setup/shim.sh
+	@find cshim/src -name '*.cc' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build --extra-arg=-Wno-unknown-warning-option
 
 .PHONY: generate
 generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml

@@ -15,8 +15,10 @@ mkdir -p "$out"/{bin,lib,shim,tree}
 
 say "C++ libraries and tests"
 cshim/setup/shim.sh cshim/build -- all ts_tests
-# Installing drops symbols and the paths of this machine.
-cmake --install cshim/build --prefix "$PWD/$out" --strip >/dev/null
+# Installing and stripping drop symbols and the paths of this machine.
+cmake --install cshim/build --prefix "$PWD/$out" --component tests --strip >/dev/null
+cp cshim/build/lib/libtorchstream.so cshim/build/lib/libtorchstream_image.so "$out/lib/"
+strip --strip-unneeded "$out"/lib/*.so
 rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 
 build=(-trimpath -ldflags '-s -w')

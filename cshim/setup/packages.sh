@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Installs the system packages that building torchstream needs: with apt when root, otherwise says what to install.
 #
-#   packages.sh [image | lint]     image: only what libtorchstream_image needs; lint: also what the formatting check needs
+#   packages.sh [image | lint | tidy]
+#
+# image: only what libtorchstream_image needs. lint, tidy: also what the formatting check and clang-tidy need.
 set -euo pipefail
 
 fail() {
@@ -39,9 +41,11 @@ done
 if [[ ${1:-} != image && ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi
-if [[ ${1:-} == lint ]]; then
-  have clang-format || missing+=(clang-format)
-fi
+case ${1:-} in
+  lint) have clang-format || missing+=(clang-format) ;;
+  tidy) have clang-tidy || missing+=(clang-tidy) ;;
+esac
+[[ ${1:-} == image ]] || have pkg-config || missing+=(pkg-config) # tools/test-install.sh
 
 if ((${#missing[@]} > 0)); then
   have apt-get || fail "missing: ${missing[*]} (Debian's names): install them with your system's package manager"
