@@ -23,55 +23,141 @@ func Save(path string, m Module, metadata map[string]string) error {
 // module only after it has read the whole file, which it holds in host memory until then. Only a
 // failure of the device can leave some tensors loaded and others not.
 func Load(path string, m Module) (map[string]string, error) {
+	r, err := LoadWith(path, m, LoadOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return r.Metadata, nil
+}
+
+// LoadOptions are the options of [LoadWith].
+type LoadOptions struct {
+	// Partial loads the tensors that file and module have in common, and leaves the module's other
+	// tensors as they are: for fine-tuning with another head, or from a part of a model. A file
+	// that has no tensor in common with the module is an error still.
+	Partial bool
+}
+
+// LoadReport says how a file and a module compare.
+type LoadReport struct {
+	Metadata   map[string]string
+	Loaded     []string // the tensors that now have the file's values, in the module's order
+	Missing    []string // tensors of the module that are not in the file
+	Unexpected []string // tensors of the file that are not in the module
+	Mismatched []Mismatch
+}
+
+// Mismatch is a tensor with one name but another shape or dtype in file and module.
+type Mismatch struct {
+	Name         string
+	File, Module torch.Spec
+}
+
+func (m Mismatch) String() string {
+	return fmt.Sprintf("%s is %v%v in the file and %v%v in the module", m.Name, m.File.DType, m.File.Shape, m.Module.DType, m.Module.Shape)
+}
+
+// String lists the differences, one a line, after the number of tensors that were loaded.
+func (r *LoadReport) String() string {
+	text := fmt.Sprintf("%d tensors loaded", len(r.Loaded))
+	for _, d := range r.differences() {
+		text += "\n" + d.Error()
+	}
+	return text
+}
+
+func (r *LoadReport) differences() []error {
+	var errs []error
+	for _, name := range r.Missing {
+		errs = append(errs, fmt.Errorf("tensor %s is not in the file", name))
+	}
+	for _, m := range r.Mismatched {
+		errs = append(errs, fmt.Errorf("tensor %v", m))
+	}
+	for _, name := range r.Unexpected {
+		errs = append(errs, fmt.Errorf("tensor %s is not in the module", name))
+	}
+	return errs
+}
+
+// LoadWith is [Load] with options, and returns a report of what it loaded. With an error it changes
+// nothing, as Load.
+func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
-	state := State(m)
-	if err := c.compare(state); err != nil {
+	report, common, err := c.compare(State(m))
+	if err == nil {
+		err = c.accept(report, o)
+	}
+	if err != nil {
 		return nil, err
 	}
 	read := torch.NewScope("nn.Load")
 	defer read.Close()
-	loaded := make([]*torch.Tensor, len(state))
-	for i, n := range state {
+	loaded := make([]*torch.Tensor, len(common))
+	for i, n := range common {
 		t, err := c.Read(n.Name)
 		if err != nil {
 			return nil, err
 		}
 		loaded[i] = read.Own(t)
 	}
-	for i, n := range state {
+	for i, n := range common {
 		if err := n.Tensor.CopyFrom(loaded[i], torch.CopyOptions{}); err != nil {
 			return nil, fmt.Errorf("nn: %s: tensor %s: %w", path, n.Name, err)
 		}
 	}
-	return c.Metadata(), nil
+	return report, nil
 }
 
-// compare finds all differences between the file and the module before Load changes anything.
-func (c *Checkpoint) compare(state []Named) error {
-	const maxListed = 10 // differences in the error
+// compare finds all differences between the file and the module before Load changes anything, and
+// the tensors that they have in common.
+func (c *Checkpoint) compare(state []Named) (*LoadReport, []Named, error) {
+	r := &LoadReport{Metadata: c.Metadata()}
+	var common []Named
 	var errs []error
 	wanted := make(map[string]bool, len(state))
 	for _, n := range state {
 		wanted[n.Name] = true
+		if err := n.Tensor.Err(); err != nil {
+			errs = append(errs, fmt.Errorf("the module's tensor %s: %w", n.Name, err))
+			continue
+		}
 		e, ok := c.entries[n.Name]
+		shape := n.Tensor.Shape()
 		switch {
-		case n.Tensor.Err() != nil:
-			errs = append(errs, fmt.Errorf("the module's tensor %s: %w", n.Name, n.Tensor.Err()))
 		case !ok:
-			errs = append(errs, fmt.Errorf("tensor %s is not in the file", n.Name))
-		case e.dtype != n.Tensor.DType() || !equal(e.shape, n.Tensor.Shape()):
-			errs = append(errs, fmt.Errorf("tensor %s is %v%v in the file and %v%v in the module", n.Name, e.dtype, e.shape, n.Tensor.DType(), n.Tensor.Shape()))
+			r.Missing = append(r.Missing, n.Name)
+		case e.dtype != n.Tensor.DType() || !equal(e.shape, shape):
+			r.Mismatched = append(r.Mismatched, Mismatch{n.Name,
+				torch.Spec{Name: n.Name, DType: e.dtype, Shape: e.shape}, torch.Spec{Name: n.Name, DType: n.Tensor.DType(), Shape: shape}})
+		default:
+			r.Loaded = append(r.Loaded, n.Name)
+			common = append(common, n)
 		}
 	}
 	for _, name := range c.names {
 		if !wanted[name] {
-			errs = append(errs, fmt.Errorf("tensor %s is not in the module", name))
+			r.Unexpected = append(r.Unexpected, name)
 		}
 	}
+	return r, common, c.unfit(errs)
+}
+
+// accept returns an error if the options do not allow the differences.
+func (c *Checkpoint) accept(r *LoadReport, o LoadOptions) error {
+	if o.Partial && len(r.Loaded) > 0 {
+		return nil
+	}
+	return c.unfit(r.differences())
+}
+
+// unfit returns an error that lists the differences, or nil if there are none.
+func (c *Checkpoint) unfit(errs []error) error {
+	const maxListed = 10
 	if len(errs) == 0 {
 		return nil
 	}
