@@ -34,10 +34,40 @@
 //		}}
 //	}
 //
+// # Errors
+//
+// An error of a layer names the layer's path in the model, and the line that made it; [LayerError]
+// has both:
+//
+//	layer2.0.conv1: Conv2d made at resnet.go:41: torch: Conv2d(float32[8 3 4 4] cpu, ...
+//
+// # Models
+//
+// [Summary] prints a model as a table. [Freeze] excludes a part from training. [Load] takes a
+// checkpoint of exactly this model; with Partial, [LoadWith] takes what fits, and reports the rest:
+//
+//	report, err := nn.LoadWith("pretrained.safetensors", net, nn.LoadOptions{Partial: true})
+//	if err != nil {
+//		return err
+//	}
+//	fmt.Println(report) // the tensors that are missing, unexpected, or of another shape
+//	if err := nn.Freeze(net.trunk); err != nil {
+//		return err
+//	}
+//	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01})
+//
+// Losses are methods of a tensor: output.CrossEntropy(labels), output.BCEWithLogitsLoss(targets) and
+// the like in package torch. [KVCache] keeps the keys and values of a [MultiheadAttention] while a
+// model generates.
+//
+// # PyTorch
+//
 // Constructors create parameters on the CPU as float32, with PyTorch's default initialisation: the
 // same seed gives the same numbers as PyTorch. Parameters belong to no scope, so they outlive the
 // batches that pass through. Names are those of PyTorch's state_dict, and checkpoints are
 // safetensors files, so weights can be exchanged with PyTorch in both directions.
+//
+// # Concurrency
 //
 // In evaluation mode several goroutines may call Forward at once. In training mode a module with
 // running statistics serves one goroutine at a time.

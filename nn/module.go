@@ -3,6 +3,7 @@ package nn
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -41,10 +42,14 @@ type Moder interface {
 	SetTraining(training bool)
 }
 
-// walk visits m and all modules in it, parents first, with the prefix of their names.
+// walk visits m and all modules in it, parents first, with the prefix of their names. It tells the
+// layers their paths.
 func walk(prefix string, m Module, visit func(prefix string, m Module, p Parts)) {
 	if m == nil {
 		return
+	}
+	if l, ok := m.(layered); ok {
+		l.base().locate(strings.TrimSuffix(prefix, "."))
 	}
 	p := m.Parts()
 	visit(prefix, m, p)
@@ -79,14 +84,41 @@ func NamedBuffers(m Module) []Named { return collect(m, buffers) }
 // writes this list.
 func State(m Module) []Named { return collect(m, parameters, buffers) }
 
-// Parameters returns the tensors to train, which an optimizer takes.
+// Parameters returns the tensors to train, which an optimizer takes: the parameters that require
+// gradients, without those that [Freeze] excluded.
 func Parameters(m Module) []*torch.Tensor {
-	named := NamedParameters(m)
-	tensors := make([]*torch.Tensor, len(named))
-	for i, n := range named {
-		tensors[i] = n.Tensor
+	var tensors []*torch.Tensor
+	for _, n := range NamedParameters(m) {
+		if n.Tensor.RequiresGrad() || n.Tensor.Err() != nil { // the optimizer reports a failed one
+			tensors = append(tensors, n.Tensor)
+		}
 	}
 	return tensors
+}
+
+// Freeze makes all parameters of m and all modules in it constant: backward computes no gradients
+// for them, and [Parameters] leaves them out. Call it before an optimizer is made. It drops their
+// gradients. BatchNorm's running statistics still change in training mode: a frozen part of a model
+// is usually in evaluation mode too (Train(part, false)).
+func Freeze(m Module) error { return setRequiresGrad(m, false) }
+
+// Unfreeze undoes [Freeze].
+func Unfreeze(m Module) error { return setRequiresGrad(m, true) }
+
+func setRequiresGrad(m Module, requires bool) error {
+	for _, n := range NamedParameters(m) {
+		err := n.Tensor.Err()
+		if err == nil && !requires {
+			err = torch.ClearGrads(n.Tensor)
+		}
+		if err == nil {
+			err = n.Tensor.SetRequiresGrad(requires)
+		}
+		if err != nil {
+			return fmt.Errorf("nn: %s: %w", n.Name, err)
+		}
+	}
+	return nil
 }
 
 // Err returns the first error of a parameter or buffer, with the tensor's name: the reason why a
@@ -113,6 +145,34 @@ func To(m Module, device cuda.Device) error {
 	return nil
 }
 
+// ToDType converts all floating-point parameters and buffers to the dtype, which is one of Float16,
+// BFloat16, Float32 and Float64. Like [To], it keeps the tensors and drops gradients.
+func ToDType(m Module, dtype torch.DType) error {
+	if !floating(dtype) {
+		return fmt.Errorf("nn.ToDType: %v is not a floating-point type: %w", dtype, cuda.ErrInvalidArgument)
+	}
+	for _, n := range State(m) {
+		if err := convert(n.Tensor, dtype); err != nil {
+			return fmt.Errorf("nn: %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+func floating(d torch.DType) bool {
+	return d == torch.Float16 || d == torch.BFloat16 || d == torch.Float32 || d == torch.Float64
+}
+
+func convert(t *torch.Tensor, dtype torch.DType) error {
+	if err := t.Err(); err != nil {
+		return err
+	}
+	if d := t.DType(); d == dtype || !floating(d) {
+		return nil
+	}
+	return replace(t, t.NoGrad().ToDType(dtype))
+}
+
 func move(t *torch.Tensor, device cuda.Device) error {
 	if err := t.Err(); err != nil {
 		return err
@@ -120,7 +180,11 @@ func move(t *torch.Tensor, device cuda.Device) error {
 	if t.Device() == device {
 		return nil
 	}
-	moved := t.NoGrad().To(device)
+	return replace(t, t.NoGrad().To(device))
+}
+
+// replace gives t the memory of moved, which it closes, and drops t's gradient.
+func replace(t, moved *torch.Tensor) error {
 	if err := moved.Err(); err != nil {
 		return err
 	}
@@ -179,21 +243,45 @@ func (f Func) Parts() Parts { return Parts{} }
 // Sequential passes its input through modules in order. Their names are "0", "1", ..., as in
 // PyTorch.
 type Sequential struct {
+	layer
 	modules []Module
 }
 
 // NewSequential returns a module that runs the given modules in order.
-func NewSequential(modules ...Module) *Sequential { return &Sequential{modules} }
+func NewSequential(modules ...Module) *Sequential {
+	s := &Sequential{modules: modules}
+	s.create("Sequential")
+	return s
+}
 
 // Forward returns the output of the last module.
 func (s *Sequential) Forward(x *torch.Tensor) *torch.Tensor {
+	input, watched := x, s.watch.Load() != nil
 	for i, m := range s.modules {
 		if m == nil {
-			return torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule))
+			return s.report(torch.Fail("nn.Sequential", fmt.Errorf("module %d: %w", i, errNoModule)), fmt.Sprint(i), kindOf(m), x)
 		}
-		x = m.Forward(x)
+		y := m.Forward(x)
+		if watched || y.Err() != nil {
+			y = s.child(i, m, x, y)
+		}
+		x = y
+	}
+	if watched {
+		s.report(x, "", s.kind, input)
 	}
 	return x
+}
+
+// child reports the output of module i for the input x.
+func (s *Sequential) child(i int, m Module, x, y *torch.Tensor) *torch.Tensor {
+	if y.Err() != nil {
+		// The layers may not know their paths yet.
+		walk("", s, func(string, Module, Parts) {})
+	} else if _, ok := m.(layered); ok {
+		return y // it reports itself
+	}
+	return s.report(y, fmt.Sprint(i), kindOf(m), x)
 }
 
 // Parts returns the modules.

@@ -32,6 +32,7 @@ import (
 // streams do not wait for each other. While one goroutine trains, the others must use other
 // streams.
 type Parallel struct {
+	layer
 	join     Join
 	branches []Module
 
@@ -68,7 +69,9 @@ func fold(combine func(a, b *torch.Tensor) *torch.Tensor) Join {
 // NewParallel returns the branches as one module. join may be nil if the program calls only
 // Outputs. The branches' names are "0", "1", ..., as in PyTorch's ModuleList and Sequential.
 func NewParallel(join Join, branches ...Module) *Parallel {
-	return &Parallel{join: join, branches: branches, side: map[cuda.Stream][]*cuda.OwnedStream{}}
+	p := &Parallel{join: join, branches: branches, side: map[cuda.Stream][]*cuda.OwnedStream{}}
+	p.create("Parallel")
+	return p
 }
 
 // Parts returns the branches.
@@ -99,7 +102,7 @@ func (p *Parallel) Forward(x *torch.Tensor) *torch.Tensor {
 	if y == nil {
 		return torch.Fail(op, fmt.Errorf("the Join returned nil: %w", cuda.ErrInvalidArgument))
 	}
-	return y
+	return p.result(y, x)
 }
 
 // Outputs returns the output of every branch, in order. The inputs are one for all branches, or one
@@ -142,7 +145,8 @@ func (p *Parallel) Outputs(inputs ...*torch.Tensor) []*torch.Tensor {
 	}
 	for i, m := range p.branches {
 		if outputs[i] = lanes[i].run(m, inputs[i]); outputs[i].Err() != nil {
-			outputs[i] = torch.Fail(op, fmt.Errorf("branch %d: %w", i, outputs[i].Err()))
+			walk("", p, func(string, Module, Parts) {}) // the layers may not know their paths yet
+			outputs[i] = p.report(outputs[i], fmt.Sprint(i), kindOf(m), inputs[i])
 		}
 	}
 	if err := join(); err != nil {

@@ -181,8 +181,8 @@ func TestParallelErrors(t *testing.T) {
 	}{
 		"no join":         {nn.NewParallel(nil, count).Forward(x), "call Outputs"},
 		"no branches":     {nn.NewParallel(nn.Sum()).Forward(x), "no branches"},
-		"a nil branch":    {nn.NewParallel(nn.Sum(), count, nil).Forward(x), "branch 1: "},
-		"a nil output":    {nn.NewParallel(nn.Sum(), nn.Func(func(*torch.Tensor) *torch.Tensor { return nil })).Forward(x), "branch 0: "},
+		"a nil branch":    {nn.NewParallel(nn.Sum(), count, nil).Forward(x), "1: nil made at parallel_test.go"},
+		"a nil output":    {nn.NewParallel(nn.Sum(), nn.Func(func(*torch.Tensor) *torch.Tensor { return nil })).Forward(x), "0: Func made at parallel_test.go"},
 		"a nil result":    {nn.NewParallel(func([]*torch.Tensor) *torch.Tensor { return nil }, count).Forward(x), "Join returned nil"},
 		"two inputs of 3": {nn.NewParallel(nil, count, count, count).Outputs(x, x)[2], "2 inputs for 3 branches"},
 		"a nil input":     {nn.NewParallel(nn.Sum(), nn.NewReLU()).Forward(nil), "nil"},
@@ -193,13 +193,13 @@ func TestParallelErrors(t *testing.T) {
 			}
 		})
 	}
-	// A failing branch carries its error and its number, and the other branches run.
+	// A failing branch carries its error with its number as the path, and the other branches run.
 	ran = 0
 	bad := nn.NewLinear(5, 1, nn.LinearOptions{})
 	defer nn.Close(bad)
 	ys := nn.NewParallel(nil, count, bad, count).Outputs(x)
 	var e *torch.Error
-	if err := ys[1].Err(); !errors.As(err, &e) || !strings.Contains(err.Error(), "branch 1") || ys[0].Err() != nil || ys[2].Err() != nil || ran != 2 {
+	if err := ys[1].Err(); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "1: Linear made at parallel_test.go") || ys[0].Err() != nil || ys[2].Err() != nil || ran != 2 {
 		t.Errorf("%v, %v, %v; %d ran", ys[0].Err(), ys[1].Err(), ys[2].Err(), ran)
 	}
 	if p := nn.NewParallel(nn.Sum()); len(p.Outputs(x)) != 0 {

@@ -1,0 +1,214 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Conv is the part that Conv1d, Conv2d and Conv3d share.
+type Conv struct {
+	layer
+	Weight *torch.Tensor // [out in/groups kernel...], with kernel once for each direction
+	Bias   *torch.Tensor // [out], nil with NoBias
+
+	stride, padding, dilation []int64
+	groups                    int64
+}
+
+// ConvOptions are the options of NewConv1d, NewConv2d and NewConv3d. Stride, Padding and Dilation
+// are in pixels and apply to all directions.
+type ConvOptions struct {
+	Stride   int // 0 stands for 1
+	Padding  int // zeros on each side
+	Dilation int // 0 stands for 1
+	Groups   int // 0 stands for 1
+	NoBias   bool
+}
+
+// The options of NewConv1d, NewConv2d and NewConv3d.
+type (
+	Conv1dOptions = ConvOptions
+	Conv2dOptions = ConvOptions
+	Conv3dOptions = ConvOptions
+)
+
+// construct fills the convolution c of the given number of directions.
+func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
+	kind := fmt.Sprintf("Conv%dd", dims)
+	op := "nn.New" + kind
+	c.create(kind)
+	stride, dilation, groups := max(o.Stride, 1), max(o.Dilation, 1), max(o.Groups, 1)
+	c.stride, c.padding, c.dilation, c.groups = []int64{int64(stride)}, []int64{int64(o.Padding)}, []int64{int64(dilation)}, int64(groups)
+	if c.Weight = positive(op, "in, out and kernel", in, out, kernel); c.Weight != nil {
+		return
+	}
+	if o.Stride < 0 || o.Padding < 0 || o.Dilation < 0 || o.Groups < 0 || in%groups != 0 || out%groups != 0 {
+		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
+		return
+	}
+	shape, fanIn := kernelShape(dims, out, in/groups, kernel)
+	c.Weight = parameter(op, kaimingUniform(fanIn), shape...)
+	if !o.NoBias {
+		c.Bias = parameter(op, uniform(fanIn), int64(out))
+	}
+}
+
+// kernelShape returns the shape [a b kernel...], and the number of elements of its rows.
+func kernelShape(dims, a, b, kernel int) (shape []int64, row int) {
+	shape, row = []int64{int64(a), int64(b)}, b
+	for range dims {
+		shape = append(shape, int64(kernel))
+		row *= kernel
+	}
+	return shape, row
+}
+
+// Parts returns weight and bias.
+func (c *Conv) Parts() Parts { return weightAndBias(c.Weight, c.Bias) }
+
+// Conv1d is a convolution of sequences [N C L].
+type Conv1d struct{ Conv }
+
+// NewConv1d returns a convolution from in to out channels.
+func NewConv1d(in, out, kernel int, o Conv1dOptions) *Conv1d {
+	c := &Conv1d{}
+	c.construct(1, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the convolution.
+func (c *Conv1d) Forward(x *torch.Tensor) *torch.Tensor {
+	return c.result(x.Conv1d(c.Weight, c.Bias, torch.Conv1dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+}
+
+// Conv2d is a convolution of images [N C H W].
+type Conv2d struct{ Conv }
+
+// NewConv2d returns a convolution from in to out channels with a square kernel.
+func NewConv2d(in, out, kernel int, o Conv2dOptions) *Conv2d {
+	c := &Conv2d{}
+	c.construct(2, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the convolution.
+func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
+	return c.result(x.Conv2d(c.Weight, c.Bias, torch.Conv2dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+}
+
+// Conv3d is a convolution of volumes [N C D H W].
+type Conv3d struct{ Conv }
+
+// NewConv3d returns a convolution from in to out channels with a cubic kernel.
+func NewConv3d(in, out, kernel int, o Conv3dOptions) *Conv3d {
+	c := &Conv3d{}
+	c.construct(3, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the convolution.
+func (c *Conv3d) Forward(x *torch.Tensor) *torch.Tensor {
+	return c.result(x.Conv3d(c.Weight, c.Bias, torch.Conv3dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+}
+
+// ConvTranspose is the part that ConvTranspose1d, ConvTranspose2d and ConvTranspose3d share.
+type ConvTranspose struct {
+	layer
+	Weight *torch.Tensor // [in out/groups kernel...], with kernel once for each direction
+	Bias   *torch.Tensor // [out], nil with NoBias
+
+	stride, padding, output, dilation []int64
+	groups                            int64
+}
+
+// ConvTransposeOptions are the options of NewConvTranspose1d, NewConvTranspose2d and
+// NewConvTranspose3d. All but Groups are in pixels and apply to all directions.
+type ConvTransposeOptions struct {
+	Stride        int // 0 stands for 1
+	Padding       int // removes as many pixels from each side of the output
+	OutputPadding int // enlarges one side of the output; less than Stride or Dilation
+	Dilation      int // 0 stands for 1
+	Groups        int // 0 stands for 1
+	NoBias        bool
+}
+
+// The options of NewConvTranspose1d, NewConvTranspose2d and NewConvTranspose3d.
+type (
+	ConvTranspose1dOptions = ConvTransposeOptions
+	ConvTranspose2dOptions = ConvTransposeOptions
+	ConvTranspose3dOptions = ConvTransposeOptions
+)
+
+func (c *ConvTranspose) construct(dims, in, out, kernel int, o ConvTransposeOptions) {
+	kind := fmt.Sprintf("ConvTranspose%dd", dims)
+	op := "nn.New" + kind
+	c.create(kind)
+	stride, dilation, groups := max(o.Stride, 1), max(o.Dilation, 1), max(o.Groups, 1)
+	c.stride, c.padding, c.output = []int64{int64(stride)}, []int64{int64(o.Padding)}, []int64{int64(o.OutputPadding)}
+	c.dilation, c.groups = []int64{int64(dilation)}, int64(groups)
+	if c.Weight = positive(op, "in, out and kernel", in, out, kernel); c.Weight != nil {
+		return
+	}
+	if min(o.Stride, o.Padding, o.OutputPadding, o.Dilation, o.Groups) < 0 || in%groups != 0 || out%groups != 0 {
+		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
+		return
+	}
+	shape, fanIn := kernelShape(dims, in, out/groups, kernel) // PyTorch takes dimension 1 as input
+	c.Weight = parameter(op, kaimingUniform(fanIn), shape...)
+	if !o.NoBias {
+		c.Bias = parameter(op, uniform(fanIn), int64(out))
+	}
+}
+
+// Parts returns weight and bias.
+func (c *ConvTranspose) Parts() Parts { return weightAndBias(c.Weight, c.Bias) }
+
+// ConvTranspose1d is a transposed convolution of sequences [N C L]: the gradient of a Conv1d.
+type ConvTranspose1d struct{ ConvTranspose }
+
+// NewConvTranspose1d returns a transposed convolution from in to out channels.
+func NewConvTranspose1d(in, out, kernel int, o ConvTranspose1dOptions) *ConvTranspose1d {
+	c := &ConvTranspose1d{}
+	c.construct(1, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the transposed convolution.
+func (c *ConvTranspose1d) Forward(x *torch.Tensor) *torch.Tensor {
+	o := torch.ConvTranspose1dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
+	return c.result(x.ConvTranspose1d(c.Weight, c.Bias, o), x)
+}
+
+// ConvTranspose2d is a transposed convolution of images [N C H W]: the gradient of a Conv2d. An
+// output has (H-1)*stride - 2*padding + dilation*(kernel-1) + outputPadding + 1 rows.
+type ConvTranspose2d struct{ ConvTranspose }
+
+// NewConvTranspose2d returns a transposed convolution from in to out channels with a square kernel.
+func NewConvTranspose2d(in, out, kernel int, o ConvTranspose2dOptions) *ConvTranspose2d {
+	c := &ConvTranspose2d{}
+	c.construct(2, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the transposed convolution.
+func (c *ConvTranspose2d) Forward(x *torch.Tensor) *torch.Tensor {
+	o := torch.ConvTranspose2dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
+	return c.result(x.ConvTranspose2d(c.Weight, c.Bias, o), x)
+}
+
+// ConvTranspose3d is a transposed convolution of volumes [N C D H W]: the gradient of a Conv3d.
+type ConvTranspose3d struct{ ConvTranspose }
+
+// NewConvTranspose3d returns a transposed convolution from in to out channels with a cubic kernel.
+func NewConvTranspose3d(in, out, kernel int, o ConvTranspose3dOptions) *ConvTranspose3d {
+	c := &ConvTranspose3d{}
+	c.construct(3, in, out, kernel, o)
+	return c
+}
+
+// Forward computes the transposed convolution.
+func (c *ConvTranspose3d) Forward(x *torch.Tensor) *torch.Tensor {
+	o := torch.ConvTranspose3dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
+	return c.result(x.ConvTranspose3d(c.Weight, c.Bias, o), x)
+}

@@ -1,0 +1,38 @@
+package nn
+
+import "github.com/torchstream/torchstream/torch"
+
+// Dropout zeroes elements at random in training, and does nothing in evaluation.
+type Dropout struct {
+	layer
+	switchable
+	p    float64
+	drop func(x *torch.Tensor, p float64, train bool) *torch.Tensor
+}
+
+// NewDropout returns a module that zeroes an element with probability p and scales the others by
+// 1/(1-p).
+func NewDropout(p float64) *Dropout { return newDropout("Dropout", p, (*torch.Tensor).Dropout) }
+
+// NewDropout2d returns a module that zeroes a whole channel of a sample [N C ...] with probability p
+// and scales the others by 1/(1-p).
+func NewDropout2d(p float64) *Dropout {
+	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
+}
+
+func newDropout(kind string, p float64, drop func(x *torch.Tensor, p float64, train bool) *torch.Tensor) *Dropout {
+	d := &Dropout{p: p, drop: drop}
+	d.create(kind)
+	return d
+}
+
+// Forward drops elements in training.
+func (d *Dropout) Forward(x *torch.Tensor) *torch.Tensor {
+	if d.drop == nil { // not made by a constructor
+		return d.result(x.Dropout(d.p, d.training()), x)
+	}
+	return d.result(d.drop(x, d.p, d.training()), x)
+}
+
+// Parts returns nothing.
+func (d *Dropout) Parts() Parts { return Parts{} }

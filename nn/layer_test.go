@@ -1,0 +1,441 @@
+package nn_test
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func line(t *testing.T) int {
+	t.Helper()
+	_, _, n, _ := runtime.Caller(1)
+	return n
+}
+
+// stack is a program's own model: two residual blocks in a Sequential, and a head.
+type stack struct {
+	layer1 *nn.Sequential
+	head   *nn.Linear
+}
+
+// stackCalls is the line where stack calls its layers.
+const stackCalls = 34
+
+func (s *stack) Forward(x *torch.Tensor) *torch.Tensor {
+	return s.head.Forward(s.layer1.Forward(x).MeanDim([]int64{2, 3}, false))
+}
+
+func (s *stack) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{{Name: "layer1", Module: s.layer1}, {Name: "head", Module: s.head}}}
+}
+
+func newResidual(channels int) *residual {
+	return &residual{nn.NewConv2d(channels, channels, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(channels, nn.BatchNorm2dOptions{})}
+}
+
+func images(t *testing.T, shape ...int64) *torch.Tensor {
+	t.Helper()
+	x, err := torch.Ones(cuda.CPU, torch.Float32, shape...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := torch.NewScope("images")
+	t.Cleanup(func() { s.Close() })
+	return s.Own(x)
+}
+
+func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
+	x := images(t, 2, 3, 4, 4)
+	made := line(t) + 1
+	bad := nn.NewConv2d(4, 3, 1, nn.Conv2dOptions{})
+	net := &stack{nn.NewSequential(newResidual(3), nn.NewSequential(nn.NewReLU(), bad), newResidual(3)), nn.NewLinear(3, 2, nn.LinearOptions{})}
+	defer nn.Close(net)
+
+	// The Sequentials around a layer tell its path, also before the program has listed the model.
+	var e *nn.LayerError
+	err := net.Forward(x).Err()
+	if !errors.As(err, &e) || e.Path() != "1.1" || e.Kind != "Conv2d" || e.Line != made || filepath.Base(e.File) != "layer_test.go" {
+		t.Errorf("got %v", err)
+	}
+	nn.Parameters(net)
+	nn.Parameters(net.layer1) // a part of the model: the longer path stays
+	err = net.Forward(x).ReLU().Sum().Backward()
+	if !errors.As(err, &e) || e.Path() != "layer1.1.1" {
+		t.Errorf("got %v", err)
+	}
+	want := fmt.Sprintf("layer1.1.1: Conv2d made at layer_test.go:%d: torch: Conv2d(float32[2 3 4 4] cpu, float32[3 4 1 1] cpu, float32[3] cpu) at layer_test.go:%d: ", made, stackCalls)
+	if !strings.HasPrefix(err.Error(), want) || strings.Count(err.Error(), "layer1.1.1") != 1 {
+		t.Errorf("got  %v\nwant %s...", err, want)
+	}
+	var op *torch.Error
+	if !errors.As(err, &op) || op.Op != "Conv2d" || op.Line != stackCalls {
+		t.Errorf("got %v, want the operator's error inside", err)
+	}
+
+	// A failed input is no error of the layer.
+	before := x.MatMul(images(t, 7))
+	if err := net.Forward(before).Err(); err != before.Err() {
+		t.Errorf("got %v, want the input's error", err)
+	}
+}
+
+func TestErrorNamesOtherModules(t *testing.T) {
+	x := images(t, 2, 3)
+	square := images(t, 2, 3, 4, 4)
+	own := nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.View(7) })
+	cases := []struct {
+		name string
+		m    nn.Module
+		x    *torch.Tensor
+		want string
+	}{
+		{"function", nn.NewSequential(nn.NewIdentity(), nn.NewMaxPool2d(0, nn.MaxPool2dOptions{})), square, "1: MaxPool2d made at layer_test.go:"},
+		{"program's own", nn.NewSequential(nn.NewIdentity(), own), x, "1: Func made at layer_test.go:"},
+		{"alone", nn.NewGroupNorm(2, 4, nn.GroupNormOptions{}), square, "nn: GroupNorm made at layer_test.go:"},
+		{"in an attention", nn.NewSequential(&nn.MultiheadAttention{OutProj: nn.NewLinear(1, 1, nn.LinearOptions{})}), x, "0"},
+		{"inside a layer", nn.NewSequential(nn.NewTransformerEncoderLayer(4, 2, nn.TransformerEncoderLayerOptions{})), x, "0.self_attn: MultiheadAttention made at layer_test.go:"},
+		{"constructor", nn.NewSequential(nn.NewLinear(0, 1, nn.LinearOptions{})), x, "0: Linear made at layer_test.go:"},
+		{"rank", nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), x, "nn: BatchNorm2d"},
+		{"indices", nn.NewEmbedding(3, 2, nn.EmbeddingOptions{}), x, "nn: Embedding"},
+		{"sequences", nn.NewLSTM(3, 2, nn.LSTMOptions{}), x, "nn: LSTM"},
+		{"sequences of a GRU", nn.NewGRU(4, 2, nn.GRUOptions{}), images(t, 2, 2, 2), "nn: GRU"},
+		{"size and scale", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2}, Scale: 2}), square, "set either Size or Scale"},
+		{"mode", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, Mode: "linear"}), square, `Mode "linear"`},
+		{"corners", nn.NewUpsample(nn.UpsampleOptions{Scale: 2, AlignCorners: true}), square, "AlignCorners true"},
+		{"size of another rank", nn.NewUpsample(nn.UpsampleOptions{Size: []int{2, 2, 2}}), square, "Size [2 2 2]"},
+		{"too few dimensions", nn.NewUpsample(nn.UpsampleOptions{Scale: 2}), x, "3 to 5 dimensions"},
+		{"nil output", nn.NewSequential(nn.Func(func(*torch.Tensor) *torch.Tensor { return nil })), x, "0: Func"},
+		{"nil input", nn.NewUpsample(nn.UpsampleOptions{Scale: 2}), nil, "nil"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			defer nn.Close(c.m)
+			err := c.m.Forward(c.x).Err()
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want an error with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestConstructorsRefuseBadOptions(t *testing.T) {
+	seven := 7
+	for name, m := range map[string]nn.Module{
+		"transposed stride": nn.NewConvTranspose2d(1, 1, 1, nn.ConvTranspose2dOptions{Stride: -1}),
+		"transposed groups": nn.NewConvTranspose1d(4, 3, 1, nn.ConvTranspose1dOptions{Groups: 2}),
+		"no kernel":         nn.NewConvTranspose3d(4, 3, 0, nn.ConvTranspose3dOptions{}),
+		"no channels":       nn.NewInstanceNorm2d(0, nn.InstanceNorm2dOptions{}),
+		"no shape":          nn.NewLayerNorm(nil, nn.LayerNormOptions{}),
+		"empty size":        nn.NewRMSNorm([]int{3, 0}, nn.RMSNormOptions{}),
+		"groups":            nn.NewGroupNorm(3, 4, nn.GroupNormOptions{}),
+		"heads":             nn.NewMultiheadAttention(8, 3, nn.MultiheadAttentionOptions{}),
+		"no heads":          nn.NewMultiheadAttention(8, 0, nn.MultiheadAttentionOptions{}),
+		"padding row":       nn.NewEmbedding(3, 2, nn.EmbeddingOptions{PaddingIdx: &seven}),
+		"no rows":           nn.NewEmbedding(0, 2, nn.EmbeddingOptions{}),
+		"layers":            nn.NewLSTM(2, 2, nn.LSTMOptions{Layers: -1}),
+		"no hidden":         nn.NewGRU(2, 0, nn.GRUOptions{}),
+		"no slopes":         nn.NewPReLU(0),
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer nn.Close(m)
+			if err := nn.Err(m); !errors.Is(err, cuda.ErrInvalidArgument) {
+				t.Errorf("Err: %v", err)
+			}
+			if err := m.Forward(images(t, 2, 4, 8)).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
+				t.Errorf("Forward: %v", err)
+			}
+		})
+	}
+}
+
+func TestDropoutDropsInTraining(t *testing.T) {
+	for name, d := range map[string]*nn.Dropout{"elements": nn.NewDropout(0.5), "channels": nn.NewDropout2d(0.5)} {
+		t.Run(name, func(t *testing.T) {
+			values, err := d.Forward(images(t, 4, 64, 3, 3)).Float32s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			mixed, zeros := 0, 0
+			for i := 0; i < len(values); i += 9 {
+				n := 0
+				for _, v := range values[i : i+9] {
+					if v != 0 && v != 2 {
+						t.Fatalf("got %v, want 0 or 2", v)
+					}
+					if v == 0 {
+						n++
+					}
+				}
+				zeros += n
+				if n > 0 && n < 9 {
+					mixed++
+				}
+			}
+			if zeros == 0 || zeros == len(values) || (mixed == 0) != (name == "channels") {
+				t.Errorf("%d of %d are zero, %d channels in part", zeros, len(values), mixed)
+			}
+		})
+	}
+}
+
+func TestCacheEqualsTheWholeSequence(t *testing.T) {
+	if err := torch.ManualSeed(5); err != nil {
+		t.Fatal(err)
+	}
+	g := newGPTBlock()
+	defer nn.Close(g)
+	nn.Train(g, false)
+	s := torch.NewScope("generate")
+	defer s.Close()
+	indices, err := torch.FromInt64s([]int64{1, 2, 6, 10, 0, 3, 2, 0, 1, 1, 9, 4}, 2, 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens := s.Own(indices).NoGrad()
+	whole, err := g.Forward(tokens).Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cache := nn.NewKVCache(6)
+	defer cache.Close()
+	for _, parts := range [][]int64{{1, 1, 1, 1, 1, 1}, {3, 1, 2}, {6}} {
+		cache.Reset()
+		var logits []*torch.Tensor
+		at := int64(0)
+		for _, n := range parts {
+			logits = append(logits, g.generate(tokens.Narrow(1, at, n), cache))
+			at += n
+		}
+		got, err := torch.Cat(logits, 1).Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if d := got[i] - whole[i]; d > 1e-5 || d < -1e-5 {
+				t.Fatalf("%v: logit %d is %v, %v without a cache", parts, i, got[i], whole[i])
+			}
+		}
+	}
+	if cache.Len() != 6 {
+		t.Errorf("the cache has %d positions", cache.Len())
+	}
+	x := images(t, 2, 1, 8)
+	attend := func(x *torch.Tensor) error {
+		return g.attn.Attend(x, x, x, nn.AttentionOptions{Cache: cache}).Err()
+	}
+	if err := attend(x.NoGrad()); err == nil || !strings.Contains(err.Error(), "6 of 6 positions") {
+		t.Errorf("a full cache: %v", err)
+	}
+	if err := attend(x); err == nil || !strings.Contains(err.Error(), "NoGrad") {
+		t.Errorf("with gradients: %v", err)
+	}
+	if err := g.attn.Attend(x, x, x, nn.AttentionOptions{Causal: true, Mask: x}).Err(); err == nil || !strings.Contains(err.Error(), "excludes Mask") {
+		t.Errorf("a mask and causal: %v", err)
+	}
+}
+
+func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
+	p := openLayers(t)
+	for name, build := range layerCases() {
+		t.Run(name, func(t *testing.T) {
+			m := build()
+			defer nn.Close(m)
+			x, err := p.c.Read(name + "/x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			forward := func() {
+				s := torch.NewScope("forward")
+				defer s.Close()
+				in := x.In(s)
+				if x.DType() == torch.Float64 {
+					in = in.ToDType(torch.Float32)
+				}
+				if err := m.Forward(in).Sum().Backward(); err != nil && len(nn.Parameters(m)) > 0 {
+					t.Fatal(err)
+				}
+			}
+			forward()
+			before := torch.LiveTensors()
+			for range 3 {
+				forward()
+			}
+			if n := torch.LiveTensors(); n != before {
+				t.Errorf("%d references more after three passes", n-before)
+			}
+		})
+	}
+}
+
+func TestSummaryCountsAndMeasures(t *testing.T) {
+	net := &stack{nn.NewSequential(newResidual(3), nn.NewReLU(), nn.Func((*torch.Tensor).Tanh)), nn.NewLinear(3, 2, nn.LinearOptions{})}
+	defer nn.Close(net)
+	nn.Train(net.head, false)
+	if err := nn.Freeze(net.head); err != nil {
+		t.Fatal(err)
+	}
+	x := images(t, 2, 3, 4, 4)
+	table, err := nn.Summary(net, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `layer          type         output     parameters
+(model)        stack        [2 2]      -
+layer1         Sequential   [2 3 4 4]  -
+layer1.0       residual     [2 3 4 4]  -
+layer1.0.conv  Conv2d       [2 3 4 4]  84
+layer1.0.norm  BatchNorm2d  [2 3 4 4]  6
+layer1.1       ReLU         [2 3 4 4]  -
+layer1.2       Func         [2 3 4 4]  -
+head           Linear       [2 2]      8
+98 parameters, 90 of them trainable; 0.0 MiB with buffers`
+	if table.String() != want {
+		t.Errorf("got\n%s", table)
+	}
+	if table.Bytes != 98*4+6*4+8 {
+		t.Errorf("%d bytes", table.Bytes)
+	}
+	block := net.layer1.Parts().Modules[0].Module.(*residual)
+	if n, err := block.norm.NumBatches.Int64(); n != 0 || err != nil {
+		t.Errorf("Summary trained the running statistics: %d batches, %v", n, err)
+	}
+	if err := net.Forward(x).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := block.norm.NumBatches.Int64(); n != 1 || err != nil {
+		t.Errorf("Summary left the model in evaluation mode: %d batches, %v", n, err)
+	}
+
+	// One layer in two places, and a failing model.
+	shared := nn.NewLinear(3, 3, nn.LinearOptions{})
+	twice := nn.NewSequential(shared, shared)
+	defer nn.Close(shared)
+	table, err = nn.Summary(twice, images(t, 5, 3))
+	if err != nil || table.Parameters != 12 || table.Rows[1].Calls != 2 || !strings.Contains(table.String(), "[5 3] x2") {
+		t.Errorf("got %v\n%s", err, table)
+	}
+	if _, err := nn.Summary(twice, images(t, 5, 4)); err == nil || !strings.HasPrefix(err.Error(), "0: Linear") && !strings.HasPrefix(err.Error(), "1: Linear") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := nn.Summary(nil, x); err == nil {
+		t.Error("a nil module has a summary")
+	}
+}
+
+func TestFreezeExcludesParameters(t *testing.T) {
+	trunk, head := nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{})
+	net := nn.NewSequential(trunk, head)
+	defer nn.Close(net)
+	if err := net.Forward(images(t, 2, 3)).Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.Freeze(trunk); err != nil {
+		t.Fatal(err)
+	}
+	if got := nn.Parameters(net); !slices.Equal(got, []*torch.Tensor{head.Weight, head.Bias}) {
+		t.Errorf("%d parameters to train, want the head's 2", len(got))
+	}
+	if n := len(nn.NamedParameters(net)); n != 4 {
+		t.Errorf("%d parameters in all, want 4", n)
+	}
+	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	if err := net.Forward(images(t, 2, 3)).Sum().Backward(); err != nil {
+		t.Fatal(err)
+	}
+	if g := trunk.Weight.Grad(); g != nil {
+		t.Errorf("a frozen parameter has the gradient %v", g)
+	}
+	if err := nn.Unfreeze(net); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(nn.Parameters(net)); n != 4 {
+		t.Errorf("%d parameters to train, want 4", n)
+	}
+	bad := nn.NewLinear(0, 1, nn.LinearOptions{})
+	if err := nn.Freeze(bad); err == nil || !strings.HasPrefix(err.Error(), "nn: weight: ") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestToDTypeConvertsInPlace(t *testing.T) {
+	norm := nn.NewBatchNorm1d(3, nn.BatchNorm1dOptions{})
+	defer nn.Close(norm)
+	weight := norm.Weight
+	if err := nn.ToDType(norm, torch.BFloat16); err != nil {
+		t.Fatal(err)
+	}
+	if norm.Weight != weight || !weight.RequiresGrad() || weight.DType() != torch.BFloat16 || norm.RunningVar.DType() != torch.BFloat16 {
+		t.Errorf("got %v, %v", norm.Weight, norm.RunningVar)
+	}
+	if norm.NumBatches.DType() != torch.Int64 {
+		t.Errorf("the count is %v", norm.NumBatches)
+	}
+	if err := nn.ToDType(norm, torch.Int64); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPartialLoadReportsTheDifferences(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trunk.safetensors")
+	old := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 5, nn.LinearOptions{}), nn.NewLinear(5, 5, nn.LinearOptions{NoBias: true}))
+	defer nn.Close(old)
+	if err := nn.Save(path, old, map[string]string{"epoch": "3"}); err != nil {
+		t.Fatal(err)
+	}
+	net := nn.NewSequential(nn.NewLinear(3, 4, nn.LinearOptions{}), nn.NewLinear(4, 2, nn.LinearOptions{}), nn.NewReLU(), nn.NewBatchNorm1d(2, nn.BatchNorm1dOptions{NoRunningStats: true}))
+	defer nn.Close(net)
+	values := func(i int) []float32 {
+		t.Helper()
+		v, err := nn.State(net)[i].Tensor.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	trunk, head := values(0), values(2)
+	if _, err := nn.LoadWith(path, net, nn.LoadOptions{}); err == nil || !strings.Contains(err.Error(), "tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module") {
+		t.Errorf("strict: %v", err)
+	}
+	if !slices.Equal(values(0), trunk) {
+		t.Error("a refused file changed the module")
+	}
+	r, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `2 tensors loaded
+tensor 3.weight is not in the file
+tensor 3.bias is not in the file
+tensor 1.weight is float32[5 4] in the file and float32[2 4] in the module
+tensor 1.bias is float32[5] in the file and float32[2] in the module
+tensor 2.weight is not in the module`
+	if r.String() != want || r.Metadata["epoch"] != "3" || !slices.Equal(r.Loaded, []string{"0.weight", "0.bias"}) {
+		t.Errorf("got %v, %v", r, r.Metadata)
+	}
+	loaded, err := nn.State(old)[0].Tensor.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(values(0), loaded) || slices.Equal(values(0), trunk) || !slices.Equal(values(2), head) {
+		t.Error("Partial loaded other tensors than the common ones")
+	}
+	other := nn.NewSequential(nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewReLU(), nn.NewLinear(1, 1, nn.LinearOptions{}))
+	defer nn.Close(other)
+	if _, err := nn.LoadWith(path, other, nn.LoadOptions{Partial: true}); err == nil || !strings.Contains(err.Error(), "tensor 4.weight is not in the file") {
+		t.Errorf("a file without a common tensor: %v", err)
+	}
+}

@@ -1,0 +1,365 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// BatchNorm is the part that BatchNorm1d, BatchNorm2d and BatchNorm3d share. It normalises each
+// channel. In training it uses the mean and variance of the batch, and updates the running
+// statistics with them. In evaluation it uses the running statistics.
+type BatchNorm struct {
+	layer
+	switchable
+	Weight, Bias *torch.Tensor // [C], initially 1 and 0; nil with NoAffine
+	// Running statistics: mean and variance are [C], NumBatches is the int64 count of training
+	// batches. Forward in training changes them in place, so two goroutines must not train one
+	// module at once. They are nil with NoRunningStats.
+	RunningMean, RunningVar, NumBatches *torch.Tensor
+
+	momentum, eps float64
+	ranks         [2]int // the smallest and the largest number of dimensions of an input
+}
+
+// BatchNormOptions are the options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.
+type BatchNormOptions struct {
+	Momentum       float64 // how far a batch moves the running statistics; 0 stands for 0.1
+	Eps            float64 // added to the variance; 0 stands for 1e-5
+	NoAffine       bool    // no weight and bias
+	NoRunningStats bool    // use the batch's statistics in evaluation too
+}
+
+// The options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.
+type (
+	BatchNorm1dOptions = BatchNormOptions
+	BatchNorm2dOptions = BatchNormOptions
+	BatchNorm3dOptions = BatchNormOptions
+)
+
+func (b *BatchNorm) construct(dims, channels int, o BatchNormOptions) {
+	kind := fmt.Sprintf("BatchNorm%dd", dims)
+	op := "nn.New" + kind
+	b.create(kind)
+	b.momentum, b.eps = or(o.Momentum, 0.1), or(o.Eps, 1e-5)
+	b.ranks = [2]int{dims + 2, dims + 2}
+	if dims == 1 {
+		b.ranks[0] = 2
+	}
+	if bad := positive(op, "channels", channels); bad != nil {
+		b.Weight, b.Bias, b.RunningMean, b.RunningVar, b.NumBatches = bad, bad, bad, bad, bad
+		return
+	}
+	b.Weight, b.Bias = affine(op, o.NoAffine, int64(channels))
+	if !o.NoRunningStats {
+		b.RunningMean, b.RunningVar, b.NumBatches = runningStats(op, channels)
+	}
+}
+
+// affine returns a weight of ones and a bias of zeros, or nil twice.
+func affine(op string, none bool, shape ...int64) (weight, bias *torch.Tensor) {
+	if none {
+		return nil, nil
+	}
+	return parameter(op, ones, shape...), parameter(op, zeros, shape...)
+}
+
+func runningStats(op string, channels int) (mean, variance, count *torch.Tensor) {
+	m, err := torch.Zeros(cuda.CPU, torch.Float32, int64(channels))
+	mean = buffer(op, m, err)
+	v, err := torch.Ones(cuda.CPU, torch.Float32, int64(channels))
+	variance = buffer(op, v, err)
+	n, err := torch.Zeros(cuda.CPU, torch.Int64)
+	return mean, variance, buffer(op, n, err)
+}
+
+func statistics(mean, variance, count *torch.Tensor) []Named {
+	return named(Named{"running_mean", mean}, Named{"running_var", variance}, Named{"num_batches_tracked", count})
+}
+
+// Forward computes the normalised input. In training a batch with one value per channel is an
+// error, since one value has no variance.
+func (b *BatchNorm) Forward(x *torch.Tensor) *torch.Tensor { return b.result(b.normalise(x), x) }
+
+func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
+	training := b.training()
+	if training && x.Err() == nil {
+		if bad := b.check(x.Shape()); bad != nil {
+			return bad
+		}
+		if b.NumBatches != nil {
+			if counted := b.NumBatches.NoGrad().AddInt_(1); counted.Err() != nil {
+				return counted
+			}
+		}
+	}
+	return x.BatchNorm(b.Weight, b.Bias, b.RunningMean, b.RunningVar, training || b.RunningMean == nil, b.momentum, b.eps)
+}
+
+// check returns a failed tensor if training cannot take an input of the shape. A shape is nil if
+// the input is closed, which the operator reports.
+func (b *BatchNorm) check(size []int64) *torch.Tensor {
+	if b.ranks[1] == 0 || size == nil { // not made by a constructor
+		return nil
+	}
+	op := "nn." + b.kind
+	if n := len(size); n < b.ranks[0] || n > b.ranks[1] {
+		return invalid(op, "the input is %v, and it must have %d dimensions", size, b.ranks[1])
+	}
+	values := int64(1)
+	for i, n := range size {
+		if i != 1 {
+			values *= n
+		}
+	}
+	if values == 1 {
+		return invalid(op, "training needs more than one value per channel, and the input is %v", size)
+	}
+	return nil
+}
+
+// Parts returns weight and bias, and the running statistics as buffers.
+func (b *BatchNorm) Parts() Parts {
+	p := weightAndBias(b.Weight, b.Bias)
+	p.Buffers = statistics(b.RunningMean, b.RunningVar, b.NumBatches)
+	return p
+}
+
+// BatchNorm1d normalises the channels of [N C] or [N C L].
+type BatchNorm1d struct{ BatchNorm }
+
+// NewBatchNorm1d returns a normalisation of the given number of channels.
+func NewBatchNorm1d(channels int, o BatchNorm1dOptions) *BatchNorm1d {
+	b := &BatchNorm1d{}
+	b.construct(1, channels, o)
+	return b
+}
+
+// BatchNorm2d normalises the channels of images [N C H W].
+type BatchNorm2d struct{ BatchNorm }
+
+// NewBatchNorm2d returns a normalisation of images with the given number of channels.
+func NewBatchNorm2d(channels int, o BatchNorm2dOptions) *BatchNorm2d {
+	b := &BatchNorm2d{}
+	b.construct(2, channels, o)
+	return b
+}
+
+// BatchNorm3d normalises the channels of volumes [N C D H W].
+type BatchNorm3d struct{ BatchNorm }
+
+// NewBatchNorm3d returns a normalisation of volumes with the given number of channels.
+func NewBatchNorm3d(channels int, o BatchNorm3dOptions) *BatchNorm3d {
+	b := &BatchNorm3d{}
+	b.construct(3, channels, o)
+	return b
+}
+
+// InstanceNorm is the part that InstanceNorm1d, InstanceNorm2d and InstanceNorm3d share. It
+// normalises each channel of each sample by its own mean and variance; in evaluation with
+// RunningStats, by the running statistics.
+type InstanceNorm struct {
+	layer
+	switchable
+	Weight, Bias *torch.Tensor // [C], initially 1 and 0; nil without Affine
+	// Running statistics, as in BatchNorm; nil without RunningStats. NumBatches stays 0, as in
+	// PyTorch.
+	RunningMean, RunningVar, NumBatches *torch.Tensor
+
+	momentum, eps float64
+}
+
+// InstanceNormOptions are the options of NewInstanceNorm1d, NewInstanceNorm2d and
+// NewInstanceNorm3d.
+type InstanceNormOptions struct {
+	Momentum     float64 // how far a batch moves the running statistics; 0 stands for 0.1
+	Eps          float64 // added to the variance; 0 stands for 1e-5
+	Affine       bool    // with weight and bias
+	RunningStats bool    // keep running statistics, and use them in evaluation
+}
+
+// The options of NewInstanceNorm1d, NewInstanceNorm2d and NewInstanceNorm3d.
+type (
+	InstanceNorm1dOptions = InstanceNormOptions
+	InstanceNorm2dOptions = InstanceNormOptions
+	InstanceNorm3dOptions = InstanceNormOptions
+)
+
+func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
+	kind := fmt.Sprintf("InstanceNorm%dd", dims)
+	op := "nn.New" + kind
+	n.create(kind)
+	n.momentum, n.eps = or(o.Momentum, 0.1), or(o.Eps, 1e-5)
+	if n.Weight = positive(op, "channels", channels); n.Weight != nil {
+		return
+	}
+	n.Weight, n.Bias = affine(op, !o.Affine, int64(channels))
+	if o.RunningStats {
+		n.RunningMean, n.RunningVar, n.NumBatches = runningStats(op, channels)
+	}
+}
+
+// Forward computes the normalised input.
+func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
+	own := n.training() || n.RunningMean == nil
+	return n.result(x.InstanceNorm(n.Weight, n.Bias, n.RunningMean, n.RunningVar, own, n.momentum, n.eps), x)
+}
+
+// Parts returns weight and bias, and the running statistics as buffers, where there are any.
+func (n *InstanceNorm) Parts() Parts {
+	p := weightAndBias(n.Weight, n.Bias)
+	p.Buffers = statistics(n.RunningMean, n.RunningVar, n.NumBatches)
+	return p
+}
+
+// InstanceNorm1d normalises the channels of [N C L].
+type InstanceNorm1d struct{ InstanceNorm }
+
+// NewInstanceNorm1d returns a normalisation of the given number of channels.
+func NewInstanceNorm1d(channels int, o InstanceNorm1dOptions) *InstanceNorm1d {
+	n := &InstanceNorm1d{}
+	n.construct(1, channels, o)
+	return n
+}
+
+// InstanceNorm2d normalises the channels of images [N C H W].
+type InstanceNorm2d struct{ InstanceNorm }
+
+// NewInstanceNorm2d returns a normalisation of images with the given number of channels.
+func NewInstanceNorm2d(channels int, o InstanceNorm2dOptions) *InstanceNorm2d {
+	n := &InstanceNorm2d{}
+	n.construct(2, channels, o)
+	return n
+}
+
+// InstanceNorm3d normalises the channels of volumes [N C D H W].
+type InstanceNorm3d struct{ InstanceNorm }
+
+// NewInstanceNorm3d returns a normalisation of volumes with the given number of channels.
+func NewInstanceNorm3d(channels int, o InstanceNorm3dOptions) *InstanceNorm3d {
+	n := &InstanceNorm3d{}
+	n.construct(3, channels, o)
+	return n
+}
+
+// LayerNorm normalises over the last dimensions of its input.
+type LayerNorm struct {
+	layer
+	Weight, Bias *torch.Tensor // of the normalised shape, initially 1 and 0; nil with NoAffine
+
+	shape []int64
+	eps   float64
+}
+
+// LayerNormOptions are the options of NewLayerNorm.
+type LayerNormOptions struct {
+	Eps      float64 // added to the variance; 0 stands for 1e-5
+	NoAffine bool    // no weight and bias
+	NoBias   bool
+}
+
+// NewLayerNorm returns a normalisation over the last dimensions, which have the given shape:
+// []int{768} for the features of a transformer.
+func NewLayerNorm(shape []int, o LayerNormOptions) *LayerNorm {
+	const op = "nn.NewLayerNorm"
+	l := &LayerNorm{shape: int64s(shape), eps: or(o.Eps, 1e-5)}
+	l.create("LayerNorm")
+	if l.Weight = normalisedShape(op, shape); l.Weight == nil && !o.NoAffine {
+		l.Weight = parameter(op, ones, l.shape...)
+		if !o.NoBias {
+			l.Bias = parameter(op, zeros, l.shape...)
+		}
+	}
+	return l
+}
+
+// normalisedShape returns a failed tensor if the shape is empty or has a size below 1.
+func normalisedShape(op string, shape []int) *torch.Tensor {
+	if len(shape) == 0 {
+		return invalid(op, "the shape is empty")
+	}
+	return positive(op, "sizes", shape...)
+}
+
+// Forward computes the normalised input.
+func (l *LayerNorm) Forward(x *torch.Tensor) *torch.Tensor {
+	return l.result(x.LayerNorm(l.shape, l.Weight, l.Bias, l.eps), x)
+}
+
+// Parts returns weight and bias.
+func (l *LayerNorm) Parts() Parts { return weightAndBias(l.Weight, l.Bias) }
+
+// RMSNorm divides by the root of the mean square over the last dimensions of its input.
+type RMSNorm struct {
+	layer
+	Weight *torch.Tensor // of the normalised shape, initially 1; nil with NoAffine
+
+	shape []int64
+	eps   float64
+}
+
+// RMSNormOptions are the options of NewRMSNorm.
+type RMSNormOptions struct {
+	Eps      float64 // added to the mean square; 0 stands for the machine epsilon of the input's dtype
+	NoAffine bool    // no weight
+}
+
+// NewRMSNorm returns a normalisation over the last dimensions, which have the given shape.
+func NewRMSNorm(shape []int, o RMSNormOptions) *RMSNorm {
+	const op = "nn.NewRMSNorm"
+	r := &RMSNorm{shape: int64s(shape), eps: o.Eps}
+	r.create("RMSNorm")
+	if r.Weight = normalisedShape(op, shape); r.Weight == nil && !o.NoAffine {
+		r.Weight = parameter(op, ones, r.shape...)
+	}
+	return r
+}
+
+// Forward computes the normalised input.
+func (r *RMSNorm) Forward(x *torch.Tensor) *torch.Tensor {
+	return r.result(x.RMSNorm(r.shape, r.Weight, torch.RMSNormOptions{Eps: r.eps}), x)
+}
+
+// Parts returns the weight.
+func (r *RMSNorm) Parts() Parts { return weightAndBias(r.Weight, nil) }
+
+// GroupNorm normalises groups of channels of each sample [N C ...].
+type GroupNorm struct {
+	layer
+	Weight, Bias *torch.Tensor // [C], initially 1 and 0; nil with NoAffine
+
+	groups int64
+	eps    float64
+}
+
+// GroupNormOptions are the options of NewGroupNorm.
+type GroupNormOptions struct {
+	Eps      float64 // added to the variance; 0 stands for 1e-5
+	NoAffine bool    // no weight and bias
+}
+
+// NewGroupNorm returns a normalisation of the given number of groups, which must divide the number
+// of channels.
+func NewGroupNorm(groups, channels int, o GroupNormOptions) *GroupNorm {
+	const op = "nn.NewGroupNorm"
+	g := &GroupNorm{groups: int64(groups), eps: or(o.Eps, 1e-5)}
+	g.create("GroupNorm")
+	if g.Weight = positive(op, "groups and channels", groups, channels); g.Weight != nil {
+		return g
+	}
+	if channels%groups != 0 {
+		g.Weight = invalid(op, "%d groups do not divide %d channels", groups, channels)
+		return g
+	}
+	g.Weight, g.Bias = affine(op, o.NoAffine, int64(channels))
+	return g
+}
+
+// Forward computes the normalised input.
+func (g *GroupNorm) Forward(x *torch.Tensor) *torch.Tensor {
+	return g.result(x.GroupNorm(g.groups, g.Weight, g.Bias, g.eps), x)
+}
+
+// Parts returns weight and bias.
+func (g *GroupNorm) Parts() Parts { return weightAndBias(g.Weight, g.Bias) }

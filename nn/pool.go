@@ -1,0 +1,140 @@
+package nn
+
+import "github.com/torchstream/torchstream/torch"
+
+// MaxPoolOptions are the options of NewMaxPool1d, NewMaxPool2d and NewMaxPool3d. Sizes are in
+// pixels and apply to all directions.
+type MaxPoolOptions struct {
+	Stride   int // 0 stands for the kernel's size
+	Padding  int
+	Dilation int  // 0 stands for 1
+	CeilMode bool // round the output's size up rather than down
+}
+
+// The options of NewMaxPool1d, NewMaxPool2d and NewMaxPool3d.
+type (
+	MaxPool1dOptions = MaxPoolOptions
+	MaxPool2dOptions = MaxPoolOptions
+	MaxPool3dOptions = MaxPoolOptions
+)
+
+// AvgPoolOptions are the options of NewAvgPool1d, NewAvgPool2d and NewAvgPool3d. Sizes are in pixels
+// and apply to all directions.
+type AvgPoolOptions struct {
+	Stride         int // 0 stands for the kernel's size
+	Padding        int
+	CeilMode       bool // round the output's size up rather than down
+	ExcludePadding bool // the mean does not count padding
+}
+
+// The options of NewAvgPool1d, NewAvgPool2d and NewAvgPool3d.
+type (
+	AvgPool1dOptions = AvgPoolOptions
+	AvgPool2dOptions = AvgPoolOptions
+	AvgPool3dOptions = AvgPoolOptions
+)
+
+// size returns n as a list, or nil, which selects the operator's default, for 0.
+func size(n int) []int64 {
+	if n == 0 {
+		return nil
+	}
+	return []int64{int64(n)}
+}
+
+// NewMaxPool1d returns a module that computes the maximum of each window of sequences [N C L].
+func NewMaxPool1d(kernel int, o MaxPool1dOptions) Module {
+	p := torch.MaxPool1dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	k := []int64{int64(kernel)}
+	return newFunction("MaxPool1d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool1d(k, p) })
+}
+
+// NewMaxPool2d returns a module that computes the maximum of each window of kernel x kernel pixels.
+func NewMaxPool2d(kernel int, o MaxPool2dOptions) Module {
+	p := torch.MaxPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	k := []int64{int64(kernel)}
+	return newFunction("MaxPool2d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool2d(k, p) })
+}
+
+// NewMaxPool3d returns a module that computes the maximum of each cubic window of volumes
+// [N C D H W].
+func NewMaxPool3d(kernel int, o MaxPool3dOptions) Module {
+	p := torch.MaxPool3dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	k := []int64{int64(kernel)}
+	return newFunction("MaxPool3d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool3d(k, p) })
+}
+
+// includePadding returns what the operators of AvgPool take.
+func (o AvgPoolOptions) includePadding() *bool {
+	include := !o.ExcludePadding
+	return &include
+}
+
+// NewAvgPool1d returns a module that computes the mean of each window of sequences [N C L].
+func NewAvgPool1d(kernel int, o AvgPool1dOptions) Module {
+	p := torch.AvgPool1dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	k := []int64{int64(kernel)}
+	return newFunction("AvgPool1d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool1d(k, p) })
+}
+
+// NewAvgPool2d returns a module that computes the mean of each window of kernel x kernel pixels.
+func NewAvgPool2d(kernel int, o AvgPool2dOptions) Module {
+	p := torch.AvgPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	k := []int64{int64(kernel)}
+	return newFunction("AvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool2d(k, p) })
+}
+
+// NewAvgPool3d returns a module that computes the mean of each cubic window of volumes [N C D H W].
+func NewAvgPool3d(kernel int, o AvgPool3dOptions) Module {
+	p := torch.AvgPool3dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	k := []int64{int64(kernel)}
+	return newFunction("AvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool3d(k, p) })
+}
+
+// NewAdaptiveAvgPool1d returns a module that outputs sequences of the given length, each element
+// the mean of its share of the input.
+func NewAdaptiveAvgPool1d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveAvgPool1d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool1d(n) })
+}
+
+// NewAdaptiveAvgPool2d returns a module that outputs images of size x size pixels, each the mean of
+// its share of the input.
+func NewAdaptiveAvgPool2d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveAvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool2d(n, n) })
+}
+
+// NewAdaptiveAvgPool3d returns a module that outputs volumes of size x size x size, each element the
+// mean of its share of the input.
+func NewAdaptiveAvgPool3d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveAvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool3d(n, n, n) })
+}
+
+// NewAdaptiveMaxPool1d returns a module that outputs sequences of the given length, each element
+// the maximum of its share of the input.
+func NewAdaptiveMaxPool1d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveMaxPool1d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool1d(n)) })
+}
+
+// NewAdaptiveMaxPool2d returns a module that outputs images of size x size pixels, each the maximum
+// of its share of the input.
+func NewAdaptiveMaxPool2d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveMaxPool2d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool2d(n, n)) })
+}
+
+// NewAdaptiveMaxPool3d returns a module that outputs volumes of size x size x size, each element the
+// maximum of its share of the input.
+func NewAdaptiveMaxPool3d(size int) Module {
+	n := int64(size)
+	return newFunction("AdaptiveMaxPool3d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool3d(n, n, n)) })
+}
+
+// first closes the indices and returns the values.
+func first(values, indices *torch.Tensor) *torch.Tensor {
+	indices.Close()
+	return values
+}

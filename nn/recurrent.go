@@ -1,0 +1,169 @@
+package nn
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// RecurrentOptions are the options of NewLSTM and NewGRU.
+type RecurrentOptions struct {
+	Layers        int     // 0 stands for 1
+	Dropout       float64 // the probability of dropping an output between layers, in training
+	NoBias        bool
+	BatchFirst    bool // sequences are [N L in] rather than PyTorch's default [L N in]
+	Bidirectional bool // a second direction, from the end; outputs are both, joined
+}
+
+// The options of NewLSTM and NewGRU.
+type (
+	LSTMOptions = RecurrentOptions
+	GRUOptions  = RecurrentOptions
+)
+
+// recurrent is the part that LSTM and GRU share.
+type recurrent struct {
+	layer
+	switchable
+	parameters   []Named // in the order that the operators take
+	hidden       int64
+	layers, ways int64 // ways is the number of directions
+	o            RecurrentOptions
+}
+
+func (r *recurrent) construct(kind string, gates, in, hidden int, o RecurrentOptions) {
+	op := "nn.New" + kind
+	r.create(kind)
+	r.hidden, r.layers, r.ways, r.o = int64(hidden), int64(max(o.Layers, 1)), 1, o
+	if o.Bidirectional {
+		r.ways = 2
+	}
+	bad := positive(op, "in and hidden", in, hidden)
+	if bad == nil && (o.Layers < 0 || o.Dropout < 0 || o.Dropout > 1) {
+		bad = invalid(op, "options %+v: Layers must not be negative, and Dropout is from 0 to 1", o)
+	}
+	if bad != nil {
+		r.parameters = []Named{{"weight_ih_l0", bad}}
+		return
+	}
+	fill, rows := uniform(hidden), int64(gates)*r.hidden
+	for l := range r.layers {
+		width := int64(in)
+		if l > 0 {
+			width = r.hidden * r.ways
+		}
+		for _, suffix := range []string{"", "_reverse"}[:r.ways] {
+			name := fmt.Sprintf("_l%d%s", l, suffix)
+			r.parameters = append(r.parameters,
+				Named{"weight_ih" + name, parameter(op, fill, rows, width)}, Named{"weight_hh" + name, parameter(op, fill, rows, r.hidden)})
+			if !o.NoBias {
+				r.parameters = append(r.parameters,
+					Named{"bias_ih" + name, parameter(op, fill, rows)}, Named{"bias_hh" + name, parameter(op, fill, rows)})
+			}
+		}
+	}
+}
+
+// Parts returns the weights and biases by PyTorch's names, such as "weight_ih_l0_reverse".
+func (r *recurrent) Parts() Parts { return Parts{Parameters: r.parameters} }
+
+func (r *recurrent) weights() []*torch.Tensor {
+	list := make([]*torch.Tensor, len(r.parameters))
+	for i, p := range r.parameters {
+		list[i] = p.Tensor
+	}
+	return list
+}
+
+// start returns the state if it is not nil, and zeros otherwise. The caller must close own, which
+// may be nil.
+func (r *recurrent) start(x, state *torch.Tensor) (s, own *torch.Tensor, err error) {
+	if state != nil {
+		return state, nil, nil
+	}
+	shape := x.Shape()
+	if err := x.Err(); err != nil {
+		return nil, nil, err
+	}
+	if len(shape) != 3 {
+		return nil, nil, fmt.Errorf("the input is %v, and it must have 3 dimensions: %w", shape, cuda.ErrInvalidArgument)
+	}
+	batch := shape[1]
+	if r.o.BatchFirst {
+		batch = shape[0]
+	}
+	zero, err := torch.Zeros(x.Device(), x.DType(), r.layers*r.ways, batch, r.hidden)
+	return zero, zero, err
+}
+
+// LSTM is a long short-term memory.
+type LSTM struct{ recurrent }
+
+// NewLSTM returns a long short-term memory with inputs and hidden states of the given sizes.
+func NewLSTM(in, hidden int, o LSTMOptions) *LSTM {
+	l := &LSTM{}
+	l.construct("LSTM", 4, in, hidden, o)
+	return l
+}
+
+// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
+// [L N directions*hidden]; with BatchFirst, N comes first.
+func (l *LSTM) Forward(x *torch.Tensor) *torch.Tensor {
+	y, h, c := l.Run(x, nil, nil)
+	h.Close()
+	c.Close()
+	return y
+}
+
+// Run returns the outputs, and the hidden and cell states after the last step. hidden and cell are
+// the states before the first step, each [layers*directions N hidden], or nil for zeros.
+func (l *LSTM) Run(x, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torch.Tensor) {
+	fail := func(err error) (y, h, c *torch.Tensor) {
+		bad := l.result(torch.Fail("nn.LSTM", err), x, hidden, cell)
+		return bad, bad, bad
+	}
+	h, ownH, err := l.start(x, hidden)
+	defer ownH.Close()
+	if err != nil {
+		return fail(err)
+	}
+	c, ownC, err := l.start(x, cell)
+	defer ownC.Close()
+	if err != nil {
+		return fail(err)
+	}
+	y, lastHidden, lastCell = x.LSTM([]*torch.Tensor{h, c}, l.weights(), !l.o.NoBias, l.layers, l.o.Dropout, l.training(), l.ways == 2, l.o.BatchFirst)
+	return l.result(y, x, hidden, cell), lastHidden, lastCell
+}
+
+// GRU is a layer of gated recurrent units.
+type GRU struct{ recurrent }
+
+// NewGRU returns gated recurrent units with inputs and hidden states of the given sizes.
+func NewGRU(in, hidden int, o GRUOptions) *GRU {
+	g := &GRU{}
+	g.construct("GRU", 3, in, hidden, o)
+	return g
+}
+
+// Forward returns the outputs for the sequences x, from a state of zeros: [L N in] gives
+// [L N directions*hidden]; with BatchFirst, N comes first.
+func (g *GRU) Forward(x *torch.Tensor) *torch.Tensor {
+	y, h := g.Run(x, nil)
+	h.Close()
+	return y
+}
+
+// Run returns the outputs, and the hidden state after the last step. hidden is the state before the
+// first step, [layers*directions N hidden], or nil for zeros.
+func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
+	h, own, err := g.start(x, hidden)
+	defer own.Close()
+	if err != nil {
+		bad := g.result(torch.Fail("nn.GRU", err), x, hidden)
+		return bad, bad
+	}
+	y, lastHidden = x.GRU(h, g.weights(), !g.o.NoBias, g.layers, g.o.Dropout, g.training(), g.ways == 2, g.o.BatchFirst)
+	return g.result(y, x, hidden), lastHidden
+}

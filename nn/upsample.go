@@ -1,0 +1,74 @@
+package nn
+
+import (
+	"math"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// UpsampleOptions are the options of NewUpsample: either Size or Scale is set.
+type UpsampleOptions struct {
+	Size  []int   // of the output: length; height and width; or depth, height and width. One value stands for all
+	Scale float64 // the output's size divided by the input's, in all directions
+	// Mode is how to compute the elements between those of the input: "nearest" (also ""),
+	// "linear" for [N C L], "bilinear" and "bicubic" for [N C H W], "trilinear" for [N C D H W].
+	Mode         string
+	AlignCorners bool // map the corner elements onto each other; not for "nearest"
+}
+
+// NewUpsample returns a module that changes the size of its input [N C ...].
+func NewUpsample(o UpsampleOptions) Module {
+	return newFunction("Upsample", func(x *torch.Tensor) *torch.Tensor { return upsample(x, o) })
+}
+
+func upsample(x *torch.Tensor, o UpsampleOptions) *torch.Tensor {
+	const op = "nn.Upsample"
+	shape := x.Shape()
+	if shape == nil {
+		return x.Unsqueeze(0) // reports what is wrong with x
+	}
+	dims := len(shape) - 2
+	if dims < 1 || dims > 3 {
+		return invalid(op, "the input is %v, and it must have 3 to 5 dimensions", shape)
+	}
+	size := int64s(o.Size)
+	switch {
+	case (o.Scale != 0) == (len(size) > 0):
+		return invalid(op, "set either Size or Scale")
+	case o.Scale != 0:
+		for _, n := range shape[2:] {
+			size = append(size, int64(math.Floor(float64(n)*o.Scale)))
+		}
+	case len(size) == 1:
+		for range dims - 1 {
+			size = append(size, size[0])
+		}
+	}
+	s := o.Scale
+	switch {
+	case len(size) != dims:
+		return invalid(op, "Size %v for the input %v", o.Size, shape)
+	case o.Mode == "linear" && dims == 1:
+		return x.UpsampleLinear1d(size, o.AlignCorners, torch.UpsampleLinear1dOptions{Scales: s})
+	case o.Mode == "bilinear" && dims == 2:
+		return x.UpsampleBilinear2d(size, o.AlignCorners, torch.UpsampleBilinear2dOptions{ScalesH: s, ScalesW: s})
+	case o.Mode == "bicubic" && dims == 2:
+		return x.UpsampleBicubic2d(size, o.AlignCorners, torch.UpsampleBicubic2dOptions{ScalesH: s, ScalesW: s})
+	case o.Mode == "trilinear" && dims == 3:
+		return x.UpsampleTrilinear3d(size, o.AlignCorners, torch.UpsampleTrilinear3dOptions{ScalesD: s, ScalesH: s, ScalesW: s})
+	case o.Mode != "" && o.Mode != "nearest" || o.AlignCorners:
+		return invalid(op, "Mode %q with AlignCorners %v does not fit the input %v", o.Mode, o.AlignCorners, shape)
+	}
+	switch dims {
+	case 1:
+		return x.UpsampleNearest1d(size, torch.UpsampleNearest1dOptions{Scales: s})
+	case 2:
+		return x.UpsampleNearest2d(size, torch.UpsampleNearest2dOptions{ScalesH: s, ScalesW: s})
+	}
+	return x.UpsampleNearest3d(size, torch.UpsampleNearest3dOptions{ScalesD: s, ScalesH: s, ScalesW: s})
+}
+
+// NewPixelShuffle returns a module that turns [N C*r*r H W] into images [N C H*r W*r].
+func NewPixelShuffle(r int) Module {
+	return newFunction("PixelShuffle", func(x *torch.Tensor) *torch.Tensor { return x.PixelShuffle(int64(r)) })
+}
