@@ -84,22 +84,21 @@ func NamedBuffers(m Module) []Named { return collect(m, buffers) }
 // writes this list.
 func State(m Module) []Named { return collect(m, parameters, buffers) }
 
-// Parameters returns the tensors to train, which an optimizer takes: the parameters that require
-// gradients, without those that [Freeze] excluded.
+// Parameters returns the tensors to train, which an optimizer takes. It includes those that
+// [Freeze] excluded from training: an optimizer leaves them alone until [Unfreeze].
 func Parameters(m Module) []*torch.Tensor {
-	var tensors []*torch.Tensor
-	for _, n := range NamedParameters(m) {
-		if n.Tensor.RequiresGrad() || n.Tensor.Err() != nil { // the optimizer reports a failed one
-			tensors = append(tensors, n.Tensor)
-		}
+	named := NamedParameters(m)
+	tensors := make([]*torch.Tensor, len(named))
+	for i, n := range named {
+		tensors[i] = n.Tensor
 	}
 	return tensors
 }
 
 // Freeze makes all parameters of m and all modules in it constant: backward computes no gradients
-// for them, and [Parameters] leaves them out. Call it before an optimizer is made. It drops their
-// gradients. BatchNorm's running statistics still change in training mode: a frozen part of a model
-// is usually in evaluation mode too (Train(part, false)).
+// for them, so an optimizer leaves them alone. It drops their gradients. BatchNorm's running
+// statistics still change in training mode: a frozen part of a model is usually in evaluation mode
+// too (Train(part, false)).
 func Freeze(m Module) error { return setRequiresGrad(m, false) }
 
 // Unfreeze undoes [Freeze].
