@@ -20,7 +20,7 @@ type AdagradOptions struct {
 	WeightDecay        float64
 	InitialAccumulator float64
 	Eps                float64 // 0 stands for 1e-10
-	Maximize           bool    // climbs: uses -g in place of g
+	Maximize           bool    // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -36,7 +36,7 @@ type AdagradOptions struct {
 // NewAdagrad returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them.
 func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
-	o.LR, o.Eps = or(o.LR, 0.01), or(o.Eps, 1e-10)
+	o.LR, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Eps, 1e-10)
 	if err := check("Adagrad", option{"LR", o.LR, 0}, option{"LRDecay", o.LRDecay, 0}, option{"WeightDecay", o.WeightDecay, 0},
 		option{"InitialAccumulator", o.InitialAccumulator, 0}, option{"Eps", o.Eps, 0}); err != nil {
 		return nil, err

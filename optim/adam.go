@@ -8,7 +8,7 @@ import "github.com/torchstream/torchstream/torch"
 //	g = g + WeightDecay*p
 //	m = β1*m + (1-β1)*g
 //	v = β2*v + (1-β2)*g*g
-//	w = v, or the largest v so far with AMSGrad
+//	w = v, or the maximum of v so far with AMSGrad
 //	p = p - LR * m/(1-β1^t) / (√w/√(1-β2^t) + Eps)
 //
 // Its state is t, m, v and w: step, exp_avg, exp_avg_sq and max_exp_avg_sq in PyTorch's names. t is
@@ -27,8 +27,8 @@ type AdamOptions struct {
 	Betas       *[2]float64 // β1 and β2, from 0 to below 1; nil stands for {0.9, 0.999}
 	Eps         float64     // 0 stands for 1e-8
 	WeightDecay float64
-	AMSGrad     bool // divides by the largest v so far
-	Maximize    bool // climbs: uses -g in place of g
+	AMSGrad     bool // divides by the maximum of v so far
+	Maximize    bool // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -48,8 +48,8 @@ type AdamWOptions struct {
 	Eps           float64     // 0 stands for 1e-8
 	WeightDecay   float64     // 0 stands for 0.01
 	NoWeightDecay bool        // turns weight decay off
-	AMSGrad       bool        // divides by the largest v so far
-	Maximize      bool        // climbs: uses -g in place of g
+	AMSGrad       bool        // divides by the maximum of v so far
+	Maximize      bool        // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -65,7 +65,7 @@ type AdamWOptions struct {
 // NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
-	c := common{lr: or(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
 	r, err := newAdamRule("Adam", c, o.Betas, o.Eps)
 	if err != nil {
 		return nil, err
@@ -98,7 +98,7 @@ func (o AdamWOptions) rule(name string) (adamRule, common, error) {
 	if err != nil {
 		return adamRule{}, common{}, err
 	}
-	c := common{lr: or(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
 	r, err := newAdamRule(name, c, o.Betas, o.Eps)
 	r.amsgrad, r.decoupled = o.AMSGrad, true
 	return r, c, err
@@ -113,7 +113,7 @@ func newAdamRule(name string, c common, betas *[2]float64, eps float64) (adamRul
 	if betas == nil {
 		betas = &[2]float64{0.9, 0.999}
 	}
-	r := adamRule{beta1: betas[0], beta2: betas[1], eps: or(eps, 1e-8), maximize: c.maximize}
+	r := adamRule{beta1: betas[0], beta2: betas[1], eps: orDefault(eps, 1e-8), maximize: c.maximize}
 	return r, check(name, option{"LR", c.lr, 0}, option{"Betas[0]", r.beta1, 1}, option{"Betas[1]", r.beta2, 1}, option{"Eps", r.eps, 0}, option{"WeightDecay", c.decay, 0})
 }
 

@@ -1,5 +1,5 @@
-// Package optim provides optimizers, which update parameters in place from their gradients,
-// learning rate schedules, gradient clipping and averages of parameters.
+// Package optim provides optimizers, which update parameters in place from their gradients, learning
+// rate schedules, gradient clipping and averages of parameters.
 //
 // A training step is
 //
@@ -32,9 +32,9 @@
 //		{Params: nn.Parameters(head), LR: 1e-3},
 //	}})
 //
-// Parameters that do not require gradients are left alone. So a frozen part of a network may be in
-// the optimizer, and takes part as soon as SetRequiresGrad(true) thaws it; a gradient that was
-// there when it was frozen is still used, so freeze after Step.
+// Step does not change parameters without a gradient. A frozen part of a network may therefore be in
+// the optimizer, and takes part as soon as SetRequiresGrad(true) unfreezes it. Step uses a gradient
+// that a parameter had before it was frozen, so freeze after Step, which drops gradients.
 //
 // # Schedules, clipping, averages
 //

@@ -2,6 +2,7 @@ package optim
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
@@ -32,7 +33,7 @@ type EMA struct {
 // NewEMA returns averages that begin as copies of the tensors, usually nn.State(net). The caller
 // keeps ownership of the tensors, and closes the EMA.
 func NewEMA(tensors []nn.Named, o EMAOptions) (*EMA, error) {
-	o.Decay = or(o.Decay, 0.999)
+	o.Decay = orDefault(o.Decay, 0.999)
 	if !(o.Decay >= 0 && o.Decay <= 1) {
 		return nil, fmt.Errorf("optim.NewEMA: Decay is %v: it must be from 0 to 1: %w", o.Decay, cuda.ErrInvalidArgument)
 	}
@@ -65,7 +66,6 @@ func (e *EMA) pairs() ([]*pairs, error) {
 		return nil, fmt.Errorf("optim.EMA: %w", torch.ErrClosed)
 	}
 	var all []*pairs
-next:
 	for i, t := range e.tensors {
 		device, dtype := t.Device(), t.DType()
 		if e.average[i].Device() != device {
@@ -76,19 +76,18 @@ next:
 			e.average[i].Close()
 			e.average[i] = moved
 		}
-		for _, p := range all {
-			if p.device == device && p.dtype == dtype {
-				p.tensors, p.average = append(p.tensors, t), append(p.average, e.average[i])
-				continue next
-			}
+		k := slices.IndexFunc(all, func(p *pairs) bool { return p.device == device && p.dtype == dtype })
+		if k < 0 {
+			k = len(all)
+			all = append(all, &pairs{device: device, dtype: dtype})
 		}
-		all = append(all, &pairs{device, dtype, []*torch.Tensor{t}, []*torch.Tensor{e.average[i]}})
+		all[k].tensors, all[k].average = append(all[k].tensors, t), append(all[k].average, e.average[i])
 	}
 	return all, nil
 }
 
 // Update moves the averages towards the tensors. Call it after Step. It enqueues a few kernels on
-// the current stream and waits for nothing, so that it can be captured in a graph.
+// the current stream and does not wait, so it can be captured in a graph.
 func (e *EMA) Update() error {
 	all, err := e.pairs()
 	if err != nil {

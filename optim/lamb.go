@@ -26,7 +26,7 @@ type LAMBOptions struct {
 	Eps           float64     // 0 stands for 1e-6
 	WeightDecay   float64     // 0 stands for 0.01
 	NoWeightDecay bool        // turns weight decay off
-	Maximize      bool        // climbs: uses -g in place of g
+	Maximize      bool        // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -46,8 +46,8 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := common{lr: or(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
-	adam, err := newAdamRule("LAMB", c, o.Betas, or(o.Eps, 1e-6))
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	adam, err := newAdamRule("LAMB", c, o.Betas, orDefault(o.Eps, 1e-6))
 	if err != nil {
 		return nil, err
 	}
@@ -80,11 +80,11 @@ func (r lambRule) step(b *batch) error {
 	}
 	scope := torch.NewScope("optim.LAMB.Step")
 	defer scope.Close()
-	ratios, err := trust(scope, b, u)
+	ratios, err := trustRatios(scope, b, u)
 	if err != nil {
 		return err
 	}
-	for _, alike := range b.alike() {
+	for _, alike := range b.byShape() {
 		if err := r.apply(b, pick(u, alike), pick(ratios, alike), pick(b.params, alike)); err != nil {
 			return err
 		}
@@ -92,8 +92,8 @@ func (r lambRule) step(b *batch) error {
 	return nil
 }
 
-// trust returns |p|/|u| for every parameter, as scalar tensors of the scope.
-func trust(scope *torch.Scope, b *batch, u []*torch.Tensor) ([]*torch.Tensor, error) {
+// trustRatios returns |p|/|u| for every parameter, as scalar tensors of the scope.
+func trustRatios(scope *torch.Scope, b *batch, u []*torch.Tensor) ([]*torch.Tensor, error) {
 	of, err := b.own(torch.ForeachNorm(b.params, 2))
 	if err != nil {
 		return nil, err

@@ -38,7 +38,7 @@ type MuonOptions struct {
 	NSCoefficients *[3]float64 // a, b and c; nil stands for {3.4445, -4.775, 2.0315}
 	NSSteps        int         // below 100; 0 stands for 5
 	Eps            float64     // 0 stands for 1e-7
-	MatchAdamW     bool        // scales updates to the size of AdamW's, whose learning rate then fits
+	MatchAdamW     bool        // scales updates to the size of AdamW's, so that learning rates tuned for AdamW fit
 
 	// Groups are matrices with options of their own, besides those of the first argument.
 	Groups []Group
@@ -64,7 +64,7 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	if err != nil {
 		return nil, err
 	}
-	o.LR, o.Momentum, o.Eps = or(o.LR, 0.001), or(o.Momentum, 0.95), or(o.Eps, 1e-7)
+	o.LR, o.Momentum, o.Eps = orDefault(o.LR, 0.001), orDefault(o.Momentum, 0.95), orDefault(o.Eps, 1e-7)
 	if o.NSCoefficients == nil {
 		o.NSCoefficients = &[3]float64{3.4445, -4.775, 2.0315}
 	}
@@ -158,7 +158,7 @@ func (r muonRule) step(b *batch) error {
 	if err := b.decayParams(); err != nil {
 		return err
 	}
-	for _, alike := range b.alike() {
+	for _, alike := range b.byShape() {
 		if err := r.apply(b, pick(update, alike), pick(b.params, alike)); err != nil {
 			return err
 		}

@@ -9,17 +9,17 @@ import (
 
 // PlateauOptions are the options of [NewPlateau].
 type PlateauOptions struct {
-	Maximize  bool    // the metric shall rise, as an accuracy, rather than fall, as a loss
+	Maximize  bool    // the metric improves by rising, like an accuracy, not by falling, like a loss
 	Factor    float64 // of each reduction, below 1; 0 stands for 0.1
-	Patience  int     // steps without improvement that are borne; 0 stands for 10, a negative number for none
-	Threshold float64 // the least improvement that counts; 0 stands for 0.0001
-	Absolute  bool    // Threshold is a difference, rather than a share of the best metric
-	Cooldown  int     // steps after a reduction that are not judged
-	Min       float64 // least learning rate
+	Patience  int     // steps without improvement that cause no reduction; 0 stands for 10, a negative number for none
+	Threshold float64 // the minimum improvement that counts; 0 stands for 0.0001
+	Absolute  bool    // Threshold is a difference, not a fraction of the best metric
+	Cooldown  int     // steps after a reduction that do not count as bad
+	Min       float64 // minimum learning rate
 }
 
 // Plateau reduces the learning rates when a metric stops improving, by the rules and defaults of
-// torch.optim.lr_scheduler.ReduceLROnPlateau. A reduction by less than 1e-8 is not made.
+// torch.optim.lr_scheduler.ReduceLROnPlateau. It skips reductions by 1e-8 or less.
 type Plateau struct {
 	opt   Optimizer
 	o     PlateauOptions
@@ -31,12 +31,12 @@ type Plateau struct {
 type PlateauState struct {
 	Best     *float64 // the best metric; nil before the first
 	Bad      int      // steps without improvement
-	Cooldown int      // steps that are not judged yet
+	Cooldown int      // remaining steps that do not count as bad
 }
 
 // NewPlateau returns a Plateau for the optimizer.
 func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
-	o.Factor, o.Threshold = or(o.Factor, 0.1), or(o.Threshold, 1e-4)
+	o.Factor, o.Threshold = orDefault(o.Factor, 0.1), orDefault(o.Threshold, 1e-4)
 	if err := check("Plateau", option{"Factor", o.Factor, 1}, option{"Threshold", o.Threshold, 0}, option{"Min", o.Min, 0},
 		option{"Cooldown", float64(o.Cooldown), 0}); err != nil {
 		return nil, err
@@ -50,8 +50,8 @@ func NewPlateau(opt Optimizer, o PlateauOptions) (*Plateau, error) {
 	return &Plateau{opt: opt, o: o}, nil
 }
 
-// Step judges a metric, usually after every epoch, and reduces the rates of all groups if there was
-// no improvement for longer than Patience. NaN is no improvement.
+// Step takes the metric, usually of an epoch, and reduces the rates of all groups after more than
+// Patience steps without improvement. NaN is no improvement.
 func (p *Plateau) Step(metric float64) error {
 	s := p.state
 	if p.better(metric) {

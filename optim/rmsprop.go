@@ -24,7 +24,7 @@ type RMSpropOptions struct {
 	WeightDecay float64
 	Momentum    float64
 	Centered    bool // divides by the standard deviation rather than the root of the mean square
-	Maximize    bool // climbs: uses -g in place of g
+	Maximize    bool // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -41,7 +41,7 @@ type RMSpropOptions struct {
 // NewRMSprop returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them.
 func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
-	o.LR, o.Alpha, o.Eps = or(o.LR, 0.01), or(o.Alpha, 0.99), or(o.Eps, 1e-8)
+	o.LR, o.Alpha, o.Eps = orDefault(o.LR, 0.01), orDefault(o.Alpha, 0.99), orDefault(o.Eps, 1e-8)
 	if err := check("RMSprop", option{"LR", o.LR, 0}, option{"Alpha", o.Alpha, 0}, option{"Eps", o.Eps, 0},
 		option{"WeightDecay", o.WeightDecay, 0}, option{"Momentum", o.Momentum, 0}); err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func (r rmspropRule) step(b *batch) error {
 	if err := b.count(); err != nil {
 		return err
 	}
-	if err := b.shape(); err != nil {
+	if err := b.adjustGrads(); err != nil {
 		return err
 	}
 	deviation, err := r.deviation(b)

@@ -8,8 +8,8 @@ import (
 )
 
 // Schedule gives the learning rate of each step. It is a pure function, so that the number of steps
-// is all of a [Scheduler]'s state. A step may be a batch or an epoch: it is whatever the program
-// calls Scheduler.Step for.
+// is the whole state of a [Scheduler]. The program decides by its calls of Scheduler.Step whether a
+// step is a batch or an epoch.
 //
 // The schedules of this package have the values of torch.optim.lr_scheduler's. Where PyTorch
 // computes a rate from the one before, they use the closed formula, which differs by rounding.
@@ -40,8 +40,8 @@ func checkSchedule(s Schedule) error {
 	return nil
 }
 
-// wrong returns the error of an option that is out of range.
-func wrong(format string, args ...any) error {
+// invalid returns the error of an option that is out of range.
+func invalid(format string, args ...any) error {
 	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
 }
 
@@ -56,18 +56,18 @@ func (s StepLR) LR(base float64, step int) float64 {
 	if s.Size < 1 {
 		return math.NaN()
 	}
-	return base * math.Pow(or(s.Gamma, 0.1), float64(step/s.Size))
+	return base * math.Pow(orDefault(s.Gamma, 0.1), float64(step/s.Size))
 }
 
 func (s StepLR) check() error {
 	if s.Size < 1 {
-		return wrong("StepLR: Size is %d: it must be positive", s.Size)
+		return invalid("StepLR: Size is %d: it must be positive", s.Size)
 	}
 	return checkFactor("StepLR: Gamma", s.Gamma)
 }
 
 // MultiStepLR multiplies the rate by Gamma at each milestone
-// (torch.optim.lr_scheduler.MultiStepLR). A step that is named twice counts twice.
+// (torch.optim.lr_scheduler.MultiStepLR). A milestone that is listed twice counts twice.
 type MultiStepLR struct {
 	Milestones []int
 	Gamma      float64 // 0 stands for 0.1
@@ -77,7 +77,7 @@ type MultiStepLR struct {
 func (s MultiStepLR) LR(base float64, step int) float64 {
 	for _, m := range s.Milestones {
 		if step >= m {
-			base *= or(s.Gamma, 0.1)
+			base *= orDefault(s.Gamma, 0.1)
 		}
 	}
 	return base
@@ -96,12 +96,12 @@ func (s ExponentialLR) LR(base float64, step int) float64 {
 
 func (s ExponentialLR) check() error {
 	if s.Gamma == 0 {
-		return wrong("ExponentialLR: Gamma is 0: it must be positive")
+		return invalid("ExponentialLR: Gamma is 0: it must be positive")
 	}
 	return checkFactor("ExponentialLR: Gamma", s.Gamma)
 }
 
-// LinearWarmup takes the rate in a line from Start times the base rate to End times it, in Steps
+// LinearWarmup changes the rate linearly from Start times to End times the base rate over Steps
 // steps, and then keeps it (torch.optim.lr_scheduler.LinearLR).
 type LinearWarmup struct {
 	Steps int
@@ -111,23 +111,23 @@ type LinearWarmup struct {
 
 // LR returns the rate of a step.
 func (s LinearWarmup) LR(base float64, step int) float64 {
-	start, end := or(s.Start, 1.0/3), or(s.End, 1)
+	start, end := orDefault(s.Start, 1.0/3), orDefault(s.End, 1)
 	return base * (start + (end-start)*float64(min(step, s.Steps))/float64(s.Steps))
 }
 
 func (s LinearWarmup) check() error {
 	switch {
 	case s.Steps < 1:
-		return wrong("LinearWarmup: Steps is %d: it must be positive", s.Steps)
+		return invalid("LinearWarmup: Steps is %d: it must be positive", s.Steps)
 	case !(s.Start >= 0 && s.Start <= 1):
-		return wrong("LinearWarmup: Start is %v: it must be from 0 to 1", s.Start)
+		return invalid("LinearWarmup: Start is %v: it must be from 0 to 1", s.Start)
 	case !(s.End >= 0 && s.End <= 1):
-		return wrong("LinearWarmup: End is %v: it must be from 0 to 1", s.End)
+		return invalid("LinearWarmup: End is %v: it must be from 0 to 1", s.End)
 	}
 	return nil
 }
 
-// CosineLR takes the rate along half a cosine from the base rate to Min in Steps steps
+// CosineLR lowers the rate along half a cosine from the base rate to Min over Steps steps
 // (torch.optim.lr_scheduler.CosineAnnealingLR). Beyond Steps, the rate rises again, as in PyTorch.
 type CosineLR struct {
 	Steps int
@@ -168,48 +168,48 @@ func (s CosineRestarts) LR(base float64, step int) float64 {
 
 func (s CosineRestarts) check() error {
 	if s.Multiply < 0 {
-		return wrong("CosineRestarts: Multiply is %d: it must not be negative", s.Multiply)
+		return invalid("CosineRestarts: Multiply is %d: it must not be negative", s.Multiply)
 	}
 	return checkCosine("CosineRestarts", s.Steps, s.Min)
 }
 
-func checkCosine(name string, steps int, least float64) error {
+func checkCosine(name string, steps int, minimum float64) error {
 	if steps < 1 {
-		return wrong("%s: Steps is %d: it must be positive", name, steps)
+		return invalid("%s: Steps is %d: it must be positive", name, steps)
 	}
-	return checkFactor(name+": Min", least)
+	return checkFactor(name+": Min", minimum)
 }
 
 func checkFactor(name string, v float64) error {
 	if !finite(v) || v < 0 {
-		return wrong("%s is %v: it must be finite and not negative", name, v)
+		return invalid("%s is %v: it must be finite and not negative", name, v)
 	}
 	return nil
 }
 
-// cosine goes from start to end as part goes from 0 to 1.
+// cosine returns the value between start and end on half a cosine, as part goes from 0 to 1.
 func cosine(start, end, part float64) float64 {
 	return end + (start-end)*(1+math.Cos(math.Pi*part))/2
 }
 
-// OneCycleLR takes the rate up from a DivFactor-th of the base rate to the base rate, and down to a
-// FinalDivFactor-th of where it began, in Steps steps (torch.optim.lr_scheduler.OneCycleLR, whose
-// max_lr is the base rate). It leaves momentum alone (cycle_momentum=False).
+// OneCycleLR raises the rate from base/DivFactor to the base rate and lowers it to
+// base/DivFactor/FinalDivFactor, in Steps steps (torch.optim.lr_scheduler.OneCycleLR, whose max_lr
+// is the base rate). It does not change momentum (cycle_momentum=False).
 type OneCycleLR struct {
 	Steps          int
-	RiseShare      float64 // of the steps, at most 1; 0 stands for 0.3 (PyTorch's pct_start)
-	Linear         bool    // goes in lines rather than cosines
+	RiseShare      float64 // fraction of the steps in which the rate rises; 0 stands for 0.3 (PyTorch's pct_start)
+	Linear         bool    // changes linearly rather than along cosines
 	DivFactor      float64 // 0 stands for 25
 	FinalDivFactor float64 // 0 stands for 10,000
-	ThreePhase     bool    // goes down as steeply as up, and then to the end
+	ThreePhase     bool    // falls to the initial rate as it rose, and then to the final rate
 }
 
 // LR returns the rate of a step. After the last step the rate stays.
 func (s OneCycleLR) LR(base float64, step int) float64 {
-	initial := base / or(s.DivFactor, 25)
-	final := initial / or(s.FinalDivFactor, 1e4)
+	initial := base / orDefault(s.DivFactor, 25)
+	final := initial / orDefault(s.FinalDivFactor, 1e4)
 	last := float64(s.Steps - 1)
-	rise := or(s.RiseShare, 0.3) * float64(s.Steps)
+	rise := orDefault(s.RiseShare, 0.3) * float64(s.Steps)
 	at := min(float64(step), last)
 	if at <= rise-1 {
 		return s.between(initial, base, at/(rise-1))
@@ -232,14 +232,14 @@ func (s OneCycleLR) between(start, end, part float64) float64 {
 }
 
 func (s OneCycleLR) check() error {
-	rise := or(s.RiseShare, 0.3)
+	rise := orDefault(s.RiseShare, 0.3)
 	switch {
 	case s.Steps < 1:
-		return wrong("OneCycleLR: Steps is %d: it must be positive", s.Steps)
+		return invalid("OneCycleLR: Steps is %d: it must be positive", s.Steps)
 	case !(rise > 0 && rise <= 1):
-		return wrong("OneCycleLR: RiseShare is %v: it must be from 0 to 1", s.RiseShare)
+		return invalid("OneCycleLR: RiseShare is %v: it must be from 0 to 1", s.RiseShare)
 	case rise*float64(s.Steps) <= 1 || rise*float64(s.Steps) >= float64(s.Steps) && s.ThreePhase:
-		return wrong("OneCycleLR: RiseShare is %v of %d steps: each phase needs more than one step", rise, s.Steps)
+		return invalid("OneCycleLR: RiseShare is %v of %d steps: each phase needs more than one step", rise, s.Steps)
 	}
 	if err := checkFactor("OneCycleLR: DivFactor", s.DivFactor); err != nil {
 		return err
@@ -247,9 +247,9 @@ func (s OneCycleLR) check() error {
 	return checkFactor("OneCycleLR: FinalDivFactor", s.FinalDivFactor)
 }
 
-// Phase is a part of [Sequential].
+// Phase is one schedule of a [Sequential].
 type Phase struct {
-	Steps    int // of this phase; the last phase has no end, and its Steps is not used
+	Steps    int // the length of the phase; ignored in the last phase, which has no end
 	Schedule Schedule
 }
 
@@ -278,11 +278,11 @@ func (s Sequential) LR(base float64, step int) float64 {
 
 func (s Sequential) check() error {
 	if len(s) == 0 {
-		return wrong("Sequential: no phases")
+		return invalid("Sequential: no phases")
 	}
 	for i, p := range s {
 		if p.Steps < 1 && i < len(s)-1 {
-			return wrong("Sequential: phase %d: Steps is %d: it must be positive", i, p.Steps)
+			return invalid("Sequential: phase %d: Steps is %d: it must be positive", i, p.Steps)
 		}
 		if err := checkSchedule(p.Schedule); err != nil {
 			return fmt.Errorf("Sequential: phase %d: %w", i, err)
@@ -291,8 +291,8 @@ func (s Sequential) check() error {
 	return nil
 }
 
-// Chained applies several schedules at once: the rate is the base rate times the factors by which
-// each of them changes it (torch.optim.lr_scheduler.ChainedScheduler).
+// Chained applies several schedules at once: the rate is the base rate times the factor of each
+// schedule (torch.optim.lr_scheduler.ChainedScheduler).
 type Chained []Schedule
 
 // LR returns the rate of a step.
@@ -309,7 +309,7 @@ func (s Chained) LR(base float64, step int) float64 {
 
 func (s Chained) check() error {
 	if len(s) == 0 {
-		return wrong("Chained: no schedules")
+		return invalid("Chained: no schedules")
 	}
 	for i, part := range s {
 		if err := checkSchedule(part); err != nil {
@@ -319,8 +319,8 @@ func (s Chained) check() error {
 	return nil
 }
 
-// Scheduler applies a [Schedule] to the groups of an optimizer. Its state is the number of its
-// steps.
+// Scheduler applies a [Schedule] to the groups of an optimizer. Its state is its number of steps.
+// A Scheduler serves one goroutine at a time.
 type Scheduler struct {
 	opt      Optimizer
 	schedule Schedule
@@ -347,7 +347,8 @@ func (s *Scheduler) Step() error { return s.SetCount(s.count + 1) }
 // Count returns the number of steps: the state to save.
 func (s *Scheduler) Count() int { return s.count }
 
-// SetCount continues after so many steps: it sets the rates of the step with that number.
+// SetCount sets the number of steps, and the rates of the step with that number: it resumes a
+// schedule.
 func (s *Scheduler) SetCount(count int) error {
 	if count < 0 {
 		return fmt.Errorf("optim.Scheduler.SetCount: %d steps: %w", count, cuda.ErrInvalidArgument)

@@ -25,7 +25,7 @@ type SGDOptions struct {
 	Dampening   float64
 	WeightDecay float64
 	Nesterov    bool // requires Momentum and no Dampening
-	Maximize    bool // climbs: uses -g in place of g
+	Maximize    bool // maximizes the objective: uses -g in place of g
 
 	// Groups are parameters with options of their own, besides those of the first argument.
 	Groups []Group
@@ -43,7 +43,7 @@ type SGDOptions struct {
 // NewSGD returns an optimizer for the parameters and those of the groups, which must be leaves. The
 // caller keeps ownership of them.
 func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
-	o.LR = or(o.LR, 0.001)
+	o.LR = orDefault(o.LR, 0.001)
 	if err := check("SGD", option{"LR", o.LR, 0}, option{"Momentum", o.Momentum, 0}, option{"WeightDecay", o.WeightDecay, 0}); err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (r sgdRule) step(b *batch) error {
 // plain computes the formula with foreach operators. It works in the gradients' memory, or in
 // copies of them with KeepGradients.
 func (r sgdRule) plain(b *batch) error {
-	if err := b.shape(); err != nil {
+	if err := b.adjustGrads(); err != nil {
 		return err
 	}
 	if r.o.Momentum != 0 {

@@ -121,8 +121,8 @@ type savedGroup struct {
 // LoadState copies a state, as State or PyTorch made it, into the optimizer. It restores the
 // learning rates too; other options stay. LoadState checks names and shapes before it changes
 // anything; after a failure of the device, close the optimizer or load again. A parameter without
-// state in s starts anew. State tensors of the same place keep their memory, so that graphs which
-// captured Step stay valid.
+// state in s loses its state. Existing state tensors keep their memory, so that graphs which captured
+// Step stay valid.
 func (e *engine) LoadState(s State) error {
 	rates, err := e.savedRates(s.Metadata)
 	if err == nil {

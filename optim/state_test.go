@@ -307,7 +307,7 @@ func TestOptionsOutOfRange(t *testing.T) {
 		"NewMuon: Groups: parameter 0 of group 0 has shape [1]": func() (optim.Optimizer, error) {
 			return optim.NewMuon(nil, optim.MuonOptions{Groups: []optim.Group{{Params: p}}})
 		},
-		"NewSGD: Groups[1].LR is -1": func() (optim.Optimizer, error) {
+		"NewSGD: group 1: LR is -1": func() (optim.Optimizer, error) {
 			return optim.NewSGD(p, optim.SGDOptions{Groups: []optim.Group{{LR: -1}}})
 		},
 		"NewSGD: Dampening is NaN": func() (optim.Optimizer, error) { return optim.NewSGD(p, optim.SGDOptions{Dampening: nan}) },

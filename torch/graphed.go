@@ -27,8 +27,8 @@ import (
 // The function receives handles that end with the call, so tensors that it computes from them are
 // freed with the call. Its results are kept, detached. The function must do the same work at every
 // call, and follow the rules of cuda.Capture: it must not read values or wait. It may contain a
-// whole training step, with Backward and an optimizer's Step (package optim's SGD; use Capturable
-// for a learning rate that changes). Gradients that Step drops belong to the graph. Gradients that
+// whole training step, with Backward and an optimizer's Step (package optim; use Capturable for a
+// learning rate that changes). Gradients that Step drops belong to the graph. Gradients that
 // must stay need KeepGradients and are zeroed in place (ForeachZero_). Close losses and other
 // earlier results before the call: their references to the parameters tie a backward pass to the
 // stream of their computation.

@@ -1,0 +1,129 @@
+package optim
+
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// batch lists the parameters of one group, device and dtype that have a gradient, in parallel
+// slices.
+type batch struct {
+	e             *engine
+	g             *group
+	device        cuda.Device
+	dtype         torch.DType
+	slots         []*slot
+	params, grads []*torch.Tensor
+	private       bool // the memory of grads may be overwritten
+}
+
+// state returns state tensor k of every parameter of the batch.
+func (b *batch) state(k int) []*torch.Tensor {
+	list := make([]*torch.Tensor, len(b.slots))
+	for i, s := range b.slots {
+		list[i] = s.state[k]
+	}
+	return list
+}
+
+// own closes the tensors at the end of the step.
+func (b *batch) own(list []*torch.Tensor, err error) ([]*torch.Tensor, error) {
+	b.e.open = append(b.e.open, list...)
+	return list, err
+}
+
+// addToGrads adds alpha*other to the gradients, in their memory if they are private.
+func (b *batch) addToGrads(other []*torch.Tensor, alpha float64) error {
+	if b.private {
+		return torch.ForeachAdd_(b.grads, other, alpha)
+	}
+	sum, err := b.own(torch.ForeachAdd(b.grads, other, alpha))
+	if err != nil {
+		return err
+	}
+	b.grads, b.private = sum, true
+	return nil
+}
+
+// adjustGrads applies Maximize and the group's weight decay to the gradients: g = WeightDecay*p ± g.
+func (b *batch) adjustGrads() error {
+	switch {
+	case !b.e.common.maximize:
+	case b.private:
+		if err := torch.ForeachMul_(b.grads, -1); err != nil {
+			return err
+		}
+	default:
+		negative, err := b.own(torch.ForeachMul(b.grads, -1))
+		if err != nil {
+			return err
+		}
+		b.grads, b.private = negative, true
+	}
+	if b.g.decay == 0 {
+		return nil
+	}
+	return b.addToGrads(b.params, b.g.decay)
+}
+
+// count adds 1 to the step counts.
+func (b *batch) count() error { return torch.ForeachAddScalar_(b.state(b.g.steps), 1) }
+
+// decayParams applies the group's weight decay to the parameters: p = p - LR*WeightDecay*p.
+func (b *batch) decayParams() error {
+	switch {
+	case b.g.decay == 0:
+		return nil
+	case b.g.rate == nil:
+		// On a CPU, LibTorch rounds the factor of a bfloat16 ForeachMul_ to bfloat16, which is far
+		// from 1-LR*WeightDecay.
+		return torch.ForeachAdd_(b.params, b.params, -b.g.lr*b.g.decay)
+	}
+	scope := torch.NewScope("weight decay")
+	defer scope.Close()
+	return torch.ForeachMulTensor_(b.params, b.g.rate.In(scope).MulScalar(-b.g.decay).AddScalar(1))
+}
+
+// byShape returns the indexes of the batch's parameters, grouped by shape.
+func (b *batch) byShape() [][]int {
+	var classes [][]int
+	at := map[string]int{}
+	for i, p := range b.params {
+		shape := fmt.Sprint(p.Shape())
+		k, ok := at[shape]
+		if !ok {
+			k = len(classes)
+			at[shape], classes = k, append(classes, nil)
+		}
+		classes[k] = append(classes[k], i)
+	}
+	return classes
+}
+
+func pick(list []*torch.Tensor, at []int) []*torch.Tensor {
+	picked := make([]*torch.Tensor, len(at))
+	for i, k := range at {
+		picked[i] = list[k]
+	}
+	return picked
+}
+
+// subtract subtracts the update from the parameters, times the learning rate and a factor. With
+// Capturable it overwrites a private update.
+func (b *batch) subtract(params, update []*torch.Tensor, factor float64, private bool) error {
+	if b.g.rate == nil {
+		return torch.ForeachAdd_(params, update, -b.g.lr*factor)
+	}
+	var err error
+	if private {
+		err = torch.ForeachMulTensor_(update, b.g.rate)
+	} else {
+		update, err = b.own(torch.ForeachMulTensor(update, b.g.rate))
+	}
+	if err != nil {
+		return err
+	}
+	return torch.ForeachAdd_(params, update, -factor)
+}

@@ -1,0 +1,439 @@
+package optim
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// rule is the formula of an optimizer.
+type rule interface {
+	// states returns PyTorch's names of a parameter's state tensors. The tensor "step", if there is
+	// one, is a float32 scalar.
+	states() []string
+	// start fills the state of a parameter before its first step.
+	start(g *group, s *slot) error
+	// step updates the parameters of a batch, whose state has started.
+	step(b *batch) error
+	// options returns the options by PyTorch's names in param_groups.
+	options() map[string]any
+}
+
+// engine is the part that all optimizers share: parameter groups, the collection of gradients,
+// state that follows the parameters, learning rates in device memory, saving and loading.
+type engine struct {
+	name    string // "SGD"
+	common  common
+	groups  []*group
+	params  []*torch.Tensor // of all groups
+	batches []batch         // kept between steps for their memory
+	open    handles         // temporary tensors of a step
+}
+
+// common are the options that all optimizers share.
+type common struct {
+	lr, decay                  float64
+	keep, capturable, maximize bool
+}
+
+// group is a Group with its formula and its current learning rate.
+type group struct {
+	rule     rule
+	params   []*torch.Tensor
+	base, lr float64 // learning rates: the first and the current one
+	decay    float64
+	rate     *torch.Tensor // Capturable's learning rate, on the parameters' device; nil before the first step
+	slots    []*slot
+	steps    int // index of "step" in the state, or -1
+}
+
+// slot is one parameter.
+type slot struct {
+	index  int // in the order of all groups
+	param  *torch.Tensor
+	marked *torch.Tensor   // the same tensor under NoGrad
+	state  []*torch.Tensor // in the order of rule.states; nil before the first step
+	device cuda.Device     // of the state
+	dtype  torch.DType     // of the state
+}
+
+// init makes the engine of an optimizer with one formula.
+func (e *engine) init(name string, c common, r rule, params []*torch.Tensor, groups []Group) error {
+	e.name, e.common = name, c
+	if err := e.add(r, c, all(params, groups)...); err != nil {
+		return err
+	}
+	return e.build()
+}
+
+// add appends groups with one formula. A zero learning rate or weight decay of a Group becomes the
+// formula's.
+func (e *engine) add(r rule, c common, groups ...Group) error {
+	for _, from := range groups {
+		g := &group{rule: r, params: append([]*torch.Tensor(nil), from.Params...), steps: -1}
+		at := fmt.Sprintf("group %d: ", len(e.groups))
+		if err := check(e.name, option{at + "LR", from.LR, 0}, option{at + "WeightDecay", from.WeightDecay, 0}); err != nil {
+			return err
+		}
+		var err error
+		if g.decay, err = decoupled(e.name, from.WeightDecay, from.NoWeightDecay, c.decay); err != nil {
+			return err
+		}
+		g.base = orDefault(from.LR, c.lr)
+		g.lr = g.base
+		names := r.states()
+		for i, name := range names {
+			if name == stepName {
+				g.steps = i
+			}
+		}
+		for _, p := range from.Params {
+			g.slots = append(g.slots, &slot{index: len(e.params), param: p, state: make([]*torch.Tensor, len(names))})
+			e.params = append(e.params, p)
+		}
+		e.groups = append(e.groups, g)
+	}
+	return nil
+}
+
+// build checks the parameters of all groups that add appended.
+func (e *engine) build() error {
+	if len(e.params) == 0 {
+		return fmt.Errorf("optim.New%s: no parameters: %w", e.name, cuda.ErrInvalidArgument)
+	}
+	seen := make(map[*torch.Tensor]bool, len(e.params))
+	trained := false
+	for i, p := range e.params {
+		if err := p.Err(); err != nil {
+			return fmt.Errorf("optim.New%s: parameter %d: %w", e.name, i, err)
+		}
+		if seen[p] {
+			return fmt.Errorf("optim.New%s: parameter %d is in the list twice: %w", e.name, i, cuda.ErrInvalidArgument)
+		}
+		seen[p] = true
+		trained = trained || p.RequiresGrad()
+	}
+	if !trained {
+		return fmt.Errorf("optim.New%s: none of the %d parameters requires gradients: %w", e.name, len(e.params), cuda.ErrInvalidArgument)
+	}
+	for _, g := range e.groups {
+		for _, s := range g.slots {
+			s.marked = s.param.NoGrad()
+		}
+	}
+	return nil
+}
+
+// all returns the groups of an optimizer: the parameters without options of their own first.
+func all(params []*torch.Tensor, groups []Group) []Group {
+	if len(params) == 0 && len(groups) > 0 {
+		return groups
+	}
+	return append([]Group{{Params: params}}, groups...)
+}
+
+// option is an option's name, value and exclusive upper bound, 0 for none.
+type option struct {
+	name  string
+	value float64
+	below float64
+}
+
+// check refuses options that are negative, not finite or out of bounds, by their names.
+func check(name string, options ...option) error {
+	for _, o := range options {
+		want := ""
+		switch {
+		case !finite(o.value):
+			want = "must be finite"
+		case o.value < 0:
+			want = "must not be negative"
+		case o.below != 0 && o.value >= o.below:
+			want = fmt.Sprintf("must be below %v", o.below)
+		default:
+			continue
+		}
+		return fmt.Errorf("optim.New%s: %s is %v: it %s: %w", name, o.name, o.value, want, cuda.ErrInvalidArgument)
+	}
+	return nil
+}
+
+// decoupled returns a weight decay whose zero value stands for a default.
+func decoupled(name string, decay float64, none bool, def float64) (float64, error) {
+	switch {
+	case none && decay != 0:
+		return 0, fmt.Errorf("optim.New%s: WeightDecay is %v beside NoWeightDecay: %w", name, decay, cuda.ErrInvalidArgument)
+	case none:
+		return 0, nil
+	}
+	return orDefault(decay, def), nil
+}
+
+func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// orDefault returns value, or the default if value is zero.
+func orDefault(value, def float64) float64 {
+	if value == 0 {
+		return def
+	}
+	return value
+}
+
+// Groups returns the optimizer's groups, with the learning rates and weight decays that they were
+// made with. Schedules start from these rates.
+func (e *engine) Groups() []Group {
+	groups := make([]Group, len(e.groups))
+	for i, g := range e.groups {
+		groups[i] = Group{Params: append([]*torch.Tensor(nil), g.params...), LR: g.base, WeightDecay: g.decay, NoWeightDecay: g.decay == 0}
+	}
+	return groups
+}
+
+// LR returns the current learning rate of the first group.
+func (e *engine) LR() float64 {
+	if len(e.groups) == 0 {
+		return 0
+	}
+	return e.groups[0].lr
+}
+
+// LRs returns the current learning rate of each group.
+func (e *engine) LRs() []float64 {
+	rates := make([]float64, len(e.groups))
+	for i, g := range e.groups {
+		rates[i] = g.lr
+	}
+	return rates
+}
+
+// SetLR sets the learning rate from the next step on: one rate for all groups, or one for each
+// group. 0 is allowed; a negative or infinite rate or NaN is an error and changes nothing. With
+// Capturable, SetLR enqueues the new rates on the current stream: call it on the stream that
+// replays the graph.
+func (e *engine) SetLR(rates ...float64) error {
+	if len(rates) != 1 && len(rates) != len(e.groups) {
+		return fmt.Errorf("optim.%s.SetLR: %d rates for %d groups: give one for all or one for each: %w", e.name, len(rates), len(e.groups), cuda.ErrInvalidArgument)
+	}
+	for _, lr := range rates {
+		if !finite(lr) || lr < 0 {
+			return fmt.Errorf("optim.%s.SetLR: %v: a learning rate must be finite and not negative: %w", e.name, lr, cuda.ErrInvalidArgument)
+		}
+	}
+	for i, g := range e.groups {
+		lr := rates[i%len(rates)]
+		if g.rate != nil {
+			if err := g.rate.Fill_(lr).Err(); err != nil {
+				return err
+			}
+		}
+		g.lr = lr
+	}
+	return nil
+}
+
+// ZeroGrad drops the gradients of all parameters.
+func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
+
+// Step updates the parameters from their gradients and then drops the gradients, unless
+// KeepGradients is set. A parameter without a gradient, such as a frozen one, stays unchanged; if
+// no parameter has one, Step returns [ErrNoGradients]. The state follows parameters that moved to
+// another device (nn.To). Step enqueues its work on the current stream, in a few calls for all
+// parameters of a group, dtype and device. It does not wait for the device and leaves no memory to
+// the garbage collector. Step checks its arguments before it changes anything; after any other
+// error some parameters may be updated and others not.
+func (e *engine) Step() error {
+	defer e.release()
+	if err := e.collect(); err != nil {
+		return err
+	}
+	if len(e.batches) == 0 {
+		return fmt.Errorf("optim.%s.Step: %w (of %d): call Backward first, on a loss that depends on them", e.name, ErrNoGradients, len(e.params))
+	}
+	for i := range e.batches {
+		if err := e.prepare(&e.batches[i]); err != nil {
+			return err
+		}
+	}
+	for i := range e.batches {
+		if err := e.batches[i].g.rule.step(&e.batches[i]); err != nil {
+			return err
+		}
+	}
+	if e.common.keep {
+		return nil
+	}
+	return e.ZeroGrad()
+}
+
+// release closes the temporary tensors of a step and keeps the memory of the slices.
+func (e *engine) release() {
+	e.open.close()
+	clear(e.open)
+	e.open = e.open[:0]
+	e.batches = e.batches[:0]
+}
+
+// collect sorts the parameters that have a gradient into batches.
+func (e *engine) collect() error {
+	for _, g := range e.groups {
+		first := len(e.batches)
+		for _, s := range g.slots {
+			grad := s.marked.Grad()
+			if grad == nil {
+				continue
+			}
+			e.open.add(grad)
+			if err := grad.Err(); err != nil {
+				return err
+			}
+			b := e.batch(g, first, grad.Device(), grad.DType())
+			if other := &e.batches[first]; e.common.capturable && b.device != other.device {
+				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs those of a group on one device: use one group per device: %w",
+					e.name, other.slots[0].index, s.index, other.device, b.device, cuda.ErrInvalidArgument)
+			}
+			b.slots, b.params, b.grads = append(b.slots, s), append(b.params, s.marked), append(b.grads, grad)
+		}
+	}
+	return nil
+}
+
+// batch returns the batch of a device and dtype among the group's, which begin at first.
+func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DType) *batch {
+	for i := first; i < len(e.batches); i++ {
+		if b := &e.batches[i]; b.device == device && b.dtype == dtype {
+			return b
+		}
+	}
+	if len(e.batches) < cap(e.batches) {
+		e.batches = e.batches[:len(e.batches)+1] // reuse the slices of an earlier step
+	} else {
+		e.batches = append(e.batches, batch{})
+	}
+	b := &e.batches[len(e.batches)-1]
+	*b = batch{e: e, g: g, device: device, dtype: dtype, slots: b.slots[:0], params: b.params[:0], grads: b.grads[:0], private: !e.common.keep}
+	return b
+}
+
+// prepare starts the state of new parameters, and moves state and learning rate to the parameters'
+// current device.
+func (e *engine) prepare(b *batch) error {
+	for _, s := range b.slots {
+		if err := b.g.follow(s, b.device, b.dtype); err != nil {
+			return fmt.Errorf("optim.%s.Step: the state of parameter %d: %w", e.name, s.index, err)
+		}
+	}
+	if !e.common.capturable {
+		return nil
+	}
+	if b.g.rate == nil {
+		var err error
+		b.g.rate, err = torch.Full(b.device, torch.Float32, b.g.lr)
+		return err
+	}
+	if b.g.rate.Device() == b.device {
+		return nil
+	}
+	moved := b.g.rate.To(b.device)
+	if err := moved.Err(); err != nil {
+		return err
+	}
+	b.g.rate.Close()
+	b.g.rate = moved
+	return nil
+}
+
+// follow starts the state of a parameter, or gives the state the parameter's device and dtype.
+func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
+	if !s.started() {
+		s.device, s.dtype = device, dtype
+		if err := g.rule.start(g, s); err != nil {
+			s.close()
+			return err
+		}
+		return nil
+	}
+	if s.device == device && s.dtype == dtype {
+		return nil
+	}
+	old := s.state
+	s.state = make([]*torch.Tensor, len(old))
+	was := slot{device: s.device, dtype: s.dtype, state: old}
+	s.device, s.dtype = device, dtype
+	for k, t := range old {
+		if t == nil {
+			continue
+		}
+		if err := g.fill(s, k, t); err != nil {
+			s.close()
+			s.device, s.dtype, s.state = was.device, was.dtype, was.state
+			return err
+		}
+	}
+	was.close()
+	return nil
+}
+
+// fill copies a value into state tensor k, which it makes like the parameter if there is none.
+func (g *group) fill(s *slot, k int, value *torch.Tensor) error {
+	if s.state[k] == nil {
+		t, err := g.empty(s, k)
+		if err != nil {
+			return err
+		}
+		s.state[k] = t
+	}
+	return s.state[k].CopyFrom(value, torch.CopyOptions{})
+}
+
+// empty returns a zero tensor for state k, with the parameter's strides and dtype, or a step count.
+func (g *group) empty(s *slot, k int) (*torch.Tensor, error) {
+	if k == g.steps {
+		return torch.Zeros(s.device, torch.Float32)
+	}
+	t := s.marked.ZerosLike()
+	return t, t.Err()
+}
+
+// zeros starts all state of a parameter with zeros.
+func (g *group) zeros(s *slot) error {
+	for k := range s.state {
+		t, err := g.empty(s, k)
+		if err != nil {
+			return err
+		}
+		s.state[k] = t
+	}
+	return nil
+}
+
+// started reports whether the parameter has state.
+func (s *slot) started() bool {
+	for _, t := range s.state {
+		if t != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *slot) close() {
+	for k, t := range s.state {
+		t.Close()
+		s.state[k] = nil
+	}
+}
+
+// Close frees the state and the learning rates in device memory. The next Step starts without
+// state.
+func (e *engine) Close() error {
+	for _, g := range e.groups {
+		for _, s := range g.slots {
+			s.close()
+		}
+		g.rate.Close()
+		g.rate = nil
+	}
+	return nil
+}
