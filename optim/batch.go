@@ -47,7 +47,8 @@ func (b *batch) addToGrads(other []*torch.Tensor, alpha float64) error {
 	return nil
 }
 
-// adjustGrads applies Maximize and the group's weight decay to the gradients: g = WeightDecay*p ± g.
+// adjustGrads applies Maximize (g = -g) and the group's weight decay (g = g + WeightDecay*p) to the
+// gradients.
 func (b *batch) adjustGrads() error {
 	switch {
 	case !b.e.common.maximize:

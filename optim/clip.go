@@ -60,8 +60,8 @@ func ClipGradNorm(params []*torch.Tensor, maxNorm float64, o ClipOptions) (*torc
 	return total, nil
 }
 
-// ClipGradValue clamps every element of the parameters' gradients to [-maxValue, maxValue], in place
-// (torch.nn.utils.clip_grad_value_). NaN stays NaN. Like [ClipGradNorm], it does not wait for
+// ClipGradValue clamps every element of the parameters' gradients to [-maxValue, maxValue], in
+// place (torch.nn.utils.clip_grad_value_). NaN stays NaN. Like [ClipGradNorm], it does not wait for
 // the device and can be captured in a graph; the gradients may be on several devices.
 func ClipGradValue(params []*torch.Tensor, maxValue float64) error {
 	if math.IsNaN(maxValue) || maxValue < 0 {

@@ -1,5 +1,5 @@
-// Package optim provides optimizers, which update parameters in place from their gradients, learning
-// rate schedules, gradient clipping and averages of parameters.
+// Package optim provides optimizers, which update parameters in place from their gradients,
+// learning rate schedules, gradient clipping and averages of parameters.
 //
 // A training step is
 //
@@ -28,13 +28,14 @@
 //
 // A [Group] has a learning rate and a weight decay of its own:
 //
-//	opt, err := optim.NewAdamW(nn.Parameters(trunk), optim.AdamWOptions{LR: 1e-5, Groups: []optim.Group{
-//		{Params: nn.Parameters(head), LR: 1e-3},
-//	}})
+//	opt, err := optim.NewAdamW(nn.Parameters(trunk), optim.AdamWOptions{
+//		LR:     1e-5,
+//		Groups: []optim.Group{{Params: nn.Parameters(head), LR: 1e-3}},
+//	})
 //
-// Step does not change parameters without a gradient. A frozen part of a network may therefore be in
-// the optimizer, and takes part as soon as SetRequiresGrad(true) unfreezes it. Step uses a gradient
-// that a parameter had before it was frozen, so freeze after Step, which drops gradients.
+// Step does not change parameters without a gradient. A frozen part of a network may therefore be
+// in the optimizer, and takes part as soon as SetRequiresGrad(true) unfreezes it. Step uses a
+// gradient that a parameter had before it was frozen, so freeze after Step, which drops gradients.
 //
 // # Schedules, clipping, averages
 //

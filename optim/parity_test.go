@@ -225,8 +225,8 @@ func (p problem) train(t *testing.T, opt optim.Optimizer, first, last int) []flo
 }
 
 // tolerance is the bound for an optimizer and dtype. Muon's iteration runs in bfloat16 always, and
-// its matrix products may round otherwise on another processor. otherwise is for Capturable and GPUs,
-// whose operators are not those of make_parity.py.
+// its matrix products may round otherwise on another processor. otherwise is for Capturable and
+// GPUs, whose operators are not those of make_parity.py.
 func tolerance(name, dtype string, otherwise bool) float64 {
 	switch {
 	case dtype == "bfloat16" && (otherwise || strings.HasPrefix(name, "lamb")):

@@ -34,19 +34,22 @@ const (
 // Save writes the state of the optimizer to a safetensors file, with the guarantees of [nn.Save].
 // PyTorch loads the file so:
 //
-//	import json; from safetensors import safe_open
-//	state, f = {}, safe_open("adamw.safetensors", "pt")
+//	state, f = {}, safetensors.safe_open("adamw.safetensors", "pt")
 //	for key in f.keys():
 //	    _, index, name = key.split(".", 2)
 //	    state.setdefault(int(index), {})[name] = f.get_tensor(key)
-//	optimizer.load_state_dict({"state": state, "param_groups": json.loads(f.metadata()["param_groups"])})
+//	groups = json.loads(f.metadata()["param_groups"])
+//	optimizer.load_state_dict({"state": state, "param_groups": groups})
 //
 // and writes one for [Load] so:
 //
-//	import json; from safetensors.torch import save_file
-//	sd = optimizer.state_dict()
-//	tensors = {f"state.{i}.{k}": v.contiguous() for i, s in sd["state"].items() for k, v in s.items() if v is not None}
-//	save_file(tensors, "adamw.safetensors", {"param_groups": json.dumps(sd["param_groups"])})
+//	sd, tensors = optimizer.state_dict(), {}
+//	for index, state in sd["state"].items():
+//	    for name, value in state.items():
+//	        if value is not None:
+//	            tensors[f"state.{index}.{name}"] = value.contiguous()
+//	groups = json.dumps(sd["param_groups"])
+//	safetensors.torch.save_file(tensors, "adamw.safetensors", {"param_groups": groups})
 func Save(path string, o Optimizer) error {
 	s, err := o.State()
 	if err != nil {
@@ -121,8 +124,8 @@ type savedGroup struct {
 // LoadState copies a state, as State or PyTorch made it, into the optimizer. It restores the
 // learning rates too; other options stay. LoadState checks names and shapes before it changes
 // anything; after a failure of the device, close the optimizer or load again. A parameter without
-// state in s loses its state. Existing state tensors keep their memory, so that graphs which captured
-// Step stay valid.
+// state in s loses its state. Existing state tensors keep their memory, so that graphs which
+// captured Step stay valid.
 func (e *engine) LoadState(s State) error {
 	rates, err := e.savedRates(s.Metadata)
 	if err == nil {
