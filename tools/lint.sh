@@ -24,6 +24,9 @@ python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of
 check "imports between the Go packages point down"
 python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of order"
 
+check "cyclomatic complexity of Go functions"
+python3 tools/lint/complexity.py || fail "functions above are too complex"
+
 check "the C headers alone, as C11"
 for header in torchstream_image.h torchstream.h; do
   printf '#include "%s"\n' "$header" |
