@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestAllocations: once an epoch was seen, another one takes memory from Go's heap for its batches and for itself, not for its images.
+// TestAllocations: once an epoch was seen, another one takes memory from Go's heap for its batches
+// and for itself, not for its images.
 func TestAllocations(t *testing.T) {
 	const images, batch = 512, 64
 	var photos [16][]byte
@@ -68,7 +69,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestSpareSlots: an epoch is filled into the memory of the one before, but for a batch that the consumer left the loop with.
+// TestSpareSlots: an epoch is filled into the memory of the one before, but for a batch that the
+// consumer left the loop with.
 func TestSpareSlots(t *testing.T) {
 	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
 	var members []archivetest.Member

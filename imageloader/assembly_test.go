@@ -52,7 +52,8 @@ func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (bat
 	return batches, failed
 }
 
-// TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers and slots.
+// TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers
+// and slots.
 func TestPolicies(t *testing.T) {
 	const n, size = 100, 8
 	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
@@ -130,7 +131,8 @@ func contents(t *testing.T, path string) map[string][]byte {
 	return all
 }
 
-// checkRows verifies that every row has the pixels and the label of the sample that it is said to be.
+// checkRows verifies that every row has the pixels and the label of the sample that it is said to
+// be.
 func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b copied) {
 	t.Helper()
 	row := len(b.images) / len(b.samples)
@@ -161,7 +163,8 @@ func TestSubstituteWholeBatch(t *testing.T) {
 	}
 }
 
-// TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every policy.
+// TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every
+// policy.
 func TestMachineFailure(t *testing.T) {
 	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 		members := []archivetest.Member{}

@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// archiveVariable names a .tar or .tar.gz to measure BenchmarkEpoch with; noise images are made otherwise.
+// archiveVariable names a .tar or .tar.gz to measure BenchmarkEpoch with; noise images are made
+// otherwise.
 const archiveVariable = "TORCHSTREAM_BENCH_ARCHIVE"
 
 func benchArchive(b *testing.B) string {
@@ -33,7 +34,8 @@ func benchArchive(b *testing.B) string {
 	return archivetest.WriteFile(b, "bench.tgz", archivetest.Gzip(b, archivetest.Tar(b, members...)))
 }
 
-// BenchmarkEpoch measures whole epochs; an op is one image. cpu-µs/op is user and system time of the process.
+// BenchmarkEpoch measures whole epochs; an op is one image. cpu-µs/op is user and system time of
+// the process.
 func BenchmarkEpoch(b *testing.B) {
 	path := benchArchive(b)
 	for _, c := range []struct {

@@ -81,8 +81,9 @@ func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
 	return f.read(p, at, func(p []byte) (int, error) { return f.File.ReadAt(p, at) }, true)
 }
 
-// TestChaos: a reader that fails, stalls, is cut off or reads short, at random: an epoch ends with all samples, or with an error that names the archive and a member after
-// the ones before it; bad samples are counted as ever; nothing hangs and nothing is left.
+// TestChaos: a reader that fails, stalls, is cut off or reads short, at random: an epoch ends with
+// all samples, or with an error that names the archive and a member after the ones before it; bad
+// samples are counted as ever; nothing hangs and nothing is left.
 func TestChaos(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
@@ -179,7 +180,8 @@ func TestChaos(t *testing.T) {
 					t.Errorf("a file that %s: error %v", c.kind, failed)
 				}
 			}
-			// The epoch can be gone on with when the reader is well again. What was left in a shuffle buffer comes out of order after an error, and again then.
+			// The epoch can be gone on with when the reader is well again. What was left in a
+			// shuffle buffer comes out of order after an error, and again then.
 			if inOrder < len(got) && failed == nil {
 				t.Errorf("%d of %d batches are in order", inOrder, len(got))
 			}

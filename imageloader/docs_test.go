@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// features are the rows that the table in docs/imageloader.md has at least: those of the comparison of loaders that it answers.
+// features are the rows that the table in docs/imageloader.md has at least: those of the comparison
+// of loaders that it answers.
 var features = []string{
 	"source: plain .tar of files", "source: .tgz single archive", "source: folder / CSV list", "own indexed/packed format", "label from dirname",
 	"JPEG / PNG / WebP / TIFF / BMP / GIF", "EXIF orientation", "CMYK / 16-bit / grey handled", "ROI (crop) decode, CPU", "DCT-scaled decode", "GPU JPEG decode",
@@ -54,7 +55,8 @@ func testNames(t *testing.T) map[string]bool {
 	return found
 }
 
-// TestFeatureTable: the table has every row, and behind each "yes" and "partly" there are tests that exist.
+// TestFeatureTable: the table has every row, and behind each "yes" and "partly" there are tests
+// that exist.
 func TestFeatureTable(t *testing.T) {
 	text, err := os.ReadFile("../docs/imageloader.md")
 	if os.IsNotExist(err) {

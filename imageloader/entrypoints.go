@@ -7,23 +7,26 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// entryStore keeps a blob of entry points for a sample: an index does, in its file. Several goroutines
-// call its methods.
+// entryStore keeps a blob of entry points for a sample: an index does, in its file. Several
+// goroutines call its methods.
 type entryStore interface {
 	// EntryPoints returns a blob, written over buffer or into a larger one; empty if there is none.
 	EntryPoints(i int, buffer []byte) []byte
 	KeepEntryPoints(i int, blob []byte)
 }
 
-// entryPoints are the entry points of an index's samples, and which of them were compared with their images. docs/entry-points.md says what they are.
+// entryPoints are the entry points of an index's samples, and which of them were compared with
+// their images. docs/entry-points.md says what they are.
 type entryPoints struct {
 	store   entryStore
 	trusted bool // the digests of a blob are enough
-	// proofs has, by sample, what the shim says when all entries of its blob were compared with the image; 0: not yet, in this process.
+	// proofs has, by sample, what the shim says when all entries of its blob were compared with the
+	// image; 0: not yet, in this process.
 	proofs []atomic.Uint64
 }
 
-// by is for one worker with this decoder; nil if there are no entry points, or the decoder knows none.
+// by is for one worker with this decoder; nil if there are no entry points, or the decoder knows
+// none.
 func (p *entryPoints) by(d decoder) *byEntries {
 	e, ok := d.(entryDecoder)
 	if p == nil || !ok {
@@ -54,9 +57,11 @@ func (l *Loader) entryPoints(x *index.Index) *entryPoints {
 
 // entryDecoder is a decoder that knows entry points.
 type entryDecoder interface {
-	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by decodeMakeEntries. nil: the blob's digests are enough.
+	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by
+	// decodeMakeEntries. nil: the blob's digests are enough.
 	decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
-	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over len(buffer).
+	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over
+	// len(buffer).
 	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
 
@@ -68,7 +73,8 @@ func (s *shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst 
 	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }
 
-// byEntries decodes one baseline JPEG after the other by their entry points, and makes those that are missing. One goroutine's.
+// byEntries decodes one baseline JPEG after the other by their entry points, and makes those that
+// are missing. One goroutine's.
 type byEntries struct {
 	points *entryPoints
 	d      entryDecoder
@@ -76,8 +82,9 @@ type byEntries struct {
 	buffer []byte // for blobs: that are used, or made
 }
 
-// decode is the decoder's decode of sample i. The first time in this process that a blob is used, it is compared with the image, which costs what decoding
-// without it costs: a sidecar that somebody else wrote gives right pixels or none.
+// decode is the decoder's decode of sample i. The first time in this process that a blob is used,
+// it is compared with the image, which costs what decoding without it costs: a sidecar that
+// somebody else wrote gives right pixels or none.
 func (b *byEntries) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {

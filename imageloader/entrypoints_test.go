@@ -49,7 +49,8 @@ func photo(t testing.TB, seed uint64) []byte {
 	return b.Bytes()
 }
 
-// TestEntryPoints: the first epoch makes them, the next decodes by them, a later process compares them first, and neither stale nor forged ones change a pixel.
+// TestEntryPoints: the first epoch makes them, the next decodes by them, a later process compares
+// them first, and neither stale nor forged ones change a pixel.
 func TestEntryPoints(t *testing.T) {
 	d, err := shimCodec{}.newDecoder(0)
 	if err != nil {
@@ -164,8 +165,8 @@ func (d countingDecoder) close() {
 	d.shimDecoder.close()
 }
 
-// TestEntryPointsInEpochs: made in the first epoch, used in the second, found in the sidecar by the next loader, which compares them first. The batches are those
-// of a loader without.
+// TestEntryPointsInEpochs: made in the first epoch, used in the second, found in the sidecar by the
+// next loader, which compares them first. The batches are those of a loader without.
 func TestEntryPointsInEpochs(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 24 {

@@ -8,7 +8,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// Batches in ordinary memory, without a prefetcher. A training program gives the loader to prefetcher.New instead.
+// Batches in ordinary memory, without a prefetcher. A training program gives the loader to
+// prefetcher.New instead.
 func ExampleLoader_Epoch() {
 	loader, err := imageloader.Open("train.tgz", imageloader.Options{
 		BatchSize:  64,

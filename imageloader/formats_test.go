@@ -17,8 +17,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// formatFiles are small files of every format that is not in cshim/test/data, with what Pillow makes of them (testdata/make_formats.py): width, height, CRC-32 of
-// the RGB bytes, orientation.
+// formatFiles are small files of every format that is not in cshim/test/data, with what Pillow
+// makes of them (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
 func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any) {
 	t.Helper()
 	list, err := os.ReadFile("testdata/formats/formats.json")
@@ -47,7 +47,8 @@ func realDecoder(t testing.TB) decoder {
 	return d
 }
 
-// TestFormats: GIF, BMP, TIFF and WebP become the pixels that Pillow's convert("RGB") makes of them, also in parts.
+// TestFormats: GIF, BMP, TIFF and WebP become the pixels that Pillow's convert("RGB") makes of
+// them, also in parts.
 func TestFormats(t *testing.T) {
 	files, want := formatFiles(t)
 	d := realDecoder(t)
@@ -150,7 +151,8 @@ func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error
 	return nil
 }
 
-// TestFormatsLoad: members of every format come out of the loader, and truncated ones are bad samples, not errors of the machine.
+// TestFormatsLoad: members of every format come out of the loader, and truncated ones are bad
+// samples, not errors of the machine.
 func TestFormatsLoad(t *testing.T) {
 	files, _ := formatFiles(t)
 	var members []archivetest.Member
@@ -211,7 +213,8 @@ func TestOrientation(t *testing.T) {
 	}
 }
 
-// TestFormatDamage: every truncation and thousands of mutations of every file decode or fail as the file's fault. Nothing panics.
+// TestFormatDamage: every truncation and thousands of mutations of every file decode or fail as the
+// file's fault. Nothing panics.
 func TestFormatDamage(t *testing.T) {
 	files, _ := formatFiles(t)
 	d := realDecoder(t)
@@ -246,7 +249,8 @@ func TestFormatDamage(t *testing.T) {
 	}
 }
 
-// FuzzRareFormats is TestFormatDamage without an end; and what decodes, does so in parts and turned, too.
+// FuzzRareFormats is TestFormatDamage without an end; and what decodes, does so in parts and
+// turned, too.
 func FuzzRareFormats(f *testing.F) {
 	files, _ := formatFiles(f)
 	for _, data := range files {

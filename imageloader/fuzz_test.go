@@ -67,8 +67,9 @@ func storedZstd(data []byte) []byte {
 	}
 }
 
-// FuzzArchive: whatever bytes an archive has, packed or not, epochs end, and two of them (the second with the index of the first) deliver the same samples and
-// the same error. how says how the bytes are packed and with which options they are read.
+// FuzzArchive: whatever bytes an archive has, packed or not, epochs end, and two of them (the
+// second with the index of the first) deliver the same samples and the same error. how says how the
+// bytes are packed and with which options they are read.
 func FuzzArchive(f *testing.F) {
 	whole := archivetest.Images(f, 12, func(i int) bool { return i == 5 })
 	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")}, archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},

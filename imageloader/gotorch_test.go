@@ -18,7 +18,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes after, by name.
+// TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes
+// after, by name.
 func TestGoTorchDefects(t *testing.T) {
 	member := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// TestInspectIndex: what an index says of images is what decoding them says, whether it was made ahead or by the first epoch, except that it does not know what lies far behind
-// in a file.
+// TestInspectIndex: what an index says of images is what decoding them says, whether it was made
+// ahead or by the first epoch, except that it does not know what lies far behind in a file.
 func TestInspectIndex(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
@@ -96,7 +96,8 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	return r.File.ReadAt(p, at)
 }
 
-// TestTooLargeByIndex: an image that the index says has too many pixels is the same bad sample as without an index, and is not read.
+// TestTooLargeByIndex: an image that the index says has too many pixels is the same bad sample as
+// without an index, and is not read.
 func TestTooLargeByIndex(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
@@ -142,7 +143,8 @@ func TestTooLargeByIndex(t *testing.T) {
 	}
 }
 
-// TestForgedHeads: whatever an index says of an image's header, the pixels are the image's, or the sample is named as too large.
+// TestForgedHeads: whatever an index says of an image's header, the pixels are the image's, or the
+// sample is named as too large.
 func TestForgedHeads(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {

@@ -20,7 +20,8 @@ import (
 // openFile opens a file for a loader.
 func openFile(path string) (archive.File, error) { return os.Open(path) }
 
-// fakeCodec decodes archivetest.Images to bytes that depend on everything that they should depend on, at varying speed.
+// fakeCodec decodes archivetest.Images to bytes that depend on everything that they should depend
+// on, at varying speed.
 type fakeCodec struct {
 	open  *atomic.Int64 // decoders that are not closed
 	block chan struct{} // if not nil, decode waits until it is closed

@@ -22,7 +22,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestForgedStateOrder: a state that names an order which the loader's options don't have is refused; none of them makes an epoch fail in another way.
+// TestForgedStateOrder: a state that names an order which the loader's options don't have is
+// refused; none of them makes an epoch fail in another way.
 func TestForgedStateOrder(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	for name, o := range map[string]Options{
@@ -70,7 +71,8 @@ func TestForgedStateOrder(t *testing.T) {
 	}
 }
 
-// TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one by one or together, is not used.
+// TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one
+// by one or together, is not used.
 func TestForgedIndexSizes(t *testing.T) {
 	data := archivetest.Images(t, 6, nil)
 	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
@@ -133,8 +135,8 @@ func TestSides(t *testing.T) {
 	}
 }
 
-// TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the same order, whatever else is in the archive: two ranks may be one
-// of each.
+// TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the
+// same order, whatever else is in the archive: two ranks may be one of each.
 func TestOrderOfEveryOpen(t *testing.T) {
 	samples := archivetest.Images(t, 40, nil)
 	notes := strings.Repeat("notes", 12_000)
@@ -203,7 +205,8 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no unknown class.
+// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no
+// unknown class.
 func TestFlippedIndexClass(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
 	var list []archivetest.Member

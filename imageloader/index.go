@@ -32,8 +32,8 @@ func (l *Loader) indexConfig() index.Config {
 	}
 }
 
-// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work is
-// done.
+// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work
+// is done.
 func (o *Options) checkIndexFile() error {
 	if o.NoIndex || o.IndexFile == "" {
 		return nil
@@ -44,11 +44,11 @@ func (o *Options) checkIndexFile() error {
 	return nil
 }
 
-// MakeIndex reads an archive through and writes its index, as the first epoch over it does by itself,
-// whether or not there is one. Of the options IndexFile, Classes, WebDataset, OpenSource and Logger
-// matter; WebDataset has to be what the loaders have, which do not use the index otherwise. progress,
-// if not nil, is called now and then from MakeIndex's own goroutine. A directory needs no index: an
-// error.
+// MakeIndex reads an archive through and writes its index, as the first epoch over it does by
+// itself, whether or not there is one. Of the options IndexFile, Classes, WebDataset, OpenSource
+// and Logger matter; WebDataset has to be what the loaders have, which do not use the index
+// otherwise. progress, if not nil, is called now and then from MakeIndex's own goroutine. A
+// directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()

@@ -12,7 +12,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// fuzzArchive has samples enough for some checkpoints, of few bytes, and an index with entry points. It is the same in every run.
+// fuzzArchive has samples enough for some checkpoints, of few bytes, and an index with entry
+// points. It is the same in every run.
 func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path string, index []byte) {
 	f.Helper()
 	members := archivetest.Repetitive()
@@ -37,8 +38,8 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 	return path, index
 }
 
-// FuzzLoaderIndex: whatever an index file holds, its checksums right or not, loaders open, epochs end,
-// and nothing hangs.
+// FuzzLoaderIndex: whatever an index file holds, its checksums right or not, loaders open, epochs
+// end, and nothing hangs.
 func FuzzLoaderIndex(f *testing.F) {
 	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })

@@ -38,7 +38,8 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
-// TestIndexReuse: the index is written once, read by the next loader in whatever way that is opened, and made anew when it does not fit any more.
+// TestIndexReuse: the index is written once, read by the next loader in whatever way that is
+// opened, and made anew when it does not fit any more.
 func TestIndexReuse(t *testing.T) {
 	members := archivetest.Photos(40)
 	data := archivetest.Tar(t, members...)
@@ -107,8 +108,9 @@ func TestIndexReuse(t *testing.T) {
 	}
 }
 
-// TestIndexOfStreams: where a stream is read in its own order, by an index of another archive of the same size and time, the checksums tell; and a plain tar, which has
-// none in its index, is scanned again when its time differs.
+// TestIndexOfStreams: where a stream is read in its own order, by an index of another archive of
+// the same size and time, the checksums tell; and a plain tar, which has none in its index, is
+// scanned again when its time differs.
 func TestIndexOfStreams(t *testing.T) {
 	members := archivetest.Photos(40)
 	for i := range members { // no checkpoints that help
@@ -162,7 +164,8 @@ func TestIndexOfStreams(t *testing.T) {
 	}
 }
 
-// TestIndexUnknownClass: an image of a class that is not expected is an error also when the index knows the archive.
+// TestIndexUnknownClass: an image of a class that is not expected is an error also when the index
+// knows the archive.
 func TestIndexUnknownClass(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(9)...)))
 	for range 2 {
@@ -248,7 +251,8 @@ func BenchmarkOpenIndex(b *testing.B) {
 	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
 }
 
-// BenchmarkReadSample reads the samples of the archive of the variable in random order; an op is one sample.
+// BenchmarkReadSample reads the samples of the archive of the variable in random order; an op is
+// one sample.
 func BenchmarkReadSample(b *testing.B) {
 	path := os.Getenv(archiveVariable)
 	if path == "" {

@@ -44,9 +44,9 @@ type ClassReport struct {
 type Range struct{ Min, Median, Max int64 }
 
 // Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not
-// nil, is called now and then from Inspect's own goroutine. Of the options MaxSampleBytes, MaxPixels
-// and OpenSource matter. If the archive itself is damaged, the report on what comes before the damage
-// is returned along with the *ArchiveError.
+// nil, is called now and then from Inspect's own goroutine. Of the options MaxSampleBytes,
+// MaxPixels and OpenSource matter. If the archive itself is damaged, the report on what comes
+// before the damage is returned along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	return inspect(ctx, path, o, progress, nil, shimCodec{})
 }
@@ -287,11 +287,12 @@ func (c *census) report() *Report {
 	return c.r
 }
 
-// InspectIndex is Inspect by the archive's index alone, which is made first if there is none. It reads
-// and decodes no image, and so finds no damage but what an image's header shows. Images whose headers
-// lie too far behind the beginning of their files have the format "unknown", and count in no range of
-// pixels. Of the options, IndexFile, Classes, WebDataset (an index that was made otherwise is an
-// error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has no index: an error.
+// InspectIndex is Inspect by the archive's index alone, which is made first if there is none. It
+// reads and decodes no image, and so finds no damage but what an image's header shows. Images whose
+// headers lie too far behind the beginning of their files have the format "unknown", and count in
+// no range of pixels. Of the options, IndexFile, Classes, WebDataset (an index that was made
+// otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has
+// no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes = false, 1 // no contents are held in memory
 	o, err := o.withDefaults()

@@ -1,25 +1,34 @@
-// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG, PNG, WebP, GIF, BMP and TIFF files) into batches: decoded, cropped, resized and flipped on all
-// cores, straight into memory that the consumer lends, in an order that depends on the seed and the epoch alone.
+// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG, PNG, WebP, GIF,
+// BMP and TIFF files) into batches: decoded, cropped, resized and flipped on all cores, straight
+// into memory that the consumer lends, in an order that depends on the seed and the epoch alone.
 //
 // # Labels and members
 //
-// A sample is a member of the archive that lies in the directory of a class; its label is the number of that directory's name among the classes. A directory
-// is a class if it directly holds a member that claims to be an image, by its first bytes or its extension; classes are sorted, as torchvision's ImageFolder
-// does. With Options.Classes given these, in their order, are the classes, and an image in any other directory is an *UnknownClassError.
+// A sample is a member of the archive that lies in the directory of a class; its label is the
+// number of that directory's name among the classes. A directory is a class if it directly holds a
+// member that claims to be an image, by its first bytes or its extension; classes are sorted, as
+// torchvision's ImageFolder does. With Options.Classes given these, in their order, are the
+// classes, and an image in any other directory is an *UnknownClassError.
 //
-// Members in the directory of a class that are no images (README, .DS_Store, links, empty files) are bad samples: see [BadSamplePolicy]. Other members (at the root of the
-// archive, in directories without images) are ignored; Stats counts them. Nothing is ever extracted, so what a name looks like does no harm.
+// Members in the directory of a class that are no images (README, .DS_Store, links, empty files)
+// are bad samples: see [BadSamplePolicy]. Other members (at the root of the archive, in directories
+// without images) are ignored; Stats counts them. Nothing is ever extracted, so what a name looks
+// like does no harm.
 //
 // # Order
 //
-// A plain .tar and a directory have random access, and so has a compressed archive that is held in memory or has an index with checkpoints, if Open knows it: a
-// shuffled epoch is a permutation of all samples. Anything else is a stream: it is shuffled through a buffer of Options.ShuffleBuffer samples, so an archive
-// larger than the buffer should be packed in mixed order, not class by class. While the buffer of a large archive fills, at the start of an epoch, one
-// sample leaves it for two that come, so that the first batch is there at once. The sample's index is its position among the
-// samples of the archive. All that is random about it is drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any number
-// of workers and any number of slots.
+// A plain .tar and a directory have random access, and so has a compressed archive that is held in
+// memory or has an index with checkpoints, if Open knows it: a shuffled epoch is a permutation of
+// all samples. Anything else is a stream: it is shuffled through a buffer of Options.ShuffleBuffer
+// samples, so an archive larger than the buffer should be packed in mixed order, not class by
+// class. While the buffer of a large archive fills, at the start of an epoch, one sample leaves it
+// for two that come, so that the first batch is there at once. The sample's index is its position
+// among the samples of the archive. All that is random about it is drawn from (Options.Seed, epoch,
+// index): the batches of an epoch are the same bytes with any number of workers and any number of
+// slots.
 //
-// Which samples an epoch has is up to Options.Repeat, Weights and Balanced; which of them this process gets, to Rank and World. docs/imageloader.md has the whole.
+// Which samples an epoch has is up to Options.Repeat, Weights and Balanced; which of them this
+// process gets, to Rank and World. docs/imageloader.md has the whole.
 package imageloader
 
 import (
@@ -43,7 +52,8 @@ type Sample struct {
 	Label int
 }
 
-// Loader is an open archive. Its methods may be called from several goroutines; several epochs may run at the same time.
+// Loader is an open archive. Its methods may be called from several goroutines; several epochs may
+// run at the same time.
 type Loader struct {
 	path     string
 	o        Options
@@ -73,8 +83,9 @@ type Loader struct {
 // Open is OpenContext without a way to stop it.
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
-// OpenContext opens an archive of image files; what it is (.tar, .tar.gz) is told by its first bytes. Unless it is a .tar.gz and o.Classes is given, the
-// archive is read through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
+// OpenContext opens an archive of image files; what it is (.tar, .tar.gz) is told by its first
+// bytes. Unless it is a .tar.gz and o.Classes is given, the archive is read through once: the
+// headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, shimCodec{})
 }
@@ -124,7 +135,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	return l, nil
 }
 
-// chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later does not change the order.
+// chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later
+// does not change the order.
 func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
@@ -187,7 +199,8 @@ func stopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// Len is how many samples the archive has, bad ones included; -1 for a .tar.gz with Options.Classes until an epoch was read to its end.
+// Len is how many samples the archive has, bad ones included; -1 for a .tar.gz with Options.Classes
+// until an epoch was read to its end.
 func (l *Loader) Len() int {
 	if x := l.index.Load(); x != nil {
 		return x.Len()
@@ -195,7 +208,8 @@ func (l *Loader) Len() int {
 	return -1
 }
 
-// Batches is how many batches an epoch has on this rank, if the policy Skip leaves none out; -1 if Len is.
+// Batches is how many batches an epoch has on this rank, if the policy Skip leaves none out; -1 if
+// Len is.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
 	if total == order.Unknown {
@@ -216,7 +230,8 @@ func (l *Loader) Classes() []string {
 // BatchSize is how many samples a batch has; the last one of an epoch may have fewer.
 func (l *Loader) BatchSize() int { return l.o.BatchSize }
 
-// Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than once.
+// Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than
+// once.
 func (l *Loader) Close() error {
 	l.mu.Lock()
 	if !l.isClosed() {

@@ -28,7 +28,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each policy, with bad samples in the archive.
+// TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each
+// policy, with bad samples in the archive.
 func TestDeterminism(t *testing.T) {
 	data := archivetest.Images(t, 130, func(i int) bool { return i%17 == 3 })
 	zipped := archivetest.Gzip(t, data)
@@ -84,7 +85,8 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestShuffle: every sample comes once, another seed and another epoch give another order, and without Shuffle it is the archive's.
+// TestShuffle: every sample comes once, another seed and another epoch give another order, and
+// without Shuffle it is the archive's.
 func TestShuffle(t *testing.T) {
 	const n = 300
 	data := archivetest.Images(t, n, nil)
@@ -127,7 +129,8 @@ func TestShuffle(t *testing.T) {
 	}
 }
 
-// TestHeldInMemory: an archive that fits in is kept, in full or not at all, and gives the same batches.
+// TestHeldInMemory: an archive that fits in is kept, in full or not at all, and gives the same
+// batches.
 func TestHeldInMemory(t *testing.T) {
 	data := archivetest.Images(t, 100, func(i int) bool { return i == 7 })
 	content := int64(0)
@@ -175,7 +178,8 @@ func loads(l *Loader) error {
 	return err
 }
 
-// TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is ignored.
+// TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is
+// ignored.
 func TestLabels(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
@@ -213,7 +217,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestClassesGiven: labels by the given order; Len is unknown until a .tar.gz was read; an image of another class is an error that names it.
+// TestClassesGiven: labels by the given order; Len is unknown until a .tar.gz was read; an image of
+// another class is an error that names it.
 func TestClassesGiven(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
@@ -339,7 +344,8 @@ func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestBadArchives: damage to the archive is an error that names the file and says where, after the samples before it were delivered.
+// TestBadArchives: damage to the archive is an error that names the file and says where, after the
+// samples before it were delivered.
 func TestBadArchives(t *testing.T) {
 	whole := archivetest.Images(t, 60, nil)
 	tgz := archivetest.Gzip(t, whole)
@@ -571,7 +577,8 @@ func TestChecksumEveryEpoch(t *testing.T) {
 	}
 }
 
-// TestLargeSamples: an epoch has more bytes than may be under way at a time, and samples that are larger than that on their own.
+// TestLargeSamples: an epoch has more bytes than may be under way at a time, and samples that are
+// larger than that on their own.
 func TestLargeSamples(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -624,7 +631,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one enormous.
+// TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one
+// enormous.
 func TestTooNarrow(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
 	l, err := Open(path, Options{Transform: Eval(256, 224)})
@@ -826,7 +834,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestLeave: leaving the loop over Epoch early, by break, Close or the context, leaves nothing behind; the loader can be used again after all but Close.
+// TestLeave: leaving the loop over Epoch early, by break, Close or the context, leaves nothing
+// behind; the loader can be used again after all but Close.
 func TestLeave(t *testing.T) {
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
@@ -898,7 +907,8 @@ func TestConcurrentEpochs(t *testing.T) {
 	}
 }
 
-// TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and everything else keeps its label.
+// TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and
+// everything else keeps its label.
 func TestRealImages(t *testing.T) {
 	archivetest.Within(t)
 	photo := archivetest.Gradient(90, 70)
@@ -963,7 +973,8 @@ func TestRealImages(t *testing.T) {
 			}
 			row := got[0].images[i*32*32*3 : (i+1)*32*32*3]
 			if !transform.RandomResizedCrop && class != "palette" && class != "cmyk" && sample.Name[len(sample.Name)-5] == 'a' {
-				// Red grows from left to right (grey: all of it), green from top to bottom, blue is 128.
+				// Red grows from left to right (grey: all of it), green from top to bottom, blue is
+				// 128.
 				left, right, top, bottom := row[(16*32+2)*3], row[(16*32+29)*3], row[(2*32+16)*3+1], row[(29*32+16)*3+1]
 				grey := strings.HasPrefix(class, "grey")
 				if left > 70 || right < 180 || !grey && (top > 60 || bottom < 190) {

@@ -38,7 +38,8 @@ func deflatedZeros(t testing.TB, n int64) []byte {
 	return b.Bytes()
 }
 
-// largeImages are images of largeSide x largeSide pixels in every format, in the forms that take the most memory.
+// largeImages are images of largeSide x largeSide pixels in every format, in the forms that take
+// the most memory.
 func largeImages(t testing.TB) map[string][]byte {
 	t.Helper()
 	const n = largeSide
@@ -97,7 +98,8 @@ func largeImages(t testing.TB) map[string][]byte {
 	chunk("IEND", nil)
 	files["PNG, interlaced 16-bit RGBA"] = png
 
-	// Progressive, four components without subsampling, all coefficients 0: one bit each in the only scan, the one of DC.
+	// Progressive, four components without subsampling, all coefficients 0: one bit each in the
+	// only scan, the one of DC.
 	jpeg := []byte{0xff, 0xd8, 0xff, 0xdb, 0, 67, 0}
 	jpeg = append(jpeg, bytes.Repeat([]byte{1}, 64)...)
 	jpeg = append(jpeg, 0xff, 0xc2, 0, 20, 8, n>>8, 0, n>>8, 0, 4, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0, 4, 0x11, 0)
@@ -151,7 +153,8 @@ func peakBytes(t testing.TB) int64 {
 
 const memoryVariable = "TORCHSTREAM_TEST_MEMORY"
 
-// TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an image takes next to nothing. Each is measured in a process of its own.
+// TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an
+// image takes next to nothing. Each is measured in a process of its own.
 func TestDecodingMemory(t *testing.T) {
 	if file := os.Getenv(memoryVariable); file != "" {
 		data, err := os.ReadFile(file)

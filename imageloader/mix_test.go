@@ -10,7 +10,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestMix: labels follow the pixels, batches are the same at any number of workers, and the loader without Mix is not touched.
+// TestMix: labels follow the pixels, batches are the same at any number of workers, and the loader
+// without Mix is not touched.
 func TestMix(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 33, func(i int) bool { return i == 9 }))
 	load := func(workers int, mix ...transform.BatchOp) (images [][]byte, soft [][]float32, samples [][]Sample) {

@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestRanks: whatever is damaged, all ranks get equally many batches of the same sizes; every good sample comes, and none twice except as padding; and the order is
-// that of one rank, dealt.
+// TestRanks: whatever is damaged, all ranks get equally many batches of the same sizes; every good
+// sample comes, and none twice except as padding; and the order is that of one rank, dealt.
 func TestRanks(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
@@ -100,7 +100,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestRanksOfTooMany: ranks that can't all have a batch are an error, and so is padding with nothing good to pad with.
+// TestRanksOfTooMany: ranks that can't all have a batch are an error, and so is padding with
+// nothing good to pad with.
 func TestRanksOfTooMany(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))
@@ -141,8 +142,8 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// TestWeights: draws follow the weights, within five standard deviations; a sample of weight 0 never comes; one that comes twice has two crops; an epoch is a
-// function of its seed and number.
+// TestWeights: draws follow the weights, within five standard deviations; a sample of weight 0
+// never comes; one that comes twice has two crops; an epoch is a function of its seed and number.
 func TestWeights(t *testing.T) {
 	const n, draws = 40, 20_000
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, nil))

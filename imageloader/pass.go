@@ -18,17 +18,20 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// readers is how many goroutines read members of a plain .tar, so that a disk has several requests at a time; each costs next to nothing.
+// readers is how many goroutines read members of a plain .tar, so that a disk has several requests
+// at a time; each costs next to nothing.
 const readers = 4
 
-// queueBytes bounds the compressed bytes between reading and decoding (besides the shuffle buffer), unless one sample alone is larger.
+// queueBytes bounds the compressed bytes between reading and decoding (besides the shuffle buffer),
+// unless one sample alone is larger.
 const queueBytes = 64 << 20
 
 // pass is one epoch being read:
 //
 //	read (1 goroutine: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode into the row) --> assembly --> run (deliver in order)
 //
-// and for a plain .tar, whose samples can be read in any order, and for samples that are held in memory, place --> fetch (readers) --> work.
+// and for a plain .tar, whose samples can be read in any order, and for samples that are held in
+// memory, place --> fetch (readers) --> work.
 type pass struct {
 	l     *Loader
 	ctx   context.Context
@@ -44,7 +47,8 @@ type pass struct {
 	turn    int // of the deal: where this pass begins
 	batches int // of the deal: so many were delivered before
 	state   *run
-	// stray is the turn from which on samples come out of their order: what is left in the shuffle buffer when the archive can't be read on.
+	// stray is the turn from which on samples come out of their order: what is left in the shuffle
+	// buffer when the archive can't be read on.
 	stray atomic.Int64
 	next  int // the turn that readStream sends next
 
@@ -86,14 +90,20 @@ type job struct {
 
 // Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
 //
-// lend is called from one goroutine at a time, and returns the memory of the next batch's fields: BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB)
-// and BatchSize * 8 for labels (int64). It may block until memory is free, but not longer than its context; at the end of an epoch one slot more than needed may have been
-// lent. deliver is called from Fill's own goroutine with the number of samples n, the first n rows of the oldest lent slot, and an [Info];
-// n is BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not touched any more from then on.
+// lend is called from one goroutine at a time, and returns the memory of the next batch's fields:
+// BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
+// (int64). It may block until memory is free, but not longer than its context; at the end of an
+// epoch one slot more than needed may have been lent. deliver is called from Fill's own goroutine
+// with the number of samples n, the first n rows of the oldest lent slot, and an [Info]; n is
+// BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not
+// touched any more from then on.
 //
-// Damage ends the epoch with an error after all samples before it were delivered: in a batch that may be short, and those in a shuffle buffer out of their order.
-// Batches that only come because of the damage have the State of the last one before them, so that the epoch can be gone on with when it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
-// goroutines, waits for them, and returns the cause: within the time that one image takes to decode.
+// Damage ends the epoch with an error after all samples before it were delivered: in a batch that
+// may be short, and those in a shuffle buffer out of their order. Batches that only come because of
+// the damage have the State of the last one before them, so that the epoch can be gone on with when
+// it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
+// goroutines, waits for them, and returns the cause: within the time that one image takes to
+// decode.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
 	l.mu.Lock()
 	if l.isClosed() {
@@ -161,7 +171,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	p.budget.total = &c.queueBytes
 	defer func() { // what an early end left lying
 		c.queue.Add(-p.queued.Load())
-		c.queueBytes.Add(-int64(p.budget.used))
+		c.queueBytes.Add(-p.budget.used)
 	}()
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -207,7 +217,8 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	return p.deliver(deliver)
 }
 
-// lend fetches slots when place asks for them. It is apart from place because place may get a row in another way while lend waits.
+// lend fetches slots when place asks for them. It is apart from place because place may get a row
+// in another way while lend waits.
 func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
 	for {
 		select {
@@ -439,7 +450,8 @@ func (p *pass) item(i int) item {
 // wanted is how many samples are still to be delivered, if that is fixed.
 func (p *pass) wanted() int { return max(0, p.deal.Turns-p.batches*p.l.o.BatchSize) }
 
-// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed, assembly ends it earlier: when it has enough.
+// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
+// assembly ends it earlier: when it has enough.
 func (p *pass) end() int {
 	switch {
 	case p.deal.Fixed && p.wanted() == 0:
@@ -454,12 +466,14 @@ func (p *pass) end() int {
 func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.l.o
 	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
-	// Told by the file's size, since the order must not depend on whether the archive was read before.
+	// Told by the file's size, since the order must not depend on whether the archive was read
+	// before.
 	b.Ramp = p.archive.Info().Size() > o.ShuffleBytes
 	return b
 }
 
-// repeated tells a sample that comes again, because there are not enough others, from the first time.
+// repeated tells a sample that comes again, because there are not enough others, from the first
+// time.
 const repeated = 1 << 40
 
 // list sends the samples of an archive with random access, content still to be fetched.

@@ -38,7 +38,8 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 		t.Fatalf("the archive is gone: %v", err)
 	}
 
-	// A file of the user's own where the index would be: it stays, and the index goes to the cache folder.
+	// A file of the user's own where the index would be: it stays, and the index goes to the cache
+	// folder.
 	beside := path + indextest.Suffix
 	if err := os.WriteFile(beside, []byte("notes"), 0o600); err != nil {
 		t.Fatal(err)
@@ -64,7 +65,8 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 }
 
-// TestPipes: a pipe where a file is expected never blocks. As the archive and as IndexFile it is an error; beside the archive, where the index would be, it is left alone; in a directory it is no
+// TestPipes: a pipe where a file is expected never blocks. As the archive and as IndexFile it is an
+// error; beside the archive, where the index would be, it is left alone; in a directory it is no
 // sample.
 func TestPipes(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())

@@ -15,8 +15,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestOtherTarURL: a tar behind a URL that has the size and the time of the one that was indexed in another run, but its samples in another order, is an error that names
-// the sample; and that is found out without a second request.
+// TestOtherTarURL: a tar behind a URL that has the size and the time of the one that was indexed in
+// another run, but its samples in another order, is an error that names the sample; and that is
+// found out without a second request.
 func TestOtherTarURL(t *testing.T) {
 	const url = "store://b/a.tar"
 	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
@@ -59,7 +60,8 @@ func TestOtherTarURL(t *testing.T) {
 	}
 }
 
-// TestCloseTwiceAtOnce: Close may be called by several goroutines, also of a loader whose index lies in no file.
+// TestCloseTwiceAtOnce: Close may be called by several goroutines, also of a loader whose index
+// lies in no file.
 func TestCloseTwiceAtOnce(t *testing.T) {
 	for _, noIndex := range []bool{false, true} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))
@@ -80,7 +82,8 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeftByPanic: a batch that its loop is left with is nobody else's, however the loop is left; a closed loader has no memory for epochs.
+// TestLeftByPanic: a batch that its loop is left with is nobody else's, however the loop is left; a
+// closed loader has no memory for epochs.
 func TestLeftByPanic(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte

@@ -26,8 +26,9 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestSegments: an epoch in any order over a stream of small samples that stays in memory, with many of them between two checkpoints, reads the file about once, and has the batches
-// of one that reads it through; a damaged sample is named, and no other suffers.
+// TestSegments: an epoch in any order over a stream of small samples that stays in memory, with
+// many of them between two checkpoints, reads the file about once, and has the batches of one that
+// reads it through; a damaged sample is named, and no other suffers.
 func TestSegments(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member

@@ -14,8 +14,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestOpenSource: an archive in a program's own store gives the batches that a file gives, in order and at random, when some requests fail; its index is kept where the
-// options say; nothing stays open.
+// TestOpenSource: an archive in a program's own store gives the batches that a file gives, in order
+// and at random, when some requests fail; its index is kept where the options say; nothing stays
+// open.
 func TestOpenSource(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, nil)
@@ -67,7 +68,8 @@ func TestOpenSource(t *testing.T) {
 	}
 }
 
-// TestSourceErrors: what is wrong with a store, or with an object, is an error that names it and keeps nobody waiting.
+// TestSourceErrors: what is wrong with a store, or with an object, is an error that names it and
+// keeps nobody waiting.
 func TestSourceErrors(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)

@@ -9,8 +9,8 @@ import (
 )
 
 // Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
-// server. [Options.OpenSource] opens it; package imageloader/blob has one for S3, Google Cloud Storage
-// and Azure.
+// server. [Options.OpenSource] opens it; package imageloader/blob has one for S3, Google Cloud
+// Storage and Azure.
 //
 // A Source asks once. Retries, reading ahead and timeouts are the loader's.
 type Source = archive.Source
@@ -21,9 +21,9 @@ type SourceInfo = archive.SourceInfo
 // ErrSourceChanged says that an archive has been replaced by another one since it was opened.
 var ErrSourceChanged = archive.ErrSourceChanged
 
-// OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. It is what
-// a loader without [Options.OpenSource] calls; a program's own OpenSource can call it with a client of
-// its own, which adds credentials for example. client may be nil; the caller keeps it.
+// OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. It is
+// what a loader without [Options.OpenSource] calls; a program's own OpenSource can call it with a
+// client of its own, which adds credentials for example. client may be nil; the caller keeps it.
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	return archive.OpenHTTP(ctx, url, client)
 }

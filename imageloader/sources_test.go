@@ -17,7 +17,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestSources: the same members give the same epoch from an archive of any kind, whole or in shards, named in any way, with and without an index file.
+// TestSources: the same members give the same epoch from an archive of any kind, whole or in
+// shards, named in any way, with and without an index file.
 func TestSources(t *testing.T) {
 	members := archivetest.Photos(24)
 	for i := range members {
@@ -107,7 +108,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestHostile: what an archive declares or inflates to is bounded, and the error names the file and the member.
+// TestHostile: what an archive declares or inflates to is bounded, and the error names the file and
+// the member.
 func TestHostile(t *testing.T) {
 	archivetest.Within(t)
 	bomb := func(t *testing.T) []byte {
@@ -146,7 +148,8 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestWebDataset: groups by base name, labels from .cls and .json in any place of the group, numbers and names.
+// TestWebDataset: groups by base name, labels from .cls and .json in any place of the group,
+// numbers and names.
 func TestWebDataset(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}

@@ -36,8 +36,9 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 	return path, digest(batches)
 }
 
-// TestCutArchive: an archive that was cut after it was indexed is an error that names it, at Open or in the epoch, with the old time and with a new one; the samples of
-// the index never come from what is left.
+// TestCutArchive: an archive that was cut after it was indexed is an error that names it, at Open
+// or in the epoch, with the old time and with a new one; the samples of the index never come from
+// what is left.
 func TestCutArchive(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
@@ -64,7 +65,8 @@ func TestCutArchive(t *testing.T) {
 	}
 }
 
-// TestCutIndex: an index of any length that it should not have is made anew, as long as its magic shows that it is one.
+// TestCutIndex: an index of any length that it should not have is made anew, as long as its magic
+// shows that it is one.
 func TestCutIndex(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
@@ -95,7 +97,8 @@ func TestCutIndex(t *testing.T) {
 	}
 }
 
-// TestOtherTar: a tar that has the size and the time of the one that was indexed, but other members, or the same in another order, is an error that names the sample.
+// TestOtherTar: a tar that has the size and the time of the one that was indexed, but other
+// members, or the same in another order, is an error that names the sample.
 func TestOtherTar(t *testing.T) {
 	members := func(order ...int) []byte {
 		var list []archivetest.Member
@@ -129,7 +132,8 @@ func TestOtherTar(t *testing.T) {
 	}
 }
 
-// TestForgedTar: an index of a tar that has a sample where another one of its size lies, or in the middle of one, is an error that names the sample.
+// TestForgedTar: an index of a tar that has a sample where another one of its size lies, or in the
+// middle of one, is an error that names the sample.
 func TestForgedTar(t *testing.T) {
 	var list []archivetest.Member
 	for i := range 4 {
@@ -194,7 +198,8 @@ func (o *openSources) open(path string) (archive.File, error) {
 	return &openSource{f, o}, nil
 }
 
-// TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and in any order, and none in the end.
+// TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and
+// in any order, and none in the end.
 func TestShardFiles(t *testing.T) {
 	const shards = 300
 	dir := t.TempDir()

@@ -20,10 +20,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// State is a place in an epoch: right after a batch. It travels with the batch (Info.State, Batch.State), because a prefetcher and the loader itself are batches
-// ahead of the consumer: the state to save is that of the last batch that the program is done with. Restore goes on there.
+// State is a place in an epoch: right after a batch. It travels with the batch (Info.State,
+// Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer: the
+// state to save is that of the last batch that the program is done with. Restore goes on there.
 //
-// It is kept as JSON (json.Marshal and json.Unmarshal), some 1,000 bytes. A State is a value: it can be copied, and kept for as long as one likes.
+// It is kept as JSON (json.Marshal and json.Unmarshal), some 1,000 bytes. A State is a value: it
+// can be copied, and kept for as long as one likes.
 type State struct {
 	run     *run
 	batches int // of run's deal, delivered up to here
@@ -42,7 +44,8 @@ type run struct {
 	archive archiveIdentity
 	classes string
 	options map[string]string
-	// identify, if not nil, stands for archive, which takes a while to compute for a large archive: only states that are kept need it.
+	// identify, if not nil, stands for archive, which takes a while to compute for a large archive:
+	// only states that are kept need it.
 	identify func() archiveIdentity
 }
 
@@ -106,7 +109,8 @@ func (s State) MarshalJSON() ([]byte, error) {
 		id, r.classes, r.options})
 }
 
-// UnmarshalJSON takes what MarshalJSON made, and nothing else. Whether it fits a loader is what Restore finds out.
+// UnmarshalJSON takes what MarshalJSON made, and nothing else. Whether it fits a loader is what
+// Restore finds out.
 func (s *State) UnmarshalJSON(data []byte) error {
 	if len(data) > maxStateBytes {
 		return fmt.Errorf("imageloader: a state of %d bytes: more than %d", len(data), maxStateBytes)
@@ -175,16 +179,21 @@ type resume struct {
 	before  int
 }
 
-// Restore makes the epoch of a state begin right after the state's batch, every time that it is run; other epochs are whole. What then comes is what would have come:
-// the same bytes in the same batches, with any number of workers, also when the archive has or has lost random access since. Restore() without a state undoes
-// that. Running epochs are not disturbed. A closed loader returns ErrClosed.
+// Restore makes the epoch of a state begin right after the state's batch, every time that it is
+// run; other epochs are whole. What then comes is what would have come: the same bytes in the same
+// batches, with any number of workers, also when the archive has or has lost random access since.
+// Restore() without a state undoes that. Running epochs are not disturbed. A closed loader returns
+// ErrClosed.
 //
-// With the same Rank and World as then, the state of this rank is enough, and those of others may come with it. With another World, what is left of the
-// epoch is dealt anew: every sample that was in no batch comes once, and no other comes, except as padding. That takes the states of all ranks, after the same
-// number of batches; one is enough if it was one rank, or if the policy is not Skip (under Skip one rank may have used up more bad samples than another).
+// With the same Rank and World as then, the state of this rank is enough, and those of others may
+// come with it. With another World, what is left of the epoch is dealt anew: every sample that was
+// in no batch comes once, and no other comes, except as padding. That takes the states of all
+// ranks, after the same number of batches; one is enough if it was one rank, or if the policy is
+// not Skip (under Skip one rank may have used up more bad samples than another).
 //
-// A state of another archive, other classes, or other options, is refused, with an error that says what differs. Options that don't change a batch (Workers,
-// Logger and the like) may differ. A loader that was opened without reading the archive reads it through now.
+// A state of another archive, other classes, or other options, is refused, with an error that says
+// what differs. Options that don't change a batch (Workers, Logger and the like) may differ. A
+// loader that was opened without reading the archive reads it through now.
 func (l *Loader) Restore(ctx context.Context, states ...State) error {
 	l.mu.Lock()
 	if l.isClosed() {
@@ -282,8 +291,8 @@ func (l *Loader) dealOf(r *run, rank, total int) order.Deal {
 	return order.NewDeal(share, total, r.done)
 }
 
-// takenBy returns the positions that all ranks of a run have taken. A rank without a state has taken as
-// many turns as the first state's: that is so for every policy but Skip.
+// takenBy returns the positions that all ranks of a run have taken. A rank without a state has
+// taken as many turns as the first state's: that is so for every policy but Skip.
 func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Positions, error) {
 	turns := make([]int, first.run.world)
 	for rank := range turns {
@@ -296,7 +305,8 @@ func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Po
 	return d.Take(turns)
 }
 
-// possible says whether epochs with the loader's options can be in the given order, with or without random access.
+// possible says whether epochs with the loader's options can be in the given order, with or without
+// random access.
 func (l *Loader) possible(kind order.Kind) bool {
 	switch {
 	case l.weights != nil:
@@ -411,7 +421,8 @@ func (l *Loader) classesDigest() string {
 // harmless are the fields of Options that do not change a batch, or are compared in another way.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
 
-// fingerprint says what the options are, by the names of their fields, in so far as they decide what is in a batch.
+// fingerprint says what the options are, by the names of their fields, in so far as they decide
+// what is in a batch.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)
@@ -429,13 +440,14 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	return print
 }
 
-// typeName is the type's name in a fingerprint. Types that now live in the packages behind imageloader
-// have the names under which states know them.
+// typeName is the type's name in a fingerprint. Types that now live in the packages behind
+// imageloader have the names under which states know them.
 func typeName(t reflect.Type) string {
 	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.").Replace(t.String())
 }
 
-// canonical writes a value down such that equal ones look equal in every process: functions, of which that can't be said, by their type.
+// canonical writes a value down such that equal ones look equal in every process: functions, of
+// which that can't be said, by their type.
 func canonical(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Struct:

@@ -65,7 +65,8 @@ func archives(t testing.TB, data []byte) map[string]struct {
 	}
 }
 
-// TestResume: after Restore at any batch, with another number of workers and slots, an epoch goes on with the bytes that would have come, and so do the states.
+// TestResume: after Restore at any batch, with another number of workers and slots, an epoch goes
+// on with the bytes that would have come, and so do the states.
 func TestResume(t *testing.T) {
 	const n = 130
 	data := archivetest.Images(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
@@ -146,8 +147,9 @@ func withoutArchive(t *testing.T, state []byte) []byte {
 	return out
 }
 
-// TestResumeAnotherWorld: an epoch that is run by some ranks, stopped, and gone on with by another number of ranks, several times, gives every good sample once, and others
-// never; with bad samples, under each policy.
+// TestResumeAnotherWorld: an epoch that is run by some ranks, stopped, and gone on with by another
+// number of ranks, several times, gives every good sample once, and others never; with bad samples,
+// under each policy.
 func TestResumeAnotherWorld(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -220,7 +222,8 @@ func TestResumeAnotherWorld(t *testing.T) {
 							again += c - 1
 						}
 					}
-					// Padding: up to a batch for each of five ranks, and under Skip one for each bad sample.
+					// Padding: up to a batch for each of five ranks, and under Skip one for each
+					// bad sample.
 					if most := 5 * 4; again > most && policy == Substitute || again > most+27 {
 						t.Errorf("%d samples came again", again)
 					}
@@ -343,7 +346,8 @@ func TestStateDamaged(t *testing.T) {
 	}
 }
 
-// FuzzState: no bytes hang or crash, and what is accepted can be restored or is refused, and then an epoch still ends.
+// FuzzState: no bytes hang or crash, and what is accepted can be restored or is refused, and then
+// an epoch still ends.
 func FuzzState(f *testing.F) {
 	data := archivetest.Images(f, 30, func(i int) bool { return i == 7 })
 	path := archivetest.WriteFile(f, "a.tar", data)
@@ -375,7 +379,8 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// earlierOptions are the options of the states in testdata/states.json, which an earlier version wrote.
+// earlierOptions are the options of the states in testdata/states.json, which an earlier version
+// wrote.
 func earlierOptions() map[string]Options {
 	nothing := func(*rand.Rand, *transform.Pixels) error { return nil }
 	return map[string]Options{
@@ -400,8 +405,9 @@ func earlierOptions() map[string]Options {
 	}
 }
 
-// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, the bytes that follow
-// are those that followed then, and the earlier version would restore the state that is written now.
+// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, the bytes that
+// follow are those that followed then, and the earlier version would restore the state that is
+// written now.
 func TestStateOfEarlierVersion(t *testing.T) {
 	data, err := os.ReadFile("testdata/states.json")
 	if err != nil {

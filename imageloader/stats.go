@@ -148,7 +148,7 @@ func (s Stats) LogValue() slog.Value {
 			attrs = append(attrs, slog.Int64("decoded "+string(p), n))
 		}
 	}
-	for _, r := range slices.SortedFunc(maps.Keys(s.BadBy), func(a, b Reason) int { return cmp.Compare(a, b) }) {
+	for _, r := range slices.SortedFunc(maps.Keys(s.BadBy), cmp.Compare) {
 		attrs = append(attrs, slog.Int64("bad "+string(r), s.BadBy[r]))
 	}
 	return slog.GroupValue(attrs...)

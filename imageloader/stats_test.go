@@ -79,8 +79,8 @@ func TestStatsForms(t *testing.T) {
 	}
 }
 
-// TestDecodedBy: each image is counted by how it was decoded: JPEGs with our own Huffman decoder, from the second epoch on by the entry points that were made, or by
-// libjpeg-turbo.
+// TestDecodedBy: each image is counted by how it was decoded: JPEGs with our own Huffman decoder,
+// from the second epoch on by the entry points that were made, or by libjpeg-turbo.
 func TestDecodedBy(t *testing.T) {
 	cmyk, err := os.ReadFile("testdata/cmyk.jpg")
 	if err != nil {
@@ -178,7 +178,8 @@ func TestCountedWhenDelivered(t *testing.T) {
 	}
 }
 
-// TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows the CPU quota of the cgroup.
+// TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows
+// the CPU quota of the cgroup.
 func TestWorkersDefault(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
@@ -266,7 +267,8 @@ func threads(t *testing.T) map[string]int {
 	return looks
 }
 
-// TestWorkerThreads: workers run on the CPUs and with the niceness that were asked for, and after the epoch no thread does.
+// TestWorkerThreads: workers run on the CPUs and with the niceness that were asked for, and after
+// the epoch no thread does.
 func TestWorkerThreads(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))

@@ -33,7 +33,8 @@ func (m madeTIFF) String() string {
 		m.extra, m.compression, m.predictor, m.tile, m.rows)
 }
 
-// build makes the file. content has the bytes of block k, of so many rows of so many bytes, before they are compressed.
+// build makes the file. content has the bytes of block k, of so many rows of so many bytes, before
+// they are compressed.
 func (m madeTIFF) build(t testing.TB, content func(k, rows, stride int) []byte) []byte {
 	t.Helper()
 	block, blocks := image.Pt(m.width, min(m.rows, m.height)), 0
@@ -195,7 +196,8 @@ func libraryRGB(data []byte) ([]byte, error) {
 	return rgb, nil
 }
 
-// TestTIFFAsTheLibrary: rows on their own become the pixels that golang.org/x/image/tiff makes of the whole, and what it refuses, they refuse.
+// TestTIFFAsTheLibrary: rows on their own become the pixels that golang.org/x/image/tiff makes of
+// the whole, and what it refuses, they refuse.
 func TestTIFFAsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int

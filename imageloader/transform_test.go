@@ -13,7 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// TestEvalPixels compares a whole Eval with the bytes that v2.Resize(24, antialias=True) and v2.CenterCrop(20) make of a PNG.
+// TestEvalPixels compares a whole Eval with the bytes that v2.Resize(24, antialias=True) and
+// v2.CenterCrop(20) make of a PNG.
 func TestEvalPixels(t *testing.T) {
 	data, err := os.ReadFile("testdata/small.png")
 	if err != nil {
@@ -52,7 +53,8 @@ func everyOp() []transform.Op {
 	}
 }
 
-// TestOpsDeterminism: the bytes of an epoch with every kind of step are the same at any number of workers, and change with seed and epoch.
+// TestOpsDeterminism: the bytes of an epoch with every kind of step are the same at any number of
+// workers, and change with seed and epoch.
 func TestOpsDeterminism(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i%13 == 5 }))
 	run := func(workers, epoch int, seed uint64, ops []transform.Op) string {
@@ -77,7 +79,8 @@ func TestOpsDeterminism(t *testing.T) {
 	}
 }
 
-// TestOpsLeaveTheCropAlone: steps that do nothing to the pixels leave those of a loader without steps.
+// TestOpsLeaveTheCropAlone: steps that do nothing to the pixels leave those of a loader without
+// steps.
 func TestOpsLeaveTheCropAlone(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	var digests []string
@@ -94,7 +97,8 @@ func TestOpsLeaveTheCropAlone(t *testing.T) {
 	}
 }
 
-// TestFunc: a custom step sees the sample's pixels between the others, and what it refuses is a bad sample.
+// TestFunc: a custom step sees the sample's pixels between the others, and what it refuses is a bad
+// sample.
 func TestFunc(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
 	broken := errors.New("not today")

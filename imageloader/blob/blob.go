@@ -1,10 +1,13 @@
-// Package blob opens archives that are objects of a store: Amazon S3 and what speaks its language (s3://bucket/key), Google Cloud Storage (gs://bucket/key), Azure Blob
-// Storage (azblob://container/key). It is a module of its own, so that who does not need it does not get the stores' client libraries.
+// Package blob opens archives that are objects of a store: Amazon S3 and what speaks its language
+// (s3://bucket/key), Google Cloud Storage (gs://bucket/key), Azure Blob Storage
+// (azblob://container/key). It is a module of its own, so that who does not need it does not get
+// the stores' client libraries.
 //
 //	loader, err := imageloader.Open("s3://bucket/train-{000..015}.tgz?region=eu-central-1", imageloader.Options{OpenSource: blob.Open, ...})
 //
-// Credentials are looked for where the stores' own tools look for them; parameters of a URL are those of gocloud.dev/blob. An object that is replaced while a loader
-// has it open is an error: every request is for the version that was opened.
+// Credentials are looked for where the stores' own tools look for them; parameters of a URL are
+// those of gocloud.dev/blob. An object that is replaced while a loader has it open is an error:
+// every request is for the version that was opened.
 package blob
 
 import (
@@ -31,8 +34,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// Open opens the object behind a URL: it is an [imageloader.Options.OpenSource]. What comes after the bucket's name is the object's key, escaped as in every URL. Beside the
-// stores' schemes there are file:///path/to/an/archive, http and https.
+// Open opens the object behind a URL: it is an [imageloader.Options.OpenSource]. What comes after
+// the bucket's name is the object's key, escaped as in every URL. Beside the stores' schemes there
+// are file:///path/to/an/archive, http and https.
 func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
 		return imageloader.OpenHTTP(ctx, name, nil)
@@ -55,8 +59,9 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	return s, nil
 }
 
-// In returns an [imageloader.Options.OpenSource] for the objects of a bucket that the program has opened itself, with credentials or a client of its own. Of a URL only the
-// key counts, which comes after the host. The bucket stays the caller's.
+// In returns an [imageloader.Options.OpenSource] for the objects of a bucket that the program has
+// opened itself, with credentials or a client of its own. Of a URL only the key counts, which comes
+// after the host. The bucket stays the caller's.
 func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader.Source, error) {
 	return func(ctx context.Context, name string) (imageloader.Source, error) {
 		u, err := url.Parse(name)

@@ -90,8 +90,8 @@ func epoch(t *testing.T, path string, o imageloader.Options) (string, error) {
 	return out.String(), nil
 }
 
-// TestBuckets: an archive, or its shards, in a bucket that the program has opened, and in a folder by its URL, gives the batches that a file gives; with an index in
-// any order too.
+// TestBuckets: an archive, or its shards, in a bucket that the program has opened, and in a folder
+// by its URL, gives the batches that a file gives; with an index in any order too.
 func TestBuckets(t *testing.T) {
 	data := archive(t, 60)
 	dir := t.TempDir()
@@ -181,7 +181,8 @@ func TestReplacedInBucket(t *testing.T) {
 	}
 }
 
-// cloud answers like S3, Google Cloud Storage and Azure, as far as reading goes: each in its own dialect, all through If-Match, or what Google has for it.
+// cloud answers like S3, Google Cloud Storage and Azure, as far as reading goes: each in its own
+// dialect, all through If-Match, or what Google has for it.
 type cloud struct {
 	t    *testing.T
 	mu   sync.Mutex
@@ -241,7 +242,8 @@ func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(c.data))
 }
 
-// TestClouds: each store's own client reads an archive; a busy store is asked again; what is not there, forbidden, or replaced is an error of its kind.
+// TestClouds: each store's own client reads an archive; a busy store is asked again; what is not
+// there, forbidden, or replaced is an error of its kind.
 func TestClouds(t *testing.T) {
 	data := zipped(t, archive(t, 40))
 	path := filepath.Join(t.TempDir(), "a.tgz")

@@ -1,4 +1,5 @@
-// Package prometheus shows a loader's statistics to Prometheus. It is a module of its own, so that who does not need it does not get client_golang.
+// Package prometheus shows a loader's statistics to Prometheus. It is a module of its own, so that
+// who does not need it does not get client_golang.
 //
 //	loader, err := imageloader.Open("train.tgz", imageloader.Options{...})
 //	...
@@ -16,7 +17,8 @@ type Source interface {
 	Stats() imageloader.Stats
 }
 
-// Collector is a prometheus.Collector. It counts nothing itself: each scrape asks the source once. It may be used by several goroutines.
+// Collector is a prometheus.Collector. It counts nothing itself: each scrape asks the source once.
+// It may be used by several goroutines.
 type Collector struct {
 	source  Source
 	metrics []metric
@@ -34,7 +36,8 @@ type metric struct {
 // stages are the values of the label "stage" of torchstream_loader_bottleneck.
 var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Inflating, imageloader.Decoding, imageloader.Consuming}
 
-// NewCollector makes a collector. labels are on every metric: with several loaders in one registry they must differ.
+// NewCollector makes a collector. labels are on every metric: with several loaders in one registry
+// they must differ.
 func NewCollector(source Source, labels client.Labels) *Collector {
 	desc := func(name, help string, variable ...string) *client.Desc {
 		return client.NewDesc("torchstream_loader_"+name, help, variable, labels)

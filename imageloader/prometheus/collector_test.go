@@ -16,7 +16,8 @@ type fixed imageloader.Stats
 
 func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 
-// TestCollector: what a scrape shows, and that it passes client_golang's own checks of names and help.
+// TestCollector: what a scrape shows, and that it passes client_golang's own checks of names and
+// help.
 func TestCollector(t *testing.T) {
 	s := fixed{
 		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,

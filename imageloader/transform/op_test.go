@@ -180,8 +180,8 @@ func TestAugmentQuantiles(t *testing.T) {
 				t.Errorf("only %d values", len(values))
 			}
 			slices.Sort(values)
-			// The sorted values at both ends of a run of equal ones, since torchvision's quantile lies
-			// in the run's share.
+			// The sorted values at both ends of a run of equal ones, since torchvision's quantile
+			// lies in the run's share.
 			for i, x := range q {
 				below, _ := slices.BinarySearch(values, x)
 				upTo, _ := slices.BinarySearch(values, math.Nextafter(x, math.Inf(1)))

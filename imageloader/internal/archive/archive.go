@@ -3,8 +3,8 @@
 // An [Archive] is a list of shards, each a .tar, a .tar.gz, a .tar.zst, or a directory, in a local
 // file or behind a [Source]. There are three ways to read one:
 //
-//   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content and
-//     Checksum read the current member.
+//   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content
+//     and Checksum read the current member.
 //   - [Archive.ReadForward] skips to members whose places an index knows, in their order, and looks
 //     at no header.
 //   - A [Reader] reads any place of any shard. In a .tar.gz it enters the stream at a [Mark]: a
@@ -125,8 +125,8 @@ type Shard struct {
 }
 
 // Open opens the archive at path, which [ShardPaths] expands, and identifies the first shard by its
-// first bytes. Every read first looks at ctx, and returns [ErrStopped] once it has ended. The caller
-// closes the archive.
+// first bytes. Every read first looks at ctx, and returns [ErrStopped] once it has ended. The
+// caller closes the archive.
 func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	paths, err := ShardPaths(path, c.Ignore)
 	if err != nil {
@@ -175,8 +175,8 @@ func (a *Archive) Path() string { return a.path }
 // Info describes all shards together: the sum of their sizes, the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
 
-// MaxStreamBytes is more than the (inflated) tar stream of a shard of the given format and file size
-// can have: a walk fails where a stream inflates to more.
+// MaxStreamBytes is more than the (inflated) tar stream of a shard of the given format and file
+// size can have: a walk fails where a stream inflates to more.
 func MaxStreamBytes(format string, size int64) int64 {
 	switch {
 	case format == Tar:

@@ -43,8 +43,8 @@ func (a *Archive) skipTo(shard int, offset int64) error {
 	return nil
 }
 
-// finishShard reads to the end of the shard, for its checksum, and goes to the next one, if there is
-// one.
+// finishShard reads to the end of the shard, for its checksum, and goes to the next one, if there
+// is one.
 func (a *Archive) finishShard() error {
 	for {
 		if _, err := a.in.Read(a.room()); err == io.EOF {

@@ -172,8 +172,8 @@ func kindOf(h *tar.Header) (Kind, bool) {
 	return Other, true
 }
 
-// endOfTar goes on behind the end of a tar archive: to another one in the same shard, or to the next
-// shard; io.EOF if there is none.
+// endOfTar goes on behind the end of a tar archive: to another one in the same shard, or to the
+// next shard; io.EOF if there is none.
 func (a *Archive) endOfTar() error {
 	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding after a member: archive/tar forgives that
 		return a.Fail(io.ErrUnexpectedEOF)
@@ -188,8 +188,8 @@ func (a *Archive) endOfTar() error {
 	return a.advance()
 }
 
-// another says whether another tar archive follows in the shard. It reads the zeros that fill up the
-// last record, and so also verifies the last gzip checksum.
+// another says whether another tar archive follows in the shard. It reads the zeros that fill up
+// the last record, and so also verifies the last gzip checksum.
 func (a *Archive) another() (bool, error) {
 	block := make([]byte, BlockBytes)
 	for {
@@ -229,8 +229,8 @@ func (a *Archive) peek(room []byte, n int) ([]byte, error) {
 	return a.peeked, nil
 }
 
-// Content fills p, whose length is the current member's size, with the member's content. Each member
-// is read once: by Content, or by Checksum.
+// Content fills p, whose length is the current member's size, with the member's content. Each
+// member is read once: by Content, or by Checksum.
 func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.peeked):]) }
 
 // Checksum reads the current member's content and returns its CRC-32 (IEEE).
@@ -247,8 +247,8 @@ func (a *Archive) Checksum() (uint32, error) {
 	return crc, nil
 }
 
-// WantCheckpoint makes the last checkpoint before the current member's content one of those that are
-// kept.
+// WantCheckpoint makes the last checkpoint before the current member's content one of those that
+// are kept.
 func (a *Archive) WantCheckpoint(m *Member) {
 	if a.checkpoint != nil && m.Size > 0 {
 		a.checkpoint.member(m.Offset)

@@ -14,7 +14,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestReplacedShard: a shard that was replaced after the archive was opened is an error each time that it is opened again, in any order and in that of the archive.
+// TestReplacedShard: a shard that was replaced after the archive was opened is an error each time
+// that it is opened again, in any order and in that of the archive.
 func TestReplacedShard(t *testing.T) {
 	for _, url := range []bool{false, true} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{})

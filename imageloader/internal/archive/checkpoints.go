@@ -6,8 +6,8 @@ import "slices"
 type Checkpoint struct {
 	Bit    int64 // of the file: where a deflate block begins
 	Output int64 // inflated bytes before it
-	// Window has the output before it that later bytes copy from, packed by packWindow; empty at the
-	// beginning of a gzip member.
+	// Window has the output before it that later bytes copy from, packed by packWindow; empty at
+	// the beginning of a gzip member.
 	Window []byte
 }
 
@@ -25,8 +25,8 @@ const MaxWindowBytes = 4 * windowBytes
 // second one's window. So windows take at most 1/48 of the inflated bytes.
 const minSpacing = 48
 
-// checkpointer keeps, of the checkpoints of a stream, those that members are best read from: the last
-// one before each member.
+// checkpointer keeps, of the checkpoints of a stream, those that members are best read from: the
+// last one before each member.
 type checkpointer struct {
 	keep    func(Checkpoint)
 	reached func() int64 // no member that is still to come begins before it
@@ -71,7 +71,8 @@ func (k *checkpointer) forget(offset int64) {
 	k.pending = slices.Delete(k.pending, 0, n)
 }
 
-// decide keeps the checkpoints of the members for which no better one can come. At the end none can.
+// decide keeps the checkpoints of the members for which no better one can come. At the end none
+// can.
 func (k *checkpointer) decide(end bool) {
 	for k.done < len(k.wanted) {
 		offset := k.wanted[k.done]

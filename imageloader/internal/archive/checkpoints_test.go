@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestCheckpointChoice: of the checkpoints noted, in any mixture with the members they are for, the last before each member is kept.
+// TestCheckpointChoice: of the checkpoints noted, in any mixture with the members they are for, the
+// last before each member is kept.
 func TestCheckpointChoice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {
@@ -20,7 +21,7 @@ func TestCheckpointChoice(t *testing.T) {
 			starts = append(starts, rng.Int64N(at+50))
 		}
 		slices.Sort(starts)
-		i, j := 0, 0
+		var i, j int
 		var kept []Checkpoint
 		k := newCheckpointer(func(c Checkpoint) { kept = append(kept, c) }, func() int64 { // up to where the tar is read
 			if j < len(starts) {
@@ -30,7 +31,8 @@ func TestCheckpointChoice(t *testing.T) {
 		})
 		k.note(Checkpoint{Output: stops[0]})
 		for i = 1; i < len(stops) || j < len(starts); {
-			// A checkpoint comes at the latest when a member beyond it does, and may come long before.
+			// A checkpoint comes at the latest when a member beyond it does, and may come long
+			// before.
 			if i < len(stops) && (j == len(starts) || stops[i] <= starts[j]-60 || rng.IntN(2) == 0) {
 				k.note(Checkpoint{Output: stops[i]})
 				i++

@@ -36,8 +36,8 @@ var (
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
-// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what it
-// is.
+// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what
+// it is.
 func (a *Archive) Fail(err error) error {
 	if errors.Is(err, ErrStopped) {
 		return err

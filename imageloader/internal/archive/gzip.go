@@ -52,7 +52,8 @@ func newGzipReader(in io.Reader) (*gzipReader, error) {
 	return r, nil
 }
 
-// mark makes the reader pass the checkpoints to note, in order. It is called before anything is read.
+// mark makes the reader pass the checkpoints to note, in order. It is called before anything is
+// read.
 func (r *gzipReader) mark(note func(Checkpoint)) error {
 	inflater, err := imagecapi.NewInflater(inflateSpacing)
 	if err != nil {

@@ -59,7 +59,8 @@ func TestGzip(t *testing.T) {
 	}
 }
 
-// FuzzGzip: the reader of gzip files takes any bytes, in any steps, and gives what Go's gives; and so does every checkpoint.
+// FuzzGzip: the reader of gzip files takes any bytes, in any steps, and gives what Go's gives; and
+// so does every checkpoint.
 func FuzzGzip(f *testing.F) {
 	f.Add(archivetest.GzipSplit(f, []byte("hello hello hello"), 5, 6), uint16(3))
 	f.Add(archivetest.GzipSplit(f, bytes.Repeat([]byte("abc"), 30_000), 40_000, 1), uint16(1000))
@@ -98,7 +99,8 @@ func FuzzGzip(f *testing.F) {
 		if wantErr == nil && (err != nil || !bytes.Equal(got, want)) {
 			t.Fatalf("%d bytes, %v: Go's reads %d", len(got), err, len(want))
 		}
-		// Go's refuses names of 512 bytes and more. What it reads of a damaged file is no more than what is there.
+		// Go's refuses names of 512 bytes and more. What it reads of a damaged file is no more than
+		// what is there.
 		if err != nil || wantErr != nil || len(got) == most {
 			return
 		}

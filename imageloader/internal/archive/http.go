@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. client may
-// be nil; the caller keeps it.
+// OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. client
+// may be nil; the caller keeps it.
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
 		scheme, _, _ := strings.Cut(url, "://")
@@ -40,8 +40,8 @@ func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, err
 	return s, nil
 }
 
-// httpSource is a file behind a URL. Every response must be of the same version of the file (ETag, or
-// length and time).
+// httpSource is a file behind a URL. Every response must be of the same version of the file (ETag,
+// or length and time).
 type httpSource struct {
 	url    string
 	client *http.Client
@@ -112,8 +112,8 @@ type quietly struct{ error }
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
-// rangeInfo returns the version of the file that a response belongs to. The response has to begin at
-// offset.
+// rangeInfo returns the version of the file that a response belongs to. The response has to begin
+// at offset.
 func rangeInfo(r *http.Response, offset int64) (SourceInfo, error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")

@@ -28,8 +28,8 @@ func newRangeInflater() (*rangeInflater, error) {
 
 func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 
-// read fills dst with the output from offset on. c is a mark at or before offset, with its window in
-// windows. until says where in the file the compressed bytes end at the latest.
+// read fills dst with the output from offset on. c is a mark at or before offset, with its window
+// in windows. until says where in the file the compressed bytes end at the latest.
 func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, dst []byte) error {
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
 	window := r.packed[:c.Size] // free until the first compressed bytes

@@ -41,9 +41,9 @@ func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 	return err
 }
 
-// Inflate fills p from a gzip shard, with the inflated bytes from offset on. It begins to inflate at
-// from, a mark at or before offset whose window lies in windows. until says where in the file the
-// compressed bytes end at the latest.
+// Inflate fills p from a gzip shard, with the inflated bytes from offset on. It begins to inflate
+// at from, a mark at or before offset whose window lies in windows. until says where in the file
+// the compressed bytes end at the latest.
 func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err

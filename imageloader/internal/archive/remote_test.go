@@ -85,7 +85,8 @@ func byHTTP(client *http.Client) func(context.Context, string) (archive.Source, 
 	}
 }
 
-// TestURL: responses that fail or break off are asked for again; a file that changes, or a server that can't give ranges, is an error that names the URL.
+// TestURL: responses that fail or break off are asked for again; a file that changes, or a server
+// that can't give ranges, is an error that names the URL.
 func TestURL(t *testing.T) {
 	data := make([]byte, 500_000)
 	for i := range data {
@@ -138,7 +139,8 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps nobody from stopping.
+// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps
+// nobody from stopping.
 func TestURLSilent(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	var stall atomic.Int32 // so many responses stop in the middle
@@ -180,7 +182,8 @@ func TestURLSilent(t *testing.T) {
 	}
 }
 
-// TestSourceTries: a request that fails is made again, some times; what stops is given up; bytes that came before a failure are not lost.
+// TestSourceTries: a request that fails is made again, some times; what stops is given up; bytes
+// that came before a failure are not lost.
 func TestSourceTries(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)

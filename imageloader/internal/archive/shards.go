@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// ShardPaths says which files the archive at path has. The path of a file, a directory or a URL is its
-// own only shard. In any other path, {a,b} stands for either and {000..015} for each number of the
-// range, as in a shell. What then holds *, ? or [ is a pattern for file names, except those that
-// ignore, if it is not nil, leaves out. The shards come in the order written, those of a pattern in
-// the order of their names.
+// ShardPaths says which files the archive at path has. The path of a file, a directory or a URL is
+// its own only shard. In any other path, {a,b} stands for either and {000..015} for each number of
+// the range, as in a shell. What then holds *, ? or [ is a pattern for file names, except those
+// that ignore, if it is not nil, leaves out. The shards come in the order written, those of a
+// pattern in the order of their names.
 func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	if !strings.ContainsAny(path, "{*?[") {
 		return []string{path}, nil
@@ -109,8 +109,8 @@ func matchBrace(s string, open int) (commas []int, end int) {
 	return commas, -1
 }
 
-// numberRange lists the numbers from first to last, all as wide as first if that begins with 0 or is
-// as wide as last.
+// numberRange lists the numbers from first to last, all as wide as first if that begins with 0 or
+// is as wide as last.
 func numberRange(first, last string) (list []string, err error) {
 	from, err1 := strconv.ParseUint(first, 10, 31)
 	to, err2 := strconv.ParseUint(last, 10, 31)

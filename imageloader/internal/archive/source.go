@@ -9,17 +9,17 @@ import (
 )
 
 // Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
-// server. Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob has
-// one for S3, Google Cloud Storage and Azure.
+// server. Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob
+// has one for S3, Google Cloud Storage and Azure.
 //
 // A Source asks once. Retries, reading ahead and timeouts are its caller's.
 type Source interface {
 	// Info describes the version that was opened.
 	Info() SourceInfo
-	// ReadRange reads n bytes (at least 1) from offset on, all of which lie in the archive. They must
-	// be of the version that was opened: ErrSourceChanged if there is another one by now. Several
-	// goroutines may call it at a time. When ctx ends, which may be after the call, reading ends with
-	// an error; the caller closes the reader in any case.
+	// ReadRange reads n bytes (at least 1) from offset on, all of which lie in the archive. They
+	// must be of the version that was opened: ErrSourceChanged if there is another one by now.
+	// Several goroutines may call it at a time. When ctx ends, which may be after the call, reading
+	// ends with an error; the caller closes the reader in any case.
 	//
 	// After an error the caller asks for the range again, up to 6 times and after longer and longer
 	// pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or

@@ -6,8 +6,8 @@ import (
 )
 
 // packWindow packs the bytes of a window that are used. For each run of them it stores two varints,
-// the number of bytes left out since the run before and the length of the run, and then its bytes. A
-// gap of up to 3 bytes costs less than a new run, and is stored.
+// the number of bytes left out since the run before and the length of the run, and then its bytes.
+// A gap of up to 3 bytes costs less than a new run, and is stored.
 func packWindow(window []byte, used []uint64) []byte {
 	var packed []byte
 	from, to := -1, 0 // the run under way

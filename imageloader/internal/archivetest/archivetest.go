@@ -209,8 +209,8 @@ type Chunked struct {
 
 func (c *Chunked) Read(p []byte) (int, error) { return c.Reader.Read(p[:min(len(p), c.N)]) }
 
-// Repetitive are samples enough for some checkpoints, whose archives have few bytes. They are the same
-// in every run, for fuzzers.
+// Repetitive are samples enough for some checkpoints, whose archives have few bytes. They are the
+// same in every run, for fuzzers.
 func Repetitive() (list []Member) {
 	for i := range 6 {
 		data := bytes.Repeat([]byte{byte(i), 1, 2, byte(i * i)}, 2000+i*3000)

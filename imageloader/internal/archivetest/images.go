@@ -62,8 +62,8 @@ func turned(data string, orientation byte) string {
 	return data[:2] + exif + data[2:]
 }
 
-// Mixed are images whose headers differ in every way that an index can tell, and members that are no
-// images. The header of "a/far behind.jpg" lies further behind than an index looks for it.
+// Mixed are images whose headers differ in every way that an index can tell, and members that are
+// no images. The header of "a/far behind.jpg" lies further behind than an index looks for it.
 func Mixed(t testing.TB) []Member {
 	grey := image.NewGray(image.Rect(0, 0, 33, 21))
 	return []Member{

@@ -1,12 +1,13 @@
-// Package arena holds compressed images outside of Go's heap. The garbage collector lets the heap grow
-// to a multiple of what is alive in it: an archive of 600 MB that is kept there may cost 1.2 GB and
-// more. Memory of an [Arena] is not counted, and goes back to the system as soon as it is freed.
+// Package arena holds compressed images outside of Go's heap. The garbage collector lets the heap
+// grow to a multiple of what is alive in it: an archive of 600 MB that is kept there may cost 1.2
+// GB and more. Memory of an [Arena] is not counted, and goes back to the system as soon as it is
+// freed.
 //
 // An [Arena] holds bytes that live until the whole arena ends, such as an archive that is kept in
 // memory. [Buffers] recycle the memory of samples that come and go.
 //
-// The garbage collector does not see references into an arena. Bytes of an arena must not be used after
-// Free, and must never be handed to the user of a loader.
+// The garbage collector does not see references into an arena. Bytes of an arena must not be used
+// after Free, and must never be handed to the user of a loader.
 package arena
 
 import (
@@ -20,8 +21,8 @@ import (
 // written to.
 const chunkBytes = 16 << 20
 
-// Arena hands out memory that is freed all at once. Several goroutines may use it. An arena that becomes
-// unreachable is freed too. The zero value is not usable: see New.
+// Arena hands out memory that is freed all at once. Several goroutines may use it. An arena that
+// becomes unreachable is freed too. The zero value is not usable: see New.
 type Arena struct {
 	mu     sync.Mutex
 	rest   []byte // of the last chunk
@@ -48,8 +49,8 @@ func New() *Arena {
 	return a
 }
 
-// Alloc returns n bytes of zeros, which end with the arena. Their address is a multiple of 16. Where
-// the system gives no memory outside of the heap, and after Free, they are Go's.
+// Alloc returns n bytes of zeros, which end with the arena. Their address is a multiple of 16.
+// Where the system gives no memory outside of the heap, and after Free, they are Go's.
 func (a *Arena) Alloc(n int) []byte {
 	if p := a.alloc(n, 16); p != nil {
 		return p
@@ -57,7 +58,8 @@ func (a *Arena) Alloc(n int) []byte {
 	return make([]byte, n)
 }
 
-// alloc returns n > 0 bytes, aligned to a power of 2 up to the size of a page; nil if there are none.
+// alloc returns n > 0 bytes, aligned to a power of 2 up to the size of a page; nil if there are
+// none.
 func (a *Arena) alloc(n, align int) []byte {
 	if n <= 0 {
 		return nil

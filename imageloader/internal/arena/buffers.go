@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Buffers recycle the memory of samples. Capacities come in four classes an octave, in whole pages, so
-// that a buffer fits many of the samples that follow. Several goroutines may use them.
+// Buffers recycle the memory of samples. Capacities come in four classes an octave, in whole pages,
+// so that a buffer fits many of the samples that follow. Several goroutines may use them.
 type Buffers struct {
 	mu    sync.Mutex
 	arena *Arena // nil before the first Get
@@ -90,8 +90,8 @@ func (b *Buffers) Put(p []byte) {
 		b.bytes += int64(cap(p))
 		return
 	}
-	// The address space stays for a later Get; the pages go back. Without that the buffer would only be
-	// larger than it needs to be, so an error is none.
+	// The address space stays for a later Get; the pages go back. Without that the buffer would
+	// only be larger than it needs to be, so an error is none.
 	_ = unix.Madvise(p[:cap(p)], unix.MADV_DONTNEED)
 	b.cold[class] = append(b.cold[class], p)
 }

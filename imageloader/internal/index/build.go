@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Build reads an archive through that has just been opened, makes its index and writes the index file,
-// if it can. It fails if there is no sample.
+// Build reads an archive through that has just been opened, makes its index and writes the index
+// file, if it can. It fails if there is no sample.
 func Build(a *archive.Archive, c Config) (*Index, error) {
 	b, err := scan(a, c)
 	if err != nil {
@@ -70,15 +70,15 @@ type Report struct {
 	Samples     int
 	Classes     int
 	Checkpoints int // of gzip files
-	// Random says whether samples can be read in any order, and Work how many bytes are then read or
-	// inflated for each byte of a sample. An archive that can be read in its own order only has no
-	// Work.
+	// Random says whether samples can be read in any order, and Work how many bytes are then read
+	// or inflated for each byte of a sample. An archive that can be read in its own order only has
+	// no Work.
 	Random bool
 	Work   float64
 }
 
-// Make reads an archive through that has just been opened, and writes its index file, whether or not
-// there is one.
+// Make reads an archive through that has just been opened, and writes its index file, whether or
+// not there is one.
 func Make(a *archive.Archive, c Config) (*Report, error) {
 	b, err := scan(a, c)
 	if err != nil {

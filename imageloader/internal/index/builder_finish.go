@@ -7,8 +7,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Finish writes the index file of an archive that was walked to its end, and makes the Index: of the
-// file, or where that can't be written of the builder's spools.
+// Finish writes the index file of an archive that was walked to its end, and makes the Index: of
+// the file, or where that can't be written of the builder's spools.
 func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -29,8 +29,8 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	return b.index(a, formats, b.sections())
 }
 
-// writeFile writes the sidecar of an archive that was walked to its end in the first place that can be
-// written, and opens it; nil if there is none.
+// writeFile writes the sidecar of an archive that was walked to its end in the first place that can
+// be written, and opens it; nil if there is none.
 func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	paths, log := indexPaths(&b.config, a), b.config.Logger
 	if b.count == 0 || len(paths) == 0 {

@@ -98,8 +98,8 @@ func TestIndexMemory(t *testing.T) {
 	}
 }
 
-// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so all of
-// them together are bounded.
+// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so all
+// of them together are bounded.
 func TestBoundedLabels(t *testing.T) {
 	b, err := NewBuilder("a.tar", testConfig())
 	if err != nil {

@@ -36,8 +36,8 @@ func isWebLabel(m *archive.Member) bool {
 	return (extension == "cls" || extension == "json") && m.Kind == archive.Regular && m.Size <= maxLabelBytes
 }
 
-// addWeb is add for the conventions of WebDataset: the first image of a group is a sample. content is
-// that of a label.
+// addWeb is add for the conventions of WebDataset: the first image of a group is a sample. content
+// is that of a label.
 func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, err error) {
 	key, extension := webName(m.Name)
 	if key != b.web.key {

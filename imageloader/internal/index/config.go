@@ -19,8 +19,8 @@ type Config struct {
 
 	MaxSampleBytes int64 // larger samples are never read
 	MaxPixels      int64 // the index tells images over it from others; 0: it does not
-	// HoldBytes is how many bytes of contents an index of a stream keeps in memory at most. Samples of
-	// more bytes in all are read from the archive each time.
+	// HoldBytes is how many bytes of contents an index of a stream keeps in memory at most. Samples
+	// of more bytes in all are read from the archive each time.
 	HoldBytes int64
 
 	// File is the path of the index file; "": beside the archive, or in the user's cache folder.
@@ -38,16 +38,16 @@ type Config struct {
 
 // Codec reads the headers of images. Several goroutines may call it.
 type Codec interface {
-	// Header returns what the first bytes of an image, or all of them, say of it. It fails if they are
-	// too few.
+	// Header returns what the first bytes of an image, or all of them, say of it. It fails if they
+	// are too few.
 	Header(data []byte) (imagecapi.Info, error)
 }
 
 // ErrNoSamples means that an archive or an epoch has no sample to deliver.
 var ErrNoSamples = errors.New("imageloader: no samples")
 
-// NoSamples is the ErrNoSamples of an archive. orphans is how many of its members are images that have
-// no class.
+// NoSamples is the ErrNoSamples of an archive. orphans is how many of its members are images that
+// have no class.
 func NoSamples(path string, members, orphans int) error {
 	detail := "it is empty"
 	switch {

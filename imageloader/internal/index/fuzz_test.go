@@ -15,7 +15,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// fuzzArchive writes an archive and its index, which has entry points. Both are the same in every run.
+// fuzzArchive writes an archive and its index, which has entry points. Both are the same in every
+// run.
 func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path string, index []byte) {
 	f.Helper()
 	path = archivetest.WriteFile(f, name, pack(archivetest.Tar(f, archivetest.Repetitive()...)))

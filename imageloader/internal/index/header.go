@@ -41,9 +41,9 @@ func sniffRare(b []byte) string {
 	return ""
 }
 
-// tarHeaderBytes is how much of a member of a plain tar is read for its image's header, which mostly
-// lies in there. If it does not, archive.PeekBytes are read; so are those of streams, which are
-// inflated anyway.
+// tarHeaderBytes is how much of a member of a plain tar is read for its image's header, which
+// mostly lies in there. If it does not, archive.PeekBytes are read; so are those of streams, which
+// are inflated anyway.
 const tarHeaderBytes = 4 << 10
 
 const headerBytes = 12
@@ -65,7 +65,8 @@ var headerFormats = []struct {
 // depends on it: the decoder reads the image's own header again.
 type header [headerBytes]byte
 
-// headerOf looks for an image's header in the first bytes of a member; whole says that these are all.
+// headerOf looks for an image's header in the first bytes of a member; whole says that these are
+// all.
 func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	info, err := c.Header(first)
 	if err != nil {
@@ -107,8 +108,8 @@ func (h *header) info() (info imagecapi.Info, format string, ok bool) {
 	return info, format, format != "" && info.Width > 0 && info.Height > 0
 }
 
-// peekHeader looks for an image's header in the archive's current member, and reads as little of it as
-// it has to.
+// peekHeader looks for an image's header in the archive's current member, and reads as little of it
+// as it has to.
 func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) {
 	n := tarHeaderBytes
 	if a.Streamed() {

@@ -62,8 +62,8 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	}
 }
 
-// noteNumber notes that the next sample is number i of the members. There is a list of numbers only if
-// they are not the samples' own.
+// noteNumber notes that the next sample is number i of the members. There is a list of numbers only
+// if they are not the samples' own.
 func (x *Index) noteNumber(i, members int) {
 	k := len(x.samples)
 	if x.numbers == nil && i != k {

@@ -33,9 +33,9 @@ func (e *UnknownClassError) Error() string {
 	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s", e.File, e.Name, e.Class, known)
 }
 
-// directories numbers the directories that members lie in (with WebDataset the labels of images), and
-// says which of them are classes. With classes given, these are; otherwise it is every directory with
-// a member that claims to be an image, which is known at the end only.
+// directories numbers the directories that members lie in (with WebDataset the labels of images),
+// and says which of them are classes. With classes given, these are; otherwise it is every
+// directory with a member that claims to be an image, which is known at the end only.
 type directories struct {
 	file    string           // the archive, for errors
 	given   map[string]int32 // labels; nil: no classes are given
@@ -119,8 +119,8 @@ func (d *directories) labels() (classes []string, label []int32) {
 	return classes, label
 }
 
-// numbered returns the classes "0" to the highest number if all names are numbers: then these are the
-// labels.
+// numbered returns the classes "0" to the highest number if all names are numbers: then these are
+// the labels.
 func (d *directories) numbered() []string {
 	highest := -1
 	for _, name := range d.names {

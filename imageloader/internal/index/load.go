@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Load looks for an index file of an archive that has just been opened; nil without an error if there
-// is none that fits.
+// Load looks for an index file of an archive that has just been opened; nil without an error if
+// there is none that fits.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
 	for _, path := range slices.Backward(indexPaths(&c, a)) {
@@ -59,7 +59,7 @@ func (l *loading) try(path string) (*Index, error) {
 
 // accept makes an index that was loaded ready for use.
 func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error) {
-	err := error(nil)
+	var err error
 	if x.Len() == 0 {
 		err = NoSamples(l.a.Path(), x.ignored, x.orphans)
 	} else {
@@ -73,8 +73,8 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// refuse notes and logs why the index at path is not used. An error of it ends Load: classes that are
-// not known would be so in a new index too.
+// refuse notes and logs why the index at path is not used. An error of it ends Load: classes that
+// are not known would be so in a new index too.
 func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	var reason errIndex
 	var unknown *UnknownClassError

@@ -70,8 +70,8 @@ type itemReader struct {
 	crc  uint32
 }
 
-// next returns the next item, valid until the next call. It returns nil at the end; if the section is
-// damaged, with an error.
+// next returns the next item, valid until the next call. It returns nil at the end; if the section
+// is damaged, with an error.
 func (r *itemReader) next() (item []byte, err error) {
 	if len(r.rest) == 0 {
 		left := r.s.size - r.at

@@ -15,7 +15,8 @@ const (
 	maxBlobMemory = 512 << 20 // of all blobs, where no file can be made for them
 )
 
-// blob returns the blob of a member, written over buffer or into a larger one; empty if there is none.
+// blob returns the blob of a member, written over buffer or into a larger one; empty if there is
+// none.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if b := s.keptBlob(number, buffer); b != nil {
 		return b
@@ -61,8 +62,8 @@ func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// keep copies a blob of a member until save. Where no file can be made, only as many are kept as fit
-// in memory.
+// keep copies a blob of a member until save. Where no file can be made, only as many are kept as
+// fit in memory.
 func (s *sidecar) keep(number int32, blob []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,9 +79,9 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	s.dirty = true
 }
 
-// save writes the file anew with the blobs that were kept, or another file where its own folder can't
-// be written. The open file stays valid. Nothing that fails here is an error: without the blobs the
-// next run is as slow as this one.
+// save writes the file anew with the blobs that were kept, or another file where its own folder
+// can't be written. The open file stays valid. Nothing that fails here is an error: without the
+// blobs the next run is as slow as this one.
 func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty

@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// load makes the Index of an archive, with a Builder that has collected nothing. An error that is an
-// errIndex means that the sidecar is of no use.
+// load makes the Index of an archive, with a Builder that has collected nothing. An error that is
+// an errIndex means that the sidecar is of no use.
 func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	formats, err := s.loadShards(a)
 	if err != nil {
@@ -125,8 +125,8 @@ var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
 
 func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
 
-// plausible says whether an archive of this size can have sections of those sizes, before anything as
-// large is read: a file may claim terabytes and be sparse.
+// plausible says whether an archive of this size can have sections of those sizes, before anything
+// as large is read: a file may claim terabytes and be sparse.
 func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
 	members := int64(0) // each has a header
 	for i, shard := range a.Shards() {

@@ -16,7 +16,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestEntryBlobs: what is kept for a sample is there in the next run, whatever classes that has, and with it what was there before.
+// TestEntryBlobs: what is kept for a sample is there in the next run, whatever classes that has,
+// and with it what was there before.
 func TestEntryBlobs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
@@ -75,7 +76,8 @@ func TestIndexMode(t *testing.T) {
 	}
 }
 
-// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive can have before anything of these sizes is allocated.
+// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive
+// can have before anything of these sizes is allocated.
 func TestImplausibleIndex(t *testing.T) {
 	path := indexed(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	for what, c := range map[string]struct {
@@ -120,7 +122,8 @@ func TestImplausibleIndex(t *testing.T) {
 	}
 }
 
-// TestIndexOfAnother: an index that another process has put in the place of the one that was just written is not taken for it.
+// TestIndexOfAnother: an index that another process has put in the place of the one that was just
+// written is not taken for it.
 func TestIndexOfAnother(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	a := openArchive(t, path)
@@ -149,8 +152,9 @@ func TestIndexOfAnother(t *testing.T) {
 	}
 }
 
-// TestIndexInAFolderOfOthers: entry points for an index beside an archive, in a folder that can't be written, go into the cache folder, and if there is none nowhere; a good
-// run has no error for that.
+// TestIndexInAFolderOfOthers: entry points for an index beside an archive, in a folder that can't
+// be written, go into the cache folder, and if there is none nowhere; a good run has no error for
+// that.
 func TestIndexInAFolderOfOthers(t *testing.T) {
 	for _, cache := range []bool{true, false} {
 		dir := t.TempDir()
@@ -190,7 +194,8 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 	}
 }
 
-// TestIndexOfSomebodyInTheCache: what has come to lie in the cache folder since is not written over.
+// TestIndexOfSomebodyInTheCache: what has come to lie in the cache folder since is not written
+// over.
 func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", dir)
@@ -221,7 +226,8 @@ func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	}
 }
 
-// TestIndexReplacedSince: entry points are not saved over an index that was written since, which may be of another archive.
+// TestIndexReplacedSince: entry points are not saved over an index that was written since, which
+// may be of another archive.
 func TestIndexReplacedSince(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
@@ -240,7 +246,8 @@ func TestIndexReplacedSince(t *testing.T) {
 	}
 }
 
-// TestIndexLeftovers: what a killed process has left of an index is removed by the next one that writes it; what is being written is not.
+// TestIndexLeftovers: what a killed process has left of an index is removed by the next one that
+// writes it; what is being written is not.
 func TestIndexLeftovers(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
 	long := time.Now().Add(-2 * leftAfter)

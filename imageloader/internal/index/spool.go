@@ -8,9 +8,10 @@ import (
 // spoolBytes is how much of a spool is in memory.
 const spoolBytes = 1 << 20
 
-// spool collects bytes: the last ones in memory, those before in a file without a name, which is gone
-// when it is closed, however the program ends. Where no file can be made or written, all bytes stay in
-// memory. One goroutine at a time calls its methods, except that several may read while none writes.
+// spool collects bytes: the last ones in memory, those before in a file without a name, which is
+// gone when it is closed, however the program ends. Where no file can be made or written, all bytes
+// stay in memory. One goroutine at a time calls its methods, except that several may read while
+// none writes.
 type spool struct {
 	create func() (*os.File, error) // nil: no file
 	file   *os.File

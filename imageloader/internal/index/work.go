@@ -45,8 +45,8 @@ func (w *workMeter) sample(r *record) {
 	w.inflated += float64(max(0, r.offset-w.from))
 }
 
-// work is how many bytes have to be read or inflated for each byte of a sample; 0: the archive can be
-// read in its own order only.
+// work is how many bytes have to be read or inflated for each byte of a sample; 0: the archive can
+// be read in its own order only.
 func (w *workMeter) work() float64 {
 	switch {
 	case w.stream:

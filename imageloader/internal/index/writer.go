@@ -37,9 +37,9 @@ type output struct {
 	write func(io.Writer) error
 }
 
-// writeSidecar writes an index file under another name and renames it, so that a reader sees the whole
-// of it or nothing, however the program or the machine ends. It returns the file that it has written,
-// open: another process may have put its own at the path since.
+// writeSidecar writes an index file under another name and renames it, so that a reader sees the
+// whole of it or nothing, however the program or the machine ends. It returns the file that it has
+// written, open: another process may have put its own at the path since.
 func writeSidecar(path string, mode fs.FileMode, sections []output) (_ *os.File, err error) {
 	if err := CheckFile(path); err != nil {
 		return nil, err
@@ -154,7 +154,8 @@ func (w *sectionWriter) flush() error {
 	return err
 }
 
-// outputs are the sections of the index that a Builder has collected. The archive was read to its end.
+// outputs are the sections of the index that a Builder has collected. The archive was read to its
+// end.
 func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 	shards, err := encodeShards(a)
 	if err != nil {

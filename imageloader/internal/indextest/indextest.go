@@ -1,5 +1,5 @@
-// Package indextest edits index files as docs/index-format.md describes them, for tests of damaged and
-// forged ones. It has the format's numbers from there, not from package index.
+// Package indextest edits index files as docs/index-format.md describes them, for tests of damaged
+// and forged ones. It has the format's numbers from there, not from package index.
 package indextest
 
 import (
@@ -55,8 +55,8 @@ func Forge(t testing.TB, index []byte, kind uint32, change func([]byte)) []byte 
 	return index
 }
 
-// parts are the header and the table of an index file, and then the sections that lie inside of it, as
-// far as the table can be read.
+// parts are the header and the table of an index file, and then the sections that lie inside of it,
+// as far as the table can be read.
 func parts(index []byte) (list [][]byte) {
 	le := binary.LittleEndian
 	if len(index) < FileHeader {
@@ -91,8 +91,8 @@ func Reseal(index []byte) {
 	le.PutUint32(index[28:], crc32.ChecksumIEEE(index[:28]))
 }
 
-// Edit returns a changed copy of an index file. An edit has eight bytes, which say in which part, how,
-// where and to what.
+// Edit returns a changed copy of an index file. An edit has eight bytes, which say in which part,
+// how, where and to what.
 func Edit(index, edits []byte) []byte {
 	const maxCopy = 64
 	index = bytes.Clone(index)
