@@ -1,6 +1,7 @@
 package optim_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
@@ -128,6 +129,73 @@ func TestStateMovesBetweenDevices(t *testing.T) {
 			second.train(t, other, 10, paritySteps)
 			for i, p := range second.params {
 				near(t, fmt.Sprint("parameter ", i), values(t, p), f.values(t, fmt.Sprintf("float64/adamw/%d", i)), 1e-9)
+			}
+		})
+	}
+}
+
+// A step takes fewer kernels than there are parameters, whatever the optimizer.
+func TestStepTakesFewKernels(t *testing.T) {
+	onGPU(t)
+	const parameters = 64
+	stream, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	for name, make := range makers {
+		t.Run(name, func(t *testing.T) {
+			scope := torch.NewScope("test")
+			defer scope.Close()
+			ones := func() *torch.Tensor {
+				x, err := torch.Ones(gpu, torch.Float32, 32, 16)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return scope.Own(x)
+			}
+			var params, grads []*torch.Tensor
+			for range parameters {
+				p := ones()
+				if err := p.SetRequiresGrad(true); err != nil {
+					t.Fatal(err)
+				}
+				params, grads = append(params, p), append(grads, ones())
+			}
+			opt, err := make(params, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			withGrads := func() error {
+				for i, p := range params {
+					if err := p.SetGrad(grads[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			err = cuda.WithStream(stream.Stream, func() error {
+				for range 2 {
+					if err := errors.Join(withGrads(), opt.Step()); err != nil {
+						return err
+					}
+				}
+				if err := withGrads(); err != nil {
+					return err
+				}
+				graph, err := cuda.Capture(cuda.CaptureOptions{Stream: stream.Stream}, opt.Step)
+				if err != nil {
+					return err
+				}
+				defer graph.Close()
+				if n := graph.Nodes(); n == 0 || n >= parameters {
+					t.Errorf("%d kernels for %d parameters", n, parameters)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
 			}
 		})
 	}
