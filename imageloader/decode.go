@@ -73,3 +73,28 @@ func (s *shimDecoder) room(bytes int) []byte {
 	}
 	return s.rgb[:bytes]
 }
+
+// statsDecoder is a decoder that knows what became of its images.
+type statsDecoder interface {
+	stats() (imagecapi.Stats, error)
+}
+
+func (s *shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
+
+// entryDecoder is a decoder that knows entry points.
+type entryDecoder interface {
+	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by
+	// decodeMakeEntries. nil: the blob's digests are enough.
+	decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
+	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over
+	// len(buffer).
+	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+}
+
+func (s *shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
+}
+
+func (s *shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
+}

@@ -3,7 +3,6 @@ package imageloader
 import (
 	"sync/atomic"
 
-	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -37,40 +36,6 @@ func (p *entryPoints) by(d decoder) *byEntries {
 
 func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
 	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
-}
-
-// entryPoints are those of an index that the loader works by; nil if it keeps none.
-func (l *Loader) entryPoints(x *index.Index) *entryPoints {
-	if x == nil || !x.HasFile() || l.o.NoEntryPoints {
-		return nil
-	}
-	for {
-		p := l.points.Load()
-		if p != nil && p.store == entryStore(x) {
-			return p
-		}
-		if l.points.CompareAndSwap(p, newEntryPoints(x, x.Len(), l.o.TrustIndex)) {
-			return l.points.Load()
-		}
-	}
-}
-
-// entryDecoder is a decoder that knows entry points.
-type entryDecoder interface {
-	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by
-	// decodeMakeEntries. nil: the blob's digests are enough.
-	decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
-	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over
-	// len(buffer).
-	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
-}
-
-func (s *shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
-	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
-}
-
-func (s *shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
-	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }
 
 // byEntries decodes one baseline JPEG after the other by their entry points, and makes those that

@@ -301,7 +301,7 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	}
 	l := &Loader{path: path, o: o, codec: shimCodec{}, judge: newJudge(path, &o)}
 	for tried := false; ; tried = true {
-		r, err := l.inspectIndex(ctx)
+		r, err := inspectIndex(ctx, l)
 		switch {
 		case r != nil || err != nil:
 			return r, stopCause(ctx, err)
@@ -315,7 +315,7 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 }
 
 // inspectIndex reports on the archive's index; nil without an error if there is none.
-func (l *Loader) inspectIndex(ctx context.Context) (*Report, error) {
+func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
 		return nil, err
@@ -334,14 +334,14 @@ func (l *Loader) inspectIndex(ctx context.Context) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.add(x.Label(i), l.judge.indexed(x.Sample(i), i, &h))
+		c.add(x.Label(i), inspectHeader(&l.judge, x.Sample(i), i, &h))
 		i++
 	}
 	return c.report(), nil
 }
 
-// indexed judges a sample by what an index says of it.
-func (j *judge) indexed(m index.Sample, i int, h *index.Header) inspected {
+// inspectHeader judges a sample by what an index says of it.
+func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
 	f := inspected{index: i, format: "unknown", bytes: int(m.Size), bad: j.member(&s, m.Kind, m.Size)}
 	if f.bad != nil {

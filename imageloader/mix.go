@@ -2,7 +2,6 @@ package imageloader
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/rand/v2"
 
@@ -44,15 +43,4 @@ func addLabel(row []byte, label int, share float64) {
 	at := row[4*label:]
 	old := math.Float32frombits(binary.LittleEndian.Uint32(at))
 	binary.LittleEndian.PutUint32(at, math.Float32bits(old+float32(share)))
-}
-
-// soft returns how many classes the labels of mixed batches have; 0 if batches are not mixed.
-func (l *Loader) soft() (int, error) {
-	if len(l.o.Transform.Mix) == 0 {
-		return 0, nil
-	}
-	if n := len(l.Classes()); n > 0 {
-		return n, nil
-	}
-	return 0, errors.New("imageloader: Transform.Mix needs classes, and there are none")
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
@@ -187,4 +188,16 @@ func (o *Options) share() order.Share {
 // needsIndex says whether an epoch can't begin before the number of samples is known.
 func (o *Options) needsIndex() bool {
 	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+}
+
+// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work
+// is done.
+func (o *Options) checkIndexFile() error {
+	if o.NoIndex || o.IndexFile == "" {
+		return nil
+	}
+	if err := index.CheckFile(o.IndexFile); err != nil {
+		return fmt.Errorf("imageloader: Options.IndexFile: %w", err)
+	}
+	return nil
 }

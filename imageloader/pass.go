@@ -2,10 +2,8 @@ package imageloader
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +12,6 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
-	"github.com/torchstream/torchstream/imageloader/transform"
-	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // readers is how many goroutines read members of a plain .tar, so that a disk has several requests
@@ -86,50 +82,6 @@ type job struct {
 	position int
 	dst      []byte
 	borrowed bool // data is the index's: nobody writes there, and it goes into no buffers
-}
-
-// Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
-//
-// lend is called from one goroutine at a time, and returns the memory of the next batch's fields:
-// BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
-// (int64). It may block until memory is free, but not longer than its context; at the end of an
-// epoch one slot more than needed may have been lent. deliver is called from Fill's own goroutine
-// with the number of samples n, the first n rows of the oldest lent slot, and an [Info]; n is
-// BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not
-// touched any more from then on.
-//
-// Damage ends the epoch with an error after all samples before it were delivered: in a batch that
-// may be short, and those in a shuffle buffer out of their order. Batches that only come because of
-// the damage have the State of the last one before them, so that the epoch can be gone on with when
-// it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
-// goroutines, waits for them, and returns the cause: within the time that one image takes to
-// decode.
-func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
-	l.mu.Lock()
-	if l.isClosed() {
-		l.mu.Unlock()
-		return ErrClosed
-	}
-	l.running.Add(1)
-	l.mu.Unlock()
-	defer l.running.Done()
-
-	inner, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
-	p.begin()
-	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
-	defer p.buffers.Close() // when no goroutine of the pass is left
-	a, err := archive.Open(inner, l.path, l.archiveConfig())
-	if err != nil {
-		return stopCause(ctx, err)
-	}
-	p.archive = a
-	defer func() { _ = p.archive.Close() }() // only read
-	if p.known != nil && !p.known.Matches(a) {
-		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
-	}
-	return p.run(lend, deliver)
 }
 
 // begin finds out where in the epoch the pass begins.
@@ -368,296 +320,19 @@ func (p *pass) work() {
 	}
 }
 
-type worker struct {
-	p        *pass
-	d        decoder
-	source   rand.PCG
-	rng      *rand.Rand
-	geometry imagecapi.Geometry
-
-	augmenter *transform.Augmenter // nil without Transform.Ops
-	entries   *byEntries           // nil: none are used
-	counted   imagecapi.Stats
-}
-
-func (w *worker) reset() { w.rng = rand.New(&w.source) }
-
-func (w *worker) decode(j *job) (flightState, error) {
-	if j.bad != nil {
-		return bad, j.bad
-	}
-	judge := &w.p.l.judge
-	if index.Sniff(j.data) == "" {
-		return bad, judge.notImage(&j.sample, j.data)
-	}
-	info, err := w.d.header(j.data)
-	if err == nil {
-		if e := judge.header(&j.sample, &info); e != nil {
-			return bad, e
-		}
-		stride := 3 * w.p.l.o.Transform.Size
-		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
-		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
-			return bad, judge.bad(&j.sample, Unsupported, err)
-		}
-		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
-			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
-		} else {
-			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
-		}
-		w.count(&info)
-		if err == nil && w.augmenter != nil {
-			err = w.augmenter.Apply(w.rng, j.dst)
-		}
-	}
-	if err == nil {
-		return good, nil
-	}
-	e, err := judge.decoding(&j.sample, err)
-	if err != nil {
-		return fatal, err
-	}
-	return bad, e
-}
-
-// send passes a sample on to place.
-func (p *pass) send(it item) error {
-	if it.bad == nil && it.data != nil && !p.budget.acquire(len(it.data)) {
-		return errStopped
-	}
-	select {
-	case p.items <- it:
-		p.queue(1)
-		return nil
-	case <-p.ctx.Done():
-		return errStopped
-	}
-}
-
-func (p *pass) queue(n int64) {
-	p.queued.Add(n)
-	p.l.counters.queue.Add(n)
-}
-
-// item makes the i-th sample of the index.
-func (p *pass) item(i int) item {
-	s := p.known.Sample(i)
-	it := item{sample: Sample{Name: s.Name, Index: i, Label: s.Label}, size: s.Size, epoch: p.epoch * p.l.o.Repeat}
-	it.bad = p.l.judge.member(&it.sample, s.Kind, s.Size)
-	return it
-}
-
-// wanted is how many samples are still to be delivered, if that is fixed.
-func (p *pass) wanted() int { return max(0, p.deal.Turns-p.batches*p.l.o.BatchSize) }
-
-// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
-// assembly ends it earlier: when it has enough.
-func (p *pass) end() int {
-	switch {
-	case p.deal.Fixed && p.wanted() == 0:
-		return p.turn
-	case p.asm.wanted > 0:
-		return p.deal.MaxTurns()
-	}
-	return p.deal.Turns
-}
-
-// buffer is what the samples of an archive that is larger than memory are shuffled through.
-func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
-	o := &p.l.o
-	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
-	// Told by the file's size, since the order must not depend on whether the archive was read
-	// before.
-	b.Ramp = p.archive.Info().Size() > o.ShuffleBytes
-	return b
-}
-
-// repeated tells a sample that comes again, because there are not enough others, from the first
-// time.
-const repeated = 1 << 40
-
-// list sends the samples of an archive with random access, content still to be fetched.
-func (p *pass) list() {
-	defer close(p.items)
-	n, o := p.known.Len(), &p.l.o
-	s := order.Sequence{Kind: p.order, Seed: o.Seed, Epoch: p.epoch, Rounds: o.Repeat, PerRound: p.l.perRound(p.known), Weights: p.l.weights}
-	s.Shuffled = func(epoch int) []int32 {
-		if p.order == order.Buffered {
-			return order.Through(newBuffer[int32](p, epoch), n, func(i int) int64 { it := p.item(i); return it.weight() })
-		}
-		return order.Permutation(n, o.Seed, epoch)
-	}
-	for turn := p.turn; turn < p.end(); turn++ {
-		position, before := p.deal.At(turn)
-		i, epoch, again := s.At(position)
-		it := p.item(i)
-		it.epoch, it.again = epoch, again+uint64(before)*repeated
-		if p.send(it) != nil {
+// report logs what was done, every Options.StatsEvery while the pass runs.
+func (p *pass) report() {
+	ticker := time.NewTicker(p.l.o.StatsEvery)
+	defer ticker.Stop()
+	before := p.l.Stats()
+	for {
+		select {
+		case <-p.ctx.Done():
 			return
+		case <-ticker.C:
 		}
+		now := p.l.Stats()
+		p.l.o.Logger.Info("loader", "archive", p.l.path, "epoch", p.epoch, "stats", now.Since(before))
+		before = now
 	}
-}
-
-// readStream sends the samples of an archive without random access.
-func (p *pass) readStream() {
-	defer close(p.items)
-	end := p.end()
-	p.next = p.turn
-	for before := 0; ; before++ { // once, unless samples come again to fill up
-		position := 0
-		take := func(it item) error {
-			turn, mine := p.deal.Turn(position, before)
-			position++
-			if !mine || turn < p.turn || turn >= end {
-				p.buffers.Put(it.data)
-				return nil
-			}
-			p.next = turn + 1
-			it.again = uint64(before) * repeated
-			return p.send(it)
-		}
-		for round := range p.l.o.Repeat {
-			if before+round > 0 {
-				if p.readErr = p.rewind(); p.readErr != nil {
-					return
-				}
-			}
-			if p.readErr = p.readRound(p.epoch*p.l.o.Repeat+round, take); p.readErr != nil {
-				return
-			}
-			if before > 0 && p.next >= end {
-				return
-			}
-		}
-		if end == order.Unknown || p.next >= end {
-			return
-		}
-	}
-}
-
-// rewind begins with the archive again.
-func (p *pass) rewind() error {
-	a, err := p.archive.Reopen()
-	if err != nil {
-		return err
-	}
-	_ = p.archive.Close() // only read
-	p.archive = a
-	return nil
-}
-
-// readRound goes through the archive once; take gets its samples in the order of the epoch.
-func (p *pass) readRound(epoch int, take func(item) error) error {
-	emit, flush := take, func() error { return nil }
-	if p.order == order.Buffered {
-		buffer := newBuffer[item](p, epoch)
-		emit = func(it item) error {
-			for buffer.Full(it.weight()) {
-				if err := take(buffer.Take()); err != nil {
-					return err
-				}
-			}
-			buffer.Add(it, it.weight())
-			return nil
-		}
-		flush = func() error {
-			for buffer.Len() > 0 {
-				if err := take(buffer.Take()); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	read := p.readFirst
-	if p.known != nil {
-		read = p.readKnown
-	}
-	err := read(func(it item) error {
-		it.epoch = epoch
-		return emit(it)
-	})
-	if errors.Is(err, errStopped) {
-		return err
-	}
-	if err != nil {
-		p.stray.Store(int64(p.next))
-	}
-	if stopped := flush(); stopped != nil { // also before an error: nothing that was read is lost
-		return stopped
-	}
-	return err
-}
-
-// readKnown reads the samples of an index, and the rest of the file for its checksum.
-func (p *pass) readKnown(emit func(item) error) error {
-	for i := range p.known.Len() {
-		it := p.item(i)
-		if it.bad == nil {
-			began, spent := time.Now(), p.archive.ReadTime()
-			it.data = p.buffers.Get(int(it.size))
-			if err := p.known.ReadForward(p.archive, i, it.data); err != nil {
-				return err
-			}
-			p.l.counters.streamed(p.archive, time.Since(began), spent)
-		}
-		if err := emit(it); err != nil {
-			return err
-		}
-	}
-	return p.archive.ReadToEnd()
-}
-
-// readFirst reads member by member, and leaves an index behind.
-func (p *pass) readFirst(emit func(item) error) error {
-	b, err := index.NewBuilder(p.l.path, p.l.indexConfig())
-	if err != nil {
-		return err
-	}
-	defer b.Close()
-	p.build = b
-	if err := b.Walk(p.archive, &firstVisitor{p: p, emit: emit, began: time.Now(), spent: p.archive.ReadTime()}); err != nil {
-		return err
-	}
-	if b.Samples() == 0 || p.l.index.Load() != nil {
-		return nil
-	}
-	x, err := b.Finish(p.archive)
-	if err != nil { // the samples are all there
-		p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
-		return nil
-	}
-	if !p.l.index.CompareAndSwap(nil, x) {
-		return x.Close()
-	}
-	return nil
-}
-
-// firstVisitor emits the samples of an archive's first pass, while its index is made.
-type firstVisitor struct {
-	p    *pass
-	emit func(item) error
-	bad  *SampleError // of the sample that is being visited
-
-	began time.Time     // when the sample before was emitted
-	spent time.Duration // of the archive's ReadTime until then
-}
-
-// Buffer is index.Visitor's.
-func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
-	s := Sample{Name: f.Name, Index: f.Index, Label: f.Label}
-	if v.bad = v.p.l.judge.member(&s, f.Kind, f.Size); v.bad != nil {
-		return nil, nil
-	}
-	return v.p.buffers.Get(int(f.Size)), nil
-}
-
-// Visit is index.Visitor's.
-func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
-	a := v.p.archive
-	v.p.l.counters.streamed(a, time.Since(v.began), v.spent)
-	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Label}, size: f.Size, data: data, bad: v.bad}
-	err := v.emit(it)
-	v.began, v.spent = time.Now(), a.ReadTime()
-	return err
 }

@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
 // Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
@@ -26,9 +25,4 @@ var ErrSourceChanged = archive.ErrSourceChanged
 // client of its own, which adds credentials for example. client may be nil; the caller keeps it.
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	return archive.OpenHTTP(ctx, url, client)
-}
-
-// archiveConfig says how the loader opens its archive.
-func (l *Loader) archiveConfig() archive.Config {
-	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
 }

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
-	"github.com/torchstream/torchstream/imageloader/internal/index"
-	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // namedBad is how many bad samples Stats names.
@@ -190,19 +188,6 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
-// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its choice: expvar.Publish("train", loader.Var()).
-func (l *Loader) Var() fmt.Stringer { return statsVar{l} }
-
-type statsVar struct{ l *Loader }
-
-func (v statsVar) String() string {
-	data, err := json.Marshal(v.l.Stats())
-	if err != nil { // numbers and strings only
-		return "null"
-	}
-	return string(data)
-}
-
 type counters struct {
 	samples, batches, bytes, queue, queueBytes              atomic.Int64
 	decoded                                                 [len(paths)]atomic.Int64
@@ -254,52 +239,6 @@ func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
 	c.inflate.Add(int64(all - read))
 }
 
-// statsDecoder is a decoder that knows what became of its images.
-type statsDecoder interface {
-	stats() (imagecapi.Stats, error)
-}
-
-func (s *shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
-
-// count counts the image that the worker's decoder was given last.
-func (w *worker) count(info *imagecapi.Info) {
-	c := &w.p.l.counters
-	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
-		c.cropped.Add(1)
-	}
-	add := func(p DecodePath, n int64) {
-		if n > 0 {
-			c.decoded[slices.Index(paths[:], p)].Add(n)
-		}
-	}
-	switch info.Format {
-	case imagecapi.PNG:
-		add(ByPNG, 1)
-	case imagecapi.WebP:
-		add(ByWebP, 1)
-	case index.GIF, index.BMP, index.TIFF:
-		add(ByGo, 1)
-	case imagecapi.JPEG:
-		d, ok := w.d.(statsDecoder)
-		if !ok {
-			return
-		}
-		now, err := d.stats()
-		if err != nil {
-			return // there is a decoder, so it has them
-		}
-		before := w.counted
-		w.counted = now
-		used := now.EntriesUsed - before.EntriesUsed
-		add(ByEntryPoints, used)
-		add(ByHuffman, now.JPEGOwn-before.JPEGOwn-used)
-		add(ByLibJPEG, now.JPEGLibjpeg-before.JPEGLibjpeg)
-		c.gaveUp.Add(now.JPEGGaveUp - before.JPEGGaveUp)
-		c.entriesMade.Add(now.EntriesMade - before.EntriesMade)
-		c.entriesRefused.Add(now.EntriesRefused - before.EntriesRefused)
-	}
-}
-
 // met counts and logs a bad sample.
 func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
 	c.mu.Lock()
@@ -314,54 +253,4 @@ func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
 	}
 	c.mu.Unlock()
 	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason), "error", e.Err, "policy", p.String())
-}
-
-// Stats may be called at any time, also while an epoch runs.
-func (l *Loader) Stats() Stats {
-	c := &l.counters
-	s := Stats{
-		Samples: c.samples.Load(), Batches: c.batches.Load(), Bytes: c.bytes.Load(),
-		Workers: l.o.Workers, Queue: int(c.queue.Load()), QueueBytes: c.queueBytes.Load(),
-		Read: time.Duration(c.read.Load()), Inflate: time.Duration(c.inflate.Load()), Decode: time.Duration(c.decode.Load()),
-		WaitData: time.Duration(c.waitData.Load()), WaitSlot: time.Duration(c.waitSlot.Load()), ConsumerWait: time.Duration(c.consumerWait.Load()),
-		Cropped: c.cropped.Load(), GaveUp: c.gaveUp.Load(), EntriesMade: c.entriesMade.Load(), EntriesRefused: c.entriesRefused.Load(),
-		BadBy: map[Reason]int64{}, Decoded: map[DecodePath]int64{},
-	}
-	for i, p := range paths {
-		if n := c.decoded[i].Load(); n > 0 {
-			s.Decoded[p] = n
-		}
-	}
-	c.mu.Lock()
-	s.Bad = c.bad
-	for r, n := range c.badBy {
-		s.BadBy[r] = n
-	}
-	s.BadNamed = append(s.BadNamed, c.badNamed...)
-	s.Elapsed = c.elapsed
-	for _, since := range c.running {
-		s.Elapsed += time.Since(since)
-	}
-	c.mu.Unlock()
-	if x := l.index.Load(); x != nil {
-		s.Ignored = x.Ignored()
-	}
-	return s
-}
-
-// report logs what was done, every Options.StatsEvery while the pass runs.
-func (p *pass) report() {
-	ticker := time.NewTicker(p.l.o.StatsEvery)
-	defer ticker.Stop()
-	before := p.l.Stats()
-	for {
-		select {
-		case <-p.ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		now := p.l.Stats()
-		p.l.o.Logger.Info("loader", "archive", p.l.path, "epoch", p.epoch, "stats", now.Since(before))
-		before = now
-	}
 }

@@ -381,6 +381,23 @@ func (a *Archive) advance() error {
 	return a.begin(a.shard + 1)
 }
 
+// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what
+// it is.
+func (a *Archive) Fail(err error) error {
+	if errors.Is(err, ErrStopped) {
+		return err
+	}
+	file := a.path
+	if a.shard >= 0 {
+		file = a.shards[a.shard].Path
+	}
+	e := &Error{File: file, Member: a.name, Position: a.position, Err: Explain(err)}
+	if a.in != nil {
+		e.Offset = a.in.offset
+	}
+	return e
+}
+
 // Close closes every file of the archive. All readers must be closed before.
 func (a *Archive) Close() error {
 	err := a.closeShard()

@@ -42,7 +42,7 @@ func TestReplacedShard(t *testing.T) {
 		}
 		defer a.Close()
 		put(1, "second", archivetest.Numbered(t, 3, 2))
-		r := a.NewReader()
+		r := archive.NewReader(a)
 		defer r.Close()
 		for try := range 3 {
 			if _, err := r.ReadAt(1, make([]byte, 1), 0); !errors.Is(err, archive.ErrSourceChanged) || !strings.Contains(err.Error(), "s1.tar") {

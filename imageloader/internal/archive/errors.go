@@ -36,23 +36,6 @@ var (
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
-// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what
-// it is.
-func (a *Archive) Fail(err error) error {
-	if errors.Is(err, ErrStopped) {
-		return err
-	}
-	file := a.path
-	if a.shard >= 0 {
-		file = a.shards[a.shard].Path
-	}
-	e := &Error{File: file, Member: a.name, Position: a.position, Err: Explain(err)}
-	if a.in != nil {
-		e.Offset = a.in.offset
-	}
-	return e
-}
-
 // Explain says in the user's words what an error of a decompressor or of archive/tar means.
 func Explain(err error) error {
 	switch {

@@ -19,7 +19,7 @@ type Reader struct {
 }
 
 // NewReader makes a Reader. The caller closes it before the archive.
-func (a *Archive) NewReader() *Reader { return &Reader{a: a, shard: -1} }
+func NewReader(a *Archive) *Reader { return &Reader{a: a, shard: -1} }
 
 // ReadAt reads from a shard's file as it is, compressed or not, like [io.ReaderAt].
 func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {

@@ -146,17 +146,3 @@ type Header struct {
 	Format string         // "JPEG", "PNG", ...; of a known header
 	Info   imagecapi.Info // of a known header
 }
-
-// header makes a Header of what the index file says of a sample.
-func (r *record) header(h header) Header {
-	info, format, ok := h.info()
-	switch {
-	case r.flags&recordImage == 0 || h[8] == headerNoImage:
-		return Header{State: HeaderNoImage}
-	case h[8] == headerUnusable:
-		return Header{State: HeaderUnusable}
-	case ok:
-		return Header{HeaderKnown, format, info}
-	}
-	return Header{}
-}

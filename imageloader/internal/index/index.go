@@ -3,11 +3,9 @@ package index
 import (
 	"cmp"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"io/fs"
 	"iter"
-	"slices"
 	"sync"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -45,14 +43,6 @@ type Index struct {
 	work float64
 	// reach is how many bytes have to be inflated for a sample, on average.
 	reach float64
-}
-
-// shard is one file of an archive.
-type shard struct {
-	path   string
-	info   fs.FileInfo
-	format string
-	marks  []archive.Mark // of a gzip file; the first is its beginning
 }
 
 // Sample is a sample of an index.
@@ -145,11 +135,6 @@ func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	return nil
 }
 
-// matches says whether p has the checksum of the record, if that has one.
-func (r *record) matches(p []byte) bool {
-	return r.flags&recordSummed == 0 || crc32.ChecksumIEEE(p) == r.crc
-}
-
 // Headers yields what the index file says of each sample's header, in order. The last pair has the
 // error that ended it early, if there is one. There must be an index file.
 func (x *Index) Headers() iter.Seq2[Header, error] {
@@ -211,27 +196,6 @@ func (x *Index) Close() error {
 		return nil
 	}
 	return x.side.close()
-}
-
-// enter says at which mark a member's content is entered, and where its compressed bytes end at the
-// latest.
-func (s *shard) enter(r *record) (m *archive.Mark, until int64) {
-	until = s.info.Size()
-	if end := s.beyond(r.offset + r.size - 1); end < len(s.marks) {
-		until = min(until, s.marks[end].Bit>>3+1)
-	}
-	return &s.marks[s.beyond(r.offset)-1], until
-}
-
-// beyond is the number of the first mark beyond an offset.
-func (s *shard) beyond(offset int64) int {
-	n, _ := slices.BinarySearchFunc(s.marks, offset, func(m archive.Mark, offset int64) int {
-		if m.Output <= offset {
-			return -1
-		}
-		return 1
-	})
-	return n
 }
 
 // InMemory is the content of sample i, for reading only, if it is kept in memory; nil if it is not, or

@@ -1,9 +1,8 @@
 package index
 
-import "github.com/torchstream/torchstream/imageloader/internal/archive"
-
-// maxStreamBytes is more than the tar stream of a shard can have.
-func (s *shard) maxStreamBytes() int64 { return archive.MaxStreamBytes(s.format, s.info.Size()) }
+import (
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
 
 // loadMarks reads the checkpoints.
 func (x *Index) loadMarks(sections map[uint32]section) error {
@@ -32,19 +31,6 @@ func (x *Index) loadMarks(sections map[uint32]section) error {
 		}
 	}
 	return nil
-}
-
-// addMark takes the next mark; false if it does not follow the one before, or lies outside of the
-// file.
-func (s *shard) addMark(m archive.Mark) bool {
-	if m.Bit < 0 || m.Bit>>3 > s.info.Size() || m.Output < 0 {
-		return false
-	}
-	if k := len(s.marks); k == 0 && m.Output != 0 || k > 0 && (s.marks[k-1].Bit > m.Bit || s.marks[k-1].Output > m.Output) {
-		return false
-	}
-	s.marks = append(s.marks, m)
-	return true
 }
 
 // eachMark returns a function that returns one mark after the other.

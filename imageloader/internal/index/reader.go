@@ -24,7 +24,7 @@ type Reader struct {
 // NewReader makes a Reader for an Index whose Random is true, and an open archive that has not changed
 // since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
-	return &Reader{x: x, archive: a.NewReader()}
+	return &Reader{x: x, archive: archive.NewReader(a)}
 }
 
 // FileTime is how long the Reader has waited for compressed files, without inflating.

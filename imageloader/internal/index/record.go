@@ -2,6 +2,7 @@ package index
 
 import (
 	"encoding/binary"
+	"hash/crc32"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
@@ -70,4 +71,23 @@ func decodeMark(b []byte) (shard uint32, m archive.Mark) {
 		At:     int64(le.Uint64(b[16:])),
 		Size:   int32(le.Uint32(b[24:])),
 	}
+}
+
+// matches says whether p has the checksum of the record, if that has one.
+func (r *record) matches(p []byte) bool {
+	return r.flags&recordSummed == 0 || crc32.ChecksumIEEE(p) == r.crc
+}
+
+// header makes a Header of what the index file says of a sample.
+func (r *record) header(h header) Header {
+	info, format, ok := h.info()
+	switch {
+	case r.flags&recordImage == 0 || h[8] == headerNoImage:
+		return Header{State: HeaderNoImage}
+	case h[8] == headerUnusable:
+		return Header{State: HeaderUnusable}
+	case ok:
+		return Header{HeaderKnown, format, info}
+	}
+	return Header{}
 }

@@ -47,7 +47,7 @@ func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r := a.NewReader()
+	r := archive.NewReader(a)
 	defer r.Close()
 	for i := range a.Shards() {
 		item, name, rest, ok := nextShard(data)

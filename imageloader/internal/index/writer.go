@@ -189,7 +189,7 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 
 // encodeShards makes the section of shards.
 func encodeShards(a *archive.Archive) (shards []byte, err error) {
-	r := a.NewReader()
+	r := archive.NewReader(a)
 	defer r.Close()
 	for i, s := range a.Shards() {
 		digest, err := shardDigest(a, r, i)

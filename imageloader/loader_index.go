@@ -32,18 +32,6 @@ func (l *Loader) indexConfig() index.Config {
 	}
 }
 
-// checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work
-// is done.
-func (o *Options) checkIndexFile() error {
-	if o.NoIndex || o.IndexFile == "" {
-		return nil
-	}
-	if err := index.CheckFile(o.IndexFile); err != nil {
-		return fmt.Errorf("imageloader: Options.IndexFile: %w", err)
-	}
-	return nil
-}
-
 // MakeIndex reads an archive through and writes its index, as the first epoch over it does by
 // itself, whether or not there is one. Of the options IndexFile, Classes, WebDataset, OpenSource
 // and Logger matter; WebDataset has to be what the loaders have, which do not use the index
@@ -68,4 +56,25 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	c.HoldBytes, c.Progress = 0, progress
 	r, err := index.Make(a, c)
 	return r, stopCause(ctx, err)
+}
+
+// archiveConfig says how the loader opens its archive.
+func (l *Loader) archiveConfig() archive.Config {
+	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
+}
+
+// entryPoints are those of an index that the loader works by; nil if it keeps none.
+func (l *Loader) entryPoints(x *index.Index) *entryPoints {
+	if x == nil || !x.HasFile() || l.o.NoEntryPoints {
+		return nil
+	}
+	for {
+		p := l.points.Load()
+		if p != nil && p.store == entryStore(x) {
+			return p
+		}
+		if l.points.CompareAndSwap(p, newEntryPoints(x, x.Len(), l.o.TrustIndex)) {
+			return l.points.Load()
+		}
+	}
 }

@@ -1,0 +1,19 @@
+package imageloader
+
+// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the
+// loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
+// is left with (by break, return or a panic) stays valid.
+type Batch struct {
+	N       int       // samples: BatchSize, or fewer in the last batch
+	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
+	Labels  []int64   // [N]; of the samples before mixing
+	Soft    []float32 // [N, classes]: the labels of the mixed images; nil without Transform.Mix
+	Samples []Sample  // [N]; may be kept
+	State   State     // where the epoch goes on after this batch: see Loader.Restore; may be kept
+}
+
+// Info is what travels with a batch through a prefetcher: its Batch.Info.
+type Info struct {
+	Samples []Sample // one for each row
+	State   State    // where the epoch goes on after this batch: see Loader.Restore
+}

@@ -1,0 +1,65 @@
+package imageloader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
+)
+
+// Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
+//
+// lend is called from one goroutine at a time, and returns the memory of the next batch's fields:
+// BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
+// (int64). It may block until memory is free, but not longer than its context; at the end of an
+// epoch one slot more than needed may have been lent. deliver is called from Fill's own goroutine
+// with the number of samples n, the first n rows of the oldest lent slot, and an [Info]; n is
+// BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not
+// touched any more from then on.
+//
+// Damage ends the epoch with an error after all samples before it were delivered: in a batch that
+// may be short, and those in a shuffle buffer out of their order. Batches that only come because of
+// the damage have the State of the last one before them, so that the epoch can be gone on with when
+// it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
+// goroutines, waits for them, and returns the cause: within the time that one image takes to
+// decode.
+func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
+	l.mu.Lock()
+	if l.isClosed() {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.running.Add(1)
+	l.mu.Unlock()
+	defer l.running.Done()
+
+	inner, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
+	p.begin()
+	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
+	defer p.buffers.Close() // when no goroutine of the pass is left
+	a, err := archive.Open(inner, l.path, l.archiveConfig())
+	if err != nil {
+		return stopCause(ctx, err)
+	}
+	p.archive = a
+	defer func() { _ = p.archive.Close() }() // only read
+	if p.known != nil && !p.known.Matches(a) {
+		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
+	}
+	return p.run(lend, deliver)
+}
+
+// soft returns how many classes the labels of mixed batches have; 0 if batches are not mixed.
+func (l *Loader) soft() (int, error) {
+	if len(l.o.Transform.Mix) == 0 {
+		return 0, nil
+	}
+	if n := len(l.Classes()); n > 0 {
+		return n, nil
+	}
+	return 0, errors.New("imageloader: Transform.Mix needs classes, and there are none")
+}

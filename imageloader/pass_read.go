@@ -1,0 +1,251 @@
+package imageloader
+
+import (
+	"errors"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+)
+
+// send passes a sample on to place.
+func (p *pass) send(it item) error {
+	if it.bad == nil && it.data != nil && !p.budget.acquire(len(it.data)) {
+		return errStopped
+	}
+	select {
+	case p.items <- it:
+		p.queue(1)
+		return nil
+	case <-p.ctx.Done():
+		return errStopped
+	}
+}
+
+func (p *pass) queue(n int64) {
+	p.queued.Add(n)
+	p.l.counters.queue.Add(n)
+}
+
+// item makes the i-th sample of the index.
+func (p *pass) item(i int) item {
+	s := p.known.Sample(i)
+	it := item{sample: Sample{Name: s.Name, Index: i, Label: s.Label}, size: s.Size, epoch: p.epoch * p.l.o.Repeat}
+	it.bad = p.l.judge.member(&it.sample, s.Kind, s.Size)
+	return it
+}
+
+// wanted is how many samples are still to be delivered, if that is fixed.
+func (p *pass) wanted() int { return max(0, p.deal.Turns-p.batches*p.l.o.BatchSize) }
+
+// end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
+// assembly ends it earlier: when it has enough.
+func (p *pass) end() int {
+	switch {
+	case p.deal.Fixed && p.wanted() == 0:
+		return p.turn
+	case p.asm.wanted > 0:
+		return p.deal.MaxTurns()
+	}
+	return p.deal.Turns
+}
+
+// buffer is what the samples of an archive that is larger than memory are shuffled through.
+func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
+	o := &p.l.o
+	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
+	// Told by the file's size, since the order must not depend on whether the archive was read
+	// before.
+	b.Ramp = p.archive.Info().Size() > o.ShuffleBytes
+	return b
+}
+
+// repeated tells a sample that comes again, because there are not enough others, from the first
+// time.
+const repeated = 1 << 40
+
+// list sends the samples of an archive with random access, content still to be fetched.
+func (p *pass) list() {
+	defer close(p.items)
+	n, o := p.known.Len(), &p.l.o
+	s := order.Sequence{Kind: p.order, Seed: o.Seed, Epoch: p.epoch, Rounds: o.Repeat, PerRound: p.l.perRound(p.known), Weights: p.l.weights}
+	s.Shuffled = func(epoch int) []int32 {
+		if p.order == order.Buffered {
+			return order.Through(newBuffer[int32](p, epoch), n, func(i int) int64 { it := p.item(i); return it.weight() })
+		}
+		return order.Permutation(n, o.Seed, epoch)
+	}
+	for turn := p.turn; turn < p.end(); turn++ {
+		position, before := p.deal.At(turn)
+		i, epoch, again := s.At(position)
+		it := p.item(i)
+		it.epoch, it.again = epoch, again+uint64(before)*repeated
+		if p.send(it) != nil {
+			return
+		}
+	}
+}
+
+// readStream sends the samples of an archive without random access.
+func (p *pass) readStream() {
+	defer close(p.items)
+	end := p.end()
+	p.next = p.turn
+	for before := 0; ; before++ { // once, unless samples come again to fill up
+		position := 0
+		take := func(it item) error {
+			turn, mine := p.deal.Turn(position, before)
+			position++
+			if !mine || turn < p.turn || turn >= end {
+				p.buffers.Put(it.data)
+				return nil
+			}
+			p.next = turn + 1
+			it.again = uint64(before) * repeated
+			return p.send(it)
+		}
+		for round := range p.l.o.Repeat {
+			if before+round > 0 {
+				if p.readErr = p.rewind(); p.readErr != nil {
+					return
+				}
+			}
+			if p.readErr = p.readRound(p.epoch*p.l.o.Repeat+round, take); p.readErr != nil {
+				return
+			}
+			if before > 0 && p.next >= end {
+				return
+			}
+		}
+		if end == order.Unknown || p.next >= end {
+			return
+		}
+	}
+}
+
+// rewind begins with the archive again.
+func (p *pass) rewind() error {
+	a, err := p.archive.Reopen()
+	if err != nil {
+		return err
+	}
+	_ = p.archive.Close() // only read
+	p.archive = a
+	return nil
+}
+
+// readRound goes through the archive once; take gets its samples in the order of the epoch.
+func (p *pass) readRound(epoch int, take func(item) error) error {
+	emit, flush := take, func() error { return nil }
+	if p.order == order.Buffered {
+		buffer := newBuffer[item](p, epoch)
+		emit = func(it item) error {
+			for buffer.Full(it.weight()) {
+				if err := take(buffer.Take()); err != nil {
+					return err
+				}
+			}
+			buffer.Add(it, it.weight())
+			return nil
+		}
+		flush = func() error {
+			for buffer.Len() > 0 {
+				if err := take(buffer.Take()); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	read := p.readFirst
+	if p.known != nil {
+		read = p.readKnown
+	}
+	err := read(func(it item) error {
+		it.epoch = epoch
+		return emit(it)
+	})
+	if errors.Is(err, errStopped) {
+		return err
+	}
+	if err != nil {
+		p.stray.Store(int64(p.next))
+	}
+	if stopped := flush(); stopped != nil { // also before an error: nothing that was read is lost
+		return stopped
+	}
+	return err
+}
+
+// readKnown reads the samples of an index, and the rest of the file for its checksum.
+func (p *pass) readKnown(emit func(item) error) error {
+	for i := range p.known.Len() {
+		it := p.item(i)
+		if it.bad == nil {
+			began, spent := time.Now(), p.archive.ReadTime()
+			it.data = p.buffers.Get(int(it.size))
+			if err := p.known.ReadForward(p.archive, i, it.data); err != nil {
+				return err
+			}
+			p.l.counters.streamed(p.archive, time.Since(began), spent)
+		}
+		if err := emit(it); err != nil {
+			return err
+		}
+	}
+	return p.archive.ReadToEnd()
+}
+
+// readFirst reads member by member, and leaves an index behind.
+func (p *pass) readFirst(emit func(item) error) error {
+	b, err := index.NewBuilder(p.l.path, p.l.indexConfig())
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	p.build = b
+	if err := b.Walk(p.archive, &firstVisitor{p: p, emit: emit, began: time.Now(), spent: p.archive.ReadTime()}); err != nil {
+		return err
+	}
+	if b.Samples() == 0 || p.l.index.Load() != nil {
+		return nil
+	}
+	x, err := b.Finish(p.archive)
+	if err != nil { // the samples are all there
+		p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
+		return nil
+	}
+	if !p.l.index.CompareAndSwap(nil, x) {
+		return x.Close()
+	}
+	return nil
+}
+
+// firstVisitor emits the samples of an archive's first pass, while its index is made.
+type firstVisitor struct {
+	p    *pass
+	emit func(item) error
+	bad  *SampleError // of the sample that is being visited
+
+	began time.Time     // when the sample before was emitted
+	spent time.Duration // of the archive's ReadTime until then
+}
+
+// Buffer is index.Visitor's.
+func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
+	s := Sample{Name: f.Name, Index: f.Index, Label: f.Label}
+	if v.bad = v.p.l.judge.member(&s, f.Kind, f.Size); v.bad != nil {
+		return nil, nil
+	}
+	return v.p.buffers.Get(int(f.Size)), nil
+}
+
+// Visit is index.Visitor's.
+func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
+	a := v.p.archive
+	v.p.l.counters.streamed(a, time.Since(v.began), v.spent)
+	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Label}, size: f.Size, data: data, bad: v.bad}
+	err := v.emit(it)
+	v.began, v.spent = time.Now(), a.ReadTime()
+	return err
+}

@@ -1,0 +1,102 @@
+package imageloader
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+type worker struct {
+	p        *pass
+	d        decoder
+	source   rand.PCG
+	rng      *rand.Rand
+	geometry imagecapi.Geometry
+
+	augmenter *transform.Augmenter // nil without Transform.Ops
+	entries   *byEntries           // nil: none are used
+	counted   imagecapi.Stats
+}
+
+func (w *worker) reset() { w.rng = rand.New(&w.source) }
+
+func (w *worker) decode(j *job) (flightState, error) {
+	if j.bad != nil {
+		return bad, j.bad
+	}
+	judge := &w.p.l.judge
+	if index.Sniff(j.data) == "" {
+		return bad, judge.notImage(&j.sample, j.data)
+	}
+	info, err := w.d.header(j.data)
+	if err == nil {
+		if e := judge.header(&j.sample, &info); e != nil {
+			return bad, e
+		}
+		stride := 3 * w.p.l.o.Transform.Size
+		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
+		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
+			return bad, judge.bad(&j.sample, Unsupported, err)
+		}
+		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
+			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
+		} else {
+			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
+		}
+		w.count(&info)
+		if err == nil && w.augmenter != nil {
+			err = w.augmenter.Apply(w.rng, j.dst)
+		}
+	}
+	if err == nil {
+		return good, nil
+	}
+	e, err := judge.decoding(&j.sample, err)
+	if err != nil {
+		return fatal, err
+	}
+	return bad, e
+}
+
+// count counts the image that the worker's decoder was given last.
+func (w *worker) count(info *imagecapi.Info) {
+	c := &w.p.l.counters
+	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
+		c.cropped.Add(1)
+	}
+	add := func(p DecodePath, n int64) {
+		if n > 0 {
+			c.decoded[slices.Index(paths[:], p)].Add(n)
+		}
+	}
+	switch info.Format {
+	case imagecapi.PNG:
+		add(ByPNG, 1)
+	case imagecapi.WebP:
+		add(ByWebP, 1)
+	case index.GIF, index.BMP, index.TIFF:
+		add(ByGo, 1)
+	case imagecapi.JPEG:
+		d, ok := w.d.(statsDecoder)
+		if !ok {
+			return
+		}
+		now, err := d.stats()
+		if err != nil {
+			return // there is a decoder, so it has them
+		}
+		before := w.counted
+		w.counted = now
+		used := now.EntriesUsed - before.EntriesUsed
+		add(ByEntryPoints, used)
+		add(ByHuffman, now.JPEGOwn-before.JPEGOwn-used)
+		add(ByLibJPEG, now.JPEGLibjpeg-before.JPEGLibjpeg)
+		c.gaveUp.Add(now.JPEGGaveUp - before.JPEGGaveUp)
+		c.entriesMade.Add(now.EntriesMade - before.EntriesMade)
+		c.entriesRefused.Add(now.EntriesRefused - before.EntriesRefused)
+	}
+}
