@@ -128,7 +128,7 @@ func (e *engine) build() error {
 
 // all returns the groups of an optimizer: the parameters without options of their own first.
 func all(params []*torch.Tensor, groups []Group) []Group {
-	if len(params) == 0 && len(groups) > 0 {
+	if len(params) == 0 {
 		return groups
 	}
 	return append([]Group{{Params: params}}, groups...)

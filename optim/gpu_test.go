@@ -137,7 +137,7 @@ func TestStateMovesBetweenDevices(t *testing.T) {
 // A step takes fewer kernels than there are parameters, whatever the optimizer.
 func TestStepTakesFewKernels(t *testing.T) {
 	onGPU(t)
-	const parameters = 64
+	const parameters = 128
 	stream, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
 	if err != nil {
 		t.Fatal(err)

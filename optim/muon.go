@@ -65,9 +65,11 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 		return nil, err
 	}
 	o.LR, o.Momentum, o.Eps = orDefault(o.LR, 0.001), orDefault(o.Momentum, 0.95), orDefault(o.Eps, 1e-7)
-	if o.NSCoefficients == nil {
-		o.NSCoefficients = &[3]float64{3.4445, -4.775, 2.0315}
+	coefficients := [3]float64{3.4445, -4.775, 2.0315}
+	if o.NSCoefficients != nil {
+		coefficients = *o.NSCoefficients
 	}
+	o.NSCoefficients = &coefficients
 	if o.NSSteps == 0 {
 		o.NSSteps = 5
 	}
@@ -75,9 +77,9 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 		option{"Eps", o.Eps, 0}, option{"NSSteps", float64(o.NSSteps), 100}); err != nil {
 		return nil, err
 	}
-	for _, c := range o.NSCoefficients {
+	for _, c := range coefficients {
 		if !finite(c) {
-			return nil, fmt.Errorf("optim.NewMuon: NSCoefficients are %v: they must be finite: %w", *o.NSCoefficients, cuda.ErrInvalidArgument)
+			return nil, fmt.Errorf("optim.NewMuon: NSCoefficients are %v: they must be finite: %w", coefficients, cuda.ErrInvalidArgument)
 		}
 	}
 	adam, adamCommon, err := o.AdamW.rule(m.name + ": AdamW")
@@ -86,11 +88,7 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 	}
 	adam.maximize = false
 	matrices, others := split(params)
-	muon := o.Groups
-	if len(matrices) > 0 {
-		muon = all(matrices, o.Groups)
-	}
-	if err := m.add(muonRule{o}, common{lr: o.LR, decay: decay}, muon...); err != nil {
+	if err := m.add(muonRule{o}, common{lr: o.LR, decay: decay}, all(matrices, o.Groups)...); err != nil {
 		return nil, err
 	}
 	for i, g := range m.groups {
@@ -101,11 +99,7 @@ func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
 			}
 		}
 	}
-	second := o.AdamW.Groups
-	if len(others) > 0 {
-		second = all(others, second)
-	}
-	if err := m.add(adam, adamCommon, second...); err != nil {
+	if err := m.add(adam, adamCommon, all(others, o.AdamW.Groups)...); err != nil {
 		return nil, err
 	}
 	if err := m.build(); err != nil {

@@ -420,3 +420,43 @@ func TestLoadStateKeepsMemory(t *testing.T) {
 		t.Errorf("the state was at %x and is at %x", before, after)
 	}
 }
+
+// Muon leaves parameters that are no matrices, and the groups of AdamW, to AdamW.
+func TestMuonGroups(t *testing.T) {
+	f := openFile(t, "parity.safetensors")
+	p := newProblem(t, f, "float32").params // 0, 2 and 3 are matrices
+	lr := optim.AdamWOptions{LR: 0.5, Groups: []optim.Group{{Params: []*torch.Tensor{p[3]}, LR: 0.25}}}
+	opt, err := optim.NewMuon(p[:3], optim.MuonOptions{LR: 2, AdamW: lr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	want := [][]*torch.Tensor{{p[0], p[2]}, {p[1]}, {p[3]}}
+	var got [][]*torch.Tensor
+	for _, g := range opt.Groups() {
+		got = append(got, g.Params)
+	}
+	if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(opt.LRs(), []float64{2, 0.5, 0.25}) {
+		t.Errorf("rates %v of groups %v, want groups %v", opt.LRs(), got, want)
+	}
+	for _, w := range p[:4] {
+		turn(t, w)
+	}
+	if err := opt.Step(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := opt.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, n := range s.Tensors {
+		names = append(names, strings.TrimPrefix(n.Name, "state."))
+	}
+	if text := strings.Join(names, " "); text != "0.momentum_buffer 1.momentum_buffer 2.step 2.exp_avg 2.exp_avg_sq 3.step 3.exp_avg 3.exp_avg_sq" {
+		t.Error(text)
+	}
+	if _, err := optim.NewMuon(nil, optim.MuonOptions{}); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "no parameters") {
+		t.Error(err)
+	}
+}
