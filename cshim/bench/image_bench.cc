@@ -16,7 +16,9 @@ int main(int argc, char** argv) {
   const std::vector<Bytes> files = members(argv[1]);
   if (files.empty()) stop("no files in the archive");
   std::mt19937 random(1);
-  std::vector<ts_image_info> infos(files.size());
+  ts_image_info unread = {};
+  unread.size = sizeof unread;
+  std::vector<ts_image_info> infos(files.size(), unread);
   std::vector<ts_image_geometry> crops;
   size_t bytes = 0;
   double pixels = 0;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,9 +25,9 @@ struct ts_augmenter {
 namespace ts::image {
 namespace {
 
-constexpr int32_t kMostSide = 65535;
-constexpr int32_t kMostTaps = 1001;  // of the blur, a side
-constexpr double kLeastSigma = 1e-6;
+constexpr int32_t kMaxSide = 65535;
+constexpr int32_t kMaxTaps = 1001;  // of the blur, a side
+constexpr double kMinSigma = 1e-6;
 
 // A kernel is a type with a static run. It is compiled twice, and the processor chooses: with AVX2
 // the loops are vectors and a fused multiply-add is one instruction. The results are the same.
@@ -485,326 +486,390 @@ struct BilinearRow {
   throw Failure(TS_ERROR_INVALID_ARGUMENT, "operation " + std::to_string(op.kind) + ": " + what);
 }
 
-void check(const ts_augment_op& op, int32_t* width, int32_t* height) {
-  for (const double value : op.values) {
-    if (!std::isfinite(value)) refuse(op, "a value is not finite");
-  }
-  const int32_t* in = op.integers;
-  switch (op.kind) {
-    case TS_AUGMENT_FLIP_HORIZONTAL:
-    case TS_AUGMENT_FLIP_VERTICAL:
-    case TS_AUGMENT_INVERT:
-    case TS_AUGMENT_AUTOCONTRAST:
-    case TS_AUGMENT_EQUALIZE:
-    case TS_AUGMENT_GRAYSCALE:
-    case TS_AUGMENT_SOLARIZE:
-      return;
-    case TS_AUGMENT_BRIGHTNESS:
-    case TS_AUGMENT_CONTRAST:
-    case TS_AUGMENT_SATURATION:
-    case TS_AUGMENT_SHARPNESS:
-      if (op.values[0] < 0 || op.values[0] > 1e6) refuse(op, "the factor is not in 0 to 1e6");
-      return;
-    case TS_AUGMENT_HUE:
-      if (!(op.values[0] >= -0.5 && op.values[0] <= 0.5)) refuse(op, "not in -0.5 to 0.5");
-      return;
-    case TS_AUGMENT_POSTERIZE:
-      if (in[0] < 0 || in[0] > 8) refuse(op, "bits must be from 0 to 8");
-      return;
-    case TS_AUGMENT_QUARTER_TURNS:
-      if (in[0] < 0 || in[0] > 3) refuse(op, "turns must be from 0 to 3");
-      if (in[0] % 2 == 1) std::swap(*width, *height);
-      return;
-    case TS_AUGMENT_BLUR:
-      if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > kMostTaps ||
-          in[1] > kMostTaps) {
-        refuse(op, "the kernel's sides must be odd and positive");
-      }
-      if (in[0] / 2 >= *width || in[1] / 2 >= *height) {
-        refuse(op, "half of the kernel must be smaller than the image");
-      }
-      // Below, even the weight of the kernel's centre may be 0, and their sum.
-      if (!(op.values[0] >= kLeastSigma && op.values[1] >= kLeastSigma)) {
-        refuse(op, "sigma must be at least 1e-6");
-      }
-      return;
-    case TS_AUGMENT_ERASE:
-      if (in[0] < 0 || in[1] < 0 || in[2] < 0 || in[3] < 0 || in[0] > *width - in[2] ||
-          in[1] > *height - in[3]) {
-        refuse(op, "the box is not inside the image");
-      }
-      return;
-    case TS_AUGMENT_CROP: {
-      if (in[2] < 1 || in[3] < 1 || in[2] > kMostSide || in[3] > kMostSide) {
-        refuse(op, "the box must be from 1 to 65535 pixels a side");
-      }
-      if (in[4] < TS_PADDING_CONSTANT || in[4] > TS_PADDING_SYMMETRIC)
-        refuse(op, "no such padding");
-      const int64_t most = in[4] == TS_PADDING_REFLECT     ? -1
-                           : in[4] == TS_PADDING_SYMMETRIC ? 0
-                                                           : 1 << 20;
-      const auto far = [&](int64_t begin, int64_t size, int64_t side) {
-        const int64_t over = most >= 1 ? most : side + most;
-        return begin < -over || begin + size > side + over;
-      };
-      if (far(in[0], in[2], *width) || far(in[1], in[3], *height)) {
-        refuse(op, "more padding than the image can give");
-      }
-      *width = in[2];
-      *height = in[3];
-      return;
-    }
-    case TS_AUGMENT_AFFINE:
-    case TS_AUGMENT_PERSPECTIVE:
-      if (in[0] != TS_INTERPOLATION_NEAREST && in[0] != TS_INTERPOLATION_BILINEAR)
-        refuse(op, "no such interpolation");
-      if (op.kind == TS_AUGMENT_PERSPECTIVE || (in[5] == 0 && in[6] == 0)) return;
-      if (in[5] < 1 || in[6] < 1 || in[5] > kMostSide || in[6] > kMostSide) {
-        refuse(op, "the result must be from 1 to 65535 pixels a side");
-      }
-      *width = in[5];
-      *height = in[6];
-      return;
-    case TS_AUGMENT_PERMUTE:
-      for (int c = 0; c < 3; ++c) {
-        if (in[c] < 0 || in[c] > 2) refuse(op, "channels must be from 0 to 2");
-      }
-      return;
-    default:
-      refuse(op, "there is no such operation");
-  }
-}
-
 void put_color(const int32_t* from, uint8_t* to) {
   for (int c = 0; c < 3; ++c) to[c] = static_cast<uint8_t>(from[c]);
 }
 
-}  // namespace
+// ---- operations: each has a check and a run, which belong together in the table below -----------
 
-void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
-                    const ts_augment_op* ops, int32_t count) {
-  int32_t w = width;
-  int32_t h = height;
-  for (int32_t i = 0; i < count; ++i) check(ops[i], &w, &h);
-  require(w == width && h == height, "the operations change the image's size");
-  image_.resize(width, height);
-  for (int32_t y = 0; y < height; ++y) {
-    std::memcpy(image_.row(y), pixels + static_cast<size_t>(y) * stride, image_.row_bytes());
+struct Size {
+  int32_t width, height;
+};
+
+// Whatever parameters there are, the operation can run.
+void check_nothing(const ts_augment_op&, Size*) {}
+
+void check_factor(const ts_augment_op& op, Size*) {
+  if (op.values[0] < 0 || op.values[0] > 1e6) refuse(op, "the factor is not in 0 to 1e6");
+}
+
+void check_hue(const ts_augment_op& op, Size*) {
+  if (!(op.values[0] >= -0.5 && op.values[0] <= 0.5)) refuse(op, "not in -0.5 to 0.5");
+}
+
+void check_posterize(const ts_augment_op& op, Size*) {
+  if (op.integers[0] < 0 || op.integers[0] > 8) refuse(op, "bits must be from 0 to 8");
+}
+
+void check_quarter_turns(const ts_augment_op& op, Size* size) {
+  if (op.integers[0] < 0 || op.integers[0] > 3) refuse(op, "turns must be from 0 to 3");
+  if (op.integers[0] % 2 == 1) std::swap(size->width, size->height);
+}
+
+void check_blur(const ts_augment_op& op, Size* size) {
+  const int32_t* in = op.integers;
+  if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > kMaxTaps ||
+      in[1] > kMaxTaps) {
+    refuse(op, "the kernel's sides must be odd and positive");
   }
-  for (int32_t i = 0; i < count; ++i) step(ops[i]);
-  for (int32_t y = 0; y < height; ++y) {
-    std::memcpy(pixels + static_cast<size_t>(y) * stride, image_.row(y), image_.row_bytes());
+  if (in[0] / 2 >= size->width || in[1] / 2 >= size->height) {
+    refuse(op, "half of the kernel must be smaller than the image");
+  }
+  // With less, even the weight of the kernel's centre may be 0, and so the sum of all weights.
+  if (!(op.values[0] >= kMinSigma && op.values[1] >= kMinSigma)) {
+    refuse(op, "sigma must be at least 1e-6");
   }
 }
 
-void Augmenter::step(const ts_augment_op& op) {
-  const size_t pixels = image_.bytes.size() / 3;
-  uint8_t* const bytes = image_.bytes.data();
-  const double value = op.values[0];
-  switch (op.kind) {
-    case TS_AUGMENT_FLIP_HORIZONTAL:
-      for (int32_t y = 0; y < image_.height; ++y) {
-        uint8_t* left = image_.row(y);
-        uint8_t* right = left + image_.row_bytes() - 3;
-        for (; left < right; left += 3, right -= 3) std::swap_ranges(left, left + 3, right);
-      }
-      return;
-    case TS_AUGMENT_FLIP_VERTICAL:
-      for (int32_t y = 0; y < image_.height / 2; ++y) {
-        std::swap_ranges(image_.row(y), image_.row(y) + image_.row_bytes(),
-                         image_.row(image_.height - 1 - y));
-      }
-      return;
-    case TS_AUGMENT_QUARTER_TURNS:
-      return quarter_turns(op.integers[0]);
-    case TS_AUGMENT_INVERT:
-      for (uint8_t& byte : image_.bytes) byte = static_cast<uint8_t>(255 - byte);
-      return;
-    case TS_AUGMENT_AUTOCONTRAST:
-      return autocontrast(&image_);
-    case TS_AUGMENT_EQUALIZE:
-      return equalize(&image_);
-    case TS_AUGMENT_GRAYSCALE:
-      return ts::image::run<Grayscale>(bytes, pixels);
-    case TS_AUGMENT_SOLARIZE: {
-      const auto threshold = static_cast<float>(value);
-      return look_up(&image_, table_of([&](int i) {
-        return static_cast<uint8_t>(static_cast<float>(i) >= threshold ? 255 - i : i);
-      }));
-    }
-    case TS_AUGMENT_POSTERIZE: {
-      const int mask = 0xFF << (8 - op.integers[0]) & 0xFF;
-      for (uint8_t& byte : image_.bytes) byte = static_cast<uint8_t>(byte & mask);
-      return;
-    }
-    case TS_AUGMENT_BRIGHTNESS:
-      return brightness(&image_, value);
-    case TS_AUGMENT_CONTRAST:
-      return contrast(&image_, value);
-    case TS_AUGMENT_SATURATION:
-      return ts::image::run<Saturation>(bytes, pixels, static_cast<float>(value),
-                                        static_cast<float>(1.0 - value));
-    case TS_AUGMENT_HUE:
-      return ts::image::run<Hue>(bytes, pixels, static_cast<float>(value));
-    case TS_AUGMENT_SHARPNESS:
-      return sharpen(value);
-    case TS_AUGMENT_BLUR:
-      return blur(op.integers[0], op.integers[1], op.values[0], op.values[1]);
-    case TS_AUGMENT_ERASE: {
-      uint8_t color[3];
-      put_color(op.integers + 4, color);
-      for (int32_t y = op.integers[1]; y < op.integers[1] + op.integers[3]; ++y) {
-        uint8_t* at = image_.row(y) + 3 * static_cast<size_t>(op.integers[0]);
-        for (int32_t x = 0; x < op.integers[2]; ++x, at += 3) std::copy_n(color, 3, at);
-      }
-      return;
-    }
-    case TS_AUGMENT_CROP:
-      return crop(op);
-    case TS_AUGMENT_AFFINE:
-      return affine(op);
-    case TS_AUGMENT_PERSPECTIVE:
-      return perspective(op);
-    case TS_AUGMENT_PERMUTE:
-      for (size_t i = 0; i < pixels; ++i) {
-        const uint8_t from[3] = {bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]};
-        for (size_t c = 0; c < 3; ++c) bytes[3 * i + c] = from[op.integers[c]];
-      }
-      return;
-    default:
-      refuse(op, "there is no such operation");
+void check_erase(const ts_augment_op& op, Size* size) {
+  const int32_t* in = op.integers;
+  if (in[0] < 0 || in[1] < 0 || in[2] < 0 || in[3] < 0 || in[0] > size->width - in[2] ||
+      in[1] > size->height - in[3]) {
+    refuse(op, "the box is not inside the image");
   }
 }
 
-void Augmenter::quarter_turns(int32_t turns) {
+// Whether a crop from begin on leaves the image's side by more than its padding can fill.
+bool beyond_padding(int32_t padding, int64_t begin, int64_t length, int64_t side) {
+  int64_t room = 1 << 20;
+  if (padding == TS_PADDING_REFLECT) room = side - 1;
+  if (padding == TS_PADDING_SYMMETRIC) room = side;
+  return begin < -room || begin + length > side + room;
+}
+
+void check_crop(const ts_augment_op& op, Size* size) {
+  const int32_t* in = op.integers;
+  if (in[2] < 1 || in[3] < 1 || in[2] > kMaxSide || in[3] > kMaxSide) {
+    refuse(op, "the box must be from 1 to 65535 pixels a side");
+  }
+  if (in[4] < TS_PADDING_CONSTANT || in[4] > TS_PADDING_SYMMETRIC) refuse(op, "no such padding");
+  if (beyond_padding(in[4], in[0], in[2], size->width) ||
+      beyond_padding(in[4], in[1], in[3], size->height)) {
+    refuse(op, "more padding than the image can give");
+  }
+  *size = {in[2], in[3]};
+}
+
+void check_perspective(const ts_augment_op& op, Size*) {
+  if (op.integers[0] != TS_INTERPOLATION_NEAREST && op.integers[0] != TS_INTERPOLATION_BILINEAR) {
+    refuse(op, "no such interpolation");
+  }
+}
+
+void check_affine(const ts_augment_op& op, Size* size) {
+  check_perspective(op, size);
+  const int32_t* in = op.integers;
+  if (in[5] == 0 && in[6] == 0) return;
+  if (in[5] < 1 || in[6] < 1 || in[5] > kMaxSide || in[6] > kMaxSide) {
+    refuse(op, "the result must be from 1 to 65535 pixels a side");
+  }
+  *size = {in[5], in[6]};
+}
+
+void check_permute(const ts_augment_op& op, Size*) {
+  for (int c = 0; c < 3; ++c) {
+    if (op.integers[c] < 0 || op.integers[c] > 2) refuse(op, "channels must be from 0 to 2");
+  }
+}
+
+void flip_horizontal(Workspace* work, const ts_augment_op&) {
+  for (int32_t y = 0; y < work->image.height; ++y) {
+    uint8_t* left = work->image.row(y);
+    uint8_t* right = left + work->image.row_bytes() - 3;
+    for (; left < right; left += 3, right -= 3) std::swap_ranges(left, left + 3, right);
+  }
+}
+
+void flip_vertical(Workspace* work, const ts_augment_op&) {
+  Pixels& image = work->image;
+  for (int32_t y = 0; y < image.height / 2; ++y) {
+    std::swap_ranges(image.row(y), image.row(y) + image.row_bytes(),
+                     image.row(image.height - 1 - y));
+  }
+}
+
+void brightness(Workspace* work, const ts_augment_op& op) {
+  brightness(&work->image, op.values[0]);
+}
+
+void contrast(Workspace* work, const ts_augment_op& op) { contrast(&work->image, op.values[0]); }
+
+void saturation(Workspace* work, const ts_augment_op& op) {
+  run<Saturation>(work->image.bytes.data(), work->image.count(), static_cast<float>(op.values[0]),
+                  static_cast<float>(1.0 - op.values[0]));
+}
+
+void hue(Workspace* work, const ts_augment_op& op) {
+  run<Hue>(work->image.bytes.data(), work->image.count(), static_cast<float>(op.values[0]));
+}
+
+void grayscale(Workspace* work, const ts_augment_op&) {
+  run<Grayscale>(work->image.bytes.data(), work->image.count());
+}
+
+void invert(Workspace* work, const ts_augment_op&) {
+  for (uint8_t& byte : work->image.bytes) byte = static_cast<uint8_t>(255 - byte);
+}
+
+void solarize(Workspace* work, const ts_augment_op& op) {
+  const auto threshold = static_cast<float>(op.values[0]);
+  look_up(&work->image, table_of([&](int i) {
+    return static_cast<uint8_t>(static_cast<float>(i) >= threshold ? 255 - i : i);
+  }));
+}
+
+void posterize(Workspace* work, const ts_augment_op& op) {
+  const int mask = 0xFF << (8 - op.integers[0]) & 0xFF;
+  for (uint8_t& byte : work->image.bytes) byte = static_cast<uint8_t>(byte & mask);
+}
+
+void autocontrast(Workspace* work, const ts_augment_op&) { autocontrast(&work->image); }
+
+void equalize(Workspace* work, const ts_augment_op&) { equalize(&work->image); }
+
+void erase(Workspace* work, const ts_augment_op& op) {
+  const int32_t* in = op.integers;
+  uint8_t color[3];
+  put_color(in + 4, color);
+  for (int32_t y = in[1]; y < in[1] + in[3]; ++y) {
+    uint8_t* at = work->image.row(y) + 3 * static_cast<size_t>(in[0]);
+    for (int32_t x = 0; x < in[2]; ++x, at += 3) std::copy_n(color, 3, at);
+  }
+}
+
+void permute(Workspace* work, const ts_augment_op& op) {
+  uint8_t* const bytes = work->image.bytes.data();
+  const size_t pixels = work->image.count();
+  for (size_t i = 0; i < pixels; ++i) {
+    const uint8_t from[3] = {bytes[3 * i], bytes[3 * i + 1], bytes[3 * i + 2]};
+    for (size_t c = 0; c < 3; ++c) bytes[3 * i + c] = from[op.integers[c]];
+  }
+}
+
+void quarter_turns(Workspace* work, const ts_augment_op& op) {
+  const int32_t turns = op.integers[0];
   if (turns == 0) return;
-  const int32_t w = image_.width;
-  const int32_t h = image_.height;
-  other_.resize(turns % 2 == 1 ? h : w, turns % 2 == 1 ? w : h);
-  for (int32_t y = 0; y < other_.height; ++y) {
-    uint8_t* to = other_.row(y);
-    for (int32_t x = 0; x < other_.width; ++x, to += 3) {
+  const int32_t w = work->image.width;
+  const int32_t h = work->image.height;
+  work->other.resize(turns % 2 == 1 ? h : w, turns % 2 == 1 ? w : h);
+  for (int32_t y = 0; y < work->other.height; ++y) {
+    uint8_t* to = work->other.row(y);
+    for (int32_t x = 0; x < work->other.width; ++x, to += 3) {
       // Counter-clockwise, as torch.rot90 turns.
       const int32_t from_x = turns == 1 ? w - 1 - y : turns == 2 ? w - 1 - x : y;
       const int32_t from_y = turns == 1 ? x : turns == 2 ? h - 1 - y : h - 1 - x;
-      std::copy_n(image_.row(from_y) + 3 * static_cast<size_t>(from_x), 3, to);
+      std::copy_n(work->image.row(from_y) + 3 * static_cast<size_t>(from_x), 3, to);
     }
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
 }
 
-void Augmenter::crop(const ts_augment_op& op) {
+void crop(Workspace* work, const ts_augment_op& op) {
   const int32_t left = op.integers[0];
   const int32_t top = op.integers[1];
   uint8_t fill[3];
   put_color(op.integers + 5, fill);
-  other_.resize(op.integers[2], op.integers[3]);
-  columns_.resize(static_cast<size_t>(other_.width));
-  for (int32_t x = 0; x < other_.width; ++x) {
-    columns_[static_cast<size_t>(x)] = padded(left + x, image_.width, op.integers[4]);
+  work->other.resize(op.integers[2], op.integers[3]);
+  work->columns.resize(static_cast<size_t>(work->other.width));
+  for (int32_t x = 0; x < work->other.width; ++x) {
+    work->columns[static_cast<size_t>(x)] = padded(left + x, work->image.width, op.integers[4]);
   }
-  for (int32_t y = 0; y < other_.height; ++y) {
-    const int32_t source = padded(top + y, image_.height, op.integers[4]);
-    uint8_t* to = other_.row(y);
-    const uint8_t* row = source < 0 ? nullptr : image_.row(source);
-    for (const int32_t column : columns_) {
+  for (int32_t y = 0; y < work->other.height; ++y) {
+    const int32_t source = padded(top + y, work->image.height, op.integers[4]);
+    uint8_t* to = work->other.row(y);
+    const uint8_t* row = source < 0 ? nullptr : work->image.row(source);
+    for (const int32_t column : work->columns) {
       std::copy_n(row == nullptr || column < 0 ? fill : row + 3 * static_cast<size_t>(column), 3,
                   to);
       to += 3;
     }
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
 }
 
-void Augmenter::sharpen(double factor) {
-  if (image_.width <= 2 || image_.height <= 2) return;
-  other_ = image_;
-  const auto rest = static_cast<float>(1.0 - factor);
-  const size_t end = image_.row_bytes() - 3;
-  for (int32_t y = 1; y < image_.height - 1; ++y) {
-    const uint8_t* here = image_.row(y);
-    ts::image::run<Sharpen>(static_cast<const uint8_t*>(image_.row(y - 1)), here,
-                            static_cast<const uint8_t*>(image_.row(y + 1)), other_.row(y),
-                            size_t{3}, end, rest);
+void sharpness(Workspace* work, const ts_augment_op& op) {
+  if (work->image.width <= 2 || work->image.height <= 2) return;
+  work->other = work->image;
+  const auto rest = static_cast<float>(1.0 - op.values[0]);
+  const size_t end = work->image.row_bytes() - 3;
+  for (int32_t y = 1; y < work->image.height - 1; ++y) {
+    const uint8_t* here = work->image.row(y);
+    run<Sharpen>(static_cast<const uint8_t*>(work->image.row(y - 1)), here,
+                 static_cast<const uint8_t*>(work->image.row(y + 1)), work->other.row(y), size_t{3},
+                 end, rest);
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
 }
 
-void Augmenter::blur(int32_t width, int32_t height, double sigma_x, double sigma_y) {
-  weights_.resize(static_cast<size_t>(width) + static_cast<size_t>(height));
-  gaussian(width, sigma_x, weights_.data());
-  gaussian(height, sigma_y, weights_.data() + width);
+void blur(Workspace* work, const ts_augment_op& op) {
+  const int32_t width = op.integers[0];
+  const int32_t height = op.integers[1];
+  work->weights.resize(static_cast<size_t>(width) + static_cast<size_t>(height));
+  gaussian(width, op.values[0], work->weights.data());
+  gaussian(height, op.values[1], work->weights.data() + width);
   const auto margin = static_cast<size_t>(width / 2);
-  const size_t bytes = image_.row_bytes();
-  x_.resize(bytes + 6 * margin);
-  other_.resize(image_.width, image_.height);
+  const size_t bytes = work->image.row_bytes();
+  work->x.resize(bytes + 6 * margin);
+  work->other.resize(work->image.width, work->image.height);
   std::vector<const uint8_t*> rows(static_cast<size_t>(height));
-  for (int32_t y = 0; y < image_.height; ++y) {
+  for (int32_t y = 0; y < work->image.height; ++y) {
     for (int32_t k = 0; k < height; ++k) {
       rows[static_cast<size_t>(k)] =
-          image_.row(padded(y + k - height / 2, image_.height, TS_PADDING_REFLECT));
+          work->image.row(padded(y + k - height / 2, work->image.height, TS_PADDING_REFLECT));
     }
-    float* line = x_.data() + 3 * margin;
-    ts::image::run<BlurRows>(static_cast<const uint8_t* const*>(rows.data()),
-                             static_cast<const float*>(weights_.data() + width), height, line,
-                             size_t{0}, bytes);
+    float* line = work->x.data() + 3 * margin;
+    run<BlurRows>(static_cast<const uint8_t* const*>(rows.data()),
+                  static_cast<const float*>(work->weights.data() + width), height, line, size_t{0},
+                  bytes);
     for (size_t m = 1; m <= margin; ++m) {
       std::copy_n(line + 3 * m, 3, line - 3 * m);
       std::copy_n(line + bytes - 3 - 3 * m, 3, line + bytes - 3 + 3 * m);
     }
-    ts::image::run<BlurColumns>(static_cast<const float*>(x_.data()),
-                                static_cast<const float*>(weights_.data()), width, other_.row(y),
-                                bytes);
+    run<BlurColumns>(static_cast<const float*>(work->x.data()),
+                     static_cast<const float*>(work->weights.data()), width, work->other.row(y),
+                     bytes);
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
 }
 
-void Augmenter::sample(const ts_augment_op& op, int32_t y) {
-  Sampled from = {image_.bytes.data(), image_.width, image_.height, other_.width, {}, false};
+// Writes one output row of a grid transform, whose source coordinates are in x and y.
+void sample(Workspace* work, const ts_augment_op& op, int32_t y) {
+  Sampled from = {work->image.bytes.data(),
+                  work->image.width,
+                  work->image.height,
+                  work->other.width,
+                  {},
+                  false};
   from.filled = op.integers[1] != 0;
   if (from.filled) put_color(op.integers + 2, from.fill);
-  const float* xs = x_.data();
-  const float* ys = y_.data();
+  const float* xs = work->x.data();
+  const float* ys = work->y.data();
   if (op.integers[0] == TS_INTERPOLATION_NEAREST) {
-    ts::image::run<NearestRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
+    run<NearestRow>(static_cast<const Sampled*>(&from), xs, ys, work->other.row(y));
   } else {
-    ts::image::run<BilinearRow>(static_cast<const Sampled*>(&from), xs, ys, other_.row(y));
+    run<BilinearRow>(static_cast<const Sampled*>(&from), xs, ys, work->other.row(y));
   }
 }
 
-void Augmenter::affine(const ts_augment_op& op) {
+void affine(Workspace* work, const ts_augment_op& op) {
   const bool same = op.integers[5] == 0;
-  other_.resize(same ? image_.width : op.integers[5], same ? image_.height : op.integers[6]);
-  x_.resize(static_cast<size_t>(other_.width));
-  y_.resize(static_cast<size_t>(other_.width));
-  const float half[2] = {0.5F * static_cast<float>(image_.width),
-                         0.5F * static_cast<float>(image_.height)};
+  work->other.resize(same ? work->image.width : op.integers[5],
+                     same ? work->image.height : op.integers[6]);
+  work->x.resize(static_cast<size_t>(work->other.width));
+  work->y.resize(static_cast<size_t>(work->other.width));
+  const float half[2] = {0.5F * static_cast<float>(work->image.width),
+                         0.5F * static_cast<float>(work->image.height)};
   float theta[6];
   for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
-  const float first = (1.0F - static_cast<float>(other_.height)) * 0.5F;
-  for (int32_t y = 0; y < other_.height; ++y) {
-    ts::image::run<AffineRow>(x_.data(), y_.data(), other_.width, image_.width, image_.height,
-                              first + static_cast<float>(y), static_cast<const float*>(theta));
-    sample(op, y);
+  const float first = (1.0F - static_cast<float>(work->other.height)) * 0.5F;
+  for (int32_t y = 0; y < work->other.height; ++y) {
+    run<AffineRow>(work->x.data(), work->y.data(), work->other.width, work->image.width,
+                   work->image.height, first + static_cast<float>(y),
+                   static_cast<const float*>(theta));
+    sample(work, op, y);
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
 }
 
-void Augmenter::perspective(const ts_augment_op& op) {
-  other_.resize(image_.width, image_.height);
-  x_.resize(static_cast<size_t>(image_.width));
-  y_.resize(static_cast<size_t>(image_.width));
-  const float half[2] = {0.5F * static_cast<float>(image_.width),
-                         0.5F * static_cast<float>(image_.height)};
+void perspective(Workspace* work, const ts_augment_op& op) {
+  work->other.resize(work->image.width, work->image.height);
+  work->x.resize(static_cast<size_t>(work->image.width));
+  work->y.resize(static_cast<size_t>(work->image.width));
+  const float half[2] = {0.5F * static_cast<float>(work->image.width),
+                         0.5F * static_cast<float>(work->image.height)};
   float theta[8];
   for (int i = 0; i < 6; ++i) theta[i] = static_cast<float>(op.values[i]) / half[i / 3];
   for (int i = 6; i < 8; ++i) theta[i] = static_cast<float>(op.values[i]);
-  for (int32_t y = 0; y < image_.height; ++y) {
-    ts::image::run<PerspectiveRow>(x_.data(), y_.data(), image_.width, image_.height,
-                                   static_cast<float>(y) + 0.5F, static_cast<const float*>(theta));
-    sample(op, y);
+  for (int32_t y = 0; y < work->image.height; ++y) {
+    run<PerspectiveRow>(work->x.data(), work->y.data(), work->image.width, work->image.height,
+                        static_cast<float>(y) + 0.5F, static_cast<const float*>(theta));
+    sample(work, op, y);
   }
-  std::swap(image_, other_);
+  std::swap(work->image, work->other);
+}
+
+// ---- the table -------------------------------------------------------------------------------
+
+struct Operation {
+  int32_t kind;
+  // Throws Failure unless the operation can run on an image of the size, and sets the result's.
+  void (*check)(const ts_augment_op& op, Size* size);
+  void (*run)(Workspace* work, const ts_augment_op& op);
+};
+
+// In the order of their numbers, from 1 on.
+constexpr Operation kOperations[] = {
+    {TS_AUGMENT_FLIP_HORIZONTAL, check_nothing, flip_horizontal},
+    {TS_AUGMENT_FLIP_VERTICAL, check_nothing, flip_vertical},
+    {TS_AUGMENT_QUARTER_TURNS, check_quarter_turns, quarter_turns},
+    {TS_AUGMENT_CROP, check_crop, crop},
+    {TS_AUGMENT_BRIGHTNESS, check_factor, brightness},
+    {TS_AUGMENT_CONTRAST, check_factor, contrast},
+    {TS_AUGMENT_SATURATION, check_factor, saturation},
+    {TS_AUGMENT_SHARPNESS, check_factor, sharpness},
+    {TS_AUGMENT_HUE, check_hue, hue},
+    {TS_AUGMENT_GRAYSCALE, check_nothing, grayscale},
+    {TS_AUGMENT_INVERT, check_nothing, invert},
+    {TS_AUGMENT_SOLARIZE, check_nothing, solarize},
+    {TS_AUGMENT_POSTERIZE, check_posterize, posterize},
+    {TS_AUGMENT_AUTOCONTRAST, check_nothing, autocontrast},
+    {TS_AUGMENT_EQUALIZE, check_nothing, equalize},
+    {TS_AUGMENT_BLUR, check_blur, blur},
+    {TS_AUGMENT_ERASE, check_erase, erase},
+    {TS_AUGMENT_AFFINE, check_affine, affine},
+    {TS_AUGMENT_PERSPECTIVE, check_perspective, perspective},
+    {TS_AUGMENT_PERMUTE, check_permute, permute},
+};
+
+constexpr bool in_order() {
+  int32_t kind = 0;
+  for (const Operation& each : kOperations) {
+    if (each.kind != ++kind) return false;
+  }
+  return true;
+}
+static_assert(in_order(), "operation_of finds an operation by its number");
+
+const Operation& operation_of(const ts_augment_op& op) {
+  if (op.kind < 1 || op.kind > static_cast<int32_t>(std::size(kOperations))) {
+    refuse(op, "there is no such operation");
+  }
+  return kOperations[op.kind - 1];
+}
+
+void check(const ts_augment_op& op, Size* size) {
+  for (const double value : op.values) {
+    if (!std::isfinite(value)) refuse(op, "a value is not finite");
+  }
+  operation_of(op).check(op, size);
+}
+
+}  // namespace
+
+void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
+                    const ts_augment_op* ops, int64_t count) {
+  Size size = {width, height};
+  for (int64_t i = 0; i < count; ++i) check(ops[i], &size);
+  require(size.width == width && size.height == height, "the operations change the image's size");
+  Pixels& image = work_.image;  // also after an operation has exchanged it with the other
+  image.resize(width, height);
+  for (int32_t y = 0; y < height; ++y) {
+    std::memcpy(image.row(y), pixels + static_cast<size_t>(y) * stride, image.row_bytes());
+  }
+  for (int64_t i = 0; i < count; ++i) operation_of(ops[i]).run(&work_, ops[i]);
+  for (int32_t y = 0; y < height; ++y) {
+    std::memcpy(pixels + static_cast<size_t>(y) * stride, image.row(y), image.row_bytes());
+  }
 }
 
 }  // namespace ts::image
@@ -825,9 +890,9 @@ ts_error* ts_augmenter_run(ts_augmenter* augmenter, uint8_t* pixels, int32_t wid
   return ts::guard(__func__, [&] {
     ts::require(augmenter != nullptr, "augmenter is NULL");
     ts::require(pixels != nullptr, "pixels is NULL");
-    ts::require(width >= 1 && height >= 1 && width <= ts::image::kMostSide &&
-                    height <= ts::image::kMostSide,
-                "width and height must be from 1 to 65535");
+    ts::require(
+        width >= 1 && height >= 1 && width <= ts::image::kMaxSide && height <= ts::image::kMaxSide,
+        "width and height must be from 1 to 65535");
     ts::require(stride >= static_cast<size_t>(width) * 3, "stride is less than width * 3 bytes");
     ts::require(count >= 0 && (ops != nullptr || count == 0), "ops is NULL");
     augmenter->augmenter.run(pixels, width, height, stride, ops, count);

@@ -23,6 +23,7 @@ struct Pixels {
     height = h;
     bytes.resize(row_bytes() * static_cast<size_t>(h));
   }
+  size_t count() const { return bytes.size() / 3; }
   size_t row_bytes() const { return static_cast<size_t>(width) * 3; }
   uint8_t* row(int32_t y) { return bytes.data() + static_cast<size_t>(y) * row_bytes(); }
   const uint8_t* row(int32_t y) const {
@@ -30,28 +31,24 @@ struct Pixels {
   }
 };
 
+// What operations work on, kept from image to image.
+struct Workspace {
+  Pixels image;
+  Pixels other;             // an operation's result, exchanged with image when it is complete
+  std::vector<float> x, y;  // coordinates of a row, or sums of the blur
+  std::vector<float> weights;
+  std::vector<int32_t> columns;
+};
+
 class Augmenter {
  public:
-  // Runs the operations in order on rows that are stride bytes apart. The result has the image's
-  // size again. Throws Failure (INVALID_ARGUMENT), with the pixels as they were.
+  // Runs the operations in order on rows that are stride bytes apart. Together they must keep the
+  // image's size. Throws Failure (INVALID_ARGUMENT) before any pixel changes.
   void run(uint8_t* pixels, int32_t width, int32_t height, size_t stride, const ts_augment_op* ops,
-           int32_t count);
+           int64_t count);
 
  private:
-  void step(const ts_augment_op& op);
-  void crop(const ts_augment_op& op);
-  void affine(const ts_augment_op& op);
-  void perspective(const ts_augment_op& op);
-  // One output row of a grid transform: where it comes from is in x_ and y_.
-  void sample(const ts_augment_op& op, int32_t y);
-  void quarter_turns(int32_t turns);
-  void sharpen(double factor);
-  void blur(int32_t width, int32_t height, double sigma_x, double sigma_y);
-
-  Pixels image_, other_;      // other_: what an operation writes, then exchanged
-  std::vector<float> x_, y_;  // scratch: coordinates of a row, sums of the blur
-  std::vector<float> weights_;
-  std::vector<int32_t> columns_;
+  Workspace work_;
 };
 
 }  // namespace ts::image

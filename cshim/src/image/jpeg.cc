@@ -377,7 +377,7 @@ uint64_t prove(const uint8_t* data, size_t bytes, const uint8_t* blob, size_t bl
   return std::max<uint64_t>(1, xxh64(blob, blob_bytes, xxh64(data, bytes, secret)));
 }
 
-enum class Trust { kNone, kVerify, kJump };
+using Trust = JpegDecoder::Trust;
 
 Trust judge(const EntriesIn& in, const uint8_t* data, size_t bytes, Entries* entries) {
   if (!entries->attach(in.blob, in.bytes) || entries->of().bytes != bytes) return Trust::kNone;
@@ -431,56 +431,33 @@ void JpegDecoder::make_entries(const uint8_t* data, size_t bytes, EntriesOut* ou
   pack(data, bytes, out);
 }
 
-void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
-                         const EntriesIn* in, EntriesOut* out) {
+void JpegDecoder::open_image(const uint8_t* data, size_t bytes, const Box& box) {
   JpegState* state = state_.get();
-  const End end_image{state};
-  const auto open_image = [&] {
-    if (!open(state, data, bytes, &box)) {
-      throw Failure(state->failure, std::string("JPEG: ") + state->text);
-    }
-  };
-  Entries entries;
-  Trust trust = in == nullptr ? Trust::kNone : judge(*in, data, bytes, &entries);
-  // A file that entries were made of has passed the check.
-  if (trust != Trust::kJump) jpeg_check(data, bytes);
-  open_image();
-  bool own = attach(data, bytes);
-  if (trust != Trust::kNone &&
-      (!own || entries.of().scan != scan_begin_ || entries.of().mcus != mcus_)) {
-    if (trust == Trust::kJump) jpeg_check(data, bytes);
-    trust = Trust::kNone;
-  }
-  if (in != nullptr && trust == Trust::kNone) ++stats_.entries_refused;
-  if (own) {
-    if (trust == Trust::kJump) state->entropy.use(&entries);
-    if (trust == Trust::kVerify) state->entropy.verify(&entries);
-    if (trust == Trust::kNone) record(bytes, out);
-    own = rows(box, sink);
-    if (!own) {
-      // Damaged or strange, or the entries are wrong: from the start again, without them and by
-      // libjpeg-turbo, which says what it is.
-      ++stats_.gave_up;
-      if (trust != Trust::kNone) ++stats_.entries_refused;
-      if (trust == Trust::kJump) jpeg_check(data, bytes);
-      end(state);
-      sink->restart();
-      open_image();
-      state->own = false;
-    }
-  }
-  if (!own) {
-    ++stats_.libjpeg;
-    rows(box, sink);
-    return;
-  }
-  ++stats_.own;
+  if (open(state, data, bytes, &box)) return;
+  throw Failure(state->failure, std::string("JPEG: ") + state->text);
+}
+
+// Reads the rows with our entropy decoder, which the entries help as far as they are trusted.
+// False: it gave up, because the file is damaged or strange, or because the entries are wrong.
+bool JpegDecoder::decode_own(size_t bytes, const Box& box, Resizer* sink, Trust trust,
+                             const Entries& entries, const EntriesOut* out) {
+  EntropyDecoder& entropy = state_->entropy;
+  if (trust == Trust::kJump) entropy.use(&entries);
+  if (trust == Trust::kVerify) entropy.verify(&entries);
+  if (trust == Trust::kNone) record(bytes, out);
+  return rows(box, sink);
+}
+
+// Does what is left to do with the entries after a decode of our own: makes them, proves them, or
+// counts their use.
+void JpegDecoder::settle(const uint8_t* data, size_t bytes, Trust trust, const EntriesIn* in,
+                         EntriesOut* out) {
   switch (trust) {
     case Trust::kNone:
       if (out != nullptr) pack(data, bytes, out);
       break;
     case Trust::kVerify:
-      if (state->entropy.finish_scan()) {
+      if (state_->entropy.finish_scan()) {
         *in->proof = prove(data, bytes, in->blob, in->bytes);
         ++stats_.entries_verified;
       } else {
@@ -491,6 +468,40 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
       ++stats_.entries_used;
       break;
   }
+}
+
+void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
+                         const EntriesIn* in, EntriesOut* out) {
+  const End end_image{state_.get()};
+  Entries entries;
+  Trust trust = in == nullptr ? Trust::kNone : judge(*in, data, bytes, &entries);
+  // A file that entries were made of has passed the check.
+  if (trust != Trust::kJump) jpeg_check(data, bytes);
+  open_image(data, bytes, box);
+  const bool own = attach(data, bytes);
+  if (trust != Trust::kNone &&
+      (!own || entries.of().scan != scan_begin_ || entries.of().mcus != mcus_)) {
+    if (trust == Trust::kJump) jpeg_check(data, bytes);
+    trust = Trust::kNone;
+  }
+  if (in != nullptr && trust == Trust::kNone) ++stats_.entries_refused;
+  if (own) {
+    if (decode_own(bytes, box, sink, trust, entries, out)) {
+      ++stats_.own;
+      settle(data, bytes, trust, in, out);
+      return;
+    }
+    // From the start again, without entries and by libjpeg-turbo, whose verdict stands.
+    ++stats_.gave_up;
+    if (trust != Trust::kNone) ++stats_.entries_refused;
+    if (trust == Trust::kJump) jpeg_check(data, bytes);
+    end(state_.get());
+    sink->restart();
+    open_image(data, bytes, box);
+    state_->own = false;
+  }
+  ++stats_.libjpeg;
+  rows(box, sink);
 }
 
 }  // namespace ts::image

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "image/entries.h"
 #include "image/jpeg_entropy.h"
 #include "image/resize.h"
 #include "torchstream_image.h"
@@ -75,7 +76,15 @@ class JpegDecoder {
 
   const JpegStats& stats() const { return stats_; }
 
+  // What entries are good for: nothing, comparing with the file, or jumping over what is not
+  // needed.
+  enum class Trust { kNone, kVerify, kJump };
+
  private:
+  void open_image(const uint8_t* data, size_t bytes, const Box& box);
+  bool decode_own(size_t bytes, const Box& box, Resizer* sink, Trust trust, const Entries& entries,
+                  const EntriesOut* out);
+  void settle(const uint8_t* data, size_t bytes, Trust trust, const EntriesIn* in, EntriesOut* out);
   bool works();
   bool attach(const uint8_t* data, size_t bytes);
   bool rows(const Box& box, Resizer* sink);
