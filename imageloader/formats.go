@@ -17,12 +17,13 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// The formats that few training sets have are decoded in Go, whole, and only resized by the shim: their C libraries bring more code and more damage from hostile
-// bytes than speed (Debian's libtiff.a alone draws in five others).
+// Formats that few training sets have are decoded in Go, as whole images, and only resized by the
+// shim: their C libraries would bring more code, and more danger from hostile bytes, than speed
+// (Debian's libtiff.a alone draws in five others).
 //
-// A worker takes 3 bytes a pixel for the RGB, which it uses again for the next image, and for a GIF 1 for the frame; the
-// garbage collector may not have freed that of the images before. That is less than the 8 bytes a pixel that
-// ts_image_decoder takes at most.
+// A worker takes 3 bytes a pixel for the RGB, which it uses again for the next image, and 1 byte a
+// pixel for the frame of a GIF; frames of earlier images may still wait for the garbage collector.
+// The maximum of ts_image_decoder is 8 bytes a pixel.
 
 const maxSide = 1_000_000
 
@@ -33,7 +34,7 @@ type rareFormat struct {
 	decode func(data []byte, c image.Config, rgb []byte) error
 }
 
-// rare is the format of an image that the shim does not decode; nil if it does, or nobody.
+// rare returns the format of an image that is decoded in Go; nil for all other bytes.
 func rare(data []byte) *rareFormat {
 	switch index.Sniff(data) {
 	case "GIF":
@@ -46,7 +47,8 @@ func rare(data []byte) *rareFormat {
 	return nil
 }
 
-// failed turns an error of a Go decoder into one of the two kinds that the shim has. A decoder that panics has met damage too: nothing that a file holds may end the program.
+// failed turns an error of a Go decoder into one of the two kinds that the shim has. A decoder that
+// panics has met damage too: no file may end the program.
 func (f *rareFormat) failed(err error) error {
 	code := imagecapi.CodeDecode
 	var unsupported tiff.UnsupportedError
@@ -71,7 +73,9 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	if c.Width < 1 || c.Height < 1 || c.Width > 1<<30 || c.Height > 1<<30 {
 		return info, f.failed(fmt.Errorf("an impossible size of %d x %d pixels", c.Width, c.Height))
 	}
-	if c.Width > maxSide || c.Height > maxSide { // as the shim: what resizing takes follows from the sides, not from their product alone
+	// The shim has the same limit: the memory that resizing takes depends on the sides, not on
+	// their product alone.
+	if c.Width > maxSide || c.Height > maxSide {
 		return info, &imagecapi.Error{Code: imagecapi.CodeUnsupported, Origin: "image", Message: fmt.Sprintf("an image of %d x %d is over the limit of %d pixels a side", c.Width, c.Height, maxSide)}
 	}
 	info = imagecapi.Info{Format: f.number, Width: int32(c.Width), Height: int32(c.Height), Components: 3, BitDepth: 8, Orientation: 1}
@@ -84,7 +88,7 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 		info.BitDepth = 16
 	}
 	if f.number == index.TIFF {
-		// Go's decoder and libtiff do not agree on which of a fax's two colours is black.
+		// Go's decoder and libtiff disagree on which of a fax's two colours is black.
 		if c := tiffShort(data, 259, 1); c >= 2 && c <= 4 {
 			return info, f.failed(tiff.UnsupportedError("fax compression"))
 		}
@@ -95,8 +99,8 @@ func (f *rareFormat) header(data []byte) (info imagecapi.Info, err error) {
 	return info, nil
 }
 
-// pixels decodes to rows of RGB without gaps: grey is tripled, alpha dropped, 16 bits cut to 8. room has the memory for
-// them.
+// pixels decodes to rows of RGB without gaps: grey is tripled, alpha dropped, 16 bits cut to 8.
+// room has the memory for them.
 func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte) (rgb []byte, w, h int, err error) {
 	defer f.protect(&err)
 	c, err := f.config(bytes.NewReader(data))
@@ -113,8 +117,9 @@ func (f *rareFormat) pixels(data []byte, room func(bytes int) []byte) (rgb []byt
 	return rgb, c.Width, c.Height, nil
 }
 
-// plausible compares what the file has with what it would have to become, before there is memory for it: a few bytes
-// cannot ask for the memory of a large image. The pixels of a GIF take too few bits for that.
+// plausible compares the size of the file with that of its pixels before memory is allocated for
+// them: a file of a few bytes cannot ask for the memory of a large image. The pixels of a GIF take
+// too few bits for that.
 func (f *rareFormat) plausible(data []byte, c image.Config) error {
 	switch f.number {
 	case index.TIFF:
@@ -145,8 +150,8 @@ func bmpLayout(data []byte, c image.Config) (offset, stride int) {
 	return int(binary.LittleEndian.Uint32(data[10:])), (c.Width*bits + 31) / 32 * 4
 }
 
-// decodeBMP takes a file whose header the library has found to be c: golang.org/x/image/bmp makes RGBA of it. The file is
-// not compressed, and long enough.
+// decodeBMP decodes a file in whose header the library has found c. (The library itself decodes to
+// RGBA.) The file is not compressed, and long enough.
 func decodeBMP(data []byte, c image.Config, rgb []byte) error {
 	offset, stride := bmpLayout(data, c)
 	bits := int(binary.LittleEndian.Uint16(data[28:]))
@@ -175,7 +180,7 @@ func decodeBMP(data []byte, c image.Config, rgb []byte) error {
 	return nil
 }
 
-// decodeGIF decodes the first frame. What it leaves out of the image is black.
+// decodeGIF decodes the first frame. Pixels outside of the frame are black.
 func decodeGIF(data []byte, c image.Config, rgb []byte) error {
 	decoded, err := gif.Decode(bytes.NewReader(withoutTransparency(data)))
 	if err != nil {
@@ -208,7 +213,8 @@ func colourTable(palette color.Palette) (table [][3]byte) {
 	return table
 }
 
-// withoutTransparency is a GIF whose first frame has no transparent colour: Go's decoder forgets which colour that is, and Pillow and torchvision show it.
+// withoutTransparency returns the GIF with the transparent colour of its first frame made opaque:
+// Go's decoder forgets the colour, and Pillow and torchvision show it.
 func withoutTransparency(data []byte) []byte {
 	if len(data) < 13 {
 		return data
@@ -232,7 +238,8 @@ func withoutTransparency(data []byte) []byte {
 	return data
 }
 
-// tiffShort is a tag of the first directory whose value is one 16-bit number; fallback if it is not there.
+// tiffShort returns the value of a tag of the first directory that is one 16-bit number; fallback
+// if the tag is not there.
 func tiffShort(data []byte, tag, fallback uint16) uint16 {
 	var order binary.ByteOrder = binary.LittleEndian
 	if data[0] == 'M' {

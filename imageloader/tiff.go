@@ -14,9 +14,9 @@ import (
 	"golang.org/x/image/tiff/lzw"
 )
 
-// golang.org/x/image/tiff checks the header, but decodes into 33 to 49 bytes a pixel: strips whole, in buffers that grow
-// by doubling, and images of up to 64 bits. Here rows go from the decompressor straight to RGB: 3 bytes a pixel and a
-// row. The pixels are the library's.
+// golang.org/x/image/tiff checks the header, but decodes into 33 to 49 bytes a pixel: strips whole,
+// in buffers that grow by doubling, and images of up to 64 bits. Here rows go from the decompressor
+// straight to RGB: 3 bytes a pixel and a row. The pixels are the library's.
 
 const (
 	tiffBitsPerSample   = 258
@@ -74,7 +74,8 @@ func (v tiffValues) get(i int) uint64 {
 	}
 }
 
-// tag returns up to limit values of a tag of the first directory; none if there are none, or no whole numbers.
+// tag returns up to limit values of a tag of the first directory; none if the tag is missing, or
+// has no whole numbers.
 func (t *tiffImage) tag(number uint16, limit int) tiffValues {
 	none := tiffValues{}
 	directory := uint64(t.order.Uint32(t.data[4:]))
@@ -116,7 +117,7 @@ func (t *tiffImage) first(number uint16, fallback uint64) uint64 {
 	return fallback
 }
 
-// newTIFF takes a file whose header the library has found to be c.
+// newTIFF reads the directory of a file in whose header the library has found c.
 func newTIFF(data []byte, c image.Config) (*tiffImage, error) {
 	t := &tiffImage{data: data, order: binary.LittleEndian, width: c.Width, height: c.Height, at: 1}
 	if data[0] == 'M' {
@@ -186,7 +187,7 @@ func (t *tiffImage) layOut() error {
 	return nil
 }
 
-// bytes is how long so many pixels of a row are.
+// bytes is the size of so many pixels of a row.
 func (t *tiffImage) bytes(pixels int) int { return (pixels*t.samples*t.depth + 7) / 8 }
 
 // visible is the part of block (i, j) that lies in the image.
@@ -195,7 +196,7 @@ func (t *tiffImage) visible(i, j int) image.Rectangle {
 	return image.Rectangle{at, at.Add(t.block)}.Intersect(image.Rect(0, 0, t.width, t.height))
 }
 
-// source is what the file has of a block.
+// source returns the bytes that the file has of a block.
 func (t *tiffImage) source(i, j int) ([]byte, error) {
 	k := j*t.across + i
 	offset, count := t.offsets.get(k), t.counts.get(k)
@@ -211,8 +212,8 @@ func (t *tiffImage) source(i, j int) ([]byte, error) {
 	return t.data[offset : offset+min(count, uint64(len(t.data))-offset)], nil
 }
 
-// plausible compares what the blocks have with what they would have to become, before there is memory for it: a few
-// bytes cannot ask for the memory of a large image.
+// plausible compares the size of the blocks with that of their pixels before memory is allocated
+// for them: a few bytes cannot ask for the memory of a large image.
 func (t *tiffImage) plausible() error {
 	// The maximum of bytes that one byte can become.
 	ratio := map[uint64]int{tiffDeflate: 1032, tiffDeflateOld: 1032, tiffPackBits: 64, tiffLZW: 4096 * 8 / 9, tiffUncompressed: 1, 0: 1}[t.compression]
@@ -324,7 +325,8 @@ func readRow(r io.Reader, p []byte) (n int, err error) {
 	return n, err
 }
 
-// sum undoes the horizontal predictor: a sample is the difference to the one of the pixel before.
+// sum undoes the horizontal predictor, which stores a sample as the difference to that of the pixel
+// before.
 func (t *tiffImage) sum(row []byte) {
 	if t.depth == 8 {
 		for i := t.samples; i < len(row); i++ {
@@ -337,7 +339,8 @@ func (t *tiffImage) sum(row []byte) {
 	}
 }
 
-// convert fills to with the first pixels of a row: grey is tripled, alpha dropped, 16 bits cut to 8.
+// convert fills to with the first pixels of a row: grey is tripled, alpha dropped, 16 bits cut to
+// 8.
 func (t *tiffImage) convert(to, row []byte) error {
 	size := t.depth / 8 // bytes a sample
 	at := 0
@@ -367,7 +370,8 @@ func (t *tiffImage) convert(to, row []byte) error {
 	return nil
 }
 
-// packBits unpacks PackBits (TIFF 6.0, section 9): a length and literals, or a length and a byte to repeat.
+// packBits unpacks PackBits (TIFF 6.0, section 9): a length and literals, or a length and a byte to
+// repeat.
 type packBits struct {
 	in, ready []byte
 	run       [128]byte
