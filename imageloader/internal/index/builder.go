@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
 // Builder collects an index member by member. It records the members of all directories, whether or
@@ -32,6 +33,8 @@ type Builder struct {
 
 	keeping   bool // contents, in held
 	held      [][]byte
+	arena     *arena.Arena // has held; nil before the first content
+	given     bool         // an Index frees the arena
 	heldBytes int64
 }
 
@@ -94,6 +97,17 @@ func (b *Builder) Close() {
 	for _, s := range b.spools() {
 		s.close()
 	}
+	if !b.given {
+		b.arena.Free()
+	}
+}
+
+// room returns memory for a content that is to be held.
+func (b *Builder) room(size int64) []byte {
+	if b.arena == nil {
+		b.arena = arena.New()
+	}
+	return b.arena.Alloc(int(size))
 }
 
 // wants says whether the content of a member of this size would still be kept in memory.
@@ -104,6 +118,7 @@ func (b *Builder) wants(size int64) bool { return b.keeping && b.heldBytes+size 
 func (b *Builder) hold(data []byte, size int64) {
 	if !b.wants(size) {
 		b.keeping, b.held = false, nil
+		b.arena.Free()
 		return
 	}
 	b.held = append(b.held, make([][]byte, b.count-len(b.held))...)

@@ -23,13 +23,8 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	if err := b.loadSamples(x, sections); err != nil {
 		return nil, err
 	}
-	if b.keeping && len(b.held) > 0 {
-		x.memory.held = make([][]byte, len(x.samples))
-		for k := range x.memory.held {
-			if i := int(x.number(k)); i < len(b.held) {
-				x.memory.held[k] = b.held[i]
-			}
-		}
+	if err := x.loadOversize(sections[sectionHeaders], b.config.MaxPixels); err != nil {
+		return nil, err
 	}
 	if windows := sections[sectionWindows]; windows.at == io.ReaderAt(&b.windows) {
 		x.spool, b.windows = b.windows, spool{}
@@ -37,7 +32,22 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	} else {
 		x.windows = windows.at
 	}
-	return x, x.loadOversize(sections[sectionHeaders], b.config.MaxPixels)
+	b.giveContents(x)
+	return x, nil
+}
+
+// giveContents makes the contents that are held x's, which frees them from now on.
+func (b *Builder) giveContents(x *Index) {
+	if !b.keeping || len(b.held) == 0 {
+		return
+	}
+	x.memory.arena, b.given = b.arena, true
+	x.memory.held = make([][]byte, len(x.samples))
+	for k := range x.memory.held {
+		if i := int(x.number(k)); i < len(b.held) {
+			x.memory.held[k] = b.held[i]
+		}
+	}
 }
 
 // loadSamples reads the members, and makes those of classes the samples of x.

@@ -1,7 +1,6 @@
 package index
 
 import (
-	"bytes"
 	"hash/crc32"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -129,7 +128,7 @@ func (w *walk) visit() error {
 	case w.visitor == nil && !a.Streamed():
 		b.keeping = false // there is no need
 	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
-		data = make([]byte, f.Size)
+		data = b.room(f.Size)
 	}
 	if data != nil {
 		err = a.Content(data)
@@ -173,7 +172,9 @@ func (w *walk) summarise(data []byte) error {
 	}
 	if f.Index >= 0 && f.Size > 0 && f.Size <= b.config.MaxSampleBytes {
 		if w.visitor != nil && b.wants(f.Size) {
-			data = bytes.Clone(data) // the buffer is the visitor's
+			kept := b.room(f.Size)
+			copy(kept, data) // the buffer is the visitor's
+			data = kept
 		}
 		b.hold(data, f.Size)
 	}

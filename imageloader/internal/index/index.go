@@ -191,7 +191,10 @@ func (x *Index) number(i int) int32 {
 // Close saves the entry points that were kept, and closes the index file. It may be called more than
 // once.
 func (x *Index) Close() error {
-	x.closing.Do(x.spool.close)
+	x.closing.Do(func() {
+		x.spool.close()
+		x.memory.arena.Free()
+	})
 	if x.side == nil {
 		return nil
 	}

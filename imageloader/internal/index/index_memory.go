@@ -1,18 +1,20 @@
 package index
 
 import (
-	"slices"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
 // maxLazyWork is maxWork for samples that are read from the archive once, and from memory then.
 const maxLazyWork = 64
 
-// contents are contents of samples that are kept in memory. The zero value has none.
+// contents are contents of samples that are kept in memory, outside of Go's heap: the garbage collector
+// would let the process grow to twice the archive. The zero value has none.
 type contents struct {
+	arena *arena.Arena // has held and what lazy points to; nil: there are none
 	// held has all of them, for an index that was made by reading them.
 	held [][]byte
 	// lazy keeps contents once they are read, for an index from a file. Each points to as many bytes
@@ -40,8 +42,8 @@ func (c *contents) of(i int, size int64) []byte {
 
 // keep keeps a copy of the content of sample i in lazy, unless it is there or empty.
 func (c *contents) keep(i int, data []byte) {
-	if len(data) > 0 {
-		c.lazy[i].Store(unsafe.SliceData(slices.Clone(data)))
+	if len(data) > 0 && c.lazy[i].Load() == nil {
+		c.lazy[i].Store(unsafe.SliceData(c.arena.Clone(data)))
 	}
 }
 
@@ -71,16 +73,18 @@ func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	}
 	if x.work > 0 && (x.work <= maxLazyWork || x.reach <= segmentBytes/2) {
 		x.memory.limit = maxSize
+		x.memory.arena = arena.New()
 		x.memory.lazy = make([]atomic.Pointer[byte], len(x.samples))
 		return nil
 	}
+	x.memory.arena = arena.New() // Close frees it
 	held := make([][]byte, len(x.samples))
 	for i := range x.samples {
 		r := &x.samples[i]
 		if r.kind != archive.Regular || r.size == 0 || r.size > maxSize {
 			continue
 		}
-		held[i] = make([]byte, r.size)
+		held[i] = x.memory.arena.Alloc(int(r.size))
 		if err := x.ReadForward(a, i, held[i]); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@ package index
 import (
 	"errors"
 	"hash/crc32"
+	"runtime"
 	"slices"
 	"time"
 
@@ -37,6 +38,7 @@ func (r *Reader) Close() { r.archive.Close() }
 // file. Errors are *archive.Error, or archive.ErrStopped.
 func (r *Reader) Read(i int, p []byte) error {
 	x, m := r.x, &r.x.samples[i]
+	defer runtime.KeepAlive(x) // a collected index has no memory
 	if data := x.InMemory(i); data != nil {
 		copy(p, data)
 		return nil
