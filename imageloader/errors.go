@@ -20,17 +20,20 @@ var (
 	errStopped = archive.ErrStopped
 )
 
-// BadSamplePolicy says what happens to a sample that can't be decoded. Whatever it is, the sample is counted and named in Stats and in the log, and all batches but the
-// last have Options.BatchSize samples.
+// BadSamplePolicy says what happens to a sample that can't be decoded. Under every policy the sample is
+// counted and named in Stats and in the log, and all batches but the last have Options.BatchSize
+// samples.
 type BadSamplePolicy int
 
+// The policies.
 const (
 	// Fail ends the epoch with a *SampleError, after the samples before it were delivered.
 	Fail BadSamplePolicy = iota
-	// Skip leaves the sample out: batches are what they would be if it were not in the archive.
+	// Skip leaves the sample out: batches are what they would be if the archive did not have it.
 	Skip
-	// Substitute puts the previous good sample of the same batch in its place (the next one if there is none before), label included. An epoch so has the same
-	// number of batches whatever is damaged. A batch without a single good sample is an error.
+	// Substitute puts the previous good sample of the same batch in its place, or the next good sample
+	// if there is none before, label included. So an epoch has the same number of batches whatever is
+	// damaged. A batch without a single good sample is an error.
 	Substitute
 )
 
@@ -61,7 +64,8 @@ const (
 	Rejected    Reason = "rejected"       // a Func of Transform.Ops returned an error
 )
 
-// SampleError is a bad sample: a member of the archive, in the directory of a class, that does not become an image.
+// SampleError is a bad sample: a member of the archive, in the directory of a class, that does not
+// become an image.
 type SampleError struct {
 	File   string // the archive
 	Name   string // the member
@@ -83,12 +87,12 @@ func (e *SampleError) Unwrap() error { return e.Err }
 // advice is added to the error of the policy Fail.
 const advice = "(remove the member from the archive, or set Options.BadSamples to Skip or Substitute)"
 
-// failedSample is a *SampleError under the policy Fail: it also says what to do.
+// failedSample is a *SampleError under the policy Fail. Its text also says what to do.
 type failedSample struct{ *SampleError }
 
 func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
 func (e failedSample) Unwrap() error { return e.SampleError }
 
-// ArchiveError is damage to the archive itself: what follows can't be read. The samples before it were
-// delivered.
+// ArchiveError is damage to the archive itself: nothing behind it can be read. The samples before it
+// were delivered.
 type ArchiveError = archive.Error

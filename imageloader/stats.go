@@ -17,35 +17,36 @@ import (
 // namedBad is how many bad samples Stats names.
 const namedBad = 100
 
-// Stats is what a Loader did since Open, over all epochs. It is always counted, at the cost of a few clock readings for each sample. Times are sums over goroutines:
-// Decode / (Workers * Elapsed) is how busy the workers were. It is a slog.LogValuer, and has a form in JSON, in seconds.
+// Stats is what a Loader has done since Open, over all epochs. Counting is always on, and costs a few
+// clock readings for each sample. Times are sums over goroutines: Decode / (Workers * Elapsed) is how
+// busy the workers were. Stats is a slog.LogValuer, and has a form in JSON, with times in seconds.
 type Stats struct {
 	Samples  int64            // delivered
 	Batches  int64            // delivered
 	Bytes    int64            // compressed bytes of decoded images
-	Bad      int64            // bad samples met, once for each epoch that met them
-	BadBy    map[Reason]int64 // the same by reason
-	BadNamed []*SampleError   // the first 100 different ones, in the order met; the log names every one
-	Ignored  int              // members of the archive that are no samples: outside of a class's directory
+	Bad      int64            // bad samples, each counted in every epoch that met it
+	BadBy    map[Reason]int64 // bad samples by reason
+	BadNamed []*SampleError   // the first 100 different bad samples, in the order met; the log names all
+	Ignored  int              // members of the archive outside of a class's directory, which are no samples
 
 	Workers    int
-	Queue      int   // samples read and not yet taken by a worker, now
-	QueueBytes int64 // compressed bytes that are read and not yet decoded, now, without those in the shuffle buffer
+	Queue      int   // samples that are read and not yet taken by a worker, now
+	QueueBytes int64 // compressed bytes that are read and not decoded, now; not those in a shuffle buffer
 
-	Decoded        map[DecodePath]int64 // images by how they were decoded, also those that then turned out to be damaged
-	Cropped        int64                // images of them of which less than all was wanted
-	GaveUp         int64                // JPEGs that our own Huffman decoder handed on to libjpeg-turbo: damaged, or stranger than their headers say
+	Decoded        map[DecodePath]int64 // images by how they were decoded, damaged images included
+	Cropped        int64                // images of which a crop was wanted, not all
+	GaveUp         int64                // JPEGs that our Huffman decoder left to libjpeg-turbo: damaged or unusual
 	EntriesMade    int64                // JPEGs whose entry points were noted
-	EntriesRefused int64                // JPEGs whose entry points were not those of their bytes: decoded without
+	EntriesRefused int64                // JPEGs whose entry points did not match their bytes: decoded without
 
-	Elapsed time.Duration // in epochs; those that run at the same time count each
+	Elapsed time.Duration // in epochs; epochs that run at the same time count each
 	Read    time.Duration // waiting for the disk, or the network
 	Inflate time.Duration // inflating, with the checksums and headers of a compressed archive
-	Decode  time.Duration // header, decode, crop, resize, and the transform's other steps
+	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform
 
-	WaitData     time.Duration // workers waiting for samples: high if reading is the bottleneck, or slots
-	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as it should be
-	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has a count of its own
+	WaitData     time.Duration // workers waiting for samples: high if reading or the consumer is the bottleneck
+	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as is good
+	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
 }
 
 // DecodePath is a way to decode an image. The pixels are the same on each.
@@ -53,8 +54,8 @@ type DecodePath string
 
 // The paths. Other formats than JPEG have one each.
 const (
-	ByEntryPoints DecodePath = "jpeg by entry points" // only the part of the file that the crop needs was read
-	ByHuffman     DecodePath = "jpeg by own huffman"  // Huffman decoding of our own, the rest by libjpeg-turbo
+	ByEntryPoints DecodePath = "jpeg by entry points" // only the part that the crop needs
+	ByHuffman     DecodePath = "jpeg by own huffman"  // our Huffman decoder, the rest by libjpeg-turbo
 	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
 	ByPNG         DecodePath = "png"
 	ByWebP        DecodePath = "webp"
@@ -63,7 +64,8 @@ const (
 
 var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
-// Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue, QueueBytes, Ignored) and BadNamed are those of now.
+// Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue,
+// QueueBytes, Ignored) and BadNamed keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
@@ -106,8 +108,9 @@ const (
 	Consuming Stage = "consuming"
 )
 
-// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" if there is too little to tell. Over the whole life of a loader it is an
-// average: Since gives the last minute's.
+// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" before there
+// are enough batches to tell. Over the whole life of a loader the answer is an average: take a difference
+// by Since for that of the last minute.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {
@@ -130,7 +133,7 @@ func (s Stats) Bottleneck() (Stage, string) {
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
-// LogValue is for slog: one group of everything.
+// LogValue returns one group of all fields, for slog.
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
@@ -152,7 +155,7 @@ func (s Stats) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// MarshalJSON is the form that Var publishes: times in seconds.
+// MarshalJSON writes the form that Var publishes, with times in seconds.
 func (s Stats) MarshalJSON() ([]byte, error) {
 	stage, advice := s.Bottleneck()
 	named := make([]string, len(s.BadNamed))
@@ -203,7 +206,7 @@ type counters struct {
 	running map[*pass]time.Time // since when
 }
 
-// begin and end frame an epoch.
+// begin and end bracket an epoch.
 func (c *counters) begin(p *pass) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -271,12 +271,17 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 }
 
 // ReadAt makes a request of its own. Several goroutines may call it.
+//
+// The body of a Source reads into Go's memory: p may be memory that is unmapped later, and a body that
+// goes on writing after its Read has returned must not bring the process down.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {
 		return 0, io.EOF
 	}
-	want := p[:min(int64(len(p)), f.info.Size-at)]
-	if n, err = f.read(f.ctx, want, at); err == nil && n < len(p) {
+	content := make([]byte, min(int64(len(p)), f.info.Size-at))
+	n, err = f.read(f.ctx, content, at)
+	copy(p, content[:n])
+	if err == nil && n < len(p) {
 		err = io.EOF
 	}
 	return n, err
