@@ -82,7 +82,7 @@ asan: setup ## the image part's tests with the address and undefined-behaviour s
 	ctest --test-dir cshim/build-asan --output-on-failure --no-tests=error -j2
 
 .PHONY: lint
-lint: shim ## formatting, go vet, staticcheck, the C headers, exported symbols, import "C"
+lint: shim ## formatting, layers, complexity, go vet, staticcheck, the C headers, exported symbols, import "C"
 	@cshim/setup/packages.sh lint
 	@tools/lint.sh
 

@@ -17,7 +17,10 @@ libraries=$(ls cshim/build/lib)
   exit 1
 }
 go test -c -o loader.test ./imageloader
-if ldd loader.test | grep -E 'torch_|libc10|cudart|not found'; then
-  echo "without-libtorch: error: the loader's test program links what is above" >&2
-  exit 1
-fi
+go build -tags notorch -o torchstream.notorch ./cmd/torchstream
+for program in loader.test torchstream.notorch; do
+  if ldd $program | grep -E 'torch_|libc10|cudart|not found'; then
+    echo "without-libtorch: error: $program links what is above" >&2
+    exit 1
+  fi
+done
