@@ -15,14 +15,14 @@ var (
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
 	ErrNoSamples = index.ErrNoSamples
 
-	// errStopped ends everything that reads or waits because the context has ended. The caller reports
-	// the context's own error in its place.
+	// errStopped ends everything that reads or waits because the context has ended. The caller
+	// reports the context's own error in its place.
 	errStopped = archive.ErrStopped
 )
 
-// BadSamplePolicy says what happens to a sample that can't be decoded. Under every policy the sample is
-// counted and named in Stats and in the log, and all batches but the last have Options.BatchSize
-// samples.
+// BadSamplePolicy says what happens to a sample that can't be decoded. Under every policy the
+// sample is counted and named in Stats and in the log, and all batches but the last have
+// Options.BatchSize samples.
 type BadSamplePolicy int
 
 // The policies.
@@ -31,9 +31,9 @@ const (
 	Fail BadSamplePolicy = iota
 	// Skip leaves the sample out: batches are what they would be if the archive did not have it.
 	Skip
-	// Substitute puts the previous good sample of the same batch in its place, or the next good sample
-	// if there is none before, label included. So an epoch has the same number of batches whatever is
-	// damaged. A batch without a single good sample is an error.
+	// Substitute puts the previous good sample of the same batch in its place, or the next good
+	// sample if there is none before, label included. So an epoch has the same number of batches
+	// whatever is damaged. A batch without a single good sample is an error.
 	Substitute
 )
 
@@ -93,6 +93,6 @@ type failedSample struct{ *SampleError }
 func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
 func (e failedSample) Unwrap() error { return e.SampleError }
 
-// ArchiveError is damage to the archive itself: nothing behind it can be read. The samples before it
-// were delivered.
+// ArchiveError is damage to the archive itself: nothing behind it can be read. The samples before
+// it were delivered.
 type ArchiveError = archive.Error

@@ -61,8 +61,8 @@ func heldArchive(t *testing.T, n, size int) string {
 
 var garbage []byte
 
-// loadHeld is what a child does: five epochs. It prints its peak of resident memory, and the largest heap
-// that it saw.
+// loadHeld is what a child does: five epochs. It prints its peak of resident memory, and the
+// largest heap that it saw.
 func loadHeld(t *testing.T, how, path string) {
 	o := Options{BatchSize: 32, Transform: Eval(16, 16), Shuffle: true, Workers: 4, ShuffleBytes: 1 << 30}
 	switch how {
@@ -93,8 +93,8 @@ func loadHeld(t *testing.T, how, path string) {
 	fmt.Println("held", peakBytes(t), heap)
 }
 
-// TestHeldMemory: an archive that is held in memory takes little more than its size of it, over five
-// epochs, and next to nothing of Go's heap. Each case is measured in a process of its own.
+// TestHeldMemory: an archive that is held in memory takes little more than its size of it, over
+// five epochs, and next to nothing of Go's heap. Each case is measured in a process of its own.
 func TestHeldMemory(t *testing.T) {
 	if value := os.Getenv(heldVariable); value != "" {
 		how, path, _ := strings.Cut(value, ":")

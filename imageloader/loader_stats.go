@@ -39,7 +39,8 @@ func (l *Loader) Stats() Stats {
 	return s
 }
 
-// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its choice: expvar.Publish("train", loader.Var()).
+// Var returns the loader's Stats as an expvar.Var, for the program to publish under a name of its
+// choice: expvar.Publish("train", loader.Var()).
 func (l *Loader) Var() fmt.Stringer { return statsVar{l} }
 
 type statsVar struct{ l *Loader }

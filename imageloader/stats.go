@@ -17,9 +17,10 @@ import (
 // namedBad is how many bad samples Stats names.
 const namedBad = 100
 
-// Stats is what a Loader has done since Open, over all epochs. Counting is always on, and costs a few
-// clock readings for each sample. Times are sums over goroutines: Decode / (Workers * Elapsed) is how
-// busy the workers were. Stats is a slog.LogValuer, and has a form in JSON, with times in seconds.
+// Stats is what a Loader has done since Open, over all epochs. Counting is always on, and costs a
+// few clock readings for each sample. Times are sums over goroutines: Decode / (Workers * Elapsed)
+// is how busy the workers were. Stats is a slog.LogValuer, and has a form in JSON, with times in
+// seconds.
 type Stats struct {
 	Samples  int64            // delivered
 	Batches  int64            // delivered
@@ -108,9 +109,9 @@ const (
 	Consuming Stage = "consuming"
 )
 
-// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" before there
-// are enough batches to tell. Over the whole life of a loader the answer is an average: take a difference
-// by Since for that of the last minute.
+// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" before
+// there are enough batches to tell. Over the whole life of a loader the answer is an average: take
+// a difference by Since for that of the last minute.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {
@@ -223,7 +224,8 @@ func (c *counters) end(p *pass) {
 	delete(c.running, p)
 }
 
-// fetched counts a sample that was read at random in a time of all; read of it, if it was inflated, was for the disk.
+// fetched counts a sample that was read at random in a time of all; read of it, if it was inflated,
+// was for the disk.
 func (c *counters) fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all
@@ -232,7 +234,8 @@ func (c *counters) fetched(all, read time.Duration) {
 	c.inflate.Add(int64(all - read))
 }
 
-// streamed counts a sample that came in order in a time of all; the archive had spent so much on reading before.
+// streamed counts a sample that came in order in a time of all; the archive had spent so much on
+// reading before.
 func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
 	read := all
 	if a.Streamed() {

@@ -87,8 +87,8 @@ type AttentionOptions struct {
 	Cache *KVCache
 }
 
-// Attend computes the attention from L queries to S keys and values: query [L N size], key and value
-// [S N size] give [L N size]; with BatchFirst, N comes first.
+// Attend computes the attention from L queries to S keys and values: query [L N size], key and
+// value [S N size] give [L N size]; with BatchFirst, N comes first.
 func (a *MultiheadAttention) Attend(query, key, value *torch.Tensor, o AttentionOptions) *torch.Tensor {
 	return a.result(a.attend(query, key, value, o), query, key, value)
 }

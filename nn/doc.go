@@ -56,9 +56,9 @@
 //	}
 //	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01})
 //
-// Losses are methods of a tensor: output.CrossEntropy(labels), output.BCEWithLogitsLoss(targets) and
-// the like in package torch. [KVCache] keeps the keys and values of a [MultiheadAttention] while a
-// model generates.
+// Losses are methods of a tensor: output.CrossEntropy(labels), output.BCEWithLogitsLoss(targets)
+// and the like in package torch. [KVCache] keeps the keys and values of a [MultiheadAttention]
+// while a model generates.
 //
 // # PyTorch
 //

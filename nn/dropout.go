@@ -14,8 +14,8 @@ type Dropout struct {
 // 1/(1-p).
 func NewDropout(p float64) *Dropout { return newDropout("Dropout", p, (*torch.Tensor).Dropout) }
 
-// NewDropout2d returns a module that zeroes a whole channel of a sample [N C ...] with probability p
-// and scales the others by 1/(1-p).
+// NewDropout2d returns a module that zeroes a whole channel of a sample [N C ...] with probability
+// p and scales the others by 1/(1-p).
 func NewDropout2d(p float64) *Dropout {
 	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
 }

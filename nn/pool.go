@@ -18,8 +18,8 @@ type (
 	MaxPool3dOptions = MaxPoolOptions
 )
 
-// AvgPoolOptions are the options of NewAvgPool1d, NewAvgPool2d and NewAvgPool3d. Sizes are in pixels
-// and apply to all directions.
+// AvgPoolOptions are the options of NewAvgPool1d, NewAvgPool2d and NewAvgPool3d. Sizes are in
+// pixels and apply to all directions.
 type AvgPoolOptions struct {
 	Stride         int // 0 stands for the kernel's size
 	Padding        int
@@ -105,8 +105,8 @@ func NewAdaptiveAvgPool2d(size int) Module {
 	return newFunction("AdaptiveAvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool2d(n, n) })
 }
 
-// NewAdaptiveAvgPool3d returns a module that outputs volumes of size x size x size, each element the
-// mean of its share of the input.
+// NewAdaptiveAvgPool3d returns a module that outputs volumes of size x size x size, each element
+// the mean of its share of the input.
 func NewAdaptiveAvgPool3d(size int) Module {
 	n := int64(size)
 	return newFunction("AdaptiveAvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AdaptiveAvgPool3d(n, n, n) })
@@ -126,8 +126,8 @@ func NewAdaptiveMaxPool2d(size int) Module {
 	return newFunction("AdaptiveMaxPool2d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool2d(n, n)) })
 }
 
-// NewAdaptiveMaxPool3d returns a module that outputs volumes of size x size x size, each element the
-// maximum of its share of the input.
+// NewAdaptiveMaxPool3d returns a module that outputs volumes of size x size x size, each element
+// the maximum of its share of the input.
 func NewAdaptiveMaxPool3d(size int) Module {
 	n := int64(size)
 	return newFunction("AdaptiveMaxPool3d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool3d(n, n, n)) })

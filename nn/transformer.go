@@ -29,8 +29,8 @@ type TransformerEncoderLayerOptions struct {
 	NoBias      bool    // no biases, in the normalisations too
 }
 
-// NewTransformerEncoderLayer returns a layer for vectors of the given size, which the number of heads
-// divides.
+// NewTransformerEncoderLayer returns a layer for vectors of the given size, which the number of
+// heads divides.
 func NewTransformerEncoderLayer(size, heads int, o TransformerEncoderLayerOptions) *TransformerEncoderLayer {
 	hidden, p := o.Feedforward, or(o.Dropout, 0.1)
 	if hidden == 0 {

@@ -13,7 +13,8 @@ var ErrNoGradients = errors.New("no parameter has a gradient")
 // Optimizer is the interface of the optimizers of this package. An Optimizer serves one goroutine
 // at a time.
 type Optimizer interface {
-	// Step updates the parameters from their gradients. It returns ErrNoGradients if there are none.
+	// Step updates the parameters from their gradients. It returns ErrNoGradients if there are
+	// none.
 	Step() error
 	// ZeroGrad drops the gradients of all parameters.
 	ZeroGrad() error

@@ -24,6 +24,9 @@ python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of
 check "imports between the Go packages point down"
 python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of order"
 
+check "width of Go comments"
+python3 tools/lint/comment_width.py || fail "comments above are wider than 100 columns"
+
 check "cyclomatic complexity of Go functions"
 python3 tools/lint/complexity.py || fail "functions above are too complex"
 

@@ -18,8 +18,9 @@ const (
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
 	minProgress   = firstPiece / 2   // a response of a few bytes a second has stopped
 
-	// What is read in order is requested in pieces, several at a time: one response of an object store
-	// is slower than the network. The first piece is small, since few bytes may be read from there.
+	// What is read in order is requested in pieces, several at a time: one response of an object
+	// store is slower than the network. The first piece is small, since few bytes may be read from
+	// there.
 	firstPiece  = 64 << 10
 	maxPiece    = 4 << 20
 	piecesAhead = 4
@@ -272,8 +273,8 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 
 // ReadAt makes a request of its own. Several goroutines may call it.
 //
-// The body of a Source reads into Go's memory: p may be memory that is unmapped later, and a body that
-// goes on writing after its Read has returned must not bring the process down.
+// The body of a Source reads into Go's memory: p may be memory that is unmapped later, and a body
+// that goes on writing after its Read has returned must not bring the process down.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {
 		return 0, io.EOF

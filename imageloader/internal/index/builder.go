@@ -12,8 +12,8 @@ import (
 // Builder collects an index member by member. It records the members of all directories, whether or
 // not classes are given, so that one sidecar serves both.
 //
-// The records lie in spools, so that a Builder takes the same memory whatever the archive has, except
-// for contents that are held.
+// The records lie in spools, so that a Builder takes the same memory whatever the archive has,
+// except for contents that are held.
 type Builder struct {
 	file    string // the archive, for errors
 	config  Config
@@ -38,8 +38,8 @@ type Builder struct {
 	heldBytes int64
 }
 
-// NewBuilder makes a Builder for the archive at path. It fails if a class is given twice. The caller
-// closes it.
+// NewBuilder makes a Builder for the archive at path. It fails if a class is given twice. The
+// caller closes it.
 func NewBuilder(path string, c Config) (*Builder, error) {
 	dirs, err := newDirectories(path, &c)
 	if err != nil {
@@ -140,9 +140,9 @@ func (b *Builder) mark(shard int, c archive.Checkpoint) {
 	b.marked++
 }
 
-// add takes a member, whose first bytes are magic. It returns the member's number, -1 if it lies in no
-// directory, and the index of its sample as far as is known: -1 if it is none; without given classes
-// its number.
+// add takes a member, whose first bytes are magic. It returns the member's number, -1 if it lies in
+// no directory, and the index of its sample as far as is known: -1 if it is none; without given
+// classes its number.
 func (b *Builder) add(m *archive.Member, magic []byte) (number, sample, label int, err error) {
 	class := classOf(m.Name)
 	image := claims(m, magic)

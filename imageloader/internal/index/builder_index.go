@@ -10,8 +10,8 @@ import (
 // index makes the Index of what was collected, in this run or, as sections says, in an earlier one.
 // The archive was read to its end, then or now; formats are those of its shards.
 //
-// The sections are untrusted: nothing in them is used that would do harm. An error is errIndexDamaged,
-// an *UnknownClassError, or one of reading.
+// The sections are untrusted: nothing in them is used that would do harm. An error is
+// errIndexDamaged, an *UnknownClassError, or one of reading.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
 	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans}
 	for i, s := range a.Shards() {

@@ -14,9 +14,9 @@ type Found struct {
 	Dir   int // the number of its directory: see Labels
 }
 
-// Visitor takes part in a walk. With given classes it meets the samples, and their indexes and labels
-// are final. Without, it meets every member that lies in a directory, in order, with its number among
-// them as its index: whether the directory is a class is known at the end only.
+// Visitor takes part in a walk. With given classes it meets the samples, and their indexes and
+// labels are final. Without, it meets every member that lies in a directory, in order, with its
+// number among them as its index: whether the directory is a class is known at the end only.
 type Visitor interface {
 	// Buffer returns memory for the content of a sample, of its size; nil if the content is not
 	// wanted.
@@ -28,9 +28,9 @@ type Visitor interface {
 // Walk reads the archive to its end, calls v for the samples, and collects what an index of them
 // needs. v may be nil.
 //
-// The samples of a plain .tar and of a directory can be read in any order without more: of these Walk
-// reads the headers alone, unless v wants the contents, and so their records have no checksums. It
-// takes the checksum of every member of a compressed shard that is recorded.
+// The samples of a plain .tar and of a directory can be read in any order without more: of these
+// Walk reads the headers alone, unless v wants the contents, and so their records have no
+// checksums. It takes the checksum of every member of a compressed shard that is recorded.
 func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	b.spoolTo(spoolBeside(indexPaths(&b.config, a)))
 	if err := a.Checkpoints(b.mark); err != nil {
@@ -108,7 +108,8 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	return number, nil
 }
 
-// visit reads what is wanted of the newest member, completes its record, and hands it to the visitor.
+// visit reads what is wanted of the newest member, completes its record, and hands it to the
+// visitor.
 func (w *walk) visit() error {
 	b, a, f := w.b, w.a, &w.found
 	sample, regular := f.Index >= 0, f.Kind == archive.Regular
@@ -142,8 +143,8 @@ func (w *walk) visit() error {
 	return err
 }
 
-// summarise completes the record of the newest member by its content, or if that is nil by what has to
-// be read of it.
+// summarise completes the record of the newest member by its content, or if that is nil by what has
+// to be read of it.
 func (w *walk) summarise(data []byte) error {
 	b, a, f := w.b, w.a, &w.found
 	image := b.last.flags&recordImage != 0

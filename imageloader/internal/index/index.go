@@ -35,7 +35,8 @@ type Index struct {
 	// oversize has the headers of samples that are over Config.MaxPixels, as the sidecar says: they
 	// need not be read.
 	oversize map[int32]header
-	// numbers are the numbers of the samples among the members of the sidecar; nil: they are the same.
+	// numbers are the numbers of the samples among the members of the sidecar; nil: they are the
+	// same.
 	numbers []int32
 
 	// work is how many bytes have to be inflated for each byte of a sample, on average, from the
@@ -102,12 +103,12 @@ func (x *Index) Matches(a *archive.Archive) bool { return archive.SameFile(a.Inf
 // HasFile says whether there is an index file, so that entry points can be kept.
 func (x *Index) HasFile() bool { return x.side != nil }
 
-// Work is how many bytes have to be read or inflated for each byte of a sample, on average, if samples
-// are read in any order; 0: they can be read in the archive's order only.
+// Work is how many bytes have to be read or inflated for each byte of a sample, on average, if
+// samples are read in any order; 0: they can be read in the archive's order only.
 func (x *Index) Work() float64 { return x.work }
 
-// maxWork is how many bytes may be inflated for each byte of a sample, on average, before reading the
-// archive in its order is better.
+// maxWork is how many bytes may be inflated for each byte of a sample, on average, before reading
+// the archive in its order is better.
 const maxWork = 6
 
 // Random says whether Readers can read the samples in any order. It never changes in the life of an
@@ -163,8 +164,8 @@ func (x *Index) Headers() iter.Seq2[Header, error] {
 	}
 }
 
-// EntryPoints returns what KeepEntryPoints was given for sample i, in this run or in one before. It is
-// written over buffer, or into a larger one; empty if there is nothing.
+// EntryPoints returns what KeepEntryPoints was given for sample i, in this run or in one before. It
+// is written over buffer, or into a larger one; empty if there is nothing.
 func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
@@ -172,8 +173,8 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	return x.side.blob(x.number(i), buffer)
 }
 
-// KeepEntryPoints keeps a copy of a blob of entry points for sample i. The index file has it when the
-// index is closed.
+// KeepEntryPoints keeps a copy of a blob of entry points for sample i. The index file has it when
+// the index is closed.
 func (x *Index) KeepEntryPoints(i int, blob []byte) {
 	if x.side != nil {
 		x.side.keep(x.number(i), blob)
@@ -188,8 +189,8 @@ func (x *Index) number(i int) int32 {
 	return x.numbers[i]
 }
 
-// Close saves the entry points that were kept, and closes the index file. It may be called more than
-// once.
+// Close saves the entry points that were kept, and closes the index file. It may be called more
+// than once.
 func (x *Index) Close() error {
 	x.closing.Do(func() {
 		x.spool.close()
@@ -201,6 +202,6 @@ func (x *Index) Close() error {
 	return x.side.close()
 }
 
-// InMemory is the content of sample i, for reading only, if it is kept in memory; nil if it is not, or
-// not yet.
+// InMemory is the content of sample i, for reading only, if it is kept in memory; nil if it is not,
+// or not yet.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(i, x.samples[i].size) }

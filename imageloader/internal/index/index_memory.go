@@ -11,14 +11,14 @@ import (
 // maxLazyWork is maxWork for samples that are read from the archive once, and from memory then.
 const maxLazyWork = 64
 
-// contents are contents of samples that are kept in memory, outside of Go's heap: the garbage collector
-// would let the process grow to twice the archive. The zero value has none.
+// contents are contents of samples that are kept in memory, outside of Go's heap: the garbage
+// collector would let the process grow to twice the archive. The zero value has none.
 type contents struct {
 	arena *arena.Arena // has held and what lazy points to; nil: there are none
 	// held has all of them, for an index that was made by reading them.
 	held [][]byte
-	// lazy keeps contents once they are read, for an index from a file. Each points to as many bytes
-	// as the record's size says.
+	// lazy keeps contents once they are read, for an index from a file. Each points to as many
+	// bytes as the record's size says.
 	lazy []atomic.Pointer[byte]
 	// limit bounds the contents of lazy: larger samples are never read.
 	limit int64

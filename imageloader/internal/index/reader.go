@@ -10,20 +10,20 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// segmentBytes is how much of a stream is inflated at once for samples that stay in memory. So those
-// between two marks are inflated once, not once for each that comes after them.
+// segmentBytes is how much of a stream is inflated at once for samples that stay in memory. So
+// those between two marks are inflated once, not once for each that comes after them.
 const segmentBytes = 1 << 20
 
-// Reader reads the contents of an index's samples in any order. It belongs to one goroutine; several
-// of them may read one open archive at the same time.
+// Reader reads the contents of an index's samples in any order. It belongs to one goroutine;
+// several of them may read one open archive at the same time.
 type Reader struct {
 	x       *Index
 	archive *archive.Reader
 	segment []byte // several samples, or the header and the content of one in a tar
 }
 
-// NewReader makes a Reader for an Index whose Random is true, and an open archive that has not changed
-// since it was indexed. The caller closes the Reader before the archive.
+// NewReader makes a Reader for an Index whose Random is true, and an open archive that has not
+// changed since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
 	return &Reader{x: x, archive: archive.NewReader(a)}
 }
@@ -79,9 +79,9 @@ func (r *Reader) readFrom(s *shard, m *record, i int, p []byte) error {
 	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
 }
 
-// readTar reads a member of a plain tar. A file of the same size and time may be another one all the
-// same, also behind a URL (in another run): so the header before the member has to be the one that was
-// indexed.
+// readTar reads a member of a plain tar. A file of the same size and time may be another one all
+// the same, also behind a URL (in another run): so the header before the member has to be the one
+// that was indexed.
 func (r *Reader) readTar(s *shard, m *record, p []byte) error {
 	shard := int(m.shard)
 	if m.flags&recordBlock == 0 {
@@ -113,9 +113,9 @@ func (r *Reader) readTar(s *shard, m *record, p []byte) error {
 	return nil
 }
 
-// readSegment reads sample i into memory, with those that lie beside it between two marks, if that is
-// worth it. Where something fails, and for samples whose bytes are not what the index says, it does
-// nothing: Read then reads the sample alone, and finds the error.
+// readSegment reads sample i into memory, with those that lie beside it between two marks, if that
+// is worth it. Where something fails, and for samples whose bytes are not what the index says, it
+// does nothing: Read then reads the sample alone, and finds the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
 	shard := x.samples[i].shard
@@ -144,8 +144,8 @@ func (r *Reader) readSegment(i int) {
 	}
 }
 
-// neighbours returns the first and the last of the samples that are inflated together with sample i, and
-// the mark at which they are entered: no more than a segment's bytes, between two marks.
+// neighbours returns the first and the last of the samples that are inflated together with sample
+// i, and the mark at which they are entered: no more than a segment's bytes, between two marks.
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x
 	m := &x.samples[i]
