@@ -1,0 +1,344 @@
+package ptfile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// function is a global that reduce can call: its full name.
+type function string
+
+// storageType is the class of a storage. An untyped storage has no element type: its size is 1 byte.
+type storageType struct {
+	name    string
+	element elementType
+}
+
+// view is a storage as a pickle mentions it: with a class and a number of elements.
+type view struct {
+	storage  *Storage
+	of       storageType
+	elements int64
+}
+
+const (
+	fnOrderedDict   = "collections.OrderedDict"
+	fnCounter       = "collections.Counter"
+	fnEncode        = "_codecs.encode"
+	fnBytes         = "builtins.bytes"
+	fnSize          = "torch.Size"
+	fnDevice        = "torch.device"
+	fnLayout        = "torch.serialization._get_layout"
+	fnTensor        = "torch._utils._rebuild_tensor_v2"
+	fnTensorTyped   = "torch._utils._rebuild_tensor_v3"
+	fnParameter     = "torch._utils._rebuild_parameter"
+	fnParameterWith = "torch._utils._rebuild_parameter_with_state"
+)
+
+const untypedStorage = "UntypedStorage"
+
+// global pushes a global of the whitelist: a function above, a class of storages or a dtype.
+func (u *unpickler) global(module, name string) error {
+	if module == "__builtin__" { // Python 2's name, which protocol 2 uses
+		module = "builtins"
+	}
+	full := module + "." + name
+	switch full {
+	case fnOrderedDict, fnCounter, fnEncode, fnBytes, fnSize, fnDevice, fnLayout, fnTensor, fnTensorTyped, fnParameter, fnParameterWith:
+		u.push(function(full))
+		return nil
+	}
+	if name == untypedStorage && (module == "torch" || module == "torch.storage") {
+		u.push(storageType{full, elementType{size: 1}})
+		return nil
+	}
+	for _, e := range u.types {
+		if e.storage != "" && e.storage == name && (module == "torch" || module == "torch.cuda") {
+			u.push(storageType{full, e})
+			return nil
+		}
+		if module == "torch" && name == e.name {
+			u.push(Name(full))
+			return nil
+		}
+	}
+	const advice = "a file holds tensors and plain values only: in Python, save model.state_dict() instead of the object"
+	return fmt.Errorf("refused: %s (%s)", printable(full), advice)
+}
+
+// printable shortens a global's name and escapes control characters.
+func printable(name string) string {
+	const maxName = 200
+	if len(name) > maxName {
+		name = name[:maxName] + "..."
+	}
+	quoted := fmt.Sprintf("%q", name)
+	return quoted[1 : len(quoted)-1]
+}
+
+// persistent pushes the storage that ("storage", class, key, location, elements) names.
+func (u *unpickler) persistent(id any) error {
+	bad := fmt.Errorf("refused: a persistent id that is no storage: %s", describe(id))
+	tuple, ok := id.(*Tuple)
+	if !ok || len(tuple.Items) != 5 || tuple.Items[0] != any("storage") {
+		return bad
+	}
+	of, ok1 := tuple.Items[1].(storageType)
+	key, ok2 := tuple.Items[2].(string)
+	location, ok3 := tuple.Items[3].(string)
+	n, ok4 := tuple.Items[4].(int64)
+	if !ok1 || !ok2 || !ok3 || !ok4 {
+		return bad
+	}
+	s, err := u.open(key, location)
+	if err != nil {
+		return err
+	}
+	if n < 0 || n > s.Bytes/of.element.size {
+		return fmt.Errorf("storage %q should have %d elements of %d bytes and has %d bytes", key, n, of.element.size, s.Bytes)
+	}
+	u.push(view{s, of, n})
+	return nil
+}
+
+// reduce pushes the result of a call.
+func (u *unpickler) reduce(callee, arguments any) error {
+	name, ok := callee.(function)
+	if !ok {
+		return fmt.Errorf("refused: a call of %s", describe(callee))
+	}
+	tuple, ok := arguments.(*Tuple)
+	if !ok {
+		return fmt.Errorf("%s is called with %s", name, describe(arguments))
+	}
+	v, err := u.call(name, tuple.Items)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	u.push(v)
+	return nil
+}
+
+func (u *unpickler) call(name function, args []any) (any, error) {
+	switch name {
+	case fnOrderedDict:
+		return u.orderedDict(args)
+	case fnCounter:
+		return u.counter(args)
+	case fnEncode:
+		return u.encoded(args)
+	case fnBytes:
+		if len(args) == 0 {
+			return []byte{}, nil
+		}
+	case fnSize:
+		if len(args) == 1 {
+			if sizes, ok := args[0].(*Tuple); ok {
+				return sizes, nil
+			}
+		}
+	case fnDevice:
+		return device(args)
+	case fnLayout:
+		if len(args) == 1 {
+			if s, ok := args[0].(string); ok && len(s) < 64 {
+				return Name(s), nil
+			}
+		}
+	case fnTensor, fnTensorTyped:
+		return u.rebuild(name, args)
+	case fnParameter, fnParameterWith:
+		if len(args) >= 2 {
+			t, ok1 := args[0].(*Tensor)
+			grad, ok2 := args[1].(bool)
+			if ok1 && ok2 {
+				p := *t
+				p.RequiresGrad, p.Parameter = grad, true
+				return &p, nil
+			}
+		}
+	}
+	return nil, errArguments
+}
+
+var errArguments = errors.New("unexpected arguments")
+
+// orderedDict takes no arguments, or, as Python 2 wrote it, a list of pairs.
+func (u *unpickler) orderedDict(args []any) (any, error) {
+	d := &Dict{Ordered: true}
+	if len(args) == 0 {
+		return d, nil
+	}
+	pairs, ok := args[0].(*List)
+	if len(args) > 1 || !ok {
+		return nil, errArguments
+	}
+	for _, p := range pairs.Items {
+		var items []any
+		switch p := p.(type) {
+		case *List:
+			items = p.Items
+		case *Tuple:
+			items = p.Items
+		}
+		if len(items) != 2 {
+			return nil, errArguments
+		}
+		if err := u.add(d, items[0], items[1]); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// counter takes the dict of counts.
+func (u *unpickler) counter(args []any) (any, error) {
+	if len(args) == 0 {
+		return &Dict{}, nil
+	}
+	from, ok := args[0].(*Dict)
+	if len(args) > 1 || !ok {
+		return nil, errArguments
+	}
+	d := &Dict{}
+	for k, v := range from.All() {
+		if err := u.add(d, k, v); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// add is set for an entry that a call copies.
+func (u *unpickler) add(d *Dict, key, value any) error {
+	const entry = 64 // bytes
+	if err := u.spend(entry); err != nil {
+		return err
+	}
+	return u.set(d, key, value)
+}
+
+// encoded returns bytes, which protocol 2 writes as text with a character for each.
+func (u *unpickler) encoded(args []any) (any, error) {
+	if len(args) != 2 || args[1] != any("latin1") {
+		return nil, errArguments
+	}
+	text, ok := args[0].(string)
+	if !ok {
+		return nil, errArguments
+	}
+	if err := u.spend(len(text)); err != nil {
+		return nil, err
+	}
+	b := make([]byte, 0, len(text))
+	for _, r := range text {
+		if r > 0xff {
+			return nil, fmt.Errorf("character %q is not in latin1", r)
+		}
+		b = append(b, byte(r))
+	}
+	return b, nil
+}
+
+// device takes a type and perhaps an index.
+func device(args []any) (any, error) {
+	if len(args) == 0 || len(args) > 2 {
+		return nil, errArguments
+	}
+	kind, ok := args[0].(string)
+	if !ok || len(kind) > 64 {
+		return nil, errArguments
+	}
+	if len(args) == 1 {
+		return Name(kind), nil
+	}
+	index, ok := args[1].(int64)
+	if !ok {
+		return nil, errArguments
+	}
+	return Name(fmt.Sprintf("%s:%d", kind, index)), nil
+}
+
+// rebuild returns a tensor from (storage, offset, shape, strides, requires_grad, hooks, [dtype,]
+// [metadata]). Only the function of version 3 has a dtype.
+func (u *unpickler) rebuild(name function, args []any) (any, error) {
+	if len(args) < 6 {
+		return nil, errArguments
+	}
+	const size = 256 // bytes of a tensor with few dimensions
+	if err := u.spend(size); err != nil {
+		return nil, err
+	}
+	v, ok1 := args[0].(view)
+	offset, ok2 := args[1].(int64)
+	shape, ok3 := u.integers(args[2])
+	strides, ok4 := u.integers(args[3])
+	grad, ok5 := args[4].(bool)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
+		return nil, errArguments
+	}
+	element, rest := v.of.element, args[6:]
+	available := v.elements
+	if name == fnTensorTyped {
+		if len(rest) == 0 {
+			return nil, errArguments
+		}
+		dtype, ok := rest[0].(Name)
+		i := slices.IndexFunc(u.types, func(e elementType) bool { return dtype == Name("torch."+e.name) })
+		if !ok || i < 0 {
+			return nil, errArguments
+		}
+		available = v.elements * v.of.element.size / u.types[i].size
+		element, rest = u.types[i], rest[1:]
+	}
+	if element.name == "" {
+		return nil, errors.New("an untyped storage without a dtype")
+	}
+	if strings.HasPrefix(element.name, "q") {
+		return nil, fmt.Errorf("dtype %s is not handled", element.name)
+	}
+	if len(rest) > 0 {
+		if err := checkMetadata(rest[0]); err != nil {
+			return nil, err
+		}
+	}
+	t := &Tensor{Shape: shape, Strides: strides, Offset: offset, RequiresGrad: grad, Storage: v.storage, element: element}
+	if err := t.validate(available); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// checkMetadata refuses the bits that change what a tensor's bytes mean: conj and neg.
+func checkMetadata(v any) error {
+	d, ok := v.(*Dict)
+	if !ok {
+		if v == nil {
+			return nil
+		}
+		return errArguments
+	}
+	for k, v := range d.All() {
+		if v != any(false) {
+			return fmt.Errorf("a tensor with the bit %v set is not handled: save tensor.resolve_conj().resolve_neg() instead", k)
+		}
+	}
+	return nil
+}
+
+// integers returns the items of a tuple of integers.
+func (u *unpickler) integers(v any) ([]int64, bool) {
+	tuple, ok := v.(*Tuple)
+	if !ok || len(tuple.Items) > maxDims+1 || u.spend(8*len(tuple.Items)) != nil { // validate reports one dimension too many
+		return nil, false
+	}
+	n := make([]int64, len(tuple.Items))
+	for i, item := range tuple.Items {
+		if n[i], ok = item.(int64); !ok {
+			return nil, false
+		}
+	}
+	return n, true
+}

@@ -1,0 +1,445 @@
+package ptfile_test
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/ptfile"
+)
+
+// member is a member of a zip archive to make.
+type member struct {
+	name, data string
+	method     uint16
+}
+
+func pack(t testing.TB, members ...member) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := zip.NewWriter(&out)
+	for _, m := range members {
+		f, err := w.CreateHeader(&zip.FileHeader{Name: m.name, Method: m.method})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(f, m.data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// withPickle returns a file with a pickle and a storage 0 of 24 bytes.
+func withPickle(t testing.TB, pickle string) []byte {
+	t.Helper()
+	return pack(t, member{name: "x/data.pkl", data: pickle}, member{name: "x/data/0", data: strings.Repeat("\x01", 24)})
+}
+
+// Parts of pickles.
+const (
+	storageID = "(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpuK\x06tQ"
+	rebuild   = "ctorch._utils\n_rebuild_tensor_v2\n("
+	noHooks   = "\x89ccollections\nOrderedDict\n)R"
+)
+
+func short(n int) string { return "X" + string(binary.LittleEndian.AppendUint32(nil, uint32(n))) }
+
+// integer is a LONG1 opcode.
+func integer(n int64) string {
+	return "\x8a\x08" + string(binary.LittleEndian.AppendUint64(nil, uint64(n)))
+}
+
+// view is the pickle of a tensor over the storage of 6 float32 elements.
+func view(offset int64, shape, strides []int64) string {
+	s := "\x80\x02" + rebuild + storageID + integer(offset)
+	for _, sizes := range [][]int64{shape, strides} {
+		s += "("
+		for _, n := range sizes {
+			s += integer(n)
+		}
+		s += "t"
+	}
+	return s + noHooks + "tR."
+}
+
+var hostilePickles = []struct {
+	name, pickle, text string
+}{
+	{"empty", "", "cut short"},
+	{"no stop", "\x80\x02N", "cut short"},
+	{"two values", "\x80\x02NN.", "ends with 2 values"},
+	{"no value", "\x80\x02.", "ends with 0 values"},
+	{"open mark", "\x80\x02(N.", "ends with"},
+	{"protocol 0", "(lp0\n.", "refused: opcode LIST"},
+	{"protocol 1", "\x80\x01N.", "protocol 1"},
+	{"protocol 6", "\x80\x06N.", "protocol 6"},
+	{"system", "\x80\x02cposix\nsystem\nX\x02\x00\x00\x00id\x85R.", "refused: posix.system"},
+	{"os.system", "\x80\x02cos\nsystem\nX\x02\x00\x00\x00id\x85R.", "x/data.pkl: byte 2: refused: os.system"},
+	{"eval", "\x80\x04\x8c\x08builtins\x8c\x04eval\x93.", "refused: builtins.eval"},
+	{"getattr by a dot", "\x80\x04\x8c\x05torch\x8c\x0bSize.mro.__\x93.", "refused: torch.Size.mro.__"},
+	{"name of control characters", "\x80\x02ca\x1b[2J\nb\x00\n.", `refused: a\x1b[2J.b\x00`},
+	{"long name", "\x80\x02c" + strings.Repeat("a", 10_000) + "\nb\n.", "aaa... ("},
+	{"global without a newline", "\x80\x02cos", "cut short"},
+	{"STACK_GLOBAL of numbers", "\x80\x04K\x01K\x02\x93.", "an int and an int"},
+	{"inst", "\x80\x02(ios\nsystem\n.", "refused: opcode INST"},
+	{"obj", "\x80\x02(o.", "refused: opcode OBJ"},
+	{"newobj", "\x80\x02)\x81.", "refused: opcode NEWOBJ"},
+	{"extension", "\x80\x02\x82\x01.", "refused: opcode EXT1"},
+	{"unknown opcode", "\x80\x02\xff.", "refused: opcode 0xff"},
+	{"a function as the value", "\x80\x02ctorch\nSize\n.", "the global torch.Size is no value"},
+	{"a function in a list", "\x80\x02]ctorch\nSize\na.", "the global torch.Size is no value"},
+	{"a storage type as a key", "\x80\x02}ctorch\nFloatStorage\nNs.", "as a key of a dict is not handled"},
+	{"a storage as the value", "\x80\x02" + storageID + ".", "a storage is no value"},
+	{"a call of a string", "\x80\x02X\x01\x00\x00\x00a)R.", "refused: a call of a string"},
+	{"a call of a storage type", "\x80\x02ctorch\nFloatStorage\n)R.", "refused: a call of the storage type torch.FloatStorage"},
+	{"a call with a list", "\x80\x02ctorch\nSize\n]R.", "is called with a list"},
+	{"a call without arguments", "\x80\x02ctorch\nSize\n)R.", "torch.Size: unexpected arguments"},
+	{"build of a dict", "\x80\x02}}b.", "refused: opcode BUILD of a dict"},
+	{"build of a tensor", view(0, nil, nil)[:len(view(0, nil, nil))-1] + "}b.", "refused: opcode BUILD of a tensor"},
+	{"append to a tuple", "\x80\x02)Na.", "refused: items are appended to a tuple"},
+	{"append to nothing", "\x80\x02Na.", "more values than there are"},
+	{"append below a mark", "\x80\x02](Na.", "more values than there are"},
+	{"appends without a mark", "\x80\x02]e.", "needs a mark"},
+	{"set in a list", "\x80\x02]NNs.", "refused: keys are set in a list"},
+	{"odd items", "\x80\x02}(Nu.", "has no value"},
+	{"a list as a key", "\x80\x02}]Ns.", "a list as a key"},
+	{"NaN as a key", "\x80\x02}G\x7f\xf8\x00\x00\x00\x00\x00\x00Ns.", "a float as a key"},
+	{"tuple without a mark", "\x80\x02t.", "needs a mark"},
+	{"tuple of too few", "\x80\x02N\x87.", "more values than there are"},
+	{"memo is empty", "\x80\x02h\x05.", "memo 5 is empty"},
+	{"memo of nothing", "\x80\x02q\x00.", "more values than there are"},
+	{"string past the end", "\x80\x02X\xff\xff\xff\x7fa.", "cut short"},
+	{"string of 2^63 bytes", "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffa.", "cut short"},
+	{"bytes past the end", "\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fa.", "cut short"},
+	{"not UTF-8", "\x80\x02X\x01\x00\x00\x00\xff.", "not UTF-8"},
+	{"large integer", "\x80\x02\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x80\x00.", "an integer of 9 bytes"},
+	{"integer past the end", "\x80\x02\x8b\xff\xff\xff\x7f\x00.", "cut short"},
+	{"list in itself", "\x80\x02]q\x00h\x00a.", "a list contains itself"},
+	{"dict in itself", "\x80\x02}q\x00Nh\x00s.", "a dict contains itself"},
+	{"list in itself through a tuple", "\x80\x02]q\x00h\x00\x85a.", "contains itself"},
+	{"deep", "\x80\x02" + strings.Repeat("]", 1000) + strings.Repeat("a", 999) + ".", "nested more than 64 deep"},
+	{"deep tuples", "\x80\x02)" + strings.Repeat("\x85", 100_000) + ".", "nested more than 64 deep"},
+	{"deep through the memo", "\x80\x02(]q\x00" + strings.Repeat("]h\x00aq\x00", 40) + "t" + strings.Repeat("\x85", 40) + ".", "nested more than 64 deep"},
+	{"persistent id of another kind", "\x80\x02X\x06\x00\x00\x00moduleQ.", "a persistent id that is no storage: a string"},
+	{"persistent id of strings", "\x80\x02(X\x07\x00\x00\x00storageX\x01\x00\x00\x000NNNtQ.", "a persistent id that is no storage"},
+	{"missing storage", "\x80\x02" + strings.Replace(storageID, "0X\x03", "7X\x03", 1) + ".", `storage "7" has no member data/7`},
+	{"storage of another folder", "\x80\x02" + strings.Replace(storageID, "X\x01\x00\x00\x000", "X\x06\x00\x00\x00../../", 1) + ".", "has no member"},
+	{"storage larger than its member", "\x80\x02" + strings.Replace(storageID, "K\x06", "K\x07", 1) + ".", "should have 7 elements of 4 bytes and has 24 bytes"},
+	{"storage of negative size", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(-1), 1) + ".", "should have -1 elements"},
+	{"storage of 2^62 elements", "\x80\x02" + strings.Replace(storageID, "K\x06", integer(1<<62), 1) + ".", "should have"},
+	{"tensor past its storage", view(0, []int64{7}, []int64{1}), "reaches past its storage of 6"},
+	{"tensor from past its storage", view(6, []int64{1}, []int64{1}), "reaches past"},
+	{"scalar past its storage", view(6, nil, nil), "reaches past"},
+	{"negative offset", view(-1, []int64{1}, []int64{1}), "starts at element -1"},
+	{"negative size", view(0, []int64{-1}, []int64{1}), "neither may be negative"},
+	{"negative sizes", view(0, []int64{-1, -6}, []int64{1, 1}), "neither may be negative"},
+	{"negative stride", view(5, []int64{6}, []int64{-1}), "neither may be negative"},
+	{"product overflows", view(0, []int64{1 << 32, 1 << 32}, []int64{0, 0}), "too large"},
+	{"bytes overflow", view(0, []int64{1 << 61}, []int64{0}), "too large"},
+	{"last element overflows", view(0, []int64{3}, []int64{1 << 62}), "reaches past"},
+	{"last element wraps to fit", view(0, []int64{5, 2}, []int64{1 << 62, 1}), "reaches past"},
+	{"strides overflow together", view(1, []int64{2, 2, 2}, []int64{1 << 62, 1 << 62, 1 << 62}), "reaches past"},
+	{"sizes without strides", view(0, []int64{6}, nil), "1 sizes and 0 strides"},
+	{"65 dimensions", view(0, make([]int64, 65), make([]int64, 65)), "65 dimensions"},
+	{"66 dimensions", view(0, make([]int64, 66), make([]int64, 66)), "unexpected arguments"},
+	{"tensor of a string", "\x80\x02" + rebuild + "NNNNNNtR.", "unexpected arguments"},
+	{"tensor of nothing", "\x80\x02" + rebuild + "tR.", "unexpected arguments"},
+	{"parameter of a list", "\x80\x02ctorch._utils\n_rebuild_parameter\n]\x88\x86R.", "unexpected arguments"},
+	{"untyped tensor", "\x80\x02" + rebuild + strings.Replace(storageID, "ctorch\nFloatStorage", "ctorch.storage\nUntypedStorage", 1) + "K\x00))" + noHooks + "tR.", "without a dtype"},
+	{"bytes of a list", "\x80\x02c_codecs\nencode\n]N\x86R.", "_codecs.encode: unexpected arguments"},
+	{"bytes in another code", "\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.", "unexpected arguments"},
+	{"bytes over 255", "\x80\x02c_codecs\nencode\nX\x02\x00\x00\x00\xc4\x80X\x06\x00\x00\x00latin1\x86R.", "not in latin1"},
+	{"device of a list", "\x80\x02ctorch\ndevice\n]\x85R.", "unexpected arguments"},
+	// Calls of 5 bytes that each copy much.
+	{"dict copied often", "\x80\x02}(" + manyItems(3000) + "uq\x00ccollections\nCounter\nq\x01h\x00\x85q\x02(" + strings.Repeat("h\x01h\x02R", 3000) + "t.", "bytes of work"},
+	{"text copied often", "\x80\x02" + short(10_000) + strings.Repeat("a", 10_000) + "X\x06\x00\x00\x00latin1\x86q\x00c_codecs\nencode\nq\x01(" + strings.Repeat("h\x01h\x00R", 10_000) + "t.", "bytes of work"},
+	{"long key hashed often", "\x80\x02}" + short(10_000) + strings.Repeat("a", 10_000) + "q\x00Ns" + strings.Repeat("h\x00Ns", 10_000) + ".", "bytes of work"},
+}
+
+func manyItems(n int) string {
+	var s strings.Builder
+	for i := range n {
+		fmt.Fprintf(&s, "M%sN", binary.LittleEndian.AppendUint16(nil, uint16(i)))
+	}
+	return s.String()
+}
+
+func TestHostilePickles(t *testing.T) {
+	for _, c := range hostilePickles {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := open(withPickle(t, c.pickle))
+			if err == nil || !strings.Contains(err.Error(), c.text) || !strings.Contains(err.Error(), "x/data.pkl") {
+				t.Errorf("%.300v does not say %q", err, c.text)
+			}
+		})
+	}
+}
+
+// TestSharedContainersDoNotExplode reads a list of 2^n references in n steps.
+func TestSharedContainersDoNotExplode(t *testing.T) {
+	for n, text := range map[int]string{4: "", 60: "expand to more than"} {
+		pickle := "\x80\x02)q\x00"
+		for range n {
+			pickle = strings.TrimSuffix(pickle, ".") + "h\x00\x86q\x00."
+		}
+		if _, err := open(withPickle(t, pickle)); (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("%d levels: %v", n, err)
+		}
+	}
+}
+
+func TestHostileArchives(t *testing.T) {
+	none := "\x80\x02N."
+	good := member{name: "x/data.pkl", data: none}
+	tensor := view(0, []int64{6}, []int64{1})
+	file := withPickle(t, tensor)
+	encrypted := bytes.Clone(withPickle(t, none))
+	at := bytes.LastIndex(encrypted, []byte("PK\x01\x02\x14\x00\x14\x00\x08\x00\x00\x00"))
+	directory := bytes.Index(encrypted, []byte("PK\x01\x02"))
+	if directory < 0 || at < 0 {
+		t.Fatal("the directory was not found")
+	}
+	encrypted[directory+8] |= 1
+	sizes := bytes.Clone(file)
+	last := bytes.LastIndex(sizes, []byte("PK\x01\x02"))
+	binary.LittleEndian.PutUint32(sizes[last+20:], 1<<30)
+	binary.LittleEndian.PutUint32(sizes[last+24:], 1<<30)
+	unequal := bytes.Clone(file)
+	binary.LittleEndian.PutUint32(unequal[last+24:], 1<<30)
+	place := bytes.Clone(file)
+	binary.LittleEndian.PutUint32(place[last+42:], 1<<30)
+	for name, c := range map[string]struct {
+		file []byte
+		text string
+	}{
+		"empty":              {nil, "not a zip archive"},
+		"short":              {[]byte("PK\x03\x04"), "zip archive, perhaps cut short"},
+		"cut":                {file[:len(file)-30], "zip archive, perhaps cut short"},
+		"safetensors":        {[]byte("\x02\x00\x00\x00\x00\x00\x00\x00{}"), "not a zip archive"},
+		"another archive":    {pack(t, member{name: "word/document.xml"}), "without a data.pkl"},
+		"no folder":          {pack(t, member{name: "data.pkl", data: none}), "without a data.pkl"},
+		"deep folder":        {pack(t, member{name: "a/b/data.pkl", data: none}), "without a data.pkl"},
+		"two pickles":        {pack(t, good, member{name: "y/data.pkl"}), "two pickles: x/data.pkl and y/data.pkl"},
+		"pickle twice":       {pack(t, good, good), "two pickles"},
+		"member twice":       {pack(t, good, member{name: "x/data/0"}, member{name: "x/data/0"}), "x/data/0 comes twice"},
+		"byteorder":          {pack(t, good, member{name: "x/byteorder", data: "middle"}), `x/byteorder is "middle"`},
+		"long byteorder":     {pack(t, good, member{name: "x/byteorder", data: strings.Repeat("little", 9)}), "at most 16"},
+		"encrypted":          {encrypted, "x/data.pkl is encrypted"},
+		"outside":            {sizes, "x/data/0: 1073741824 bytes at"},
+		"unequal sizes":      {unequal, "x/data/0 is not compressed and has the sizes 24 and 1073741824"},
+		"place":              {place, "x/data/0"},
+		"compression method": {method(file, last), "x/data/0: compression method 99"},
+		"bomb":               {pack(t, good, member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate}, member{name: "pad"}), ""},
+		"bomb in use":        {pack(t, member{name: "x/data.pkl", data: tensor}, member{"x/data/0", strings.Repeat("\x00", 4<<20), zip.Deflate}), "x/data/0 unpacks to 4194304 bytes, more than the whole file"},
+		"bomb of a pickle":   {pack(t, member{"x/data.pkl", strings.Repeat("N", 4<<20), zip.Deflate}), "x/data.pkl unpacks to"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := open(c.file)
+			if (err == nil) != (c.text == "") || err != nil && !strings.Contains(err.Error(), c.text) {
+				t.Errorf("%v does not say %q", err, c.text)
+			}
+		})
+	}
+	if _, err := ptfile.Open(failing{}, 100); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("a reader that fails: %v", err)
+	}
+}
+
+// method returns a file with an unknown compression method in the entry of the directory at last.
+func method(file []byte, last int) []byte {
+	b := bytes.Clone(file)
+	binary.LittleEndian.PutUint16(b[last+10:], 99)
+	return b
+}
+
+type failing struct{}
+
+func (failing) ReadAt([]byte, int64) (int, error) { return 0, os.ErrClosed }
+
+// TestDamagedCompressedMember reads a member that unpacks to less than the directory says.
+func TestDamagedCompressedMember(t *testing.T) {
+	file := pack(t, member{name: "x/data.pkl", data: view(0, []int64{6}, []int64{1})}, member{"x/data/0", strings.Repeat("\x00", 24), zip.Deflate})
+	last := bytes.LastIndex(file, []byte("PK\x01\x02"))
+	for size, text := range map[uint32]string{24: "", 25: "", 28: "unexpected EOF"} {
+		binary.LittleEndian.PutUint32(file[last+24:], size)
+		f, err := open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := *f.Root.(*ptfile.Tensor)
+		if size == 28 {
+			x.Offset = 1
+		}
+		if err := x.ReadBytes(make([]byte, 24)); (err == nil) != (text == "") || err != nil && !strings.Contains(err.Error(), text) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+}
+
+// TestMemoryIsBounded opens hostile files and compares what they allocate with their sizes.
+func TestMemoryIsBounded(t *testing.T) {
+	const perByte = 300 // of allocations in all, most of which are garbage at the end
+	for name, pickle := range map[string]string{
+		"dicts":         "\x80\x02(" + strings.Repeat("}", 300_000) + "t.",
+		"memo":          "\x80\x04N" + strings.Repeat("\x94", 300_000) + ".",
+		"marks":         "\x80\x02" + strings.Repeat("(", 300_000) + ".",
+		"tuples":        "\x80\x02N" + strings.Repeat("\x85", 300_000) + ".",
+		"tuples of one": "\x80\x02(" + strings.Repeat("N\x85", 200_000) + "t.",
+		"lists of one":  "\x80\x02(" + strings.Repeat("]Na", 100_000) + "t.",
+		"dicts of one":  "\x80\x02(" + strings.Repeat("}NNs", 100_000) + "t.",
+		"strings":       "\x80\x04(" + strings.Repeat("\x8c\x00", 100_000) + "t.",
+		"tensors":       tensors(100_000),
+		"claims":        "\x80\x02\x8b\xff\xff\xff\x7f" + strings.Repeat("N", 1000),
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := withPickle(t, pickle)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, err := open(file)
+			runtime.ReadMemStats(&after)
+			took := after.TotalAlloc - before.TotalAlloc
+			if limit := uint64(len(file))*perByte + 1<<20; took > limit {
+				t.Errorf("a file of %d bytes takes %d, more than %d: %.200v", len(file), took, limit, err)
+			}
+		})
+	}
+}
+
+// tensors is a pickle of n calls that share their arguments.
+func tensors(n int) string {
+	one := view(0, make([]int64, 64), make([]int64, 64))
+	one = strings.TrimSuffix(strings.Replace(one, "v2\n", "v2\nq\x00", 1), "R.") + "q\x01R"
+	return one + "(" + strings.Repeat("h\x00h\x01R", n) + "t\x86."
+}
+
+// FuzzReader reads whatever file, reads all its tensors and writes it again.
+func FuzzReader(f *testing.F) {
+	names, err := filepath.Glob("testdata/*.pt*")
+	if err != nil || len(names) == 0 {
+		f.Fatalf("no files: %v", err)
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	for _, c := range hostilePickles {
+		if len(c.pickle) < 1000 {
+			f.Add(withPickle(f, c.pickle))
+		}
+	}
+	f.Fuzz(func(t *testing.T, data []byte) { readAndWrite(t, data) })
+}
+
+// FuzzPickle is FuzzReader with a sound archive around the pickle.
+func FuzzPickle(f *testing.F) {
+	for _, c := range hostilePickles {
+		if len(c.pickle) < 1000 {
+			f.Add([]byte(c.pickle))
+		}
+	}
+	for _, name := range []string{"checkpoint.pt", "protocol4.pt", "parameters.pt"} {
+		r, err := zip.OpenReader(filepath.Join("testdata", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		for _, m := range r.File {
+			if strings.HasSuffix(m.Name, "/data.pkl") {
+				pickle, err := m.Open()
+				if err != nil {
+					f.Fatal(err)
+				}
+				data, err := io.ReadAll(pickle)
+				if err != nil {
+					f.Fatal(err)
+				}
+				f.Add(data)
+			}
+		}
+		r.Close()
+	}
+	members := []member{{name: "x/data.pkl"}}
+	for i := range 12 {
+		members = append(members, member{name: fmt.Sprint("x/data/", i), data: strings.Repeat("\x01", 8*i)})
+	}
+	f.Fuzz(func(t *testing.T, pickle []byte) {
+		members := append([]member(nil), members...)
+		members[0].data = string(pickle)
+		readAndWrite(t, pack(t, members...))
+	})
+}
+
+// readAndWrite checks that a file that Open accepts is consistent: tensors that Check accepts can be
+// read unless the file is cut short or damaged inside, they are no larger than the file, and Write
+// makes a file of the same values.
+func readAndWrite(t *testing.T, data []byte) {
+	f, err := open(data)
+	if err != nil {
+		return
+	}
+	d := description{map[*ptfile.Storage]int{}}
+	readable := true
+	visit(f.Root, func(v any) {
+		switch v := v.(type) {
+		case *ptfile.Tensor:
+			if v.Check() != nil {
+				readable = false
+				return
+			}
+			if v.Bytes() > max(int64(len(data)), 1<<20) {
+				t.Fatalf("a tensor of %d bytes in a file of %d", v.Bytes(), len(data))
+			}
+			if err := v.ReadBytes(make([]byte, v.Bytes())); err != nil {
+				readable = false
+			}
+		case ptfile.Name:
+			readable = false // Write does not take it
+		}
+	})
+	if !readable {
+		return
+	}
+	var out bytes.Buffer
+	if err := ptfile.Write(&out, f.Root); err != nil {
+		return // a damaged part of a storage that no tensor shows, or a dtype without a class of storages
+	}
+	again, err := open(out.Bytes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := d.of(t, f.Root)
+	d = description{map[*ptfile.Storage]int{}}
+	compare(t, "", d.of(t, again.Root), want)
+}
+
+func visit(v any, f func(any)) {
+	f(v)
+	var items []any
+	switch v := v.(type) {
+	case *ptfile.List:
+		items = v.Items
+	case *ptfile.Tuple:
+		items = v.Items
+	case *ptfile.Dict:
+		for k, x := range v.All() {
+			items = append(items, k, x)
+		}
+	}
+	for _, x := range items {
+		visit(x, f)
+	}
+}

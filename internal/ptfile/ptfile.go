@@ -1,0 +1,196 @@
+// Package ptfile reads and writes the files of torch.save: zip archives of a pickle and of the
+// tensors' storages. The reader executes nothing: its unpickler knows the opcodes and the globals
+// that a file of tensors and plain values needs, and refuses every other one by name.
+//
+// A file is an archive NAME.pt of these members, all under one folder:
+//
+//	NAME/data.pkl     a pickle, in which a persistent id stands for each storage
+//	NAME/byteorder    "little" or "big"
+//	NAME/data/KEY     the bytes of a storage
+//	NAME/version      the version of the format
+//
+// Files are untrusted: no content makes the reader crash, loop, or allocate more than a multiple of
+// the file's size.
+package ptfile
+
+import (
+	"archive/zip"
+	"bytes"
+	"compress/flate"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// minBound is how large a compressed member may be if the file is smaller.
+const minBound = 1 << 20
+
+// File is an open file. Several goroutines may read its tensors at once.
+type File struct {
+	Root any // a value as described at Name
+	r    io.ReaderAt
+	size int64
+	// members are the archive's members by their names without the folder.
+	members  map[string]*zip.File
+	big      bool
+	storages map[string]*Storage
+}
+
+// IsZip reports whether a file that begins with head is a zip archive.
+func IsZip(head []byte) bool { return bytes.HasPrefix(head, []byte("PK\x03\x04")) }
+
+// IsLegacy reports whether a file that begins with head has the format that torch.save wrote before
+// PyTorch 1.6: a pickle of a magic number.
+func IsLegacy(head []byte) bool {
+	return bytes.HasPrefix(head, []byte("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19"))
+}
+
+// ErrLegacy is the error for a file that IsLegacy recognizes.
+var ErrLegacy = errors.New("a file of PyTorch before 1.6, which is not a zip archive: rewrite it in Python with torch.save(torch.load(path, weights_only=True), path)")
+
+// Open reads the structure of a file of the given size: the zip directory and the pickle. Tensors
+// are read by their ReadBytes, which needs r to stay open.
+func Open(r io.ReaderAt, size int64) (*File, error) {
+	head := make([]byte, min(size, 16))
+	if n, err := r.ReadAt(head, 0); n < len(head) {
+		return nil, err
+	}
+	switch {
+	case IsLegacy(head):
+		return nil, ErrLegacy
+	case !IsZip(head):
+		return nil, errors.New("not a zip archive as torch.save writes")
+	}
+	f := &File{r: r, size: size, members: map[string]*zip.File{}, storages: map[string]*Storage{}}
+	folder, err := f.readDirectory()
+	if err != nil {
+		return nil, err
+	}
+	if f.members["constants.pkl"] != nil {
+		return nil, errors.New("a TorchScript archive, which holds code: in Python, save torch.jit.load(path).state_dict() with torch.save")
+	}
+	if m := f.members["byteorder"]; m != nil {
+		order, err := f.readAll(m, 16)
+		if err != nil {
+			return nil, err
+		}
+		if f.big = string(order) == "big"; !f.big && string(order) != "little" {
+			return nil, fmt.Errorf("%s is %q and not little or big", m.Name, order)
+		}
+	}
+	pickle, err := f.readAll(f.members["data.pkl"], maxPickle)
+	if err != nil {
+		return nil, err
+	}
+	if f.Root, err = unpickle(pickle, f.storage); err != nil {
+		return nil, fmt.Errorf("%s/data.pkl: %w", folder, err)
+	}
+	return f, nil
+}
+
+// readDirectory fills members. It returns the name of the folder that they are in.
+func (f *File) readDirectory() (folder string, err error) {
+	archive, err := zip.NewReader(f.r, f.size)
+	if err != nil && !errors.Is(err, zip.ErrInsecurePath) { // members are not extracted to paths
+		return "", fmt.Errorf("zip archive, perhaps cut short: %w", err)
+	}
+	for _, m := range archive.File {
+		if before, ok := strings.CutSuffix(m.Name, "/data.pkl"); ok && !strings.Contains(before, "/") {
+			if folder != "" {
+				return "", fmt.Errorf("there are two pickles: %s/data.pkl and %s", folder, m.Name)
+			}
+			folder = before
+		}
+	}
+	if folder == "" {
+		return "", errors.New("a zip archive without a data.pkl in its folder: torch.save did not write it")
+	}
+	for _, m := range archive.File {
+		name, ok := strings.CutPrefix(m.Name, folder+"/")
+		if !ok {
+			continue
+		}
+		if f.members[name] != nil {
+			return "", fmt.Errorf("member %s comes twice", m.Name)
+		}
+		f.members[name] = m
+	}
+	return folder, nil
+}
+
+// storage returns the storage of a key, the same one for every mention.
+func (f *File) storage(key, location string) (*Storage, error) {
+	if s := f.storages[key]; s != nil {
+		return s, nil
+	}
+	m := f.members["data/"+key]
+	if m == nil {
+		return nil, fmt.Errorf("storage %q has no member data/%s", key, key)
+	}
+	read, err := f.reader(m)
+	if err != nil {
+		return nil, err
+	}
+	s := &Storage{Key: key, Location: location, Bytes: int64(m.UncompressedSize64), big: f.big, readAt: read}
+	f.storages[key] = s
+	return s, nil
+}
+
+// readAll returns a member's content.
+func (f *File) readAll(m *zip.File, limit uint64) ([]byte, error) {
+	if m.UncompressedSize64 > limit {
+		return nil, fmt.Errorf("%s has %d bytes: at most %d are handled", m.Name, m.UncompressedSize64, limit)
+	}
+	read, err := f.reader(m)
+	if err != nil {
+		return nil, err
+	}
+	b := make([]byte, m.UncompressedSize64)
+	return b, read(b, 0)
+}
+
+// reader checks a member's place and size, and returns a function that reads a part of its content.
+// It does not compare checksums: torch.save can be told to leave them out, and torch.load ignores
+// them.
+func (f *File) reader(m *zip.File) (read func(p []byte, offset int64) error, err error) {
+	start, err := m.DataOffset()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", m.Name, err)
+	}
+	size := m.CompressedSize64
+	switch {
+	case start < 0 || start > f.size || size > uint64(f.size-start):
+		return nil, fmt.Errorf("%s: %d bytes at %d are outside of the file", m.Name, size, start)
+	case m.Flags&1 != 0:
+		return nil, fmt.Errorf("%s is encrypted", m.Name)
+	case m.Method == zip.Store && m.UncompressedSize64 != size:
+		return nil, fmt.Errorf("%s is not compressed and has the sizes %d and %d", m.Name, size, m.UncompressedSize64)
+	case m.Method == zip.Store:
+		return func(p []byte, offset int64) error {
+			if n, err := f.r.ReadAt(p, start+offset); n < len(p) {
+				return fmt.Errorf("%s: %w", m.Name, err)
+			}
+			return nil
+		}, nil
+	case m.Method != zip.Deflate:
+		return nil, fmt.Errorf("%s: compression method %d is not handled", m.Name, m.Method)
+	case m.UncompressedSize64 > uint64(max(f.size, minBound)):
+		return nil, fmt.Errorf("%s unpacks to %d bytes, more than the whole file: write it without compression", m.Name, m.UncompressedSize64)
+	}
+	return func(p []byte, offset int64) error {
+		r := flate.NewReader(io.NewSectionReader(f.r, start, int64(size)))
+		defer r.Close()
+		_, err := io.CopyN(io.Discard, r, offset)
+		if err == nil {
+			_, err = io.ReadFull(r, p)
+		}
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", m.Name, err)
+		}
+		return nil
+	}, nil
+}
