@@ -206,11 +206,7 @@ func TestHostileArchives(t *testing.T) {
 	tensor := view(0, []int64{6}, []int64{1})
 	file := withPickle(t, tensor)
 	encrypted := bytes.Clone(withPickle(t, none))
-	at := bytes.LastIndex(encrypted, []byte("PK\x01\x02\x14\x00\x14\x00\x08\x00\x00\x00"))
 	directory := bytes.Index(encrypted, []byte("PK\x01\x02"))
-	if directory < 0 || at < 0 {
-		t.Fatal("the directory was not found")
-	}
 	encrypted[directory+8] |= 1
 	sizes := bytes.Clone(file)
 	last := bytes.LastIndex(sizes, []byte("PK\x01\x02"))

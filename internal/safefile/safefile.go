@@ -77,19 +77,20 @@ func kindOf(mode fs.FileMode) string {
 	return "a device"
 }
 
-// headBytes is how much of a file a Kind sees.
-const headBytes = 64
+// headBytes is how much of a file a Kind sees: enough for the name of a zip archive's first member.
+const headBytes = 512
 
 // Kind is a kind of output. A file of this kind, and an empty one, may be replaced.
 type Kind struct {
 	Name string                 // with an article: "a PNG"
-	Is   func(head []byte) bool // given the first 64 bytes, or all of a shorter file
+	Is   func(head []byte) bool // given the first 512 bytes, or all of a shorter file
 }
 
 // Kinds of output that several packages write.
 var (
 	PNG         = Kind{"a PNG", prefix("\x89PNG\r\n\x1a\n")}
 	Safetensors = Kind{"a safetensors file", isSafetensors}
+	PyTorch     = Kind{"a PyTorch file", isPyTorch}
 	// Raw is output that cannot be recognized: it replaces only an empty file.
 	Raw = Kind{"an empty file", func([]byte) bool { return false }}
 )
@@ -115,6 +116,21 @@ func prefix(p string) func([]byte) bool {
 func isSafetensors(head []byte) bool {
 	const maxHeader = 100_000_000
 	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
+}
+
+// isPyTorch looks at the first member of a zip archive: torch.save writes its pickle first, in a
+// folder. Any other zip archive, a document for example, is a file of another kind.
+func isPyTorch(head []byte) bool {
+	const header = 30 // bytes before the name, whose length is at 26
+	if len(head) < header || !prefix("PK\x03\x04")(head) {
+		return false
+	}
+	end := header + int(binary.LittleEndian.Uint16(head[26:]))
+	if end > len(head) {
+		return false
+	}
+	folder, ok := strings.CutSuffix(string(head[header:end]), "/data.pkl")
+	return ok && folder != "" && !strings.Contains(folder, "/")
 }
 
 // Check says whether a rename may put a new file of a kind at the path: nothing is there, or an

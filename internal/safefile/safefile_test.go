@@ -69,6 +69,11 @@ func TestOpenRefusesWhatIsNotRegular(t *testing.T) {
 	}
 }
 
+// zipHead is the beginning of a zip archive whose first member has the given name.
+func zipHead(name string) string {
+	return "PK\x03\x04" + strings.Repeat("\x00", 22) + string([]byte{byte(len(name)), byte(len(name) >> 8)}) + "\x00\x00" + name + "content"
+}
+
 func TestCheck(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n and so on"
 	for _, c := range []struct {
@@ -84,6 +89,15 @@ func TestCheck(t *testing.T) {
 		{"gzip", "\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03", Safetensors, false},
 		{"tensors", "\x02\x00\x00\x00\x00\x00\x00\x00{}", Safetensors, true},
 		{"short", "\x02\x00\x00\x00\x00\x00\x00\x00", Safetensors, false},
+		{"pt", zipHead("net/data.pkl"), PyTorch, true},
+		{"long pt", zipHead(strings.Repeat("n", 300) + "/data.pkl"), PyTorch, true},
+		{"pt", zipHead("net/data.pkl"), Safetensors, false},
+		{"document", zipHead("word/document.xml"), PyTorch, false},
+		{"archive", zipHead("a/b/data.pkl"), PyTorch, false},
+		{"archive", zipHead("/data.pkl"), PyTorch, false},
+		{"archive", zipHead(strings.Repeat("n", 600) + "/data.pkl"), PyTorch, false},
+		{"cut archive", "PK\x03\x04", PyTorch, false},
+		{"tensors", "\x02\x00\x00\x00\x00\x00\x00\x00{}", PyTorch, false},
 		{"svg", "<svg xmlns", Prefix("an SVG", "<svg"), true},
 		{"svg", "<html>", Prefix("an SVG", "<svg"), false},
 	} {

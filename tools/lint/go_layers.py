@@ -26,6 +26,7 @@ LAYERS = {
     "internal/safefile": [],
     "leaks": ["internal/origin"],
     "tensor": [],
+    "internal/ptfile": ["tensor"],
     # The loader: no LibTorch (see FREE).
     "imageloader/internal/arena": [],
     "imageloader/internal/archive": ["internal/imagecapi", "internal/safefile"],
@@ -56,7 +57,7 @@ LAYERS = {
     "cuda": ["internal/capi", "internal/origin"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
-    "nn": ["cuda", "internal/safefile", "torch"],
+    "nn": ["cuda", "internal/ptfile", "internal/safefile", "torch"],
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
@@ -96,6 +97,7 @@ FREE = {
     "imageloader/blob": LIBTORCH | {"prefetcher"},
     "imageloader/prometheus": LIBTORCH | {"prefetcher"},
     "tensor": LIBTORCH,
+    "internal/ptfile": LIBTORCH,
     "prefetcher": {"imageloader"},
 }
 # The same, for a build tag.
