@@ -13,6 +13,10 @@ import (
 // the file's header. The file appears under its name only when it is complete. It replaces an
 // existing safetensors file; on failure the existing file stays unchanged. If path names a file of
 // another kind, Save returns an error. Save blocks until the file is on the disk.
+//
+// If path ends in .pt or .pth, Save writes a file of torch.save instead, and replaces only such a
+// file. torch.load(path, weights_only=True) returns the state_dict, or, with metadata, a dict of
+// "state_dict" and "metadata".
 func Save(path string, m Module, metadata map[string]string) error {
 	return SaveTensors(path, State(m), metadata)
 }
@@ -185,26 +189,44 @@ func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 	if !ok {
 		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
 	}
+	t, err := c.read(e)
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
+	}
+	return t, nil
+}
+
+func (c *Checkpoint) read(e entry) (*torch.Tensor, error) {
+	if e.stored != nil {
+		if err := e.stored.Check(); err != nil { // before it allocates
+			return nil, err
+		}
+	}
 	t, err := torch.Empty(cuda.CPU, e.dtype, e.shape...)
 	if err == nil {
 		err = c.fill(t, e)
 	}
 	if err != nil {
 		t.Close()
-		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
+		return nil, err
 	}
 	return t, nil
 }
 
 func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
-	if e.begin == e.end {
+	if t.Elements() == 0 {
 		return nil
 	}
 	b, err := t.Bytes()
 	if err != nil {
 		return err
 	}
-	if n, err := c.file.ReadAt(b, c.data+e.begin); n < len(b) {
+	if e.stored != nil {
+		err = e.stored.ReadBytes(b)
+	} else if n, readErr := c.file.ReadAt(b, c.data+e.begin); n < len(b) {
+		err = readErr
+	}
+	if err != nil {
 		return err
 	}
 	if e.dtype == torch.Bool {

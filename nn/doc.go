@@ -65,7 +65,9 @@
 // Constructors create parameters on the CPU as float32, with PyTorch's default initialisation: the
 // same seed gives the same numbers as PyTorch. Parameters belong to no scope, so they outlive the
 // batches that pass through. Names are those of PyTorch's state_dict, and checkpoints are
-// safetensors files, so weights can be exchanged with PyTorch in both directions.
+// safetensors files or, for paths that end in .pt or .pth, files of torch.save, so weights can be
+// exchanged with PyTorch in both directions. [Load] and [OpenCheckpoint] recognize a file by its
+// content; reading a PyTorch file executes nothing that is in it.
 //
 // # Concurrency
 //

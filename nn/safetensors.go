@@ -18,6 +18,7 @@ import (
 	"sort"
 	"unicode/utf8"
 
+	"github.com/torchstream/torchstream/internal/ptfile"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -50,10 +51,12 @@ func dtypeOf(name json.Token) (torch.DType, bool) {
 type entry struct {
 	dtype      torch.DType
 	shape      []int64
-	begin, end int64 // bytes, from the start of the data
+	begin, end int64          // bytes, from the start of the data
+	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
 }
 
-// Checkpoint is an open safetensors file. Several goroutines may call its methods at once.
+// Checkpoint is an open safetensors file or PyTorch file. Several goroutines may call its methods at
+// once.
 type Checkpoint struct {
 	path     string
 	file     *os.File
@@ -61,11 +64,19 @@ type Checkpoint struct {
 	names    []string
 	entries  map[string]entry
 	metadata map[string]string
+	pytorch  bool // and not safetensors
+	root     any  // of the values of a PyTorch file
 }
 
 // OpenCheckpoint opens a safetensors file and checks its whole header: sizes, names, offsets. The
 // file is untrusted: no content makes OpenCheckpoint crash, or allocate more than a multiple of the
 // header's size.
+//
+// It also opens what torch.save writes, which it recognizes by the file's first bytes and not by its
+// name, with the same promise: it executes nothing, and refuses a file with anything but tensors and
+// plain values, naming what that is. The Checkpoint's tensors are those of the state_dict: the file's
+// dict itself, or the one under its key "state_dict", "model_state_dict" or "model". Value returns
+// the rest of the file.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -82,7 +93,8 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 // Close closes the file.
 func (c *Checkpoint) Close() error { return c.file.Close() }
 
-// Metadata returns a copy of the strings in the header.
+// Metadata returns a copy of the strings in the header of a safetensors file, or under "metadata" in
+// a PyTorch file.
 func (c *Checkpoint) Metadata() map[string]string {
 	m := make(map[string]string, len(c.metadata))
 	for k, v := range c.metadata {
@@ -91,7 +103,8 @@ func (c *Checkpoint) Metadata() map[string]string {
 	return m
 }
 
-// Tensors describes the tensors, in the order of their bytes in the file.
+// Tensors describes the tensors, in the order of their bytes in a safetensors file, and in the order
+// of the state_dict in a PyTorch file.
 func (c *Checkpoint) Tensors() []torch.Spec {
 	specs := make([]torch.Spec, len(c.names))
 	for i, n := range c.names {
@@ -108,20 +121,32 @@ func (c *Checkpoint) readHeader() error {
 	if !info.Mode().IsRegular() {
 		return errors.New("not a regular file")
 	}
-	var length [8]byte
-	if _, err := c.file.ReadAt(length[:], 0); err != nil {
-		return fmt.Errorf("not a safetensors file: %d bytes long", info.Size())
+	head := make([]byte, 16)
+	n, err := c.file.ReadAt(head, 0)
+	if err != nil && err != io.EOF {
+		return err
 	}
-	n := binary.LittleEndian.Uint64(length[:])
-	if n > maxHeader || int64(n) > info.Size()-8 {
-		return fmt.Errorf("not a safetensors file, or cut short: the header should have %d bytes and the file has %d", n, info.Size())
+	if ptfile.IsZip(head[:n]) || ptfile.IsLegacy(head[:n]) {
+		return c.readPyTorch(info.Size())
+	}
+	return c.readSafetensors(head[:n], info.Size())
+}
+
+// readSafetensors fills the checkpoint from a safetensors file that starts with head.
+func (c *Checkpoint) readSafetensors(head []byte, size int64) error {
+	if len(head) < 8 {
+		return fmt.Errorf("not a safetensors file: %d bytes long", size)
+	}
+	n := binary.LittleEndian.Uint64(head)
+	if n > maxHeader || int64(n) > size-8 {
+		return fmt.Errorf("not a safetensors file, or cut short: the header should have %d bytes and the file has %d", n, size)
 	}
 	header := make([]byte, n)
 	if _, err := c.file.ReadAt(header, 8); err != nil {
 		return fmt.Errorf("header: %w", err)
 	}
 	c.data = 8 + int64(n)
-	return c.parse(header, info.Size()-c.data)
+	return c.parse(header, size-c.data)
 }
 
 // parse checks the header against the size of the data.
@@ -286,9 +311,13 @@ func integers(d *json.Decoder) ([]int64, error) {
 	return values, delim(d, ']')
 }
 
-// SaveTensors writes the given tensors to a safetensors file, with the guarantees of [Save].
+// SaveTensors writes the given tensors to a safetensors file or, if path ends in .pt or .pth, to a
+// PyTorch file, with the guarantees of [Save].
 func SaveTensors(path string, tensors []Named, metadata map[string]string) error {
-	err := writeAtomically(path, func(w io.Writer) error { return encode(w, tensors, metadata) })
+	if isPyTorchPath(path) {
+		return SavePyTorch(path, pytorchState(tensors, metadata))
+	}
+	err := writeAtomically(path, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata) })
 	if err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
 	}
@@ -357,8 +386,9 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 }
 
 // writeAtomically writes a temporary file beside path and then renames it to path.
-func writeAtomically(path string, write func(io.Writer) error) (err error) {
-	if err := safefile.Check(path, safefile.Safetensors); err != nil {
+// It replaces only a file of the given kind.
+func writeAtomically(path string, kind safefile.Kind, write func(io.Writer) error) (err error) {
+	if err := safefile.Check(path, kind); err != nil {
 		return err
 	}
 	file, err := createBeside(path)
@@ -390,7 +420,7 @@ func writeAtomically(path string, write func(io.Writer) error) (err error) {
 		return err
 	}
 	// Check again, because writing took a while.
-	if err := safefile.Check(path, safefile.Safetensors); err != nil {
+	if err := safefile.Check(path, kind); err != nil {
 		return err
 	}
 	if err := os.Rename(file.Name(), path); err != nil {

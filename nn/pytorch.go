@@ -1,0 +1,310 @@
+package nn
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/internal/ptfile"
+	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/torch"
+)
+
+const (
+	stateDictKey = "state_dict"
+	metadataPT   = "metadata"
+)
+
+// isPyTorchPath reports whether a path has the extension of torch.save's files.
+func isPyTorchPath(path string) bool {
+	ext := strings.ToLower(filepath.Ext(path))
+	return ext == ".pt" || ext == ".pth"
+}
+
+// readPyTorch fills the checkpoint from a file of torch.save.
+func (c *Checkpoint) readPyTorch(size int64) error {
+	file, err := ptfile.Open(c.file, size)
+	if err != nil {
+		return err
+	}
+	c.root, c.pytorch = file.Root, true
+	c.entries, c.metadata = map[string]entry{}, map[string]string{}
+	root, ok := file.Root.(*ptfile.Dict)
+	if !ok {
+		return nil
+	}
+	for key, value := range stateDict(root).All() {
+		name, ok1 := key.(string)
+		t, ok2 := value.(*ptfile.Tensor)
+		if !ok1 || !ok2 {
+			continue
+		}
+		if err := t.CheckType(); err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		c.names = append(c.names, name)
+		c.entries[name] = entry{dtype: t.DType(), shape: t.Shape, stored: t}
+	}
+	if v, _ := root.Get(metadataPT); v != nil {
+		if d, ok := v.(*ptfile.Dict); ok {
+			for key, value := range d.All() {
+				k, ok1 := key.(string)
+				v, ok2 := value.(string)
+				if ok1 && ok2 {
+					c.metadata[k] = v
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// stateDict returns the model's part of a file: root itself, or the dict under one of the keys that
+// training programs use.
+func stateDict(root *ptfile.Dict) *ptfile.Dict {
+	for _, key := range []string{stateDictKey, "model_state_dict", "model"} {
+		v, _ := root.Get(key)
+		if d, ok := v.(*ptfile.Dict); ok {
+			for _, v := range d.All() {
+				if _, ok := v.(*ptfile.Tensor); ok {
+					return d
+				}
+			}
+		}
+	}
+	return root
+}
+
+// StoredTensor is a tensor in an open PyTorch file. It can be read until the Checkpoint is closed.
+type StoredTensor struct {
+	from  *Checkpoint
+	entry entry
+}
+
+// Spec returns the tensor's dtype and shape.
+func (s *StoredTensor) Spec() torch.Spec {
+	return torch.Spec{DType: s.entry.dtype, Shape: slices.Clone(s.entry.shape)}
+}
+
+// Read returns the tensor, on the CPU. It belongs to the caller.
+func (s *StoredTensor) Read() (*torch.Tensor, error) {
+	t, err := s.from.read(s.entry)
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: %w", s.from.path, err)
+	}
+	return t, nil
+}
+
+// Value returns what a PyTorch file holds at a path of keys: Value("epoch"), or
+// Value("optimizer", "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns
+// everything. The value is nil, a bool, int64, float64, string or []byte; a []any for a list or a
+// tuple; a map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or
+// a device, its name as a string. A safetensors file has no values: see Metadata.
+func (c *Checkpoint) Value(path ...any) (any, error) {
+	if !c.pytorch {
+		return nil, fmt.Errorf("nn: %s: a safetensors file has Metadata and no values", c.path)
+	}
+	v := c.root
+	for i, key := range path {
+		if n, ok := key.(int); ok {
+			key = int64(n)
+		}
+		var ok bool
+		switch parent := v.(type) {
+		case *ptfile.Dict:
+			v, ok = parent.Get(key)
+		case *ptfile.List:
+			v, ok = item(parent.Items, key)
+		case *ptfile.Tuple:
+			v, ok = item(parent.Items, key)
+		}
+		if !ok {
+			return nil, fmt.Errorf("nn: %s: there is no value at %v", c.path, path[:i+1])
+		}
+	}
+	return c.goValue(v), nil
+}
+
+func item(items []any, key any) (any, bool) {
+	i, ok := key.(int64)
+	if !ok || i < 0 || i >= int64(len(items)) {
+		return nil, false
+	}
+	return items[i], true
+}
+
+// goValue converts a value of a file to the types that Value documents. Package ptfile has bounded
+// the depth and the size of the tree.
+func (c *Checkpoint) goValue(v any) any {
+	switch v := v.(type) {
+	case *ptfile.Dict:
+		m := make(map[any]any, v.Len())
+		for key, value := range v.All() {
+			m[key] = c.goValue(value)
+		}
+		return m
+	case *ptfile.List:
+		return c.goValues(v.Items)
+	case *ptfile.Tuple:
+		return c.goValues(v.Items)
+	case *ptfile.Tensor:
+		return &StoredTensor{c, entry{dtype: v.DType(), shape: v.Shape, stored: v}}
+	case ptfile.Name:
+		return string(v)
+	}
+	return v
+}
+
+func (c *Checkpoint) goValues(items []any) []any {
+	values := make([]any, len(items))
+	for i, v := range items {
+		values[i] = c.goValue(v)
+	}
+	return values
+}
+
+// SavePyTorch writes a value to a file that torch.load(path, weights_only=True) reads, with the
+// guarantees of [Save]: it replaces only a PyTorch file. The value is nil, a bool, int, int64,
+// float64, string or []byte; a []any, which becomes a list; a map[string]any or map[any]any, which
+// becomes a dict, its keys being integers in ascending order and then strings; a [][Named], which
+// becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that comes twice, as one
+// with two names does, shares its storage in the file.
+//
+//	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
+func SavePyTorch(path string, value any) error {
+	converter := pytorchConverter{map[*torch.Tensor]*ptfile.Tensor{}}
+	root, err := converter.value(value, 0)
+	if err == nil {
+		err = writeAtomically(path, safefile.PyTorch, func(w io.Writer) error { return ptfile.Write(w, root) })
+	}
+	if err != nil {
+		return fmt.Errorf("nn: save %s: %w", path, err)
+	}
+	return nil
+}
+
+// pytorchState is the value of a file of tensors and metadata.
+func pytorchState(tensors []Named, metadata map[string]string) any {
+	if len(metadata) == 0 {
+		return tensors
+	}
+	m := make(map[string]any, len(metadata))
+	for k, v := range metadata {
+		m[k] = v
+	}
+	return map[string]any{stateDictKey: tensors, metadataPT: m}
+}
+
+// pytorchConverter converts Go values to those of package ptfile.
+type pytorchConverter struct {
+	seen map[*torch.Tensor]*ptfile.Tensor
+}
+
+func (p *pytorchConverter) value(v any, depth int) (any, error) {
+	const maxDepth = 64 // ptfile's
+	if depth > maxDepth {
+		return nil, errors.New("values are nested too deeply, or one contains itself")
+	}
+	switch v := v.(type) {
+	case []any:
+		items := make([]any, len(v))
+		for i, x := range v {
+			var err error
+			if items[i], err = p.value(x, depth+1); err != nil {
+				return nil, fmt.Errorf("item %d: %w", i, err)
+			}
+		}
+		return &ptfile.List{Items: items}, nil
+	case map[string]any:
+		m := make(map[any]any, len(v))
+		for key, x := range v {
+			m[key] = x
+		}
+		return p.dict(m, depth)
+	case map[any]any:
+		return p.dict(v, depth)
+	case []Named:
+		return p.named(v)
+	case *torch.Tensor:
+		return p.tensor(v)
+	case *StoredTensor:
+		if v != nil {
+			return v.entry.stored, nil
+		}
+	}
+	return v, nil // ptfile.Write refuses other types
+}
+
+func (p *pytorchConverter) dict(m map[any]any, depth int) (any, error) {
+	var integers []int64
+	var names []string
+	for key := range m {
+		switch key := key.(type) {
+		case int64:
+			integers = append(integers, key)
+		case string:
+			names = append(names, key)
+		default:
+			return nil, fmt.Errorf("a key of type %T: keys are int64 and string", key)
+		}
+	}
+	slices.SortFunc(integers, cmp.Compare[int64])
+	slices.Sort(names)
+	d := &ptfile.Dict{}
+	add := func(key any) error {
+		v, err := p.value(m[key], depth+1)
+		if err != nil {
+			return fmt.Errorf("key %v: %w", key, err)
+		}
+		d.Set(key, v)
+		return nil
+	}
+	for _, key := range integers {
+		if err := add(key); err != nil {
+			return nil, err
+		}
+	}
+	for _, key := range names {
+		if err := add(key); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+func (p *pytorchConverter) named(tensors []Named) (any, error) {
+	d := &ptfile.Dict{Ordered: true}
+	for _, n := range tensors {
+		if _, twice := d.Get(n.Name); twice {
+			return nil, fmt.Errorf("tensor %q: a name that comes twice", n.Name)
+		}
+		t, err := p.tensor(n.Tensor)
+		if err != nil {
+			return nil, fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		d.Set(n.Name, t)
+	}
+	return d, nil
+}
+
+func (p *pytorchConverter) tensor(t *torch.Tensor) (*ptfile.Tensor, error) {
+	if stored := p.seen[t]; stored != nil {
+		return stored, nil
+	}
+	if err := t.Err(); err != nil {
+		return nil, err
+	}
+	shape, dtype := t.Shape(), t.DType()
+	if shape == nil {
+		return nil, torch.ErrClosed
+	}
+	stored, err := ptfile.NewTensor(dtype, shape, t.ReadBytes)
+	if err == nil {
+		p.seen[t] = stored
+	}
+	return stored, err
+}

@@ -1,0 +1,387 @@
+package nn_test
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// fixtures has files of torch.save: see make_fixtures.py there.
+const fixtures = "../internal/ptfile/testdata"
+
+func openFixture(t *testing.T, name string) *nn.Checkpoint {
+	t.Helper()
+	return openCheckpoint(t, filepath.Join(fixtures, name))
+}
+
+func openCheckpoint(t *testing.T, path string) *nn.Checkpoint {
+	t.Helper()
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func readFloats(t *testing.T, c *nn.Checkpoint, name string) []float64 {
+	t.Helper()
+	x, err := c.Read(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	v, err := x.Float64s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// fixtureNet is the network of checkpoint.pt and state_dict.pth.
+func fixtureNet(t *testing.T) nn.Module {
+	t.Helper()
+	net := nn.NewSequential(nn.NewConv2d(1, 2, 3, nn.Conv2dOptions{NoBias: true}), nn.NewBatchNorm2d(2, nn.BatchNorm2dOptions{}))
+	t.Cleanup(func() { nn.Close(net) })
+	return net
+}
+
+func TestLoadReadsPyTorchFiles(t *testing.T) {
+	var loaded [][]float64
+	for _, name := range []string{"state_dict.pth", "checkpoint.pt", "protocol4.pt"} {
+		net := fixtureNet(t)
+		if _, err := nn.Load(filepath.Join(fixtures, name), net); err != nil {
+			t.Fatal(err)
+		}
+		var values []float64
+		for _, n := range nn.State(net) {
+			v, err := n.Tensor.Float64s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			values = append(values, v...)
+		}
+		loaded = append(loaded, values)
+		c := openFixture(t, name)
+		if got := readFloats(t, c, "1.num_batches_tracked"); !reflect.DeepEqual(got, []float64{2}) {
+			t.Errorf("%s: num_batches_tracked is %v", name, got)
+		}
+		names := []string{}
+		for _, s := range c.Tensors() {
+			names = append(names, s.Name)
+		}
+		want := []string{"0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+		if !reflect.DeepEqual(names, want) {
+			t.Errorf("%s: tensors %v, want %v", name, names, want)
+		}
+	}
+	if !reflect.DeepEqual(loaded[0], loaded[1]) || !reflect.DeepEqual(loaded[0], loaded[2]) {
+		t.Errorf("the same state was loaded as %v", loaded)
+	}
+}
+
+func TestStridesOfPyTorchFiles(t *testing.T) {
+	c := openFixture(t, "views.pt")
+	for name, want := range map[string][]float64{
+		"row":          {12, 13, 14, 15, 16, 17},
+		"column":       {3, 9, 15, 21},
+		"element":      {23},
+		"every second": {6, 8, 10, 12, 14, 16, 18, 20, 22},
+		"transposed":   {0, 6, 12, 18, 1, 7, 13, 19, 2, 8, 14, 20, 3, 9, 15, 21, 4, 10, 16, 22, 5, 11, 17, 23},
+		"expanded":     {0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5},
+	} {
+		if got := readFloats(t, c, name); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
+	}
+	if got := readFloats(t, c, "channels_last"); len(got) != 24 || got[0] != 0 || got[1] != 1 || got[23] != 23 {
+		t.Errorf("channels_last: %v", got)
+	}
+}
+
+func TestValuesOfPyTorchFiles(t *testing.T) {
+	c := openFixture(t, "checkpoint.pt")
+	for _, x := range []struct {
+		path []any
+		want any
+	}{
+		{[]any{"epoch"}, int64(3)},
+		{[]any{"arch"}, "net é"},
+		{[]any{"none"}, nil},
+		{[]any{"flags"}, []any{true, false}},
+		{[]any{"flags", 1}, false},
+		{[]any{"bytes"}, []byte("\x00\xff text")},
+		{[]any{"size"}, []any{int64(2), int64(3)}},
+		{[]any{"size", 0}, int64(2)},
+		{[]any{"device"}, "cuda:1"},
+		{[]any{"dtype"}, "torch.bfloat16"},
+		{[]any{7, 1, 0}, int64(1)},
+		{[]any{"optimizer", "param_groups", 0, "betas"}, []any{0.8, 0.99}},
+		{[]any{"optimizer", "param_groups", 0, "params", 2}, int64(2)},
+		{[]any{"scheduler", "milestones"}, map[any]any{int64(3): int64(1), int64(5): int64(2)}},
+	} {
+		if got, err := c.Value(x.path...); err != nil || !reflect.DeepEqual(got, x.want) {
+			t.Errorf("%v is %#v, want %#v, %v", x.path, got, x.want, err)
+		}
+	}
+	for _, path := range [][]any{{"none of these"}, {"epoch", "x"}, {"flags", 2}, {"flags", -1}, {"flags", "x"}, {"size", 2}, {[]int{1}}} {
+		if v, err := c.Value(path...); err == nil || !strings.Contains(err.Error(), "checkpoint.pt") {
+			t.Errorf("%v is %v, %v", path, v, err)
+		}
+	}
+	all, err := c.Value()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := all.(map[any]any)["best"].(*nn.StoredTensor)
+	best, err := stored.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer best.Close()
+	if v, err := best.Float64(); err != nil || v != 0.75 || stored.Spec().DType != torch.Float32 || len(stored.Spec().Shape) != 0 {
+		t.Errorf("best is %v %v, %v", v, stored.Spec(), err)
+	}
+	averages, err := c.Value("optimizer", "state", 0, "exp_avg")
+	if err != nil || !reflect.DeepEqual(averages.(*nn.StoredTensor).Spec().Shape, []int64{2, 1, 3, 3}) {
+		t.Errorf("exp_avg is %v, %v", averages, err)
+	}
+	if v, err := openFixture(t, "tensor.pt").Value(); err != nil || v.(*nn.StoredTensor).Spec().Shape[0] != 3 {
+		t.Errorf("a file of one tensor: %v, %v", v, err)
+	}
+	if _, err := openCheckpoint(t, write(t, safetensors("{}", 0))).Value("epoch"); err == nil || !strings.Contains(err.Error(), "Metadata") {
+		t.Errorf("a value of a safetensors file: %v", err)
+	}
+}
+
+func TestRefusedPyTorchFiles(t *testing.T) {
+	for name, text := range map[string]string{
+		"system.pt":       "refused: posix.system",
+		"module.pt":       "refused: torch.nn.modules.linear.Linear",
+		"legacy.pt":       "torch.save(torch.load(path, weights_only=True), path)",
+		"other_dtypes.pt": `tensor "z": dtype complex64 is not handled`,
+	} {
+		if _, err := nn.OpenCheckpoint(filepath.Join(fixtures, name)); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v does not say %q", name, err, text)
+		}
+	}
+	net := fixtureNet(t)
+	if _, err := nn.Load(filepath.Join(fixtures, "tensor.pt"), net); err == nil || !strings.Contains(err.Error(), "0.weight is not in the file") {
+		t.Errorf("a file without a dict: %v", err)
+	}
+}
+
+func TestSaveAndLoadPyTorchFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{filepath.Join(dir, "net.pt"), filepath.Join(dir, "net.PTH")} {
+		for _, meta := range []map[string]string{{}, {"classes": "cat\ndog \"é\"", "": "empty key"}} {
+			net, other := fixtureNet(t), fixtureNet(t)
+			for _, n := range nn.State(net) {
+				if n.Tensor.DType() == torch.Float32 {
+					n.Tensor.NoGrad().Normal_(0, 1)
+				} else {
+					n.Tensor.NoGrad().AddInt_(41)
+				}
+			}
+			if err := nn.Save(path, net, meta); err != nil {
+				t.Fatal(err)
+			}
+			got, err := nn.Load(path, other)
+			if err != nil || !reflect.DeepEqual(got, meta) {
+				t.Fatalf("metadata %v, %v", got, err)
+			}
+			want := nn.State(net)
+			for i, n := range nn.State(other) {
+				a, err := n.Tensor.Float64s()
+				if err != nil {
+					t.Fatal(err)
+				}
+				b, err := want[i].Tensor.Float64s()
+				if err != nil || !reflect.DeepEqual(a, b) {
+					t.Errorf("%s: %v, want %v, %v", n.Name, a, b, err)
+				}
+			}
+			first, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := nn.Save(path, other, meta); err != nil {
+				t.Fatal(err)
+			}
+			if second, err := os.ReadFile(path); err != nil || !bytes.Equal(first, second) {
+				t.Errorf("the same state gave another file, %v", err)
+			}
+		}
+	}
+}
+
+func TestAllTypesRoundTripInPyTorchFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.pt")
+	var named []nn.Named
+	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64} {
+		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
+			x, err := torch.Ones(cuda.CPU, d, shape...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			named = append(named, nn.Named{Name: d.String() + name, Tensor: x})
+		}
+	}
+	if err := nn.SaveTensors(path, named, nil); err != nil {
+		t.Fatal(err)
+	}
+	c := openCheckpoint(t, path)
+	for _, n := range named {
+		x, err := c.Read(n.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		a, _ := x.Float64s()
+		b, err := n.Tensor.Float64s()
+		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) || !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %v became %v, %v", n.Name, n.Tensor, x, err)
+		}
+	}
+}
+
+func TestSavePyTorch(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "x.pt")
+	weight, err := torch.Ones(cuda.CPU, torch.Float32, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weight.Close()
+	state := []nn.Named{{Name: "b", Tensor: weight}, {Name: "a", Tensor: weight}}
+	value := map[string]any{
+		"state_dict": state, "epoch": 3, "rates": []any{0.5, nil, true, "x", []byte("y")},
+		"optimizer": map[any]any{"step": weight, int64(-1): int64(2), int64(10): map[string]any{}},
+	}
+	if err := nn.SavePyTorch(path, value); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() > 6000 {
+		t.Errorf("%d bytes for one tensor of 4000, %v", info.Size(), err)
+	}
+	c := openCheckpoint(t, path)
+	if specs := c.Tensors(); len(specs) != 2 || specs[0].Name != "b" || specs[1].Name != "a" {
+		t.Errorf("tensors %v", specs)
+	}
+	all, err := c.Value()
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := all.(map[any]any)
+	if !reflect.DeepEqual(m["epoch"], int64(3)) || !reflect.DeepEqual(m["rates"], []any{0.5, nil, true, "x", []byte("y")}) {
+		t.Errorf("values %v", m)
+	}
+	// What Value returns can be written.
+	again := filepath.Join(dir, "again.pt")
+	m["epoch"] = int64(4)
+	if err := nn.SavePyTorch(again, all); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := openCheckpoint(t, again).Value("optimizer", "step"); err != nil || v.(*nn.StoredTensor).Spec().Shape[0] != 1000 {
+		t.Errorf("%v, %v", v, err)
+	}
+}
+
+func TestFailedSavePyTorchLeavesTheOldFile(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "net.pt")
+	net := fixtureNet(t)
+	if err := nn.Save(path, net, nil); err != nil {
+		t.Fatal(err)
+	}
+	old, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed, err := torch.Ones(cuda.CPU, torch.Float32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	loop := []any{nil}
+	loop[0] = loop
+	one := nn.Parameters(net)[0]
+	for name, value := range map[string]any{
+		"closed": []nn.Named{{Name: "a", Tensor: closed}}, "failed": torch.Fail("x", errors.ErrUnsupported), "nil": []nn.Named{{Name: "a"}},
+		"twice": []nn.Named{{Name: "a", Tensor: one}, {Name: "a", Tensor: one}}, "not UTF-8": []nn.Named{{Name: "\xff", Tensor: one}},
+		"float32": []any{float32(1)}, "key": map[any]any{1.5: 1}, "loop": loop, "nil tensor": (*nn.StoredTensor)(nil), "type": []any{struct{}{}},
+	} {
+		if err := nn.SavePyTorch(path, value); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if now, err := os.ReadFile(path); err != nil || !bytes.Equal(old, now) {
+		t.Errorf("the old file changed, %v", err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 {
+		t.Errorf("files left: %v, %v", left, err)
+	}
+	if err := nn.Save(filepath.Join(dir, "none", "x.pt"), net, nil); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a missing folder: %v", err)
+	}
+	// Neither kind of checkpoint replaces the other, nor another zip archive.
+	tensors := filepath.Join(dir, "net.safetensors")
+	if err := nn.Save(tensors, net, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []struct{ from, to string }{{tensors, "other.pt"}, {path, "other.safetensors"}} {
+		to := filepath.Join(dir, file.to)
+		if err := os.Rename(file.from, to); err != nil {
+			t.Fatal(err)
+		}
+		if err := nn.Save(to, net, nil); err == nil || !strings.Contains(err.Error(), "a file of another kind") {
+			t.Errorf("%s was replaced: %v", to, err)
+		}
+	}
+}
+
+// TestPyTorchLoadsCheckpoints lets PyTorch load a saved network and a saved checkpoint.
+func TestPyTorchLoadsCheckpoints(t *testing.T) {
+	program := os.Getenv("TORCHSTREAM_PYTHON")
+	if program == "" {
+		program = "python3"
+	}
+	if out, err := exec.Command(program, "-c", "import torch").CombinedOutput(); err != nil {
+		t.Skipf("%s cannot import torch: set TORCHSTREAM_PYTHON to a Python that can: %v %.200s", program, err, out)
+	}
+	dir := t.TempDir()
+	net := fixtureNet(t)
+	nn.Parameters(net)[0].NoGrad().Fill_(0.5)
+	if err := nn.Save(filepath.Join(dir, "net.pt"), net, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := nn.SavePyTorch(filepath.Join(dir, "checkpoint.pt"), map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "é"}}); err != nil {
+		t.Fatal(err)
+	}
+	const script = `
+import sys, torch
+from torch import nn
+net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2))
+state = torch.load(sys.argv[1] + "/net.pt", weights_only=True)
+print(type(state).__name__, net.load_state_dict(state), net[0].weight.sum().item())
+c = torch.load(sys.argv[1] + "/checkpoint.pt", weights_only=True)
+net.load_state_dict(c["state_dict"])
+print(c["epoch"], c["classes"] == ["cat", "\u00e9"], list(c))
+`
+	out, err := exec.Command(program, "-c", script, dir).Output()
+	want := "OrderedDict <All keys matched successfully> 9.0\n3 True ['classes', 'epoch', 'state_dict']\n"
+	if err != nil || string(out) != want {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
