@@ -37,7 +37,7 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 
 type shimDecoder struct {
 	d   *imagecapi.Decoder
-	rgb []byte // of a rare format, used again
+	rgb []byte // pixels of a rare format; reused
 }
 
 func (shimCodec) Header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
@@ -62,13 +62,13 @@ func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, str
 
 func (s *shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
 
-// maxRoom is how much memory a decoder keeps for images that are far smaller.
+// maxRoom is the memory that a decoder keeps even if the next images are far smaller.
 const maxRoom = 16 << 20
 
-// room returns memory for the pixels of an image, with any content.
+// room returns memory for the pixels of an image. Its content is undefined.
 func (s *shimDecoder) room(bytes int) []byte {
 	if cap(s.rgb) < bytes || cap(s.rgb) > max(4*bytes, maxRoom) {
-		s.rgb = nil // it may be collected before there is more
+		s.rgb = nil // so that it can be collected before more is allocated
 		s.rgb = make([]byte, bytes)
 	}
 	return s.rgb[:bytes]
@@ -81,20 +81,21 @@ type statsDecoder interface {
 
 func (s *shimDecoder) stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(s.d) }
 
-// entryDecoder is a decoder that knows entry points.
-type entryDecoder interface {
-	// decodeEntries is decode by a blob. proof: 0, or what it was set to by an earlier call or by
-	// decodeMakeEntries. nil: the blob's digests are enough.
-	decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
-	// decodeMakeEntries is decode, and makes a blob in buffer, of n bytes: none if n is 0 or over
-	// len(buffer).
-	decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
+// entryPointDecoder is a decoder that knows entry points.
+type entryPointDecoder interface {
+	// decodeByEntryPoints is decode with a blob of entry points. *proof is 0, or the proof that an
+	// earlier call or decodeMakingEntryPoints has returned for these bytes; 0 has the blob compared
+	// with the image, and sets the proof. With nil the blob's own digests are enough.
+	decodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
+	// decodeMakingEntryPoints is decode, and makes a blob of n bytes in buffer. There is none if n
+	// is 0 or over len(buffer).
+	decodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
 
-func (s *shimDecoder) decodeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+func (s *shimDecoder) decodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
 	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
 }
 
-func (s *shimDecoder) decodeMakeEntries(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+func (s *shimDecoder) decodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
 	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }

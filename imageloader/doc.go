@@ -1,32 +1,38 @@
-// Package imageloader turns an archive of labelled images (.tar or .tar.gz of JPEG, PNG, WebP, GIF,
-// BMP and TIFF files) into batches: decoded, cropped, resized and flipped on all cores, straight
-// into memory that the consumer lends, in an order that depends on the seed and the epoch alone.
+// Package imageloader turns an archive of labelled images (.tar, .tar.gz, .tar.zst or a directory
+// of JPEG, PNG, WebP, GIF, BMP and TIFF files) into batches. It decodes, crops, resizes and flips
+// on all cores, straight into memory that the consumer lends, in an order that depends on the seed
+// and the epoch alone.
+//
+// A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop;
+// [Loader.Fill] is what a prefetcher calls. [Loader.Restore] continues an epoch from a [State].
+// [Inspect] and [MakeIndex] read an archive without loading it.
 //
 // # Labels and members
 //
-// A sample is a member of the archive that lies in the directory of a class; its label is the
+// A sample is a member of the archive that lies in the directory of a class. Its label is the
 // number of that directory's name among the classes. A directory is a class if it directly holds a
 // member that claims to be an image, by its first bytes or its extension; classes are sorted, as
-// torchvision's ImageFolder does. With Options.Classes given these, in their order, are the
-// classes, and an image in any other directory is an *UnknownClassError.
+// torchvision's ImageFolder does. Options.Classes, if given, are the classes in their order, and an
+// image in any other directory is an *UnknownClassError.
 //
 // Members in the directory of a class that are no images (README, .DS_Store, links, empty files)
 // are bad samples: see [BadSamplePolicy]. Other members (at the root of the archive, in directories
-// without images) are ignored; Stats counts them. Nothing is ever extracted, so what a name looks
-// like does no harm.
+// without images) are ignored; Stats counts them. The loader extracts nothing, so a member's path
+// does no harm, whatever it looks like.
 //
 // # Order
 //
-// A plain .tar and a directory have random access, and so has a compressed archive that is held in
-// memory or has an index with checkpoints, if Open knows it: a shuffled epoch is a permutation of
-// all samples. Anything else is a stream: it is shuffled through a buffer of Options.ShuffleBuffer
-// samples, so an archive larger than the buffer should be packed in mixed order, not class by
-// class. While the buffer of a large archive fills, at the start of an epoch, one sample leaves it
-// for two that come, so that the first batch is there at once. The sample's index is its position
-// among the samples of the archive. All that is random about it is drawn from (Options.Seed, epoch,
-// index): the batches of an epoch are the same bytes with any number of workers and any number of
-// slots.
+// A plain .tar and a directory have random access. So has a compressed archive that is held in
+// memory, or that has an index with checkpoints when it is opened. A shuffled epoch is then a
+// permutation of all samples. Anything else is a stream, which is shuffled through a buffer of
+// Options.ShuffleBuffer samples: pack an archive larger than the buffer in mixed order, not class
+// by class. While the buffer of a large archive fills, at the start of an epoch, one sample leaves
+// it for two that come, so that the first batch is there at once.
 //
-// Which samples an epoch has is up to Options.Repeat, Weights and Balanced; which of them this
-// process gets, to Rank and World. docs/imageloader.md has the whole.
+// A sample's index is its position among the samples of the archive. Every random choice for it is
+// drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any
+// number of workers and any number of slots.
+//
+// Options.Repeat, Weights and Balanced say which samples an epoch has; Rank and World say which of
+// them this process gets. docs/imageloader.md describes all of it.
 package imageloader

@@ -14,52 +14,52 @@ type entryStore interface {
 	KeepEntryPoints(i int, blob []byte)
 }
 
-// entryPoints are the entry points of an index's samples, and which of them were compared with
-// their images. docs/entry-points.md says what they are.
+// entryPoints are the entry points of an index's JPEG files, and which of them were compared with
+// their images. docs/entry-points.md says what entry points are.
 type entryPoints struct {
 	store   entryStore
-	trusted bool // the digests of a blob are enough
-	// proofs has, by sample, what the shim says when all entries of its blob were compared with the
-	// image; 0: not yet, in this process.
+	trusted bool // a blob's own digests are enough
+	// proofs has, by sample, the proof that the shim gives when all entry points of its blob were
+	// compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
 }
 
-// by is for one worker with this decoder; nil if there are no entry points, or the decoder knows
-// none.
-func (p *entryPoints) by(d decoder) *byEntries {
-	e, ok := d.(entryDecoder)
+// forWorker returns the entry points for one worker with this decoder; nil if there are none, or
+// the decoder does not know them.
+func (p *entryPoints) forWorker(d decoder) *workerEntryPoints {
+	e, ok := d.(entryPointDecoder)
 	if p == nil || !ok {
 		return nil
 	}
-	return &byEntries{points: p, d: e}
+	return &workerEntryPoints{points: p, d: e}
 }
 
 func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
 	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
 }
 
-// byEntries decodes one baseline JPEG after the other by their entry points, and makes those that
-// are missing. One goroutine's.
-type byEntries struct {
+// workerEntryPoints decodes one baseline JPEG after the other by their entry points, and makes
+// those that are missing. One goroutine uses it.
+type workerEntryPoints struct {
 	points *entryPoints
-	d      entryDecoder
+	d      entryPointDecoder
 	proof  uint64
-	buffer []byte // for blobs: that are used, or made
+	buffer []byte // for a blob that is used, or made
 }
 
-// decode is the decoder's decode of sample i. The first time in this process that a blob is used,
-// it is compared with the image, which costs what decoding without it costs: a sidecar that
-// somebody else wrote gives right pixels or none.
-func (b *byEntries) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+// decode decodes sample i as the decoder's decode does. When a blob is first used in this process,
+// it is compared with the image, which costs as much as decoding without it. So an index of any
+// origin gives the right pixels or none.
+func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {
 		b.buffer = blob[:cap(blob)]
 		if p.trusted {
-			return b.d.decodeEntries(data, g, dst, stride, blob, nil)
+			return b.d.decodeByEntryPoints(data, g, dst, stride, blob, nil)
 		}
 		before := p.proofs[i].Load()
 		b.proof = before
-		err := b.d.decodeEntries(data, g, dst, stride, blob, &b.proof)
+		err := b.d.decodeByEntryPoints(data, g, dst, stride, blob, &b.proof)
 		if b.proof != before {
 			p.proofs[i].Store(b.proof)
 		}
@@ -68,7 +68,7 @@ func (b *byEntries) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte
 	if need := len(data)/64 + 64; len(b.buffer) < need {
 		b.buffer = make([]byte, 2*need)
 	}
-	n, proof, err := b.d.decodeMakeEntries(data, g, dst, stride, b.buffer)
+	n, proof, err := b.d.decodeMakingEntryPoints(data, g, dst, stride, b.buffer)
 	if err == nil && n > 0 && n <= len(b.buffer) {
 		p.store.KeepEntryPoints(i, b.buffer[:n])
 		p.proofs[i].Store(proof)

@@ -76,7 +76,7 @@ func TestEntryPoints(t *testing.T) {
 	}
 	epoch := func(what string, points *entryPoints, photos [][]byte, want [][]byte) imagecapi.Stats {
 		before := stats()
-		b := byEntries{points: points, d: shim}
+		b := workerEntryPoints{points: points, d: shim}
 		for i, p := range photos {
 			got := make([]byte, 64*64*3)
 			if err := b.decode(i, p, &g, got, 64*3); err != nil {

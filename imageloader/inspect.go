@@ -21,8 +21,8 @@ type Report struct {
 	Format    string // "tar", "tar.gz", "tar.zst" or "directory"; of the first shard
 	FileBytes int64
 	Samples   int // members in the directories of classes, bad ones included
-	Ignored   int // other members, without directories
-	Orphans   int // images among them that lie outside of any directory
+	Ignored   int // other members, not counting directories
+	Orphans   int // images among the ignored members, which lie outside of any directory
 	Classes   []ClassReport
 	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width     Range          // pixels, of good images
@@ -43,10 +43,10 @@ type ClassReport struct {
 // Range sums up a set of numbers. The median of an even count is the lower middle one.
 type Range struct{ Min, Median, Max int64 }
 
-// Inspect reads an archive through and decodes every sample in full, on all cores. progress, if not
-// nil, is called now and then from Inspect's own goroutine. Of the options MaxSampleBytes,
-// MaxPixels and OpenSource matter. If the archive itself is damaged, the report on what comes
-// before the damage is returned along with the *ArchiveError.
+// Inspect reads an archive through and decodes every sample in full, on all cores. It calls
+// progress, if that is not nil, now and then from its own goroutine. Of the options MaxSampleBytes,
+// MaxPixels and OpenSource matter. If the archive itself is damaged, Inspect returns the report on
+// what comes before the damage along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	return inspect(ctx, path, o, progress, nil, shimCodec{})
 }
@@ -100,7 +100,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 	return in.report(a, b.Labels()), err
 }
 
-// inspection is an Inspect under way. It is the visitor of the walk, and has the workers.
+// inspection is an Inspect under way. It visits the walk over the archive, and has the workers.
 type inspection struct {
 	ctx     context.Context
 	stop    context.CancelCauseFunc
@@ -115,7 +115,7 @@ type inspection struct {
 	found []inspected
 }
 
-// inspected is what a worker finds out about a sample.
+// inspected is what is known of a sample.
 type inspected struct {
 	index         int
 	dir           int // the number of its directory
@@ -125,7 +125,7 @@ type inspected struct {
 	bad           *SampleError
 }
 
-// Buffer is index.Visitor's.
+// Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
 func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	s := Sample{Name: f.Name, Index: f.Index}
 	if in.bad = in.judge.member(&s, f.Kind, f.Size); in.bad != nil {
@@ -137,7 +137,7 @@ func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	return in.buffers.Get(int(f.Size)), nil
 }
 
-// Visit is index.Visitor's.
+// Visit sends a sample to the workers. It is a method of index.Visitor.
 func (in *inspection) Visit(f *index.Found, data []byte) error {
 	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Dir}, size: f.Size, data: data, bad: in.bad}
 	select {
@@ -238,7 +238,7 @@ func describe(format string, i imagecapi.Info) string {
 	return format
 }
 
-// census makes a Report of samples that come in order.
+// census makes a Report of samples, which it takes in their order.
 type census struct {
 	r                    *Report
 	width, height, bytes []int64
@@ -287,12 +287,12 @@ func (c *census) report() *Report {
 	return c.r
 }
 
-// InspectIndex is Inspect by the archive's index alone, which is made first if there is none. It
-// reads and decodes no image, and so finds no damage but what an image's header shows. Images whose
-// headers lie too far behind the beginning of their files have the format "unknown", and count in
-// no range of pixels. Of the options, IndexFile, Classes, WebDataset (an index that was made
-// otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory has
-// no index: an error.
+// InspectIndex is Inspect by the archive's index alone, which it makes first if there is none. It
+// reads and decodes no image, and so finds only the damage that an image's header shows. Images
+// whose headers lie too far behind the beginning of their files have the format "unknown", and
+// count in no range of pixels. Of the options, IndexFile, Classes, WebDataset (an index that was
+// made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory
+// has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes = false, 1 // no contents are held in memory
 	o, err := o.withDefaults()

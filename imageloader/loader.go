@@ -21,8 +21,8 @@ type Sample struct {
 	Label int
 }
 
-// Loader is an open archive. Its methods may be called from several goroutines; several epochs may
-// run at the same time.
+// Loader is an open archive. Several goroutines may call its methods; several epochs may run at the
+// same time.
 type Loader struct {
 	path     string
 	o        Options
@@ -30,31 +30,32 @@ type Loader struct {
 	openFile func(path string) (archive.File, error) // nil: the file system's; tests have others
 	codec    codec
 	judge    judge
-	index    atomic.Pointer[index.Index] // nil until the archive was read through
-	points   atomic.Pointer[entryPoints] // of the index; nil until a pass asked for them
+	index    atomic.Pointer[index.Index] // nil until the archive has been read through
+	points   atomic.Pointer[entryPoints] // of the index; nil until a pass needs them
 	weights  *order.Weights              // nil: every sample once
 	counters counters
 	spare    spareSlots
 
-	queueBytes int64 // see the constant
+	queueBytes int64 // the constant, or less in a test
 
 	bytes  int64      // of the archive when it was opened
 	opened order.Kind // the order that Open chose
 
 	mu      sync.Mutex
-	order   order.Kind // of epochs from now on: opened, or that of a restored state
+	order   order.Kind // of epochs from now on: opened, or the order of a restored state
 	resume  *resume    // nil: every epoch is whole
-	digest  string     // of the index; "" until it is needed
+	digest  string     // of the index, computed when it is first needed
 	closed  chan struct{}
 	running sync.WaitGroup
 }
 
-// Open is OpenContext without a way to stop it.
+// Open is OpenContext without a context.
 func Open(path string, o Options) (*Loader, error) { return OpenContext(context.Background(), path, o) }
 
-// OpenContext opens an archive of image files; what it is (.tar, .tar.gz) is told by its first
-// bytes. Unless it is a .tar.gz and o.Classes is given, the archive is read through once: the
-// headers of a .tar, all of a .tar.gz. Damage that this meets is an *ArchiveError.
+// OpenContext opens an archive of image files. The first bytes, not the name, tell its format
+// (.tar, .tar.gz, .tar.zst). Unless it is compressed and o.Classes is given, OpenContext reads the
+// archive through once: the headers of a .tar, all of a .tar.gz. Damage that this meets is an
+// *ArchiveError.
 func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, shimCodec{})
 }
@@ -104,8 +105,8 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	return l, nil
 }
 
-// chooseOrder is for the index that is there when the loader is opened; nil: none. What comes later
-// does not change the order.
+// chooseOrder chooses the order of epochs by the index that the loader was opened with; nil: it has
+// none. An index that is made later does not change the order.
 func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	switch {
 	case l.o.Weights != nil || l.o.Balanced:
@@ -141,11 +142,12 @@ func (l *Loader) weigh(x *index.Index) (err error) {
 	return nil
 }
 
+// sample describes sample i of the index.
 func (l *Loader) sample(x *index.Index, i int) Sample {
 	return Sample{Name: x.Name(i), Index: i, Label: x.Label(i)}
 }
 
-// positions is how many positions the sequence of an epoch has; order.Unknown without an index.
+// positions is the number of positions in the sequence of an epoch; order.Unknown without an index.
 func (l *Loader) positions(x *index.Index) int {
 	if x == nil {
 		return order.Unknown
@@ -153,6 +155,7 @@ func (l *Loader) positions(x *index.Index) int {
 	return l.perRound(x) * l.o.Repeat
 }
 
+// perRound is the number of positions in one round over the samples.
 func (l *Loader) perRound(x *index.Index) int {
 	if l.weights != nil && l.o.Draws > 0 {
 		return l.o.Draws
@@ -160,7 +163,7 @@ func (l *Loader) perRound(x *index.Index) int {
 	return x.Len()
 }
 
-// stopCause replaces the marker for "the context ended" by the reason.
+// stopCause replaces an error that only says that the context ended by the reason why it ended.
 func stopCause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && (errors.Is(err, errStopped) || errors.Is(err, ctx.Err())) {
 		return context.Cause(ctx)
@@ -168,8 +171,8 @@ func stopCause(ctx context.Context, err error) error {
 	return err
 }
 
-// Len is how many samples the archive has, bad ones included; -1 for a .tar.gz with Options.Classes
-// until an epoch was read to its end.
+// Len is the number of samples in the archive, bad ones included; -1 for a compressed archive with
+// Options.Classes and without an index, until an epoch has read it to its end.
 func (l *Loader) Len() int {
 	if x := l.index.Load(); x != nil {
 		return x.Len()
@@ -177,8 +180,8 @@ func (l *Loader) Len() int {
 	return -1
 }
 
-// Batches is how many batches an epoch has on this rank, if the policy Skip leaves none out; -1 if
-// Len is.
+// Batches is the number of batches of an epoch on this rank, unless the policy Skip leaves some
+// out; -1 if Len is.
 func (l *Loader) Batches() int {
 	total := l.positions(l.index.Load())
 	if total == order.Unknown {
@@ -196,11 +199,11 @@ func (l *Loader) Classes() []string {
 	return slices.Clone(l.o.Classes)
 }
 
-// BatchSize is how many samples a batch has; the last one of an epoch may have fewer.
+// BatchSize is the number of samples in a batch; the last batch of an epoch may have fewer.
 func (l *Loader) BatchSize() int { return l.o.BatchSize }
 
 // Close ends running epochs, which return ErrClosed, and waits for them. It may be called more than
-// once.
+// once, and by several goroutines.
 func (l *Loader) Close() error {
 	l.mu.Lock()
 	if !l.isClosed() {

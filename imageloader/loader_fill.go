@@ -9,22 +9,25 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// Fill produces the batches of one epoch, in order: it is what a prefetcher calls.
+// Fill produces the batches of one epoch, in order. A prefetcher calls it.
 //
-// lend is called from one goroutine at a time, and returns the memory of the next batch's fields:
+// Fill calls lend from one goroutine at a time. lend returns the memory of the next batch's fields:
 // BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
-// (int64). It may block until memory is free, but not longer than its context; at the end of an
-// epoch one slot more than needed may have been lent. deliver is called from Fill's own goroutine
-// with the number of samples n, the first n rows of the oldest lent slot, and an [Info]; n is
-// BatchSize, or less in the last batch, whose other rows are undefined. The slot's memory is not
-// touched any more from then on.
+// (int64), or with Transform.Mix BatchSize * classes * 4 (float32). It may block until memory is
+// free, but not longer than its context. At the end of an epoch one slot more than needed may have
+// been lent.
 //
-// Damage ends the epoch with an error after all samples before it were delivered: in a batch that
-// may be short, and those in a shuffle buffer out of their order. Batches that only come because of
-// the damage have the State of the last one before them, so that the epoch can be gone on with when
-// it is repaired. When ctx ends, the loader is closed, or lend or deliver fail, Fill stops its
-// goroutines, waits for them, and returns the cause: within the time that one image takes to
-// decode.
+// Fill calls deliver from its own goroutine, with the number of samples n in the oldest lent slot
+// and an [Info]. n is BatchSize, or less in the last batch, whose other rows are undefined. From
+// then on Fill does not touch the slot's memory.
+//
+// Damage ends the epoch with an error, after all samples before it were delivered: in a batch that
+// may be short, and those of a shuffle buffer out of their order. A batch that is only delivered
+// because of the damage has the State of the last batch before it, so that the epoch can be
+// continued when the archive is repaired.
+//
+// When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
+// for them, and returns the cause: within the time that one image takes to decode.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
 	l.mu.Lock()
 	if l.isClosed() {
@@ -46,7 +49,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 		return stopCause(ctx, err)
 	}
 	p.archive = a
-	defer func() { _ = p.archive.Close() }() // only read
+	defer func() { _ = p.archive.Close() }() // nothing was written
 	if p.known != nil && !p.known.Matches(a) {
 		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
 	}

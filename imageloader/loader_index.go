@@ -32,11 +32,11 @@ func (l *Loader) indexConfig() index.Config {
 	}
 }
 
-// MakeIndex reads an archive through and writes its index, as the first epoch over it does by
-// itself, whether or not there is one. Of the options IndexFile, Classes, WebDataset, OpenSource
-// and Logger matter; WebDataset has to be what the loaders have, which do not use the index
-// otherwise. progress, if not nil, is called now and then from MakeIndex's own goroutine. A
-// directory needs no index: an error.
+// MakeIndex reads an archive through and writes its index, whether or not there is one. The first
+// epoch over an archive does the same by itself. Of the options IndexFile, Classes, WebDataset,
+// OpenSource and Logger matter; WebDataset has to be what the loaders have, which do not use the
+// index otherwise. MakeIndex calls progress, if that is not nil, now and then from its own
+// goroutine. A directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()
@@ -63,7 +63,8 @@ func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
 }
 
-// entryPoints are those of an index that the loader works by; nil if it keeps none.
+// entryPoints returns the entry points of an index; nil if it keeps none, or the options don't want
+// them.
 func (l *Loader) entryPoints(x *index.Index) *entryPoints {
 	if x == nil || !x.HasFile() || l.o.NoEntryPoints {
 		return nil

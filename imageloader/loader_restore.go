@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// resume is where an epoch begins that does not begin at its start.
+// resume is the place at which a restored epoch begins.
 type resume struct {
 	epoch   int
 	done    order.Positions
@@ -27,20 +27,20 @@ type resume struct {
 }
 
 // Restore makes the epoch of a state begin right after the state's batch, every time that it is
-// run; other epochs are whole. What then comes is what would have come: the same bytes in the same
-// batches, with any number of workers, also when the archive has or has lost random access since.
-// Restore() without a state undoes that. Running epochs are not disturbed. A closed loader returns
-// ErrClosed.
+// run; other epochs are whole. The rest of the epoch is the same as without the interruption: the
+// same bytes in the same batches, with any number of workers, also if the archive has gained or
+// lost random access since. Restore() without a state undoes that. Running epochs are not
+// disturbed. A closed loader returns ErrClosed.
 //
-// With the same Rank and World as then, the state of this rank is enough, and those of others may
-// come with it. With another World, what is left of the epoch is dealt anew: every sample that was
-// in no batch comes once, and no other comes, except as padding. That takes the states of all
-// ranks, after the same number of batches; one is enough if it was one rank, or if the policy is
+// With the Rank and World of the state, the state of this rank is enough; those of other ranks may
+// come with it. With another World, the rest of the epoch is dealt anew: every sample that was in
+// no batch comes once, and no other comes, except as padding. That takes the states of all ranks
+// after the same number of batches. One state is enough if there was one rank, or if the policy is
 // not Skip (under Skip one rank may have used up more bad samples than another).
 //
-// A state of another archive, other classes, or other options, is refused, with an error that says
-// what differs. Options that don't change a batch (Workers, Logger and the like) may differ. A
-// loader that was opened without reading the archive reads it through now.
+// Restore refuses a state of another archive, other classes, or other options, with an error that
+// says what differs. Options that don't change a batch (Workers, Logger and the like) may differ.
+// If the loader was opened without reading the archive, Restore reads it through.
 func (l *Loader) Restore(ctx context.Context, states ...State) error {
 	l.mu.Lock()
 	if l.isClosed() {
@@ -66,6 +66,7 @@ func (l *Loader) Restore(ctx context.Context, states ...State) error {
 	return nil
 }
 
+// restore finds the place at which a restored epoch begins, and the order of its run.
 func (l *Loader) restore(ctx context.Context, states []State) (*resume, order.Kind, error) {
 	x := l.index.Load()
 	if x == nil {
@@ -190,7 +191,7 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 	return l.index.Load(), nil
 }
 
-// accepts says what is different from when a state was made.
+// accepts says how the archive or the options differ from those of a state; nil if they do not.
 func (l *Loader) accepts(r *run) error {
 	have, was := l.identity(l.index.Load()), r.archive
 	if r.identify != nil {
@@ -222,6 +223,7 @@ func (l *Loader) accepts(r *run) error {
 	return nil
 }
 
+// sortedKeys returns the keys of all maps, each once.
 func sortedKeys(maps ...map[string]string) (keys []string) {
 	for _, m := range maps {
 		for k := range m {
@@ -232,7 +234,7 @@ func sortedKeys(maps ...map[string]string) (keys []string) {
 	return slices.Compact(keys)
 }
 
-// identity takes a while for a large archive, the first time.
+// identity identifies the archive. The first call takes a while for a large one.
 func (l *Loader) identity(x *index.Index) archiveIdentity {
 	id := archiveIdentity{Bytes: l.bytes}
 	if x == nil {
@@ -256,6 +258,7 @@ func (l *Loader) identity(x *index.Index) archiveIdentity {
 	return id
 }
 
+// classesDigest is the number of classes and a digest of their names, in order.
 func (l *Loader) classesDigest() string {
 	h := sha256.New()
 	classes := l.Classes()
@@ -265,11 +268,11 @@ func (l *Loader) classesDigest() string {
 	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// harmless are the fields of Options that do not change a batch, or are compared in another way.
+// harmless are the fields of Options that do not change a batch, or that fingerprint treats by
+// themselves.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
 
-// fingerprint says what the options are, by the names of their fields, in so far as they decide
-// what is in a batch.
+// fingerprint writes down the options that decide what a batch holds, by the names of their fields.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)
@@ -293,8 +296,8 @@ func typeName(t reflect.Type) string {
 	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.").Replace(t.String())
 }
 
-// canonical writes a value down such that equal ones look equal in every process: functions, of
-// which that can't be said, by their type.
+// canonical writes a value down so that equal values look equal in every process. Functions, which
+// can't be compared, are written as their types.
 func canonical(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Struct:

@@ -14,20 +14,23 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// readers is how many goroutines read members of a plain .tar, so that a disk has several requests
-// at a time; each costs next to nothing.
+// readers is the minimum number of goroutines that read samples in any order, so that a disk has
+// several requests at a time. Each costs next to nothing.
 const readers = 4
 
-// queueBytes bounds the compressed bytes between reading and decoding (besides the shuffle buffer),
-// unless one sample alone is larger.
+// queueBytes bounds the compressed bytes between reading and decoding, besides those in the shuffle
+// buffer. One sample alone may be larger.
 const queueBytes = 64 << 20
 
-// pass is one epoch being read:
+// pass is one epoch under way. For a stream its goroutines are
 //
-//	read (1 goroutine: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode into the row) --> assembly --> run (deliver in order)
+//	readStream (1: inflate, shuffle) --> place (1: a row for each sample) --> work (Workers: decode
+//	into the row) --> assembly --> deliver (1, in order)
 //
-// and for a plain .tar, whose samples can be read in any order, and for samples that are held in
-// memory, place --> fetch (readers) --> work.
+// An archive with random access is not read before a row is known:
+//
+//	list (1) --> place (1) --> fetch (readers: read, inflate) --> work (Workers: decode)
+//	--> assembly --> deliver (1, in order)
 type pass struct {
 	l     *Loader
 	ctx   context.Context
@@ -35,27 +38,27 @@ type pass struct {
 	epoch int
 
 	archive *archive.Archive
-	known   *index.Index   // nil in the first pass over a .tar.gz with given classes
-	build   *index.Builder // of the first pass; nil before
+	known   *index.Index   // nil in the first pass over a compressed archive with given classes
+	build   *index.Builder // of that first pass
 
 	order   order.Kind
 	deal    order.Deal
-	turn    int // of the deal: where this pass begins
-	batches int // of the deal: so many were delivered before
+	turn    int // the turn of the deal with which this pass begins
+	batches int // batches of the deal that were delivered before this pass
 	state   *run
-	// stray is the turn from which on samples come out of their order: what is left in the shuffle
-	// buffer when the archive can't be read on.
+	// stray is the first turn whose sample comes out of its order: when the archive can't be read
+	// any further, the samples that are left in the shuffle buffer are delivered all the same.
 	stray atomic.Int64
 	next  int // the turn that readStream sends next
 
 	items   chan item
 	fetches chan job // of samples whose content does not come in the archive's order
 	jobs    chan job
-	readErr error // why items ended too early; written before items is closed
+	readErr error // why items ended early; written before items is closed
 	asm     *assembly
 	buffers *arena.Buffers // of compressed samples
 	budget  *budget
-	queued  atomic.Int64 // samples between send and a worker
+	queued  atomic.Int64 // samples between send and work
 }
 
 // item is a sample on its way from the archive to a row.
@@ -65,11 +68,11 @@ type item struct {
 	data   []byte // the content, unless it is fetched later
 	bad    *SampleError
 
-	epoch int    // that its random choices are drawn for: the pass's, unless Options.Repeat is set
-	again uint64 // tells apart the times that a sample comes in an epoch
+	epoch int    // of its random choices: the pass's, unless Options.Repeat is set
+	again uint64 // tells apart the occurrences of a sample in an epoch
 }
 
-// weight is how many bytes the content has, or will have when it is fetched.
+// weight is the number of bytes of the content, also while it is not fetched yet.
 func (it *item) weight() int64 {
 	if it.data == nil && it.bad == nil {
 		return it.size
@@ -77,14 +80,15 @@ func (it *item) weight() int64 {
 	return int64(len(it.data))
 }
 
+// job is a sample on its way from place to assembly.
 type job struct {
 	item
 	position int
 	dst      []byte
-	borrowed bool // data is the index's: nobody writes there, and it goes into no buffers
+	borrowed bool // data is the index's: read only, and not to be recycled
 }
 
-// begin finds out where in the epoch the pass begins.
+// begin sets where in the epoch the pass begins.
 func (p *pass) begin() {
 	l := p.l
 	l.mu.Lock()
@@ -102,6 +106,7 @@ func (p *pass) begin() {
 		classes: l.classesDigest(), options: l.fingerprint(p.order), identify: func() archiveIdentity { return l.identity(known) }}
 }
 
+// run starts the goroutines of the pass and delivers its batches.
 func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
 	o := &p.l.o
 	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
@@ -121,14 +126,14 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	c.begin(p)
 	defer c.end(p)
 	p.budget.total = &c.queueBytes
-	defer func() { // what an early end left lying
+	defer func() { // samples that were queued when the pass ended early
 		c.queue.Add(-p.queued.Load())
 		c.queueBytes.Add(-p.budget.used)
 	}()
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
-	all.Go(func() { // whatever ends the pass, wakes up those who don't wait in a channel
+	all.Go(func() { // wakes the goroutines that wait in no channel, whatever ends the pass
 		select {
 		case <-p.ctx.Done():
 		case <-p.l.closed:
@@ -145,7 +150,8 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 		p.fetches = make(chan job, o.Workers)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
-		for range max(readers, o.Workers) { // those of a gzip file inflate, for more than half as long as a worker decodes
+		// Those of a gzip file inflate, which takes more than half as long as decoding.
+		for range max(readers, o.Workers) {
 			fetching.Go(p.fetch)
 		}
 		all.Go(func() {
@@ -169,8 +175,8 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	return p.deliver(deliver)
 }
 
-// lend fetches slots when place asks for them. It is apart from place because place may get a row
-// in another way while lend waits.
+// lend asks the consumer for a slot when place needs one. It is a goroutine of its own because
+// place may get a row in another way in the meantime.
 func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
 	for {
 		select {
@@ -192,7 +198,7 @@ func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
 	}
 }
 
-// place gives every sample a row and passes it on.
+// place gives every sample a row, and sends it to be fetched or decoded.
 func (p *pass) place(to chan<- job) {
 	for {
 		var it item
@@ -220,7 +226,7 @@ func (p *pass) place(to chan<- job) {
 	}
 }
 
-// fetch reads samples in whatever order they come.
+// fetch reads samples from an archive with random access.
 func (p *pass) fetch() {
 	r := index.NewReader(p.known, p.archive)
 	defer r.Close()
@@ -264,7 +270,7 @@ func (p *pass) fetch() {
 	}
 }
 
-// recycle is for what was read for a job.
+// recycle gives back the memory of a job's content.
 func (p *pass) recycle(j *job) {
 	if j.bad != nil || j.borrowed {
 		return
@@ -273,7 +279,7 @@ func (p *pass) recycle(j *job) {
 	p.buffers.Put(j.data)
 }
 
-// work decodes.
+// work decodes samples into their rows.
 func (p *pass) work() {
 	o, c := &p.l.o, &p.l.counters
 	leave, err := o.settle()
@@ -288,7 +294,7 @@ func (p *pass) work() {
 		return
 	}
 	defer d.close()
-	w := worker{p: p, d: d, entries: p.l.entryPoints(p.known).by(d)}
+	w := worker{p: p, d: d, points: p.l.entryPoints(p.known).forWorker(d)}
 	w.reset()
 	if w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {
 		p.stop(fmt.Errorf("imageloader: no augmenter: %w", err))
@@ -320,7 +326,7 @@ func (p *pass) work() {
 	}
 }
 
-// report logs what was done, every Options.StatsEvery while the pass runs.
+// report logs the Stats since its last report, every Options.StatsEvery while the pass runs.
 func (p *pass) report() {
 	ticker := time.NewTicker(p.l.o.StatsEvery)
 	defer ticker.Stop()

@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 )
 
-// send passes a sample on to place.
+// send sends a sample to place.
 func (p *pass) send(it item) error {
 	if it.bad == nil && it.data != nil && !p.budget.acquire(len(it.data)) {
 		return errStopped
@@ -22,12 +22,13 @@ func (p *pass) send(it item) error {
 	}
 }
 
+// queue counts n samples into the queue between send and work, or out of it.
 func (p *pass) queue(n int64) {
 	p.queued.Add(n)
 	p.l.counters.queue.Add(n)
 }
 
-// item makes the i-th sample of the index.
+// item makes an item of sample i of the index.
 func (p *pass) item(i int) item {
 	s := p.known.Sample(i)
 	it := item{sample: Sample{Name: s.Name, Index: i, Label: s.Label}, size: s.Size, epoch: p.epoch * p.l.o.Repeat}
@@ -35,11 +36,11 @@ func (p *pass) item(i int) item {
 	return it
 }
 
-// wanted is how many samples are still to be delivered, if that is fixed.
+// wanted is the number of samples that are still to be delivered, if that is fixed.
 func (p *pass) wanted() int { return max(0, p.deal.Turns-p.batches*p.l.o.BatchSize) }
 
 // end is the turn before which the pass ends. Under Skip, if the number of batches is fixed,
-// assembly ends it earlier: when it has enough.
+// assembly ends the pass earlier, when it has enough samples.
 func (p *pass) end() int {
 	switch {
 	case p.deal.Fixed && p.wanted() == 0:
@@ -50,21 +51,20 @@ func (p *pass) end() int {
 	return p.deal.Turns
 }
 
-// buffer is what the samples of an archive that is larger than memory are shuffled through.
+// newBuffer makes the buffer that a stream is shuffled through.
 func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
 	o := &p.l.o
 	b := order.NewShuffler[T](o.ShuffleBuffer, o.ShuffleBytes, o.Seed, epoch)
-	// Told by the file's size, since the order must not depend on whether the archive was read
-	// before.
+	// By the file's size, because the order must not depend on whether the archive was read before.
 	b.Ramp = p.archive.Info().Size() > o.ShuffleBytes
 	return b
 }
 
-// repeated tells a sample that comes again, because there are not enough others, from the first
-// time.
+// repeated is added to item.again for a sample that comes again because there are not enough
+// others.
 const repeated = 1 << 40
 
-// list sends the samples of an archive with random access, content still to be fetched.
+// list sends the samples of an archive with random access, without their contents.
 func (p *pass) list() {
 	defer close(p.items)
 	n, o := p.known.Len(), &p.l.o
@@ -91,7 +91,7 @@ func (p *pass) readStream() {
 	defer close(p.items)
 	end := p.end()
 	p.next = p.turn
-	for before := 0; ; before++ { // once, unless samples come again to fill up
+	for before := 0; ; before++ { // more than once only if samples come again to fill up
 		position := 0
 		take := func(it item) error {
 			turn, mine := p.deal.Turn(position, before)
@@ -123,18 +123,18 @@ func (p *pass) readStream() {
 	}
 }
 
-// rewind begins with the archive again.
+// rewind goes back to the beginning of the archive.
 func (p *pass) rewind() error {
 	a, err := p.archive.Reopen()
 	if err != nil {
 		return err
 	}
-	_ = p.archive.Close() // only read
+	_ = p.archive.Close() // nothing was written
 	p.archive = a
 	return nil
 }
 
-// readRound goes through the archive once; take gets its samples in the order of the epoch.
+// readRound reads the archive once, and hands its samples to take in the order of the epoch.
 func (p *pass) readRound(epoch int, take func(item) error) error {
 	emit, flush := take, func() error { return nil }
 	if p.order == order.Buffered {
@@ -171,13 +171,14 @@ func (p *pass) readRound(epoch int, take func(item) error) error {
 	if err != nil {
 		p.stray.Store(int64(p.next))
 	}
-	if stopped := flush(); stopped != nil { // also before an error: nothing that was read is lost
+	if stopped := flush(); stopped != nil { // also before an error, so that no sample that was read is lost
 		return stopped
 	}
 	return err
 }
 
-// readKnown reads the samples of an index, and the rest of the file for its checksum.
+// readKnown reads the samples of an index in the archive's order, and the rest of the files for
+// their checksums.
 func (p *pass) readKnown(emit func(item) error) error {
 	for i := range p.known.Len() {
 		it := p.item(i)
@@ -196,7 +197,7 @@ func (p *pass) readKnown(emit func(item) error) error {
 	return p.archive.ReadToEnd()
 }
 
-// readFirst reads member by member, and leaves an index behind.
+// readFirst reads the archive member by member, and makes its index.
 func (p *pass) readFirst(emit func(item) error) error {
 	b, err := index.NewBuilder(p.l.path, p.l.indexConfig())
 	if err != nil {
@@ -211,7 +212,7 @@ func (p *pass) readFirst(emit func(item) error) error {
 		return nil
 	}
 	x, err := b.Finish(p.archive)
-	if err != nil { // the samples are all there
+	if err != nil { // every sample was delivered all the same
 		p.l.o.Logger.Warn("no index", "archive", p.l.path, "error", err)
 		return nil
 	}
@@ -227,11 +228,11 @@ type firstVisitor struct {
 	emit func(item) error
 	bad  *SampleError // of the sample that is being visited
 
-	began time.Time     // when the sample before was emitted
-	spent time.Duration // of the archive's ReadTime until then
+	began time.Time     // when the previous sample was emitted
+	spent time.Duration // the archive's ReadTime at that moment
 }
 
-// Buffer is index.Visitor's.
+// Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
 func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
 	s := Sample{Name: f.Name, Index: f.Index, Label: f.Label}
 	if v.bad = v.p.l.judge.member(&s, f.Kind, f.Size); v.bad != nil {
@@ -240,7 +241,7 @@ func (v *firstVisitor) Buffer(f *index.Found) ([]byte, error) {
 	return v.p.buffers.Get(int(f.Size)), nil
 }
 
-// Visit is index.Visitor's.
+// Visit emits a sample. It is a method of index.Visitor.
 func (v *firstVisitor) Visit(f *index.Found, data []byte) error {
 	a := v.p.archive
 	v.p.l.counters.streamed(a, time.Since(v.began), v.spent)

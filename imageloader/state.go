@@ -12,42 +12,42 @@ import (
 )
 
 // State is a place in an epoch: right after a batch. It travels with the batch (Info.State,
-// Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer: the
-// state to save is that of the last batch that the program is done with. Restore goes on there.
+// Batch.State), because a prefetcher and the loader itself are batches ahead of the consumer. Save
+// the state of the last batch that the program has used up; Restore goes on there.
 //
-// It is kept as JSON (json.Marshal and json.Unmarshal), some 1,000 bytes. A State is a value: it
-// can be copied, and kept for as long as one likes.
+// A State is saved as JSON (json.Marshal and json.Unmarshal), about 1,000 bytes. It is a value:
+// copy it, and keep it for as long as you like.
 type State struct {
 	run     *run
-	batches int // of run's deal, delivered up to here
-	turns   int // of run's deal that its rank has taken
+	batches int // batches of run's deal that were delivered up to here
+	turns   int // turns of run's deal that its rank has taken
 }
 
-// run is what the states of one pass have in common. It does not change.
+// run is what the states of one pass share. It does not change.
 type run struct {
 	epoch  int
 	order  order.Kind
 	rank   int
 	world  int
-	done   order.Positions // before the deal
+	done   order.Positions // taken before the deal
 	before int             // batches of the epoch that were delivered before the deal
 
 	archive archiveIdentity
 	classes string
 	options map[string]string
-	// identify, if not nil, stands for archive, which takes a while to compute for a large archive:
-	// only states that are kept need it.
+	// identify, if not nil, computes archive, which takes a while for a large one: only states that
+	// are saved need it.
 	identify func() archiveIdentity
 }
 
-// archiveIdentity is what tells archives apart.
+// archiveIdentity tells archives apart.
 type archiveIdentity struct {
 	Bytes   int64  `json:"bytes"`
 	Samples int    `json:"samples"` // 0: not known when the state was made
 	Digest  string `json:"digest"`  // of the samples' names, sizes and labels; "": not known
 }
 
-// Epoch is the epoch that the state lies in: the one to go on with after Restore.
+// Epoch is the epoch in which the state lies, and with which to go on after Restore.
 func (s State) Epoch() int {
 	if s.run == nil {
 		return 0
@@ -55,7 +55,7 @@ func (s State) Epoch() int {
 	return s.run.epoch
 }
 
-// Batches is how many batches of the epoch come before the state.
+// Batches is the number of batches of the epoch before the state.
 func (s State) Batches() int {
 	if s.run == nil {
 		return 0
@@ -66,7 +66,7 @@ func (s State) Batches() int {
 const (
 	stateVersion  = 1
 	maxStateBytes = 64 << 20
-	maxCount      = 1 << 48 // of what is counted in a state: sums of two do not overflow
+	maxCount      = 1 << 48 // of every count in a state: the sum of two does not overflow
 )
 
 // wireState is a State as JSON.
@@ -76,8 +76,8 @@ type wireState struct {
 	Order   order.Kind        `json:"order"`
 	Rank    int               `json:"rank"`
 	World   int               `json:"world"`
-	Next    int               `json:"next"`  // positions before this one were consumed before the deal,
-	Ahead   []int             `json:"ahead"` // and these
+	Next    int               `json:"next"`  // positions before this one were taken before the deal,
+	Ahead   []int             `json:"ahead"` // and so were these
 	Before  int               `json:"before"`
 	Batches int               `json:"batches"`
 	Turns   int               `json:"turns"`
@@ -100,8 +100,8 @@ func (s State) MarshalJSON() ([]byte, error) {
 		id, r.classes, r.options})
 }
 
-// UnmarshalJSON takes what MarshalJSON made, and nothing else. Whether it fits a loader is what
-// Restore finds out.
+// UnmarshalJSON reads the output of MarshalJSON, and refuses anything else. Restore checks whether
+// the state fits a loader.
 func (s *State) UnmarshalJSON(data []byte) error {
 	if len(data) > maxStateBytes {
 		return fmt.Errorf("imageloader: a state of %d bytes: more than %d", len(data), maxStateBytes)
@@ -133,6 +133,7 @@ func (s *State) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
+// check refuses values that no state has.
 func (w *wireState) check() error {
 	for _, c := range []struct {
 		name  string

@@ -10,6 +10,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
+// worker decodes samples in one goroutine.
 type worker struct {
 	p        *pass
 	d        decoder
@@ -18,12 +19,13 @@ type worker struct {
 	geometry imagecapi.Geometry
 
 	augmenter *transform.Augmenter // nil without Transform.Ops
-	entries   *byEntries           // nil: none are used
-	counted   imagecapi.Stats
+	points    *workerEntryPoints   // nil: entry points are not used
+	counted   imagecapi.Stats      // of the decoder, at the last count
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
 
+// decode decodes a job's content into its row, or says why its sample is bad.
 func (w *worker) decode(j *job) (flightState, error) {
 	if j.bad != nil {
 		return bad, j.bad
@@ -42,8 +44,8 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
 			return bad, judge.bad(&j.sample, Unsupported, err)
 		}
-		if w.entries != nil && info.Format == imagecapi.JPEG && !info.Progressive {
-			err = w.entries.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
+		if w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive {
+			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
 		} else {
 			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
 		}
@@ -62,7 +64,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 	return bad, e
 }
 
-// count counts the image that the worker's decoder was given last.
+// count counts the image that the worker has decoded last.
 func (w *worker) count(info *imagecapi.Info) {
 	c := &w.p.l.counters
 	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
@@ -87,7 +89,7 @@ func (w *worker) count(info *imagecapi.Info) {
 		}
 		now, err := d.stats()
 		if err != nil {
-			return // there is a decoder, so it has them
+			return // an open decoder always has them
 		}
 		before := w.counted
 		w.counted = now
