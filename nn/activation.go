@@ -107,7 +107,7 @@ func NewPReLU(channels int) *PReLU {
 	p := &PReLU{}
 	p.create("PReLU")
 	if p.Weight = positive(op, "channels", channels); p.Weight == nil {
-		p.Weight = parameter(op, func(t *torch.Tensor) *torch.Tensor { return t.Fill_(0.25) }, int64(channels))
+		p.Weight = parameter(op, Constant(0.25), int64(channels))
 	}
 	return p
 }

@@ -45,11 +45,11 @@ func NewMultiheadAttention(size, heads int, o MultiheadAttentionOptions) *Multih
 	}
 	// PyTorch draws the output's projection first, and replaces its bias by zeros.
 	a.OutProj = NewLinear(size, size, LinearOptions{NoBias: o.NoBias})
-	a.InProjWeight = parameter(op, xavierUniform(size, 3*size), 3*a.size, a.size)
+	a.InProjWeight = parameter(op, XavierUniform(), 3*a.size, a.size)
 	if o.NoBias {
 		return a
 	}
-	a.InProjBias = parameter(op, zeros, 3*a.size)
+	a.InProjBias = parameter(op, Constant(0), 3*a.size)
 	if bias := a.OutProj.Bias; bias.Err() == nil {
 		if zeroed := bias.NoGrad().Zero_(); zeroed.Err() != nil {
 			a.InProjBias = zeroed

@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/torchstream/torchstream/torch"
 )
@@ -24,6 +25,10 @@ type ConvOptions struct {
 	Dilation int // 0 stands for 1
 	Groups   int // 0 stands for 1
 	NoBias   bool
+
+	// KernelSize and PaddingSize, if not nil, replace kernel and Padding by one value for each
+	// direction: []int{1, 7} is a kernel of 1 row and 7 columns.
+	KernelSize, PaddingSize []int
 }
 
 // The options of NewConv1d, NewConv2d and NewConv3d.
@@ -40,26 +45,37 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	c.create(kind)
 	stride, dilation, groups := max(o.Stride, 1), max(o.Dilation, 1), max(o.Groups, 1)
 	c.stride, c.padding, c.dilation, c.groups = []int64{int64(stride)}, []int64{int64(o.Padding)}, []int64{int64(dilation)}, int64(groups)
-	if c.Weight = positive(op, "in, out and kernel", in, out, kernel); c.Weight != nil {
+	size := slices.Repeat([]int{kernel}, dims)
+	if o.KernelSize != nil {
+		size = o.KernelSize
+	}
+	if o.PaddingSize != nil {
+		c.padding = int64s(o.PaddingSize)
+	}
+	if c.Weight = positive(op, "in, out and kernel", append([]int{in, out}, size...)...); c.Weight != nil {
 		return
 	}
-	if o.Stride < 0 || o.Padding < 0 || o.Dilation < 0 || o.Groups < 0 || in%groups != 0 || out%groups != 0 {
+	negative := o.Stride < 0 || o.Dilation < 0 || o.Groups < 0 || slices.Min(c.padding) < 0
+	switch {
+	case negative || in%groups != 0 || out%groups != 0:
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
+	case len(size) != dims || o.PaddingSize != nil && len(o.PaddingSize) != dims:
+		c.Weight = invalid(op, "KernelSize %v and PaddingSize %v: they have one value for each of %d directions", o.KernelSize, o.PaddingSize, dims)
+		return
 	}
-	shape, fanIn := kernelShape(dims, out, in/groups, kernel)
-	c.Weight = parameter(op, kaimingUniform(fanIn), shape...)
+	shape, fanIn := kernelShape(out, in/groups, size)
+	c.Weight = parameter(op, defaultWeight(), shape...)
 	if !o.NoBias {
 		c.Bias = parameter(op, uniform(fanIn), int64(out))
 	}
 }
 
-// kernelShape returns the shape [a b kernel...], and the number of elements of its rows.
-func kernelShape(dims, a, b, kernel int) (shape []int64, row int) {
-	shape, row = []int64{int64(a), int64(b)}, b
-	for range dims {
-		shape = append(shape, int64(kernel))
-		row *= kernel
+// kernelShape returns the shape [a b size...], and the number of elements of its rows.
+func kernelShape(a, b int, size []int) (shape []int64, row int) {
+	shape, row = append([]int64{int64(a), int64(b)}, int64s(size)...), b
+	for _, k := range size {
+		row *= k
 	}
 	return shape, row
 }
@@ -85,7 +101,8 @@ func (c *Conv1d) Forward(x *torch.Tensor) *torch.Tensor {
 // Conv2d is a convolution of images [N C H W].
 type Conv2d struct{ Conv }
 
-// NewConv2d returns a convolution from in to out channels with a square kernel.
+// NewConv2d returns a convolution from in to out channels with a square kernel, unless KernelSize is
+// set.
 func NewConv2d(in, out, kernel int, o Conv2dOptions) *Conv2d {
 	c := &Conv2d{}
 	c.construct(2, in, out, kernel, o)
@@ -100,7 +117,8 @@ func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
 // Conv3d is a convolution of volumes [N C D H W].
 type Conv3d struct{ Conv }
 
-// NewConv3d returns a convolution from in to out channels with a cubic kernel.
+// NewConv3d returns a convolution from in to out channels with a cubic kernel, unless KernelSize is
+// set.
 func NewConv3d(in, out, kernel int, o Conv3dOptions) *Conv3d {
 	c := &Conv3d{}
 	c.construct(3, in, out, kernel, o)
@@ -154,8 +172,8 @@ func (c *ConvTranspose) construct(dims, in, out, kernel int, o ConvTransposeOpti
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
-	shape, fanIn := kernelShape(dims, in, out/groups, kernel) // PyTorch takes dimension 1 as input
-	c.Weight = parameter(op, kaimingUniform(fanIn), shape...)
+	shape, fanIn := kernelShape(in, out/groups, slices.Repeat([]int{kernel}, dims)) // PyTorch takes dimension 1 as input
+	c.Weight = parameter(op, defaultWeight(), shape...)
 	if !o.NoBias {
 		c.Bias = parameter(op, uniform(fanIn), int64(out))
 	}

@@ -1,6 +1,11 @@
 package nn
 
-import "github.com/torchstream/torchstream/torch"
+import (
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
 
 // Dropout zeroes elements at random in training, and does nothing in evaluation.
 type Dropout struct {
@@ -18,6 +23,34 @@ func NewDropout(p float64) *Dropout { return newDropout("Dropout", p, (*torch.Te
 // p and scales the others by 1/(1-p).
 func NewDropout2d(p float64) *Dropout {
 	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
+}
+
+// NewStochasticDepth returns a module that zeroes a whole sample [N ...] with probability p and scales
+// the others by 1/(1-p): torchvision's StochasticDepth in the mode "row". It belongs at the end of a
+// residual branch.
+func NewStochasticDepth(p float64) *Dropout { return newDropout("StochasticDepth", p, dropSamples) }
+
+func dropSamples(x *torch.Tensor, p float64, train bool) *torch.Tensor {
+	shape := x.Shape()
+	switch {
+	case p < 0 || p > 1:
+		return torch.Fail("nn.StochasticDepth", fmt.Errorf("the probability is %v: %w", p, cuda.ErrInvalidArgument))
+	case !train || p == 0 || len(shape) == 0:
+		return x
+	}
+	for i := range shape[1:] {
+		shape[i+1] = 1
+	}
+	noise, err := torch.Empty(x.Device(), x.DType(), shape...)
+	if err != nil {
+		return noise
+	}
+	defer noise.Close()
+	kept := noise.Bernoulli_(1 - p)
+	if p < 1 {
+		kept = kept.DivScalar_(1 - p)
+	}
+	return x.Mul(kept)
 }
 
 func newDropout(kind string, p float64, drop func(x *torch.Tensor, p float64, train bool) *torch.Tensor) *Dropout {

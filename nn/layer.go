@@ -3,7 +3,6 @@ package nn
 import (
 	"errors"
 	"fmt"
-	"math"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -197,7 +196,7 @@ func (f *function) Parts() Parts { return Parts{} }
 
 // parameter creates a float32 leaf on the CPU. fill works in place. An error stays in the tensor,
 // so that a network can be written as one expression.
-func parameter(op string, fill func(*torch.Tensor) *torch.Tensor, shape ...int64) *torch.Tensor {
+func parameter(op string, fill Init, shape ...int64) *torch.Tensor {
 	t, err := torch.Empty(cuda.CPU, torch.Float32, shape...)
 	if err == nil {
 		if f := fill(t); f.Err() != nil {
@@ -219,29 +218,6 @@ func buffer(op string, t *torch.Tensor, err error) *torch.Tensor {
 		return torch.Fail(op, err)
 	}
 	return t
-}
-
-func ones(t *torch.Tensor) *torch.Tensor  { return t.Fill_(1) }
-func zeros(t *torch.Tensor) *torch.Tensor { return t.Zero_() }
-
-// kaimingUniform is PyTorch's default for weights: kaiming_uniform_ with a = sqrt(5).
-func kaimingUniform(fanIn int) func(*torch.Tensor) *torch.Tensor {
-	gain := math.Sqrt(2 / (1 + 5.0))
-	bound := math.Sqrt(3) * (gain / math.Sqrt(float64(fanIn)))
-	return func(t *torch.Tensor) *torch.Tensor { return t.Uniform_(-bound, bound) }
-}
-
-// uniform draws from [-bound, bound), where bound is 1/sqrt(n): PyTorch's default for biases, with
-// the fan-in as n, and for recurrent layers, with the hidden size.
-func uniform(n int) func(*torch.Tensor) *torch.Tensor {
-	bound := 1 / math.Sqrt(float64(n))
-	return func(t *torch.Tensor) *torch.Tensor { return t.Uniform_(-bound, bound) }
-}
-
-// xavierUniform is PyTorch's xavier_uniform_ with gain 1.
-func xavierUniform(fanIn, fanOut int) func(*torch.Tensor) *torch.Tensor {
-	bound := math.Sqrt(3) * math.Sqrt(2/float64(fanIn+fanOut))
-	return func(t *torch.Tensor) *torch.Tensor { return t.Uniform_(-bound, bound) }
 }
 
 // named lists the tensors that are not nil.

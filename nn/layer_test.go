@@ -130,6 +130,9 @@ func TestErrorNamesOtherModules(t *testing.T) {
 func TestConstructorsRefuseBadOptions(t *testing.T) {
 	seven := 7
 	for name, m := range map[string]nn.Module{
+		"kernel size":       nn.NewConv2d(1, 1, 1, nn.Conv2dOptions{KernelSize: []int{3}}),
+		"padding size":      nn.NewConv3d(1, 1, 1, nn.Conv3dOptions{PaddingSize: []int{1, 1}}),
+		"negative padding":  nn.NewConv2d(1, 1, 1, nn.Conv2dOptions{PaddingSize: []int{1, -1}}),
 		"transposed stride": nn.NewConvTranspose2d(1, 1, 1, nn.ConvTranspose2dOptions{Stride: -1}),
 		"transposed groups": nn.NewConvTranspose1d(4, 3, 1, nn.ConvTranspose1dOptions{Groups: 2}),
 		"no kernel":         nn.NewConvTranspose3d(4, 3, 0, nn.ConvTranspose3dOptions{}),
@@ -158,16 +161,20 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 }
 
 func TestDropoutDropsInTraining(t *testing.T) {
-	for name, d := range map[string]*nn.Dropout{"elements": nn.NewDropout(0.5), "channels": nn.NewDropout2d(0.5)} {
+	for name, d := range map[string]*nn.Dropout{"elements": nn.NewDropout(0.5), "channels": nn.NewDropout2d(0.5), "samples": nn.NewStochasticDepth(0.5)} {
 		t.Run(name, func(t *testing.T) {
-			values, err := d.Forward(images(t, 4, 64, 3, 3)).Float32s()
+			x := images(t, 64, 4, 3, 3)
+			values, err := d.Forward(x).Float32s()
 			if err != nil {
 				t.Fatal(err)
 			}
-			mixed, zeros := 0, 0
-			for i := 0; i < len(values); i += 9 {
+			mixed, zeros, part := 0, 0, 9
+			if name == "samples" {
+				part = 4 * 9
+			}
+			for i := 0; i < len(values); i += part {
 				n := 0
-				for _, v := range values[i : i+9] {
+				for _, v := range values[i : i+part] {
 					if v != 0 && v != 2 {
 						t.Fatalf("got %v, want 0 or 2", v)
 					}
@@ -176,12 +183,16 @@ func TestDropoutDropsInTraining(t *testing.T) {
 					}
 				}
 				zeros += n
-				if n > 0 && n < 9 {
+				if n > 0 && n < part {
 					mixed++
 				}
 			}
-			if zeros == 0 || zeros == len(values) || (mixed == 0) != (name == "channels") {
-				t.Errorf("%d of %d are zero, %d channels in part", zeros, len(values), mixed)
+			if zeros == 0 || zeros == len(values) || (mixed == 0) == (name == "elements") {
+				t.Errorf("%d of %d are zero, %d parts in part", zeros, len(values), mixed)
+			}
+			d.SetTraining(false)
+			if y, err := d.Forward(x).Sum().Float64(); y != 64*4*9 || err != nil {
+				t.Errorf("in evaluation the sum is %v, %v", y, err)
 			}
 		})
 	}

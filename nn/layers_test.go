@@ -1,6 +1,7 @@
 package nn_test
 
 import (
+	"errors"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -127,9 +128,12 @@ func layerCases() map[string]func() nn.Module {
 	first.NormFirst, first.BatchFirst, first.Activation = true, true, nn.NewGELU(nn.GELUOptions{})
 	tracked := nn.InstanceNorm2dOptions{RunningStats: true}
 	return map[string]func() nn.Module{
-		"linear":           func() nn.Module { return nn.NewLinear(6, 3, nn.LinearOptions{}) },
-		"conv1d":           func() nn.Module { return nn.NewConv1d(4, 6, 3, nn.Conv1dOptions{Stride: 2, Padding: 1, Groups: 2}) },
-		"conv2d":           func() nn.Module { return nn.NewConv2d(4, 6, 3, nn.Conv2dOptions{Padding: 2, Dilation: 2}) },
+		"linear": func() nn.Module { return nn.NewLinear(6, 3, nn.LinearOptions{}) },
+		"conv1d": func() nn.Module { return nn.NewConv1d(4, 6, 3, nn.Conv1dOptions{Stride: 2, Padding: 1, Groups: 2}) },
+		"conv2d": func() nn.Module { return nn.NewConv2d(4, 6, 3, nn.Conv2dOptions{Padding: 2, Dilation: 2}) },
+		"conv2d_flat": func() nn.Module {
+			return nn.NewConv2d(4, 2, 0, nn.Conv2dOptions{KernelSize: []int{1, 5}, PaddingSize: []int{0, 2}})
+		},
 		"conv3d":           func() nn.Module { return nn.NewConv3d(4, 2, 2, nn.Conv3dOptions{NoBias: true}) },
 		"conv_transpose1d": func() nn.Module { return nn.NewConvTranspose1d(4, 3, 3, nn.ConvTranspose1dOptions{Stride: 2}) },
 		"conv_transpose2d": func() nn.Module {
@@ -342,6 +346,43 @@ func (p peer) compareLayer(name string, m nn.Module, device cuda.Device, dtype t
 	}
 	for _, n := range nn.NamedBuffers(m) {
 		p.near(name+"/buffer"+bits+"/"+n.Name, n.Tensor, tolerance)
+	}
+}
+
+func TestInitsMatchPyTorch(t *testing.T) {
+	p := openLayers(t)
+	cases := map[string]nn.Init{
+		"normal": nn.Normal(0.5, 0.02), "uniform": nn.Uniform(-2, 3), "constant": nn.Constant(0.25), "trunc_normal": nn.TruncNormal(0.1, 0.5, -0.5, 1),
+		"xavier_uniform": nn.XavierUniform(), "xavier_normal": nn.XavierNormal(),
+		"kaiming_uniform": nn.KaimingUniform(), "kaiming_normal": nn.KaimingNormal(), "kaiming_normal_fan_out": nn.KaimingNormalFanOut(),
+	}
+	if n := p.with("init_"); n != len(cases) {
+		t.Errorf("%d cases, PyTorch has %d", len(cases), n)
+	}
+	for name, init := range cases {
+		t.Run(name, func(t *testing.T) {
+			if err := torch.ManualSeed(1); err != nil {
+				t.Fatal(err)
+			}
+			w := nn.NewParameter(init, 3, 4, 2, 2)
+			defer w.Close()
+			peer{t, p.c}.near("init_"+name, w, 1e-7)
+			if err := torch.ManualSeed(1); err != nil {
+				t.Fatal(err)
+			}
+			c := nn.NewConv2d(4, 3, 2, nn.Conv2dOptions{})
+			defer nn.Close(c)
+			if err := torch.ManualSeed(1); err != nil {
+				t.Fatal(err)
+			}
+			if err := nn.Initialise(c.Weight, init); err != nil || !c.Weight.RequiresGrad() {
+				t.Fatalf("%v, %v", err, c.Weight)
+			}
+			peer{t, p.c}.near("init_"+name, c.Weight, 1e-7)
+		})
+	}
+	if err := nn.NewParameter(nn.XavierUniform(), 3).Err(); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("fans of a vector: %v", err)
 	}
 }
 

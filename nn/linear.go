@@ -22,7 +22,7 @@ func NewLinear(in, out int, o LinearOptions) *Linear {
 	if l.Weight = positive(op, "in and out", in, out); l.Weight != nil {
 		return l
 	}
-	l.Weight = parameter(op, kaimingUniform(in), int64(out), int64(in))
+	l.Weight = parameter(op, defaultWeight(), int64(out), int64(in))
 	if !o.NoBias {
 		l.Bias = parameter(op, uniform(in), int64(out))
 	}

@@ -62,7 +62,7 @@ func affine(op string, none bool, shape ...int64) (weight, bias *torch.Tensor) {
 	if none {
 		return nil, nil
 	}
-	return parameter(op, ones, shape...), parameter(op, zeros, shape...)
+	return parameter(op, Constant(1), shape...), parameter(op, Constant(0), shape...)
 }
 
 func runningStats(op string, channels int) (mean, variance, count *torch.Tensor) {
@@ -266,9 +266,9 @@ func NewLayerNorm(shape []int, o LayerNormOptions) *LayerNorm {
 	l := &LayerNorm{shape: int64s(shape), eps: or(o.Eps, 1e-5)}
 	l.create("LayerNorm")
 	if l.Weight = normalisedShape(op, shape); l.Weight == nil && !o.NoAffine {
-		l.Weight = parameter(op, ones, l.shape...)
+		l.Weight = parameter(op, Constant(1), l.shape...)
 		if !o.NoBias {
-			l.Bias = parameter(op, zeros, l.shape...)
+			l.Bias = parameter(op, Constant(0), l.shape...)
 		}
 	}
 	return l
@@ -311,7 +311,7 @@ func NewRMSNorm(shape []int, o RMSNormOptions) *RMSNorm {
 	r := &RMSNorm{shape: int64s(shape), eps: o.Eps}
 	r.create("RMSNorm")
 	if r.Weight = normalisedShape(op, shape); r.Weight == nil && !o.NoAffine {
-		r.Weight = parameter(op, ones, r.shape...)
+		r.Weight = parameter(op, Constant(1), r.shape...)
 	}
 	return r
 }

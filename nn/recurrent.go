@@ -2,6 +2,7 @@ package nn
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -27,15 +28,18 @@ type recurrent struct {
 	layer
 	switchable
 	parameters   []Named // in the order that the operators take
-	hidden       int64
+	in, hidden   int64
 	layers, ways int64 // ways is the number of directions
 	o            RecurrentOptions
+
+	mu   sync.Mutex
+	flat uintptr // where the first weight was when the weights were last joined; guarded by mu
 }
 
 func (r *recurrent) construct(kind string, gates, in, hidden int, o RecurrentOptions) {
 	op := "nn.New" + kind
 	r.create(kind)
-	r.hidden, r.layers, r.ways, r.o = int64(hidden), int64(max(o.Layers, 1)), 1, o
+	r.in, r.hidden, r.layers, r.ways, r.o = int64(in), int64(hidden), int64(max(o.Layers, 1)), 1, o
 	if o.Bidirectional {
 		r.ways = 2
 	}
@@ -74,6 +78,42 @@ func (r *recurrent) weights() []*torch.Tensor {
 		list[i] = p.Tensor
 	}
 	return list
+}
+
+// cuDNN's numbers for the kinds of layers.
+const (
+	cudnnLSTM = 2
+	cudnnGRU  = 3
+)
+
+// join moves the weights on a GPU into one piece of memory, where cuDNN wants them: otherwise it
+// copies them at every call, and warns. The tensors stay the same. It does nothing if they have not
+// moved since.
+func (r *recurrent) join(x *torch.Tensor, mode int) error {
+	weights := r.weights()
+	if x.Device() == cuda.CPU || weights[0].Err() != nil || weights[0].Device() != x.Device() {
+		return nil // the operator reports what is wrong
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at, err := weights[0].Pointer()
+	if err != nil || at == r.flat {
+		return err
+	}
+	for i, w := range weights {
+		weights[i] = w.NoGrad()
+	}
+	each := 4 // weights of a layer and direction
+	if r.o.NoBias {
+		each = 2
+	}
+	buffer := torch.Call1("_cudnn_rnn_flatten_weight", weights, each, r.in, mode, r.hidden, 0, r.layers, r.o.BatchFirst, r.ways == 2)
+	if err := buffer.Err(); err != nil {
+		return err
+	}
+	buffer.Close() // the weights hold the memory
+	r.flat, err = weights[0].Pointer()
+	return err
 }
 
 // start returns the state if it is not nil, and zeros otherwise. The caller must close own, which
@@ -123,6 +163,9 @@ func (l *LSTM) Run(x, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torc
 		bad := l.result(torch.Fail("nn.LSTM", err), x, hidden, cell)
 		return bad, bad, bad
 	}
+	if err := l.join(x, cudnnLSTM); err != nil {
+		return fail(err)
+	}
 	h, ownH, err := l.start(x, hidden)
 	defer ownH.Close()
 	if err != nil {
@@ -160,6 +203,9 @@ func (g *GRU) Forward(x *torch.Tensor) *torch.Tensor {
 func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 	h, own, err := g.start(x, hidden)
 	defer own.Close()
+	if err == nil {
+		err = g.join(x, cudnnGRU)
+	}
 	if err != nil {
 		bad := g.result(torch.Fail("nn.GRU", err), x, hidden)
 		return bad, bad

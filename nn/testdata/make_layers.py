@@ -5,6 +5,7 @@
 Each module is made after torch.manual_seed(1). The file holds, by the case's name: init/ its parameters and buffers, in
 float32; x, its input; and, with 64 and 32 for the dtypes, its output y64, and of the scalar (y * weights(y)).sum() the
 gradients dx64 (of x) and grad64/ (of its parameters); and buffer64/, its buffers after the forward pass. A case that ends in "_eval" is in evaluation mode. A loss has x, target, its value y64 and dx64.
+init_ are tensors of shape [3 4 2 2] that torch.nn.init has filled after torch.manual_seed(1).
 """
 import copy
 import pathlib
@@ -105,6 +106,7 @@ MODULES = {
     "linear": (lambda: nn.Linear(6, 3), (2, 5, 6)),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), SEQUENCES),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=2, dilation=2), IMAGES),
+    "conv2d_flat": (lambda: nn.Conv2d(4, 2, (1, 5), padding=(0, 2)), IMAGES),
     "conv3d": (lambda: nn.Conv3d(4, 2, 2, bias=False), VOLUMES),
     "conv_transpose1d": (lambda: nn.ConvTranspose1d(4, 3, 3, stride=2), SEQUENCES),
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2), IMAGES),
@@ -185,6 +187,18 @@ MODULES = {
 
 INDICES = {"embedding": [[1, 2, 6], [2, 0, 1]], "gpt": [[1, 2, 6, 10, 0, 3], [2, 0, 1, 1, 9, 4]]}
 
+INITS = {
+    "normal": lambda t: nn.init.normal_(t, 0.5, 0.02),
+    "uniform": lambda t: nn.init.uniform_(t, -2, 3),
+    "constant": lambda t: nn.init.constant_(t, 0.25),
+    "trunc_normal": lambda t: nn.init.trunc_normal_(t, 0.1, 0.5, -0.5, 1),
+    "xavier_uniform": nn.init.xavier_uniform_,
+    "xavier_normal": nn.init.xavier_normal_,
+    "kaiming_uniform": lambda t: nn.init.kaiming_uniform_(t, nonlinearity="relu"),
+    "kaiming_normal": lambda t: nn.init.kaiming_normal_(t, nonlinearity="relu"),
+    "kaiming_normal_fan_out": lambda t: nn.init.kaiming_normal_(t, mode="fan_out", nonlinearity="relu"),
+}
+
 # The loss and the kind of its target.
 LOSSES = {
     "l1": (F.l1_loss, "real"),
@@ -255,6 +269,9 @@ def main():
             y = loss(leaf, target.to(dtype) if target.is_floating_point() else target)
             y.backward()
             out[f"loss_{name}/y{bits}"], out[f"loss_{name}/dx{bits}"] = y.detach(), leaf.grad
+    for name, init in INITS.items():
+        torch.manual_seed(1)
+        out[f"init_{name}"] = init(torch.empty(3, 4, 2, 2))
     path = pathlib.Path(__file__).with_name("layers.safetensors")
     save_file({k: v.contiguous() for k, v in out.items()}, path, metadata={"torch": torch.__version__.split("+")[0]})
 

@@ -1,0 +1,118 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Init fills a tensor in place, under NoGrad, and returns it, or a failed tensor. It draws the same
+// numbers as PyTorch's function of that name in torch.nn.init, after the same seed.
+type Init func(t *torch.Tensor) *torch.Tensor
+
+// NewParameter returns a float32 leaf of the shape on the CPU, for a module of the program's own. An
+// error stays in the tensor, so that a network can be written as one expression.
+func NewParameter(init Init, shape ...int64) *torch.Tensor {
+	return parameter("nn.NewParameter", init, shape...)
+}
+
+// Initialise fills a parameter, such as a layer's Weight, with other values than its constructor
+// did.
+func Initialise(parameter *torch.Tensor, init Init) error {
+	return init(parameter.NoGrad()).Err()
+}
+
+// Constant fills with one value.
+func Constant(value float64) Init {
+	return func(t *torch.Tensor) *torch.Tensor { return t.Fill_(value) }
+}
+
+// Uniform draws from the uniform distribution on [from, to).
+func Uniform(from, to float64) Init {
+	return func(t *torch.Tensor) *torch.Tensor { return t.Uniform_(from, to) }
+}
+
+// Normal draws from the normal distribution.
+func Normal(mean, std float64) Init {
+	return func(t *torch.Tensor) *torch.Tensor { return t.Normal_(mean, std) }
+}
+
+// TruncNormal draws from the normal distribution, restricted to [min, max].
+func TruncNormal(mean, std, min, max float64) Init {
+	below := func(x float64) float64 { return (1 + math.Erf((x-mean)/std/math.Sqrt2)) / 2 }
+	return func(t *torch.Tensor) *torch.Tensor {
+		drawn := t.Uniform_(2*below(min)-1, 2*below(max)-1)
+		drawn = torch.Call1("erfinv_", drawn)
+		drawn = drawn.MulScalar_(std * math.Sqrt2).AddScalar_(mean)
+		return torch.Call1("clamp_", drawn, min, max)
+	}
+}
+
+// XavierUniform draws uniformly for the variance 2 / (fan-in + fan-out).
+func XavierUniform() Init {
+	return scaled(func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, symmetric)
+}
+
+// XavierNormal draws normally with the variance 2 / (fan-in + fan-out).
+func XavierNormal() Init {
+	return scaled(func(in, out float64) float64 { return math.Sqrt(2 / (in + out)) }, centred)
+}
+
+// KaimingUniform draws uniformly for the variance 2 / fan-in, which suits ReLU. It is PyTorch's
+// kaiming_uniform_ with nonlinearity="relu"; layers begin with a = sqrt(5) instead.
+func KaimingUniform() Init {
+	return scaled(func(in, _ float64) float64 { return math.Sqrt(2) / math.Sqrt(in) }, symmetric)
+}
+
+// KaimingNormal draws normally with the variance 2 / fan-in, which suits ReLU: PyTorch's
+// kaiming_normal_ with nonlinearity="relu".
+func KaimingNormal() Init {
+	return scaled(func(in, _ float64) float64 { return math.Sqrt(2) / math.Sqrt(in) }, centred)
+}
+
+// KaimingNormalFanOut draws normally with the variance 2 / fan-out: PyTorch's kaiming_normal_ with
+// mode="fan_out" and nonlinearity="relu", as in torchvision's ResNets.
+func KaimingNormalFanOut() Init {
+	return scaled(func(_, out float64) float64 { return math.Sqrt(2) / math.Sqrt(out) }, centred)
+}
+
+func symmetric(t *torch.Tensor, std float64) *torch.Tensor {
+	bound := math.Sqrt(3) * std
+	return t.Uniform_(-bound, bound)
+}
+
+func centred(t *torch.Tensor, std float64) *torch.Tensor { return t.Normal_(0, std) }
+
+// scaled draws with a standard deviation that depends on the fans of a weight [out in ...], whose
+// further dimensions multiply both.
+func scaled(std func(in, out float64) float64, draw func(t *torch.Tensor, std float64) *torch.Tensor) Init {
+	return func(t *torch.Tensor) *torch.Tensor {
+		shape := t.Shape()
+		if t.Err() == nil && len(shape) < 2 {
+			return torch.Fail("nn.Init", fmt.Errorf("fan-in and fan-out need 2 dimensions, and the shape is %v: %w", shape, cuda.ErrInvalidArgument))
+		}
+		if shape == nil {
+			return t.Zero_() // reports what is wrong with t
+		}
+		in, out := float64(shape[1]), float64(shape[0])
+		for _, n := range shape[2:] {
+			in, out = in*float64(n), out*float64(n)
+		}
+		return draw(t, std(in, out))
+	}
+}
+
+// defaultWeight is PyTorch's default for the weights of linear and convolutional layers:
+// kaiming_uniform_ with a = sqrt(5).
+func defaultWeight() Init {
+	return scaled(func(in, _ float64) float64 { return math.Sqrt(2/(1+5.0)) / math.Sqrt(in) }, symmetric)
+}
+
+// uniform draws from [-bound, bound), where bound is 1/sqrt(n): PyTorch's default for biases, with
+// the fan-in as n, and for recurrent layers, with the hidden size.
+func uniform(n int) Init {
+	bound := 1 / math.Sqrt(float64(n))
+	return Uniform(-bound, bound)
+}
