@@ -101,8 +101,8 @@ func (c *Conv1d) Forward(x *torch.Tensor) *torch.Tensor {
 // Conv2d is a convolution of images [N C H W].
 type Conv2d struct{ Conv }
 
-// NewConv2d returns a convolution from in to out channels with a square kernel, unless KernelSize is
-// set.
+// NewConv2d returns a convolution from in to out channels with a square kernel, unless KernelSize
+// is set.
 func NewConv2d(in, out, kernel int, o Conv2dOptions) *Conv2d {
 	c := &Conv2d{}
 	c.construct(2, in, out, kernel, o)

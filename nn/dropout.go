@@ -25,9 +25,9 @@ func NewDropout2d(p float64) *Dropout {
 	return newDropout("Dropout2d", p, (*torch.Tensor).FeatureDropout)
 }
 
-// NewStochasticDepth returns a module that zeroes a whole sample [N ...] with probability p and scales
-// the others by 1/(1-p): torchvision's StochasticDepth in the mode "row". It belongs at the end of a
-// residual branch.
+// NewStochasticDepth returns a module that zeroes a whole sample [N ...] with probability p and
+// scales the others by 1/(1-p): torchvision's StochasticDepth in the mode "row". It belongs at the
+// end of a residual branch.
 func NewStochasticDepth(p float64) *Dropout { return newDropout("StochasticDepth", p, dropSamples) }
 
 func dropSamples(x *torch.Tensor, p float64, train bool) *torch.Tensor {

@@ -12,8 +12,8 @@ import (
 // numbers as PyTorch's function of that name in torch.nn.init, after the same seed.
 type Init func(t *torch.Tensor) *torch.Tensor
 
-// NewParameter returns a float32 leaf of the shape on the CPU, for a module of the program's own. An
-// error stays in the tensor, so that a network can be written as one expression.
+// NewParameter returns a float32 leaf of the shape on the CPU, for a module of the program's own.
+// An error stays in the tensor, so that a network can be written as one expression.
 func NewParameter(init Init, shape ...int64) *torch.Tensor {
 	return parameter("nn.NewParameter", init, shape...)
 }

@@ -99,11 +99,11 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 	return t, nil
 }
 
-// Value returns what a PyTorch file holds at a path of keys: Value("epoch"), or
-// Value("optimizer", "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns
-// everything. The value is nil, a bool, int64, float64, string or []byte; a []any for a list or a
-// tuple; a map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or
-// a device, its name as a string. A safetensors file has no values: see Metadata.
+// Value returns what a PyTorch file holds at a path of keys: Value("epoch"), or Value("optimizer",
+// "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns everything. The
+// value is nil, a bool, int64, float64, string or []byte; a []any for a list or a tuple; a
+// map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or a
+// device, its name as a string. A safetensors file has no values: see Metadata.
 func (c *Checkpoint) Value(path ...any) (any, error) {
 	if !c.pytorch {
 		return nil, fmt.Errorf("nn: %s: a safetensors file has Metadata and no values", c.path)
@@ -171,8 +171,8 @@ func (c *Checkpoint) goValues(items []any) []any {
 // guarantees of [Save]: it replaces only a PyTorch file. The value is nil, a bool, int, int64,
 // float64, string or []byte; a []any, which becomes a list; a map[string]any or map[any]any, which
 // becomes a dict, its keys being integers in ascending order and then strings; a [][Named], which
-// becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that comes twice, as one
-// with two names does, shares its storage in the file.
+// becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that comes twice, as
+// one with two names does, shares its storage in the file.
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {

@@ -55,8 +55,8 @@ type entry struct {
 	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
 }
 
-// Checkpoint is an open safetensors file or PyTorch file. Several goroutines may call its methods at
-// once.
+// Checkpoint is an open safetensors file or PyTorch file. Several goroutines may call its methods
+// at once.
 type Checkpoint struct {
 	path     string
 	file     *os.File
@@ -72,11 +72,11 @@ type Checkpoint struct {
 // file is untrusted: no content makes OpenCheckpoint crash, or allocate more than a multiple of the
 // header's size.
 //
-// It also opens what torch.save writes, which it recognizes by the file's first bytes and not by its
-// name, with the same promise: it executes nothing, and refuses a file with anything but tensors and
-// plain values, naming what that is. The Checkpoint's tensors are those of the state_dict: the file's
-// dict itself, or the one under its key "state_dict", "model_state_dict" or "model". Value returns
-// the rest of the file.
+// It also opens what torch.save writes, which it recognizes by the file's first bytes and not by
+// its name, with the same promise: it executes nothing, and refuses a file with anything but
+// tensors and plain values, naming what that is. The Checkpoint's tensors are those of the
+// state_dict: the file's dict itself, or the one under its key "state_dict", "model_state_dict" or
+// "model". Value returns the rest of the file.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -93,8 +93,8 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 // Close closes the file.
 func (c *Checkpoint) Close() error { return c.file.Close() }
 
-// Metadata returns a copy of the strings in the header of a safetensors file, or under "metadata" in
-// a PyTorch file.
+// Metadata returns a copy of the strings in the header of a safetensors file, or under "metadata"
+// in a PyTorch file.
 func (c *Checkpoint) Metadata() map[string]string {
 	m := make(map[string]string, len(c.metadata))
 	for k, v := range c.metadata {
@@ -103,8 +103,8 @@ func (c *Checkpoint) Metadata() map[string]string {
 	return m
 }
 
-// Tensors describes the tensors, in the order of their bytes in a safetensors file, and in the order
-// of the state_dict in a PyTorch file.
+// Tensors describes the tensors, in the order of their bytes in a safetensors file, and in the
+// order of the state_dict in a PyTorch file.
 func (c *Checkpoint) Tensors() []torch.Spec {
 	specs := make([]torch.Spec, len(c.names))
 	for i, n := range c.names {

@@ -10,7 +10,8 @@ import (
 // function is a global that reduce can call: its full name.
 type function string
 
-// storageType is the class of a storage. An untyped storage has no element type: its size is 1 byte.
+// storageType is the class of a storage. An untyped storage has no element type: its size is 1
+// byte.
 type storageType struct {
 	name    string
 	element elementType

@@ -379,9 +379,9 @@ func FuzzPickle(f *testing.F) {
 	})
 }
 
-// readAndWrite checks that a file that Open accepts is consistent: tensors that Check accepts can be
-// read unless the file is cut short or damaged inside, they are no larger than the file, and Write
-// makes a file of the same values.
+// readAndWrite checks that a file that Open accepts is consistent: tensors that Check accepts can
+// be read unless the file is cut short or damaged inside, they are no larger than the file, and
+// Write makes a file of the same values.
 func readAndWrite(t *testing.T, data []byte) {
 	f, err := open(data)
 	if err != nil {

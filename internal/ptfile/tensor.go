@@ -179,8 +179,8 @@ func (t *Tensor) isContiguous() bool {
 	return true
 }
 
-// last returns the position of the tensor's last element in its storage. It is false if the position
-// overflows. The tensor must have elements.
+// last returns the position of the tensor's last element in its storage. It is false if the
+// position overflows. The tensor must have elements.
 func (t *Tensor) last() (int64, bool) {
 	last := t.Offset
 	for i, n := range t.Shape {

@@ -18,8 +18,8 @@ const (
 	// maxExpanded limits the values that a walk of the whole tree visits, per byte of the pickle.
 	// Lists of references to lists of references would otherwise be exponentially large.
 	maxExpanded = 16
-	// maxWork limits the bytes that opcodes copy or hash beyond those that they take from the pickle,
-	// per byte of the pickle: a call of 5 bytes can copy a dict of any size.
+	// maxWork limits the bytes that opcodes copy or hash beyond those that they take from the
+	// pickle, per byte of the pickle: a call of 5 bytes can copy a dict of any size.
 	maxWork = 64
 )
 
@@ -88,7 +88,8 @@ var (
 )
 
 // unpickler runs a pickle as a stack machine. It creates values and views of storages; it calls
-// nothing outside of this package. A pickle of n bytes makes at most about 300 n bytes of values and garbage.
+// nothing outside of this package. A pickle of n bytes makes at most about 300 n bytes of values
+// and garbage.
 type unpickler struct {
 	data  []byte
 	pos   int

@@ -2,8 +2,8 @@ package ptfile
 
 import "iter"
 
-// The values of a file are nil, bool, int64, float64, string, []byte, Name, *Dict, *List, *Tuple and
-// *Tensor. Containers and tensors that the file mentions twice are the same pointer twice. No
+// The values of a file are nil, bool, int64, float64, string, []byte, Name, *Dict, *List, *Tuple
+// and *Tensor. Containers and tensors that the file mentions twice are the same pointer twice. No
 // container contains itself.
 
 // Name is the full name of a dtype, a layout or a device: "torch.float32", "torch.strided",
@@ -16,8 +16,8 @@ type List struct{ Items []any }
 // Tuple is a Python tuple or a torch.Size.
 type Tuple struct{ Items []any }
 
-// Dict is a Python dict, an OrderedDict or a Counter. It keeps the order of insertion. Keys are nil,
-// bool, int64, float64 and strings. The zero value is an empty dict.
+// Dict is a Python dict, an OrderedDict or a Counter. It keeps the order of insertion. Keys are
+// nil, bool, int64, float64 and strings. The zero value is an empty dict.
 type Dict struct {
 	Ordered bool // an OrderedDict
 	keys    []any
