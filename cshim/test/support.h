@@ -208,7 +208,7 @@ class Call {
                             static_cast<int64_t>(tensors_.size()), flags_, results, capacity,
                             count);
   }
-  // For calls that are to fail, or whose results nobody wants.
+  // For calls that must fail, or whose results are not needed.
   ts_error* drop() const {
     int64_t count = 0;
     return run(nullptr, 0, &count);
@@ -309,9 +309,9 @@ class Pinned {
   ts_pinned* handle_ = nullptr;
 };
 
-// A stream that runs whatever others wait for: of another priority, so that it shares no queue of
-// the hardware with them. (The driver spreads streams over few queues, where work that waits holds
-// up what is behind it.)
+// A stream that runs while others wait: of another priority, so that it shares no queue of the
+// hardware with them. (The driver spreads streams over few queues, where work that waits holds up
+// what is behind it.)
 inline ts_stream free_stream() { return pool_stream(0, -1); }
 
 // A function of the CUDA runtime that the library brings along: the tests don't link it.

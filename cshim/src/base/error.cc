@@ -6,14 +6,14 @@
 
 struct ts_error {
   int32_t code;
-  std::unique_ptr<char[]> message;  // NULL: there was no memory for it
+  std::unique_ptr<char[]> message;  // NULL without memory for the text
   const char* origin;               // a function name: static storage
 };
 
 namespace ts {
 namespace {
 
-// Returned when not even an error can be allocated; ts_error_free knows it.
+// The error without memory for an error. ts_error_free does not free it.
 ts_error& no_memory_for_error() noexcept {
   static ts_error error{TS_ERROR_OUT_OF_MEMORY, nullptr, "ts_error_new"};
   return error;

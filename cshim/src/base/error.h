@@ -1,5 +1,5 @@
-// Errors of the shim: what is thrown inside, what is returned outside, and the one place where one
-// becomes the other.
+// Errors: the exception that the library throws inside, and guard, the one place that turns
+// exceptions into the errors that functions return.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace ts {
 
-// What the shim's own code throws.
+// The exception of the library's own code.
 class Failure : public std::exception {
  public:
   Failure(int32_t code, std::string message) : code_(code), message_(std::move(message)) {}

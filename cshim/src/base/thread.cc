@@ -37,9 +37,9 @@ Silence& silence() {
   return *handler;
 }
 
-// The threads that entered: the kernel's ids by the lower half of their pthread_t, of which the
-// latest thread that had it counts, and back. As many pthread_t as there are threads at a time; of
-// the threads that have ended those of late.
+// The threads that entered: from the lower half of a pthread_t to the kernel's id of the latest
+// thread that had it, and back. The table of pthread_t grows to the maximum number of threads at a
+// time; of ended threads it keeps the latest kEnded.
 struct ThreadIds {
   struct Known {
     int32_t pthread;
@@ -92,7 +92,7 @@ struct Presence {
     threads_alive.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Without memory for it a thread has no name in recordings, which is all that is lost.
+  // Without memory a thread only loses its name in recordings.
   template <typename Body>
   static void try_quietly(Body&& body) noexcept {
     ts_error_free(guard("thread", std::forward<Body>(body)));
@@ -102,7 +102,7 @@ struct Presence {
 }  // namespace
 
 void first_entry() noexcept {
-  // After this object's end (a later thread-local destructor called) nothing is counted any more.
+  // A call from a later thread-local destructor, after this object's end, is not counted.
   thread_local Presence presence;
 }
 

@@ -1,4 +1,4 @@
-// What the shim keeps for each OS thread that enters LibTorch.
+// State of each OS thread that enters LibTorch.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,7 @@ struct Pools {
   std::mutex mutex;
   int in_use = 0;                     // begun and not ended
   std::map<UseKey, Use> uses;         // to be recorded when that is 0
-  std::list<c10::MempoolId_t> ended;  // of which the allocator may hold memory for nobody
+  std::list<c10::MempoolId_t> ended;  // whose memory the allocator may still hold, unused
   int ended_host = 0;                 // of which the allocator of pinned memory keeps a record
 };
 
@@ -44,7 +44,7 @@ Pools& pools() {
 
 thread_local int entered_here = 0;
 
-// What is allocated on a captured stream is the graph's, whatever its thread is inside.
+// Memory allocated on a captured stream is the graph's, even if the thread is inside a pool.
 bool is_captured(cudaStream_t stream) {
   if (!somebody_captures() || stream == nullptr) return false;
   auto status = cudaStreamCaptureStatusNone;
@@ -75,7 +75,7 @@ void PrivatePool::begin(std::function<bool(cudaStream_t)> filter) {
 
 void PrivatePool::end() {
   Pools& all = pools();
-  std::map<UseKey, Use> uses;  // dropped after the lock: freed only now, if nobody else has them
+  std::map<UseKey, Use> uses;  // dropped after the lock, since the last reference frees memory
   const std::lock_guard<std::mutex> lock(all.mutex);
   allocator::endAllocateToPool(device_, id());
   allocator::releasePool(device_, id());  // begin counted one more user
@@ -95,9 +95,8 @@ void release_ended_pools() {
     allocator::emptyCache(id);
     return allocator::snapshot(id, /*include_traces=*/false).segments.empty();
   });
-  // Each is walked through whenever pinned memory is looked up. To empty that cache costs the
-  // pinned memory that is free in it too, so it waits for some. Those with live memory go another
-  // time.
+  // Every lookup of pinned memory walks through these records. Emptying the cache also loses its
+  // free pinned memory, so it waits until there are many records. Those with live memory stay.
   if (all.ended_host < 64) return;
   at::getHostAllocator(at::kCUDA)->empty_cache();
   all.ended_host = 0;

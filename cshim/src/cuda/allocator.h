@@ -3,7 +3,7 @@
 // While anything is allocated in one, the allocator gives no memory back to the driver (it ends the
 // call with an internal error, and the process if that is a destructor), and it forgets which
 // streams memory was used on if that is recorded and the memory freed in that time. So both wait
-// here until nobody allocates in a private pool.
+// here until no thread allocates in a private pool.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -17,8 +17,8 @@
 
 namespace ts {
 
-// A part of the allocator of its own, on one device. Tensors in it outlive it; what is free in it
-// after its end goes back to the driver by release_ended_pools.
+// A private pool on one device. Its tensors outlive it; after its end, release_ended_pools gives
+// its free memory back to the driver.
 class PrivatePool {
  public:
   explicit PrivatePool(c10::DeviceIndex device);
@@ -26,8 +26,9 @@ class PrivatePool {
   PrivatePool(const PrivatePool&) = delete;
   PrivatePool& operator=(const PrivatePool&) = delete;
 
-  // From begin to end, on any two threads, what is allocated on the device by any thread on a
-  // stream that the filter accepts comes from the pool. The filter runs under the allocator's lock.
+  // From begin to end, which may be called on different threads, allocations on the device come
+  // from the pool if the filter accepts their stream, on any thread. The filter runs under the
+  // allocator's lock.
   void begin(std::function<bool(cudaStream_t)> filter);
   void end();
 
@@ -36,17 +37,18 @@ class PrivatePool {
 
  private:
   c10::DeviceIndex device_;
-  std::list<c10::MempoolId_t> id_;  // a node of the list of ended pools to be: an end cannot fail
+  // A list node made in advance for the list of ended pools, so that the end cannot fail.
+  std::list<c10::MempoolId_t> id_;
 };
 
-// Gives what is free in ended pools back to the driver, unless somebody allocates in a private
-// pool: then it is left to a later call.
+// Gives free memory of ended pools back to the driver. While any thread allocates in a private pool
+// this is left to a later call.
 void release_ended_pools();
 
-// A graph's pool of pinned memory is gone.
+// Notes that a graph's pool of pinned memory has ended.
 void note_ended_host_pool() noexcept;
 
-// Gives all that is free back to the driver, pinned memory of LibTorch's included. BUSY if somebody
+// Gives all free memory back to the driver, LibTorch's pinned memory included. BUSY while a thread
 // allocates in a private pool.
 void empty_cache();
 

@@ -23,13 +23,14 @@
 
 namespace ts {
 
-// Whether a capture is under way in the process. Everything here is behind this one load.
+// Whether a capture is under way in the process. Every check of this header costs one load of it
+// while there is none.
 extern std::atomic<bool> capture_under_way;
 inline bool somebody_captures() noexcept {
   return __builtin_expect(capture_under_way.load(std::memory_order_acquire), 0);
 }
 
-// The number of the latest capture, from 1 on: that of the one under way, if somebody captures.
+// The number of the latest capture, from 1 on: that of the one under way, while there is one.
 extern std::atomic<uint64_t> captures_begun;
 inline uint64_t latest_capture() noexcept { return captures_begun.load(std::memory_order_acquire); }
 
@@ -42,7 +43,7 @@ struct Held {
 };
 
 // What a capture learns from all threads that take part in it. The registry's lock guards it from
-// open_capture to close_capture; it is constant afterwards, but for what its owner takes out.
+// open_capture to close_capture; afterwards only its owner changes it.
 struct CaptureRecord {
   explicit CaptureRecord(c10::cuda::CUDAStream on) : stream(on) {}
   CaptureRecord(const CaptureRecord&) = delete;
@@ -62,13 +63,14 @@ struct CaptureRecord {
   const char* broken_by = nullptr;  // the first call that broke the capture
 };
 
-// The right to capture, which one thread has at a time. Blocks until the capture under way ends.
+// Returns the exclusive right to capture. Blocks until the capture under way ends.
 std::unique_lock<std::shared_mutex> take_capture_turn();
 
-// Makes the record, borrowed until close_capture, the capture under way, which the calling thread
-// makes. The caller has the turn.
+// Registers the record, borrowed until close_capture, as the calling thread's capture. The caller
+// holds the turn.
 void open_capture(CaptureRecord& record);
-// Ends what other threads tell the record. On the thread that opened it; may be called twice.
+// Unregisters the record: other threads add nothing to it afterwards. Called on the thread that
+// opened it, any number of times.
 void close_capture() noexcept;
 
 // Whether the calling thread makes the capture under way.
@@ -84,8 +86,8 @@ bool in_capture(c10::cuda::CUDAStream stream);
 
 bool is_capturing(c10::cuda::CUDAStream stream);
 
-// INVALID_ARGUMENT while the stream is captured. CUDA refuses as well what cannot be captured, but
-// ends the capture with it.
+// INVALID_ARGUMENT while the stream is captured. CUDA refuses such calls too, but breaks the
+// capture.
 inline void require_no_capture(c10::cuda::CUDAStream stream) {
   require(!is_capturing(stream), "the stream is being captured: nothing runs on it now");
 }
@@ -95,14 +97,14 @@ void require_in_capture_of(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream o
 
 // CAPTURE if the thread captures, or its current stream is captured: for calls that make the host
 // wait for the device, or give memory back to the driver. CUDA refuses them too, but breaks the
-// capture with it, and does not say which call it was.
+// capture and does not name the call.
 void throw_if_in_capture(const char* what);
 inline void refuse_in_capture(const char* what) {
   if (somebody_captures()) throw_if_in_capture(what);
 }
 
 // Tells the capture, if the stream is captured, that its graph works on the tensor's memory: the
-// graph keeps it alive, and is not replayed when the tensor has come to lie elsewhere.
+// graph keeps it alive, and refuses to replay after the tensor has moved.
 void hold_in_capture(const at::Tensor& tensor, c10::cuda::CUDAStream stream);
 void hold_in_capture(const at::Tensor& tensor);
 // Tells the capture that the memory was made in it.
@@ -112,8 +114,8 @@ void made_in_capture(const at::Tensor& tensor);
 // Tells the capture that it works on gradients.
 void gradients_in_capture();
 
-// Around a call that may break a capture: the first that throws and leaves the capture broken is
-// named in the error that ends it.
+// Watches a call that may break a capture. The first such call that throws and leaves the capture
+// broken is named in the error of the capture's end.
 class CaptureWatch {
  public:
   explicit CaptureWatch(const char* call)
@@ -131,14 +133,14 @@ class CaptureWatch {
   int exceptions_;
 };
 
-// Held by calls that CUDA refuses during any capture in the process, and breaks it for: waiting for
-// a whole device, and giving memory back to the driver. They wait for the capture's end, and a
-// capture for theirs.
+// Held by calls for which CUDA breaks any capture in the process: waiting for a whole device, and
+// giving memory back to the driver. They wait for the capture's end, and a capture waits for
+// theirs.
 std::shared_lock<std::shared_mutex> wait_for_no_capture();
 
-// Held by an operator that draws random numbers while it runs outside of a capture. A capture takes
-// the generators for itself, and LibTorch refuses everybody else's numbers until its end: BUSY
-// then. Not a wait, since the capture may need what the caller holds.
+// Held by an operator that draws random numbers while it runs outside of a capture. A capture owns
+// the generators, and LibTorch refuses numbers to all other threads until its end: BUSY. It does
+// not wait, because the capture may need what the caller holds.
 class RandomTurn {
  public:
   RandomTurn();

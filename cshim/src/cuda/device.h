@@ -21,7 +21,7 @@ inline void require_device(int32_t device) {
 }
 
 // Readies LibTorch's CUDA side (allocator, generators), once a process: raw allocator calls fail
-// before. The caller has seen to it that there is a GPU.
+// before. The caller has checked that there is a GPU.
 void ensure_cuda();
 
 // The device of the header's index, TS_DEVICE_CPU included; NO_DEVICE for what is neither the CPU
@@ -31,8 +31,8 @@ c10::Device checked_device(int32_t device);
 // The header's index of a device; INVALID_ARGUMENT for what is neither CPU nor CUDA.
 int32_t device_index(c10::Device device);
 
-// Makes a device current and restores the one before. As c10::cuda::CUDAGuard, without asking the
-// driver about contexts when nothing changed.
+// Makes a device current and restores the one before. Like c10::cuda::CUDAGuard, but does not query
+// the driver about contexts when nothing changed.
 class DeviceScope {
  public:
   explicit DeviceScope(int32_t device)

@@ -16,8 +16,8 @@
 ts_event::~ts_event() {
   cudaEvent_t created = event.load(std::memory_order_acquire);
   if (created == nullptr) return;
-  // On its device, so that no context is made on the one that is current. A destructor has nobody
-  // to tell about errors: after a failure of the driver the process is lost anyway.
+  // On its device, so that no context is made on the one that is current. A destructor cannot
+  // report errors, and after a failure of the driver the process is lost anyway.
   c10::DeviceIndex previous = 0;
   C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&previous));
   C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(device.load())));
@@ -87,8 +87,8 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
   const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
-  // A thread that asks meanwhile must not reach an event that is captured: noted before the record,
-  // if it becomes that, and after it, if it was.
+  // No other thread may query an event that is captured. So the mark is set before a captured
+  // record, and cleared after a record that is not.
   const uint64_t before = captured.load(std::memory_order_acquire);
   if (in_graph) captured.store(ts::latest_capture(), std::memory_order_release);
   const cudaError_t status =
@@ -256,7 +256,7 @@ ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64
                 "an event is not complete yet: synchronize the later one first");
     float elapsed = 0;
     C10_CUDA_CHECK(cudaEventElapsedTime(&elapsed, start->event.load(), end->event.load()));
-    // In milliseconds, of which the double keeps every bit.
+    // CUDA returns milliseconds; the double keeps every bit of them.
     *nanoseconds = static_cast<int64_t>(static_cast<double>(elapsed) * 1e6);
   });
 }

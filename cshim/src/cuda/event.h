@@ -1,5 +1,5 @@
-// Events. Own code instead of at::cuda::CUDAEvent, which takes an event that was never recorded for
-// a complete one, and whose creation by the first record is not safe against other threads.
+// Events. They replace at::cuda::CUDAEvent, which treats an event that was never recorded as
+// complete, and whose creation by the first record is not thread-safe.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -22,11 +22,11 @@ struct ts_event {
 
   // NOT_RECORDED if it never was.
   void check_recorded() const;
-  // Also CAPTURE if the latest record is a graph's: nothing will come to it, and asking for it
-  // would end the capture.
+  // Also CAPTURE if the latest record is a graph's: it never completes, and querying it would break
+  // the capture.
   void check_reachable() const;
-  // A handle for other processes; the CUDA event is made if there is none. From then on it counts
-  // as recorded: what the other processes do cannot be known.
+  // Returns a handle for other processes, and makes the CUDA event if there is none. From then on
+  // the event counts as recorded, since records of other processes cannot be seen.
   cudaIpcEventHandle_t share(int32_t on_device);
   // Takes an event that another process shared.
   void open(int32_t on_device, const cudaIpcEventHandle_t& handle);
@@ -38,7 +38,8 @@ struct ts_event {
   void synchronize() const;
 
   const int32_t flags;
-  // Set once, by the first record, device before event before recorded: who sees recorded sees all.
+  // Set once, by the first record: device, then event, then recorded. A thread that sees recorded
+  // sees all three.
   std::atomic<int32_t> device{-1};
   std::atomic<cudaEvent_t> event{nullptr};
   std::atomic<bool> recorded{false};

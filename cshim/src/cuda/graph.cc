@@ -47,7 +47,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 using c10::cuda::CUDAStream;
 
-// Puts what follows it on a stream in order with what ran before it on others.
+// Orders work on one stream after earlier work on others.
 class Order {
  public:
   Order() = default;
@@ -69,10 +69,10 @@ class Order {
     C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
     last_ = stream;
   }
-  // The stream of the latest of them, unless that is done, or the device is lost.
+  // Returns the stream of the latest work, or nothing if that is done or the device is lost.
   std::optional<CUDAStream> unfinished() const {
     if (!last_.has_value()) return std::nullopt;
-    // Asking for an event from before a capture does it no harm, wherever it is on this thread.
+    // A query of an event from before the capture does the capture no harm on any thread.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaSuccess) return std::nullopt;
@@ -184,8 +184,9 @@ class Randomness {
   Order order_;  // guarded by the generator's mutex
 };
 
-// cuBLAS' workspaces belong to a thread's handle and a stream, for good. What a captured kernel
-// uses must be the graph's: moved out of LibTorch's table, so that nobody uses it beside a replay.
+// cuBLAS' workspaces belong to a thread's handle and a stream, for good. A workspace of a captured
+// kernel must belong to the graph: it is moved out of LibTorch's table, so that no other work uses
+// it beside a replay.
 void take_workspaces(at::cuda::WorkspaceMapWithMutex& all, const std::set<void*>& streams,
                      std::vector<at::DataPtr>& out) {
   const std::unique_lock<std::shared_mutex> lock(all.mutex);
@@ -231,9 +232,9 @@ struct ts_graph {
 namespace ts {
 namespace {
 
-// From cudaStreamBeginCapture to cudaStreamEndCapture, with all that LibTorch has to be told. Made,
-// started, ended and destroyed on one thread; if it was not ended before, what was captured is
-// thrown away.
+// From cudaStreamBeginCapture to cudaStreamEndCapture, with everything that LibTorch has to know.
+// Made, started, ended and destroyed on one thread; destroying it without an end discards the
+// captured work.
 class Capture {
  public:
   Capture(ts_graph& graph, std::unique_lock<std::shared_mutex> turn)
@@ -246,7 +247,7 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // After graph.capture is this object, where other threads look for it from now on.
+  // Called after graph.capture is this object.
   void start() {
     cudaStream_t stream = graph_.record.stream.stream();
     C10_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -302,7 +303,7 @@ class Capture {
   Numbers numbers_;
 };
 
-// What ended a capture, as words.
+// Describes what ended a capture.
 std::string broken_text(const ts_graph& graph, cudaError_t status) {
   switch (status) {
     case cudaErrorStreamCaptureUnjoined:
@@ -332,7 +333,7 @@ std::string text_of(const at::Tensor& tensor) {
 }  // namespace ts
 
 void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
-  // Made now: a first use of cuBLAS on this thread would break the capture.
+  // Creates the handles now, since the first use of cuBLAS on this thread would break the capture.
   at::cuda::getCurrentCUDABlasHandle();
   at::cuda::getCurrentCUDABlasLtHandle();
   record.streams.insert(record.stream.stream());
@@ -422,9 +423,9 @@ void ts_graph::replay(c10::cuda::CUDAStream on) {
   pool->order.after(on);
 }
 
-// CUDA keeps an executable graph until its replays are done. The memory that only this graph holds
-// is ours to keep until then; but for its pool's: that goes back to the driver by cudaFree, which
-// waits for the device.
+// CUDA keeps an executable graph until its replays are done. The graph's own memory must live until
+// then. Its pool's memory needs nothing: it goes back to the driver by cudaFree, which waits for
+// the device.
 void ts_graph::keep_for_replays() {
   std::optional<c10::cuda::CUDAStream> last;
   {
@@ -438,7 +439,7 @@ void ts_graph::keep_for_replays() {
     }
   }
   if (!last.has_value()) return;
-  // Who else holds the memory cannot be told from counts, which views and gradients share.
+  // Reference counts do not say who else holds the memory, since views and gradients share them.
   for (const ts::Held& each : record.held) {
     ts::record_use(each.storage, *last);
     if (each.gradient.defined() && each.gradient.is_cuda() && each.gradient.has_storage()) {

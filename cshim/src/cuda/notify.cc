@@ -1,4 +1,4 @@
-// Notices: the host hears that a stream has come to a point, without a thread that waits.
+// Notices: the host learns that a stream has reached a point, without a waiting thread.
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 #include <sys/eventfd.h>
@@ -23,7 +23,7 @@
 namespace ts {
 namespace {
 
-// What a notifier shares with its notices under way, which may outlive it.
+// The state that a notifier shares with notices under way, which may outlive it.
 class Mailbox {
  public:
   Mailbox() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
@@ -37,7 +37,7 @@ class Mailbox {
 
   int fd() const noexcept { return fd_; }
 
-  // A token to come has its place from the start: putting it cannot fail for lack of memory.
+  // Reserves room for a token in advance, so that putting it needs no memory.
   void expect() {
     const std::lock_guard<std::mutex> lock(mutex_);
     tokens_.reserve(tokens_.size() + expected_ + 1);

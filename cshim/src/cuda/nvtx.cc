@@ -46,7 +46,8 @@ struct Open {
   uint64_t log;  // which log it began in; 0: in none
 };
 
-// The ranges that have begun, and the log. One lock: it is taken only while somebody listens.
+// The ranges that have begun, and the log. One lock serves both; it is taken only while there are
+// listeners.
 class Ranges {
  public:
   uint64_t start(const char* name, int32_t bits) {

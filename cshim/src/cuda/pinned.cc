@@ -18,7 +18,7 @@
 struct ts_pinned {
   uint8_t* data;
   size_t size;
-  bool registered;  // the memory is somebody else's
+  bool registered;  // the memory belongs to the caller
 };
 
 namespace {
@@ -40,7 +40,7 @@ ts_error* ts_pinned_new(size_t bytes, ts_pinned** pinned) {
     ts::require(bytes > 0, "pinned memory of 0 bytes");
     ts::require_device(0);
     ts::refuse_in_capture("pinning memory");
-    // LibTorch takes no memory for pinned before its CUDA side is up.
+    // LibTorch treats no memory as pinned before its CUDA side is initialised.
     ts::ensure_cuda();
     const ts::DeviceScope scope(device_for_pinning());
     auto made = std::make_unique<ts_pinned>();

@@ -7,7 +7,7 @@
 
 namespace ts {
 
-// The memory of a tensor that has some, to be kept or told apart.
+// Returns the memory of a tensor that has storage, to keep it alive or to compare it.
 inline c10::intrusive_ptr<c10::StorageImpl> storage_of(const at::Tensor& tensor) {
   using Pointer = c10::intrusive_ptr<c10::StorageImpl>;
   return Pointer::reclaim_copy(tensor.storage().unsafeGetStorageImpl());

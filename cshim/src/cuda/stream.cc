@@ -75,13 +75,13 @@ CUDAStream take_from_pool(int32_t priority, int32_t device) {
   return stream;
 }
 
-// The streams whose id is their address: wrapped ones of other code, and this library's own, of
-// which those that nobody has at present are spare.
+// The streams whose id is their address: wrapped ones of other code, and this library's own, which
+// are spare while they are not lent.
 class AddressedStreams {
  public:
   enum class Kind { kExternal, kOwned, kSpare };
 
-  // Wraps a stream of other code; what is known already stays as it is. False if it is a spare one.
+  // Wraps a stream of other code; a known stream stays as it is. False for a spare one.
   bool wrap(int32_t device, StreamId id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return known_.try_emplace({device, id}, Kind::kExternal).first->second != Kind::kSpare;
@@ -103,11 +103,11 @@ class AddressedStreams {
     return true;
   }
 
-  // An own stream for one taker alone: the one that has been spare for longest if its work is done,
-  // else a new one. Never one with work, so that takers do not wait for strangers' work.
+  // Lends an exclusive stream: the one that has been spare for longest if its work is done,
+  // otherwise a new one. Never one with work left, which its next owner would wait for.
   StreamId take(int32_t device, int32_t priority) {
     const DeviceScope scope(device);
-    // Neither making a stream nor asking for its state may end another thread's capture.
+    // Neither making nor querying a stream may break another thread's capture.
     const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
     const std::lock_guard<std::mutex> lock(mutex_);
     auto& spare = spare_[{device, priority}];
@@ -161,7 +161,7 @@ AddressedStreams& addressed_streams() {
   return *streams;
 }
 
-// What this thread found usable lately, so that streams in use cost no lock.
+// A cache of streams that this thread found usable, so that streams in use cost no lock.
 struct Lately {
   StreamId id;
   int32_t device;
@@ -215,7 +215,7 @@ void check(ts_stream stream) {
   }
 }
 
-// What a guard's exit restores.
+// The state that a guard's exit restores.
 struct Entered {
   uint64_t serial;
   CUDAStream stream;   // the one that was current on the guard's device
@@ -393,7 +393,8 @@ ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* stream) {
     }
     ts::require_device(device);
     const auto current = c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device));
-    // Made current by other code of the process: what we hand out we take back.
+    // Other code of the process made it current. Every stream that the library returns must be
+    // valid as an argument.
     if (ts::is_external(current.id()) && !ts::usable(device, current.id())) {
       ts::addressed_streams().wrap(device, current.id());
     }

@@ -99,14 +99,14 @@ class Names {
 
 impl::ProfilerConfig config(bool shapes) {
   impl::ExperimentalConfig more;
-  more.profile_all_threads = true;           // goroutines call on any thread
+  more.profile_all_threads = true;           // callers may be on any thread
   more.expose_kineto_event_metadata = true;  // the bytes of copies
   return impl::ProfilerConfig(impl::ProfilerState::KINETO, shapes, /*profile_memory=*/false,
                               /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
                               more);
 }
 
-// Makes the profiler, the first time, and keeps it from writing to stderr what is no error here.
+// Makes the profiler at the first call, and keeps its messages off stderr where they are no errors.
 void prepare(const impl::ProfilerConfig& config, const std::set<impl::ActivityType>& activities) {
   // LibTorch has registered itself with Kineto on the thread that loaded it, and Kineto wants the
   // profiler to be made on the same one. It is the last to register that counts.

@@ -496,7 +496,7 @@ struct Size {
   int32_t width, height;
 };
 
-// Whatever parameters there are, the operation can run.
+// The operation has no parameters, or accepts every value.
 void check_nothing(const ts_augment_op&, Size*) {}
 
 void check_factor(const ts_augment_op& op, Size*) {

@@ -19,8 +19,9 @@ bool is_jpeg(const uint8_t* data, size_t bytes);
 ts_image_info jpeg_header(const uint8_t* data, size_t bytes);
 
 // Walks over the whole file without decoding it and throws Failure (DECODE) unless its segments,
-// restart markers and end marker are as they should be: what is found here does not depend on which
-// part of the image is decoded. Bytes after the end marker are nobody's. About 0.01 ms for 100 KB.
+// restart markers and end marker are as they should be: so the damage found does not depend on the
+// part of the image that is decoded. Bytes after the end marker are ignored. About 0.01 ms for 100
+// KB.
 void jpeg_check(const uint8_t* data, size_t bytes);
 
 struct JpegState;  // libjpeg's
@@ -40,8 +41,8 @@ struct JpegStats {
 struct EntriesIn {
   const uint8_t* blob;
   size_t bytes;
-  // What stands for "verified in this process": 0 has every entry compared with the scan, and is
-  // replaced when all were right; another value has to fit. NULL: the blob's digests are enough.
+  // The proof of "verified in this process". With 0 every entry is compared with the scan, and the
+  // proof is set if all are right; any other value must fit. NULL: the blob's digests are enough.
   uint64_t* proof;
 };
 
@@ -62,7 +63,7 @@ class JpegDecoder {
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
   // Decodes the box, which is inside the image, and pushes its rows to the sink; in: may be NULL;
-  // out: may be NULL, is not looked at if `in` is used. Throws Failure.
+  // out: may be NULL; ignored if `in` is used. Throws Failure.
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr);
 

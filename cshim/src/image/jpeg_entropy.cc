@@ -499,7 +499,7 @@ bool EntropyDecoder::restart() {
   return true;
 }
 
-// Before an MCU that an entry stands for.
+// Called before an MCU that has an entry.
 bool EntropyDecoder::pass_entry() {
   const uint64_t bit = position();
   EntryPoint here = {static_cast<uint32_t>(bit), {}};

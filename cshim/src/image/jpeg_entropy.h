@@ -55,7 +55,8 @@ class EntropyDecoder {
   void want(uint32_t first_column, uint32_t last_column);
 
   // Uses the entries (borrowed until the image's end; checked by their own digests) to jump over
-  // what is not wanted. Where decoding passes over an entry it must agree, or next() gives up.
+  // MCUs outside the wanted columns. An entry that decoding passes over must agree, or next() gives
+  // up.
   void use(const Entries* entries);
 
   // Notes an entry before every spacing-th MCU. Memory is taken here.

@@ -16,8 +16,8 @@ bool is_png(const uint8_t* data, size_t bytes);
 ts_image_info png_header(const uint8_t* data, size_t bytes);
 
 // Walks over the chunks and throws Failure (DECODE) unless every checksum is right, there is image
-// data, enough of it to hold the image, and an end chunk: what is found here does not depend on
-// which part of the image is decoded. Bytes after the end chunk are nobody's.
+// data, enough of it to hold the image, and an end chunk: so the damage found does not depend on
+// the part of the image that is decoded. Bytes after the end chunk are ignored.
 void png_check(const uint8_t* data, size_t bytes);
 
 class PngDecoder {

@@ -13,7 +13,7 @@
 namespace ts {
 namespace {
 
-// What the gradient of a tensor has to look like.
+// Requires a gradient's shape, dtype and device to be the tensor's.
 void check_gradient(const at::Tensor& tensor, const at::Tensor& gradient) {
   require(gradient.sizes() == tensor.sizes(), "the gradient's shape is not the tensor's");
   require(gradient.scalar_type() == tensor.scalar_type(),
@@ -52,7 +52,7 @@ ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) {
     ts::enter_thread();
     ts::require(gradient != nullptr, "gradient is NULL");
     const at::Tensor value = ts::value_of(tensor);
-    // Past Tensor::grad, which warns about tensors that are not leaves.
+    // Bypasses Tensor::grad, which warns about tensors that are not leaves.
     const at::Tensor& known = value.unsafeGetTensorImpl()->grad();
     if (ts::somebody_captures()) {
       ts::hold_in_capture(value);

@@ -112,7 +112,7 @@ Transfer checked_peers(int32_t index, const ts_tensor* to, const ts_tensor* from
   return pair;
 }
 
-// Asking also makes the one device able to write the other's memory, the first time.
+// The first query also enables access from one device to the other's memory.
 bool can_write(c10::DeviceIndex device, c10::DeviceIndex peer) {
   const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
   return at::cuda::get_p2p_access(device, peer);

@@ -1,5 +1,5 @@
-// Any operator of LibTorch by its name: the schema is read once, at the find, so that a call only
-// compares small numbers, fills the stack and goes.
+// Any operator of LibTorch by its name: ts_operator_find reads the schema once, so that a call only
+// compares small numbers and fills the stack.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -30,7 +30,7 @@
 namespace ts {
 namespace {
 
-// What a parameter takes, its optionality apart.
+// The type of a parameter, without its optionality.
 enum class Type : uint8_t {
   kTensor,
   kTensors,
@@ -469,7 +469,7 @@ void each_result(torch::jit::Stack& stack, Take&& take) {
   }
 }
 
-// A result that LibTorch left undefined, which some backward operators do, is no handle.
+// Some backward operators leave a result undefined: its handle is NULL.
 ts_tensor* handle_or_null(at::Tensor tensor) {
   return tensor.defined() ? to_handle(std::move(tensor)) : nullptr;
 }
@@ -542,7 +542,7 @@ bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   return works_on_gpu(stack) && is_there(stack, [](c10::Device device) { return device.is_cpu(); });
 }
 
-// What a capture has to be told about a call, and what it cannot take.
+// Tells the capture about a call's operands, and refuses calls that cannot be captured.
 void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
   const auto refuse = [&](const char* why) {
     throw Failure(TS_ERROR_CAPTURE, op.name + " is not possible while a graph is captured: " + why);

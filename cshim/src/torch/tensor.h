@@ -11,8 +11,8 @@
 #include "cuda/storage.h"
 #include "torchstream.h"
 
-// A ts_tensor is never defined: its address is that of the TensorImpl, and who holds it holds one
-// of the TensorImpl's references. So a handle costs no memory of its own; every operator makes one.
+// A ts_tensor is never defined: its address is that of the TensorImpl, and each handle is one of
+// the TensorImpl's references. So a handle costs no memory of its own; every operator makes one.
 namespace ts {
 
 // How many references C callers hold.

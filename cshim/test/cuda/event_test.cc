@@ -96,7 +96,7 @@ TEST(EventGpu, AWaitIsForTheRecordBeforeIt) {
     test::Gate gate(busy);
     ASSERT_OK(ts_event_record(event, busy));
     ASSERT_OK(ts_stream_wait_event(waiter, event));
-    // Recording again elsewhere does not release who waits for the first record.
+    // Another record does not release a wait for the first one.
     ASSERT_OK(ts_event_record(event, free_one));
     ASSERT_OK(ts_event_synchronize(event));
     EXPECT_TRUE(complete(event));

@@ -1,4 +1,4 @@
-// Entry points: the same pixels, less work, and never other pixels, whatever the blob says.
+// Entry points: the same pixels for less work, with any blob.
 #include "image/entries.h"
 
 #include <cstring>

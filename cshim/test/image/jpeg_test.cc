@@ -58,7 +58,7 @@ Image reference(const Bytes& bytes) {
   return image;
 }
 
-// Every box's pixels are those of the whole decode, whatever of the file is left undecoded.
+// A box's pixels equal those of the whole decode, however much of the file is left undecoded.
 TEST(Jpeg, CropsEqualTheWholeDecode) {
   const Decoder decoder = new_decoder();
   Random random(1);
@@ -170,7 +170,7 @@ TEST(Jpeg, HeaderSaysWhatIsStored) {
   }
 }
 
-// Whether a file is truncated must not depend on which part of it is looked at.
+// Truncation is found with any crop.
 TEST(Jpeg, TruncationIsFoundWhateverTheCrop) {
   Random random(5);
   const Decoder decoder = new_decoder();
@@ -184,7 +184,7 @@ TEST(Jpeg, TruncationIsFoundWhateverTheCrop) {
           << size << outcome.message;
     }
     Bytes longer(bytes);
-    longer.insert(longer.end(), {0, 0, 0xFF, 0xD8, 7});  // what follows the end is nobody's
+    longer.insert(longer.end(), {0, 0, 0xFF, 0xD8, 7});  // bytes after the end are ignored
     Image got;
     EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 80, 60), &got).code, TS_ERROR_NONE);
   }

@@ -66,7 +66,7 @@ TEST(Png, TruncationIsFoundWhateverTheCrop) {
         << size << outcome.message;
   }
   Bytes longer(bytes);
-  longer.insert(longer.end(), {1, 2, 3});  // what follows the end is nobody's
+  longer.insert(longer.end(), {1, 2, 3});  // bytes after the end are ignored
   Image got;
   EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 20, 15), &got).code, TS_ERROR_NONE);
 }

@@ -464,7 +464,7 @@ TEST(OperatorGpu, RandomNumbersWaitForTheEndOfACapture) {
       for (const Call& call : calls()) {
         EXPECT_FAILS(TS_ERROR_BUSY, "ts_capture_wait", call.drop());
       }
-      EXPECT_OK(Call("aten::rand").ints({4}).drop());  // on the CPU nobody waits
+      EXPECT_OK(Call("aten::rand").ints({4}).drop());  // on the CPU no call waits
     }).join();
   });
   // Afterwards they run, as far as they make sense.
