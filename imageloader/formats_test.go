@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
@@ -278,4 +280,26 @@ func FuzzRareFormats(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestSides: an image of one row with millions of pixels is refused before it is decoded.
+func TestSides(t *testing.T) {
+	header := func(width uint32) []byte {
+		b := append([]byte("BM"), make([]byte, 60)...)
+		le := binary.LittleEndian
+		le.PutUint32(b[10:], 54+8)
+		le.PutUint32(b[14:], 40)
+		le.PutUint32(b[18:], width)
+		le.PutUint32(b[22:], 1)
+		le.PutUint16(b[26:], 1)
+		le.PutUint16(b[28:], 1)
+		le.PutUint32(b[46:], 2)
+		return b
+	}
+	if _, err := (shimDecoder{}).header(header(maxSide)); err != nil {
+		t.Error(err)
+	}
+	if _, err := (shimDecoder{}).header(header(maxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+		t.Errorf("error %v", err)
+	}
 }

@@ -14,10 +14,14 @@ import (
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/iotest"
@@ -1025,5 +1029,134 @@ func TestLeaveRealDecoder(t *testing.T) {
 		if err := l.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestOpenFails: whatever Open fails at, it leaves no file open.
+func TestOpenFails(t *testing.T) {
+	archivetest.NoLeaks(t)
+	gc := debug.SetGCPercent(-1) // which would close them
+	defer debug.SetGCPercent(gc)
+	data := archivetest.Gzip(t, archivetest.Images(t, 6, nil))
+	tgz, indexed := archivetest.WriteFile(t, "a.tgz", data), archivetest.WriteFile(t, "a.tgz", data)
+	l, err := open(t.Context(), indexed, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		path string
+		o    Options
+	}{
+		"a shard is missing": {filepath.Dir(tgz) + "/{a,none}.tgz", Options{}},
+		"bad weights":        {tgz, Options{Weights: func(Sample) float64 { return -1 }}},
+		"no random access":   {tgz, Options{Balanced: true, ShuffleBytes: 1, NoIndex: true}},
+		"another class":      {tgz, Options{Classes: []string{"one"}, World: 2}},
+		"the same, by index": {indexed, Options{Classes: []string{"one"}}},
+	} {
+		c.o.Transform = Eval(4, 4)
+		for range 3 {
+			if _, err := open(t.Context(), c.path, c.o, openFile, fakeCodec{}); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+		}
+	}
+}
+
+// TestLongLabels: labels of WebDataset samples stay in memory, so each of them is bounded.
+func TestLongLabels(t *testing.T) {
+	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "a.cls: a label of 4097 bytes"} {
+		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
+		if err == nil {
+			l.Close()
+		}
+		var at *ArchiveError
+		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &at) || at.File != path || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d bytes: error %v", size, err)
+		}
+	}
+}
+
+// TestOpenStops: a server that never answers keeps OpenContext no longer than its context.
+func TestOpenStops(t *testing.T) {
+	asked := make(chan struct{}, 10)
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	}))
+	defer silent.Close()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("enough")
+	go func() {
+		<-asked
+		cancel(stop)
+	}()
+	if _, err := OpenContext(ctx, silent.URL+"/a.tar", Options{}); !errors.Is(err, stop) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestCloseTwiceAtOnce: Close may be called by several goroutines, also of a loader whose index
+// lies in no file.
+func TestCloseTwiceAtOnce(t *testing.T) {
+	for _, noIndex := range []bool{false, true} {
+		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1, NoIndex: noIndex}, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.index.Load().KeepEntryPoints(0, []byte("entries"))
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				if err := l.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// TestLeftByPanic: a batch that its loop is left with is nobody else's, however the loop is left; a
+// closed loader has no memory for epochs.
+func TestLeftByPanic(t *testing.T) {
+	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
+	var left []byte
+	func() {
+		defer func() { _ = recover() }()
+		for b, err := range l.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			left = b.Images
+			panic("in the loop")
+		}
+	}()
+	clear(left)
+	for b, err := range l.Epoch(t.Context(), 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if &b.Images[0] == &left[0] {
+			t.Fatal("the memory of the batch is used again")
+		}
+	}
+	if len(left) == 0 || slices.ContainsFunc(left, func(v byte) bool { return v != 0 }) {
+		t.Error("the batch was written to")
+	}
+	if len(l.spare.slots) != hostSlots {
+		t.Errorf("%d slots are kept", len(l.spare.slots))
+	}
+	for range l.Epoch(t.Context(), 0) {
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(l.spare.slots) > 0 {
+		t.Errorf("%d slots are kept after Close", len(l.spare.slots))
 	}
 }

@@ -4,17 +4,22 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
 // TestSources: the same members give the same epoch from an archive of any kind, whole or in
@@ -194,5 +199,168 @@ func TestWebDataset(t *testing.T) {
 				l.Close()
 			}
 		}
+	}
+}
+
+// openSources counts the sources that are open.
+type openSources struct {
+	mu        sync.Mutex
+	now, most int
+}
+
+type openSource struct {
+	archive.File
+	of *openSources
+}
+
+func (s *openSource) Close() error {
+	s.of.mu.Lock()
+	s.of.now--
+	s.of.mu.Unlock()
+	return s.File.Close()
+}
+
+func (o *openSources) open(path string) (archive.File, error) {
+	f, err := openFile(path)
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now++
+	o.most = max(o.most, o.now)
+	return &openSource{f, o}, nil
+}
+
+// TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and
+// in any order, and none in the end.
+func TestShardFiles(t *testing.T) {
+	const shards = 300
+	dir := t.TempDir()
+	var want []string
+	for i := range shards {
+		var list []archivetest.Member
+		for k := range 3 {
+			name := fmt.Sprintf("c%d/%d-%d.png", k, i, k)
+			list, want = append(list, archivetest.Member{Name: name, Data: archivetest.Image(name + strings.Repeat("!", 2000))}), append(want, name)
+		}
+		data := archivetest.Tar(t, list...)
+		if i%2 == 1 {
+			data = archivetest.Gzip(t, data)
+		}
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("s-%03d.tar", i)), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	archivetest.NoLeaks(t)
+	for _, what := range []string{"first pass", "by index"} {
+		files := &openSources{}
+		l, err := open(t.Context(), filepath.Join(dir, "s-{000..299}.tar"), Options{Transform: Eval(4, 4), Shuffle: true, ShuffleBytes: 1, Workers: 2}, files.open, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if what == "by index" && l.opened != order.Permuted {
+			t.Errorf("the order is %s", l.opened)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		if got := names(batches); err != nil || len(got) != len(want) {
+			t.Errorf("%s: %d samples, error %v", what, len(got), err)
+		}
+		// 32 shards that are not read at the moment, those that are, and two in passing.
+		if most := 32 + readers + 2; files.most > most || files.now != 0 {
+			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are", what, files.most, most, files.now)
+		}
+	}
+}
+
+// TestOpenSource: an archive in a program's own store gives the batches that a file gives, in order
+// and at random, when some requests fail; its index is kept where the options say; nothing stays
+// open.
+func TestOpenSource(t *testing.T) {
+	archivetest.NoLeaks(t)
+	data := archivetest.Images(t, 150, nil)
+	zipped := archivetest.Gzip(t, data)
+	want := map[order.Kind]string{}
+	for _, shuffle := range []bool{false, true} {
+		l := openFake(t, archivetest.WriteFile(t, "a.tar", data), Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle})
+		got, err := collect(t, l, 1, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[l.opened] = digest(got)
+	}
+	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": zipped, "a.tar.zst": archivetest.Zstd(t, data)} {
+		s := sourcetest.New(1, map[string]sourcetest.Object{"store://b/" + name: {Data: string(data), Version: "1"}})
+		s.Bad = 0.04
+		for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4"}} {
+			index := filepath.Join(t.TempDir(), "index")
+			for round := range 2 {
+				for _, shuffle := range []bool{false, true} {
+					o := Options{BatchSize: 16, Transform: Train(4), Shuffle: shuffle, ShuffleBytes: 20_000, Classes: classes, IndexFile: index, OpenSource: s.OpenSource}
+					l, err := open(t.Context(), "store://b/"+name, o, openFile, fakeCodec{})
+					if err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					got, err := collect(t, l, 1, 2)
+					list := names(got)
+					slices.Sort(list)
+					if err != nil || len(slices.Compact(list)) != 150 || want[l.opened] != "" && digest(got) != want[l.opened] {
+						t.Errorf("%s, round %d, order %v: other batches; error %v", name, round, l.opened, err)
+					}
+					if round > 0 && shuffle && name == "a.tar" && l.opened != order.Permuted {
+						t.Errorf("%s, round %d: order %v", name, round, l.opened)
+					}
+					if err := l.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if info, err := os.Stat(index); err != nil || info.Size() == 0 {
+				t.Errorf("%s: index: %v", name, err)
+			}
+		}
+		s.Lock()
+		if s.Open != 0 {
+			t.Errorf("%s: %d readers and sources are open", name, s.Open)
+		}
+		s.Unlock()
+	}
+}
+
+// TestSourceErrors: what is wrong with a store, or with an object, is an error that names it and
+// keeps nobody waiting.
+func TestSourceErrors(t *testing.T) {
+	archivetest.Within(t)
+	archivetest.NoLeaks(t)
+	const url = "store://b/a.tgz"
+	data := string(archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
+	for name, c := range map[string]struct {
+		url  string
+		do   func(*sourcetest.Store) // after Open
+		want error
+		says string
+	}{
+		"no such object": {"store://b/none.tgz", nil, fs.ErrNotExist, "store://b/none.tgz"},
+		"replaced":       {url, func(s *sourcetest.Store) { s.Objects[url] = sourcetest.Object{Data: data, Version: "2"} }, nil, "has changed since it was opened"},
+		"forbidden":      {url, func(s *sourcetest.Store) { s.Err = fs.ErrPermission }, fs.ErrPermission, url},
+	} {
+		s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: data, Version: "1"}})
+		o := Options{BatchSize: 4, Transform: Eval(4, 4), NoIndex: true, ShuffleBytes: 1, OpenSource: s.OpenSource}
+		l, err := open(t.Context(), c.url, o, openFile, fakeCodec{})
+		if err == nil {
+			s.Lock()
+			c.do(s)
+			s.Unlock()
+			_, err = collect(t, l, 0, 2)
+			l.Close()
+		}
+		if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), c.url) {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+	_, err := Open("s3://bucket/train.tgz", Options{})
+	if !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), "Options.OpenSource") || !strings.Contains(err.Error(), "imageloader/blob") {
+		t.Errorf("no OpenSource: error %v", err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/tensor"
 )
@@ -451,5 +452,76 @@ func TestStateOfEarlierVersion(t *testing.T) {
 				t.Errorf("the bytes after the state have digest %s, not %s", got, earlier[name].Digest)
 			}
 		})
+	}
+}
+
+// TestRestoreClosed: a closed loader does not read an archive for a state.
+func TestRestoreClosed(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
+	o := Options{Transform: Eval(4, 4), BatchSize: 4}
+	l := openFake(t, path, o)
+	_, after := states(t, l, 0, 2)
+	o.Classes = l.Classes()
+	l = openFake(t, path, o) // it has no index
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Restore(t.Context(), after[0]); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+	if err := l.Restore(t.Context()); !errors.Is(err, ErrClosed) {
+		t.Errorf("error %v", err)
+	}
+	if l.index.Load() != nil {
+		t.Error("it has read the archive")
+	}
+}
+
+// TestForgedStateOrder: a state that names an order which the loader's options don't have is
+// refused; none of them makes an epoch fail in another way.
+func TestForgedStateOrder(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
+	for name, o := range map[string]Options{
+		"in order": {},
+		"shuffled": {Shuffle: true},
+		"weighted": {Weights: func(Sample) float64 { return 1 }, Draws: 50},
+		"balanced": {Balanced: true},
+	} {
+		o.BatchSize, o.Transform = 4, Eval(4, 4)
+		_, after := states(t, openFake(t, path, o), 0, 2)
+		data, err := json.Marshal(after[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		accepted := 0
+		for _, kind := range []order.Kind{order.Archive, order.Permuted, order.Buffered, order.Drawn} {
+			was := fmt.Sprintf("%q:%q", "order", after[1].run.order)
+			var forged State
+			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", kind), 1)), &forged); err != nil {
+				t.Fatal(err)
+			}
+			// Only with it would a forger pass for a shuffle buffer.
+			if kind == order.Buffered {
+				forged.run.options["ShuffleBuffer"], forged.run.options["ShuffleBytes"] = "4096", fmt.Sprint(256<<20)
+			}
+			l := openFake(t, path, o)
+			if err := l.Restore(t.Context(), forged); err != nil {
+				if !strings.Contains(err.Error(), "order") {
+					t.Errorf("%s as %s: error %v", name, kind, err)
+				}
+				continue
+			}
+			accepted++
+			if _, err := collect(t, l, 0, 2); err != nil {
+				t.Errorf("%s as %s: %v", name, kind, err)
+			}
+		}
+		want := 1
+		if o.Shuffle {
+			want = 2 // a permutation and a shuffle buffer are both possible
+		}
+		if accepted != want {
+			t.Errorf("%s: %d orders are accepted, want %d", name, accepted, want)
+		}
 	}
 }

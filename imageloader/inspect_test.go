@@ -1,0 +1,67 @@
+package imageloader
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+)
+
+// TestInspectIndex: what an index says of images is what decoding them says, whether it was made
+// ahead or by the first epoch, except that it does not know what lies far behind in a file.
+func TestInspectIndex(t *testing.T) {
+	data := archivetest.Tar(t, archivetest.Mixed(t)...)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+		for _, made := range []string{"ahead", "by an epoch", "when asked"} {
+			path := archivetest.WriteFile(t, name, packed)
+			switch made {
+			case "ahead":
+				if _, err := MakeIndex(t.Context(), path, Options{}, nil); err != nil {
+					t.Fatal(err)
+				}
+			case "by an epoch":
+				l, err := Open(path, Options{Transform: Eval(8, 8), BadSamples: Skip, Classes: []string{"a", "b"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := collect(t, l, 0, 2); err != nil {
+					t.Fatal(err)
+				}
+				if err := l.Close(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := Inspect(t.Context(), path, Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := InspectIndex(t.Context(), path, Options{}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			formats := maps.Clone(want.Formats)
+			if known := got.Formats["unknown"] == 0; !known {
+				formats["JPEG"]--
+				formats["unknown"] = 1
+				want.Width.Median, want.Height.Median = got.Width.Median, got.Height.Median
+			} else if name == "a.tar" || made != "by an epoch" { // which has all of the image in its hands
+				t.Errorf("%s, made %s: the header far behind is found", name, made)
+			}
+			bad := func(r *Report) (list []string) {
+				for _, e := range r.Bad {
+					list = append(list, fmt.Sprint(e.Name, e.Index))
+				}
+				return list
+			}
+			if !maps.Equal(got.Formats, formats) || got.Width != want.Width || got.Height != want.Height || got.Bytes != want.Bytes || !slices.Equal(got.Classes, want.Classes) ||
+				got.Format != want.Format || got.Samples != want.Samples || !slices.Equal(bad(got), bad(want)) || !maps.Equal(got.BadBy, want.BadBy) {
+				t.Errorf("%s, made %s:\n%+v, bad %v\nwant %+v, bad %v", name, made, got, bad(got), want, bad(want))
+			}
+		}
+	}
+	if _, err := InspectIndex(t.Context(), t.TempDir(), Options{}, nil); err == nil {
+		t.Error("a directory has an index")
+	}
+}

@@ -1,0 +1,858 @@
+package imageloader
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
+	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
+)
+
+// logged collects log lines.
+type logged struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logged) has(s string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), s)
+}
+
+// TestIndexReuse: the index is written once, read by the next loader in whatever way that is
+// opened, and made anew when it does not fit any more.
+func TestIndexReuse(t *testing.T) {
+	members := archivetest.Photos(40)
+	data := archivetest.Tar(t, members...)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, len(data), 6))
+	reads := func(o Options) (scanned, opened, refused bool, l *Loader) {
+		t.Helper()
+		log := &logged{}
+		o.Transform, o.ShuffleBytes, o.Logger = Eval(4, 4), 1000, slog.New(slog.NewTextHandler(log, nil))
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := collect(t, l, 0, 2)
+		if err != nil || len(names(got)) != 40 {
+			t.Fatalf("%d samples, error %v", len(names(got)), err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		return log.has("scanned"), log.has("opened index"), log.has("is not used"), l
+	}
+	expect := func(what string, o Options, scanned, opened, refused bool) {
+		t.Helper()
+		if s, i, r, _ := reads(o); s != scanned || i != opened || r != refused {
+			t.Errorf("%s: scanned %v, opened index %v, refused it %v", what, s, i, r)
+		}
+	}
+	classes := []string{"class2", "class1", "class0"}
+	expect("no index", Options{NoIndex: true}, true, false, false)
+	if _, err := os.Stat(path + indextest.Suffix); err == nil {
+		t.Error("NoIndex, and one is written")
+	}
+	expect("first pass of an epoch", Options{Classes: classes}, false, false, false)
+	expect("second loader", Options{}, false, true, false)
+	expect("classes given", Options{Classes: classes}, false, true, false)
+	later := time.Now().Add(time.Hour)
+	if err := os.Chtimes(path, later, later); err != nil {
+		t.Fatal(err)
+	}
+	expect("another time, the same bytes", Options{}, false, true, false)
+
+	changed := archivetest.GzipSplit(t, data, len(data), 5)
+	if err := os.WriteFile(path, changed, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	expect("another archive", Options{}, true, false, true)
+	expect("and then", Options{}, false, true, false)
+	index, err := os.ReadFile(path + indextest.Suffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	index[8]++
+	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	expect("another version", Options{}, true, false, false) // which is nothing to warn of
+	other := filepath.Join(t.TempDir(), "x", "index")
+	expect("a place that can't be written", Options{IndexFile: other}, true, false, false)
+	if err := os.Mkdir(filepath.Dir(other), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	expect("a place of its own", Options{IndexFile: other}, true, false, false)
+	expect("a place of its own, again", Options{IndexFile: other}, false, true, false)
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "*.tmp")); len(left) > 0 {
+		t.Errorf("temporary files are left: %v", left)
+	}
+}
+
+// TestIndexOfStreams: where a stream is read in its own order, by an index of another archive of
+// the same size and time, the checksums tell; and a plain tar, which has none in its index, is
+// scanned again when its time differs.
+func TestIndexOfStreams(t *testing.T) {
+	members := archivetest.Photos(40)
+	for i := range members { // no checkpoints that help
+		members[i].Data = members[i].Data[:min(len(members[i].Data), 300)]
+	}
+	middle := len(members) / 2
+	for members[middle].Name[0] != 't' {
+		middle++
+	}
+	padding := archivetest.Member{Name: "z/pad.txt", Data: strings.Repeat("p", 3*64<<10)}
+	all := append(append([]archivetest.Member{padding}, members...), padding)
+	first := archivetest.Tar(t, all...)
+	changed := all[middle+1]
+	all[middle+1].Data = archivetest.Image(strings.Repeat("!", len(changed.Data)-8))
+	second := archivetest.Tar(t, all...)
+	store := func(data []byte) []byte { return archivetest.GzipSplit(t, data, len(data), 0) } // of equal sizes
+	for _, c := range []struct {
+		name          string
+		first, second []byte
+		want          string // in the error; "": it is seen at Open
+	}{{"a.tgz", store(first), store(second), "differ from the checksum"}, {"a.tar", first, second, ""}} {
+		path := archivetest.WriteFile(t, c.name, c.first)
+		before, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o := Options{Transform: Eval(4, 4), ShuffleBytes: 1, BadSamples: Skip, NoIndex: false}
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		if err := os.WriteFile(path, c.second, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		at := before.ModTime()
+		if c.want == "" {
+			at = at.Add(time.Hour)
+		}
+		if err := os.Chtimes(path, at, at); err != nil {
+			t.Fatal(err)
+		}
+		if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = collect(t, l, 0, 1)
+		l.Close()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), changed.Name)) {
+			t.Errorf("%s: error %v", c.name, err)
+		}
+	}
+}
+
+// TestIndexUnknownClass: an image of a class that is not expected is an error also when the index
+// knows the archive.
+func TestIndexUnknownClass(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(9)...)))
+	for range 2 {
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+	_, err := open(t.Context(), path, Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}, openFile, fakeCodec{})
+	var unknown *UnknownClassError
+	if !errors.As(err, &unknown) || unknown.Class != "class2" || unknown.Name != "train/class2/0002.png" {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestMakeIndex writes an index ahead of time, and Open then reads next to nothing.
+func TestMakeIndex(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(50)...)))
+	last := Progress{}
+	r, err := MakeIndex(t.Context(), path, Options{}, func(p Progress) { last = p })
+	if err != nil || r.Samples != 50 || r.Classes != 3 || !r.Random || r.Checkpoints < 25 || r.File != path+indextest.Suffix || last.Members == 0 {
+		t.Fatalf("%+v, %+v, error %v", r, last, err)
+	}
+	var from []*countingSource
+	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
+		f, err := openFile(path)
+		from = append(from, &countingSource{File: f})
+		return from[len(from)-1], err
+	}, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, f := range from {
+		if f.at > 256<<10 {
+			t.Errorf("Open reads %d bytes", f.at)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := MakeIndex(ctx, path, Options{}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// countingSource knows how far a file has been read.
+type countingSource struct {
+	archive.File
+	at int64
+}
+
+func (s *countingSource) Read(p []byte) (int, error) {
+	n, err := s.File.Read(p)
+	s.at += int64(n)
+	return n, err
+}
+
+func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
+	at, err := s.File.Seek(offset, whence)
+	if err == nil {
+		s.at = at
+	}
+	return at, err
+}
+
+// BenchmarkOpenIndex opens the archive of the variable by its index.
+func BenchmarkOpenIndex(b *testing.B) {
+	path := os.Getenv(archiveVariable)
+	if path == "" {
+		b.Skip("no archive in ", archiveVariable)
+	}
+	before := cpu(b)
+	for range b.N {
+		l, err := Open(path, Options{ShuffleBytes: 1})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
+}
+
+// BenchmarkReadSample reads the samples of the archive of the variable in random order; an op is
+// one sample.
+func BenchmarkReadSample(b *testing.B) {
+	path := os.Getenv(archiveVariable)
+	if path == "" {
+		b.Skip("no archive in ", archiveVariable)
+	}
+	l, err := Open(path, Options{ShuffleBytes: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	x := l.index.Load()
+	a, err := archive.Open(b.Context(), path, l.archiveConfig())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer a.Close()
+	r := index.NewReader(x, a)
+	defer r.Close()
+	order := rand.Perm(x.Len())
+	buffer := make([]byte, 0)
+	bytes := int64(0)
+	before := cpu(b)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for n := range b.N {
+		i := order[n%len(order)]
+		size := int(x.Size(i))
+		buffer = slices.Grow(buffer[:0], size)[:size]
+		if err := r.Read(i, buffer); err != nil {
+			b.Fatal(err)
+		}
+		bytes += int64(size)
+	}
+	b.SetBytes(bytes / int64(b.N))
+	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
+}
+
+// indexed writes an archive and its index, and returns what an epoch has.
+func indexed(t *testing.T, name string, data []byte, o Options) (path, want string) {
+	t.Helper()
+	path = archivetest.WriteFile(t, name, data)
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	batches, err := collect(t, l, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path + indextest.Suffix); err != nil {
+		t.Fatal(err)
+	}
+	return path, digest(batches)
+}
+
+// TestCutArchive: an archive that was cut after it was indexed is an error that names it, at Open
+// or in the epoch, with the old time and with a new one; the samples of the index never come from
+// what is left.
+func TestCutArchive(t *testing.T) {
+	data := archivetest.Images(t, 30, nil)
+	classes := []string{"class0", "class1", "class2", "class3", "class4"}
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+		for _, part := range []int{1, 4, 7} { // of 8
+			for _, given := range [][]string{nil, classes} {
+				archivetest.Within(t)
+				archivetest.NoLeaks(t)
+				o := Options{Transform: Eval(4, 4), ShuffleBytes: 1000, BatchSize: 4}
+				path, _ := indexed(t, name, packed, o)
+				archivetest.Rewrite(t, path, packed[:len(packed)*part/8])
+				o.Classes = given
+				l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+				if err == nil {
+					_, err = collect(t, l, 0, 2)
+					l.Close()
+				}
+				var damage *ArchiveError
+				if !errors.As(err, &damage) || damage.File != path {
+					t.Errorf("%s cut to %d/8, classes %v: error %v", name, part, given, err)
+				}
+			}
+		}
+	}
+}
+
+// TestCutIndex: an index of any length that it should not have is made anew, as long as its magic
+// shows that it is one.
+func TestCutIndex(t *testing.T) {
+	data := archivetest.Images(t, 30, nil)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		o := Options{Transform: Eval(4, 4), ShuffleBytes: 1000, BatchSize: 4}
+		path, want := indexed(t, name, packed, o)
+		index, err := os.ReadFile(path + indextest.Suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cut := range []int{0, 8, 31, 32, 33, 100, 300, len(index) / 2, len(index) - 1, len(index) + 1} {
+			changed := append(bytes.Clone(index), 0)[:cut]
+			if err := os.WriteFile(path+indextest.Suffix, changed, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			batches, err := collect(t, l, 0, 2)
+			l.Close()
+			if err != nil || digest(batches) != want {
+				t.Errorf("%s, index of %d of %d bytes: error %v, or another epoch", name, cut, len(index), err)
+			}
+			if again, err := os.ReadFile(path + indextest.Suffix); err != nil || !bytes.Equal(again, index) {
+				t.Errorf("%s, index of %d of %d bytes: it is not made anew (error %v)", name, cut, len(index), err)
+			}
+		}
+	}
+}
+
+// TestOtherTar: a tar that has the size and the time of the one that was indexed, but other
+// members, or the same in another order, is an error that names the sample.
+func TestOtherTar(t *testing.T) {
+	members := func(order ...int) []byte {
+		var list []archivetest.Member
+		for _, i := range order {
+			list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(fmt.Sprint("content ", i))})
+		}
+		return archivetest.Tar(t, list...)
+	}
+	for what, c := range map[string]struct {
+		data   []byte
+		member string // "": none is another one
+	}{
+		"the same":         {members(0, 1, 2, 3), ""},
+		"in another order": {members(0, 2, 1, 3), "a/1.png"},
+		"another member":   {members(0, 1, 2, 4), "a/3.png"},
+		"nothing":          {make([]byte, len(members(0, 1, 2, 3))), "a/0.png"},
+	} {
+		o := Options{Transform: Eval(4, 4), BatchSize: 1}
+		path, _ := indexed(t, "a.tar", members(0, 1, 2, 3), o)
+		archivetest.Rewrite(t, path, c.data)
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if c.member == "" && err != nil || c.member != "" && (!errors.As(err, &damage) || damage.File != path || damage.Member != c.member || !errors.Is(err, index.ErrStale)) {
+			t.Errorf("%s: error %v", what, err)
+		}
+	}
+}
+
+// TestForgedTar: an index of a tar that has a sample where another one of its size lies, or in the
+// middle of one, is an error that names the sample.
+func TestForgedTar(t *testing.T) {
+	var list []archivetest.Member
+	for i := range 4 {
+		list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000))})
+	}
+	o := Options{Transform: Eval(4, 4), BatchSize: 1}
+	for what, change := range map[string]func(second, third []byte){
+		"another sample's place": func(second, third []byte) { copy(second[:8], third[:8]) },
+		"a sample's middle":      func(second, _ []byte) { second[1] += 2 },
+		"before the first":       func(second, _ []byte) { clear(second[:8]) },
+		"another size":           func(second, third []byte) { copy(second[:8], third[:8]); second[8]-- },
+	} {
+		path, _ := indexed(t, "a.tar", archivetest.Tar(t, list...), o)
+		index, err := os.ReadFile(path + indextest.Suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		index = indextest.Forge(t, index, indextest.Members, func(b []byte) { change(b[indextest.MemberBytes:], b[2*indextest.MemberBytes:]) })
+		if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 {
+			t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+		}
+	}
+}
+
+// TestOtherTarURL: a tar behind a URL that has the size and the time of the one that was indexed in
+// another run, but its samples in another order, is an error that names the sample; and that is
+// found out without a second request.
+func TestOtherTarURL(t *testing.T) {
+	const url = "store://b/a.tar"
+	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
+	o := Options{Transform: Eval(4, 4), BatchSize: 1, Workers: 1, IndexFile: filepath.Join(t.TempDir(), "index"), OpenSource: s.OpenSource}
+	for _, c := range []struct {
+		data    []byte
+		version string
+		samples int // before the error; 4: there is none
+	}{{archivetest.Numbered(t, 0, 1, 2, 3), "1", 4}, {archivetest.Numbered(t, 0, 1, 2, 3), "2", 4}, {archivetest.Numbered(t, 0, 2, 1, 3), "3", 1}} {
+		s.Objects[url] = sourcetest.Object{Data: string(c.data), Version: c.version}
+		l, err := open(t.Context(), url, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if len(batches) != c.samples || (err == nil) != (c.samples == 4) || err != nil && (!errors.As(err, &damage) || damage.Member != "a/1.png" || !errors.Is(err, index.ErrStale)) {
+			t.Errorf("version %s: %d samples, error %v", c.version, len(batches), err)
+		}
+		if c.samples < 4 {
+			continue
+		}
+		a, err := archive.Open(t.Context(), url, l.archiveConfig())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, asked := index.NewReader(l.index.Load(), a), s.Asked
+		for i := range 4 {
+			got := make([]byte, l.index.Load().Size(i))
+			if err := r.Read(i, got); err != nil || !slices.Equal(got, []byte(archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)))) {
+				t.Errorf("sample %d: error %v, or other bytes", i, err)
+			}
+		}
+		if s.Asked != asked+4 {
+			t.Errorf("%d requests for 4 samples", s.Asked-asked)
+		}
+		r.Close()
+		a.Close()
+	}
+}
+
+// readCounter counts the bytes that are read at random.
+type readCounter struct {
+	archive.File
+	bytes *int
+}
+
+func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
+	*r.bytes += len(p)
+	return r.File.ReadAt(p, at)
+}
+
+// TestTooLargeByIndex: an image that the index says has too many pixels is the same bad sample as
+// without an index, and is not read.
+func TestTooLargeByIndex(t *testing.T) {
+	var members []archivetest.Member
+	for i := range 6 {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(photo(t, uint64(i)))})
+	}
+	members = append(members, archivetest.Member{Name: "a/small.png", Data: archivetest.PNG(t, archivetest.Gradient(20, 20))})
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+	o := Options{Transform: Train(8), BadSamples: Skip, MaxPixels: 10_000, NoIndex: true}
+	var bad [2]string
+	var bytes int
+	for i := range bad {
+		l, err := open(t.Context(), path, o, func(path string) (archive.File, error) {
+			f, err := openFile(path)
+			return readCounter{f, &bytes}, err
+		}, shimCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Workers = 1
+		bytes = 0
+		batches, err := collect(t, l, 0, 2)
+		if err != nil || !slices.Equal(names(batches), []string{"a/small.png"}) {
+			t.Errorf("%v, error %v", names(batches), err)
+		}
+		for _, e := range l.Stats().BadNamed {
+			bad[i] += e.Error() + "\n"
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		o.NoIndex = false
+		if i == 0 {
+			if _, err := MakeIndex(t.Context(), path, Options{}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if bad[0] != bad[1] || bad[0] == "" {
+		t.Errorf("without an index:\n%swith it:\n%s", bad[0], bad[1])
+	}
+	if bytes > 3000 {
+		t.Errorf("%d bytes are read", bytes)
+	}
+}
+
+// pixelsOf are the rows of batches by sample.
+func pixelsOf(batches []copied) map[string]string {
+	m := map[string]string{}
+	for _, b := range batches {
+		row := len(b.images) / len(b.samples)
+		for i, s := range b.samples {
+			m[s.Name] = string(b.images[i*row : (i+1)*row])
+		}
+	}
+	return m
+}
+
+// TestForgedHeads: whatever an index says of an image's header, the pixels are the image's, or the
+// sample is named as too large.
+func TestForgedHeads(t *testing.T) {
+	data := archivetest.Tar(t, archivetest.Mixed(t)...)
+	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
+		path := archivetest.WriteFile(t, name, packed)
+		side := filepath.Join(t.TempDir(), "index")
+		o := Options{Transform: Train(8), BadSamples: Skip, IndexFile: side, ShuffleBytes: 1, BatchSize: 3}
+		run := func() (map[string]string, Stats) {
+			l, err := Open(path, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			batches, err := collect(t, l, 1, 2)
+			if err != nil && !errors.Is(err, ErrNoSamples) {
+				t.Fatal(err)
+			}
+			return pixelsOf(batches), l.Stats()
+		}
+		want, before := run()
+		index, err := os.ReadFile(side)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rng := rand.New(rand.NewPCG(4, 4))
+		for round := range 30 {
+			forged := indextest.Forge(t, index, indextest.Headers, func(b []byte) {
+				for k := range b {
+					switch {
+					case round == 0:
+						b[k] = 0
+					case round == 1:
+						b[k] = 0xff
+					case rng.IntN(3) == 0:
+						b[k] = byte(rng.Uint32())
+					}
+				}
+				if round > 20 { // within the limits, and wrong
+					for ; len(b) > 0; b = b[indextest.HeaderBytes:] {
+						binary.LittleEndian.PutUint32(b, 1+rng.Uint32N(100))
+						binary.LittleEndian.PutUint32(b[4:], 1+rng.Uint32N(100))
+						b[8] = byte(1 + rng.IntN(6))
+					}
+				}
+			})
+			if err := os.WriteFile(side, forged, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			got, stats := run()
+			missing := 0
+			for name, pixels := range want {
+				if got[name] == "" {
+					missing++
+				} else if got[name] != pixels {
+					t.Errorf("round %d: %s has other pixels", round, name)
+				}
+			}
+			if more := stats.BadBy[TooLarge] - before.BadBy[TooLarge]; int(more) != missing || round > 20 && missing > 0 {
+				t.Errorf("round %d: %d samples are missing, %d are named as too large", round, missing, more)
+			}
+		}
+	}
+}
+
+// countedSource counts what is read at random.
+type countedSource struct {
+	archive.File
+	bytes *atomic.Int64
+}
+
+func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
+	s.bytes.Add(int64(len(p)))
+	return s.File.ReadAt(p, at)
+}
+
+// TestSegments: an epoch in any order over a stream of small samples that stays in memory, with
+// many of them between two checkpoints, reads the file about once, and has the batches of one that
+// reads it through; a damaged sample is named, and no other suffers.
+func TestSegments(t *testing.T) {
+	rng := rand.New(rand.NewPCG(9, 9))
+	var members []archivetest.Member
+	for i := range 3000 {
+		b := make([]byte, 200+rng.IntN(2500))
+		for k := range b {
+			b[k] = byte(rng.Uint32())
+		}
+		m := archivetest.Member{Name: fmt.Sprintf("train/class%d/%04d.png", i%3, i), Data: archivetest.Image(string(b))}
+		switch i % 50 {
+		case 7:
+			m.Data = ""
+		case 9:
+			m = archivetest.Member{Name: fmt.Sprintf("notes/%d.txt", i), Data: strings.Repeat("n", rng.IntN(3000))}
+		case 11:
+			m.Kind, m.Link, m.Data = '2', "x", ""
+		case 13:
+			m.Data = archivetest.Image(strings.Repeat("large", 5000))
+		}
+		members = append(members, m)
+	}
+	data := archivetest.Tar(t, members...)
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, 500_000, 6))
+	var read atomic.Int64
+	file := func(path string) (archive.File, error) {
+		f, err := openFile(path)
+		return countedSource{f, &read}, err
+	}
+	o := Options{Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip, MaxSampleBytes: 10_000, Workers: 3, NoIndex: true}
+	var want []string
+	for round := range 3 { // read through, index made, index found
+		read.Store(0)
+		l, err := open(t.Context(), path, o, file, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := l.index.Load()
+		for epoch := range 2 {
+			batches, err := collect(t, l, epoch, 2)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if round == 0 {
+				want = append(want, digest(batches))
+			} else if digest(batches) != want[epoch] {
+				t.Errorf("round %d, epoch %d has other batches", round, epoch)
+			}
+		}
+		if round == 2 {
+			if !x.Random() || x.Work() < 10 { // so that it is random because the samples stay in memory
+				t.Fatalf("in any order %v, work %v", x.Random(), x.Work())
+			}
+			if size := l.bytes; read.Load() > 3*size {
+				t.Errorf("%d bytes are read of a file of %d", read.Load(), size)
+			}
+			for i := range x.Len() {
+				if x.Size(i) > o.MaxSampleBytes && x.InMemory(i) != nil {
+					t.Errorf("%s stays in memory", x.Name(i))
+				}
+			}
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		o.NoIndex = false
+	}
+
+	// Another archive under the index, stored, so that one byte is one byte.
+	store := archivetest.GzipSplit(t, data, len(data), 0)
+	path = archivetest.WriteFile(t, "b.tgz", store)
+	l, err := open(t.Context(), path, o, file, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	victim := slices.IndexFunc(members, func(m archivetest.Member) bool { return strings.HasSuffix(m.Name, "/1500.png") })
+	at := bytes.Index(store, []byte(members[victim].Data[20:60]))
+	changed := bytes.Clone(store)
+	changed[at] ^= 1
+	archivetest.Rewrite(t, path, changed)
+	if l, err = open(t.Context(), path, o, file, fakeCodec{}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	x := l.index.Load()
+	a, err := archive.Open(t.Context(), path, l.archiveConfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	r := index.NewReader(x, a)
+	defer r.Close()
+	contents := archivetest.Contents(members)
+	for _, i := range rand.Perm(x.Len()) {
+		if s := x.Sample(i); s.Kind != archive.Regular || s.Size == 0 {
+			continue
+		}
+		b := make([]byte, x.Size(i))
+		err := r.Read(i, b)
+		if name := x.Name(i); name == members[victim].Name && !errors.Is(err, index.ErrStale) || name != members[victim].Name && (err != nil || string(b) != contents[name]) {
+			t.Errorf("%s: error %v, or other bytes", name, err)
+		}
+	}
+}
+
+// TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one
+// by one or together, is not used.
+func TestForgedIndexSizes(t *testing.T) {
+	data := archivetest.Images(t, 6, nil)
+	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
+		for _, size := range []uint64{1 << 40, 1 << 62, math.MaxInt64, math.MaxInt64 / 6} {
+			path := archivetest.WriteFile(t, name, packed)
+			side := filepath.Join(t.TempDir(), "index")
+			o := Options{Transform: Eval(4, 4), IndexFile: side, BatchSize: 2}
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			index, err := os.ReadFile(side)
+			if err != nil {
+				t.Fatal(err)
+			}
+			index = indextest.Forge(t, index, indextest.Members, func(b []byte) {
+				for ; len(b) > 0; b = b[indextest.MemberBytes:] {
+					binary.LittleEndian.PutUint64(b, 0)
+					binary.LittleEndian.PutUint64(b[8:], size)
+				}
+			})
+			if err := os.WriteFile(side, index, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if l, err = open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+				t.Fatalf("%s with samples of %d bytes: %v", name, size, err)
+			}
+			if _, err := collect(t, l, 0, 2); err != nil {
+				t.Errorf("%s with samples of %d bytes: %v", name, size, err)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no
+// unknown class.
+func TestFlippedIndexClass(t *testing.T) {
+	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
+	var list []archivetest.Member
+	for i := range 9 {
+		name := fmt.Sprintf("class%d/%d", i%3, i)
+		if i%3 < 2 {
+			name += ".png"
+		}
+		list = append(list, archivetest.Member{Name: name, Data: archivetest.Image(name)[8*(i%3/2):]})
+	}
+	path, want := indexed(t, "a.tar", archivetest.Tar(t, list...), o)
+	index, err := os.ReadFile(path + indextest.Suffix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := indextest.Forge(t, index, indextest.Members, func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage }) // of class2
+	table := indextest.FileHeader + int(binary.LittleEndian.Uint32(index[12:]))*indextest.TableItem
+	index = append(index[:table], forged[table:]...) // with the checksums that were right
+	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if batches, err := collect(t, l, 0, 2); err != nil || digest(batches) != want {
+		t.Errorf("error %v, or another epoch", err)
+	}
+}
+
+// TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the
+// same order, whatever else is in the archive: two ranks may be one of each.
+func TestOrderOfEveryOpen(t *testing.T) {
+	samples := archivetest.Images(t, 40, nil)
+	notes := strings.Repeat("notes", 12_000)
+	large := archivetest.Tar(t, archivetest.Member{Name: "notes/a.txt", Data: notes}, archivetest.Member{Name: "notes/b.txt", Data: notes})
+	tooLarge := archivetest.Tar(t, archivetest.Member{Name: "train/class0/large.png", Data: archivetest.Image(strings.Repeat("large", 40_000))})
+	for name, data := range map[string][]byte{
+		"samples":            samples,
+		"notes before":       append(large, samples...),
+		"a sample too large": append(tooLarge, samples...),
+	} {
+		for file, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
+			path := archivetest.WriteFile(t, file, packed)
+			o := Options{Transform: Eval(4, 4), BatchSize: 8, Shuffle: true, Seed: 3, BadSamples: Skip, ShuffleBytes: 100_000, MaxSampleBytes: 100_000, World: 2}
+			var first *Loader
+			var want string
+			for i := range 3 {
+				l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer l.Close()
+				batches, err := collect(t, l, 0, 2)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i == 0 {
+					first, want = l, digest(batches)
+				} else if l.opened != first.opened || digest(batches) != want {
+					t.Errorf("%s, %s: the order is %s, of the loader that made the index %s", name, file, l.opened, first.opened)
+				}
+			}
+		}
+	}
+}
