@@ -100,3 +100,69 @@ func train() error {
 	}
 	return predict(other)
 }
+
+// This example prints a model as a table.
+func ExampleSummary() {
+	net := nn.NewSequential(
+		nn.NewConv2d(3, 16, 3, nn.Conv2dOptions{Padding: 1, NoBias: true}),
+		nn.NewBatchNorm2d(16, nn.BatchNorm2dOptions{}),
+		nn.NewReLU(),
+		nn.NewAdaptiveAvgPool2d(1),
+		nn.NewFlatten(),
+		nn.NewLinear(16, 10, nn.LinearOptions{}),
+	)
+	defer nn.Close(net)
+	x, err := torch.Zeros(cuda.CPU, torch.Float32, 8, 3, 32, 32)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer x.Close()
+	table, err := nn.Summary(net, x)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(table)
+	// Output:
+	// layer    type               output        parameters
+	// (model)  Sequential         [8 10]        -
+	// 0        Conv2d             [8 16 32 32]  432
+	// 1        BatchNorm2d        [8 16 32 32]  32
+	// 2        ReLU               [8 16 32 32]  -
+	// 3        AdaptiveAvgPool2d  [8 16 1 1]    -
+	// 4        Flatten            [8 16]        -
+	// 5        Linear             [8 10]        170
+	// 634 parameters, 634 of them trainable; 0.0 MiB with buffers
+}
+
+// This example loads the trunk of a trained model into a model with another head.
+func ExampleLoadWith() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "pretrained.safetensors")
+	model := func(classes int) nn.Module {
+		return nn.NewSequential(nn.NewLinear(4, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(8, classes, nn.LinearOptions{}))
+	}
+	trained, net := model(1000), model(2)
+	defer nn.Close(trained)
+	defer nn.Close(net)
+	if err := nn.Save(path, trained, nil); err != nil {
+		fmt.Println(err)
+		return
+	}
+	report, err := nn.LoadWith(path, net, nn.LoadOptions{Partial: true})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(report)
+	// Output:
+	// 2 tensors loaded
+	// tensor 2.weight is float32[1000 8] in the file and float32[2 8] in the module
+	// tensor 2.bias is float32[1000] in the file and float32[2] in the module
+}

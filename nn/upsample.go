@@ -2,6 +2,7 @@ package nn
 
 import (
 	"math"
+	"slices"
 
 	"github.com/torchstream/torchstream/torch"
 )
@@ -31,35 +32,46 @@ func upsample(x *torch.Tensor, o UpsampleOptions) *torch.Tensor {
 	if dims < 1 || dims > 3 {
 		return invalid(op, "the input is %v, and it must have 3 to 5 dimensions", shape)
 	}
-	size := int64s(o.Size)
-	switch {
-	case (o.Scale != 0) == (len(size) > 0):
+	if (o.Scale != 0) == (len(o.Size) > 0) {
 		return invalid(op, "set either Size or Scale")
-	case o.Scale != 0:
-		for _, n := range shape[2:] {
-			size = append(size, int64(math.Floor(float64(n)*o.Scale)))
-		}
-	case len(size) == 1:
-		for range dims - 1 {
-			size = append(size, size[0])
-		}
+	}
+	size := o.size(shape[2:])
+	if len(size) != dims {
+		return invalid(op, "Size %v for the input %v", o.Size, shape)
 	}
 	s := o.Scale
-	switch {
-	case len(size) != dims:
-		return invalid(op, "Size %v for the input %v", o.Size, shape)
-	case o.Mode == "linear" && dims == 1:
+	switch mode := o.Mode; {
+	case mode == "linear" && dims == 1:
 		return x.UpsampleLinear1d(size, o.AlignCorners, torch.UpsampleLinear1dOptions{Scales: s})
-	case o.Mode == "bilinear" && dims == 2:
+	case mode == "bilinear" && dims == 2:
 		return x.UpsampleBilinear2d(size, o.AlignCorners, torch.UpsampleBilinear2dOptions{ScalesH: s, ScalesW: s})
-	case o.Mode == "bicubic" && dims == 2:
+	case mode == "bicubic" && dims == 2:
 		return x.UpsampleBicubic2d(size, o.AlignCorners, torch.UpsampleBicubic2dOptions{ScalesH: s, ScalesW: s})
-	case o.Mode == "trilinear" && dims == 3:
+	case mode == "trilinear" && dims == 3:
 		return x.UpsampleTrilinear3d(size, o.AlignCorners, torch.UpsampleTrilinear3dOptions{ScalesD: s, ScalesH: s, ScalesW: s})
-	case o.Mode != "" && o.Mode != "nearest" || o.AlignCorners:
+	case mode != "" && mode != "nearest" || o.AlignCorners:
 		return invalid(op, "Mode %q with AlignCorners %v does not fit the input %v", o.Mode, o.AlignCorners, shape)
 	}
-	switch dims {
+	return nearest(x, size, s)
+}
+
+// size returns the sizes of the output for those of the input.
+func (o UpsampleOptions) size(in []int64) []int64 {
+	switch {
+	case o.Scale != 0:
+		out := make([]int64, len(in))
+		for i, n := range in {
+			out[i] = int64(math.Floor(float64(n) * o.Scale))
+		}
+		return out
+	case len(o.Size) == 1:
+		return slices.Repeat(int64s(o.Size), len(in))
+	}
+	return int64s(o.Size)
+}
+
+func nearest(x *torch.Tensor, size []int64, s float64) *torch.Tensor {
+	switch len(size) {
 	case 1:
 		return x.UpsampleNearest1d(size, torch.UpsampleNearest1dOptions{Scales: s})
 	case 2:
