@@ -19,8 +19,8 @@ const (
 	metadataPT   = "metadata"
 )
 
-// isPyTorchPath reports whether a path has the extension of torch.save's files.
-func isPyTorchPath(path string) bool {
+// IsPyTorchPath reports whether a path ends in .pt or .pth, so that [Save] writes a PyTorch file.
+func IsPyTorchPath(path string) bool {
 	ext := strings.ToLower(filepath.Ext(path))
 	return ext == ".pt" || ext == ".pth"
 }
@@ -98,6 +98,10 @@ func (s *StoredTensor) Read() (*torch.Tensor, error) {
 	}
 	return t, nil
 }
+
+// IsPyTorch reports whether the file is a PyTorch file, which has values, and not a safetensors
+// file.
+func (c *Checkpoint) IsPyTorch() bool { return c.pytorch }
 
 // Value returns what a PyTorch file holds at a path of keys: Value("epoch"), or Value("optimizer",
 // "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns everything. The

@@ -314,7 +314,7 @@ func integers(d *json.Decoder) ([]int64, error) {
 // SaveTensors writes the given tensors to a safetensors file or, if path ends in .pt or .pth, to a
 // PyTorch file, with the guarantees of [Save].
 func SaveTensors(path string, tensors []Named, metadata map[string]string) error {
-	if isPyTorchPath(path) {
+	if IsPyTorchPath(path) {
 		return SavePyTorch(path, pytorchState(tensors, metadata))
 	}
 	err := writeAtomically(path, safefile.Safetensors, func(w io.Writer) error { return encode(w, tensors, metadata) })

@@ -55,32 +55,52 @@ func Save(path string, o Optimizer) error {
 	if err != nil {
 		return err
 	}
-	return nn.SaveTensors(path, s.Tensors, s.Metadata)
+	if !nn.IsPyTorchPath(path) {
+		return nn.SaveTensors(path, s.Tensors, s.Metadata)
+	}
+	dict, err := s.PyTorch()
+	if err != nil {
+		return err
+	}
+	return nn.SavePyTorch(path, dict)
 }
 
 // Load reads a file that [Save] or PyTorch wrote into an optimizer of the same kind with the same
 // parameters in the same groups. It restores the state and the learning rates, to the last bit; the
-// other options stay as they are in the program.
+// other options stay as they are in the program. A file of torch.save may have more in it, with the
+// optimizer's state_dict under the key "optimizer", "optimizer_state_dict" or "optim".
 func Load(path string, o Optimizer) error {
 	c, err := nn.OpenCheckpoint(path)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	s := State{Metadata: c.Metadata()}
 	var read handles
 	defer read.close()
-	for _, spec := range c.Tensors() {
-		t, err := c.Read(spec.Name)
-		if err != nil {
-			return err
-		}
-		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: read.add(t)})
+	s, err := readState(c, &read)
+	if err == nil {
+		err = o.LoadState(s)
 	}
-	if err := o.LoadState(s); err != nil {
+	if err != nil {
 		return fmt.Errorf("optim: %s: %w", path, err)
 	}
 	return nil
+}
+
+// readState reads a state from a file of either format. The tensors are added to read.
+func readState(c *nn.Checkpoint, read *handles) (State, error) {
+	if c.IsPyTorch() {
+		return readPyTorch(c, read)
+	}
+	s := State{Metadata: c.Metadata()}
+	for _, spec := range c.Tensors() {
+		t, err := c.Read(spec.Name)
+		if err != nil {
+			return State{}, err
+		}
+		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: read.add(t)})
+	}
+	return s, nil
 }
 
 // State returns the state: the tensors of all parameters that took a step, and the groups. It
