@@ -50,8 +50,8 @@
 //
 // [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: training that
 // goes on from a file goes on as if it had not stopped. State and LoadState do the same for a file
-// with more in it; State.PyTorch makes the dict for a checkpoint of torch.save. A Scheduler's state is its Count, a Plateau's its State, and that of an EMA are
-// named tensors.
+// with more in it; State.PyTorch makes the dict for a checkpoint of torch.save. A Scheduler's state
+// is its Count, a Plateau's its State, and that of an EMA are named tensors.
 //
 // # CUDA graphs
 //

@@ -132,8 +132,8 @@ func scalar(v any) (float64, error) {
 	return 0, fmt.Errorf("%v is no number: %w", v, cuda.ErrInvalidArgument)
 }
 
-// stateTensors reads the tensors of the parameters' states. PyTorch before 1.12 counts steps with an
-// integer, and writes None for what a parameter does not have yet.
+// stateTensors reads the tensors of the parameters' states. PyTorch before 1.12 counts steps with
+// an integer, and writes None for what a parameter does not have yet.
 func stateTensors(state map[any]any, read *handles) ([]nn.Named, error) {
 	var named []nn.Named
 	for index, v := range state {

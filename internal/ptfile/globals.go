@@ -332,7 +332,8 @@ func checkMetadata(v any) error {
 // integers returns the items of a tuple of integers.
 func (u *unpickler) integers(v any) ([]int64, bool) {
 	tuple, ok := v.(*Tuple)
-	if !ok || len(tuple.Items) > maxDims+1 || u.spend(8*len(tuple.Items)) != nil { // validate reports one dimension too many
+	// validate reports one dimension too many.
+	if !ok || len(tuple.Items) > maxDims+1 || u.spend(8*len(tuple.Items)) != nil {
 		return nil, false
 	}
 	n := make([]int64, len(tuple.Items))
