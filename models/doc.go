@@ -1,0 +1,3 @@
+// Package models provides published networks with the definition, the names and the initialisation
+// of their reference.
+package models

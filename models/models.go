@@ -1,0 +1,70 @@
+package models
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+)
+
+// Options are the options that ByName takes for every model.
+type Options struct {
+	NumClasses int // 0 stands for the published number
+}
+
+// entry is a model that ByName makes.
+type entry struct {
+	name string
+	make func(o Options) (nn.Module, error)
+}
+
+// entries lists the models in the order of Names.
+func entries() []entry {
+	return []entry{
+		{"resnet18", resNet(NewResNet18, 0, 0)},
+		{"resnet34", resNet(NewResNet34, 0, 0)},
+		{"resnet50", resNet(NewResNet50, 0, 0)},
+		{"resnet101", resNet(NewResNet101, 0, 0)},
+		{"resnet152", resNet(NewResNet152, 0, 0)},
+		{"resnext50_32x4d", resNet(NewResNet50, 32, 4)},
+		{"resnext101_32x8d", resNet(NewResNet101, 32, 8)},
+		{"resnext101_64x4d", resNet(NewResNet101, 64, 4)},
+		{"wide_resnet50_2", resNet(NewResNet50, 1, 128)},
+		{"wide_resnet101_2", resNet(NewResNet101, 1, 128)},
+	}
+}
+
+func resNet(make func(ResNetOptions) (*ResNet, error), groups, width int) func(Options) (nn.Module, error) {
+	return func(o Options) (nn.Module, error) {
+		return module(make(ResNetOptions{NumClasses: o.NumClasses, Groups: groups, WidthPerGroup: width}))
+	}
+}
+
+// module turns a nil pointer into a nil interface.
+func module[M nn.Module](m M, err error) (nn.Module, error) {
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// Names returns the names that [ByName] takes, smaller models of a family first.
+func Names() []string {
+	var names []string
+	for _, e := range entries() {
+		names = append(names, e.name)
+	}
+	return names
+}
+
+// ByName makes the model that torchvision, or for GPT-2 Hugging Face, calls by the name. The error
+// of an unknown name lists all.
+func ByName(name string, o Options) (nn.Module, error) {
+	for _, e := range entries() {
+		if e.name == name {
+			return e.make(o)
+		}
+	}
+	return nil, fmt.Errorf("models: there is no model %q; there are %s: %w", name, strings.Join(Names(), ", "), cuda.ErrInvalidArgument)
+}

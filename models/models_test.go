@@ -1,0 +1,376 @@
+package models_test
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func TestMain(m *testing.M) {
+	if err := torch.SetNumThreads(1); err != nil { // as in make_reference.py
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// reference is testdata/reference.json, which make_reference.py describes.
+type reference struct {
+	Made struct {
+		Processor []string
+	}
+	Models []record
+}
+
+type record struct {
+	Name       string
+	Options    json.RawMessage
+	Input      []int64
+	Parameters int64
+	Keys       string
+	Logits     [][]float64
+	SHA256     string
+	Loss       float64
+	Gradients  []float64
+	Initial    [][2]float64
+}
+
+func readReference(t *testing.T) reference {
+	t.Helper()
+	text, err := os.ReadFile("testdata/reference.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r reference
+	if err := json.Unmarshal(text, &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// sameProcessor reports whether this machine has the processor on which the reference was made.
+// Its kernels compute the same bits with one thread.
+func (r reference) sameProcessor() bool {
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return false
+	}
+	first, _, _ := strings.Cut(string(text), "\n\n")
+	var found []string
+	for line := range strings.Lines(first) {
+		key, value, _ := strings.Cut(line, ":")
+		if key = strings.TrimSpace(key); slices.Contains([]string{"model name", "cpu family", "model", "stepping"}, key) {
+			found = append(found, key+": "+strings.TrimSpace(value))
+		}
+	}
+	return len(found) > 0 && slices.Equal(found, r.Made.Processor)
+}
+
+func (r record) title() string {
+	if string(r.Options) == "{}" {
+		return r.Name
+	}
+	return r.Name + string(r.Options)
+}
+
+// make returns the model of the record.
+func (r record) make(t *testing.T) nn.Module {
+	t.Helper()
+	var net nn.Module
+	var err error
+	switch {
+	case string(r.Options) == "{}":
+		net, err = models.ByName(r.Name, models.Options{})
+	case r.Name == "resnet18":
+		net, err = models.NewResNet18(options[models.ResNetOptions](t, r))
+	default:
+		t.Fatalf("no constructor for %s", r.title())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { nn.Close(net) })
+	return net
+}
+
+func options[O any](t *testing.T, r record) (o O) {
+	t.Helper()
+	d := json.NewDecoder(bytes.NewReader(r.Options))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&o); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// u returns the numbers of make_reference.py's function u.
+func u(position, count int) []float32 {
+	numbers := make([]float32, count)
+	offset := uint32(uint64(position)*0x9E3779B9 + 0x7F4A7C15)
+	for i := range numbers {
+		h := uint32(i)*2654435761 + offset
+		h ^= h >> 16
+		h *= 0x85EBCA6B
+		h ^= h >> 13
+		h *= 0xC2B2AE35
+		h ^= h >> 16
+		numbers[i] = float32(int32(h)>>16) / 32768
+	}
+	return numbers
+}
+
+// fill fills the model as make_reference.py does.
+func fill(t *testing.T, net nn.Module) {
+	t.Helper()
+	for position, n := range nn.State(net) {
+		if n.Tensor.DType() == torch.Int64 {
+			continue
+		}
+		shape := n.Tensor.Shape()
+		values := u(position, int(n.Tensor.Elements()))
+		add, scale := float32(0), float32(2)
+		switch {
+		case strings.HasSuffix(n.Name, "running_var"):
+			add, scale = 1, 0.5
+		case len(shape) == 1 && strings.HasSuffix(n.Name, "weight"):
+			add, scale = 1, 0.25
+		case len(shape) == 1:
+			scale = 0.25
+		default:
+			fan := float32(n.Tensor.Elements() / shape[0])
+			for scale*scale*fan > 4 {
+				scale /= 2
+			}
+		}
+		for i := range values {
+			values[i] = add + values[i]*scale
+		}
+		from, err := torch.FromFloat32s(values, shape...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := n.Tensor.NoGrad().Copy_(from).Err(); err != nil {
+			t.Fatalf("%s: %v", n.Name, err)
+		}
+		from.Close()
+	}
+}
+
+// input returns the input of the reference, in a scope of the test, and the labels of its loss.
+func (r record) input(t *testing.T) (x, labels *torch.Tensor) {
+	t.Helper()
+	scope := torch.NewScope(r.Name)
+	t.Cleanup(func() { scope.Close() })
+	count := int64(1)
+	for _, n := range r.Input {
+		count *= n
+	}
+	values := u(1<<16, int(count))
+	x, err := torch.FromFloat32s(values, r.Input...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	numbers := make([]int64, r.Input[0])
+	for i := range numbers {
+		numbers[i] = int64(i) * 7
+	}
+	labels, err = torch.FromInt64s(numbers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return scope.Own(x), scope.Own(labels)
+}
+
+// near fails unless got is within the relative tolerance of want.
+func near(t *testing.T, what string, got, want, tolerance float64) {
+	t.Helper()
+	if d := math.Abs(got - want); !(d <= tolerance*math.Abs(want)) {
+		t.Errorf("%s: %v, and the reference has %v", what, got, want)
+	}
+}
+
+// TestModelsMatchReference compares each model with its reference: the state that a seed gives, the
+// logits in evaluation, and the loss and the gradients in training.
+func TestModelsMatchReference(t *testing.T) {
+	all := readReference(t)
+	same := all.sameProcessor()
+	for _, r := range all.Models {
+		t.Run(r.title(), func(t *testing.T) {
+			if testing.Short() && r.Parameters > 30e6 {
+				t.Skip("a large model")
+			}
+			if err := torch.ManualSeed(1); err != nil {
+				t.Fatal(err)
+			}
+			net := r.make(t)
+			r.checkState(t, net)
+			fill(t, net)
+			x, labels := r.input(t)
+			nn.Train(net, false)
+			r.checkLogits(t, net.Forward(x.NoGrad()), same)
+			nn.Train(net, true)
+			if err := torch.ManualSeed(2); err != nil { // for dropout and stochastic depth
+				t.Fatal(err)
+			}
+			r.checkTraining(t, net, x, net.Forward(x).CrossEntropy(labels))
+		})
+	}
+}
+
+// checkState compares names, shapes and initial values.
+func (r record) checkState(t *testing.T, net nn.Module) {
+	t.Helper()
+	state := nn.State(net)
+	var keys strings.Builder
+	for _, n := range state {
+		fmt.Fprintf(&keys, "%s [%s]\n", n.Name, strings.Trim(strings.ReplaceAll(fmt.Sprint(n.Tensor.Shape()), " ", ", "), "[]"))
+	}
+	if sum := sha256.Sum256([]byte(keys.String())); hex.EncodeToString(sum[:]) != r.Keys {
+		t.Fatalf("the keys differ from the reference's:\n%s", keys.String())
+	}
+	parameters := int64(0)
+	for _, p := range nn.NamedParameters(net) {
+		if !p.Tensor.RequiresGrad() {
+			t.Errorf("%s does not require a gradient", p.Name)
+		}
+		parameters += p.Tensor.Elements()
+	}
+	if parameters != r.Parameters {
+		t.Errorf("%d parameters, and the reference has %d", parameters, r.Parameters)
+	}
+	for i, n := range state {
+		if n.Tensor.DType() == torch.Int64 {
+			continue
+		}
+		values, err := n.Tensor.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		squares := 0.0
+		for _, v := range values {
+			squares += float64(v) * float64(v)
+		}
+		near(t, n.Name+"[0]", float64(values[0]), r.Initial[i][0], 1e-5)
+		near(t, "the squares of "+n.Name, squares, r.Initial[i][1], 1e-5)
+	}
+}
+
+// checkLogits demands the reference's bits on the processor that computed it, and elsewhere 1e-5 of
+// the largest logit.
+func (r record) checkLogits(t *testing.T, logits *torch.Tensor, same bool) {
+	t.Helper()
+	shape := logits.Shape()
+	values, err := logits.Float32s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	columns := int(shape[len(shape)-1])
+	if len(values) != columns*len(r.Logits) {
+		t.Fatalf("logits %v, and the reference has %d rows", shape, len(r.Logits))
+	}
+	largest := 0.0
+	for _, v := range values {
+		largest = max(largest, math.Abs(float64(v)))
+	}
+	for i, row := range r.Logits {
+		for j, want := range row {
+			if got := float64(values[i*columns+j]); !(math.Abs(got-want) <= 1e-5*largest) {
+				t.Fatalf("logit %d of row %d: %v, and the reference has %v", j, i, got, want)
+			}
+		}
+	}
+	if sum := sha256.Sum256(littleEndian(values)); same && hex.EncodeToString(sum[:]) != r.SHA256 {
+		t.Errorf("the logits are near the reference's, but have other bits")
+	}
+}
+
+func littleEndian(values []float32) []byte {
+	b := make([]byte, 0, 4*len(values))
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+	}
+	return b
+}
+
+// checkTraining compares the loss, and after backward the gradient of every parameter.
+func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor) {
+	t.Helper()
+	if err := loss.Backward(); err != nil {
+		t.Fatal(err)
+	}
+	value, err := loss.Float64()
+	if err != nil {
+		t.Fatal(err)
+	}
+	near(t, "the loss", value, r.Loss, 1e-5)
+	parameters := nn.NamedParameters(net)
+	if len(parameters) != len(r.Gradients) {
+		t.Fatalf("%d parameters, and the reference has %d", len(parameters), len(r.Gradients))
+	}
+	largest := slices.Max(r.Gradients)
+	for i, p := range parameters {
+		g := p.Tensor.In(x.Scope()).Grad()
+		if g == nil {
+			t.Fatalf("%s has no gradient", p.Name)
+		}
+		norm, err := g.ToDType(torch.Float64).Norm().Float64()
+		if err != nil {
+			t.Fatalf("%s: %v", p.Name, err)
+		}
+		// A gradient that is zero but for rounding is compared with the largest one.
+		if want := r.Gradients[i]; !(math.Abs(norm-want) <= 1e-4*want+1e-6*largest) {
+			t.Errorf("the gradient of %s has the norm %v, and the reference's has %v", p.Name, norm, want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	names := models.Names()
+	known := map[string]bool{}
+	for _, r := range readReference(t).Models {
+		known[r.Name] = true
+	}
+	for _, name := range names {
+		if !known[name] {
+			t.Errorf("%s has no reference", name)
+		}
+	}
+	if sorted := slices.Compact(slices.Sorted(slices.Values(names))); len(sorted) != len(names) {
+		t.Errorf("a name occurs twice: %v", names)
+	}
+	_, err := models.ByName("resnet19", models.Options{})
+	if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "resnet18, resnet34") {
+		t.Errorf("an unknown name: %v", err)
+	}
+	net, err := models.ByName("resnet18", models.Options{NumClasses: -1})
+	if net != nil || !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("-1 classes: %v, %v", net, err)
+	}
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	for name, make := range map[string]func() (nn.Module, error){
+		"groups of a basic block": func() (nn.Module, error) { return models.NewResNet18(models.ResNetOptions{Groups: 2}) },
+		"width of a basic block":  func() (nn.Module, error) { return models.NewResNet34(models.ResNetOptions{WidthPerGroup: 128}) },
+		"negative groups":         func() (nn.Module, error) { return models.NewResNet50(models.ResNetOptions{Groups: -1}) },
+	} {
+		if net, err := make(); !errors.Is(err, cuda.ErrInvalidArgument) || !reflect.ValueOf(net).IsNil() {
+			t.Errorf("%s: %v, %v", name, net, err)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+"""Writes reference.json: what torchvision and Hugging Face's transformers compute for the models of this package.
+
+    python make_reference.py [NAME...]     (writes beside this file; with names only those models, to the terminal)
+
+It needs torch 2.11, torchvision 0.26, transformers 4.57 and numpy, and downloads no weights: every tensor is filled by a
+formula that models_test.go computes too (see fill). One record per model has
+
+    options            the options of the model, as the Go package names them
+    input              the shape of the input
+    parameters         the number of trained numbers
+    keys               SHA-256 of the lines "NAME [SIZES]" of the state_dict
+    logits             in evaluation, the first numbers of each row; and sha256, that of all of them as float32
+    loss, gradients    in training, after torch.manual_seed(2): the mean cross-entropy, and the 2-norm of each gradient
+    initial            after torch.manual_seed(1), for each tensor: its first element, and the sum of its squares
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import sys
+
+import numpy
+import torch
+import torchvision
+import transformers
+
+SHORT = 8  # logits of each row that the file has
+
+
+def u(position, count):
+    """Return numbers of [-1, 1) with 16 bits: a hash of the position of the tensor and the index of the element."""
+    h = numpy.arange(count, dtype=numpy.uint32)
+    h = h * numpy.uint32(2654435761) + numpy.uint32((position * 0x9E3779B9 + 0x7F4A7C15) & 0xFFFFFFFF)
+    h ^= h >> numpy.uint32(16)
+    h *= numpy.uint32(0x85EBCA6B)
+    h ^= h >> numpy.uint32(13)
+    h *= numpy.uint32(0xC2B2AE35)
+    h ^= h >> numpy.uint32(16)
+    return (h.view(numpy.int32) >> 16).astype(numpy.float32) / numpy.float32(32768)
+
+
+def fill(state):
+    """Fill the tensors of a state_dict. All numbers are exact in float32."""
+    for position, (name, t) in enumerate(state):
+        if t.dtype == torch.int64:
+            continue
+        values = u(position, t.numel())
+        if name.endswith("running_var"):
+            values = 1 + values / 2
+        elif t.ndim == 1 and name.endswith("weight"):
+            values = 1 + values / 4
+        elif t.ndim == 1:
+            values = values / 4
+        else:  # in [-s, s), with the power of two s between 1 and 2 divided by the square root of the fan-in
+            fan, s = t.numel() // t.shape[0], 2.0
+            while s * s * fan > 4:
+                s /= 2
+            values = values * numpy.float32(s)
+        t.copy_(torch.from_numpy(values).view(t.shape))
+
+
+def tensors(net):
+    """Return the state_dict without the second name of a shared tensor."""
+    seen, out = set(), []
+    for name, t in net.state_dict(keep_vars=True).items():
+        if id(t) not in seen:
+            seen.add(id(t))
+            out.append((name, t.data))
+    return out
+
+
+def vision(name, size, **options):
+    return dict(name=name, go=options.pop("go", {}), shape=[2, 3, size, size], make=lambda: getattr(torchvision.models, name)(weights=None, **options))
+
+
+def gpt2(name, tokens, go=None, **config):
+    def make():
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
+
+    return dict(name=name, go=go or {}, shape=[2, tokens], make=make)
+
+
+MODELS = [
+    vision("resnet18", 64),
+    vision("resnet18", 64, num_classes=10, zero_init_residual=True, go={"NumClasses": 10, "ZeroInitResidual": True}),
+    vision("resnet34", 64),
+    vision("resnet50", 64),
+    vision("resnet101", 64),
+    vision("resnet152", 64),
+    vision("resnext50_32x4d", 64),
+    vision("resnext101_32x8d", 64),
+    vision("resnext101_64x4d", 64),
+    vision("wide_resnet50_2", 64),
+    vision("wide_resnet101_2", 64),
+]
+
+
+def record(m):
+    torch.manual_seed(1)
+    net = m["make"]()
+    state = tensors(net)
+    r = dict(name=m["name"], options=m["go"], input=m["shape"], parameters=sum(p.numel() for p in net.parameters()))
+    r["keys"] = hashlib.sha256("".join("%s %s\n" % (n, list(t.shape)) for n, t in state).encode()).hexdigest()
+    r["initial"] = [[float(t.flatten()[0]), float(t.double().square().sum())] for _, t in state]
+    with torch.no_grad():
+        fill(state)
+    language = len(m["shape"]) == 2
+    x = u(1 << 16, int(numpy.prod(m["shape"]))).reshape(m["shape"])
+    if language:
+        x = torch.from_numpy(((x + 1) * 32768).astype(numpy.int64) % net.config.vocab_size)
+        run = lambda: net(x, use_cache=False).logits  # noqa: E731
+    else:
+        x = torch.from_numpy(x)
+        run = lambda: net(x)  # noqa: E731
+    # With gradients enabled, so that MultiheadAttention takes the operators of training in evaluation too.
+    net.eval()
+    logits = run().detach()
+    rows = logits.flatten(0, -2)
+    r["logits"] = rows[:, :SHORT].tolist()
+    r["sha256"] = hashlib.sha256(rows.numpy().tobytes()).hexdigest()
+    r["spread"] = float((rows[0] - rows[1]).std() / rows.std())
+    net.train()
+    torch.manual_seed(2)
+    rows = run()
+    if language:
+        rows, labels = rows[:, :-1].flatten(0, 1), x[:, 1:].flatten()
+    else:
+        labels = torch.arange(len(x)) * 7 % rows.shape[1]
+    loss = torch.nn.functional.cross_entropy(rows, labels)
+    loss.backward()
+    r["loss"] = float(loss.detach())
+    r["gradients"] = [float(p.grad.double().norm()) for p in net.parameters()]
+    return r
+
+
+def processor():
+    """Return the lines of /proc/cpuinfo that name the model of the first processor."""
+    found = []
+    for line in open("/proc/cpuinfo").read().split("\n\n")[0].splitlines():
+        key, value = (part.strip() for part in line.split(":", 1))
+        if key in ("model name", "cpu family", "model", "stepping"):
+            found.append("%s: %s" % (key, value))
+    return found
+
+
+def short(value):
+    """Return the value with floats of nine digits, which are exact for float32."""
+    if isinstance(value, float):
+        return float("%.9g" % value)
+    if isinstance(value, list):
+        return [short(v) for v in value]
+    return value
+
+
+def main():
+    torch.set_num_threads(1)
+    wanted = sys.argv[1:]
+    records = [{k: short(v) for k, v in record(m).items()} for m in MODELS if not wanted or m["name"] in wanted]
+    if wanted:
+        for r in records:
+            print({k: v for k, v in r.items() if k not in ("initial", "gradients")})
+        return
+    versions = {"torch": torch.__version__, "torchvision": torchvision.__version__, "transformers": transformers.__version__}
+    head = {"versions": versions, "processor": processor(), "kernels": torch.backends.cpu.get_cpu_capability()}
+    lines = ",\n".join(json.dumps(r, separators=(",", ":")) for r in records)
+    path = pathlib.Path(__file__).with_name("reference.json")
+    path.write_text('{"made":%s,"models":[\n%s\n]}\n' % (json.dumps(head), lines))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("USE_TF", "0")
+    main()
