@@ -155,3 +155,8 @@ func (s *stochasticDepth) Forward(x *torch.Tensor) *torch.Tensor {
 	}
 	return x.Mul(filled)
 }
+
+// featuresAndClassifier returns the parts of torchvision's convolutional networks.
+func featuresAndClassifier(features, classifier nn.Module) nn.Parts {
+	return nn.Parts{Modules: []nn.Child{{Name: "features", Module: features}, {Name: "classifier", Module: classifier}}}
+}

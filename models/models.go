@@ -32,6 +32,18 @@ func entries() []entry {
 		{"resnext101_64x4d", resNet(NewResNet101, 64, 4)},
 		{"wide_resnet50_2", resNet(NewResNet50, 1, 128)},
 		{"wide_resnet101_2", resNet(NewResNet101, 1, 128)},
+		{"mobilenet_v3_small", func(o Options) (nn.Module, error) {
+			return module(NewMobileNetV3Small(MobileNetV3Options{NumClasses: o.NumClasses}))
+		}},
+		{"mobilenet_v3_large", func(o Options) (nn.Module, error) {
+			return module(NewMobileNetV3Large(MobileNetV3Options{NumClasses: o.NumClasses}))
+		}},
+		{"efficientnet_b0", func(o Options) (nn.Module, error) {
+			return module(NewEfficientNetB0(EfficientNetOptions{NumClasses: o.NumClasses}))
+		}},
+		{"convnext_tiny", func(o Options) (nn.Module, error) {
+			return module(NewConvNeXtT(ConvNeXtOptions{NumClasses: o.NumClasses}))
+		}},
 	}
 }
 

@@ -7,6 +7,7 @@ formula that models_test.go computes too (see fill). One record per model has
 
     options            the options of the model, as the Go package names them
     input              the shape of the input
+    variance           what the running variances are filled around
     parameters         the number of trained numbers
     keys               SHA-256 of the lines "NAME [SIZES]" of the state_dict
     logits             in evaluation, the first numbers of each row; and sha256, that of all of them as float32
@@ -40,14 +41,17 @@ def u(position, count):
     return (h.view(numpy.int32) >> 16).astype(numpy.float32) / numpy.float32(32768)
 
 
-def fill(state):
-    """Fill the tensors of a state_dict. All numbers are exact in float32."""
+def fill(state, variance):
+    """Fill the tensors of a state_dict. All numbers are exact in float32.
+
+    A small variance of the batch normalisations keeps the signal of a network with few residual connections alive.
+    """
     for position, (name, t) in enumerate(state):
         if t.dtype == torch.int64:
             continue
         values = u(position, t.numel())
         if name.endswith("running_var"):
-            values = 1 + values / 2
+            values = (1 + values / 2) * numpy.float32(variance)
         elif t.ndim == 1 and name.endswith("weight"):
             values = 1 + values / 4
         elif t.ndim == 1:
@@ -70,15 +74,18 @@ def tensors(net):
     return out
 
 
-def vision(name, size, **options):
-    return dict(name=name, go=options.pop("go", {}), shape=[2, 3, size, size], make=lambda: getattr(torchvision.models, name)(weights=None, **options))
+def vision(name, size, go=None, variance=1, **options):
+    def make():
+        return getattr(torchvision.models, name)(weights=None, **options)
+
+    return dict(name=name, go=go or {}, variance=variance, shape=[2, 3, size, size], make=make)
 
 
 def gpt2(name, tokens, go=None, **config):
     def make():
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
 
-    return dict(name=name, go=go or {}, shape=[2, tokens], make=make)
+    return dict(name=name, go=go or {}, variance=1, shape=[2, tokens], make=make)
 
 
 MODELS = [
@@ -93,6 +100,10 @@ MODELS = [
     vision("resnext101_64x4d", 64),
     vision("wide_resnet50_2", 64),
     vision("wide_resnet101_2", 64),
+    vision("mobilenet_v3_small", 64, variance=2**-2),
+    vision("mobilenet_v3_large", 64, variance=2**-1),
+    vision("efficientnet_b0", 64, variance=2**-2),
+    vision("convnext_tiny", 64),
 ]
 
 
@@ -100,11 +111,11 @@ def record(m):
     torch.manual_seed(1)
     net = m["make"]()
     state = tensors(net)
-    r = dict(name=m["name"], options=m["go"], input=m["shape"], parameters=sum(p.numel() for p in net.parameters()))
+    r = dict(name=m["name"], options=m["go"], input=m["shape"], variance=m["variance"], parameters=sum(p.numel() for p in net.parameters()))
     r["keys"] = hashlib.sha256("".join("%s %s\n" % (n, list(t.shape)) for n, t in state).encode()).hexdigest()
     r["initial"] = [[float(t.flatten()[0]), float(t.double().square().sum())] for _, t in state]
     with torch.no_grad():
-        fill(state)
+        fill(state, m["variance"])
     language = len(m["shape"]) == 2
     x = u(1 << 16, int(numpy.prod(m["shape"]))).reshape(m["shape"])
     if language:
