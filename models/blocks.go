@@ -3,7 +3,6 @@ package models
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
@@ -89,7 +88,7 @@ func (s *squeezeExcitation) Parts() nn.Parts {
 // they have the same shape.
 type invertedResidual struct {
 	block *nn.Sequential
-	depth *stochasticDepth // nil for none
+	depth *nn.Dropout // nil for none
 	adds  bool
 }
 
@@ -99,61 +98,19 @@ func (b *invertedResidual) Forward(x *torch.Tensor) *torch.Tensor {
 	if !b.adds {
 		return y
 	}
-	return b.depth.Forward(y).Add_(x)
+	if b.depth != nil {
+		y = b.depth.Forward(y)
+	}
+	return y.Add_(x)
 }
 
 // Parts returns the layers, and the stochastic depth, which has no parameters but a mode.
 func (b *invertedResidual) Parts() nn.Parts {
 	p := nn.Parts{Modules: []nn.Child{{Name: "block", Module: b.block}}}
-	return b.depth.appendTo(p)
-}
-
-// stochasticDepth zeroes the output of a residual branch for some samples in training, and scales
-// the others (https://arxiv.org/abs/1603.09382). A nil stochasticDepth does nothing.
-type stochasticDepth struct {
-	p          float64 // of a sample being zeroed
-	evaluating atomic.Bool
-}
-
-func newStochasticDepth(p float64) *stochasticDepth {
-	if p <= 0 {
-		return nil
-	}
-	return &stochasticDepth{p: min(p, 1)}
-}
-
-// SetTraining switches zeroing on or off.
-func (s *stochasticDepth) SetTraining(training bool) { s.evaluating.Store(!training) }
-
-// Parts returns nothing.
-func (s *stochasticDepth) Parts() nn.Parts { return nn.Parts{} }
-
-func (s *stochasticDepth) appendTo(p nn.Parts) nn.Parts {
-	if s != nil {
-		p.Modules = append(p.Modules, nn.Child{Name: "stochastic_depth", Module: s})
+	if b.depth != nil {
+		p.Modules = append(p.Modules, nn.Child{Name: "stochastic_depth", Module: b.depth})
 	}
 	return p
-}
-
-// Forward returns x [N ...] with samples zeroed and scaled in training, and x itself in evaluation.
-func (s *stochasticDepth) Forward(x *torch.Tensor) *torch.Tensor {
-	if s == nil || s.evaluating.Load() || x.Err() != nil {
-		return x
-	}
-	shape := x.Shape()
-	for i := 1; i < len(shape); i++ {
-		shape[i] = 1
-	}
-	noise, err := torch.Empty(x.Device(), x.DType(), shape...)
-	if err != nil {
-		return torch.Fail("models.stochasticDepth", err)
-	}
-	defer noise.Close()
-	filled := noise.Bernoulli_(1 - s.p)
-	if s.p < 1 {
-		filled = filled.DivScalar_(1 - s.p)
-	}
-	return x.Mul(filled)
 }
 
 // featuresAndClassifier returns the parts of torchvision's convolutional networks.

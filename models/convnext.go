@@ -1,7 +1,6 @@
 package models
 
 import (
-	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -53,7 +52,8 @@ func NewConvNeXtT(o ConvNeXtOptions) (*ConvNeXt, error) {
 		mean:       nn.NewAdaptiveAvgPool2d(1),
 		Classifier: nn.NewSequential(newLayerNorm2d(768), nn.NewFlatten(), nn.NewLinear(768, classes(o.NumClasses), nn.LinearOptions{})),
 	}
-	return checked(kind, c, initialise(c, truncatedNormal(0.02), truncatedNormal(0.02)))
+	weights := nn.TruncNormal(0, 0.02, -2, 2)
+	return checked(kind, c, initialise(c, weights, weights))
 }
 
 // Forward computes the logits [N classes] of images [N 3 H W].
@@ -69,19 +69,12 @@ func (c *ConvNeXt) Parts() nn.Parts { return featuresAndClassifier(c.features, c
 type convNeXtBlock struct {
 	scale *torch.Tensor // [channels 1 1]
 	block *nn.Sequential
-	depth *stochasticDepth
+	depth *nn.Dropout
 }
 
 func newConvNeXtBlock(channels int, depth float64) *convNeXtBlock {
-	scale, err := torch.Full(cuda.CPU, torch.Float32, 1e-6, int64(channels), 1, 1)
-	if err == nil {
-		err = scale.SetRequiresGrad(true)
-	}
-	if err != nil {
-		scale = torch.Fail("models.NewConvNeXtT", err)
-	}
 	return &convNeXtBlock{
-		scale: scale,
+		scale: nn.NewParameter(nn.Constant(1e-6), int64(channels), 1, 1),
 		block: nn.NewSequential(
 			nn.NewConv2d(channels, channels, 7, nn.Conv2dOptions{Padding: 3, Groups: channels}),
 			permute(0, 2, 3, 1),
@@ -91,7 +84,7 @@ func newConvNeXtBlock(channels int, depth float64) *convNeXtBlock {
 			nn.NewLinear(4*channels, channels, nn.LinearOptions{}),
 			permute(0, 3, 1, 2),
 		),
-		depth: newStochasticDepth(depth),
+		depth: nn.NewStochasticDepth(depth),
 	}
 }
 
@@ -105,13 +98,12 @@ func (b *convNeXtBlock) Forward(x *torch.Tensor) *torch.Tensor {
 	return b.depth.Forward(b.scale.Mul(b.block.Forward(x))).Add_(x)
 }
 
-// Parts returns the scale and the layers, and the stochastic depth, which has no parameters but a
-// mode.
+// Parts returns the scale and the layers by torchvision's names.
 func (b *convNeXtBlock) Parts() nn.Parts {
-	return b.depth.appendTo(nn.Parts{
+	return nn.Parts{
 		Parameters: []nn.Named{{Name: "layer_scale", Tensor: b.scale}},
-		Modules:    []nn.Child{{Name: "block", Module: b.block}},
-	})
+		Modules:    []nn.Child{{Name: "block", Module: b.block}, {Name: "stochastic_depth", Module: b.depth}},
+	}
 }
 
 // layerNorm2d normalises the channels of images [N C H W] at each pixel.

@@ -52,7 +52,7 @@ func NewEfficientNetB0(o EfficientNetOptions) (*EfficientNet, error) {
 		stage := make([]nn.Module, s.blocks)
 		for i := range stage {
 			b := newMBConv(s.in, s.in*s.expand, s.out, s.kernel, s.stride, norm)
-			b.depth = newStochasticDepth(depth * float64(block) / total)
+			b.depth = nn.NewStochasticDepth(depth * float64(block) / total)
 			stage[i] = b
 			s.in, s.stride = s.out, 1
 			block++
@@ -67,7 +67,7 @@ func NewEfficientNetB0(o EfficientNetOptions) (*EfficientNet, error) {
 		Classifier: nn.NewSequential(nn.NewDropout(probability(o.Dropout, 0.2)), nn.NewLinear(1280, n, nn.LinearOptions{})),
 	}
 	bound := 1 / math.Sqrt(float64(n))
-	return checked(kind, e, initialise(e, kaimingNormal, func(t *torch.Tensor) *torch.Tensor { return t.Uniform_(-bound, bound) }))
+	return checked(kind, e, initialise(e, nn.KaimingNormalFanOut(), nn.Uniform(-bound, bound)))
 }
 
 func newMBConv(in, expanded, out, kernel, stride int, norm nn.BatchNorm2dOptions) *invertedResidual {

@@ -90,7 +90,7 @@ func newMobileNetV3(kind string, hidden int, o MobileNetV3Options, blocks []mobi
 			nn.NewLinear(hidden, classes(o.NumClasses), nn.LinearOptions{}),
 		),
 	}
-	return checked(kind, m, initialise(m, kaimingNormal, normal(0.01)))
+	return checked(kind, m, initialise(m, nn.KaimingNormalFanOut(), nn.Normal(0, 0.01)))
 }
 
 func newMobileNetBlock(b mobileNetBlock, norm nn.BatchNorm2dOptions) *invertedResidual {

@@ -84,7 +84,7 @@ func newResNet(kind string, bottleneck bool, blocks [4]int, o ResNetOptions) (*R
 		r.layers[i] = nn.NewSequential(modules...)
 	}
 	r.FC = nn.NewLinear(in, classes(o.NumClasses), nn.LinearOptions{})
-	err := initialise(r, kaimingNormal, nil)
+	err := initialise(r, nn.KaimingNormalFanOut(), nil)
 	if o.ZeroInitResidual && err == nil {
 		err = r.zeroResiduals()
 	}
@@ -96,7 +96,7 @@ func (r *ResNet) zeroResiduals() error {
 	for _, layer := range r.layers {
 		for _, c := range layer.Parts().Modules {
 			if b, ok := c.Module.(*residualBlock); ok {
-				if err := fill(b.norms[len(b.norms)-1].Weight, (*torch.Tensor).Zero_); err != nil {
+				if err := nn.Initialise(b.norms[len(b.norms)-1].Weight, nn.Constant(0)); err != nil {
 					return err
 				}
 			}
