@@ -268,7 +268,8 @@ func (a *Archive) start(s *Shard) error {
 		a.release = a.tree.close
 		return nil
 	case !mode.IsRegular():
-		return a.Fail(errors.New("it is not a regular file: every epoch reads the archive again, so it can't be a pipe or a device"))
+		return a.Fail(errors.New("it is not a regular file: " +
+			"every epoch reads the archive again, so it can't be a pipe or a device"))
 	}
 	head := make([]byte, 512)
 	n, err := a.file.ReadAt(head, 0)

@@ -106,7 +106,7 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err == io.EOF {
 		return m, false, a.endOfTar()
 	}
-	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // nothing is extracted: names are labels only
+	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // nothing is extracted
 		return m, false, a.Fail(err)
 	}
 	a.position++
@@ -119,7 +119,14 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if !ok {
 		return m, false, nil
 	}
-	m = Member{Name: path.Clean(h.Name), Shard: a.shard, Offset: a.in.offset, Size: h.Size, Kind: kind, Block: crc32.ChecksumIEEE(a.in.block[:])}
+	m = Member{
+		Name:   path.Clean(h.Name),
+		Shard:  a.shard,
+		Offset: a.in.offset,
+		Size:   h.Size,
+		Kind:   kind,
+		Block:  crc32.ChecksumIEEE(a.in.block[:]),
+	}
 	a.sparse = kind == Sparse
 	a.current(&m)
 	return m, true, nil
@@ -175,7 +182,7 @@ func kindOf(h *tar.Header) (Kind, bool) {
 // endOfTar goes on behind the end of a tar archive: to another one in the same shard, or to the
 // next shard; io.EOF if there is none.
 func (a *Archive) endOfTar() error {
-	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding after a member: archive/tar forgives that
+	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding, which archive/tar forgives
 		return a.Fail(io.ErrUnexpectedEOF)
 	}
 	more, err := a.another()

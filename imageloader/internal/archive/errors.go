@@ -22,7 +22,8 @@ func (e *Error) Error() string {
 	if e.Position == 0 {
 		return fmt.Sprintf("imageloader: %s: %v", e.File, e.Err)
 	}
-	return fmt.Sprintf("imageloader: %s: at or after member %d, %q, byte %d of the tar stream: %v", e.File, e.Position, e.Member, e.Offset, e.Err)
+	return fmt.Sprintf("imageloader: %s: at or after member %d, %q, byte %d of the tar stream: %v",
+		e.File, e.Position, e.Member, e.Offset, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }

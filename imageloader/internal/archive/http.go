@@ -16,7 +16,8 @@ import (
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
 		scheme, _, _ := strings.Cut(url, "://")
-		return nil, fmt.Errorf("%s:// is not opened without Options.OpenSource (package imageloader/blob has one for s3, gs, azblob and file): %w", scheme, errors.ErrUnsupported)
+		return nil, fmt.Errorf("%s:// is not opened without Options.OpenSource "+
+			"(package imageloader/blob has one for s3, gs, azblob and file): %w", scheme, errors.ErrUnsupported)
 	}
 	s := &httpSource{url: url, client: client, idle: func() {}}
 	if client == nil {
@@ -89,7 +90,8 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 	case r.StatusCode == http.StatusPartialContent:
 		return r, nil
 	case r.StatusCode == http.StatusOK, r.StatusCode == http.StatusRequestedRangeNotSatisfiable:
-		err = fmt.Errorf("the server does not answer range requests (%s, or the file is empty): download the archive%w", r.Status, quietly{errors.ErrUnsupported})
+		err = fmt.Errorf("the server does not answer range requests (%s, or the file is empty): download the archive%w",
+			r.Status, quietly{errors.ErrUnsupported})
 	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusRequestTimeout, r.StatusCode >= 500:
 		err = fmt.Errorf("the server answers %s", r.Status)
 	case r.StatusCode == http.StatusNotFound:
@@ -117,8 +119,10 @@ func (q quietly) Unwrap() error { return q.error }
 func rangeInfo(r *http.Response, offset int64) (SourceInfo, error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")
-	if _, err := fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size); err != nil || first != offset || last < first || size <= last {
-		return SourceInfo{}, fmt.Errorf("the server answers with the range %q to a request for what begins at %d%w", text, offset, quietly{errors.ErrUnsupported})
+	_, err := fmt.Sscanf(text, "bytes %d-%d/%d", &first, &last, &size)
+	if err != nil || first != offset || last < first || size <= last {
+		return SourceInfo{}, fmt.Errorf("the server answers with the range %q to a request for the bytes from %d on%w",
+			text, offset, quietly{errors.ErrUnsupported})
 	}
 	changed, _ := http.ParseTime(r.Header.Get("Last-Modified")) // without one: the zero time
 	return SourceInfo{Size: size, ModTime: changed, Version: r.Header.Get("ETag")}, nil

@@ -26,6 +26,9 @@ const (
 	piecesAhead = 4
 )
 
+// openSource is a Config.OpenSource.
+type openSource = func(ctx context.Context, url string) (Source, error)
+
 // sourceTimes are how long a request waits: before its second try, and for a store that does not
 // answer.
 type sourceTimes struct{ backoff, silence time.Duration }
@@ -64,8 +67,8 @@ type piece struct {
 	err   error         // why n is less than len(data)
 }
 
-func openRemote(ctx context.Context, name string, open func(context.Context, string) (Source, error), times sourceTimes) (*remoteFile,
-	error) {
+// openRemote opens the Source called name, which open opens.
+func openRemote(ctx context.Context, name string, open openSource, times sourceTimes) (*remoteFile, error) {
 	f := &remoteFile{name: name, times: times, size: firstPiece}
 	f.ctx, f.stop = context.WithCancel(ctx)
 	err := f.persist(f.ctx, func() (_ bool, err error) {

@@ -56,9 +56,11 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 		b.Close()
 		return nil, err
 	}
-	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored, "seconds", time.Since(began).Seconds())
+	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored,
+		"seconds", time.Since(began).Seconds())
 	if b.orphans > 0 {
-		c.Logger.Warn("images outside of any directory have no class and are ignored", "archive", a.Path(), "images", b.orphans)
+		c.Logger.Warn("images outside of any directory have no class and are ignored",
+			"archive", a.Path(), "images", b.orphans)
 	}
 	return b, nil
 }

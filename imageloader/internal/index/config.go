@@ -52,7 +52,8 @@ func NoSamples(path string, members, orphans int) error {
 	detail := "it is empty"
 	switch {
 	case orphans > 0:
-		detail = fmt.Sprintf("%d images lie outside of any directory; a sample's class is the name of the directory that it is in", orphans)
+		detail = fmt.Sprintf("%d images lie outside of any directory; "+
+			"a sample's class is the name of the directory that it is in", orphans)
 	case members > 0:
 		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
 	}

@@ -59,7 +59,14 @@ var headerFormats = []struct {
 	number byte
 	format int32
 	name   string
-}{{1, imagecapi.JPEG, "JPEG"}, {2, imagecapi.PNG, "PNG"}, {3, imagecapi.WebP, "WebP"}, {4, GIF, "GIF"}, {5, BMP, "BMP"}, {6, TIFF, "TIFF"}}
+}{
+	{1, imagecapi.JPEG, "JPEG"},
+	{2, imagecapi.PNG, "PNG"},
+	{3, imagecapi.WebP, "WebP"},
+	{4, GIF, "GIF"},
+	{5, BMP, "BMP"},
+	{6, TIFF, "TIFF"},
+}
 
 // header is what an index keeps of an image's header; docs/index-format.md has its layout. No pixel
 // depends on it: the decoder reads the image's own header again.

@@ -2,6 +2,7 @@ package index
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -119,7 +120,8 @@ func (x *Index) Random() bool { return x.memory.holds() || randomBy(x.work) }
 func randomBy(work float64) bool { return work > 0 && work <= maxWork }
 
 // ErrStale is what a damaged archive, and one that is not the one that was indexed, look like.
-var ErrStale = fmt.Errorf("the bytes differ from the checksum in the index: the archive is damaged, or has changed since it was indexed " +
+var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
+	"the archive is damaged, or has changed since it was indexed " +
 	"(`torchstream index` makes a new one; for Options.WebDataset with -webdataset)")
 
 // ReadForward fills p, which has the length of sample i's content, with it. It moves a, so that i

@@ -18,7 +18,8 @@ func (x *Index) loadMarks(sections map[uint32]section) error {
 		}
 		shard, m := decodeMark(item)
 		size := uint64(uint32(m.Size))
-		if uint64(shard) >= uint64(len(x.shards)) || uint64(m.At) > windows || size > windows-uint64(m.At) || size > archive.MaxWindowBytes {
+		if uint64(shard) >= uint64(len(x.shards)) || uint64(m.At) > windows ||
+			size > windows-uint64(m.At) || size > archive.MaxWindowBytes {
 			return errIndexDamaged
 		}
 		if !x.shards[shard].addMark(m) {

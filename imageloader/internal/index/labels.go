@@ -30,7 +30,8 @@ func (e *UnknownClassError) Error() string {
 	if len(e.Known) > show {
 		known += fmt.Sprintf(", ... (%d in all)", len(e.Known))
 	}
-	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s", e.File, e.Name, e.Class, known)
+	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s",
+		e.File, e.Name, e.Class, known)
 }
 
 // directories numbers the directories that members lie in (with WebDataset the labels of images),
@@ -68,7 +69,8 @@ func (d *directories) number(name string) (int32, error) {
 	number, seen := d.numbers[name]
 	if !seen {
 		if d.bytes += 4 + len(name); d.bytes > maxDirBytes {
-			return -1, fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels", d.file, maxDirBytes>>20)
+			return -1, fmt.Errorf("imageloader: %s: more than %d MB of names of directories, or of labels",
+				d.file, maxDirBytes>>20)
 		}
 		number = int32(len(d.names))
 		name = strings.Clone(name)

@@ -69,7 +69,8 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 		_ = x.side.close() // nothing was kept
 		return nil, err
 	}
-	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(), "seconds", time.Since(began).Seconds())
+	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(),
+		"seconds", time.Since(began).Seconds())
 	return x, nil
 }
 

@@ -71,7 +71,8 @@ func (s *sidecar) keep(number int32, blob []byte) {
 		s.kept = make([]uint64, s.places[sectionMembers].count)
 		s.blobs.create = s.saving.create
 	}
-	if len(blob) == 0 || len(blob) >= maxBlobBytes || s.kept[number] != 0 || s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > maxBlobMemory {
+	if len(blob) == 0 || len(blob) >= maxBlobBytes || s.kept[number] != 0 ||
+		s.blobs.size() >= 1<<40 || len(s.blobs.mem)+len(blob) > maxBlobMemory {
 		return
 	}
 	s.kept[number] = uint64(s.blobs.size())<<24 | uint64(len(blob))
@@ -113,7 +114,8 @@ func (s *sidecar) save() {
 			return
 		}
 	}
-	s.saving.log.Warn("entry points can't be kept: Options.IndexFile can name another place for the index", "index", s.path, "error", err)
+	s.saving.log.Warn("entry points can't be kept: Options.IndexFile can name another place for the index",
+		"index", s.path, "error", err)
 }
 
 func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
