@@ -103,8 +103,8 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestForwardAndRandom: members are read again at the places that a walk has found, in their order and
-// in any other; of a gzip shard from the last checkpoint before each.
+// TestForwardAndRandom: members are read again at the places that a walk has found, in their order
+// and in any other; of a gzip shard from the last checkpoint before each.
 func TestForwardAndRandom(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {
