@@ -242,7 +242,8 @@ func (c *KVCache) append(k, v *torch.Tensor) (keys, values *torch.Tensor, err er
 		return nil, nil, fmt.Errorf("keys of shape %v: %w", shape, cuda.ErrInvalidArgument)
 	}
 	if c.n+shape[2] > c.max {
-		return nil, nil, fmt.Errorf("the KVCache has %d of %d positions, and %d more do not fit: %w", c.n, c.max, shape[2], cuda.ErrInvalidArgument)
+		return nil, nil, fmt.Errorf("the KVCache has %d of %d positions, and %d more do not fit: %w",
+			c.n, c.max, shape[2], cuda.ErrInvalidArgument)
 	}
 	if c.keys == nil {
 		if err := c.allocate(k, shape); err != nil {

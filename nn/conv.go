@@ -13,8 +13,7 @@ type Conv struct {
 	Weight *torch.Tensor // [out in/groups kernel...], with kernel once for each direction
 	Bias   *torch.Tensor // [out], nil with NoBias
 
-	stride, padding, dilation []int64
-	groups                    int64
+	o torch.Conv2dOptions
 }
 
 // ConvOptions are the options of NewConv1d, NewConv2d and NewConv3d. Stride, Padding and Dilation
@@ -43,25 +42,29 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	kind := fmt.Sprintf("Conv%dd", dims)
 	op := "nn.New" + kind
 	c.create(kind)
-	stride, dilation, groups := max(o.Stride, 1), max(o.Dilation, 1), max(o.Groups, 1)
-	c.stride, c.padding, c.dilation, c.groups = []int64{int64(stride)}, []int64{int64(o.Padding)}, []int64{int64(dilation)}, int64(groups)
+	groups := max(o.Groups, 1)
+	c.o = torch.Conv2dOptions{
+		Stride: int64s([]int{max(o.Stride, 1)}), Padding: int64s([]int{o.Padding}),
+		Dilation: int64s([]int{max(o.Dilation, 1)}), Groups: int64(groups),
+	}
 	size := slices.Repeat([]int{kernel}, dims)
 	if o.KernelSize != nil {
 		size = o.KernelSize
 	}
 	if o.PaddingSize != nil {
-		c.padding = int64s(o.PaddingSize)
+		c.o.Padding = int64s(o.PaddingSize)
 	}
 	if c.Weight = positive(op, "in, out and kernel", append([]int{in, out}, size...)...); c.Weight != nil {
 		return
 	}
-	negative := o.Stride < 0 || o.Dilation < 0 || o.Groups < 0 || slices.Min(c.padding) < 0
+	negative := o.Stride < 0 || o.Dilation < 0 || o.Groups < 0 || slices.Min(c.o.Padding) < 0
 	switch {
 	case negative || in%groups != 0 || out%groups != 0:
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	case len(size) != dims || o.PaddingSize != nil && len(o.PaddingSize) != dims:
-		c.Weight = invalid(op, "KernelSize %v and PaddingSize %v: they have one value for each of %d directions", o.KernelSize, o.PaddingSize, dims)
+		c.Weight = invalid(op, "KernelSize %v and PaddingSize %v: they have one value for each of %d directions",
+			o.KernelSize, o.PaddingSize, dims)
 		return
 	}
 	shape, fanIn := kernelShape(out, in/groups, size)
@@ -95,7 +98,7 @@ func NewConv1d(in, out, kernel int, o Conv1dOptions) *Conv1d {
 
 // Forward computes the convolution.
 func (c *Conv1d) Forward(x *torch.Tensor) *torch.Tensor {
-	return c.result(x.Conv1d(c.Weight, c.Bias, torch.Conv1dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+	return c.result(x.Conv1d(c.Weight, c.Bias, torch.Conv1dOptions(c.o)), x)
 }
 
 // Conv2d is a convolution of images [N C H W].
@@ -111,7 +114,7 @@ func NewConv2d(in, out, kernel int, o Conv2dOptions) *Conv2d {
 
 // Forward computes the convolution.
 func (c *Conv2d) Forward(x *torch.Tensor) *torch.Tensor {
-	return c.result(x.Conv2d(c.Weight, c.Bias, torch.Conv2dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+	return c.result(x.Conv2d(c.Weight, c.Bias, c.o), x)
 }
 
 // Conv3d is a convolution of volumes [N C D H W].
@@ -127,7 +130,7 @@ func NewConv3d(in, out, kernel int, o Conv3dOptions) *Conv3d {
 
 // Forward computes the convolution.
 func (c *Conv3d) Forward(x *torch.Tensor) *torch.Tensor {
-	return c.result(x.Conv3d(c.Weight, c.Bias, torch.Conv3dOptions{Stride: c.stride, Padding: c.padding, Dilation: c.dilation, Groups: c.groups}), x)
+	return c.result(x.Conv3d(c.Weight, c.Bias, torch.Conv3dOptions(c.o)), x)
 }
 
 // ConvTranspose is the part that ConvTranspose1d, ConvTranspose2d and ConvTranspose3d share.
@@ -136,8 +139,7 @@ type ConvTranspose struct {
 	Weight *torch.Tensor // [in out/groups kernel...], with kernel once for each direction
 	Bias   *torch.Tensor // [out], nil with NoBias
 
-	stride, padding, output, dilation []int64
-	groups                            int64
+	o torch.ConvTranspose2dOptions
 }
 
 // ConvTransposeOptions are the options of NewConvTranspose1d, NewConvTranspose2d and
@@ -162,9 +164,11 @@ func (c *ConvTranspose) construct(dims, in, out, kernel int, o ConvTransposeOpti
 	kind := fmt.Sprintf("ConvTranspose%dd", dims)
 	op := "nn.New" + kind
 	c.create(kind)
-	stride, dilation, groups := max(o.Stride, 1), max(o.Dilation, 1), max(o.Groups, 1)
-	c.stride, c.padding, c.output = []int64{int64(stride)}, []int64{int64(o.Padding)}, []int64{int64(o.OutputPadding)}
-	c.dilation, c.groups = []int64{int64(dilation)}, int64(groups)
+	groups := max(o.Groups, 1)
+	c.o = torch.ConvTranspose2dOptions{
+		Stride: int64s([]int{max(o.Stride, 1)}), Padding: int64s([]int{o.Padding}), OutputPadding: int64s([]int{o.OutputPadding}),
+		Groups: int64(groups), Dilation: int64s([]int{max(o.Dilation, 1)}),
+	}
 	if c.Weight = positive(op, "in, out and kernel", in, out, kernel); c.Weight != nil {
 		return
 	}
@@ -194,8 +198,7 @@ func NewConvTranspose1d(in, out, kernel int, o ConvTranspose1dOptions) *ConvTran
 
 // Forward computes the transposed convolution.
 func (c *ConvTranspose1d) Forward(x *torch.Tensor) *torch.Tensor {
-	o := torch.ConvTranspose1dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
-	return c.result(x.ConvTranspose1d(c.Weight, c.Bias, o), x)
+	return c.result(x.ConvTranspose1d(c.Weight, c.Bias, torch.ConvTranspose1dOptions(c.o)), x)
 }
 
 // ConvTranspose2d is a transposed convolution of images [N C H W]: the gradient of a Conv2d. An
@@ -211,8 +214,7 @@ func NewConvTranspose2d(in, out, kernel int, o ConvTranspose2dOptions) *ConvTran
 
 // Forward computes the transposed convolution.
 func (c *ConvTranspose2d) Forward(x *torch.Tensor) *torch.Tensor {
-	o := torch.ConvTranspose2dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
-	return c.result(x.ConvTranspose2d(c.Weight, c.Bias, o), x)
+	return c.result(x.ConvTranspose2d(c.Weight, c.Bias, c.o), x)
 }
 
 // ConvTranspose3d is a transposed convolution of volumes [N C D H W]: the gradient of a Conv3d.
@@ -227,6 +229,5 @@ func NewConvTranspose3d(in, out, kernel int, o ConvTranspose3dOptions) *ConvTran
 
 // Forward computes the transposed convolution.
 func (c *ConvTranspose3d) Forward(x *torch.Tensor) *torch.Tensor {
-	o := torch.ConvTranspose3dOptions{Stride: c.stride, Padding: c.padding, OutputPadding: c.output, Groups: c.groups, Dilation: c.dilation}
-	return c.result(x.ConvTranspose3d(c.Weight, c.Bias, o), x)
+	return c.result(x.ConvTranspose3d(c.Weight, c.Bias, torch.ConvTranspose3dOptions(c.o)), x)
 }

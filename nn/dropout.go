@@ -1,11 +1,6 @@
 package nn
 
-import (
-	"fmt"
-
-	"github.com/torchstream/torchstream/cuda"
-	"github.com/torchstream/torchstream/torch"
-)
+import "github.com/torchstream/torchstream/torch"
 
 // Dropout zeroes elements at random in training, and does nothing in evaluation.
 type Dropout struct {
@@ -34,7 +29,7 @@ func dropSamples(x *torch.Tensor, p float64, train bool) *torch.Tensor {
 	shape := x.Shape()
 	switch {
 	case p < 0 || p > 1:
-		return torch.Fail("nn.StochasticDepth", fmt.Errorf("the probability is %v: %w", p, cuda.ErrInvalidArgument))
+		return invalid("nn.StochasticDepth", "the probability is %v", p)
 	case !train || p == 0 || len(shape) == 0:
 		return x
 	}

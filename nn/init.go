@@ -1,10 +1,8 @@
 package nn
 
 import (
-	"fmt"
 	"math"
 
-	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -91,7 +89,7 @@ func scaled(std func(in, out float64) float64, draw func(t *torch.Tensor, std fl
 	return func(t *torch.Tensor) *torch.Tensor {
 		shape := t.Shape()
 		if t.Err() == nil && len(shape) < 2 {
-			return torch.Fail("nn.Init", fmt.Errorf("fan-in and fan-out need 2 dimensions, and the shape is %v: %w", shape, cuda.ErrInvalidArgument))
+			return invalid("nn.Init", "fan-in and fan-out need 2 dimensions, and the shape is %v", shape)
 		}
 		if shape == nil {
 			return t.Zero_() // reports what is wrong with t

@@ -94,7 +94,8 @@ func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 			}
 		}
 	}
-	return x.BatchNorm(b.Weight, b.Bias, b.RunningMean, b.RunningVar, training || b.RunningMean == nil, b.momentum, b.eps)
+	own := training || b.RunningMean == nil // the batch's statistics
+	return x.BatchNorm(b.Weight, b.Bias, b.RunningMean, b.RunningVar, own, b.momentum, b.eps)
 }
 
 // check returns a failed tensor if training cannot take an input of the shape. A shape is nil if

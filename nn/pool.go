@@ -42,16 +42,23 @@ func size(n int) []int64 {
 	return []int64{int64(n)}
 }
 
+// operator returns the options of the operators.
+func (o MaxPoolOptions) operator() torch.MaxPool2dOptions {
+	return torch.MaxPool2dOptions{
+		Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode,
+	}
+}
+
 // NewMaxPool1d returns a module that computes the maximum of each window of sequences [N C L].
 func NewMaxPool1d(kernel int, o MaxPool1dOptions) Module {
-	p := torch.MaxPool1dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	p := torch.MaxPool1dOptions(o.operator())
 	k := []int64{int64(kernel)}
 	return newFunction("MaxPool1d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool1d(k, p) })
 }
 
 // NewMaxPool2d returns a module that computes the maximum of each window of kernel x kernel pixels.
 func NewMaxPool2d(kernel int, o MaxPool2dOptions) Module {
-	p := torch.MaxPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	p := o.operator()
 	k := []int64{int64(kernel)}
 	return newFunction("MaxPool2d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool2d(k, p) })
 }
@@ -59,34 +66,34 @@ func NewMaxPool2d(kernel int, o MaxPool2dOptions) Module {
 // NewMaxPool3d returns a module that computes the maximum of each cubic window of volumes
 // [N C D H W].
 func NewMaxPool3d(kernel int, o MaxPool3dOptions) Module {
-	p := torch.MaxPool3dOptions{Stride: size(o.Stride), Padding: size(o.Padding), Dilation: size(o.Dilation), CeilMode: o.CeilMode}
+	p := torch.MaxPool3dOptions(o.operator())
 	k := []int64{int64(kernel)}
 	return newFunction("MaxPool3d", func(x *torch.Tensor) *torch.Tensor { return x.MaxPool3d(k, p) })
 }
 
-// includePadding returns what the operators of AvgPool take.
-func (o AvgPoolOptions) includePadding() *bool {
+// operator returns the options of the operators.
+func (o AvgPoolOptions) operator() torch.AvgPool2dOptions {
 	include := !o.ExcludePadding
-	return &include
+	return torch.AvgPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: &include}
 }
 
 // NewAvgPool1d returns a module that computes the mean of each window of sequences [N C L].
 func NewAvgPool1d(kernel int, o AvgPool1dOptions) Module {
-	p := torch.AvgPool1dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	p := torch.AvgPool1dOptions(o.operator())
 	k := []int64{int64(kernel)}
 	return newFunction("AvgPool1d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool1d(k, p) })
 }
 
 // NewAvgPool2d returns a module that computes the mean of each window of kernel x kernel pixels.
 func NewAvgPool2d(kernel int, o AvgPool2dOptions) Module {
-	p := torch.AvgPool2dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	p := o.operator()
 	k := []int64{int64(kernel)}
 	return newFunction("AvgPool2d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool2d(k, p) })
 }
 
 // NewAvgPool3d returns a module that computes the mean of each cubic window of volumes [N C D H W].
 func NewAvgPool3d(kernel int, o AvgPool3dOptions) Module {
-	p := torch.AvgPool3dOptions{Stride: size(o.Stride), Padding: size(o.Padding), CeilMode: o.CeilMode, CountIncludePad: o.includePadding()}
+	p := torch.AvgPool3dOptions(o.operator())
 	k := []int64{int64(kernel)}
 	return newFunction("AvgPool3d", func(x *torch.Tensor) *torch.Tensor { return x.AvgPool3d(k, p) })
 }
@@ -123,14 +130,18 @@ func NewAdaptiveMaxPool1d(size int) Module {
 // of its share of the input.
 func NewAdaptiveMaxPool2d(size int) Module {
 	n := int64(size)
-	return newFunction("AdaptiveMaxPool2d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool2d(n, n)) })
+	return newFunction("AdaptiveMaxPool2d", func(x *torch.Tensor) *torch.Tensor {
+		return first(x.AdaptiveMaxPool2d(n, n))
+	})
 }
 
 // NewAdaptiveMaxPool3d returns a module that outputs volumes of size x size x size, each element
 // the maximum of its share of the input.
 func NewAdaptiveMaxPool3d(size int) Module {
 	n := int64(size)
-	return newFunction("AdaptiveMaxPool3d", func(x *torch.Tensor) *torch.Tensor { return first(x.AdaptiveMaxPool3d(n, n, n)) })
+	return newFunction("AdaptiveMaxPool3d", func(x *torch.Tensor) *torch.Tensor {
+		return first(x.AdaptiveMaxPool3d(n, n, n))
+	})
 }
 
 // first closes the indices and returns the values.

@@ -60,10 +60,12 @@ func (r *recurrent) construct(kind string, gates, in, hidden int, o RecurrentOpt
 		for _, suffix := range []string{"", "_reverse"}[:r.ways] {
 			name := fmt.Sprintf("_l%d%s", l, suffix)
 			r.parameters = append(r.parameters,
-				Named{"weight_ih" + name, parameter(op, fill, rows, width)}, Named{"weight_hh" + name, parameter(op, fill, rows, r.hidden)})
+				Named{"weight_ih" + name, parameter(op, fill, rows, width)},
+				Named{"weight_hh" + name, parameter(op, fill, rows, r.hidden)})
 			if !o.NoBias {
 				r.parameters = append(r.parameters,
-					Named{"bias_ih" + name, parameter(op, fill, rows)}, Named{"bias_hh" + name, parameter(op, fill, rows)})
+					Named{"bias_ih" + name, parameter(op, fill, rows)},
+					Named{"bias_hh" + name, parameter(op, fill, rows)})
 			}
 		}
 	}
@@ -107,7 +109,8 @@ func (r *recurrent) join(x *torch.Tensor, mode int) error {
 	if r.o.NoBias {
 		each = 2
 	}
-	buffer := torch.Call1("_cudnn_rnn_flatten_weight", weights, each, r.in, mode, r.hidden, 0, r.layers, r.o.BatchFirst, r.ways == 2)
+	buffer := torch.Call1("_cudnn_rnn_flatten_weight",
+		weights, each, r.in, mode, r.hidden, 0, r.layers, r.o.BatchFirst, r.ways == 2)
 	if err := buffer.Err(); err != nil {
 		return err
 	}
@@ -176,7 +179,8 @@ func (l *LSTM) Run(x, hidden, cell *torch.Tensor) (y, lastHidden, lastCell *torc
 	if err != nil {
 		return fail(err)
 	}
-	y, lastHidden, lastCell = x.LSTM([]*torch.Tensor{h, c}, l.weights(), !l.o.NoBias, l.layers, l.o.Dropout, l.training(), l.ways == 2, l.o.BatchFirst)
+	y, lastHidden, lastCell = x.LSTM([]*torch.Tensor{h, c}, l.weights(),
+		!l.o.NoBias, l.layers, l.o.Dropout, l.training(), l.ways == 2, l.o.BatchFirst)
 	return l.result(y, x, hidden, cell), lastHidden, lastCell
 }
 
@@ -210,6 +214,7 @@ func (g *GRU) Run(x, hidden *torch.Tensor) (y, lastHidden *torch.Tensor) {
 		bad := g.result(torch.Fail("nn.GRU", err), x, hidden)
 		return bad, bad
 	}
-	y, lastHidden = x.GRU(h, g.weights(), !g.o.NoBias, g.layers, g.o.Dropout, g.training(), g.ways == 2, g.o.BatchFirst)
+	y, lastHidden = x.GRU(h, g.weights(),
+		!g.o.NoBias, g.layers, g.o.Dropout, g.training(), g.ways == 2, g.o.BatchFirst)
 	return g.result(y, x, hidden), lastHidden
 }

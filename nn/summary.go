@@ -190,7 +190,8 @@ func (t *SummaryTable) String() string {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", path, r.Kind, shape, count)
 	}
 	w.Flush()
-	fmt.Fprintf(&b, "%s parameters, %s of them trainable; %.1f MiB with buffers", thousands(t.Parameters), thousands(t.Trainable), float64(t.Bytes)/(1<<20))
+	fmt.Fprintf(&b, "%s parameters, %s of them trainable; %.1f MiB with buffers",
+		thousands(t.Parameters), thousands(t.Trainable), float64(t.Bytes)/(1<<20))
 	return b.String()
 }
 

@@ -44,7 +44,9 @@ func NewTransformerEncoderLayer(size, heads int, o TransformerEncoderLayerOption
 	if t.activation == nil {
 		t.activation = NewReLU()
 	}
-	t.SelfAttn = NewMultiheadAttention(size, heads, MultiheadAttentionOptions{Dropout: p, NoBias: o.NoBias, BatchFirst: o.BatchFirst, Causal: o.Causal})
+	t.SelfAttn = NewMultiheadAttention(size, heads, MultiheadAttentionOptions{
+		Dropout: p, NoBias: o.NoBias, BatchFirst: o.BatchFirst, Causal: o.Causal,
+	})
 	t.Linear1 = NewLinear(size, hidden, LinearOptions{NoBias: o.NoBias})
 	t.Linear2 = NewLinear(hidden, size, LinearOptions{NoBias: o.NoBias})
 	norm := LayerNormOptions{Eps: o.Eps, NoBias: o.NoBias}

@@ -48,7 +48,8 @@ func upsample(x *torch.Tensor, o UpsampleOptions) *torch.Tensor {
 	case mode == "bicubic" && dims == 2:
 		return x.UpsampleBicubic2d(size, o.AlignCorners, torch.UpsampleBicubic2dOptions{ScalesH: s, ScalesW: s})
 	case mode == "trilinear" && dims == 3:
-		return x.UpsampleTrilinear3d(size, o.AlignCorners, torch.UpsampleTrilinear3dOptions{ScalesD: s, ScalesH: s, ScalesW: s})
+		scales := torch.UpsampleTrilinear3dOptions{ScalesD: s, ScalesH: s, ScalesW: s}
+		return x.UpsampleTrilinear3d(size, o.AlignCorners, scales)
 	case mode != "" && mode != "nearest" || o.AlignCorners:
 		return invalid(op, "Mode %q with AlignCorners %v does not fit the input %v", o.Mode, o.AlignCorners, shape)
 	}

@@ -145,7 +145,8 @@ var kinds = map[string]kind{
 	"Tensor": kindTensor, "Tensor[]": kindTensors, "Tensor?[]": kindOptionalTensors,
 	"int": kindInt, "float": kindFloat, "bool": kindBool, "Scalar": kindScalar,
 	"int[]": kindInts, "float[]": kindFloats, "bool[]": kindBools, "Scalar[]": kindScalars,
-	"str": kindString, "ScalarType": kindDType, "Layout": kindInt, "MemoryFormat": kindMemoryFormat, "Device": kindDevice,
+	"str": kindString, "Device": kindDevice,
+	"ScalarType": kindDType, "Layout": kindInt, "MemoryFormat": kindMemoryFormat,
 	"SymInt": kindInt, "SymInt[]": kindInts,
 }
 
@@ -207,7 +208,7 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 		case r.Type == "Tensor[]":
 			n.list = true
 		default:
-			return nil, &capi.Error{Code: capi.CodeInvalidArgument, Origin: "torch", Message: "it returns " + n.returns + ", and Call returns only tensors"}
+			return nil, invalid("it returns %s, and Call returns only tensors", n.returns)
 		}
 		n.written = append(n.written, of)
 	}

@@ -71,7 +71,8 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 
 // run implements call, and with asList the call of an operator that returns a list of unknown
 // length.
-func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
+func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor,
+	asList bool) (provenance, []*capi.Tensor, error) {
 	if o == opTo {
 		flags |= capi.CallWaits
 	}
@@ -85,7 +86,8 @@ const checkedNil int32 = 1 << 29
 
 // invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
 // operand's own error precedes it.
-func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
+func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte,
+	flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
 	var list []*capi.Tensor
 	var p provenance
 	var few [8]*capi.Tensor
@@ -143,7 +145,10 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 // named reports whether an argument refers to operand i.
 func named(args []capi.Arg, i int) bool {
 	for _, a := range args {
-		if a.Kind == capi.ArgTensor && a.Value == int64(i) || a.Kind == capi.ArgTensors && int64(i) >= a.Value && int64(i) < a.Value+int64(a.Count) {
+		switch {
+		case a.Kind == capi.ArgTensor && a.Value == int64(i):
+			return true
+		case a.Kind == capi.ArgTensors && int64(i) >= a.Value && int64(i) < a.Value+int64(a.Count):
 			return true
 		}
 	}
