@@ -70,9 +70,13 @@ type Options struct {
 	Classes []string
 	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each
 	// other and whose paths are equal up to the first dot of the last part are a group. The group's
-	// image is a sample; its .cls member holds the label, or the field label, cls or class of its
-	// .json member. Labels that are all whole numbers stand for themselves; others are names of
-	// classes.
+	// first image is a sample; its .cls member holds the label, or the field label, cls or class of
+	// its .json member. Further images, and images without a label, are ignored and logged.
+	//
+	// If every label is a decimal number, labels stand for themselves: "7" and "007" are 7. One
+	// that is not a whole number from 0 to 1,048,575 is then an error that names its image. If any
+	// label is no number, all are names of classes, in the order of their bytes: "10" comes before
+	// "9". Classes makes any labels names, in its own order.
 	WebDataset bool
 	BadSamples BadSamplePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height

@@ -97,5 +97,5 @@ func (d *delivery) end(last *ready) error {
 	if p.build != nil {
 		orphans = p.build.Orphans()
 	}
-	return index.NoSamples(p.l.path, p.archive.Position(), orphans)
+	return index.NoSamples(p.l.path, p.archive.Position(), orphans, false)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -160,6 +161,15 @@ func TestWebDataset(t *testing.T) {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
 	}
 	file := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
+	numbered := func(odd ...string) (list []archivetest.Member) { // labels 0, 1, 2, and those
+		for i := range 3 {
+			list = append(list, image(fmt.Sprintf("%d.png", i)), file(fmt.Sprintf("%d.cls", i), fmt.Sprint(i)))
+		}
+		for i, label := range odd {
+			list = append(list, image(fmt.Sprintf("odd%d.png", i)), file(fmt.Sprintf("odd%d.cls", i), label))
+		}
+		return list
+	}
 	for name, c := range map[string]struct {
 		members []archivetest.Member
 		classes []string // given
@@ -173,7 +183,19 @@ func TestWebDataset(t *testing.T) {
 		"two images":       {[]archivetest.Member{image("a.jpg"), image("a.png"), file("a.cls", "1")}, nil, "[0 1] a.jpg:1"},
 		"given":            {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"y", "x"}, "[y x] a.jpg:1 b.jpg:0"},
 		"given, not known": {[]archivetest.Member{image("a.jpg"), file("a.cls", "x"), image("b.jpg"), file("b.cls", "y")}, []string{"x"}, `error "b.jpg" is of class "y"`},
-		"no labels":        {[]archivetest.Member{image("c/a.jpg"), image("c/b.jpg")}, nil, "error no samples"},
+		"no labels": {[]archivetest.Member{image("c/a.jpg"), image("c/b.jpg")}, nil,
+			"error no samples in %s: 2 images have no label: neither a .cls member of the same name, nor a .json with the field label, cls or class"},
+		"leading zeros":  {numbered("007", "00010"), nil, "[0 1 2 3 4 5 6 7 8 9 10] 0.png:0 1.png:1 2.png:2 odd0.png:7 odd1.png:10"},
+		"negative":       {numbered("-1"), nil, `error %s: "odd0.png" has the label "-1": all labels are numbers`},
+		"signed":         {numbered("+1"), nil, `error %s: "odd0.png" has the label "+1": all labels are numbers`},
+		"fraction":       {numbered("3.0"), nil, `error %s: "odd0.png" has the label "3.0": all labels are numbers`},
+		"exponent":       {numbered("1e3"), nil, `error %s: "odd0.png" has the label "1e3": all labels are numbers`},
+		"far too large":  {numbered("99999999999"), nil, `error %s: "odd0.png" has the label "99999999999": all labels are numbers`},
+		"too large":      {numbered("1048576"), nil, "error whole number from 0 to 1048575"},
+		"two odd":        {numbered("5.5", "-1"), nil, `error %s: "odd0.png" has the label "5.5"`},
+		"a name":         {numbered("-1", "x"), nil, "[-1 0 1 2 x] 0.png:1 1.png:2 2.png:3 odd0.png:0 odd1.png:4"},
+		"like a number":  {numbered("2021-01-05"), nil, "[0 1 2 2021-01-05] 0.png:0 1.png:1 2.png:2 odd0.png:3"},
+		"odd, but given": {numbered("-1"), []string{"-1", "0", "1", "2"}, "[-1 0 1 2] 0.png:1 1.png:2 2.png:3 odd0.png:0"},
 	} {
 		data := archivetest.Tar(t, c.members...)
 		for kind, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
@@ -181,8 +203,12 @@ func TestWebDataset(t *testing.T) {
 			for round := range 2 { // scanned, and by the index
 				l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, Classes: c.classes}, openFile, fakeCodec{})
 				if err != nil {
-					if message, ok := strings.CutPrefix(c.want, "error "); !ok || !strings.Contains(err.Error(), message) {
+					message, ok := strings.CutPrefix(c.want, "error ")
+					if !ok || !strings.Contains(err.Error(), strings.ReplaceAll(message, "%s", path)) {
 						t.Errorf("%s, %s, round %d: error %v", name, kind, round, err)
+					}
+					if _, made := MakeIndex(t.Context(), path, Options{WebDataset: true}, nil); c.classes == nil && (made == nil || made.Error() != err.Error()) {
+						t.Errorf("%s, %s, round %d: MakeIndex's error is %v, not %v", name, kind, round, made, err)
 					}
 					continue
 				}
@@ -199,6 +225,32 @@ func TestWebDataset(t *testing.T) {
 				l.Close()
 			}
 		}
+	}
+}
+
+// TestWebDatasetWarnings: the log counts images that are ignored, and says why.
+func TestWebDatasetWarnings(t *testing.T) {
+	image := func(name string) archivetest.Member {
+		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
+	}
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, image("a.png"), archivetest.Member{Name: "a.cls", Data: "0"}, image("a.mask.png"), image("a.depth.png"), image("b.png"),
+		archivetest.Member{Name: "b.txt", Data: "no image"}))
+	var text strings.Builder
+	l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true, Logger: slog.New(slog.NewTextHandler(&text, nil))}, openFile, fakeCodec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, want := range []string{
+		`msg="images behind the first one of their group are ignored" archive=` + path + ` images=2 first=a.mask.png`,
+		`msg="images without a label beside them (.cls, or label, cls or class in .json) are ignored" archive=` + path + ` images=1`,
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %s in\n%s", want, &text)
+		}
+	}
+	if strings.Contains(text.String(), "directory") || l.Len() != 1 {
+		t.Errorf("%d samples, log\n%s", l.Len(), &text)
 	}
 }
 

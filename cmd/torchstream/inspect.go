@@ -24,7 +24,7 @@ type inspection struct {
 	FileBytes int64            `json:"file_bytes"`
 	Samples   int              `json:"samples"` // bad ones included
 	Ignored   int              `json:"ignored"`
-	Orphans   int              `json:"orphans"` // images among the ignored ones that lie in no directory
+	Orphans   int              `json:"orphans"` // images among the ignored ones that lie in no directory, or have no label
 	Classes   []inspectedClass `json:"classes"`
 	Formats   map[string]int   `json:"formats"`
 	Width     spread           `json:"width"`
@@ -84,7 +84,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 		if err := writeJSON(stdout, found); err != nil {
 			return err
 		}
-	} else if err := found.print(stdout, *limit); err != nil {
+	} else if err := found.print(stdout, *limit, *web); err != nil {
 		return err
 	}
 	if err != nil || len(found.Bad) > 0 || found.Samples == 0 {
@@ -137,14 +137,19 @@ func (r inspection) printSizes(table io.Writer) {
 	fmt.Fprintf(table, "size\t%.1f to %.1f KB, median %.1f\n", float64(r.Bytes.Min)/1e3, float64(r.Bytes.Max)/1e3, float64(r.Bytes.Median)/1e3)
 }
 
-func (r inspection) print(w io.Writer, limit int) error {
+// print writes the report; web says that classes are labels of WebDataset.
+func (r inspection) print(w io.Writer, limit int, web bool) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", r.File, r.Format, float64(r.FileBytes)/1e6)
 	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), len(r.Bad))
 	if r.Ignored > 0 {
-		fmt.Fprintf(table, "ignored\t%d members outside of class directories", r.Ignored)
+		members, orphans := "members outside of class directories", "images in no directory at all"
+		if web {
+			members, orphans = "members that are no samples", "images without a label"
+		}
+		fmt.Fprintf(table, "ignored\t%d %s", r.Ignored, members)
 		if r.Orphans > 0 {
-			fmt.Fprintf(table, ", %d of them images in no directory at all", r.Orphans)
+			fmt.Fprintf(table, ", %d of them %s", r.Orphans, orphans)
 		}
 		fmt.Fprintln(table)
 	}

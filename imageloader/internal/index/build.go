@@ -17,12 +17,15 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	}
 	defer b.Close()
 	x, err := b.Finish(a)
+	if wrongLabel(err) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if x.Len() == 0 {
 		_ = x.Close() // nothing was kept
-		return nil, NoSamples(a.Path(), a.Position(), b.orphans)
+		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
 	}
 	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
 		if err := holdAfter(a, x, &c); err != nil {
@@ -58,9 +61,17 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 	}
 	c.Logger.Info("scanned archive", "archive", a.Path(), "members", b.count, "ignored", b.ignored,
 		"seconds", time.Since(began).Seconds())
-	if b.orphans > 0 {
+	switch {
+	case b.orphans > 0 && c.WebDataset:
+		c.Logger.Warn("images without a label beside them (.cls, or label, cls or class in .json) are ignored",
+			"archive", a.Path(), "images", b.orphans)
+	case b.orphans > 0:
 		c.Logger.Warn("images outside of any directory have no class and are ignored",
 			"archive", a.Path(), "images", b.orphans)
+	}
+	if b.seconds > 0 {
+		c.Logger.Warn("images behind the first one of their group are ignored",
+			"archive", a.Path(), "images", b.seconds, "first", b.second)
 	}
 	return b, nil
 }
@@ -88,13 +99,15 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 	}
 	defer b.Close()
 	r := &Report{Checkpoints: b.marked}
-	if r.Samples, r.Work, err = b.survey(a); err != nil {
+	if r.Samples, r.Work, err = b.survey(a); wrongLabel(err) {
+		return nil, err
+	} else if err != nil {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if r.Samples == 0 {
-		return nil, NoSamples(a.Path(), a.Position(), b.orphans)
+		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
 	}
-	classes, _ := b.dirs.labels()
+	classes, _, _ := b.dirs.labels()
 	r.Classes, r.Random = len(classes), randomBy(r.Work)
 	s := b.writeFile(a)
 	if s == nil {

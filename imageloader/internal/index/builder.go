@@ -21,7 +21,9 @@ type Builder struct {
 	web     *webGroup // nil: directories are classes
 	samples int       // with classes given: how many of the members are samples
 	ignored int
-	orphans int // images that have no class
+	orphans int    // images that have no class
+	seconds int    // images that follow another one in their WebDataset group: they are ignored too
+	second  string // the first of them
 
 	count    int    // members
 	last     record // the newest member, of which more becomes known: it is not in members yet
@@ -62,10 +64,10 @@ type Labels struct {
 	Orphans     int // images among them that have no class
 }
 
-// Labels returns the labels of everything that was collected.
+// Labels returns the labels of everything that was collected. They are not of WebDataset.
 func (b *Builder) Labels() Labels {
 	l := Labels{Ignored: b.ignored, Orphans: b.orphans}
-	l.Classes, l.OfDirectory = b.dirs.labels()
+	l.Classes, l.OfDirectory, _ = b.dirs.labels()
 	for dir, n := range b.dirs.counts {
 		if l.OfDirectory[dir] < 0 {
 			l.Ignored += n

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 
@@ -24,6 +25,9 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 			}
 		}
 		_ = s.close() // nothing was kept
+		if wrongLabel(err) {
+			return nil, err
+		}
 		b.config.Logger.Warn("index that was just written is not readable", "index", s.path, "error", err)
 	}
 	return b.index(a, formats, b.sections())
@@ -67,11 +71,27 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	return nil
 }
 
+// labelError is the error of labels that no index can be made of.
+func (b *Builder) labelError(a *archive.Archive) error {
+	formats := make([]string, len(a.Shards()))
+	for i, s := range a.Shards() {
+		formats[i] = s.Format
+	}
+	x, err := b.index(a, formats, b.sections())
+	if err == nil {
+		err = cmp.Or(x.Close(), error(errIndexDamaged))
+	}
+	return err
+}
+
 // survey says what index would make of the collected members, without making it: how many samples
 // there are, and what work.
 func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
 	sections := b.sections()
-	_, label := b.dirs.labels()
+	_, label, odd := b.dirs.labels()
+	if odd >= 0 {
+		return 0, 0, b.labelError(a)
+	}
 	marks := sections[sectionCheckpoints].reader(checkpointBytes)
 	var w workMeter
 	for _, s := range a.Shards() {

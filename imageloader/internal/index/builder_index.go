@@ -11,7 +11,7 @@ import (
 // The archive was read to its end, then or now; formats are those of its shards.
 //
 // The sections are untrusted: nothing in them is used that would do harm. An error is
-// errIndexDamaged, an *UnknownClassError, or one of reading.
+// errIndexDamaged, an *UnknownClassError, a *LabelError, or one of reading.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
 	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans}
 	for i, s := range a.Shards() {
@@ -53,14 +53,15 @@ func (b *Builder) giveContents(x *Index) {
 // loadSamples reads the members, and makes those of classes the samples of x.
 func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	var label []int32
-	x.classes, label = b.dirs.labels()
+	var odd int
+	x.classes, label, odd = b.dirs.labels()
 	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
 	if err != nil {
 		return err
 	}
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
-	var unknown *UnknownClassError
+	var wrong error // the first label or class that is one
 	x.samples = make([]record, 0, sections[sectionMembers].count)
 	for i := 0; ; i++ {
 		m, name, err := members.next()
@@ -71,9 +72,12 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 			break
 		}
 		l := label[m.label]
+		if wrong == nil && int(m.label) == odd {
+			wrong = &LabelError{b.file, string(name), b.dirs.names[odd]}
+		}
 		if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
-			if unknown == nil {
-				unknown = b.dirs.unknown(string(name), b.dirs.names[m.label])
+			if wrong == nil {
+				wrong = b.dirs.unknown(string(name), b.dirs.names[m.label])
 			}
 			continue
 		}
@@ -87,8 +91,11 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if unknown != nil { // only now that the section's checksum was right
-		return unknown
+	if wrong != nil { // only now that the section's checksum was right
+		return wrong
+	}
+	if odd >= 0 { // the label of no member
+		return errIndexDamaged
 	}
 	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)

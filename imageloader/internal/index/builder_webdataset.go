@@ -59,7 +59,13 @@ func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, 
 		}
 		return -1, nil
 	}
-	if !claims(m, magic) || b.web.image >= 0 {
+	image := claims(m, magic)
+	if image && b.web.image >= 0 {
+		if b.seconds++; b.seconds == 1 {
+			b.second = m.Name
+		}
+	}
+	if !image || b.web.image >= 0 {
 		b.ignored++
 		return -1, nil
 	}

@@ -47,13 +47,18 @@ type Codec interface {
 var ErrNoSamples = errors.New("imageloader: no samples")
 
 // NoSamples is the ErrNoSamples of an archive. orphans is how many of its members are images that
-// have no class.
-func NoSamples(path string, members, orphans int) error {
+// have no class; web says that classes are labels of WebDataset.
+func NoSamples(path string, members, orphans int, web bool) error {
 	detail := "it is empty"
 	switch {
+	case orphans > 0 && web:
+		detail = fmt.Sprintf("%d images have no label: neither a .cls member of the same name, "+
+			"nor a .json with the field label, cls or class", orphans)
 	case orphans > 0:
 		detail = fmt.Sprintf("%d images lie outside of any directory; "+
 			"a sample's class is the name of the directory that it is in", orphans)
+	case members > 0 && web:
+		detail = fmt.Sprintf("none of its %d members is an image with a label of WebDataset", members)
 	case members > 0:
 		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
 	}

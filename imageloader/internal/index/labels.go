@@ -1,6 +1,7 @@
 package index
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -12,7 +13,7 @@ import (
 const (
 	// maxDirBytes bounds the names of all directories, or all labels, which stay in memory.
 	maxDirBytes = 128 << 20
-	// maxNumberedClasses bounds labels that are numbers.
+	// maxNumberedClasses bounds labels that are numbers: they are smaller.
 	maxNumberedClasses = 1 << 20
 )
 
@@ -32,6 +33,21 @@ func (e *UnknownClassError) Error() string {
 	}
 	return fmt.Sprintf("imageloader: %s: %q is of class %q, which is not one of the expected classes: %s",
 		e.File, e.Name, e.Class, known)
+}
+
+// LabelError is an image whose WebDataset label is a number, as are all labels of the archive, but
+// not one that a class can have.
+type LabelError struct {
+	File  string
+	Name  string // the image's member
+	Label string
+}
+
+func (e *LabelError) Error() string {
+	return fmt.Sprintf("imageloader: %s: %q has the label %q: all labels are numbers, "+
+		"so each has to be a whole number from 0 to %d "+
+		"(correct it, or list the labels in Options.Classes, which takes them as names)",
+		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
 // directories numbers the directories that members lie in (with WebDataset the labels of images),
@@ -88,7 +104,8 @@ func (d *directories) unknown(name, class string) *UnknownClassError {
 }
 
 // labels returns the classes, and by directory number the label; -1 if the directory is no class.
-func (d *directories) labels() (classes []string, label []int32) {
+// odd is the number of the first label of WebDataset that is an error; -1 if there is none.
+func (d *directories) labels() (classes []string, label []int32, odd int) {
 	label = make([]int32, len(d.names))
 	if d.given != nil {
 		for i, name := range d.names {
@@ -97,14 +114,11 @@ func (d *directories) labels() (classes []string, label []int32) {
 				label[i] = l
 			}
 		}
-		return d.classes, label
+		return d.classes, label, -1
 	}
-	if numbered := d.numbered(); d.web && numbered != nil {
-		for i, name := range d.names {
-			n, _ := strconv.Atoi(name) // as numbered has found
-			label[i] = int32(n)
-		}
-		return numbered, label
+	if d.web && len(d.names) > 0 && !slices.ContainsFunc(d.names, isName) {
+		classes, odd = d.numbered(label)
+		return classes, label, odd
 	}
 	for i, name := range d.names {
 		if d.claimed[i] {
@@ -118,25 +132,37 @@ func (d *directories) labels() (classes []string, label []int32) {
 			label[i] = int32(n)
 		}
 	}
-	return classes, label
+	return classes, label, -1
 }
 
-// numbered returns the classes "0" to the highest number if all names are numbers: then these are
-// the labels.
-func (d *directories) numbered() []string {
-	highest := -1
-	for _, name := range d.names {
-		n, err := strconv.Atoi(name)
-		if err != nil || n < 0 || n >= maxNumberedClasses || strconv.Itoa(n) != name {
-			return nil
-		}
-		highest = max(highest, n)
+// isName says whether a label of WebDataset is a name: anything but a decimal number. What looks
+// like a number is one, even if no class can have it.
+func isName(label string) bool {
+	if strings.Trim(label, "0123456789+-.eE") != "" {
+		return true
 	}
-	classes := make([]string, highest+1)
+	_, err := strconv.ParseFloat(label, 64)
+	return errors.Is(err, strconv.ErrSyntax)
+}
+
+// numbered sets the labels of directories whose names are all numbers: the numbers themselves, with
+// or without leading zeros. The classes are "0" to the highest number. odd is the first name that
+// is none of these; -1 if there is none.
+func (d *directories) numbered(label []int32) (classes []string, odd int) {
+	highest := -1
+	for i, name := range d.names {
+		n, err := strconv.ParseUint(name, 10, 31)
+		if err != nil || n >= maxNumberedClasses {
+			return nil, i
+		}
+		label[i] = int32(n)
+		highest = max(highest, int(n))
+	}
+	classes = make([]string, highest+1)
 	for i := range classes {
 		classes[i] = strconv.Itoa(i)
 	}
-	return classes
+	return classes, -1
 }
 
 // classOf is the name of the directory that a member lies in; "" if there is none. name is clean.

@@ -61,7 +61,7 @@ func (l *loading) try(path string) (*Index, error) {
 func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error) {
 	var err error
 	if x.Len() == 0 {
-		err = NoSamples(l.a.Path(), x.ignored, x.orphans)
+		err = NoSamples(l.a.Path(), x.ignored, x.orphans, l.c.WebDataset)
 	} else {
 		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
 	}
@@ -74,12 +74,17 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// refuse notes and logs why the index at path is not used. An error of it ends Load: classes that
-// are not known would be so in a new index too.
+// wrongLabel says whether an error is that of a label or class: a new index has it too.
+func wrongLabel(err error) bool {
+	var unknown *UnknownClassError
+	var label *LabelError
+	return errors.As(err, &unknown) || errors.As(err, &label)
+}
+
+// refuse notes and logs why the index at path is not used. An error of it ends Load.
 func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	var reason errIndex
-	var unknown *UnknownClassError
-	if errors.As(err, &unknown) {
+	if wrongLabel(err) {
 		return err
 	}
 	if !errors.As(err, &reason) {
