@@ -1,6 +1,7 @@
 package archive
 
 import (
+	"bytes"
 	"compress/gzip"
 	"hash/crc32"
 	"io"
@@ -16,7 +17,7 @@ const (
 )
 
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of
-// each.
+// each. As gzip does, it takes zeros behind the last member for padding.
 type gzipReader struct {
 	in       io.Reader
 	inflater *imagecapi.Inflater
@@ -185,6 +186,9 @@ func (r *gzipReader) fill() error {
 		if r.end && r.lo == r.hi {
 			return io.EOF
 		}
+		if r.packed[r.lo] == 0 {
+			return r.padding()
+		}
 		if err := r.header(); err != nil {
 			return err
 		}
@@ -223,6 +227,21 @@ func (r *gzipReader) fill() error {
 		r.inMember = false
 	}
 	return nil
+}
+
+// padding reads zeros to the end of the file, which is its io.EOF.
+func (r *gzipReader) padding() error {
+	for {
+		if err := r.more(1); err != nil {
+			return err
+		}
+		if r.lo == r.hi {
+			return io.EOF
+		}
+		if r.consume(len(r.packed[r.lo:r.hi]) - len(bytes.TrimLeft(r.packed[r.lo:r.hi], "\x00"))); r.lo < r.hi {
+			return gzip.ErrHeader
+		}
+	}
 }
 
 func le32(b []byte) uint32 {

@@ -37,16 +37,30 @@ func TestGzip(t *testing.T) {
 		}
 	}
 	good := archivetest.GzipSplit(t, data, len(data), 6)
+	for _, zeros := range []int{1, 511, gzipReadBytes, 3*gzipReadBytes + 1} {
+		r, err := newGzipReader(&archivetest.Chunked{Reader: bytes.NewReader(append(bytes.Clone(good), make([]byte, zeros)...)), N: 4096})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r)
+		r.close()
+		if err != nil || !bytes.Equal(got, data) {
+			t.Errorf("padded by %d zeros: %d bytes, error %v", zeros, len(got), err)
+		}
+	}
 	for name, c := range map[string]struct {
 		change func([]byte) []byte
 		want   error
 	}{
-		"length":          {func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, gzip.ErrChecksum},
-		"checksum":        {func(b []byte) []byte { b[len(b)-5] ^= 1; return b }, gzip.ErrChecksum},
-		"junk after":      {func(b []byte) []byte { return append(b, "some junk that follows"...) }, gzip.ErrHeader},
-		"cut off trailer": {func(b []byte) []byte { return b[:len(b)-1] }, io.ErrUnexpectedEOF},
-		"cut off":         {func(b []byte) []byte { return b[:len(b)/2] }, io.ErrUnexpectedEOF},
-		"cut off at 9":    {func(b []byte) []byte { return b[:9] }, io.ErrUnexpectedEOF},
+		"length":             {func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, gzip.ErrChecksum},
+		"checksum":           {func(b []byte) []byte { b[len(b)-5] ^= 1; return b }, gzip.ErrChecksum},
+		"junk after":         {func(b []byte) []byte { return append(b, "some junk that follows"...) }, gzip.ErrHeader},
+		"junk after zeros":   {func(b []byte) []byte { return append(b, "\x00\x00\x00junk"...) }, gzip.ErrHeader},
+		"member after zeros": {func(b []byte) []byte { return append(append(b, 0), b...) }, gzip.ErrHeader},
+		"zeros at once":      {func(b []byte) []byte { return make([]byte, 100) }, gzip.ErrHeader},
+		"cut off trailer":    {func(b []byte) []byte { return b[:len(b)-1] }, io.ErrUnexpectedEOF},
+		"cut off":            {func(b []byte) []byte { return b[:len(b)/2] }, io.ErrUnexpectedEOF},
+		"cut off at 9":       {func(b []byte) []byte { return b[:9] }, io.ErrUnexpectedEOF},
 	} {
 		r, err := newGzipReader(bytes.NewReader(c.change(bytes.Clone(good))))
 		if err == nil {
