@@ -33,7 +33,7 @@ func (j *judge) member(s *Sample, kind archive.Kind, size int64) *SampleError {
 	case kind == archive.Symlink:
 		return j.bad(s, NotRegular, errors.New("a symbolic link; pack the archive with --dereference"))
 	case kind == archive.Other:
-		return j.bad(s, NotRegular, errors.New("a device or pipe"))
+		return j.bad(s, NotRegular, errors.New("a device or pipe, or a part of a file that began in another volume"))
 	case kind == archive.Sparse:
 		return j.bad(s, Sparse, errors.New("pack the archive without --sparse"))
 	case size == 0:

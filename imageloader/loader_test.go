@@ -470,6 +470,12 @@ func TestGoodArchives(t *testing.T) {
 	second := archivetest.Tar(t, archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
 	end := len(bytes.TrimRight(whole, "\x00")) // of the last content
 	end += (512 - end%512) % 512
+	var incremental []byte // as GNU tar writes with -g and -V: directories list what is in them
+	for _, kind := range []byte("VNDAEIX") {
+		metadata := archivetest.Tar(t, archivetest.Member{Name: "train/class1/of the archive.png", Data: "Ya.png\x00Nb.png\x00\x00", Kind: kind})
+		incremental = append(incremental, metadata[:1024]...)
+	}
+	incremental = append(append(incremental, second[:len(second)-1024]...), whole...)
 	for name, c := range map[string]struct {
 		data []byte
 		want int
@@ -481,16 +487,24 @@ func TestGoodArchives(t *testing.T) {
 		"padded, gzip":            {archivetest.Gzip(t, append(bytes.Clone(whole), make([]byte, 10240)...)), 40},
 		"without an end marker":   {whole[:end], 40},
 		"odd zeros after the end": {append(bytes.Clone(whole), make([]byte, 100)...), 40},
+		"zeros after gzip":        {append(archivetest.Gzip(t, whole), make([]byte, 300_000)...), 40},
+		"incremental":             {incremental, 41},
+		"incremental, gzip":       {archivetest.Gzip(t, incremental), 41},
 	} {
 		t.Run(name, func(t *testing.T) {
 			archivetest.Within(t)
 			path := archivetest.WriteFile(t, "a", c.data)
-			for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
-				l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes})
-				for range 2 {
-					got, err := collect(t, l, 0, 2)
-					if err != nil || len(names(got)) != c.want {
-						t.Errorf("%d samples, error %v", len(names(got)), err)
+			server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
+			defer server.Close()
+			file := path + ".tsidx"
+			for _, path := range []string{path, server.URL + "/a", server.URL + "/a"} { // the last one finds an index
+				for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
+					l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes, Shuffle: classes == nil, IndexFile: file})
+					for range 2 {
+						got, err := collect(t, l, 0, 2)
+						if err != nil || len(names(got)) != c.want {
+							t.Errorf("%s: %d samples, error %v", path, len(names(got)), err)
+						}
 					}
 				}
 			}

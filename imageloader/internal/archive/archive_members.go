@@ -32,7 +32,7 @@ const (
 	HardLink
 	Symlink
 	Sparse
-	Other // a device or a pipe
+	Other // a device, a pipe, or a part of a file
 )
 
 const (
@@ -157,6 +157,17 @@ func (a *Archive) skipContent() error {
 	}
 }
 
+// Type flags of members that hold no file: metadata of GNU tar and of Solaris.
+const (
+	typeDumpDir     = 'D' // the names in a directory of an incremental archive
+	typeVolumeLabel = 'V'
+	typeOldNames    = 'N'
+	typeACL         = 'A'
+	typeAttributes  = 'E'
+	typeInode       = 'I'
+	typeOldExtended = 'X'
+)
+
 // kindOf says what a tar header stands for; false for directories and metadata.
 func kindOf(h *tar.Header) (Kind, bool) {
 	switch h.Typeflag {
@@ -167,7 +178,8 @@ func kindOf(h *tar.Header) (Kind, bool) {
 			}
 		}
 		return Regular, true
-	case tar.TypeDir, tar.TypeXGlobalHeader:
+	case tar.TypeDir, tar.TypeXGlobalHeader,
+		typeDumpDir, typeVolumeLabel, typeOldNames, typeACL, typeAttributes, typeInode, typeOldExtended:
 		return 0, false
 	case tar.TypeLink:
 		return HardLink, true
