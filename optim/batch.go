@@ -84,7 +84,13 @@ func (b *batch) decayParams() error {
 	}
 	scope := torch.NewScope("weight decay")
 	defer scope.Close()
-	return torch.ForeachMulTensor_(b.params, b.g.rate.In(scope).MulScalar(-b.g.decay).AddScalar(1))
+	// A GPU rounds a factor in device memory to the parameters' dtype, so 1-LR*WeightDecay cannot
+	// be the factor: in bfloat16, 0.998 is 0.996.
+	change, err := b.own(torch.ForeachMulTensor(b.params, b.g.rate.In(scope).MulScalar(-b.g.decay)))
+	if err != nil {
+		return err
+	}
+	return torch.ForeachAdd_(b.params, change, 1)
 }
 
 // byShape returns the indexes of the batch's parameters, grouped by shape.
