@@ -1,6 +1,7 @@
 package optim_test
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -193,12 +194,12 @@ func TestLoadOlderStates(t *testing.T) {
 	}
 }
 
+// python returns the Python that tests run: TORCHSTREAM_PYTHON, or python3.
+func python() string { return cmp.Or(os.Getenv("TORCHSTREAM_PYTHON"), "python3") }
+
 // TestPyTorchLoadsOptimizers lets PyTorch load each state and take a step.
 func TestPyTorchLoadsOptimizers(t *testing.T) {
-	program := os.Getenv("TORCHSTREAM_PYTHON")
-	if program == "" {
-		program = "python3"
-	}
+	program := python()
 	if out, err := exec.Command(program, "-c", "import torch").CombinedOutput(); err != nil {
 		t.Skipf("%s cannot import torch: set TORCHSTREAM_PYTHON to a Python that can: %v %.200s", program, err, out)
 	}

@@ -1,6 +1,9 @@
-"""Writes parity.safetensors and adamw_state.safetensors: what PyTorch computes for parity_test.go.
+"""Writes what PyTorch computes, for the tests of package optim. Needs torch 2.11.
 
-    python make_parity.py            (needs torch 2.11, safetensors, numpy; run beside this file)
+    python make_parity.py                              parity.safetensors and adamw_state.safetensors beside this
+                                                       file, on the CPU (needs the packages safetensors and numpy)
+    python make_parity.py --device cuda --out FILE.pt  the 20 steps again on this device, for a test that compares
+                                                       with them in the same run (torch alone; --device cpu too)
 
 parity.safetensors holds, by prefix:
   DTYPE/init/INDEX, DTYPE/x, DTYPE/y   parameters and data of the network in forward()
@@ -10,19 +13,35 @@ parity.safetensors holds, by prefix:
   clip/value                           gradients after clip_grad_value_(0.5)
 adamw_state.safetensors holds the state_dict of torch.optim.AdamW after 10 of the 20 steps of float64/adamw, written as
 the documentation of optim.Save says; parity.safetensors has the parameters at that step as resume/INDEX.
+FILE.pt holds the first two prefixes, and DTYPE/NAME/capturable/... for package optim's option Capturable.
 
-float64 and float32 use PyTorch's plain formulas (foreach=False, fused=False). bfloat16 uses the operators that package
-optim uses, which round once per step where the plain formulas round after each operation.
+In parity.safetensors, float64 and float32 use PyTorch's plain formulas (foreach=False, fused=False). bfloat16 uses the
+operators that package optim uses, which round once per step where the plain formulas round after each operation.
+
+FILE.pt uses the operators that package optim uses wherever PyTorch offers them, since a GPU rounds differently from a
+CPU. For example, the fused Adam of a GPU computes 1-beta2 from a float32 beta2: for 0.999 exp_avg_sq is 1.3e-5 smaller.
+
+The exit status is 77 if this Python has no torch, or torch has no such device.
 """
+import argparse
+import collections
 import json
 import pathlib
+import sys
 
-import torch
-from safetensors.torch import save_file
-from torch.optim import lr_scheduler
+SKIP = 77
+try:
+    import torch
+    from torch.optim import lr_scheduler
+except ImportError as e:
+    print(e, file=sys.stderr)
+    sys.exit(SKIP)
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 20
+
+# How an optimizer runs. device is None for parity.safetensors.
+Run = collections.namedtuple("Run", "dtype device capturable")
 
 
 class LAMB(torch.optim.Optimizer):
@@ -51,27 +70,57 @@ class LAMB(torch.optim.Optimizer):
                 p.sub_(group["lr"] * r * u)
 
 
-def muon(params, dtype, muon_options, adamw_options):
+def operators(cls, run):
+    """The options that choose the operators of one of PyTorch's optimizers."""
+    O, half = torch.optim, run.dtype == torch.bfloat16
+    if cls is LAMB or cls is O.Muon:
+        return {}
+    if run.device is None:
+        return dict(foreach=False, fused=half) if cls in (O.Adam, O.AdamW, O.Adagrad) else dict(foreach=half)
+    gpu = run.device != "cpu"
+    if cls in (O.Adam, O.AdamW):
+        return dict(fused=True)
+    if cls is O.Adagrad and not gpu:  # torch.optim.Adagrad refuses fused=True on a GPU
+        return dict(fused=True)
+    if cls is O.SGD and run.capturable and (gpu or not half):  # on a CPU, it does not change parameters of 16 bits
+        return dict(fused=True)
+    if cls is O.RMSprop and run.capturable and gpu:
+        return dict(foreach=True, capturable=True)
+    return dict(foreach=True)
+
+
+def optimizer(cls, params, run, **options):
+    how = operators(cls, run)
+
+    def rate(lr):
+        if not run.capturable:
+            return lr
+        lr = torch.tensor(lr, dtype=torch.float32, device=run.device)  # as package optim keeps it
+        return lr if how.get("fused") or how.get("capturable") else lr.item()
+
+    groups = params if isinstance(params[0], dict) else [dict(params=params)]
+    if cls is torch.optim.SGD and how.get("fused"):
+        # In a group, all velocities start in the same step, and parameter 5 starts late.
+        groups = [dict(params=params[:5] + params[6:]), dict(params=params[5:6])]
+    for g in groups:
+        if "lr" in g:
+            g["lr"] = rate(g["lr"])
+    return cls(groups, lr=rate(options.pop("lr")), **options, **how)
+
+
+def muon(params, run, muon_options, adamw_options):
     matrices = [p for p in params if p.dim() == 2]
     others = [p for p in params if p.dim() != 2]
-    return [torch.optim.Muon(matrices, **muon_options), torch.optim.AdamW(others, fused=dtype == torch.bfloat16, **adamw_options)]
+    return [optimizer(torch.optim.Muon, matrices, run, **muon_options), optimizer(torch.optim.AdamW, others, run, **adamw_options)]
 
 
 def plain(cls, **options):
-    def make(params, dtype):
-        how = {}
-        if cls in (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
-            how = dict(foreach=False, fused=dtype == torch.bfloat16)
-        elif cls is not LAMB:
-            how = dict(foreach=dtype == torch.bfloat16)
-        return [cls(params, **options, **how)]
-
-    return make
+    return lambda params, run: [optimizer(cls, params, run, **options)]
 
 
-def grouped(params, dtype):
+def grouped(params, run):
     groups = [dict(params=params[:2], lr=0.02), dict(params=params[2:], weight_decay=0.0)]
-    return [torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1, foreach=False, fused=dtype == torch.bfloat16)]
+    return [optimizer(torch.optim.AdamW, groups, run, lr=0.01, weight_decay=0.1)]
 
 
 O = torch.optim
@@ -96,20 +145,26 @@ OPTIMIZERS = {
     "adagrad-maximize": plain(O.Adagrad, lr=0.01, maximize=True),
     "lamb": plain(LAMB, lr=0.02),
     "lamb-plain": plain(LAMB, lr=0.02, betas=(0.8, 0.9), eps=1e-4, weight_decay=0.0),
-    "muon": lambda params, dtype: muon(params, dtype, dict(lr=0.02), dict(lr=0.01)),
-    "muon-match": lambda params, dtype: muon(
+    "muon": lambda params, run: muon(params, run, dict(lr=0.02), dict(lr=0.01)),
+    "muon-match": lambda params, run: muon(
         params,
-        dtype,
+        run,
         dict(lr=0.02, momentum=0.8, weight_decay=0.01, nesterov=False, ns_steps=3, adjust_lr_fn="match_rms_adamw"),
         dict(lr=0.01, weight_decay=0.0),
     ),
 }
 
+# These cases of FILE.pt take the loss of bfloat16 for all dtypes, because the network magnifies roundings for them.
+# The gradient of its third matrix has rank 3 of 6, and Muon's iteration blows up the rounding errors in the other
+# directions: relative errors of 1e-6 in its products change a parameter by 9e-3 in 20 steps, with this loss by 9e-4.
+# For rmsprop-momentum, the last bit of the first parameters changes a velocity by 3e-5, with this loss by 3e-7.
+WELL_CONDITIONED = ("muon", "muon-match", "rmsprop-momentum")
 
-def forward(params, x, y, step):
+
+def forward(params, x, y, step, elementwise):
     """A small network: two layers, a scalar, a parameter that never has a gradient and one that has from step 5 on."""
     w1, b1, w2, w3, scale, late, _ = params
-    if x.dtype == torch.bfloat16:  # elementwise, so that no matrix product rounds otherwise on another processor
+    if elementwise:  # no matrix product rounds otherwise on another processor
         parts = [p.square().sum() for p in (w1, b1, w2, w3, scale)]
         loss = parts[0] + parts[1] + parts[2] + parts[3] + parts[4]
         return loss + late.square().sum() if step >= 5 else loss
@@ -130,12 +185,12 @@ def clone(params):
     return [p.clone().requires_grad_() for p in params]
 
 
-def train(optimizers, params, x, y, steps):
+def train(optimizers, params, x, y, steps, elementwise=False):
     losses = []
     for step in steps:
         for o in optimizers:
             o.zero_grad()
-        loss = forward(params, x, y, step)
+        loss = forward(params, x, y, step, elementwise)
         loss.backward()
         for o in optimizers:
             o.step()
@@ -143,26 +198,35 @@ def train(optimizers, params, x, y, steps):
     return losses
 
 
-def optimizers(out):
+def optimizers(out, device=None):
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         d = str(dtype).removeprefix("torch.")
         start, x, y = initial(dtype)
         out[f"{d}/x"], out[f"{d}/y"] = x, y
         for i, p in enumerate(start):
             out[f"{d}/init/{i}"] = p
+        if device:
+            start, x, y = [p.to(device) for p in start], x.to(device), y.to(device)
         for name, make in OPTIMIZERS.items():
-            params = clone(start)
-            opts = make(params, dtype)
-            losses = train(opts, params, x, y, range(STEPS))
-            out[f"{d}/{name}/losses"] = torch.tensor(losses, dtype=torch.float64)
-            for i, p in enumerate(params):
-                out[f"{d}/{name}/{i}"] = p.detach()
-            for o in opts:
-                for p, state in o.state.items():
-                    i = [q is p for q in params].index(True)
-                    for k, v in state.items():
-                        if v is not None:
-                            out[f"{d}/{name}/state.{i}.{k}"] = v
+            elementwise = dtype == torch.bfloat16 or device is not None and name in WELL_CONDITIONED
+            for capturable in (False, True) if device else (False,):
+                params = clone(start)
+                opts = make(params, Run(dtype, device, capturable))
+                losses = train(opts, params, x, y, range(STEPS), elementwise)
+                prefix = f"{d}/{name}/capturable" if capturable else f"{d}/{name}"
+                record(out, prefix, losses, params, opts)
+
+
+def record(out, prefix, losses, params, opts):
+    out[f"{prefix}/losses"] = torch.tensor(losses, dtype=torch.float64)
+    for i, p in enumerate(params):
+        out[f"{prefix}/{i}"] = p.detach()
+    for o in opts:
+        for p, state in o.state.items():
+            i = [q is p for q in params].index(True)
+            for k, v in state.items():
+                if v is not None:
+                    out[f"{prefix}/state.{i}.{k}"] = v
 
 
 def resume(out):
@@ -174,6 +238,8 @@ def resume(out):
         out[f"resume/{i}"] = p.detach()
     sd = optimizer.state_dict()
     tensors = {f"state.{i}.{k}": v.contiguous() for i, s in sd["state"].items() for k, v in s.items() if v is not None}
+    from safetensors.torch import save_file
+
     save_file(tensors, HERE / "adamw_state.safetensors", {"param_groups": json.dumps(sd["param_groups"])})
 
 
@@ -231,14 +297,29 @@ def clip(out):
 
 
 def main():
+    arguments = argparse.ArgumentParser()
+    arguments.add_argument("--device", default="cpu")
+    arguments.add_argument("--out", help="a .pt file")
+    arguments = arguments.parse_args()
     torch.set_num_threads(1)
+    version = torch.__version__.split("+")[0]
     out = {}
+    if arguments.out:
+        if arguments.device != "cpu" and not torch.cuda.is_available():
+            print(f"torch {torch.__version__} has no GPU", file=sys.stderr)
+            sys.exit(SKIP)
+        optimizers(out, arguments.device)
+        out = {k: v.detach().cpu().clone().contiguous() for k, v in out.items()}
+        torch.save(dict(state_dict=out, metadata=dict(torch=version)), arguments.out)
+        return
+    from safetensors.torch import save_file
+
     optimizers(out)
     resume(out)
     schedules(out)
     clip(out)
     out = {k: v.detach().clone().contiguous() for k, v in out.items()}
-    save_file(out, HERE / "parity.safetensors", {"torch": torch.__version__.split("+")[0]})
+    save_file(out, HERE / "parity.safetensors", {"torch": version})
 
 
 main()
