@@ -15,10 +15,11 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// sources are archives of the same members, in every format and in shards, by what they are.
+// sources are archives of the same members, in every format and in shards, by their formats.
 func sources(t *testing.T, members []archivetest.Member) map[string]string {
 	t.Helper()
-	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) }) // as a directory has them
+	// As a directory has them.
+	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) })
 	data, half := archivetest.Tar(t, members...), len(members)/2
 	dir := t.TempDir()
 	for name, data := range map[string][]byte{

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestReplacedShard: a shard that was replaced after the archive was opened is an error each time
-// that it is opened again, in any order and in that of the archive.
+// TestReplacedShard: if a shard is replaced after the archive was opened, opening it again is an
+// error, every time, by a walk and by a Reader.
 func TestReplacedShard(t *testing.T) {
 	for _, url := range []bool{false, true} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{})

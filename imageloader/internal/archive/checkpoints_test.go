@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestCheckpointChoice: of the checkpoints noted, in any mixture with the members they are for, the
-// last before each member is kept.
+// TestCheckpointChoice: the checkpointer keeps the last checkpoint before each member, in whatever
+// order checkpoints and members come.
 func TestCheckpointChoice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {
@@ -66,7 +66,7 @@ func TestCheckpointChoice(t *testing.T) {
 	}
 }
 
-// TestLargeMember: in the middle of a member of any size, few checkpoints wait for the next one.
+// TestLargeMember: in the middle of a member of any size, few checkpoints wait for a decision.
 func TestLargeMember(t *testing.T) {
 	read := int64(0)
 	kept := 0

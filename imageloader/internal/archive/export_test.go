@@ -2,8 +2,8 @@ package archive
 
 import "time"
 
-// What the tests of remote files see of the inside: they use package sourcetest, which imports this
-// one.
+// The tests of remote files use package sourcetest, which imports this one: so they are external,
+// and see these parts of the inside.
 
 const (
 	FirstPiece  = firstPiece

@@ -11,7 +11,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestGzip: gzip files in every form, in reads of every size.
+// TestGzip: the reader reads gzip files of every form, in pieces of every size, and names damage.
 func TestGzip(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 8))
 	data := make([]byte, 700_000)
@@ -73,8 +73,8 @@ func TestGzip(t *testing.T) {
 	}
 }
 
-// FuzzGzip: the reader of gzip files takes any bytes, in any steps, and gives what Go's gives; and
-// so does every checkpoint.
+// FuzzGzip: the reader takes any bytes, in any pieces, and returns the same as compress/gzip; and
+// so does inflating from every checkpoint.
 func FuzzGzip(f *testing.F) {
 	f.Add(archivetest.GzipSplit(f, []byte("hello hello hello"), 5, 6), uint16(3))
 	f.Add(archivetest.GzipSplit(f, bytes.Repeat([]byte("abc"), 30_000), 40_000, 1), uint16(1000))

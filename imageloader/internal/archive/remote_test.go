@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// flaky is a server that fails, breaks off and lies.
+// flaky is a server that fails, breaks responses off, and changes its file.
 type flaky struct {
 	data  []byte
 	etag  string
@@ -65,7 +65,7 @@ func (f *flaky) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(f.data))
 }
 
-// breaking ends a response after left bytes.
+// breaking breaks a response off after left bytes.
 type breaking struct {
 	http.ResponseWriter
 	left int
@@ -85,8 +85,8 @@ func byHTTP(client *http.Client) func(context.Context, string) (archive.Source, 
 	}
 }
 
-// TestURL: responses that fail or break off are asked for again; a file that changes, or a server
-// that can't give ranges, is an error that names the URL.
+// TestURL: a request that fails or breaks off is made again. A file that changes, or a server that
+// can't return ranges, is an error that names the URL.
 func TestURL(t *testing.T) {
 	data := make([]byte, 500_000)
 	for i := range data {
@@ -139,8 +139,7 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// TestURLSilent: a server that does not go on sending is asked again; one that never answers keeps
-// nobody from stopping.
+// TestURLSilent: a request is made again if its response stops in the middle.
 func TestURLSilent(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	var stall atomic.Int32 // so many responses stop in the middle
@@ -182,8 +181,8 @@ func TestURLSilent(t *testing.T) {
 	}
 }
 
-// TestSourceTries: a request that fails is made again, some times; what stops is given up; bytes
-// that came before a failure are not lost.
+// TestSourceTries: a request that fails is made again a limited number of times. Bytes that came
+// before a failure are not lost.
 func TestSourceTries(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -252,7 +251,7 @@ func TestSourceTries(t *testing.T) {
 	}
 }
 
-// lyingSource says that it is larger than it is, or sends nothing without an end.
+// lyingSource claims a wrong size, and sends no byte and no end.
 type lyingSource struct{ size int64 }
 
 func (l lyingSource) Info() archive.SourceInfo { return archive.SourceInfo{Size: l.size} }
@@ -285,7 +284,7 @@ func TestSourceLies(t *testing.T) {
 	}
 }
 
-// trickle sends a byte now and then, without an end.
+// trickle sends a byte every millisecond, without an end.
 type trickle struct{ ctx context.Context }
 
 func (trickle) Info() archive.SourceInfo { return archive.SourceInfo{Size: 1 << 20} }
@@ -304,7 +303,7 @@ func (r trickle) Read([]byte) (int, error) {
 	}
 }
 
-// TestSourceTrickles: a store that sends a few bytes a second has stopped.
+// TestSourceTrickles: a store that sends only a few bytes a second counts as stopped.
 func TestSourceTrickles(t *testing.T) {
 	archivetest.Within(t)
 	f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return trickle{}, nil }, archive.Times(time.Microsecond, 20*time.Millisecond))

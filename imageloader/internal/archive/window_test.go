@@ -53,7 +53,7 @@ func TestWindows(t *testing.T) {
 	}
 }
 
-// FuzzWindow: unpackWindow writes inside of the window alone.
+// FuzzWindow: unpackWindow never writes outside of the window.
 func FuzzWindow(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 4})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0x0f, 1, 1})

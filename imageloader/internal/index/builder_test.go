@@ -46,7 +46,7 @@ func manyMember(i int) []byte {
 	return b
 }
 
-// TestIndexMemory: what an indexer has in memory does not depend on how many members there are.
+// TestIndexMemory: the memory of a Builder does not depend on the number of members.
 func TestIndexMemory(t *testing.T) {
 	const members = 120_000
 	path := filepath.Join(t.TempDir(), "a.tar")
@@ -98,8 +98,8 @@ func TestIndexMemory(t *testing.T) {
 	}
 }
 
-// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so all
-// of them together are bounded.
+// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so
+// their total size is bounded.
 func TestBoundedLabels(t *testing.T) {
 	b, err := NewBuilder("a.tar", testConfig())
 	if err != nil {

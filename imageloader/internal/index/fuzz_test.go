@@ -36,8 +36,8 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 	return path, index
 }
 
-// FuzzIndex: whatever an index file holds, its checksums right or not, archives open, samples have
-// their bytes or an error says that they don't, and nothing hangs.
+// FuzzIndex: whatever an index file holds, with right checksums or wrong ones, archives open,
+// reading a sample returns its bytes or an error, and nothing hangs.
 func FuzzIndex(f *testing.F) {
 	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })

@@ -12,7 +12,7 @@ type jpegCodec struct{}
 
 func (jpegCodec) Header(data []byte) (imagecapi.Info, error) { return imagecapi.Header(data) }
 
-// TestHeads: every field of a header is in the index.
+// TestHeads: an index keeps every field of a header.
 func TestHeads(t *testing.T) {
 	c := jpegCodec{}
 	for _, m := range archivetest.Mixed(t) {

@@ -41,8 +41,8 @@ func readAll(t *testing.T, path string, x *Index, want map[string]string) {
 	all.Wait()
 }
 
-// TestRandomAccess: any sample of a gzip file of any make is read from a checkpoint, with the index
-// that the scan left and with the same one from its file.
+// TestRandomAccess: any sample of a gzip file of any kind is read from a checkpoint, with the index
+// that the scan has made and with the same one from its file.
 func TestRandomAccess(t *testing.T) {
 	members := archivetest.Photos(60)
 	want := archivetest.Contents(members)
@@ -83,8 +83,8 @@ func TestRandomAccess(t *testing.T) {
 	}
 }
 
-// TestForgedIndex: an index whose checksums are right but that does not belong to the archive never
-// gives other bytes: the samples are right, or it is refused, or the epoch ends with an error that
+// TestForgedIndex: an index with right checksums that does not belong to the archive never returns
+// wrong bytes. The samples are right, or the index is refused, or reading ends with an error that
 // names the sample.
 func TestForgedIndex(t *testing.T) {
 	members := archivetest.Photos(9)
@@ -145,8 +145,8 @@ func TestForgedIndex(t *testing.T) {
 	}
 }
 
-// TestShardFileFails: a shard that can't be opened again is an error that names it, once for each
-// sample that lies in it, and no other sample suffers.
+// TestShardFileFails: if a shard can't be opened again, reading each sample in it is an error that
+// names the shard, and no other sample is affected.
 func TestShardFileFails(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 2 {

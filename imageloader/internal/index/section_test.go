@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestItems: a section is read item by item; one that is cut, or has another checksum, is damaged.
+// TestItems: a section is read item by item. One that is cut off, or has another checksum, is
+// damaged.
 func TestItems(t *testing.T) {
 	var s spool
 	for i := range 3*items + 5 {

@@ -16,8 +16,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestEntryBlobs: what is kept for a sample is there in the next run, whatever classes that has,
-// and with it what was there before.
+// TestEntryBlobs: the next run finds the blobs that were kept for a sample, with any classes, and
+// those of the runs before.
 func TestEntryBlobs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
@@ -51,7 +51,7 @@ func TestEntryBlobs(t *testing.T) {
 	}
 }
 
-// TestIndexMode: an index holds names and bytes of its archive, so it is as private.
+// TestIndexMode: an index holds names and bytes of its archive, so it is as private as the archive.
 func TestIndexMode(t *testing.T) {
 	for _, mode := range []os.FileMode{0o600, 0o640, 0o644, 0o666} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 6, nil)))
@@ -76,8 +76,8 @@ func TestIndexMode(t *testing.T) {
 	}
 }
 
-// TestImplausibleIndex: what an index says of its sections' sizes is compared with what its archive
-// can have before anything of these sizes is allocated.
+// TestImplausibleIndex: the sizes of an index's sections are compared with what its archive can
+// have before memory of these sizes is allocated.
 func TestImplausibleIndex(t *testing.T) {
 	path := indexed(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	for what, c := range map[string]struct {
@@ -123,7 +123,7 @@ func TestImplausibleIndex(t *testing.T) {
 }
 
 // TestIndexOfAnother: an index that another process has put in the place of the one that was just
-// written is not taken for it.
+// written is not mistaken for it.
 func TestIndexOfAnother(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	a := openArchive(t, path)
@@ -152,9 +152,9 @@ func TestIndexOfAnother(t *testing.T) {
 	}
 }
 
-// TestIndexInAFolderOfOthers: entry points for an index beside an archive, in a folder that can't
-// be written, go into the cache folder, and if there is none nowhere; a good run has no error for
-// that.
+// TestIndexInAFolderOfOthers: if the folder of an index beside an archive can't be written, its new
+// entry points go into the cache folder. If that can't be written either, they are dropped, without
+// an error.
 func TestIndexInAFolderOfOthers(t *testing.T) {
 	for _, cache := range []bool{true, false} {
 		dir := t.TempDir()
@@ -194,8 +194,8 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 	}
 }
 
-// TestIndexOfSomebodyInTheCache: what has come to lie in the cache folder since is not written
-// over.
+// TestIndexOfSomebodyInTheCache: a file that another process has put into the cache folder since is
+// not overwritten.
 func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", dir)
@@ -227,7 +227,7 @@ func TestIndexOfSomebodyInTheCache(t *testing.T) {
 }
 
 // TestIndexReplacedSince: entry points are not saved over an index that was written since, which
-// may be of another archive.
+// may belong to another archive.
 func TestIndexReplacedSince(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
@@ -246,8 +246,8 @@ func TestIndexReplacedSince(t *testing.T) {
 	}
 }
 
-// TestIndexLeftovers: what a killed process has left of an index is removed by the next one that
-// writes it; what is being written is not.
+// TestIndexLeftovers: writing an index removes the temporary files that a killed process has left
+// of it, but not one that is being written.
 func TestIndexLeftovers(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
 	long := time.Now().Add(-2 * leftAfter)
@@ -272,7 +272,7 @@ func TestIndexLeftovers(t *testing.T) {
 	}
 }
 
-// TestIsFile: indexes, and what a killed process has left of them, are no shards.
+// TestIsFile: indexes, and the temporary files of indexes, are no shards.
 func TestIsFile(t *testing.T) {
 	for name, want := range map[string]bool{
 		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,

@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestSpool: what is written can be read from anywhere, with a file, without, and when the file
-// can't be made or written any more.
+// TestSpool: a spool can be read anywhere, with a file, without one, and when the file can't be
+// made or written any more.
 func TestSpool(t *testing.T) {
 	archivetest.NoLeaks(t)
 	rng := rand.New(rand.NewPCG(6, 6))
