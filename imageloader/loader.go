@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// Sample says what a row of a batch is.
+// Sample identifies a row of a batch.
 type Sample struct {
 	Name  string // of the archive's member
 	Index int    // its position among the samples of the archive
@@ -119,7 +119,7 @@ func (l *Loader) chooseOrder(x *index.Index) order.Kind {
 	return order.Buffered
 }
 
-// weigh prepares weighted draws.
+// weigh prepares weighted draws, if the options ask for them.
 func (l *Loader) weigh(x *index.Index) (err error) {
 	if l.order != order.Drawn {
 		return nil
@@ -191,7 +191,7 @@ func (l *Loader) Batches() int {
 	return d.Batches()
 }
 
-// Classes are the class names by label.
+// Classes returns the class names by label.
 func (l *Loader) Classes() []string {
 	if x := l.index.Load(); x != nil {
 		return slices.Clone(x.Classes())

@@ -109,7 +109,8 @@ func (l *Loader) restore(ctx context.Context, states []State) (*resume, order.Ki
 	return &resume{epoch: r.epoch, done: done, before: states[0].Batches()}, r.order, nil
 }
 
-// fits says why a state is not one of this loader's, or was not made at the same time as first.
+// fits says why a state is not this loader's, or was not made at the same time as first; nil if it
+// fits.
 func (l *Loader) fits(s, first State, total int) error {
 	if s.run == nil {
 		return errors.New("it is the zero State")
@@ -132,7 +133,7 @@ func (l *Loader) fits(s, first State, total int) error {
 	return nil
 }
 
-// dealOf is the deal that a rank of the run had.
+// dealOf returns the deal that a rank of the run had.
 func (l *Loader) dealOf(r *run, rank, total int) order.Deal {
 	share := l.o.share()
 	share.Rank, share.World = rank, r.world
@@ -290,8 +291,8 @@ func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	return print
 }
 
-// typeName is the type's name in a fingerprint. Types that now live in the packages behind
-// imageloader have the names under which states know them.
+// typeName returns the name of a type in a fingerprint. Types that have moved to other packages
+// keep the names that saved states have.
 func typeName(t reflect.Type) string {
 	return strings.NewReplacer("transform.", "imageloader.", "archive.", "imageloader.").Replace(t.String())
 }

@@ -86,7 +86,7 @@ type wireState struct {
 	Options map[string]string `json:"options"`
 }
 
-// MarshalJSON fails for the zero State.
+// MarshalJSON writes the state. It fails for the zero State.
 func (s State) MarshalJSON() ([]byte, error) {
 	if s.run == nil {
 		return nil, errors.New("imageloader: the zero State is no place in an epoch")
