@@ -156,6 +156,9 @@ const memoryVariable = "TORCHSTREAM_TEST_MEMORY"
 // TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an
 // image takes next to nothing. Each is measured in a process of its own.
 func TestDecodingMemory(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector takes memory of its own")
+	}
 	if file := os.Getenv(memoryVariable); file != "" {
 		data, err := os.ReadFile(file)
 		if err != nil {

@@ -1,0 +1,6 @@
+//go:build race
+
+package imageloader
+
+// underRace says that the race detector is on. Its own memory is many times that of what it watches.
+const underRace = true
