@@ -166,3 +166,46 @@ func ExampleLoadWith() {
 	// tensor 2.weight is float32[1000 8] in the file and float32[2 8] in the module
 	// tensor 2.bias is float32[1000] in the file and float32[2] in the module
 }
+
+// Save a network with what else a program wants to keep, and read both again. In Python,
+// torch.load(path, weights_only=True) returns the same dict.
+func ExampleSavePyTorch() {
+	if err := saveAndResume(); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// epoch 3, classes [cat dog], 2 tensors
+}
+
+func saveAndResume() error {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "checkpoint.pt")
+	net := nn.NewLinear(4, 2, nn.LinearOptions{})
+	defer nn.Close(net)
+	err = nn.SavePyTorch(path, map[string]any{"state_dict": nn.State(net), "epoch": 3, "classes": []any{"cat", "dog"}})
+	if err != nil {
+		return err
+	}
+	if _, err := nn.Load(path, net); err != nil {
+		return err
+	}
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	epoch, err := c.Value("epoch")
+	if err != nil {
+		return err
+	}
+	classes, err := c.Value("classes")
+	if err != nil {
+		return err
+	}
+	fmt.Printf("epoch %d, classes %v, %d tensors\n", epoch, classes, len(c.Tensors()))
+	return nil
+}

@@ -173,10 +173,10 @@ func (c *Checkpoint) goValues(items []any) []any {
 
 // SavePyTorch writes a value to a file that torch.load(path, weights_only=True) reads, with the
 // guarantees of [Save]: it replaces only a PyTorch file. The value is nil, a bool, int, int64,
-// float64, string or []byte; a []any, which becomes a list; a map[string]any or map[any]any, which
-// becomes a dict, its keys being integers in ascending order and then strings; a [][Named], which
-// becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that comes twice, as
-// one with two names does, shares its storage in the file.
+// float64, string or []byte; a []any, which becomes a list; a map[string]any or a map[any]any with
+// keys of type int64 and string, which becomes a dict, ascending integers first and then strings; a
+// [][Named], which becomes an OrderedDict; or a *[torch.Tensor] or *[StoredTensor]. A tensor that
+// comes twice, as one with two names does, shares its storage in the file.
 //
 //	err := nn.SavePyTorch("checkpoint.pt", map[string]any{"state_dict": nn.State(net), "epoch": epoch})
 func SavePyTorch(path string, value any) error {
