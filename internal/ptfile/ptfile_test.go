@@ -55,7 +55,12 @@ func (d *description) items(t *testing.T, items []any) []any {
 func (d *description) of(t *testing.T, v any) any {
 	t.Helper()
 	switch v := v.(type) {
-	case nil, bool, float64, string:
+	case nil, bool, string:
+		return v
+	case float64:
+		if math.IsNaN(v) { // which equals no NaN
+			return fmt.Sprintf("NaN %x", math.Float64bits(v))
+		}
 		return v
 	case int64:
 		return map[string]any{"int": strconv.FormatInt(v, 10)}
