@@ -17,19 +17,28 @@
 //	mobilenet_v3_large    NewMobileNetV3Large    5,483,032   torchvision
 //	efficientnet_b0       NewEfficientNetB0      5,288,548   torchvision
 //	convnext_tiny         NewConvNeXtT          28,589,128   torchvision
+//	vit_b_16              NewViTB16             86,567,656   torchvision
+//	gpt2                  NewGPT2              124,439,808   Hugging Face
+//	gpt2-medium           NewGPT2              354,823,168   Hugging Face
+//	gpt2-large            NewGPT2              774,030,080   Hugging Face
+//	gpt2-xl               NewGPT2            1,557,611,200   Hugging Face
 //
 // The zero value of the options is the published model. A constructor returns an error for options
 // that make no sense, or if there is no memory.
 //
-// The tests hold the logits, the loss and the gradients of each model against torchvision 0.26 and
-// LibTorch 2.11, with parameters filled by a formula. In float32 on a CPU with one thread the
-// logits are equal to the last bit on the processor that computed the reference. On others they
-// are within 1e-5 of the largest logit.
+// The tests hold the logits, the loss and the gradients of each model, but the GPT-2s above the
+// smallest, against torchvision 0.26, Hugging Face's transformers 4.57 and PyTorch 2.11, with
+// parameters filled by a formula. In float32 on a CPU with one thread the logits are equal to the
+// last bit on the processor that computed the reference, and within 1e-5 of the largest logit on
+// others. Two cases are within 1e-5 everywhere: a ViT with several images, because PyTorch's
+// attention multiplies their rows in another order, and GPT-2 with Hugging Face's default
+// activation, which is GELU with tanh written as elementary operators.
 //
 // Pretrained weights are not part of the package. A checkpoint that PyTorch saved as safetensors
 // loads with [nn.Load], and with [nn.LoadWith] and Partial if the head has another number of
-// classes: the package's example fine-tunes a network in this way. A field of each model is its
-// head, and may be replaced by another module before training.
+// classes: the package's example fine-tunes a network in this way. The head of a classifier is a
+// field, and may be replaced by another module before training. The published files of GPT-2 lack
+// the prefix "transformer." and load into [GPT2.Transformer].
 //
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
 // reference's weights expect. Any dtype and memory format (torch.ChannelsLast) that the layers

@@ -10,7 +10,10 @@ import (
 
 // Options are the options that ByName takes for every model.
 type Options struct {
-	NumClasses int // 0 stands for the published number
+	NumClasses int // 0 stands for the published number; a GPT-2 has no classes and takes only 0
+	// ImageSize is the size of the square images in pixels, if not 0. Only a ViT depends on it: the
+	// other networks take images of any size.
+	ImageSize int
 }
 
 // entry is a model that ByName makes.
@@ -44,12 +47,28 @@ func entries() []entry {
 		{"convnext_tiny", func(o Options) (nn.Module, error) {
 			return module(NewConvNeXtT(ConvNeXtOptions{NumClasses: o.NumClasses}))
 		}},
+		{"vit_b_16", func(o Options) (nn.Module, error) {
+			return module(NewViTB16(ViTOptions{NumClasses: o.NumClasses, ImageSize: o.ImageSize}))
+		}},
+		{"gpt2", gpt2(GPT2Options{})},
+		{"gpt2-medium", gpt2(GPT2Options{Layers: 24, Heads: 16, Width: 1024})},
+		{"gpt2-large", gpt2(GPT2Options{Layers: 36, Heads: 20, Width: 1280})},
+		{"gpt2-xl", gpt2(GPT2Options{Layers: 48, Heads: 25, Width: 1600})},
 	}
 }
 
 func resNet(make func(ResNetOptions) (*ResNet, error), groups, width int) func(Options) (nn.Module, error) {
 	return func(o Options) (nn.Module, error) {
 		return module(make(ResNetOptions{NumClasses: o.NumClasses, Groups: groups, WidthPerGroup: width}))
+	}
+}
+
+func gpt2(size GPT2Options) func(Options) (nn.Module, error) {
+	return func(o Options) (nn.Module, error) {
+		if o.NumClasses != 0 || o.ImageSize != 0 {
+			return nil, invalid("GPT-2", "options %+v: a language model has neither classes nor images", o)
+		}
+		return module(NewGPT2(size))
 	}
 }
 

@@ -6,10 +6,14 @@ It needs torch 2.11, torchvision 0.26, transformers 4.57 and numpy, and download
 formula that models_test.go computes too (see fill). One record per model has
 
     options            the options of the model, as the Go package names them
-    input              the shape of the input
-    variance           what the running variances are filled around
     parameters         the number of trained numbers
     keys               SHA-256 of the lines "NAME [SIZES]" of the state_dict
+
+and, but for the largest,
+
+    input              the shape of the input
+    variance           what the running variances are filled around
+    exact              whether the same operators compute the logits
     logits             in evaluation, the first numbers of each row; and sha256, that of all of them as float32
     loss, gradients    in training, after torch.manual_seed(2): the mean cross-entropy, and the 2-norm of each gradient
     initial            after torch.manual_seed(1), for each tensor: its first element, and the sum of its squares
@@ -74,18 +78,19 @@ def tensors(net):
     return out
 
 
-def vision(name, size, go=None, variance=1, **options):
+def vision(name, size, go=None, variance=1, images=2, exact=True, **options):
     def make():
         return getattr(torchvision.models, name)(weights=None, **options)
 
-    return dict(name=name, go=go or {}, variance=variance, shape=[2, 3, size, size], make=make)
+    return dict(name=name, go=go or {}, variance=variance, exact=exact, shape=[images, 3, size, size], make=make)
 
 
-def gpt2(name, tokens, go=None, **config):
+def gpt2(name, shape, go=None, **config):
     def make():
         return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config))
 
-    return dict(name=name, go=go or {}, variance=1, shape=[2, tokens], make=make)
+    # The published activation, gelu_new, is written with elementary operators, which round otherwise than LibTorch's GELU.
+    return dict(name=name, go=go or {}, variance=1, exact="activation_function" in config, shape=shape, make=make)
 
 
 MODELS = [
@@ -104,40 +109,55 @@ MODELS = [
     vision("mobilenet_v3_large", 64, variance=2**-1),
     vision("efficientnet_b0", 64, variance=2**-2),
     vision("convnext_tiny", 64),
+    vision("vit_b_16", 224, images=1),
+    vision("vit_b_16", 32, images=1, image_size=32, num_classes=10, dropout=0.25, go={"ImageSize": 32, "NumClasses": 10, "Dropout": 0.25}),
+    # PyTorch's MultiheadAttention multiplies the rows of several sequences in another order than package nn.
+    vision("vit_b_16", 32, exact=False, image_size=32, go={"ImageSize": 32}),
+    gpt2("gpt2", [1, 16]),
+    gpt2(
+        "gpt2", [2, 24], activation_function="gelu_pytorch_tanh", vocab_size=199, n_positions=32, n_layer=3, n_head=4, n_embd=64,
+        go={"VocabSize": 199, "Positions": 32, "Layers": 3, "Heads": 4, "Width": 64},
+    ),
+    gpt2("gpt2-medium", None, n_layer=24, n_head=16, n_embd=1024),
 ]
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
 
 
 def record(m):
     torch.manual_seed(1)
-    net = m["make"]()
+    with torch.device("cpu" if m["shape"] else "meta"):
+        net = m["make"]()
     state = tensors(net)
-    r = dict(name=m["name"], options=m["go"], input=m["shape"], variance=m["variance"], parameters=sum(p.numel() for p in net.parameters()))
-    r["keys"] = hashlib.sha256("".join("%s %s\n" % (n, list(t.shape)) for n, t in state).encode()).hexdigest()
+    r = dict(name=m["name"], options=m["go"], parameters=sum(p.numel() for p in net.parameters()))
+    r["keys"] = digest("".join("%s %s\n" % (n, list(t.shape)) for n, t in state).encode())
+    if not m["shape"]:
+        return r
     r["initial"] = [[float(t.flatten()[0]), float(t.double().square().sum())] for _, t in state]
     with torch.no_grad():
         fill(state, m["variance"])
-    language = len(m["shape"]) == 2
+    r.update(input=m["shape"], variance=m["variance"], exact=m["exact"])
     x = u(1 << 16, int(numpy.prod(m["shape"]))).reshape(m["shape"])
-    if language:
-        x = torch.from_numpy(((x + 1) * 32768).astype(numpy.int64) % net.config.vocab_size)
-        run = lambda: net(x, use_cache=False).logits  # noqa: E731
-    else:
-        x = torch.from_numpy(x)
-        run = lambda: net(x)  # noqa: E731
+    tokens = x.ndim == 2
+    if tokens:
+        x = ((x + 1) * 32768).astype(numpy.int64) % net.config.vocab_size
+    x = torch.from_numpy(x)
+
+    def run():
+        return net(x, use_cache=False).logits if tokens else net(x)
+
     # With gradients enabled, so that MultiheadAttention takes the operators of training in evaluation too.
     net.eval()
-    logits = run().detach()
-    rows = logits.flatten(0, -2)
+    rows = run().detach().flatten(0, -2)
     r["logits"] = rows[:, :SHORT].tolist()
-    r["sha256"] = hashlib.sha256(rows.numpy().tobytes()).hexdigest()
-    r["spread"] = float((rows[0] - rows[1]).std() / rows.std())
+    r["sha256"] = digest(rows.numpy().tobytes())
     net.train()
     torch.manual_seed(2)
-    rows = run()
-    if language:
+    rows, labels = run(), torch.arange(len(x)) * 7
+    if tokens:
         rows, labels = rows[:, :-1].flatten(0, 1), x[:, 1:].flatten()
-    else:
-        labels = torch.arange(len(x)) * 7 % rows.shape[1]
     loss = torch.nn.functional.cross_entropy(rows, labels)
     loss.backward()
     r["loss"] = float(loss.detach())

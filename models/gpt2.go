@@ -1,0 +1,260 @@
+package models
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// GPT2 is OpenAI's GPT-2 with the head that predicts the next token: Hugging Face's
+// GPT2LMHeadModel. The head's weight is that of the embedding of tokens. State lists it once, as
+// transformer.wte.weight, like the files of save_pretrained; a state_dict has it as lm_head.weight
+// too.
+type GPT2 struct {
+	transformer *gpt2Transformer
+}
+
+// GPT2Options are the options of NewGPT2. The zero value is the smallest published model, "gpt2".
+// The larger ones have Layers, Heads and Width of 24, 16 and 1024 (gpt2-medium), 36, 20 and 1280
+// (gpt2-large), and 48, 25 and 1600 (gpt2-xl).
+type GPT2Options struct {
+	VocabSize int     // tokens; 0 stands for 50257
+	Positions int     // the maximum length of a sequence; 0 stands for 1024
+	Layers    int     // 0 stands for 12
+	Heads     int     // of each layer; 0 stands for 12
+	Width     int     // of an embedding, a multiple of Heads; 0 stands for 768
+	Dropout   float64 // the probability after embeddings, attention and each part; 0 stands for 0.1, a negative value for none
+}
+
+// NewGPT2 returns a GPT-2: tokens [N T] of int64 give logits [N T VocabSize] of the token after
+// each.
+func NewGPT2(o GPT2Options) (*GPT2, error) {
+	const kind = "GPT-2"
+	for _, size := range []struct {
+		name    string
+		value   *int
+		publish int
+	}{{"VocabSize", &o.VocabSize, 50257}, {"Positions", &o.Positions, 1024}, {"Layers", &o.Layers, 12}, {"Heads", &o.Heads, 12}, {"Width", &o.Width, 768}} {
+		if *size.value < 0 {
+			return nil, invalid(kind, "%s is %d", size.name, *size.value)
+		}
+		if *size.value == 0 {
+			*size.value = size.publish
+		}
+	}
+	if o.Width%o.Heads != 0 {
+		return nil, invalid(kind, "Width %d is not a multiple of Heads %d", o.Width, o.Heads)
+	}
+	o.Dropout = probability(o.Dropout, 0.1)
+	// The order of these calls is Hugging Face's, so that the same seed gives the same numbers.
+	t := &gpt2Transformer{
+		tokens:    nn.NewEmbedding(o.VocabSize, o.Width, nn.EmbeddingOptions{}),
+		positions: nn.NewEmbedding(o.Positions, o.Width, nn.EmbeddingOptions{}),
+		dropout:   nn.NewDropout(o.Dropout),
+		longest:   int64(o.Positions),
+	}
+	for range o.Layers {
+		t.blocks = append(t.blocks, newGPT2Block(o))
+	}
+	t.norm = nn.NewLayerNorm([]int{o.Width}, nn.LayerNormOptions{})
+	return checked(kind, &GPT2{t}, t.initialise())
+}
+
+// Forward computes the logits [N T VocabSize] of the token after each of the tokens [N T].
+func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
+	return g.transformer.Forward(tokens).Linear(g.transformer.tokens.Weight, nil)
+}
+
+// Parts returns the transformer.
+func (g *GPT2) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{{Name: "transformer", Module: g.transformer}}}
+}
+
+// Transformer returns the model without its head: Hugging Face's GPT2Model. Tokens [N T] give
+// vectors [N T Width]. Its names are those of the published files, which nn.LoadWith loads with
+// Partial: they also have the causal masks, as h.0.attn.bias and so on.
+func (g *GPT2) Transformer() nn.Module { return g.transformer }
+
+type gpt2Transformer struct {
+	tokens, positions *nn.Embedding
+	dropout           *nn.Dropout
+	blocks            []*gpt2Block
+	norm              *nn.LayerNorm
+	longest           int64 // positions
+}
+
+// Forward returns the vectors [N T Width] of the tokens [N T].
+func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
+	shape := tokens.Shape()
+	if shape == nil {
+		return g.tokens.Forward(tokens) // reports what is wrong with the tokens
+	}
+	if len(shape) != 2 {
+		return torch.Fail("models.GPT2", fmt.Errorf("the input is %v, and it must be [N T]: %w", shape, cuda.ErrInvalidArgument))
+	}
+	if shape[1] > g.longest {
+		return torch.Fail("models.GPT2", fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest, cuda.ErrInvalidArgument))
+	}
+	positions := g.positions.Weight.Narrow(0, 0, shape[1])
+	x := g.tokens.Forward(tokens).Add(positions)
+	positions.Close() // it has no scope
+	x = g.dropout.Forward(x)
+	for _, b := range g.blocks {
+		x = b.Forward(x)
+	}
+	return g.norm.Forward(x)
+}
+
+// Parts returns the parts by Hugging Face's names.
+func (g *gpt2Transformer) Parts() nn.Parts {
+	modules := []nn.Child{{Name: "wte", Module: g.tokens}, {Name: "wpe", Module: g.positions}, {Name: "drop", Module: g.dropout}}
+	for i, b := range g.blocks {
+		modules = append(modules, nn.Child{Name: fmt.Sprintf("h.%d", i), Module: b})
+	}
+	return nn.Parts{Modules: append(modules, nn.Child{Name: "ln_f", Module: g.norm})}
+}
+
+// initialise draws the weights again, in Hugging Face's order. The projections that end a residual
+// branch have a smaller deviation, because 2*layers of them add up.
+func (g *gpt2Transformer) initialise() error {
+	const std = 0.02
+	small := nn.Normal(0, std/math.Sqrt(float64(2*len(g.blocks))))
+	err := errors.Join(nn.Initialise(g.tokens.Weight, nn.Normal(0, std)), nn.Initialise(g.positions.Weight, nn.Normal(0, std)))
+	for _, b := range g.blocks {
+		for _, pair := range [][2]*conv1D{{b.attention.in, b.attention.out}, {b.up, b.down}} {
+			err = errors.Join(err,
+				nn.Initialise(pair[0].weight, nn.Normal(0, std)),
+				nn.Initialise(pair[1].weight, nn.Normal(0, std)),
+				nn.Initialise(pair[1].weight, small),
+			)
+		}
+	}
+	return err
+}
+
+// gpt2Block is causal attention and a network of two layers, each after a normalisation and added
+// to its input.
+type gpt2Block struct {
+	norm1, norm2 *nn.LayerNorm
+	attention    *gpt2Attention
+	up, down     *conv1D
+	activation   nn.Module
+	dropout      *nn.Dropout
+}
+
+func newGPT2Block(o GPT2Options) *gpt2Block {
+	return &gpt2Block{
+		norm1:      nn.NewLayerNorm([]int{o.Width}, nn.LayerNormOptions{}),
+		attention:  newGPT2Attention(o),
+		norm2:      nn.NewLayerNorm([]int{o.Width}, nn.LayerNormOptions{}),
+		up:         newConv1D(o.Width, 4*o.Width),
+		down:       newConv1D(4*o.Width, o.Width),
+		activation: nn.NewGELU(nn.GELUOptions{Tanh: true}),
+		dropout:    nn.NewDropout(o.Dropout),
+	}
+}
+
+// Forward returns a tensor of x's shape [N T Width].
+func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor {
+	x = b.attention.Forward(b.norm1.Forward(x)).Add(x)
+	hidden := b.activation.Forward(b.up.Forward(b.norm2.Forward(x)))
+	return x.Add(b.dropout.Forward(b.down.Forward(hidden)))
+}
+
+// Parts returns the parts by Hugging Face's names.
+func (b *gpt2Block) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{
+		{Name: "ln_1", Module: b.norm1},
+		{Name: "attn", Module: b.attention},
+		{Name: "ln_2", Module: b.norm2},
+		{Name: "mlp.c_fc", Module: b.up},
+		{Name: "mlp.c_proj", Module: b.down},
+		{Name: "mlp.dropout", Module: b.dropout},
+	}}
+}
+
+// gpt2Attention lets each token attend to itself and those before it. Its projections are stored
+// transposed, so that nn.MultiheadAttention would not load them.
+type gpt2Attention struct {
+	in, out    *conv1D
+	heads      int64
+	p          float64 // of dropping an attention weight
+	dropout    *nn.Dropout
+	evaluating atomic.Bool
+}
+
+func newGPT2Attention(o GPT2Options) *gpt2Attention {
+	return &gpt2Attention{
+		in:      newConv1D(o.Width, 3*o.Width),
+		out:     newConv1D(o.Width, o.Width),
+		heads:   int64(o.Heads),
+		p:       o.Dropout,
+		dropout: nn.NewDropout(o.Dropout),
+	}
+}
+
+// Forward returns a tensor of x's shape [N T Width].
+func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor {
+	parts, err := a.in.Forward(x).Chunk(3, -1)
+	if err != nil {
+		return torch.Fail("models.GPT2", err)
+	}
+	for i, part := range parts { // [N T Width] to [N heads T Width/heads]
+		if shape := part.Shape(); shape != nil {
+			parts[i] = part.View(shape[0], shape[1], a.heads, shape[2]/a.heads).Transpose(1, 2)
+		}
+	}
+	o := torch.ScaledDotProductAttentionOptions{IsCausal: true}
+	if !a.evaluating.Load() {
+		o.DropoutP = a.p
+	}
+	y := parts[0].ScaledDotProductAttention(parts[1], parts[2], o)
+	return a.dropout.Forward(a.out.Forward(y.Transpose(1, 2).Flatten(2, 3)))
+}
+
+// Parts returns the parts by Hugging Face's names.
+func (a *gpt2Attention) Parts() nn.Parts {
+	return nn.Parts{Modules: []nn.Child{
+		{Name: "c_attn", Module: a.in},
+		{Name: "c_proj", Module: a.out},
+		{Name: "resid_dropout", Module: a.dropout},
+	}}
+}
+
+// SetTraining switches the dropping of attention weights on or off.
+func (a *gpt2Attention) SetTraining(training bool) { a.evaluating.Store(!training) }
+
+// conv1D is Hugging Face's Conv1D: a linear layer whose weight is transposed.
+type conv1D struct {
+	weight *torch.Tensor // [in out]
+	bias   *torch.Tensor // [out]
+	out    int64
+}
+
+func newConv1D(in, out int) *conv1D {
+	return &conv1D{
+		weight: nn.NewParameter(nn.Normal(0, 0.02), int64(in), int64(out)),
+		bias:   nn.NewParameter(nn.Constant(0), int64(out)),
+		out:    int64(out),
+	}
+}
+
+// Forward returns x * weight + bias: [N T in] gives [N T out].
+func (c *conv1D) Forward(x *torch.Tensor) *torch.Tensor {
+	shape := x.Shape()
+	if shape == nil {
+		return x
+	}
+	shape[len(shape)-1] = c.out
+	return torch.Call1("addmm", c.bias, x.Flatten(0, -2), c.weight).View(shape...)
+}
+
+// Parts returns weight and bias.
+func (c *conv1D) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "weight", Tensor: c.weight}, {Name: "bias", Tensor: c.bias}}}
+}
