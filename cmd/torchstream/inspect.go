@@ -15,6 +15,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 // inspection is the report as JSON.
@@ -140,7 +141,7 @@ func (r inspection) printSizes(table io.Writer) {
 // print writes the report; web says that classes are labels of WebDataset.
 func (r inspection) print(w io.Writer, limit int, web bool) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "%s: %s, %.1f MB\n", r.File, r.Format, float64(r.FileBytes)/1e6)
+	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
 	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), len(r.Bad))
 	if r.Ignored > 0 {
 		members, orphans := "members outside of class directories", "images in no directory at all"
@@ -172,7 +173,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 		table = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(table, "\nlabel\tclass\tsamples\tbad\t")
 		for _, c := range r.Classes {
-			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, c.Name, c.Samples, c.Bad, strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1)))
+			fmt.Fprintf(table, "%5d\t%s\t%7d\t%3d\t%s\n", c.Label, printable.Name(c.Name), c.Samples, c.Bad, strings.Repeat("#", (30*c.Samples+most-1)/max(most, 1)))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -187,7 +188,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 		}
 		fmt.Fprintln(table)
 		for _, b := range r.Bad[:min(max(limit, 0), len(r.Bad))] {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", b.Name, b.Reason, b.Detail)
+			fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Name(b.Name), b.Reason, printable.Text(b.Detail))
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -197,7 +198,7 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 		}
 	}
 	if r.Damage != "" {
-		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", r.Damage)
+		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
 	}
 	return nil
 }

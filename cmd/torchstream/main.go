@@ -27,6 +27,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/internal/interrupt"
+	"github.com/torchstream/torchstream/internal/printable"
 )
 
 func main() {
@@ -108,7 +109,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintln(stderr, "torchstream: interrupted")
 		return interrupt.Status
 	}
-	fmt.Fprintf(stderr, "torchstream: %v\n", err)
+	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(err.Error()))
 	return 1
 }
 

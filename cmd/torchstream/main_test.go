@@ -244,6 +244,25 @@ func TestInspectBadMembers(t *testing.T) {
 	}
 }
 
+// TestInspectForeignNames: names of members and classes can't write to the terminal.
+func TestInspectForeignNames(t *testing.T) {
+	const evil = "\x1b[2J\nsamples  1 in 1 classes, 0 bad\u202e"
+	path := writeTar(t, map[string]string{"a" + evil + "/x" + evil + ".jpg": "", "b/y.jpg": ""})
+	for _, args := range [][]string{{"inspect", path}, {"inspect", "-index", path}, {"inspect", path + "\x1b[2J"}, {"bench", "loader", "-archive", path}} {
+		status, stdout, stderr := command(t, args...)
+		out := stdout + stderr
+		if status != 1 || strings.ContainsAny(out, "\x1b\u202e") || strings.Contains(out, "\nsamples  1 in") {
+			t.Errorf("%q: status %d\n%q", args, status, out)
+		}
+	}
+	_, stdout, _ := command(t, "inspect", path)
+	for _, want := range []string{`  "a\x1b[2J\n`, "\n" + `"a\x1b[2J\nsamples  1 in 1 classes, 0 bad\u202e/x\x1b[2J`, "  b  ", "\nb/y.jpg  "} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("no %s in\n%s", want, stdout)
+		}
+	}
+}
+
 // What comes before the damage is reported, with the damage.
 func TestInspectDamagedArchive(t *testing.T) {
 	data, err := os.ReadFile(photos)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -216,9 +217,9 @@ func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report 
 }
 
 func (p predictor) row(w io.Writer, name string, best []guess, mark string) {
-	fmt.Fprint(w, name)
+	fmt.Fprint(w, printable.Name(name))
 	for _, g := range best {
-		fmt.Fprintf(w, "\t%s\t%5.1f %%", p.settings.Classes[g.class], 100*g.probability)
+		fmt.Fprintf(w, "\t%s\t%5.1f %%", printable.Name(p.settings.Classes[g.class]), 100*g.probability)
 	}
 	fmt.Fprintf(w, "\t%s\n", mark)
 }

@@ -49,10 +49,10 @@ func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, 
 	if isWebLabel(m) {
 		label, err := webLabel(extension, content)
 		if err != nil {
-			return -1, fmt.Errorf("%s: %w", m.Name, err)
+			return -1, fmt.Errorf("%q: %w", m.Name, err)
 		}
 		if len(label) > archive.MaxNameBytes {
-			return -1, fmt.Errorf("%s: a label of %d bytes, over the limit of %d", m.Name, len(label), archive.MaxNameBytes)
+			return -1, fmt.Errorf("%q: a label of %d bytes, over the limit of %d", m.Name, len(label), archive.MaxNameBytes)
 		}
 		if label != "" {
 			b.web.label = label
@@ -97,7 +97,7 @@ func webLabel(extension string, content []byte) (string, error) {
 		}
 		var n int64
 		if err := json.Unmarshal(raw, &n); err != nil {
-			return "", fmt.Errorf("%q is neither a string nor a whole number: %s", name, raw[:min(len(raw), 40)])
+			return "", fmt.Errorf("%q is neither a string nor a whole number: %q", name, raw[:min(len(raw), 40)])
 		}
 		return strconv.FormatInt(n, 10), nil
 	}
