@@ -10,11 +10,12 @@ package capi
 */
 import "C"
 
-// Noop does nothing: what a call costs.
+// Noop makes a call into C that does nothing, to measure the cost of a call.
 func Noop() { C.ts_bench_noop() }
 
-// BenchAdd returns host nanoseconds a call of C++'s own addition: in place, with each result freed
-// at once, and with results freed many at a time.
+// BenchAdd returns the host nanoseconds that one addition takes when C++ calls it directly: in
+// place, out of place with each result freed at once, and out of place with results freed many at a
+// time.
 func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
 	computing.enter()
 	defer computing.leave()
@@ -23,7 +24,7 @@ func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err 
 	return float64(i), float64(o), float64(h), err
 }
 
-// BenchPeer returns seconds a copy.
+// BenchPeer returns the seconds that one copy of the given bytes between two GPUs takes.
 func BenchPeer(dst, src int32, bytes, rounds int) (seconds float64, err error) {
 	waiting.enter()
 	defer waiting.leave()

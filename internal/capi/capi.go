@@ -1,23 +1,26 @@
-// Package capi is the only package that speaks to the C++ shim: it turns the C header
-// cshim/include/torchstream.h into Go types and errors, function by function, and decides nothing.
-// Ownership, ordering and threads are what the header says; the packages above give them a Go
-// shape.
+// Package capi binds the C header cshim/include/torchstream.h, function by function, with Go types
+// and errors. It makes no policy: the header defines ownership, ordering and threads, and the
+// packages above give them a Go shape. internal/imagecapi binds the image part of the shim; no
+// other package calls C.
 //
 // # Threads
 //
-// A goroutine may be on another OS thread at every call, so whoever sets thread state
-// (SetCUDAStream, StreamGuardEnter) must hold runtime.LockOSThread from there until it is undone.
+// A goroutine may run on another OS thread at every call. A caller that sets thread state
+// (SetCUDAStream, StreamGuardEnter) must therefore hold runtime.LockOSThread until it has restored
+// that state.
+//
 // Calls that can take long (they compute, copy, launch, wait, or take the allocator's lock) pass a
-// [gate]: it bounds how many OS threads are inside LibTorch at once, because Go gives every blocked
-// call a thread of its own, and LibTorch keeps OpenMP teams and library handles for every thread
-// that ever entered it. Calls that only read or write a few words pass none.
+// [gate], which bounds the number of OS threads inside LibTorch. Go gives every blocked call a
+// thread of its own, and LibTorch keeps OpenMP teams and library handles for every thread that ever
+// entered it. Calls that only read or write a few words pass no gate.
 //
 // # Pointers
 //
-// C keeps no pointer that it gets here beyond the call, with one exception, TensorFromMemory, whose
-// memory must be C memory. No function of the header calls back into Go. So functions with out
-// parameters or slices are marked noescape and nocallback, and what they point to can live on the
-// caller's stack: cgo heeds noescape only beside nocallback.
+// C keeps no pointer beyond the call, with two exceptions: TensorFromMemory, whose memory must be C
+// memory, and RegisterPinned, which refuses Go memory unless a runtime.Pinner holds it. No function
+// of the header calls back into Go. Functions with out parameters or slices are therefore marked
+// noescape and nocallback, so that their arguments can live on the caller's stack; cgo honours
+// noescape only together with nocallback.
 package capi
 
 /*
@@ -33,9 +36,9 @@ import (
 	"unsafe"
 )
 
-// Check reports whether the loaded shim is the one that this package was written for. The functions
-// that make or find the first object of their kind call it, so that no other can be reached past a
-// wrong shim.
+// Check returns an error if the loaded shim has another ABI version than this package. Functions
+// that create or find the first object of a kind call it, so that a program with a wrong shim fails
+// before it can reach any other function.
 var Check = sync.OnceValue(func() error {
 	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
 		return &Error{Code: CodeInternal, Origin: "ts_abi_version", Message: fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
@@ -43,12 +46,14 @@ var Check = sync.OnceValue(func() error {
 	return nil
 })
 
-// Versions of what the shim was built with.
+// LibTorchVersion returns the version of the LibTorch that the shim was built with.
 func LibTorchVersion() string { return C.GoString(C.ts_libtorch_version()) }
-func CUDAVersion() string     { return C.GoString(C.ts_cuda_version()) }
 
-// The Go structs that C reads in place are laid out as their C twins: a difference of a size or an
-// offset, in either direction, fails to compile.
+// CUDAVersion returns the version of the CUDA that the shim was built with.
+func CUDAVersion() string { return C.GoString(C.ts_cuda_version()) }
+
+// C reads these Go structs in place, so each must have the layout of its C counterpart. A size or
+// an offset that differs, in either direction, fails to compile.
 const (
 	_ = -(unsafe.Sizeof(Stream{}) ^ unsafe.Sizeof(C.ts_stream{}))
 	_ = -(unsafe.Offsetof(Stream{}.Device) ^ unsafe.Offsetof(C.ts_stream{}.device))

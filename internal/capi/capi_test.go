@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestABIVersion(t *testing.T) {
+func TestShimHasTheExpectedABIVersion(t *testing.T) {
 	if err := Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -26,8 +26,8 @@ func TestErrorMatchesItsCode(t *testing.T) {
 	}
 }
 
-// A C error arrives whole.
-func TestErrorFromC(t *testing.T) {
+// The code, the origin and the message of a C error survive the conversion.
+func TestErrorFromCIsWhole(t *testing.T) {
 	_, err := FindOperator("aten::no_such_operator", "")
 	var e *Error
 	if !errors.As(err, &e) || e.Code != CodeNotFound || e.Origin != "ts_operator_find" || e.Message == "" {
@@ -40,9 +40,11 @@ func TestLengthsAreCheckedBeforeC(t *testing.T) {
 		"CopyBatch":       CopyBatch(Stream{}, nil, make([]*Tensor, 2), make([]*Tensor, 1), nil),
 		"NormalizeImages": NormalizeImages(nil, nil, make([]float32, 3), make([]float32, 1)),
 	} {
-		if !errors.Is(err, CodeInvalidArgument) {
-			t.Errorf("%s: got %v, want an invalid argument", name, err)
-		}
+		t.Run(name, func(t *testing.T) {
+			if !errors.Is(err, CodeInvalidArgument) {
+				t.Errorf("got %v, want an invalid argument", err)
+			}
+		})
 	}
 }
 
@@ -72,7 +74,7 @@ func scalarTensor(t testing.TB, device int32) *Tensor {
 	return y
 }
 
-// Calls on the path of a training step make no garbage: their out parameters and argument slices
+// Calls of a training step allocate nothing on the heap: their out parameters and argument slices
 // stay on the stack.
 func TestCallsDoNotAllocate(t *testing.T) {
 	x := scalarTensor(t, DeviceCPU)
@@ -115,18 +117,21 @@ func TestCallsDoNotAllocate(t *testing.T) {
 			return g.Exit()
 		}),
 	} {
-		if call == nil {
-			continue
-		}
-		if err := call(); err != nil {
-			t.Errorf("%s: %v", name, err)
-		} else if n := testing.AllocsPerRun(100, func() { call() }); n != 0 {
-			t.Errorf("%s: %v allocations a call", name, n)
-		}
+		t.Run(name, func(t *testing.T) {
+			if call == nil {
+				t.Skip("needs a GPU")
+			}
+			if err := call(); err != nil {
+				t.Error(err)
+			} else if n := testing.AllocsPerRun(100, func() { call() }); n != 0 {
+				t.Errorf("%v allocations a call", n)
+			}
+		})
 	}
 }
 
-// allocationsOnGPU keeps the call where there is a GPU: an error costs allocations.
+// allocationsOnGPU returns the call on a machine with a GPU, and nil elsewhere: without a GPU the
+// call returns an error, which allocates.
 func allocationsOnGPU(call func() error) func() error {
 	if DeviceCount() == 0 {
 		return nil

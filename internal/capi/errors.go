@@ -9,10 +9,10 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Error is a failure that the shim returned; both parts of the header have the same errors.
+// Error is a failure that the shim returned. Both C headers share one set of errors.
 type Error = imagecapi.Error
 
-// Code says what kind of failure an [Error] is.
+// Code is the kind of failure of an [Error].
 type Code = imagecapi.Code
 
 const (

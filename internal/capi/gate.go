@@ -5,13 +5,15 @@ import (
 	"sync/atomic"
 )
 
-// A gate lets a bounded number of calls through at once; the others wait outside of C, where a
-// goroutine costs no thread. Nobody inside a gate waits for somebody outside who might want to
-// enter it: what a call waits for on the device was enqueued before it, and what ends a capture
-// passes no gate that others wait in for that.
+// A gate bounds the number of concurrent calls. Further calls wait in Go, where a blocked goroutine
+// costs no OS thread.
+//
+// Gates do not deadlock, because a call inside a gate never waits for a call that has yet to enter
+// the same gate: the device work that a call waits for was enqueued before the call, and the calls
+// that end a capture pass no gate in which others wait for that end.
 type gate struct {
 	limit  int64
-	inside atomic.Int64 // callers inside and waiting
+	inside atomic.Int64 // callers inside, plus callers waiting to enter
 	wake   chan struct{}
 }
 
@@ -23,20 +25,21 @@ func (g *gate) enter() {
 	}
 }
 
-// Every step of inside from n to n+1 with n >= limit is an enter that takes one token, every step
-// back is a leave that puts one: as many are put as taken, and a token is put only when somebody
-// has counted itself in that has not taken one yet.
+// leave passes one token to a waiting caller, if there is one. Each enter that raises inside above
+// limit takes one token, and each leave that lowers it from above limit sends one. So as many
+// tokens are sent as taken, and a leave sends a token only while a caller that has counted itself
+// in still needs one.
 func (g *gate) leave() {
 	if g.inside.Add(-1) >= g.limit {
 		g.wake <- struct{}{}
 	}
 }
 
-// Several gates, so that goroutines that wait don't keep those from going on that they wait for:
-// the device gets its work from those that compute, and a capture ends only after all that its
-// function calls, waits for the device among it.
+// There are several gates so that waiting goroutines never block the goroutines that they wait for.
+// The device gets its work from calls that compute, and a capture ends only after every call of the
+// captured function, including calls that wait for the device.
 var (
 	computing  = newGate(max(8, 2*runtime.NumCPU()))
 	waiting    = newGate(max(64, 2*runtime.NumCPU()))
-	forCapture = newGate(max(64, 2*runtime.NumCPU())) // for a capture's end
+	forCapture = newGate(max(64, 2*runtime.NumCPU())) // waits for the end of a capture
 )

@@ -9,19 +9,19 @@ import (
 	"time"
 )
 
-// Under load no more than the limit are inside, all get in at last, and nothing is left over.
+// Under load at most limit callers are inside a gate, every caller gets in, and no token is left.
 func TestGateBoundsConcurrency(t *testing.T) {
 	for _, limit := range []int{1, 3, 8} {
 		const callers, rounds = 64, 2000
 		g := newGate(limit)
-		var inside, most atomic.Int64
+		var inside, peak atomic.Int64
 		var all sync.WaitGroup
 		for range callers {
 			all.Go(func() {
 				for round := range rounds {
 					g.enter()
 					n := inside.Add(1)
-					for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+					for m := peak.Load(); n > m && !peak.CompareAndSwap(m, n); m = peak.Load() {
 					}
 					if round%7 == 0 {
 						runtime.Gosched()
@@ -32,11 +32,11 @@ func TestGateBoundsConcurrency(t *testing.T) {
 			})
 		}
 		waitFor(t, &all)
-		if most.Load() > int64(limit) {
-			t.Errorf("limit %d: %d inside at once", limit, most.Load())
+		if peak.Load() > int64(limit) {
+			t.Errorf("limit %d: %d inside at once", limit, peak.Load())
 		}
-		if limit > 1 && most.Load() < 2 {
-			t.Errorf("limit %d: never two inside at once: the test shows nothing", limit)
+		if limit > 1 && peak.Load() < 2 {
+			t.Errorf("limit %d: never two inside at once, so the test proves nothing", limit)
 		}
 		if g.inside.Load() != 0 || len(g.wake) != 0 {
 			t.Errorf("limit %d: afterwards %d inside and %d tokens", limit, g.inside.Load(), len(g.wake))
@@ -44,7 +44,7 @@ func TestGateBoundsConcurrency(t *testing.T) {
 	}
 }
 
-// A full gate lets nobody in, and each that leaves lets in exactly one.
+// A full gate lets no caller in, and each leave lets in exactly one.
 func TestGateHandsOverOneByOne(t *testing.T) {
 	const limit, waiters = 3, 5
 	g := newGate(limit)
@@ -78,7 +78,7 @@ func TestGateHandsOverOneByOne(t *testing.T) {
 	}
 }
 
-// waitFor fails the test, with all stacks, instead of hanging.
+// waitFor waits for the goroutines. It fails the test with all stacks after 30 seconds.
 func waitFor(t *testing.T, all *sync.WaitGroup) {
 	t.Helper()
 	done := make(chan struct{})
@@ -94,7 +94,7 @@ func waitFor(t *testing.T, all *sync.WaitGroup) {
 	}
 }
 
-// Each call passes its gate: it waits while the gate is full.
+// Each call waits while its gate is full.
 func TestCallsPassTheirGate(t *testing.T) {
 	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
 	if err != nil {
@@ -148,7 +148,7 @@ func TestCallsPassTheirGate(t *testing.T) {
 	}
 }
 
-// However many wait for a capture's end, what the captured function calls goes on.
+// A full gate of waiters for a capture does not block the calls that a captured function makes.
 func TestWaitersForACaptureLeaveRoom(t *testing.T) {
 	for name, c := range map[string]struct {
 		full *gate
@@ -175,8 +175,8 @@ func TestWaitersForACaptureLeaveRoom(t *testing.T) {
 	}
 }
 
-// More goroutines than a gate lets in wait for a capture, which goes on, is refused what it would
-// wait for itself with, and ends.
+// A capture continues and ends while more goroutines wait for it than a gate lets in. Calls of the
+// capturing thread that would wait for the capture itself return an error.
 func TestCaptureBesideManyWaiters(t *testing.T) {
 	if DeviceCount() == 0 {
 		t.Skip("needs 1 GPU(s), this machine has 0")
@@ -237,7 +237,7 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 		select {
 		case <-done:
 		case <-time.After(30 * time.Second):
-			panic("the capture waits for those that wait for it")
+			panic("deadlock: the capture waits for goroutines that wait for the capture")
 		}
 	}()
 	_, nested := BeginCapture(s, nil)
@@ -264,9 +264,9 @@ func TestCaptureBesideManyWaiters(t *testing.T) {
 	}
 }
 
-// A copy that waits for the device is not among those that give it work; without a GPU every copy
-// computes.
-func TestCopiesThatWait(t *testing.T) {
+// A blocking copy passes the gate of calls that wait for the device. Without a GPU every copy
+// passes the computing gate.
+func TestBlockingCopiesPassTheWaitingGate(t *testing.T) {
 	want := computing
 	if DeviceCount() > 0 {
 		want = waiting

@@ -15,7 +15,8 @@ import "C"
 
 type Graph = C.ts_graph
 
-// BeginCapture may wait for another capture's end. share may be nil.
+// BeginCapture begins a capture on the stream. It may wait for the end of another capture. share is
+// a graph whose memory the new graph shares, or nil.
 func BeginCapture(s Stream, share *Graph) (g *Graph, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -38,24 +39,25 @@ func ReplayGraph(g *Graph, s Stream) error {
 
 func GraphNodes(g *Graph) int { return int(C.ts_graph_node_count(g)) }
 
-// FreeGraph leaves the graph as it is if it fails.
+// FreeGraph destroys the graph. If it fails, the graph is unchanged.
 func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_graph_destroy(g))
 }
 
-// CaptureHere reports whether the calling thread takes part in the capture under way: what would
-// wait for somebody else is to be refused then, who may wait for the capture's end.
+// CaptureHere reports whether the calling thread takes part in the capture that is under way. Such
+// a thread must not wait for another goroutine, since that goroutine may wait for the capture's
+// end.
 func CaptureHere() (bool, error) {
 	var here C.bool
 	err := failure(C.ts_capture_is_active(&here))
 	return bool(here), err
 }
 
-// awaitCapture makes a call that may wait for a capture's end. A thread that takes part in the
-// capture makes it at once, since it is refused then: at the gate it might wait for those that wait
-// for this very capture.
+// awaitCapture makes a call that may wait for the end of a capture. A thread that takes part in the
+// capture passes no gate, because the goroutines inside the gate may wait for this very capture;
+// the shim refuses its call.
 func awaitCapture(call func() error) error {
 	here, err := CaptureHere()
 	if err != nil {
@@ -68,8 +70,8 @@ func awaitCapture(call func() error) error {
 	return call()
 }
 
-// waitForCapture is what a call does that got CodeBusy, outside of the computing gate, which the
-// capture may need.
+// waitForCapture waits for the end of the capture under way. A call that failed with CodeBusy uses
+// it after leaving the computing gate, which the capture may need.
 func waitForCapture() error {
 	return awaitCapture(func() error { return failure(C.ts_capture_wait()) })
 }

@@ -76,8 +76,8 @@ func NewMemoryPool(device int32) (p *MemoryPool, err error) {
 	return p, err
 }
 
-// FreeMemoryPool leaves the pool as it is if it fails. It may give memory back to the driver, which
-// waits for the device.
+// FreeMemoryPool destroys the pool. If it fails, the pool is unchanged. It may return memory to the
+// driver, which waits for the device.
 func FreeMemoryPool(p *MemoryPool) error {
 	waiting.enter()
 	defer waiting.leave()
@@ -104,14 +104,14 @@ func MemoryPoolBytes(p *MemoryPool) (reserved, allocated int64, err error) {
 	return int64(r), int64(a), err
 }
 
-// RegisterPinned pins memory until the buffer is freed: not Go memory, unless a runtime.Pinner
-// holds it.
+// RegisterPinned pins memory until the buffer is freed. It refuses Go memory, unless a
+// runtime.Pinner holds it.
 func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
 	if mustNotKeep((*C.uint8_t)(unsafe.SliceData(memory))) {
-		return nil, &Error{Code: CodeInvalidArgument, Origin: "RegisterPinned", Message: "memory of Go cannot be pinned, since the garbage collector may give it to others: use NewPinned, or memory of mmap or C"}
+		return nil, &Error{Code: CodeInvalidArgument, Origin: "RegisterPinned", Message: "Go memory cannot be pinned, since the garbage collector may reuse it: use NewPinned, or memory from mmap or C"}
 	}
 	waiting.enter()
 	defer waiting.leave()
@@ -119,9 +119,9 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	return p, err
 }
 
-// mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that is
-// not held by a runtime.Pinner. Only the runtime knows; it checks at every call into C that none is
-// behind an argument, and panics. (Not with GODEBUG=cgocheck=0.)
+// mustNotKeep reports whether C must not keep the pointer, because it points to Go memory that no
+// runtime.Pinner holds. Only the Go runtime knows this: at every call into C it panics if an
+// argument points to such a pointer, unless GODEBUG=cgocheck=0 disables the check.
 func mustNotKeep(memory *C.uint8_t) (must bool) {
 	defer func() { must = recover() != nil }()
 	behind := new(*C.uint8_t)
@@ -132,7 +132,7 @@ func mustNotKeep(memory *C.uint8_t) (must bool) {
 
 const EventInterprocess = C.TS_EVENT_FLAG_INTERPROCESS
 
-// EventHandle names an event in other processes.
+// EventHandle identifies an event to other processes.
 type EventHandle [C.TS_EVENT_HANDLE_BYTES]byte
 
 func ExportEvent(e *Event, device int32) (h EventHandle, err error) {
@@ -152,7 +152,7 @@ func ImportEvent(device int32, h EventHandle) (e *Event, err error) {
 	return e, err
 }
 
-// CopyPeer is ts_tensor_copy_peer.
+// CopyPeer calls ts_tensor_copy_peer.
 func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) error {
 	computing.enter()
 	defer computing.leave()

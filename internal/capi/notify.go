@@ -35,10 +35,10 @@ func NewNotifier() (n *Notifier, err error) {
 	return n, err
 }
 
-// NotifierFD returns a descriptor that stays the notifier's.
+// NotifierFD returns a file descriptor, which the notifier continues to own.
 func NotifierFD(n *Notifier) int { return int(C.ts_notifier_fd(n)) }
 
-// TakeNotices returns how many tokens it wrote.
+// TakeNotices writes pending tokens to tokens and returns their number.
 func TakeNotices(n *Notifier, tokens []uint64) (int, error) {
 	var count C.int64_t
 	err := failure(C.ts_notifier_take(n, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int64_t(len(tokens)), &count))
@@ -59,7 +59,8 @@ func NotifyStream(s Stream, n *Notifier, token uint64) error {
 
 var rangeListeners = sync.OnceValue(func() *int32 { return (*int32)(unsafe.Pointer(C.ts_range_listeners())) })
 
-// RangeListening reports whether anybody hears of ranges. It makes no call.
+// RangeListening reports whether ranges have a listener. It reads one word of shared memory and
+// makes no call into C.
 func RangeListening() bool { return atomic.LoadInt32(rangeListeners()) != 0 }
 
 func StartRange(name string) (id uint64, err error) {

@@ -72,7 +72,7 @@ func DescribeDevice(device int32) (DeviceProperties, error) {
 	return DeviceProperties{C.GoString(&p.name[0]), int(p.major), int(p.minor), int(p.multiprocessors), int(p.async_engines), int64(p.total_bytes)}, nil
 }
 
-// MemoryStats is ts_device_memory. All in bytes.
+// MemoryStats has the fields of ts_device_memory, all in bytes.
 type MemoryStats struct {
 	Allocated, PeakAllocated, Reserved, PeakReserved, Free, Total int64
 }
@@ -112,7 +112,7 @@ func StreamFromPool(device, priority int32) (s Stream, err error) {
 	if err := Check(); err != nil {
 		return s, err
 	}
-	computing.enter() // the first call makes the pools of the device
+	computing.enter() // the first call creates the device's stream pools
 	defer computing.leave()
 	err = failure(C.ts_stream_from_pool(C.int32_t(device), C.int32_t(priority), cstream(&s)))
 	return s, err
@@ -221,7 +221,7 @@ func NewEvent(flags int32) (e *Event, err error) {
 	return e, err
 }
 
-// FreeEvent destroys the CUDA event: the driver's lock.
+// FreeEvent destroys the CUDA event, which takes the driver's lock.
 func FreeEvent(e *Event) {
 	computing.enter()
 	C.ts_event_free(e)
@@ -252,7 +252,7 @@ func SynchronizeEvent(e *Event) error {
 	return failure(C.ts_event_synchronize(e))
 }
 
-// EventElapsed returns nanoseconds.
+// EventElapsed returns the nanoseconds between two events that were recorded with timing.
 func EventElapsed(start, end *Event) (int64, error) {
 	var ns C.int64_t
 	err := failure(C.ts_event_get_elapsed(start, end, &ns))
@@ -272,13 +272,13 @@ func NewPinned(bytes int) (p *Pinned, err error) {
 	return p, err
 }
 
-// PinnedBytes returns the memory itself: valid until the buffer is freed, and not known to the Go
-// garbage collector.
+// PinnedBytes returns the buffer's memory without copying. The slice is valid until the buffer is
+// freed; the Go garbage collector does not keep the buffer alive for it.
 func PinnedBytes(p *Pinned) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(C.ts_pinned_data(p))), int(C.ts_pinned_size(p)))
 }
 
-// FreePinned may wait for the device: the driver unmaps the memory.
+// FreePinned frees the buffer. It may wait for the device, because the driver unmaps the memory.
 func FreePinned(p *Pinned) error {
 	waiting.enter()
 	defer waiting.leave()

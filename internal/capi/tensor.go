@@ -82,7 +82,7 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	return t, err
 }
 
-// TensorFromData copies; data may be Go memory.
+// TensorFromData returns a CPU tensor with a copy of data, which may be Go memory.
 func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -93,8 +93,8 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	return t, err
 }
 
-// TensorFromMemory does not copy: memory is C memory (a pinned buffer, HostBytes) that outlives the
-// tensor.
+// TensorFromMemory returns a CPU tensor that shares memory. memory must be C memory (a pinned
+// buffer, HostBytes) and must outlive the tensor.
 func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func DescribeTensor(t *Tensor) (TensorInfo, error) {
 		bool(i.channels_last), bool(i.requires_grad), bool(i.pinned)}, nil
 }
 
-// TensorShape fills size and stride, which have one place for every dimension; either may be nil.
+// TensorShape fills size and stride, which have one element for every dimension. Either may be nil.
 func TensorShape(t *Tensor, size, stride []int64) error {
 	return failure(C.ts_tensor_get_shape(t, sizes(size), sizes(stride), C.int64_t(max(len(size), len(stride)))))
 }
@@ -152,8 +152,8 @@ func TensorData(t *Tensor) (uintptr, error) {
 	return uintptr(p), err
 }
 
-// TensorBytes returns a contiguous CPU tensor's memory: valid until the tensor is freed, and not
-// known to the Go garbage collector.
+// TensorBytes returns the memory of a contiguous CPU tensor without copying. The slice is valid
+// until the tensor is freed; the Go garbage collector does not keep the tensor alive for it.
 func TensorBytes(t *Tensor) ([]byte, error) {
 	i, err := DescribeTensor(t)
 	if err != nil {
@@ -169,8 +169,8 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil
 }
 
-// copying is the gate of a copy: one that waits for the device must not keep others from giving it
-// work.
+// copying returns the gate that a copy passes. A copy that waits for the device must not block
+// calls that give the device work.
 func copying(nonBlocking bool) *gate {
 	if nonBlocking || !haveGPU() {
 		return computing
@@ -187,7 +187,8 @@ func CopyTensor(dst, src *Tensor, nonBlocking bool) error {
 	return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking)))
 }
 
-// TensorTo keeps the dtype if dtype is -1.
+// TensorTo copies the tensor to the device and converts it to dtype. A dtype of -1 keeps the
+// tensor's.
 func TensorTo(t *Tensor, device, dtype int32, nonBlocking bool) (r *Tensor, err error) {
 	gate := copying(nonBlocking)
 	gate.enter()
@@ -224,7 +225,7 @@ func RecordStream(t *Tensor, s Stream) error {
 	return failure(C.ts_tensor_record_stream(t, s.c()))
 }
 
-// CopyBatch is ts_tensor_copy_batch; after and done may be nil.
+// CopyBatch calls ts_tensor_copy_batch. after and done may be nil.
 func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	computing.enter()
 	defer computing.leave()
@@ -243,7 +244,7 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	return failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
 }
 
-// Operator is a ts_operator: never freed.
+// Operator is a ts_operator. It is never freed.
 type Operator = C.ts_operator
 
 func FindOperator(name, overload string) (op *Operator, err error) {
@@ -282,12 +283,12 @@ type Arg struct {
 
 const CallNoGrad = C.TS_OPERATOR_FLAG_NO_GRAD
 
-// CallWaits, a flag of CallOperator alone, says that the operator waits for the device: it passes
-// the gate of those.
+// CallWaits is a flag of CallOperator alone. It says that the operator waits for the device, so the
+// call passes the gate of calls that wait.
 const CallWaits int32 = 1 << 30
 
-// arguments is a value on the stack. cgo checks none of its pointers, since nothing that they point
-// to contains one.
+// arguments returns a value that lives on the caller's stack. cgo checks none of its pointers,
+// because the memory that they point to contains no pointers.
 func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 	return C.ts_arguments{
 		args: (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(args))), arg_count: C.int64_t(len(args)),
@@ -296,9 +297,9 @@ func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 	}
 }
 
-// CallOperator returns how many tensors it wrote to out. With len(out) == 0 results are dropped.
-// The slices do not escape, so a caller can keep them on its stack. An operator that draws random
-// numbers waits for the end of a capture that is under way.
+// CallOperator calls the operator, writes its results to out, and returns their number. If out is
+// empty, results are dropped. The slices do not escape, so a caller can keep them on its stack. An
+// operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
 	gate := copying(flags&CallWaits == 0)
 	for {
@@ -316,7 +317,8 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 	}
 }
 
-// CallOperatorList is CallOperator for operators that return lists: all results, however many.
+// CallOperatorList is CallOperator for operators that return lists. It returns all results,
+// whatever their number.
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
 	for {
 		computing.enter()
@@ -336,8 +338,8 @@ func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64,
 	}
 }
 
-// busy waits for the capture that refused a call, which did nothing, and returns nil: the call is
-// to be made again.
+// busy returns nil for a call that failed because of a capture under way, after waiting for the end
+// of that capture: the call had no effect, and the caller repeats it. It returns any other error.
 func busy(err error) error {
 	if !errors.Is(err, CodeBusy) {
 		return err
@@ -345,7 +347,7 @@ func busy(err error) error {
 	return waitForCapture()
 }
 
-// Backward: gradient may be nil.
+// Backward computes gradients. gradient may be nil if t is a scalar.
 func Backward(t, gradient *Tensor, retainGraph bool) error {
 	computing.enter()
 	defer computing.leave()
@@ -358,7 +360,7 @@ func Grad(t *Tensor) (g *Tensor, err error) {
 	return g, err
 }
 
-// SetGrad: gradient nil drops it.
+// SetGrad sets the tensor's gradient. A nil gradient removes it.
 func SetGrad(t, gradient *Tensor) error {
 	computing.enter()
 	defer computing.leave()
@@ -375,14 +377,15 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 	return failure(C.ts_tensor_set_requires_grad(t, C.bool(requires)))
 }
 
-// ManualSeed takes the generators' locks.
+// ManualSeed seeds LibTorch's generators. It takes their locks.
 func ManualSeed(seed uint64) error {
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_random_seed(C.uint64_t(seed)))
 }
 
-// SetNumThreads and NumThreads make LibTorch's team of the calling thread.
+// SetNumThreads sets the number of LibTorch's threads for CPU operators. Like NumThreads, it
+// creates the calling thread's team of threads.
 func SetNumThreads(threads int32) error {
 	computing.enter()
 	defer computing.leave()

@@ -43,7 +43,7 @@ func TraceLane(s Stream) (int64, error) {
 	return int64(lane), err
 }
 
-// StartTrace may take a second in the first call of a process.
+// StartTrace starts recording. The first call of a process may take a second.
 func StartTrace(flags int32) error {
 	if err := Check(); err != nil {
 		return err
@@ -53,7 +53,8 @@ func StartTrace(flags int32) error {
 	return failure(C.ts_trace_start(C.int32_t(flags)))
 }
 
-// StopTrace returns the events, in no order, and what their Name indexes.
+// StopTrace ends the recording and returns its events, in no order. TraceEvent.Name is an index of
+// names.
 func StopTrace() (events []TraceEvent, names []string, err error) {
 	waiting.enter()
 	defer waiting.leave()

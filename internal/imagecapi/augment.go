@@ -49,7 +49,7 @@ type AugmentOp struct {
 	Values   [8]float64
 }
 
-// Augmenter is a ts_augmenter: used by one goroutine at a time.
+// Augmenter is a ts_augmenter. One goroutine at a time may use it.
 type Augmenter = C.ts_augmenter
 
 func NewAugmenter() (a *Augmenter, err error) {
@@ -62,8 +62,8 @@ func NewAugmenter() (a *Augmenter, err error) {
 
 func FreeAugmenter(a *Augmenter) { C.ts_augmenter_free(a) }
 
-// Augment runs ops in place on height rows of width RGB pixels, stride bytes apart. pixels must
-// hold them: checked here, since C cannot.
+// Augment runs ops in place on an image of height rows of width RGB pixels, stride bytes apart. It
+// checks that pixels holds the image, because C does not know the length of pixels.
 func Augment(a *Augmenter, pixels []byte, width, height, stride int, ops []AugmentOp) error {
 	if len(ops) == 0 {
 		return nil

@@ -15,8 +15,11 @@ import "C"
 
 import "unsafe"
 
-// DecodeEntries is Decode by a blob of entry points. proof: what stands for "compared with these
-// bytes in this process"; 0 has it done, and set. nil: the blob's digests are enough.
+// DecodeEntries is Decode with the entry points in the blob entries.
+//
+// proof points to the token of an earlier comparison of the entry points with the same image in
+// this process. If the token is 0, DecodeEntries makes the comparison and sets the token. If proof
+// is nil, DecodeEntries trusts the blob's digests.
 func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int, entries []byte, proof *uint64) error {
 	if err := room("DecodeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
@@ -27,9 +30,11 @@ func DecodeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride int,
 		(*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride), (*C.uint64_t)(proof)))
 }
 
-// DecodeMakeEntries is Decode, and makes entry points on the way: n bytes of buffer; 0 if there are
-// none for this image; more than len(buffer) if they did not fit, and were not written. spacing 0:
-// about 1 % of the data.
+// DecodeMakeEntries is Decode that also writes the image's entry points to buffer and returns their
+// size n in bytes. n is 0 if the image has none (small, not baseline, or damaged). n is more than
+// len(buffer) if they did not fit; then it writes none. spacing is the number of MCUs between two
+// entry points; 0 makes the entry points about 1 % as large as data. proof is the token for
+// DecodeEntries.
 func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride, spacing int, buffer []byte) (n int, proof uint64, err error) {
 	if err := room("DecodeMakeEntries", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return 0, 0, err
@@ -41,7 +46,7 @@ func DecodeMakeEntries(d *Decoder, data []byte, g *Geometry, dst []byte, stride,
 	return int(made.bytes), uint64(made.proof), err
 }
 
-// MakeEntries makes entry points alone, as DecodeMakeEntries does.
+// MakeEntries makes the same entry points as DecodeMakeEntries, without decoding pixels.
 func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, proof uint64, err error) {
 	var made C.ts_image_entries_made
 	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), entriesBuffer(buffer, spacing), &made))
@@ -52,7 +57,7 @@ func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {
 	return C.ts_image_entries_buffer{data: (*C.uint8_t)(unsafe.SliceData(buffer)), capacity: C.size_t(len(buffer)), spacing: C.int64_t(spacing)}
 }
 
-// Stats is ts_image_decoder_stats.
+// Stats has the fields of ts_image_decoder_stats.
 type Stats struct {
 	JPEGOwn, JPEGLibjpeg, JPEGGaveUp                          int64
 	EntriesUsed, EntriesVerified, EntriesRefused, EntriesMade int64

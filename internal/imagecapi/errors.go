@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// Code says what kind of failure an [Error] is. It is itself an error, so that errors.Is(err,
+// Code is the kind of failure of an [Error]. A Code is itself an error, so that errors.Is(err,
 // CodeOutOfMemory) works on any error that wraps an *Error.
 type Code int32
 

@@ -38,7 +38,7 @@ func Header(data []byte) (Info, error) {
 	return Info{int32(i.format), int32(i.width), int32(i.height), int32(i.components), int32(i.bit_depth), bool(i.progressive), int32(i.orientation)}, nil
 }
 
-// Decoder is a ts_image_decoder: used by one goroutine at a time.
+// Decoder is a ts_image_decoder. One goroutine at a time may use it.
 type Decoder = C.ts_image_decoder
 
 func NewDecoder(maxPixels int64) (d *Decoder, err error) {
@@ -51,13 +51,13 @@ func NewDecoder(maxPixels int64) (d *Decoder, err error) {
 
 func FreeDecoder(d *Decoder) { C.ts_image_decoder_free(d) }
 
-// Geometry is ts_image_geometry.
+// Geometry has the fields of ts_image_geometry.
 type Geometry struct {
 	CropX, CropY, CropWidth, CropHeight         int32
 	ResizeWidth, ResizeHeight                   int32
 	WindowX, WindowY, WindowWidth, WindowHeight int32
 	Flip                                        bool
-	Orientation                                 int32 // 0, or EXIF's: the rest describes the upright image
+	Orientation                                 int32 // 0, or EXIF's 1 to 8; then the other fields describe the upright image
 }
 
 func geometry(g *Geometry) C.ts_image_geometry {
@@ -70,8 +70,8 @@ func geometry(g *Geometry) C.ts_image_geometry {
 	}
 }
 
-// Decode writes WindowHeight rows of WindowWidth RGB pixels, stride bytes apart. dst must hold
-// them: checked here, since C cannot.
+// Decode writes WindowHeight rows of WindowWidth RGB pixels to dst, stride bytes apart. It checks
+// that dst holds them, because C does not know the length of dst.
 func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error {
 	if err := room("Decode", int(g.WindowWidth), int(g.WindowHeight), len(dst), stride); err != nil {
 		return err
@@ -80,7 +80,8 @@ func Decode(d *Decoder, data []byte, g *Geometry, dst []byte, stride int) error 
 	return failure(C.ts_image_decode(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c, (*C.uint8_t)(unsafe.SliceData(dst)), C.size_t(stride)))
 }
 
-// Resize is Decode on pixels.
+// Resize is Decode for an image that is already decoded: height rows of width RGB pixels, srcStride
+// bytes apart.
 func Resize(d *Decoder, src []byte, width, height, srcStride int, g *Geometry, dst []byte, dstStride int) error {
 	if err := room("Resize", width, height, len(src), srcStride); err != nil {
 		return err

@@ -1,11 +1,10 @@
-// Package imagecapi turns the C header cshim/include/torchstream_image.h, whose library needs no
-// LibTorch, into Go types and errors, function by function, and decides nothing: compressed bytes
-// to pixels, augmentation, and inflate. internal/capi does the same for the rest.
+// Package imagecapi binds the C header cshim/include/torchstream_image.h, function by function,
+// with Go types and errors: image decoding, augmentation and inflate. Its library needs no
+// LibTorch. The package makes no policy. internal/capi binds the rest of the shim.
 //
-// An object (a decoder, an augmenter, an inflater) is used by one goroutine at a time; any OS
-// thread may make the calls. C keeps no pointer that it gets here beyond the call and never calls
-// back into Go, so the functions are marked noescape and nocallback, and their arguments can live
-// on the caller's stack.
+// One goroutine at a time may use an object (a decoder, an augmenter, an inflater), on any OS
+// thread. C keeps no pointer beyond the call and never calls back into Go. The functions are
+// therefore marked noescape and nocallback, so that their arguments can live on the caller's stack.
 package imagecapi
 
 /*
@@ -20,9 +19,8 @@ import (
 	"sync"
 )
 
-// Check reports whether the loaded library is the one that this package was written for. The
-// functions that make the first object of their kind call it, so that no object can be made by
-// another library.
+// Check returns an error if the loaded library has another ABI version than this package. Functions
+// that create an object call it, so that a program with a wrong library fails before it has one.
 var Check = sync.OnceValue(func() error {
 	if got := int(C.ts_image_abi_version()); got != C.TS_IMAGE_ABI_VERSION {
 		return &Error{CodeInternal, "ts_image_abi_version",
@@ -31,5 +29,5 @@ var Check = sync.OnceValue(func() error {
 	return nil
 })
 
-// JPEGVersion names the JPEG library, for example "libjpeg-turbo 2.1.5".
+// JPEGVersion returns the name and version of the JPEG library, for example "libjpeg-turbo 2.1.5".
 func JPEGVersion() string { return C.GoString(C.ts_jpeg_version()) }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestABIVersion(t *testing.T) {
+func TestImageLibraryHasTheExpectedABIVersion(t *testing.T) {
 	if err := Check(); err != nil {
 		t.Fatal(err)
 	}

@@ -19,10 +19,11 @@ import (
 	"unsafe"
 )
 
-// InflateWindow is how many bytes of output a deflate stream may refer back to.
+// InflateWindow is the maximum distance, in bytes of output, of a back-reference in a deflate
+// stream.
 const InflateWindow = 32768
 
-// Inflater is a ts_inflater: used by one goroutine at a time.
+// Inflater is a ts_inflater. One goroutine at a time may use it.
 type Inflater = C.ts_inflater
 
 func NewInflater(spacing uint64) (i *Inflater, err error) {
@@ -39,7 +40,9 @@ func ResetInflater(i *Inflater, skipBits, history int) error {
 	return failure(C.ts_inflater_reset(i, C.int32_t(skipBits), C.size_t(history)))
 }
 
-// Inflate inflates input into buffer[begin:].
+// Inflate inflates input into buffer[begin:]; buffer[:begin] is earlier output. last says that no
+// input follows. It returns the input bytes consumed, the output bytes produced, and whether the
+// stream is complete.
 func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (consumed, produced int, done bool, err error) {
 	var p C.ts_inflate_progress
 	err = failure(C.ts_inflater_run(i, (*C.uint8_t)(unsafe.SliceData(input)), C.size_t(len(input)), C.bool(last),
@@ -47,15 +50,15 @@ func Inflate(i *Inflater, input []byte, last bool, buffer []byte, begin int) (co
 	return int(p.consumed), int(p.produced), bool(p.done), err
 }
 
-// InflateCheckpoint is a ts_inflate_checkpoint; its slices are the shim's memory until the next
-// call.
+// InflateCheckpoint is a ts_inflate_checkpoint. Its slices are the shim's memory, valid until the
+// next call.
 type InflateCheckpoint struct {
 	Bit, Output uint64
 	Window      []byte
 	Used        []uint64
 }
 
-// NextInflateCheckpoint says false if none is complete.
+// NextInflateCheckpoint returns the next complete checkpoint. found is false if there is none.
 func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err error) {
 	var p C.ts_inflate_checkpoint
 	if err := failure(C.ts_inflater_get_checkpoint(i, &p)); err != nil || p.window == nil {
@@ -65,8 +68,8 @@ func NextInflateCheckpoint(i *Inflater) (c InflateCheckpoint, found bool, err er
 		unsafe.Slice((*uint64)(unsafe.Pointer(p.used)), InflateWindow/64)}, true, nil
 }
 
-// CutOff says whether an error of Inflate means that the stream ends too early, not that it is
-// damaged.
+// CutOff reports whether an error of Inflate means that the stream ends too early. Otherwise the
+// stream is damaged.
 func CutOff(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == CodeDecode && strings.HasSuffix(e.Message, "cut off")
