@@ -1,5 +1,5 @@
-// Package interrupt ends programs on SIGINT and SIGTERM, also one that waits where no context
-// reaches.
+// Package interrupt ends programs on SIGINT and SIGTERM, even while they block in a call that takes
+// no context.
 package interrupt
 
 import (
@@ -13,12 +13,13 @@ import (
 // Status is the exit status of a program that was interrupted.
 const Status = 130
 
-// Grace is how long a program has to end by itself after the first signal.
+// Grace is the default time that a program has to end by itself after the first signal.
 const Grace = 5 * time.Second
 
-// Context returns a context that the first SIGINT or SIGTERM ends. The process exits with Status if
-// it still runs after grace: it may wait in a system call. A second signal kills it at once. stop
-// gives the signals back.
+// Context returns a context that the first SIGINT or SIGTERM cancels. If the process still runs
+// after grace, for example because it blocks in a system call, it exits with Status. A second
+// signal kills the process at once. stop restores the signals' default behaviour, and is called
+// once.
 func Context(grace time.Duration) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	signals := make(chan os.Signal, 2)
@@ -30,12 +31,12 @@ func Context(grace time.Duration) (ctx context.Context, stop func()) {
 		case <-stopped:
 			return
 		}
-		signal.Stop(signals) // the next one kills
+		signal.Stop(signals) // the next signal kills the process
 		cancel()
 		timer := time.NewTimer(grace)
 		defer timer.Stop()
 		select {
-		case <-signals: // it came before Stop
+		case <-signals: // the second signal came before Stop
 			os.Exit(Status)
 		case <-timer.C:
 			os.Exit(Status)

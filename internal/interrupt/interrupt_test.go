@@ -22,19 +22,19 @@ func TestMain(m *testing.M) {
 	switch os.Getenv(modeVariable) {
 	case "":
 		os.Exit(m.Run())
-	case "stuck": // in a system call
+	case "stuck": // blocks in a system call
 		_, stop := Context(time.Millisecond)
 		defer stop()
 		fmt.Println("ready")
-		os.Open(os.Getenv(pipeVariable)) // nobody writes to it
-	case "slow": // in ending
+		os.Open(os.Getenv(pipeVariable)) // the pipe has no writer
+	case "slow": // never ends after the first signal
 		ctx, stop := Context(time.Hour)
 		defer stop()
 		fmt.Println("ready")
 		<-ctx.Done()
 		fmt.Println("ending")
 		select {}
-	case "good":
+	case "good": // ends by itself
 		ctx, stop := Context(time.Hour)
 		fmt.Println("ready")
 		<-ctx.Done()
@@ -50,7 +50,7 @@ func child(t *testing.T, mode string) (*exec.Cmd, *bufio.Scanner) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // it hangs
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // kills a child that hangs
 	t.Cleanup(cancel)
 	command := exec.CommandContext(ctx, os.Args[0])
 	command.Env = append(os.Environ(), modeVariable+"="+mode, pipeVariable+"="+pipe)
@@ -80,13 +80,15 @@ func interrupt(t *testing.T, command *exec.Cmd, s syscall.Signal) {
 	}
 }
 
-func TestFirstSignalEndsWhatIsStuck(t *testing.T) {
+func TestFirstSignalEndsAStuckProgram(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		command, _ := child(t, "stuck")
-		interrupt(t, command, s)
-		if err := command.Wait(); command.ProcessState.ExitCode() != Status {
-			t.Errorf("%v: %v", s, err)
-		}
+		t.Run(s.String(), func(t *testing.T) {
+			command, _ := child(t, "stuck")
+			interrupt(t, command, s)
+			if err := command.Wait(); command.ProcessState.ExitCode() != Status {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -1,4 +1,4 @@
-// Package safefile opens and creates files at paths that a user gives. Reading never waits for a
+// Package safefile opens and creates files at paths that a user gives. Opening never blocks on a
 // pipe or a device, and writing never replaces a file of another kind.
 package safefile
 
@@ -18,9 +18,8 @@ import (
 // ErrNotRegular is in the error of Open for a pipe, a socket, a device or a directory.
 var ErrNotRegular = errors.New("it is not a regular file")
 
-// Open opens a regular file for reading. It never blocks on a pipe that nobody writes to: it
-// refuses one before opening it, and opens without waiting in case a pipe takes the file's place in
-// between.
+// Open opens a regular file for reading. It never blocks on a pipe that has no writer: it refuses a
+// pipe before opening it, and uses O_NONBLOCK in case a pipe replaces the file in between.
 func Open(path string) (*os.File, error) { return open(path, false) }
 
 // OpenTree is Open for a regular file or a directory.
@@ -77,10 +76,12 @@ func kindOf(mode fs.FileMode) string {
 	return "a device"
 }
 
-// headBytes is how much of a file a Kind sees: enough for the name of a zip archive's first member.
+// headBytes is the number of leading bytes that a Kind is given: enough for the name of a zip
+// archive's first member.
 const headBytes = 512
 
-// Kind is a kind of output. A file of this kind, and an empty one, may be replaced.
+// Kind is a kind of output file. Output of a Kind may replace a file of the same kind, or an empty
+// file.
 type Kind struct {
 	Name string                 // with an article: "a PNG"
 	Is   func(head []byte) bool // given the first 512 bytes, or all of a shorter file
@@ -91,7 +92,7 @@ var (
 	PNG         = Kind{"a PNG", prefix("\x89PNG\r\n\x1a\n")}
 	Safetensors = Kind{"a safetensors file", isSafetensors}
 	PyTorch     = Kind{"a PyTorch file", isPyTorch}
-	// Raw is output that cannot be recognized: it replaces only an empty file.
+	// Raw is output that cannot be recognized, so it may replace only an empty file.
 	Raw = Kind{"an empty file", func([]byte) bool { return false }}
 )
 
@@ -111,15 +112,15 @@ func prefix(p string) func([]byte) bool {
 	return func(head []byte) bool { return bytes.HasPrefix(head, []byte(p)) }
 }
 
-// isSafetensors looks at the length of the header, which is at most 100 MB, and at its first two
-// bytes.
+// isSafetensors checks the length of the header, which is at most 100 MB, and the header's first
+// two bytes.
 func isSafetensors(head []byte) bool {
 	const maxHeader = 100_000_000
 	return len(head) > 9 && head[8] == '{' && strings.IndexByte("\"} \t\r\n", head[9]) >= 0 && binary.LittleEndian.Uint64(head) <= maxHeader
 }
 
-// isPyTorch looks at the first member of a zip archive: torch.save writes its pickle first, in a
-// folder. Any other zip archive, a document for example, is a file of another kind.
+// isPyTorch checks the name of the first member of a zip archive: torch.save writes its pickle
+// first, in a folder. Any other zip archive, for example a document, is a file of another kind.
 func isPyTorch(head []byte) bool {
 	const header = 30 // bytes before the name, whose length is at 26
 	if len(head) < header || !prefix("PK\x03\x04")(head) {
@@ -133,8 +134,8 @@ func isPyTorch(head []byte) bool {
 	return ok && folder != "" && !strings.Contains(folder, "/")
 }
 
-// Check says whether a rename may put a new file of a kind at the path: nothing is there, or an
-// empty file, or one of that kind. The error names the file and says what to do.
+// Check returns nil if a rename may put a new file of the kind at the path: the path does not
+// exist, or is an empty file or a file of that kind. The error names the file and says what to do.
 func Check(path string, kind Kind) error {
 	info, err := os.Stat(path)
 	switch {
@@ -155,8 +156,8 @@ func Check(path string, kind Kind) error {
 	return checkHead(f, path, kind)
 }
 
-// CheckWrite is Check for output that Create will write: a character device and standard output
-// pass too.
+// CheckWrite is Check for output that Create writes. It also accepts a character device and
+// standard output.
 func CheckWrite(path string, kind Kind) error {
 	if info, err := os.Stat(path); err == nil && stream(path, info) {
 		return nil
@@ -180,8 +181,8 @@ func refuse(path, found string, kind Kind) error {
 	return fmt.Errorf("%s is %s, and only %s is replaced here: give another name, or remove it first", path, found, kind.Name)
 }
 
-// stream says whether a path is meant for output without an end: a character device such as
-// /dev/null, or a pipe that the shell has already opened as /dev/stdout.
+// stream reports whether the path is a stream, which has nothing to replace: a character device
+// such as /dev/null, or a pipe that the shell has already opened as /dev/stdout.
 func stream(path string, info fs.FileInfo) bool {
 	if info.Mode()&fs.ModeCharDevice != 0 {
 		return true
@@ -191,8 +192,8 @@ func stream(path string, info fs.FileInfo) bool {
 	return inherited && !info.IsDir() && !info.Mode().IsRegular()
 }
 
-// Create opens a file for writing and empties it, after CheckWrite. It refuses a file that took the
-// path after the check.
+// Create calls CheckWrite, opens the file for writing and truncates it. It refuses a file that
+// replaced the checked one after the check.
 func Create(path string, kind Kind) (*os.File, error) {
 	if err := CheckWrite(path, kind); err != nil {
 		return nil, err
@@ -204,7 +205,7 @@ func Create(path string, kind Kind) (*os.File, error) {
 	flags := os.O_WRONLY | syscall.O_NONBLOCK
 	if err != nil {
 		flags |= os.O_CREATE
-		if _, err := os.Lstat(path); err != nil { // a link to nothing makes its target
+		if _, err := os.Lstat(path); err != nil { // a dangling link exists: opening it creates its target
 			flags |= os.O_EXCL
 		}
 	}
@@ -214,7 +215,7 @@ func Create(path string, kind Kind) (*os.File, error) {
 	}
 	now, err := f.Stat()
 	if err == nil && was != nil && !os.SameFile(was, now) {
-		err = refuse(path, "another file by now", kind)
+		err = refuse(path, "no longer the file that was checked", kind)
 	}
 	if err == nil {
 		err = f.Truncate(0)

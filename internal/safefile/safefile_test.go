@@ -29,7 +29,7 @@ func fifo(t *testing.T) string {
 	return path
 }
 
-// within fails the test if f blocks.
+// within returns the error of f. It fails the test if f blocks for 30 seconds.
 func within(t *testing.T, f func() error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -40,12 +40,12 @@ func within(t *testing.T, f func() error) error {
 	case err := <-done:
 		return err
 	case <-ctx.Done():
-		t.Fatal("it blocks")
+		t.Fatal("the call blocks")
 		return nil
 	}
 }
 
-func TestOpenRefusesWhatIsNotRegular(t *testing.T) {
+func TestOpenRefusesIrregularFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, path := range []string{fifo(t), "/dev/null", dir} {
 		err := within(t, func() error { _, err := Open(path); return err })
@@ -69,12 +69,12 @@ func TestOpenRefusesWhatIsNotRegular(t *testing.T) {
 	}
 }
 
-// zipHead is the beginning of a zip archive whose first member has the given name.
+// zipHead returns the beginning of a zip archive whose first member has the given name.
 func zipHead(name string) string {
 	return "PK\x03\x04" + strings.Repeat("\x00", 22) + string([]byte{byte(len(name)), byte(len(name) >> 8)}) + "\x00\x00" + name + "content"
 }
 
-func TestCheck(t *testing.T) {
+func TestOutputReplacesOnlyItsOwnKind(t *testing.T) {
 	png := "\x89PNG\r\n\x1a\n and so on"
 	for _, c := range []struct {
 		name, text string
@@ -93,32 +93,34 @@ func TestCheck(t *testing.T) {
 		{"long pt", zipHead(strings.Repeat("n", 300) + "/data.pkl"), PyTorch, true},
 		{"pt", zipHead("net/data.pkl"), Safetensors, false},
 		{"document", zipHead("word/document.xml"), PyTorch, false},
-		{"archive", zipHead("a/b/data.pkl"), PyTorch, false},
-		{"archive", zipHead("/data.pkl"), PyTorch, false},
-		{"archive", zipHead(strings.Repeat("n", 600) + "/data.pkl"), PyTorch, false},
+		{"archive with two folders", zipHead("a/b/data.pkl"), PyTorch, false},
+		{"archive without a folder", zipHead("/data.pkl"), PyTorch, false},
+		{"archive with a long name", zipHead(strings.Repeat("n", 600) + "/data.pkl"), PyTorch, false},
 		{"cut archive", "PK\x03\x04", PyTorch, false},
 		{"tensors", "\x02\x00\x00\x00\x00\x00\x00\x00{}", PyTorch, false},
 		{"svg", "<svg xmlns", Prefix("an SVG", "<svg"), true},
-		{"svg", "<html>", Prefix("an SVG", "<svg"), false},
+		{"html", "<html>", Prefix("an SVG", "<svg"), false},
 	} {
-		path := write(t, c.name, c.text)
-		for i, check := range []func(string, Kind) error{Check, CheckWrite} {
-			if err := check(path, c.kind); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), path) {
-				t.Errorf("%d: %s as %s: %v", i, c.name, c.kind.Name, err)
+		t.Run(c.name+" as "+c.kind.Name, func(t *testing.T) {
+			path := write(t, c.name, c.text)
+			for name, check := range map[string]func(string, Kind) error{"Check": Check, "CheckWrite": CheckWrite} {
+				if err := check(path, c.kind); (err == nil) != c.ok || err != nil && !strings.Contains(err.Error(), path) {
+					t.Errorf("%s: %v", name, err)
+				}
 			}
-		}
-		f, err := Create(path, c.kind)
-		if err == nil {
-			_ = f.Close()
-		}
-		data, readErr := os.ReadFile(path)
-		if readErr != nil || (err == nil) != c.ok || c.ok && len(data) > 0 || !c.ok && string(data) != c.text {
-			t.Errorf("Create of %s as %s: %v, and then the file has %q", c.name, c.kind.Name, err, data)
-		}
+			f, err := Create(path, c.kind)
+			if err == nil {
+				_ = f.Close()
+			}
+			data, readErr := os.ReadFile(path)
+			if readErr != nil || (err == nil) != c.ok || c.ok && len(data) > 0 || !c.ok && string(data) != c.text {
+				t.Errorf("Create: %v, and then the file has %q", err, data)
+			}
+		})
 	}
 }
 
-func TestCheckRefusesWhatIsNotRegular(t *testing.T) {
+func TestCheckRefusesIrregularFiles(t *testing.T) {
 	for _, path := range []string{fifo(t), t.TempDir(), "/dev/null"} {
 		if err := within(t, func() error { return Check(path, PNG) }); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
