@@ -1,15 +1,15 @@
-// Package leaks says where a program made the handles that it has open, and those that it left to
-// the garbage collector: tensors, scopes, events, graphs, streams, pinned memory, memory pools,
-// batches and prefetchers.
+// Package leaks shows where a program made its open handles, and the handles that it left to the
+// garbage collector: tensors, scopes, events, graphs, streams, pinned memory, memory pools, batches
+// and prefetchers.
 //
-// It knows this in builds with the tag debug, which keep the stack of every handle's making:
+// It needs a build with the tag debug, which keeps the stack that made each handle:
 //
 //	go test -tags debug ./...
 //	go run -tags debug .
 //
-// Without the tag handles cost nothing more, and the functions here return nothing.
-// torch.LiveTensors, torch.Caught and cuda.Leaks count in every build. A test that wants to leave
-// nothing behind:
+// Without the tag handles have no extra cost, and the functions of this package return nothing.
+// torch.LiveTensors, torch.Caught and cuda.Leaks count in every build. A test can check that it
+// closes every handle:
 //
 //	t.Cleanup(func() {
 //		if open := leaks.Open(); len(open) > 0 {
@@ -17,7 +17,7 @@
 //		}
 //	})
 //
-// The functions may be called from any goroutine.
+// The functions are safe for concurrent use.
 package leaks
 
 import (
@@ -32,32 +32,32 @@ import (
 	"github.com/torchstream/torchstream/internal/origin"
 )
 
-// Enabled says whether the program was built with the tag debug.
+// Enabled reports whether the program was built with the tag debug.
 const Enabled = origin.Enabled
 
-// Site is one place of the program, and how many handles were made there.
+// Site is one place of the program, and the number of handles of one kind that it made.
 type Site struct {
 	// Kind of the handles: "tensor", "scope", "event", "graph", "stream", "pinned memory", "memory
-	// pool", "prefetcher", "batch" (in its turn of the loop, or retained) or "retained batch" (once
-	// for each Retain; Release undoes the latest).
+	// pool", "prefetcher", "batch" (a batch that the loop has now, or that is retained) or
+	// "retained batch" (once for each Retain; Release undoes the latest).
 	Kind  string
 	Count int64
-	// Stack that made the handles, innermost call first, of at most 32 calls. The module's
-	// unexported functions at its top are left out, so that it begins with the function that the
+	// Stack that made the handles, innermost call first, at most 32 calls deep. It leaves out this
+	// module's unexported functions at the top, so that it begins with the function that the
 	// program called.
 	Stack []runtime.Frame
 }
 
-// Sites are the result of [Open] and [Caught], those with the highest counts first.
+// Sites is the result of [Open] and [Caught], with the highest counts first.
 type Sites []Site
 
-// Open returns where the handles were made that are not closed now. A tensor of a scope counts
-// until its scope ends.
+// Open returns the places that made the handles that are not closed yet. A tensor of a scope counts
+// as open until its scope ends.
 func Open() Sites { return collect(func(s origin.Site) int64 { return s.Open }) }
 
-// Caught returns where the handles were made that became unreachable before they were closed, since
-// the start of the process. The garbage collector finds them some time later: call runtime.GC
-// before it is a matter of seconds.
+// Caught returns the places that made the handles that, since the start of the process, became
+// unreachable before they were closed. The garbage collector finds such handles some time later,
+// and within seconds after a call of runtime.GC.
 func Caught() Sites { return collect(func(s origin.Site) int64 { return s.Leaked }) }
 
 func collect(count func(origin.Site) int64) Sites {
@@ -73,7 +73,7 @@ func collect(count func(origin.Site) int64) Sites {
 	return out
 }
 
-// frames leaves out the module's own unexported functions at the top of a stack.
+// frames returns the stack without this module's unexported functions at its top.
 func frames(pcs []uintptr) []runtime.Frame {
 	var out []runtime.Frame
 	for all := runtime.CallersFrames(pcs); ; {
@@ -87,8 +87,8 @@ func frames(pcs []uintptr) []runtime.Frame {
 	}
 }
 
-// inner reports whether programs can't call the function because it is in an internal package of
-// this module or unexported. An exported one is
+// inner reports whether programs cannot call the function, because it is unexported or in an
+// internal package of this module. An exported function is written as
 // github.com/torchstream/torchstream/torch.(*Tensor).Add.
 func inner(function string) bool {
 	rest, own := strings.CutPrefix(function, "github.com/torchstream/torchstream/")
@@ -96,7 +96,7 @@ func inner(function string) bool {
 	return own && (strings.Contains("/"+rest, "/internal/") || !unicode.IsUpper(first))
 }
 
-// String is the site as a goroutine's stack is printed.
+// String formats the site like the stack of a goroutine.
 func (s Site) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d x %s, made by\n", s.Count, s.Kind)
@@ -106,7 +106,7 @@ func (s Site) String() string {
 	return b.String()
 }
 
-// String is one site after the other.
+// String formats the sites one after another.
 func (s Sites) String() string {
 	var b strings.Builder
 	for _, site := range s {

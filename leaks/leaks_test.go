@@ -60,8 +60,10 @@ func TestStacksBeginWhereProgramsCall(t *testing.T) {
 		"main.main":            false,
 		"example.com/net.step": false,
 	} {
-		if got := inner(function); got != want {
-			t.Errorf("inner(%q) is %v", function, got)
-		}
+		t.Run(function, func(t *testing.T) {
+			if got := inner(function); got != want {
+				t.Errorf("inner(%q) is %v", function, got)
+			}
+		})
 	}
 }

@@ -9,12 +9,12 @@ import (
 	"sync/atomic"
 )
 
-// Enabled says whether this build counts.
+// Enabled reports whether this build counts handles.
 const Enabled = true
 
-const maxDepth = 32 // calls of a stack that are kept
+const maxDepth = 32 // maximum number of calls that are kept of a stack
 
-// place is a key of the table of sites.
+// place is the key of a site.
 type place struct {
 	kind string
 	pcs  [maxDepth]uintptr
@@ -22,20 +22,20 @@ type place struct {
 
 type counts struct{ open, leaked atomic.Int64 }
 
-// sites has a place for each line that ever made a handle: it grows with the program's text, not
-// with its run.
+// sites has an entry for each stack that ever made a handle. It grows with the number of places in
+// the program's code, not with the number of handles.
 var sites sync.Map // of *counts by place
 
-// Origin is where one handle was made. It is the first field of its struct: Go pads a struct whose
-// last field is empty.
+// Origin is the place where one handle was made. It is the first field of its struct, because Go
+// pads a struct whose last field is empty.
 type Origin struct{ c *counts }
 
-// New counts a handle of the kind as open, made by the caller's stack.
+// New counts an open handle of the kind, made by the caller's stack.
 func New(kind string) Origin { return at(kind) }
 
 func at(kind string) Origin {
 	p := place{kind: kind}
-	runtime.Callers(3, p.pcs[:]) // not itself, at, or New or Add
+	runtime.Callers(3, p.pcs[:]) // skips Callers, at, and New or Add
 	found, ok := sites.Load(p)
 	if !ok {
 		found, _ = sites.LoadOrStore(p, new(counts))
@@ -52,8 +52,8 @@ func (o Origin) Closed() {
 	}
 }
 
-// Leaked counts the handle as one that the garbage collector found. Closed follows, as for any
-// other.
+// Leaked counts the handle as found by the garbage collector. Closed must follow, as for every
+// handle.
 func (o Origin) Leaked() {
 	if o.c != nil {
 		o.c.leaked.Add(1)
@@ -66,7 +66,7 @@ type Holds struct {
 	held []Origin
 }
 
-// Add makes a claim.
+// Add adds a claim of the kind.
 func (h *Holds) Add(kind string) {
 	o := at(kind)
 	h.mu.Lock()
@@ -94,7 +94,7 @@ func (h *Holds) DropAll() {
 	h.held = nil
 }
 
-// Sites returns every place that has made a handle, in no order.
+// Sites returns every place that has made a handle, in no particular order.
 func Sites() []Site {
 	var out []Site
 	sites.Range(func(key, value any) bool {

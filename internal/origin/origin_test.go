@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// made returns the counts of the kind, and of the calls of this test's package that made them.
+// made returns the counts of the handles of the kind that the function made.
 func made(kind, function string) (open, leaked int64) {
 	for _, s := range Sites() {
 		if s.Kind != kind {
@@ -33,10 +33,10 @@ func want(t *testing.T, kind string, open, leaked int64) {
 	}
 }
 
-func TestCounts(t *testing.T) {
+func TestOpenAndLeakedHandlesAreCounted(t *testing.T) {
 	const kind = "counted"
 	a, b := New(kind), New(kind)
-	var c Origin // of a zero handle
+	var c Origin // the zero value counts nothing
 	want(t, kind, 2, 0)
 	a.Closed()
 	b.Leaked()
@@ -48,7 +48,7 @@ func TestCounts(t *testing.T) {
 func TestHoldsEndOneByOneAndTogether(t *testing.T) {
 	const kind = "held"
 	var h Holds
-	h.Drop() // none
+	h.Drop() // no claim yet
 	h.Add(kind)
 	h.Add(kind)
 	h.Add(kind)
@@ -60,7 +60,7 @@ func TestHoldsEndOneByOneAndTogether(t *testing.T) {
 	want(t, kind, 0, 0)
 }
 
-func TestManyGoroutinesCountAsOne(t *testing.T) {
+func TestCountsAreExactUnderConcurrency(t *testing.T) {
 	const kind = "concurrent"
 	var all sync.WaitGroup
 	for range 8 {
@@ -74,7 +74,7 @@ func TestManyGoroutinesCountAsOne(t *testing.T) {
 	want(t, kind, 0, 0)
 }
 
-// deep makes a handle n calls below its caller.
+// deep makes a handle n calls deeper than itself.
 func deep(n int, kind string) {
 	if n == 0 {
 		_ = New(kind)
@@ -83,12 +83,12 @@ func deep(n int, kind string) {
 	deep(n-1, kind)
 }
 
-func TestDeepStackIsCut(t *testing.T) {
+func TestStackIsCutAtItsMaximumDepth(t *testing.T) {
 	const kind = "deep"
 	deep(100, kind)
 	for _, s := range Sites() {
 		if s.Kind == kind && len(s.PCs) != 32 {
-			t.Errorf("%d calls are kept, want 32", len(s.PCs))
+			t.Errorf("the stack has %d calls, want 32", len(s.PCs))
 		}
 	}
 	if open, _ := made(kind, "origin.deep"); Enabled && open != 1 {
@@ -96,7 +96,7 @@ func TestDeepStackIsCut(t *testing.T) {
 	}
 }
 
-// Without the tag a handle that has an Origin is no larger and no slower.
+// Without the tag an Origin adds no size and no allocations to a handle.
 func TestCostsNothingWithoutTheTag(t *testing.T) {
 	if Enabled {
 		t.Skip("built with the tag debug")
