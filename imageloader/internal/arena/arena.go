@@ -1,13 +1,13 @@
 // Package arena holds compressed images outside of Go's heap. The garbage collector lets the heap
-// grow to a multiple of what is alive in it: an archive of 600 MB that is kept there may cost 1.2
-// GB and more. Memory of an [Arena] is not counted, and goes back to the system as soon as it is
-// freed.
+// grow to a multiple of its live bytes, so an archive of 600 MB that is kept in the heap may cost
+// 1.2 GB and more. The memory of an [Arena] does not count for the collector, and returns to the
+// system as soon as the arena is freed.
 //
-// An [Arena] holds bytes that live until the whole arena ends, such as an archive that is kept in
-// memory. [Buffers] recycle the memory of samples that come and go.
+// An [Arena] holds bytes that live as long as the whole arena, such as an archive that is kept in
+// memory. [Buffers] recycle the memory of samples, each of which lives for a short time.
 //
-// The garbage collector does not see references into an arena. Bytes of an arena must not be used
-// after Free, and must never be handed to the user of a loader.
+// The garbage collector does not track references into an arena. No code may use the bytes of an
+// arena after Free, and a loader must never hand them to its user.
 package arena
 
 import (
@@ -17,19 +17,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// chunkBytes is how much address space is reserved at a time. Pages cost memory when they are first
-// written to.
+// chunkBytes is the size of one reservation of address space. A page of it takes memory at its
+// first write.
 const chunkBytes = 16 << 20
 
-// Arena hands out memory that is freed all at once. Several goroutines may use it. An arena that
-// becomes unreachable is freed too. The zero value is not usable: see New.
+// Arena allocates memory that is freed all at once. It is safe for concurrent use. The garbage
+// collector frees an arena that becomes unreachable. The zero value is not usable: see New.
 type Arena struct {
 	mu     sync.Mutex
-	rest   []byte // of the last chunk
+	rest   []byte // unused part of the last chunk
 	mapped *mapping
 }
 
-// mapping is the memory of an arena, apart from it so that a cleanup can free it.
+// mapping is the memory of an arena. It is a separate object so that a cleanup of the arena can
+// free it.
 type mapping struct {
 	chunks [][]byte
 	freed  bool
@@ -37,20 +38,20 @@ type mapping struct {
 
 func (m *mapping) free() {
 	for _, c := range m.chunks {
-		_ = unix.Munmap(c) // fails for addresses that are not mapped only
+		_ = unix.Munmap(c) // fails only for addresses that are not mapped
 	}
 	m.chunks, m.freed = nil, true
 }
 
-// New returns an empty arena. It takes no memory before the first Alloc.
+// New returns an empty arena. It maps no memory before the first Alloc.
 func New() *Arena {
 	a := &Arena{mapped: &mapping{}}
 	runtime.AddCleanup(a, (*mapping).free, a.mapped)
 	return a
 }
 
-// Alloc returns n bytes of zeros, which end with the arena. Their address is a multiple of 16.
-// Where the system gives no memory outside of the heap, and after Free, they are Go's.
+// Alloc returns n zero bytes at an address that is a multiple of 16. They are valid until Free. If
+// the system has no memory to map, and after Free, Alloc returns memory of Go's heap.
 func (a *Arena) Alloc(n int) []byte {
 	if p := a.alloc(n, 16); p != nil {
 		return p
@@ -58,8 +59,8 @@ func (a *Arena) Alloc(n int) []byte {
 	return make([]byte, n)
 }
 
-// alloc returns n > 0 bytes, aligned to a power of 2 up to the size of a page; nil if there are
-// none.
+// alloc returns n zero bytes at an address that is a multiple of align, a power of 2 up to the size
+// of a page. It returns nil if n <= 0, after Free, or if the system has no memory to map.
 func (a *Arena) alloc(n, align int) []byte {
 	if n <= 0 {
 		return nil
@@ -70,13 +71,13 @@ func (a *Arena) alloc(n, align int) []byte {
 	if a.mapped.freed {
 		return nil
 	}
-	if size > chunkBytes/4 { // in a mapping of its own, so that the rest of the chunk is not lost
+	if size > chunkBytes/4 { // a mapping of its own does not waste the rest of the chunk
 		if p := a.mapped.grow(size); p != nil {
 			return p[:n:n]
 		}
 		return nil
 	}
-	used := chunkBytes - len(a.rest) // a chunk begins at a page: aligned offsets are aligned addresses
+	used := chunkBytes - len(a.rest) // a chunk begins at a page, so aligned offsets are aligned addresses
 	skip := -used & (align - 1)
 	if len(a.rest) < skip+size {
 		p := a.mapped.grow(chunkBytes)
@@ -90,7 +91,7 @@ func (a *Arena) alloc(n, align int) []byte {
 	return p
 }
 
-// grow maps more memory; nil if the system has none.
+// grow maps more memory. It returns nil if the system has none.
 func (m *mapping) grow(size int) []byte {
 	p, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
@@ -107,8 +108,8 @@ func (a *Arena) Clone(data []byte) []byte {
 	return p
 }
 
-// Free gives all memory back to the system. Nobody may use it any more. It may be called more than
-// once; a nil arena has nothing to free.
+// Free returns all memory of the arena to the system. No code may use that memory afterwards. Free
+// may be called more than once, and on a nil arena.
 func (a *Arena) Free() {
 	if a == nil {
 		return

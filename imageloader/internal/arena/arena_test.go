@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// mappedBytes returns how much memory of [at, at+n) the kernel has mapped for this process.
+// mappedBytes returns the number of bytes of p that the kernel has mapped for this process.
 func mappedBytes(t *testing.T, p []byte) (n int) {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -32,7 +32,7 @@ func mappedBytes(t *testing.T, p []byte) (n int) {
 	return n
 }
 
-func TestArena(t *testing.T) {
+func TestAllocationsAreZeroedAlignedAndDisjoint(t *testing.T) {
 	a := New()
 	defer a.Free()
 	sizes := []int{1, 15, 16, 17, 4096, 100_000, chunkBytes / 4, chunkBytes/4 + 1, chunkBytes, 3, chunkBytes + 5}
@@ -52,18 +52,18 @@ func TestArena(t *testing.T) {
 	}
 	for i, p := range all {
 		if c := bytes.Count(p, []byte{byte(i + 1)}); c != len(p) {
-			t.Errorf("piece %d has %d of its %d bytes", i, c, len(p))
+			t.Errorf("allocation %d has kept %d of its %d bytes", i, c, len(p))
 		}
 	}
 	if p := a.Alloc(0); len(p) != 0 {
-		t.Error("an empty piece is not empty")
+		t.Error("an allocation of 0 bytes is not empty")
 	}
 	if got := a.Clone([]byte("text")); string(got) != "text" {
 		t.Errorf("the clone is %q", got)
 	}
 }
 
-// TestArenaIsOutsideTheHeap: what an arena holds does not count as the heap's.
+// The bytes of an arena do not count as Go's heap.
 func TestArenaIsOutsideTheHeap(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
@@ -80,8 +80,8 @@ func TestArenaIsOutsideTheHeap(t *testing.T) {
 	}
 }
 
-// TestFree: the memory goes back to the system, and what comes afterwards is Go's.
-func TestFree(t *testing.T) {
+// Free returns the memory to the system. Later allocations come from Go's heap.
+func TestFreeReturnsTheMemoryToTheSystem(t *testing.T) {
 	a := New()
 	p := a.Alloc(chunkBytes)
 	p[0] = 1
@@ -90,16 +90,16 @@ func TestFree(t *testing.T) {
 	}
 	a.Free()
 	a.Free()
-	if n := mappedBytes(t, p); n != 0 { // unless another mapping came there, which nothing here makes
+	if n := mappedBytes(t, p); n != 0 { // no other code of this test maps memory there
 		t.Errorf("%d bytes are still mapped", n)
 	}
 	if q := a.Alloc(100); len(q) != 100 {
-		t.Error("a freed arena gives nothing")
+		t.Error("a freed arena does not allocate")
 	}
 	(*Arena)(nil).Free()
 }
 
-func TestClasses(t *testing.T) {
+func TestClassForIsTheSmallestClassThatFits(t *testing.T) {
 	for n := 1; n < 1<<31; n += 1 + n/7 {
 		c := classFor(n)
 		if capacityOf(c) < n || c > 0 && capacityOf(c-1) >= n || classFor(capacityOf(c)) != c {
@@ -108,23 +108,23 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestBuffers: what Get returns has room, and is used again.
-func TestBuffers(t *testing.T) {
+// Get returns enough room, and reuses a buffer that was put back.
+func TestBuffersAreReused(t *testing.T) {
 	b := NewBuffers(1 << 20)
 	defer b.Close()
 	p := b.Get(50_000)
 	b.Put(p)
 	if q := b.Get(40_000); &p[0] != &q[0] || len(q) != 40_000 {
-		t.Error("the buffer was not used again")
+		t.Error("the buffer was not reused")
 	}
 	b.Put(nil)
-	b.Put(make([]byte, 5000)) // not of these buffers
+	b.Put(make([]byte, 5000)) // Put ignores memory that Get did not return
 	if q := b.Get(5000); cap(q) != capacityOf(classFor(5000)) {
 		t.Errorf("%d bytes lie in %d", len(q), cap(q))
 	}
 }
 
-// TestBuffersAreNotMuchLarger: memory that is in use is bounded by the samples' sizes.
+// The size of a sample bounds the capacity of its buffer.
 func TestBuffersAreNotMuchLarger(t *testing.T) {
 	b := NewBuffers(1 << 40)
 	defer b.Close()
@@ -142,8 +142,8 @@ func TestBuffersAreNotMuchLarger(t *testing.T) {
 	}
 }
 
-// TestBuffersOverTheLimit: they give their pages back, and can be used again.
-func TestBuffersOverTheLimit(t *testing.T) {
+// Buffers over the limit return their pages to the system and can be reused.
+func TestBuffersOverTheLimitReturnTheirPages(t *testing.T) {
 	b := NewBuffers(0)
 	defer b.Close()
 	p := b.Get(3 * pageBytes)
@@ -153,15 +153,15 @@ func TestBuffersOverTheLimit(t *testing.T) {
 	b.Put(p)
 	q := b.Get(3 * pageBytes)
 	if &p[0] != &q[0] {
-		t.Fatal("the address space was not used again")
+		t.Fatal("the address space was not reused")
 	}
 	if q[0] != 0 || q[len(q)-1] != 0 {
 		t.Error("the pages were kept")
 	}
 }
 
-// TestBuffersAtOnce: goroutines never share a buffer.
-func TestBuffersAtOnce(t *testing.T) {
+// Two goroutines never have the same buffer at a time.
+func TestConcurrentGoroutinesNeverShareABuffer(t *testing.T) {
 	b := NewBuffers(1 << 18)
 	defer b.Close()
 	var all sync.WaitGroup

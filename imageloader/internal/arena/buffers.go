@@ -7,27 +7,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Buffers recycle the memory of samples. Capacities come in four classes an octave, in whole pages,
-// so that a buffer fits many of the samples that follow. Several goroutines may use them.
+// Buffers recycle the memory of samples. Buffers have four capacities per octave, in whole pages,
+// so that a buffer fits many later samples. They are safe for concurrent use.
 type Buffers struct {
 	mu    sync.Mutex
-	arena *Arena // nil before the first Get
-	free  [maxClass][][]byte
-	cold  [maxClass][][]byte // their pages are the system's
-	bytes int64              // in free
-	limit int64              // of bytes
+	arena *Arena             // nil before the first Get
+	free  [maxClass][][]byte // unused buffers that keep their pages
+	cold  [maxClass][][]byte // unused buffers whose pages went back to the system
+	bytes int64              // capacity of all buffers in free
+	limit int64              // maximum of bytes
 }
 
 const (
 	pageBytes  = 4096
 	maxClass   = 4 * 40
-	fitsWithin = 4 // takes a buffer of fewer than this many classes more: an octave, so at most twice the bytes
+	fitsWithin = 4 // number of classes that Get searches: one octave, so at most twice the bytes
 )
 
-// NewBuffers returns buffers of which up to limit bytes keep their memory while nobody uses them.
+// NewBuffers returns an empty set of buffers. Unused buffers keep up to limit bytes of memory.
 func NewBuffers(limit int64) *Buffers { return &Buffers{limit: limit} }
 
-// classFor is the smallest class whose capacity is at least n.
+// classFor returns the smallest class whose capacity is at least n.
 func classFor(n int) int {
 	if n <= pageBytes {
 		return 0
@@ -38,7 +38,7 @@ func classFor(n int) int {
 	return 4*(octave-12) + quarter + 1
 }
 
-// capacityOf is the capacity of a class.
+// capacityOf returns the capacity of a class in bytes.
 func capacityOf(class int) int {
 	octave, quarter := 12+class/4, class%4
 	return 1<<octave + quarter<<(octave-2)
@@ -64,7 +64,7 @@ func (b *Buffers) Get(n int) []byte {
 	if p := b.arena.alloc(capacityOf(class), pageBytes); p != nil {
 		return p[:n]
 	}
-	return make([]byte, n, capacityOf(class)+1) // the odd capacity tells Put whose it is
+	return make([]byte, n, capacityOf(class)+1) // Put recognizes Go's memory by this capacity, which no class has
 }
 
 func pop(list *[][]byte) (p []byte, ok bool) {
@@ -77,10 +77,10 @@ func pop(list *[][]byte) (p []byte, ok bool) {
 	return p, true
 }
 
-// Put takes back what Get returned. Nobody may use it any more.
+// Put takes back a buffer that Get returned. No code may use the buffer afterwards.
 func (b *Buffers) Put(p []byte) {
 	class := classFor(cap(p))
-	if cap(p) != capacityOf(class) { // nothing, or Go's
+	if cap(p) != capacityOf(class) { // nil, or Go's memory
 		return
 	}
 	b.mu.Lock()
@@ -90,14 +90,14 @@ func (b *Buffers) Put(p []byte) {
 		b.bytes += int64(cap(p))
 		return
 	}
-	// The address space stays for a later Get; the pages go back. Without that the buffer would
-	// only be larger than it needs to be, so an error is none.
+	// The pages go back to the system; the address space stays for a later Get. A failure costs
+	// only memory, so the error is ignored.
 	_ = unix.Madvise(p[:cap(p)], unix.MADV_DONTNEED)
 	b.cold[class] = append(b.cold[class], p)
 }
 
-// Close gives the memory of all buffers back to the system, of those that were not put back too.
-// Nobody may use them any more.
+// Close returns the memory of all buffers to the system, including buffers that were not put back.
+// No code may use any buffer afterwards.
 func (b *Buffers) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
