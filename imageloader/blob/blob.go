@@ -1,13 +1,13 @@
-// Package blob opens archives that are objects of a store: Amazon S3 and what speaks its language
-// (s3://bucket/key), Google Cloud Storage (gs://bucket/key), Azure Blob Storage
-// (azblob://container/key). It is a module of its own, so that who does not need it does not get
-// the stores' client libraries.
+// Package blob opens archives that are objects of an object store: Amazon S3 and S3-compatible
+// stores (s3://bucket/key), Google Cloud Storage (gs://bucket/key), and Azure Blob Storage
+// (azblob://container/key). It is a module of its own, so that programs that do not use it do not
+// depend on the stores' client libraries.
 //
 //	loader, err := imageloader.Open("s3://bucket/train-{000..015}.tgz?region=eu-central-1", imageloader.Options{OpenSource: blob.Open, ...})
 //
-// Credentials are looked for where the stores' own tools look for them; parameters of a URL are
-// those of gocloud.dev/blob. An object that is replaced while a loader has it open is an error:
-// every request is for the version that was opened.
+// Credentials come from the same places as for the stores' own tools. The parameters of a URL are
+// those of gocloud.dev/blob. Every request is for the version of the object that was opened, so
+// replacing an object while a loader has it open is an error.
 package blob
 
 import (
@@ -25,7 +25,7 @@ import (
 	azblob "github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/blob"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"gocloud.dev/blob"
-	_ "gocloud.dev/blob/azureblob" // the schemes of URLs
+	_ "gocloud.dev/blob/azureblob" // this import and the next three register URL schemes
 	_ "gocloud.dev/blob/fileblob"
 	_ "gocloud.dev/blob/gcsblob"
 	_ "gocloud.dev/blob/s3blob"
@@ -34,9 +34,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// Open opens the object behind a URL: it is an [imageloader.Options.OpenSource]. What comes after
-// the bucket's name is the object's key, escaped as in every URL. Beside the stores' schemes there
-// are file:///path/to/an/archive, http and https.
+// Open opens the object at a URL. Use it as [imageloader.Options.OpenSource]. The path after the
+// bucket's name is the object's key, with the usual escapes of a URL. Besides the stores' schemes,
+// Open accepts file:///path/to/an/archive, http and https.
 func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
 		return imageloader.OpenHTTP(ctx, name, nil)
@@ -45,10 +45,10 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The clients keep the context, for tokens that they ask for later.
+	// The clients keep the context to request tokens later, so it must outlive this call.
 	bucket, err := blob.OpenBucket(context.WithoutCancel(ctx), u.String())
 	if err != nil {
-		return nil, lasting{err, errors.ErrUnsupported} // no request was made
+		return nil, lasting{err, errors.ErrUnsupported} // opening a bucket makes no request
 	}
 	s, err := open(ctx, bucket, key)
 	if err != nil {
@@ -60,8 +60,8 @@ func Open(ctx context.Context, name string) (imageloader.Source, error) {
 }
 
 // In returns an [imageloader.Options.OpenSource] for the objects of a bucket that the program has
-// opened itself, with credentials or a client of its own. Of a URL only the key counts, which comes
-// after the host. The bucket stays the caller's.
+// opened itself, with its own credentials or client. It uses only the key of a URL, which is the
+// path after the host. The caller keeps ownership of the bucket.
 func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader.Source, error) {
 	return func(ctx context.Context, name string) (imageloader.Source, error) {
 		u, err := url.Parse(name)
@@ -76,7 +76,7 @@ func In(bucket *blob.Bucket) func(ctx context.Context, name string) (imageloader
 	}
 }
 
-// split makes the URL of a bucket and a key out of that of an object.
+// split splits the URL of an object into the URL of its bucket and its key.
 func split(name string) (bucket *url.URL, key string, err error) {
 	u, err := url.Parse(name)
 	if err != nil {
@@ -94,13 +94,13 @@ func split(name string) (bucket *url.URL, key string, err error) {
 	return u, key, nil
 }
 
-// lasting is err, of a kind that the loader does not try again.
+// lasting is the error err with a kind that the loader does not retry.
 type lasting struct{ err, kind error }
 
 func (e lasting) Error() string   { return e.err.Error() }
 func (e lasting) Unwrap() []error { return []error{e.err, e.kind} }
 
-// failed gives a store's error its kind.
+// failed wraps a store's error with its kind.
 func failed(err error) error {
 	switch gcerrors.Code(err) {
 	case gcerrors.NotFound:
@@ -115,14 +115,14 @@ func failed(err error) error {
 	return err
 }
 
-// source is an object.
+// source is an object of a bucket.
 type source struct {
 	bucket *blob.Bucket
 	owned  bool
 	key    string
 	info   imageloader.SourceInfo
 
-	generation int64 // of Google Cloud Storage; 0: it is another store
+	generation int64 // version number of Google Cloud Storage; 0 for other stores
 }
 
 func open(ctx context.Context, bucket *blob.Bucket, key string) (*source, error) {
@@ -157,7 +157,7 @@ func (s *source) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser,
 	if err != nil {
 		return nil, failed(err)
 	}
-	// Other stores say what they have sent.
+	// A store that cannot match versions reports the version that it sent.
 	if r.Size() != s.info.Size || !matches && !r.ModTime().Equal(s.info.ModTime) {
 		_ = r.Close() // only read
 		return nil, imageloader.ErrSourceChanged
@@ -165,7 +165,8 @@ func (s *source) ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser,
 	return r, nil
 }
 
-// match makes a request one for the version that was opened, if the store knows such requests.
+// match restricts a request to the version that was opened. It returns false if the store does not
+// support such requests.
 func (s *source) match(as func(any) bool) bool {
 	var aws *s3.GetObjectInput
 	var google **storage.ObjectHandle

@@ -27,12 +27,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// archive is a .tar of n images in three classes.
+// archive returns a .tar archive of n images in three classes.
 func archive(t *testing.T, n int) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	noise := rand.New(rand.NewPCG(1, 2)) // so that a .tgz has checkpoints
+	noise := rand.New(rand.NewPCG(1, 2)) // incompressible, so that a .tgz has checkpoints
 	for i := range n {
 		m := image.NewRGBA(image.Rect(0, 0, 60, 40))
 		for k := range m.Pix {
@@ -68,11 +68,11 @@ func zipped(t *testing.T, data []byte) []byte {
 	return b.Bytes()
 }
 
-// epoch loads one epoch: the samples' names and bytes, in their order.
+// epoch loads one epoch and returns the samples' names, labels and pixels in order.
 func epoch(t *testing.T, path string, o imageloader.Options) (string, error) {
 	t.Helper()
 	o.BatchSize, o.Transform, o.Seed = 8, imageloader.Eval(5, 5), 3
-	o.ShuffleBytes = 1 // not held in memory
+	o.ShuffleBytes = 1 // too small to keep the archive in memory
 	l, err := imageloader.Open(path, o)
 	if err != nil {
 		return "", err
@@ -90,14 +90,14 @@ func epoch(t *testing.T, path string, o imageloader.Options) (string, error) {
 	return out.String(), nil
 }
 
-// TestBuckets: an archive, or its shards, in a bucket that the program has opened, and in a folder
-// by its URL, gives the batches that a file gives; with an index in any order too.
-func TestBuckets(t *testing.T) {
+// An archive or its shards give the same epoch from a bucket that the program has opened, or from
+// the URL of a folder, as from a file, in order and shuffled, without and with an index.
+func TestBucketsGiveTheEpochOfAFile(t *testing.T) {
 	data := archive(t, 60)
 	dir := t.TempDir()
 	bucket := memblob.OpenBucket(nil)
 	defer bucket.Close()
-	half := len(archive(t, 30)) - 1024 // where the second half of the members begins
+	half := len(archive(t, 30)) - 1024 // offset of the second half of the members
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": zipped(t, data), "s-0.tgz": zipped(t, data[:half]), "s-1.tgz": zipped(t, data[half:])} {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
 			t.Fatal(err)
@@ -122,17 +122,17 @@ func TestBuckets(t *testing.T) {
 			index := filepath.Join(t.TempDir(), "index")
 			for round := range 2 {
 				got, err := epoch(t, url, imageloader.Options{OpenSource: open, IndexFile: index, Shuffle: shuffle})
-				if round == 0 && shuffle && !strings.HasSuffix(url, ".tar") { // the order of a stream
+				if round == 0 && shuffle && !strings.HasSuffix(url, ".tar") { // without an index the order is that of a stream
 					got, want := strings.Split(got, "\n"), strings.Split(want, "\n")
 					slices.Sort(got)
 					slices.Sort(want)
 					if err != nil || !slices.Equal(got, want) {
-						t.Errorf("%s: other samples, error %v", url, err)
+						t.Errorf("%s: different samples, error %v", url, err)
 					}
 					continue
 				}
 				if err != nil || got != want {
-					t.Errorf("%s, round %d, shuffle %v: another epoch, error %v", url, round, shuffle, err)
+					t.Errorf("%s, round %d, shuffle %v: different epoch, error %v", url, round, shuffle, err)
 				}
 			}
 			if info, err := os.Stat(index); err != nil || info.Size() == 0 {
@@ -150,8 +150,8 @@ func TestBuckets(t *testing.T) {
 	}
 }
 
-// TestReplacedInBucket: stores that don't compare versions themselves say what they have sent.
-func TestReplacedInBucket(t *testing.T) {
+// A replaced object is an error even with a store that does not compare versions itself.
+func TestReplacedObjectIsAnError(t *testing.T) {
 	bucket := memblob.OpenBucket(nil)
 	defer bucket.Close()
 	write := func(data string) {
@@ -181,15 +181,15 @@ func TestReplacedInBucket(t *testing.T) {
 	}
 }
 
-// cloud answers like S3, Google Cloud Storage and Azure, as far as reading goes: each in its own
-// dialect, all through If-Match, or what Google has for it.
+// cloud answers read requests like S3, Google Cloud Storage and Azure, each in its own dialect. All
+// match versions by If-Match, or by Google's equivalent.
 type cloud struct {
 	t    *testing.T
 	mu   sync.Mutex
 	data []byte
-	n    int64 // version
-	busy int   // so many of the next requests get 503
-	asks int   // requests for data that named the version
+	n    int64 // version of data
+	busy int   // number of coming requests that get 503
+	asks int   // number of requests for data that named the version
 }
 
 func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -242,9 +242,9 @@ func (c *cloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	http.ServeContent(w, r, "", time.Unix(1e9, 0), bytes.NewReader(c.data))
 }
 
-// TestClouds: each store's own client reads an archive; a busy store is asked again; what is not
-// there, forbidden, or replaced is an error of its kind.
-func TestClouds(t *testing.T) {
+// Each store's own client reads an archive. The loader retries a busy store. An object that is
+// absent, forbidden or replaced is an error of its kind.
+func TestCloudClientsReadAnArchive(t *testing.T) {
 	data := zipped(t, archive(t, 40))
 	path := filepath.Join(t.TempDir(), "a.tgz")
 	if err := os.WriteFile(path, data, 0o644); err != nil {
@@ -275,7 +275,7 @@ func TestClouds(t *testing.T) {
 			o := imageloader.Options{OpenSource: Open, NoIndex: true}
 			got, err := epoch(t, at("train.tgz"), o)
 			if err != nil || got != want {
-				t.Errorf("another epoch, error %v", err)
+				t.Errorf("different epoch, error %v", err)
 			}
 			c.mu.Lock()
 			if c.asks == 0 {
@@ -283,7 +283,7 @@ func TestClouds(t *testing.T) {
 			}
 			c.mu.Unlock()
 			if _, err := epoch(t, at("none.tgz"), o); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("not there: error %v", err)
+				t.Errorf("absent: error %v", err)
 			}
 			if _, err := epoch(t, at("forbidden.tgz"), o); !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("forbidden: error %v", err)
@@ -298,25 +298,27 @@ func TestClouds(t *testing.T) {
 			c.mu.Unlock()
 			_, err = s.ReadRange(t.Context(), 0, 10)
 			if !errors.Is(err, imageloader.ErrSourceChanged) || !strings.Contains(err.Error(), "has changed") || gcerrors.Code(err) != gcerrors.FailedPrecondition {
-				t.Errorf("replaced: error %v", err) // with what the store said
+				t.Errorf("replaced: error %v", err) // the error includes the store's own
 			}
 			c.mu.Lock()
 			c.busy = 2
 			c.mu.Unlock()
 			if got, err := epoch(t, at("train.tgz"), o); err != nil || got != want {
-				t.Errorf("busy: another epoch, error %v", err)
+				t.Errorf("busy: different epoch, error %v", err)
 			}
 		})
 	}
 }
 
-// TestWrongURLs: no request is made, and none is tried again.
-func TestWrongURLs(t *testing.T) {
+// A wrong URL is an error that the loader does not retry, and makes no request.
+func TestWrongURLsAreNotRetried(t *testing.T) {
 	for _, url := range []string{"s3://bucket", "s3://bucket/", "gs://%zz/a", "ftp://host/a.tar", "s3://bucket/a.tar?what=1", "file:///"} {
-		_, err := imageloader.Open(url, imageloader.Options{OpenSource: Open})
-		if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), url) {
-			t.Errorf("%s: error %v", url, err)
-		}
+		t.Run(url, func(t *testing.T) {
+			_, err := imageloader.Open(url, imageloader.Options{OpenSource: Open})
+			if err == nil || !errors.Is(err, errors.ErrUnsupported) || !strings.Contains(err.Error(), url) {
+				t.Errorf("error %v", err)
+			}
+		})
 	}
 	if _, err := imageloader.Open("file:///none/a.tar", imageloader.Options{OpenSource: Open}); err == nil {
 		t.Error("no error")

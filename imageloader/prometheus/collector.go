@@ -1,5 +1,5 @@
-// Package prometheus shows a loader's statistics to Prometheus. It is a module of its own, so that
-// who does not need it does not get client_golang.
+// Package prometheus exports a loader's statistics to Prometheus. It is a module of its own, so
+// that programs that do not use it do not depend on client_golang.
 //
 //	loader, err := imageloader.Open("train.tgz", imageloader.Options{...})
 //	...
@@ -12,13 +12,13 @@ import (
 	"github.com/torchstream/torchstream/imageloader"
 )
 
-// Source is what a collector asks: an *imageloader.Loader.
+// Source provides the statistics: an *imageloader.Loader.
 type Source interface {
 	Stats() imageloader.Stats
 }
 
-// Collector is a prometheus.Collector. It counts nothing itself: each scrape asks the source once.
-// It may be used by several goroutines.
+// Collector is a prometheus.Collector. It counts nothing itself: each scrape calls Stats of its
+// source once. It is safe for concurrent use.
 type Collector struct {
 	source  Source
 	metrics []metric
@@ -36,8 +36,8 @@ type metric struct {
 // stages are the values of the label "stage" of torchstream_loader_bottleneck.
 var stages = [...]imageloader.Stage{imageloader.Reading, imageloader.Inflating, imageloader.Decoding, imageloader.Consuming}
 
-// NewCollector makes a collector. labels are on every metric: with several loaders in one registry
-// they must differ.
+// NewCollector returns a collector for source. Every metric has the given labels. Collectors of
+// several loaders in one registry need different labels.
 func NewCollector(source Source, labels client.Labels) *Collector {
 	desc := func(name, help string, variable ...string) *client.Desc {
 		return client.NewDesc("torchstream_loader_"+name, help, variable, labels)

@@ -16,9 +16,8 @@ type fixed imageloader.Stats
 
 func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 
-// TestCollector: what a scrape shows, and that it passes client_golang's own checks of names and
-// help.
-func TestCollector(t *testing.T) {
+// A scrape has the values of Stats, and passes client_golang's own checks of names and help.
+func TestScrapeHasTheValuesOfStats(t *testing.T) {
 	s := fixed{
 		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
 		Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
@@ -70,9 +69,11 @@ torchstream_loader_samples_total{loader="train"} 640
 	}
 }
 
-// TestEveryNumberIsShown: a field that is added to Stats is added here too.
-func TestEveryNumberIsShown(t *testing.T) {
-	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true, "Decoded": true} // by reason; names are for the log; not a matter of time; by path
+// Every number of Stats has a metric, so that a new field of Stats gets one too.
+func TestEveryNumberHasAMetric(t *testing.T) {
+	// Fields without a plain metric: Bad and BadBy are counted by reason, and Decoded by path;
+	// BadNamed is for the log; Ignored does not change with time.
+	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true, "Decoded": true}
 	numbers := 0
 	s := reflect.TypeFor[imageloader.Stats]()
 	for i := range s.NumField() {
@@ -85,8 +86,7 @@ func TestEveryNumberIsShown(t *testing.T) {
 	}
 }
 
-// TestLoader: a loader is a source.
-func TestLoader(t *testing.T) {
+func TestLoaderIsASource(t *testing.T) {
 	loader, err := imageloader.Open("../../examples/data/photos-test.tgz", imageloader.Options{BatchSize: 32, Transform: imageloader.Eval(32, 32)})
 	if err != nil {
 		t.Fatal(err)
