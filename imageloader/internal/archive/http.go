@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. client
@@ -94,6 +95,9 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 			r.Status, quietly{errors.ErrUnsupported})
 	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusRequestTimeout, r.StatusCode >= 500:
 		err = fmt.Errorf("the server answers %s", r.Status)
+		if wait := waitOf(r, time.Now()); wait > 0 {
+			err = retryAfter{err, wait}
+		}
 	case r.StatusCode == http.StatusNotFound:
 		kind = fs.ErrNotExist
 	case r.StatusCode == http.StatusUnauthorized, r.StatusCode == http.StatusForbidden:
@@ -106,6 +110,19 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 	}
 	_ = r.Body.Close() // err says more
 	return nil, err
+}
+
+// waitOf is how long a response's Retry-After, which has seconds or a date, asks to wait; 0 if it
+// has none.
+func waitOf(r *http.Response, now time.Time) time.Duration {
+	text := r.Header.Get("Retry-After")
+	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
+		return time.Duration(seconds) * time.Second
+	}
+	if date, err := http.ParseTime(text); err == nil {
+		return max(0, date.Sub(now))
+	}
+	return 0
 }
 
 // quietly is an error that errors.Is finds, and that adds no text.

@@ -13,8 +13,13 @@ import (
 
 // How a Source is read.
 const (
-	sourceTries   = 6 // of a request that fails, after 0.1, 0.2, 0.4, ... seconds
+	// A request that fails is made again, at least until it has been made sourceTries times: first
+	// after sourceBackoff, then after twice as long each time, up to sourcePause. One of an archive
+	// that is open is also made again until sourceBudget is over since bytes last came.
+	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
+	sourcePause   = 10 * time.Second
+	sourceBudget  = 2 * time.Minute
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
 	minProgress   = firstPiece / 2   // a response of a few bytes a second has stopped
 
@@ -29,11 +34,19 @@ const (
 // openSource is a Config.OpenSource.
 type openSource = func(ctx context.Context, url string) (Source, error)
 
-// sourceTimes are how long a request waits: before its second try, and for a store that does not
-// answer.
-type sourceTimes struct{ backoff, silence time.Duration }
+// sourceTimes are how long a request waits: before its second try, for a store that does not
+// answer, and in all.
+type sourceTimes struct{ backoff, silence, budget time.Duration }
 
-var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence}
+var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence, sourceBudget}
+
+// retryAfter is the error of a server that says when it may be asked again.
+type retryAfter struct {
+	error
+	wait time.Duration
+}
+
+func (e retryAfter) Unwrap() error { return e.error }
 
 // remoteFile is an open Source as a File. It reads ahead of a caller that reads in order. A request
 // that fails or breaks off is made again from where it broke off.
@@ -71,7 +84,7 @@ type piece struct {
 func openRemote(ctx context.Context, name string, open openSource, times sourceTimes) (*remoteFile, error) {
 	f := &remoteFile{name: name, times: times, size: firstPiece}
 	f.ctx, f.stop = context.WithCancel(ctx)
-	err := f.persist(f.ctx, func() (_ bool, err error) {
+	err := f.persist(f.ctx, 0, func() (_ bool, err error) {
 		once, cancel := context.WithTimeout(f.ctx, times.silence)
 		defer cancel()
 		f.from, err = open(once, name)
@@ -89,9 +102,10 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 }
 
 // persist calls try until it returns no error, or one that would return, or has failed sourceTries
-// times since it last came further, as it says.
-func (f *remoteFile) persist(ctx context.Context, try func() (further bool, err error)) error {
-	wait := f.times.backoff
+// times in more than budget since it last came further, as it says. It waits as long as the server
+// asks, if that is within times.budget in all, and fails at once if it is not.
+func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
+	wait, began := f.times.backoff, time.Now()
 	for tries := 1; ; tries++ {
 		further, err := try()
 		if err == nil {
@@ -101,13 +115,23 @@ func (f *remoteFile) persist(ctx context.Context, try func() (further bool, err 
 			return ErrStopped
 		}
 		if further {
-			tries, wait = 1, f.times.backoff
+			tries, wait, began = 1, f.times.backoff, time.Now()
 		}
-		if tries >= sourceTries || lasting(err) {
+		if lasting(err) {
 			return fmt.Errorf("%s: %w", f.name, err)
 		}
-		timer := time.NewTimer(wait)
-		wait *= 2
+		pause, spent := wait, time.Since(began)
+		wait = min(2*wait, sourcePause)
+		var asked retryAfter
+		if errors.As(err, &asked) && asked.wait > pause {
+			if pause = asked.wait; spent+pause > f.times.budget {
+				return fmt.Errorf("%s: %w, and asks to wait %v: the loader waits up to %v in all",
+					f.name, err, asked.wait, f.times.budget)
+			}
+		} else if tries >= sourceTries && spent+pause > budget {
+			return fmt.Errorf("%s: %w (%d tries in %v)", f.name, err, tries, spent.Round(time.Millisecond))
+		}
+		timer := time.NewTimer(pause)
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
@@ -129,7 +153,7 @@ func lasting(err error) bool {
 
 // read fills p from offset at on. All of p lies inside of the file. Several goroutines may call it.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
-	err = f.persist(ctx, func() (bool, error) {
+	err = f.persist(ctx, f.times.budget, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))
 		n += got
 		return got >= minProgress, err
@@ -169,8 +193,8 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 		}
 		switch {
 		case n == len(p):
-		case err == io.EOF:
-			return n, fmt.Errorf("a response breaks off at byte %d of %d: %w", at+int64(n), f.info.Size, io.ErrUnexpectedEOF)
+		case err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF):
+			return n, dropped(at+int64(n), f.info.Size)
 		case err != nil:
 			return n, err
 		case empty == 100:
@@ -178,6 +202,12 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 		}
 	}
 	return n, nil
+}
+
+// dropped is the error of a response that ends too early. It does not wrap io.ErrUnexpectedEOF,
+// which says that the archive itself is cut off.
+func dropped(at, size int64) error {
+	return fmt.Errorf("the connection was dropped at byte %d of %d", at, size)
 }
 
 // Read reads from the current place on.

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -313,5 +314,140 @@ func TestSourceTrickles(t *testing.T) {
 	defer f.Close()
 	if _, err := f.ReadAt(make([]byte, 1<<20), 0); err == nil || !strings.Contains(err.Error(), "less than 32768 bytes have come in 20ms") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// failing is a Source whose n-th request fails with what fail returns, or returns bytes if that is
+// nil.
+type failing struct {
+	fail  func(n int) error
+	asked []time.Duration // when, since began
+	began time.Time
+}
+
+func (f *failing) open(context.Context, string) (archive.Source, error) { return f, f.next() }
+
+func (f *failing) next() error {
+	f.asked = append(f.asked, time.Since(f.began))
+	return f.fail(len(f.asked))
+}
+
+func (f *failing) Info() archive.SourceInfo { return archive.SourceInfo{Size: 1 << 20} }
+func (f *failing) Close() error             { return nil }
+func (f *failing) ReadRange(_ context.Context, _, n int64) (io.ReadCloser, error) {
+	return io.NopCloser(bytes.NewReader(make([]byte, n))), f.next()
+}
+
+// TestPatience: how long a source is asked again, in the time of a bubble.
+func TestPatience(t *testing.T) {
+	busy := errors.New("busy")
+	always := func(err error) func(int) error { return func(int) error { return err } }
+	after := func(first int, err error) func(int) error { // the archive can be opened
+		return func(n int) error {
+			if n < first {
+				return nil
+			}
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		fail  func(n int) error
+		want  string // of the error; "": none
+		tries int
+		least time.Duration // from the first request to the last
+		most  time.Duration
+	}{
+		"down":                   {always(busy), "busy (6 tries in 3.1s)", 6, 3100 * time.Millisecond, 3100 * time.Millisecond},
+		"goes down":              {after(2, busy), "busy (18 tries in 1m52.7s)", 19, 100 * time.Second, 2 * time.Minute},
+		"is back in a minute":    {func(n int) error { return map[bool]error{true: busy}[n > 1 && n < 13] }, "", 13, 50 * time.Second, time.Minute},
+		"opening waits as asked": {func(n int) error { return map[bool]error{true: archive.RetryAfter(busy, 40*time.Second)}[n < 3] }, "", 4, 80 * time.Second, 80 * time.Second},
+		"reading waits as asked": {func(n int) error { return map[bool]error{true: archive.RetryAfter(busy, 100*time.Second)}[n == 2] }, "", 3, 100 * time.Second, 100 * time.Second},
+		"asks for less":          {always(archive.RetryAfter(busy, time.Millisecond)), "busy (6 tries", 6, 3100 * time.Millisecond, 3100 * time.Millisecond},
+		"asks for an hour":       {after(2, archive.RetryAfter(busy, time.Hour)), "busy, and asks to wait 1h0m0s: the loader waits up to 2m0s in all", 2, 0, 0},
+		"asks again and again":   {always(archive.RetryAfter(busy, 50*time.Second)), "busy, and asks to wait 50s", 3, 100 * time.Second, 100 * time.Second},
+		"is gone":                {after(2, fs.ErrNotExist), "not exist", 2, 0, 0},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &failing{fail: c.fail, began: time.Now()}
+			f, err := archive.OpenRemote(t.Context(), "store://x", s.open, archive.DefaultTimes)
+			if err == nil {
+				defer f.Close()
+				_, err = f.ReadAt(make([]byte, 1000), 5)
+			}
+			last := s.asked[len(s.asked)-1]
+			if len(s.asked) != c.tries || last < c.least || last > c.most || (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %d tries in %v, error %v", name, len(s.asked), last, err)
+			}
+		})
+	}
+}
+
+// TestRetryAfter: what a server asks for in seconds, or by a date.
+func TestRetryAfter(t *testing.T) {
+	for _, c := range []struct {
+		status      int
+		header      string
+		least, most time.Duration
+	}{
+		{http.StatusTooManyRequests, "7", 7 * time.Second, 7 * time.Second},
+		{http.StatusServiceUnavailable, "120", 2 * time.Minute, 2 * time.Minute},
+		{http.StatusServiceUnavailable, time.Now().Add(time.Hour).UTC().Format(http.TimeFormat), 59 * time.Minute, time.Hour},
+		{http.StatusServiceUnavailable, time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat), 0, 0},
+		{http.StatusServiceUnavailable, "soon", 0, 0},
+		{http.StatusServiceUnavailable, "-3", 0, 0},
+		{http.StatusServiceUnavailable, "99999999999999999999", 0, 0},
+		{http.StatusNotFound, "7", 0, 0},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Retry-After", c.header)
+			http.Error(w, "no", c.status)
+		}))
+		_, err := archive.OpenHTTP(t.Context(), server.URL, server.Client())
+		server.Close()
+		if got := archive.AskedToWait(err); err == nil || got < c.least || got > c.most {
+			t.Errorf("%d, %q: waits %v, error %v", c.status, c.header, got, err)
+		}
+	}
+}
+
+// TestDropped: a response that ends too early says so. It does not say that the file is cut off.
+func TestDropped(t *testing.T) {
+	for _, name := range []string{"aborted", "closed"} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var first, last int
+			if _, err := fmt.Sscanf(r.Header.Get("Range"), "bytes=%d-%d", &first, &last); err != nil {
+				t.Error(err)
+			}
+			text := fmt.Sprintf("bytes %d-%d/600", first, last)
+			if last == 0 || name == "aborted" {
+				w.Header().Set("Content-Range", text)
+				w.WriteHeader(http.StatusPartialContent)
+				w.Write([]byte("x"))
+				w.(http.Flusher).Flush()
+				if last > 0 {
+					panic(http.ErrAbortHandler)
+				}
+				return
+			}
+			conn, buffered, err := w.(http.Hijacker).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			fmt.Fprintf(buffered, "HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\nContent-Range: %s\r\n\r\nx", last+1-first, text)
+			buffered.Flush()
+			conn.Close()
+		}))
+		file, err := archive.OpenRemote(t.Context(), server.URL, byHTTP(server.Client()), archive.Times(time.Microsecond, time.Minute))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = file.ReadAt(make([]byte, 600), 0)
+		file.Close()
+		server.Close()
+		if err = archive.Explain(err); !strings.Contains(err.Error(), "the connection was dropped at byte") ||
+			strings.Contains(err.Error(), "cut off") || errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }

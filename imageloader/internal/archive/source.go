@@ -21,9 +21,9 @@ type Source interface {
 	// Several goroutines may call it at a time. When ctx ends, which may be after the call, reading
 	// ends with an error; the caller closes the reader in any case.
 	//
-	// After an error the caller asks for the range again, up to 6 times and after longer and longer
-	// pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission or
-	// errors.ErrUnsupported.
+	// After an error the caller asks for the range again, 6 times and for 2 minutes at least, after
+	// longer and longer pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist,
+	// fs.ErrPermission or errors.ErrUnsupported.
 	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
 	Close() error
 }
