@@ -258,7 +258,7 @@ func TestModelsMatchReference(t *testing.T) {
 			if r.language() { // the logits of the last token have no label
 				logits = logits.Narrow(1, 0, r.Input[1]-1).Flatten(0, 1)
 			}
-			r.checkTraining(t, net, x, logits.CrossEntropy(labels))
+			r.checkTraining(t, net, x, logits.CrossEntropy(labels), same)
 		})
 	}
 }
@@ -296,8 +296,11 @@ func (r record) checkState(t *testing.T, net nn.Module) {
 		for _, v := range values {
 			squares += float64(v) * float64(v)
 		}
-		near(t, n.Name+"[0]", float64(values[0]), r.Initial[i][0], 1e-5)
-		near(t, "the squares of "+n.Name, squares, r.Initial[i][1], 1e-5)
+		first, sum := r.Initial[i][0], r.Initial[i][1]
+		if rms := math.Sqrt(sum / float64(len(values))); !(math.Abs(float64(values[0])-first) <= 1e-5*rms) {
+			t.Errorf("%s[0]: %v, and the reference has %v", n.Name, values[0], first)
+		}
+		near(t, "the squares of "+n.Name, squares, sum, 1e-5)
 	}
 }
 
@@ -338,9 +341,16 @@ func littleEndian(values []float32) []byte {
 	return b
 }
 
-// checkTraining compares the loss, and after backward the gradient of every parameter.
-func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor) {
+// checkTraining compares the loss, and after backward the gradient of every parameter. On another
+// processor other kernels round otherwise, and normalising a batch of two amplifies it in the deep
+// ResNets: with the kernels of SSE4.1 and AVX2 a loss differed by up to 1e-4, and a gradient's norm
+// by up to 4 %.
+func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor, same bool) {
 	t.Helper()
+	forLoss, forGradient := 1e-3, 0.1
+	if same {
+		forLoss, forGradient = 1e-5, 1e-5
+	}
 	if err := loss.Backward(); err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +358,7 @@ func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor
 	if err != nil {
 		t.Fatal(err)
 	}
-	near(t, "the loss", value, r.Loss, 1e-5)
+	near(t, "the loss", value, r.Loss, forLoss)
 	parameters := nn.NamedParameters(net)
 	if len(parameters) != len(r.Gradients) {
 		t.Fatalf("%d parameters, and the reference has %d", len(parameters), len(r.Gradients))
@@ -364,7 +374,7 @@ func (r record) checkTraining(t *testing.T, net nn.Module, x, loss *torch.Tensor
 			t.Fatalf("%s: %v", p.Name, err)
 		}
 		// A gradient that is zero but for rounding is compared with the largest one.
-		if want := r.Gradients[i]; !(math.Abs(norm-want) <= 1e-4*want+1e-6*largest) {
+		if want := r.Gradients[i]; !(math.Abs(norm-want) <= forGradient*(want+0.01*largest)) {
 			t.Errorf("the gradient of %s has the norm %v, and the reference's has %v", p.Name, norm, want)
 		}
 	}
