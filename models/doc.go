@@ -34,13 +34,14 @@
 // attention multiplies their rows in another order, and GPT-2 with Hugging Face's default
 // activation, which is GELU with tanh written as elementary operators.
 //
-// Pretrained weights are not part of the package. A checkpoint that PyTorch saved as safetensors
-// loads with [nn.Load], and with [nn.LoadWith] and Partial if the head has another number of
-// classes: the package's example fine-tunes a network in this way. The head of a classifier is a
+// Pretrained weights are not part of the package. A checkpoint of the reference (safetensors, .pt
+// or .pth) loads with [nn.Load], and with [nn.LoadWith] and Partial if the head has another number
+// of classes: the package's example fine-tunes a network in this way. The head of a classifier is a
 // field, and may be replaced by another module before training. The published files of GPT-2 lack
 // the prefix "transformer." and load into [GPT2.Transformer].
 //
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
-// reference's weights expect. Any dtype and memory format (torch.ChannelsLast) that the layers
-// take works too.
+// reference's weights expect. The memory format torch.ChannelsLast works too, and so do other
+// dtypes after [nn.ToDType]. ReLU and the sums of residual blocks overwrite results that backward
+// does not need, as in the reference.
 package models

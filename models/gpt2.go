@@ -12,9 +12,9 @@ import (
 )
 
 // GPT2 is OpenAI's GPT-2 with the head that predicts the next token: Hugging Face's
-// GPT2LMHeadModel. The head's weight is that of the embedding of tokens. State lists it once, as
-// transformer.wte.weight, like the files of save_pretrained; a state_dict has it as lm_head.weight
-// too.
+// GPT2LMHeadModel (https://openai.com/blog/better-language-models). The head's weight is that of
+// the embedding of tokens. State lists it once, as transformer.wte.weight, like the files of
+// save_pretrained. A state_dict has it as lm_head.weight too: load one with Partial.
 type GPT2 struct {
 	transformer *gpt2Transformer
 }

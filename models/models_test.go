@@ -430,6 +430,58 @@ func TestByNameSetsClasses(t *testing.T) {
 	}
 }
 
+// The memory format of the images does not matter, and a model trains in bfloat16 without a tensor
+// of another dtype in its way.
+func TestChannelsLastAndBFloat16(t *testing.T) {
+	if err := torch.ManualSeed(3); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"resnet18", "resnet50", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16"} {
+		net, err := models.ByName(name, models.Options{NumClasses: 7, ImageSize: 32})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		defer nn.Close(net)
+		if vit, ok := net.(*models.ViT); ok { // its head starts with zeros, which hide all else
+			if err := nn.Initialise(nn.Parameters(vit.Head)[0], nn.Normal(0, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		scope := torch.NewScope(name)
+		defer scope.Close()
+		images, err := torch.FromFloat32s(u(1, 4*3*32*32), 4, 3, 32, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		images = scope.Own(images)
+		last := images.Contiguous(torch.ChannelsLast)
+		nn.Train(net, false)
+		want, err := net.Forward(images.NoGrad()).Float64s()
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		got, err := net.Forward(last.NoGrad()).Float64s()
+		if err != nil || len(got) != len(want) {
+			t.Fatalf("%s, channels last: %v", name, err)
+		}
+		largest := max(slices.Max(want), -slices.Min(want))
+		for i := range got {
+			if !(math.Abs(got[i]-want[i]) <= 1e-4*largest) {
+				t.Errorf("%s: logit %d is %v with channels last, %v without", name, i, got[i], want[i])
+				break
+			}
+		}
+		if err := nn.ToDType(net, torch.BFloat16); err != nil {
+			t.Fatal(err)
+		}
+		nn.Train(net, true)
+		loss := net.Forward(last.ToDType(torch.BFloat16)).Sum()
+		if err := loss.Backward(); err != nil || loss.DType() != torch.BFloat16 {
+			t.Errorf("%s in bfloat16: %v, %v", name, loss.DType(), err)
+		}
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
 	for name, make := range map[string]func() (nn.Module, error){
 		"groups of a basic block": func() (nn.Module, error) { return models.NewResNet18(models.ResNetOptions{Groups: 2}) },
@@ -479,6 +531,9 @@ func TestInputsAreChecked(t *testing.T) {
 			t.Fatal(err)
 		}
 		return scope.Own(x)
+	}
+	if n := nn.State(gpt2.Transformer())[2].Name; n != "h.0.ln_1.weight" {
+		t.Errorf("the third tensor of the transformer is %s", n)
 	}
 	closed := zeros(torch.Int64, 1, 2)
 	closed.Close()
