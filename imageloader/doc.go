@@ -5,7 +5,12 @@
 //
 // A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop;
 // [Loader.Fill] is what a prefetcher calls. [Loader.Restore] continues an epoch from a [State].
-// [Inspect] and [MakeIndex] read an archive without loading it.
+// [Inspect] and [MakeIndex] read an archive without loading it. [Loader.Stats] says what a loader
+// has done so far.
+//
+// An archive may be elsewhere. Options.OpenSource opens a path with a scheme (s3://bucket/a.tgz) as
+// a [Source]; without it, the loader opens http and https itself. Package imageloader/blob has one
+// for object stores.
 //
 // # Labels and members
 //

@@ -18,4 +18,10 @@
 // Names, parameters, distributions and results are those of torchvision.transforms.v2 on uint8
 // tensors. Everything random is drawn from a generator that belongs to the sample alone, so an
 // epoch has the same bytes with any number of workers.
+//
+// # Adding an operation
+//
+// An operation is a type with the two methods of [Op], in the file of its family. Its pixels are
+// computed in C++, by an operation of cshim/src/image/augment.cc. CONTRIBUTING.md lists the places
+// of such a change, in Go and in C++.
 package transform

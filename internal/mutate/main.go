@@ -1,8 +1,9 @@
 // Mutate leaves out each ordering edge of the library in turn and requires that a test fails. A
 // test that passes without its edge, an edge whose text is no longer in its file, and a test that
-// fails with all edges in place are errors.
+// fails with all edges in place are errors. The edges are in edges.go.
 //
-//	go run ./internal/mutate               try the edges of the simulated device, without a GPU
+//	go run ./internal/mutate               try the edges whose tests need no GPU
+//	go run ./internal/mutate -run REGEXP   only those whose names match
 //	go run ./internal/mutate -list         print the table of docs/streams.md
 //	go run ./internal/mutate -bundle DIR   build the other edges' mutants into DIR, for a GPU
 //	                                       machine without Go: DIR/run.sh BUNDLE, where BUNDLE is
