@@ -42,7 +42,9 @@ type assembly struct {
 
 	flights []flight // of the positions from base on
 	base    int
-	slots   []*slot // lent and not delivered, in order
+	members []int    // positions of the samples of the next batch, as far as judged
+	kept    []flight // of the members before base
+	slots   []*slot  // lent and not delivered, in order
 	lent    int
 	holes   []hole // rows of bad samples, for other samples; Skip only
 	closing *slot
@@ -54,7 +56,6 @@ type assembly struct {
 
 	// Only next uses these.
 	cursor  int // the position that judge looks at
-	members []int
 	scratch []byte
 
 	waited time.Duration // how long place waited for slots
@@ -99,9 +100,13 @@ type hole struct {
 type ready struct {
 	slot    *slot
 	samples []Sample
-	bad     []*SampleError // since the last batch, in order
+	bad     []*SampleError // since the last call of next, in order
 	judged  int            // positions from the first to the batch's end
+	partial bool           // there is no batch yet, only bad samples
 }
+
+// maxBad is how many bad samples wait for a batch to be complete: Skip may meet any number of them.
+const maxBad = 1024
 
 func newAssembly(size, row int, policy BadSamplePolicy) *assembly {
 	a := &assembly{size: size, row: row, policy: policy, ask: make(chan struct{}, 1)}
@@ -161,6 +166,10 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	for {
 		if a.stopped {
 			return 0, nil, 0, false
+		}
+		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // as many as have rows, and bad ones
+			a.space.Wait()
+			continue
 		}
 		if at, row = a.freeRow(); at != nil {
 			break
@@ -249,13 +258,36 @@ func (a *assembly) stop() {
 	a.mu.Unlock()
 }
 
-// next waits for the next batch. At the end of the sequence samples is shorter than a batch, or
+// flight is that of a position that is not delivered.
+func (a *assembly) flight(position int) *flight {
+	if position >= a.base {
+		return &a.flights[position-a.base]
+	}
+	i, _ := slices.BinarySearch(a.members, position)
+	return &a.kept[i]
+}
+
+// forget drops the flights before the cursor, but for those of members.
+func (a *assembly) forget() {
+	for _, p := range a.members[len(a.kept):] {
+		a.kept = append(a.kept, a.flights[p-a.base])
+	}
+	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
+	a.base = a.cursor
+	a.space.Signal()
+}
+
+// next waits for the next batch, or for maxBad bad samples, which are then all of r. At the end of the sequence samples is shorter than a batch, or
 // empty, and err may say why the sequence ended; next is not called again then. The slot's memory
 // belongs to the caller from here on. It returns errStopped after stop.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ok, err := a.judge(&r)
+	if r.partial {
+		a.forget()
+		return r, nil
+	}
 	if !ok || len(a.members) == 0 {
 		return r, err
 	}
@@ -266,7 +298,7 @@ func (a *assembly) next() (r ready, err error) {
 	r.slot, r.judged = s, a.cursor
 	r.samples = make([]Sample, len(a.members))
 	for row, p := range a.members {
-		r.samples[row] = a.flights[p-a.base].sample
+		r.samples[row] = a.flight(p).sample
 	}
 	if a.policy == Substitute && (len(a.members) == a.size || !a.dropLast) {
 		if e := a.substitute(s, r.samples); e != nil {
@@ -279,8 +311,8 @@ func (a *assembly) next() (r ready, err error) {
 	}
 	a.slots = append(a.slots[:0], a.slots[1:]...)
 	a.closing = nil
-	a.flights = append(a.flights[:0], a.flights[a.cursor-a.base:]...)
-	a.base = a.cursor
+	a.members, a.kept = a.members[:0], a.kept[:0]
+	a.forget()
 	return r, err
 }
 
@@ -288,7 +320,6 @@ func (a *assembly) next() (r ready, err error) {
 // batch as members. err says why the sequence ends before the batch is full. ok is false after
 // stop.
 func (a *assembly) judge(r *ready) (ok bool, err error) {
-	a.members = a.members[:0]
 	for len(a.members) < a.size {
 		if a.stopped {
 			return false, errStopped
@@ -312,6 +343,10 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 			}
 			if a.policy == Substitute {
 				a.members = append(a.members, a.cursor)
+			} else if len(r.bad) == maxBad {
+				r.partial = true
+				a.cursor++
+				return true, nil
 			}
 		case fatal:
 			return true, f.err
@@ -342,7 +377,7 @@ func (a *assembly) settle(s *slot) bool {
 // quiet waits until no worker writes into a slot. Samples of later batches may have rows there.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < a.size; {
-		if p := s.owner[row]; p != nobody && a.flights[p-a.base].state == pending {
+		if p := s.owner[row]; p != nobody && a.flight(p).state == pending {
 			if a.stopped {
 				return false
 			}
@@ -358,7 +393,7 @@ func (a *assembly) quiet(s *slot) bool {
 // places with the member.
 func (a *assembly) arrange(s *slot) {
 	for row, p := range a.members {
-		f := &a.flights[p-a.base]
+		f := a.flight(p)
 		if f.slot == s && f.row == row {
 			continue
 		}
@@ -373,7 +408,7 @@ func (a *assembly) arrange(s *slot) {
 		from.owner[fromRow] = other
 		if other != nobody {
 			copy(from.image(fromRow, a.row), a.scratch)
-			o := &a.flights[other-a.base]
+			o := a.flight(other)
 			o.slot, o.row = from, fromRow
 		} else if from != s {
 			a.holes = append(a.holes, hole{from, fromRow})
@@ -384,14 +419,14 @@ func (a *assembly) arrange(s *slot) {
 
 // substitute fills the rows of bad samples with copies of good ones.
 func (a *assembly) substitute(s *slot, samples []Sample) error {
-	isBad := func(row int) bool { return a.flights[a.members[row]-a.base].state == bad }
+	isBad := func(row int) bool { return a.flight(a.members[row]).state == bad }
 	first := 0
 	for first < len(samples) && isBad(first) {
 		first++
 	}
 	if first == len(samples) {
 		return fmt.Errorf("imageloader: all %d samples of a batch are bad, so none can be substituted; the last one: %w",
-			len(samples), a.flights[a.members[first-1]-a.base].err)
+			len(samples), a.flight(a.members[first-1]).err)
 	}
 	from := first
 	for row := range samples {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -149,6 +151,76 @@ func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b 
 		if want := int64(s.Name[len("train/class")] - '0'); b.labels[i] != want || s.Label != int(want) {
 			t.Fatalf("row %d, %q, has the label %d and %d in Sample", i, s.Name, b.labels[i], s.Label)
 		}
+	}
+}
+
+// TestManyBad: Skip meets any number of bad samples within one batch.
+func TestManyBad(t *testing.T) {
+	const n, size, rounds = 1000, 8, 10
+	isGood := func(i int) bool { return i == 0 || i == 500 || i == n-1 }
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, func(i int) bool { return !isGood(i) }))
+	content := contents(t, path)
+	var want []string
+	for i := range n * rounds {
+		if isGood(i % n) {
+			want = append(want, fmt.Sprintf("train/class%d/%04d.png", i%n*7%5, i%n))
+		}
+	}
+	for _, workers := range []int{1, 8} {
+		for _, slots := range []int{1, 3} {
+			l := openFake(t, path, Options{BatchSize: size, Transform: Eval(4, 4), Workers: workers, BadSamples: Skip, Repeat: rounds})
+			got, err := collect(t, l, 0, slots)
+			if err != nil || !slices.Equal(names(got), want) {
+				t.Errorf("%d workers, %d slots: %q, error %v", workers, slots, names(got), err)
+			}
+			for _, b := range got {
+				checkRows(t, l, 0, content, b)
+			}
+			if s := l.Stats(); s.Bad != (n-3)*rounds || s.BadBy[Damaged] != s.Bad || len(s.BadNamed) != namedBad {
+				t.Errorf("%d workers, %d slots: %d bad, by reason %v, %d named", workers, slots, s.Bad, s.BadBy, len(s.BadNamed))
+			}
+		}
+	}
+}
+
+// heapLog is a slog.Handler that notes the live heap at each so many records.
+type heapLog struct {
+	slog.Handler
+	records, every int
+	most           uint64
+}
+
+func (h *heapLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *heapLog) Handle(context.Context, slog.Record) error {
+	if h.records++; h.records%h.every == 0 {
+		h.most = max(h.most, liveHeap())
+	}
+	return nil
+}
+
+// liveHeap is how many bytes of the heap are in use.
+func liveHeap() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
+}
+
+// TestManyBadMemory: bad samples take no memory once they are counted, also while a batch waits for
+// good ones.
+func TestManyBadMemory(t *testing.T) {
+	const n, rounds = 1000, 200
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, func(i int) bool { return i > 0 }))
+	h := &heapLog{Handler: slog.DiscardHandler, every: 10_000}
+	l := openFake(t, path, Options{BatchSize: 2 * rounds, Transform: Eval(4, 4), BadSamples: Skip, Repeat: rounds, Logger: slog.New(h)})
+	before := liveHeap()
+	got, err := collect(t, l, 0, 1)
+	if err != nil || len(names(got)) != rounds {
+		t.Fatalf("%d samples, error %v", len(names(got)), err)
+	}
+	if bytes := (float64(h.most) - float64(before)) / ((n - 1) * rounds); h.records < (n-1)*rounds || bytes > 16 {
+		t.Errorf("%.0f bytes for each of %d bad samples", bytes, h.records)
 	}
 }
 

@@ -1081,7 +1081,7 @@ func TestOpenFails(t *testing.T) {
 
 // TestLongLabels: labels of WebDataset samples stay in memory, so each of them is bounded.
 func TestLongLabels(t *testing.T) {
-	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "a.cls: a label of 4097 bytes"} {
+	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "\"a.cls\": a label of 4097 bytes"} {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
 		if err == nil {

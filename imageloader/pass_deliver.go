@@ -21,7 +21,13 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 		for _, e := range r.bad {
 			p.l.counters.met(e, o.BadSamples, o.Logger)
 		}
-		d.bad += len(r.bad)
+		if n := len(r.bad); n > 0 {
+			d.bad += n
+			d.lastBad = r.bad[n-1]
+		}
+		if r.partial {
+			continue
+		}
 		n := len(r.samples)
 		if n == o.BatchSize || n > 0 && !o.DropLast {
 			if err := d.hand(&r, err == nil || n == o.BatchSize); err != nil {
@@ -46,6 +52,7 @@ type delivery struct {
 	batches int   // of the epoch, those before the pass included
 	samples int   // of the pass
 	bad     int   // samples of the pass
+	lastBad *SampleError
 }
 
 // hand delivers a batch. whole says that no error cut it short: otherwise its state is that of the
@@ -89,7 +96,7 @@ func (d *delivery) end(last *ready) error {
 	case n > 0:
 		return none("%d samples are less than a batch of %d, and Options.DropLast is set", n, o.BatchSize)
 	case d.bad > 0:
-		return none("all %d are bad; the last one: %w", d.bad, last.bad[len(last.bad)-1])
+		return none("all %d are bad; the last one: %w", d.bad, d.lastBad)
 	case p.ctx.Err() != nil: // it ended before the first sample came
 		return context.Cause(p.ctx)
 	}
