@@ -277,9 +277,10 @@ func (a *assembly) forget() {
 	a.space.Signal()
 }
 
-// next waits for the next batch, or for maxBad bad samples, which are then all of r. At the end of the sequence samples is shorter than a batch, or
-// empty, and err may say why the sequence ended; next is not called again then. The slot's memory
-// belongs to the caller from here on. It returns errStopped after stop.
+// next waits for the next batch, or for maxBad bad samples, which are then all that r has. At the
+// end of the sequence samples is shorter than a batch, or empty, and err may say why the sequence
+// ended; next is not called again then. The slot's memory belongs to the caller from here on. It
+// returns errStopped after stop.
 func (a *assembly) next() (r ready, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

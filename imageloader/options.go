@@ -66,7 +66,10 @@ type Options struct {
 	PadLast  bool
 	// Classes, if not empty, are the directory names that are labels 0, 1, ... Give the training
 	// archive's classes to the loader of a test archive. Open then does not read a .tar.gz; without
-	// Classes it reads the archive through once.
+	// Classes it reads the archive through once. The first epoch then delivers samples while it
+	// reads a .tar.gz or .tar.zst, before the archive's own checksum is known: where bytes are
+	// damaged and images still decode, their batches come before the *ArchiveError that ends the
+	// epoch.
 	Classes []string
 	// WebDataset takes labels as WebDataset does, not from directories. Members that follow each
 	// other and whose paths are equal up to the first dot of the last part are a group. The group's
@@ -92,9 +95,14 @@ type Options struct {
 	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made
 	// when an image is decoded for the first time, which costs about a tenth more; from the next
 	// time on only the part that the crop needs is decoded. The pixels are the same. Entry points
-	// of an earlier process are compared with the image when they are first used, so that an
-	// untrusted index cannot change a pixel; TrustIndex leaves the comparison out. With
-	// NoEntryPoints they are neither made nor used.
+	// of an earlier process are compared with the image when they are first used, so that no entry
+	// point changes a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are
+	// neither made nor used.
+	//
+	// All else that an index says is believed, whatever TrustIndex is: names, labels, places and
+	// checksums of samples. The checksums tell damage and other archives, not forgery. Whoever can
+	// write the index can change which bytes of the archive a sample has, and its label. Set
+	// NoIndex or an IndexFile of your own where others can write beside the archive.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and
