@@ -23,8 +23,10 @@
 
 namespace ts {
 
-// Whether a capture is under way in the process. Every check of this header costs one load of it
-// while there is none.
+// Whether a capture is under way in the process. While there is none, in_capture,
+// require_in_capture_of, refuse_in_capture, CaptureWatch and the functions that tell the capture
+// something cost one load of it; is_capturing and require_no_capture always ask CUDA, since other
+// code of the process may capture too.
 extern std::atomic<bool> capture_under_way;
 inline bool somebody_captures() noexcept {
   return __builtin_expect(capture_under_way.load(std::memory_order_acquire), 0);

@@ -207,7 +207,7 @@ class Capture;
 
 struct ts_graph {
   ts_graph(c10::cuda::CUDAStream on, std::shared_ptr<ts::Pool> memory)
-      : record(on), pool(std::move(memory)) {}
+      : pool(std::move(memory)), record(on) {}
   ~ts_graph();
   ts_graph(const ts_graph&) = delete;
   ts_graph& operator=(const ts_graph&) = delete;
@@ -219,10 +219,10 @@ struct ts_graph {
   void keep_for_replays();
   void require_thread() const;
 
+  std::shared_ptr<ts::Pool> pool;  // first, since gradients in the record may be in its memory
   ts::CaptureRecord record;
   const uint64_t thread = ts::thread_number;  // the thread that captures, or captured
-  std::shared_ptr<ts::Pool> pool;
-  std::unique_ptr<ts::Capture> capture;  // while it lasts
+  std::unique_ptr<ts::Capture> capture;       // while it lasts
   cudaGraphExec_t exec = nullptr;
   int64_t nodes = 0;
   uint64_t random_increment = 0;
