@@ -32,7 +32,8 @@ inline void require(bool condition, const char* message) {
 }
 
 // Checks a struct of the header that may grow: the caller says how much of it there is, which may
-// be more than this library knows.
+// be more than this library knows. No struct has grown since ABI 3. The first one that does needs
+// its size from before as the minimum here, and fill must then write no more than the caller has.
 template <typename Sized>
 void require_size(const Sized* sized, const char* name) {
   if (sized == nullptr) throw Failure(TS_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");

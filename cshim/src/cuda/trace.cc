@@ -243,6 +243,6 @@ const char* const* ts_trace_names(const ts_trace* trace) {
   return trace == nullptr ? nullptr : trace->names.data();
 }
 int64_t ts_trace_name_count(const ts_trace* trace) {
-  return trace == nullptr ? 0 : static_cast<int32_t>(trace->names.size());
+  return trace == nullptr ? 0 : static_cast<int64_t>(trace->names.size());
 }
 void ts_trace_free(ts_trace* trace) { delete trace; }

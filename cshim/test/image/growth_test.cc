@@ -1,0 +1,76 @@
+// Structs that may grow: the caller's size member says how far the library reads and writes.
+#include <cstring>
+#include <string>
+
+#include "image/samples.h"
+
+namespace {
+
+using samples::Bytes;
+using samples::Decoder;
+using samples::Outcome;
+using samples::Random;
+
+// What a caller has whose header knows more members than the library.
+template <typename Struct>
+struct Grown {
+  Struct known;
+  uint8_t rest[24];
+};
+
+template <typename Struct>
+Grown<Struct> with_size(const Struct& members, size_t size) {
+  Grown<Struct> given;
+  std::memset(static_cast<void*>(&given), 0xA5, sizeof given);
+  std::memcpy(&given.known, &members, sizeof members);
+  given.known.size = size;
+  return given;
+}
+
+// Makes the call with sizes that are too small, exact, and of a later version.
+template <typename Struct, typename Call>
+void expect_size_is_heeded(const Struct& members, Call&& call) {
+  for (const size_t size : {size_t{0}, sizeof(size_t), sizeof(Struct) - 1}) {
+    Grown<Struct> given = with_size(members, size);
+    const Grown<Struct> before = given;
+    const Outcome outcome = call(&given.known);
+    EXPECT_EQ(outcome.code, TS_ERROR_INVALID_ARGUMENT) << "size " << size;
+    EXPECT_NE(outcome.message.find("->size must be sizeof"), std::string::npos) << outcome.message;
+    EXPECT_EQ(std::memcmp(&given, &before, sizeof given), 0) << "size " << size;
+  }
+  for (const size_t size : {sizeof(Struct), sizeof(Grown<Struct>)}) {
+    Grown<Struct> given = with_size(members, size);
+    EXPECT_EQ(call(&given.known).code, TS_ERROR_NONE) << "size " << size;
+    EXPECT_EQ(given.known.size, size);
+    for (const uint8_t byte : given.rest) EXPECT_EQ(byte, 0xA5) << "size " << size;
+  }
+  EXPECT_EQ(call(nullptr).code, TS_ERROR_INVALID_ARGUMENT);
+}
+
+TEST(Growth, InfoHeedsItsSize) {
+  Random random(1);
+  const Bytes file = samples::encode_jpeg(samples::picture(random, 20, 10), {});
+  expect_size_is_heeded(ts_image_info{}, [&](ts_image_info* info) {
+    return Outcome(ts_image_get_info(file.data(), file.size(), info));
+  });
+}
+
+TEST(Growth, StatsHeedTheirSize) {
+  const Decoder decoder = samples::new_decoder();
+  expect_size_is_heeded(ts_image_decoder_stats{}, [&](ts_image_decoder_stats* stats) {
+    return Outcome(ts_image_decoder_get_stats(decoder.get(), stats));
+  });
+}
+
+TEST(Growth, GeometryHeedsItsSize) {
+  Random random(1);
+  const Bytes file = samples::encode_jpeg(samples::picture(random, 20, 10), {});
+  const Decoder decoder = samples::new_decoder();
+  Bytes pixels(20 * 10 * 3);
+  expect_size_is_heeded(samples::crop(0, 0, 20, 10), [&](const ts_image_geometry* geometry) {
+    return Outcome(
+        ts_image_decode(decoder.get(), file.data(), file.size(), geometry, pixels.data(), 20 * 3));
+  });
+}
+
+}  // namespace
