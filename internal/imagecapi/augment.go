@@ -49,6 +49,13 @@ type AugmentOp struct {
 	Values   [8]float64
 }
 
+// C reads slices of AugmentOp in place: a difference of a size or an offset fails to compile.
+const (
+	_ = -(unsafe.Sizeof(AugmentOp{}) ^ unsafe.Sizeof(C.ts_augment_op{}))
+	_ = -(unsafe.Offsetof(AugmentOp{}.Integers) ^ unsafe.Offsetof(C.ts_augment_op{}.integers))
+	_ = -(unsafe.Offsetof(AugmentOp{}.Values) ^ unsafe.Offsetof(C.ts_augment_op{}.values))
+)
+
 // Augmenter is a ts_augmenter. One goroutine at a time may use it.
 type Augmenter = C.ts_augmenter
 

@@ -21,7 +21,7 @@ import (
 
 // InflateWindow is the maximum distance, in bytes of output, of a back-reference in a deflate
 // stream.
-const InflateWindow = 32768
+const InflateWindow = C.TS_INFLATER_WINDOW_BYTES
 
 // Inflater is a ts_inflater. One goroutine at a time may use it.
 type Inflater = C.ts_inflater
