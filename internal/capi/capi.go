@@ -34,12 +34,17 @@ import (
 	"fmt"
 	"sync"
 	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Check returns an error if the loaded shim has another ABI version than this package. Functions
-// that create or find the first object of a kind call it, so that a program with a wrong shim fails
-// before it can reach any other function.
+// Check returns an error if the loaded shim, or the image library whose errors it returns, has
+// another ABI version than this package. Functions that create or find the first object of a kind
+// call it, so that a program with a wrong shim fails before it can reach any other function.
 var Check = sync.OnceValue(func() error {
+	if err := imagecapi.Check(); err != nil {
+		return err
+	}
 	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
 		return &Error{Code: CodeInternal, Origin: "ts_abi_version", Message: fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
 	}
