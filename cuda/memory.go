@@ -191,7 +191,7 @@ func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
 // Close ends the pool. Tensors in the pool stay valid. The memory of a tensor that is freed later
 // returns to the driver when the allocator next needs memory, or by [EmptyCache]. Close waits for a
 // Use in another goroutine; in a captured function it returns [ErrBusy] instead. Inside the
-// goroutine's own Use it returns [ErrInvalidArgument]. After either error nothing has changed, and
+// goroutine's own Use it returns [ErrInvalidArgument]. After any error nothing has changed, and
 // Close may be called again. Close also works beside captures and other pools in use: free memory
 // then returns to the driver at the next Capture or at the next pool's Close. Further calls, and
 // calls on nil, do nothing and return nil.
@@ -200,14 +200,11 @@ func (p *MemoryPool) Close() error {
 		return nil
 	}
 	err := p.close()
-	if !refused(err) {
+	if err == nil {
 		p.cleanup.Stop()
 	}
 	return checked(err)
 }
-
-// refused reports whether close returned an error without changing anything.
-func refused(err error) bool { return errors.Is(err, ErrInvalidArgument) || errors.Is(err, ErrBusy) }
 
 func (p *memoryPool) close() error {
 	if p.inside() {
@@ -220,12 +217,12 @@ func (p *memoryPool) close() error {
 	if p.c == nil {
 		return nil
 	}
-	err := p.free(p.c)
-	if !refused(err) {
-		p.c = nil
-		p.made.Closed()
+	if err := p.free(p.c); err != nil {
+		return err
 	}
-	return err
+	p.c = nil
+	p.made.Closed()
+	return nil
 }
 
 // lock waits for a Use in another goroutine, except in a captured function, because the other Use

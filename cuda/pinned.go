@@ -87,17 +87,19 @@ func (p *Pinned) Bytes() []byte {
 
 // Close frees the memory; for a buffer of [RegisterPinned] it unpins the memory. It does not wait:
 // before the call, wait until no copy from or to the memory is in flight, and no goroutine uses
-// slices of it. Further calls, and calls on nil, do nothing and return nil.
+// slices of it. After an error of the driver the buffer stays open, and Close may be called again.
+// Further calls, and calls on nil, do nothing and return nil.
 func (p *Pinned) Close() error {
 	if p == nil || p.closed.Swap(true) {
 		return nil
 	}
-	p.made.Closed()
-	if p.c == nil {
-		return nil
+	if err := capi.FreePinned(p.c); err != nil {
+		p.closed.Store(false)
+		return checked(err)
 	}
 	p.cleanup.Stop()
-	return checked(capi.FreePinned(p.c))
+	p.made.Closed()
+	return nil
 }
 
 // PinnedBytes returns the number of bytes of pinned memory that the process holds in open buffers.

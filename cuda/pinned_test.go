@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -61,6 +62,34 @@ func TestPinned(t *testing.T) {
 	}
 	if got := PinnedBytes(); got != before {
 		t.Errorf("%d bytes are pinned, %d were before", got, before)
+	}
+}
+
+// The C side takes a buffer only when it succeeds, so that after an error Close may be repeated.
+func TestPinnedStaysOpenWhenTheDriverFails(t *testing.T) {
+	if DeviceCount() > 0 {
+		t.Skip("needs a machine without a GPU, where every call of the driver fails")
+	}
+	memory := mapped(t, 64) // as a ts_pinned of 0 bytes
+	p := newPinned((*capi.Pinned)(unsafe.Pointer(&memory[0])), memory)
+	s := newSlab(p, 1, 1, 64)
+	before := PinnedBytes()
+	for range 2 {
+		if err := p.Close(); err == nil {
+			t.Error("Pinned.Close: got no error")
+		}
+		if err := s.Close(); err == nil {
+			t.Error("Slab.Close: got no error")
+		}
+	}
+	if p.Bytes() == nil || PinnedBytes() != before {
+		t.Error("the buffer is not open after a Close that failed")
+	}
+	p.c = nil
+	check(t, s.Close())
+	check(t, p.Close())
+	if p.Bytes() != nil {
+		t.Error("Bytes after Close is not nil")
 	}
 }
 

@@ -120,8 +120,8 @@ func (s *Slab) Wait(i int) error {
 }
 
 // Close frees the memory. It does not wait: while a slot is in flight it returns [ErrInFlight] and
-// does nothing, and may be called again. Further calls, and calls on nil, do nothing and return
-// nil.
+// does nothing, and may be called again, as after an error of the driver. Further calls, and calls
+// on nil, do nothing and return nil.
 func (s *Slab) Close() error {
 	if s == nil {
 		return nil
@@ -136,9 +136,11 @@ func (s *Slab) Close() error {
 			return inFlight(i, err)
 		}
 	}
-	err := s.pinned.Close()
+	if err := s.pinned.Close(); err != nil {
+		return err
+	}
 	s.pinned = nil
-	return err
+	return nil
 }
 
 func (s *Slab) check(origin string, i int) error {
