@@ -53,7 +53,14 @@ func checkFinish(field, output tensor.Spec, f tensor.Finish) error {
 	if int64(len(f.Mean)) != c || int64(len(f.Std)) != c {
 		return fmt.Errorf("%d values of Mean and %d of Std for %d channels", len(f.Mean), len(f.Std), c)
 	}
-	return nil
+	if c > 4 {
+		return fmt.Errorf("Mean and Std of %d channels: there are 1 to 4", c)
+	}
+	switch output.DType {
+	case tensor.Float32, tensor.Float16, tensor.BFloat16:
+		return nil
+	}
+	return fmt.Errorf("with Mean and Std the output is float32, float16 or bfloat16, not %v", output.DType)
 }
 
 // finishField queues the work on one field of n rows on the current stream.

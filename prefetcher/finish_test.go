@@ -100,6 +100,12 @@ func TestMismatchedFinishIsRejected(t *testing.T) {
 		{"floats without a mean", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{3, 4, 5}}, tensor.Finish{}, "float32 needs Mean and Std"},
 		{"two means", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{3, 4, 5}},
 			tensor.Finish{Mean: make([]float32, 2), Std: make([]float32, 3)}, "2 values of Mean and 3 of Std for 3 channels"},
+		{"five channels", tensor.Spec{Shape: []int64{4, 5, 5}}, tensor.Spec{DType: tensor.Float32, Shape: []int64{5, 4, 5}},
+			tensor.Finish{Mean: make([]float32, 5), Std: make([]float32, 5)}, "5 channels: there are 1 to 4"},
+		{"integers", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{DType: tensor.Int64, Shape: []int64{3, 4, 5}},
+			tensor.Finish{Mean: make([]float32, 3), Std: make([]float32, 3)}, "bfloat16, not int64"},
+		{"bytes with a mean", tensor.Spec{Shape: []int64{4, 5, 3}}, tensor.Spec{Shape: []int64{3, 4, 5}},
+			tensor.Finish{Mean: make([]float32, 3), Std: make([]float32, 3)}, "bfloat16, not uint8"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := finishes([]tensor.Spec{c.field}, []tensor.Spec{c.output}, []tensor.Finish{c.finish}, []bool{true})
