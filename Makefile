@@ -34,13 +34,16 @@ shim: setup ## build the C++ side: libtorchstream.so and libtorchstream_image.so
 	@cshim/setup/shim.sh
 
 # PREFIX/include, PREFIX/lib, and a pkg-config file and a CMake package for each library. examples/06-c uses them.
-.PHONY: install install-image
-install: install-image shim ## install headers, libraries, pkg-config files and the CMake package below PREFIX=
-	cmake --install cshim/build --prefix "$(abspath $(PREFIX))" --component torchstream
+.PHONY: prefix install install-image
+prefix:
+	@[[ -n "$(PREFIX)" ]] || { echo 'make: error: say where to: make $(MAKECMDGOALS) PREFIX=FOLDER' >&2 && exit 1; }
 
-install-image: image ## install the image library alone below PREFIX=
-	@[[ -n "$(PREFIX)" ]] || { echo 'make: error: say where to: make $@ PREFIX=FOLDER' >&2 && exit 1; }
-	cmake --install cshim/build --prefix "$(abspath $(PREFIX))" --component image
+install: prefix shim ## install headers, libraries, pkg-config files and the CMake package below PREFIX=
+	cmake --install cshim/build --prefix "$$(realpath -m -- "$(PREFIX)")" --component image
+	cmake --install cshim/build --prefix "$$(realpath -m -- "$(PREFIX)")" --component torchstream
+
+install-image: prefix image ## install the image library alone below PREFIX=
+	cmake --install cshim/build --prefix "$$(realpath -m -- "$(PREFIX)")" --component image
 
 .PHONY: demo
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
