@@ -5,19 +5,43 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+fail() {
+  echo "test-install: error: $*" >&2
+  exit 1
+}
 for component in image torchstream; do
   cmake --install cshim/build --prefix "$scratch/first" --component $component >/dev/null
 done
 mv "$scratch/first" "$scratch/prefix"
 export PKG_CONFIG_PATH=$scratch/prefix/lib/pkgconfig
+unset LD_LIBRARY_PATH
 picture=$PWD/cshim/test/data/420.jpg
+
+# finds_image FILE: the dynamic loader finds the prefix's image library for the program or library.
+finds_image() {
+  local path
+  path=$(ldd "$1" | awk '/libtorchstream_image/ {print $3}')
+  [[ -e $path && $path -ef $scratch/prefix/lib/libtorchstream_image.so ]] ||
+    fail "$1 finds libtorchstream_image.so at '$path', not in $scratch/prefix/lib"
+}
+
+# Every way to link decodes the picture to the same pixels.
+expected=
+thumbnail() { # PROGRAM
+  "$1" "$picture" >"$scratch/pixels"
+  (($(stat -c %s "$scratch/pixels") == 64 * 64 * 3 + 13)) || fail "$1 wrote no picture of 64 x 64 pixels"
+  local sum
+  sum=$(cksum <"$scratch/pixels")
+  [[ -z $expected || $sum == "$expected" ]] || fail "$1 decodes other pixels than the first program"
+  expected=$sum
+}
 
 run() { # folder with the programs
   "$1/06-c" "$picture"
-  "$1/thumbnail" "$picture" | cksum
+  thumbnail "$1/thumbnail"
+  finds_image "$1/thumbnail"
   if ldd "$1/thumbnail" | grep -E 'libtorch[._]|libtorch_|libc10|not found'; then
-    echo "test-install: error: thumbnail loads what is above" >&2
-    exit 1
+    fail "thumbnail loads what is above"
   fi
 }
 
@@ -31,8 +55,11 @@ cmake -S "$scratch/cmake" -B "$scratch/cmake/build" -DCMAKE_PREFIX_PATH="$scratc
 cmake --build "$scratch/cmake/build" >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && exit 1; }
 run "$scratch/cmake/build"
 
+# For a program that links libtorchstream alone, or loads it by its path.
+finds_image "$scratch/prefix/lib/libtorchstream.so"
+
 # The static library, which brings no codecs: pkg-config --static names them.
 # shellcheck disable=SC2046 # options are words
 cc -std=c11 -o "$scratch/static" examples/06-c/thumbnail.c $(pkg-config --cflags torchstream_image) \
   "$scratch/prefix/lib/libtorchstream_image.a" $(pkg-config --libs-only-l --static torchstream_image | sed 's/-ltorchstream_image//')
-"$scratch/static" "$picture" | cksum
+thumbnail "$scratch/static"
