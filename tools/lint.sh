@@ -36,6 +36,10 @@ for header in torchstream_image.h torchstream.h; do
     cc -std=c11 -Wall -Wextra -pedantic -Werror -fsyntax-only -Icshim/include -x c - || fail "$header is not plain C11"
 done
 
+check "how objects end: _free returns nothing, _destroy its error"
+wrong=$(grep -hE '^TS_API .*_(free|free_all|destroy)\(' cshim/include/*.h | grep -vE '^TS_API (void ts_[a-z_]+_(free|free_all)|ts_error\* ts_[a-z_]+_destroy)\(' || true)
+[[ -z $wrong ]] || fail "against the rule on ends of torchstream_image.h:"$'\n'"$wrong"
+
 check "exported symbols"
 symbols() { nm -D --defined-only "cshim/build/lib/$1" | awk '{print $NF}' | sort -u; }
 # The functions that a header declares, without those of the headers that it includes.
