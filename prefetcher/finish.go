@@ -54,7 +54,7 @@ func checkFinish(field, output tensor.Spec, f tensor.Finish) error {
 		return fmt.Errorf("%d values of Mean and %d of Std for %d channels", len(f.Mean), len(f.Std), c)
 	}
 	if c > 4 {
-		return fmt.Errorf("Mean and Std of %d channels: there are 1 to 4", c)
+		return fmt.Errorf("a Mean and a Std of %d channels: there are 1 to 4", c)
 	}
 	switch output.DType {
 	case tensor.Float32, tensor.Float16, tensor.BFloat16:
