@@ -113,8 +113,8 @@ void empty_cache() {
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.in_use > 0) {
     throw Failure(TS_ERROR_BUSY,
-                  "a thread is inside a memory pool (MemoryPool.Use), and the allocator gives "
-                  "nothing back meanwhile: call again when it has left");
+                  "a thread is inside a memory pool, and the allocator frees no memory until it "
+                  "leaves: try again after its ts_memory_pool_exit");
   }
   allocator::emptyCache();
   at::getHostAllocator(at::kCUDA)->empty_cache();

@@ -430,9 +430,9 @@ ts_error* ts_stream_guard_exit(ts_stream_guard guard) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     if (guard.thread != ts::thread_number) {
-      throw ts::Failure(TS_ERROR_WRONG_THREAD,
-                        "the stream guard was entered on another OS thread; lock the goroutine to "
-                        "its thread from enter to exit");
+      throw ts::Failure(
+          TS_ERROR_WRONG_THREAD,
+          "the stream guard was entered on another OS thread: exit it on that thread");
     }
     ts::Guards& guards = ts::guards();
     if (guards.entered.empty() || guards.entered.back().serial != guard.serial) {
