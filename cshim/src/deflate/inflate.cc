@@ -13,10 +13,11 @@
 namespace ts::image {
 namespace {
 
-// Entries of the decoding tables. The low byte is how many bits the code and its extra bits have
-// together (in a second-level table: beyond those of the root), the next four bits those of the
-// code alone. Above bit 16: the literal, the base of the length or distance, or where the
-// second-level table begins, which has as many bits as the code's field says.
+// Entries of the decoding tables. The low byte is the number of bits of the code and its extra bits
+// together (in a second-level table, without the bits of the root table); the next four bits are
+// the number of bits of the code alone. Bits 16 and up are the literal, the base of the length or
+// distance, or the index of a second-level table, whose size in bits is in the field of the code's
+// bits.
 constexpr uint32_t kLiteral = 1u << 31;
 constexpr uint32_t kUnusual = 1u << 15;
 constexpr uint32_t kSubtable = 1u << 14;
@@ -25,16 +26,16 @@ constexpr uint32_t kInvalid = 1u << 12;
 
 constexpr uint32_t kLitlenBits = 11;
 constexpr uint32_t kDistBits = 9;
-constexpr uint32_t kMostCodeBits = 15;
-constexpr size_t kMostLitlens = 286;
-constexpr size_t kMostDists = 30;
+constexpr uint32_t kMaxCodeBits = 15;
+constexpr size_t kMaxLitlens = 286;
+constexpr size_t kMaxDists = 30;
 
-constexpr size_t kHeaderBytes = 640;  // no block header is longer
-constexpr uint32_t kSymbolBits = 48;  // nor a literal, or a length and its distance
-constexpr ptrdiff_t kFastInput = 32;  // what a turn of the fast loop may read
-constexpr ptrdiff_t kFastOutput =
-    320;  // and write: literals, a match of 258, what copying overshoots
-constexpr size_t kMostFinished = 64;  // checkpoints that nobody has asked for
+constexpr size_t kHeaderBytes = 640;  // maximum length of a block header
+constexpr uint32_t kSymbolBits = 48;  // maximum length of a symbol: a length and its distance
+constexpr ptrdiff_t kFastInput = 32;  // maximum input bytes that a turn of the fast loop reads
+// Maximum output bytes that a turn writes: literals, a match of 258, and the overshoot of copying.
+constexpr ptrdiff_t kFastOutput = 320;
+constexpr size_t kMaxFinished = 64;  // maximum number of finished checkpoints
 
 constexpr uint16_t kLengthBase[] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
                                     31, 35, 43, 51, 59, 67, 83, 99, 115, 131, 163, 195, 227, 258};
@@ -57,31 +58,32 @@ TS_INLINE uint32_t low(uint64_t bits, uint32_t n) {
 uint32_t litlen_entry(size_t symbol) {
   if (symbol < 256) return kLiteral | static_cast<uint32_t>(symbol) << 16;
   if (symbol == 256) return kUnusual | kEndOfBlock;
-  if (symbol >= kMostLitlens) return kUnusual | kInvalid;
+  if (symbol >= kMaxLitlens) return kUnusual | kInvalid;
   return static_cast<uint32_t>(kLengthBase[symbol - 257]) << 16 | kLengthExtra[symbol - 257];
 }
 
 uint32_t dist_entry(size_t symbol) {
-  if (symbol >= kMostDists) return kUnusual | kInvalid;
+  if (symbol >= kMaxDists) return kUnusual | kInvalid;
   return static_cast<uint32_t>(kDistBase[symbol]) << 16 | kDistExtra[symbol];
 }
 
 uint32_t precode_entry(size_t symbol) { return static_cast<uint32_t>(symbol) << 16; }
 
-enum class Incomplete { kNever, kSingle };  // which codes that don't use all code words are allowed
+// Which codes may leave code words unused: none, or a code with a single symbol.
+enum class Incomplete { kNever, kSingle };
 
-// Builds the table of a code from the lengths of its code words. false: the lengths are not those
-// of a prefix code.
+// Builds the table of a code from the lengths of its code words. Returns false if the lengths are
+// not those of a prefix code.
 template <typename Entry>
 bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplete allowed,
            Entry entry, uint32_t* table) {
-  std::array<uint16_t, kMostCodeBits + 1> counts{};
+  std::array<uint16_t, kMaxCodeBits + 1> counts{};
   for (size_t i = 0; i < symbols; ++i) ++counts[lengths[i]];
-  uint32_t longest = kMostCodeBits;
+  uint32_t longest = kMaxCodeBits;
   while (longest > 0 && counts[longest] == 0) --longest;
 
   int32_t unused = 1;
-  for (uint32_t n = 1; n <= kMostCodeBits; ++n) {
+  for (uint32_t n = 1; n <= kMaxCodeBits; ++n) {
     unused = 2 * unused - counts[n];
     if (unused < 0) return false;
   }
@@ -97,8 +99,8 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
     return true;
   }
 
-  std::array<uint16_t, kMostCodeBits + 2> offsets{};
-  for (uint32_t n = 1; n <= kMostCodeBits; ++n) {
+  std::array<uint16_t, kMaxCodeBits + 2> offsets{};
+  for (uint32_t n = 1; n <= kMaxCodeBits; ++n) {
     offsets[n + 1] = static_cast<uint16_t>(offsets[n] + counts[n]);
   }
   std::array<uint16_t, 320> sorted;
@@ -106,8 +108,8 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
     if (lengths[i] != 0) sorted[offsets[lengths[i]]++] = static_cast<uint16_t>(i);
   }
 
-  // Code words in order, bits reversed as they come from the stream. Of the root table the first
-  // half is filled before it is doubled for longer code words.
+  // Visits the code words in order, with their bits reversed as they come from the stream. Fills
+  // the first part of the root table, and doubles it for each longer length.
   const uint16_t* symbol = sorted.data();
   uint32_t code = 0;
   uint32_t length = 1;
@@ -163,7 +165,7 @@ bool build(const uint8_t* lengths, size_t symbols, uint32_t root_bits, Incomplet
   }
 }
 
-// The value of an entry of a length or distance whose bits begin at `bits`.
+// Returns the length or distance of an entry whose code begins at the lowest bit of `bits`.
 TS_INLINE uint32_t value(uint32_t entry, uint64_t bits) {
   return (entry >> 16) + (low(bits, entry & 0xff) >> (entry >> 8 & 15));
 }
@@ -277,15 +279,15 @@ Inflater::Progress Inflater::run(const uint8_t* input, size_t bytes, bool last, 
   return p;
 }
 
-// false: more input is needed, or room.
+// Returns false if it needs more input, or room.
 bool Inflater::block_header(Input* in, const Output& out, uint64_t bit) {
   if (final_) {
     state_ = State::kDone;
     return true;
   }
-  if (out.next == out.end) return false;  // what follows may be none of the caller's business
+  if (out.next == out.end) return false;  // the caller may not need the next block
   if (!in->last && in->end - in->next < static_cast<ptrdiff_t>(kHeaderBytes)) return false;
-  if (spacing_ > 0 && out.at() - last_checkpoint_ >= spacing_ && finished_.size() < kMostFinished) {
+  if (spacing_ > 0 && out.at() - last_checkpoint_ >= spacing_ && finished_.size() < kMaxFinished) {
     std::unique_ptr<Checkpoint> c;
     if (spare_.empty()) {
       c = std::make_unique<Checkpoint>();
@@ -345,14 +347,14 @@ void Inflater::dynamic_header(Input* in) {
   const size_t litlens = in->take(5) + 257;
   const size_t dists = in->take(5) + 1;
   const size_t precodes = in->take(4) + 4;
-  if (litlens > kMostLitlens || dists > kMostDists) damaged("too many codes");
+  if (litlens > kMaxLitlens || dists > kMaxDists) damaged("too many codes");
   std::array<uint8_t, 19> precode{};
   for (size_t i = 0; i < precodes; ++i) precode[kOrder[i]] = static_cast<uint8_t>(in->take(3));
   std::array<uint32_t, 128> table;
   if (!build(precode.data(), precode.size(), 7, Incomplete::kNever, precode_entry, table.data())) {
     damaged("the code of code lengths is impossible");
   }
-  std::array<uint8_t, kMostLitlens + kMostDists> lengths;
+  std::array<uint8_t, kMaxLitlens + kMaxDists> lengths;
   for (size_t i = 0; i < litlens + dists;) {
     in->refill();
     const uint32_t e = table[low(in->bits, 7)];
@@ -402,7 +404,8 @@ bool Inflater::stored(Input* in, Output* out) {
   return false;
 }
 
-// One symbol at a time, near the ends of input and output. false: more of either is needed.
+// Decodes one symbol at a time, near the ends of input and output. Returns false if it needs more
+// of either.
 bool Inflater::coded(Input* in, Output* out) {
   while (state_ == State::kCoded) {
     if (left_ > 0) {
@@ -457,7 +460,7 @@ bool Inflater::coded(Input* in, Output* out) {
   return true;
 }
 
-// The same with room for the longest symbol on both sides, until the block ends or the room does.
+// Decodes symbols while input and output have room for the longest symbol, until the block ends.
 TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
   const uint8_t* in = input->next;
   const uint8_t* const in_end = input->end - kFastInput;
@@ -467,14 +470,14 @@ TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
   uint32_t count = input->count;
   const uint32_t* const litlen = litlen_.data();
   const uint32_t* const dist = dist_.data();
-  // Positions as distances from the oldest byte that may be reached, and where open checkpoints
-  // end.
+  // Positions count from the oldest byte that a match may copy. `barrier` is the position of the
+  // newest open checkpoint.
   const uint8_t* const oldest = output->begin - output->history;
   const int64_t barrier = static_cast<int64_t>(open_end_) - (static_cast<int64_t>(output->offset) -
                                                              static_cast<int64_t>(output->history));
 
-  // Of `count` the low byte counts here, and of what is used up the low six bits of an entry: one
-  // instruction each.
+  // Only the low byte of `count` is meaningful here, and only the low six bits of an entry as the
+  // number of bits to consume. So refilling and consuming take no masking instructions.
   const auto refill = [&]() __attribute__((always_inline)) {
     bits |= load64(in) << (count & 63);
     in += ~count >> 3 & 7;
@@ -486,7 +489,7 @@ TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
   };
   const char* error = nullptr;
   while (in <= in_end && out <= out_end) {
-    refill();  // 56 bits: five literals of the root table
+    refill();  // at least 56 bits: five literals of the root table
     uint32_t e = litlen[low(bits, kLitlenBits)];
     if (e & kLiteral) {
       use(e);
@@ -534,7 +537,7 @@ TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
         break;
       }
     }
-    // A length has up to 20 bits and a distance up to 28.
+    // A length takes up to 20 bits and a distance up to 28.
     const uint32_t length = value(e, bits);
     use(e);
     e = dist[low(bits, kDistBits)];
@@ -577,8 +580,8 @@ TS_INLINE void Inflater::coded_fast_any(Input* input, Output* output) {
 void Inflater::coded_fast_baseline(Input* input, Output* output) { coded_fast_any(input, output); }
 
 #if defined(__x86_64__)
-// Shifts by a variable are three instructions without BMI2, and on the way from each symbol to the
-// next.
+// A shift by a variable is three instructions without BMI2, and it is on the critical path from
+// each symbol to the next.
 __attribute__((target("bmi,bmi2"))) void Inflater::coded_fast_bmi2(Input* input, Output* output) {
   coded_fast_any(input, output);
 }
@@ -591,7 +594,7 @@ void Inflater::coded_fast(Input* input, Output* output) {
   coded_fast_baseline(input, output);
 }
 
-// Bytes [source, source + length) of the output are copied from.
+// Marks the bytes [source, source + length) of the output as copied, in all open checkpoints.
 void Inflater::mark(uint64_t source, uint32_t length) {
   for (const auto& c : open_) {
     if (source >= c->output || c->output - source > kWindow) continue;

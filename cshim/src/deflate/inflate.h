@@ -1,5 +1,6 @@
-// Raw deflate (RFC 1951), resumable at any byte of input and output, that can also be entered in
-// the middle: at the beginning of a block, given the bytes before it that later matches copy from.
+// Inflates raw deflate (RFC 1951). Inflating can pause at any byte of input and output. It can also
+// start in the middle of a stream: at the beginning of a block, given the bytes of output before it
+// that later matches copy from.
 #pragma once
 
 #include <array>
@@ -17,12 +18,13 @@ constexpr size_t kWindow = 32768;
 
 class Inflater {
  public:
-  // Where a stream can be entered again: at the beginning of a block.
+  // The beginning of a block, where inflating can start again.
   struct Checkpoint {
-    uint64_t bit = 0;     // from the stream's first one
+    uint64_t bit = 0;     // of the stream, from its first bit
     uint64_t output = 0;  // bytes of output before it
     std::array<uint8_t, kWindow> window;
-    // Which bytes of the window are copied from afterwards, as bits. The others do not matter.
+    // A bit for each byte of the window: whether later output copies that byte. The other bytes do
+    // not matter.
     std::array<uint64_t, kWindow / 64> used;
   };
   struct Progress {
@@ -31,30 +33,31 @@ class Inflater {
     bool done = false;  // the stream has ended
   };
 
-  // With spacing > 0 the beginnings of blocks that are at least so many bytes of output apart
+  // With spacing > 0, the beginnings of blocks that are at least `spacing` bytes of output apart
   // become checkpoints.
   explicit Inflater(uint64_t spacing, Instructions instructions = best_instructions());
 
-  // Begins a stream, or enters one: `history` bytes of output come before it in the buffer of the
-  // next run, and `skip_bits` (0 to 7) of the first byte of input belong to what comes before.
+  // Begins a stream, or starts at a checkpoint: `history` bytes of earlier output precede `begin`
+  // in the buffer of the next run, and the first `skip_bits` bits (0 to 7) of the first byte of
+  // input belong to the block before.
   void reset(uint32_t skip_bits, size_t history);
 
-  // Inflates into buffer[begin, end). Before begin the buffer holds the output so far, as much as
-  // there is of it up to kWindow. Input that is not consumed has to be passed again, with what
-  // comes after it; there is always progress if 1 KB of input, or with `last` whatever is left, and
-  // a byte of room are there. With `last`, input that ends within the stream is an error.
+  // Inflates into buffer[begin, end). Before `begin` the buffer holds the output so far, at least
+  // its last kWindow bytes. The caller passes input that was not consumed again, together with the
+  // bytes after it. A run makes progress if it gets a byte of room and 1 KB of input, or with
+  // `last` the rest of the input. With `last`, input that ends within the stream is an error.
   Progress run(const uint8_t* input, size_t bytes, bool last, uint8_t* buffer, size_t begin,
                size_t end);
 
-  // The next finished checkpoint: they come 32 KB of output after their position, or when the
-  // stream ends. NULL: there is none. Valid until the next call. Those that nobody asks for are
-  // bounded: no new ones are made then.
+  // Returns the next finished checkpoint, valid until the next call, or NULL if there is none. A
+  // checkpoint is finished 32 KB of output after its position, or when the stream ends. The number
+  // of finished checkpoints is bounded: at the bound no new ones are made.
   const Checkpoint* next_checkpoint();
 
  private:
   enum class State : uint8_t { kHeader, kStored, kCoded, kDone };
 
-  // Bits that are read and not consumed, and the bytes after them.
+  // Bits that were read and not consumed, and the bytes after them.
   struct Input {
     const uint8_t* next;
     const uint8_t* end;
@@ -64,14 +67,14 @@ class Inflater {
 
     void refill();
     uint32_t take(uint32_t n);
-    void give_back();  // whole bytes
+    void give_back();  // unreads the whole bytes in `bits`
   };
   struct Output {
     uint8_t* next;
     uint8_t* begin;
     uint8_t* end;
-    uint64_t offset;  // of begin in the stream
-    size_t history;   // how far back from begin matches may reach
+    uint64_t offset;  // offset of `begin` in the stream's output
+    size_t history;   // number of bytes before `begin` that matches may copy
 
     uint64_t at() const { return offset + static_cast<uint64_t>(next - begin); }
     size_t reach() const { return history + static_cast<size_t>(next - begin); }
@@ -92,26 +95,26 @@ class Inflater {
   State state_ = State::kHeader;
   bool final_ = false;
   bool fixed_ready_ = false;  // the tables hold the fixed codes
-  uint32_t skip_ = 0;         // bits of the first byte
-  bool first_ = true;         // nothing was read yet
-  uint64_t bits_ = 0;         // read and not consumed, fewer than 8
+  uint32_t skip_ = 0;         // bits of the first byte to skip
+  bool first_ = true;         // no input was read yet
+  uint64_t bits_ = 0;         // bits read and not consumed, fewer than 8
   uint32_t count_ = 0;
-  uint32_t left_ = 0;      // of a stored block, or of a match
-  uint32_t distance_ = 0;  // of that match
-  size_t history_ = 0;     // bytes of output that matches may reach, up to kWindow
-  uint64_t consumed_ = 0;  // bytes of input, those in bits_ included
+  uint32_t left_ = 0;      // bytes left of a stored block, or of a match
+  uint32_t distance_ = 0;  // distance of that match
+  size_t history_ = 0;     // bytes of output that matches may copy, up to kWindow
+  uint64_t consumed_ = 0;  // bytes of input, including the bits in bits_
   uint64_t output_ = 0;    // bytes of output
 
   Instructions instructions_;
   uint64_t spacing_;
   uint64_t last_checkpoint_ = 0;
-  uint64_t open_end_ = 0;  // the position of the youngest open checkpoint; 0: none is open
+  uint64_t open_end_ = 0;  // output offset of the newest open checkpoint; 0 if none is open
   std::deque<std::unique_ptr<Checkpoint>> open_, finished_;
   std::unique_ptr<Checkpoint> taken_;
   std::vector<std::unique_ptr<Checkpoint>> spare_;
 
-  // Root tables of 11 and 9 bits with their second-level tables behind: 2342 and 594 entries at
-  // most.
+  // Root tables of 11 and 9 bits, followed by their second-level tables: at most 2342 and 594
+  // entries.
   std::array<uint32_t, 2400> litlen_;
   std::array<uint32_t, 640> dist_;
 };

@@ -26,11 +26,12 @@ namespace ts::image {
 namespace {
 
 constexpr int32_t kMaxSide = 65535;
-constexpr int32_t kMaxTaps = 1001;  // of the blur, a side
+constexpr int32_t kMaxTaps = 1001;  // maximum width and height of the blur's kernel
 constexpr double kMinSigma = 1e-6;
 
-// A kernel is a type with a static run. It is compiled twice, and the processor chooses: with AVX2
-// the loops are vectors and a fused multiply-add is one instruction. The results are the same.
+// A kernel is a type with a static function run. It is compiled twice, and the version is chosen by
+// the processor at run time. With AVX2 the loops are vectorised and a fused multiply-add is one
+// instruction. Both versions give the same results.
 template <typename Kernel, typename... Args>
 TS_HASWELL void run_haswell(Args... args) {
   Kernel::run(args...);
@@ -53,22 +54,22 @@ void run(Args... args) {
   }
 }
 
-// What torch's add(b, alpha) does on float32: a + alpha * b, rounded once.
+// Computes a + alpha * b, rounded once, like torch's add(b, alpha) on float32.
 TS_INLINE float plus(float a, float alpha, float b) { return __builtin_fmaf(b, alpha, a); }
 
 TS_INLINE float clamp255(float value) {
-  const float low = value > 0.0F ? value : 0.0F;  // also for NaN
+  const float low = value > 0.0F ? value : 0.0F;  // NaN becomes 0 too
   return low < 255.0F ? low : 255.0F;
 }
 
-// To uint8 as torch does it: cut, not rounded.
+// Converts to uint8 like torch, which truncates.
 TS_INLINE uint8_t cut(float value) { return static_cast<uint8_t>(static_cast<int32_t>(value)); }
 
 TS_INLINE float grey(uint8_t r, uint8_t g, uint8_t b) {
   return plus(plus(static_cast<float>(r) * 0.2989F, 0.587F, g), 0.114F, b);
 }
 
-// ---- tables: each byte becomes another one, whatever its neighbours -------------------------
+// ---- tables: each byte is replaced independently of its neighbours ---------------------------
 
 using Table = std::array<uint8_t, 256>;
 
@@ -95,7 +96,7 @@ Table table_of(const F& f) {
 using Histograms = std::array<std::array<int32_t, 256>, 3>;
 
 Histograms histograms(const Pixels& image) {
-  // Two of each, so that equal neighbours do not wait for each other.
+  // Two histograms of each channel, so that equal neighbours do not wait for each other's store.
   std::array<Histograms, 2> h{};
   const uint8_t* at = image.bytes.data();
   const size_t pixels = image.bytes.size() / 3;
@@ -211,7 +212,8 @@ struct Hue {
     return low < 1.0F ? low : 1.0F;
   }
 
-  // To HSV, a turn of the hue, and back, without a branch, so that it becomes vectors.
+  // Converts to HSV, turns the hue, and converts back. The loops have no branches, so that the
+  // compiler vectorises them.
   TS_INLINE static void run(uint8_t* bytes, size_t pixels, float turn) {
     float r[kBlock];
     float g[kBlock];
@@ -262,11 +264,11 @@ struct Hue {
         red = is1 ? q : red;
         red = is2 || is3 ? p : red;
         red = is4 ? t : red;
-        float green = p;  // 4 and 5
+        float green = p;  // sectors 4 and 5
         green = is0 ? t : green;
         green = is1 || is2 ? v : green;
         green = is3 ? q : green;
-        float blue = q;  // 5
+        float blue = q;  // sector 5
         blue = is0 || is1 ? p : blue;
         blue = is2 ? t : blue;
         blue = is3 || is4 ? v : blue;
@@ -286,8 +288,9 @@ struct Hue {
 // ---- neighbourhoods --------------------------------------------------------------------------
 
 struct Sharpen {
-  // One row but for its first and last pixel. The blurred value is (8 neighbours + 5 times itself)
-  // / 13 rounded, and cannot lie half-way between two integers: integer arithmetic gives torch's.
+  // Sharpens one row without its first and last pixel. The blurred value is (8 neighbours + 5 times
+  // the pixel) / 13, rounded. It cannot lie half-way between two integers, so integer arithmetic
+  // gives torch's result.
   TS_INLINE static void run(const uint8_t* above, const uint8_t* here, const uint8_t* below,
                             uint8_t* out, size_t begin, size_t end, float rest) {
     for (size_t i = begin; i < end; ++i) {
@@ -300,7 +303,7 @@ struct Sharpen {
   }
 };
 
-// A row of sums of weights * rows.
+// Computes one row of the sum of weights * rows.
 struct BlurRows {
   TS_INLINE static void run(const uint8_t* const* rows, const float* weights, int32_t taps,
                             float* out, size_t begin, size_t bytes) {
@@ -314,7 +317,7 @@ struct BlurRows {
   }
 };
 
-// in has the reflected columns on both sides.
+// Computes one row of the result. `in` has the reflected columns on both sides.
 struct BlurColumns {
   TS_INLINE static void run(const float* in, const float* weights, int32_t taps, uint8_t* out,
                             size_t bytes) {
@@ -335,7 +338,7 @@ struct BlurColumns {
   }
 };
 
-// torchvision's _get_gaussian_kernel1d.
+// Computes the weights of torchvision's _get_gaussian_kernel1d.
 void gaussian(int32_t taps, double sigma, float* out) {
   const double limit = (taps - 1) / (2.0 * std::sqrt(2.0));
   double sum = 0;
@@ -350,7 +353,7 @@ void gaussian(int32_t taps, double sigma, float* out) {
   }
 }
 
-// Where index i of a padded side comes from; -1: from the fill.
+// Returns the source index of index i of a padded side, or -1 for the fill.
 int32_t padded(int32_t i, int32_t side, int32_t mode) {
   if (i >= 0 && i < side) return i;
   switch (mode) {
@@ -365,10 +368,10 @@ int32_t padded(int32_t i, int32_t side, int32_t mode) {
   }
 }
 
-// ---- grid transforms: where each output pixel comes from ------------------------------------
+// ---- grid transforms: the source position of each output pixel -------------------------------
 
-// The coordinate that torch's grid_sample makes of a grid value, align_corners=False; far values,
-// and NaN, become some that are outside as well.
+// Converts a grid value to a coordinate like torch's grid_sample with align_corners=False. Far
+// values and NaN become coordinates near the image that are outside of it too.
 TS_INLINE float coordinate(float grid, float half, float side) {
   const float at = __builtin_fmaf(grid + 1.0F, half, -0.5F);
   const float low = at > -2.0F ? at : -2.0F;
@@ -410,9 +413,10 @@ struct PerspectiveRow {
 struct Sampled {
   const uint8_t* image;
   int32_t width, height;
-  int32_t outputs;  // of a row
+  int32_t outputs;  // pixels of an output row
   uint8_t fill[3];
-  bool filled;  // whether there is a fill; torchvision's arithmetic differs from that with black
+  bool
+      filled;  // whether there is a fill: torchvision's arithmetic without one is not that of black
 };
 
 struct NearestRow {
@@ -496,7 +500,7 @@ struct Size {
   int32_t width, height;
 };
 
-// The operation has no parameters, or accepts every value.
+// For an operation that has no parameters, or accepts every value.
 void check_nothing(const ts_augment_op&, Size*) {}
 
 void check_factor(const ts_augment_op& op, Size*) {
@@ -525,7 +529,7 @@ void check_blur(const ts_augment_op& op, Size* size) {
   if (in[0] / 2 >= size->width || in[1] / 2 >= size->height) {
     refuse(op, "half of the kernel must be smaller than the image");
   }
-  // With less, even the weight of the kernel's centre may be 0, and so the sum of all weights.
+  // With a smaller sigma even the weight of the kernel's centre may be 0, and then all weights.
   if (!(op.values[0] >= kMinSigma && op.values[1] >= kMinSigma)) {
     refuse(op, "sigma must be at least 1e-6");
   }
@@ -539,7 +543,8 @@ void check_erase(const ts_augment_op& op, Size* size) {
   }
 }
 
-// Whether a crop from begin on leaves the image's side by more than its padding can fill.
+// Reports whether a crop [begin, begin + length) exceeds the image's side by more than the padding
+// can fill.
 bool beyond_padding(int32_t padding, int64_t begin, int64_t length, int64_t side) {
   int64_t room = 1 << 20;
   if (padding == TS_PADDING_REFLECT) room = side - 1;
@@ -742,7 +747,7 @@ void blur(Workspace* work, const ts_augment_op& op) {
   std::swap(work->image, work->other);
 }
 
-// Writes one output row of a grid transform, whose source coordinates are in x and y.
+// Writes one output row of a grid transform from the source coordinates in work->x and work->y.
 void sample(Workspace* work, const ts_augment_op& op, int32_t y) {
   Sampled from = {work->image.bytes.data(),
                   work->image.width,
@@ -802,12 +807,12 @@ void perspective(Workspace* work, const ts_augment_op& op) {
 
 struct Operation {
   int32_t kind;
-  // Throws Failure unless the operation can run on an image of the size, and sets the result's.
+  // Throws Failure if the operation cannot run on an image of *size. Sets *size to the result's.
   void (*check)(const ts_augment_op& op, Size* size);
   void (*run)(Workspace* work, const ts_augment_op& op);
 };
 
-// In the order of their numbers, from 1 on.
+// In the order of their numbers, which begin at 1.
 constexpr Operation kOperations[] = {
     {TS_AUGMENT_FLIP_HORIZONTAL, check_nothing, flip_horizontal},
     {TS_AUGMENT_FLIP_VERTICAL, check_nothing, flip_vertical},
@@ -861,7 +866,7 @@ void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t strid
   Size size = {width, height};
   for (int64_t i = 0; i < count; ++i) check(ops[i], &size);
   require(size.width == width && size.height == height, "the operations change the image's size");
-  Pixels& image = work_.image;  // also after an operation has exchanged it with the other
+  Pixels& image = work_.image;  // also the result: operations swap the contents with work_.other
   image.resize(width, height);
   for (int32_t y = 0; y < height; ++y) {
     std::memcpy(image.row(y), pixels + static_cast<size_t>(y) * stride, image.row_bytes());

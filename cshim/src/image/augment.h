@@ -1,8 +1,9 @@
-// torchvision's transforms on 8-bit RGB pixels: what comes after the crop.
+// Runs torchvision's transforms on 8-bit RGB pixels, after the crop.
 //
-// Results are those of torchvision.transforms.v2 on uint8 tensors, bit for bit where torchvision's
-// are defined by its arithmetic (all but the blur, whose sums torchvision takes in an order of the
-// convolution library's choice). Its arithmetic is float32 with fused multiply-adds, so it is here.
+// Results equal those of torchvision.transforms.v2 on uint8 tensors. They are equal bit for bit
+// where torchvision's arithmetic defines its results: in all operations but the blur, whose order
+// of summation the convolution library chooses. torchvision computes in float32 with fused
+// multiply-adds, and so does this code.
 #pragma once
 
 #include <cstddef>
@@ -31,10 +32,10 @@ struct Pixels {
   }
 };
 
-// What operations work on, kept from image to image.
+// The buffers of the operations, reused from image to image.
 struct Workspace {
   Pixels image;
-  Pixels other;             // an operation's result, exchanged with image when it is complete
+  Pixels other;             // result of an operation, swapped with image when it is complete
   std::vector<float> x, y;  // coordinates of a row, or sums of the blur
   std::vector<float> weights;
   std::vector<int32_t> columns;

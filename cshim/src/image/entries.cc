@@ -8,8 +8,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x31455354;  // "TSE1"
 constexpr size_t kHeader = 64;
-constexpr size_t kTail = 8;  // a field is read as eight bytes
-constexpr uint64_t kMostEntries = uint64_t{1} << 26;
+constexpr size_t kTail = 8;  // a field is read by a load of eight bytes
+constexpr uint64_t kMaxEntries = uint64_t{1} << 26;
 
 template <typename T>
 T load(const uint8_t* from) {
@@ -97,7 +97,7 @@ bool Entries::attach(const uint8_t* blob, size_t bytes) {
   slope_ = load<uint32_t>(blob + 40);
   std::memcpy(lowest_, blob + 44, sizeof lowest_);
   std::memcpy(widths_, blob + 50, sizeof widths_);
-  if (of_.mcus == 0 || of_.spacing == 0 || of_.scan > of_.bytes || count_ > kMostEntries ||
+  if (of_.mcus == 0 || of_.spacing == 0 || of_.scan > of_.bytes || count_ > kMaxEntries ||
       count_ != (of_.mcus + of_.spacing - 1) / of_.spacing || load<uint16_t>(blob + 54) != 0) {
     return false;
   }
@@ -115,7 +115,7 @@ uint32_t Entries::field(uint64_t bit, uint32_t width) const {
   return static_cast<uint32_t>(word & ((uint64_t{1} << width) - 1));
 }
 
-// Any bits give some entry: what it says is checked where it is used.
+// Accepts any bits of a blob. The user of the entry checks it.
 EntryPoint Entries::at(uint32_t i) const {
   uint64_t bit = uint64_t{i} * stride_;
   EntryPoint entry;
@@ -133,7 +133,7 @@ EntryPoint Entries::at(uint32_t i) const {
 size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
                     size_t capacity) {
   if (of.bytes > UINT32_MAX || of.scan > of.bytes || of.mcus > UINT32_MAX || of.spacing == 0 ||
-      points.empty() || points.size() > kMostEntries ||
+      points.empty() || points.size() > kMaxEntries ||
       points.size() != (of.mcus + of.spacing - 1) / of.spacing) {
     return 0;
   }
@@ -197,8 +197,8 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
 }
 
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus) {
-  // Bits of an entry, from below: positions stray from a straight line by some part of the scan,
-  // and predictors differ. Where it takes more, the caller finds out.
+  // A lower estimate of the bits of an entry: positions deviate from a straight line by some part
+  // of the scan, and predictors differ. The caller notices where an entry takes more.
   constexpr uint64_t kUsual = 32;
   const uint64_t budget = bytes * kUsualPermille / 1000;
   if (budget < kHeader + kTail + 2 * 8) return 0;

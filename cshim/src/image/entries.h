@@ -1,8 +1,8 @@
-// Entry points of a JPEG file: where every n-th MCU's bits begin, and its DC predictors, so that
-// decoding can start there. docs/entry-points.md says what they are for and what is guaranteed.
+// Entry points of a JPEG file: the position of the bits of every n-th MCU, and its DC predictors,
+// so that decoding can start there. docs/entry-points.md has their purpose and their guarantees.
 //
-// The blob, as it lies in the sidecar index and can be copied to a GPU. Little-endian; positions
-// are in the file as it is, stuffed bytes and restart markers included:
+// The layout of the blob in the sidecar index, which can be copied to a GPU as it is. Numbers are
+// little-endian. Positions are those in the file, which count stuffed bytes and restart markers:
 //
 //    0  u32  "TSE1"
 //    4  u32  bytes of the blob, a multiple of 8
@@ -10,16 +10,16 @@
 //   16  u32  bytes of the file
 //   20  u32  byte of the file where the scan's entropy-coded data begins
 //   24  u32  MCUs in the scan
-//   28  u32  spacing: entry i stands before MCU i * spacing, in raster order, whatever the rows
+//   28  u32  spacing: entry i is before MCU i * spacing, in raster order over all rows
 //   32  u32  entries: MCUs / spacing, rounded up
 //   36  i32  origin       } entry i is at bit origin + (i * slope >> 8) + its position field,
 //   40  u32  slope        } counted from the scan's first bit
 //   44  i16  lowest[3]    the DC predictor of component c is lowest[c] + its field
-//   50  u8   widths[4]    bits of an entry's fields: position, then a predictor of each component
+//   50  u8   widths[4]    bits of an entry's fields: position, then the predictor of each component
 //   54  u16  0
 //   56  u64  digest of the blob: XXH64 of bytes 64 to the end, seeded with XXH64 of bytes 0 to 55
-//   64       the entries, packed: entry i begins at bit i * (sum of the widths) and its fields
-//            follow each other, each from its lowest bit up; zeros to the end, at least 8 bytes
+//   64       the packed entries: entry i begins at bit i * (sum of the widths), and its fields
+//            follow one another, each from its lowest bit up; then at least 8 bytes of zeros
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,10 @@ namespace ts::image {
 
 constexpr int kMostComponents = 3;
 
-// Where an MCU's bits begin, and what its DC differences are added to.
+// The position of an MCU's bits, and its DC predictors.
 struct EntryPoint {
-  uint32_t bit;  // from the scan's first byte, in the file's bits: stuffed bytes and markers count
+  uint32_t
+      bit;  // offset from the scan's first byte in the file, stuffed bytes and markers included
   int16_t dc[kMostComponents];
 };
 
@@ -42,7 +43,7 @@ inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
 
 uint64_t xxh64(const uint8_t* data, size_t bytes, uint64_t seed);
 
-// What entries are made of beside the points themselves.
+// The fields of a blob other than its points.
 struct EntriesOf {
   uint64_t digest;  // of the file
   uint64_t bytes;   // of the file
@@ -51,10 +52,10 @@ struct EntriesOf {
   uint32_t spacing;
 };
 
-// A blob that is looked into where it lies.
+// Reads a blob in place.
 class Entries {
  public:
-  // Takes the blob, borrowed, if it is whole: its own digest, and every number in it possible.
+  // Borrows the blob. Returns false if its digest is wrong or a number in it is impossible.
   bool attach(const uint8_t* blob, size_t bytes);
 
   const EntriesOf& of() const { return of_; }
@@ -73,17 +74,18 @@ class Entries {
   uint8_t widths_[1 + kMostComponents] = {};
 };
 
-// The bytes of the blob; written to `buffer` if it has room for them. 0: these points do not fit
-// the format.
+// Returns the size of the blob in bytes, and writes the blob to `buffer` if it has room. Returns 0
+// if the format cannot hold the points.
 size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
                     size_t capacity);
 
-// Spacing that is not asked for: entries cost about this much of the file, and no more than that.
+// The usual and the maximum size of a blob in permille of its file, where the caller gives no
+// spacing.
 constexpr uint32_t kUsualPermille = 10;
 constexpr uint32_t kMostPermille = 15;
 
-// The closest spacing with which the blob takes about kUsualPermille of the file. 0: none, the file
-// is too small for entries to be worth their header.
+// Returns the smallest spacing with which the blob takes about kUsualPermille of the file. Returns
+// 0 if the file is too small for entries to be worth their header.
 uint32_t choose_spacing(uint64_t bytes, uint64_t mcus);
 
 }  // namespace ts::image

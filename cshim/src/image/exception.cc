@@ -1,4 +1,5 @@
-// Exceptions of the image part: none but the standard library's come here, and each is a defect.
+// Classifies exceptions of the image part. Only the standard library's exceptions arrive here, and
+// each is a defect.
 #include "base/error.h"
 
 namespace ts {

@@ -1,4 +1,4 @@
-// How the camera was held: the orientation that EXIF data says.
+// Reads the orientation of the camera from EXIF data.
 #pragma once
 
 #include <cstddef>
@@ -6,12 +6,13 @@
 
 namespace ts::image {
 
-// 1 to 8 as in EXIF; 1 also if there is none, or one that cannot be read: a picture is not damaged
-// because its notes are. The format is one of TS_IMAGE_; data has its signature.
+// Returns EXIF's orientation, 1 to 8. Returns 1 if there is none, or if it cannot be read, because
+// damaged metadata does not make the picture damaged. format is a TS_IMAGE_FORMAT_ value, and data
+// begins with the signature of that format.
 int32_t exif_orientation(int32_t format, const uint8_t* data, size_t bytes);
 
-// What turns an image stored with the given orientation upright: pixel (x, y) of the upright image
-// of upright_width x upright_height is the stored image's pixel (*x, *y) afterwards.
+// Converts the position (*x, *y) of a pixel in the upright image, of upright_width x upright_height
+// pixels, to the position of that pixel in the image as stored with the given orientation.
 void stored_place(int32_t orientation, int32_t upright_width, int32_t upright_height, int32_t* x,
                   int32_t* y);
 

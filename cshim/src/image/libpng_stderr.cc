@@ -1,7 +1,7 @@
-// libpng's static library refers to stderr in a way that only works in an executable (it is not
-// position-independent in the way that a shared library needs). The shared library is linked with
-// --wrap=stderr, which turns that reference into one to the variable here. It is only read by
-// libpng's default message functions, which the decoder replaces.
+// Defines stderr for libpng. libpng's static library refers to stderr by a relocation that works
+// only in an executable, because it is not position-independent enough for a shared library. Our
+// shared library is linked with --wrap=stderr, which redirects that reference to the variable here.
+// Only libpng's default message functions read it, and the decoder replaces them.
 #include <cstdio>
 
 extern "C" {

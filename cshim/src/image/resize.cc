@@ -5,7 +5,7 @@
 #include <cstring>
 
 #if defined(__x86_64__)
-// GCC 12 takes its own _mm512_undefined_epi32 for a mistake.
+// GCC 12 warns of its own _mm512_undefined_epi32.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -23,10 +23,9 @@ namespace ts::image {
 namespace {
 
 constexpr size_t kChannels = 3;
-constexpr size_t kStoreSlack = 4;  // bytes after a row's last pixel that the columns pass may write
+constexpr size_t kStoreSlack = 4;  // bytes that the columns pass may write after a row's last pixel
 
-// ---- one output row or column at a time: the definition of the result
-// -----------------------------------------------
+// ---- scalar kernels, which define the result -------------------------------------------------
 
 uint8_t finish(int32_t sum, int32_t precision) {
   return static_cast<uint8_t>(std::clamp(sum >> precision, 0, 255));
@@ -55,12 +54,11 @@ void rows_scalar(const uint8_t* const* in, const int16_t* weights, int32_t taps,
   }
 }
 
-// ---- the same with AVX2
-// -------------------------------------------------------------------------------------------
+// ---- AVX2 kernels ----------------------------------------------------------------------------
 
 #if defined(__x86_64__)
 
-// Two neighbouring weights, for a multiply-add of two neighbouring samples.
+// Returns two neighbouring weights in every lane, to multiply-add two neighbouring samples.
 TS_AVX2 inline __m256i weight_pair(const int16_t* weights) {
   int32_t pair;
   std::memcpy(&pair, weights, sizeof pair);
@@ -77,12 +75,13 @@ TS_AVX2 inline void store_pixel(uint8_t* out, int32_t rgbx) {
   std::memcpy(out, &rgbx, sizeof rgbx);
 }
 
-// Four rows at once, two to a register: they share the weights. kTaps 0: as many as the axis says.
-// Each pixel is stored as four bytes, of which the next pixel overwrites the fourth.
+// Resizes four rows at once, two in each register, since they share the weights. kTaps is the
+// number of taps; 0 reads it from the axis. Each pixel is stored as four bytes, and the next pixel
+// overwrites the fourth.
 template <int kTaps>
 TS_AVX2 void columns_avx2(const uint8_t* const in[4], uint8_t* const out[4], const Axis& axis) {
-  // From four RGB pixels in a lane the 16-bit pairs (r0 r1) (g0 g1) (b0 b1), and the same of pixels
-  // 2 and 3.
+  // These shuffles turn four RGB pixels in a lane into the 16-bit pairs (r0 r1) (g0 g1) (b0 b1),
+  // and into the same pairs of pixels 2 and 3.
   const __m256i pixels01 = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
   const __m256i pixels23 = _mm256_broadcastsi128_si256(
@@ -137,7 +136,7 @@ TS_AVX2 inline __m256i load32(const uint8_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// 32 bytes at a time; the last step of a row overlaps the one before.
+// Works on 32 bytes at a time. The last step of a row overlaps the one before.
 TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t taps,
                        int32_t precision, size_t size, uint8_t* out) {
   if (size < 32) {
@@ -173,7 +172,7 @@ TS_AVX2 void rows_avx2(const uint8_t* const* in, const int16_t* weights, int32_t
   }
 }
 
-// ---- the same with AVX-512 and its multiply-add that adds to a sum
+// ---- AVX-512 kernels, with its multiply-add that adds to a sum
 
 TS_AVX512 inline __m512i weight_pair_wide(const int16_t* weights) {
   int32_t pair;
@@ -190,8 +189,8 @@ TS_AVX512 inline __m512i load_four_rows(const uint8_t* const in[4], size_t offse
   return _mm512_inserti64x4(_mm512_castsi256_si512(rows01), rows23, 1);
 }
 
-// As columns_avx2, with all four rows in a register, and four outputs stored at a time: 16 bytes of
-// each row, the last four of which are the next outputs' or nobody's.
+// Does the work of columns_avx2 with all four rows in one register. Stores four outputs at a time
+// as 16 bytes of each row; the next outputs, if any, overwrite the last four bytes.
 template <int kTaps>
 TS_AVX512 void columns_avx512(const uint8_t* const in[4], uint8_t* const out[4], const Axis& axis) {
   const __m512i pixels01 = _mm512_broadcast_i32x4(
@@ -248,7 +247,7 @@ TS_AVX512 void columns_avx512(const uint8_t* const in[4], uint8_t* const out[4],
   }
 }
 
-// As rows_avx2, 64 bytes at a time.
+// Does the work of rows_avx2, 64 bytes at a time.
 TS_AVX512 void rows_avx512(const uint8_t* const* in, const int16_t* weights, int32_t taps,
                            int32_t precision, size_t size, uint8_t* out) {
   if (size < 64) {
@@ -318,9 +317,9 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
     return;
   }
 
-  // The weights as LibTorch computes them, operation by operation: its rounding is part of the
-  // result. The largest weight of all outputs decides the precision, so those outside the window
-  // are computed too.
+  // Computes the weights like LibTorch, operation by operation, because its rounding is part of the
+  // result. The largest weight of all outputs decides the precision, so the weights of outputs
+  // outside the window are computed too.
   const double scale = static_cast<double>(in) / out;
   const double support = scale >= 1.0 ? scale : 1.0;
   const double inverse = scale >= 1.0 ? 1.0 / scale : 1.0;
@@ -374,7 +373,8 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
   weights_.assign(first_.size() * static_cast<size_t>(taps_), 0);
   const int32_t available = source_end_ - source_begin_;
   for (size_t i = 0; i < first_.size(); ++i) {
-    // An output with fewer taps than the others starts early rather than read past the end.
+    // An output with fewer taps than the others starts earlier, so that it does not read past the
+    // end.
     int32_t first = first_[i] - source_begin_;
     const int32_t shift = first - std::max(0, std::min(first, available - taps_));
     first_[i] = first - shift;
@@ -387,14 +387,14 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
   if (mirrored) mirror(in);
 }
 
-// Each output takes the same samples with the same weights; they only lie elsewhere.
+// Changes the positions only: each output keeps its samples and their weights.
 void Axis::mirror(int32_t in) {
   const int32_t available = source_end_ - source_begin_;
   for (size_t i = 0; i < first_.size(); ++i) {
     int16_t* weights = weights_.data() + i * static_cast<size_t>(taps_);
     std::reverse(weights, weights + taps_);
     first_[i] = available - first_[i] - taps_;
-    // One tap more than there are samples: it was the last, with weight zero.
+    // If there is one tap more than samples, the extra tap was the last one, with weight zero.
     for (; first_[i] < 0; ++first_[i]) std::rotate(weights, weights + 1, weights + taps_);
   }
   source_begin_ = in - source_end_;
@@ -406,7 +406,7 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   const bool mirrored_x = o == 2 || o == 3 || o == 6 || o == 7;
   const bool mirrored_y = o == 3 || o == 4 || o == 7 || o == 8;
   turned_ = o >= 5;
-  // The columns of the upright image are resized before its rows, however the image lies.
+  // The columns of the upright image are resized before its rows, for any orientation.
   Axis& across = turned_ ? y_ : x_;
   Axis& down = turned_ ? x_ : y_;
   across.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, mirrored_x);
@@ -417,7 +417,7 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   dst_stride_ = stride;
   rows_in_ = 0;
   rows_out_ = 0;
-  // One output row's sources, and the group of four that is being added.
+  // The ring holds the sources of one output row, and the group of four rows that is being added.
   const int32_t span = (y_.identity() ? 1 : y_.taps()) + 4;
   int32_t rows = 8;
   while (rows < span) rows *= 2;
@@ -436,8 +436,8 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
     turning_.resize(4 * (line_bytes_ + kRowSlack) + 5 * out_bytes);
     return box;
   }
-  // Room for what a kernel stores after a row's last pixel, and one more row for what belongs to no
-  // row.
+  // A row has room for the bytes that a kernel stores after its last pixel. One spare row takes the
+  // outputs that belong to no row.
   ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + kStoreSlack + 63) / 64 * 64;
   ring_.resize((static_cast<size_t>(rows) + 1) * ring_stride_);
   return box;
@@ -497,7 +497,7 @@ void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
     const uint8_t* in[4];
     uint8_t* out[4];
     for (int32_t i = 0; i < 4; ++i) {
-      // The kernels work on four rows: what is missing repeats the first and goes to the spare row.
+      // The kernels work on four rows. Missing rows repeat the first, and go to the spare row.
       const bool real = i < group;
       in[i] = rows + static_cast<size_t>(real ? done + i : done) * stride;
       out[i] = real ? ring_row(rows_in_ + i)
@@ -510,19 +510,19 @@ void Resizer::push(const uint8_t* rows, size_t stride, int32_t count) {
   }
 }
 
-// Whether all sources of an output of y_ have come.
+// Reports whether all sources of an output of y_ have arrived.
 bool Resizer::ready(int32_t output) const {
   if (y_.identity()) return output < rows_in_;
   const int32_t available = y_.source_end() - y_.source_begin();
   return std::min(y_.first(slot(output)) + y_.taps(), available) <= rows_in_;
 }
 
-// An output of y_, which is not the identity.
+// Computes an output of y_, which is not the identity.
 void Resizer::add_rows(int32_t output, size_t bytes, uint8_t* out) {
   const int32_t first = y_.first(slot(output));
   const int32_t available = y_.source_end() - y_.source_begin();
   const int32_t last = std::min(first + y_.taps(), available) - 1;
-  // A tap past the last row has weight zero: any row will do.
+  // A tap past the last row has weight zero, so its row does not matter.
   for (int32_t k = 0; k < y_.taps(); ++k) {
     taps_[static_cast<size_t>(k)] = line(std::min(first + k, last));
   }
@@ -550,7 +550,7 @@ void Resizer::emit() {
   }
 }
 
-// A row of an image that lies on its side.
+// Keeps a row of an image that lies on its side.
 void Resizer::keep(const uint8_t* row) {
   std::vector<uint8_t>& line = lines_[static_cast<size_t>(rows_in_ & ring_mask_)];
   if (line.size() < line_bytes_ + kRowSlack) {
@@ -562,7 +562,8 @@ void Resizer::keep(const uint8_t* row) {
   emit_turned();
 }
 
-// The window's columns, four at a time: first what is one output of y_, then all of x_.
+// Writes the window's columns, four at a time: computes an output of y_, then all outputs of x_ for
+// it.
 void Resizer::emit_turned() {
   const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + kStoreSlack;
   uint8_t* const results = turning_.data() + 4 * (line_bytes_ + kRowSlack);

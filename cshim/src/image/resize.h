@@ -1,9 +1,9 @@
 // Antialiased bilinear resize of 8-bit RGB rows, equal to torchvision's result on uint8 tensors.
 //
-// The arithmetic is that of LibTorch's uint8 kernel (and of Pillow): separable, columns first,
-// weights computed in double, rounded to int16 at the largest precision that holds them, sums in
-// int32, rounded to uint8 after each pass. All of it is integer arithmetic once the weights stand,
-// so every kernel gives the same bytes.
+// The arithmetic is that of LibTorch's uint8 kernel (and of Pillow). The resize is separable,
+// columns first. Weights are computed in double and rounded to int16 at the largest precision that
+// holds them. Sums are int32, rounded to uint8 after each pass. Everything after the weights is
+// integer arithmetic, so every kernel gives the same bytes.
 #pragma once
 
 #include <cstddef>
@@ -22,32 +22,34 @@ struct Box {
   int32_t height() const { return y1 - y0; }
 };
 
-// Readable bytes that Resizer::push wants after the last pixel of every row: its loads are wider
-// than a pixel.
+// The number of readable bytes that Resizer::push needs after the last pixel of every row, because
+// its loads are wider than a pixel.
 constexpr size_t kRowSlack = 16;
 
-// What a decoder keeps of a buffer from one image to the next.
+// The maximum size of a buffer that a decoder keeps from one image to the next, in bytes.
 constexpr size_t kMostKept = 32 << 20;
 
-enum class Kernel { kScalar, kAvx2, kAvx512 };  // each after those that it is faster than
+enum class Kernel { kScalar, kAvx2, kAvx512 };  // from the slowest to the fastest
 
-// The fastest kernel that this processor runs: it runs those before, too.
+// Returns the fastest kernel that this processor runs. The processor runs all slower kernels too.
 Kernel best_kernel();
 
-// What one axis of the window takes from the same axis of the crop box.
+// The samples of the crop box, and their weights, for each output along one axis of the window.
 class Axis {
  public:
-  // The window [begin, begin + size) of `in` samples resized to `out`. reversed: the window's last
-  // output comes first. mirrored: the samples are given from the last to the first.
+  // Plans the window [begin, begin + size) of `in` samples that are resized to `out`. With
+  // reversed, the window's last output comes first. With mirrored, the samples come from the last
+  // to the first.
   void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored);
 
   bool identity() const { return identity_; }
   int32_t source_begin() const { return source_begin_; }
   int32_t source_end() const { return source_end_; }
   int32_t outputs() const { return outputs_; }
-  int32_t taps() const { return taps_; }  // of every output: zero weights fill up; even
+  // The number of taps of every output: even, filled up with zero weights.
+  int32_t taps() const { return taps_; }
   int32_t precision() const { return precision_; }
-  // Of output i: its first tap, counted from source_begin(), and its weights.
+  // The first tap of output i, counted from source_begin(), and the weights of output i.
   int32_t first(int32_t i) const { return first_[static_cast<size_t>(i)]; }
   const int16_t* weights(int32_t i) const {
     return weights_.data() + static_cast<size_t>(i) * static_cast<size_t>(taps_);
@@ -64,23 +66,23 @@ class Axis {
   std::vector<double> exact_;  // scratch of plan
 };
 
-// A resize that is fed source rows from the top down as they are decoded, and writes each row of
-// the window (each column, if the image lies on its side) as soon as its sources are there. It
-// holds no more than the rows that one of them needs.
+// Resizes an image whose source rows arrive from the top down as they are decoded. It writes each
+// row of the window (each column, if the image lies on its side) as soon as the sources of that row
+// have arrived. It holds only the source rows that one row of the window needs.
 class Resizer {
  public:
   explicit Resizer(Kernel kernel = best_kernel()) : kernel_(kernel) {}
 
-  // Starts an image and returns the part of the source that it needs. The geometry is valid, but
-  // that crop_x and crop_y are where the crop box lies in the stored image. dst: window_height
-  // rows, stride bytes apart; borrowed until the last row is pushed.
+  // Starts an image and returns the part of the source that it needs. The geometry must be valid,
+  // except that crop_x and crop_y are the position of the crop box in the stored image. dst has
+  // window_height rows, stride bytes apart, and is borrowed until the last row is pushed.
   Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride);
 
-  // From the first row again.
+  // Starts the same image again from its first row.
   void restart() { rows_in_ = rows_out_ = 0; }
 
-  // The next `count` rows of the box, each starting at its column x0, stride bytes apart, with
-  // kRowSlack readable bytes after each.
+  // Takes the next `count` rows of the box. Each row starts at the box's column x0; rows are stride
+  // bytes apart, with kRowSlack readable bytes after each.
   void push(const uint8_t* rows, size_t stride, int32_t count);
 
  private:
@@ -101,24 +103,24 @@ class Resizer {
 
   Kernel kernel_;
   Axis x_, y_;               // along the rows of the source, and along its columns
-  bool flip_ = false;        // x_'s outputs, if x_ is the identity
+  bool flip_ = false;        // mirrors x_'s outputs, if x_ is the identity
   bool descending_ = false;  // y_'s last output comes first
   bool turned_ = false;      // the source's rows are the window's columns
   uint8_t* dst_ = nullptr;
   size_t dst_stride_ = 0;
-  int32_t rows_in_ = 0;        // pushed so far
-  int32_t rows_out_ = 0;       // written so far
+  int32_t rows_in_ = 0;        // rows pushed so far
+  int32_t rows_out_ = 0;       // outputs of y_ written so far
   std::vector<uint8_t> ring_;  // the latest rows after the columns pass
   size_t ring_stride_ = 0;
   int32_t ring_mask_ = 0;
   std::vector<const uint8_t*> taps_;  // scratch of emit
 
-  // Of a turned image: the latest rows as they came. A row's memory is there once it has come, so
-  // that a header alone takes none.
+  // The latest rows of a turned image, as they arrived. A row's memory is allocated when the row
+  // arrives, so that a header alone takes none.
   std::vector<std::vector<uint8_t>> lines_;
   size_t lines_bytes_ = 0;
   size_t line_bytes_ = 0;
-  std::vector<uint8_t> turning_;  // four rows before, and four after the columns pass; a spare one
+  std::vector<uint8_t> turning_;  // four rows before the columns pass, four after, and a spare row
 };
 
 }  // namespace ts::image
