@@ -1,5 +1,5 @@
-// What the tests of the shim share: handles that free themselves, errors as values, operator calls
-// in one line, and a stream that waits until the test lets it go on.
+// Helpers of the shim's tests: handles that free themselves, errors as values, operator calls in
+// one line, and a gate that holds a stream until the test opens it.
 #pragma once
 
 #include <dlfcn.h>
@@ -28,7 +28,7 @@ struct Outcome {
   std::string origin;
 
   // Takes ownership of the error.
-  Outcome(ts_error* error) {  // NOLINT: what every call returns
+  Outcome(ts_error* error) {  // NOLINT: implicit, since every call returns a ts_error*
     if (error == nullptr) return;
     code = ts_error_code(error);
     message = ts_error_message(error);
@@ -54,7 +54,7 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
     ASSERT_EQ(outcome_.code, TS_ERROR_NONE) << outcome_; \
   } while (0)
 
-// The call fails with the code, and the message has the text.
+// Expects the call to fail with the code and a message that contains the text.
 #define EXPECT_FAILS(expected, text, call)          \
   do {                                              \
     const ::test::Outcome outcome_(call);           \
@@ -69,7 +69,7 @@ inline std::ostream& operator<<(std::ostream& out, const Outcome& outcome) {
     }                                                                                     \
   } while (0)
 
-// A reference to a tensor. Functions that give a new one write to out().
+// Owns a reference to a tensor. Functions that return a new reference write it to out().
 class Tensor {
  public:
   Tensor() = default;
@@ -99,11 +99,11 @@ constexpr int32_t dtype_of() {
   if constexpr (std::is_same_v<T, double>) return TS_DTYPE_FLOAT64;
   if constexpr (std::is_same_v<T, int64_t>) return TS_DTYPE_INT64;
   if constexpr (std::is_same_v<T, int32_t>) return TS_DTYPE_INT32;
-  if constexpr (std::is_same_v<T, uint16_t>) return TS_DTYPE_FLOAT16;  // bits
+  if constexpr (std::is_same_v<T, uint16_t>) return TS_DTYPE_FLOAT16;  // as its bits
   return TS_DTYPE_UINT8;
 }
 
-// A CPU tensor with the values.
+// Returns a CPU tensor with the values.
 template <typename T>
 Tensor make(const std::vector<T>& values, Sizes sizes) {
   Tensor tensor;
@@ -123,7 +123,7 @@ inline Tensor empty(Sizes sizes, int32_t dtype = TS_DTYPE_FLOAT32, int32_t devic
   return tensor;
 }
 
-// A tensor filled with one value.
+// Returns a tensor filled with one value.
 inline Tensor full(const Sizes& sizes, float value, int32_t device = TS_DEVICE_CPU) {
   Tensor host = make(std::vector<float>(static_cast<size_t>(product(sizes)), value), sizes);
   Tensor tensor;
@@ -137,7 +137,7 @@ inline ts_tensor_info describe(const ts_tensor* tensor) {
   return info;
 }
 
-// The elements, in logical order.
+// Returns the elements in logical order.
 template <typename T>
 std::vector<T> read(const ts_tensor* tensor) {
   std::vector<T> values(static_cast<size_t>(describe(tensor).numel));
@@ -158,7 +158,7 @@ inline int64_t bits_of(double value) {
   return bits;
 }
 
-// An operator call, built argument by argument.
+// Builds an operator call, argument by argument.
 class Call {
  public:
   explicit Call(const char* name, const char* overload = "") {
@@ -208,12 +208,12 @@ class Call {
                             static_cast<int64_t>(tensors_.size()), flags_, results, capacity,
                             count);
   }
-  // For calls that must fail, or whose results are not needed.
+  // Runs a call that must fail, or whose results are not needed.
   ts_error* drop() const {
     int64_t count = 0;
     return run(nullptr, 0, &count);
   }
-  // The only result.
+  // Returns the only result.
   Tensor one() const {
     Tensor result;
     int64_t count = 0;
@@ -225,7 +225,7 @@ class Call {
     return ts_operator_call_list(op_, arguments(), tensors_.data(),
                                  static_cast<int64_t>(tensors_.size()), flags_, list, count);
   }
-  // All results, of lists too.
+  // Returns all results, including the elements of lists.
   std::vector<Tensor> all() const {
     ts_tensor_list* list = nullptr;
     int64_t count = 0;
@@ -297,7 +297,7 @@ class Pinned {
   Pinned& operator=(const Pinned&) = delete;
   uint8_t* data() const { return ts_pinned_data(handle_); }
   float* floats() const { return reinterpret_cast<float*>(data()); }
-  // A tensor over the whole memory.
+  // Returns a tensor over the whole memory.
   Tensor tensor(Sizes sizes, int32_t dtype = TS_DTYPE_FLOAT32) const {
     Tensor tensor;
     EXPECT_OK(ts_tensor_from_memory(data(), ts_pinned_size(handle_), sizes.data(),
@@ -309,12 +309,12 @@ class Pinned {
   ts_pinned* handle_ = nullptr;
 };
 
-// A stream that runs while others wait: of another priority, so that it shares no queue of the
-// hardware with them. (The driver spreads streams over few queues, where work that waits holds up
-// what is behind it.)
+// Returns a stream that runs while other streams wait. Its priority differs from theirs, so that it
+// shares no hardware queue with them. (The driver spreads streams over few queues, in which waiting
+// work blocks the work behind it.)
 inline ts_stream free_stream() { return pool_stream(0, -1); }
 
-// A function of the CUDA runtime that the library brings along: the tests don't link it.
+// Returns a function of the CUDA runtime that the library loads. The tests do not link the runtime.
 template <typename Function>
 Function* cuda_function(const char* name) {
   auto* function = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
@@ -322,10 +322,11 @@ Function* cuda_function(const char* name) {
   return function;
 }
 
-// Holds a stream of device 0: what is enqueued on it after the gate does not start before open().
-// Opens by itself after 10 seconds, so that a failing test ends. One at a time: the driver calls
-// back on one thread. Nothing may allocate or free driver memory, or load a kernel, while it is
-// closed: both can wait for the whole device.
+// Holds a stream of device 0: work that is enqueued on the stream after the gate does not start
+// before open(). The gate opens by itself after 10 seconds, so that a failing test ends. Only one
+// gate can be closed at a time, because the driver calls back on one thread. While it is closed,
+// the test must not allocate or free driver memory, or load a kernel, since each can wait for the
+// whole device.
 class Gate {
  public:
   explicit Gate(ts_stream stream) {
@@ -338,7 +339,8 @@ class Gate {
   }
   ~Gate() {
     open();
-    // The callback uses this object. Not through the stream, which the test may have given back.
+    // The callback uses this object, so wait for it; not through the stream, which the test may
+    // have released.
     std::unique_lock<std::mutex> lock(mutex_);
     EXPECT_TRUE(left_.wait_for(lock, std::chrono::seconds(20), [&] { return passed_; }));
   }

@@ -8,14 +8,14 @@
 
 namespace {
 
-TEST(Version, IsWhatWasBuilt) {
+TEST(Version, MatchesTheBuild) {
   EXPECT_EQ(ts_abi_version(), TS_ABI_VERSION);
   EXPECT_EQ(std::string(ts_libtorch_version()).rfind("2.", 0), 0U);
   EXPECT_NE(std::strchr(ts_cuda_version(), '.'), nullptr);
   EXPECT_EQ(std::string(ts_jpeg_version()).rfind("libjpeg-turbo ", 0), 0U);
 }
 
-TEST(Device, ThoseThatAreNotThereAreNoDevice) {
+TEST(Device, AbsentOrdinalsReturnNoDevice) {
   testing::internal::CaptureStderr();
   const int32_t beyond = ts_device_count();
   ts_device_info properties = {};
@@ -43,8 +43,8 @@ TEST(Device, ErrorsCanBeFreedAndNameTheirOrigin) {
   ts_error_free(nullptr);
 }
 
-// What has no error to return gives nothing for nothing.
-TEST(Device, NullObjectsHaveNothing) {
+// Functions that return no error accept NULL.
+TEST(Device, FunctionsWithoutErrorsAcceptNull) {
   EXPECT_EQ(ts_error_code(nullptr), TS_ERROR_NONE);
   EXPECT_STREQ(ts_error_message(nullptr), "");
   EXPECT_STREQ(ts_error_origin(nullptr), "");
@@ -64,8 +64,8 @@ TEST(Device, NullObjectsHaveNothing) {
   ts_event_free(nullptr);
 }
 
-TEST(Thread, AreCountedWhileTheyLive) {
-  // Other threads of the process (none of ours) do not come and go here.
+TEST(Thread, CountFollowsLiveThreads) {
+  // No other thread of the process starts or ends here.
   test::Tensor tensor = test::scalar(1);
   const int64_t before = ts_thread_count();
   EXPECT_GE(before, 1);
@@ -86,7 +86,7 @@ TEST(Thread, AreCountedWhileTheyLive) {
   EXPECT_EQ(ts_thread_count(), before);
 }
 
-TEST(Thread, HaveIds) {
+TEST(Thread, IdsAreStableAndDistinct) {
   const int64_t mine = ts_thread_id();
   EXPECT_EQ(ts_thread_id(), mine);
   int64_t other = 0;
@@ -94,7 +94,7 @@ TEST(Thread, HaveIds) {
   EXPECT_NE(other, mine);
 }
 
-TEST(Thread, NumbersInsideAnOperator) {
+TEST(Thread, ParallelismCanBeSet) {
   const int32_t before = ts_parallelism();
   EXPECT_GE(before, 1);
   ASSERT_OK(ts_parallelism_set(1));

@@ -10,7 +10,7 @@ using test::complete;
 using test::Event;
 using test::pool_stream;
 
-TEST(Event, WithoutGpuThereAreNone) {
+TEST(Event, CreationFailsWithoutGpu) {
   if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   ts_event* event = nullptr;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_event_new(0, &event));
@@ -31,7 +31,7 @@ TEST(Event, NullsAreRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_event_new(8, &event));
 }
 
-TEST(Event, BetweenProcessesArgumentsAreChecked) {
+TEST(Event, ExportAndImportCheckTheirArguments) {
   uint8_t handle[TS_EVENT_HANDLE_BYTES] = {};
   ts_event* event = nullptr;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "event is NULL", ts_event_export(nullptr, 0, handle));
@@ -69,7 +69,7 @@ TEST(EventGpu, UnrecordedIsAnErrorEverywhere) {
                ts_event_get_elapsed(event, other, &nanoseconds));
   EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded",
                ts_tensor_copy_batch({0, 0}, event, nullptr, nullptr, 0, other));
-  // Nothing was enqueued, so the other one is still unrecorded.
+  // The failed call enqueued no work, so the other event is still unrecorded.
   EXPECT_FAILS(TS_ERROR_NOT_RECORDED, "never recorded", ts_event_query(other, &done));
 }
 
@@ -96,7 +96,7 @@ TEST(EventGpu, AWaitIsForTheRecordBeforeIt) {
     test::Gate gate(busy);
     ASSERT_OK(ts_event_record(event, busy));
     ASSERT_OK(ts_stream_wait_event(waiter, event));
-    // Another record does not release a wait for the first one.
+    // A second record does not release a wait for the first record.
     ASSERT_OK(ts_event_record(event, free_one));
     ASSERT_OK(ts_event_synchronize(event));
     EXPECT_TRUE(complete(event));
@@ -155,7 +155,7 @@ TEST(EventGpu, BelongsToTheDeviceOfItsFirstRecord) {
 TEST(EventGpu, IsRecordedAndUsedByManyThreads) {
   NEEDS_GPUS(1);
   for (int round = 0; round < 20; ++round) {
-    Event event;  // also the first records race for its creation
+    Event event;  // created by the first record, for which all threads race
     std::atomic<int> wrong{0};
     std::vector<std::thread> threads;
     for (int i = 0; i < 6; ++i) {

@@ -1,4 +1,4 @@
-// Graphs: what is refused before anything is done. Captures and replays are tested from Go.
+// Graphs: refused calls, lifetimes and memory. Go tests cover captures and replays as well.
 #include <optional>
 #include <thread>
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-TEST(Graph, WithoutThatDeviceABeginSaysNoDevice) {
+TEST(Graph, BeginOnAnAbsentDeviceReturnsNoDevice) {
   ts_graph* graph = nullptr;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
                ts_graph_begin({0, ts_device_count()}, nullptr, &graph));
@@ -14,14 +14,14 @@ TEST(Graph, WithoutThatDeviceABeginSaysNoDevice) {
   EXPECT_EQ(graph, nullptr);
 }
 
-TEST(Graph, NullIsNoGraph) {
+TEST(Graph, NullGraphsAreRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not being captured", ts_graph_end(nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not captured", ts_graph_replay(nullptr, {0, 0}));
   EXPECT_EQ(ts_graph_node_count(nullptr), 0);
   EXPECT_OK(ts_graph_destroy(nullptr));
 }
 
-TEST(Graph, WithoutACaptureNobodyWaits) {
+TEST(Graph, WaitReturnsAtOnceWithoutACapture) {
   EXPECT_OK(ts_capture_wait());
   bool here = true;
   EXPECT_OK(ts_capture_is_active(&here));
@@ -64,7 +64,7 @@ TEST(GraphGpu, CapturesOnceAndReplaysOften) {
   EXPECT_EQ(test::read<float>(x), (std::vector<float>{3, 3, 3, 3}));
 }
 
-// A capture on the calling thread, of a stream that is current meanwhile.
+// Captures a stream on the calling thread, and makes the stream current meanwhile.
 class Capture {
  public:
   Capture() : stream(test::pool_stream()) {
@@ -112,7 +112,7 @@ uintptr_t address(ts_tensor* x) {
   return data;
 }
 
-// Whether the allocator hands out the memory of a small tensor of the default stream again.
+// Reports whether the allocator reuses the memory of a small tensor of the default stream.
 bool handed_out(uintptr_t data) {
   std::vector<test::Tensor> others;
   for (int i = 0; i < 64; ++i) {
@@ -146,7 +146,7 @@ TEST(GraphGpu, AnUnfinishedCaptureEndsOnItsThread) {
   EXPECT_EQ(ts_graph_node_count(next.graph), 1);
 }
 
-TEST(GraphGpu, HasNoMemoryPoolAround) {
+TEST(GraphGpu, ACaptureIsRefusedInsideAMemoryPool) {
   NEEDS_GPUS(1);
   ts_memory_pool* pool = nullptr;
   ASSERT_OK(ts_memory_pool_new(0, &pool));
@@ -169,10 +169,10 @@ TEST(GraphGpu, HasNoMemoryPoolAround) {
   EXPECT_OK(ts_memory_pool_destroy(pool));
 }
 
-// A pool may end at any time; its memory goes back at the next opportunity.
+// A pool may end at any time. Its memory returns to the driver at the next opportunity.
 TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
   NEEDS_GPUS(1);
-  constexpr int64_t kElements = 64 << 20;  // more than what captures leave in the cache (cuBLAS)
+  constexpr int64_t kElements = 64 << 20;  // more than captures leave in the cache (cuBLAS)
   const auto filled = [] {
     ts_memory_pool* pool = nullptr;
     EXPECT_OK(ts_memory_pool_new(0, &pool));
@@ -208,7 +208,7 @@ TEST(GraphGpu, MemoryPoolsEndBesideCapturesAndEachOther) {
   std::thread([&] {
     EXPECT_OK(ts_memory_pool_destroy(beside_pool));
     EXPECT_FAILS(TS_ERROR_BUSY, "inside a memory pool", ts_allocator_empty_cache());
-    Capture capture;  // another thread's pool does not hinder it
+    Capture capture;  // possible beside another thread's pool
     EXPECT_OK(add_one(x));
     capture.end();
   }).join();
@@ -282,7 +282,7 @@ TEST(GraphGpu, WhatBreaksACaptureIsRefused) {
   EXPECT_EQ(test::read<float>(x), (std::vector<float>{2, 2, 2, 2}));
 }
 
-// A copy with both streams named keeps its tensors, as operators do.
+// A captured copy between two streams keeps its tensors, as operators do.
 TEST(GraphGpu, ACapturedPeerCopyKeepsItsTensors) {
   NEEDS_GPUS(1);
   test::Tensor src = test::full({4}, 7, 0);
@@ -329,8 +329,8 @@ TEST(GraphGpu, ACapturedCopyKeepsItsTensors) {
   }
 }
 
-// A graph that is freed while its replay runs leaves its operands' memory to that, also what
-// several of them share.
+// The memory of a graph's operands outlives a graph that is freed while its replay runs, also
+// memory that several graphs share.
 TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
   NEEDS_GPUS(1);
   for (const bool beside_a_capture : {false, true}) {
@@ -350,8 +350,7 @@ TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
     EXPECT_OK(ts_graph_replay(capture.graph, stream));
     ASSERT_OK(ts_device_synchronize(0));
     test::Tensor other = zeros();
-    ASSERT_OK(
-        ts_allocator_empty_cache());  // so that nothing is given back while the gate is closed
+    ASSERT_OK(ts_allocator_empty_cache());  // so that no memory is freed while the gate is closed
     test::Gate gate(stream);
     EXPECT_OK(ts_graph_replay(capture.graph, stream));
     base.free();
@@ -371,13 +370,13 @@ TEST(GraphGpu, OperandsOutliveTheGraphForItsReplays) {
   }
 }
 
-// LibTorch forgets such a record.
+// LibTorch drops a use that is recorded during a capture; the shim keeps it.
 TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
   NEEDS_GPUS(1);
   test::Tensor x = zeros();
   test::Tensor used = zeros();
   const uintptr_t data = address(used);
-  ASSERT_OK(ts_allocator_empty_cache());  // so that nothing is given back while the gate is closed
+  ASSERT_OK(ts_allocator_empty_cache());  // so that no memory is freed while the gate is closed
   const ts_stream stream = test::free_stream();
   test::Gate gate(stream);
   {
@@ -392,11 +391,11 @@ TEST(GraphGpu, AUseRecordedBesideACaptureCounts) {
   }
   gate.open();
   ASSERT_OK(ts_stream_synchronize(stream));
-  zeros();  // the allocator looks at what is done
+  zeros();  // makes the allocator process completed events
   EXPECT_TRUE(handed_out(data));
 }
 
-// What a graph makes on a GPU that is not its own would not be kept for its replays.
+// A graph would not keep the tensors that it makes on another GPU, so making them is refused.
 TEST(GraphGpu, MakesNothingOnAnotherGpu) {
   NEEDS_GPUS(2);
   test::Tensor x = zeros();

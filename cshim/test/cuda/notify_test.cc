@@ -83,7 +83,7 @@ TEST(Notify, ManyThreadsPost) {
     EXPECT_TRUE(notifier.readable(10'000));
     for (auto tokens = notifier.take(); !tokens.empty(); tokens = notifier.take()) {
       for (const uint64_t token : tokens) {
-        EXPECT_EQ(token % kEach, last[token / kEach]++);  // those of one thread in their order
+        EXPECT_EQ(token % kEach, last[token / kEach]++);  // the tokens of one thread stay in order
         ++seen;
       }
     }

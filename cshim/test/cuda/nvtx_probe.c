@@ -1,4 +1,4 @@
-/* An NVTX tool: what NVTX loads in place of a profiler, for nvtx_test.cc. */
+/* An NVTX tool for nvtx_test.cc, which NVTX loads in place of a profiler. */
 #include <nvtx3/nvToolsExt.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static void NVTX_API mark(const nvtxEventAttributes_t* event) {
   note("mark", event->message.ascii);
 }
 
-/* What the test reads. */
+/* Returns the log of all calls, which the test reads. */
 __attribute__((visibility("default"))) const char* nvtx_probe_heard(void) { return heard; }
 
 __attribute__((visibility("default"))) int InitializeInjectionNvtx2(

@@ -6,7 +6,7 @@
 
 namespace {
 
-TEST(Nvtx, AToolHearsRangesAndMarks) {
+TEST(Nvtx, AToolReceivesRangesAndMarks) {
   const char* probe = std::getenv("NVTX_INJECTION64_PATH");
   if (probe == nullptr) GTEST_SKIP() << "NVTX_INJECTION64_PATH does not name the probe";
   EXPECT_NE(*ts_range_listeners(), 0);
@@ -15,7 +15,7 @@ TEST(Nvtx, AToolHearsRangesAndMarks) {
   EXPECT_OK(ts_range_start("one", &first));
   EXPECT_OK(ts_range_start("two", &second));
   EXPECT_OK(ts_range_mark("here"));
-  // Not nested, and on another thread.
+  // The first range ends before the second, and on another thread.
   std::thread([&] { EXPECT_OK(ts_range_end(first)); }).join();
   EXPECT_OK(ts_range_end(second));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "ended", ts_range_end(second));

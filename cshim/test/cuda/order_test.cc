@@ -24,7 +24,7 @@ TEST(ForkGpu, WrongArgumentsAreErrors) {
   EXPECT_OK(ts_stream_join(stream, nullptr, 0));
   test::Gate gate(stream);
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_fork(stream, some, 2));
-  EXPECT_TRUE(test::idle(some[0])) << "nothing was ordered by the call that failed";
+  EXPECT_TRUE(test::idle(some[0])) << "the failed call ordered a stream";
 }
 
 TEST(ForkGpu, EveryStreamWaitsAndNoOther) {
@@ -43,7 +43,7 @@ TEST(ForkGpu, EveryStreamWaitsAndNoOther) {
   EXPECT_TRUE(test::idle(to[0]));
 }
 
-TEST(ForkGpu, AJoinWaitsForEach) {
+TEST(ForkGpu, AJoinWaitsForEveryStream) {
   NEEDS_GPUS(1);
   const ts_stream into = pool_stream();
   const ts_stream from[3] = {pool_stream(), into, pool_stream()};

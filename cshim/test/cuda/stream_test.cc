@@ -1,4 +1,4 @@
-// Streams, the current one, guards, and waiting.
+// Streams, the current stream, guards, and waiting.
 #include <atomic>
 #include <set>
 #include <thread>
@@ -14,7 +14,7 @@ using test::Tensor;
 
 bool is_default(ts_stream stream) { return stream.id == 0; }
 
-TEST(Stream, WithoutThatDeviceEveryCallSaysNoDevice) {
+TEST(Stream, EveryCallOnAnAbsentDeviceReturnsNoDevice) {
   const int32_t beyond = ts_device_count();
   ts_stream out{-9, -9};
   int32_t number = 0;
@@ -46,7 +46,7 @@ TEST(Stream, WithoutThatDeviceEveryCallSaysNoDevice) {
   EXPECT_EQ(guard.serial, 0U);
 }
 
-TEST(Stream, AMachineWithoutGpuSaysSo) {
+TEST(Stream, CallsWithoutGpuNameTheCause) {
   if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   ts_stream out{};
   int32_t least = 0;
@@ -56,7 +56,7 @@ TEST(Stream, AMachineWithoutGpuSaysSo) {
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_stream_get_priority_range(&least, &greatest));
 }
 
-TEST(Stream, ExitOfAGuardThatNeverWasIsAnError) {
+TEST(Stream, ExitOfAGuardThatWasNeverEnteredIsAnError) {
   EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "thread", ts_stream_guard_exit({0, 0}));
   EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "thread", ts_stream_guard_exit({UINT64_MAX, 1}));
 }
@@ -79,7 +79,7 @@ TEST(StreamGpu, ThePoolStartsAgainAfter32) {
   EXPECT_EQ(streams[32].id, streams[0].id);
 }
 
-TEST(StreamGpu, Priorities) {
+TEST(StreamGpu, PoolStreamsHaveTheirPriority) {
   NEEDS_GPUS(1);
   int32_t least = 7;
   int32_t greatest = 7;
@@ -138,14 +138,14 @@ TEST(StreamGpu, MadeUpStreamsAreRefused) {
   EXPECT_TRUE(current_stream() == before);
 }
 
-TEST(StreamGpu, ExternalStreams) {
+TEST(StreamGpu, WrappedHandlesAreStreams) {
   NEEDS_GPUS(1);
   using Create = int(void**, unsigned);
   using Destroy = int(void*);
   void* made = nullptr;
   ASSERT_EQ(test::cuda_function<Create>("cudaStreamCreateWithFlags")(&made, 1), 0);
   const auto handle = reinterpret_cast<uintptr_t>(made);
-  // Its address means nothing before it is wrapped.
+  // A handle that is not wrapped is no stream.
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "was not made by",
                ts_set_cuda_stream({static_cast<int64_t>(handle), 0}));
   ts_stream stream{};
@@ -194,7 +194,7 @@ TEST(StreamGpu, AForgottenStreamIsRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "not a wrapped", ts_stream_forget({0, 0}));
 }
 
-TEST(StreamGpu, OwnStreamsAreNobodyElses) {
+TEST(StreamGpu, AcquiredStreamsAreExclusive) {
   NEEDS_GPUS(1);
   const size_t many = 100;
   std::set<int64_t> ids;
@@ -220,7 +220,7 @@ TEST(StreamGpu, OwnStreamsAreNobodyElses) {
     EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "given back",
                  ts_stream_from_handle(handle, 0, &wrapped));
   }
-  // The same ones come again, of the same priority alone.
+  // Released streams are acquired again, for the same priority only.
   for (size_t i = 0; i < many; ++i) {
     ts_stream stream{};
     ASSERT_OK(ts_stream_acquire(0, -1, &stream));
@@ -269,7 +269,7 @@ TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
   ASSERT_OK(ts_notifier_new(&notifier));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_notify(stream, notifier, 1));
   ts_notifier_free(notifier);
-  // The capture has survived all that.
+  // None of these calls broke the capture.
   void* graph = nullptr;
   EXPECT_EQ(test::cuda_function<End>("cudaStreamEndCapture")(raw, &graph), 0);
   ASSERT_NE(graph, nullptr);
@@ -341,7 +341,7 @@ TEST(StreamGpu, GuardsBelongToTheirThread) {
     EXPECT_OK(ts_stream_guard_enter(a, &guard));
     std::thread([&] {
       EXPECT_FAILS(TS_ERROR_WRONG_THREAD, "another OS thread", ts_stream_guard_exit(guard));
-      // Also where that thread has a guard of the same number.
+      // Also if that thread has a guard with the same serial.
       ts_stream_guard own{};
       EXPECT_OK(ts_stream_guard_enter(a, &own));
       EXPECT_EQ(own.serial, guard.serial);
@@ -416,7 +416,7 @@ TEST(StreamGpu, WaitOrdersOneStreamAfterAnother) {
     copy(second, result, middle);
     EXPECT_FALSE(test::idle(first));
     EXPECT_FALSE(test::idle(second)) << "the second stream waits for the first";
-    // The wait's event is used again at once; that must not free the second stream.
+    // The event of the wait is reused at once, which must not release the second stream.
     ASSERT_OK(ts_wait_cuda_stream(first, {0, 0}));
     ASSERT_OK(ts_wait_cuda_stream(pool_stream(), {0, 0}));
     EXPECT_FALSE(test::idle(second));
@@ -425,19 +425,19 @@ TEST(StreamGpu, WaitOrdersOneStreamAfterAnother) {
   EXPECT_EQ(test::read<float>(result)[kCount - 1], 7);
 }
 
-TEST(StreamGpu, WaitingForItselfAndForAnIdleStream) {
+TEST(StreamGpu, WaitingForItselfOrForAnIdleStreamSucceeds) {
   NEEDS_GPUS(1);
   const ts_stream stream = pool_stream();
   ASSERT_OK(ts_wait_cuda_stream(stream, stream));
   for (int i = 0; i < 1000; ++i) ASSERT_OK(ts_wait_cuda_stream(stream, {0, 0}));
-  // Threads come and go; each uses an event that the one before left.
+  // Threads start and end; each reuses the event of the thread before.
   for (int i = 0; i < 100; ++i) {
     std::thread([&] { EXPECT_OK(ts_wait_cuda_stream({0, 0}, stream)); }).join();
   }
   ASSERT_OK(ts_stream_synchronize(stream));
 }
 
-TEST(StreamGpu, WaitAcrossDevices) {
+TEST(StreamGpu, WaitOrdersStreamsOfTwoDevices) {
   NEEDS_GPUS(2);
   const ts_stream here = pool_stream(0);
   const ts_stream there = pool_stream(1);

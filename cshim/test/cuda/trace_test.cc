@@ -45,13 +45,13 @@ void add() {
   Call("aten::add", "Tensor").tensor(x).tensor(x).one();
 }
 
-TEST(Trace, OperatorsOfAllThreads) {
+TEST(Trace, RecordsOperatorsOfAllThreads) {
   add();
   ASSERT_OK(ts_trace_start(0));
   add();
   std::thread(add).join();
   Trace trace;
-  // Stopped on another thread than it was started on.
+  // The recording stops on another thread than it started on.
   std::thread([&] { ASSERT_OK(ts_trace_stop(trace.out())); }).join();
   add();
   const auto adds = trace.named("aten::add", TS_TRACE_KIND_OPERATOR);
@@ -64,7 +64,7 @@ TEST(Trace, OperatorsOfAllThreads) {
   }
 }
 
-TEST(Trace, OneAtATime) {
+TEST(Trace, OneRecordingAtATime) {
   Trace none;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "nothing is being recorded", ts_trace_stop(none.out()));
   ASSERT_OK(ts_trace_start(0));
@@ -75,7 +75,7 @@ TEST(Trace, OneAtATime) {
   ASSERT_OK(ts_trace_stop(trace.out()));
   EXPECT_EQ(trace.named("aten::add", TS_TRACE_KIND_OPERATOR).size(), 1U);
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "unknown trace flag", ts_trace_start(1024));
-  // And again.
+  // A second recording starts after the first.
   ASSERT_OK(ts_trace_start(0));
   Trace second;
   ASSERT_OK(ts_trace_stop(second.out()));
@@ -102,12 +102,12 @@ TEST(Trace, RangesEndOnAnyThread) {
   ASSERT_EQ(steps.size(), 1U);
   EXPECT_EQ(steps[0].lane, ts_thread_id());
   EXPECT_GT(steps[0].duration, 0);
-  EXPECT_EQ(trace.named("open", TS_TRACE_KIND_RANGE).size(), 0U) << "it did not end in time";
+  EXPECT_EQ(trace.named("open", TS_TRACE_KIND_RANGE).size(), 0U) << "the range had not ended";
 }
 
 // A copy and a kernel, each on a stream of its own, enqueued by a thread that is not the one that
 // starts and stops.
-TEST(TraceGpu, DeviceWorkAndItsCalls) {
+TEST(TraceGpu, RecordsDeviceWorkWithItsCalls) {
   NEEDS_GPUS(1);
   const ts_stream copying = pool_stream();
   const ts_stream computing = pool_stream();
@@ -169,8 +169,8 @@ TEST(TraceGpu, DeviceWorkAndItsCalls) {
   }
 }
 
-// A thread that runs no operator has the kernel's number all the same, also if it has the pthread_t
-// of one that ended.
+// A thread that runs no operator has the kernel's thread id too, also if it reuses the pthread_t of
+// a thread that ended.
 TEST(TraceGpu, CallsNameTheirThreads) {
   NEEDS_GPUS(1);
   const ts_stream stream = pool_stream();

@@ -1,5 +1,5 @@
-// The inflater against zlib: the same bytes out of streams of every kind, in steps of every size,
-// from the beginning and from every checkpoint, and the same verdict on damaged ones.
+// Compares the inflater with zlib: the same bytes from streams of every kind, in steps of every
+// size, from the beginning and from every checkpoint, and the same verdict on damaged streams.
 #include "deflate/inflate.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ Bytes deflated(const Bytes& data, int level, int strategy, int memory = 8) {
   return out;
 }
 
-// What zlib makes of a stream; ok: whether it is whole.
+// Inflates a stream with zlib. Sets *ok to whether the stream is whole.
 Bytes by_zlib(const Bytes& stream, size_t most, bool* ok) {
   z_stream z{};
   EXPECT_EQ(inflateInit2(&z, -15), Z_OK);
@@ -53,11 +53,11 @@ Bytes by_zlib(const Bytes& stream, size_t most, bool* ok) {
 
 struct Stop {
   uint64_t bit, output;
-  Bytes window;  // what does not matter is spoilt
+  Bytes window;  // with the unused bytes overwritten
 };
 
-// Passes input on in steps of `in` bytes and lends `out` bytes of room at a time. Throws what the
-// inflater throws.
+// Inflates a stream in steps of `in` bytes of input and `out` bytes of room. Lets the inflater's
+// exceptions pass.
 Bytes by_us(Inflater* inflater, const Bytes& stream, size_t first, size_t in, size_t out,
             const Bytes& history, size_t most, std::vector<Stop>* stops) {
   Bytes result;
@@ -73,7 +73,7 @@ Bytes by_us(Inflater* inflater, const Bytes& stream, size_t first, size_t in, si
     }
     const size_t begin = buffer.size();
     buffer.resize(begin + out);
-    // A copy of its own for the input, so that reading beyond it is seen.
+    // A separate copy of the input, so that the sanitizer detects reads beyond it.
     const Bytes piece(stream.begin() + static_cast<ptrdiff_t>(at),
                       stream.begin() + static_cast<ptrdiff_t>(given));
     const auto p =
@@ -117,10 +117,10 @@ Bytes random_bytes(std::mt19937* rng, size_t n, int kind) {
         if (i < n) b[i++] = static_cast<uint8_t>((*rng)());
       }
       break;
-    case 3:  // the bytes of a photograph: literals, a little uneven
+    case 3:  // like the bytes of a photograph: unevenly distributed literals
       for (auto& x : b) x = static_cast<uint8_t>((*rng)() & ((*rng)() | 0x3f));
       break;
-    default:  // one value
+    default:  // a single value
       std::fill(b.begin(), b.end(), uint8_t{7});
   }
   return b;
@@ -148,7 +148,7 @@ TEST_P(InflateKinds, EqualsZlibFromTheBeginningAndFromEveryCheckpoint) {
       for (const size_t in : {size_t{1000}, size_t{3333}, size_t{1} << 20}) {
         for (const size_t out : {size_t{257}, size_t{4096}, size_t{1} << 20}) {
           if (size > 100000 && in * out < size_t{1} << 20) continue;
-          // Each kind of data with both, by turns.
+          // Alternates the two instruction sets for each kind of data.
           Inflater inflater(8192, turn++ % 2 == 0 ? Instructions::kBaseline : best_instructions());
           inflater.reset(0, 0);
           std::vector<Stop> stops;
@@ -173,7 +173,7 @@ TEST_P(InflateKinds, EqualsZlibFromTheBeginningAndFromEveryCheckpoint) {
 
 INSTANTIATE_TEST_SUITE_P(Bytes, InflateKinds, ::testing::Range(0, 5));
 
-TEST(Inflate, MakesCheckpoints) {
+TEST(Inflate, MakesCheckpointsAtTheSpacing) {
   std::mt19937 rng(1);
   const Bytes data = random_bytes(&rng, 1 << 20, 3);
   const Bytes stream = deflated(data, 6, Z_DEFAULT_STRATEGY);
@@ -188,7 +188,7 @@ TEST(Inflate, MakesCheckpoints) {
   }
 }
 
-// Damaged and random streams: never more or other bytes than zlib's, and the same verdict.
+// Damaged and random streams give zlib's bytes and zlib's verdict.
 TEST(Inflate, JudgesDamageAsZlibDoes) {
   std::mt19937 rng(7);
   int refused = 0;
@@ -235,7 +235,8 @@ TEST(Inflate, JudgesDamageAsZlibDoes) {
   EXPECT_GT(accepted, 1000);
 }
 
-// An entry with a wrong bit position or window may give wrong bytes or an error, nothing worse.
+// A checkpoint with a wrong bit position or window gives wrong bytes or an error, and no other
+// harm.
 TEST(Inflate, SurvivesForgedCheckpoints) {
   std::mt19937 rng(9);
   for (int round = 0; round < 2000; ++round) {
@@ -253,7 +254,7 @@ TEST(Inflate, SurvivesForgedCheckpoints) {
   }
 }
 
-TEST(Inflate, Arguments) {
+TEST(Inflate, WrongArgumentsThrow) {
   Inflater inflater(0);
   inflater.reset(0, 100);
   uint8_t buffer[200];

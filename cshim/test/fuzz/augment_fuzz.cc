@@ -1,5 +1,5 @@
-// libFuzzer: lists of augmentations on small images. They run, and give the same again, or are
-// refused, and then the pixels are as they were; the bytes between the rows are nobody's.
+// libFuzzer: lists of augmentations on small images. A list runs and gives the same pixels again,
+// or is refused and leaves the pixels unchanged. The bytes between the rows never change.
 #include "fuzz.h"
 
 namespace {
@@ -24,7 +24,7 @@ ts_augment_op operation(Reader* in, int32_t width, int32_t height) {
     case TS_AUGMENT_CROP:
     case TS_AUGMENT_ERASE:
       for (int i = 0; i < 9; ++i) op.integers[i] = in->number(-2, side);
-      // What it costs is the caller's to bound.
+      // The caller must bound the cost of a crop.
       if (op.kind == TS_AUGMENT_CROP && int64_t{op.integers[2]} * op.integers[3] > 1 << 16) {
         op.integers[2] = 0;
       }

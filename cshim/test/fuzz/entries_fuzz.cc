@@ -1,14 +1,14 @@
-// libFuzzer: entry points that are forged or aged, by the exported functions. jpeg_fuzz changes a
-// few bits of a blob by a hash; here the forger is the fuzzer: the input says what is changed, in
-// the blob and in the file, and its digests are made right afterwards.
+// libFuzzer: forged or outdated entry points, through the exported functions. jpeg_fuzz changes a
+// few bits of a blob by a hash. Here the fuzzer itself is the forger: the input describes the
+// changes of the blob and of the file, and the digests are corrected afterwards.
 //
-//   byte 0: bits 0 and 1: whether the blob's own digest and the file's in it are made right
+//   byte 0: bits 0 and 1: whether to correct the blob's own digest, and the file's digest in it
 //   byte 1: MCUs between two entries; byte 2: how many edits of the blob; 3: of the file
 //   4 bytes an edit: where (two bytes), how (one), value (one)
 //   the rest: a JPEG
 //
-// However it was forged or aged, the pixels and the verdict are those without entries. Where the
-// caller trusts the blob (proof NULL) they need not be, but nothing worse happens.
+// With any blob, the pixels and the verdict equal those without entries. If the caller trusts the
+// blob (proof NULL), they may differ, but there is no other harm.
 #include "fuzz.h"
 
 namespace {
@@ -16,7 +16,7 @@ namespace {
 using namespace fuzz;
 using ts::image::xxh64;
 
-constexpr int64_t kMostPixels = 1 << 14;
+constexpr int64_t kMaxPixels = 1 << 14;
 constexpr size_t kHeader = 64;
 
 void edit(Bytes* bytes, Reader* in, int count) {
@@ -36,13 +36,13 @@ void edit(Bytes* bytes, Reader* in, int count) {
       case 2:
         *byte = static_cast<uint8_t>(*byte + value);
         break;
-      case 3:  // cut off
+      case 3:  // truncates the blob
         bytes->resize(bytes->size() - std::min<size_t>(bytes->size(), value));
         break;
-      case 4:  // longer
+      case 4:  // lengthens the blob
         bytes->resize(bytes->size() + value, value);
         break;
-      default:  // a part of it in the place of another
+      default:  // copies a part of the blob over another part
         for (size_t i = 0; i < value % 32u && at % bytes->size() + i < bytes->size(); ++i) {
           byte[i] = (*bytes)[(static_cast<size_t>(how) * 8 + i) % bytes->size()];
         }
@@ -58,8 +58,8 @@ void store(Bytes* to, size_t at, T value) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static ts_image_decoder* const decoder = new_decoder(kMostPixels);
-  static ts_image_decoder* const other = new_decoder(kMostPixels);
+  static ts_image_decoder* const decoder = new_decoder(kMaxPixels);
+  static ts_image_decoder* const other = new_decoder(kMaxPixels);
   if (size < 8) return -1;
   Reader in(data, size);
   const auto flags = in.take<uint8_t>();
@@ -78,7 +78,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const Outcome header(ts_image_get_info(file.data(), file.size(), &info));
   header.of_bytes();
   if (header.code != TS_ERROR_NONE || info.format != TS_IMAGE_FORMAT_JPEG ||
-      int64_t{info.width} * info.height > kMostPixels) {
+      int64_t{info.width} * info.height > kMaxPixels) {
     return -1;
   }
   Bytes blob(1 << 16);
@@ -107,7 +107,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   const Outcome reread(ts_image_get_info(file.data(), file.size(), &info));
   reread.of_bytes();
-  if (reread.code != TS_ERROR_NONE || int64_t{info.width} * info.height > kMostPixels) {
+  if (reread.code != TS_ERROR_NONE || int64_t{info.width} * info.height > kMaxPixels) {
     info.width = info.height = 1;
   }
   const ts_image_geometry g = any_geometry(&choices, info.width, info.height);
@@ -126,10 +126,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     demand(plain.code != TS_ERROR_NONE || got.pixels == expected.pixels);
   };
   uint64_t first = 0;
-  by(&first);  // every entry is compared with the file
+  by(&first);  // compares every entry with the file
   if (first != 0) by(&first);
   uint64_t old = written.proof;
-  by(&old);  // the proof of the blob that was not forged
+  by(&old);  // the proof of the original blob
   demand(old == written.proof);
   uint64_t guessed = written.proof ^ 1;
   by(&guessed);

@@ -1,7 +1,7 @@
-// libFuzzer: the entropy decoder alone, on scans of any shape with any Huffman codes, against a
-// decoder that reads bit by bit. All its ways of decoding agree: with and without BMI2, with and
-// without stores, in the middle by entry points. What it decodes is right; it may give up only
-// where the slow one finds damage too.
+// libFuzzer: the entropy decoder alone, on scans of any shape with any Huffman codes, compared with
+// a decoder that reads bit by bit. All its ways of decoding agree: with and without BMI2, with and
+// without stores, and from entry points. Every block that it decodes is right, and it gives up only
+// where the slow decoder finds damage too.
 #include <array>
 
 #include "fuzz.h"
@@ -25,7 +25,7 @@ class Slow {
  public:
   explicit Slow(const Scan& scan) : scan_(scan), at_(scan.begin) {}
 
-  // False: damaged, or not of the usual kind.
+  // Returns false if the scan is damaged or of an unusual kind.
   bool mcu(Block* blocks) {
     if (scan_.restart_interval != 0 && done_ != 0 && done_ % scan_.restart_interval == 0 &&
         !restart()) {
@@ -122,7 +122,7 @@ class Slow {
 
 // ---- scans
 
-// Usual codes, as the standard's annex K has them for luminance.
+// The usual codes: those of the standard's annex K for luminance.
 const HuffmanCode kDc = {{0, 0, 1, 5, 1, 1, 1, 1, 1, 1}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}};
 const HuffmanCode kAc = {
     {0, 0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125},
@@ -147,9 +147,9 @@ HuffmanCode any_code(Reader* in, bool dc) {
   for (int length = 1; length <= 16; ++length) {
     const auto byte = in->take<uint8_t>();
     free *= 2;
-    if (kind % 4 == 1) {  // any at all, possible or not
+    if (kind % 4 == 1) {  // any counts, possible or not
       code.counts[length] = byte;
-    } else {  // a code of all ones stays free
+    } else {  // leaves the code word of all ones unused
       code.counts[length] = static_cast<uint8_t>(std::min<size_t>({byte % free, 255, 256 - total}));
       free -= code.counts[length];
     }
@@ -164,12 +164,12 @@ HuffmanCode any_code(Reader* in, bool dc) {
 }
 
 struct Decoded {
-  uint64_t mcus = 0;  // up to where it gave up
+  uint64_t mcus = 0;  // number of MCUs before the decoder gave up
   bool whole = false;
   std::vector<Block> blocks;
 };
 
-// Columns first to last of every row are asked for.
+// Decodes the columns first to last of every row.
 Decoded decode(EntropyDecoder* decoder, const Scan& scan, uint32_t first, uint32_t last) {
   const auto per_mcu = static_cast<size_t>(scan.blocks);
   const uint64_t mcus = uint64_t{scan.mcus_per_row} * scan.mcu_rows;
@@ -220,7 +220,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     scan.ac[i] = &ac[i];
   }
   Bytes file(in.rest(), in.rest() + in.left());
-  // Now and then more than the decoder's window, so that it moves on.
+  // Sometimes exceeds the decoder's window, so that the window moves.
   if (repeat % 16 == 0 && !file.empty()) {
     while (file.size() < 40000) file.insert(file.end(), in.rest(), in.rest() + in.left());
     file.shrink_to_fit();
@@ -252,13 +252,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   };
   demand(same(got.blocks, 0, right) && same(plain.blocks, 0, right));
 
-  // Some columns, without and with entries.
+  // Decodes some columns, without and with entries.
   const auto part = [&](EntropyDecoder* decoder) {
     const Decoded columns = decode(decoder, scan, first, last);
     if (right == mcus) demand(columns.whole);
     for (uint64_t row = 0; row < columns.mcus / scan.mcus_per_row; ++row) {
       const uint64_t begin = row * scan.mcus_per_row;
-      // A jump passes over damage that lies before its entry, but there is none then.
+      // A jump would skip damage before its entry, but a scan with entries has no damage.
       if (begin + last < right) demand(same(columns.blocks, begin + first, begin + last + 1));
     }
   };
@@ -279,7 +279,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     decoder->verify(&entries);
     demand(decode(decoder, scan, 0, scan.mcus_per_row - 1).whole && decoder->finish_scan());
   }
-  // Moved by a bit, or with another predictor, none of them passes.
+  // Verification refuses an entry that is moved by a bit, or that has another predictor.
   std::vector<EntryPoint> moved = points;
   EntryPoint& point = moved[moved.size() / 2];
   if (spacing % 2 == 0) {

@@ -1,5 +1,5 @@
-// libFuzzer: EXIF. The bytes are a TIFF structure, which must say the same in a JPEG, a PNG and a
-// WebP, or, by the first byte, a file of one of the three as it is.
+// libFuzzer: EXIF. The first byte says whether the other bytes are a TIFF structure, whose
+// orientation must be the same in a JPEG, a PNG and a WebP, or a file of one of the three formats.
 #include "fuzz.h"
 
 namespace {
@@ -45,10 +45,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     default:
       break;
   }
-  constexpr size_t kMostSegment = 65535 - 2 - 6;
-  if (bytes > kMostSegment) return -1;
+  constexpr size_t kMaxSegment = 65535 - 2 - 6;
+  if (bytes > kMaxSegment) return -1;
 
-  // A segment before it, and one after.
+  // The JPEG has a segment before the structure, and one after it.
   Bytes jpeg = {0xFF, 0xD8, 0xFF, 0xFF, 0xE0, 0, 4, 1, 2, 0xFF, 0xE1};
   jpeg.push_back(static_cast<uint8_t>((bytes + 8) >> 8));
   jpeg.push_back(static_cast<uint8_t>(bytes + 8));
@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   webp.insert(webp.end(), tiff, tiff + bytes);
 
   const int32_t orientation = of(TS_IMAGE_FORMAT_JPEG, jpeg);
-  // "Exif" before the structure is taken off once: in a JPEG that is its marker's own.
+  // One "Exif" before the structure is skipped. In a JPEG that one belongs to the segment.
   if (bytes >= 6 && std::memcmp(tiff, "Exif\0\0", 6) == 0) return 0;
   demand(of(TS_IMAGE_FORMAT_PNG, png) == orientation);
   demand(of(TS_IMAGE_FORMAT_WEBP, webp) == orientation);

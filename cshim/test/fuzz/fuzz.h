@@ -1,11 +1,11 @@
-// What the fuzzers share. A wrong result aborts: that is what a fuzzer takes for a finding.
+// Helpers of the fuzzers. A wrong result aborts the process, which libFuzzer reports as a finding.
 //
-//   make fuzz                                        all, and the Go ones, for a minute each
-//   make fuzz FUZZ_TIME=1200 TARGETS="jpeg_fuzz=2"   two processes of one, for 20 minutes
+//   make fuzz                                        all, and the Go fuzzers, for a minute each
+//   make fuzz FUZZ_TIME=1200 TARGETS="jpeg_fuzz=2"   two processes of one fuzzer, for 20 minutes
 //   cshim/build/bin/jpeg_fuzz FILE                   one input, without clang
 //
-// corpus/ keeps a small part of what they grew, and what was found; ctest replays it. A finding
-// goes there under a name that says what it was.
+// corpus/ keeps a small part of the corpora that the fuzzers grew, and all findings; ctest replays
+// it. The file name of a finding describes the finding.
 #pragma once
 
 #include <algorithm>
@@ -28,12 +28,12 @@ inline void demand(bool condition) {
   if (!condition) std::abort();
 }
 
-// Choices that follow from a hash of the input, so that any file is a seed.
+// Draws choices from a hash of the input, so that any file is a seed.
 class Choices {
  public:
   Choices(const uint8_t* data, size_t size) : state_(ts::image::xxh64(data, size, 1)) {}
 
-  int32_t draw(int32_t from, int32_t to) {  // both included
+  int32_t draw(int32_t from, int32_t to) {  // inclusive
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return from + static_cast<int32_t>((state_ >> 33) % static_cast<uint64_t>(to - from + 1));
   }
@@ -42,7 +42,7 @@ class Choices {
   uint64_t state_;
 };
 
-// Numbers from the input itself; zeros when it is used up.
+// Reads numbers from the input itself. Returns zeros at the end of the input.
 class Reader {
  public:
   Reader(const uint8_t* data, size_t size) : at_(data), end_(data + size) {}
@@ -55,7 +55,7 @@ class Reader {
     at_ += n;
     return value;
   }
-  // Mostly a number from `from` to `to`, sometimes any number at all.
+  // Returns mostly a number from `from` to `to`, and sometimes any number.
   int32_t number(int32_t from, int32_t to) {
     const auto byte = take<uint8_t>();
     if (byte == 0xFF) return take<int32_t>();
@@ -76,7 +76,7 @@ struct Outcome {
     demand(!message.empty());
     ts_error_free(error);
   }
-  // Damaged or not supported bytes may say so; nothing else is their fault.
+  // Demands success, or an error that bytes can cause: damaged or unsupported.
   void of_bytes() const {
     demand(code == TS_ERROR_NONE || code == TS_ERROR_DECODE || code == TS_ERROR_UNSUPPORTED);
   }
@@ -87,7 +87,7 @@ struct Outcome {
 
 struct Picture {
   int32_t width = 0, height = 0;
-  Bytes pixels;  // RGB, without gaps, as large as it has to be and no larger
+  Bytes pixels;  // RGB, without gaps; its memory ends with the last pixel
 
   Picture(int32_t w, int32_t h)
       : width(w), height(h), pixels(static_cast<size_t>(w) * static_cast<size_t>(h) * 3, 0x5A) {}
@@ -100,7 +100,7 @@ inline ts_image_geometry whole(const ts_image_info& info) {
   return {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 0, false};
 }
 
-// A geometry that fits an image, of any kind.
+// Returns a random valid geometry for an image.
 inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t height) {
   ts_image_geometry g = {};
   g.size = sizeof g;
@@ -121,12 +121,12 @@ inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t h
   return g;
 }
 
-// An image file of any kind: the header, the whole image, and a part of it, resized and turned,
-// which must be what resizing and turning make of the whole image. Returns whether it is whole, and
-// then its pixels.
+// Decodes an image file of any format: the header, the whole image, and a resized and turned part,
+// which must equal the same part resized and turned from the whole image. Returns whether both
+// decodes succeeded, and writes the whole image to *out.
 inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t size,
                        int64_t most_pixels, Picture* out) {
-  const Bytes file(input, input + size);  // ASAN sees its ends
+  const Bytes file(input, input + size);  // so that ASAN detects reads beyond its ends
   ts_image_info info = {};
   info.size = sizeof info;
   const Outcome header(ts_image_get_info(file.data(), file.size(), &info));
@@ -156,7 +156,7 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
       ts_image_decode(decoder, file.data(), file.size(), &g, part.pixels.data(), part.stride()));
   parted.of_bytes();
   if (parted.code != TS_ERROR_NONE) {
-    // A part has no damage that the whole image has not.
+    // Damage in a part is damage in the whole image.
     demand(decoded.code == parted.code);
     return false;
   }

@@ -1,5 +1,5 @@
-// libFuzzer: deflate streams, our inflater against zlib's, in steps that follow from a hash of the
-// input, and from every checkpoint.
+// libFuzzer: deflate streams. Compares our inflater with zlib's, in steps that follow from a hash
+// of the input, from the beginning and from every checkpoint.
 #include <zlib.h>
 
 #include "base/error.h"
@@ -15,14 +15,14 @@ using ts::image::Inflater;
 using ts::image::Instructions;
 using ts::image::kWindow;
 
-constexpr size_t kMost = 1 << 20;  // bytes of output that are looked at
+constexpr size_t kMaxOutput = 1 << 20;  // maximum bytes of output that are compared
 
 struct Stop {
   uint64_t bit, output;
   Bytes window;
 };
 
-// false: damaged.
+// Returns false if the stream is damaged.
 bool inflated(Inflater* inflater, const uint8_t* data, size_t size, size_t in, size_t out,
               const Bytes& history, size_t most, Bytes* result, std::vector<Stop>* stops) {
   Bytes buffer(history);
@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   z_stream z{};
   demand(inflateInit2(&z, -15) == Z_OK);
-  Bytes want(kMost);
+  Bytes want(kMaxOutput);
   z.next_in = const_cast<uint8_t*>(data);
   z.avail_in = static_cast<uInt>(size);
   z.next_out = want.data();
@@ -87,8 +87,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   inflater.reset(0, 0);
   Bytes got;
   std::vector<Stop> stops;
-  const bool whole = inflated(&inflater, data, size, in, out, {}, kMost, &got, &stops);
-  if (want.size() >= kMost || got.size() >= kMost) return 0;
+  const bool whole = inflated(&inflater, data, size, in, out, {}, kMaxOutput, &got, &stops);
+  if (want.size() >= kMaxOutput || got.size() >= kMaxOutput) return 0;
   demand(whole == ok);
   if (!whole) return 0;
   demand(got == want);

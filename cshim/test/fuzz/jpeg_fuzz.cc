@@ -1,6 +1,7 @@
-// libFuzzer: JPEGs, our entropy decoder and entry points against libjpeg-turbo alone.
+// libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
+// alone.
 //
-// What is done with a file follows from a hash of it, so that any JPEG is a seed.
+// A hash of the file determines the operations on it, so that any JPEG is a seed.
 #include "base/error.h"
 #include "fuzz.h"
 #include "image/jpeg.h"
@@ -48,13 +49,14 @@ void same(const Result& a, const Result& b) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
-  constexpr int64_t kMostPixels = 1 << 16;
-  static JpegDecoder own(kMostPixels);
-  static JpegDecoder libjpeg(kMostPixels);
+  constexpr int64_t kMaxPixels = 1 << 16;
+  static JpegDecoder own(kMaxPixels);
+  static JpegDecoder libjpeg(kMaxPixels);
   libjpeg.set_own(false);
   demand(own.own());
 
-  const std::vector<uint8_t> file(input, input + size);  // ASAN sees its ends
+  // A copy, so that ASAN detects reads beyond its ends.
+  const std::vector<uint8_t> file(input, input + size);
   if (!is_jpeg(file.data(), file.size())) return 0;
   ts_image_info info = {};
   info.size = sizeof info;
@@ -63,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     ts_error_free(error);
     return 0;
   }
-  if (int64_t{info.width} * info.height > kMostPixels) return 0;
+  if (int64_t{info.width} * info.height > kMaxPixels) return 0;
 
   fuzz::Choices choices(file.data(), file.size());
   const auto draw = [&](int32_t from, int32_t to) { return choices.draw(from, to); };
@@ -86,7 +88,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
                      draw(box.y1, info.height)};
   const Result whole = decode(&libjpeg, file.data(), file.size(), other);
   EntriesIn in = {blob.data(), blob.size(), nullptr};
-  // What was read to its end when the blob was made has no damage that a larger box could meet.
+  // Making the blob read the file to its end, so a larger box meets no other damage.
   same(decode(&own, file.data(), file.size(), other, &in), whole);
   uint64_t proof = 0;
   in.proof = &proof;
@@ -94,7 +96,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   demand(proof == out.proof);
   same(decode(&own, file.data(), file.size(), other, &in), whole);
 
-  // A forgery, its digests right.
+  // Forges the blob, and corrects its digest.
   for (int changes = draw(1, 4); changes > 0; --changes) {
     const auto at = static_cast<size_t>(draw(16, static_cast<int32_t>(blob.size()) - 1));
     blob[at] = static_cast<uint8_t>(blob[at] ^ 1 << draw(0, 7));
@@ -104,6 +106,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   proof = 0;
   same(decode(&own, file.data(), file.size(), other, &in), whole);
   in.proof = nullptr;
-  decode(&own, file.data(), file.size(), other, &in);  // other pixels perhaps, nothing worse
+  decode(&own, file.data(), file.size(), other, &in);  // may give other pixels, but no other harm
   return 0;
 }

@@ -1,5 +1,5 @@
-// libFuzzer: PNGs, as they are and with every checksum made right, so that what is behind the
-// checksums is reached. A part, resized and turned, must be what the whole image says.
+// libFuzzer: PNGs, as they are and with every checksum corrected, so that inputs reach the code
+// behind the checksums. A resized and turned part must equal the same part of the whole image.
 #include <zlib.h>
 
 #include "fuzz.h"
@@ -9,9 +9,9 @@ namespace {
 using namespace fuzz;
 
 constexpr size_t kSignature = 8;
-constexpr int64_t kMostPixels = 1 << 15;
+constexpr int64_t kMaxPixels = 1 << 15;
 
-// Chunks that are cut off lose their end, and an end chunk follows.
+// Corrects all checksums, shortens a truncated chunk, and adds a missing end chunk.
 Bytes repaired(const uint8_t* data, size_t size) {
   static const uint8_t kEnd[] = {0, 0, 0, 0, 'I', 'E', 'N', 'D'};
   Bytes out(data, data + std::min(size, kSignature));
@@ -40,15 +40,15 @@ Bytes repaired(const uint8_t* data, size_t size) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static ts_image_decoder* const decoder = new_decoder(kMostPixels);
+  static ts_image_decoder* const decoder = new_decoder(kMaxPixels);
   if (size < kSignature || std::memcmp(data, "\x89PNG\r\n\x1a\n", kSignature) != 0) return -1;
   const Bytes good = repaired(data, size);
   Picture picture(1, 1);
-  const bool whole = image_file(decoder, good.data(), good.size(), kMostPixels, &picture);
+  const bool whole = image_file(decoder, good.data(), good.size(), kMaxPixels, &picture);
   if (good.size() == size && std::memcmp(good.data(), data, size) == 0) return 0;
   Picture as_it_is(1, 1);
-  if (image_file(decoder, data, size, kMostPixels, &as_it_is)) {
-    // Repairing took nothing away that mattered.
+  if (image_file(decoder, data, size, kMaxPixels, &as_it_is)) {
+    // A file that decodes as it is decodes the same after the repair.
     demand(whole && as_it_is.pixels == picture.pixels);
   }
   return 0;

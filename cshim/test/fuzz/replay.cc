@@ -1,4 +1,5 @@
-// Runs a fuzzer on the files of the folders and files that are named, without a fuzzing engine.
+// Runs a fuzzer on the given files, and on the files of the given folders, without a fuzzing
+// engine.
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
@@ -13,7 +14,7 @@ int main(int argc, char** argv) {
   std::vector<fs::path> files;
   for (int i = 1; i < argc; ++i) {
     if (!fs::exists(argv[i])) {
-      std::fprintf(stderr, "%s is not there\n", argv[i]);
+      std::fprintf(stderr, "%s: no such file or folder\n", argv[i]);
       return 1;
     }
     if (!fs::is_directory(argv[i])) {
@@ -27,7 +28,7 @@ int main(int argc, char** argv) {
   for (const fs::path& path : files) {
     std::ifstream in(path, std::ios::binary);
     const std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
-    std::fprintf(stderr, "%s\n", path.c_str());  // the last line before a crash says which
+    std::fprintf(stderr, "%s\n", path.c_str());  // names the input before it may crash
     LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
   }
   std::fprintf(stderr, "%zu files\n", files.size());

@@ -1,5 +1,6 @@
-// libFuzzer: resizing by any geometry, possible or not. All kernels give the same pixels, a window
-// is a part of the whole, a flip its mirror image, and turning first changes nothing.
+// libFuzzer: resizing by any geometry, valid or not. All kernels give the same pixels. A window
+// equals the same part of the whole result, and a flip is its mirror image. Turning the image
+// upright first gives the same pixels.
 #include <memory>
 
 #include "fuzz.h"
@@ -12,9 +13,9 @@ using ts::image::Kernel;
 using ts::image::kRowSlack;
 using ts::image::Resizer;
 
-constexpr int32_t kMostWindow = 96;
+constexpr int32_t kMaxWindow = 96;
 
-// `group` rows are pushed at a time.
+// Resizes with one kernel, and pushes `group` rows at a time.
 Bytes by_kernel(Kernel kernel, int32_t group, const Picture& source, const ts_image_geometry& g) {
   Picture out(g.window_width, g.window_height);
   Resizer resizer(kernel);
@@ -22,7 +23,7 @@ Bytes by_kernel(Kernel kernel, int32_t group, const Picture& source, const ts_im
   const size_t bytes = static_cast<size_t>(box.width()) * 3;
   for (int32_t y = box.y0; y < box.y1;) {
     const int32_t count = std::min(group, box.y1 - y);
-    // The rows end where their memory does, but for the slack that is promised.
+    // The memory of the rows ends with the last row, except for the promised slack.
     Bytes rows;
     for (const int32_t end = y + count; y < end; ++y) {
       const uint8_t* const from = source.pixels.data() + static_cast<size_t>(y) * source.stride() +
@@ -36,7 +37,7 @@ Bytes by_kernel(Kernel kernel, int32_t group, const Picture& source, const ts_im
   return out.pixels;
 }
 
-// Turned upright by the definition.
+// Turns an image upright by the definition of the orientations.
 Picture turned(const Picture& stored, int32_t orientation) {
   const bool sideways = orientation >= 5;
   Picture out(sideways ? stored.height : stored.width, sideways ? stored.width : stored.height);
@@ -44,7 +45,7 @@ Picture turned(const Picture& stored, int32_t orientation) {
     for (int32_t x = 0; x < out.width; ++x) {
       int32_t from_x = sideways ? y : x;
       int32_t from_y = sideways ? x : y;
-      // Columns from the right: 2, 3, 7, 8; rows from the bottom: 3, 4, 6, 7.
+      // Orientations 2, 3, 7 and 8 read columns from the right; 3, 4, 6 and 7 rows from the bottom.
       if (orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8) {
         from_x = stored.width - 1 - from_x;
       }
@@ -92,9 +93,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   g.flip = in.take<uint8_t>() % 2 == 1;
   const auto gap = static_cast<size_t>(in.take<uint8_t>() % 3);
 
-  // Room for what it asks for, if that is possible at all.
-  const bool room = g.window_width >= 1 && g.window_width <= kMostWindow && g.window_height >= 1 &&
-                    g.window_height <= kMostWindow;
+  // Has room for the result if its size is possible.
+  const bool room = g.window_width >= 1 && g.window_width <= kMaxWindow && g.window_height >= 1 &&
+                    g.window_height <= kMaxWindow;
   if (!room && int64_t{g.window_width} * g.window_height > 0 && g.window_width > 0) return -1;
   const size_t stride = (room ? static_cast<size_t>(g.window_width) * 3 : 3) + gap;
   Bytes out(stride * static_cast<size_t>(room ? g.window_height : 1) - gap, 0x5A);

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Seeds of the fuzzers whose input is more than a file, from files:  seeds.py entries_fuzz|exif_fuzz|inflate_fuzz OUT FOLDER..."""
+"""Makes seeds for the fuzzers whose input is not an image file alone, from the files of folders.
+
+  seeds.py entries_fuzz|exif_fuzz|inflate_fuzz OUT FOLDER...
+"""
 
 import hashlib
 import pathlib

@@ -1,18 +1,18 @@
-// libFuzzer: WebPs. A part, resized and turned, must be what the whole image says, and the whole
-// image what libwebp's simplest call makes of the bytes.
+// libFuzzer: WebPs. A resized and turned part must equal the same part of the whole image, and the
+// whole image must equal the result of libwebp's simplest call.
 #include <webp/decode.h>
 
 #include "fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fuzz;
-  constexpr int64_t kMostPixels = 1 << 15;
-  static ts_image_decoder* const decoder = new_decoder(kMostPixels);
+  constexpr int64_t kMaxPixels = 1 << 15;
+  static ts_image_decoder* const decoder = new_decoder(kMaxPixels);
   if (size < 12 || std::memcmp(data, "RIFF", 4) != 0 || std::memcmp(data + 8, "WEBP", 4) != 0) {
     return -1;
   }
   Picture picture(1, 1);
-  if (!image_file(decoder, data, size, kMostPixels, &picture)) return 0;
+  if (!image_file(decoder, data, size, kMaxPixels, &picture)) return 0;
   int width = 0;
   int height = 0;
   uint8_t* const pixels = WebPDecodeRGB(data, size, &width, &height);

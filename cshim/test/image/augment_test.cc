@@ -1,5 +1,5 @@
-// The same bytes as torchvision's transforms: data/augment.txt is what make_augment.py wrote with
-// them. And what must not get in: parameters out of range.
+// Augmentation gives the same bytes as torchvision's transforms, which make_augment.py wrote to
+// data/augment.txt, and refuses parameters out of range.
 #include <zlib.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ Augmenter new_augmenter() {
   return Augmenter(augmenter);
 }
 
-// make_augment.py has the same.
+// make_augment.py has the same function.
 Image numbered(uint64_t seed, int width, int height) {
   Image image{width, height, 3, {}};
   uint64_t state = seed;
@@ -100,8 +100,8 @@ TEST(Augment, EqualsTorchvision) {
   }
 }
 
-// Rows that lie apart, operations in a row, and sizes that change on the way.
-TEST(Augment, StrideAndOrder) {
+// Rows with gaps, several operations, and sizes that change between them.
+TEST(Augment, HonoursStrideAndOrder) {
   const Augmenter augmenter = new_augmenter();
   const Image source = numbered(3, 17, 9);
   const size_t stride = 17 * 3 + 5;
@@ -129,7 +129,7 @@ TEST(Augment, StrideAndOrder) {
   }
 }
 
-TEST(Augment, RefusesWhatIsOutOfRange) {
+TEST(Augment, RefusesParametersOutOfRange) {
   const Augmenter augmenter = new_augmenter();
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const int32_t least = std::numeric_limits<int32_t>::min();
@@ -186,9 +186,9 @@ TEST(Augment, RefusesWhatIsOutOfRange) {
       TS_ERROR_INVALID_ARGUMENT);
 }
 
-// Any operation with any numbers: an error or a result, under the sanitizers nothing else; and
-// what the memory beside the pixels holds does not matter.
-TEST(Augment, AnyNumbers) {
+// Any operation with any numbers gives a result or an error, without a report of the sanitizers.
+// The memory beside the pixels does not affect the result.
+TEST(Augment, AnyNumbersGiveAResultOrAnError) {
   const Augmenter augmenter = new_augmenter();
   Random random(7);
   const double odd[] = {0, -0.0, 1, -1, 0.5, 1e-30, -1e-30, 1e30, -1e30, 1e300, 3e38, -7.25, 255};

@@ -1,4 +1,4 @@
-// Entry points: the same pixels for less work, with any blob.
+// Entry points give the same pixels for less work, with any blob.
 #include "image/entries.h"
 
 #include <cstring>
@@ -24,7 +24,7 @@ Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
   return blob;
 }
 
-// Makes the digests right again: what a forger does.
+// Corrects the digests, as a forger does.
 void seal(Bytes* blob, const Bytes& file) {
   const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
   put(8, xxh64(file.data(), file.size(), 0));
@@ -42,7 +42,7 @@ TEST(Entries, DigestIsXxh64) {
   EXPECT_EQ(digest("Nobody inspects the spammish repetition"), 0xFBCEA83C8A378BF1u);
 }
 
-TEST(Entries, WhatIsPackedComesBack) {
+TEST(Entries, PackedPointsAreReadBack) {
   Random random(31);
   for (int i = 0; i < 500; ++i) {
     const int count = uniform(random, 1, 60);
@@ -69,7 +69,7 @@ TEST(Entries, WhatIsPackedComesBack) {
     EXPECT_EQ(entries.of().digest, of.digest);
     EXPECT_EQ(entries.of().mcus, of.mcus);
     for (uint32_t k = 0; k < entries.count(); ++k) ASSERT_TRUE(entries.at(k) == points[k]);
-    // Any byte that changes is noticed.
+    // A change of any byte is detected.
     const size_t at = random() % size;
     blob[at] = static_cast<uint8_t>(blob[at] ^ 1 << random() % 8);
     EXPECT_FALSE(entries.attach(blob.data(), blob.size()));
@@ -118,7 +118,7 @@ TEST(Entries, CropsEqualTheWholeDecode) {
   EXPECT_EQ(decoder.stats().gave_up, 0);
 }
 
-TEST(Entries, MadeOnTheWayAreTheSame) {
+TEST(Entries, MadeWhileDecodingAreTheSame) {
   Random random(33);
   JpegDecoder decoder(1 << 24);
   for (int i = 0; i < 200; ++i) {
@@ -146,7 +146,7 @@ TEST(Entries, MadeOnTheWayAreTheSame) {
   }
 }
 
-TEST(Entries, OtherFilesAreRefused) {
+TEST(Entries, EntriesOfAnotherFileAreRefused) {
   Random random(34);
   JpegDecoder decoder(1 << 24);
   JpegDecoder libjpeg(1 << 24);
@@ -164,7 +164,7 @@ TEST(Entries, OtherFilesAreRefused) {
       const size_t at = file.size() / 2 + random() % (file.size() / 2);
       file[at] = static_cast<uint8_t>(file[at] ^ 1 << random() % 8);
     }
-    if (file == old) continue;  // of a pixel or two
+    if (file == old) continue;  // files of very few pixels can be equal
     const Box box = draw_box(random, width, height);
     const Result expected = decode_by(&libjpeg, file, box);
     for (int way = 0; way < 3; ++way) {
@@ -178,7 +178,7 @@ TEST(Entries, OtherFilesAreRefused) {
       ASSERT_EQ(got.message, expected.message);
       ASSERT_EQ(got.pixels, expected.pixels);
       ASSERT_EQ(unproven, 0u);
-      // Damage is thrown before or after entries are judged.
+      // Damage may be found before or after the entries are judged.
       refused += got.code == TS_ERROR_NONE;
     }
   }
@@ -186,8 +186,8 @@ TEST(Entries, OtherFilesAreRefused) {
   EXPECT_EQ(decoder.stats().entries_used + decoder.stats().entries_verified, 0);
 }
 
-// Entries that a forger wrote, digests and all: every chain of them is compared with the scan
-// before it is used, so that pixels are right even where they agree with each other.
+// Forged entries with correct digests. Every chain of entries is compared with the scan before it
+// is used, so that the pixels are right even where forged entries agree with each other.
 TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
   Random random(35);
   JpegDecoder decoder(1 << 24);
@@ -209,8 +209,8 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
       }
       seal(&forgery, file);
     } else {
-      // Points of this very file, one MCU further than they say: each segment ends where the next
-      // begins.
+      // Points of this file that are one MCU further than they claim: each segment ends where the
+      // next begins.
       const Blob all = make(&decoder, file, 1);
       Entries points;
       ASSERT_TRUE(points.attach(all.bytes.data(), all.bytes.size()));
@@ -235,8 +235,8 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
       ASSERT_EQ(got.code, expected.code) << got.message;
       ASSERT_EQ(got.pixels, expected.pixels) << i;
     }
-    // A change of what no entry depends on may leave all of them right: then, and only then, it is
-    // taken.
+    // A change of bytes that no entry depends on may leave all entries right. Then, and only then,
+    // the blob is accepted.
     if (unproven != 0) {
       Entries a, b;
       ASSERT_TRUE(a.attach(blob.bytes.data(), blob.bytes.size()));
@@ -244,7 +244,7 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
       ASSERT_EQ(a.count(), b.count());
       for (uint32_t k = 0; k < a.count(); ++k) ASSERT_TRUE(a.at(k) == b.at(k));
     }
-    // Trusted by its digests alone, a forgery may give other pixels, but nothing worse.
+    // A forgery that is trusted by its digests alone may give other pixels, but no other harm.
     const EntriesIn trusted = {forgery.data(), forgery.size(), nullptr};
     ASSERT_EQ(decode_by(&decoder, file, box, &trusted).code, TS_ERROR_NONE);
   }
@@ -252,7 +252,7 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
   EXPECT_GT(decoder.stats().entries_refused, forged);
 }
 
-TEST(Entries, FilesThatHaveNone) {
+TEST(Entries, UnsuitableFilesHaveNone) {
   Random random(36);
   JpegDecoder decoder(1 << 24);
   for (const Coding coding : {Coding::kProgressive, Coding::kArithmetic, Coding::kSeparateScans}) {
@@ -269,7 +269,7 @@ TEST(Entries, FilesThatHaveNone) {
   EXPECT_EQ(make(&decoder, damaged, 0).bytes.size(), 0u);
 }
 
-TEST(Entries, TheCInterface) {
+TEST(Entries, CFunctionsMakeVerifyAndCountThem) {
   Random random(37);
   const Decoder decoder = new_decoder();
   const Bytes file = encode_jpeg(picture(random, 400, 300), {});

@@ -1,6 +1,6 @@
 // JPEG files of every usual kind, and the ways to decode them, for the tests of the entropy decoder
-// and of entry points. TS_TEST_ROUNDS=N does N times as much, from the same seeds on: for long
-// runs.
+// and of entry points. TS_TEST_ROUNDS=N multiplies the number of rounds by N, for long runs, which
+// begin with the same seeds.
 #pragma once
 
 #include <algorithm>
@@ -34,7 +34,7 @@ inline const Kind kKinds[] = {
     {"grey", 1, {{1, 1}, {1, 1}, {1, 1}}}, {"grey 2x2", 1, {{2, 2}, {1, 1}, {1, 1}}},
 };
 
-// A file of the usual kind, with everything that may vary in it drawn.
+// Returns a random file of a usual kind.
 inline Bytes usual(Random& random, const Kind& kind, int width, int height) {
   JpegOptions options;
   const int qualities[] = {1, 5, 20, 50, 75, 90, 97, 100};
@@ -78,7 +78,7 @@ struct Result {
   Bytes pixels;
 };
 
-// What image.cc does with a JPEG.
+// Decodes a JPEG like image.cc.
 inline Result decode_by(JpegDecoder* decoder, const Bytes& bytes, const Box& box,
                         const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const Bytes exact(bytes);

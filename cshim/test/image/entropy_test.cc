@@ -1,5 +1,4 @@
-// Our entropy decoder against libjpeg-turbo's: coefficient by coefficient, pixel by pixel, verdict
-// by verdict.
+// Compares our entropy decoder with libjpeg-turbo's: coefficients, pixels and verdicts.
 #include "image/entropy.h"
 
 #include <cstring>
@@ -13,7 +12,7 @@ namespace {
 using namespace samples;
 using namespace ts::image;
 
-// libjpeg's coefficients and ours, of the blocks that lie in the image.
+// Compares libjpeg's coefficients with ours, for the blocks inside the image.
 void compare_coefficients(const Bytes& bytes, EntropyDecoder* decoder, const std::string& what) {
   jpeg_decompress_struct codec;
   jpeg_error_mgr errors;
@@ -73,7 +72,7 @@ TEST(Entropy, CoefficientsEqualLibjpegs) {
         int width, height;
         draw_size(random, &width, &height);
         if (i == 0) width = height = 1;
-        if (i == 1) width = 700, height = 500;  // several windows of the bit stream
+        if (i == 1) width = 700, height = 500;  // exceeds one window of the bit stream
         compare_coefficients(usual(random, kind, width, height), &decoder,
                              std::string(kind.name) + " round " + std::to_string(i));
         if (HasFatalFailure()) return;
@@ -140,8 +139,8 @@ TEST(Entropy, UnusualFilesAreLeftToLibjpeg) {
   }
 }
 
-// Damage of every kind behind the headers' door: whether it is met, what it is called, and the
-// pixels where libjpeg decodes all the same, are what they are without a decoder of our own.
+// For damage of every kind after the headers, the verdict, the message, and the pixels where
+// libjpeg decodes in spite of the damage, equal those without our own decoder.
 TEST(Entropy, DamageGetsLibjpegsVerdict) {
   Random random(24);
   JpegDecoder own(1 << 24);
@@ -168,14 +167,14 @@ TEST(Entropy, DamageGetsLibjpegsVerdict) {
           bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at),
                        static_cast<uint8_t>(random()));
           break;
-        case 4: {  // fill bytes where none should be, a restart marker, a stuffed byte, the end
+        case 4: {  // misplaced fill bytes, restart marker, stuffed byte or end marker
           const uint8_t pairs[] = {0xFF, static_cast<uint8_t>(0xD0 + random() % 8), 0, 0xD9};
           const uint8_t pair[] = {0xFF, pairs[random() % 4], 0};
           bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), pair,
                        pair + uniform(random, 2, 3));
           break;
         }
-        default: {  // a piece is lost in the middle
+        default: {  // removes a part in the middle
           const size_t size = std::min(bytes.size() - at, random() % 300);
           const auto from = bytes.begin() + static_cast<std::ptrdiff_t>(at);
           if (size < bytes.size()) bytes.erase(from, from + static_cast<std::ptrdiff_t>(size));

@@ -1,5 +1,5 @@
-// Damaged files by the thousand: each call returns, with pixels or with an error of the right kind.
-// What the address and undefined-behaviour sanitizers see on the way is seen with -DTS_SANITIZE=ON.
+// Thousands of damaged files: each call returns pixels, or an error of the right kind. Built with
+// -DTS_SANITIZE=ON, the address and undefined-behaviour sanitizers check every call.
 #include <zlib.h>
 
 #include <cstring>
@@ -38,7 +38,7 @@ std::vector<Bytes> seeds(Random& random) {
   return out;
 }
 
-// Header, then decode by a random geometry on the size that the header said.
+// Reads the header, then decodes by a random geometry for the size in the header.
 void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
   const Bytes exact(bytes);
   ts_image_info info = {};
@@ -70,7 +70,7 @@ void exercise(ts_image_decoder* decoder, Random& random, const Bytes& bytes) {
   ASSERT_TRUE(header.code == TS_ERROR_NONE || outcome.code == header.code) << outcome.message;
 }
 
-TEST(Fuzz, EveryTruncation) {
+TEST(Fuzz, EveryTruncationReturns) {
   Random random(1);
   const Decoder decoder = new_decoder(1 << 22);
   for (const Bytes& seed : seeds(random)) {
@@ -82,13 +82,13 @@ TEST(Fuzz, EveryTruncation) {
   }
 }
 
-TEST(Fuzz, Mutations) {
+TEST(Fuzz, MutatedFilesReturn) {
   Random random(2);
   const Decoder decoder = new_decoder(1 << 22);
   const std::vector<Bytes> originals = seeds(random);
   for (int i = 0; i < 20000; ++i) {
     Bytes bytes = originals[random() % originals.size()];
-    // Half of the changes fall into the first 200 bytes, where the headers are.
+    // Half of the changes are in the first 200 bytes, which have the headers.
     for (int changes = uniform(random, 1, 4); changes > 0; --changes) {
       const size_t range = random() % 2 == 0 ? bytes.size() : std::min<size_t>(bytes.size(), 200);
       const size_t at = random() % range;
@@ -115,9 +115,9 @@ TEST(Fuzz, Mutations) {
   }
 }
 
-// PNG's checksums stop most mutations at the door: these have theirs made right again, so that the
-// decoder is reached.
-TEST(Fuzz, PngMutationsBehindTheChecksums) {
+// PNG's checksums reject most mutations. These mutations have correct checksums, so that they reach
+// the decoder.
+TEST(Fuzz, MutatedPngsWithCorrectChecksumsReturn) {
   Random random(3);
   const Decoder decoder = new_decoder(1 << 22);
   std::vector<Bytes> originals;
@@ -142,9 +142,9 @@ TEST(Fuzz, PngMutationsBehindTheChecksums) {
   }
 }
 
-// By entry points, turned or not, a damaged JPEG gives what it gives without them; forged ones
-// change nothing unless they are trusted, and are harmless then.
-TEST(Fuzz, EntriesOfDamagedTurnedFiles) {
+// A damaged JPEG, turned or not, gives the same result with entry points as without. Forged entry
+// points change nothing unless they are trusted, and are harmless then.
+TEST(Fuzz, EntriesOfDamagedTurnedFilesAreHarmless) {
   Random random(4);
   const Decoder decoder = new_decoder(1 << 22);
   std::vector<Bytes> originals = {read_file("data/orientation-6.jpg")};

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes what torchvision makes of pictures, for augment_test.cc and for the Go tests of imageloader.
+"""Write torchvision's results on pictures, for augment_test.cc and for the Go tests of imageloader.
 
 Needs torch 2.11, torchvision 0.26 and numpy; the tests need none of them. Run it in this folder.
 
-data/augment.txt has one line a result, of one operation of ts_augmenter_run on a picture that both sides make from
-a number (see picture):
+data/augment.txt has one line for each result: the result of one operation of ts_augmenter_run on a picture that both sides
+make from a seed (see picture):
     exact SEED WIDTH HEIGHT KIND INTEGERS... VALUES... CRC    (9 integers, 8 values, the result's CRC-32)
     near SEED WIDTH HEIGHT KIND INTEGERS... VALUES... BYTES   (the result as hexadecimal digits: 1 level of difference
                                                                is allowed, in one byte of a thousand)
-../../imageloader/transform/testdata/augment.json has the same for whole steps of the policies, by torchvision's own names, and
-quantiles.json there the distributions of parameters.
+../../imageloader/transform/testdata/augment.json has results of whole steps of the policies, by torchvision's own names, and
+quantiles.json in the same folder has the distributions of parameters.
 """
 import itertools
 import json
@@ -35,7 +35,7 @@ uniform, integer = random_numbers.uniform, random_numbers.randint
 
 
 def picture(seed, width, height):
-    """Slopes with noise; every fourth one is noise alone, every fourth one has little contrast."""
+    """Return slopes with noise. Every fourth seed gives noise alone, and every fourth seed little contrast."""
     out = np.empty((height, width, 3), np.uint8)
     state = seed
     for y in range(height):
@@ -98,7 +98,7 @@ def crop(width, height, mode, fill):
 
 
 def operations(width, height):
-    """Each as ((kind, integers, values), what torchvision does) and whether torchvision's result is defined to the bit."""
+    """Yield ((kind, integers, values), torchvision's function) and whether its result is defined to the bit."""
     f = uniform(0, 2)
     yield (1, [], []), F.horizontal_flip, True
     yield (2, [], []), F.vertical_flip, True
@@ -160,7 +160,7 @@ def write_operations():
 
 
 def write_steps():
-    """Whole steps of the policies: every operation at every magnitude, with both signs."""
+    """Write whole steps of the policies: every operation at every magnitude, with both signs."""
     steps = []
     width, height = SIZES[0]
     source = tensor(picture(4, width, height))
@@ -172,7 +172,7 @@ def write_steps():
                 magnitude = 0.0 if magnitudes is None else float(magnitudes[bin])
                 for sign in (1, -1) if signed else (1,):
                     if bins == 31 and (bin + (sign < 0)) % 3 != 0:
-                        continue  # a third of them is enough
+                        continue  # a third of the combinations is enough
                     result = transform._apply_image_or_video_transform(source, name, sign * magnitude, InterpolationMode.NEAREST, {torch.Tensor: None})
                     steps.append([policy, name, bin, sign, magnitude, f"{zlib.crc32(pixels(result).tobytes()):08x}"])
     policies = {p.value: v2.AutoAugment(p)._policies for p in v2.AutoAugmentPolicy}
@@ -184,7 +184,8 @@ def write_steps():
                 # fill 0 is RandomRotation's default; None is not reachable from it.
                 result = F.rotate(image, angle, MODES[mode], fill=fill or [0, 0, 0])
                 rotations.append([angle, *side, mode, fill or [0, 0, 0], f"{zlib.crc32(pixels(result).tobytes()):08x}"])
-    # About another centre, by rotate and by affine; and expanded, then cut to the old size from the upper left corner on.
+    # Turns about another centre, by rotate and by affine. Also expands the image, and then crops its upper left corner to the
+    # old size.
     centres, expansions = [], []
     for angle in (0, 90, 180, 30, -75.5):
         for side in SIZES[0], SIZES[2]:
@@ -192,7 +193,7 @@ def write_steps():
             for mode, fill in ((1, [0, 0, 0]), (2, [9, 99, 199])):
                 for center in ([0, 0], [10.5, 31]):
                     if angle == 90 and mode == 2:
-                        continue  # pixels half-way between two: how those are rounded hangs on the last bit of cos(90 degrees)
+                        continue  # the last bit of cos(90 degrees) decides how source positions half-way between two pixels round
                     turned = F.rotate(image, angle, MODES[mode], center=center, fill=fill)
                     moved = F.affine(image, angle, [3, -2], 0.8, [5.0, -7.0], MODES[mode], fill, center)
                     centres.append([angle, *side, mode, fill, center, *(f"{zlib.crc32(pixels(x).tobytes()):08x}" for x in (turned, moved))])
@@ -213,7 +214,7 @@ def write_steps():
 
 
 def write_quantiles():
-    """The 999 permilles of parameters whose distribution has no simple formula, of many draws."""
+    """Write the 999 permilles, over many draws, of parameters whose distribution has no simple formula."""
     values = {}
     torch.manual_seed(1)
     image = torch.zeros(3, 224, 224, dtype=torch.uint8)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes ../data/: small images and what Pillow and torchvision make of them, for parity_test.cc.
+"""Write ../data/: small images and the results of Pillow and torchvision for them, for parity_test.cc.
 
 Needs torch 2.11, torchvision 0.26, Pillow and numpy; the test itself needs none of them. Run it in this folder. It stops
-if Pillow and torchvision differ on an image, except where their ideas of it do (said beside the image below).
+if Pillow and torchvision differ on an image, except for images that they define differently (noted beside the image below).
 
-data/parity.txt has one line a result, with the CRC-32 of the RGB bytes:
+data/parity.txt has one line for each result, with the CRC-32 of the RGB bytes:
     decode FILE WIDTH HEIGHT CRC
     geometry FILE CROP_X CROP_Y CROP_W CROP_H RESIZE_W RESIZE_H WINDOW_X WINDOW_Y WINDOW_W WINDOW_H FLIP CRC
     upright ORIENTATION FILE ...    as geometry, on the image turned upright (Pillow's ImageOps.exif_transpose)
@@ -23,12 +23,12 @@ from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
 
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
-# Images that only one of the two libraries takes for what torchstream.h says: Pillow's word counts for them.
+# Images that only Pillow decodes as torchstream_image.h defines: Pillow's pixels are the expected result.
 PILLOW_ONLY = {"rgb16.png": "torchvision keeps 16 bits"}
 
 
 def picture(width, height, channels, seed):
-    """Slopes, edges and noise: what a codec and a resize find hard."""
+    """Return slopes, edges and noise, which are hard for a codec and a resize."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     planes = []
@@ -39,7 +39,7 @@ def picture(width, height, channels, seed):
 
 
 def png(width, height, color_type, depth, rows):
-    """A PNG by hand: for what Pillow does not write."""
+    """Return a PNG of a kind that Pillow does not write."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -81,7 +81,7 @@ def images():
 
 
 def turned():
-    """Images with each of EXIF's orientations: (file, orientation, bytes)."""
+    """Yield images with each of EXIF's orientations, as (file, orientation, bytes)."""
     small = Image.fromarray(picture(47, 31, 3, 11))
     for orientation in range(1, 9):
         exif = Image.Exif()
@@ -104,7 +104,7 @@ def hwc(tensor):
 
 
 def geometries(rng, width, height):
-    """What the loader's transforms ask for, then anything."""
+    """Yield geometries of the loader's transforms, then arbitrary geometries."""
     for _ in range(6):  # RandomResizedCrop(224) and a horizontal flip
         w, h = rng.randint(max(1, width // 4), width), rng.randint(max(1, height // 4), height)
         x, y = rng.randint(0, width - w), rng.randint(0, height - h)
@@ -164,7 +164,7 @@ def main():
                 out = F.horizontal_flip(out)
             numbers = (x, y, w, h, *size, wx, wy, ww, wh, int(flip))
             lines.append(f"upright {orientation} {name} {' '.join(map(str, numbers))} {crc(hwc(out))}")
-    # The evaluation geometry above is what torchvision's own two steps give.
+    # Checks that the evaluation geometry above equals torchvision's own two steps.
     tensor = torch.from_numpy(picture(211, 157, 3, 1)).permute(2, 0, 1)
     steps = F.center_crop(F.resize(tensor, [256], antialias=True), [224, 224])
     once = F.resize(tensor, [256, int(256 * 211 / 157)], antialias=True)[:, 16:240, 60:284]

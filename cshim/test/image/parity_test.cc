@@ -1,4 +1,5 @@
-// The same bytes as Pillow and torchvision: data/ is what make_parity.py wrote with them.
+// Decoding and resizing give the same bytes as Pillow and torchvision, which make_parity.py wrote
+// to data/.
 #include <zlib.h>
 
 #include <map>

@@ -14,7 +14,8 @@ using ts::image::Box;
 using ts::image::Kernel;
 using ts::image::Resizer;
 
-// A geometry on an image of that size: any crop, any resize up to `most` a side, any window.
+// Returns a random geometry for an image of the size: any crop, any resize up to `most` pixels a
+// side, any window.
 ts_image_geometry random_geometry(Random& random, int width, int height, int most) {
   ts_image_geometry g = {};
   g.size = sizeof g;
@@ -22,7 +23,7 @@ ts_image_geometry random_geometry(Random& random, int width, int height, int mos
   g.crop_height = uniform(random, 1, height);
   g.crop_x = uniform(random, 0, width - g.crop_width);
   g.crop_y = uniform(random, 0, height - g.crop_height);
-  // One in eight keeps a side: that side is then copied, not resized.
+  // One in eight keeps the length of a side, which is then copied instead of resized.
   g.resize_width = uniform(random, 0, 7) == 0 ? g.crop_width : uniform(random, 1, most);
   g.resize_height = uniform(random, 0, 7) == 0 ? g.crop_height : uniform(random, 1, most);
   const bool whole = uniform(random, 0, 1) == 0;
@@ -44,8 +45,8 @@ std::string describe(const ts_image_geometry& g) {
          box(g.window_x, g.window_y, g.window_width, g.window_height) + (g.flip ? " flip" : "");
 }
 
-// Rows in groups of `group`, 0: of random sizes; only the bytes that the resizer asked for can be
-// read.
+// Resizes by pushing rows in groups of `group`, or of random sizes if `group` is 0. Only the bytes
+// that the resizer asked for are readable.
 Image run(Resizer* resizer, Random& random, const Image& source, const ts_image_geometry& g,
           int group) {
   Image out{g.window_width, g.window_height, 3, {}};
@@ -113,7 +114,7 @@ TEST(Resize, WindowIsAPartOfTheWholeAndFlipMirrorsIt) {
   }
 }
 
-// Resizing an image as it is stored, and turning it upright first, give the same bytes.
+// Resizing an image as it is stored gives the same bytes as turning the image upright first.
 TEST(Resize, TurnedIsResizedUpright) {
   Random random(6);
   const Decoder decoder = new_decoder();
@@ -149,8 +150,7 @@ TEST(Resize, TurnedIsResizedUpright) {
   }
 }
 
-// What a decoder holds after a turned image is no more than the rows that a row of the result
-// needs.
+// After a turned image a decoder holds no more rows than one row of the result needs.
 TEST(Resize, TurnedImagesAreNotHeld) {
   Random random(7);
   const Image stored = picture(random, 3000, 2000);
@@ -174,7 +174,7 @@ TEST(Resize, TurnedImagesAreNotHeld) {
   EXPECT_LT(allocated() - before, 4 << 20);
 }
 
-// The C function: rows of any stride, nothing read or written beside them.
+// The C function takes rows of any stride, and accesses no byte beside them.
 TEST(Resize, StridesAreKept) {
   Random random(3);
   const Decoder decoder = new_decoder();
@@ -205,8 +205,8 @@ TEST(Resize, StridesAreKept) {
   }
 }
 
-// A flat image stays flat at every scale: the rounded weights of an output add up to one.
-TEST(Resize, FlatStaysFlat) {
+// A flat image stays flat at every scale, because the rounded weights of an output add up to one.
+TEST(Resize, FlatImagesStayFlat) {
   Random random(4);
   Resizer resizer;
   for (const int value : {0, 1, 127, 254, 255}) {

@@ -1,5 +1,5 @@
-// Images for the image tests: pixels from a seed, and encoders that reach every corner of the two
-// formats.
+// Images for the image tests: pixels from a seed, and encoders for every feature of JPEG and PNG
+// that the decoders handle.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,8 +24,8 @@ namespace samples {
 using Bytes = std::vector<uint8_t>;
 using Random = std::mt19937;
 
-inline int uniform(Random& random, int low,
-                   int high) {  // both included; the same on every platform
+// Returns a number from low to high, inclusive; the same on every platform.
+inline int uniform(Random& random, int low, int high) {
   return low + static_cast<int>(random() % static_cast<uint32_t>(high - low + 1));
 }
 
@@ -39,7 +39,8 @@ struct Image {
   }
 };
 
-// Slopes, hard edges and noise: neighbouring samples differ, so that a wrong neighbour shows.
+// Returns an image of slopes, hard edges and noise. Neighbouring samples differ, so that a test
+// notices a wrong neighbour.
 inline Image picture(Random& random, int width, int height, int channels = 3) {
   Image image{width, height, channels, {}};
   const int phase = uniform(random, 0, 255);
@@ -62,15 +63,15 @@ struct JpegOptions {
   int quality = 90;
   int restart_interval = 0;  // in MCUs
   int sampling[4][2] = {{1, 1}, {1, 1}, {1, 1}, {1, 1}};
-  J_COLOR_SPACE stored = JCS_UNKNOWN;  // as libjpeg chooses
-  bool optimize = false;               // Huffman tables of the image's own
-  bool baseline = true;                // quantisers of 8 bits, whatever the quality
+  J_COLOR_SPACE stored = JCS_UNKNOWN;  // unknown: libjpeg chooses
+  bool optimize = false;               // makes Huffman tables for this image
+  bool baseline = true;                // limits quantisers to 8 bits at any quality
 };
 
 inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
   jpeg_compress_struct codec;
   jpeg_error_mgr errors;
-  codec.err = jpeg_std_error(&errors);  // exits on an error: the tests ask for nothing impossible
+  codec.err = jpeg_std_error(&errors);  // exits on an error, which valid options never cause
   errors.emit_message = [](j_common_ptr, int) {};
   jpeg_create_compress(&codec);
   unsigned char* out = nullptr;
@@ -98,8 +99,7 @@ inline Bytes encode_jpeg(const Image& image, const JpegOptions& options) {
     case Coding::kProgressive:
       jpeg_simple_progression(&codec);
       break;
-    case Coding::kCoarseProgressive:  // the lowest bit of every coefficient is never sent: libjpeg
-                                      // smooths
+    case Coding::kCoarseProgressive:  // omits every coefficient's lowest bit, so libjpeg smooths
       for (int c = 0; c < codec.num_components; ++c) {
         script.push_back({1, {c, 0, 0, 0}, 0, 0, 0, 1});
         script.push_back({1, {c, 0, 0, 0}, 1, 2, 0, 1});
@@ -145,11 +145,11 @@ inline int png_samples(int color_type) {
 
 struct PngSample {
   Bytes bytes;
-  Image rgb;  // what it must decode to
+  Image rgb;  // the expected pixels
 };
 
-// A PNG of random samples, and what they mean by the rules of torchstream.h: written down here a
-// second time.
+// Returns a PNG of random samples, and its pixels by the rules of torchstream_image.h, which this
+// function implements a second time.
 inline PngSample encode_png(Random& random, int width, int height, const PngOptions& options) {
   const int samples = png_samples(options.color_type);
   const size_t row_bytes = (static_cast<size_t>(width) * static_cast<size_t>(samples) *
@@ -223,15 +223,14 @@ inline PngSample encode_png(Random& random, int width, int height, const PngOpti
   return sample;
 }
 
-// ---- calling the C functions
-// ----------------------------------------------------------------------------------------
+// ---- calls of the C functions ----------------------------------------------------------------
 
 struct FreeDecoder {
   void operator()(ts_image_decoder* decoder) const { ts_image_decoder_free(decoder); }
 };
 using Decoder = std::unique_ptr<ts_image_decoder, FreeDecoder>;
 
-// What a call returned, and frees the error.
+// The outcome of a call. Frees the error.
 struct Outcome {
   int32_t code = TS_ERROR_NONE;
   std::string message;
@@ -255,8 +254,8 @@ inline ts_image_geometry crop(int x, int y, int width, int height) {
       sizeof(ts_image_geometry), x, y, width, height, width, height, 0, 0, width, height, 0, false};
 }
 
-// The window's pixels. The memory handed in is of exactly the size that is promised, so that the
-// address sanitizer sees every byte read or written beside it.
+// Decodes the window's pixels. The memory of input and output has exactly the promised size, so
+// that the address sanitizer detects every access beyond it.
 inline Outcome decode(ts_image_decoder* decoder, const Bytes& bytes,
                       const ts_image_geometry& geometry, Image* out) {
   *out = {geometry.window_width, geometry.window_height, 3, {}};

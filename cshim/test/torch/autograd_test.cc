@@ -118,7 +118,7 @@ TEST(Autograd, RequiresGradIsForLeavesOfFloats) {
                ts_tensor_set_requires_grad(make<int64_t>({1}, {1}), true));
   ASSERT_OK(ts_tensor_set_requires_grad(x, false));
   EXPECT_FALSE(test::describe(x).requires_grad);
-  // The gradient of what is not a leaf is absent, without a warning.
+  // A tensor that is not a leaf has no gradient, and asking for it causes no warning.
   testing::internal::CaptureStderr();
   EXPECT_EQ(static_cast<ts_tensor*>(grad(y)), nullptr);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
@@ -149,7 +149,7 @@ TEST(AutogradGpu, GradientsAreOrderedOnTheCallersStream) {
   ASSERT_OK(ts_stream_guard_exit(guard));
 }
 
-TEST(AutogradGpu, TheSeedRepeatsThere) {
+TEST(AutogradGpu, TheSeedRepeatsOnTheGpu) {
   NEEDS_GPUS(1);
   const auto draw = [] {
     return read<float>(Call("aten::rand").ints({8}).none().none().device(0).one());

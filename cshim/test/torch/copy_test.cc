@@ -13,7 +13,7 @@ using test::pool_stream;
 using test::read;
 using test::Tensor;
 
-TEST(Pinned, WithoutGpuThereIsNone) {
+TEST(Pinned, AllocationFailsWithoutGpu) {
   if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
   ts_pinned* pinned = nullptr;
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "", ts_pinned_new(4096, &pinned));
@@ -22,7 +22,7 @@ TEST(Pinned, WithoutGpuThereIsNone) {
   EXPECT_EQ(ts_pinned_live_bytes(), 0);
 }
 
-TEST(Pinned, NothingIsRefused) {
+TEST(Pinned, EmptyMemoryIsRefused) {
   ts_pinned* pinned = nullptr;
   uint8_t byte = 0;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_pinned_register(nullptr, 8, &pinned));
@@ -46,7 +46,7 @@ TEST(PinnedGpu, IsZeroedCountedAndSeenAsPinned) {
   EXPECT_EQ(ts_pinned_live_bytes(), before);
 }
 
-TEST(PinnedGpu, RegistersMemoryThatIsThere) {
+TEST(PinnedGpu, RegistersExistingMemory) {
   NEEDS_GPUS(1);
   const int64_t before = ts_pinned_live_bytes();
   std::vector<uint8_t> memory(1 << 20, 7);
@@ -70,12 +70,12 @@ std::vector<float> constant(float value) {
   return std::vector<float>(static_cast<size_t>(kCount), value);
 }
 
-// The pairs of devices to copy between: one device, and two where there are.
+// Returns the pairs of devices to copy between: one device with itself, and two devices if present.
 std::vector<int32_t> peers() {
   return ts_device_count() < 2 ? std::vector<int32_t>{0} : std::vector<int32_t>{0, 1};
 }
 
-// What either stream has enqueued before comes before the copy, what comes later after it.
+// The copy runs after all earlier work of both streams, and before their later work.
 TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
   NEEDS_GPUS(1);
   for (const int32_t device : peers()) {
@@ -97,7 +97,7 @@ TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
       EXPECT_OK(ts_tensor_copy(a, b, true));
       EXPECT_OK(ts_stream_guard_exit(guard));
     };
-    // Everything once before, so that nothing is loaded or allocated behind a gate.
+    // A first run loads and allocates everything, so that no gate blocks on it.
     ASSERT_OK(ts_tensor_copy_peer(to, dsts, from, srcs, 1));
     copy(from, src, one);
     copy(to, seen, dst);
@@ -111,7 +111,7 @@ TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
         copy(from, src, one);
         copy(to, dst, three);
         ASSERT_OK(ts_tensor_copy_peer(to, dsts, from, srcs, 1));
-        copy(from, src, two);  // later: not copied
+        copy(from, src, two);  // later work, which must not be copied
         copy(to, seen, dst);
         EXPECT_OK(ts_event_record(copied, from));
         EXPECT_FALSE(test::complete(copied));
@@ -126,7 +126,7 @@ TEST(CopyPeerGpu, IsOrderedOnBothStreams) {
   }
 }
 
-TEST(CopyPeerGpu, OtherStridesAndManyPairs) {
+TEST(CopyPeerGpu, CopiesManyPairsWithOtherStrides) {
   NEEDS_GPUS(1);
   for (const int32_t device : peers()) {
     SCOPED_TRACE(device);
@@ -235,19 +235,20 @@ TEST(CopyBatchGpu, IsAsynchronousAndOrdered) {
   {
     test::Gate gate(other);
     ASSERT_OK(ts_event_record(after, other));
-    // Returns although `after` is not there yet; the copy back follows in the stream's order.
+    // The call returns before `after` completes; the copy back follows in stream order.
     ASSERT_OK(ts_tensor_copy_batch(stream, after, &to_device[0], &to_device[1], 1, copied));
     ASSERT_OK(ts_tensor_copy_batch(stream, copied, &to_host[0], &to_host[1], 1, done));
     EXPECT_FALSE(test::complete(copied));
     EXPECT_FALSE(test::complete(done));
-    // Poison is still there, on the device as well.
+    // The poison is unchanged, on the device as well.
     EXPECT_EQ(out.floats()[kCount - 1], -2.0F);
     ts_tensor* peek[2] = {host_probe, device};
     const ts_stream third = test::free_stream();
     ASSERT_OK(ts_tensor_copy_batch(third, nullptr, &peek[0], &peek[1], 1, nullptr));
     ASSERT_OK(ts_stream_synchronize(third));
     EXPECT_EQ(probe.floats()[0], -1.0F);
-    // Nobody has read the source yet: what is written now arrives. A staged copy would not.
+    // The source is not read yet, so bytes that are written now are copied. A staged copy would
+    // have read the source already.
     std::fill_n(in.floats(), kCount, 5.0F);
   }
   ASSERT_OK(ts_event_synchronize(done));
@@ -275,9 +276,10 @@ TEST(CopyBatchGpu, CopiesManyPairsOfAllKinds) {
   ASSERT_OK(ts_event_synchronize(done));
   EXPECT_EQ(read<uint8_t>(device_images)[119], 119);
   EXPECT_EQ(read<int64_t>(device_labels)[1], 42);
-  EXPECT_EQ(read<uint8_t>(last), read<uint8_t>(device_images)) << "another layout, by a kernel";
+  EXPECT_EQ(read<uint8_t>(last), read<uint8_t>(device_images))
+      << "the copy to another layout, by a kernel";
   EXPECT_TRUE(test::current_stream() == (ts_stream{0, 0}));
-  // Nothing to copy: still waits and records.
+  // A batch without pairs still waits and records.
   Event empty;
   ASSERT_OK(ts_tensor_copy_batch(stream, done, nullptr, nullptr, 0, empty));
   ASSERT_OK(ts_event_synchronize(empty));

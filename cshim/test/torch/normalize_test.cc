@@ -1,4 +1,4 @@
-// The normalisation of uint8 images against the formula in double, and the GPU against the CPU.
+// Compares the normalisation of uint8 images with the formula in double, and the GPU with the CPU.
 #include <cmath>
 #include <random>
 
@@ -27,7 +27,7 @@ Tensor normalized(const Tensor& src, const Sizes& nhwc, int32_t dtype, int32_t f
   return dst;
 }
 
-TEST(Normalize, IsTheFormula) {
+TEST(Normalize, EqualsTheFormula) {
   for (const int64_t channels : {1, 2, 3, 4}) {
     for (const int32_t format : {TS_MEMORY_FORMAT_CONTIGUOUS, TS_MEMORY_FORMAT_CHANNELS_LAST}) {
       SCOPED_TRACE(channels * 10 + format);
@@ -62,7 +62,7 @@ TEST(Normalize, HalvesAreTheRoundedFloats) {
   }
 }
 
-TEST(Normalize, NothingIsNothing) {
+TEST(Normalize, AnEmptyBatchStaysEmpty) {
   const Sizes nhwc = {0, 5, 7, 3};
   Tensor src = test::make(Bytes{}, nhwc);
   EXPECT_EQ(

@@ -1,4 +1,4 @@
-// The generic operator call: every kind of argument, right and wrong.
+// The generic operator call with every kind of argument, valid and invalid.
 #include <cmath>
 #include <thread>
 
@@ -189,7 +189,7 @@ TEST(Operator, ChecksTheRoomForResults) {
   EXPECT_EQ(count, -7) << "a failed call leaves its outputs";
 }
 
-TEST(Operator, AListOfResultsThatNobodyTakesIsFreed) {
+TEST(Operator, AListOfResultsThatIsNotTakenIsFreed) {
   Tensor x = make<float>({3, 1, 2}, {3});
   const int64_t before = ts_tensor_count();
   ts_tensor_list* list = nullptr;
@@ -346,7 +346,7 @@ TEST(Operator, NoGradIsForOneCall) {
   Tensor quiet =
       Call("aten::mul", "Tensor").tensor(a).tensor(a).flags(TS_OPERATOR_FLAG_NO_GRAD).one();
   EXPECT_FALSE(test::describe(quiet).requires_grad);
-  // An exception must not leave the mode behind either.
+  // An exception restores the mode too.
   Tensor b = make<float>({1, 2}, {2});
   Tensor c = make<float>({1, 2, 3}, {3});
   EXPECT_FAILS(
@@ -355,7 +355,7 @@ TEST(Operator, NoGradIsForOneCall) {
   EXPECT_TRUE(test::describe(Call("aten::mul", "Tensor").tensor(a).tensor(a).one()).requires_grad);
 }
 
-TEST(Operator, ADeviceThatIsNotThereIsNoDevice) {
+TEST(Operator, AnAbsentDeviceReturnsNoDevice) {
   const int32_t beyond = ts_device_count();
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
                Call("aten::zeros").ints({1}).none().none().device(beyond).drop());
@@ -395,7 +395,7 @@ TEST(Operator, BenchPeerRuns) {
 TEST(OperatorGpu, RunsOnTheCurrentStream) {
   NEEDS_GPUS(1);
   Tensor x = test::full({1024}, 1, 0);
-  // Warm: the kernel is loaded and the cache has memory of the stream before it is held.
+  // A first call loads the kernel and fills the stream's cache before the gate holds the stream.
   const ts_stream side = test::pool_stream();
   ts_stream_guard guard{};
   ASSERT_OK(ts_stream_guard_enter(side, &guard));
@@ -406,13 +406,13 @@ TEST(OperatorGpu, RunsOnTheCurrentStream) {
     test::Gate gate(side);
     y = Call("aten::add", "Tensor").tensor(x).tensor(x).one();
     EXPECT_FALSE(test::idle(side));
-    EXPECT_TRUE(test::idle({0, 0})) << "nothing went to the default stream";
+    EXPECT_TRUE(test::idle({0, 0})) << "the default stream got work";
   }
   EXPECT_EQ(read<float>(y)[1023], 2);
   ASSERT_OK(ts_stream_guard_exit(guard));
 }
 
-// One addition, captured on a stream of its own while beside() runs inside the capture.
+// Captures one addition on a separate stream, and runs beside() inside the capture.
 template <typename Beside>
 void capture_beside(Beside&& beside) {
   Tensor x = test::full({4}, 0, 0);
@@ -433,8 +433,8 @@ void capture_beside(Beside&& beside) {
   EXPECT_EQ(read<float>(x), (Floats{1, 1, 1, 1}));
 }
 
-// A capture has the generators to itself: a call that would draw from them on another thread is
-// told so, wherever it says that it works on a GPU.
+// A capture owns the generators. A call on another thread that would draw from them returns
+// TS_ERROR_BUSY, whichever argument says that it works on a GPU.
 TEST(OperatorGpu, RandomNumbersWaitForTheEndOfACapture) {
   NEEDS_GPUS(1);
   Tensor on_gpu = test::full({1, 1, 1}, 1, 0);
@@ -467,12 +467,12 @@ TEST(OperatorGpu, RandomNumbersWaitForTheEndOfACapture) {
       EXPECT_OK(Call("aten::rand").ints({4}).drop());  // on the CPU no call waits
     }).join();
   });
-  // Afterwards they run, as far as they make sense.
+  // After the capture the calls run, if their arguments are valid.
   const std::vector<Call> after = calls();
   for (size_t i = 0; i < 5; ++i) EXPECT_OK(after[i].drop());
 }
 
-// What a captured operator takes in a list, some of it absent, is the graph's to keep as well.
+// A graph also keeps the tensors that a captured operator takes in a list with absent elements.
 TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
   NEEDS_GPUS(1);
   Tensor values;
@@ -497,7 +497,7 @@ TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
   EXPECT_OK(ts_graph_end(graph));
   ASSERT_OK(ts_stream_guard_exit(guard));
   reversed.free();
-  std::vector<Tensor> others;  // would take the memory
+  std::vector<Tensor> others;  // would reuse the memory of the indices
   for (int i = 0; i < 8; ++i) others.push_back(indices({0, 0, 0, 0}));
   ASSERT_OK(ts_device_synchronize(0));
   EXPECT_OK(ts_graph_replay(graph, stream));

@@ -1,4 +1,4 @@
-// Tensors: making, describing, reading, copying.
+// Creating, describing, reading and copying tensors.
 #include <thread>
 
 #include "support.h"
@@ -31,7 +31,7 @@ TEST(Tensor, FromDataCopies) {
   EXPECT_FALSE(info.pinned);
 }
 
-TEST(Tensor, ScalarsAndEmptyOnes) {
+TEST(Tensor, ScalarsAndEmptyTensorsKeepTheirShape) {
   EXPECT_EQ(describe(test::scalar(1)).ndim, 0);
   Tensor none = make<float>({}, {0, 3});
   EXPECT_EQ(describe(none).numel, 0);
@@ -39,7 +39,7 @@ TEST(Tensor, ScalarsAndEmptyOnes) {
   EXPECT_EQ(test::shape(none), (Sizes{0, 3}));
 }
 
-TEST(Tensor, EmptyInChannelsLast) {
+TEST(Tensor, NewTensorsCanBeChannelsLast) {
   Tensor tensor =
       test::empty({2, 3, 4, 5}, TS_DTYPE_FLOAT16, TS_DEVICE_CPU, TS_MEMORY_FORMAT_CHANNELS_LAST);
   EXPECT_TRUE(describe(tensor).channels_last);
@@ -131,13 +131,14 @@ TEST(Tensor, FromMemorySharesAndDoesNotOwn) {
     EXPECT_EQ(address, reinterpret_cast<uintptr_t>(memory));
     view = Call("aten::t").tensor(tensor).one();
   }
-  // The view keeps the storage alive after the tensor's end, and writes go both ways.
+  // The view keeps the storage alive after the tensor is freed. Writes are visible in both
+  // directions.
   memory[1] = 20;
   EXPECT_EQ(read<float>(view), (Floats{1, 3, 20, 4}));
   ASSERT_OK(Call("aten::zero_").tensor(view).drop());
   EXPECT_EQ(memory[3], 0);
   view.free();
-  memory[0] = 5;  // still ours
+  memory[0] = 5;  // the test still owns the memory
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aligned",
                ts_tensor_from_memory(bytes + 1, 4, sizes.data(), 0, TS_DTYPE_FLOAT32, view.out()));
 }
@@ -147,7 +148,7 @@ TEST(Tensor, ReadsInLogicalOrder) {
   EXPECT_EQ(read<float>(Call("aten::t").tensor(tensor).one()), (Floats{1, 4, 2, 5, 3, 6}));
   Tensor row = Call("aten::select", "int").tensor(tensor).integer(1).integer(1).one();
   EXPECT_EQ(read<float>(row), (Floats{2, 5}));
-  // A tensor of the graph can be read.
+  // A tensor that is part of the autograd graph can be read.
   ASSERT_OK(ts_tensor_set_requires_grad(tensor, true));
   EXPECT_EQ(read<float>(Call("aten::t").tensor(tensor).one()).size(), 6U);
 }
@@ -167,8 +168,8 @@ TEST(Tensor, ItemConvertsTheOnlyElement) {
                ts_tensor_get_item(make<float>({}, {0}), &real));
 }
 
-// Views can have more elements than memory has bytes: sizes do not wrap around.
-TEST(Tensor, ExpandedBeyondMemory) {
+// A view can have more elements than memory has bytes. Its sizes do not overflow.
+TEST(Tensor, ExpandedViewsDoNotOverflow) {
   Tensor wide = Call("aten::expand").tensor(test::scalar(1)).ints({int64_t{1} << 62}).one();
   EXPECT_EQ(describe(wide).numel, int64_t{1} << 62);
   EXPECT_EQ(describe(wide).bytes, INT64_MAX);
@@ -176,7 +177,7 @@ TEST(Tensor, ExpandedBeyondMemory) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes to read", ts_tensor_read(wide, &none, 0));
 }
 
-// A view that LibTorch negates when it is used is negated when it is read.
+// Reading a view that LibTorch negates lazily returns the negated elements.
 TEST(Tensor, LazyNegationIsResolved) {
   Tensor values = make<float>({1, -2}, {2});
   EXPECT_EQ(read<float>(Call("aten::_neg_view").tensor(values).one()), (Floats{-1, 2}));
@@ -201,7 +202,7 @@ TEST(Tensor, CountsReferences) {
   double value = 0;
   ASSERT_OK(ts_tensor_get_item(same, &value));
   EXPECT_EQ(value, 4) << "a reference to the same tensor, not a copy";
-  // Freed on another thread, in one call, NULL among them.
+  // Frees all references on another thread, in one call, with a NULL among them.
   ts_tensor* all[3] = {nullptr, nullptr, nullptr};
   ASSERT_OK(ts_tensor_retain(tensor, &all[0]));
   ASSERT_OK(ts_tensor_retain(tensor, &all[2]));
@@ -219,7 +220,7 @@ TEST(Tensor, CopyConvertsAndBroadcasts) {
   EXPECT_EQ(read<double>(dst), (std::vector<double>{1, 2, 1, 2}));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "", ts_tensor_copy(dst, make<float>({1, 2, 3}, {3}), false));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "src is NULL", ts_tensor_copy(dst, nullptr, false));
-  // Parameters are filled with it.
+  // A parameter, which needs a gradient, can be filled by a copy.
   Tensor parameter = make<float>({0, 0}, {2});
   ASSERT_OK(ts_tensor_set_requires_grad(parameter, true));
   ASSERT_OK(ts_tensor_copy(parameter, make<float>({1, 2}, {2}), false));
@@ -302,7 +303,7 @@ TEST(TensorGpu, StatisticsFollowTensors) {
   EXPECT_LE(after.reserved_bytes, during.reserved_bytes);
 }
 
-TEST(TensorGpu, TooMuchIsOutOfMemoryAndNothingBreaks) {
+TEST(TensorGpu, TooLargeIsOutOfMemoryAndTheDeviceStillWorks) {
   NEEDS_GPUS(1);
   const Sizes sizes = {int64_t{1} << 42};
   Tensor tensor;
