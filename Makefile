@@ -1,11 +1,11 @@
-# The front door. Every target does the set-up that it needs: system packages (apt when root), LibTorch and a CUDA
-# compiler (LIBTORCH=, or wheels installed once under TORCHSTREAM_CACHE), and the C++ shim. `make help` lists them.
+# Every target does the set-up that it needs: system packages (apt when root), LibTorch and a CUDA compiler (LIBTORCH=,
+# or wheels installed once under TORCHSTREAM_CACHE), and the C++ shim. `make help` lists the targets.
 #
 #   LIBTORCH=DIR           use this LibTorch 2.11: site-packages, its torch folder, or an unpacked libtorch zip
-#   TORCHSTREAM_CACHE=DIR  where LibTorch is installed otherwise (default ~/.cache/torchstream)
+#   TORCHSTREAM_CACHE=DIR  install LibTorch here if LIBTORCH is not set (default ~/.cache/torchstream)
 #   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
-#   PREFIX=DIR             make install: where to
-#   JOBS=N                 C++ compilations at a time
+#   PREFIX=DIR             make install: install into this folder
+#   JOBS=N                 number of concurrent C++ compilations
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -20,7 +20,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r t d; do printf '  make %-14s %s\n' "$$t" "$$d"; done
 
 .PHONY: setup
-setup: ## install what is missing: system packages, LibTorch
+setup: ## install missing system packages and LibTorch
 	@cshim/setup/packages.sh
 	@python3 cshim/setup/libtorch.py path >/dev/null
 
@@ -36,7 +36,7 @@ shim: setup ## build the C++ side: libtorchstream.so and libtorchstream_image.so
 # PREFIX/include, PREFIX/lib, and a pkg-config file and a CMake package for each library. examples/06-c uses them.
 .PHONY: prefix install install-image
 prefix:
-	@[[ -n "$(PREFIX)" ]] || { echo 'make: error: say where to: make $(MAKECMDGOALS) PREFIX=FOLDER' >&2 && exit 1; }
+	@[[ -n "$(PREFIX)" ]] || { echo 'make: error: PREFIX is not set: make $(MAKECMDGOALS) PREFIX=FOLDER' >&2 && exit 1; }
 
 install: prefix shim ## install headers, libraries, pkg-config files and the CMake package below PREFIX=
 	cmake --install cshim/build --prefix "$$(realpath -m -- "$(PREFIX)")" --component image
@@ -49,9 +49,9 @@ install-image: prefix image ## install the image library alone below PREFIX=
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
-# The shim is no part of Go's test cache keys, hence -count=1.
+# -count=1, because Go's test cache does not know the shim.
 .PHONY: test
-test: setup ## all tests: the shim's, go vet, the Go packages', loader and prefetcher under the race detector
+test: setup ## run all tests: C++, go vet, Go, and loader and prefetcher under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
 	ctest --test-dir cshim/build --output-on-failure --no-tests=error -j2
 	tools/test-install.sh
@@ -63,39 +63,40 @@ test: setup ## all tests: the shim's, go vet, the Go packages', loader and prefe
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
-# What a program that imports only imageloader needs. tools/without-libtorch.sh runs this in a clone that has no LibTorch.
+# Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
+# has no LibTorch.
 .PHONY: test-image
-test-image: image ## the tests of the loader and of the command without LibTorch, with the image library alone
+test-image: image ## test the loader and the command without LibTorch, with the image library alone
 	go test -count=1 ./tensor ./internal/imagecapi ./imageloader/...
 	go test -count=1 -tags notorch ./cmd/torchstream
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
 .PHONY: mutate
-mutate: shim ## leave out each ordering edge of the library in turn: a test must fail (those that need a GPU: docs/streams.md)
+mutate: shim ## leave out each ordering edge in turn: a test must fail (docs/streams.md has the edges that need a GPU)
 	go run ./internal/mutate
 
 .PHONY: race
-race: shim ## all Go tests under the race detector
+race: shim ## run all Go tests under the race detector
 	go test -count=1 -race ./...
 
 .PHONY: asan
-asan: setup ## the image part's tests with the address and undefined-behaviour sanitizers
+asan: setup ## run the image part's tests with the address and undefined-behaviour sanitizers
 	@cshim/setup/shim.sh cshim/build-asan -DTS_SANITIZE=ON -- ts_tests
 	ctest --test-dir cshim/build-asan --output-on-failure --no-tests=error -j2
 
 .PHONY: lint
-lint: shim ## formatting, layers, complexity, go vet, staticcheck, the C headers, exported symbols, import "C"
+lint: shim ## check formatting, layers, complexity, go vet, staticcheck, the C headers, exported symbols, import "C"
 	@cshim/setup/packages.sh lint
 	@tools/lint.sh
 
 .PHONY: golangci
-golangci: shim ## the linters of .golangci.yml, with a golangci-lint 2 that is installed; CI runs make lint
+golangci: shim ## run the linters of .golangci.yml with an installed golangci-lint 2; CI runs make lint
 	@command -v golangci-lint >/dev/null || { echo "golangci: error: golangci-lint is not in PATH: https://golangci-lint.run/docs/welcome/install" >&2; exit 1; }
 	golangci-lint run ./...
 
 .PHONY: tidy
-tidy: setup ## clang-tidy on the C++ sources, by cshim/.clang-tidy
+tidy: setup ## run clang-tidy with cshim/.clang-tidy on the C++ sources
 	@cshim/setup/packages.sh tidy
 	@cshim/setup/shim.sh
 	@find cshim/src -name '*.cc' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build --extra-arg=-Wno-unknown-warning-option
@@ -105,31 +106,31 @@ generate: setup ## regenerate the typed operators from LibTorch's native_functio
 	TORCHSTREAM_NATIVE_FUNCTIONS="$$(python3 cshim/setup/libtorch.py show | sed -n 's/^NATIVE_FUNCTIONS=//p')" go generate ./...
 
 .PHONY: doctor
-doctor: ## say what is installed, what is missing and what to do about it, also before anything is built
+doctor: ## show what is installed, what is missing and how to get it; works before anything is built
 	@tools/doctor.sh
 
 .PHONY: bench-loader
-bench-loader: shim ## the loader beside PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of bench/loaders.py")
+bench-loader: shim ## measure the loader and PyTorch, WebDataset, DALI, SPDL and tf.data on the same cores (ARCHIVE=, BENCH="options of bench/loaders.py")
 	@go build -o bin/torchstream ./cmd/torchstream
 	@python3 bench/loaders.py $(if $(ARCHIVE),-archive "$(ARCHIVE)") $(BENCH)
 
 .PHONY: gpu-bundle
-gpu-bundle: shim ## one folder with all tests, examples and run.sh for a GPU machine without Go
+gpu-bundle: shim ## make one folder with all tests, examples and run.sh for a GPU machine without Go
 	@tools/gpu-bundle.sh
 
 .PHONY: fuzz-bundle
-fuzz-bundle: image ## one folder with all fuzzers and run.sh, for a larger machine without clang and Go
+fuzz-bundle: image ## make one folder with all fuzzers and run.sh, for a larger machine without clang and Go
 	@tools/fuzz-bundle.sh
 
 .PHONY: fuzz
-fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, as many at a time as there are cores; findings in out/fuzz
+fuzz: fuzz-bundle ## run every fuzzer for FUZZ_TIME (60) seconds, one per core at a time; findings in out/fuzz
 	fuzz-bundle/run.sh $(TARGETS)
 
 .PHONY: libtorch-path
-libtorch-path: ## print the folder of LibTorch (a site-packages-like folder), installing it if needed
+libtorch-path: ## print the folder of LibTorch (like a site-packages), and install LibTorch if needed
 	@python3 cshim/setup/libtorch.py path
 
 .PHONY: clean
-clean: ## remove build outputs, and the indexes of archives in this folder (LibTorch's cache stays)
+clean: ## remove build outputs and the indexes of archives in this folder; keep LibTorch's cache
 	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle bin
 	find . -name '*.tsidx' -not -path '*/testdata/*' -not -path './.git/*' -delete

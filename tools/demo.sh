@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The main job: train a small network on a .tgz of labelled photographs, then let a second program predict some.
+# Trains a small network on a .tgz of labelled photographs, then predicts some photographs in a second program.
 #
-# ARCHIVE=FILE   train on this archive (a folder a class); TEST=FILE is the held-back one, if there is one
+# ARCHIVE=FILE   train on this archive, which has a folder for each class; TEST=FILE is the held-back archive, if any
 # DEVICE=cuda|cpu, CHECKPOINT=FILE
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Says what this machine has, what is missing and what to do about it, before anything is built: it needs no more than
-# bash, and takes what else it finds. With the shim built, `torchstream doctor` goes on and tries what it calls ok.
+# Shows what this machine has, what is missing and how to get it, before anything is built. It needs only bash, and uses
+# other programs if it finds them. If the shim is built, `torchstream doctor` follows and tests the parts that are ok here.
 #
-# It prints a row for each thing: ok, note (works, but something is not there) or missing.
+# It prints a row for each requirement: ok, note (works, but a part is absent) or missing.
 #
-# The exit status is 1 if something that is needed is missing. A machine without a GPU is fine.
+# The exit status is 1 if a requirement is missing. A GPU is not a requirement.
 set -uo pipefail
 root=$(cd "${BASH_SOURCE[0]%/*}/.." && pwd)
 
 states=() names=() found=() cures=()
 missing=0
-row() { # STATE NAME FOUND [CURE]; STATE is ok, note (works, but something is not there) or missing
+row() { # STATE NAME FOUND [CURE]: adds a row; STATE is ok, note (works, but a part is absent) or missing
   states+=("$1") names+=("$2") found+=("$3") cures+=("${4-}")
   [[ $1 != missing ]] || missing=$((missing + 1))
 }
@@ -21,13 +21,13 @@ first_line() {
   IFS= read -r line < <("$@" 2>&1) || true
   printf '%s' "$line"
 }
-# at_least VERSION WANTED: both MAJOR.MINOR...
+# at_least VERSION WANTED: compares two versions of the form MAJOR.MINOR...
 at_least() {
   local major=${1%%.*} minor=${1#*.}
   minor=${minor%%.*}
   ((major > ${2%%.*} || (major == ${2%%.*} && minor >= ${2#*.})))
 }
-# free_gb FOLDER: prints the free disk space at the nearest existing parent; nothing if it is unknown.
+# free_gb FOLDER: prints the free disk space at the nearest existing parent in GB, or nothing if it is unknown.
 free_gb() {
   local folder=$1 kb
   while [[ ! -d $folder && $folder == */* ]]; do folder=${folder%/*}; done
@@ -85,7 +85,7 @@ python() {
   fi
 }
 
-# tool NAME CURE
+# tool NAME CURE: adds a row for a program that must be in PATH.
 tool() {
   if have "$1"; then
     row ok "$1" "$(first_line "$1" --version)"
@@ -149,7 +149,7 @@ optional() {
   else
     local text
     printf -v text '%s, ' "${lacks[@]}"
-    row note optional "not here: ${text%, }"
+    row note optional "not installed: ${text%, }"
   fi
 }
 
@@ -167,7 +167,7 @@ libtorch() {
     return
   fi
   local cache=${TORCHSTREAM_CACHE:-${HOME:-/root}/.cache/torchstream} target="" stamp
-  if have python3; then # the name depends on the digest of the lock
+  if have python3; then # the folder's name has the digest of the lock
     target=$(cd "$root/cshim/setup" && python3 -B -c 'import sys; sys.path.insert(0, "."); import libtorch; print(libtorch.cached(sys.argv[1]))' "$cache" 2>/dev/null)
   fi
   if [[ -n $target && -e $target/.torchstream-complete ]]; then
@@ -177,7 +177,7 @@ libtorch() {
   if [[ -z $target ]]; then
     for stamp in "$cache"/libtorch-*/.torchstream-complete; do
       if [[ -e $stamp ]]; then
-        row note LibTorch "${stamp%/*}" "whether it is the locked one only Python can say"
+        row note LibTorch "${stamp%/*}" "only Python can say whether it is the locked version"
         return
       fi
     done
@@ -226,7 +226,7 @@ gpu() {
   fi
 }
 
-# built NAME LIBRARY TARGET SOURCE...: a library that `make TARGET` builds from these files and folders of cshim/.
+# built NAME LIBRARY TARGET SOURCE...: adds a row for a library that `make TARGET` builds from these files and folders of cshim/.
 built() {
   local name=$1 library=$root/cshim/build/lib/$2 target=$3 build=$root/cshim/build line home=""
   shift 3
@@ -287,13 +287,13 @@ print
 
 status=0
 if ((missing > 0)); then
-  printf '\nMissing: %d. `make shim` installs and builds what it can; `make image` the part that needs no LibTorch.\n' "$missing"
+  printf '\nMissing: %d. `make shim` installs and builds what it can; `make image` builds the part that needs no LibTorch.\n' "$missing"
   status=1
 else
-  printf '\nAll that a build needs is here.\n'
+  printf '\nEverything that a build needs is installed.\n'
 fi
 if [[ -e $root/cshim/build/lib/libtorchstream.so ]] && have go; then
-  printf '\nWhat torchstream itself says:\n\n'
+  printf '\nReport of torchstream doctor:\n\n'
   (cd "$root" && go run ./cmd/torchstream doctor) || status=1
 fi
 exit $status

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Puts all fuzzers, the C++ ones (libFuzzer, with the address and undefined-behaviour sanitizers) and the Go ones, with their
-# corpora and seeds into fuzz-bundle/, with run.sh to run them here or on a larger machine that has neither clang nor Go.
+# Makes fuzz-bundle/ with all fuzzers, their corpora and their seeds, and run.sh, which runs them here or on a larger machine
+# that has neither clang nor Go. The C++ fuzzers use libFuzzer with the address and undefined-behaviour sanitizers.
 #
 # FUZZ_SEEDS=DIR   more seeds: DIR/TARGET/files (as run.sh leaves them in $OUT/corpus)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=fuzz-bundle/.payload
-limit_mib=60 # what can be sent to a borrowed machine in one go
+limit_mib=60 # maximum size that can be sent to a remote machine at once
 say() { echo "fuzz-bundle: $*" >&2; }
 
 clang=${CLANG:-}
@@ -36,7 +36,7 @@ done
 say "Go fuzzers"
 cp cshim/build/lib/libtorchstream_image.so "$out/lib/"
 strip --strip-unneeded "$out/lib/libtorchstream_image.so"
-# go-targets says in which package each fuzzer is: its test program is tree/PACKAGE/fuzz.test, beside its testdata.
+# go-targets has the package of each fuzzer. Its test program is tree/PACKAGE/fuzz.test, beside its testdata.
 grep -rE '^func Fuzz[A-Za-z]+' --include='*_test.go' imageloader internal/ptfile | sed -E 's|^(.*)/[^/]*:func (Fuzz[A-Za-z]+).*|\2 \1|' | sort >"$out/go-targets"
 cut -d' ' -f2 "$out/go-targets" | sort -u | while read -r package; do
   mkdir -p "$out/tree/$package/testdata"

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs the fuzzers of a bundle, each in a process of its own, as many at a time as there are cores.
+# Runs the fuzzers of a bundle, each in a process of its own, one for each core at a time.
 #
-#   run.sh [TARGET...]       TARGET or TARGET=PROCESSES; default: each once, and those of entry points and JPEG twice
+#   run.sh [TARGET...]       TARGET or TARGET=PROCESSES; default: one process each, and two of entries_fuzz and jpeg_fuzz
 #
-# OUT=DIR        where report.txt, logs, findings and grown corpora go (default ./out/fuzz)
-# FUZZ_TIME=N    seconds for each (default 60)
-# MERGE_TIME=N   seconds to minimise the C++ fuzzers' corpora afterwards (default 60; 0: they stay as they grew)
-# JOBS=N         processes at a time (default: the cores)
-# FUZZ_PACK=1    leave packed files alone in OUT
+# OUT=DIR        folder for report.txt, logs, findings and grown corpora (default ./out/fuzz)
+# FUZZ_TIME=N    seconds for each process (default 60)
+# MERGE_TIME=N   seconds to minimise the C++ fuzzers' corpora afterwards (default 60; 0 does not minimise them)
+# JOBS=N         number of concurrent processes (default: number of cores)
+# FUZZ_PACK=1    write only packed files to OUT
 #
-# A finding does not end the others, nor its own target. Exit status: 0 only if there was none.
+# A finding ends neither its own target nor other targets. The exit status is 0 only if there was no finding.
 set -uo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out/fuzz}
@@ -24,11 +24,11 @@ libraries=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 work=$here/work
 mkdir -p "$work/logs" "$work/findings" "$work/corpus"
-# The sanitizers of older compilers do not stand the address randomisation of newer kernels.
+# The sanitizers of older compilers fail with the address randomisation of newer kernels.
 plain=(setarch "$(uname -m)" -R)
 "${plain[@]}" true 2>/dev/null || plain=()
 
-most_bytes() {
+max_bytes() {
   case $1 in
     jpeg_fuzz) echo 60000 ;;
     inflate_fuzz) echo 20000 ;;
@@ -38,7 +38,7 @@ most_bytes() {
   esac
 }
 
-# one TARGET NUMBER: until the time is over.
+# one TARGET NUMBER: runs process NUMBER of the target until the time is over.
 one() {
   local target=$1 number=$2 log=$work/logs/$1.$2.log begin=$SECONDS left round=0
   TIMEFORMAT='cpu %U %S'
@@ -46,11 +46,11 @@ one() {
     round=$((round + 1))
     if [[ $target == *_fuzz ]]; then
       mkdir -p "$work/corpus/$target" "$work/findings/$target"
-      time "${plain[@]}" "$here/bin/$target" -max_total_time="$left" -max_len="$(most_bytes "$target")" -timeout=20 -rss_limit_mb=3000 \
+      time "${plain[@]}" "$here/bin/$target" -max_total_time="$left" -max_len="$(max_bytes "$target")" -timeout=20 -rss_limit_mb=3000 \
         -use_value_profile=$((number % 2 == 0)) -dict="$here/words.dict" -print_final_stats=1 -artifact_prefix="$work/findings/$target/" \
         "$work/corpus/$target" "$here/corpus/$target" </dev/null
     else
-      # Its own folder, since a finding is put into testdata.
+      # Each process has its own folder, because Go writes a finding into testdata.
       local folder=$here/go/$target.$number package
       package=$here/tree/$(sed -n "s/^$target //p" "$here/go-targets")
       if [[ ! -e $folder ]]; then mkdir -p "$folder" && cp -R "$package/testdata" "$folder/"; fi

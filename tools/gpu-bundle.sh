@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Puts all that runs on a GPU machine with LibTorch, but without Go, into gpu-bundle/: see run.sh there.
+# Makes gpu-bundle/ with all tests and programs for a machine that has a GPU and LibTorch, but no Go: see run.sh there.
 #
-# Layout of payload.tar.gz: tree/ is the repository's shape, so that a test finds its testdata and its neighbours' as it
-# does here; each package's test binary is in its folder. bin/ has the programs, lib/ the two libraries, shim/ the C++ tests.
+# Layout of payload.tar.gz: tree/ has the folders of the repository, so that a test finds its testdata and that of other
+# packages as it does here; each package's test binary is in the package's folder. bin/ has the programs, lib/ the two
+# libraries, and shim/ the C++ tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=gpu-bundle/.payload
-# What can be sent to a borrowed machine in one go, the repository included.
+# The maximum size that can be sent to a remote machine at once, together with the repository.
 limit_mib=48
 say() { echo "gpu-bundle: $*" >&2; }
 
@@ -15,7 +16,7 @@ mkdir -p "$out"/{bin,lib,shim,tree}
 
 say "C++ libraries and tests"
 cshim/setup/shim.sh cshim/build -- all ts_tests
-# Installing and stripping drop symbols and the paths of this machine.
+# Installing and stripping remove symbols and the paths of this machine.
 cmake --install cshim/build --prefix "$PWD/$out" --component tests --strip >/dev/null
 cp cshim/build/lib/libtorchstream.so cshim/build/lib/libtorchstream_image.so "$out/lib/"
 strip --strip-unneeded "$out"/lib/*.so
@@ -23,8 +24,8 @@ rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
-# Only what can be different on a machine with a GPU, for the size: no tests of packages without the shim, none of the
-# image part, and none of the experiments, which run as a whole there.
+# To limit the size, takes only tests whose result can differ on a machine with a GPU: no tests of packages without the shim,
+# of the image part, or of the experiments, which run as programs there.
 {
   echo "$module/internal/capi"
   go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
@@ -40,13 +41,13 @@ go list -f '{{if eq .Name "main"}}{{.ImportPath}}{{end}}' ./cmd/... ./examples/.
   go build "${build[@]}" -o "$out/bin/$(basename "$package")" "$package"
 done
 
-# What tests and programs read: testdata of every package, the shim's test data, the example archives.
+# The files that tests and programs read: testdata of every package, the shim's test data, the example archives.
 find . -path ./gpu-bundle -prune -o -path './cshim/build*' -prune -o -path ./.git -prune -o \
   -type d \( -name testdata -o -path ./cshim/test/data -o -path ./examples/data \) -print | while read -r folder; do
   mkdir -p "$out/tree/$folder"
   cp -R "$folder/." "$out/tree/$folder/"
 done
-# Run-time paths lead to this clone's build folder and to LibTorch here: they mean nothing elsewhere.
+# Run-time paths point to this clone's build folder and to this machine's LibTorch, which do not exist elsewhere.
 find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -name "*.so" \) | while read -r file; do
   if readelf -h "$file" >/dev/null 2>&1; then
     cmake -DBINARY="$PWD/$file" -P tools/remove_rpath.cmake >/dev/null
@@ -55,7 +56,7 @@ done
 git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
 leaks=$(grep -rlaF -e "$PWD" -e "$HOME/" "$out" | tr '\n' ' ' || true)
 [[ -z $leaks ]] || say "note: these contain paths of this machine: $leaks"
-# Programs compress to a third.
+# Compression reduces programs to a third of their size.
 tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | gzip -9 >gpu-bundle/payload.tar.gz
 rm -rf "$out"
 cp tools/gpu-run.sh gpu-bundle/run.sh

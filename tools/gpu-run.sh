@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize bench demo train examples (default: tests bench demo); none: only unpack
+#   run.sh [STAGE...]      stages: tests sanitize bench demo train examples (default: tests bench demo); none only unpacks
 #
-# OUT=DIR            where logs and results go (default ./out)
+# OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
-# TEST_TIMEOUT=SECS  limit for one test program (default 240)
-# RUN=REGEXP         only the Go tests that match
-# ONLY=REGEXP        only the test programs whose names in the table match, for tests and sanitize
+# TEST_TIMEOUT=SECS  time limit of one test program (default 240)
+# RUN=REGEXP         run only the Go tests that match
+# ONLY=REGEXP        in tests and sanitize, run only the test programs whose names in the table match
 # DEVICE=cuda|cpu    for demo and train (default cuda)
-# ARCHIVE=FILE       for train (default: one of COUNT=8000 photographs is made; needs Python's Pillow); TRAIN=OPTIONS more options
+# ARCHIVE=FILE       archive for train (default: makes one with COUNT=8000 photographs, which needs Python's Pillow)
+# TRAIN=OPTIONS      more options for train
 #
-# Exit status: 0 only if everything that ran passed. $OUT/summary.txt is the table that is also printed.
+# The exit status is 0 only if everything that ran passed. $OUT/summary.txt has the printed table.
 set -uo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out}
@@ -24,13 +25,13 @@ summary=$out/summary.txt
 : >"$summary"
 say() { echo "$*" | tee -a "$summary"; }
 
-# ---- The payload, unpacked beside this script, or in a temporary folder where that cannot be written to.
+# ---- Unpacks the payload beside this script, or in a temporary folder if this script's folder is not writable.
 here=$bundle/unpacked
 rm -rf "$here" 2>/dev/null
 mkdir -p "$here" 2>/dev/null || here=$(mktemp -d) || exit 2
 tar -xzf "$bundle/payload.tar.gz" -C "$here" || { echo "run.sh: error: cannot unpack payload.tar.gz into $here" >&2 && exit 2; }
 
-# ---- LibTorch and the libraries beside it. LD_LIBRARY_PATH is searched before a library's own run-time path.
+# ---- Finds LibTorch and the libraries beside it. LD_LIBRARY_PATH comes before a library's own run-time path.
 torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
 [[ -e $torch/torch/lib/libtorch_cpu.so ]] && torch=$torch/torch
 if [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
@@ -39,7 +40,7 @@ if [[ ! -e $torch/lib/libtorch_cpu.so ]]; then
 fi
 path=$here/lib:$torch/lib
 for folder in "$(dirname "$torch")"/nvidia/*/lib; do [[ -d $folder ]] && path+=:$folder; done
-# A LibTorch without NVIDIA's wheels beside it takes the system's toolkit.
+# A LibTorch without NVIDIA's wheels beside it uses the system's toolkit.
 for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do [[ -d $folder ]] && path+=:$folder; done
 export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TMPDIR=${TMPDIR:-/tmp}
@@ -48,7 +49,7 @@ say "torchstream $(cat "$here/VERSION"), LibTorch in $torch"
 say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
 say "$(nproc) cores, $(uname -sr)"
 
-# All programs that test, as far as ONLY matches: "folder<TAB>name<TAB>file<TAB>kind".
+# Prints the test programs that ONLY matches, as "folder<TAB>name<TAB>file<TAB>kind".
 programs() { every_program | awk -F'\t' -v only="${ONLY:-.}" '$2 ~ only'; }
 
 every_program() {
@@ -62,8 +63,8 @@ every_program() {
   done
 }
 
-# Counts pass, fail and skip in one program's log: of all tests and subtests.
-count() { # kind log
+# count KIND LOG: prints how many tests and subtests of a program's log passed, failed and were skipped.
+count() {
   if [[ $1 == go ]]; then
     printf '%d %d %d' "$(grep -cE '^ *--- PASS' "$2")" "$(grep -cE '^ *--- FAIL' "$2")" "$(grep -cE '^ *--- SKIP' "$2")"
   else
@@ -87,7 +88,7 @@ tests() {
     rc=$?
     read -r pass fail skip <<<"$(count "$kind" "$one")"
     verdict=
-    # A crash, a time-out or a race leaves no FAIL line of its own.
+    # A crash, a time-out or a race may print no FAIL line.
     if ((rc != 0)); then verdict="  FAILED (exit status $rc)" && failures=$((failures + 1)); fi
     say "$(printf '%-34s %6d %6d %6d %7.1f%s' "$name" "$pass" "$fail" "$skip" "$(echo "$(date +%s.%N) $start" | awk '{print $1-$2}')" "$verdict")"
     { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$log"
@@ -103,16 +104,16 @@ tests() {
   } >>"$log"
 }
 
-# sanitized TOOL LIMIT NAME FOLDER COMMAND...: one program under one tool, as a line of the table.
+# sanitized TOOL LIMIT NAME FOLDER COMMAND...: runs a program under a tool and prints a line of the table.
 sanitized() {
   local tool=$1 seconds=$2 name=$3 folder=$4 one=$out/.one options rc errors
   shift 4
   case $tool in
-    # Errors of API calls are the tests' own subject: they ask for too much memory, and break captures.
+    # Tests cause errors of API calls on purpose: they ask for too much memory, and break captures.
     memcheck) options=(--report-api-errors no) ;;
     racecheck) options=(--kernel-name kns=normalize) ;;
   esac
-  # Some programs never touch a GPU.
+  # --require-cuda-init no, because some programs never use a GPU.
   (cd "$folder" && timeout -k 10 "$seconds" "$sanitizer" --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 99 "$@") >"$one" 2>&1 </dev/null
   rc=$?
   if grep -qi 'device not supported' "$one"; then
@@ -140,12 +141,12 @@ sanitize() {
   : >"$out/sanitize.log"
   say "$(printf '%-34s %-10s %s' compute-sanitizer tool result)"
   while IFS=$'\t' read -r folder name file kind; do
-    # Only what is linked with the shim can touch the GPU.
+    # Only programs that link the shim can use the GPU.
     ldd "$file" 2>/dev/null | grep -q libtorchstream || continue
-    # racecheck finds hazards between the threads of a block in shared memory. So it is about kernels, and about our own: those of src/normalize.cu (LibTorch's are
-    # LibTorch's), which this test runs in all their variants. They use no shared memory today; one that comes to use some is looked at from its first day.
+    # racecheck finds hazards between the threads of a block in shared memory. Our only kernels are in src/torch/normalize.cu, and
+    # this test runs all their variants. They use no shared memory today; racecheck is here for a later version that does.
     [[ $name == cshim/torch_normalize_test ]] && sanitized racecheck "$limit" "$name" "$folder" "$file" '--gtest_filter=NormalizeGpu.*'
-    # The profiler and compute-sanitizer are two tools of one interface: only one of them can be in a process.
+    # The profiler and compute-sanitizer use the same interface, and a process can have only one of them.
     if [[ $kind == go ]]; then
       sanitized memcheck "$((4 * limit))" "$name" "$folder" "$file" -test.short -test.timeout "$((4 * limit))s" -test.skip '^TestTrace' ${RUN:+-test.run "$RUN"}
     else
@@ -154,7 +155,7 @@ sanitize() {
   done < <(programs)
 }
 
-# step NAME LOG COMMAND...: runs a command under a limit, its output to the screen and to the end of a log.
+# step NAME LOG COMMAND...: runs a command with a time limit, prints its output and appends the output to a log.
 step() {
   local name=$1 log=$2 rc
   shift 2
@@ -169,7 +170,7 @@ bench() {
   cd "$here/tree" || return
   rm -f "$out/bench.txt" "$out/bench-streams.json"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
-  # The object by itself in a file; what is said beside it with the rest.
+  # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"
 }
@@ -181,7 +182,8 @@ demo() {
   step "demo, predict" "$out/demo.txt" "$here/bin/01-train" predict -checkpoint "$out/demo.safetensors" examples/data/photos-test.tgz
 }
 
-# A network and images that keep the GPU busy: is the next batch always there, and does device memory stay flat?
+# Trains with a network and images that keep the GPU busy, to show whether the next batch is always ready and device memory
+# stays constant.
 train() {
   cd "$here/tree" || return
   local archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
@@ -194,7 +196,8 @@ train() {
     -checkpoint "" -json "$out/train.json" ${TRAIN:-}
 }
 
-# The experiments with streams, each beside PyTorch: their figures as one JSON object a line, their timelines as pictures.
+# Runs the experiments with streams, each compared with PyTorch. Writes their figures as one JSON object per line, and their
+# timelines as pictures.
 examples() {
   cd "$here/tree" || return
   local program name line rc

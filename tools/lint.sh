@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The checks of form: no test runs here. The libraries must have been built: their exported symbols are read.
+# Checks formatting, layers, headers and symbols, and runs the linters. Runs no tests. Reads the exported symbols of the
+# libraries, which must have been built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bad=0
@@ -42,9 +43,9 @@ wrong=$(grep -hE '^TS_API .*_(free|free_all|destroy)\(' cshim/include/*.h | grep
 
 check "exported symbols"
 symbols() { nm -D --defined-only "cshim/build/lib/$1" | awk '{print $NF}' | sort -u; }
-# The functions that a header declares, without those of the headers that it includes.
+# Prints the functions that the headers declare, without those of the headers that they include.
 declared() { sed -n 's/^TS_API .*\b\(ts_[a-z0-9_]*\)(.*/\1/p' "$@" | sort -u; }
-compare() { # library header...
+compare() { # LIBRARY HEADER...: fails if the library's symbols are not the headers' functions
   local library=$1 difference
   shift
   difference=$(diff <(declared "$@") <(symbols "$library") || true)
@@ -59,7 +60,7 @@ others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/
 
 check "the Go version that go.mod asks for"
 for mod in go.mod imageloader/prometheus/go.mod imageloader/blob/go.mod; do
-  grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go than 1.25.0: a dependency that needs a newer one was added"
+  grep -qx 'go 1.25.0' "$mod" || fail "$mod asks for another Go version than 1.25.0: remove the dependency that needs a newer one"
 done
 
 check "go vet"

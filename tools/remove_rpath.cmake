@@ -1,2 +1,2 @@
-# cmake -DBINARY=file -P remove_rpath.cmake: what `cmake --install` does to a program's run-time path.
+# cmake -DBINARY=file -P remove_rpath.cmake: removes a program's run-time path, as `cmake --install` does.
 file(RPATH_REMOVE FILE "${BINARY}")

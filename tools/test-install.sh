@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs both libraries into a scratch prefix, moves it, and builds and runs examples/06-c from it: with pkg-config and
-# with CMake. The libraries must have been built.
+# Installs both libraries into a scratch prefix, moves the prefix, and builds and runs examples/06-c from it, with
+# pkg-config and with CMake. The libraries must have been built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scratch=$(mktemp -d)
@@ -17,7 +17,7 @@ export PKG_CONFIG_PATH=$scratch/prefix/lib/pkgconfig
 unset LD_LIBRARY_PATH
 picture=$PWD/cshim/test/data/420.jpg
 
-# finds_image FILE: the dynamic loader finds the prefix's image library for the program or library.
+# finds_image FILE: fails unless the dynamic loader finds the prefix's image library for a program or library.
 finds_image() {
   local path
   path=$(ldd "$1" | awk '/libtorchstream_image/ {print $3}')
@@ -25,23 +25,24 @@ finds_image() {
     fail "$1 finds libtorchstream_image.so at '$path', not in $scratch/prefix/lib"
 }
 
-# Every way to link decodes the picture to the same pixels.
+# thumbnail PROGRAM: fails unless the program decodes the picture to the same pixels as the first program.
 expected=
-thumbnail() { # PROGRAM
+thumbnail() {
   "$1" "$picture" >"$scratch/pixels"
   (($(stat -c %s "$scratch/pixels") == 64 * 64 * 3 + 13)) || fail "$1 wrote no picture of 64 x 64 pixels"
   local sum
   sum=$(cksum <"$scratch/pixels")
-  [[ -z $expected || $sum == "$expected" ]] || fail "$1 decodes other pixels than the first program"
+  [[ -z $expected || $sum == "$expected" ]] || fail "$1 and the first program decode different pixels"
   expected=$sum
 }
 
-run() { # folder with the programs
+# run FOLDER: runs the programs in the folder.
+run() {
   "$1/06-c" "$picture"
   thumbnail "$1/thumbnail"
   finds_image "$1/thumbnail"
   if ldd "$1/thumbnail" | grep -E 'libtorch[._]|libtorch_|libc10|not found'; then
-    fail "thumbnail loads what is above"
+    fail "thumbnail loads the libraries above"
   fi
 }
 
@@ -55,10 +56,10 @@ cmake -S "$scratch/cmake" -B "$scratch/cmake/build" -DCMAKE_PREFIX_PATH="$scratc
 cmake --build "$scratch/cmake/build" >"$scratch/log" 2>&1 || { cat "$scratch/log" >&2 && exit 1; }
 run "$scratch/cmake/build"
 
-# For a program that links libtorchstream alone, or loads it by its path.
+# libtorchstream finds the image library by itself, for a program that links libtorchstream alone or loads it by its path.
 finds_image "$scratch/prefix/lib/libtorchstream.so"
 
-# The static library, which brings no codecs: pkg-config --static names them.
+# The static library has no codecs; pkg-config --static names them.
 # shellcheck disable=SC2046 # options are words
 cc -std=c11 -o "$scratch/static" examples/06-c/thumbnail.c $(pkg-config --cflags torchstream_image) \
   "$scratch/prefix/lib/libtorchstream_image.a" $(pkg-config --libs-only-l --static torchstream_image | sed 's/-ltorchstream_image//')

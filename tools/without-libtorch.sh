@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and tests the loader in a clone that has no LibTorch: make image, make test-image. The clone has what is
-# committed and what is staged or changed; its LibTorch would be in a cache that does not exist.
+# Builds and tests the loader in a clone that has no LibTorch: make image, make test-image. The clone has all committed,
+# staged and changed files. TORCHSTREAM_CACHE points to a folder that does not exist, so that no LibTorch can be found.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scratch=$(mktemp -d)
@@ -13,14 +13,14 @@ export TORCHSTREAM_CACHE=$scratch/no-cache LIBTORCH=
 time make test-image
 libraries=$(ls cshim/build/lib)
 [[ $libraries == *libtorchstream_image.so* && $libraries != *libtorchstream.so* ]] || {
-  echo "without-libtorch: error: cshim/build/lib should have the image library alone, and has: $libraries" >&2
+  echo "without-libtorch: error: cshim/build/lib should have only the image library, but has: $libraries" >&2
   exit 1
 }
 go test -c -o loader.test ./imageloader
 go build -tags notorch -o torchstream.notorch ./cmd/torchstream
 for program in loader.test torchstream.notorch; do
   if ldd $program | grep -E 'torch_|libc10|cudart|not found'; then
-    echo "without-libtorch: error: $program links what is above" >&2
+    echo "without-libtorch: error: $program links the libraries above" >&2
     exit 1
   fi
 done

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Find LibTorch, or install it, and print what the build needs to know about it.
+"""Find LibTorch, or install it, and print its locations for the build.
 
-  libtorch.py path          print the folder that holds it (a site-packages-like folder), installing it if needed
-  libtorch.py cmake FILE    the same, and write the locations to FILE as CMake cache settings (only when they changed)
-  libtorch.py show          print every location, one NAME=VALUE a line
+  libtorch.py path          print its folder (like a site-packages), and install it if needed
+  libtorch.py cmake FILE    install it if needed, and write its locations to FILE as CMake cache settings if they changed
+  libtorch.py show          print every location as NAME=VALUE, one per line; install it if needed
 
 With LIBTORCH set, that LibTorch is used: the site-packages that contains torch/, the torch package folder itself, or
 an unpacked libtorch zip. Otherwise the wheels in cshim/libtorch.lock are installed, once, under TORCHSTREAM_CACHE
 (default ~/.cache/torchstream). Results go to stdout, progress and errors to stderr; the exit status is 1 on an error.
 
-Only the standard library, Python 3.9 or newer.
+Needs only Python 3.9 or newer and its standard library.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ STAMP = ".torchstream-complete"
 WANT = (2, 11)
 # Wheels (2.6 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
 NEED_GB = 8
-# pip takes a wheel only if its tag is named: these are all the tags that glibc 2.28 covers.
+# pip accepts a wheel only if its tag is listed. These are all tags that glibc 2.28 supports.
 PLATFORMS = ["manylinux_2_%d_x86_64" % minor for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64",
     "manylinux2010_x86_64",
@@ -39,7 +39,7 @@ PLATFORMS = ["manylinux_2_%d_x86_64" % minor for minor in range(28, 4, -1)] + [
 
 
 class SetupError(Exception):
-    """An error that names the step and the cure."""
+    """An error whose message names the failed step and the cure."""
 
 
 def say(text):
@@ -47,7 +47,7 @@ def say(text):
 
 
 def absolute(name, value):
-    """A path from the environment variable `name`, made absolute, or an error if the tools cannot use it."""
+    """Return the path in the environment variable `name` as an absolute path. Raise an error if the tools cannot use it."""
     path = os.path.abspath(os.path.expanduser(value))
     if re.search(r"[\s:;'\"$\\#]", path):
         raise SetupError(
@@ -65,7 +65,7 @@ def first_folder(candidates, probe):
 
 
 def version_of(torch):
-    """(major, minor, patch) by the headers; the macros moved between releases."""
+    """Return (major, minor, patch) from the headers. The file of the macros depends on the release."""
     for header in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
         try:
             with open(os.path.join(torch, "include", header), encoding="utf-8") as f:
@@ -79,7 +79,7 @@ def version_of(torch):
 
 
 def locate(torch, why):
-    """All locations for the LibTorch in the folder `torch`, which has include/ and lib/. `why` names it in errors."""
+    """Return all locations of the LibTorch in the folder `torch`, which has include/ and lib/. Errors name it as `why`."""
     site = os.path.dirname(torch)
     found = version_of(torch)
     if found[:2] != WANT:
@@ -122,7 +122,7 @@ def locate(torch, why):
     cuda_lib = first_folder([os.path.join(cuda, d) for d in ("lib", "lib64", "targets/x86_64-linux/lib")], "libcudart.so.13")
     if not cuda_lib:
         raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.0.2"' % cuda)
-    # The zip carries a runtime of its own under another name; one process should have one.
+    # The zip has its own CUDA runtime under another name. Use it, so that a process has only one runtime.
     own = sorted(glob.glob(os.path.join(glob.escape(torch), "lib", "libcudart*.so.13*")))
     libs = [os.path.join(torch, "lib"), cuda_lib]
     nvidia = os.path.join(site, "nvidia")
@@ -147,7 +147,7 @@ def locate(torch, why):
 
 
 def given(value):
-    """The locations for LIBTORCH=value."""
+    """Return the locations for LIBTORCH=value."""
     path = absolute("LIBTORCH", value)
     why = "LIBTORCH=" + path
     if not os.path.isdir(path):
@@ -162,14 +162,14 @@ def given(value):
 
 
 def requirements():
-    """The lines of the lock, without comments."""
+    """Return the lines of the lock without comments."""
     with open(LOCK, encoding="utf-8") as f:
         lines = [line.strip() for line in f]
     return [line for line in lines if line and not line.startswith("#")]
 
 
 def cached(cache):
-    """Where the locked LibTorch is, or will be, in `cache`: its name changes with the lock's contents."""
+    """Return the folder of the locked LibTorch in `cache`, installed or not. Its name depends on the lock's contents."""
     lines = requirements()
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
     version = next(line for line in lines if line.startswith("torch==")).split()[0].split("==")[1]
@@ -177,8 +177,8 @@ def cached(cache):
 
 
 def run(step, command, tmp, keep):
-    """Run a pip command; its output is shown only if it fails. `keep` is the lock's descriptor: a pip that outlives a
-    killed set-up goes on holding the lock, so nobody removes the folder that it writes to."""
+    """Run a pip command, and show its output only if it fails. The command inherits `keep`, the lock's descriptor: a pip
+    that outlives a killed set-up keeps the lock, so that no other set-up removes the folder that it writes to."""
     env = dict(os.environ, TMPDIR=tmp, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
     for name in ("PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_USER", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PIP_CONSTRAINT"):
         env.pop(name, None)
@@ -214,9 +214,10 @@ def size_of(folder):
 
 @contextlib.contextmanager
 def progress(label, *folders):
-    """Says how much has come: on a terminal in one line that is rewritten, elsewhere in a line now and then.
+    """Report the progress: on a terminal in one line that is rewritten every second, elsewhere in a line every 15 seconds.
 
-    The bytes grow in one folder and move to the next, where for a moment they are in both: what counts is the folder that has gained most.
+    Bytes grow in one folder and then move to the next, and for a moment both folders have them. So the progress is that of
+    the folder that has gained the most.
     """
     start, stop, terminal = time.monotonic(), threading.Event(), sys.stderr.isatty()
     before = [size_of(folder) for folder in folders]
@@ -245,7 +246,7 @@ def progress(label, *folders):
 
 
 def install(cache, target):
-    """Install the locked wheels as `target`, a folder in `cache`, unless someone did it meanwhile."""
+    """Install the locked wheels as `target`, a folder in `cache`, unless another set-up has just installed them."""
     try:
         os.makedirs(cache, exist_ok=True)
         keep = os.open(target + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -255,7 +256,7 @@ def install(cache, target):
         try:
             fcntl.flock(keep, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another set-up is installing into %s, waiting for it" % cache)
+            say("waiting for another set-up that installs into %s" % cache)
             fcntl.flock(keep, fcntl.LOCK_EX)
         if complete(target):
             return
@@ -266,10 +267,10 @@ def install(cache, target):
 
 def install_locked(cache, target, keep):
     lines = requirements()
-    # We hold the lock: any temporary folder is a killed run's. Its finished wheels are of use, the rest is not.
+    # This set-up has the lock, so a temporary folder belongs to a killed one. Its finished wheels are kept.
     wheels, tmp = target + ".wheels", target + ".tmp"
     shutil.rmtree(tmp, ignore_errors=True)
-    shutil.rmtree(target, ignore_errors=True)  # without its stamp: not ours, or damaged
+    shutil.rmtree(target, ignore_errors=True)  # it has no stamp, so it is incomplete
     os.makedirs(wheels, exist_ok=True)
     free = (shutil.disk_usage(cache).free + size_of(wheels)) / 1e9
     if free < NEED_GB:
@@ -281,14 +282,14 @@ def install_locked(cache, target, keep):
     venv, site = os.path.join(tmp, "venv"), os.path.join(tmp, "site")
     for folder in (tmp, site, os.path.join(tmp, "tmp")):
         os.makedirs(folder)
-    # A venv of our own: distributions forbid pip outside one, and some have no pip outside one.
+    # Uses its own venv, because distributions forbid pip outside of one, or have no pip outside of one.
     run("making a Python environment for pip", [sys.executable, "-m", "venv", venv], os.path.join(tmp, "tmp"), keep)
     pip = [os.path.join(venv, "bin", "python3"), "-m", "pip", "--no-cache-dir"]
     only = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "--require-hashes"]
     for tag in PLATFORMS:
         only += ["--platform", tag]
     one = os.path.join(tmp, "one.txt")
-    # One package at a time, so that a run that was cut off goes on where it stopped.
+    # Downloads one package at a time, so that an interrupted set-up continues where it stopped.
     for n, line in enumerate(lines, 1):
         name, version = line.split()[0].split("==")
         mark = os.path.join(wheels, "%s-%s.done" % (name, version))
@@ -333,7 +334,7 @@ def find():
 
 
 def write_settings(path, text):
-    """Write a build folder's settings, if they changed: then the compilers that CMake found there are void."""
+    """Write a build folder's settings if they changed. Then remove its CMake cache, whose compilers are no longer valid."""
     try:
         with open(path, encoding="utf-8") as f:
             if f.read() == text:
@@ -380,5 +381,5 @@ if __name__ == "__main__":
         print("libtorch: error: %s" % e, file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("libtorch: interrupted; run make again to go on where it stopped", file=sys.stderr)
+        print("libtorch: interrupted; run make again to continue", file=sys.stderr)
         sys.exit(130)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the system packages that building torchstream needs: with apt when root, otherwise says what to install.
+# Installs the system packages that building torchstream needs, with apt as root. For other users it names the packages.
 #
 #   packages.sh [image | lint | tidy]
 #
-# image: only what libtorchstream_image needs. lint, tidy: also what the formatting check and clang-tidy need.
+# image installs only the packages that libtorchstream_image needs. lint and tidy also install clang-format and clang-tidy.
 set -euo pipefail
 
 fail() {
@@ -18,7 +18,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 have() { command -v "$1" >/dev/null 2>&1; }
 
 have go || fail "Go is not installed or not in PATH: install Go 1.25 or newer"
-# Go 1.21 and newer fetch the Go that go.mod asks for by themselves; older ones do not understand the file.
+# Go 1.21 and newer download the Go version that go.mod asks for; older versions cannot read the file.
 go=$(GOTOOLCHAIN=local go version | sed -n 's/.* go1\.\([0-9]*\).*/\1/p')
 ((${go:-99} >= 21)) || fail "$(command -v go) is Go 1.$go: install Go 1.25 or newer, or put it first in PATH"
 [[ ${1:-} == image ]] || have python3 || fail "python3 is not installed: apt-get install python3 python3-venv"
@@ -28,7 +28,7 @@ have g++ || missing+=(g++)
 have make || missing+=(make)
 have cmake || missing+=(cmake)
 have ninja || missing+=(ninja-build)
-# Headers and static libraries, found as the compiler finds them.
+# Looks for headers in the compiler's folders; the packages also have the static libraries.
 headers=(jpeglib.h:libjpeg-dev png.h:libpng-dev webp/decode.h:libwebp-dev zlib.h:zlib1g-dev)
 [[ ${1:-} == image ]] || headers+=(gtest/gtest.h:libgtest-dev)
 for pair in "${headers[@]}"; do
@@ -36,8 +36,8 @@ for pair in "${headers[@]}"; do
   [[ -e /usr/include/$header || -e /usr/include/x86_64-linux-gnu/$header || -e /usr/local/include/$header ]] ||
     missing+=("${pair##*:}")
 done
-# LibTorch is installed by pip. The module exists without the package on Debian and Ubuntu, but cannot make a working
-# environment.
+# pip installs LibTorch in a virtual environment. On Debian and Ubuntu the module venv exists without its package, but cannot
+# make a working environment.
 if [[ ${1:-} != image && ! -e ${VIRTUAL_ENV:-/nonexistent}/bin/pip ]] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Configures and builds the C++ side. Does nothing, in well under a second, when nothing changed.
+# Configures and builds the C++ side. Returns in well under a second if nothing changed.
 #
 #   shim.sh [--image] [BUILD_FOLDER [CMAKE_OPTION...]] [-- TARGET...]
 #
-# --image builds what needs no LibTorch, and installs none. A build folder that knows LibTorch already keeps it.
-# BUILD_FOLDER defaults to cshim/build, TARGET to the libraries. JOBS=N overrides the number of compilations at a time.
+# --image builds the part that needs no LibTorch, and does not install LibTorch. A build folder that is configured with
+# LibTorch keeps it. BUILD_FOLDER defaults to cshim/build, TARGET to the libraries. JOBS=N sets the number of concurrent
+# compilations.
 set -euo pipefail
 cshim=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 image=0
@@ -17,29 +18,29 @@ if (($# > 0)); then shift && targets=("$@"); fi
 
 mkdir -p "$build"
 build=$(cd "$build" && pwd)
-# Two builds of one clone at a time would tread on each other: the second waits.
+# Two concurrent builds in one folder would overwrite each other's files, so the second waits.
 exec 9>"$build/.lock"
-flock -n 9 || { echo "shim: another build is at work in $build, waiting for it" >&2; flock 9; }
+flock -n 9 || { echo "shim: waiting for another build in $build" >&2; flock 9; }
 
 # A copied or moved clone has a build folder that names the sources of the original.
 if [[ -e $build/CMakeCache.txt ]] && ! { grep -qxF "CMAKE_HOME_DIRECTORY:INTERNAL=$cshim" "$build/CMakeCache.txt" &&
   grep -qxF "CMAKE_CACHEFILE_DIR:INTERNAL=$build" "$build/CMakeCache.txt"; }; then
-  echo "shim: $build was configured for another folder: starting over" >&2
+  echo "shim: $build was configured for another folder: deleting its contents" >&2
   find "$build" -mindepth 1 -maxdepth 1 ! -name .lock -exec rm -rf {} +
 fi
 
-# A translation unit that includes LibTorch's headers takes up to 2 GB.
+# Compiling a source that includes LibTorch's headers takes up to 2 GB of memory.
 if [[ -z ${JOBS:-} ]]; then
   JOBS=$(nproc)
   memory=$(($(sed -n 's/MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo) / 2000000))
   ((memory >= JOBS)) || JOBS=$((memory > 1 ? memory : 1))
 fi
 
-# Every option is said each time, since CMake remembers those of earlier calls.
+# Passes every option each time, because CMake keeps the options of earlier calls.
 sanitize=OFF
 [[ " ${options[*]-} " != *" -DTS_SANITIZE=ON "* ]] || image=1 sanitize=ON
 if ((image)) && [[ -e $build/build.ninja && -e $build/libtorch.cmake ]]; then
-  image=0 # what is asked for is part of this configuration
+  image=0 # the image part is part of this configuration
 elif ((!image)); then
   python3 "$cshim/setup/libtorch.py" cmake "$build/libtorch.cmake"
 fi
@@ -48,7 +49,7 @@ options=(-DTS_IMAGE_ONLY="$( ((image)) && echo ON || echo OFF)" -DTS_SANITIZE="$
 log=$build/configure.log
 configured() {
   [[ -e $build/build.ninja && "${options[*]}" == "$(cat "$build/.options" 2>/dev/null)" ]] || return 1
-  # Tests are configured only where GoogleTest is.
+  # CMake configures the tests only if GoogleTest is installed.
   [[ " ${targets[*]} " != *" ts_tests "* ]] || grep -q '^build bin/image_jpeg_test:' "$build/build.ninja"
 }
 if ! configured; then

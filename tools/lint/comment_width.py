@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that Go comments wrap at 100 columns, a tab counting as 4. Generated files, preformatted and unbreakable lines are exempt.
+"""Check that Go comments wrap at 100 columns, with tabs of 4. Generated files, preformatted and unbreakable lines are exempt.
 
   comment_width.py
 """
@@ -26,7 +26,7 @@ def main():
             continue
         for n, line in enumerate(text.splitlines(), 1):
             comment = line.lstrip("\t ")
-            # Not a directive, preformatted text, or a word that cannot be broken, such as an address.
+            # Skips directives, preformatted text, and words that cannot be broken, such as an address.
             if not comment.startswith("//") or comment.startswith(("//go:", "//\t")) or len(comment.split()) <= 2:
                 continue
             width = len(line.expandtabs(4))

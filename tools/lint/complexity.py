@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Check that no Go function has a cyclomatic complexity over 25: tests and generated code are exempt.
+"""Check that no Go function has a cyclomatic complexity over 25. Tests and generated code are exempt.
 
   complexity.py
 
-A function that is over it does several things: take it apart by what they do. HOT has the loops whose calls would cost
-more than their length does.
+A function over the limit does several things: split it into functions that each do one of them. HOT has the loops that a
+split would make too slow.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 
 LIMIT = 25
 
-# "package function": why it stays as it is, with the measurement.
+# Maps "package function" to the reason why it is not split, with the measurement.
 HOT = {}
 
 
@@ -28,14 +28,14 @@ def main():
     for line in out.splitlines():
         match = re.fullmatch(r"(\d+) (\S+) (.+) (\S+:\d+):\d+", line)
         if not match:
-            bad.append("cannot read what gocyclo says: " + line)
+            bad.append("cannot parse the output of gocyclo: " + line)
             continue
         complexity, package, function, place = match.groups()
         seen.add(package + " " + function)
         if package + " " + function not in HOT:
-            bad.append("%s: %s has a cyclomatic complexity of %s, more than %d: take it apart" % (place, function, complexity, LIMIT))
+            bad.append("%s: %s has a cyclomatic complexity of %s, more than %d: split it" % (place, function, complexity, LIMIT))
     for function in HOT.keys() - seen:
-        bad.append("%s is not over %d any more: remove it from HOT in tools/lint/complexity.py" % (function, LIMIT))
+        bad.append("%s is no longer over %d: remove it from HOT in tools/lint/complexity.py" % (function, LIMIT))
     for line in bad:
         print("complexity: error: " + line, file=sys.stderr)
     return 1 if bad else 0

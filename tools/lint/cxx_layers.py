@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Check that includes between the C++ sources point down: between folders, and between the files of src/cuda.
+"""Check that includes between the C++ sources point down, between folders and between the files of src/cuda.
 
   cxx_layers.py [CSHIM]
 
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-# What each folder of src may include beside itself, the public headers and the system's.
+# The folders that each folder of src may include, in addition to itself, the public headers and the system's.
 FOLDERS = {
     "base": set(),
     "deflate": {"base"},
@@ -20,11 +20,11 @@ FOLDERS = {
     "bench": {"base", "cuda"},
 }
 
-# The units of src/cuda, from the lowest up: each includes only those before it.
+# The units of src/cuda, from the lowest up. Each includes only units before it.
 CUDA = [
     "same_stream",  # the identity of streams
     "storage",  # the memory behind a tensor
-    "capture",  # the capture registry: is a capture under way, and what is possible meanwhile?
+    "capture",  # the capture registry: whether a capture is under way, and what it allows
     "device",
     "allocator",  # memory pools, statistics, the cache
     "pinned",
@@ -56,7 +56,7 @@ def units(source):
 
 
 def circle(graph):
-    """Return the units of one circle of includes, or nothing."""
+    """Return the units of one circle of includes, or None."""
     done = set()
 
     def visit(unit, path):
@@ -82,10 +82,10 @@ def main(cshim="cshim"):
     for unit, includes in sorted(graph.items()):
         folder, name = unit.split("/", 1)
         if folder not in FOLDERS:
-            bad.append("src/%s is in no folder of this script's table: name it there" % unit)
+            bad.append("src/%s is in a folder that this script's table does not have: add the folder" % unit)
             continue
         if folder == "cuda" and name not in CUDA:
-            bad.append("src/%s has no place in this script's order of src/cuda: give it one" % unit)
+            bad.append("src/%s is missing in this script's order of src/cuda: add it" % unit)
             continue
         for included, path in includes.items():
             other, other_name = included.split("/", 1)

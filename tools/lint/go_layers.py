@@ -3,7 +3,7 @@
 
   go_layers.py
 
-The table goes from the lowest package up, and a package imports only rows above its own in the text: so no import can
+The rows of the table go from the lowest package up. A package imports only packages of earlier rows, so no import can
 point upwards or in a circle. Every package has a row. Tests are exempt: they may import any package.
 """
 
@@ -14,13 +14,13 @@ import sys
 
 ROOT = "github.com/torchstream/torchstream"
 
-# Each package, and what it may import of this module. A new package gets a row; a new arrow needs a reason that the
-# reader of the commit accepts.
+# Each package, and the packages of this module that it may import. A new package gets a row. A new import needs a reason
+# that a reviewer accepts.
 LAYERS = {
-    # The C headers as Go types. cgo is here and nowhere else.
+    # The C headers as Go types. No other package uses cgo.
     "internal/imagecapi": [],
     "internal/capi": ["internal/imagecapi"],
-    # Small things without neighbours.
+    # Small packages that import no other, or nearly none.
     "internal/origin": [],
     "internal/interrupt": [],
     "internal/printable": [],
@@ -102,7 +102,7 @@ LAYERS = {
 }
 
 LIBTORCH = {"internal/capi", "cuda", "torch"}
-# Packages that reach none of the others, by whatever way.
+# Packages that must not depend on the packages of the set, directly or indirectly.
 FREE = {
     "imageloader": LIBTORCH | {"prefetcher"},
     "imageloader/transform": LIBTORCH | {"prefetcher"},
@@ -112,7 +112,7 @@ FREE = {
     "internal/ptfile": LIBTORCH,
     "prefetcher": {"imageloader"},
 }
-# The same, for a build tag.
+# The same for programs that are built with a tag.
 FREE_WITH_TAG = {"notorch": {"cmd/torchstream": LIBTORCH | {"prefetcher"}}}
 
 MODULES = [".", "imageloader/blob", "imageloader/prometheus"]
@@ -120,7 +120,7 @@ TAGS = ["", "debug", "notorch"]
 
 
 def packages(module, tags):
-    """Map each package of the module to what it imports of the project; names are relative to the root."""
+    """Map each package of the module to its imports from the project; names are relative to the root."""
     out = subprocess.run(
         ["go", "list", "-deps", "-tags", tags, "-json=ImportPath,Imports", "./..."],
         cwd=module, stdout=subprocess.PIPE, check=True, text=True,
@@ -139,7 +139,7 @@ def relative(path):
 
 
 def way(graph, start, goals):
-    """Return the imports that lead from start to one of the goals, or nothing."""
+    """Return the chain of imports from start to one of the goals, or None."""
     paths = [[start]]
     seen = {start}
     while paths:
