@@ -193,19 +193,28 @@ func stream(path string, info fs.FileInfo) bool {
 }
 
 // Create calls CheckWrite, opens the file for writing and truncates it. It refuses a file that
-// replaced the checked one after the check.
+// replaced the checked one during or after the check.
 func Create(path string, kind Kind) (*os.File, error) {
+	was, err := os.Stat(path) // before the check: what replaces this file is not opened
+	if err != nil {
+		was = nil
+	}
 	if err := CheckWrite(path, kind); err != nil {
 		return nil, err
 	}
-	was, err := os.Stat(path)
-	if err == nil && stream(path, was) {
+	if was != nil && stream(path, was) {
 		return os.OpenFile(path, os.O_WRONLY, 0)
 	}
+	return create(path, was, kind)
+}
+
+// create opens and truncates the checked file; was is nil if the path did not exist.
+func create(path string, was fs.FileInfo, kind Kind) (*os.File, error) {
 	flags := os.O_WRONLY | syscall.O_NONBLOCK
-	if err != nil {
+	if was == nil {
 		flags |= os.O_CREATE
-		if _, err := os.Lstat(path); err != nil { // a dangling link exists: opening it creates its target
+		link, err := os.Lstat(path)
+		if err != nil || link.Mode()&fs.ModeSymlink == 0 { // opening a dangling link creates its target
 			flags |= os.O_EXCL
 		}
 	}
@@ -214,7 +223,7 @@ func Create(path string, kind Kind) (*os.File, error) {
 		return nil, err
 	}
 	now, err := f.Stat()
-	if err == nil && was != nil && !os.SameFile(was, now) {
+	if err == nil && !unchanged(was, now) {
 		err = refuse(path, "no longer the file that was checked", kind)
 	}
 	if err == nil {
@@ -225,4 +234,12 @@ func Create(path string, kind Kind) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// unchanged reports whether the opened file is the checked one, or a new one if there was none.
+func unchanged(was, now fs.FileInfo) bool {
+	if was == nil {
+		return now.Mode().IsRegular() && now.Size() == 0
+	}
+	return os.SameFile(was, now)
 }

@@ -155,3 +155,53 @@ func TestCreateMakesNewFiles(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCreateDuringTheCheck: a file that takes the path while Create looks at the one before it keeps
+// its content.
+func TestCreateDuringTheCheck(t *testing.T) {
+	for name, at := range map[string]func(dir string) (path string){
+		"a file":   func(dir string) string { return filepath.Join(dir, "out") },
+		"its link": func(dir string) string { return filepath.Join(dir, "link") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path, other := at(dir), filepath.Join(dir, "other")
+			if err := os.Symlink("out", filepath.Join(dir, "link")); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range []string{"out", "other"} {
+				if err := os.WriteFile(filepath.Join(dir, name), []byte("the "+name), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			swap := Kind{"any file", func([]byte) bool { return os.Rename(other, filepath.Join(dir, "out")) == nil }}
+			f, err := Create(path, swap)
+			if err == nil {
+				_ = f.Close()
+			}
+			data, readErr := os.ReadFile(filepath.Join(dir, "out"))
+			if err == nil || !strings.Contains(err.Error(), path) || readErr != nil || string(data) != "the other" {
+				t.Errorf("%v, and then the file has %q, %v", err, data, readErr)
+			}
+		})
+	}
+}
+
+// TestCreateAfterTheCheck: a file that takes the path where there was none keeps its content.
+func TestCreateAfterTheCheck(t *testing.T) {
+	path := write(t, "new", "text")
+	link := filepath.Join(filepath.Dir(path), "link")
+	if err := os.Symlink("new", link); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{path, link} {
+		f, err := create(p, nil, PNG)
+		if err == nil {
+			_ = f.Close()
+		}
+		data, readErr := os.ReadFile(path)
+		if err == nil || !strings.Contains(err.Error(), p) || readErr != nil || string(data) != "text" {
+			t.Errorf("%s: %v, and then the file has %q, %v", p, err, data, readErr)
+		}
+	}
+}
