@@ -20,6 +20,9 @@ type contents struct {
 	// lazy keeps contents once they are read, for an index from a file. Each points to as many
 	// bytes as the record's size says.
 	lazy []atomic.Pointer[byte]
+	// claimed is what lazy points to while a reader copies the content into the arena: memory of
+	// the arena that a second reader took for the same sample would be lost.
+	claimed byte
 	// limit bounds the contents of lazy: larger samples are never read.
 	limit int64
 }
@@ -33,16 +36,17 @@ func (c *contents) of(i int, size int64) []byte {
 		return c.held[i]
 	}
 	if c.lazy != nil {
-		if data := c.lazy[i].Load(); data != nil {
+		if data := c.lazy[i].Load(); data != nil && data != &c.claimed {
 			return unsafe.Slice(data, size)
 		}
 	}
 	return nil
 }
 
-// keep keeps a copy of the content of sample i in lazy, unless it is there or empty.
+// keep keeps a copy of the content of sample i in lazy, unless it is empty, or there, or being
+// copied by another reader.
 func (c *contents) keep(i int, data []byte) {
-	if len(data) > 0 && c.lazy[i].Load() == nil {
+	if len(data) > 0 && c.lazy[i].CompareAndSwap(nil, &c.claimed) {
 		c.lazy[i].Store(unsafe.SliceData(c.arena.Clone(data)))
 	}
 }

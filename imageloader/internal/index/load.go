@@ -66,7 +66,7 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
 	}
 	if err != nil {
-		_ = x.side.close() // nothing was kept
+		_ = x.Close() // no entry point was kept
 		return nil, err
 	}
 	l.c.Logger.Info("opened index", "archive", l.a.Path(), "index", path, "samples", x.Len(),
