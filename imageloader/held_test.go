@@ -96,6 +96,9 @@ func loadHeld(t *testing.T, how, path string) {
 // TestHeldMemory: an archive that is held in memory takes little more than its size of it, over
 // five epochs, and next to nothing of Go's heap. Each case is measured in a process of its own.
 func TestHeldMemory(t *testing.T) {
+	if underRace {
+		t.Skip("with the race detector the memory is Go's")
+	}
 	if value := os.Getenv(heldVariable); value != "" {
 		how, path, _ := strings.Cut(value, ":")
 		loadHeld(t, how, path)

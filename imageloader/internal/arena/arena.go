@@ -6,6 +6,8 @@
 // An [Arena] holds bytes that live as long as the whole arena, such as an archive that is kept in
 // memory. [Buffers] recycle the memory of samples, each of which lives for a short time.
 //
+// Builds with the race detector use Go's heap, because the detector ignores all other memory.
+//
 // The garbage collector does not track references into an arena. No code may use the bytes of an
 // arena after Free, and a loader must never hand them to its user.
 package arena
@@ -13,8 +15,6 @@ package arena
 import (
 	"runtime"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // chunkBytes is the size of one reservation of address space. A page of it takes memory at its
@@ -38,7 +38,7 @@ type mapping struct {
 
 func (m *mapping) free() {
 	for _, c := range m.chunks {
-		_ = unix.Munmap(c) // fails only for addresses that are not mapped
+		unmapPages(c)
 	}
 	m.chunks, m.freed = nil, true
 }
@@ -93,11 +93,10 @@ func (a *Arena) alloc(n, align int) []byte {
 
 // grow maps more memory. It returns nil if the system has none.
 func (m *mapping) grow(size int) []byte {
-	p, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil
+	p := mapPages(size)
+	if p != nil {
+		m.chunks = append(m.chunks, p)
 	}
-	m.chunks = append(m.chunks, p)
 	return p
 }
 

@@ -2,35 +2,11 @@ package arena
 
 import (
 	"bytes"
-	"os"
 	"runtime"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"unsafe"
 )
-
-// mappedBytes returns the number of bytes of p that the kernel has mapped for this process.
-func mappedBytes(t *testing.T, p []byte) (n int) {
-	t.Helper()
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	low := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p))))
-	high := low + uint64(len(p))
-	for line := range strings.Lines(string(maps)) {
-		span, _, _ := strings.Cut(line, " ")
-		from, to, _ := strings.Cut(span, "-")
-		begin, _ := strconv.ParseUint(from, 16, 64)
-		end, _ := strconv.ParseUint(to, 16, 64)
-		if b, e := max(low, begin), min(high, end); b < e {
-			n += int(e - b)
-		}
-	}
-	return n
-}
 
 func TestAllocationsAreZeroedAlignedAndDisjoint(t *testing.T) {
 	a := New()
@@ -61,42 +37,6 @@ func TestAllocationsAreZeroedAlignedAndDisjoint(t *testing.T) {
 	if got := a.Clone([]byte("text")); string(got) != "text" {
 		t.Errorf("the clone is %q", got)
 	}
-}
-
-// The bytes of an arena do not count as Go's heap.
-func TestArenaIsOutsideTheHeap(t *testing.T) {
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	a := New()
-	defer a.Free()
-	const n = 64 << 20
-	for range n >> 16 {
-		clear(a.Alloc(1 << 16))
-	}
-	runtime.ReadMemStats(&after)
-	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 1<<20 {
-		t.Errorf("the heap has grown by %d bytes for %d outside of it", grown, n)
-	}
-}
-
-// Free returns the memory to the system. Later allocations come from Go's heap.
-func TestFreeReturnsTheMemoryToTheSystem(t *testing.T) {
-	a := New()
-	p := a.Alloc(chunkBytes)
-	p[0] = 1
-	if mappedBytes(t, p) != len(p) {
-		t.Fatal("the memory is not mapped")
-	}
-	a.Free()
-	a.Free()
-	if n := mappedBytes(t, p); n != 0 { // no other code of this test maps memory there
-		t.Errorf("%d bytes are still mapped", n)
-	}
-	if q := a.Alloc(100); len(q) != 100 {
-		t.Error("a freed arena does not allocate")
-	}
-	(*Arena)(nil).Free()
 }
 
 func TestClassForIsTheSmallestClassThatFits(t *testing.T) {

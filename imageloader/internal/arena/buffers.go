@@ -3,8 +3,6 @@ package arena
 import (
 	"math/bits"
 	"sync"
-
-	"golang.org/x/sys/unix"
 )
 
 // Buffers recycle the memory of samples. Buffers have four capacities per octave, in whole pages,
@@ -90,9 +88,7 @@ func (b *Buffers) Put(p []byte) {
 		b.bytes += int64(cap(p))
 		return
 	}
-	// The pages go back to the system; the address space stays for a later Get. A failure costs
-	// only memory, so the error is ignored.
-	_ = unix.Madvise(p[:cap(p)], unix.MADV_DONTNEED)
+	dropPages(p[:cap(p)]) // the address space stays for a later Get
 	b.cold[class] = append(b.cold[class], p)
 }
 
