@@ -64,6 +64,24 @@ func TestBuffersAreReused(t *testing.T) {
 	}
 }
 
+// Where the system has no memory, buffers come from Go's heap, and are not reused.
+func TestBuffersWithoutArena(t *testing.T) {
+	b := NewBuffers(1 << 20)
+	b.Get(100)
+	b.Close() // from here on the arena has no memory
+	for _, n := range []int{1, 100, pageBytes, pageBytes + 1, 50_000} {
+		p := b.Get(n)
+		for i := range p {
+			p[i] = 1
+		}
+		b.Put(p)
+		if q := b.Get(n); len(p) != n || len(q) != n || &q[0] == &p[0] {
+			t.Errorf("%d bytes: %d, then %d, or the same", n, len(p), len(q))
+		}
+		runtime.KeepAlive(p)
+	}
+}
+
 // The size of a sample bounds the capacity of its buffer.
 func TestBuffersAreNotMuchLarger(t *testing.T) {
 	b := NewBuffers(1 << 40)
