@@ -40,11 +40,25 @@ func open(path string, tree bool) (*os.File, error) {
 	if info, err = f.Stat(); err == nil {
 		err = readable(path, info, tree)
 	}
+	if err == nil {
+		err = setBlocking(f)
+	}
 	if err != nil {
 		_ = f.Close() // err says more
 		return nil, err
 	}
 	return f, nil
+}
+
+// setBlocking clears O_NONBLOCK, which only open needs: open(2) does not promise that regular files
+// go on ignoring it.
+func setBlocking(f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	closed := raw.Control(func(fd uintptr) { err = syscall.SetNonblock(int(fd), false) })
+	return errors.Join(closed, err)
 }
 
 func readable(path string, info fs.FileInfo, tree bool) error {
@@ -225,6 +239,9 @@ func create(path string, was fs.FileInfo, kind Kind) (*os.File, error) {
 	now, err := f.Stat()
 	if err == nil && !unchanged(was, now) {
 		err = refuse(path, "no longer the file that was checked", kind)
+	}
+	if err == nil {
+		err = setBlocking(f)
 	}
 	if err == nil {
 		err = f.Truncate(0)

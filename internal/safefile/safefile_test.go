@@ -3,8 +3,10 @@ package safefile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -204,4 +206,43 @@ func TestCreateAfterTheCheck(t *testing.T) {
 			t.Errorf("%s: %v, and then the file has %q, %v", p, err, data, readErr)
 		}
 	}
+}
+
+// Files are open as if O_NONBLOCK had never been asked for.
+func TestOpenFilesBlock(t *testing.T) {
+	for name, open := range map[string]func(path string) (*os.File, error){
+		"Open":     Open,
+		"OpenTree": OpenTree,
+		"Create":   func(path string) (*os.File, error) { return Create(path, Raw) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, err := open(write(t, "empty", ""))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			flags, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", descriptor(t, f)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, after, _ := strings.Cut(string(flags), "flags:")
+			bits, err := strconv.ParseInt(strings.Fields(after)[0], 8, 64)
+			if err != nil || bits&syscall.O_NONBLOCK != 0 {
+				t.Errorf("flags %o, error %v", bits, err)
+			}
+		})
+	}
+}
+
+// descriptor is f.Fd without its side effects.
+func descriptor(t *testing.T, f *os.File) (fd uintptr) {
+	t.Helper()
+	raw, err := f.SyscallConn()
+	if err == nil {
+		err = raw.Control(func(at uintptr) { fd = at })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
 }
