@@ -446,6 +446,66 @@ func TestForgedTar(t *testing.T) {
 	}
 }
 
+// TestForgedLabels: an index with right checksums can't exchange the names, the labels or the
+// contents of a tar's samples, whose names and places the tar itself has.
+func TestForgedLabels(t *testing.T) {
+	long := strings.Repeat("long ", 30)
+	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
+	list := []archivetest.Member{{Name: "a/0.png", Data: content(0)}, {Name: "b/1.png", Data: content(1)}, {Name: "a/2.png", Data: content(2)},
+		{Name: "b/" + long + "3.png", Data: content(3)}, {Name: "a/" + long + "4.png", Data: content(4)}}
+	data := archivetest.Tar(t, list...)
+	member := func(b []byte, i int) []byte { return b[i*indextest.MemberBytes:][:indextest.MemberBytes] }
+	exchange := func(b []byte, i, j int) {
+		for _, at := range []int{0, 1, 2, 3, 4, 5, 6, 7, 24, 25, 26, 27} { // place and checksum
+			member(b, i)[at], member(b, j)[at] = member(b, j)[at], member(b, i)[at]
+		}
+	}
+	o := Options{Transform: Eval(4, 4), BatchSize: 1}
+	for what, c := range map[string]struct {
+		section uint32
+		change  func(b []byte)
+		want    string // the member of the error; "": the index is made anew
+	}{
+		"places": {indextest.Members, func(b []byte) { exchange(b, 0, 2) }, "a/0.png"},
+		"places without checksums": {indextest.Members, func(b []byte) {
+			exchange(b, 0, 2)
+			member(b, 0)[31] &^= 4
+		}, "a/0.png"},
+		"places of long names": {indextest.Members, func(b []byte) { exchange(b, 3, 4) }, "b/" + long + "3.png"},
+		"sizes":                {indextest.Members, func(b []byte) { member(b, 1)[8]-- }, "b/1.png"},
+		"names":                {indextest.Names, func(b []byte) { copy(b, "a/2.png") }, "a/2.png"},
+		"labels":               {indextest.Members, func(b []byte) { member(b, 0)[20], member(b, 1)[20] = member(b, 1)[20], member(b, 0)[20] }, ""},
+		"names and labels":     {indextest.Directories, func(b []byte) { b[4], b[9] = 'b', 'a' }, ""},
+	} {
+		o := o
+		path, _ := indexed(t, "a.tar", data, o)
+		o.IndexFile = path + indextest.Suffix
+		index, err := os.ReadFile(o.IndexFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(o.IndexFile, indextest.Forge(t, index, c.section, c.change), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 2)
+		l.Close()
+		var damage *ArchiveError
+		if c.want == "" {
+			if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{"a/0.png", 0, 0}) || batches[1].samples[0] != (Sample{"b/1.png", 1, 1}) {
+				t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+			}
+			continue
+		}
+		if !errors.As(err, &damage) || damage.Member != c.want {
+			t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+		}
+	}
+}
+
 // TestOtherTarURL: a tar behind a URL that has the size and the time of the one that was indexed in
 // another run, but its samples in another order, is an error that names the sample; and that is
 // found out without a second request.

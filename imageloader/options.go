@@ -99,10 +99,12 @@ type Options struct {
 	// point changes a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are
 	// neither made nor used.
 	//
-	// All else that an index says is believed, whatever TrustIndex is: names, labels, places and
-	// checksums of samples. The checksums tell damage and other archives, not forgery. Whoever can
-	// write the index can change which bytes of the archive a sample has, and its label. Set
-	// NoIndex or an IndexFile of your own where others can write beside the archive.
+	// The index's checksums tell damage and other archives, not forgery, whatever TrustIndex is. A
+	// sample of a plain .tar must lie behind a header of its name and size, and its label must be
+	// its directory; which samples there are, and WebDataset's labels, are believed. Of a .tar.gz
+	// or .tar.zst the index's names, places and checksums are believed too. So whoever can write
+	// its index can change which bytes of the archive a sample has, and its label: set NoIndex, or
+	// an IndexFile of your own, where others can write beside the archive.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and

@@ -75,6 +75,9 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		if wrong == nil && int(m.label) == odd {
 			wrong = &LabelError{b.file, string(name), b.dirs.names[odd]}
 		}
+		if dir := b.dirs.names[m.label]; b.web == nil && classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
+			return errIndexDamaged
+		}
 		if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
 			if wrong == nil {
 				wrong = b.dirs.unknown(string(name), b.dirs.names[m.label])

@@ -73,44 +73,64 @@ func (r *Reader) readFrom(s *shard, m *record, i int, p []byte) error {
 	case archive.Tree:
 		return r.archive.ReadFile(int(m.shard), r.x.Name(i), p)
 	case archive.Tar:
-		return r.readTar(s, m, p)
+		return r.readTar(s, m, i, p)
 	}
 	mark, until := s.enter(m)
 	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
 }
 
-// readTar reads a member of a plain tar. A file of the same size and time may be another one all
-// the same, also behind a URL (in another run): so the header before the member has to be the one
-// that was indexed.
-func (r *Reader) readTar(s *shard, m *record, p []byte) error {
-	shard := int(m.shard)
-	if m.flags&recordBlock == 0 {
-		if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
-			return err
-		}
-		return nil
+// readTar reads sample i of a plain tar. A file of the same size and time may be another one all
+// the same, also behind a URL (in another run), and the index may be forged: so the header before
+// the content has to be the one that was indexed, and has to have the sample's name and size.
+func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
+	name, shard := r.x.Name(i), int(m.shard)
+	lead := int64(archive.BlockBytes)
+	if !isPlain(name) {
+		lead = min(m.offset, archive.HeaderBytes)
 	}
-	if m.offset < archive.BlockBytes {
+	if lead < archive.BlockBytes || m.offset < lead {
 		return ErrStale
 	}
-	part := archive.BlockBytes // of the header and the content that is read first
+	part := int(lead) // and the content, if that is read at the same time
 	if archive.IsURL(s.path) && len(p) <= segmentBytes {
 		part += len(p) // a copy costs less than a second request
 	}
 	r.segment = slices.Grow(r.segment[:0], part)[:part]
-	if n, err := r.archive.ReadAt(shard, r.segment, m.offset-archive.BlockBytes); n < part {
+	if n, err := r.archive.ReadAt(shard, r.segment, m.offset-lead); n < part {
 		return err
 	}
-	if crc32.ChecksumIEEE(r.segment[:archive.BlockBytes]) != m.crc {
+	heads := r.segment[lead%archive.BlockBytes : lead]
+	if m.flags&recordBlock != 0 && crc32.ChecksumIEEE(heads[len(heads)-archive.BlockBytes:]) != m.crc {
 		return ErrStale
 	}
-	if copy(p, r.segment[archive.BlockBytes:]) == len(p) {
+	n := copy(p, r.segment[lead:])
+	if !archive.Heads(heads, name, m.size) {
+		more := make([]byte, min(m.offset, archive.HeaderBytes)) // the name may lie before
+		if n, err := r.archive.ReadAt(shard, more, m.offset-int64(len(more))); n < len(more) {
+			return err
+		}
+		if !archive.Heads(more[len(more)%archive.BlockBytes:], name, m.size) {
+			return ErrStale
+		}
+	}
+	if n == len(p) {
 		return nil
 	}
 	if n, err := r.archive.ReadAt(shard, p, m.offset); n < len(p) {
 		return err
 	}
 	return nil
+}
+
+// isPlain says whether a header has room for a name, and its characters, without an extended one.
+func isPlain(name string) bool {
+	const room = 100
+	for _, c := range []byte(name) {
+		if c >= 0x80 {
+			return false
+		}
+	}
+	return len(name) <= room
 }
 
 // readSegment reads sample i into memory, with those that lie beside it between two marks, if that

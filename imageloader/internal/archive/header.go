@@ -1,0 +1,95 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"path"
+)
+
+// HeaderBytes is how much before a member's content of a tar has all of its headers, those of its
+// long name too, for nearly all members.
+const HeaderBytes = 8 << 10
+
+// Heads says whether blocks, the bytes of a tar right before a content, end with the header of a
+// regular file that has this name and size. More than one block is only needed for a name that the
+// last one has no room for, or not the characters: its extended header must lie in blocks too.
+func Heads(blocks []byte, name string, size int64) bool {
+	block := blocks[len(blocks)-BlockBytes:]
+	if headsAlone(block, name, size) {
+		return true
+	}
+	for start := len(blocks) - BlockBytes; start >= 0; start -= BlockBytes {
+		switch blocks[start+156] {
+		case tar.TypeXHeader, tar.TypeXGlobalHeader, tar.TypeGNULongName, tar.TypeGNULongLink:
+		default:
+			if start < len(blocks)-BlockBytes {
+				continue // not a beginning of headers
+			}
+		}
+		in := bytes.NewReader(blocks[start:])
+		h, err := tar.NewReader(in).Next()
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) || in.Len() > 0 {
+			continue
+		}
+		if kind, ok := kindOf(h); ok && kind == Regular && path.Clean(h.Name) == name && h.Size == size {
+			return true
+		}
+	}
+	return false
+}
+
+// headsAlone is Heads for the header of a short name. It allocates nothing; false says nothing.
+func headsAlone(block []byte, name string, size int64) bool {
+	sum := sumBytes(block) + 8*' ' // in the place of the checksum itself
+	for _, c := range block[148:156] {
+		sum -= int64(c)
+	}
+	if flag := block[156]; octal(block[148:156]) != sum || octal(block[124:136]) != size || flag != tar.TypeReg && flag != 0 {
+		return false
+	}
+	last := bytes.TrimPrefix(field(block[:100]), []byte("./"))
+	if block[345] != 0 && string(block[257:263]) == "ustar\x00" {
+		prefix := bytes.TrimPrefix(field(block[345:500]), []byte("./"))
+		n := len(prefix)
+		return len(name) == n+1+len(last) && name[:n] == string(prefix) && name[n] == '/' && name[n+1:] == string(last)
+	}
+	return string(last) == name
+}
+
+// sumBytes is the sum of the bytes of a block, added up eight at a time: in four sums of 16 bits,
+// which have room for twice as many.
+func sumBytes(block []byte) int64 {
+	const even = 0x00ff00ff00ff00ff
+	var sums uint64
+	for block = block[:BlockBytes]; len(block) > 0; block = block[8:] {
+		word := binary.LittleEndian.Uint64(block)
+		sums += word&even + word>>8&even
+	}
+	return int64(sums&0xffff + sums>>16&0xffff + sums>>32&0xffff + sums>>48)
+}
+
+// field is a field of a header without the NUL behind it.
+func field(b []byte) []byte {
+	if end := bytes.IndexByte(b, 0); end >= 0 {
+		return b[:end]
+	}
+	return b
+}
+
+// octal is the number in a field of a header; -1 if it has none, or one in another form.
+func octal(b []byte) int64 {
+	b = bytes.Trim(b, " \x00")
+	n := int64(0)
+	for _, c := range b {
+		if c < '0' || c > '7' {
+			return -1
+		}
+		n = 8*n + int64(c-'0')
+	}
+	if len(b) == 0 {
+		return -1
+	}
+	return n
+}
