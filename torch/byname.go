@@ -189,21 +189,21 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 		return nil, invalid("%v", err)
 	}
 	n := &namedOperator{op: e, name: name, schema: text, returns: text[strings.LastIndex(text, " -> ")+len(" -> "):]}
-	var written []int
+	written := map[string]int{} // arguments by their alias annotations
 	for i, a := range s.Args {
 		n.params = append(n.params, parameterOf(a))
 		if a.Written && a.Type == "Tensor" {
-			written = append(written, i)
+			written[a.Alias] = i
 		}
 		n.waits = n.waits || a.Name == "non_blocking"
 	}
 	for _, r := range s.Returns {
 		of := -1
 		switch {
-		case r.Type == "Tensor" && r.Written && len(written) > 0:
-			of, written = written[0], written[1:]
-			n.results++
 		case r.Type == "Tensor":
+			if i, ok := written[r.Alias]; ok && r.Written {
+				of = i
+			}
 			n.results++
 		case r.Type == "Tensor[]":
 			n.list = true

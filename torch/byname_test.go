@@ -98,6 +98,10 @@ func TestCallTakesPartInBackwardAndNoGrad(t *testing.T) {
 		t.Error("the result is not the argument out")
 	}
 	wantValues(t, dst, 1, 1)
+	noise := floats(t, []float32{1, 1}) // an argument that is written to and not returned
+	if out := call(t, "rrelu_with_noise.out", floats(t, []float32{-1, 2}), noise, torch.Keywords{"out": dst}); out[0] != dst {
+		t.Error("the result is the argument noise, not out")
+	}
 	before := torch.LiveTensors()
 	call(t, "add_.Tensor", x, x)
 	if n := torch.LiveTensors(); n != before {

@@ -64,9 +64,9 @@ func TestParseReadsSchemas(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := schema.Schema{Name: "x", Overload: "y", Args: []schema.Arg{
-		{Name: "self", Type: "Tensor[]", Written: true}, {Name: "stride", Type: "int[2]", Default: "[1, 1]", HasDefault: true},
+		{Name: "self", Type: "Tensor[]", Written: true, Alias: "a"}, {Name: "stride", Type: "int[2]", Default: "[1, 1]", HasDefault: true},
 		{Name: "mode", Type: "str?", Default: `"a,b"`, HasDefault: true}, {Name: "v", Type: "Scalar", Default: "1", HasDefault: true},
-	}, Returns: []schema.Return{{Type: "Tensor", Written: true}, {Type: "Tensor[]"}}}
+	}, Returns: []schema.Return{{Type: "Tensor", Written: true, Alias: "a"}, {Type: "Tensor[]"}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}

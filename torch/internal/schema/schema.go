@@ -23,13 +23,15 @@ type Arg struct {
 	Type       string
 	Default    string
 	HasDefault bool
-	Written    bool // the operator writes to the argument
+	Written    bool   // the operator writes to the argument
+	Alias      string // the annotation's name of the memory: "a" in "Tensor(a!)"; "" if there is none
 }
 
 // Return is one result.
 type Return struct {
 	Type    string
-	Written bool // the result is an argument that the operator wrote to
+	Written bool   // the result is an argument that the operator wrote to
+	Alias   string // the Alias of that argument
 }
 
 // Parse parses a schema such as "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) ->
@@ -56,8 +58,8 @@ func Parse(text string) (Schema, error) {
 		if !ok {
 			return Schema{}, fmt.Errorf("schema %q: argument %q has no name", text, a)
 		}
-		t, w := plain(typ)
-		s.Args = append(s.Args, Arg{name, t, def, has, w})
+		t, alias, w := plain(typ)
+		s.Args = append(s.Args, Arg{name, t, def, has, w, alias})
 	}
 	returns = strings.TrimSpace(returns)
 	if strings.HasPrefix(returns, "(") && strings.HasSuffix(returns, ")") {
@@ -67,8 +69,8 @@ func Parse(text string) (Schema, error) {
 		if typ, _, ok := cutLast(r); ok {
 			r = typ
 		}
-		t, w := plain(r)
-		s.Returns = append(s.Returns, Return{t, w})
+		t, alias, w := plain(r)
+		s.Returns = append(s.Returns, Return{t, w, alias})
 	}
 	return s, nil
 }
@@ -108,14 +110,15 @@ func cutLast(s string) (before, after string, ok bool) {
 	return s[:i], s[i+1:], true
 }
 
-// plain removes an alias annotation such as "(a!)" and reports whether it contains "!".
-func plain(t string) (string, bool) {
-	written := false
+// plain removes an alias annotation such as "(a!)". It returns the annotation's name, "a", and
+// whether it contains "!".
+func plain(t string) (typ, alias string, written bool) {
 	if i := strings.IndexByte(t, '('); i >= 0 {
 		if j := strings.IndexByte(t[i:], ')'); j >= 0 {
-			written = strings.Contains(t[i:i+j], "!")
+			annotation := t[i+1 : i+j]
+			alias, written = strings.TrimRight(annotation, "! ->*|"), strings.Contains(annotation, "!")
 			t = t[:i] + t[i+j+1:]
 		}
 	}
-	return strings.Replace(t, "SymInt", "int", 1), written
+	return strings.Replace(t, "SymInt", "int", 1), alias, written
 }
