@@ -296,6 +296,19 @@ func TestWriteRefuses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	floats, err := ptfile.NewTensor(tensor.Float32, []int64{1}, func([]byte) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	integers, err := ptfile.NewTensor(tensor.Int32, []int64{1}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	integers.Storage = floats.Storage // as a file of _rebuild_tensor_v3 may have it
+	err = ptfile.Write(new(bytes.Buffer), &ptfile.List{Items: []any{floats, integers}})
+	if err == nil || !strings.Contains(err.Error(), "float32 and int32 that share memory") {
+		t.Errorf("two dtypes of one storage: %v", err)
+	}
 	for _, shape := range [][]int64{{-1}, {math.MaxInt64, 2}, {math.MaxInt64}, make([]int64, 65), {0, -1}} {
 		if _, err := ptfile.NewTensor(tensor.Float32, shape, nil); err == nil {
 			t.Errorf("shape %v passed", shape)

@@ -110,6 +110,7 @@ func (a *archive) add(name string, data []byte) error {
 type pickler struct {
 	out      []byte
 	storages []*Storage
+	types    []elementType    // of the storages: PyTorch reads a storage with one dtype only
 	numbers  map[*Storage]int // of the members data/N
 }
 
@@ -248,6 +249,10 @@ func (p *pickler) tensor(t *Tensor) error {
 		number = len(p.storages)
 		p.numbers[t.Storage] = number
 		p.storages = append(p.storages, t.Storage)
+		p.types = append(p.types, t.element)
+	}
+	if of := p.types[number]; of.dtype != t.element.dtype {
+		return fmt.Errorf("tensors of dtypes %s and %s that share memory cannot be written to a PyTorch file", of.name, t.element.name)
 	}
 	if t.Parameter {
 		p.global("torch._utils", "_rebuild_parameter")
