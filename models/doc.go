@@ -38,7 +38,9 @@
 // or .pth) loads with [nn.Load], and with [nn.LoadWith] and Partial if the head has another number
 // of classes: the package's example fine-tunes a network in this way. The head of a classifier is a
 // field, and may be replaced by another module before training. The published files of GPT-2 lack
-// the prefix "transformer." and load into [GPT2.Transformer].
+// the prefix "transformer." and load into [GPT2.Transformer]. Some files of torchvision's ViTs have
+// the names of its older versions, mlp.linear_1 and mlp.linear_2: in Python, load them into
+// torchvision's model and save its state_dict.
 //
 // Images are float32 [N 3 H W], normalised with ImageNet's mean and standard deviation as the
 // reference's weights expect. The memory format torch.ChannelsLast works too, and so do other

@@ -22,8 +22,8 @@ type EfficientNet struct {
 type EfficientNetOptions struct {
 	NumClasses int     // 0 stands for 1000
 	Dropout    float64 // the probability before the last layer; 0 stands for 0.2, a negative value for none
-	// StochasticDepth is the probability of dropping the last block. It grows linearly from 0 at
-	// the first block. 0 stands for 0.2, a negative value for none.
+	// StochasticDepth, times i/16, is the probability of dropping block i of the 16 blocks, which
+	// count from 0. 0 stands for 0.2, a negative value for none.
 	StochasticDepth float64
 }
 
