@@ -3,6 +3,8 @@ package nn
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -26,6 +28,9 @@ func Save(path string, m Module, metadata map[string]string) error {
 // module's names, shapes and dtypes; otherwise the error lists the differences. Load changes the
 // module only after it has read the whole file, which it holds in host memory until then. Only a
 // failure of the device can leave some tensors loaded and others not.
+//
+// As in PyTorch, a file may lack the counts of batches of the normalisations (num_batches_tracked),
+// which PyTorch before 0.4.1 did not write. The module keeps its own.
 func Load(path string, m Module) (map[string]string, error) {
 	r, err := LoadWith(path, m, LoadOptions{})
 	if err != nil {
@@ -71,8 +76,16 @@ func (r *LoadReport) String() string {
 }
 
 func (r *LoadReport) differences() []error {
+	return r.differencesBut(func(string) bool { return false })
+}
+
+// differencesBut leaves out missing tensors by their names.
+func (r *LoadReport) differencesBut(optional func(name string) bool) []error {
 	var errs []error
 	for _, name := range r.Missing {
+		if optional(name) {
+			continue
+		}
 		errs = append(errs, fmt.Errorf("tensor %s is not in the file", name))
 	}
 	for _, m := range r.Mismatched {
@@ -156,7 +169,16 @@ func (c *Checkpoint) accept(r *LoadReport, o LoadOptions) error {
 	if o.Partial && len(r.Loaded) > 0 {
 		return nil
 	}
-	return c.unfit(r.differences())
+	strict := *r
+	if len(r.Loaded) > 0 {
+		strict.Missing = slices.DeleteFunc(slices.Clone(r.Missing), isBatchCount)
+	}
+	return c.unfit(strict.differences())
+}
+
+// isBatchCount reports whether a name is that of a normalisation's count of batches.
+func isBatchCount(name string) bool {
+	return name == batchCount || strings.HasSuffix(name, "."+batchCount)
 }
 
 // unfit returns an error that lists the differences, or nil if there are none.

@@ -57,14 +57,13 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 	if c.Weight = positive(op, "in, out and kernel", append([]int{in, out}, size...)...); c.Weight != nil {
 		return
 	}
-	negative := o.Stride < 0 || o.Dilation < 0 || o.Groups < 0 || slices.Min(c.o.Padding) < 0
-	switch {
-	case negative || in%groups != 0 || out%groups != 0:
-		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
-		return
-	case len(size) != dims || o.PaddingSize != nil && len(o.PaddingSize) != dims:
+	if len(size) != dims || o.PaddingSize != nil && len(o.PaddingSize) != dims {
 		c.Weight = invalid(op, "KernelSize %v and PaddingSize %v: they have one value for each of %d directions",
 			o.KernelSize, o.PaddingSize, dims)
+		return
+	}
+	if min(o.Stride, o.Dilation, o.Groups) < 0 || slices.Min(c.o.Padding) < 0 || in%groups != 0 || out%groups != 0 {
+		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
 	shape, fanIn := kernelShape(out, in/groups, size)

@@ -132,6 +132,8 @@ func TestConstructorsRefuseBadOptions(t *testing.T) {
 	for name, m := range map[string]nn.Module{
 		"kernel size":       nn.NewConv2d(1, 1, 1, nn.Conv2dOptions{KernelSize: []int{3}}),
 		"padding size":      nn.NewConv3d(1, 1, 1, nn.Conv3dOptions{PaddingSize: []int{1, 1}}),
+		"no padding sizes":  nn.NewConv2d(1, 1, 1, nn.Conv2dOptions{PaddingSize: []int{}}),
+		"no kernel sizes":   nn.NewConv1d(1, 1, 1, nn.Conv1dOptions{KernelSize: []int{}}),
 		"negative padding":  nn.NewConv2d(1, 1, 1, nn.Conv2dOptions{PaddingSize: []int{1, -1}}),
 		"transposed stride": nn.NewConvTranspose2d(1, 1, 1, nn.ConvTranspose2dOptions{Stride: -1}),
 		"transposed groups": nn.NewConvTranspose1d(4, 3, 1, nn.ConvTranspose1dOptions{Groups: 2}),
@@ -413,6 +415,85 @@ func TestToDTypeConvertsInPlace(t *testing.T) {
 	}
 	if err := nn.ToDType(norm, torch.Int64); !errors.Is(err, cuda.ErrInvalidArgument) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// PyTorch's load_state_dict(strict=True) takes a state_dict without the counts too.
+func TestLoadTakesFilesWithoutCountsOfBatches(t *testing.T) {
+	make := func() *nn.Sequential {
+		net := nn.NewSequential(nn.NewBatchNorm2d(3, nn.BatchNorm2dOptions{}), nn.NewInstanceNorm2d(3, nn.InstanceNorm2dOptions{RunningStats: true}))
+		t.Cleanup(func() { nn.Close(net) })
+		return net
+	}
+	old, net := make(), make()
+	for _, name := range []string{"old.safetensors", "old.pth"} {
+		for _, n := range nn.State(net) { // differ from the file, whose count is 0
+			if err := n.Tensor.NoGrad().Fill_(7).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var kept []nn.Named
+		for _, n := range nn.State(old) {
+			if !strings.HasSuffix(n.Name, "num_batches_tracked") {
+				kept = append(kept, n)
+			}
+		}
+		path := filepath.Join(t.TempDir(), name)
+		if err := nn.SaveTensors(path, kept, nil); err != nil {
+			t.Fatal(err)
+		}
+		r, err := nn.LoadWith(path, net, nn.LoadOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(r.Missing, []string{"0.num_batches_tracked", "1.num_batches_tracked"}) || len(r.Loaded) != len(kept) {
+			t.Errorf("%s: %v", name, r)
+		}
+		for i, n := range nn.State(net) {
+			want := nn.State(old)[i].Tensor.String()
+			if strings.HasSuffix(n.Name, "num_batches_tracked") {
+				want = "int64[] cpu: 7"
+			}
+			if got := n.Tensor.String(); got != want {
+				t.Errorf("%s: %s is %s, want %s", name, n.Name, got, want)
+			}
+		}
+		if err := nn.SaveTensors(path, kept[1:], nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nn.Load(path, net); err == nil || !strings.Contains(err.Error(), "tensor 0.weight is not in the file") || strings.Contains(err.Error(), "num_batches") {
+			t.Errorf("%s without a weight: %v", name, err)
+		}
+	}
+}
+
+func TestInstanceNormRefusesInputs(t *testing.T) {
+	evaluated := nn.NewInstanceNorm2d(2, nn.InstanceNorm2dOptions{RunningStats: true})
+	nn.Train(evaluated, false)
+	defer nn.Close(evaluated)
+	for _, c := range []struct {
+		name  string
+		m     nn.Module
+		shape []int64
+		want  string
+	}{
+		{"one value per channel", nn.NewInstanceNorm2d(2, nn.InstanceNorm2dOptions{}), []int64{3, 2, 1, 1}, "more than one value per channel"},
+		{"too many dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{3, 2, 4, 4}, "it must have 3 dimensions"},
+		{"too few dimensions", nn.NewInstanceNorm1d(2, nn.InstanceNorm1dOptions{}), []int64{2, 4}, "it must have 3 dimensions"},
+		{"running statistics", evaluated, []int64{3, 2, 1, 1}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x, err := torch.Ones(cuda.CPU, torch.Float32, c.shape...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer x.Close()
+			y := c.m.Forward(x)
+			defer y.Close()
+			if err := y.Err(); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
 	}
 }
 

@@ -74,8 +74,10 @@ func runningStats(op string, channels int) (mean, variance, count *torch.Tensor)
 	return mean, variance, buffer(op, n, err)
 }
 
+const batchCount = "num_batches_tracked"
+
 func statistics(mean, variance, count *torch.Tensor) []Named {
-	return named(Named{"running_mean", mean}, Named{"running_var", variance}, Named{"num_batches_tracked", count})
+	return named(Named{"running_mean", mean}, Named{"running_var", variance}, Named{batchCount, count})
 }
 
 // Forward computes the normalised input. In training a batch with one value per channel is an
@@ -169,6 +171,7 @@ type InstanceNorm struct {
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
+	rank          int // the number of dimensions of an input
 }
 
 // InstanceNormOptions are the options of NewInstanceNorm1d, NewInstanceNorm2d and
@@ -191,7 +194,7 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 	kind := fmt.Sprintf("InstanceNorm%dd", dims)
 	op := "nn.New" + kind
 	n.create(kind)
-	n.momentum, n.eps = or(o.Momentum, 0.1), or(o.Eps, 1e-5)
+	n.momentum, n.eps, n.rank = or(o.Momentum, 0.1), or(o.Eps, 1e-5), dims+2
 	if n.Weight = positive(op, "channels", channels); n.Weight != nil {
 		return
 	}
@@ -201,10 +204,36 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 	}
 }
 
-// Forward computes the normalised input.
+// Forward computes the normalised input. Without running statistics, and always in training, a
+// channel of one value is an error, since one value has no variance.
 func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
-	own := n.training() || n.RunningMean == nil
+	own := n.training() || n.RunningMean == nil // the input's statistics
+	if x.Err() == nil {
+		if bad := n.check(x.Shape(), own); bad != nil {
+			return n.result(bad, x)
+		}
+	}
 	return n.result(x.InstanceNorm(n.Weight, n.Bias, n.RunningMean, n.RunningVar, own, n.momentum, n.eps), x)
+}
+
+// check returns a failed tensor if an input of the shape cannot be normalised. A shape is nil if the
+// input is closed, which the operator reports.
+func (n *InstanceNorm) check(size []int64, own bool) *torch.Tensor {
+	if n.rank == 0 || size == nil { // not made by a constructor
+		return nil
+	}
+	op := "nn." + n.kind
+	if len(size) != n.rank {
+		return invalid(op, "the input is %v, and it must have %d dimensions", size, n.rank)
+	}
+	values := int64(1)
+	for _, s := range size[2:] {
+		values *= s
+	}
+	if own && values == 1 {
+		return invalid(op, "the statistics of the input need more than one value per channel, and it is %v", size)
+	}
+	return nil
 }
 
 // Parts returns weight and bias, and the running statistics as buffers, where there are any.
