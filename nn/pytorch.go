@@ -107,7 +107,8 @@ func (c *Checkpoint) IsPyTorch() bool { return c.pytorch }
 // "param_groups", 0, "lr"). A key of a list is its index. Without keys it returns everything. The
 // value is nil, a bool, int64, float64, string or []byte; a []any for a list or a tuple; a
 // map[any]any for a dict, whose integer keys are int64; a *[StoredTensor]; or, for a dtype or a
-// device, its name as a string. A safetensors file has no values: see Metadata.
+// device, its name as a string. A container that the file mentions several times is one []any or
+// map in all these places. A safetensors file has no values: see Metadata.
 func (c *Checkpoint) Value(path ...any) (any, error) {
 	if !c.pytorch {
 		return nil, fmt.Errorf("nn: %s: a safetensors file has Metadata and no values", c.path)
@@ -130,7 +131,8 @@ func (c *Checkpoint) Value(path ...any) (any, error) {
 			return nil, fmt.Errorf("nn: %s: there is no value at %v", c.path, path[:i+1])
 		}
 	}
-	return c.goValue(v), nil
+	r := reader{c, map[any]any{}}
+	return r.value(v), nil
 }
 
 func item(items []any, key any) (any, bool) {
@@ -141,32 +143,51 @@ func item(items []any, key any) (any, bool) {
 	return items[i], true
 }
 
-// goValue converts a value of a file to the types that Value documents. Package ptfile has bounded
-// the depth and the size of the tree.
-func (c *Checkpoint) goValue(v any) any {
+// reader converts values of a file to the types that Value documents. A container that the file
+// mentions several times becomes one Go value: otherwise a small file could become a large tree.
+// Package ptfile has bounded the depth.
+type reader struct {
+	from *Checkpoint
+	seen map[any]any // converted containers by the pointer to the file's
+}
+
+func (r reader) value(v any) any {
 	switch v := v.(type) {
-	case *ptfile.Dict:
-		m := make(map[any]any, v.Len())
-		for key, value := range v.All() {
-			m[key] = c.goValue(value)
-		}
-		return m
-	case *ptfile.List:
-		return c.goValues(v.Items)
-	case *ptfile.Tuple:
-		return c.goValues(v.Items)
 	case *ptfile.Tensor:
-		return &StoredTensor{c, entry{dtype: v.DType(), shape: v.Shape, stored: v}}
+		return &StoredTensor{r.from, entry{dtype: v.DType(), shape: v.Shape, stored: v}}
 	case ptfile.Name:
 		return string(v)
+	case *ptfile.Dict, *ptfile.List, *ptfile.Tuple:
+		converted, ok := r.seen[v]
+		if !ok {
+			converted = r.container(v)
+			r.seen[v] = converted
+		}
+		return converted
 	}
 	return v
 }
 
-func (c *Checkpoint) goValues(items []any) []any {
+func (r reader) container(v any) any {
+	switch v := v.(type) {
+	case *ptfile.Dict:
+		m := make(map[any]any, v.Len())
+		for key, value := range v.All() {
+			m[key] = r.value(value)
+		}
+		return m
+	case *ptfile.List:
+		return r.items(v.Items)
+	case *ptfile.Tuple:
+		return r.items(v.Items)
+	}
+	return nil
+}
+
+func (r reader) items(items []any) []any {
 	values := make([]any, len(items))
 	for i, v := range items {
-		values[i] = c.goValue(v)
+		values[i] = r.value(v)
 	}
 	return values
 }

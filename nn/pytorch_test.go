@@ -1,6 +1,7 @@
 package nn_test
 
 import (
+	"archive/zip"
 	"bytes"
 	"errors"
 	"io/fs"
@@ -8,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -161,6 +163,45 @@ func TestValuesOfPyTorchFiles(t *testing.T) {
 	}
 	if _, err := openCheckpoint(t, write(t, safetensors("{}", 0))).Value("epoch"); err == nil || !strings.Contains(err.Error(), "Metadata") {
 		t.Errorf("a value of a safetensors file: %v", err)
+	}
+}
+
+// A tuple of two references to a tuple of two references, 20 deep, is a small pickle of a tree with
+// 2^20 leaves. The string beside it lets package ptfile accept so many.
+func TestValueSharesContainers(t *testing.T) {
+	pad := strings.Repeat(" ", 1<<18)
+	pickle := "\x80\x02X\x00\x00\x04\x00" + pad + ")q\x00" + strings.Repeat("h\x00\x86q\x00", 20) + "\x86."
+	path := filepath.Join(t.TempDir(), "x.pt")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	z := zip.NewWriter(file)
+	w, err := z.CreateHeader(&zip.FileHeader{Name: "x/data.pkl"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write([]byte(pickle)); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c := openCheckpoint(t, path)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	v, err := c.Value()
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; err != nil || took > 1<<20 {
+		t.Errorf("Value took %d bytes, %v", took, err)
+	}
+	depth := 0
+	for pair := v.([]any)[1].([]any); len(pair) == 2; depth++ {
+		pair = pair[0].([]any)
+	}
+	if depth != 20 {
+		t.Errorf("the tree is %d deep", depth)
 	}
 }
 
