@@ -328,9 +328,12 @@ func (e *engine) prepare(b *batch) error {
 		return nil
 	}
 	if b.g.rate == nil {
-		var err error
-		b.g.rate, err = torch.Full(b.device, torch.Float32, b.g.lr)
-		return err
+		rate, err := torch.Full(b.device, torch.Float32, b.g.lr)
+		if err != nil {
+			return err // the next Step tries again
+		}
+		b.g.rate = rate
+		return nil
 	}
 	if b.g.rate.Device() == b.device {
 		return nil

@@ -1,9 +1,9 @@
 package optim
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -64,64 +64,68 @@ func numbers(v any) any {
 	return v
 }
 
-// readPyTorch reads the state from a PyTorch file: its dict itself, or the one under the key
-// "optimizer", "optimizer_state_dict" or "optim". The tensors are added to read.
-func readPyTorch(c *nn.Checkpoint, read *handles) (State, error) {
-	v, err := c.Value()
+// pytorch reads the state from a PyTorch file: its dict itself, or the one under the key
+// "optimizer", "optimizer_state_dict" or "optim".
+func (f *stateFile) pytorch() (State, error) {
+	v, err := f.c.Value()
 	if err != nil {
 		return State{}, err
 	}
 	root, _ := v.(map[any]any)
-	var state map[any]any
-	var groups []any
 	for _, candidate := range []any{v, root["optimizer"], root["optimizer_state_dict"], root["optim"]} {
 		m, _ := candidate.(map[any]any)
-		var ok1, ok2 bool
-		state, ok1 = m["state"].(map[any]any)
-		groups, ok2 = m[groupsKey].([]any)
-		if ok1 && ok2 {
-			s := State{Metadata: map[string]string{}}
-			if s.Metadata[groupsKey], err = groupsText(groups); err == nil {
-				s.Tensors, err = stateTensors(state, read)
-			}
-			return s, err
+		state, ok1 := m["state"].(map[any]any)
+		groups, ok2 := m[groupsKey].([]any)
+		if !ok1 || !ok2 {
+			continue
 		}
+		text, err := f.groupsText(groups)
+		if err != nil {
+			return State{}, err
+		}
+		tensors, err := f.stateTensors(state)
+		return State{Tensors: tensors, Metadata: map[string]string{groupsKey: text}}, err
 	}
-	return State{}, fmt.Errorf("there is no state of an optimizer in the file: a dict of \"state\" and %q: %w", groupsKey, cuda.ErrInvalidArgument)
+	return State{}, f.invalid(fmt.Errorf("there is no state of an optimizer in the file: a dict of \"state\" and %q: %w", groupsKey, cuda.ErrInvalidArgument))
 }
 
 // groupsText returns the rates and the parameters of groups as JSON.
-func groupsText(groups []any) (string, error) {
+func (f *stateFile) groupsText(groups []any) (string, error) {
 	saved := make([]savedGroup, len(groups))
 	for i, g := range groups {
 		m, _ := g.(map[any]any)
-		lr, err := scalar(m["lr"])
+		lr, err := f.scalar(m["lr"])
 		if err != nil {
-			return "", fmt.Errorf("group %d: lr: %w", i, err)
+			return "", fmt.Errorf("%w (lr of group %d)", err, i)
 		}
 		saved[i].LR = &lr
 		params, _ := m["params"].([]any)
 		for _, p := range params {
 			index, ok := p.(int64)
 			if !ok {
-				return "", fmt.Errorf("group %d: a parameter is %v: %w", i, p, cuda.ErrInvalidArgument)
+				return "", f.invalid(fmt.Errorf("group %d: a parameter is %v: %w", i, p, cuda.ErrInvalidArgument))
 			}
 			saved[i].Params = append(saved[i].Params, int(index))
 		}
 	}
-	var text bytes.Buffer
-	err := json.NewEncoder(&text).Encode(saved)
-	return text.String(), err
+	text, err := json.Marshal(saved)
+	if err != nil {
+		err = f.invalid(err)
+	}
+	return string(text), err
 }
 
 // scalar returns a number, or the element of a tensor: PyTorch keeps a rate in one for graphs.
-func scalar(v any) (float64, error) {
+func (f *stateFile) scalar(v any) (float64, error) {
 	switch v := v.(type) {
 	case float64:
 		return v, nil
 	case int64:
 		return float64(v), nil
 	case *nn.StoredTensor:
+		if n := v.Spec().Elements(); n != 1 {
+			return 0, f.invalid(fmt.Errorf("a tensor of %d elements is no number: %w", n, cuda.ErrInvalidArgument))
+		}
 		t, err := v.Read()
 		if err != nil {
 			return 0, err
@@ -129,24 +133,30 @@ func scalar(v any) (float64, error) {
 		defer t.Close()
 		return t.Float64()
 	}
-	return 0, fmt.Errorf("%v is no number: %w", v, cuda.ErrInvalidArgument)
+	return 0, f.invalid(fmt.Errorf("%v is no number: %w", v, cuda.ErrInvalidArgument))
 }
 
 // stateTensors reads the tensors of the parameters' states. PyTorch before 1.12 counts steps with
 // an integer, and writes None for what a parameter does not have yet.
-func stateTensors(state map[any]any, read *handles) ([]nn.Named, error) {
+func (f *stateFile) stateTensors(state map[any]any) ([]nn.Named, error) {
+	if err := f.checkSize(state); err != nil {
+		return nil, err
+	}
 	var named []nn.Named
 	for index, v := range state {
 		values, ok := v.(map[any]any)
 		if !ok {
-			return nil, fmt.Errorf("the state of parameter %v is no dict: %w", index, cuda.ErrInvalidArgument)
+			return nil, f.invalid(fmt.Errorf("the state of parameter %v is no dict: %w", index, cuda.ErrInvalidArgument))
 		}
 		for key, v := range values {
+			name := fmt.Sprintf("%s%v.%v", statePrefix, index, key)
 			var t *torch.Tensor
 			var err error
 			switch v := v.(type) {
 			case *nn.StoredTensor:
-				t, err = v.Read()
+				if t, err = v.Read(); err != nil {
+					return nil, fmt.Errorf("%w (tensor %q)", err, name)
+				}
 			case int64:
 				t, err = torch.Full(cuda.CPU, torch.Float32, float64(v))
 			case nil:
@@ -154,12 +164,38 @@ func stateTensors(state map[any]any, read *handles) ([]nn.Named, error) {
 			default:
 				err = fmt.Errorf("%v is no tensor: %w", v, cuda.ErrInvalidArgument)
 			}
-			name := fmt.Sprintf("%s%v.%v", statePrefix, index, key)
 			if err != nil {
-				return nil, fmt.Errorf("%s: %w", name, err)
+				return nil, f.invalid(fmt.Errorf("%s: %w", name, err))
 			}
-			named = append(named, nn.Named{Name: name, Tensor: read.add(t)})
+			named = append(named, nn.Named{Name: name, Tensor: f.read.add(t)})
 		}
 	}
 	return named, nil
+}
+
+// checkSize refuses a file whose tensors share so much memory that reading them takes a multiple of
+// the file's size. No optimizer shares memory between tensors of its state.
+func (f *stateFile) checkSize(state map[any]any) error {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return err
+	}
+	limit := 4 * max(info.Size(), 1<<20) // compressed files are smaller than their tensors
+	left := limit
+	for _, v := range state {
+		values, _ := v.(map[any]any)
+		for _, v := range values {
+			t, ok := v.(*nn.StoredTensor)
+			if !ok {
+				continue
+			}
+			n := t.Spec().Bytes()
+			if n > left {
+				return f.invalid(fmt.Errorf("the tensors have more than %d bytes and the file has %d: they share memory, so clone them before torch.save: %w",
+					limit, info.Size(), cuda.ErrInvalidArgument))
+			}
+			left -= n
+		}
+	}
+	return nil
 }

@@ -174,6 +174,7 @@ func TestLoadOlderStates(t *testing.T) {
 	}
 	for text, dict := range map[string]any{
 		"no state of an optimizer": map[string]any{"epoch": 1},
+		"2 elements is no number":  map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"lr": average, "params": []any{0}}}},
 		"is no number":             map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"params": []any{0}}}},
 		"a parameter is x":         map[string]any{"state": map[any]any{}, "param_groups": []any{map[string]any{"lr": 1, "params": []any{"x"}}}},
 		"is no dict":               map[string]any{"state": map[any]any{int64(0): 1}, "param_groups": []any{group}},
@@ -181,13 +182,28 @@ func TestLoadOlderStates(t *testing.T) {
 		"of no parameter":          map[string]any{"state": map[any]any{int64(7): state}, "param_groups": []any{group}},
 	} {
 		save(dict)
-		if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), path) {
+		if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), text) || strings.Count(err.Error(), path) != 1 {
 			t.Errorf("%v does not say %q", err, text)
 		}
 	}
 	save([]any{})
 	if err := optim.Load(path, opt); err == nil {
 		t.Error("a list is no state")
+	}
+	// The file is small, and reading each mention of the tensor takes 800 MB.
+	large, err := torch.Zeros(cuda.CPU, torch.Float32, 1<<18)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer large.Close()
+	shared := map[string]any{}
+	for i := range 800 {
+		shared[fmt.Sprint("exp_avg", i)] = large
+	}
+	save(map[string]any{"state": map[any]any{int64(0): shared}, "param_groups": []any{group}})
+	before := torch.LiveTensors()
+	if err := optim.Load(path, opt); err == nil || !strings.Contains(err.Error(), "share memory") || torch.LiveTensors() != before {
+		t.Errorf("tensors that share memory: %v", err)
 	}
 	if got := stateOf(t, opt); !reflect.DeepEqual(got, want) {
 		t.Errorf("refused files changed the state to %v", got)

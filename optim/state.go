@@ -75,30 +75,39 @@ func Load(path string, o Optimizer) error {
 		return err
 	}
 	defer c.Close()
-	var read handles
-	defer read.close()
-	s, err := readState(c, &read)
-	if err == nil {
-		err = o.LoadState(s)
-	}
+	f := stateFile{path: path, c: c}
+	defer f.read.close()
+	s, err := f.state()
 	if err != nil {
-		return fmt.Errorf("optim: %s: %w", path, err)
+		return err
+	}
+	if err := o.LoadState(s); err != nil {
+		return f.invalid(err)
 	}
 	return nil
 }
 
-// readState reads a state from a file of either format. The tensors are added to read.
-func readState(c *nn.Checkpoint, read *handles) (State, error) {
-	if c.IsPyTorch() {
-		return readPyTorch(c, read)
+// stateFile reads a state from a file of either format. Its errors name the file.
+type stateFile struct {
+	path string
+	c    *nn.Checkpoint
+	read handles // the tensors
+}
+
+// invalid adds the file to an error that does not name it.
+func (f *stateFile) invalid(err error) error { return fmt.Errorf("optim: %s: %w", f.path, err) }
+
+func (f *stateFile) state() (State, error) {
+	if f.c.IsPyTorch() {
+		return f.pytorch()
 	}
-	s := State{Metadata: c.Metadata()}
-	for _, spec := range c.Tensors() {
-		t, err := c.Read(spec.Name)
+	s := State{Metadata: f.c.Metadata()}
+	for _, spec := range f.c.Tensors() {
+		t, err := f.c.Read(spec.Name)
 		if err != nil {
 			return State{}, err
 		}
-		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: read.add(t)})
+		s.Tensors = append(s.Tensors, nn.Named{Name: spec.Name, Tensor: f.read.add(t)})
 	}
 	return s, nil
 }
