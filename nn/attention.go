@@ -83,7 +83,7 @@ type AttentionOptions struct {
 	Causal bool
 	// Cache, if not nil, keeps the keys and values for later calls. The queries attend to all keys
 	// that it has, and query and key are the positions after those. The inputs must not require
-	// gradients.
+	// gradients. A failed call leaves the cache's positions as they were.
 	Cache *KVCache
 }
 
@@ -110,19 +110,25 @@ func (a *MultiheadAttention) attend(query, key, value *torch.Tensor, o Attention
 	if a.training() {
 		s.DropoutP = a.o.Dropout
 	}
+	past := int64(0)
 	if o.Cache != nil {
-		past := o.Cache.n
+		past = o.Cache.n
 		if k, v, err = o.Cache.append(k, v); err != nil {
 			return torch.Fail(op, err)
 		}
 		if o.Causal && past > 0 {
 			s.IsCausal = false
 			if s.AttnMask, err = causalAfter(query, q.Shape(), past); err != nil {
+				o.Cache.n = past
 				return torch.Fail(op, err)
 			}
 		}
 	}
-	return a.OutProj.Forward(a.join(q.ScaledDotProductAttention(k, v, s)))
+	y := a.OutProj.Forward(a.join(q.ScaledDotProductAttention(k, v, s)))
+	if o.Cache != nil && y.Err() != nil {
+		o.Cache.n = past
+	}
+	return y
 }
 
 // project applies the projections of query, key and value, each [... size].
@@ -249,6 +255,11 @@ func (c *KVCache) append(k, v *torch.Tensor) (keys, values *torch.Tensor, err er
 		if err := c.allocate(k, shape); err != nil {
 			return nil, nil, err
 		}
+	}
+	// A copy would broadcast and convert.
+	if has := c.keys.Shape(); has[0] != shape[0] || c.keys.DType() != k.DType() || c.keys.Device() != k.Device() {
+		return nil, nil, fmt.Errorf("the KVCache is for %d sequences of %v on %v, and the keys are %d of %v on %v: Close it before other sequences: %w",
+			has[0], c.keys.DType(), c.keys.Device(), shape[0], k.DType(), k.Device(), cuda.ErrInvalidArgument)
 	}
 	for _, p := range [][2]*torch.Tensor{{c.keys, k}, {c.values, v}} {
 		slot := p[0].NoGrad().Narrow(2, c.n, shape[2])

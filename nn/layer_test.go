@@ -251,6 +251,13 @@ func TestCacheEqualsTheWholeSequence(t *testing.T) {
 	if err := attend(x); err == nil || !strings.Contains(err.Error(), "NoGrad") {
 		t.Errorf("with gradients: %v", err)
 	}
+	cache.Reset()
+	if err := g.attn.Attend(images(t, 1, 1, 8).NoGrad(), x.NoGrad(), x.NoGrad(), nn.AttentionOptions{Cache: cache, Mask: images(t, 3, 7)}).Err(); err == nil || cache.Len() != 0 {
+		t.Errorf("a mask of another shape: %v, and the cache has %d positions", err, cache.Len())
+	}
+	if err := attend(images(t, 1, 1, 8).NoGrad()); err == nil || !strings.Contains(err.Error(), "the KVCache is for 2 sequences of float32") {
+		t.Errorf("another number of sequences: %v", err)
+	}
 	if err := g.attn.Attend(x, x, x, nn.AttentionOptions{Causal: true, Mask: x}).Err(); err == nil || !strings.Contains(err.Error(), "excludes Mask") {
 		t.Errorf("a mask and causal: %v", err)
 	}
