@@ -25,7 +25,7 @@ type ViT struct {
 type ViTOptions struct {
 	NumClasses int     // 0 stands for 1000
 	ImageSize  int     // pixels per side of an image, a multiple of 16; 0 stands for 224
-	Dropout    float64 // the probability after each part; the published model has none
+	Dropout    float64 // the probability after each part; the published model has none, as 0 and negative values
 }
 
 // NewViTB16 returns torchvision's vit_b_16: images [N 3 size size] give logits [N classes].
@@ -41,6 +41,7 @@ func NewViTB16(o ViTOptions) (*ViT, error) {
 	case image < 0 || image%patch != 0:
 		return nil, invalid(kind, "ImageSize is %d: it must be a multiple of %d", o.ImageSize, patch)
 	}
+	o.Dropout = probability(o.Dropout, 0)
 	side := image / patch
 	// The order of these calls is torchvision's, so that the same seed gives the same numbers.
 	v := &ViT{
