@@ -292,7 +292,10 @@ func (s Sequential) check() error {
 }
 
 // Chained applies several schedules at once: the rate is the base rate times the factor of each
-// schedule (torch.optim.lr_scheduler.ChainedScheduler).
+// schedule. These are the values of torch.optim.lr_scheduler.ChainedScheduler for schedules that
+// multiply the rate: StepLR, MultiStepLR, ExponentialLR, LinearWarmup, and, up to its Steps,
+// CosineLR without Min. For others PyTorch has other values, because its schedules compute them
+// from each other's rates.
 type Chained []Schedule
 
 // LR returns the rate of a step.

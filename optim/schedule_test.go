@@ -71,6 +71,19 @@ func TestSchedulesMatchPyTorch(t *testing.T) {
 	}
 }
 
+// The values are of PyTorch 2.11's ChainedScheduler of CosineAnnealingLR(T_max=10) and
+// MultiStepLR([3, 6], 0.5), from lr=0.1 on.
+func TestChainedCosineMatchesPyTorch(t *testing.T) {
+	want := []float64{0.1,
+		0.09755282581475769, 0.09045084971874738, 0.03969463130731184, 0.03272542485937369, 0.025000000000000005, 0.00863728757031316, 0.005152684346344088, 0.0023872875703131588, 0.000611793546310581}
+	schedule := optim.Chained{optim.CosineLR{Steps: 10}, optim.MultiStepLR{Milestones: []int{3, 6}, Gamma: 0.5}}
+	var got []float64
+	for step := range want {
+		got = append(got, schedule.LR(0.1, step))
+	}
+	relative(t, got, want)
+}
+
 func TestPlateauMatchesPyTorch(t *testing.T) {
 	f := openFile(t, "parity.safetensors")
 	metrics := f.values(t, "schedule/metrics")
