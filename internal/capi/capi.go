@@ -1,6 +1,6 @@
 // Package capi binds the C header cshim/include/torchstream.h, function by function, with Go types
 // and errors. It makes no policy: the header defines ownership, ordering and threads, and the
-// packages above give them a Go shape. internal/imagecapi binds the image part of the shim; no
+// packages above give them a Go shape. internal/imagecapi binds the image library; no
 // other package calls C.
 //
 // # Threads
