@@ -5,12 +5,12 @@
 //
 // A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop;
 // [Loader.Fill] is what a prefetcher calls. [Loader.Restore] continues an epoch from a [State].
-// [Inspect] and [MakeIndex] read an archive without loading it. [Loader.Stats] says what a loader
-// has done so far.
+// [Inspect] and [MakeIndex] read an archive without loading it. [Loader.Stats] returns the
+// counts and times of a loader.
 //
 // An archive may be elsewhere. Options.OpenSource opens a path with a scheme (s3://bucket/a.tgz) as
-// a [Source]; without it, the loader opens http and https itself. Package imageloader/blob has one
-// for object stores.
+// a [Source]; without it, the loader opens http and https itself. Package imageloader/blob opens the
+// objects of object stores.
 //
 // # Labels and members
 //
@@ -31,8 +31,8 @@
 // memory, or that has an index with checkpoints when it is opened. A shuffled epoch is then a
 // permutation of all samples. Anything else is a stream, which is shuffled through a buffer of
 // Options.ShuffleBuffer samples: pack an archive larger than the buffer in mixed order, not class
-// by class. While the buffer of a large archive fills, at the start of an epoch, one sample leaves
-// it for two that come, so that the first batch is there at once.
+// by class. At the start of an epoch, while the buffer fills, one sample leaves
+// it for every two that enter, so that the first batch is ready at once.
 //
 // A sample's index is its position among the samples of the archive. Every random choice for it is
 // drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any

@@ -17,7 +17,7 @@ import (
 // namedBad is how many bad samples Stats names.
 const namedBad = 100
 
-// Stats is what a Loader has done since Open, over all epochs. Counting is always on, and costs a
+// Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on, and costs a
 // few clock readings for each sample. Times are sums over goroutines: Decode / (Workers * Elapsed)
 // is how busy the workers were. Stats is a slog.LogValuer, and has a form in JSON, with times in
 // seconds.
@@ -65,7 +65,7 @@ const (
 
 var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
-// Since returns what was done after an earlier Stats of the same loader. Gauges (Workers, Queue,
+// Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers, Queue,
 // QueueBytes, Ignored) and BadNamed keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
@@ -101,7 +101,7 @@ func (s Stats) Since(before Stats) Stats {
 // Stage is a part of the way from the archive to the consumer.
 type Stage string
 
-// The stages. Which one the others wait for is what Stats.Bottleneck says.
+// The stages. Stats.Bottleneck returns the one that the others wait for.
 const (
 	Reading   Stage = "reading"
 	Inflating Stage = "inflating"
@@ -109,9 +109,9 @@ const (
 	Consuming Stage = "consuming"
 )
 
-// Bottleneck says which stage the others wait for, and what to do about it. The stage is "" before
-// there are enough batches to tell. Over the whole life of a loader the answer is an average: take
-// a difference by Since for that of the last minute.
+// Bottleneck returns the stage that the others wait for, and a sentence that says what to do about
+// it. The stage is "" while there are too few batches to tell. Over the whole life of a loader the
+// answer is an average: use Since for the last minute alone.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()
 	if s.Batches < 2 || workers <= 0 {
@@ -134,12 +134,13 @@ func (s Stats) Bottleneck() (Stage, string) {
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
-// LogValue returns one group of all fields, for slog.
+// LogValue returns one group of all fields, for slog. BadNamed is not among them: each bad sample
+// has a log line of its own.
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
 		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad),
-		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers),
+		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers), slog.Int("ignored", s.Ignored),
 		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
 		slog.Int64("cropped", s.Cropped), slog.Int64("gave_up", s.GaveUp), slog.Int64("entries_made", s.EntriesMade), slog.Int64("entries_refused", s.EntriesRefused),
@@ -204,10 +205,10 @@ type counters struct {
 	badSeen                                                 map[int]bool
 
 	elapsed time.Duration       // of epochs that are over
-	running map[*pass]time.Time // since when
+	running map[*pass]time.Time // start of each running epoch
 }
 
-// begin and end bracket an epoch.
+// begin starts the clock of an epoch, and end stops it.
 func (c *counters) begin(p *pass) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,8 +225,8 @@ func (c *counters) end(p *pass) {
 	delete(c.running, p)
 }
 
-// fetched counts a sample that was read at random in a time of all; read of it, if it was inflated,
-// was for the disk.
+// fetched counts a sample of a random-access read. all is the time for the whole sample. read is the
+// part of it that was spent on the disk, if the sample was inflated, and 0 if it was not.
 func (c *counters) fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all
@@ -234,8 +235,8 @@ func (c *counters) fetched(all, read time.Duration) {
 	c.inflate.Add(int64(all - read))
 }
 
-// streamed counts a sample that came in order in a time of all; the archive had spent so much on
-// reading before.
+// streamed counts a sample of a sequential read. all is the time for the whole sample. spent is the
+// archive's ReadTime before that sample.
 func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
 	read := all
 	if a.Streamed() {

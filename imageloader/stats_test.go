@@ -2,6 +2,7 @@ package imageloader
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
@@ -44,7 +46,7 @@ func TestBottleneck(t *testing.T) {
 	}
 }
 
-// TestStatsForms: Since, slog, JSON and expvar say the same.
+// TestStatsForms: Since, slog, JSON and expvar have the same values.
 func TestStatsForms(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i == 3 }))
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Skip, Workers: 2})
@@ -76,6 +78,88 @@ func TestStatsForms(t *testing.T) {
 	var line struct{ Stats map[string]any }
 	if err := json.Unmarshal(log.Bytes(), &line); err != nil || line.Stats["samples"] != 118. || line.Stats["bad damaged"] != 2. || line.Stats["advice"] == "" {
 		t.Errorf("%v in %s", err, &log)
+	}
+}
+
+// TestStatsForms checks values; TestStatsFieldsAreComplete checks that no field of Stats was forgotten
+// in Since, LogValue or MarshalJSON. It sets one field at a time and requires that exactly this field
+// changes in each of them.
+func TestStatsFieldsAreComplete(t *testing.T) {
+	gauges := []string{"BadNamed", "Ignored", "Workers", "Queue", "QueueBytes"}
+	inJSON := map[string]string{"Decoded": "decodedby"}
+	inLog := map[string]string{"BadNamed": "", "BadBy": "bad damaged", "Decoded": "decoded png"}
+	// with returns a Stats whose field of the given number is n, and whose other fields are zero.
+	with := func(field, n int) (s Stats) {
+		switch v := reflect.ValueOf(&s).Elem().Field(field); v.Interface().(type) {
+		case time.Duration:
+			v.SetInt(int64(time.Duration(n) * time.Second))
+		case int, int64:
+			v.SetInt(int64(n))
+		case map[Reason]int64:
+			v.Set(reflect.ValueOf(map[Reason]int64{Damaged: int64(n)}))
+		case map[DecodePath]int64:
+			v.Set(reflect.ValueOf(map[DecodePath]int64{ByPNG: int64(n)}))
+		case []*SampleError:
+			v.Set(reflect.ValueOf(slices.Repeat([]*SampleError{{}}, n)))
+		default:
+			t.Fatalf("a field of type %s: add a case to this test", v.Type())
+		}
+		return s
+	}
+	asJSON := func(s Stats) map[string]string {
+		data, err := s.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var fields map[string]json.RawMessage
+		if err := json.Unmarshal(data, &fields); err != nil {
+			t.Fatal(err)
+		}
+		texts := map[string]string{}
+		for key, value := range fields {
+			texts[key] = string(value)
+		}
+		return texts
+	}
+	asLog := func(s Stats) map[string]string {
+		texts := map[string]string{}
+		for _, attr := range s.LogValue().Group() {
+			texts[attr.Key] = attr.Value.String()
+		}
+		return texts
+	}
+	// changed returns the keys whose values differ, without underscores and unit.
+	changed := func(zero, set map[string]string) (keys []string) {
+		for key, value := range set {
+			if zero[key] != value {
+				keys = append(keys, strings.ReplaceAll(strings.TrimSuffix(key, "_seconds"), "_", ""))
+			}
+		}
+		return keys
+	}
+	for i := range reflect.TypeFor[Stats]().NumField() {
+		name := reflect.TypeFor[Stats]().Field(i).Name
+		t.Run(name, func(t *testing.T) {
+			want := 3
+			if slices.Contains(gauges, name) {
+				want = 5
+			}
+			if got := with(i, 5).Since(with(i, 2)); !reflect.DeepEqual(got, with(i, want)) {
+				t.Errorf("Since: %+v, want %+v", got, with(i, want))
+			}
+			key := cmp.Or(inJSON[name], strings.ToLower(name))
+			if got := changed(asJSON(Stats{}), asJSON(with(i, 5))); !slices.Equal(got, []string{key}) {
+				t.Errorf("MarshalJSON: the field changes %q, want %q", got, key)
+			}
+			key, special := inLog[name]
+			if !special {
+				key = strings.ToLower(name)
+			}
+			got := changed(asLog(Stats{}), asLog(with(i, 5)))
+			if key == "" && len(got) > 0 || key != "" && !slices.Equal(got, []string{key}) {
+				t.Errorf("LogValue: the field changes %q, want %q", got, key)
+			}
+		})
 	}
 }
 
@@ -122,7 +206,8 @@ func TestDecodedBy(t *testing.T) {
 	}
 }
 
-// lines is a log handler that hands over each message.
+// lines is a log handler that sends the lines with statistics to a channel, and drops those for
+// which the channel has no room.
 type lines struct {
 	slog.Handler
 	got chan string
@@ -142,7 +227,7 @@ func (h lines) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestStatsEvery: a running epoch logs, also while nothing comes.
+// TestStatsEvery: a running epoch logs, even while no batch is delivered.
 func TestStatsEvery(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -163,7 +248,7 @@ func TestStatsEvery(t *testing.T) {
 	}
 }
 
-// TestCountedWhenDelivered: a batch that the consumer did not take is not counted.
+// TestCountedWhenDelivered: the loader does not count a batch that the consumer refused.
 func TestCountedWhenDelivered(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
 	n := 0
@@ -178,8 +263,8 @@ func TestCountedWhenDelivered(t *testing.T) {
 	}
 }
 
-// TestWorkersDefault: as many as there are CPUs for the process; since Go 1.25 GOMAXPROCS follows
-// the CPU quota of the cgroup.
+// TestWorkersDefault: there are as many workers as CPUs for the process. Since Go 1.25, GOMAXPROCS
+// follows the CPU quota of the cgroup.
 func TestWorkersDefault(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
@@ -193,7 +278,7 @@ func TestWorkersDefault(t *testing.T) {
 	if l := openFake(t, path, Options{WorkerCPUs: cpus(&set)[:1]}); l.Stats().Workers != 1 {
 		t.Errorf("%d workers for one CPU", l.Stats().Workers)
 	}
-	// Go's own switch for it: it is on unless the main module asks for an older Go.
+	// Go follows the quota unless the go line of the main module names an older Go.
 	mod, err := os.ReadFile("../go.mod")
 	if err != nil {
 		t.Skip("the sources are not here: ", err)
@@ -244,7 +329,7 @@ func threadLooks(nice int, set *unix.CPUSet) string {
 	return b.String()
 }
 
-// threads is how many of the process's threads look in a way.
+// threads counts the process's threads by niceness and CPUs, in the form of threadLooks.
 func threads(t *testing.T) map[string]int {
 	t.Helper()
 	tasks, err := filepath.Glob("/proc/self/task/*")
@@ -260,15 +345,15 @@ func threads(t *testing.T) map[string]int {
 		var set unix.CPUSet
 		priority, err := unix.Getpriority(unix.PRIO_PROCESS, tid)
 		if err != nil || unix.SchedGetaffinity(tid, &set) != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
 		looks[threadLooks(20-priority, &set)]++
 	}
 	return looks
 }
 
-// TestWorkerThreads: workers run on the CPUs and with the niceness that were asked for, and after
-// the epoch no thread does.
+// TestWorkerThreads: workers run on the CPUs and with the niceness of Options, and no thread keeps
+// either after the epoch.
 func TestWorkerThreads(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
