@@ -160,13 +160,13 @@ def table_errors():
             if name not in LAYERS:
                 yield "the table allows %s to import %s, which has no row" % (package, name)
             elif order.index(name) >= n:
-                yield "the table allows %s to import %s, which is not below it" % (package, name)
+                yield "the table allows %s to import %s, whose row is not above in the text" % (package, name)
 
 
 def graph_errors(graph, free):
     for package, imports in sorted(graph.items()):
         if package not in LAYERS:
-            yield "%s has no row in the table of tools/lint/go_layers.py: give it one, above everything that it imports" % package
+            yield "%s has no row in the table of tools/lint/go_layers.py: give it one, in the text below the rows of all packages that it imports" % package
             continue
         for name in imports:
             if name not in LAYERS[package]:
