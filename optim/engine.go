@@ -3,6 +3,7 @@ package optim
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -288,6 +289,12 @@ func (e *engine) collect() error {
 			if err := grad.Err(); err != nil {
 				return err
 			}
+			if grad.Device() == cuda.CPU {
+				var err error
+				if grad, err = e.arrange(s, grad); err != nil {
+					return err
+				}
+			}
 			b := e.batch(g, first, grad.Device(), grad.DType())
 			if other := &e.batches[first]; e.common.capturable && b.device != other.device {
 				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs those of a group on one device: use one group per device: %w",
@@ -297,6 +304,31 @@ func (e *engine) collect() error {
 		}
 	}
 	return nil
+}
+
+// arrange returns the gradient in the parameter's memory layout. LibTorch's fused operators on a CPU
+// go through the memory of parameter, gradient and state side by side, without a look at strides; on
+// a GPU they refuse other strides. Backward's gradients have the layout already.
+func (e *engine) arrange(s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
+	if sameLayout(grad, s.marked) {
+		return grad, nil
+	}
+	arranged := e.open.add(s.marked.ZerosLike())
+	return arranged, arranged.CopyFrom(grad, torch.CopyOptions{})
+}
+
+// sameLayout reports whether the elements of two tensors of one shape have the same order in memory.
+func sameLayout(a, b *torch.Tensor) bool {
+	x, y := a.Strides(), b.Strides()
+	if slices.Equal(x, y) {
+		return true
+	}
+	for i, n := range b.Shape() {
+		if n > 1 && i < len(x) && x[i] != y[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // batch returns the batch of a device and dtype among the group's, which begin at first.
@@ -347,7 +379,8 @@ func (e *engine) prepare(b *batch) error {
 	return nil
 }
 
-// follow starts the state of a parameter, or gives the state the parameter's device and dtype.
+// follow starts the state of a parameter, or gives the state the parameter's device, dtype and, on a
+// CPU, memory layout.
 func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 	if !s.started() {
 		s.device, s.dtype = device, dtype
@@ -357,7 +390,7 @@ func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 		}
 		return nil
 	}
-	if s.device == device && s.dtype == dtype {
+	if s.device == device && s.dtype == dtype && (device != cuda.CPU || g.arranged(s)) {
 		return nil
 	}
 	old := s.state
@@ -376,6 +409,17 @@ func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 	}
 	was.close()
 	return nil
+}
+
+// arranged reports whether the state has the parameter's memory layout, which the program may have
+// changed: see arrange.
+func (g *group) arranged(s *slot) bool {
+	for k, t := range s.state {
+		if k != g.steps && t != nil && !sameLayout(t, s.marked) {
+			return false
+		}
+	}
+	return true
 }
 
 // fill copies a value into state tensor k, which it makes like the parameter if there is none.
