@@ -97,7 +97,7 @@ func loadHeld(t *testing.T, how, path string) {
 // five epochs, and next to nothing of Go's heap. Each case is measured in a process of its own.
 func TestHeldMemory(t *testing.T) {
 	if underRace {
-		t.Skip("with the race detector the memory is Go's")
+		t.Skip("with the race detector compressed images lie in Go's heap")
 	}
 	if value := os.Getenv(heldVariable); value != "" {
 		how, path, _ := strings.Cut(value, ":")
