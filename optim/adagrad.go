@@ -60,6 +60,8 @@ func (r adagradRule) start(g *group, s *slot) error {
 	return s.state[1].Fill_(r.o.InitialAccumulator).Err()
 }
 
+func (r adagradRule) dense(bool) bool { return true }
+
 func (r adagradRule) options() map[string]any {
 	return map[string]any{"lr_decay": r.o.LRDecay, "eps": r.o.Eps, "initial_accumulator_value": r.o.InitialAccumulator, "maximize": r.o.Maximize}
 }

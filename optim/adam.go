@@ -127,6 +127,8 @@ func (r adamRule) states() []string {
 
 func (r adamRule) start(g *group, s *slot) error { return g.zeros(s) }
 
+func (r adamRule) dense(bool) bool { return true }
+
 func (r adamRule) options() map[string]any {
 	return map[string]any{"betas": []float64{r.beta1, r.beta2}, "eps": r.eps, "amsgrad": r.amsgrad, "maximize": r.maximize, "decoupled_weight_decay": r.decoupled}
 }

@@ -18,6 +18,9 @@ type rule interface {
 	start(g *group, s *slot) error
 	// step updates the parameters of a batch, whose state has started.
 	step(b *batch) error
+	// dense reports whether step calls fused operators, which need parameters without gaps between
+	// their elements.
+	dense(capturable bool) bool
 	// options returns the options by PyTorch's names in param_groups.
 	options() map[string]any
 }
@@ -243,7 +246,8 @@ func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 // another device (nn.To). Step enqueues its work on the current stream, in a few calls for all
 // parameters of a group, dtype and device. It does not wait for the device and leaves no memory to
 // the garbage collector. Step checks its arguments before it changes anything; after any other
-// error some parameters may be updated and others not.
+// error some parameters may be updated and others not. On a CPU, optimizers that call fused
+// operators refuse a parameter that is a view with gaps.
 func (e *engine) Step() error {
 	defer e.release()
 	if err := e.collect(); err != nil {
@@ -291,7 +295,7 @@ func (e *engine) collect() error {
 			}
 			if grad.Device() == cuda.CPU {
 				var err error
-				if grad, err = e.arrange(s, grad); err != nil {
+				if grad, err = e.arrange(g, s, grad); err != nil {
 					return err
 				}
 			}
@@ -309,11 +313,15 @@ func (e *engine) collect() error {
 // arrange returns the gradient in the parameter's memory layout. LibTorch's fused operators on a CPU
 // go through the memory of parameter, gradient and state side by side, without a look at strides; on
 // a GPU they refuse other strides. Backward's gradients have the layout already.
-func (e *engine) arrange(s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
+func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
 	if sameLayout(grad, s.marked) {
 		return grad, nil
 	}
 	arranged := e.open.add(s.marked.ZerosLike())
+	if g.rule.dense(e.common.capturable) && !sameLayout(arranged, s.marked) {
+		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
+			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
+	}
 	return arranged, arranged.CopyFrom(grad, torch.CopyOptions{})
 }
 

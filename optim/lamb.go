@@ -61,6 +61,9 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 // lambRule takes state and options from Adam.
 type lambRule struct{ adamRule }
 
+// dense reports that Adam's operator works on other tensors than the parameters.
+func (r lambRule) dense(bool) bool { return false }
+
 // step lets Adam's operator, with learning rate 1, write the first term of -u over zeros.
 func (r lambRule) step(b *batch) error {
 	if err := b.count(); err != nil {

@@ -3,6 +3,7 @@ package optim_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -72,6 +73,46 @@ func TestStepDoesNotDependOnTheMemoryFormat(t *testing.T) {
 				}
 				if got := run([]bool{false, true, true}, true); !slices.Equal(got, want) {
 					t.Errorf("a parameter that becomes channels last: %v, want %v", got, want)
+				}
+			})
+		}
+	}
+}
+
+// A parameter that is a view with gaps is updated, and nothing between its elements, or refused.
+func TestStepLeavesGapsAlone(t *testing.T) {
+	for name, make := range makers {
+		if name == "adamw-groups" { // needs several parameters
+			continue
+		}
+		for _, capturable := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/capturable=%v", name, capturable), func(t *testing.T) {
+				base, err := torch.Ones(cuda.CPU, torch.Float32, 4, 4)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer base.Close()
+				w := base.Narrow(1, 0, 2)
+				defer w.Close()
+				if err := w.SetRequiresGrad(true); err != nil {
+					t.Fatal(err)
+				}
+				opt, err := make([]*torch.Tensor{w}, capturable)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				if err := w.Mul(w).Sum().Backward(); err != nil {
+					t.Fatal(err)
+				}
+				err = opt.Step()
+				for i, v := range values(t, base) {
+					if inside := i%4 < 2; (v != 1) != (inside && err == nil) {
+						t.Errorf("element %d is %v after Step's error %v", i, v, err)
+					}
+				}
+				if err != nil && !strings.Contains(err.Error(), "parameter 0 has the shape [4 2] and the strides [4 1]") {
+					t.Error(err)
 				}
 			})
 		}

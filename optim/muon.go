@@ -126,6 +126,8 @@ func (r muonRule) states() []string { return []string{"momentum_buffer"} }
 
 func (r muonRule) start(g *group, s *slot) error { return g.zeros(s) }
 
+func (r muonRule) dense(bool) bool { return false }
+
 func (r muonRule) options() map[string]any {
 	var adjust any
 	if r.o.MatchAdamW {

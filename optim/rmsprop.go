@@ -69,6 +69,8 @@ func (r rmspropRule) states() []string {
 
 func (r rmspropRule) start(g *group, s *slot) error { return g.zeros(s) }
 
+func (r rmspropRule) dense(bool) bool { return false }
+
 func (r rmspropRule) options() map[string]any {
 	return map[string]any{"momentum": r.o.Momentum, "alpha": r.o.Alpha, "eps": r.o.Eps, "centered": r.o.Centered, "maximize": r.o.Maximize}
 }

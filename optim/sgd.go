@@ -73,6 +73,8 @@ func (r sgdRule) states() []string {
 // start leaves the velocity to the first step, which sets it to the gradient.
 func (r sgdRule) start(*group, *slot) error { return nil }
 
+func (r sgdRule) dense(capturable bool) bool { return capturable }
+
 func (r sgdRule) options() map[string]any {
 	return map[string]any{"momentum": r.o.Momentum, "dampening": r.o.Dampening, "nesterov": r.o.Nesterov, "maximize": r.o.Maximize}
 }
