@@ -65,6 +65,7 @@ LAYERS = {
     "trace": ["internal/capi", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
+    "train": ["cuda", "imageloader", "internal/safefile", "nn", "optim", "prefetcher", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
     "torch/internal/opgen": ["torch/internal/schema"],
     "internal/simulate": [],
@@ -80,8 +81,12 @@ LAYERS = {
         "internal/interrupt",
         "internal/printable",
         "internal/safefile",
+        "models",
+        "nn",
+        "optim",
         "prefetcher",
         "torch",
+        "train",
     ],
     "examples/internal/lesson": ["cuda", "internal/interrupt", "trace"],
     "examples/01-train": [

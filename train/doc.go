@@ -1,0 +1,31 @@
+// Package train is a training loop for networks that a prefetcher feeds: epochs, evaluation,
+// metrics, a table of results, checkpoints, and runs that continue after an interruption.
+//
+//	report, err := train.Run(ctx, train.Config{
+//		Model: net, Optimizer: opt, Feed: feed, Loader: loader, Eval: evalFeed, Epochs: 10,
+//		Schedule: optim.CosineLR{Steps: 10 * loader.Batches()},
+//		Dir:      "run1", Resume: true, Progress: os.Stdout,
+//	})
+//
+// The package uses only the public interface of the packages below it, so a program that needs
+// another loop can have one of its own: examples/01-train writes it out.
+//
+// # Files
+//
+// Config.Dir holds three files, each replaced as a whole, so that none is ever half written:
+//
+//	last.pt  model, optimizer, averages and position: where Resume continues
+//	best.pt  the model of the best epoch, by evaluation if there is one, and the metadata
+//	log.csv  one row for each epoch
+//
+// PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. So does
+// nn.Load.
+//
+// # Resuming
+//
+// Run saves last.pt after every epoch, every Config.SaveSteps steps, and when its context ends or a
+// hook returns ErrStop. A run that resumes computes what the uninterrupted run would have computed.
+// On the CPU, with the same number of threads, the parameters are equal to the last bit; on a GPU
+// they are as equal as two runs of the same kernels. A network that draws random numbers, for
+// Dropout, needs Config.Seed for that.
+package train

@@ -1,0 +1,175 @@
+package train
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Metrics are the figures of one pass over samples.
+type Metrics struct {
+	Samples int64   `json:"samples"`
+	Loss    float64 `json:"loss"` // mean over the samples
+	// Top1 and Top5 are the shares of samples whose class has the largest output, and one of the
+	// five largest. Both are 0 without Classes.
+	Top1 float64 `json:"top1"`
+	Top5 float64 `json:"top5"`
+	// Classes is the number of classes; 0 if the outputs are not [N classes], or the batches have
+	// no labels of classes.
+	Classes int `json:"classes"`
+	// Confusion counts the samples of an evaluation: Confusion[label][predicted class]. It is nil
+	// for training, without Classes, and for epochs before a resume.
+	Confusion [][]int64 `json:"-"`
+}
+
+// sums are the totals behind Metrics. They are exact in JSON.
+type sums struct {
+	Samples int64   `json:"samples"`
+	Loss    float64 `json:"loss"`
+	Top1    int64   `json:"top1"`
+	Top5    int64   `json:"top5"`
+	Classes int     `json:"classes"`
+}
+
+// meter adds up metrics on the device, so that no step waits for a number.
+type meter struct {
+	samples   int64
+	classes   int
+	loss      *torch.Tensor // float64 []
+	right     *torch.Tensor // int64 []: top-1
+	among     *torch.Tensor // int64 []: top-5
+	confusion *torch.Tensor // int64 [classes*classes]; nil in training
+}
+
+// newMeter returns a meter that begins with the given totals.
+func newMeter(device cuda.Device, from sums) (*meter, error) {
+	m := &meter{samples: from.Samples, classes: from.Classes}
+	var err error
+	if m.loss, err = torch.Full(device, torch.Float64, from.Loss); err != nil {
+		return nil, err
+	}
+	if m.right, err = torch.Full(device, torch.Int64, float64(from.Top1)); err != nil {
+		m.close()
+		return nil, err
+	}
+	if m.among, err = torch.Full(device, torch.Int64, float64(from.Top5)); err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// add adds the mean loss and the outputs of n samples. labels may be nil.
+func (m *meter) add(output, loss, labels *torch.Tensor, n int, confusion bool) error {
+	m.samples += int64(n)
+	if err := m.loss.AddScaled_(loss.NoGrad(), float64(n)).Err(); err != nil {
+		return fmt.Errorf("adding up the loss: %w", err)
+	}
+	labels, classes := classLabels(output, labels)
+	if classes == 0 {
+		return nil
+	}
+	if m.classes != 0 && m.classes != classes {
+		return fmt.Errorf("the model has %d outputs now, and had %d before", classes, m.classes)
+	}
+	m.classes = classes
+	output = output.NoGrad()
+	predicted := output.ArgMax(1, false)
+	if err := m.right.Add_(predicted.Eq(labels).Sum()).Err(); err != nil {
+		return err
+	}
+	_, best := output.TopK(int64(min(5, classes)), 1)
+	if err := m.among.Add_(best.Eq(labels.Unsqueeze(1)).Sum()).Err(); err != nil {
+		return err
+	}
+	if !confusion {
+		return nil
+	}
+	return m.confuse(predicted, labels)
+}
+
+// classLabels returns the classes [N] of the samples, and the number of classes: 0 if the output
+// and the labels are not those of a classifier. Mixed labels [N classes] stand for their largest
+// part.
+func classLabels(output, labels *torch.Tensor) (*torch.Tensor, int) {
+	if labels == nil {
+		return nil, 0
+	}
+	shape := output.Shape()
+	if len(shape) != 2 || shape[1] < 2 {
+		return nil, 0
+	}
+	switch of := labels.Shape(); {
+	case labels.DType() == torch.Int64 && len(of) == 1:
+		return labels, int(shape[1])
+	case len(of) == 2 && of[1] == shape[1]:
+		return labels.ArgMax(1, false), int(shape[1])
+	}
+	return nil, 0
+}
+
+// confuse counts pairs of label and prediction.
+func (m *meter) confuse(predicted, labels *torch.Tensor) error {
+	if m.confusion == nil {
+		c := int64(m.classes)
+		var err error
+		if m.confusion, err = torch.Zeros(predicted.Device(), torch.Int64, c*c); err != nil {
+			return err
+		}
+	}
+	pair := labels.MulInt(int64(m.classes)).Add(predicted)
+	ones := pair.Eq(pair).ToDType(torch.Int64)
+	_, err := torch.Call("index_add_", m.confusion, 0, pair, ones)
+	return err
+}
+
+// read returns the totals so far, whose loss is finite. It waits for the device.
+func (m *meter) read(of string) (s sums, err error) {
+	s.Samples, s.Classes = m.samples, m.classes
+	if s.Loss, err = m.loss.Float64(); err != nil {
+		return s, err
+	}
+	if math.IsNaN(s.Loss) || math.IsInf(s.Loss, 0) {
+		return s, fmt.Errorf("the %s loss is %v: lower the learning rate, warm it up, or clip the gradients; "+
+			"checkpoints, if any, are from before", of, s.Loss)
+	}
+	if s.Top1, err = m.right.Int64(); err != nil {
+		return s, err
+	}
+	s.Top5, err = m.among.Int64()
+	return s, err
+}
+
+// metrics returns the figures so far. It waits for the device.
+func (m *meter) metrics(of string) (*Metrics, error) {
+	s, err := m.read(of)
+	if err != nil {
+		return nil, err
+	}
+	if s.Samples == 0 {
+		return nil, fmt.Errorf("the %s feed has no samples", of)
+	}
+	n := float64(s.Samples)
+	r := &Metrics{Samples: s.Samples, Loss: s.Loss / n, Classes: s.Classes, Top1: float64(s.Top1) / n, Top5: float64(s.Top5) / n}
+	if m.confusion == nil {
+		return r, nil
+	}
+	counts, err := m.confusion.Int64s()
+	if err != nil {
+		return nil, err
+	}
+	for label := range s.Classes {
+		r.Confusion = append(r.Confusion, counts[label*s.Classes:(label+1)*s.Classes])
+	}
+	return r, nil
+}
+
+func (m *meter) close() {
+	for _, t := range []*torch.Tensor{m.loss, m.right, m.among, m.confusion} {
+		if t != nil {
+			t.Close()
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package train
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/prefetcher"
+)
+
+// progress prints a table and, on a terminal, a bar below it.
+type progress struct {
+	run      *runner
+	terminal bool
+	header   bool // has been printed
+
+	bar     *progressbar.ProgressBar // of the running epoch; nil without
+	batches int                      // of an epoch; 0 if not known
+	begin   time.Time                // of this process's first epoch
+	first   int                      // step at begin
+	epochAt time.Time
+	images  int // in the running epoch
+	before  prefetcher.Stats
+	drawn   time.Time
+}
+
+func newProgress(r *runner) *progress {
+	p := &progress{run: r, begin: time.Now(), first: r.at.Step}
+	if f, ok := r.Progress.(*os.File); ok {
+		p.terminal = term.IsTerminal(int(f.Fd()))
+	}
+	if r.Loader != nil {
+		p.batches = max(0, r.Loader.Batches())
+	}
+	return p
+}
+
+// step counts a step of n images, and redraws the bar a few times a second.
+func (p *progress) step(n int) {
+	if !p.terminal {
+		return
+	}
+	if p.bar == nil {
+		total := p.batches
+		if total == 0 {
+			total = -1
+		}
+		p.bar = progressbar.NewOptions(total, progressbar.OptionSetWriter(p.run.Progress), progressbar.OptionSetWidth(20),
+			progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish(), progressbar.OptionSetPredictTime(false))
+		p.epochAt, p.images, p.before = time.Now(), 0, p.run.Feed.Stats()
+	}
+	p.images += n
+	now := time.Now()
+	if now.Sub(p.drawn) < 200*time.Millisecond {
+		return
+	}
+	p.drawn = now
+	p.bar.Describe(p.text(now.Sub(p.epochAt).Seconds()))
+	p.bar.Set(p.run.at.Batches) // only the drawing can fail
+}
+
+// text describes the running epoch.
+func (p *progress) text(seconds float64) string {
+	r := p.run
+	text := fmt.Sprintf("epoch %d of %d  %.0f images/s  waited %.1f %%", r.at.Epoch+1, r.Epochs, float64(p.images)/max(seconds, 1e-3),
+		100*waitShare(p.before, r.Feed.Stats(), seconds))
+	if device := r.Feed.Device(); device != cuda.CPU {
+		if memory, err := device.Memory(); err == nil {
+			text += fmt.Sprintf("  %.1f GB", float64(memory.Reserved)/1e9)
+		}
+	}
+	if done := r.at.Step - p.first; p.batches > 0 && done > 0 {
+		left := (r.Epochs-r.at.Epoch)*p.batches - r.at.Batches
+		text += "  left " + (time.Since(p.begin) / time.Duration(done) * time.Duration(left)).Round(time.Second).String()
+	}
+	return text
+}
+
+// clear removes the bar.
+func (p *progress) clear() {
+	if p.bar != nil {
+		p.bar.Clear()
+		p.bar = nil
+	}
+}
+
+const columns = "%5s  %10s  %9s  %9s  %9s  %9s  %9s  %7s  %s\n"
+
+// epoch prints the line of a complete epoch.
+func (p *progress) epoch(e Epoch) {
+	p.clear()
+	w := p.run.Progress
+	if w == nil {
+		return
+	}
+	if !p.header {
+		p.header = true
+		fmt.Fprintf(w, columns, "epoch", "lr", "loss", "top-1", "test loss", "test top-1", "images/s", "waited", "memory")
+	}
+	test, top1 := "-", "-"
+	if e.Eval != nil {
+		test, top1 = fmt.Sprintf("%.4f", e.Eval.Loss), e.Eval.share()
+	}
+	memory := "-"
+	if e.ReservedBytes > 0 {
+		memory = fmt.Sprintf("%.2f GB", float64(e.ReservedBytes)/1e9)
+	}
+	if e.Best {
+		memory += "  best"
+	}
+	printRow(w, fmt.Sprint(e.Epoch), fmt.Sprintf("%.3g", e.LR), fmt.Sprintf("%.4f", e.Train.Loss), e.Train.share(), test, top1,
+		fmt.Sprintf("%.0f", e.ImagesPerSecond), fmt.Sprintf("%.1f %%", 100*e.WaitShare), memory)
+}
+
+func printRow(w io.Writer, cells ...any) { fmt.Fprintf(w, columns, cells...) }
+
+// share is the top-1 accuracy as text.
+func (m *Metrics) share() string {
+	if m.Classes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f %%", 100*m.Top1)
+}

@@ -1,0 +1,468 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// ErrStop, returned by a hook, ends the training in good order: Run saves last.pt and returns its
+// report without an error.
+var ErrStop = errors.New("train: stop")
+
+// Config says what Run does. Model, Optimizer, Feed and Epochs are needed.
+type Config struct {
+	// Model is on Feed's device. Run gives it Batch.Images or, if the batches have none, their
+	// first tensor. Modules whose parameters are all frozen stay in evaluation mode.
+	Model     nn.Module
+	Optimizer optim.Optimizer // of Model's parameters; SGD, Adam, ...
+	Feed      *prefetcher.Prefetcher
+	Epochs    int // the number of the last epoch, also of a run that resumes
+
+	// Loader is the source of Feed, if that is a loader of images. Run then resumes at once by
+	// Loader.Restore, and knows how many steps an epoch has. Without Loader, a run that resumes
+	// reads the batches that were trained on before, and drops them: the source must give the same
+	// batches again.
+	Loader *imageloader.Loader
+	// Eval feeds the held-back samples, which Run evaluates after every epoch; nil for none. Its
+	// epoch 0 is read each time.
+	Eval *prefetcher.Prefetcher
+	// Loss computes the mean loss of a batch, a scalar; nil stands for the cross-entropy of output
+	// and batch.Labels.
+	Loss func(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor
+	// Schedule sets the learning rates before each step, counted from 0 over all epochs; nil leaves
+	// them alone.
+	Schedule optim.Schedule
+	// ClipNorm, if over 0, is the maximum norm of all gradients together.
+	ClipNorm float64
+	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step, and
+	// evaluates and saves them as the best model.
+	EMA *optim.EMA
+	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
+	// so that Dropout draws the same in a run that resumes. The generators belong to the process.
+	Seed uint64
+
+	Dir       string // folder of the files, made if missing; "" writes none
+	Resume    bool   // goes on from last.pt in Dir, if there is one
+	SaveSteps int    // saves last.pt every so many steps too; 0 for once an epoch
+	// Metadata is saved with the checkpoints under "metadata": for example the classes.
+	Metadata map[string]string
+
+	// Progress receives a table with a line for each epoch, and a bar if it is a terminal; nil for
+	// silence.
+	Progress io.Writer
+	// OnStep and OnEpoch run after each step and each epoch. An error ends the training; ErrStop
+	// ends it without an error.
+	OnStep  func(Step) error
+	OnEpoch func(Epoch) error
+}
+
+// Step is what OnStep gets.
+type Step struct {
+	Epoch int           // from 1
+	Step  int           // over all epochs, from 1
+	Loss  *torch.Tensor // scalar on the device, valid during the call; reading it waits for the device
+}
+
+// Epoch is the result of one epoch.
+type Epoch struct {
+	Epoch int      `json:"epoch"` // from 1
+	Steps int      `json:"steps"` // since the beginning of the training
+	LR    float64  `json:"lr"`    // of the first group, in the last step
+	Train *Metrics `json:"train"`
+	Eval  *Metrics `json:"eval,omitempty"` // nil without Config.Eval
+	Best  bool     `json:"best"`           // better than all epochs before
+
+	// Of an epoch that was interrupted, these are about the part after the last interruption.
+	Seconds         float64 `json:"seconds"` // training, without evaluation
+	ImagesPerSecond float64 `json:"images_per_second"`
+	WaitShare       float64 `json:"wait_share"` // of the seconds in which the device waited for a batch
+
+	AllocatedBytes int64 `json:"device_allocated_bytes"` // 0 on the CPU
+	ReservedBytes  int64 `json:"device_reserved_bytes"`  // 0 on the CPU
+}
+
+// Report is the result of Run.
+type Report struct {
+	Epochs  []Epoch // all complete ones, those before a resume included
+	Steps   int     // since the beginning of the training
+	Stopped bool    // by a hook, or by the context, before the last epoch was complete
+}
+
+// Best returns the best epoch, the earlier of equals: the one with the highest Top1 of the
+// evaluation, or else, if there are no classes or no evaluation, with the lowest loss. Without
+// evaluation that is the loss of training. It returns nil if no epoch is complete.
+func (r *Report) Best() *Epoch {
+	for i := len(r.Epochs) - 1; i >= 0; i-- {
+		if r.Epochs[i].Best {
+			return &r.Epochs[i]
+		}
+	}
+	return nil
+}
+
+func (e *Epoch) decisive() *Metrics {
+	if e.Eval != nil {
+		return e.Eval
+	}
+	return e.Train
+}
+
+func (e *Epoch) betterThan(other *Epoch) bool {
+	if other == nil {
+		return true
+	}
+	a, b := e.decisive(), other.decisive()
+	if e.Eval != nil && a.Classes > 0 {
+		return a.Top1 > b.Top1
+	}
+	return a.Loss < b.Loss
+}
+
+// Run trains the model until Config.Epochs epochs are complete, and returns a report, also beside
+// an error. It holds its OS thread, because LibTorch keeps memory on a GPU for each thread.
+//
+// When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
+// ctx.Err() and says how to go on. If the evaluation was running, the resumed run repeats it. If
+// the loss becomes NaN or infinite, Run notices at the end of the epoch or at the next checkpoint,
+// saves nothing and returns an error.
+func Run(ctx context.Context, c Config) (*Report, error) {
+	r := &runner{Config: c, report: &Report{}}
+	if err := r.check(); err != nil {
+		return r.report, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if c.Schedule != nil {
+		var err error
+		if r.scheduler, err = optim.NewScheduler(c.Optimizer, c.Schedule); err != nil {
+			return r.report, err
+		}
+	}
+	if err := r.openDir(ctx); err != nil {
+		return r.report, fmt.Errorf("train: %w", err)
+	}
+	r.progress = newProgress(r)
+	defer r.progress.clear()
+	err := r.epochs(ctx)
+	r.report.Steps = r.at.Step
+	return r.report, err
+}
+
+// runner is one run.
+type runner struct {
+	Config
+	scheduler *optim.Scheduler
+	report    *Report
+	at        position
+	state     *imageloader.State // after the last step of a running epoch, with a Loader
+	progress  *progress
+	params    []*torch.Tensor
+}
+
+func (c *Config) check() error {
+	switch {
+	case c.Model == nil || c.Optimizer == nil || c.Feed == nil:
+		return fmt.Errorf("train.Run: Config needs Model, Optimizer and Feed: %w", cuda.ErrInvalidArgument)
+	case c.Epochs < 1:
+		return fmt.Errorf("train.Run: Epochs is %d, and must be at least 1: %w", c.Epochs, cuda.ErrInvalidArgument)
+	case c.SaveSteps < 0 || c.ClipNorm < 0:
+		return fmt.Errorf("train.Run: SaveSteps is %d and ClipNorm %v: neither may be negative: %w", c.SaveSteps, c.ClipNorm, cuda.ErrInvalidArgument)
+	case c.Dir == "" && (c.Resume || c.SaveSteps > 0):
+		return fmt.Errorf("train.Run: Resume and SaveSteps need Dir: %w", cuda.ErrInvalidArgument)
+	}
+	return nn.Err(c.Model)
+}
+
+// epochs runs the epochs that are left.
+func (r *runner) epochs(ctx context.Context) error {
+	r.params = nn.Parameters(r.Model)
+	for r.at.Epoch < r.Epochs {
+		e, err := r.epoch(ctx)
+		if err != nil {
+			return r.ended(ctx, err)
+		}
+		if e.Best = e.betterThan(r.report.Best()); e.Best {
+			if err := r.saveBest(); err != nil {
+				return r.failed(err)
+			}
+		}
+		r.report.Epochs = append(r.report.Epochs, e)
+		r.at = position{Epoch: r.at.Epoch + 1, Step: r.at.Step}
+		r.state = nil
+		if err := errors.Join(r.saveLast("training"), r.saveLog()); err != nil {
+			return r.failed(err)
+		}
+		r.progress.epoch(e)
+		if r.OnEpoch != nil {
+			if err := r.OnEpoch(e); err != nil {
+				return r.ended(ctx, hookError{err})
+			}
+		}
+	}
+	return nil
+}
+
+// hookError is an error of the program's own hook.
+type hookError struct{ error }
+
+func (e hookError) Unwrap() error { return e.error }
+
+// failed gives an error its place.
+func (r *runner) failed(err error) error {
+	return fmt.Errorf("train: epoch %d, after step %d: %w", r.at.Epoch+1, r.at.Step, err)
+}
+
+// ended handles the end of a run before its last epoch: it saves where the run is if the context or
+// a hook ended it.
+func (r *runner) ended(ctx context.Context, err error) error {
+	stop := errors.Is(err, ErrStop)
+	if !stop && ctx.Err() == nil {
+		return r.failed(err)
+	}
+	r.report.Stopped = r.at.Epoch < r.Epochs
+	if saved := r.saveLast("training"); saved != nil {
+		return r.failed(errors.Join(err, saved))
+	}
+	if stop {
+		return nil
+	}
+	goOn := "no checkpoint, because Config.Dir is empty"
+	if r.Dir != "" {
+		goOn = fmt.Sprintf("to go on from %s, run again with Resume", r.path(lastFile))
+	}
+	return fmt.Errorf("train: stopped in epoch %d, after step %d; %s: %w", r.at.Epoch+1, r.at.Step, goOn, ctx.Err())
+}
+
+// epoch trains on the batches of the epoch that are left, and evaluates.
+func (r *runner) epoch(ctx context.Context) (e Epoch, err error) {
+	if r.at.meter, err = newMeter(r.Feed.Device(), r.at.Sums); err != nil {
+		return e, err
+	}
+	defer func() {
+		// The totals go into the checkpoint of a run that ended here.
+		if r.at.Batches > 0 && err != nil {
+			sums, failed := r.at.meter.read("training")
+			r.at.Sums = sums
+			if failed != nil {
+				err = failed
+			}
+		}
+		r.at.meter.close()
+		r.at.meter = nil
+	}()
+	r.trainMode()
+	begin, before, first := time.Now(), r.Feed.Stats(), r.at.meter.samples
+	if err := r.train(ctx); err != nil {
+		return e, err
+	}
+	e = Epoch{Epoch: r.at.Epoch + 1, Steps: r.at.Step, LR: r.at.LR}
+	if e.Train, err = r.at.meter.metrics("training"); err != nil {
+		return e, err
+	}
+	e.Seconds = time.Since(begin).Seconds()
+	e.ImagesPerSecond = float64(r.at.meter.samples-first) / e.Seconds
+	e.WaitShare = waitShare(before, r.Feed.Stats(), e.Seconds)
+	if r.Eval != nil {
+		if e.Eval, err = r.evaluate(ctx); err != nil {
+			return e, err
+		}
+	}
+	if device := r.Feed.Device(); device != cuda.CPU {
+		memory, err := device.Memory()
+		if err != nil {
+			return e, err
+		}
+		e.AllocatedBytes, e.ReservedBytes = memory.Allocated, memory.Reserved
+	}
+	return e, nil
+}
+
+// waitShare is the share of the seconds in which the consumer waited between two statistics.
+func waitShare(before, after prefetcher.Stats, seconds float64) float64 {
+	if seconds <= 0 {
+		return 0
+	}
+	return min(1, (after.ConsumerWait-before.ConsumerWait).Seconds()/seconds)
+}
+
+// train is the loop over the batches.
+func (r *runner) train(ctx context.Context) error {
+	skip := 0
+	if r.state == nil {
+		skip = r.at.Batches
+	}
+	for batch, err := range r.Feed.Epoch(ctx, r.at.Epoch) {
+		if err != nil {
+			return err
+		}
+		if skip > 0 {
+			skip--
+			continue
+		}
+		if err := r.step(batch); err != nil {
+			return err
+		}
+		if r.SaveSteps > 0 && r.at.Step%r.SaveSteps == 0 {
+			if err := r.saveLast("training"); err != nil {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	if skip > 0 {
+		return fmt.Errorf("the feed ended %d batches before the place to resume at: it must give the batches of the interrupted run", skip)
+	}
+	return nil
+}
+
+// step trains on a batch. It queues work for the device and does not wait for it.
+func (r *runner) step(batch *prefetcher.Batch) error {
+	if r.Seed != 0 {
+		if err := torch.ManualSeed(mix(r.Seed, uint64(r.at.Step))); err != nil {
+			return err
+		}
+	}
+	r.at.LR = r.Optimizer.LRs()[0]
+	output := r.Model.Forward(input(batch))
+	loss := r.loss(output, batch)
+	if err := loss.Backward(); err != nil {
+		return err
+	}
+	if r.ClipNorm > 0 {
+		norm, err := optim.ClipGradNorm(r.params, r.ClipNorm, optim.ClipOptions{})
+		if err != nil {
+			return err
+		}
+		if err := norm.Close(); err != nil {
+			return err
+		}
+	}
+	if err := r.Optimizer.Step(); err != nil {
+		return err
+	}
+	if r.scheduler != nil {
+		if err := r.scheduler.Step(); err != nil {
+			return err
+		}
+	}
+	if r.EMA != nil {
+		if err := r.EMA.Update(); err != nil {
+			return err
+		}
+	}
+	if err := r.at.meter.add(output, loss, batch.Labels, batch.N, false); err != nil {
+		return err
+	}
+	r.at.Step++
+	r.at.Batches++
+	if info, ok := batch.Info.(imageloader.Info); ok && r.Loader != nil {
+		r.state = &info.State
+	}
+	r.progress.step(batch.N)
+	if r.OnStep != nil {
+		if err := r.OnStep(Step{Epoch: r.at.Epoch + 1, Step: r.at.Step, Loss: loss}); err != nil {
+			return hookError{err}
+		}
+	}
+	return nil
+}
+
+func (r *runner) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tensor {
+	if r.Loss != nil {
+		return r.Loss(output, batch)
+	}
+	if batch.Labels == nil {
+		return torch.Fail("train.Run", fmt.Errorf("the batches have no field \"labels\": set Config.Loss: %w", cuda.ErrInvalidArgument))
+	}
+	return output.CrossEntropy(batch.Labels)
+}
+
+// input is what the model gets of a batch.
+func input(batch *prefetcher.Batch) *torch.Tensor {
+	if batch.Images != nil {
+		return batch.Images
+	}
+	return batch.Tensors()[0]
+}
+
+// mix makes a seed of two numbers (the finaliser of SplitMix64).
+func mix(seed, step uint64) uint64 {
+	x := seed + (step+1)*0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// evaluate measures the model, or its averages, on the held-back samples.
+func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
+	nn.Train(r.Model, false)
+	err = r.averaged(func() error {
+		m, err := newMeter(r.Eval.Device(), sums{})
+		if err != nil {
+			return err
+		}
+		defer m.close()
+		for batch, err := range r.Eval.Epoch(ctx, 0) {
+			if err != nil {
+				return err
+			}
+			output := r.Model.Forward(input(batch).NoGrad())
+			if err := m.add(output, r.loss(output, batch), batch.Labels, batch.N, true); err != nil {
+				return err
+			}
+		}
+		result, err = m.metrics("evaluation")
+		return err
+	})
+	return result, err
+}
+
+// averaged calls f while the model has its averages, if there are any.
+func (r *runner) averaged(f func() error) error {
+	if r.EMA == nil {
+		return f()
+	}
+	if err := r.EMA.Swap(); err != nil {
+		return err
+	}
+	err := f()
+	return errors.Join(err, r.EMA.Swap())
+}
+
+// trainMode sets the training mode, except in modules whose parameters are all frozen: the running
+// statistics of a frozen BatchNorm stay as they are.
+func (r *runner) trainMode() {
+	nn.Train(r.Model, true)
+	freeze(r.Model)
+}
+
+func freeze(m nn.Module) {
+	params := nn.Parameters(m)
+	trained := 0
+	for _, p := range params {
+		if p.RequiresGrad() {
+			trained++
+		}
+	}
+	switch {
+	case len(params) > 0 && trained == 0:
+		nn.Train(m, false)
+	case trained < len(params):
+		for _, child := range m.Parts().Modules {
+			freeze(child.Module)
+		}
+	}
+}

@@ -1,0 +1,599 @@
+package train_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+const (
+	side    = 8  // pixels of an image's side
+	classes = 3  // in the archive
+	perC    = 11 // images of each class
+	batch   = 8  // so that the last batch of an epoch is short
+	perE    = 5  // steps of an epoch
+)
+
+// archive writes a tar of small images, whose class is their main colour.
+func archive(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "images.tar")
+	var data bytes.Buffer
+	w := tar.NewWriter(&data)
+	for n := range classes * perC {
+		class := n % classes
+		img := image.NewRGBA(image.Rect(0, 0, 12, 12))
+		for i := range 144 {
+			shade := [3]uint8{uint8(n * 5), uint8(i), uint8(n + i)}
+			shade[class] = 255
+			img.Set(i%12, i/12, color.RGBA{shade[0], shade[1], shade[2], 255})
+		}
+		var file bytes.Buffer
+		if err := png.Encode(&file, img); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.WriteHeader(&tar.Header{Name: fmt.Sprintf("%c/%02d.png", 'a'+class, n), Size: int64(file.Len()), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(file.Bytes()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, data.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// job is a training of a small network, made anew for each process that a test imitates.
+type job struct {
+	train.Config
+	path     string
+	withEval bool
+	dropout  bool
+	adam     bool
+	ema      bool
+}
+
+// newJob returns a training of two epochs on the CPU.
+func newJob(t *testing.T, o job) *job {
+	t.Helper()
+	if o.path == "" {
+		o.path = archive(t)
+	}
+	loader, err := imageloader.Open(o.path, imageloader.Options{BatchSize: batch, Transform: imageloader.Train(side), Shuffle: true, Seed: 3, Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Loader, o.Feed = loader, feed(t, loader)
+	if o.withEval {
+		held, err := imageloader.Open(o.path, imageloader.Options{BatchSize: batch, Transform: imageloader.Eval(side, side), Workers: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Eval = feed(t, held)
+		t.Cleanup(func() { held.Close() })
+	}
+	t.Cleanup(func() { loader.Close() })
+	if err := torch.ManualSeed(5); err != nil {
+		t.Fatal(err)
+	}
+	drop := nn.Module(nn.NewIdentity())
+	if o.dropout {
+		drop = nn.NewDropout(0.5)
+	}
+	o.Model = nn.NewSequential(
+		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(),
+		nn.NewFlatten(), drop, nn.NewLinear(4*side*side, classes, nn.LinearOptions{}),
+	)
+	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+	if o.adam {
+		o.Optimizer, err = optim.NewAdamW(nn.Parameters(o.Model), optim.AdamWOptions{LR: 0.001})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.ema {
+		if o.EMA, err = optim.NewEMA(nn.State(o.Model), optim.EMAOptions{Decay: 0.9}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { o.EMA.Close() })
+	}
+	t.Cleanup(func() {
+		o.Optimizer.Close()
+		for _, n := range nn.State(o.Model) {
+			n.Tensor.Close()
+		}
+	})
+	if o.Epochs == 0 {
+		o.Epochs = 2
+	}
+	return &o
+}
+
+func feed(t *testing.T, source prefetcher.Source) *prefetcher.Prefetcher {
+	t.Helper()
+	p, err := prefetcher.New(source, prefetcher.Options{Device: cuda.CPU})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close() })
+	return p
+}
+
+func (j *job) run(t *testing.T) *train.Report {
+	t.Helper()
+	report, err := train.Run(context.Background(), j.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+// bits returns the bits of all parameters, buffers and averages.
+func (j *job) bits(t *testing.T) map[string][]uint64 {
+	t.Helper()
+	all := map[string][]uint64{}
+	add := func(prefix string, named []nn.Named) {
+		for _, n := range named {
+			wide := n.Tensor.NoGrad().ToDType(torch.Float64)
+			values, err := wide.Float64s()
+			if err != nil {
+				t.Fatal(err)
+			}
+			wide.Close()
+			for _, v := range values {
+				all[prefix+n.Name] = append(all[prefix+n.Name], math.Float64bits(v))
+			}
+		}
+	}
+	add("", nn.State(j.Model))
+	if j.EMA != nil {
+		add("ema ", j.EMA.State())
+	}
+	return all
+}
+
+// figures are the parts of a report that do not depend on time.
+func figures(r *train.Report) []train.Epoch {
+	epochs := append([]train.Epoch(nil), r.Epochs...)
+	for i := range epochs {
+		epochs[i].Seconds, epochs[i].ImagesPerSecond, epochs[i].WaitShare = 0, 0, 0
+		if e := epochs[i].Eval; e != nil {
+			held := *e
+			held.Confusion = nil
+			epochs[i].Eval = &held
+		}
+	}
+	return epochs
+}
+
+// A run that was stopped after any step, by its context, and resumed in new objects, has the
+// parameters, averages and figures of a run that was not stopped, to the last bit.
+func TestResumeIsExact(t *testing.T) {
+	path := archive(t)
+	for name, o := range map[string]job{
+		"SGD, schedule, clipping, averages, evaluation": {withEval: true, ema: true, Config: train.Config{
+			Schedule: optim.CosineLR{Steps: 3 * perE}, ClipNorm: 0.5}},
+		"AdamW, Dropout with a seed": {adam: true, dropout: true, Config: train.Config{Seed: 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o.path, o.Epochs = path, 3
+			whole := newJob(t, o)
+			want := whole.run(t)
+			bits := whole.bits(t)
+			if want.Steps != 3*perE || len(want.Epochs) != 3 || want.Stopped {
+				t.Fatalf("%+v", want)
+			}
+			for _, stops := range [][]int{{1}, {perE - 1}, {perE}, {perE + 2}, {2, 4, perE + 1}, {3*perE - 1}, {3 * perE}} {
+				for _, plain := range []bool{false, true} {
+					t.Run(fmt.Sprintf("stops %v, without loader %v", stops, plain), func(t *testing.T) {
+						o.Dir, o.Resume = t.TempDir(), true
+						for _, stop := range stops {
+							stopped := newJob(t, o)
+							if plain {
+								stopped.Loader = nil
+							}
+							stopped.stopAfter(t, stop)
+						}
+						resumed := newJob(t, o)
+						if plain {
+							resumed.Loader = nil
+						}
+						got := resumed.run(t)
+						if !reflect.DeepEqual(figures(got), figures(want)) || got.Steps != want.Steps {
+							t.Errorf("figures %+v\nwant %+v", figures(got), figures(want))
+						}
+						for name, values := range resumed.bits(t) {
+							if !reflect.DeepEqual(values, bits[name]) {
+								t.Errorf("%s differs", name)
+							}
+						}
+					})
+				}
+			}
+		})
+	}
+}
+
+// stopAfter runs the job until its context ends after a step.
+func (j *job) stopAfter(t *testing.T, step int) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	j.OnStep = func(s train.Step) error {
+		if s.Step == step {
+			cancel()
+		}
+		return nil
+	}
+	report, err := train.Run(ctx, j.Config)
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "last.pt") || !strings.Contains(err.Error(), "Resume") {
+		t.Fatalf("stopped after step %d: %v", step, err)
+	}
+	if report.Steps != step || !report.Stopped {
+		t.Fatalf("stopped after step %d: %+v", step, report)
+	}
+}
+
+// A run that dies without a word goes on from the last checkpoint that SaveSteps wrote.
+func TestSaveSteps(t *testing.T) {
+	o := job{path: archive(t)}
+	whole := newJob(t, o)
+	whole.run(t)
+	o.Dir, o.Resume, o.SaveSteps = t.TempDir(), true, 2
+	dead := newJob(t, o)
+	died := errors.New("died")
+	dead.OnStep = func(s train.Step) error {
+		if s.Step == perE+4 {
+			return died
+		}
+		return nil
+	}
+	if _, err := train.Run(context.Background(), dead.Config); !errors.Is(err, died) {
+		t.Fatal(err)
+	}
+	resumed, first := newJob(t, o), 0
+	resumed.OnStep = func(s train.Step) error {
+		if first == 0 {
+			first = s.Step
+		}
+		return nil
+	}
+	resumed.run(t)
+	if first != perE+4 { // step 8 was saved
+		t.Errorf("resumed at step %d", first)
+	}
+	if !reflect.DeepEqual(resumed.bits(t), whole.bits(t)) {
+		t.Error("the parameters differ")
+	}
+}
+
+func TestFiles(t *testing.T) {
+	var lines bytes.Buffer
+	j := newJob(t, job{withEval: true, Config: train.Config{Epochs: 3, Dir: filepath.Join(t.TempDir(), "new", "run"), Progress: &lines,
+		Metadata: map[string]string{"classes": `["a","b","c"]`}}})
+	best := map[int]map[string][]uint64{} // parameters after each epoch
+	j.OnEpoch = func(e train.Epoch) error {
+		best[e.Epoch] = j.bits(t)
+		return nil
+	}
+	report := j.run(t)
+	last := j.bits(t)
+	for file, want := range map[string]map[string][]uint64{"last.pt": last, "best.pt": best[report.Best().Epoch]} {
+		t.Run(file, func(t *testing.T) {
+			other := newJob(t, job{path: j.path})
+			metadata, err := nn.Load(filepath.Join(j.Dir, file), other.Model)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if metadata["classes"] != `["a","b","c"]` {
+				t.Errorf("metadata %v", metadata)
+			}
+			if !reflect.DeepEqual(other.bits(t), want) {
+				t.Error("the parameters differ")
+			}
+		})
+	}
+	text, err := os.ReadFile(filepath.Join(j.Dir, "log.csv"))
+	if rows := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(rows) != 4 || !strings.HasPrefix(rows[3], "3,15,0.01,") {
+		t.Errorf("log.csv: %v\n%s", err, text)
+	}
+	if out := lines.String(); strings.Count(out, "\n") != 4 || !strings.Contains(out, "best") || strings.Contains(out, "\r") {
+		t.Errorf("progress:\n%s", out)
+	}
+	files, err := os.ReadDir(j.Dir)
+	if err != nil || len(files) != 3 {
+		t.Errorf("%d files in the folder, %v", len(files), err)
+	}
+}
+
+// fixed is a source of given rows, and calls before ahead of each batch.
+type fixed struct {
+	rows   [][classes + 4]float32
+	labels []int64
+	before func()
+}
+
+func (f *fixed) Fields() []torch.Spec {
+	return []torch.Spec{{Name: "values", DType: torch.Float32, Shape: []int64{classes + 4}}, {Name: "labels", DType: torch.Int64}}
+}
+func (f *fixed) BatchSize() int { return 2 }
+func (f *fixed) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	for at := 0; at < len(f.rows); at += 2 {
+		if f.before != nil {
+			f.before()
+		}
+		slot, err := lend(ctx)
+		if err != nil {
+			return err
+		}
+		n := min(2, len(f.rows)-at)
+		for i := range n {
+			for k, v := range f.rows[at+i] {
+				binary.LittleEndian.PutUint32(slot[0][(i*(classes+4)+k)*4:], math.Float32bits(v))
+			}
+			binary.LittleEndian.PutUint64(slot[1][i*8:], uint64(f.labels[at+i]))
+		}
+		if err := deliver(n, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// scaled is a model that multiplies its input by one parameter.
+type scaled struct{ factor *torch.Tensor }
+
+func (s *scaled) Forward(x *torch.Tensor) *torch.Tensor { return x.Mul(s.factor) }
+func (s *scaled) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "factor", Tensor: s.factor}}}
+}
+
+// newFixed returns a training on rows: with the factor 1 the rows are the outputs.
+func newFixed(t *testing.T, source *fixed) train.Config {
+	t.Helper()
+	model := &scaled{nn.NewParameter(nn.Constant(1), 1)}
+	opt, err := optim.NewSGD(nn.Parameters(model), optim.SGDOptions{LR: 1e-12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { opt.Close(); model.factor.Close() })
+	return train.Config{Model: model, Optimizer: opt, Epochs: 1, Feed: feed(t, source)}
+}
+
+// Loss, top-1, top-5 and confusion are those that a program on the host computes, with a short last
+// batch.
+func TestMetrics(t *testing.T) {
+	source := &fixed{}
+	const outputs = classes + 4
+	want := train.Metrics{Samples: 5, Classes: outputs, Confusion: make([][]int64, outputs)}
+	for i := range want.Confusion {
+		want.Confusion[i] = make([]int64, outputs)
+	}
+	for n := range 5 {
+		var row [outputs]float32
+		for k := range row {
+			row[k] = float32((k*5+n*3)%outputs) * 0.7
+		}
+		label := (n*n + 4) % outputs
+		source.rows, source.labels = append(source.rows, row), append(source.labels, int64(label))
+		sum, above, top := 0.0, 0, 0
+		for k, v := range row {
+			sum += math.Exp(float64(v))
+			if v > row[label] {
+				above++
+			}
+			if v > row[top] {
+				top = k
+			}
+		}
+		want.Loss += (math.Log(sum) - float64(row[label])) / 5
+		if above == 0 {
+			want.Top1 += 0.2
+		}
+		if above < 5 {
+			want.Top5 += 0.2
+		}
+		want.Confusion[label][top]++
+	}
+	c := newFixed(t, source)
+	c.Eval = feed(t, source)
+	report, err := train.Run(context.Background(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near := func(a, b float64) bool { return math.Abs(a-b) < 1e-6 }
+	for name, got := range map[string]*train.Metrics{"train": report.Epochs[0].Train, "eval": report.Epochs[0].Eval} {
+		if got.Samples != want.Samples || got.Classes != want.Classes || !near(got.Loss, want.Loss) || !near(got.Top1, want.Top1) || !near(got.Top5, want.Top5) {
+			t.Errorf("%s: %+v, want %+v", name, *got, want)
+		}
+	}
+	if got := report.Epochs[0].Eval.Confusion; !reflect.DeepEqual(got, want.Confusion) {
+		t.Errorf("confusion %v, want %v", got, want.Confusion)
+	}
+	if want.Top1 == 0 || want.Top5 == 1 {
+		t.Errorf("the test's rows are too easy: %+v", want)
+	}
+}
+
+// A run whose context ends during an evaluation repeats the evaluation when it resumes.
+func TestStopInEvaluation(t *testing.T) {
+	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
+	c := newFixed(t, source)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	held := *source
+	held.before = cancel
+	c.Eval, c.Dir, c.Resume = feed(t, &held), t.TempDir(), true
+	if report, err := train.Run(ctx, c); !errors.Is(err, context.Canceled) || report.Steps != 2 || len(report.Epochs) != 0 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	c.Eval = feed(t, source)
+	report, err := train.Run(context.Background(), c)
+	if err != nil || report.Steps != 2 || len(report.Epochs) != 1 || report.Epochs[0].Eval.Samples != 4 || report.Epochs[0].Train.Samples != 4 {
+		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// A loss that is not a number is an error, and spoils no checkpoint.
+func TestLossIsNotFinite(t *testing.T) {
+	source := &fixed{rows: make([][classes + 4]float32, 4), labels: make([]int64, 4)}
+	source.rows[3][0] = float32(math.NaN())
+	c := newFixed(t, source)
+	c.Dir = t.TempDir()
+	_, err := train.Run(context.Background(), c)
+	if err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(c.Dir, "last.pt")); err == nil {
+		t.Error("there is a checkpoint")
+	}
+}
+
+// ErrStop of a hook ends the training without an error, and with a checkpoint.
+func TestHooks(t *testing.T) {
+	for name, stop := range map[string]error{"ErrStop": train.ErrStop, "another error": errors.New("no more")} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, job{Config: train.Config{Dir: t.TempDir()}})
+			j.OnEpoch = func(train.Epoch) error { return fmt.Errorf("hook: %w", stop) }
+			report, err := train.Run(context.Background(), j.Config)
+			if (err == nil) != (stop == train.ErrStop) || err != nil && !errors.Is(err, stop) {
+				t.Error(err)
+			}
+			if len(report.Epochs) != 1 || report.Steps != perE || report.Stopped != (err == nil) {
+				t.Errorf("%+v", report)
+			}
+		})
+	}
+}
+
+// The parameters and the running statistics of a frozen part do not change.
+func TestFrozenPart(t *testing.T) {
+	j := newJob(t, job{withEval: true})
+	trunk := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}))
+	head := nn.NewSequential(nn.NewFlatten(), nn.NewLinear(4*side*side, classes, nn.LinearOptions{}))
+	j.Model = nn.NewSequential(trunk, head)
+	if err := nn.Freeze(trunk); err != nil {
+		t.Fatal(err)
+	}
+	opt, err := optim.NewSGD(nn.Parameters(j.Model), optim.SGDOptions{LR: 0.01})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	j.Optimizer = opt
+	before := j.bits(t)
+	j.run(t)
+	for name, values := range j.bits(t) {
+		if same := reflect.DeepEqual(values, before[name]); same != strings.HasPrefix(name, "0.") {
+			t.Errorf("%s: unchanged %v", name, same)
+		}
+	}
+}
+
+func TestRunKeepsNoTensor(t *testing.T) {
+	j := newJob(t, job{withEval: true, ema: true, Config: train.Config{ClipNorm: 1, Dir: t.TempDir(), Epochs: 3}})
+	var live []int64
+	j.OnEpoch = func(train.Epoch) error {
+		live = append(live, torch.LiveTensors())
+		return nil
+	}
+	j.run(t)
+	if live[1] != live[2] {
+		t.Errorf("%v tensors live after each epoch", live)
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	path := archive(t)
+	folder := t.TempDir()
+	newJob(t, job{path: path, Config: train.Config{Dir: folder, Epochs: 1}}).run(t)
+	for says, change := range map[string]func(c *train.Config){
+		"needs Model":                       func(c *train.Config) { c.Model = nil },
+		"Epochs is -1":                      func(c *train.Config) { c.Epochs = -1 },
+		"need Dir":                          func(c *train.Config) { c.Resume = true },
+		"checkpoint of an earlier run":      func(c *train.Config) { c.Dir = folder },
+		"had no EMA":                        func(c *train.Config) { c.Dir, c.Resume, c.EMA = folder, true, &optim.EMA{} },
+		"a file of another kind":            func(c *train.Config) { c.Dir = withFile(t, "log.csv", "my own table") },
+		"it is no checkpoint of a training": func(c *train.Config) { c.Dir, c.Resume = withModel(t, c.Model), true },
+		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
+	} {
+		t.Run(says, func(t *testing.T) {
+			j := newJob(t, job{path: path})
+			change(&j.Config)
+			if _, err := train.Run(context.Background(), j.Config); err == nil || !strings.Contains(err.Error(), says) {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("another optimizer", func(t *testing.T) {
+		j := newJob(t, job{path: path, adam: true, Config: train.Config{Dir: folder, Resume: true}})
+		if _, err := train.Run(context.Background(), j.Config); err == nil || !strings.Contains(err.Error(), "last.pt") {
+			t.Error(err)
+		}
+	})
+	t.Run("resume without a checkpoint starts", func(t *testing.T) {
+		newJob(t, job{path: path, Config: train.Config{Dir: t.TempDir(), Resume: true}}).run(t)
+	})
+	t.Run("resume a complete run", func(t *testing.T) {
+		j := newJob(t, job{path: path, Config: train.Config{Dir: folder, Resume: true, Epochs: 1}})
+		if report := j.run(t); len(report.Epochs) != 1 || report.Steps != perE || report.Stopped {
+			t.Errorf("%+v", report)
+		}
+	})
+}
+
+type unlabelled struct{}
+
+func (unlabelled) Fields() []torch.Spec {
+	return []torch.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, side, side}}}
+}
+func (unlabelled) BatchSize() int { return 1 }
+func (unlabelled) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	if _, err := lend(ctx); err != nil {
+		return err
+	}
+	return deliver(1, nil)
+}
+
+func withFile(t *testing.T, name, text string) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+func withModel(t *testing.T, m nn.Module) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := nn.Save(filepath.Join(folder, "last.pt"), m, nil); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
