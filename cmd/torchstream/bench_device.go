@@ -14,10 +14,19 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// pickTarget reads -device.
+// pickTarget reads -device of a benchmark.
 func pickTarget(name string) (target, error) {
+	d, err := parseDevice(name)
+	if err != nil {
+		return nil, err
+	}
+	return device{d}, nil
+}
+
+// parseDevice reads -device.
+func parseDevice(name string) (cuda.Device, error) {
 	if name == "cpu" {
-		return device{cuda.CPU}, nil
+		return cuda.CPU, nil
 	}
 	if name == "cuda" {
 		name = "cuda:0"
@@ -25,12 +34,12 @@ func pickTarget(name string) (target, error) {
 	number, found := strings.CutPrefix(name, "cuda:")
 	n, err := strconv.Atoi(number)
 	if !found || err != nil || n < 0 {
-		return nil, usageError{fmt.Sprintf("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)}
+		return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)}
 	}
 	if count := cuda.DeviceCount(); n >= count {
-		return nil, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)
+		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)
 	}
-	return device{cuda.Device(n)}, nil
+	return cuda.Device(n), nil
 }
 
 // device is a target that a prefetcher feeds.

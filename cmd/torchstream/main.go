@@ -1,9 +1,11 @@
-// Command torchstream looks at the machine and at archives of images, and measures.
+// Command torchstream looks at the machine and at archives of images, trains classifiers, and
+// measures.
 //
 //	torchstream doctor                      what is installed, what is missing, what to do
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
 //	torchstream index FILE                  writes the index of an archive, which the first epoch makes otherwise
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
+//	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //
@@ -13,7 +15,8 @@
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when
 // all is well, 1 when something failed or the command found something bad, 2 when the command line
 // was wrong, and 130 when it was interrupted: SIGINT and SIGTERM end every command, within seconds
-// wherever it is, and a second one at once.
+// wherever it is, and a second one at once. Only train has a minute, to finish its step and write
+// its checkpoint.
 package main
 
 import (
@@ -25,13 +28,18 @@ import (
 	"io"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/internal/printable"
 )
 
 func main() {
-	ctx, stop := interrupt.Context(interrupt.Grace)
+	grace := interrupt.Grace
+	if len(os.Args) > 1 && os.Args[1] == "train" {
+		grace = time.Minute
+	}
+	ctx, stop := interrupt.Context(grace)
 	status := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(status)
@@ -53,6 +61,7 @@ func commands() []entry {
 		{"inspect", "[-json] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
+		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
 	}
 }
 
@@ -65,7 +74,7 @@ func benchmarks() []entry {
 
 func usage(w io.Writer) error {
 	var b strings.Builder
-	fmt.Fprintln(&b, "torchstream looks at the machine and at archives of images, and measures.")
+	fmt.Fprintln(&b, "torchstream looks at the machine and at archives of images, trains classifiers, and measures.")
 	fmt.Fprintln(&b)
 	line := func(e entry, prefix string) {
 		fmt.Fprintf(&b, "  torchstream %-26s  %s\n", prefix+e.name+" "+e.args, e.about)
@@ -114,7 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "doctor, inspect, index, preview or bench"
+	kind, known, want := "command", commands(), "doctor, inspect, index, preview, train or bench"
 	name, args := first(args)
 	switch name {
 	case "help", "-h", "-help", "--help":

@@ -11,7 +11,7 @@ import (
 )
 
 // buildNote is the end of the usage.
-const buildNote = "\nThis build has no LibTorch: doctor, bench streams and -device are not in it."
+const buildNote = "\nThis build has no LibTorch: doctor, train, bench streams and -device are not in it."
 
 func checkLibrary() error { return imagecapi.Check() }
 
@@ -23,6 +23,10 @@ func notInBuild(what string) error {
 
 func doctor(context.Context, []string, io.Writer, io.Writer) error {
 	return fmt.Errorf("%w; `make doctor` looks at the machine without it", notInBuild("doctor"))
+}
+
+func trainCommand(context.Context, []string, io.Writer, io.Writer) error {
+	return notInBuild("train")
 }
 
 func benchStreams(context.Context, []string, io.Writer, io.Writer) error {

@@ -12,6 +12,7 @@ import (
 func TestCommandsWithoutLibTorch(t *testing.T) {
 	for _, args := range [][]string{
 		{"doctor"},
+		{"train", "-archive", photos},
 		{"bench", "streams"},
 		{"bench", "loader", "-archive", photos, "-device", "cpu"},
 		{"bench", "loader", "-archive", photos, "-contract", "train-float"},
@@ -39,7 +40,7 @@ func TestImportsWithoutLibTorch(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range strings.Fields(string(out)) {
-		for _, refused := range []string{"/torch", "/cuda", "/prefetcher", "/internal/capi"} {
+		for _, refused := range []string{"/torch", "/cuda", "/prefetcher", "/train", "/internal/capi"} {
 			if path == "github.com/torchstream/torchstream"+refused {
 				t.Errorf("%s is imported", path)
 			}

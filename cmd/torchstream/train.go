@@ -1,0 +1,380 @@
+//go:build !notorch
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/printable"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+// trainOptions is the command line of train.
+type trainOptions struct {
+	archive, test, model, optimizer, device, out, pretrained string
+	epochs, batch, size, workers, saveSteps                  int
+	lr, decay, warmup, clip, ema                             float64
+	seed                                                     uint64
+	resume, freeze                                           bool
+}
+
+// trainCommand trains a classifier.
+func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var o trainOptions
+	set := flags("train", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+		"best.pt and log.csv. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
+	set.StringVar(&o.archive, "archive", "", "`FILE` to train on")
+	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
+	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
+	set.IntVar(&o.epochs, "epochs", 10, "passes over the archive")
+	set.IntVar(&o.batch, "batch", 64, "images a step")
+	set.IntVar(&o.size, "size", 224, "pixels of an image's side in the network")
+	set.StringVar(&o.optimizer, "optimizer", "adamw", "adamw or sgd (with momentum 0.9)")
+	set.Float64Var(&o.lr, "lr", 0, "highest learning rate; it falls to 0 along a cosine (default 0.001 for adamw, 0.05 for sgd)")
+	set.Float64Var(&o.decay, "weight-decay", 0, "weight decay (default 0.01 for adamw, 0.0001 for sgd; negative: none)")
+	set.Float64Var(&o.warmup, "warmup", 1, "epochs in which the learning rate rises; at most a tenth of all")
+	set.Float64Var(&o.clip, "clip", 0, "maximum norm of the gradients (default: no limit)")
+	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
+	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
+	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
+	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
+	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
+	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
+	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained: train only the tensors that the checkpoint did not have")
+	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	if err := o.check(); err != nil {
+		return err
+	}
+	return o.run(ctx, stdout, stderr)
+}
+
+// classifiers are the models that classify images.
+func classifiers() []string {
+	return slices.DeleteFunc(models.Names(), func(name string) bool { return strings.HasPrefix(name, "gpt") })
+}
+
+// check refuses impossible options, and sets defaults that depend on others.
+func (o *trainOptions) check() error {
+	switch {
+	case o.archive == "":
+		return usageError{"train needs -archive FILE"}
+	case !slices.Contains(classifiers(), o.model):
+		return usageError{fmt.Sprintf("-model %q: want one of %s", o.model, strings.Join(classifiers(), ", "))}
+	case o.optimizer != "adamw" && o.optimizer != "sgd":
+		return usageError{fmt.Sprintf("-optimizer %q: want adamw or sgd", o.optimizer)}
+	case o.epochs < 1 || o.batch < 1 || o.size < 32 || o.seed < 1 || o.out == "":
+		return usageError{"-epochs, -batch and -seed are at least 1, -size at least 32, and -out is not empty"}
+	case o.lr < 0 || o.clip < 0 || o.warmup < 0 || o.saveSteps < 0 || o.ema < 0 || o.ema >= 1:
+		return usageError{"-lr, -clip, -warmup and -save-steps are not negative, and -ema is from 0 to below 1"}
+	case o.freeze && o.pretrained == "":
+		return usageError{"-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
+	}
+	lr, decay := 0.001, 0.01
+	if o.optimizer == "sgd" {
+		lr, decay = 0.05, 0.0001
+	}
+	o.lr, o.decay = cmp.Or(o.lr, lr), max(0, cmp.Or(o.decay, decay))
+	return nil
+}
+
+// settings are the options that a run which resumes must have in common with the interrupted one.
+func (o *trainOptions) settings() map[string]string {
+	return map[string]string{
+		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size), "epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
+		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup), "clip": fmt.Sprint(o.clip),
+		"ema": fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
+	}
+}
+
+// compare refuses to resume with other settings or classes, and names the first difference.
+func (o *trainOptions) compare(now map[string]string) error {
+	path := filepath.Join(o.out, "last.pt")
+	file, err := nn.OpenCheckpoint(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	before := file.Metadata()
+	if err := file.Close(); err != nil {
+		return err
+	}
+	for _, key := range byName(now) {
+		if before[key] != now[key] {
+			return fmt.Errorf("%s is of a run with %s %s, not %s: resume with the same options, or name another folder with -out",
+				path, key, printable.Name(before[key]), printable.Name(now[key]))
+		}
+	}
+	return nil
+}
+
+func byName(of map[string]string) []string {
+	names := make([]string, 0, len(of))
+	for name := range of {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// run opens the images, builds the model and trains it.
+func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error {
+	device, err := o.pickDevice()
+	if err != nil {
+		return err
+	}
+	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
+		return err
+	}
+	loader, feed, err := o.open(ctx, device, o.archive, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true})
+	if err != nil {
+		return err
+	}
+	defer loader.Close()
+	defer feed.Close()
+	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
+		Metadata: o.settings(), Progress: stdout}
+	classes, err := json.Marshal(loader.Classes())
+	if err != nil {
+		return err
+	}
+	c.Metadata["classes"] = string(classes)
+	if o.resume {
+		if err := o.compare(c.Metadata); err != nil {
+			return err
+		}
+	}
+	if o.test != "" {
+		held, testFeed, err := o.open(ctx, device, o.test, imageloader.Options{
+			Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes(), // 256 for 224
+		})
+		if err != nil {
+			return err
+		}
+		defer held.Close()
+		defer testFeed.Close()
+		c.Eval = testFeed
+	}
+	if err := o.build(&c, device, stdout); err != nil {
+		return err
+	}
+	defer c.Optimizer.Close()
+	if c.EMA != nil {
+		defer c.EMA.Close()
+	}
+	begin := time.Now()
+	report, err := train.Run(ctx, c)
+	if err != nil {
+		if ctx.Err() != nil {
+			fmt.Fprintf(stderr, "torchstream: %s; -resume does so\n", printable.Text(err.Error()))
+		}
+		return err
+	}
+	return o.finish(report, time.Since(begin), stdout)
+}
+
+func (o *trainOptions) pickDevice() (cuda.Device, error) {
+	switch {
+	case o.device != "":
+		return parseDevice(o.device)
+	case cuda.DeviceCount() > 0:
+		return cuda.Device(0), nil
+	}
+	return cuda.CPU, nil
+}
+
+// open opens an archive and a prefetcher of it.
+func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, options imageloader.Options) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+	options.BatchSize, options.Workers, options.Seed = o.batch, o.workers, o.seed
+	loader, err := imageloader.OpenContext(ctx, path, options)
+	if err != nil {
+		return nil, nil, err
+	}
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device})
+	if err != nil {
+		loader.Close()
+		return nil, nil, err
+	}
+	return loader, feed, nil
+}
+
+// build makes the model, the optimizer, the schedule and the averages.
+func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writer) (err error) {
+	if err := torch.ManualSeed(o.seed); err != nil {
+		return err
+	}
+	size := 0
+	if strings.HasPrefix(o.model, "vit") {
+		size = o.size
+	}
+	if c.Model, err = models.ByName(o.model, models.Options{NumClasses: len(c.Loader.Classes()), ImageSize: size}); err != nil {
+		return err
+	}
+	if err := o.loadPretrained(c.Model, stdout); err != nil {
+		return err
+	}
+	if err := nn.To(c.Model, device); err != nil {
+		return err
+	}
+	var params []*torch.Tensor
+	elements := int64(0)
+	for _, p := range nn.Parameters(c.Model) {
+		if p.RequiresGrad() {
+			params = append(params, p)
+			elements += p.Elements()
+		}
+	}
+	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, o.batch, device)
+	if o.optimizer == "sgd" {
+		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay})
+	} else {
+		c.Optimizer, err = optim.NewAdamW(params, optim.AdamWOptions{LR: o.lr, WeightDecay: o.decay, NoWeightDecay: o.decay == 0})
+	}
+	if err != nil {
+		return err
+	}
+	if o.ema > 0 {
+		if c.EMA, err = optim.NewEMA(nn.State(c.Model), optim.EMAOptions{Decay: o.ema}); err != nil {
+			return errors.Join(err, c.Optimizer.Close())
+		}
+	}
+	c.Schedule = o.schedule(c.Loader.Batches())
+	return nil
+}
+
+// schedule rises for the first epochs and then falls to 0 along a cosine.
+func (o *trainOptions) schedule(batches int) optim.Schedule {
+	steps := o.epochs * batches
+	warmup := int(min(o.warmup*float64(batches), float64(steps)/10))
+	if warmup < 1 {
+		return optim.CosineLR{Steps: steps}
+	}
+	return optim.Sequential{
+		{Steps: warmup, Schedule: optim.LinearWarmup{Steps: warmup, Start: 0.1}},
+		{Schedule: optim.CosineLR{Steps: steps - warmup}},
+	}
+}
+
+// loadPretrained loads what fits of -pretrained, says what did not, and freezes the rest.
+func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
+	if o.pretrained == "" {
+		return nil
+	}
+	report, err := nn.LoadWith(o.pretrained, model, nn.LoadOptions{Partial: true})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "%s: %s\n\n", printable.Name(o.pretrained), printable.Text(report.String()))
+	if !o.freeze {
+		return nil
+	}
+	if err := nn.Freeze(model); err != nil {
+		return err
+	}
+	trained := 0
+	for _, n := range nn.NamedParameters(model) {
+		if slices.Contains(report.Loaded, n.Name) {
+			continue
+		}
+		if err := n.Tensor.SetRequiresGrad(true); err != nil {
+			return err
+		}
+		trained++
+	}
+	if trained == 0 {
+		return fmt.Errorf("%s has every tensor of the model, so -freeze leaves nothing to train: leave -freeze out", o.pretrained)
+	}
+	return nil
+}
+
+// finish prints the result, and how to use it.
+func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
+	best := report.Best()
+	fmt.Fprintf(stdout, "\n%d steps in %s; the best epoch is %d", report.Steps, took.Round(100*time.Millisecond), best.Epoch)
+	if best.Eval != nil {
+		fmt.Fprintf(stdout, ", right on %.1f %% of %d held-back images", 100*best.Eval.Top1, best.Eval.Samples)
+	} else {
+		fmt.Fprint(stdout, ", by its loss in training: name held-back images with -test FILE")
+	}
+	_, err := fmt.Fprintf(stdout, "\ncheckpoint %s; in Python: torch.load(%q, weights_only=True)[\"state_dict\"]\n",
+		filepath.Join(o.out, "best.pt"), filepath.Join(o.out, "best.pt"))
+	return err
+}
+
+// printClasses prints the classes of an archive with their counts, and points at those with
+// suspiciously few images.
+func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) error {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil // a directory has no index: its classes are in the file system
+	}
+	progress, done := readingProgress(stderr)
+	report, err := imageloader.InspectIndex(ctx, path, imageloader.Options{}, progress)
+	done()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "%s: %d images in %d classes\n", printable.Name(path), report.Samples, len(report.Classes))
+	few := fewImages(report.Classes)
+	table := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "label\timages\tclass\t")
+	suspicious := 0
+	for label, c := range report.Classes {
+		note := ""
+		if c.Samples < few {
+			note = "few images: is the name a typo?"
+			suspicious++
+		}
+		fmt.Fprintf(table, "%5d\t%6d\t%s\t%s\n", label, c.Samples, printable.Name(c.Name), note)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if suspicious > 0 {
+		fmt.Fprintf(stdout, "%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", suspicious)
+	}
+	_, err = fmt.Fprintln(stdout)
+	return err
+}
+
+// fewImages returns the number of images below which a class is suspicious: a tenth of the median
+// class's, and at least 2 if the median class has more than one.
+func fewImages(classes []imageloader.ClassReport) int {
+	var counts []int
+	for _, c := range classes {
+		counts = append(counts, c.Samples)
+	}
+	if len(counts) == 0 {
+		return 0
+	}
+	slices.Sort(counts)
+	median := counts[len(counts)/2]
+	if median <= 1 {
+		return 0
+	}
+	return max(2, (median+9)/10)
+}

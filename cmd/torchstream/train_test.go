@@ -1,0 +1,215 @@
+//go:build !notorch
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"image"
+	"image/color"
+	"image/png"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+)
+
+// fewPhotos writes an archive with so many images of each class.
+func fewPhotos(t *testing.T, counts map[string]int) string {
+	t.Helper()
+	files := map[string]string{}
+	for class, count := range counts {
+		for n := range count {
+			img := image.NewGray(image.Rect(0, 0, 8, 8))
+			for i := range 64 {
+				img.SetGray(i%8, i/8, color.Gray{uint8(i * (n + len(class)))})
+			}
+			var file bytes.Buffer
+			if err := png.Encode(&file, img); err != nil {
+				t.Fatal(err)
+			}
+			files[class+"/"+string(rune('a'+n))+".png"] = file.String()
+		}
+	}
+	return writeTar(t, files)
+}
+
+// trainSmall trains ResNet-18 on 32 pixels for two epochs.
+func trainSmall(t *testing.T, archive, out string, args ...string) string {
+	t.Helper()
+	args = append([]string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}, args...)
+	status, stdout, stderr := command(t, args...)
+	if status != 0 {
+		t.Fatalf("%q: status %d, %s", args, status, stderr)
+	}
+	return stdout
+}
+
+func TestTrain(t *testing.T) {
+	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	out := filepath.Join(t.TempDir(), "out")
+	stdout := trainSmall(t, archive, out, "-test", archive)
+	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps in", "best.pt", "torch.load"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	if strings.Contains(stdout, "typo") {
+		t.Errorf("a class is suspicious:\n%s", stdout)
+	}
+	for _, name := range []string{"best.pt", "last.pt"} {
+		net, err := models.ByName("resnet18", models.Options{NumClasses: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		metadata, err := nn.Load(filepath.Join(out, name), net)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var classes []string
+		if err := json.Unmarshal([]byte(metadata["classes"]), &classes); err != nil || !reflect.DeepEqual(classes, []string{"cat", "dog"}) {
+			t.Errorf("classes %v, %v", classes, err)
+		}
+		for _, n := range nn.State(net) {
+			n.Tensor.Close()
+		}
+	}
+
+	// The same folder is for -resume, with the same options, only.
+	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
+	for says, args := range map[string][]string{
+		"resume it, or name another folder": same,
+		"batch 4, not 5":                    append(same, "-resume", "-batch", "5"),
+	} {
+		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, %s", args, status, stderr)
+		}
+	}
+
+	// Another number of classes: the head starts anew, and with -freeze it alone is trained.
+	more := fewPhotos(t, map[string]int{"cat": 4, "dog": 4, "hen": 4})
+	fine := filepath.Join(t.TempDir(), "fine")
+	stdout = trainSmall(t, more, fine, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-optimizer", "sgd", "-ema", "0.5")
+	if !strings.Contains(stdout, "resnet18: 1539 parameters to train") || !strings.Contains(stdout, "fc.weight") {
+		t.Errorf("fine-tuning printed\n%s", stdout)
+	}
+	before, after := tensorBits(t, filepath.Join(out, "best.pt")), tensorBits(t, filepath.Join(fine, "last.pt"))
+	for name, values := range before {
+		if same := reflect.DeepEqual(values, after[name]); same == strings.HasPrefix(name, "fc.") {
+			t.Errorf("%s: unchanged %v", name, same)
+		}
+	}
+}
+
+// tensorBits returns the float32 tensors of a checkpoint.
+func tensorBits(t *testing.T, path string) map[string][]float32 {
+	t.Helper()
+	file, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	all := map[string][]float32{}
+	for _, spec := range file.Tensors() {
+		tensor, err := file.Read(spec.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if values, err := tensor.Float32s(); err == nil {
+			all[spec.Name] = values
+		}
+		tensor.Close()
+	}
+	return all
+}
+
+// interrupter cancels a context when it is given a text.
+type interrupter struct {
+	bytes.Buffer
+	text   string
+	cancel func()
+}
+
+func (w *interrupter) Write(p []byte) (int, error) {
+	if strings.Contains(string(p), w.text) {
+		w.cancel()
+	}
+	return w.Buffer.Write(p)
+}
+
+// An interrupted training says how to go on, and -resume gives the parameters of one that was not.
+func TestTrainInterruptedAndResumed(t *testing.T) {
+	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	whole, out := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "out")
+	trainSmall(t, archive, whole)
+	ctx, cancel := context.WithCancel(context.Background())
+	stdout, stderr := &interrupter{text: "images/s", cancel: cancel}, &bytes.Buffer{} // the line of the first epoch
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
+	if status := run(ctx, args, stdout, stderr); status != 130 || !strings.Contains(stderr.String(), "-resume") {
+		t.Fatalf("status %d, %s", status, stderr)
+	}
+	trainSmall(t, archive, out, "-resume")
+	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")), tensorBits(t, filepath.Join(whole, "last.pt"))) {
+		t.Error("the parameters differ")
+	}
+}
+
+func TestTrainMistakes(t *testing.T) {
+	for says, args := range map[string][]string{
+		"train needs -archive":   {},
+		"want one of resnet18":   {"-archive", photos, "-model", "gpt2"},
+		"want adamw or sgd":      {"-archive", photos, "-optimizer", "lion"},
+		"-size at least 32":      {"-archive", photos, "-size", "31"},
+		"-ema is from 0":         {"-archive", photos, "-ema", "1"},
+		"-freeze needs":          {"-archive", photos, "-freeze"},
+		"-device \"tpu\"":        {"-archive", photos, "-device", "tpu"},
+		"train takes 0 argument": {photos},
+	} {
+		if status, stdout, stderr := command(t, append([]string{"train"}, args...)...); status != 2 || stdout != "" || !strings.Contains(stderr, says) {
+			t.Errorf("%q: status %d, stdout %q, stderr %q does not say %q", args, status, stdout, stderr, says)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "missing.tgz")
+	if status, _, stderr := command(t, "train", "-archive", missing, "-device", "cpu"); status != 1 || !strings.Contains(stderr, missing) {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	// The test archive has a class that the training archive has not.
+	archive, test := fewPhotos(t, map[string]int{"cat": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
+	out := filepath.Join(t.TempDir(), "out")
+	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
+		!strings.Contains(stderr, "cta") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// Classes with less than a tenth of the median class's images are pointed at, and classes of one
+// image if others have more.
+func TestFewImages(t *testing.T) {
+	for _, c := range []struct {
+		counts []int
+		few    int // classes below are suspicious
+	}{
+		{nil, 0}, {[]int{1, 1, 1}, 0}, {[]int{1, 2, 2}, 2}, {[]int{5, 5}, 2}, {[]int{3, 100, 100}, 10}, {[]int{105, 11, 10, 120, 110}, 11},
+	} {
+		var classes []imageloader.ClassReport
+		for _, n := range c.counts {
+			classes = append(classes, imageloader.ClassReport{Samples: n})
+		}
+		if few := fewImages(classes); few != c.few {
+			t.Errorf("%v: %d, want %d", c.counts, few, c.few)
+		}
+	}
+	var out, errs bytes.Buffer
+	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5, "cta": 1})
+	if err := printClasses(t.Context(), archive, &out, &errs); err != nil {
+		t.Fatal(err)
+	}
+	if text := out.String(); !strings.Contains(text, "    1       1  cta    few images: is the name a typo?") || strings.Count(text, "typo") != 1 || !strings.Contains(text, "1 of the classes") {
+		t.Errorf("printed\n%s", text)
+	}
+}
