@@ -844,9 +844,10 @@ constexpr bool in_order() {
   return true;
 }
 static_assert(in_order(), "operation_of finds an operation by its number");
+static_assert(std::size(kOperations) == kAugmentKinds, "a new operation raises kAugmentKinds");
 
 const Operation& operation_of(const ts_augment_op& op) {
-  if (op.kind < 1 || op.kind > static_cast<int32_t>(std::size(kOperations))) {
+  if (op.kind < 1 || op.kind > kAugmentKinds) {
     refuse(op, "there is no such operation");
   }
   return kOperations[op.kind - 1];

@@ -14,6 +14,10 @@
 
 namespace ts::image {
 
+// The number of operations. Their kinds are 1 to kAugmentKinds. The tests compare, and the fuzzer
+// runs, every kind in this range; augment.cc asserts that its table has as many rows.
+inline constexpr int32_t kAugmentKinds = TS_AUGMENT_PERMUTE;
+
 // Rows of width * 3 bytes, without gaps.
 struct Pixels {
   std::vector<uint8_t> bytes;

@@ -1,6 +1,7 @@
 // libFuzzer: lists of augmentations on small images. A list runs and gives the same pixels again,
 // or is refused and leaves the pixels unchanged. The bytes between the rows never change.
 #include "fuzz.h"
+#include "image/augment.h"
 
 namespace {
 
@@ -18,7 +19,7 @@ double value(Reader* in) {
 
 ts_augment_op operation(Reader* in, int32_t width, int32_t height) {
   ts_augment_op op = {};
-  op.kind = in->number(TS_AUGMENT_FLIP_HORIZONTAL, TS_AUGMENT_PERMUTE);
+  op.kind = in->number(TS_AUGMENT_FLIP_HORIZONTAL, ts::image::kAugmentKinds);
   const int32_t side = std::max(width, height);
   switch (op.kind) {
     case TS_AUGMENT_CROP:

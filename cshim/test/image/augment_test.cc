@@ -1,5 +1,7 @@
 // Augmentation gives the same bytes as torchvision's transforms, which make_augment.py wrote to
 // data/augment.txt, and refuses parameters out of range.
+#include "image/augment.h"
+
 #include <zlib.h>
 
 #include <cmath>
@@ -94,7 +96,7 @@ TEST(Augment, EqualsTorchvision) {
     EXPECT_LE(different, image.pixels.size() / 1000) << what;
     ++near[op.kind];
   }
-  for (int kind = TS_AUGMENT_FLIP_HORIZONTAL; kind <= TS_AUGMENT_PERMUTE; ++kind) {
+  for (int kind = TS_AUGMENT_FLIP_HORIZONTAL; kind <= ts::image::kAugmentKinds; ++kind) {
     const bool rounds = kind == TS_AUGMENT_HUE || kind == TS_AUGMENT_BLUR;
     EXPECT_GE((rounds ? near : exact)[kind], rounds ? 4 : 12) << kind;
   }
@@ -136,7 +138,7 @@ TEST(Augment, RefusesParametersOutOfRange) {
   const int32_t most = std::numeric_limits<int32_t>::max();
   const std::vector<ts_augment_op> wrong = {
       {0, {}, {}},
-      {TS_AUGMENT_PERMUTE + 1, {}, {}},
+      {ts::image::kAugmentKinds + 1, {}, {}},
       {TS_AUGMENT_PERMUTE, {0, 1, 3}, {}},
       {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_NEAREST, 0, 0, 0, 0, 65536, 1}, {}},
       {TS_AUGMENT_AFFINE, {TS_INTERPOLATION_NEAREST, 0, 0, 0, 0, 17, 0}, {}},
