@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestAllocations: once an epoch was seen, another one takes memory from Go's heap for its batches
-// and for itself, not for its images.
+// TestAllocations: from the second epoch on, an epoch allocates on Go's heap for its batches and
+// its own bookkeeping, not for its images.
 func TestAllocations(t *testing.T) {
 	const images, batch = 512, 64
 	var photos [16][]byte
@@ -69,8 +69,8 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestSpareSlots: an epoch is filled into the memory of the one before, but for a batch that the
-// consumer left the loop with.
+// TestSpareSlots: an epoch reuses the memory of the epoch before, except for the batch that was
+// current when the consumer left the loop.
 func TestSpareSlots(t *testing.T) {
 	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
 	var members []archivetest.Member

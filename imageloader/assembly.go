@@ -25,11 +25,11 @@ type assembly struct {
 	row    int // bytes of one sample's pixels
 	soft   int // classes of labels that the mixer writes, a float32 for each; 0: labels are int64
 	policy BadSamplePolicy
-	// dropLast says that a last batch that is short is dropped: so nothing is substituted in it,
-	// and none of its samples need be good.
+	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
+	// batch, and none of its samples need be good.
 	dropLast bool
 
-	// wanted is how many samples are to be delivered; 0: as many as come. Under Skip a later sample
+	// wanted is the number of samples to deliver; 0: all that come. Under Skip a later sample
 	// makes up for a bad one.
 	wanted int
 
@@ -84,11 +84,11 @@ type slot struct {
 	seq    int
 	images []byte
 	labels []byte
-	owner  []int // the position of each row's sample; or nobody
+	owner  []int // the position of each row's sample, or noOwner
 	fresh  int   // rows that were given to samples, once at least
 }
 
-const nobody = -1 // the owner of a row without a sample
+const noOwner = -1 // the owner of a row without a sample
 
 // hole is a row whose sample was bad.
 type hole struct {
@@ -129,7 +129,7 @@ func (a *assembly) add(images, labels []byte) error {
 	}
 	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*label], owner: make([]int, a.size)}
 	for i := range s.owner {
-		s.owner[i] = nobody
+		s.owner[i] = noOwner
 	}
 	a.mu.Lock()
 	s.seq = a.lent
@@ -149,7 +149,7 @@ func labelBytes(soft int) int {
 	return 4 * soft
 }
 
-// place gives a row to the next sample of the sequence, and waits until there is one. ok is false
+// place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
 // after stop, and when no more samples are wanted: the sequence has then ended.
 func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
@@ -215,7 +215,7 @@ func (a *assembly) freeRow() (*slot, int) {
 	return nil, 0
 }
 
-// resolve notes what became of the sample at a position.
+// resolve notes the outcome of the sample at a position.
 func (a *assembly) resolve(position int, state flightState, err error) {
 	a.mu.Lock()
 	f := &a.flights[position-a.base]
@@ -231,7 +231,7 @@ func (a *assembly) resolve(position int, state flightState, err error) {
 		a.progress.Signal()
 	}
 	if state == bad && a.policy == Skip {
-		f.slot.owner[f.row] = nobody
+		f.slot.owner[f.row] = noOwner
 		if f.slot != a.closing {
 			a.holes = append(a.holes, hole{f.slot, f.row})
 			a.space.Signal()
@@ -378,7 +378,7 @@ func (a *assembly) settle(s *slot) bool {
 // quiet waits until no worker writes into a slot. Samples of later batches may have rows there.
 func (a *assembly) quiet(s *slot) bool {
 	for row := 0; row < a.size; {
-		if p := s.owner[row]; p != nobody && a.flight(p).state == pending {
+		if p := s.owner[row]; p != noOwner && a.flight(p).state == pending {
 			if a.stopped {
 				return false
 			}
@@ -401,13 +401,13 @@ func (a *assembly) arrange(s *slot) {
 		from, fromRow := f.slot, f.row
 		to := s.image(row, a.row)
 		other := s.owner[row]
-		if other != nobody {
+		if other != noOwner {
 			a.scratch = append(a.scratch[:0], to...)
 		}
 		copy(to, from.image(fromRow, a.row))
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
-		if other != nobody {
+		if other != noOwner {
 			copy(from.image(fromRow, a.row), a.scratch)
 			o := a.flight(other)
 			o.slot, o.row = from, fromRow

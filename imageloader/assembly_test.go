@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// What the loader does must be what this loop would do.
+// The loader must deliver the same batches as this loop.
 func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
 	var batch []string
 	var isBad []bool
@@ -183,7 +183,7 @@ func TestManyBad(t *testing.T) {
 	}
 }
 
-// heapLog is a slog.Handler that notes the live heap at each so many records.
+// heapLog is a slog.Handler that notes the live heap at regular numbers of records.
 type heapLog struct {
 	slog.Handler
 	records, every int
@@ -259,7 +259,7 @@ func TestMachineFailure(t *testing.T) {
 	}
 }
 
-// TestLend: what Fill does when the consumer misbehaves.
+// TestLend: Fill returns an error when the consumer misbehaves.
 func TestLend(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
 	broken := errors.New("broken")

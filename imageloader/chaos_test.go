@@ -18,7 +18,7 @@ import (
 
 var errChaos = errors.New("input/output error")
 
-// chaos is what goes wrong with a file, drawn once for all who open it.
+// chaos is the fault of a file, drawn once for all its readers.
 type chaos struct {
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -34,7 +34,7 @@ type chaoticFile struct {
 	c *chaos
 }
 
-// read does to a read of p at an offset what the kind says.
+// read reads p at an offset, with the fault of the chaos's kind.
 func (f *chaoticFile) read(p []byte, at int64, read func(p []byte) (int, error), whole bool) (int, error) {
 	c := f.c
 	c.mu.Lock()
@@ -81,9 +81,9 @@ func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
 	return f.read(p, at, func(p []byte) (int, error) { return f.File.ReadAt(p, at) }, true)
 }
 
-// TestChaos: a reader that fails, stalls, is cut off or reads short, at random: an epoch ends with
-// all samples, or with an error that names the archive and a member after the ones before it; bad
-// samples are counted as ever; nothing hangs and nothing is left.
+// TestChaos: the reader fails, stalls, is cut off or reads short, at random. An epoch ends with all
+// samples, or with an error that names the archive and a member, after the samples before that
+// member. Bad samples are counted as without faults. Nothing hangs, and nothing leaks.
 func TestChaos(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
@@ -129,7 +129,7 @@ func TestChaos(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			patience := errors.New("out of patience")
 			patient, slots := rng.IntN(2000), 1+rng.IntN(3)
-			if c.kind == "stalls" { // the consumer gives up, or the reader goes on; whichever, at any time
+			if c.kind == "stalls" { // the consumer gives up, or the reader goes on, in any order
 				go func() {
 					for range patient {
 						runtime.Gosched()
@@ -180,8 +180,8 @@ func TestChaos(t *testing.T) {
 					t.Errorf("a file that %s: error %v", c.kind, failed)
 				}
 			}
-			// The epoch can be gone on with when the reader is well again. What was left in a
-			// shuffle buffer comes out of order after an error, and again then.
+			// The epoch can be resumed when the reader works again. The samples that were left in a
+			// shuffle buffer come out of order after an error, and come again after the resume.
 			if inOrder < len(got) && failed == nil {
 				t.Errorf("%d of %d batches are in order", inOrder, len(got))
 			}

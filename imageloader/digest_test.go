@@ -739,7 +739,7 @@ func writeEpoch(t *testing.T, h hash.Hash, l *imageloader.Loader, epoch int) (wh
 	return whole
 }
 
-// writeError hashes what is wrong with a sample or an archive, without the words.
+// writeError hashes the kind and the place of an error, without its text.
 func writeError(t *testing.T, h hash.Hash, err error) {
 	t.Helper()
 	var sample *imageloader.SampleError
@@ -754,7 +754,7 @@ func writeError(t *testing.T, h hash.Hash, err error) {
 	}
 }
 
-// writeStats hashes what a loader counted of samples. Bytes are those of whole epochs: how far
+// writeStats hashes a loader's counts of samples. Bytes are those of whole epochs: how far
 // workers are ahead of an error depends on time. Workers meet bad samples in any order.
 func writeStats(h hash.Hash, s imageloader.Stats, whole bool) {
 	fmt.Fprintf(h, "%d samples, %d batches, %d bad, %d ignored\n", s.Samples, s.Batches, s.Bad, s.Ignored)
@@ -798,7 +798,7 @@ func runTwice(t *testing.T, c digestConfig, h hash.Hash) {
 	runEpochs(t, c, h)
 }
 
-// runFill hashes what epochs 0 and 1 leave in two slots that are lent in turn.
+// runFill hashes the content of two slots, lent in turn, after each batch of epochs 0 and 1.
 func runFill(t *testing.T, c digestConfig, h hash.Hash) {
 	t.Helper()
 	l := openDigest(t, c)
@@ -895,7 +895,7 @@ func runState(t *testing.T, c digestConfig, h hash.Hash) {
 	}
 }
 
-// digestOf runs a configuration with so many workers.
+// digestOf runs a configuration with the given number of workers.
 func digestOf(t *testing.T, c digestConfig, dir string, workers int) string {
 	t.Helper()
 	if !strings.Contains(c.archive, "://") {

@@ -49,8 +49,8 @@ func photo(t testing.TB, seed uint64) []byte {
 	return b.Bytes()
 }
 
-// TestEntryPoints: the first epoch makes them, the next decodes by them, a later process compares
-// them first, and neither stale nor forged ones change a pixel.
+// TestEntryPoints: the first epoch makes entry points, the next epoch decodes by them, a later
+// process compares them first, and neither stale nor forged entry points change a pixel.
 func TestEntryPoints(t *testing.T) {
 	d, err := shimCodec{}.newDecoder(0)
 	if err != nil {
@@ -132,7 +132,7 @@ func TestEntryPoints(t *testing.T) {
 	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), imagecapi.Stats{EntriesRefused: 3})
 }
 
-// countingCodec is the shim's, and remembers what its decoders say that they did.
+// countingCodec is the real codec, and adds up the counts of its decoders.
 type countingCodec struct {
 	mu  *sync.Mutex
 	sum *imagecapi.Stats

@@ -19,8 +19,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// formatFiles are small files of every format that is not in cshim/test/data, with what Pillow
-// makes of them (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
+// formatFiles are small files of every format that is not in cshim/test/data, with Pillow's
+// results (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
 func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any) {
 	t.Helper()
 	list, err := os.ReadFile("testdata/formats/formats.json")
@@ -251,7 +251,7 @@ func TestFormatDamage(t *testing.T) {
 	}
 }
 
-// FuzzRareFormats is TestFormatDamage without an end; and what decodes, does so in parts and
+// FuzzRareFormats is TestFormatDamage for any bytes. An image that decodes must decode in parts and
 // turned, too.
 func FuzzRareFormats(f *testing.F) {
 	files, _ := formatFiles(f)

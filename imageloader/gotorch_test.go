@@ -18,8 +18,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// TestGoTorchDefects: what was wrong with the archives' side of the loader that this one comes
-// after, by name.
+// TestGoTorchDefects: the defects of go-torch's loader, the predecessor of this one, in reading
+// archives. Each subtest is named for a defect, and shows that this loader does not have it.
 func TestGoTorchDefects(t *testing.T) {
 	member := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
@@ -134,7 +134,7 @@ func TestGoTorchDefects(t *testing.T) {
 	})
 }
 
-// TestGoTorchTransformDefects: what was wrong with its images and transforms, by name.
+// TestGoTorchTransformDefects: the same for the defects of go-torch's images and transforms.
 func TestGoTorchTransformDefects(t *testing.T) {
 	// Left is black and right is white, above is red.
 	quarters := func(w, h int) image.Image {

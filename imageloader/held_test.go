@@ -61,8 +61,8 @@ func heldArchive(t *testing.T, n, size int) string {
 
 var garbage []byte
 
-// loadHeld is what a child does: five epochs. It prints its peak of resident memory, and the
-// largest heap that it saw.
+// loadHeld runs five epochs in a child process. It prints the process's peak of resident memory,
+// and the largest heap.
 func loadHeld(t *testing.T, how, path string) {
 	o := Options{BatchSize: 32, Transform: Eval(16, 16), Shuffle: true, Workers: 4, ShuffleBytes: 1 << 30}
 	switch how {

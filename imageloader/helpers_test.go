@@ -50,7 +50,7 @@ func (d fakeDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stri
 		runtime.Gosched()
 	}
 	if bytes.HasPrefix(data[8:], []byte("BAD")) {
-		clear(dst) // what is left in a row after a failure must not matter
+		clear(dst) // the content of a row after a failure must not matter
 		return &imagecapi.Error{Code: imagecapi.CodeDecode, Origin: "fake", Message: "bad bytes"}
 	}
 	if bytes.HasPrefix(data[8:], []byte("BROKEN MACHINE")) {
@@ -79,7 +79,7 @@ func (d fakeDecoder) close() {
 
 func openFake(t testing.TB, path string, o Options) *Loader {
 	t.Helper()
-	o.NoIndex = o.IndexFile == "" // a test's loaders don't find what those before have left
+	o.NoIndex = o.IndexFile == "" // a test's loaders don't find the indexes of earlier loaders
 	l, err := open(context.Background(), path, o, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)

@@ -115,7 +115,7 @@ type inspection struct {
 	found []inspected
 }
 
-// inspected is what is known of a sample.
+// inspected holds the facts that are known of a sample.
 type inspected struct {
 	index         int
 	dir           int // the number of its directory
@@ -201,8 +201,8 @@ func (in *inspection) inspect(it *item, d decoder, pixels []byte) (r inspected, 
 	return r, fatal
 }
 
-// report makes the report of what was found. Directories that turned out to be no class have no
-// samples.
+// report makes the report of the samples found. Directories that turned out not to be classes have
+// no samples.
 func (in *inspection) report(a *archive.Archive, labels index.Labels) *Report {
 	c := newCensus(a, labels.Classes, labels.Ignored, labels.Orphans)
 	slices.SortFunc(in.found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })

@@ -9,8 +9,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestInspectIndex: what an index says of images is what decoding them says, whether it was made
-// ahead or by the first epoch, except that it does not know what lies far behind in a file.
+// TestInspectIndex: the report from an index equals the report from decoding, whether the index was
+// made ahead or by the first epoch, except for headers that lie far behind the start of a file.
 func TestInspectIndex(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {

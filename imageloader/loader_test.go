@@ -46,7 +46,7 @@ func TestDeterminism(t *testing.T) {
 	}{
 		"tar":               {tar, 0, false},
 		"tgz in memory":     {tgz, 0, true},
-		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits in, what is in it does not
+		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits in, its inflated samples do not
 		"tgz, buffer ramps": {tgz, int64(len(zipped)) / 2, false},
 	} {
 		path := archive.path
@@ -182,8 +182,8 @@ func loads(l *Loader) error {
 	return err
 }
 
-// TestLabels: classes are sorted, directories that hold no image are none, and what is no sample is
-// ignored.
+// TestLabels: classes are sorted, directories without images are not classes, and members that are
+// not samples are ignored.
 func TestLabels(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
@@ -384,7 +384,7 @@ func TestBadArchives(t *testing.T) {
 		want     string   // in the error
 		is       error    // in its chain
 		classes  []string // also tried with these, without a scan
-		readable int      // at least so many samples come first
+		readable int      // minimum number of samples before the error
 		scanOnly bool
 	}{
 		"missing file":           {path: filepath.Join(dir, "none.tgz"), is: os.ErrNotExist, want: "none.tgz"},
@@ -1135,8 +1135,8 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeftByPanic: a batch that its loop is left with is nobody else's, however the loop is left; a
-// closed loader has no memory for epochs.
+// TestLeftByPanic: a batch that is current when its loop ends early, in whatever way, keeps its
+// memory to itself; a closed loader holds no memory for epochs.
 func TestLeftByPanic(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte

@@ -167,7 +167,7 @@ func TestDecodingMemory(t *testing.T) {
 		d := realDecoder(t)
 		var pixels [8 * 8 * 3]byte
 		before := peakBytes(t)
-		for range 3 { // what is left of one image is there during the next
+		for range 3 { // memory that one image leaves behind counts during the next
 			info, err := d.header(data)
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
@@ -215,7 +215,7 @@ func TestDecodingMemory(t *testing.T) {
 	}
 }
 
-// forged is the header of an image with next to none of its content.
+// forged returns the header of an image with almost none of its content.
 func forged(t testing.TB, data []byte) []byte {
 	t.Helper()
 	if data[0] == 'B' {

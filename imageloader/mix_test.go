@@ -49,7 +49,7 @@ func TestMix(t *testing.T) {
 				if before == s.Label {
 					continue
 				}
-				// The pixels say what the labels say.
+				// Pixels and labels agree on the share and the neighbour.
 				own, other := plain[b][row*i:row*(i+1)], plain[b][row*((i+n-1)%n):][:row]
 				same := 0
 				for k, v := range images[b][row*i : row*(i+1)] {

@@ -43,7 +43,7 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 	}
 }
 
-// delivery is what a pass has delivered so far.
+// delivery counts the batches and samples that a pass has delivered so far.
 type delivery struct {
 	p       *pass
 	deliver func(int, any) error

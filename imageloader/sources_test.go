@@ -380,8 +380,8 @@ func TestOpenSource(t *testing.T) {
 	}
 }
 
-// TestSourceErrors: what is wrong with a store, or with an object, is an error that names it and
-// keeps nobody waiting.
+// TestSourceErrors: a fault of a store or of an object is an error that names the object, without
+// delay.
 func TestSourceErrors(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)

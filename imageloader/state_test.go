@@ -66,8 +66,8 @@ func archives(t testing.TB, data []byte) map[string]struct {
 	}
 }
 
-// TestResume: after Restore at any batch, with another number of workers and slots, an epoch goes
-// on with the bytes that would have come, and so do the states.
+// TestResume: after Restore at any batch, with another number of workers and slots, the batches and
+// their states have the same bytes as without the interruption.
 func TestResume(t *testing.T) {
 	const n = 130
 	data := archivetest.Images(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
@@ -133,7 +133,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// withoutArchive leaves out of a state what is not known before the archive was read.
+// withoutArchive drops the fields of a state that are unknown until the archive has been read.
 func withoutArchive(t *testing.T, state []byte) []byte {
 	t.Helper()
 	var fields map[string]any
@@ -148,9 +148,8 @@ func withoutArchive(t *testing.T, state []byte) []byte {
 	return out
 }
 
-// TestResumeAnotherWorld: an epoch that is run by some ranks, stopped, and gone on with by another
-// number of ranks, several times, gives every good sample once, and others never; with bad samples,
-// under each policy.
+// TestResumeAnotherWorld: an epoch that is stopped and resumed with another number of ranks,
+// several times, gives every good sample once and no bad sample, under each policy.
 func TestResumeAnotherWorld(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
@@ -297,7 +296,7 @@ func TestRestoreRefuses(t *testing.T) {
 		t.Errorf("one rank's state under Skip: %v", err)
 	}
 
-	// A permutation can't be gone on with on a stream.
+	// A stream can't resume a permutation.
 	tgz := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))
 	_, after = states(t, openFake(t, tgz, base), 0, 2)
 	o = base
@@ -320,7 +319,7 @@ func fakeArchiveRenamed(t *testing.T, n int) []byte {
 	return archivetest.Tar(t, members...)
 }
 
-// TestStateDamaged: what is no state is refused when it is read.
+// TestStateDamaged: reading a state refuses bytes that are not a state.
 func TestStateDamaged(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
 	_, after := states(t, l, 0, 2)
@@ -347,8 +346,8 @@ func TestStateDamaged(t *testing.T) {
 	}
 }
 
-// FuzzState: no bytes hang or crash, and what is accepted can be restored or is refused, and then
-// an epoch still ends.
+// FuzzState: no bytes hang or crash. Restore takes or refuses a state that reading accepts, and an
+// epoch ends after either.
 func FuzzState(f *testing.F) {
 	data := archivetest.Images(f, 30, func(i int) bool { return i == 7 })
 	path := archivetest.WriteFile(f, "a.tar", data)

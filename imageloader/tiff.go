@@ -187,7 +187,7 @@ func (t *tiffImage) layOut() error {
 	return nil
 }
 
-// bytes is the size of so many pixels of a row.
+// bytes returns the size of a number of pixels of a row.
 func (t *tiffImage) bytes(pixels int) int { return (pixels*t.samples*t.depth + 7) / 8 }
 
 // visible is the part of block (i, j) that lies in the image.

@@ -33,8 +33,8 @@ func (m madeTIFF) String() string {
 		m.extra, m.compression, m.predictor, m.tile, m.rows)
 }
 
-// build makes the file. content has the bytes of block k, of so many rows of so many bytes, before
-// they are compressed.
+// build makes the file. content returns the uncompressed bytes of block k, which has the given
+// number of rows of stride bytes.
 func (m madeTIFF) build(t testing.TB, content func(k, rows, stride int) []byte) []byte {
 	t.Helper()
 	block, blocks := image.Pt(m.width, min(m.rows, m.height)), 0
@@ -196,8 +196,8 @@ func libraryRGB(data []byte) ([]byte, error) {
 	return rgb, nil
 }
 
-// TestTIFFAsTheLibrary: rows on their own become the pixels that golang.org/x/image/tiff makes of
-// the whole, and what it refuses, they refuse.
+// TestTIFFAsTheLibrary: decoding row by row gives the pixels of golang.org/x/image/tiff, which
+// decodes the whole image, and refuses the same files.
 func TestTIFFAsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int

@@ -36,7 +36,7 @@ func TestCentres(t *testing.T) {
 	}
 }
 
-// TestExpand: what a turned image that is held whole is as large as, and its pixels.
+// TestExpand compares the size and the pixels of rotations with Expand with torchvision's.
 func TestExpand(t *testing.T) {
 	for _, r := range readGolden(t).Expansions {
 		t.Run(fmt.Sprint(r[:5]), func(t *testing.T) {

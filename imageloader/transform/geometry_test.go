@@ -113,8 +113,8 @@ func TestRandomResizedCrop(t *testing.T) {
 }
 
 // TestRandomResizedCropDistribution compares 100,000 draws with the distributions that torchvision
-// draws from: on an image that is large, and with boxes none of which is too large for it, they are
-// uniform but for whole pixels.
+// draws from: on a large image that every box fits in, they are uniform up to rounding to
+// whole pixels.
 func TestRandomResizedCropDistribution(t *testing.T) {
 	transform := Train(224)
 	transform.Scale = [2]float64{0.08, 0.5}

@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// golden is what torchvision gave (cshim/test/image/make_augment.py).
+// golden holds torchvision's results (cshim/test/image/make_augment.py).
 type golden struct {
 	Width, Height, Seed int
 	Steps               [][6]any // policy, operation, bin, sign, magnitude, CRC-32 of the result

@@ -36,7 +36,7 @@ func TestNoise(t *testing.T) {
 	if erased+others != len(first) || math.Abs(float64(erased)/float64(len(first))-0.3) > 0.01 {
 		t.Errorf("%d bytes are erased and %d are not, of %d", erased, others, len(first))
 	}
-	// A level is 0.0171 deviations of red, and 0 and 255 take what lies beyond.
+	// A level is 0.0171 deviations of red, and 0 and 255 take the values beyond them.
 	distance := kolmogorov(values, func(z float64) float64 {
 		if z >= (1-0.485)/0.229-1e-6 {
 			return 1

@@ -21,11 +21,11 @@ type Op interface {
 	// check returns the size that the step gives images of width x height pixels, or says which
 	// field is wrong.
 	check(width, height int) (w, h int, err error)
-	// draw adds what the step does to one image.
+	// draw draws the step's parameters for one image and adds its operations to p.
 	draw(rng *rand.Rand, p *program)
 }
 
-// program is what the steps do to one image: operations of the shim, and calls between them.
+// program holds the steps for one image: operations of the image library, and calls between them.
 type program struct {
 	ops           []imagecapi.AugmentOp
 	calls         []call
@@ -118,7 +118,7 @@ func checkEach(ops []Op, w, h int) error {
 	return nil
 }
 
-// at returns a step; nil behind the last one.
+// at returns step i, or nil after the last one.
 func at(ops []Op, i int) Op {
 	if i < len(ops) {
 		return ops[i]
@@ -155,7 +155,7 @@ const (
 	Bilinear
 )
 
-// or returns the shim's number of the interpolation, d in place of the default.
+// or returns the image library's number of the interpolation, d in place of the default.
 func (i Interpolation) or(d Interpolation) int32 {
 	if i == DefaultInterpolation {
 		i = d

@@ -135,8 +135,8 @@ func jitterRank(kind int32) int {
 	return slices.Index([]int32{imagecapi.AugmentBrightness, imagecapi.AugmentContrast, imagecapi.AugmentSaturation, imagecapi.AugmentHue}, kind)
 }
 
-// TestAugmentQuantiles compares 100,000 draws of what has no simple formula with the 999 permilles
-// of as many and more of torchvision.
+// TestAugmentQuantiles compares 100,000 draws of each parameter whose distribution has no simple
+// formula with the 999 permilles of at least as many draws of torchvision.
 func TestAugmentQuantiles(t *testing.T) {
 	data, err := os.ReadFile("testdata/quantiles.json")
 	if err != nil {

@@ -102,7 +102,7 @@ type Archive struct {
 	release    func() // frees the memory outside of Go that the shard's decompressor holds
 	checkpoint *checkpointer
 
-	keep func(shard int, c Checkpoint) // takes checkpoints; nil: nobody wants them
+	keep func(shard int, c Checkpoint) // takes checkpoints; nil: none are made
 
 	// The member that was read last, for errors too.
 	position int // its ordinal, from 1
@@ -382,8 +382,8 @@ func (a *Archive) advance() error {
 	return a.begin(a.shard + 1)
 }
 
-// Fail makes an [*Error] of err that says where in the archive it happened. ErrStopped stays what
-// it is.
+// Fail makes an [*Error] of err that says where in the archive it happened. It returns
+// ErrStopped unchanged.
 func (a *Archive) Fail(err error) error {
 	if errors.Is(err, ErrStopped) {
 		return err

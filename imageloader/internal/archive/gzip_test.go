@@ -113,8 +113,8 @@ func FuzzGzip(f *testing.F) {
 		if wantErr == nil && (err != nil || !bytes.Equal(got, want)) {
 			t.Fatalf("%d bytes, %v: Go's reads %d", len(got), err, len(want))
 		}
-		// Go's refuses names of 512 bytes and more. What it reads of a damaged file is no more than
-		// what is there.
+		// Go's reader refuses names of 512 bytes and more. Of a damaged file it reads at most the
+		// bytes that are there.
 		if err != nil || wantErr != nil || len(got) == most {
 			return
 		}

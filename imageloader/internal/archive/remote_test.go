@@ -26,7 +26,7 @@ import (
 type flaky struct {
 	data  []byte
 	etag  string
-	every int // one of so many responses to requests for the same end is whole
+	every int // of every `every` responses to requests for the same end, one is whole
 	n     atomic.Int64
 	mode  string
 
@@ -143,7 +143,7 @@ func TestURL(t *testing.T) {
 // TestURLSilent: a request is made again if its response stops in the middle.
 func TestURLSilent(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
-	var stall atomic.Int32 // so many responses stop in the middle
+	var stall atomic.Int32 // number of coming responses that stop in the middle
 	stall.Store(3)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first int

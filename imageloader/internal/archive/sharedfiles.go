@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxIdleShards is how many shards stay open that nobody reads at the moment. An archive of
-// thousands of shards has no more files open than that, and one for each reader.
+// maxIdleShards is the maximum number of open shards that no reader uses at the moment. An archive
+// of thousands of shards has no more files open than that, and one for each reader.
 const maxIdleShards = 32
 
 // sharedFiles are the shards of an archive that readers have opened, by number.

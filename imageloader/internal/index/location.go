@@ -52,8 +52,8 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	return paths
 }
 
-// indexMode is the mode of an index file: it holds names and bytes of the archive, so nobody may
-// read it who may not read the archive.
+// indexMode is the mode of an index file: it holds names and bytes of the archive, so no other user
+// may read it who may not read the archive.
 func indexMode(a *archive.Archive) fs.FileMode {
 	mode := fs.FileMode(0o044)
 	for _, s := range a.Shards() {

@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Store has objects, and does to those who read them what a bad network does. Its fields are set
-// before it is used, or with Lock held.
+// Store holds objects, and fails their readers as a bad network does. Set its fields before the
+// first use, or with Lock held.
 type Store struct {
 	sync.Mutex
 	Objects map[string]Object // by URL
