@@ -1,6 +1,6 @@
 package imageloader
 
-// Batch is what Epoch yields: pixels in ordinary memory. It is valid until the next turn of the
+// Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next turn of the
 // loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
 // is left with (by break, return or a panic) stays valid.
 type Batch struct {
@@ -9,11 +9,11 @@ type Batch struct {
 	Labels  []int64   // [N]; of the samples before mixing
 	Soft    []float32 // [N, classes]: the labels of the mixed images; nil without Transform.Mix
 	Samples []Sample  // [N]; may be kept
-	State   State     // where the epoch goes on after this batch: see Loader.Restore; may be kept
+	State   State     // the position after this batch: see Loader.Restore; may be kept
 }
 
-// Info is what travels with a batch through a prefetcher: its Batch.Info.
+// Info travels with a batch through a prefetcher, as its Batch.Info.
 type Info struct {
 	Samples []Sample // one for each row
-	State   State    // where the epoch goes on after this batch: see Loader.Restore
+	State   State    // the position after this batch: see Loader.Restore
 }

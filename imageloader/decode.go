@@ -5,7 +5,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// codec makes decoders. The real one is the shim's; tests that are about order and threads use
+// codec makes decoders. The real one is shimCodec; tests of order and threads use
 // their own.
 type codec interface {
 	index.Codec // reads headers as a decoder does, in any goroutine
@@ -21,7 +21,7 @@ type decoder interface {
 	close()
 }
 
-// shimCodec decodes JPEG, PNG and WebP with the shim, other formats with rareFormat.
+// shimCodec decodes JPEG, PNG and WebP with the image library, other formats with rareFormat.
 type shimCodec struct{}
 
 func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {

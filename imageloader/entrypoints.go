@@ -19,8 +19,8 @@ type entryStore interface {
 type entryPoints struct {
 	store   entryStore
 	trusted bool // a blob's own digests are enough
-	// proofs has, by sample, the proof that the shim gives when all entry points of its blob were
-	// compared with the image; 0: they were not, in this process.
+	// proofs has, by sample, the proof that the image library gives when all entry points of its
+	// blob were compared with the image; 0: they were not, in this process.
 	proofs []atomic.Uint64
 }
 

@@ -93,6 +93,6 @@ type failedSample struct{ *SampleError }
 func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
 func (e failedSample) Unwrap() error { return e.SampleError }
 
-// ArchiveError is damage to the archive itself: nothing behind it can be read. The samples before
-// it were delivered.
+// ArchiveError is damage to the archive itself: nothing after the damage can be read. The samples
+// before it were delivered.
 type ArchiveError = archive.Error

@@ -47,7 +47,7 @@ func rare(data []byte) *rareFormat {
 	return nil
 }
 
-// failed turns an error of a Go decoder into one of the two kinds that the shim has. A decoder that
+// failed turns an error of a Go decoder into one of the image library's two kinds. A decoder that
 // panics has met damage too: no file may end the program.
 func (f *rareFormat) failed(err error) error {
 	code := imagecapi.CodeDecode

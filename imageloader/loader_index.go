@@ -11,13 +11,13 @@ import (
 // Progress is how far an archive has been read.
 type Progress = archive.Progress
 
-// IndexReport is what MakeIndex has made.
+// IndexReport describes the index that MakeIndex has made.
 type IndexReport = index.Report
 
 // UnknownClassError is an image in a directory that is none of Options.Classes.
 type UnknownClassError = index.UnknownClassError
 
-// indexConfig says what the loader's index is made of.
+// indexConfig returns the configuration of the loader's index.
 func (l *Loader) indexConfig() index.Config {
 	return index.Config{
 		Classes:        l.o.Classes,

@@ -1018,7 +1018,7 @@ func TestRealImages(t *testing.T) {
 	}
 }
 
-// TestLeaveRealDecoder: the shim's decoders are given back too, whenever the loop is left.
+// TestLeaveRealDecoder: the image library's decoders are freed too, whenever the loop is left.
 func TestLeaveRealDecoder(t *testing.T) {
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member

@@ -7,11 +7,11 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
+// Source is an archive that is not a local file: an object of a store, or a file of an HTTP
 // server. [Options.OpenSource] opens it; package imageloader/blob has one for S3, Google Cloud
 // Storage and Azure.
 //
-// A Source asks once. Retries, reading ahead and timeouts are the loader's.
+// A Source makes each request once. The loader adds retries, reading ahead and timeouts.
 type Source = archive.Source
 
 // SourceInfo tells the versions of an archive apart.

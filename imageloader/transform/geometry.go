@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// maxResized bounds the longer side after Resize, as the shim does: an image of 1 x 100,000,000
-// pixels is an attack, not a photograph.
+// maxResized bounds the longer side after Resize, as the image library does: an image of 1 x
+// 100,000,000 pixels is an attack, not a photograph.
 const maxResized = 1<<16 - 1
 
 // geometry says which pixels of a width x height image become the result. It is a pure function of

@@ -23,9 +23,9 @@ const (
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
 	minProgress   = firstPiece / 2   // a response of a few bytes a second has stopped
 
-	// What is read in order is requested in pieces, several at a time: one response of an object
-	// store is slower than the network. The first piece is small, since few bytes may be read from
-	// there.
+	// Sequential reads request pieces, several at a time, because one response of an object store
+	// is slower than the network. The first piece is small, because the reader may need only a few
+	// bytes.
 	firstPiece  = 64 << 10
 	maxPiece    = 4 << 20
 	piecesAhead = 4

@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Numbers of image formats in imagecapi.Info.Format, beside those of the shim.
+// Numbers of image formats in imagecapi.Info.Format, beside those of the image library.
 const (
 	GIF = 100 + iota
 	BMP
