@@ -88,6 +88,16 @@ func TestErrorNamesTheLayersPathAndLine(t *testing.T) {
 	}
 }
 
+// The compiler inlines these constructors, so that their closures have names of this package.
+func TestErrorNamesTheLineOfTheCall(t *testing.T) {
+	for _, m := range []nn.Module{nn.NewUpsample(nn.UpsampleOptions{Scale: 2}), nn.NewLeakyReLU(nn.LeakyReLUOptions{}), nn.NewSoftmax(1)} {
+		var e *torch.Error
+		if err := m.Forward(nil).Err(); !errors.As(err, &e) || filepath.Base(e.File) != "layer_test.go" {
+			t.Errorf("the error names another file: %v", err)
+		}
+	}
+}
+
 func TestErrorNamesOtherModules(t *testing.T) {
 	x := images(t, 2, 3)
 	square := images(t, 2, 3, 4, 4)

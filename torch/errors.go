@@ -78,21 +78,29 @@ func opError(op string, in []*Tensor, err error) error {
 func caller() (file string, line int) {
 	var pcs [32]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs[:])]) // includes caller itself
-	own := ""
+	own, folder := "", ""
 	for {
 		f, more := frames.Next()
 		if own == "" {
-			// This is the module's path, even in a fork with another path.
-			own = strings.TrimSuffix(f.Function, "torch.caller")
+			// These are the module's path and folder, even in a fork with another path.
+			own, folder = strings.TrimSuffix(f.Function, "torch.caller"), strings.TrimSuffix(f.File, "torch/errors.go")
 		}
-		pkg, inside := strings.CutPrefix(f.Function, own)
-		if !inside || !strings.HasPrefix(pkg, "torch.") && !strings.HasPrefix(pkg, "nn.") && !strings.HasPrefix(pkg, "optim.") {
+		// A closure of a function that was inlined has the name of a function of its caller, and its
+		// own file.
+		if !tensorPackage(f.Function, own, ".") && (strings.HasSuffix(f.File, "_test.go") || !tensorPackage(f.File, folder, "/")) {
 			return f.File, f.Line
 		}
 		if !more {
 			return "", 0
 		}
 	}
+}
+
+// tensorPackage reports whether name is root, then torch, nn or optim, and then a separator.
+func tensorPackage(name, root, separator string) bool {
+	rest, inside := strings.CutPrefix(name, root)
+	pkg, _, found := strings.Cut(rest, separator)
+	return inside && found && (pkg == "torch" || pkg == "nn" || pkg == "optim")
 }
 
 // Fail returns a tensor that carries err. Modules and functions that return a tensor use it to
