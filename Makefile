@@ -81,7 +81,7 @@ race: shim ## run all Go tests under the race detector
 	go test -count=1 -race ./...
 
 .PHONY: asan
-asan: setup ## run the image part's tests with the address and undefined-behaviour sanitizers
+asan: setup ## run the image library's tests with the address and undefined-behaviour sanitizers
 	@cshim/setup/shim.sh cshim/build-asan -DTS_SANITIZE=ON -- ts_tests
 	ctest --test-dir cshim/build-asan --output-on-failure --no-tests=error -j2
 

@@ -9,8 +9,8 @@
 // counts and times of a loader.
 //
 // An archive may be elsewhere. Options.OpenSource opens a path with a scheme (s3://bucket/a.tgz) as
-// a [Source]; without it, the loader opens http and https itself. Package imageloader/blob opens the
-// objects of object stores.
+// a [Source]; without it, the loader opens http and https itself. Package imageloader/blob opens
+// the objects of object stores.
 //
 // # Labels and members
 //

@@ -17,10 +17,10 @@ import (
 // namedBad is how many bad samples Stats names.
 const namedBad = 100
 
-// Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on, and costs a
-// few clock readings for each sample. Times are sums over goroutines: Decode / (Workers * Elapsed)
-// is how busy the workers were. Stats is a slog.LogValuer, and has a form in JSON, with times in
-// seconds.
+// Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on,
+// and costs a few clock readings for each sample. Times are sums over goroutines: the workers were
+// busy for Decode / (Workers * Elapsed) of the time. Stats is a slog.LogValuer, and has a form in
+// JSON, with times in seconds.
 type Stats struct {
 	Samples  int64            // delivered
 	Batches  int64            // delivered
@@ -65,8 +65,8 @@ const (
 
 var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
-// Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers, Queue,
-// QueueBytes, Ignored) and BadNamed keep their present values.
+// Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
+// Queue, QueueBytes, Ignored) and BadNamed keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
@@ -225,8 +225,8 @@ func (c *counters) end(p *pass) {
 	delete(c.running, p)
 }
 
-// fetched counts a sample of a random-access read. all is the time for the whole sample. read is the
-// part of it that was spent on the disk, if the sample was inflated, and 0 if it was not.
+// fetched counts a sample of a random-access read. all is the time for the whole sample. read is
+// the part of it that was spent on the disk, if the sample was inflated, and 0 if it was not.
 func (c *counters) fetched(all, read time.Duration) {
 	if read == 0 {
 		read = all

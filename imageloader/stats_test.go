@@ -81,9 +81,8 @@ func TestStatsForms(t *testing.T) {
 	}
 }
 
-// TestStatsForms checks values; TestStatsFieldsAreComplete checks that no field of Stats was forgotten
-// in Since, LogValue or MarshalJSON. It sets one field at a time and requires that exactly this field
-// changes in each of them.
+// TestStatsFieldsAreComplete: Since, LogValue and MarshalJSON have every field of Stats. The test
+// sets one field at a time, and requires that exactly this field changes in each of them.
 func TestStatsFieldsAreComplete(t *testing.T) {
 	gauges := []string{"BadNamed", "Ignored", "Workers", "Queue", "QueueBytes"}
 	inJSON := map[string]string{"Decoded": "decodedby"}

@@ -25,7 +25,7 @@ rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
 # To limit the size, takes only tests whose result can differ on a machine with a GPU: no tests of packages without the shim,
-# of the image part, or of the experiments, which run as programs there.
+# of the image library, or of the experiments, which run as programs there.
 {
   echo "$module/internal/capi"
   go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u

@@ -40,7 +40,7 @@ fi
 sanitize=OFF
 [[ " ${options[*]-} " != *" -DTS_SANITIZE=ON "* ]] || image=1 sanitize=ON
 if ((image)) && [[ -e $build/build.ninja && -e $build/libtorch.cmake ]]; then
-  image=0 # the image part is part of this configuration
+  image=0 # this configuration includes the image library
 elif ((!image)); then
   python3 "$cshim/setup/libtorch.py" cmake "$build/libtorch.cmake"
 fi

@@ -205,6 +205,6 @@ func (x *Index) Close() error {
 }
 
 // InMemory is the content of sample i, for reading only, if it is kept in memory; nil if it is not,
-// or not yet. The memory ends with Close, and with the Index: the caller holds on to the Index while
-// it reads.
+// or not yet. The memory ends with Close, and with the Index: the caller holds on to the Index
+// while it reads.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(i, x.samples[i].size) }
