@@ -76,9 +76,10 @@ type job struct {
 	dropout  bool
 	adam     bool
 	ema      bool
+	gpu      bool
 }
 
-// newJob returns a training of two epochs on the CPU.
+// newJob returns a training, of two epochs if Epochs is 0.
 func newJob(t *testing.T, o job) *job {
 	t.Helper()
 	if o.path == "" {
@@ -88,13 +89,17 @@ func newJob(t *testing.T, o job) *job {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Loader, o.Feed = loader, feed(t, loader)
+	device := cuda.CPU
+	if o.gpu {
+		device = cuda.Device(0)
+	}
+	o.Loader, o.Feed = loader, feedOn(t, device, loader)
 	if o.withEval {
 		held, err := imageloader.Open(o.path, imageloader.Options{BatchSize: batch, Transform: imageloader.Eval(side, side), Workers: 2})
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Eval = feed(t, held)
+		o.Eval = feedOn(t, device, held)
 		t.Cleanup(func() { held.Close() })
 	}
 	t.Cleanup(func() { loader.Close() })
@@ -109,6 +114,9 @@ func newJob(t *testing.T, o job) *job {
 		nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{Padding: 1}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewReLU(),
 		nn.NewFlatten(), drop, nn.NewLinear(4*side*side, classes, nn.LinearOptions{}),
 	)
+	if err := nn.To(o.Model, device); err != nil {
+		t.Fatal(err)
+	}
 	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
 	if o.adam {
 		o.Optimizer, err = optim.NewAdamW(nn.Parameters(o.Model), optim.AdamWOptions{LR: 0.001})
@@ -136,7 +144,12 @@ func newJob(t *testing.T, o job) *job {
 
 func feed(t *testing.T, source prefetcher.Source) *prefetcher.Prefetcher {
 	t.Helper()
-	p, err := prefetcher.New(source, prefetcher.Options{Device: cuda.CPU})
+	return feedOn(t, cuda.CPU, source)
+}
+
+func feedOn(t *testing.T, device cuda.Device, source prefetcher.Source) *prefetcher.Prefetcher {
+	t.Helper()
+	p, err := prefetcher.New(source, prefetcher.Options{Device: device})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -525,6 +538,34 @@ func TestRunKeepsNoTensor(t *testing.T) {
 	j.run(t)
 	if live[1] != live[2] {
 		t.Errorf("%v tensors live after each epoch", live)
+	}
+}
+
+// On a GPU a run is interrupted and resumed too, from a checkpoint that the CPU reads. The figures
+// are near those of an uninterrupted run: kernels may add in another order.
+func TestResumeOnGPU(t *testing.T) {
+	if cuda.DeviceCount() == 0 {
+		t.Skip("needs a GPU")
+	}
+	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t), Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 3}}
+	want := newJob(t, o).run(t)
+	o.Dir, o.Resume = t.TempDir(), true
+	newJob(t, o).stopAfter(t, perE+2)
+	got := newJob(t, o).run(t)
+	for i, e := range got.Epochs {
+		if a, b := e.Train.Loss, want.Epochs[i].Train.Loss; math.Abs(a-b) > 1e-2*b {
+			t.Errorf("epoch %d: loss %v, and %v without an interruption", e.Epoch, a, b)
+		}
+		if e.AllocatedBytes <= 0 || e.Eval.Samples != classes*perC {
+			t.Errorf("%+v", e)
+		}
+	}
+	if len(got.Epochs) != 3 || got.Steps != want.Steps {
+		t.Errorf("%+v", got)
+	}
+	cpu := newJob(t, job{path: o.path, dropout: true})
+	if _, err := nn.Load(filepath.Join(o.Dir, "last.pt"), cpu.Model); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -85,6 +85,7 @@ func TestTrain(t *testing.T) {
 	for says, args := range map[string][]string{
 		"resume it, or name another folder": same,
 		"batch 4, not 5":                    append(same, "-resume", "-batch", "5"),
+		"leaves nothing to train":           append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
