@@ -37,6 +37,9 @@ func newProgress(r *runner) *progress {
 	if r.Loader != nil {
 		p.batches = max(0, r.Loader.Batches())
 	}
+	if r.Progress != nil && r.at.Step > 0 && r.at.Epoch < r.Epochs {
+		fmt.Fprintf(r.Progress, "resumes in epoch %d of %d, after step %d\n", r.at.Epoch+1, r.Epochs, r.at.Step)
+	}
 	return p
 }
 

@@ -315,7 +315,7 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 // finish prints the result, and how to use it.
 func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
 	best := report.Best()
-	fmt.Fprintf(stdout, "\n%d steps in %s; the best epoch is %d", report.Steps, took.Round(100*time.Millisecond), best.Epoch)
+	fmt.Fprintf(stdout, "\n%d steps, %s in this run; the best epoch is %d", report.Steps, took.Round(100*time.Millisecond), best.Epoch)
 	if best.Eval != nil {
 		fmt.Fprintf(stdout, ", right on %.1f %% of %d held-back images", 100*best.Eval.Top1, best.Eval.Samples)
 	} else {

@@ -54,7 +54,7 @@ func TestTrain(t *testing.T) {
 	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
 	out := filepath.Join(t.TempDir(), "out")
 	stdout := trainSmall(t, archive, out, "-test", archive)
-	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps in", "best.pt", "torch.load"} {
+	for _, want := range []string{"10 images in 2 classes", "\n    0       5  cat", "resnet18: 11177538 parameters", "test top-1", "6 steps, ", "best.pt", "torch.load"} {
 		if !strings.Contains(stdout, want) {
 			t.Errorf("%q is not in\n%s", want, stdout)
 		}
@@ -154,7 +154,9 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	if status := run(ctx, args, stdout, stderr); status != 130 || !strings.Contains(stderr.String(), "-resume") {
 		t.Fatalf("status %d, %s", status, stderr)
 	}
-	trainSmall(t, archive, out, "-resume")
+	if resumed := trainSmall(t, archive, out, "-resume"); !strings.Contains(resumed, "resumes in epoch 2 of 2, after step 3") {
+		t.Errorf("the resumed run printed\n%s", resumed)
+	}
 	if !reflect.DeepEqual(tensorBits(t, filepath.Join(out, "last.pt")), tensorBits(t, filepath.Join(whole, "last.pt"))) {
 		t.Error("the parameters differ")
 	}
