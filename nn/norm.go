@@ -216,8 +216,8 @@ func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
 	return n.result(x.InstanceNorm(n.Weight, n.Bias, n.RunningMean, n.RunningVar, own, n.momentum, n.eps), x)
 }
 
-// check returns a failed tensor if an input of the shape cannot be normalised. A shape is nil if the
-// input is closed, which the operator reports.
+// check returns a failed tensor if an input of the shape cannot be normalised. A shape is nil if
+// the input is closed, which the operator reports.
 func (n *InstanceNorm) check(size []int64, own bool) *torch.Tensor {
 	if n.rank == 0 || size == nil { // not made by a constructor
 		return nil

@@ -310,9 +310,9 @@ func (e *engine) collect() error {
 	return nil
 }
 
-// arrange returns the gradient in the parameter's memory layout. LibTorch's fused operators on a CPU
-// go through the memory of parameter, gradient and state side by side, without a look at strides; on
-// a GPU they refuse other strides. Backward's gradients have the layout already.
+// arrange returns the gradient in the parameter's memory layout. LibTorch's fused operators on a
+// CPU go through the memory of parameter, gradient and state side by side, without a look at
+// strides; on a GPU they refuse other strides. Backward's gradients have the layout already.
 func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, error) {
 	if sameLayout(grad, s.marked) {
 		return grad, nil
@@ -325,7 +325,8 @@ func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, 
 	return arranged, arranged.CopyFrom(grad, torch.CopyOptions{})
 }
 
-// sameLayout reports whether the elements of two tensors of one shape have the same order in memory.
+// sameLayout reports whether the elements of two tensors of one shape have the same order in
+// memory.
 func sameLayout(a, b *torch.Tensor) bool {
 	x, y := a.Strides(), b.Strides()
 	if slices.Equal(x, y) {
@@ -387,8 +388,8 @@ func (e *engine) prepare(b *batch) error {
 	return nil
 }
 
-// follow starts the state of a parameter, or gives the state the parameter's device, dtype and, on a
-// CPU, memory layout.
+// follow starts the state of a parameter, or gives the state the parameter's device, dtype and, on
+// a CPU, memory layout.
 func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 	if !s.started() {
 		s.device, s.dtype = device, dtype

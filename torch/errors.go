@@ -85,8 +85,8 @@ func caller() (file string, line int) {
 			// These are the module's path and folder, even in a fork with another path.
 			own, folder = strings.TrimSuffix(f.Function, "torch.caller"), strings.TrimSuffix(f.File, "torch/errors.go")
 		}
-		// A closure of a function that was inlined has the name of a function of its caller, and its
-		// own file.
+		// A closure of a function that was inlined has the name of a function of its caller, and
+		// its own file.
 		if !tensorPackage(f.Function, own, ".") && (strings.HasSuffix(f.File, "_test.go") || !tensorPackage(f.File, folder, "/")) {
 			return f.File, f.Line
 		}
