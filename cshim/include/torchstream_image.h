@@ -117,7 +117,8 @@ typedef struct ts_image_info {
 } ts_image_info;
 
 /* Reads the header of an image of `bytes` bytes. TS_ERROR_UNSUPPORTED if the format is unknown,
- * TS_ERROR_DECODE if the header is damaged. */
+ * TS_ERROR_DECODE if the header is damaged. Bytes between the segments of a JPEG are skipped:
+ * ts_image_decode judges them. */
 TS_API ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info);
 
 /* State, tables and buffers of decoding, reused from image to image. One decoder serves one thread
@@ -129,6 +130,26 @@ typedef struct ts_image_decoder ts_image_decoder;
  * memory too: decoding a progressive JPEG or an interlaced PNG takes up to 8 bytes a pixel. */
 TS_API ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder);
 TS_API void ts_image_decoder_free(ts_image_decoder* decoder);
+
+/* What a decoder does with a JPEG or PNG that is damaged. */
+enum {
+  TS_IMAGE_DAMAGE_REFUSE = 0, /* TS_ERROR_DECODE; what a new decoder does */
+  /* Decodes what libjpeg-turbo repairs with a warning, to the pixels of its repair; and a PNG whose
+   * image data inflates to all of the image, whatever the checksums of it and of ancillary chunks,
+   * with a palette that a later one replaces, or without an end. An image that is cut off is still
+   * TS_ERROR_DECODE. */
+  TS_IMAGE_DAMAGE_WARN = 1,
+  /* As TS_IMAGE_DAMAGE_WARN, and an image that is cut off is decoded up to there: the rest of a
+   * JPEG is what libjpeg-turbo makes up, grey in a baseline one; in a PNG, whose image data may
+   * also be damaged, it is black or the palette's first colour. */
+  TS_IMAGE_DAMAGE_PARTIAL = 2
+};
+
+/* Sets what the decoder does with damaged images from now on. */
+TS_API ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage);
+/* Returns the damage of the last image that was decoded, for people to read; "" if none was met.
+ * Borrowed until the next call with the decoder. */
+TS_API const char* ts_image_decoder_tolerated(const ts_image_decoder* decoder);
 
 /* Which part of an image becomes which pixels. The crop box, in source pixels and inside the image,
  * is resized to resize_width x resize_height with antialiased bilinear interpolation (torchvision's
@@ -154,7 +175,11 @@ typedef struct ts_image_geometry {
  * TS_ERROR_DECODE for damaged or truncated bytes; a JPEG that libjpeg-turbo repairs with a warning
  * counts as damaged. Truncation, wrong checksums (PNG), and wrong segments or restart markers
  * (JPEG) are found with any geometry. Other damage is found only where decoding reaches it, so not
- * below the last row that the geometry needs. */
+ * below the last row that the geometry needs.
+ *
+ * ts_image_decoder_set_damage has damage tolerated. An image in which damage is found is then
+ * decoded whole, whatever the geometry: neither its pixels nor the verdict depend on the part that
+ * is wanted. No entry points are made for it. */
 TS_API ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
                                  const ts_image_geometry* geometry, uint8_t* dst, size_t stride);
 

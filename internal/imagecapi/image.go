@@ -6,6 +6,10 @@ package imagecapi
 #cgo nocallback ts_image_get_info
 #cgo noescape ts_image_decoder_new
 #cgo nocallback ts_image_decoder_new
+#cgo noescape ts_image_decoder_set_damage
+#cgo nocallback ts_image_decoder_set_damage
+#cgo noescape ts_image_decoder_tolerated
+#cgo nocallback ts_image_decoder_tolerated
 #cgo noescape ts_image_decode
 #cgo nocallback ts_image_decode
 #cgo noescape ts_image_resize
@@ -47,6 +51,25 @@ func NewDecoder(maxPixels int64) (d *Decoder, err error) {
 	}
 	err = failure(C.ts_image_decoder_new(C.int64_t(maxPixels), &d))
 	return d, err
+}
+
+// What a decoder does with damaged images: TS_IMAGE_DAMAGE_.
+const (
+	DamageRefuse  = C.TS_IMAGE_DAMAGE_REFUSE
+	DamageWarn    = C.TS_IMAGE_DAMAGE_WARN
+	DamagePartial = C.TS_IMAGE_DAMAGE_PARTIAL
+)
+
+func SetDamage(d *Decoder, damage int32) error {
+	return failure(C.ts_image_decoder_set_damage(d, C.int32_t(damage)))
+}
+
+// Tolerated returns the damage of the image that was decoded last, "" if none was met.
+func Tolerated(d *Decoder) string {
+	if s := C.ts_image_decoder_tolerated(d); *s != 0 {
+		return C.GoString(s)
+	}
+	return ""
 }
 
 func FreeDecoder(d *Decoder) { C.ts_image_decoder_free(d) }

@@ -1,5 +1,6 @@
 #include "image/exif.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -43,9 +44,9 @@ int32_t from_tiff(const uint8_t* data, size_t bytes) {
 }
 
 int32_t of_jpeg(const uint8_t* data, size_t bytes) {
-  for (size_t at = 2; at + 4 <= bytes && data[at] == 0xFF;) {
+  for (size_t at = 2; at + 4 <= bytes;) {
     const int marker = data[at + 1];
-    if (marker == 0xFF) {  // a fill byte
+    if (data[at] != 0xFF || marker == 0xFF || marker == 0) {  // a fill byte, or damage
       ++at;
       continue;
     }
@@ -54,8 +55,8 @@ int32_t of_jpeg(const uint8_t* data, size_t bytes) {
       at += 2;
       continue;
     }
-    const size_t length = number(data + at + 2, 2, true);
-    if (length < 2 || length > bytes - at - 2) break;
+    const size_t length = std::max<size_t>(number(data + at + 2, 2, true), 2);
+    if (length > bytes - at - 2) break;
     if (marker == 0xE1 && length >= 8 && std::memcmp(data + at + 4, "Exif\0\0", 6) == 0) {
       return from_tiff(data + at + 4, length - 2);
     }

@@ -24,6 +24,8 @@ struct ts_image_decoder {
   ts::image::WebpDecoder webp;
   ts::image::Resizer resizer;
   std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
+  int32_t damage = TS_IMAGE_DAMAGE_REFUSE;
+  std::string tolerated;  // the damage of the last image, which was decoded all the same
 };
 
 namespace ts::image {
@@ -147,10 +149,26 @@ ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* dat
 void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
             const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
             const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
+  decoder->tolerated.clear();
   const ts_image_info info = bounded_header(decoder, data, bytes);
   check_crop(geometry, info.width, info.height);
-  decode_stored(decoder, info.format, data, bytes, stored_crop(geometry, info.width, info.height),
-                dst, stride, in, out);
+  const ts_image_geometry placed = stored_crop(geometry, info.width, info.height);
+  try {
+    decode_stored(decoder, info.format, data, bytes, placed, dst, stride, in, out);
+  } catch (const Failure& failure) {
+    if (failure.code() != TS_ERROR_DECODE || decoder->damage == TS_IMAGE_DAMAGE_REFUSE ||
+        info.format == TS_IMAGE_FORMAT_WEBP) {
+      throw;
+    }
+    const bool partial = decoder->damage == TS_IMAGE_DAMAGE_PARTIAL;
+    const Box box = decoder->resizer.start(placed, dst, stride);
+    if (info.format == TS_IMAGE_FORMAT_JPEG) {
+      decoder->jpeg.decode_damaged(data, bytes, box, partial, &decoder->resizer);
+    } else {
+      decoder->png.decode_damaged(data, bytes, box, partial, &decoder->resizer);
+    }
+    decoder->tolerated = failure.what();
+  }
 }
 
 EntriesOut entries_out(const ts_image_entries_buffer& buffer, const ts_image_entries_made* made) {
@@ -211,6 +229,19 @@ ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) {
 
 void ts_image_decoder_free(ts_image_decoder* decoder) {
   const std::unique_ptr<ts_image_decoder> owned(decoder);
+}
+
+ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(damage >= TS_IMAGE_DAMAGE_REFUSE && damage <= TS_IMAGE_DAMAGE_PARTIAL,
+                "damage is none of TS_IMAGE_DAMAGE_");
+    decoder->damage = damage;
+  });
+}
+
+const char* ts_image_decoder_tolerated(const ts_image_decoder* decoder) {
+  return decoder == nullptr ? "" : decoder->tolerated.c_str();
 }
 
 ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,

@@ -35,6 +35,9 @@ struct JpegState {
   int unwanted;  // rows that are still to be decoded above the first wanted one
   EntropyDecoder entropy;
   bool own;                                      // this image's coefficients come from `entropy`
+  bool tolerant;                                 // warnings are no failures
+  bool ended;                                    // libjpeg asked for bytes behind the file's end
+  bool cut;                                      // and it missed them
   void* (*allocate)(j_common_ptr, int, size_t);  // libjpeg's own
 };
 
@@ -95,9 +98,33 @@ int32_t failure_code(int message) {
 }
 
 // Level -1 is a warning: libjpeg goes on with made-up pixels. They are not what the photographer
-// saw, so it is a failure here. Other levels are traces.
+// saw, so it is a failure unless the caller tolerates damage. Other levels are traces.
 void message(j_common_ptr codec, int level) {
-  if (level < 0) fail(codec);
+  if (level >= 0) return;
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  if (!state->tolerant) fail(codec);
+  // The scan needed bits and met a marker: the one that stands for the file's end, perhaps.
+  if (codec->err->msg_code == JWRN_HIT_MARKER && state->ended) state->cut = true;
+}
+
+// Stands for an end marker behind the file's end, as in libjpeg's own memory source.
+boolean fill_behind_end(j_decompress_ptr codec) {
+  static const JOCTET kEnd[] = {0xFF, JPEG_EOI};
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  WARNMS(codec, JWRN_JPEG_EOF);
+  state->ended = true;
+  codec->src->next_input_byte = kEnd;
+  codec->src->bytes_in_buffer = sizeof kEnd;
+  return TRUE;
+}
+
+// A restart marker was due. Behind the file's end there is none.
+boolean resync(j_decompress_ptr codec, int desired) {
+  auto* state = static_cast<JpegState*>(codec->client_data);
+  if (state->ended) state->cut = true;
+  const boolean done = jpeg_resync_to_restart(codec, desired);
+  if (state->ended) state->cut = true;
+  return done;
 }
 
 void silent(j_common_ptr) {}
@@ -160,6 +187,8 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   jpeg_decompress_struct* codec = &state->codec;
   if (setjmp(state->jump) != 0) return false;
   jpeg_mem_src(codec, data, static_cast<unsigned long>(bytes));
+  codec->src->fill_input_buffer = fill_behind_end;
+  codec->src->resync_to_restart = resync;
   codec->mem->alloc_small = allocate;
   jpeg_read_header(codec, TRUE);
   if (box != nullptr && (static_cast<JDIMENSION>(box->x1) > codec->image_width ||
@@ -170,7 +199,7 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   }
   // Memory for the coefficients of a progressive image is taken before they are read, so a short
   // file could ask for a lot. Every block of the finest component costs at least one bit, unless
-  // arithmetic coding is used.
+  // arithmetic coding is used. What libjpeg makes up for a damaged single scan takes no memory.
   size_t blocks = 0;
   for (int i = 0; i < codec->num_components; ++i) {
     const jpeg_component_info* component = &codec->comp_info[i];
@@ -182,7 +211,8 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
                         (static_cast<size_t>(codec->max_v_samp_factor) * DCTSIZE);
     if (across * down > blocks) blocks = across * down;
   }
-  if (!codec->arith_code && bytes < blocks / 8) {
+  const bool held = !state->tolerant || jpeg_has_multiple_scans(codec) != 0;
+  if (held && !codec->arith_code && bytes < blocks / 8) {
     std::snprintf(state->text, sizeof state->text, "%zu bytes are too few for %u x %u pixels",
                   bytes, codec->image_width, codec->image_height);
     state->failure = TS_ERROR_DECODE;
@@ -201,7 +231,7 @@ bool start(JpegState* state, const Box* box) {  // confined
   if (setjmp(state->jump) != 0) return false;
   // Smoothing of coefficients that were never sent looks at blocks beside and above, which a crop
   // leaves out: then everything is decoded.
-  if (smooths(codec)) {
+  if (state->tolerant || smooths(codec)) {
     state->skipped = box->x0;
     state->unwanted = box->y0;
     return true;
@@ -252,6 +282,13 @@ bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confin
   return true;
 }
 
+// Through what follows the last row, up to the end marker.
+bool finish(JpegState* state) {  // confined
+  if (setjmp(state->jump) != 0) return false;
+  jpeg_finish_decompress(&state->codec);
+  return true;
+}
+
 // Frees what belongs to the image and keeps the rest for the next. Cannot fail.
 void end(JpegState* state) {
   jpeg_decompress_struct* codec = &state->codec;
@@ -265,7 +302,10 @@ void end(JpegState* state) {
 // Also after a failure: an unfinished image must not be left in the codec.
 struct End {
   JpegState* state;
-  ~End() { end(state); }
+  ~End() {
+    end(state);
+    state->tolerant = false;
+  }
 };
 
 }  // namespace
@@ -276,7 +316,7 @@ JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(std::make_unique<JpegState
   state->errors.error_exit = fail;
   state->errors.emit_message = message;
   state->errors.output_message = silent;
-  state->own = false;
+  state->own = state->tolerant = state->ended = state->cut = false;
   state->codec.client_data = state;  // jpeg_create_decompress keeps err and client_data
   if (!create(state)) {
     jpeg_destroy_decompress(&state->codec);
@@ -361,6 +401,13 @@ bool JpegDecoder::rows(const Box& box, Resizer* sink) {
       }
     }
     sink->push(band_.data() + static_cast<size_t>(state->skipped) * 3, stride, rows);
+  }
+  if (state->tolerant) {  // to the end, where damage may be that refuses the image
+    for (auto left = static_cast<int>(codec.output_height) - box.y1; left > 0;) {
+      const int rows = std::min(kRowsAtOnce, left);
+      check(read(state, band_.data(), stride, rows));
+      left -= rows;
+    }
   }
   return !state->own || state->entropy.finish();
 }
@@ -473,6 +520,7 @@ void JpegDecoder::settle(const uint8_t* data, size_t bytes, Trust trust, const E
 void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
                          const EntriesIn* in, EntriesOut* out) {
   const End end_image{state_.get()};
+  counted_ = false;
   Entries entries;
   Trust trust = in == nullptr ? Trust::kNone : judge(*in, data, bytes, &entries);
   // A file that entries were made of has passed the check.
@@ -488,6 +536,7 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   if (own) {
     if (decode_own(bytes, box, sink, trust, entries, out)) {
       ++stats_.own;
+      counted_ = true;
       settle(data, bytes, trust, in, out);
       return;
     }
@@ -501,7 +550,43 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
     state_->own = false;
   }
   ++stats_.libjpeg;
+  counted_ = true;
   rows(box, sink);
+}
+
+namespace {
+
+// Whether the file's end is missing together with pixels, after a whole decode.
+bool cut_off(const JpegState& state) {
+  if (!state.ended) return false;
+  const jpeg_decompress_struct& codec = state.codec;
+  // A single scan misses pixels only if it missed bits. Of several, some may be missing whole:
+  // progressive ones say so.
+  return state.cut || (jpeg_has_multiple_scans(const_cast<j_decompress_ptr>(&codec)) != 0 &&
+                       (!codec.progressive_mode || smooths(&codec)));
+}
+
+}  // namespace
+
+void JpegDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
+                                 Resizer* sink) {
+  JpegState* state = state_.get();
+  const End end_image{state};
+  if (!counted_) ++stats_.libjpeg;
+  counted_ = true;
+  state->own = state->ended = state->cut = false;
+  state->tolerant = true;
+  sink->restart();
+  open_image(data, bytes, box);
+  rows(box, sink);
+  if (partial) return;
+  if (cut_off(*state)) {
+    throw Failure(TS_ERROR_DECODE, "truncated JPEG: the image data ends early, after " +
+                                       std::to_string(bytes) + " bytes");
+  }
+  // A marker that libjpeg does not know ends a scan, and the rows after it are grey: only here it
+  // says so.
+  if (!finish(state)) throw Failure(state->failure, std::string("JPEG: ") + state->text);
 }
 
 }  // namespace ts::image

@@ -15,7 +15,8 @@ namespace ts::image {
 
 bool is_jpeg(const uint8_t* data, size_t bytes);
 
-// Reads the segments up to the frame header. Throws Failure: DECODE or UNSUPPORTED.
+// Reads the segments up to the frame header, past the damage that libjpeg skips with a warning.
+// Throws Failure: DECODE or UNSUPPORTED.
 ts_image_info jpeg_header(const uint8_t* data, size_t bytes);
 
 // Walks over the whole file without decoding it and throws Failure (DECODE) unless its segments,
@@ -67,6 +68,13 @@ class JpegDecoder {
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr);
 
+  // Decodes an image that decode has refused as damaged, with libjpeg-turbo alone and whatever it
+  // repairs with a warning. It decodes the whole image, so that neither the verdict nor a pixel
+  // depends on the box. partial: rows that the file does not have are grey, too; otherwise an image
+  // that is cut off fails. Throws Failure.
+  void decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
+                      Resizer* sink);
+
   // Makes entries alone. Throws Failure if libjpeg-turbo cannot even begin with the file.
   void make_entries(const uint8_t* data, size_t bytes, EntriesOut* out);
 
@@ -99,6 +107,7 @@ class JpegDecoder {
   size_t scan_begin_ = 0;
   uint64_t mcus_ = 0;
   uint32_t spacing_ = 0;  // of what is recorded; 0: nothing
+  bool counted_ = false;  // the last decode is in stats_
   JpegStats stats_;
 };
 

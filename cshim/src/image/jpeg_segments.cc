@@ -1,5 +1,6 @@
 // The marker segments of a JPEG file, without libjpeg: cheap enough to run over every file before
 // it is decoded.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -45,8 +46,18 @@ class Segments {
  public:
   Segments(const uint8_t* data, size_t bytes) : data_(data), bytes_(bytes) {}
 
+  // The next marker, with segment() at its content. Skips what libjpeg skips with a warning: bytes
+  // before the marker, and a length below 2.
+  int find_next() {
+    while (at_ + 1 < bytes_ &&
+           (data_[at_] != 0xFF || data_[at_ + 1] == 0xFF || data_[at_ + 1] == 0)) {
+      ++at_;
+    }
+    return next(/*strict=*/false);
+  }
+
   // The next marker, with segment() at its content. Throws unless one starts here.
-  int next() {
+  int next(bool strict = true) {
     if (at_ >= bytes_) truncated(bytes_);
     if (data_[at_] != 0xFF) damaged("no marker where one is due", at_);
     while (at_ < bytes_ && data_[at_] == 0xFF) ++at_;  // any number of fill bytes
@@ -59,7 +70,8 @@ class Segments {
       return marker;
     }
     if (bytes_ - at_ < 2) truncated(bytes_);
-    const size_t length = static_cast<size_t>(data_[at_]) << 8 | data_[at_ + 1];
+    size_t length = static_cast<size_t>(data_[at_]) << 8 | data_[at_ + 1];
+    if (!strict) length = std::max<size_t>(length, 2);
     if (length < 2) damaged("a segment of impossible length", at_);
     if (bytes_ - at_ < length) truncated(bytes_);
     segment_ = data_ + at_ + 2;
@@ -118,7 +130,7 @@ bool is_jpeg(const uint8_t* data, size_t bytes) {
 ts_image_info jpeg_header(const uint8_t* data, size_t bytes) {
   Segments segments(data, bytes);
   while (true) {
-    const int marker = segments.next();
+    const int marker = segments.find_next();
     if (marker == kSoi || marker == kEoi || marker == kSos) {
       damaged("no frame header before marker " + std::to_string(marker), segments.at());
     }

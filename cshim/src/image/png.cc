@@ -66,10 +66,12 @@ int samples(int color_type) {
   }
 }
 
+}  // namespace
+
 // libpng reports errors by a function that must not return, nor throw across its C frames. It
 // jumps, and only across frames of libpng and of the functions below that are marked "confined":
 // those own nothing.
-struct State {
+struct PngState {
   png_structp png = nullptr;
   png_infop info = nullptr;
   const uint8_t* data = nullptr;
@@ -77,12 +79,16 @@ struct State {
   size_t at = 0;
   std::jmp_buf jump;
   char text[200];
+  bool whole = false;  // all rows are wanted, for the verdict
+  int64_t rows = 0;    // of all passes, read and unfiltered, if whole
 
-  ~State() { png_destroy_read_struct(&png, &info, nullptr); }
+  ~PngState() { png_destroy_read_struct(&png, &info, nullptr); }
 };
 
+namespace {
+
 [[noreturn]] void fail(png_structp png, png_const_charp text) {
-  auto* state = static_cast<State*>(png_get_error_ptr(png));
+  auto* state = static_cast<PngState*>(png_get_error_ptr(png));
   std::snprintf(state->text, sizeof state->text, "%s", text);
   std::longjmp(state->jump, 1);
 }
@@ -91,13 +97,19 @@ struct State {
 void ignore(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep to, size_t size) {
-  auto* state = static_cast<State*>(png_get_io_ptr(png));
+  auto* state = static_cast<PngState*>(png_get_io_ptr(png));
   if (size > state->bytes - state->at) png_error(png, "the data ends early");
   std::memcpy(to, state->data + state->at, size);
   state->at += size;
 }
 
-bool start(State* state, int* passes) {  // confined
+// Called with every row before libpng looks at what follows it: an error that comes later, at the
+// end of the image data, does not concern the row.
+void note_row(png_structp png, png_row_infop, png_bytep) {
+  ++static_cast<PngState*>(png_get_io_ptr(png))->rows;
+}
+
+bool start(PngState* state, int* passes) {  // confined
   state->png = png_create_read_struct(PNG_LIBPNG_VER_STRING, state, fail, ignore);
   if (state->png == nullptr) {
     std::snprintf(state->text, sizeof state->text, "libpng does not start");
@@ -126,16 +138,88 @@ bool start(State* state, int* passes) {  // confined
   png_set_strip_alpha(png);
   png_set_gray_to_rgb(png);
   *passes = png_set_interlace_handling(png);
+  if (state->whole) png_set_read_user_transform_fn(png, note_row);
   png_read_update_info(png, state->info);
   return true;
 }
 
-bool read(State* state, uint8_t* rows, size_t stride, int32_t count) {  // confined
+bool read(PngState* state, uint8_t* rows, size_t stride, int32_t count) {  // confined
   if (setjmp(state->jump) != 0) return false;
   for (int32_t i = 0; i < count; ++i) {
     png_read_row(state->png, rows + static_cast<size_t>(i) * stride, nullptr);
   }
   return true;
+}
+
+// The rows of all passes.
+int64_t stored_rows(int64_t width, int64_t height, int passes) {
+  if (passes == 1) return height;
+  int64_t rows = 0;
+  for (int pass = 0; pass < passes; ++pass) {
+    if (PNG_PASS_COLS(width, pass) > 0) rows += PNG_PASS_ROWS(height, pass);
+  }
+  return rows;
+}
+
+// Whether a chunk's name is of letters: otherwise what is there is no chunk.
+bool named(const uint8_t* type) {
+  return std::all_of(type, type + 4,
+                     [](uint8_t c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); });
+}
+
+void append_chunk(std::vector<uint8_t>* to, const uint8_t* type, const uint8_t* data, size_t size) {
+  for (int shift = 24; shift >= 0; shift -= 8) to->push_back(static_cast<uint8_t>(size >> shift));
+  to->insert(to->end(), type, type + 4);
+  if (size > 0) to->insert(to->end(), data, data + size);
+  to->insert(to->end(), 4, 0);  // a checksum that is not looked at
+}
+
+// The file again with nothing but its header, the last palette before the image data, the image
+// data up to the first other chunk, and an end. Throws Failure for damage to another critical
+// chunk.
+std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image_data) {
+  std::vector<uint8_t> out(data, data + kSignature);
+  append_chunk(&out, data + kSignature + 4, data + kSignature + 8, 13);
+  std::vector<uint8_t> palette;
+  *image_data = 0;
+  size_t at = kSignature + 12 + 13;
+  while (at <= bytes && bytes - at >= 8) {
+    const size_t left = bytes - at - 8;
+    const size_t promised = big_endian(data + at);
+    const Chunk chunk = {data + at + 4, data + at + 8, std::min(promised, left)};
+    if (!named(chunk.type)) break;
+    if (chunk.is("IDAT")) {
+      if (*image_data == 0 && !palette.empty()) {
+        append_chunk(&out, reinterpret_cast<const uint8_t*>("PLTE"), palette.data(),
+                     palette.size());
+      }
+      *image_data += static_cast<double>(chunk.size);
+      append_chunk(&out, chunk.type, chunk.data, chunk.size);
+    } else if (*image_data > 0 || promised > left) {
+      break;
+    } else if ((chunk.type[0] & 0x20) == 0) {  // critical
+      next_chunk(data, bytes, &at);
+      if (chunk.is("PLTE")) {
+        palette.assign(chunk.data, chunk.data + std::min<size_t>(chunk.size / 3 * 3, 768));
+      }
+      continue;
+    }
+    if (promised > left || left - promised < 4) break;
+    at += 12 + promised;
+  }
+  append_chunk(&out, reinterpret_cast<const uint8_t*>("IEND"), nullptr, 0);
+  return out;
+}
+
+// Throws Failure unless so many bytes of image data can hold the image.
+void check_enough(const ts_image_info& info, int color_type, double image_data) {
+  // Deflate makes at most 1032 bytes out of one: a short file cannot ask for the memory of a large
+  // image.
+  const auto bits = static_cast<double>(samples(color_type) * info.bit_depth);
+  if (image_data * 1032 < bits / 8 * info.width * info.height) {
+    damaged("too little image data for " + std::to_string(info.width) + " x " +
+            std::to_string(info.height) + " pixels");
+  }
 }
 
 }  // namespace
@@ -178,7 +262,6 @@ ts_image_info png_header(const uint8_t* data, size_t bytes) {
 
 void png_check(const uint8_t* data, size_t bytes) {
   const ts_image_info info = png_header(data, bytes);
-  const auto bits = static_cast<double>(samples(data[kSignature + 17]) * info.bit_depth);
   double image_data = 0;
   size_t at = kSignature;
   while (true) {
@@ -186,37 +269,82 @@ void png_check(const uint8_t* data, size_t bytes) {
     if (chunk.is("IDAT")) image_data += static_cast<double>(chunk.size);
     if (chunk.is("IEND")) break;
   }
-  // Deflate makes at most 1032 bytes out of one: a short file cannot ask for the memory of a large
-  // image.
-  if (image_data * 1032 < bits / 8 * info.width * info.height) {
-    damaged("too little image data for " + std::to_string(info.width) + " x " +
-            std::to_string(info.height) + " pixels");
-  }
+  check_enough(info, data[kSignature + 17], image_data);
 }
 
 void PngDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
-  State state;
+  PngState state;
   state.data = data;
   state.bytes = bytes;
-  const auto check = [&](bool ok) {
-    if (!ok) throw Failure(TS_ERROR_DECODE, std::string("PNG: ") + state.text);
-  };
+  read_rows(&state, box, /*partial=*/false, sink);
+}
+
+void PngDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
+                                Resizer* sink) {
+  const ts_image_info info = png_header(data, bytes);
+  double image_data = 0;
+  const std::vector<uint8_t> file = essentials(data, bytes, &image_data);
+  // A part of an interlaced image takes the memory of the whole.
+  if (!partial || info.progressive || image_data == 0) {
+    check_enough(info, data[kSignature + 17], image_data);
+  }
+  PngState state;
+  state.data = file.data();
+  state.bytes = file.size();
+  sink->restart();
+  state.whole = true;
+  read_rows(&state, box, partial, sink);
+}
+
+// Reads the rows of the box, or all of them for their verdict. An error behind the last row is none
+// if the whole image is wanted, nor is any with `partial`: missing samples are zero.
+void PngDecoder::read_rows(PngState* state, const Box& box, bool partial, Resizer* sink) {
+  const bool whole = state->whole;
   int passes = 0;
-  check(start(&state, &passes));
-  const size_t stride = png_get_rowbytes(state.png, state.info) + kRowSlack;
-  const auto height = static_cast<int32_t>(png_get_image_height(state.png, state.info));
+  int64_t expected = 0;
+  const auto check = [&](bool ok) {
+    if (!ok && !(whole && expected > 0 && (partial || state->rows == expected))) {
+      throw Failure(TS_ERROR_DECODE, std::string("PNG: ") + state->text);
+    }
+    return ok;
+  };
+  check(start(state, &passes));
+  const size_t stride = png_get_rowbytes(state->png, state->info) + kRowSlack;
+  const auto height = static_cast<int32_t>(png_get_image_height(state->png, state->info));
+  expected = stored_rows(png_get_image_width(state->png, state->info), height, passes);
   const size_t left = static_cast<size_t>(box.x0) * 3;
+  png_colorp palette = nullptr;
+  int colours = 0;
+  png_get_PLTE(state->png, state->info, &palette, &colours);
+  const auto clear = [&](std::vector<uint8_t>* rows) {
+    std::fill(rows->begin(), rows->end(), uint8_t{0});
+    if (state->data[kSignature + 17] != PNG_COLOR_TYPE_PALETTE || colours == 0) return;
+    for (size_t at = 0; at + stride <= rows->size(); at += stride) {
+      for (size_t i = at; i + 3 <= at + stride - kRowSlack; i += 3) {
+        (*rows)[i] = palette[0].red;
+        (*rows)[i + 1] = palette[0].green;
+        (*rows)[i + 2] = palette[0].blue;
+      }
+    }
+  };
   if (passes > 1) {
     std::vector<uint8_t> image(stride * static_cast<size_t>(height));  // not kept: it may be large
-    for (int pass = 0; pass < passes; ++pass) check(read(&state, image.data(), stride, height));
+    if (whole) clear(&image);
+    for (int pass = 0; pass < passes; ++pass) {
+      if (!check(read(state, image.data(), stride, height))) break;
+    }
     sink->push(image.data() + static_cast<size_t>(box.y0) * stride + left, stride, box.height());
     return;
   }
   rows_.resize(stride * kRowsAtOnce);
-  for (int32_t row = 0; row < box.y1;) {
-    const bool wanted = row >= box.y0;
-    const int32_t rows = std::min(kRowsAtOnce, (wanted ? box.y1 : box.y0) - row);
-    check(read(&state, rows_.data(), stride, rows));
+  const int32_t end = whole ? height : box.y1;
+  bool more = true;
+  for (int32_t row = 0; row < end;) {
+    const bool wanted = row >= box.y0 && row < box.y1;
+    const int32_t until = row < box.y0 ? box.y0 : wanted ? box.y1 : end;
+    const int32_t rows = std::min(kRowsAtOnce, until - row);
+    if (whole) clear(&rows_);
+    if (more) more = check(read(state, rows_.data(), stride, rows));
     if (wanted) sink->push(rows_.data() + left, stride, rows);
     row += rows;
   }

@@ -174,4 +174,51 @@ inline ts_image_decoder* new_decoder(int64_t most_pixels) {
   return decoder;
 }
 
+// An image file under every answer to damage. What a stricter answer decodes has the same pixels
+// under a laxer one; a part of a damaged image is what the whole image says. Calls
+// check(pixels, width, height) with each whole image.
+template <typename Check>
+void damaged_file(ts_image_decoder* decoder, const uint8_t* input, size_t size, int64_t max_pixels,
+                  Check&& check) {
+  const Bytes file(input, input + size);  // ASAN sees its ends
+  ts_image_info info = {};
+  info.size = sizeof info;
+  if (Outcome(ts_image_get_info(file.data(), file.size(), &info)).code != TS_ERROR_NONE ||
+      int64_t{info.width} * info.height > max_pixels) {
+    return;
+  }
+  Choices choices(file.data(), file.size());
+  Picture last(1, 1);
+  bool opened = false;
+  for (const int32_t answer :
+       {TS_IMAGE_DAMAGE_REFUSE, TS_IMAGE_DAMAGE_WARN, TS_IMAGE_DAMAGE_PARTIAL}) {
+    demand(ts_image_decoder_set_damage(decoder, answer) == nullptr);
+    Picture picture(info.width, info.height);
+    ts_image_geometry g = whole(info);
+    const Outcome decoded(ts_image_decode(decoder, file.data(), file.size(), &g,
+                                          picture.pixels.data(), picture.stride()));
+    decoded.of_bytes();
+    const bool met = *ts_image_decoder_tolerated(decoder) != 0;
+    if (decoded.code != TS_ERROR_NONE) {
+      demand(!opened && !met);
+      continue;
+    }
+    if (opened) demand(picture.pixels == last.pixels);
+    if (answer == TS_IMAGE_DAMAGE_REFUSE) demand(!met);
+    opened = true;
+    last = picture;
+    check(picture.pixels, info.width, info.height);
+    g = any_geometry(&choices, info.width, info.height);
+    Picture part(g.window_width, g.window_height);
+    demand(ts_image_decode(decoder, file.data(), file.size(), &g, part.pixels.data(),
+                           part.stride()) == nullptr);
+    Picture expected(g.window_width, g.window_height);
+    demand(ts_image_resize(decoder, picture.pixels.data(), picture.width, picture.height,
+                           picture.stride(), &g, expected.pixels.data(),
+                           expected.stride()) == nullptr);
+    demand(part.pixels == expected.pixels);
+  }
+  demand(ts_image_decoder_set_damage(decoder, TS_IMAGE_DAMAGE_REFUSE) == nullptr);
+}
+
 }  // namespace fuzz

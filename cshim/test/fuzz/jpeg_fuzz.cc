@@ -1,7 +1,8 @@
 // libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
-// alone.
+// alone, and damaged files that are tolerated with its whole decode.
 //
 // A hash of the file determines the operations on it, so that any JPEG is a seed.
+#include "../image/libjpeg_whole.h"
 #include "base/error.h"
 #include "fuzz.h"
 #include "image/jpeg.h"
@@ -66,6 +67,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
     return 0;
   }
   if (int64_t{info.width} * info.height > kMaxPixels) return 0;
+
+  static ts_image_decoder* const tolerant = fuzz::new_decoder(kMaxPixels);
+  fuzz::damaged_file(tolerant, file.data(), file.size(), kMaxPixels,
+                     [&](const fuzz::Bytes& pixels, int32_t width, int32_t height) {
+                       fuzz::Bytes expected;
+                       if (info.components == 4) return;
+                       demand(libjpeg_whole::decode(file.data(), file.size(), &expected));
+                       demand(expected.size() == size_t{3} * width * height);
+                       demand(pixels == expected);
+                     });
 
   fuzz::Choices choices(file.data(), file.size());
   const auto draw = [&](int32_t from, int32_t to) { return choices.draw(from, to); };

@@ -42,6 +42,7 @@ Bytes repaired(const uint8_t* data, size_t size) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static ts_image_decoder* const decoder = new_decoder(kMaxPixels);
   if (size < kSignature || std::memcmp(data, "\x89PNG\r\n\x1a\n", kSignature) != 0) return -1;
+  damaged_file(decoder, data, size, kMaxPixels, [](const Bytes&, int32_t, int32_t) {});
   const Bytes good = repaired(data, size);
   Picture picture(1, 1);
   const bool whole = image_file(decoder, good.data(), good.size(), kMaxPixels, &picture);
