@@ -67,7 +67,7 @@ type flight struct {
 	slot   *slot
 	row    int
 	state  flightState
-	err    error
+	err    error // of a good sample: the damage that was tolerated
 }
 
 type flightState uint8
@@ -101,6 +101,7 @@ type ready struct {
 	slot    *slot
 	samples []Sample
 	bad     []*SampleError // since the last call of next, in order
+	warned  []*SampleError // good samples with damage, since the last call of next, in order
 	judged  int            // positions from the first to the batch's end
 	partial bool           // there is no batch yet, only bad samples
 }
@@ -352,6 +353,9 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 		case fatal:
 			return true, f.err
 		case good:
+			if e, ok := f.err.(*SampleError); ok {
+				r.warned = append(r.warned, e)
+			}
 			a.members = append(a.members, a.cursor)
 		}
 		a.cursor++

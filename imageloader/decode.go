@@ -21,6 +21,36 @@ type decoder interface {
 	close()
 }
 
+// damageDecoder is a decoder that can tolerate damage.
+type damageDecoder interface {
+	setDamaged(p DamagePolicy) error
+	// tolerated returns the damage of the image that was decoded last, "" if none was met.
+	tolerated() string
+}
+
+// newDecoder makes a decoder with the policy for damaged images, where the codec knows damage.
+func newDecoder(c codec, maxPixels int64, p DamagePolicy) (decoder, error) {
+	d, err := c.newDecoder(maxPixels)
+	if err != nil {
+		return nil, err
+	}
+	if t, ok := d.(damageDecoder); ok {
+		if err := t.setDamaged(p); err != nil {
+			d.close()
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// tolerated returns the damage of the image that a decoder has decoded last, "" if none was met.
+func tolerated(d decoder) string {
+	if t, ok := d.(damageDecoder); ok {
+		return t.tolerated()
+	}
+	return ""
+}
+
 // shimCodec decodes JPEG, PNG and WebP with the image library, other formats with rareFormat.
 type shimCodec struct{}
 
@@ -38,6 +68,8 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 type shimDecoder struct {
 	d   *imagecapi.Decoder
 	rgb []byte // pixels of a rare format; reused
+	// rare says that the last image was of a rare format, which the shim's decoder does not know.
+	rare bool
 }
 
 func (shimCodec) Header(data []byte) (imagecapi.Info, error) { return shimDecoder{}.header(data) }
@@ -50,7 +82,8 @@ func (shimDecoder) header(data []byte) (imagecapi.Info, error) {
 }
 
 func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
-	if f := rare(data); f != nil {
+	f := rare(data)
+	if s.rare = f != nil; s.rare {
 		pixels, width, height, err := f.pixels(data, s.room)
 		if err != nil {
 			return err
@@ -58,6 +91,19 @@ func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, str
 		return imagecapi.Resize(s.d, pixels, width, height, 3*width, g, dst, stride)
 	}
 	return imagecapi.Decode(s.d, data, g, dst, stride)
+}
+
+func (s *shimDecoder) setDamaged(p DamagePolicy) error {
+	return imagecapi.SetDamage(s.d, map[DamagePolicy]int32{
+		Warned: imagecapi.DamageWarn, Partial: imagecapi.DamagePartial, Refuse: imagecapi.DamageRefuse,
+	}[p])
+}
+
+func (s *shimDecoder) tolerated() string {
+	if s.rare {
+		return ""
+	}
+	return imagecapi.Tolerated(s.d)
 }
 
 func (s *shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
@@ -93,9 +139,11 @@ type entryPointDecoder interface {
 }
 
 func (s *shimDecoder) decodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+	s.rare = false
 	return imagecapi.DecodeEntries(s.d, data, g, dst, stride, blob, proof)
 }
 
 func (s *shimDecoder) decodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+	s.rare = false
 	return imagecapi.DecodeMakeEntries(s.d, data, g, dst, stride, 0, buffer)
 }

@@ -58,6 +58,8 @@ const digestFile = "testdata/digests.txt"
 const (
 	digestSkip       = imageloader.Skip
 	digestSubstitute = imageloader.Substitute
+	digestRefuse     = imageloader.Refuse
+	digestPartial    = imageloader.Partial
 )
 
 // entryPointsUsed says whether a loader decoded an image by its entry points.
@@ -608,6 +610,10 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			o: options{Transform: train, Shuffle: true, BatchSize: 1000}},
 		"bad samples skipped": {archive: "damaged.tar",
 			o: options{Transform: train, BadSamples: digestSkip}},
+		"bad samples skipped, damage refused": {archive: "damaged.tar",
+			o: options{Transform: train, BadSamples: digestSkip, Damaged: digestRefuse}},
+		"bad samples skipped, damage partial": {archive: "damaged.tar",
+			o: options{Transform: train, BadSamples: digestSkip, Damaged: digestPartial}},
 		"bad samples skipped, shuffled": {archive: "damaged.tar",
 			o: options{Transform: train, Shuffle: true, BadSamples: digestSkip}},
 		"bad samples skipped, stream": {archive: "damaged.tgz",
@@ -618,6 +624,8 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			o: options{Transform: train, BadSamples: digestSubstitute}},
 		"bad samples substituted, gzip": {archive: "damaged.tgz",
 			o: options{Transform: train, Shuffle: true, ShuffleBytes: smallBuffer, BadSamples: digestSubstitute}},
+		"bad samples substituted, gzip, damage refused": {archive: "damaged.tgz",
+			o: options{Transform: train, Shuffle: true, ShuffleBytes: smallBuffer, BadSamples: digestSubstitute, Damaged: digestRefuse}},
 		"bad samples substituted, mixed": {archive: "damaged.tar",
 			o: options{Transform: transforms["mixup or cutmix"], Shuffle: true, BadSamples: digestSubstitute}},
 		"bad samples too large": {archive: "photos.tar",

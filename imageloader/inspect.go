@@ -30,6 +30,7 @@ type Report struct {
 	Bytes     Range // compressed, of good images
 	Bad       []*SampleError
 	BadBy     map[Reason]int
+	Warned    []*SampleError // damaged images that are good samples: see Options.Damaged
 }
 
 // ClassReport is one class of a Report, in the order of labels.
@@ -44,9 +45,9 @@ type ClassReport struct {
 type Range struct{ Min, Median, Max int64 }
 
 // Inspect reads an archive through and decodes every sample in full, on all cores. It calls
-// progress, if that is not nil, now and then from its own goroutine. Of the options MaxSampleBytes,
-// MaxPixels and OpenSource matter. If the archive itself is damaged, Inspect returns the report on
-// what comes before the damage along with the *ArchiveError.
+// progress, if that is not nil, now and then from its own goroutine. Of the options Damaged,
+// MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged, Inspect
+// returns the report on what comes before the damage along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	return inspect(ctx, path, o, progress, nil, shimCodec{})
 }
@@ -55,7 +56,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 	error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	o, err := Options{MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource}.withDefaults()
+	o, err := Options{Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource}.withDefaults()
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +79,7 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 		stop:    stop,
 		judge:   newJudge(path, &o),
 		codec:   c,
+		damaged: o.Damaged,
 		buffers: arena.NewBuffers(queueBytes),
 		budget:  newBudget(queueBytes),
 		items:   make(chan item, 2*o.Workers),
@@ -106,6 +108,7 @@ type inspection struct {
 	stop    context.CancelCauseFunc
 	judge   judge
 	codec   codec
+	damaged DamagePolicy
 	buffers *arena.Buffers // of compressed samples
 	budget  *budget
 	items   chan item
@@ -123,6 +126,7 @@ type inspected struct {
 	width, height int32
 	bytes         int
 	bad           *SampleError
+	warned        *SampleError // damage that was tolerated
 }
 
 // Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
@@ -150,7 +154,7 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 
 // work inspects samples.
 func (in *inspection) work() {
-	d, err := in.codec.newDecoder(in.judge.maxPixels)
+	d, err := newDecoder(in.codec, in.judge.maxPixels, in.damaged)
 	if err != nil {
 		in.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return
@@ -194,6 +198,9 @@ func (in *inspection) inspect(it *item, d decoder, pixels []byte) (r inspected, 
 		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.decode(it.data, &g, pixels, 8*3)
+		if damage := tolerated(d); err == nil && damage != "" {
+			r.warned = in.judge.tolerated(&it.sample, damage)
+		}
 	}
 	if err != nil {
 		r.bad, fatal = in.judge.decoding(&it.sample, err)
@@ -274,6 +281,10 @@ func (c *census) add(label int, f inspected) {
 		r.Bad = append(r.Bad, f.bad)
 		r.BadBy[f.bad.Reason]++
 		return
+	}
+	if f.warned != nil {
+		f.warned.Index = r.Samples - 1
+		r.Warned = append(r.Warned, f.warned)
 	}
 	r.Formats[f.format]++
 	c.bytes = append(c.bytes, int64(f.bytes))

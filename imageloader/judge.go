@@ -61,6 +61,11 @@ func (j *judge) header(s *Sample, info *imagecapi.Info) *SampleError {
 	return j.bad(s, TooLarge, fmt.Errorf("%d x %d pixels, over Options.MaxPixels (%d)", info.Width, info.Height, j.maxPixels))
 }
 
+// tolerated is the damage of an image that was decoded all the same.
+func (j *judge) tolerated(s *Sample, damage string) *SampleError {
+	return j.bad(s, Damaged, errors.New(damage))
+}
+
 // decoding judges an error of decoding or transforming an image. An error that is not the image's
 // fault is fatal.
 func (j *judge) decoding(s *Sample, err error) (bad *SampleError, fatal error) {

@@ -1,6 +1,7 @@
 package imageloader
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -212,6 +213,10 @@ func (l *Loader) accepts(r *run) error {
 	for _, name := range sortedKeys(mine, r.options) {
 		a, inMine := mine[name]
 		b, inState := r.options[name]
+		if byDefault, later := laterOptions[name]; later {
+			a, b = cmp.Or(a, byDefault), cmp.Or(b, byDefault)
+			inMine, inState = true, true
+		}
 		switch {
 		case !inState:
 			return fmt.Errorf("it was made by a version of this program without Options.%s", name)
@@ -273,13 +278,22 @@ func (l *Loader) classesDigest() string {
 // themselves.
 var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoIndex", "TrustIndex", "NoEntryPoints", "Logger", "StatsEvery", "Rank", "World", "Classes", "Weights", "ShuffleBuffer", "ShuffleBytes"}
 
+// laterOptions are the fields that the first states did not have, and their defaults. A default is
+// not written down, so that states go from an earlier version to this one and back: a state of a
+// version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
+// its epoch follows Warned.
+var laterOptions = map[string]string{"Damaged": Warned.String()}
+
 // fingerprint writes down the options that decide what a batch holds, by the names of their fields.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)
 	for i := range v.NumField() {
 		if name := v.Type().Field(i).Name; !slices.Contains(harmless, name) {
-			print[name] = canonical(v.Field(i))
+			value := canonical(v.Field(i))
+			if byDefault, later := laterOptions[name]; !later || value != byDefault {
+				print[name] = value
+			}
 		}
 	}
 	if kind == order.Buffered {

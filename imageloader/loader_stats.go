@@ -28,6 +28,8 @@ func (l *Loader) Stats() Stats {
 		s.BadBy[r] = n
 	}
 	s.BadNamed = append(s.BadNamed, c.badNamed...)
+	s.Warned = c.warned
+	s.WarnedNamed = append(s.WarnedNamed, c.warnedNamed...)
 	s.Elapsed = c.elapsed
 	for _, since := range c.running {
 		s.Elapsed += time.Since(since)

@@ -82,6 +82,9 @@ type Options struct {
 	// "9". Classes makes any labels names, in its own order.
 	WebDataset bool
 	BadSamples BadSamplePolicy
+	// Damaged says which damaged images are bad samples; 0: Warned, those that Pillow and
+	// torchvision refuse too.
+	Damaged DamagePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
 	// (0: 178,956,970, as in Pillow). A sample that exceeds a bound is bad.
 	MaxSampleBytes int64
@@ -188,6 +191,8 @@ func (o *Options) check() error {
 	case o.Draws > 0 && o.Weights == nil && !o.Balanced:
 		return errors.New("imageloader: Options.Draws is for Options.Weights and Options.Balanced; " +
 			"to go over all samples several times, use Repeat")
+	case o.Damaged < Warned || o.Damaged > Refuse:
+		return fmt.Errorf("imageloader: Options.Damaged is %v, not Warned, Partial or Refuse", o.Damaged)
 	case o.BadSamples < Fail || o.BadSamples > Substitute:
 		return fmt.Errorf("imageloader: Options.BadSamples is %v, not Fail, Skip or Substitute", o.BadSamples)
 	}

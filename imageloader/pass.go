@@ -288,7 +288,7 @@ func (p *pass) work() {
 		return
 	}
 	defer leave()
-	d, err := p.l.codec.newDecoder(o.MaxPixels)
+	d, err := newDecoder(p.l.codec, o.MaxPixels, o.Damaged)
 	if err != nil {
 		p.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return

@@ -21,6 +21,9 @@ func (p *pass) deliver(deliver func(int, any) error) error {
 		for _, e := range r.bad {
 			p.l.counters.met(e, o.BadSamples, o.Logger)
 		}
+		for _, e := range r.warned {
+			p.l.counters.tolerated(e, o.Damaged, o.Logger)
+		}
 		if n := len(r.bad); n > 0 {
 			d.bad += n
 			d.lastBad = r.bad[n-1]

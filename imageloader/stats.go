@@ -28,7 +28,11 @@ type Stats struct {
 	Bad      int64            // bad samples, each counted in every epoch that met it
 	BadBy    map[Reason]int64 // bad samples by reason
 	BadNamed []*SampleError   // the first 100 different bad samples, in the order met; the log names all
-	Ignored  int              // members of the archive outside of a class's directory, which are no samples
+	// Warned counts damaged images that were decoded all the same, each in every epoch that met the
+	// damage: see Options.Damaged. They are good samples, and not in Bad.
+	Warned      int64
+	WarnedNamed []*SampleError // the first 100 different ones, in the order met; the log names all
+	Ignored     int            // members of the archive outside of a class's directory, which are no samples
 
 	Workers    int
 	Queue      int   // samples that are read and not yet taken by a worker, now
@@ -66,12 +70,13 @@ const (
 var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
-// Queue, QueueBytes, Ignored) and BadNamed keep their present values.
+// Queue, QueueBytes, Ignored), BadNamed and WarnedNamed keep their present values.
 func (s Stats) Since(before Stats) Stats {
 	s.Samples -= before.Samples
 	s.Batches -= before.Batches
 	s.Bytes -= before.Bytes
 	s.Bad -= before.Bad
+	s.Warned -= before.Warned
 	s.BadBy = maps.Clone(s.BadBy)
 	for r, n := range before.BadBy {
 		if s.BadBy[r] -= n; s.BadBy[r] == 0 {
@@ -134,12 +139,12 @@ func (s Stats) Bottleneck() (Stage, string) {
 		"or raise Options.ShuffleBytes so that it stays in memory", s.Workers, 100*idle)
 }
 
-// LogValue returns one group of all fields, for slog. BadNamed is not among them: each bad sample
-// has a log line of its own.
+// LogValue returns one group of all fields, for slog. BadNamed and WarnedNamed are not among them:
+// each of their samples has a log line of its own.
 func (s Stats) LogValue() slog.Value {
 	stage, advice := s.Bottleneck()
 	attrs := []slog.Attr{
-		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad),
+		slog.Int64("samples", s.Samples), slog.Int64("batches", s.Batches), slog.Int64("bytes", s.Bytes), slog.Int64("bad", s.Bad), slog.Int64("warned", s.Warned),
 		slog.Int("queue", s.Queue), slog.Int64("queue_bytes", s.QueueBytes), slog.Int("workers", s.Workers), slog.Int("ignored", s.Ignored),
 		slog.Duration("elapsed", s.Elapsed), slog.Duration("read", s.Read), slog.Duration("inflate", s.Inflate), slog.Duration("decode", s.Decode),
 		slog.Duration("wait_data", s.WaitData), slog.Duration("wait_slot", s.WaitSlot), slog.Duration("consumer_wait", s.ConsumerWait),
@@ -160,9 +165,12 @@ func (s Stats) LogValue() slog.Value {
 // MarshalJSON writes the form that Var publishes, with times in seconds.
 func (s Stats) MarshalJSON() ([]byte, error) {
 	stage, advice := s.Bottleneck()
-	named := make([]string, len(s.BadNamed))
-	for i, e := range s.BadNamed {
-		named[i] = e.Error()
+	named := func(errors []*SampleError) []string {
+		list := make([]string, len(errors))
+		for i, e := range errors {
+			list[i] = e.Error()
+		}
+		return list
 	}
 	return json.Marshal(struct {
 		Samples      int64                `json:"samples"`
@@ -171,6 +179,8 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		Bad          int64                `json:"bad"`
 		BadBy        map[Reason]int64     `json:"bad_by"`
 		BadNamed     []string             `json:"bad_named"`
+		Warned       int64                `json:"warned"`
+		WarnedNamed  []string             `json:"warned_named"`
 		Ignored      int                  `json:"ignored"`
 		Decoded      map[DecodePath]int64 `json:"decoded_by"`
 		Cropped      int64                `json:"cropped"`
@@ -189,7 +199,7 @@ func (s Stats) MarshalJSON() ([]byte, error) {
 		ConsumerWait float64              `json:"consumer_wait_seconds"`
 		Bottleneck   Stage                `json:"bottleneck"`
 		Advice       string               `json:"advice"`
-	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named, s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
+	}{s.Samples, s.Batches, s.Bytes, s.Bad, s.BadBy, named(s.BadNamed), s.Warned, named(s.WarnedNamed), s.Ignored, s.Decoded, s.Cropped, s.GaveUp, s.EntriesMade, s.EntriesRefused, s.Workers, s.Queue, s.QueueBytes,
 		s.Elapsed.Seconds(), s.Read.Seconds(), s.Inflate.Seconds(), s.Decode.Seconds(), s.WaitData.Seconds(), s.WaitSlot.Seconds(), s.ConsumerWait.Seconds(), stage, advice})
 }
 
@@ -203,6 +213,9 @@ type counters struct {
 	badBy                                                   map[Reason]int64
 	badNamed                                                []*SampleError
 	badSeen                                                 map[int]bool
+	warned                                                  int64
+	warnedNamed                                             []*SampleError
+	warnedSeen                                              map[int]bool
 
 	elapsed time.Duration       // of epochs that are over
 	running map[*pass]time.Time // start of each running epoch
@@ -260,4 +273,19 @@ func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
 	}
 	c.mu.Unlock()
 	log.Warn("bad sample", "archive", e.File, "name", e.Name, "index", e.Index, "reason", string(e.Reason), "error", e.Err, "policy", p.String())
+}
+
+// tolerated counts and logs a damaged sample that was decoded all the same.
+func (c *counters) tolerated(e *SampleError, p DamagePolicy, log *slog.Logger) {
+	c.mu.Lock()
+	c.warned++
+	if c.warnedSeen == nil {
+		c.warnedSeen = map[int]bool{}
+	}
+	if !c.warnedSeen[e.Index] && len(c.warnedNamed) < namedBad {
+		c.warnedSeen[e.Index] = true
+		c.warnedNamed = append(c.warnedNamed, e)
+	}
+	c.mu.Unlock()
+	log.Warn("damaged sample decoded", "archive", e.File, "name", e.Name, "index", e.Index, "damage", e.Err, "damaged", p.String())
 }

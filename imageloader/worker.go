@@ -25,7 +25,8 @@ type worker struct {
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
 
-// decode decodes a job's content into its row, or says why its sample is bad.
+// decode decodes a job's content into its row, or says why its sample is bad. The error of a good
+// sample is a *SampleError with the damage that was tolerated.
 func (w *worker) decode(j *job) (flightState, error) {
 	if j.bad != nil {
 		return bad, j.bad
@@ -34,6 +35,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 	if index.Sniff(j.data) == "" {
 		return bad, judge.notImage(&j.sample, j.data)
 	}
+	damage := ""
 	info, err := w.d.header(j.data)
 	if err == nil {
 		if e := judge.header(&j.sample, &info); e != nil {
@@ -50,11 +52,17 @@ func (w *worker) decode(j *job) (flightState, error) {
 			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
 		}
 		w.count(&info)
+		if err == nil {
+			damage = tolerated(w.d)
+		}
 		if err == nil && w.augmenter != nil {
 			err = w.augmenter.Apply(w.rng, j.dst)
 		}
 	}
-	if err == nil {
+	switch {
+	case err == nil && damage != "":
+		return good, judge.tolerated(&j.sample, damage)
+	case err == nil:
 		return good, nil
 	}
 	e, err := judge.decoding(&j.sample, err)

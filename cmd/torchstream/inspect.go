@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -33,6 +35,7 @@ type inspection struct {
 	Bytes     spread           `json:"bytes"`
 	Bad       []badMember      `json:"bad"`
 	BadBy     map[string]int   `json:"bad_by_reason"`
+	Warned    []badMember      `json:"warned"`           // damaged, and decoded all the same
 	Damage    string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
 }
 
@@ -59,11 +62,12 @@ type badMember struct {
 // inspect prints what is in an archive, with every image decoded in full.
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("inspect FILE", "Reads an archive of images (.tgz, .tar; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad\n"+
-		"members. Exit status 1 if the archive is damaged or a member is bad.", stderr)
+		"members. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive is damaged or a member is bad.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
 	web := set.Bool("webdataset", false, "with -index: "+webDatasetHelp)
-	limit := set.Int("show", 20, "how many bad members are named; JSON names all")
+	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named; JSON names all")
+	damaged := damagedFlag(set)
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
@@ -75,7 +79,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if *byIndex {
 		look = imageloader.InspectIndex
 	}
-	report, err := look(ctx, set.Arg(0), imageloader.Options{WebDataset: *web}, progress)
+	report, err := look(ctx, set.Arg(0), imageloader.Options{WebDataset: *web, Damaged: *damaged}, progress)
 	done()
 	if report == nil {
 		return err
@@ -111,17 +115,16 @@ func readingProgress(stderr io.Writer) (progress func(imageloader.Progress), don
 func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
 		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored, Orphans: r.Orphans, Formats: r.Formats,
-		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, BadBy: map[string]int{},
+		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
 	}
 	for label, c := range r.Classes {
 		out.Classes = append(out.Classes, inspectedClass{c.Name, label, c.Samples, c.Bad, c.Bytes})
 	}
 	for _, b := range r.Bad {
-		detail := ""
-		if b.Err != nil {
-			detail = b.Err.Error()
-		}
-		out.Bad = append(out.Bad, badMember{b.Name, string(b.Reason), detail})
+		out.Bad = append(out.Bad, memberOf(b))
+	}
+	for _, w := range r.Warned {
+		out.Warned = append(out.Warned, memberOf(w))
 	}
 	for reason, n := range r.BadBy {
 		out.BadBy[string(reason)] = n
@@ -130,6 +133,30 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 		out.Damage = damage.Error()
 	}
 	return out
+}
+
+func memberOf(e *imageloader.SampleError) badMember {
+	detail := ""
+	if e.Err != nil {
+		detail = e.Err.Error()
+	}
+	return badMember{e.Name, string(e.Reason), detail}
+}
+
+// damagedFlag adds the flag of Options.Damaged.
+func damagedFlag(set *flag.FlagSet) *imageloader.DamagePolicy {
+	policy := new(imageloader.DamagePolicy)
+	set.Func("damaged", "which damaged images are bad: warned (those that Pillow refuses too), partial (not those that are cut off) or refuse (all; default warned)",
+		func(name string) error {
+			for _, p := range []imageloader.DamagePolicy{imageloader.Warned, imageloader.Partial, imageloader.Refuse} {
+				if p.String() == name {
+					*policy = p
+					return nil
+				}
+			}
+			return errors.New("not warned, partial or refuse")
+		})
+	return policy
 }
 
 func (r inspection) printSizes(table io.Writer) {
@@ -187,18 +214,33 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 			fmt.Fprintf(table, "%7d\t%s\n", r.BadBy[reason], reason)
 		}
 		fmt.Fprintln(table)
-		for _, b := range r.Bad[:min(max(limit, 0), len(r.Bad))] {
-			fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Name(b.Name), b.Reason, printable.Text(b.Detail))
-		}
-		if err := table.Flush(); err != nil {
+		if err := printMembers(w, table, r.Bad, limit); err != nil {
 			return err
 		}
-		if n := len(r.Bad) - max(limit, 0); n > 0 {
-			fmt.Fprintf(w, "... and %d more (-show %d names all)\n", n, len(r.Bad))
+	}
+	if len(r.Warned) > 0 {
+		fmt.Fprintf(w, "\ndamaged members that are decoded all the same: %d (-damaged refuse has them be bad)\n", len(r.Warned))
+		if err := printMembers(w, tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), r.Warned, limit); err != nil {
+			return err
 		}
 	}
 	if r.Damage != "" {
 		fmt.Fprintf(w, "\nThe archive is damaged, and the above is what comes before that:\n%s\n", printable.Text(r.Damage))
+	}
+	return nil
+}
+
+// printMembers names up to limit members in a table, and says how many more there are.
+func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit int) error {
+	shown := min(max(limit, 0), len(list))
+	for _, m := range list[:shown] {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Name(m.Name), m.Reason, printable.Text(m.Detail))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if n := len(list) - shown; n > 0 {
+		fmt.Fprintf(w, "... and %d more (-show %d names all)\n", n, len(list))
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"image"
+	"image/png"
 	"maps"
 	"os"
 	"path/filepath"
@@ -276,5 +278,36 @@ func TestInspectDamagedArchive(t *testing.T) {
 	status, stdout, _ := command(t, "inspect", path)
 	if status != 1 || !strings.Contains(stdout, "The archive is damaged") || !strings.Contains(stdout, "12 classes") {
 		t.Errorf("status %d\n%s", status, stdout)
+	}
+}
+
+// TestInspectDamagedImages: damaged images that are decoded all the same are listed apart, and
+// -damaged decides which those are.
+func TestInspectDamagedImages(t *testing.T) {
+	var encoded bytes.Buffer
+	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 8, 8))); err != nil {
+		t.Fatal(err)
+	}
+	data := encoded.Bytes()
+	path := writeTar(t, map[string]string{"a/good.png": string(data), "a/short.png": string(data[:len(data)-12])})
+	for _, c := range []struct {
+		args        []string
+		status      int
+		bad, warned int
+	}{{nil, 0, 0, 1}, {[]string{"-damaged", "partial"}, 0, 0, 1}, {[]string{"-damaged", "refuse"}, 1, 1, 0}} {
+		status, stdout, _ := command(t, slices.Concat([]string{"inspect", "-json"}, c.args, []string{path})...)
+		var r inspection
+		if err := json.Unmarshal([]byte(stdout), &r); err != nil || status != c.status || len(r.Bad) != c.bad || len(r.Warned) != c.warned {
+			t.Errorf("%v: status %d, %v in %s", c.args, status, err, stdout)
+		}
+	}
+	_, stdout, _ := command(t, "inspect", path)
+	for _, want := range []string{"2 in 1 classes, 0 bad", "damaged members that are decoded all the same: 1", "a/short.png  damaged  truncated PNG"} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("%q is not in\n%s", want, stdout)
+		}
+	}
+	if status, _, stderr := command(t, "inspect", "-damaged", "perhaps", path); status != 2 || !strings.Contains(stderr, "not warned, partial or refuse") {
+		t.Errorf("status %d, %q", status, stderr)
 	}
 }

@@ -57,6 +57,7 @@ func NewCollector(source Source, labels client.Labels) *Collector {
 	count("samples_total", "Samples delivered.", func(s *imageloader.Stats) float64 { return float64(s.Samples) })
 	count("batches_total", "Batches delivered.", func(s *imageloader.Stats) float64 { return float64(s.Batches) })
 	count("decoded_bytes_total", "Compressed bytes of decoded images.", func(s *imageloader.Stats) float64 { return float64(s.Bytes) })
+	count("warned_samples_total", "Damaged samples that were decoded all the same, once for each epoch that met the damage.", func(s *imageloader.Stats) float64 { return float64(s.Warned) })
 	count("cropped_images_total", "Decoded images of which less than all was wanted.", func(s *imageloader.Stats) float64 { return float64(s.Cropped) })
 	count("huffman_gave_up_total", "JPEGs that the own Huffman decoder handed on to libjpeg-turbo.", func(s *imageloader.Stats) float64 { return float64(s.GaveUp) })
 	count("entry_points_made_total", "JPEGs whose entry points were noted.", func(s *imageloader.Stats) float64 { return float64(s.EntriesMade) })

@@ -19,7 +19,7 @@ func (f fixed) Stats() imageloader.Stats { return imageloader.Stats(f) }
 // A scrape has the values of Stats, and passes client_golang's own checks of names and help.
 func TestScrapeHasTheValuesOfStats(t *testing.T) {
 	s := fixed{
-		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
+		Samples: 640, Batches: 10, Bytes: 12345, Bad: 3, Warned: 4, BadBy: map[imageloader.Reason]int64{imageloader.Damaged: 2, imageloader.Empty: 1}, Workers: 4, Queue: 5, QueueBytes: 678,
 		Decoded: map[imageloader.DecodePath]int64{imageloader.ByPNG: 7, imageloader.ByEntryPoints: 600}, Inflate: 3 * time.Second,
 		Elapsed: 2 * time.Second, Read: time.Second, Decode: 7 * time.Second, WaitSlot: time.Second / 2,
 	}
@@ -72,8 +72,8 @@ torchstream_loader_samples_total{loader="train"} 640
 // Every number of Stats has a metric, so that a new field of Stats gets one too.
 func TestEveryNumberHasAMetric(t *testing.T) {
 	// Fields without a plain metric: Bad and BadBy are counted by reason, and Decoded by path;
-	// BadNamed is for the log; Ignored does not change with time.
-	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "Ignored": true, "Decoded": true}
+	// BadNamed and WarnedNamed are for the log; Ignored does not change with time.
+	elsewhere := map[string]bool{"Bad": true, "BadBy": true, "BadNamed": true, "WarnedNamed": true, "Ignored": true, "Decoded": true}
 	numbers := 0
 	s := reflect.TypeFor[imageloader.Stats]()
 	for i := range s.NumField() {
