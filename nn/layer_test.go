@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -28,7 +29,7 @@ type stack struct {
 }
 
 // stackCalls is the line where stack calls its layers.
-const stackCalls = 34
+const stackCalls = 35
 
 func (s *stack) Forward(x *torch.Tensor) *torch.Tensor {
 	return s.head.Forward(s.layer1.Forward(x).MeanDim([]int64{2, 3}, false))
@@ -275,6 +276,9 @@ func TestCacheEqualsTheWholeSequence(t *testing.T) {
 
 func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 	p := openLayers(t)
+	// A collection during the passes would free what other tests forgot, and hide what these leak.
+	runtime.GC()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	for name, build := range layerCases() {
 		t.Run(name, func(t *testing.T) {
 			m := build()
@@ -300,7 +304,8 @@ func TestLayersHoldNoMemoryOutsideOfScopes(t *testing.T) {
 			for range 3 {
 				forward()
 			}
-			if n := torch.LiveTensors(); n != before {
+			// Fewer than before: the cleanups of that collection were still at work.
+			if n := torch.LiveTensors(); n > before {
 				t.Errorf("%d references more after three passes", n-before)
 			}
 		})

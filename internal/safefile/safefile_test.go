@@ -158,8 +158,8 @@ func TestCreateMakesNewFiles(t *testing.T) {
 	}
 }
 
-// TestCreateDuringTheCheck: a file that takes the path while Create looks at the one before it keeps
-// its content.
+// TestCreateDuringTheCheck: a file that takes the path while Create looks at the one before it
+// keeps its content.
 func TestCreateDuringTheCheck(t *testing.T) {
 	for name, at := range map[string]func(dir string) (path string){
 		"a file":   func(dir string) string { return filepath.Join(dir, "out") },
