@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes gpu-bundle/ with all tests and programs for a machine that has a GPU and LibTorch, but no Go: see run.sh there.
 #
-# Layout of payload.tar.gz: tree/ has the folders of the repository, so that a test finds its testdata and that of other
+# Layout of payload.tar.xz: tree/ has the folders of the repository, so that a test finds its testdata and that of other
 # packages as it does here; each package's test binary is in the package's folder. bin/ has the programs, lib/ the two
 # libraries, and shim/ the C++ tests.
 set -euo pipefail
@@ -56,14 +56,14 @@ done
 git describe --always --dirty --abbrev=12 >"$out/VERSION" 2>/dev/null || echo unknown >"$out/VERSION"
 leaks=$(grep -rlaF -e "$PWD" -e "$HOME/" "$out" | tr '\n' ' ' || true)
 [[ -z $leaks ]] || say "note: these contain paths of this machine: $leaks"
-# Compression reduces programs to a third of their size.
-tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | gzip -9 >gpu-bundle/payload.tar.gz
+# The test programs are alike, so a dictionary larger than all of them compresses the tar to a seventh.
+tar -C "$out" --sort=name --owner=0 --group=0 -cf - . | xz -T1 --lzma2=preset=4,dict=192MiB >gpu-bundle/payload.tar.xz
 rm -rf "$out"
 cp tools/gpu-run.sh gpu-bundle/run.sh
 size=$(du -sm gpu-bundle | cut -f1)
 if ((size > limit_mib)); then
   say "error: gpu-bundle is $size MiB, more than $limit_mib; the largest files in it are"
-  tar -tvzf gpu-bundle/payload.tar.gz | sort -rnk3 | head -10 >&2
+  tar -tvJf gpu-bundle/payload.tar.xz | sort -rnk3 | head -10 >&2
   exit 1
 fi
 say "gpu-bundle is ready ($size MiB): copy it to the GPU machine and run gpu-bundle/run.sh there"

@@ -29,7 +29,7 @@ say() { echo "$*" | tee -a "$summary"; }
 here=$bundle/unpacked
 rm -rf "$here" 2>/dev/null
 mkdir -p "$here" 2>/dev/null || here=$(mktemp -d) || exit 2
-tar -xzf "$bundle/payload.tar.gz" -C "$here" || { echo "run.sh: error: cannot unpack payload.tar.gz into $here" >&2 && exit 2; }
+tar -xJf "$bundle/payload.tar.xz" -C "$here" || { echo "run.sh: error: cannot unpack payload.tar.xz into $here (is xz installed?)" >&2 && exit 2; }
 
 # ---- Finds LibTorch and the libraries beside it. LD_LIBRARY_PATH comes before a library's own run-time path.
 torch=${LIBTORCH:-$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0])' 2>/dev/null)}
