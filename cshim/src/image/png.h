@@ -30,9 +30,9 @@ class PngDecoder {
 
   // Decodes an image that png_check or decode has refused as damaged, if its image data inflates to
   // all rows: with wrong checksums of chunks that are ancillary or hold image data, a palette that
-  // is replaced by a later one, a missing end. It decodes the whole image, so that the verdict does not depend on
-  // the box. partial: pixels that the file does not have are zero, as in Pillow: black, or the
-  // palette's first colour. Throws Failure.
+  // is replaced by a later one, a missing end. It decodes the whole image, so that the verdict does
+  // not depend on the box. partial: pixels that the file does not have are zero, as in Pillow:
+  // black, or the palette's first colour. Throws Failure.
   void decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
                       Resizer* sink);
 
