@@ -175,8 +175,8 @@ func (r muonRule) apply(b *batch, update, params []*torch.Tensor) error {
 	if r.o.MatchAdamW {
 		factor = 0.2 * math.Sqrt(float64(max(rows, columns)))
 	}
-	// Foreach operators run a kernel for each tensor if its layout is not the parameter's, and those
-	// of tall matrices come out transposed.
+	// Foreach operators run a kernel for each tensor if its layout is not the parameter's, and
+	// those of tall matrices come out transposed.
 	updates, err := r.orthogonalise(x, rows > columns).ToDType(b.dtype).Contiguous(torch.Contiguous).Unbind(0)
 	if err != nil {
 		return err
