@@ -415,8 +415,8 @@ struct Sampled {
   int32_t width, height;
   int32_t outputs;  // pixels of an output row
   uint8_t fill[3];
-  bool
-      filled;  // whether there is a fill: torchvision's arithmetic without one is not that of black
+  // Whether there is a fill. torchvision's arithmetic without a fill is not that of black.
+  bool filled;
 };
 
 struct NearestRow {
@@ -508,7 +508,7 @@ void check_factor(const ts_augment_op& op, Size*) {
 }
 
 void check_hue(const ts_augment_op& op, Size*) {
-  if (!(op.values[0] >= -0.5 && op.values[0] <= 0.5)) refuse(op, "not in -0.5 to 0.5");
+  if (!(op.values[0] >= -0.5 && op.values[0] <= 0.5)) refuse(op, "the turn is not in -0.5 to 0.5");
 }
 
 void check_posterize(const ts_augment_op& op, Size*) {
@@ -524,7 +524,7 @@ void check_blur(const ts_augment_op& op, Size* size) {
   const int32_t* in = op.integers;
   if (in[0] < 1 || in[1] < 1 || in[0] % 2 == 0 || in[1] % 2 == 0 || in[0] > kMaxTaps ||
       in[1] > kMaxTaps) {
-    refuse(op, "the kernel's sides must be odd and positive");
+    refuse(op, "the kernel's sides must be odd and from 1 to 1001");
   }
   if (in[0] / 2 >= size->width || in[1] / 2 >= size->height) {
     refuse(op, "half of the kernel must be smaller than the image");

@@ -102,7 +102,7 @@ bool Entries::attach(const uint8_t* blob, size_t bytes) {
     return false;
   }
   stride_ = 0;
-  for (int i = 0; i <= kMostComponents; ++i) {
+  for (int i = 0; i <= kMaxComponents; ++i) {
     if (widths_[i] > (i == 0 ? 32 : 16)) return false;
     stride_ += widths_[i];
   }
@@ -122,7 +122,7 @@ EntryPoint Entries::at(uint32_t i) const {
   entry.bit = static_cast<uint32_t>(static_cast<uint64_t>(int64_t{origin_}) +
                                     (uint64_t{i} * slope_ >> 8) + field(bit, widths_[0]));
   bit += widths_[0];
-  for (int c = 0; c < kMostComponents; ++c) {
+  for (int c = 0; c < kMaxComponents; ++c) {
     const uint32_t width = widths_[1 + c];
     entry.dc[c] = static_cast<int16_t>(static_cast<uint32_t>(lowest_[c]) + field(bit, width));
     bit += width;
@@ -141,23 +141,23 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
       (uint64_t{points.back().bit} << 8) / std::max<size_t>(1, points.size() - 1);
   if (slope > UINT32_MAX) return 0;
   int64_t origin = INT64_MAX, farthest = INT64_MIN;
-  int16_t lowest[kMostComponents], highest[kMostComponents];
-  std::copy(points[0].dc, points[0].dc + kMostComponents, lowest);
-  std::copy(points[0].dc, points[0].dc + kMostComponents, highest);
+  int16_t lowest[kMaxComponents], highest[kMaxComponents];
+  std::copy(points[0].dc, points[0].dc + kMaxComponents, lowest);
+  std::copy(points[0].dc, points[0].dc + kMaxComponents, highest);
   for (size_t i = 0; i < points.size(); ++i) {
     const int64_t off = int64_t{points[i].bit} - static_cast<int64_t>(i * slope >> 8);
     origin = std::min(origin, off);
     farthest = std::max(farthest, off);
-    for (int c = 0; c < kMostComponents; ++c) {
+    for (int c = 0; c < kMaxComponents; ++c) {
       lowest[c] = std::min(lowest[c], points[i].dc[c]);
       highest[c] = std::max(highest[c], points[i].dc[c]);
     }
   }
   if (origin < INT32_MIN || farthest - origin > UINT32_MAX) return 0;
-  uint8_t widths[1 + kMostComponents];
+  uint8_t widths[1 + kMaxComponents];
   widths[0] = static_cast<uint8_t>(width_of(static_cast<uint64_t>(farthest - origin)));
   uint32_t stride = widths[0];
-  for (int c = 0; c < kMostComponents; ++c) {
+  for (int c = 0; c < kMaxComponents; ++c) {
     widths[1 + c] = static_cast<uint8_t>(width_of(static_cast<uint64_t>(highest[c] - lowest[c])));
     stride += widths[1 + c];
   }
@@ -188,7 +188,7 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
     put(static_cast<uint64_t>(int64_t{points[i].bit} - static_cast<int64_t>(i * slope >> 8) -
                               origin),
         widths[0]);
-    for (int c = 0; c < kMostComponents; ++c) {
+    for (int c = 0; c < kMaxComponents; ++c) {
       put(static_cast<uint64_t>(points[i].dc[c] - lowest[c]), widths[1 + c]);
     }
   }

@@ -28,13 +28,13 @@
 
 namespace ts::image {
 
-constexpr int kMostComponents = 3;
+constexpr int kMaxComponents = 3;
 
 // The position of an MCU's bits, and its DC predictors.
 struct EntryPoint {
-  uint32_t
-      bit;  // offset from the scan's first byte in the file, stuffed bytes and markers included
-  int16_t dc[kMostComponents];
+  // The offset from the scan's first byte in the file, stuffed bytes and markers included.
+  uint32_t bit;
+  int16_t dc[kMaxComponents];
 };
 
 inline bool operator==(const EntryPoint& a, const EntryPoint& b) {
@@ -70,8 +70,8 @@ class Entries {
   EntriesOf of_ = {};
   uint32_t count_ = 0, slope_ = 0, stride_ = 0;
   int32_t origin_ = 0;
-  int16_t lowest_[kMostComponents] = {};
-  uint8_t widths_[1 + kMostComponents] = {};
+  int16_t lowest_[kMaxComponents] = {};
+  uint8_t widths_[1 + kMaxComponents] = {};
 };
 
 // Returns the size of the blob in bytes, and writes the blob to `buffer` if it has room. Returns 0
@@ -82,7 +82,7 @@ size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, 
 // The usual and the maximum size of a blob in permille of its file, where the caller gives no
 // spacing.
 constexpr uint32_t kUsualPermille = 10;
-constexpr uint32_t kMostPermille = 15;
+constexpr uint32_t kMaxPermille = 15;
 
 // Returns the smallest spacing with which the blob takes about kUsualPermille of the file. Returns
 // 0 if the file is too small for entries to be worth their header.

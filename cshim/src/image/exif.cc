@@ -19,7 +19,7 @@ uint32_t number(const uint8_t* at, int bytes, bool big) {
   return value;
 }
 
-// The tag 274 in the first directory of a TIFF structure.
+// Reads tag 274 in the first directory of a TIFF structure.
 int32_t from_tiff(const uint8_t* data, size_t bytes) {
   if (bytes >= 6 && std::memcmp(data, "Exif\0\0", 6) == 0) {
     data += 6;
@@ -65,7 +65,8 @@ int32_t of_jpeg(const uint8_t* data, size_t bytes) {
   return kUpright;
 }
 
-// Chunks of PNG (size, name, data, checksum) or RIFF (name, size, data, a byte to make it even).
+// Reads EXIF data from the chunks of PNG (size, name, data, checksum) or RIFF (name, size, data, a
+// byte to make it even).
 int32_t of_chunks(const uint8_t* data, size_t bytes, size_t at, bool png) {
   while (at <= bytes && bytes - at >= 8) {
     const uint8_t* name = data + at + (png ? 4 : 0);
@@ -111,7 +112,7 @@ void stored_place(int32_t orientation, int32_t upright_width, int32_t upright_he
     case 5:
       std::swap(*x, *y);
       return;
-    case 6: {  // stored lying on its left side: turned clockwise to stand
+    case 6: {  // stored lying on its left side
       const int32_t from = *x;
       *x = *y;
       *y = right - from;

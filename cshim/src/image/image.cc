@@ -1,5 +1,4 @@
-// The exported image functions: which format it is, whether the geometry is possible, and the codec
-// for it.
+// Exports the image functions. They recognise the format, check the geometry and call the codec.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -25,17 +24,17 @@ struct ts_image_decoder {
   ts::image::Resizer resizer;
   std::vector<uint8_t> row;  // a copy of a source row that has too little memory behind it
   int32_t damage = TS_IMAGE_DAMAGE_REFUSE;
-  std::string tolerated;  // the damage of the last image, which was decoded all the same
+  std::string tolerated;  // the damage of the last image, if it was decoded
 };
 
 namespace ts::image {
 namespace {
 
 constexpr int64_t kDefaultMaxPixels = 178956970;
-constexpr int32_t kMostOutputs = 65535;  // of a resize, a side
-// libpng's own default. Buffers hold some rows, and weights for every column or row, so that memory
-// follows from the sides too, not from their product alone.
-constexpr int32_t kMostSide = 1000000;
+constexpr int32_t kMaxOutputs = 65535;  // pixels a side of a resized image
+// libpng's own default. Buffers hold some rows, and weights for every column or row, so the sides
+// themselves must be limited, not only their product.
+constexpr int32_t kMaxSide = 1000000;
 
 [[noreturn]] void unknown_format(const uint8_t* data, size_t bytes) {
   const auto starts = [&](size_t at, const char* magic) {
@@ -66,17 +65,17 @@ ts_image_info header(const uint8_t* data, size_t bytes) {
   return info;
 }
 
-// Whether [begin, begin + size) is a part, with something in it, of [0, whole).
+// Reports whether [begin, begin + size) is a non-empty part of [0, whole).
 bool inside(int32_t begin, int32_t size, int32_t whole) {
   return begin >= 0 && size >= 1 && begin <= whole && size <= whole - begin;
 }
 
-// What can be said before the image's size is known.
+// Checks everything that does not depend on the image's size.
 void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t stride) {
   require_size(g, "geometry");
   require(dst != nullptr, "dst is NULL");
-  require(g->resize_width >= 1 && g->resize_width <= kMostOutputs && g->resize_height >= 1 &&
-              g->resize_height <= kMostOutputs,
+  require(g->resize_width >= 1 && g->resize_width <= kMaxOutputs && g->resize_height >= 1 &&
+              g->resize_height <= kMaxOutputs,
           "geometry: the resized image must be from 1 to 65535 pixels a side");
   require(inside(g->window_x, g->window_width, g->resize_width) &&
               inside(g->window_y, g->window_height, g->resize_height),
@@ -86,7 +85,7 @@ void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t strid
   require(g->orientation >= 0 && g->orientation <= 8, "geometry: orientation is not in 0 to 8");
 }
 
-// The crop box is in the upright frame; width and height are the stored image's.
+// Checks the crop box, which is in the upright frame. Width and height are the stored image's.
 void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
   if (g.orientation >= 5) std::swap(width, height);
   if (inside(g.crop_x, g.crop_width, width) && inside(g.crop_y, g.crop_height, height)) return;
@@ -97,7 +96,7 @@ void check_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
                     std::to_string(width) + " x " + std::to_string(height));
 }
 
-// The geometry with the place of the crop box in the stored image.
+// Returns the geometry with crop_x and crop_y as the crop box's position in the stored image.
 ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t height) {
   if (g.orientation >= 5) std::swap(width, height);
   int32_t x0 = g.crop_x;
@@ -112,7 +111,7 @@ ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t
   return placed;
 }
 
-// What geometry asks for; its crop_x and crop_y are those of the stored image.
+// Decodes into dst. The geometry's crop_x and crop_y are those of the stored image.
 void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
                    const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
                    const EntriesIn* in, EntriesOut* out) {
@@ -130,7 +129,8 @@ void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* dat
   }
 }
 
-// The header of an image that the decoder accepts; orientation is not looked for.
+// Returns the header of an image within the decoder's limits, without its orientation. Throws
+// Failure for a larger image.
 ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* data, size_t bytes) {
   const ts_image_info info = stored_header(data, bytes);
   if (int64_t{info.width} * info.height > decoder->max_pixels) {
@@ -138,10 +138,10 @@ ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* dat
                                             std::to_string(info.height) + " is over the limit of " +
                                             std::to_string(decoder->max_pixels) + " pixels");
   }
-  if (info.width > kMostSide || info.height > kMostSide) {
+  if (info.width > kMaxSide || info.height > kMaxSide) {
     throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
                                             std::to_string(info.height) + " is over the limit of " +
-                                            std::to_string(kMostSide) + " pixels a side");
+                                            std::to_string(kMaxSide) + " pixels a side");
   }
   return info;
 }
@@ -187,7 +187,8 @@ void resize(ts_image_decoder* decoder, const uint8_t* src, int32_t width, int32_
   require(static_cast<size_t>(height) <= PTRDIFF_MAX / src_stride, "src_stride * height overflows");
   check_crop(geometry, width, height);
   const Box box = decoder->resizer.start(stored_crop(geometry, width, height), dst, dst_stride);
-  // The last rows may have too little memory behind them for the resizer: those go through a copy.
+  // The last rows may have too little memory behind them for the resizer, so they go through a
+  // copy.
   const size_t end = static_cast<size_t>(height - 1) * src_stride + row_bytes;
   const size_t left = static_cast<size_t>(box.x0) * 3;
   const size_t needed = static_cast<size_t>(box.width()) * 3;
@@ -235,7 +236,7 @@ ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t damage)
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(damage >= TS_IMAGE_DAMAGE_REFUSE && damage <= TS_IMAGE_DAMAGE_PARTIAL,
-                "damage is none of TS_IMAGE_DAMAGE_");
+                "damage is not one of TS_IMAGE_DAMAGE_");
     decoder->damage = damage;
   });
 }

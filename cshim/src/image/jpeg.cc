@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 #include <string>
-// After jpeglib.h, which it needs.
+// jerror.h needs jpeglib.h before it.
 #include <jerror.h>
 
 #include "base/error.h"
@@ -21,9 +21,9 @@
 
 namespace ts::image {
 
-// libjpeg reports errors by a function that must not return. It must not throw either (C frames are
-// between), so it jumps, and only across frames of libjpeg and of the functions below that are
-// marked "confined": those own nothing.
+// libjpeg reports an error through a function that must neither return nor throw across libjpeg's C
+// frames, so that function jumps. The jump crosses only frames of libjpeg and of the functions
+// marked "confined" below, which own nothing.
 struct JpegState {
   jpeg_decompress_struct codec;
   jpeg_error_mgr errors;
@@ -31,33 +31,33 @@ struct JpegState {
   std::jmp_buf jump;
   int32_t failure;  // a TS_ERROR_ code
   char text[JMSG_LENGTH_MAX];
-  int skipped;   // columns between the first decoded one and the first wanted one
-  int unwanted;  // rows that are still to be decoded above the first wanted one
+  int skipped;   // columns from the first decoded column to the first wanted column
+  int unwanted;  // rows above the first wanted row that are still to be decoded
   EntropyDecoder entropy;
   bool own;                                      // this image's coefficients come from `entropy`
   bool tolerant;                                 // warnings are no failures
   bool ended;                                    // libjpeg asked for bytes behind the file's end
-  bool cut;                                      // and it missed them
-  void* (*allocate)(j_common_ptr, int, size_t);  // libjpeg's own
+  bool cut;                                      // libjpeg missed those bytes
+  void* (*allocate)(j_common_ptr, int, size_t);  // libjpeg's own allocator
 };
 
 namespace {
 
 constexpr int kRowsAtOnce = 16;
-constexpr int kNarrowest = 32;
-// Far above what encoders write (about 10). Scans are what makes a small progressive file slow to
-// decode.
-constexpr int kMostScans = 100;
-// JpegState::failure when our own entropy decoder met something unusual.
+constexpr int kMinWidth = 32;
+// Far above the number that encoders write (about 10). A small progressive file with many scans is
+// slow to decode.
+constexpr int kMaxScans = 100;
+// The value of JpegState::failure after our own entropy decoder has given up.
 constexpr int32_t kGaveUp = -1;
 
-// MULDIV255 of Pillow: a * b / 255, rounded.
+// Computes a * b / 255, rounded, like Pillow's MULDIV255.
 inline uint8_t scale255(int a, int b) {
   const int product = a * b + 128;
   return static_cast<uint8_t>(((product >> 8) + product) >> 8);
 }
 
-// In place, as Pillow does it: CMYK in JPEG is inverted ("Adobe"), so 255 is no ink.
+// Converts a row in place, like Pillow. CMYK in JPEG is inverted ("Adobe"): 255 is no ink.
 void cmyk_to_rgb(uint8_t* row, size_t pixels) {
   const uint8_t* in = row;
   for (size_t i = 0; i < pixels; ++i, in += 4, row += 3) {
@@ -97,17 +97,18 @@ int32_t failure_code(int message) {
   std::longjmp(state->jump, 1);
 }
 
-// Level -1 is a warning: libjpeg goes on with made-up pixels. They are not what the photographer
-// saw, so it is a failure unless the caller tolerates damage. Other levels are traces.
+// Level -1 is a warning: libjpeg continues with invented pixels. A warning is a failure unless the
+// caller tolerates damage. Other levels are traces.
 void message(j_common_ptr codec, int level) {
   if (level >= 0) return;
   auto* state = static_cast<JpegState*>(codec->client_data);
   if (!state->tolerant) fail(codec);
-  // The scan needed bits and met a marker: the one that stands for the file's end, perhaps.
+  // The scan needed bits and met a marker. If the file has ended, the marker is the one that
+  // fill_behind_end supplied.
   if (codec->err->msg_code == JWRN_HIT_MARKER && state->ended) state->cut = true;
 }
 
-// Stands for an end marker behind the file's end, as in libjpeg's own memory source.
+// Supplies an end marker behind the file's end, like libjpeg's own memory source.
 boolean fill_behind_end(j_decompress_ptr codec) {
   static const JOCTET kEnd[] = {0xFF, JPEG_EOI};
   auto* state = static_cast<JpegState*>(codec->client_data);
@@ -118,7 +119,7 @@ boolean fill_behind_end(j_decompress_ptr codec) {
   return TRUE;
 }
 
-// A restart marker was due. Behind the file's end there is none.
+// Handles a restart marker that is missing or wrong. Behind the file's end there is none.
 boolean resync(j_decompress_ptr codec, int desired) {
   auto* state = static_cast<JpegState*>(codec->client_data);
   if (state->ended) state->cut = true;
@@ -130,16 +131,16 @@ boolean resync(j_decompress_ptr codec, int desired) {
 void silent(j_common_ptr) {}
 
 void progress(j_common_ptr codec) {
-  if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMostScans) return;
+  if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number <= kMaxScans) return;
   auto* state = static_cast<JpegState*>(codec->client_data);
-  std::snprintf(state->text, sizeof state->text, "more than %d scans", kMostScans);
+  std::snprintf(state->text, sizeof state->text, "more than %d scans", kMaxScans);
   state->failure = TS_ERROR_UNSUPPORTED;
   std::longjmp(state->jump, 1);
 }
 
-// libjpeg keeps tables for the images that follow, where they take the place of missing ones: what
-// a damaged file decodes to would depend on the file before. They belong to their image here, in
-// memory too.
+// libjpeg keeps tables for later images, where they replace missing tables, so the pixels of a
+// damaged file would depend on the file before. Here tables belong to their image, and so does
+// their memory.
 void* allocate(j_common_ptr codec, int pool, size_t bytes) {
   auto* state = static_cast<JpegState*>(codec->client_data);
   return state->allocate(codec, pool == JPOOL_PERMANENT ? JPOOL_IMAGE : pool, bytes);
@@ -152,8 +153,8 @@ bool create(JpegState* state) {  // confined
   return true;
 }
 
-// Whether some coefficients of a progressive image are not known to the last bit: libjpeg then
-// estimates them from the neighbouring blocks.
+// Reports whether the last bits of some coefficients of a progressive image are missing. libjpeg
+// then estimates those coefficients from the neighbouring blocks.
 bool smooths(const jpeg_decompress_struct* codec) {
   if (codec->coef_bits == nullptr) return false;
   for (int c = 0; c < codec->num_components; ++c) {
@@ -164,9 +165,9 @@ bool smooths(const jpeg_decompress_struct* codec) {
   return false;
 }
 
-// libjpeg's entropy decoder, as its jpegint.h has it since version 6b: an image's own copy, in
-// which ours takes the place of decode_mcu. That the library is laid out so is checked at
-// configuration (TS_JPEG_SEAM) and, with the library that is really linked, by every new decoder
+// The layout of libjpeg's entropy decoder in jpegint.h, which has not changed since version 6b.
+// Each image has its own copy, in which our function replaces decode_mcu. The configuration checks
+// the layout (TS_JPEG_SEAM). Every new decoder checks it again with the library that is linked
 // (works).
 struct EntropyModule {
   void (*start_pass)(j_decompress_ptr);
@@ -175,14 +176,15 @@ struct EntropyModule {
 };
 
 boolean decode_mcu(j_decompress_ptr codec, JBLOCKROW* blocks) {
-  static_assert(sizeof(JBLOCK) == sizeof(int16_t[64]), "coefficients are of 16 bits");
+  static_assert(sizeof(JBLOCK) == sizeof(int16_t[64]), "coefficients have 16 bits");
   auto* state = static_cast<JpegState*>(codec->client_data);
   if (state->entropy.next(blocks)) return TRUE;
   state->failure = kGaveUp;
   std::longjmp(state->jump, 1);
 }
 
-// Up to the first bit of the scan, and through everything if there are several. box: may be NULL.
+// Reads up to the first bit of the scan, or through all scans if there are several. box may be
+// NULL.
 bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
   if (setjmp(state->jump) != 0) return false;
@@ -197,9 +199,10 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
     state->failure = TS_ERROR_DECODE;
     return false;
   }
-  // Memory for the coefficients of a progressive image is taken before they are read, so a short
-  // file could ask for a lot. Every block of the finest component costs at least one bit, unless
-  // arithmetic coding is used. What libjpeg makes up for a damaged single scan takes no memory.
+  // libjpeg allocates the coefficients of a progressive image before it reads them, so a short file
+  // could demand much memory. Every block of the finest component takes at least one bit, unless
+  // arithmetic coding is used. The pixels that libjpeg invents for a damaged single scan take no
+  // memory.
   size_t blocks = 0;
   for (int i = 0; i < codec->num_components; ++i) {
     const jpeg_component_info* component = &codec->comp_info[i];
@@ -225,25 +228,25 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   return true;
 }
 
-// Up to the first row of the box.
+// Advances to the first row of the box, or leaves state->unwanted rows above it to be decoded.
 bool start(JpegState* state, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
   if (setjmp(state->jump) != 0) return false;
-  // Smoothing of coefficients that were never sent looks at blocks beside and above, which a crop
-  // leaves out: then everything is decoded.
+  // A tolerant decode needs the verdict on all rows. Smoothing of missing coefficients reads blocks
+  // beside and above, which a crop leaves out. In both cases the whole image is decoded.
   if (state->tolerant || smooths(codec)) {
     state->skipped = box->x0;
     state->unwanted = box->y0;
     return true;
   }
 
-  // Chroma is interpolated between neighbours, and libjpeg takes a cropped edge for the image's:
-  // two pixels more make the edge wrong outside the box only. Very narrow components are not
-  // interpolated at all, so no crop is narrow.
+  // libjpeg interpolates chroma between neighbours, and treats a crop's edge as the image's edge. A
+  // margin of two pixels keeps the wrong edge outside of the box. libjpeg does not interpolate very
+  // narrow components at all, so a crop has a minimum width.
   const auto width = static_cast<int>(codec->output_width);
   const int margin = codec->max_h_samp_factor > 1 ? 2 : 0;
-  const int right = std::min(width, std::max(box->x1 + margin, box->x0 + kNarrowest));
-  int left = std::max(0, std::min(box->x0 - margin, right - kNarrowest));
+  const int right = std::min(width, std::max(box->x1 + margin, box->x0 + kMinWidth));
+  int left = std::max(0, std::min(box->x0 - margin, right - kMinWidth));
   if (left > 0 || right < width) {
     auto first = static_cast<JDIMENSION>(left);
     auto columns = static_cast<JDIMENSION>(right - left);
@@ -264,7 +267,7 @@ bool start(JpegState* state, const Box* box) {  // confined
   return true;
 }
 
-// The next rows into the band.
+// Reads the next rows into the band.
 bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confined
   JSAMPROW pointers[kRowsAtOnce];
   if (setjmp(state->jump) != 0) return false;
@@ -282,14 +285,14 @@ bool read(JpegState* state, uint8_t* band, size_t stride, int rows) {  // confin
   return true;
 }
 
-// Through what follows the last row, up to the end marker.
+// Reads from behind the last row to the end marker.
 bool finish(JpegState* state) {  // confined
   if (setjmp(state->jump) != 0) return false;
   jpeg_finish_decompress(&state->codec);
   return true;
 }
 
-// Frees what belongs to the image and keeps the rest for the next. Cannot fail.
+// Frees the image's memory and keeps the codec for the next image. Cannot fail.
 void end(JpegState* state) {
   jpeg_decompress_struct* codec = &state->codec;
   codec->mem->alloc_small = state->allocate;
@@ -299,7 +302,7 @@ void end(JpegState* state) {
   for (auto& table : codec->ac_huff_tbl_ptrs) table = nullptr;
 }
 
-// Also after a failure: an unfinished image must not be left in the codec.
+// Ends the image, even after a failure, because the codec must not keep an unfinished image.
 struct End {
   JpegState* state;
   ~End() {
@@ -333,10 +336,10 @@ JpegDecoder::JpegDecoder(int64_t max_pixels) : state_(std::make_unique<JpegState
 
 JpegDecoder::~JpegDecoder() { jpeg_destroy_decompress(&state_->codec); }
 
-// A grey image of two blocks, dark and light, decoded through the seam.
+// Decodes a grey image of two blocks, dark and light, through the seam, and checks its pixels.
 bool JpegDecoder::works() {
 #if TS_JPEG_SEAM
-  // No Huffman tables: libjpeg-turbo supplies the standard's.
+  // The file has no Huffman tables, so libjpeg-turbo supplies the standard's.
   uint8_t file[] = {0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0,
                     // 64 quantisers of 1 go here
                     8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8,
@@ -375,7 +378,8 @@ bool JpegDecoder::attach(const uint8_t* data, size_t bytes) {
   return state->own;
 }
 
-// Decodes as start and attach have set it up. False: our entropy decoder gave up.
+// Decodes the box of the image that open_image and attach have prepared. Returns false if our
+// entropy decoder gave up.
 bool JpegDecoder::rows(const Box& box, Resizer* sink) {
   JpegState* state = state_.get();
   const auto check = [&](bool ok) {
@@ -402,7 +406,7 @@ bool JpegDecoder::rows(const Box& box, Resizer* sink) {
     }
     sink->push(band_.data() + static_cast<size_t>(state->skipped) * 3, stride, rows);
   }
-  if (state->tolerant) {  // to the end, where damage may be that refuses the image
+  if (state->tolerant) {  // decodes to the end, because damage there may refuse the image
     for (auto left = static_cast<int>(codec.output_height) - box.y1; left > 0;) {
       const int rows = std::min(kRowsAtOnce, left);
       check(read(state, band_.data(), stride, rows));
@@ -414,8 +418,8 @@ bool JpegDecoder::rows(const Box& box, Resizer* sink) {
 
 namespace {
 
-// Stands for "the entries of this blob were compared with this file's scan", for as long as the
-// process lives: nobody outside can make one.
+// Returns a proof that the entries of this blob were compared with this file's scan. It is valid as
+// long as the process lives, and cannot be forged without the secret.
 uint64_t prove(const uint8_t* data, size_t bytes, const uint8_t* blob, size_t blob_bytes) {
   static const uint64_t secret = [] {
     std::random_device device;
@@ -438,7 +442,7 @@ Trust judge(const EntriesIn& in, const uint8_t* data, size_t bytes, Entries* ent
 
 }  // namespace
 
-// What is to be made, if it can be.
+// Prepares the recording of entries, if the file can have them.
 void JpegDecoder::record(size_t bytes, const EntriesOut* out) {
   spacing_ = 0;
   if (out == nullptr) return;
@@ -451,15 +455,15 @@ void JpegDecoder::pack(const uint8_t* data, size_t bytes, EntriesOut* out) {
   std::vector<EntryPoint>& points = state_->entropy.recorded();
   EntriesOf of = {xxh64(data, bytes, 0), bytes, scan_begin_, mcus_, spacing_};
   size_t size = pack_entries(of, points, out->buffer, out->capacity);
-  // Where entries are larger than usual, every second one goes.
-  while (out->spacing == 0 && size > bytes * kMostPermille / 1000 && points.size() > 1) {
+  // Removes every second entry as long as the blob is over the maximum.
+  while (out->spacing == 0 && size > bytes * kMaxPermille / 1000 && points.size() > 1) {
     size_t kept = 0;
     for (size_t i = 0; i < points.size(); i += 2) points[kept++] = points[i];
     points.resize(kept);
     of.spacing *= 2;
     size = pack_entries(of, points, out->buffer, out->capacity);
   }
-  if (size == 0 || (out->spacing == 0 && size > bytes * kMostPermille / 1000)) return;
+  if (size == 0 || (out->spacing == 0 && size > bytes * kMaxPermille / 1000)) return;
   out->written = size;
   if (size > out->capacity) return;
   out->proof = prove(data, bytes, out->buffer, size);
@@ -484,8 +488,9 @@ void JpegDecoder::open_image(const uint8_t* data, size_t bytes, const Box& box) 
   throw Failure(state->failure, std::string("JPEG: ") + state->text);
 }
 
-// Reads the rows with our entropy decoder, which the entries help as far as they are trusted.
-// False: it gave up, because the file is damaged or strange, or because the entries are wrong.
+// Reads the rows with our entropy decoder, which uses the entries as far as they are trusted.
+// Returns false if the decoder gave up, because the file is damaged or unusual, or the entries are
+// wrong.
 bool JpegDecoder::decode_own(size_t bytes, const Box& box, Resizer* sink, Trust trust,
                              const Entries& entries, const EntriesOut* out) {
   EntropyDecoder& entropy = state_->entropy;
@@ -495,8 +500,8 @@ bool JpegDecoder::decode_own(size_t bytes, const Box& box, Resizer* sink, Trust 
   return rows(box, sink);
 }
 
-// Does what is left to do with the entries after a decode of our own: makes them, proves them, or
-// counts their use.
+// Finishes with the entries after a decode of our own: packs them, proves them, or counts their
+// use.
 void JpegDecoder::settle(const uint8_t* data, size_t bytes, Trust trust, const EntriesIn* in,
                          EntriesOut* out) {
   switch (trust) {
@@ -523,7 +528,7 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   counted_ = false;
   Entries entries;
   Trust trust = in == nullptr ? Trust::kNone : judge(*in, data, bytes, &entries);
-  // A file that entries were made of has passed the check.
+  // A file from which entries were made has passed the check.
   if (trust != Trust::kJump) jpeg_check(data, bytes);
   open_image(data, bytes, box);
   const bool own = attach(data, bytes);
@@ -540,7 +545,7 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
       settle(data, bytes, trust, in, out);
       return;
     }
-    // From the start again, without entries and by libjpeg-turbo, whose verdict stands.
+    // Starts again without entries, with libjpeg-turbo, whose verdict is final.
     ++stats_.gave_up;
     if (trust != Trust::kNone) ++stats_.entries_refused;
     if (trust == Trust::kJump) jpeg_check(data, bytes);
@@ -556,12 +561,13 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
 
 namespace {
 
-// Whether the file's end is missing together with pixels, after a whole decode.
+// Reports, after a whole decode, whether the file's end is missing together with pixels.
 bool cut_off(const JpegState& state) {
   if (!state.ended) return false;
   const jpeg_decompress_struct& codec = state.codec;
-  // A single scan misses pixels only if it missed bits. Of several, some may be missing whole:
-  // progressive ones say so.
+  // A single scan lacks pixels only if it lacked bits. Of several scans, whole ones may be missing,
+  // which only a progressive image shows: its coefficients lack bits. Any other image counts as cut
+  // off.
   return state.cut || (jpeg_has_multiple_scans(const_cast<j_decompress_ptr>(&codec)) != 0 &&
                        (!codec.progressive_mode || smooths(&codec)));
 }
@@ -584,8 +590,8 @@ void JpegDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& b
     throw Failure(TS_ERROR_DECODE, "truncated JPEG: the image data ends early, after " +
                                        std::to_string(bytes) + " bytes");
   }
-  // A marker that libjpeg does not know ends a scan, and the rows after it are grey: only here it
-  // says so.
+  // A marker that libjpeg does not know ends a scan, and the rows after it are grey. libjpeg
+  // reports that marker only here.
   if (!finish(state)) throw Failure(state->failure, std::string("JPEG: ") + state->text);
 }
 

@@ -1,4 +1,5 @@
-// JPEG by libjpeg-turbo: the same pixels as Pillow and torchvision, but only those that are needed.
+// Decodes JPEG with libjpeg-turbo to the pixels of Pillow and torchvision, and only as many as are
+// needed.
 #pragma once
 
 #include <cstddef>
@@ -15,45 +16,45 @@ namespace ts::image {
 
 bool is_jpeg(const uint8_t* data, size_t bytes);
 
-// Reads the segments up to the frame header, past the damage that libjpeg skips with a warning.
-// Throws Failure: DECODE or UNSUPPORTED.
+// Reads the segments up to the frame header, and skips the damage that libjpeg skips with a
+// warning. Throws Failure: DECODE or UNSUPPORTED.
 ts_image_info jpeg_header(const uint8_t* data, size_t bytes);
 
-// Walks over the whole file without decoding it and throws Failure (DECODE) unless its segments,
-// restart markers and end marker are as they should be: so the damage found does not depend on the
-// part of the image that is decoded. Bytes after the end marker are ignored. About 0.01 ms for 100
-// KB.
+// Checks the whole file without decoding it, so that the damage found does not depend on the part
+// of the image that is decoded. Throws Failure (DECODE) unless its segments, restart markers and
+// end marker are correct. Ignores bytes after the end marker. Takes about 0.01 ms for 100 KB.
 void jpeg_check(const uint8_t* data, size_t bytes);
 
-struct JpegState;  // libjpeg's
+struct JpegState;  // libjpeg's state of one image
 
-// How many images went which way.
+// Counts images by the way they were decoded.
 struct JpegStats {
-  int64_t own = 0;               // Huffman decoding of our own
-  int64_t libjpeg = 0;           // all of libjpeg-turbo: unusual files, and those of gave_up
-  int64_t gave_up = 0;           // ours met damage, or what no header had announced
-  int64_t entries_used = 0;      // of own: entries were jumped to
+  int64_t own = 0;               // by our own Huffman decoder
+  int64_t libjpeg = 0;           // by libjpeg-turbo alone: unusual files, and those of gave_up
+  int64_t gave_up = 0;           // our decoder met damage, or an anomaly that no header shows
+  int64_t entries_used = 0;      // of own: decoding jumped to entries
   int64_t entries_verified = 0;  // of own: all entries were compared with the scan
-  int64_t entries_refused = 0;   // entries were given, and were not this file's or not right
+  int64_t entries_refused = 0;   // the given entries were another file's, or wrong
   int64_t entries_made = 0;
 };
 
-// Entries to decode by.
+// The entries to decode with.
 struct EntriesIn {
   const uint8_t* blob;
   size_t bytes;
-  // The proof of "verified in this process". With 0 every entry is compared with the scan, and the
-  // proof is set if all are right; any other value must fit. NULL: the blob's digests are enough.
+  // The proof that the entries were verified in this process. If *proof is 0, every entry is
+  // compared with the scan, and *proof is set if all are right. Any other value must be the proof
+  // of this file and blob. With NULL the blob's digests are proof enough.
   uint64_t* proof;
 };
 
-// Entries to make.
+// The entries to make.
 struct EntriesOut {
-  uint32_t spacing;  // 0: chosen
+  uint32_t spacing;  // 0: the decoder chooses
   uint8_t* buffer;
   size_t capacity;
-  size_t written = 0;  // over the capacity: what it takes; 0: there are none for this file
-  uint64_t proof = 0;  // as of EntriesIn
+  size_t written = 0;  // over the capacity: the size needed; 0: the file gets no entries
+  uint64_t proof = 0;  // as in EntriesIn
 };
 
 class JpegDecoder {
@@ -63,30 +64,31 @@ class JpegDecoder {
   JpegDecoder(const JpegDecoder&) = delete;
   JpegDecoder& operator=(const JpegDecoder&) = delete;
 
-  // Decodes the box, which is inside the image, and pushes its rows to the sink; in: may be NULL;
-  // out: may be NULL; ignored if `in` is used. Throws Failure.
+  // Decodes the box, which must be inside the image, and pushes its rows to the sink. `in` and
+  // `out` may be NULL. `out` is ignored if `in` is used. Throws Failure.
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink,
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr);
 
-  // Decodes an image that decode has refused as damaged, with libjpeg-turbo alone and whatever it
-  // repairs with a warning. It decodes the whole image, so that neither the verdict nor a pixel
-  // depends on the box. partial: rows that the file does not have are grey, too; otherwise an image
-  // that is cut off fails. Throws Failure.
+  // Decodes an image that decode has refused as damaged, with libjpeg-turbo alone, and accepts all
+  // damage that libjpeg-turbo repairs with a warning. Decodes the whole image, so that neither the
+  // verdict nor a pixel depends on the box. With partial, rows that the file lacks are grey.
+  // Without it, an image that is cut off fails. Throws Failure.
   void decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
                       Resizer* sink);
 
-  // Makes entries alone. Throws Failure if libjpeg-turbo cannot even begin with the file.
+  // Makes entries without decoding pixels. Throws Failure if jpeg_check refuses the file, or
+  // libjpeg-turbo cannot start to decode it.
   void make_entries(const uint8_t* data, size_t bytes, EntriesOut* out);
 
-  // Whether our own entropy decoder is used where it can be. It is, unless the linked libjpeg has
-  // not the layout that it was written for.
+  // Reports whether our own entropy decoder is used for the images that it can decode. It is not
+  // used if the linked libjpeg has another layout than the one that it was written for.
   bool own() const { return own_; }
   void set_own(bool own) { own_ = own && works(); }
 
   const JpegStats& stats() const { return stats_; }
 
-  // What entries are good for: nothing, comparing with the file, or jumping over what is not
-  // needed.
+  // The use that entries are trusted for: none, comparison with the scan, or jumps over MCUs that
+  // are not needed.
   enum class Trust { kNone, kVerify, kJump };
 
  private:
@@ -102,12 +104,12 @@ class JpegDecoder {
 
   std::unique_ptr<JpegState> state_;
   std::vector<uint8_t> band_;  // the rows of one push
-  HuffmanCode codes_[2][4];    // of the image, as the file has them
+  HuffmanCode codes_[2][4];    // the image's, as the file has them
   bool own_ = false;
   size_t scan_begin_ = 0;
   uint64_t mcus_ = 0;
-  uint32_t spacing_ = 0;  // of what is recorded; 0: nothing
-  bool counted_ = false;  // the last decode is in stats_
+  uint32_t spacing_ = 0;  // of the entries that are recorded; 0: none are
+  bool counted_ = false;  // stats_ has counted the last decode
   JpegStats stats_;
 };
 

@@ -15,23 +15,24 @@
 namespace ts::image {
 namespace {
 
-// Look-up widths. Wider tables hold more symbols an entry, but take longer to build (once an image
-// as a rule) and fall out of the first-level cache.
+// The widths of the look-ups, in bits. A wider table holds more symbols an entry, but takes longer
+// to build (usually once an image) and falls out of the first-level cache.
 constexpr int kDcBits = 10;
 constexpr int kAcBits = 11;
-// AC look-ups between two refills: what is left of 56 bits after a DC difference found by look-up.
+// The number of AC look-ups between two refills. They fit in the rest of 56 bits after a DC
+// difference found by look-up.
 constexpr int kLookups = 4;
 static_assert(kDcBits + kLookups * kAcBits <= 56);
 
-// A code of 16 bits and a value of 15, twice over for good measure, in each of 64 places.
-constexpr size_t kMostBlockBytes = 64 * 4;
-constexpr size_t kLoad = 16;  // read beyond a block's last bit
+// Each of 64 coefficients takes at most a code of 16 bits and a value of 15 bits.
+constexpr size_t kMaxBlockBytes = 64 * 4;
+constexpr size_t kLoad = 16;  // bytes that may be read behind a block's last bit
 constexpr size_t kWindow = size_t{32} << 10;
-constexpr size_t kTablesKept = 6;  // of a kind
+constexpr size_t kTablesKept = 6;  // of each kind
 
-// Natural order of the zigzag positions. A look-up may run past the block's end by two runs: those
-// go to the last place, which is written again or never used. The same again for the sums that
-// AcTable's flags are part of.
+// The natural order of the zigzag positions. A look-up may run past the block's end by two runs.
+// Their coefficients go to the last place, which is written again or never used. The order repeats
+// for the sums that include AcTable's flags.
 constexpr int kZigzagSize = 256;
 constexpr uint32_t kFlagged = 64 + 32;
 constexpr uint32_t kFlaggedSlow = 2 * kFlagged;
@@ -54,7 +55,7 @@ TS_INLINE uint64_t load_big_endian(const uint8_t* from) {
   return __builtin_bswap64(word);
 }
 
-// How many of them are 0xFF.
+// Counts the bytes 0xFF.
 size_t count_ff(const uint8_t* from, size_t bytes) {
   size_t count = 0;
 #if defined(__x86_64__)
@@ -73,18 +74,18 @@ size_t count_ff(const uint8_t* from, size_t bytes) {
   return count;
 }
 
-// The value that `size` (1 to 15) bits stand for: half of the codes are negative.
+// Returns the value that `size` (1 to 15) bits encode: half of the codes are negative.
 TS_INLINE int32_t extend(int32_t bits, int32_t size) {
   return bits < 1 << (size - 1) ? bits + 1 - (1 << size) : bits;
 }
 
-// The codes by length, for what the look-ups do not hold.
+// Finds a code by its length, for the symbols that the look-up tables do not hold.
 struct LongCodes {
-  uint32_t limit[17];  // the first 16-bit prefix that is no code of this length or a shorter one
-  int32_t offset[17];  // of a code of this length: its symbol's index less the code
+  uint32_t limit[17];  // the first 16-bit prefix without a code of this length or shorter
+  int32_t offset[17];  // for a code of this length: its symbol's index minus the code
   HuffmanCode code;
 
-  // False: not a prefix code, or one of all ones, which no code may be.
+  // Returns false if this is no prefix code, or has a code of all ones, which the standard forbids.
   bool build(const HuffmanCode& from) {
     code = from;
     uint32_t next = 0;
@@ -100,7 +101,7 @@ struct LongCodes {
     return true;
   }
 
-  // Calls with every code of up to `bits` bits: code, length, symbol.
+  // Calls use(code, length, symbol) for every code of up to `bits` bits.
   template <typename Use>
   void each(int bits, Use&& use) const {
     uint32_t next = 0;
@@ -111,7 +112,8 @@ struct LongCodes {
     }
   }
 
-  // The length (0: none) of the code that 16 bits begin with, if it is longer than `shortest`.
+  // Returns the length of the code at the start of the 16 bits `prefix`, or 0 if there is no code
+  // longer than `shortest`.
   int find(uint32_t prefix, int shortest, int* symbol) const {
     for (int length = shortest + 1; length <= 16; ++length) {
       if (prefix < limit[length]) {
@@ -123,15 +125,15 @@ struct LongCodes {
   }
 };
 
-// Fields of DC entries.
-constexpr uint32_t kLengthMask = 63;  // bits 0 to 5: what the entry uses up
-constexpr uint32_t kSlow = 1 << 7;    // does not fit: bits 8 to 12 are the code's length (0: longer
+// The fields of a DC entry.
+constexpr uint32_t kLengthMask = 63;  // bits 0 to 5: the bits that the entry uses
+constexpr uint32_t kSlow = 1 << 7;    // no fit: bits 8 to 12 are the code's length (0: longer
                                       // than the look-up), 16 to 23 its symbol
 
 }  // namespace
 
 struct DcTable {
-  uint32_t entry[1 << kDcBits];  // otherwise: bits 16 to 31 the difference
+  uint32_t entry[1 << kDcBits];  // without kSlow, bits 16 to 31 are the difference
   LongCodes codes;
   uint64_t used;
 
@@ -163,22 +165,23 @@ struct DcTable {
   }
 };
 
-// An entry holds one symbol or two: a coefficient after `run` zeros, and a second one at the last
-// of the `places` of the block that both take. A run of 16 zeros is a run of 15 and a coefficient
-// 0; an end of block alone is a coefficient 0, and without a second coefficient the first stands
-// for it: what is stored then is right whatever there is. Each field is read from memory by itself:
-// that is fewer instructions than taking an entry apart.
+// Holds one or two symbols: a coefficient after `run` zeros, and a second coefficient at the last
+// of the `places` that both take in the block. A run of 16 zeros is a run of 15 and a coefficient
+// 0. An end of block alone is a coefficient 0. Without a second coefficient, `second` repeats the
+// first, so that storing both is always right. Each field is read from memory by itself, which
+// takes fewer instructions than taking a loaded entry apart.
 struct AcEntry {
-  uint8_t length;  // bits that the entry uses up
+  uint8_t length;  // bits that the entry uses
   uint8_t run;
-  uint8_t places;  // kFlagged is added if the block ends: one comparison finds what is special
+  uint8_t places;  // plus kFlagged if the block ends, so that one comparison finds special cases
   uint8_t first_length;  // of the first symbol
   int16_t first, second;
 };
 
 struct AcTable {
-  // What does not fit: `places` is kFlaggedSlow + 1, `length` the code's (0: longer than the
-  // look-up), first_length its symbol, and zeros are stored where zeros are.
+  // For a symbol that does not fit, `places` is kFlaggedSlow + 1, `length` is the code's length (0:
+  // longer than the look-up), and first_length is the symbol. Its coefficients are zeros, stored
+  // over zeros.
   AcEntry entry[1 << kAcBits];
   LongCodes codes;
   uint64_t used;
@@ -187,7 +190,7 @@ struct AcTable {
     return {static_cast<uint8_t>(length), 0, kFlaggedSlow + 1, static_cast<uint8_t>(symbol), 0, 0};
   }
 
-  // One coefficient after `run` zeros.
+  // Returns the entry of one coefficient after `run` zeros.
   static AcEntry one(int length, int run, int32_t value) {
     const auto coefficient = static_cast<int16_t>(value);
     return {static_cast<uint8_t>(length),
@@ -220,8 +223,9 @@ struct AcTable {
         }
       }
     });
-    // The second symbols. The entry that is looked up for one may hold two itself by now: what it
-    // says of its first has not changed, and an end of block alone is told by its length.
+    // Adds the second symbols. The entry looked up for a second symbol may itself hold two by now,
+    // but the fields of its first symbol have not changed, and an end of block alone is known by
+    // its length.
     for (uint32_t i = 0; i < 1u << kAcBits; ++i) {
       AcEntry& one = entry[i];
       if (one.places >= kFlagged) continue;
@@ -251,8 +255,8 @@ bool same(const HuffmanCode& a, const HuffmanCode& b) {
   return symbols <= 256 && std::memcmp(a.symbols, b.symbols, symbols) == 0;
 }
 
-// The table of the code: one that is kept, or built in the place of the one that was not used for
-// the longest time. NULL: the code is not possible.
+// Returns the code's table: one that is kept, or a new one in the place of the least recently used.
+// Returns NULL if the code is impossible.
 template <typename Table>
 const Table* find_table(std::vector<std::unique_ptr<Table>>* kept, const HuffmanCode& code,
                         uint64_t now) {
@@ -281,12 +285,12 @@ const Table* find_table(std::vector<std::unique_ptr<Table>>* kept, const Huffman
 
 bool EntropyDecoder::start(const Scan& scan) {
   scan_ = scan;
-  if (scan.components < 1 || scan.components > kMostComponents || scan.blocks < 1 ||
-      scan.blocks > kMostBlocks || scan.begin > scan.end || scan.mcus_per_row == 0 ||
+  if (scan.components < 1 || scan.components > kMaxComponents || scan.blocks < 1 ||
+      scan.blocks > kMaxBlocks || scan.begin > scan.end || scan.mcus_per_row == 0 ||
       scan.mcu_rows == 0) {
     return false;
   }
-  // Four of a kind at most, so that none of this image's is thrown out for another of it.
+  // An image has at most four tables of a kind, so none of them replaces another of the same image.
   const DcTable* dc[4] = {};
   const AcTable* ac[4] = {};
   ++clock_;
@@ -301,9 +305,9 @@ bool EntropyDecoder::start(const Scan& scan) {
     ac_[i] = ac[a];
   }
   if (!window_) {
-    window_ = std::make_unique<uint8_t[]>(kWindow + kMostBlocks * kMostBlockBytes + 2 * kLoad);
+    window_ = std::make_unique<uint8_t[]>(kWindow + kMaxBlocks * kMaxBlockBytes + 2 * kLoad);
   }
-  reserve_ = static_cast<size_t>(scan.blocks) * kMostBlockBytes;
+  reserve_ = static_cast<size_t>(scan.blocks) * kMaxBlockBytes;
   mcus_ = uint64_t{scan.mcus_per_row} * scan.mcu_rows;
   called_ = 0;
   column_ = 0;
@@ -368,8 +372,8 @@ bool EntropyDecoder::advance(uint64_t mcu) {
   return true;
 }
 
-// To the first wanted MCU of a row, by the nearest entry before it unless that is behind. Nothing
-// is loaded beyond the entry that follows the row's last wanted MCU.
+// Moves to the first wanted MCU of a row, by the nearest entry before it unless decoding is already
+// past that entry. Loads nothing beyond the entry that follows the row's last wanted MCU.
 bool EntropyDecoder::begin_row(uint64_t mcu) {
   const uint32_t column = static_cast<uint32_t>(mcu % scan_.mcus_per_row);
   const uint64_t end = mcu + (last_column_ - column) + 1;
@@ -381,7 +385,7 @@ bool EntropyDecoder::begin_row(uint64_t mcu) {
   }
   const uint64_t before = mcu / spacing_;
   const uint64_t from = before * spacing_;
-  if (at_ < from || at_ > mcu) {  // nowhere yet, too
+  if (at_ < from || at_ > mcu) {  // also from kNowhere
     limit_ = limit;
     seek(entries_->at(static_cast<uint32_t>(before)), from);
   } else if (limit > limit_) {
@@ -393,7 +397,7 @@ bool EntropyDecoder::begin_row(uint64_t mcu) {
 
 void EntropyDecoder::seek(const EntryPoint& entry, uint64_t mcu) {
   at_ = mcu;
-  for (int c = 0; c < kMostComponents; ++c) predictor_[c] = entry.dc[c];
+  for (int c = 0; c < kMaxComponents; ++c) predictor_[c] = entry.dc[c];
   if (scan_.restart_interval != 0) {
     restarts_to_go_ = scan_.restart_interval - static_cast<uint32_t>(mcu % scan_.restart_interval);
     next_restart_ = static_cast<int32_t>(mcu / scan_.restart_interval & 7);
@@ -424,8 +428,8 @@ uint64_t EntropyDecoder::position() {
   return static_cast<uint64_t>(counted_file_ - scan_.begin) * 8 + (used & 7);
 }
 
-// Moves what is left to the window's front and loads behind it, up to a marker or the limit. The
-// bit buffer may hold zeros from behind the old end, so it is filled anew.
+// Moves the unused bytes to the window's front and loads more behind them, up to a marker or the
+// limit. Refills the bit buffer, because it may hold zeros from behind the old end.
 void EntropyDecoder::refill_window() {
   uint8_t* window = window_.get();
   const uint64_t used = std::min<uint64_t>(bits_used(), uint64_t{filled_} * 8);
@@ -448,7 +452,8 @@ void EntropyDecoder::refill_window() {
     }
     if (to >= kWindow) break;
 #if defined(__x86_64__)
-    // Sixteen bytes at a time, the last of which may lie behind the window's size: there is room.
+    // Copies sixteen bytes at a time. The last ones may go behind kWindow, where the buffer has
+    // room.
     while (limit_ - from >= 16 && to < kWindow) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data + from));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(window + to), bytes);
@@ -475,12 +480,14 @@ void EntropyDecoder::refill_window() {
   filled_ = to;
   if (ended_) std::memset(window + to, 0, reserve_ + kLoad);
 
-  // At the end there may be fewer bits: the zeros behind count as some, and decode() finds out.
+  // At the end there may be fewer bits. The zeros behind them count as bits, and decode() notices
+  // their use.
   const auto skip = static_cast<int32_t>(used & 7);
   bits_ = {window + 7, load_big_endian(window) << skip, 56 - skip};
 }
 
-// Between two intervals: less than a byte of padding, then the marker whose turn it is.
+// Passes from one restart interval to the next: less than a byte of padding, then the expected
+// marker.
 bool EntropyDecoder::restart() {
   if (!marker_) refill_window();
   if (!marker_ || uint64_t{filled_} * 8 - bits_used() >= 8) return false;
@@ -499,12 +506,12 @@ bool EntropyDecoder::restart() {
   return true;
 }
 
-// Called before an MCU that has an entry.
+// Records or compares the entry before the current MCU.
 bool EntropyDecoder::pass_entry() {
   const uint64_t bit = position();
   EntryPoint here = {static_cast<uint32_t>(bit), {}};
   bool fits = bit <= INT32_MAX;
-  for (int c = 0; c < kMostComponents; ++c) {
+  for (int c = 0; c < kMaxComponents; ++c) {
     here.dc[c] = static_cast<int16_t>(predictor_[c]);
     fits = fits && here.dc[c] == predictor_[c];
   }
@@ -513,7 +520,7 @@ bool EntropyDecoder::pass_entry() {
       return false;
   } else if (fits) {
     recorded_.push_back(here);
-  } else {  // no entries, then, but pixels all the same
+  } else {  // the file gets no entries, but its pixels are decoded
     recorded_.clear();
     next_entry_ = UINT64_MAX;
     return true;
@@ -526,7 +533,8 @@ template <bool kStore>
 TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*const* blocks)[64]) {
   const uint8_t* at = self->bits_.at;
   uint64_t bits = self->bits_.buffer;
-  // Its low byte counts, and of what is dropped the low six bits: one instruction each.
+  // Only the low byte of `count` matters, and only the low six bits of a dropped length, so that
+  // refill and drop need no masks.
   auto count = static_cast<uint32_t>(self->bits_.count);
   const auto refill = [&]() __attribute__((always_inline)) {
     bits |= load_big_endian(at) >> (count & 63);
@@ -560,7 +568,7 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
       }
       refill();
     }
-    // Wraps as libjpeg's does; a block of 8-bit samples is far from it.
+    // Wraps like libjpeg's predictor. Blocks of 8-bit samples stay far from the overflow.
     int32_t& predictor = self->predictor_[self->scan_.component[b]];
     predictor =
         static_cast<int32_t>(static_cast<uint32_t>(predictor) + static_cast<uint32_t>(difference));
@@ -571,8 +579,8 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
     while (true) {
 #pragma GCC unroll 4
       for (int i = 0; i < kLookups; ++i) {
-        // The next look-up waits for `word` alone: its address is not to be made by way of the
-        // other fields', which costs a cycle a look-up.
+        // The next look-up waits for `word` alone. The asm keeps the compiler from deriving the
+        // address of `word` from that of the other fields, which costs a cycle a look-up.
         const uint64_t index = bits >> (64 - kAcBits);
         uint64_t word;
         std::memcpy(&word, &ac.entry[index], sizeof word);
@@ -591,7 +599,7 @@ TS_INLINE bool EntropyDecoder::decode_blocks(EntropyDecoder* self, int16_t (*con
           continue;
         }
         if (TS_LIKELY(next < kFlaggedSlow)) {
-          if (k1 == 63) {  // a second symbol is the next block's
+          if (k1 == 63) {  // the second symbol belongs to the next block
             if (kStore) out[63] = entry.first;
             drop(entry.first_length);
           } else {

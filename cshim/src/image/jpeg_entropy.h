@@ -1,8 +1,9 @@
-// Huffman decoding of a baseline JPEG scan, faster than libjpeg's and able to start in the middle.
+// Decodes the Huffman codes of a baseline JPEG scan, faster than libjpeg, and from any entry point.
 //
-// It decodes exactly what libjpeg-turbo decodes, or gives up: on the first thing that is unusual (a
-// bad code, a scan that ends early, a marker out of turn) next() returns false, nothing is promised
-// about the image, and the caller decodes it again by libjpeg-turbo, whose verdict then stands.
+// The decoder returns exactly libjpeg-turbo's coefficients, or gives up. On the first anomaly (a
+// bad code, a scan that ends early, a marker out of turn) next() returns false. The coefficients
+// are then undefined, and the caller decodes the image again with libjpeg-turbo, whose verdict is
+// final.
 #pragma once
 
 #include <cstddef>
@@ -15,24 +16,25 @@
 
 namespace ts::image {
 
-constexpr int kMostBlocks = 10;  // of an MCU, by the standard
+constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
 
-// As in the file: how many codes there are of each length from 1 to 16, and their symbols in order.
+// A code as the file states it: the number of codes of each length from 1 to 16, and their symbols
+// in order.
 struct HuffmanCode {
   uint8_t counts[17];  // [0] is not used
   uint8_t symbols[256];
 };
 
-// One scan of all components with spectral range 0 to 63, and where its bits are.
+// One scan of all components with spectral range 0 to 63, and the position of its bits.
 struct Scan {
   const uint8_t* data;  // the file
   size_t begin, end;    // the scan's first byte; the file's end
   int components;
-  int blocks;                      // of an MCU
-  uint8_t component[kMostBlocks];  // of each block
-  uint8_t dc_table[kMostBlocks];   // of each block: index into dc
-  uint8_t ac_table[kMostBlocks];   // of each block: index into ac
-  const HuffmanCode* dc[4];        // what is used is there
+  int blocks;                     // in an MCU
+  uint8_t component[kMaxBlocks];  // of each block
+  uint8_t dc_table[kMaxBlocks];   // of each block: index into dc
+  uint8_t ac_table[kMaxBlocks];   // of each block: index into ac
+  const HuffmanCode* dc[4];       // NULL: the file lacks the table
   const HuffmanCode* ac[4];
   uint32_t mcus_per_row, mcu_rows;
   uint32_t restart_interval;  // in MCUs; 0: none
@@ -48,41 +50,45 @@ class EntropyDecoder {
   EntropyDecoder(const EntropyDecoder&) = delete;
   EntropyDecoder& operator=(const EntropyDecoder&) = delete;
 
-  // Starts an image: memory is taken here, and only here. False: not for this decoder.
+  // Starts an image. Only start and record allocate memory. Returns false if this decoder cannot
+  // decode the scan.
   bool start(const Scan& scan);
 
-  // Columns of MCUs, both included, whose coefficients are wanted. All of them without this call.
+  // Sets the columns of MCUs, both included, whose coefficients are wanted. Without this call all
+  // are.
   void want(uint32_t first_column, uint32_t last_column);
 
-  // Uses the entries (borrowed until the image's end; checked by their own digests) to jump over
-  // MCUs outside the wanted columns. An entry that decoding passes over must agree, or next() gives
-  // up.
+  // Uses the entries to jump over MCUs outside the wanted columns. The entries are borrowed until
+  // the image's end, and only their own digests have been checked. next() gives up if decoding
+  // passes over an entry that disagrees.
   void use(const Entries* entries);
 
-  // Notes an entry before every spacing-th MCU. Memory is taken here.
+  // Records an entry before every spacing-th MCU.
   void record(uint32_t spacing);
 
-  // Checks every entry on the way, and jumps nowhere.
+  // Compares every entry with the scan, without jumps.
   void verify(const Entries* entries);
 
-  // The next MCU in raster order. blocks: zeroed, one pointer a block, coefficients in natural
-  // order; NULL: not wanted. Blocks outside the wanted columns are left alone. False: gave up.
+  // Decodes the next MCU in raster order. `blocks` has one pointer a block, to zeroed memory for
+  // its coefficients in natural order. With NULL the coefficients are not wanted. Leaves blocks
+  // outside the wanted columns alone. Returns false if the decoder gave up.
   bool next(int16_t (*const* blocks)[64]);
 
-  // Decodes what next() was asked for and left out: damage there is damage. False: gave up.
+  // Decodes the MCUs that next() has left out, because damage there counts too. Returns false if
+  // the decoder gave up.
   bool finish();
 
-  // Decodes up to the scan's end. False: gave up.
+  // Decodes up to the scan's end. Returns false if the decoder gave up.
   bool finish_scan();
 
-  uint64_t decoded() const { return at_ == kNowhere ? 0 : at_; }  // MCUs, skipped ones too
+  uint64_t decoded() const { return at_ == kNowhere ? 0 : at_; }  // MCUs, with skipped ones
   std::vector<EntryPoint>& recorded() { return recorded_; }       // after finish_scan: all or none
 
  private:
   struct Bits {
     const uint8_t* at;  // next byte to load, in the window
     uint64_t buffer;    // the next bits, from the top down
-    int32_t count;      // of them valid; those below are either zero or valid too
+    int32_t count;      // valid bits; the bits below them are either zero or valid too
   };
 
   template <bool kStore>
@@ -107,16 +113,17 @@ class EntropyDecoder {
   uint64_t position();
 
   Scan scan_ = {};
-  const DcTable* dc_[kMostBlocks] = {};
-  const AcTable* ac_[kMostBlocks] = {};
+  const DcTable* dc_[kMaxBlocks] = {};
+  const AcTable* ac_[kMaxBlocks] = {};
   const Instructions instructions_;
 
   static constexpr uint64_t kNowhere = UINT64_MAX;
 
-  // What next() was asked for, and what is decoded: at_ is behind called_ when MCUs were left out.
+  // The MCUs of the image, the number that next() was called for, and the next MCU to decode: at_
+  // is behind called_ when MCUs were left out.
   uint64_t mcus_ = 0, called_ = 0, at_ = 0;
   uint32_t column_ = 0, first_column_ = 0, last_column_ = 0;
-  int32_t predictor_[kMostComponents] = {};
+  int32_t predictor_[kMaxComponents] = {};
   uint32_t restarts_to_go_ = 0;
   int32_t next_restart_ = 0;
 
@@ -124,23 +131,23 @@ class EntropyDecoder {
   std::unique_ptr<uint8_t[]> window_;
   Bits bits_ = {};
   size_t filled_ = 0;     // bytes in the window
-  size_t reserve_ = 0;    // bytes that an MCU may look at
-  size_t next_byte_ = 0;  // of the file: the first that is not in the window
-  size_t limit_ = 0;      // of the file: loaded up to here
-  bool ended_ = false;    // by a marker, or by the limit: zeros follow in the window
-  bool marker_ = false;   // by a marker, which is at next_byte_
+  size_t reserve_ = 0;    // maximum bytes that an MCU may read
+  size_t next_byte_ = 0;  // in the file: the first byte that is not in the window
+  size_t limit_ = 0;      // in the file: the end of loading
+  bool ended_ = false;    // a marker or the limit ended the data: zeros follow in the window
+  bool marker_ = false;   // a marker ended the data, and is at next_byte_
   // Every 0xFF in the window stands for two bytes in the file.
-  size_t counted_ = 0;       // bytes of the window
-  size_t counted_file_ = 0;  // where the byte after them is in the file
+  size_t counted_ = 0;       // a position in the window
+  size_t counted_file_ = 0;  // the same position in the file
 
   const Entries* entries_ = nullptr;
   bool jumps_ = false;
   uint32_t spacing_ = 0;
-  uint64_t next_entry_ = 0;  // MCU before which an entry is noted or compared
+  uint64_t next_entry_ = 0;  // the MCU before which the next entry is recorded or compared
   bool records_ = false;
   std::vector<EntryPoint> recorded_;
 
-  // Tables are kept from image to image: many files share the standard's.
+  // Tables are kept from image to image, because many files share the standard's.
   std::vector<std::unique_ptr<DcTable>> dc_tables_;
   std::vector<std::unique_ptr<AcTable>> ac_tables_;
   uint64_t clock_ = 0;

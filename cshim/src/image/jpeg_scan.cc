@@ -9,7 +9,7 @@ bool describe_scan(const jpeg_decompress_struct& codec, const uint8_t* data, siz
   if (codec.progressive_mode || codec.arith_code || codec.data_precision != 8 ||
       (codec.num_components != 1 && codec.num_components != 3) ||
       codec.comps_in_scan != codec.num_components || codec.Ss != 0 || codec.Se != DCTSIZE2 - 1 ||
-      codec.Ah != 0 || codec.Al != 0 || codec.blocks_in_MCU > kMostBlocks ||
+      codec.Ah != 0 || codec.Al != 0 || codec.blocks_in_MCU > kMaxBlocks ||
       codec.unread_marker != 0) {
     return false;
   }

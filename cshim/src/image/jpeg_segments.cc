@@ -1,5 +1,5 @@
-// The marker segments of a JPEG file, without libjpeg: cheap enough to run over every file before
-// it is decoded.
+// Reads the marker segments of a JPEG file without libjpeg, cheaply enough to check every file
+// before it is decoded.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -46,8 +46,8 @@ class Segments {
  public:
   Segments(const uint8_t* data, size_t bytes) : data_(data), bytes_(bytes) {}
 
-  // The next marker, with segment() at its content. Skips what libjpeg skips with a warning: bytes
-  // before the marker, and a length below 2.
+  // Returns the next marker, and moves segment() to its content. Skips the damage that libjpeg
+  // skips with a warning: bytes before the marker, and a length below 2.
   int find_next() {
     while (at_ + 1 < bytes_ &&
            (data_[at_] != 0xFF || data_[at_ + 1] == 0xFF || data_[at_ + 1] == 0)) {
@@ -56,7 +56,8 @@ class Segments {
     return next(/*strict=*/false);
   }
 
-  // The next marker, with segment() at its content. Throws unless one starts here.
+  // Returns the next marker, and moves segment() to its content. Throws unless a marker starts
+  // here.
   int next(bool strict = true) {
     if (at_ >= bytes_) truncated(bytes_);
     if (data_[at_] != 0xFF) damaged("no marker where one is due", at_);

@@ -33,7 +33,7 @@ struct Chunk {
   bool is(const char* name) const { return std::memcmp(type, name, 4) == 0; }
 };
 
-// The chunk that starts at *at, which is moved past it.
+// Reads the chunk that starts at *at, and moves *at past the chunk.
 Chunk next_chunk(const uint8_t* data, size_t bytes, size_t* at) {
   const size_t left = bytes - *at;
   const size_t size = left < 12 ? 0 : big_endian(data + *at);
@@ -68,9 +68,9 @@ int samples(int color_type) {
 
 }  // namespace
 
-// libpng reports errors by a function that must not return, nor throw across its C frames. It
-// jumps, and only across frames of libpng and of the functions below that are marked "confined":
-// those own nothing.
+// libpng reports an error through a function that must neither return nor throw across libpng's C
+// frames, so that function jumps. The jump crosses only frames of libpng and of the functions
+// marked "confined" below, which own nothing.
 struct PngState {
   png_structp png = nullptr;
   png_infop info = nullptr;
@@ -79,8 +79,8 @@ struct PngState {
   size_t at = 0;
   std::jmp_buf jump;
   char text[200];
-  bool whole = false;  // all rows are wanted, for the verdict
-  int64_t rows = 0;    // of all passes, read and unfiltered, if whole
+  bool whole = false;  // decodes all rows, because the verdict needs them
+  int64_t rows = 0;    // if whole: the rows of all passes that were read and unfiltered
 
   ~PngState() { png_destroy_read_struct(&png, &info, nullptr); }
 };
@@ -93,7 +93,7 @@ namespace {
   std::longjmp(state->jump, 1);
 }
 
-// libpng warns about what does not touch the pixels: colour profiles, chunks out of place.
+// libpng's warnings do not concern the pixels: they are about colour profiles and misplaced chunks.
 void ignore(png_structp, png_const_charp) {}
 
 void read_bytes(png_structp png, png_bytep to, size_t size) {
@@ -103,8 +103,8 @@ void read_bytes(png_structp png, png_bytep to, size_t size) {
   state->at += size;
 }
 
-// Called with every row before libpng looks at what follows it: an error that comes later, at the
-// end of the image data, does not concern the row.
+// Counts a row. libpng calls this function before it reads the data behind the row, so a later
+// error at the end of the image data does not concern the row.
 void note_row(png_structp png, png_row_infop, png_bytep) {
   ++static_cast<PngState*>(png_get_io_ptr(png))->rows;
 }
@@ -112,7 +112,7 @@ void note_row(png_structp png, png_row_infop, png_bytep) {
 bool start(PngState* state, int* passes) {  // confined
   state->png = png_create_read_struct(PNG_LIBPNG_VER_STRING, state, fail, ignore);
   if (state->png == nullptr) {
-    std::snprintf(state->text, sizeof state->text, "libpng does not start");
+    std::snprintf(state->text, sizeof state->text, "libpng cannot start");
     return false;
   }
   png_structp png = state->png;
@@ -120,13 +120,13 @@ bool start(PngState* state, int* passes) {  // confined
   state->info = png_create_info_struct(png);
   if (state->info == nullptr) png_error(png, "out of memory");
   png_set_read_fn(png, state, read_bytes);
-  // png_check has seen to the checksums, and the caller to the number of pixels.
+  // png_check has verified the checksums, and the caller the number of pixels.
   png_set_crc_action(png, PNG_CRC_QUIET_USE, PNG_CRC_QUIET_USE);
   png_set_user_limits(png, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
   png_set_chunk_cache_max(png, 100);
   png_set_chunk_malloc_max(png, 1 << 20);
-  // None of these changes a pixel of ours (transparency is dropped), and some would have to be
-  // inflated.
+  // These chunks change no pixel of the result, because transparency is dropped, and some would
+  // have to be inflated.
   static const png_byte kSkipped[] =
       "bKGD\0cHRM\0eXIf\0gAMA\0hIST\0iCCP\0iTXt\0oFFs\0pCAL\0pHYs\0sBIT\0sCAL\0sPLT\0sRGB\0tEXt\0tI"
       "ME\0tRNS\0zTXt";
@@ -151,7 +151,7 @@ bool read(PngState* state, uint8_t* rows, size_t stride, int32_t count) {  // co
   return true;
 }
 
-// The rows of all passes.
+// Returns the number of rows of all passes.
 int64_t stored_rows(int64_t width, int64_t height, int passes) {
   if (passes == 1) return height;
   int64_t rows = 0;
@@ -161,7 +161,7 @@ int64_t stored_rows(int64_t width, int64_t height, int passes) {
   return rows;
 }
 
-// Whether a chunk's name is of letters: otherwise what is there is no chunk.
+// Reports whether a chunk's name consists of letters. Bytes without such a name are no chunk.
 bool named(const uint8_t* type) {
   return std::all_of(type, type + 4,
                      [](uint8_t c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z'); });
@@ -171,12 +171,12 @@ void append_chunk(std::vector<uint8_t>* to, const uint8_t* type, const uint8_t* 
   for (int shift = 24; shift >= 0; shift -= 8) to->push_back(static_cast<uint8_t>(size >> shift));
   to->insert(to->end(), type, type + 4);
   if (size > 0) to->insert(to->end(), data, data + size);
-  to->insert(to->end(), 4, 0);  // a checksum that is not looked at
+  to->insert(to->end(), 4, 0);  // a checksum that nothing verifies
 }
 
-// The file again with nothing but its header, the last palette before the image data, the image
-// data up to the first other chunk, and an end. Throws Failure for damage to another critical
-// chunk.
+// Returns a copy of the file with only its header, the last palette before the image data, the
+// image data up to the first other chunk, and an end chunk. Sets *image_data to the number of bytes
+// of image data. Throws Failure for damage to another critical chunk.
 std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image_data) {
   std::vector<uint8_t> out(data, data + kSignature);
   append_chunk(&out, data + kSignature + 4, data + kSignature + 8, 13);
@@ -211,10 +211,10 @@ std::vector<uint8_t> essentials(const uint8_t* data, size_t bytes, double* image
   return out;
 }
 
-// Throws Failure unless so many bytes of image data can hold the image.
+// Throws Failure if image_data bytes are too few to hold the image.
 void check_enough(const ts_image_info& info, int color_type, double image_data) {
-  // Deflate makes at most 1032 bytes out of one: a short file cannot ask for the memory of a large
-  // image.
+  // Deflate expands a byte to at most 1032 bytes, so a short file cannot demand the memory of a
+  // large image.
   const auto bits = static_cast<double>(samples(color_type) * info.bit_depth);
   if (image_data * 1032 < bits / 8 * info.width * info.height) {
     damaged("too little image data for " + std::to_string(info.width) + " x " +
@@ -284,7 +284,7 @@ void PngDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& bo
   const ts_image_info info = png_header(data, bytes);
   double image_data = 0;
   const std::vector<uint8_t> file = essentials(data, bytes, &image_data);
-  // A part of an interlaced image takes the memory of the whole.
+  // Even a part of an interlaced image needs the memory of the whole.
   if (!partial || info.progressive || image_data == 0) {
     check_enough(info, data[kSignature + 17], image_data);
   }
@@ -296,8 +296,9 @@ void PngDecoder::decode_damaged(const uint8_t* data, size_t bytes, const Box& bo
   read_rows(&state, box, partial, sink);
 }
 
-// Reads the rows of the box, or all of them for their verdict. An error behind the last row is none
-// if the whole image is wanted, nor is any with `partial`: missing samples are zero.
+// Reads the rows of the box, or all rows if state->whole. In a whole image, errors behind the last
+// row are ignored. With `partial`, all errors behind the headers are ignored, and missing samples
+// are zero.
 void PngDecoder::read_rows(PngState* state, const Box& box, bool partial, Resizer* sink) {
   const bool whole = state->whole;
   int passes = 0;
@@ -328,7 +329,8 @@ void PngDecoder::read_rows(PngState* state, const Box& box, bool partial, Resize
     }
   };
   if (passes > 1) {
-    std::vector<uint8_t> image(stride * static_cast<size_t>(height));  // not kept: it may be large
+    // Not a member like rows_, because it may be large.
+    std::vector<uint8_t> image(stride * static_cast<size_t>(height));
     if (whole) clear(&image);
     for (int pass = 0; pass < passes; ++pass) {
       if (!check(read(state, image.data(), stride, height))) break;

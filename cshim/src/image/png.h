@@ -1,4 +1,4 @@
-// PNG by libpng, to 8-bit RGB.
+// Decodes PNG to 8-bit RGB with libpng.
 #pragma once
 
 #include <cstddef>
@@ -15,31 +15,31 @@ bool is_png(const uint8_t* data, size_t bytes);
 // Reads the header chunk. Throws Failure: DECODE or UNSUPPORTED.
 ts_image_info png_header(const uint8_t* data, size_t bytes);
 
-// Walks over the chunks and throws Failure (DECODE) unless every checksum is right, there is image
-// data, enough of it to hold the image, and an end chunk: so the damage found does not depend on
-// the part of the image that is decoded. Bytes after the end chunk are ignored.
+// Checks all chunks, so that the damage found does not depend on the part of the image that is
+// decoded. Throws Failure (DECODE) unless every checksum is right, the image data can hold the
+// image, and there is an end chunk. Ignores bytes after the end chunk.
 void png_check(const uint8_t* data, size_t bytes);
 
-struct PngState;  // libpng's
+struct PngState;  // libpng's state of one image
 
 class PngDecoder {
  public:
-  // Decodes the box, which is inside the image, and pushes its rows to the sink. The bytes have
-  // passed png_check. Throws Failure.
+  // Decodes the box, which must be inside the image, and pushes its rows to the sink. The bytes
+  // must have passed png_check. Throws Failure.
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink);
 
   // Decodes an image that png_check or decode has refused as damaged, if its image data inflates to
-  // all rows: with wrong checksums of chunks that are ancillary or hold image data, a palette that
-  // is replaced by a later one, a missing end. It decodes the whole image, so that the verdict does
-  // not depend on the box. partial: pixels that the file does not have are zero, as in Pillow:
-  // black, or the palette's first colour. Throws Failure.
+  // all rows. Tolerates wrong checksums of ancillary chunks and of image data, a palette that a
+  // later palette replaces, and a missing end. Decodes the whole image, so that the verdict does
+  // not depend on the box. With partial, pixels that the file lacks are zero, as in Pillow: black,
+  // or the palette's first colour. Throws Failure.
   void decode_damaged(const uint8_t* data, size_t bytes, const Box& box, bool partial,
                       Resizer* sink);
 
  private:
   void read_rows(PngState* state, const Box& box, bool partial, Resizer* sink);
 
-  std::vector<uint8_t> rows_;  // of one push
+  std::vector<uint8_t> rows_;  // the rows of one push
 };
 
 }  // namespace ts::image

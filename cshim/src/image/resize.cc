@@ -427,7 +427,7 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
                    g.crop_x + x_.source_end(), g.crop_y + y_.source_end()};
   if (turned_) {
     line_bytes_ = static_cast<size_t>(box.width()) * kChannels;
-    if (lines_bytes_ > kMostKept) {
+    if (lines_bytes_ > kMaxKept) {
       lines_.clear();
       lines_bytes_ = 0;
     }

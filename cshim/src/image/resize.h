@@ -27,7 +27,7 @@ struct Box {
 constexpr size_t kRowSlack = 16;
 
 // The maximum size of a buffer that a decoder keeps from one image to the next, in bytes.
-constexpr size_t kMostKept = 32 << 20;
+constexpr size_t kMaxKept = 32 << 20;
 
 enum class Kernel { kScalar, kAvx2, kAvx512 };  // from the slowest to the fastest
 

@@ -29,7 +29,7 @@ uint32_t little_endian(const uint8_t* at) {
     case VP8_STATUS_SUSPENDED:
       throw Failure(TS_ERROR_DECODE, "truncated WebP: the data ends early");
     case VP8_STATUS_BITSTREAM_ERROR:
-      throw Failure(TS_ERROR_DECODE, "damaged WebP: a bit stream that cannot be");
+      throw Failure(TS_ERROR_DECODE, "damaged WebP: an invalid bit stream");
     default:
       throw Failure(TS_ERROR_INTERNAL, "libwebp: status " + std::to_string(status));
   }
@@ -47,7 +47,7 @@ ts_image_info webp_header(const uint8_t* data, size_t bytes) {
   const VP8StatusCode status = WebPGetFeatures(data, bytes, &features);
   if (status != VP8_STATUS_OK) fail(status);
   if (features.has_animation != 0) {
-    throw Failure(TS_ERROR_UNSUPPORTED, "WebP: an animation");
+    throw Failure(TS_ERROR_UNSUPPORTED, "WebP: animations are not supported");
   }
   if (features.width < 1 || features.height < 1) {
     throw Failure(TS_ERROR_DECODE, "damaged WebP: an impossible width or height");
@@ -62,7 +62,7 @@ ts_image_info webp_header(const uint8_t* data, size_t bytes) {
 }
 
 void webp_check(const uint8_t* data, size_t bytes) {
-  // The container counts what comes after its own size, rounded up to even.
+  // The container's size counts the bytes behind the size field, rounded up to even.
   const uint64_t promised = uint64_t{little_endian(data + 4)} + 8;
   if (promised > bytes) {
     throw Failure(TS_ERROR_DECODE, "truncated WebP: " + std::to_string(bytes) + " bytes of " +
@@ -81,11 +81,11 @@ void webp_check(const uint8_t* data, size_t bytes) {
 void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink) {
   WebPDecoderConfig config;
   if (WebPInitDecoderConfig(&config) == 0) {
-    throw Failure(TS_ERROR_INTERNAL, "libwebp has another ABI than its header");
+    throw Failure(TS_ERROR_INTERNAL, "libwebp's ABI differs from its header's");
   }
   const ts_image_info info = webp_header(data, bytes);
-  // Colour is interpolated between neighbours, and libwebp takes a crop's edge for the image's:
-  // with two pixels more, from an even one on, the edge is wrong outside the box only.
+  // libwebp interpolates colour between neighbours, and treats a crop's edge as the image's edge. A
+  // margin of two pixels, from an even position on, keeps the wrong edge outside of the box.
   const int32_t left = std::max(0, box.x0 - 2) & ~1;
   const int32_t top = std::max(0, box.y0 - 2) & ~1;
   const int32_t right = std::min(info.width, box.x1 + 2);
@@ -97,8 +97,8 @@ void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   config.options.crop_height = bottom - top;
   const size_t stride = static_cast<size_t>(right - left) * 3;
   const size_t size = stride * static_cast<size_t>(bottom - top);
-  // A large image's memory is not kept, also not when that one failed.
-  if (pixels_.capacity() > kMostKept) pixels_ = std::vector<uint8_t>();
+  // Frees the memory of an earlier large image, which is still here if that image failed.
+  if (pixels_.capacity() > kMaxKept) pixels_ = std::vector<uint8_t>();
   pixels_.resize(size + kRowSlack);
   config.output.colorspace = MODE_RGB;
   config.output.is_external_memory = 1;
@@ -111,7 +111,7 @@ void WebpDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   sink->push(pixels_.data() + static_cast<size_t>(box.y0 - top) * stride +
                  static_cast<size_t>(box.x0 - left) * 3,
              stride, box.height());
-  if (pixels_.capacity() > kMostKept) pixels_ = std::vector<uint8_t>();
+  if (pixels_.capacity() > kMaxKept) pixels_ = std::vector<uint8_t>();
 }
 
 }  // namespace ts::image

@@ -117,7 +117,7 @@ class Slow {
   size_t at_;
   int byte_ = 0, left_ = 0;
   uint64_t done_ = 0;
-  uint32_t predictor_[kMostComponents] = {};
+  uint32_t predictor_[kMaxComponents] = {};
 };
 
 // ---- scans
@@ -177,7 +177,7 @@ Decoded decode(EntropyDecoder* decoder, const Scan& scan, uint32_t first, uint32
   out.blocks.resize(static_cast<size_t>(mcus) * per_mcu, Block{});
   decoder->want(first, last);
   for (uint64_t i = 0; i < mcus; ++i) {
-    int16_t(*pointers[kMostBlocks])[64];
+    int16_t(*pointers[kMaxBlocks])[64];
     for (size_t b = 0; b < per_mcu; ++b) {
       Block& block = out.blocks[static_cast<size_t>(i) * per_mcu + b];
       pointers[b] = reinterpret_cast<int16_t(*)[64]>(block.data());
@@ -197,8 +197,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 12) return -1;
   Reader in(data, size);
   Scan scan = {};
-  scan.components = 1 + in.take<uint8_t>() % kMostComponents;
-  scan.blocks = 1 + in.take<uint8_t>() % kMostBlocks;
+  scan.components = 1 + in.take<uint8_t>() % kMaxComponents;
+  scan.blocks = 1 + in.take<uint8_t>() % kMaxBlocks;
   const int codes = 1 + in.take<uint8_t>() % 2;
   for (int b = 0; b < scan.blocks; ++b) {
     scan.component[b] = static_cast<uint8_t>(b % scan.components);

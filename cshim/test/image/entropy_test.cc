@@ -29,9 +29,9 @@ void compare_coefficients(const Bytes& bytes, EntropyDecoder* decoder, const std
   jpeg_mem_src(&codec, bytes.data(), bytes.size());
   jpeg_read_header(&codec, TRUE);
   jvirt_barray_ptr* arrays = jpeg_read_coefficients(&codec);
-  int16_t blocks[kMostBlocks][64];
-  int16_t(*pointers[kMostBlocks])[64];
-  for (int i = 0; i < kMostBlocks; ++i) pointers[i] = &blocks[i];
+  int16_t blocks[kMaxBlocks][64];
+  int16_t(*pointers[kMaxBlocks])[64];
+  for (int i = 0; i < kMaxBlocks; ++i) pointers[i] = &blocks[i];
   int compared = 0;
   for (uint32_t y = 0; y < scan.mcu_rows; ++y) {
     for (uint32_t x = 0; x < scan.mcus_per_row; ++x) {
