@@ -125,7 +125,7 @@ inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t h
 // which must equal the same part resized and turned from the whole image. Returns whether both
 // decodes succeeded, and writes the whole image to *out.
 inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t size,
-                       int64_t most_pixels, Picture* out) {
+                       int64_t max_pixels, Picture* out) {
   const Bytes file(input, input + size);  // so that ASAN detects reads beyond its ends
   ts_image_info info = {};
   info.size = sizeof info;
@@ -133,7 +133,7 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
   header.of_bytes();
   ts_image_geometry g = {sizeof g, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, false};
   Picture pixel(1, 1);
-  if (header.code != TS_ERROR_NONE || int64_t{info.width} * info.height > most_pixels) {
+  if (header.code != TS_ERROR_NONE || int64_t{info.width} * info.height > max_pixels) {
     const Outcome decoded(ts_image_decode(decoder, file.data(), file.size(), &g,
                                           pixel.pixels.data(), pixel.stride()));
     decoded.of_bytes();
@@ -168,19 +168,19 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
   return true;
 }
 
-inline ts_image_decoder* new_decoder(int64_t most_pixels) {
+inline ts_image_decoder* new_decoder(int64_t max_pixels) {
   ts_image_decoder* decoder = nullptr;
-  demand(ts_image_decoder_new(most_pixels, &decoder) == nullptr);
+  demand(ts_image_decoder_new(max_pixels, &decoder) == nullptr);
   return decoder;
 }
 
-// An image file under every answer to damage. What a stricter answer decodes has the same pixels
-// under a laxer one; a part of a damaged image is what the whole image says. Calls
-// check(pixels, width, height) with each whole image.
+// Decodes an image file with every answer to damage. An image that a stricter answer decodes has
+// the same pixels with a laxer answer. A part of a damaged image equals that part of the whole
+// image. Calls check(pixels, width, height) with each whole image.
 template <typename Check>
 void damaged_file(ts_image_decoder* decoder, const uint8_t* input, size_t size, int64_t max_pixels,
                   Check&& check) {
-  const Bytes file(input, input + size);  // ASAN sees its ends
+  const Bytes file(input, input + size);  // so that ASAN detects reads beyond its ends
   ts_image_info info = {};
   info.size = sizeof info;
   if (Outcome(ts_image_get_info(file.data(), file.size(), &info)).code != TS_ERROR_NONE ||

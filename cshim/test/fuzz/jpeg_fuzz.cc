@@ -1,5 +1,5 @@
 // libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
-// alone, and damaged files that are tolerated with its whole decode.
+// alone, and tolerated damaged files with libjpeg-turbo's whole decode.
 //
 // A hash of the file determines the operations on it, so that any JPEG is a seed.
 #include "../image/libjpeg_whole.h"

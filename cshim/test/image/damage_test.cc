@@ -1,4 +1,4 @@
-// Damaged images under each answer to damage: refused, decoded with a warning, decoded in part.
+// Decodes damaged images with each answer to damage: refuse, warn, partial.
 #include <zlib.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ Decoder tolerant(int32_t damage) {
 
 std::string tolerated(const Decoder& decoder) { return ts_image_decoder_tolerated(decoder.get()); }
 
-// Bytes changed, cut out, inserted, or the end cut off.
+// Changes, removes or inserts bytes, or cuts off the end.
 Bytes damage(Random& random, Bytes bytes) {
   const int size = static_cast<int>(bytes.size());
   const auto at = bytes.begin() + uniform(random, 2, size - 1);
@@ -46,7 +46,7 @@ Bytes damage(Random& random, Bytes bytes) {
   return bytes;
 }
 
-// What holds of an image with any damage, under an answer other than "refuse".
+// Expects the results that an image with any damage must have with an answer other than "refuse".
 void expect_consistent(Random& random, const Bytes& bytes, int32_t answer) {
   const Decoder strict = new_decoder();
   const Decoder decoder = tolerant(answer);
@@ -85,10 +85,10 @@ void expect_consistent(Random& random, const Bytes& bytes, int32_t answer) {
     if (opened) {
       ASSERT_TRUE(some);
       ASSERT_EQ(cropped.pixels, part(got, x, y, w, h).pixels);
-    } else if (some) {  // the damage lies below, and is not to the structure
+    } else if (some) {  // the damage is below the crop, and not in the file's structure
       ASSERT_EQ(decode(strict.get(), bytes, geometry, &strictly).code, TS_ERROR_NONE);
     }
-    // Entry points are made of files without damage alone.
+    // Only files without damage get entry points.
     Bytes blob(4096);
     ts_image_entries_made made = {};
     cropped.pixels.assign(cropped.pixels.size(), 0);
@@ -108,7 +108,7 @@ void expect_consistent(Random& random, const Bytes& bytes, int32_t answer) {
   }
 }
 
-TEST(Damage, JpegsAreWhatLibjpegMakesOfThemAtEveryCrop) {
+TEST(Damage, JpegsEqualLibjpegsDecodeAtEveryCrop) {
   Random random(21);
   for (const Coding coding : {Coding::kBaseline, Coding::kProgressive, Coding::kSeparateScans,
                               Coding::kCoarseProgressive, Coding::kArithmetic}) {
@@ -145,8 +145,8 @@ TEST(Damage, PngsAreTheSameAtEveryCrop) {
   }
 }
 
-// The verdict of the three answers on one file. That on damage to the structure of a file does not
-// depend on the crop.
+// Expects the verdicts of the three answers on one file. A verdict on damage to the file's
+// structure does not depend on the crop.
 void expect_verdicts(const Bytes& bytes, bool warned, bool partial, const char* what,
                      const ts_image_geometry& part = crop(0, 0, 1, 1)) {
   Image got;
@@ -168,7 +168,7 @@ size_t find(const Bytes& bytes, int marker) {
   return 0;
 }
 
-TEST(Damage, WhatIsToleratedInAJpeg) {
+TEST(Damage, EachKindOfJpegDamageHasItsVerdict) {
   Random random(23);
   const Bytes good = encode_jpeg(picture(random, 90, 80), {});
   const auto inserted = [&](int marker, const Bytes& junk) {
@@ -179,13 +179,13 @@ TEST(Damage, WhatIsToleratedInAJpeg) {
   };
   expect_verdicts(inserted(0xDB, {1, 2, 3}), true, true, "bytes between the header's segments");
   expect_verdicts(inserted(0xD9, {0xFF, 0xFE, 0, 0}), true, true, "a segment of impossible length");
-  // APP14 "Adobe", version 100, flags, transform 9, in a file that is no JFIF.
+  // APP14 "Adobe", version 100, flags, transform 9, in a file that is not JFIF.
   Bytes adobe = inserted(0xDB, {0xFF, 0xEE, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, 9});
   adobe[find(adobe, 0xE0) + 1] = 0xE1;
   expect_verdicts(adobe, true, true, "an unknown Adobe transform");
   Bytes spectral(good);
   spectral[find(spectral, 0xDA) + 12] = 62;
-  expect_verdicts(spectral, true, true, "sloppy parameters of the scan");
+  expect_verdicts(spectral, true, true, "invalid parameters of the scan");
   Bytes bytes(good);
   bytes.resize(bytes.size() - 2);
   expect_verdicts(bytes, true, true, "no end marker");
@@ -202,7 +202,7 @@ TEST(Damage, WhatIsToleratedInAJpeg) {
   EXPECT_EQ(tolerated(decoder), "");
 }
 
-// Chunks of a PNG, with its checksums: `wrong` makes one wrong.
+// Returns a chunk of a PNG with its checksum, which `wrong` makes wrong.
 Bytes chunk(const char* name, const Bytes& data, bool wrong = false) {
   Bytes out(12 + data.size());
   const auto put = [&](size_t at, uLong value) {
@@ -216,7 +216,7 @@ Bytes chunk(const char* name, const Bytes& data, bool wrong = false) {
   return out;
 }
 
-TEST(Damage, WhatIsToleratedInAPng) {
+TEST(Damage, EachKindOfPngDamageHasItsVerdict) {
   const int side = 50;
   Random random(24);
   Bytes raw;
@@ -230,7 +230,7 @@ TEST(Damage, WhatIsToleratedInAPng) {
   packed.resize(size);
   const Bytes half(packed.begin(), packed.begin() + static_cast<std::ptrdiff_t>(size / 2));
   const Bytes rest(packed.begin() + static_cast<std::ptrdiff_t>(size / 2), packed.end());
-  const Bytes unchecked(packed.begin(), packed.end() - 4);  // without zlib's checksum
+  const Bytes unchecked(packed.begin(), packed.end() - 4);  // without the checksum of zlib
   Bytes wrong(packed);
   wrong.back() = static_cast<uint8_t>(wrong.back() ^ 1);
   Bytes palette(3 * 7);
@@ -262,7 +262,7 @@ TEST(Damage, WhatIsToleratedInAPng) {
   expect_verdicts(file({ihdr, idat, iend}), false, false, "no palette");
 
   const Bytes twice = file({ihdr, plte, chunk("PLTE", other), idat, iend});
-  expect_verdicts(twice, true, true, "a palette twice");
+  expect_verdicts(twice, true, true, "two palettes");
   Image got;
   Image expected;
   ASSERT_EQ(decode(tolerant(TS_IMAGE_DAMAGE_WARN).get(), twice, crop(0, 0, side, side), &got).code,

@@ -24,7 +24,7 @@ Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
   return blob;
 }
 
-// Corrects the digests, as a forger does.
+// Corrects the digests, like a forger.
 void seal(Bytes* blob, const Bytes& file) {
   const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
   put(8, xxh64(file.data(), file.size(), 0));
@@ -118,7 +118,7 @@ TEST(Entries, CropsEqualTheWholeDecode) {
   EXPECT_EQ(decoder.stats().gave_up, 0);
 }
 
-TEST(Entries, MadeWhileDecodingAreTheSame) {
+TEST(Entries, EntriesMadeWhileDecodingAreTheSame) {
   Random random(33);
   JpegDecoder decoder(1 << 24);
   for (int i = 0; i < 200; ++i) {
@@ -188,7 +188,7 @@ TEST(Entries, EntriesOfAnotherFileAreRefused) {
 
 // Forged entries with correct digests. Every chain of entries is compared with the scan before it
 // is used, so that the pixels are right even where forged entries agree with each other.
-TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
+TEST(Entries, ForgedEntriesGiveTheSamePixels) {
   Random random(35);
   JpegDecoder decoder(1 << 24);
   JpegDecoder libjpeg(1 << 24);
@@ -252,7 +252,7 @@ TEST(Entries, ForgedOnesNeverGiveOtherPixels) {
   EXPECT_GT(decoder.stats().entries_refused, forged);
 }
 
-TEST(Entries, UnsuitableFilesHaveNone) {
+TEST(Entries, UnsuitableFilesGetNoEntries) {
   Random random(36);
   JpegDecoder decoder(1 << 24);
   for (const Coding coding : {Coding::kProgressive, Coding::kArithmetic, Coding::kSeparateScans}) {
@@ -269,7 +269,7 @@ TEST(Entries, UnsuitableFilesHaveNone) {
   EXPECT_EQ(make(&decoder, damaged, 0).bytes.size(), 0u);
 }
 
-TEST(Entries, CFunctionsMakeVerifyAndCountThem) {
+TEST(Entries, CFunctionsMakeVerifyAndCountEntries) {
   Random random(37);
   const Decoder decoder = new_decoder();
   const Bytes file = encode_jpeg(picture(random, 400, 300), {});

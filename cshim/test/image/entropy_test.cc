@@ -81,7 +81,7 @@ TEST(Entropy, CoefficientsEqualLibjpegs) {
   }
 }
 
-TEST(Entropy, CropsEqualLibjpegsAndNoneGivesUp) {
+TEST(Entropy, CropsEqualLibjpegsWithoutGivingUp) {
   Random random(22);
   JpegDecoder own(1 << 24);
   JpegDecoder libjpeg(1 << 24);

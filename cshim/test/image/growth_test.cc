@@ -1,4 +1,5 @@
-// Structs that may grow: the caller's size member says how far the library reads and writes.
+// Structs that may grow: the library reads and writes only as many bytes as the caller's size
+// member says.
 #include <cstring>
 #include <string>
 
@@ -11,7 +12,7 @@ using samples::Decoder;
 using samples::Outcome;
 using samples::Random;
 
-// What a caller has whose header knows more members than the library.
+// The struct of a caller whose header has more members than the library's.
 template <typename Struct>
 struct Grown {
   Struct known;

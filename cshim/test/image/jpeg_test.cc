@@ -33,7 +33,7 @@ JpegOptions options_for(const Sampling& sampling, Coding coding, int restart_int
   return options;
 }
 
-// libjpeg's own whole decode, with its defaults.
+// Decodes the whole image with libjpeg and its defaults.
 Image reference(const Bytes& bytes) {
   jpeg_decompress_struct codec;
   jpeg_error_mgr errors;
@@ -58,7 +58,8 @@ Image reference(const Bytes& bytes) {
   return image;
 }
 
-// A box's pixels equal those of the whole decode, however much of the file is left undecoded.
+// The pixels of a box equal those of the whole decode, although the rest of the file is not
+// decoded.
 TEST(Jpeg, CropsEqualTheWholeDecode) {
   const Decoder decoder = new_decoder();
   Random random(1);
@@ -110,8 +111,8 @@ TEST(Jpeg, GreyIsTripled) {
   }
 }
 
-// Also cropped, and subsampled: four components take their own path.
-TEST(Jpeg, CmykAndYcckAreConvertedAsPillowDoes) {
+// Images of four components take a code path of their own, also cropped and subsampled.
+TEST(Jpeg, CmykAndYcckAreConvertedLikePillow) {
   Random random(3);
   const Decoder decoder = new_decoder();
   for (const J_COLOR_SPACE stored : {JCS_CMYK, JCS_YCCK}) {
@@ -143,7 +144,7 @@ TEST(Jpeg, CmykAndYcckAreConvertedAsPillowDoes) {
   }
 }
 
-TEST(Jpeg, HeaderSaysWhatIsStored) {
+TEST(Jpeg, HeaderDescribesTheStoredImage) {
   Random random(4);
   const struct {
     Coding coding;
@@ -170,8 +171,7 @@ TEST(Jpeg, HeaderSaysWhatIsStored) {
   }
 }
 
-// Truncation is found with any crop.
-TEST(Jpeg, TruncationIsFoundWhateverTheCrop) {
+TEST(Jpeg, TruncationIsFoundWithAnyCrop) {
   Random random(5);
   const Decoder decoder = new_decoder();
   for (const Coding coding : {Coding::kBaseline, Coding::kProgressive}) {
@@ -198,7 +198,7 @@ size_t find(const Bytes& bytes, int marker) {
   return 0;
 }
 
-TEST(Jpeg, RestartMarkersOutOfTurnAreDamageWhateverTheCrop) {
+TEST(Jpeg, MisplacedRestartMarkersAreFoundWithAnyCrop) {
   Random random(6);
   const Decoder decoder = new_decoder();
   const Bytes good =
@@ -212,9 +212,8 @@ TEST(Jpeg, RestartMarkersOutOfTurnAreDamageWhateverTheCrop) {
   EXPECT_NE(outcome.message.find("restart marker"), std::string::npos) << outcome.message;
 }
 
-// The other half of the bargain: entropy-coded damage below the crop is not looked for, and changes
-// nothing above it.
-TEST(Jpeg, DamageBelowTheCropIsNotLookedFor) {
+// Damage to entropy-coded data below the crop is not searched for, and changes no pixel above it.
+TEST(Jpeg, DamageBelowTheCropIsIgnored) {
   Random random(11);
   const Decoder decoder = new_decoder();
   const Bytes good = encode_jpeg(picture(random, 100, 200), {});
@@ -228,8 +227,8 @@ TEST(Jpeg, DamageBelowTheCropIsNotLookedFor) {
   EXPECT_EQ(decode(decoder.get(), bad, crop(10, 20, 80, 180), &got).code, TS_ERROR_DECODE);
 }
 
-// What libjpeg-turbo repairs with a warning is damage, in its words, and the decoder goes on
-// working.
+// Damage that libjpeg-turbo repairs with a warning is an error with libjpeg-turbo's message, and
+// the decoder remains usable.
 TEST(Jpeg, WarningsAreDamage) {
   Random random(7);
   const Decoder decoder = new_decoder();
@@ -246,9 +245,9 @@ TEST(Jpeg, WarningsAreDamage) {
   EXPECT_EQ(got.pixels, reference(good).pixels);
 }
 
-// libjpeg keeps tables for the next image. What a file without them gives must not depend on what
-// was decoded before.
-TEST(Jpeg, NothingIsInheritedFromTheImageBefore) {
+// libjpeg keeps tables for the next image. The pixels of a file without tables must not depend on
+// the image before.
+TEST(Jpeg, TablesAreNotInheritedFromTheImageBefore) {
   Random random(12);
   JpegOptions options;
   options.quality = 40;
@@ -281,7 +280,7 @@ TEST(Jpeg, NothingIsInheritedFromTheImageBefore) {
   }
 }
 
-TEST(Jpeg, LimitsComeBeforeMemory) {
+TEST(Jpeg, LimitsAreCheckedBeforeMemoryIsAllocated) {
   Random random(8);
   const Bytes bytes =
       encode_jpeg(picture(random, 64, 64), options_for(kSamplings[0], Coding::kProgressive, 0));
@@ -293,7 +292,7 @@ TEST(Jpeg, LimitsComeBeforeMemory) {
   const Decoder enough = new_decoder(64 * 64);
   EXPECT_EQ(decode(enough.get(), bytes, crop(0, 0, 1, 1), &got).code, TS_ERROR_NONE);
 
-  // A header that promises far more pixels than the bytes can hold.
+  // The header promises far more pixels than the bytes can hold.
   Bytes huge(bytes);
   const size_t frame = find(huge, 0xC2);
   huge[frame + 5] = huge[frame + 7] = 0x30;  // 12,352 x 12,352
@@ -324,7 +323,7 @@ TEST(Jpeg, TooManyScansAreRefused) {
   }
 }
 
-TEST(Jpeg, ProcessesAndPrecisionsThatAreNotHandledAreNamed) {
+TEST(Jpeg, UnsupportedProcessesAndPrecisionsAreNamed) {
   Random random(10);
   const Bytes good = encode_jpeg(picture(random, 16, 16), {});
   const size_t frame = find(good, 0xC0);

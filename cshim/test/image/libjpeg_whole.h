@@ -1,12 +1,12 @@
-// libjpeg's own decode of a whole JPEG, whose warnings are ignored: what tolerated damage must
-// equal.
+// Decodes a whole JPEG with libjpeg and ignores its warnings. The result with tolerated damage must
+// equal this.
 #pragma once
 
 #include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
-// After cstdio, which it needs.
+// jpeglib.h needs cstdio before it.
 #include <jpeglib.h>
 
 namespace libjpeg_whole {
@@ -17,8 +17,8 @@ struct Codec {
   std::jmp_buf jump;
 };
 
-// Fills pixels with RGB rows without gaps. False: libjpeg fails, or the image has four components.
-// Frames that own nothing.
+// Fills pixels with RGB rows without gaps. Returns false if libjpeg fails, or the image has four
+// components. libjpeg's errors jump, so no frame below this one owns anything.
 inline bool decode(const uint8_t* data, size_t bytes, std::vector<uint8_t>* pixels) {
   Codec state;
   jpeg_decompress_struct* codec = &state.codec;

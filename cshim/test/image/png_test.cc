@@ -54,7 +54,7 @@ TEST(Png, EveryKindDecodesToTheDefinedPixelsAtEveryCrop) {
   }
 }
 
-TEST(Png, TruncationIsFoundWhateverTheCrop) {
+TEST(Png, TruncationIsFoundWithAnyCrop) {
   Random random(2);
   const Decoder decoder = new_decoder();
   const Bytes bytes = encode_png(random, 20, 15, {}).bytes;
@@ -71,9 +71,9 @@ TEST(Png, TruncationIsFoundWhateverTheCrop) {
   EXPECT_EQ(decode(decoder.get(), longer, crop(0, 0, 20, 15), &got).code, TS_ERROR_NONE);
 }
 
-// Every byte after the signature is under a checksum, so every flipped bit is found, whichever part
-// is decoded.
-TEST(Png, EveryFlippedBitIsFoundWhateverTheCrop) {
+// Checksums cover every byte after the signature, so every flipped bit is found, whichever part is
+// decoded.
+TEST(Png, EveryFlippedBitIsFoundWithAnyCrop) {
   Random random(3);
   const Decoder decoder = new_decoder();
   const Bytes bytes = encode_png(random, 12, 9, {PNG_COLOR_TYPE_PALETTE, 4, false, true}).bytes;
@@ -89,7 +89,7 @@ void set_big_endian(uint8_t* at, uint32_t value) {
   for (int i = 0; i < 4; ++i) at[i] = static_cast<uint8_t>(value >> (24 - 8 * i));
 }
 
-// The header with another size, and its checksum made right again.
+// Returns the file with another size in its header, and the header's checksum corrected.
 Bytes with_size(const Bytes& bytes, uint32_t width, uint32_t height) {
   Bytes out(bytes);
   set_big_endian(&out[16], width);
@@ -98,7 +98,7 @@ Bytes with_size(const Bytes& bytes, uint32_t width, uint32_t height) {
   return out;
 }
 
-TEST(Png, LimitsComeBeforeMemory) {
+TEST(Png, LimitsAreCheckedBeforeMemoryIsAllocated) {
   Random random(4);
   for (const bool interlaced : {false, true}) {
     const Bytes bytes =
@@ -119,7 +119,7 @@ TEST(Png, LimitsComeBeforeMemory) {
         decode(decoder.get(), with_size(bytes, 0x7FFFFFFF, 0x7FFFFFFF), crop(0, 0, 1, 1), &got)
             .code,
         TS_ERROR_UNSUPPORTED);
-    // A side alone costs memory as well, for rows and weights.
+    // One long side costs memory too, for rows and weights.
     EXPECT_EQ(decode(decoder.get(), with_size(bytes, 1000000, 1), crop(0, 0, 1, 1), &got).code,
               TS_ERROR_DECODE);
     for (const uint32_t side : {1000001u, 178000000u}) {
@@ -128,14 +128,14 @@ TEST(Png, LimitsComeBeforeMemory) {
       EXPECT_EQ(decode(decoder.get(), with_size(bytes, 1, side), crop(0, 0, 1, 1), &got).code,
                 TS_ERROR_UNSUPPORTED);
     }
-    // More rows than there is data for: found when they are wanted.
+    // Missing data of the last row is found when that row is decoded.
     const Outcome taller =
         decode(decoder.get(), with_size(bytes, 10, 11), crop(0, 0, 10, 11), &got);
     EXPECT_EQ(taller.code, TS_ERROR_DECODE) << taller.message;
   }
 }
 
-TEST(Format, UnknownBytesAreUnsupportedAndNamed) {
+TEST(Format, UnknownFormatsAreRefusedByName) {
   const struct {
     Bytes bytes;
     const char* text;
@@ -159,7 +159,7 @@ TEST(Format, UnknownBytesAreUnsupportedAndNamed) {
   }
 }
 
-TEST(Decoder, ArgumentsAreCheckedBeforeAnything) {
+TEST(Decoder, ArgumentsAreCheckedFirst) {
   Random random(5);
   const Bytes bytes = encode_png(random, 10, 10, {}).bytes;
   const Decoder decoder = new_decoder();

@@ -14,9 +14,9 @@ using ts::image::Box;
 using ts::image::Kernel;
 using ts::image::Resizer;
 
-// Returns a random geometry for an image of the size: any crop, any resize up to `most` pixels a
-// side, any window.
-ts_image_geometry random_geometry(Random& random, int width, int height, int most) {
+// Returns a random geometry for an image of the size: any crop, any resize up to `max_side` pixels
+// a side, any window.
+ts_image_geometry random_geometry(Random& random, int width, int height, int max_side) {
   ts_image_geometry g = {};
   g.size = sizeof g;
   g.crop_width = uniform(random, 1, width);
@@ -24,8 +24,8 @@ ts_image_geometry random_geometry(Random& random, int width, int height, int mos
   g.crop_x = uniform(random, 0, width - g.crop_width);
   g.crop_y = uniform(random, 0, height - g.crop_height);
   // One in eight keeps the length of a side, which is then copied instead of resized.
-  g.resize_width = uniform(random, 0, 7) == 0 ? g.crop_width : uniform(random, 1, most);
-  g.resize_height = uniform(random, 0, 7) == 0 ? g.crop_height : uniform(random, 1, most);
+  g.resize_width = uniform(random, 0, 7) == 0 ? g.crop_width : uniform(random, 1, max_side);
+  g.resize_height = uniform(random, 0, 7) == 0 ? g.crop_height : uniform(random, 1, max_side);
   const bool whole = uniform(random, 0, 1) == 0;
   g.window_width = whole ? g.resize_width : uniform(random, 1, g.resize_width);
   g.window_height = whole ? g.resize_height : uniform(random, 1, g.resize_height);
@@ -115,7 +115,7 @@ TEST(Resize, WindowIsAPartOfTheWholeAndFlipMirrorsIt) {
 }
 
 // Resizing an image as it is stored gives the same bytes as turning the image upright first.
-TEST(Resize, TurnedIsResizedUpright) {
+TEST(Resize, TurnedImagesAreResizedUpright) {
   Random random(6);
   const Decoder decoder = new_decoder();
   for (int i = 0; i < 3000; ++i) {
@@ -230,8 +230,8 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
                                    dst.data(), dst_stride));
   };
   ASSERT_EQ(call(good).code, TS_ERROR_NONE);
-  const int32_t most = INT32_MAX;
-  const int32_t least = INT32_MIN;
+  const int32_t max = INT32_MAX;
+  const int32_t min = INT32_MIN;
   int32_t ts_image_geometry::*const fields[] = {
       &ts_image_geometry::crop_x,       &ts_image_geometry::crop_y,
       &ts_image_geometry::crop_width,   &ts_image_geometry::crop_height,
@@ -239,7 +239,7 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
       &ts_image_geometry::window_x,     &ts_image_geometry::window_y,
       &ts_image_geometry::window_width, &ts_image_geometry::window_height};
   for (const auto field : fields) {
-    for (const int32_t value : {least, -1, most, most - 19}) {
+    for (const int32_t value : {min, -1, max, max - 19}) {
       ts_image_geometry g = good;
       g.*field = value;
       EXPECT_EQ(call(g).code, TS_ERROR_INVALID_ARGUMENT) << describe(g);
