@@ -182,7 +182,11 @@ func visible(x, mask *torch.Tensor) *torch.Tensor {
 	if mask == nil || mask.DType() != torch.Bool {
 		return mask
 	}
-	return within(x, mask).LogicalNot()
+	seen := mask.LogicalNot()
+	if s := x.Scope(); s != nil {
+		return s.Own(seen)
+	}
+	return seen
 }
 
 // causalAfter returns the bool mask [L past+L] of L queries after past keys, or nil for one query,

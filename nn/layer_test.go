@@ -569,3 +569,19 @@ tensor 2.weight is not in the module`
 		t.Errorf("a file without a common tensor: %v", err)
 	}
 }
+
+// A program makes its mask once, by operators, and uses it in the scope of each batch.
+func TestAttentionLeavesTheMaskOpen(t *testing.T) {
+	a := nn.NewMultiheadAttention(8, 2, nn.MultiheadAttentionOptions{BatchFirst: true})
+	defer nn.Close(a)
+	hidden := images(t, 3, 3).ZerosLike().AddScalar(1).Triu(1).ToDType(torch.Bool)
+	defer hidden.Close()
+	for range 3 {
+		s := torch.NewScope("batch")
+		x := images(t, 1, 3, 8).In(s)
+		if err := a.Attend(x, x, x, nn.AttentionOptions{Mask: hidden}).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+}

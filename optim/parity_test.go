@@ -208,7 +208,7 @@ func (p problem) loss(s *torch.Scope, step int) *torch.Tensor {
 		}
 		return loss
 	}
-	p.x = p.x.In(s)
+	p.x = s.Own(p.x.Keep())
 	return p.lossIn(step)
 }
 

@@ -47,7 +47,7 @@ func (t *Tensor) Grad() *Tensor {
 	case g == nil:
 		return nil
 	}
-	return provenance{t.scope, t.noGrad}.tensor(g)
+	return provenance{t.scope, t.noGrad}.result(g)
 }
 
 // SetGrad replaces the gradient of a leaf; nil drops it.
@@ -81,7 +81,11 @@ func (t *Tensor) RequiresGrad() bool {
 // SetRequiresGrad makes a leaf (a tensor that no operator computed) a parameter, or makes a
 // parameter constant again.
 func (t *Tensor) SetRequiresGrad(requires bool) error {
-	return t.use("SetRequiresGrad", func(c *capi.Tensor) error { return capi.SetRequiresGrad(c, requires) })
+	err := t.use("SetRequiresGrad", func(c *capi.Tensor) error { return capi.SetRequiresGrad(c, requires) })
+	if err == nil && requires && t.more != nil {
+		t.more.loose.Store(false) // In does not end a parameter
+	}
+	return err
 }
 
 // with runs fn on the C tensors of all operands.

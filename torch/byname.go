@@ -291,7 +291,7 @@ func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor)
 		if c == nil {
 			continue
 		}
-		out[i] = p.tensor(c)
+		out[i] = p.result(c)
 		if e := out[i].failure(); e != nil {
 			out[i] = failed(opError(n.name, a.in, e))
 			err = errors.Join(err, out[i].failure())

@@ -62,6 +62,15 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	return t
 }
 
+// result returns the tensor of an operator's result.
+func (p provenance) result(c *capi.Tensor) *Tensor {
+	t := p.tensor(c)
+	if t.scope == nil && t.h != nil {
+		t.more.loose.Store(true)
+	}
+	return t
+}
+
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
 // arguments). call keeps no slice, so that the generated methods have their slices on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
@@ -166,7 +175,7 @@ func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) 
 }
 
 func (o operator) result(p provenance, in []*Tensor, c *capi.Tensor) *Tensor {
-	r := p.tensor(c)
+	r := p.result(c)
 	if err := r.failure(); err != nil {
 		return failed(opError(operators[o].method, in, err))
 	}

@@ -38,8 +38,9 @@
 // Results of a batch with a scope therefore end with that batch. Tensors without a scope
 // (parameters, and results of parameters alone) stay. The code that made a tensor without a scope
 // must call [Tensor.Close]. [Tensor.Keep] returns a handle that outlives the scope, and [Tensor.In]
-// a handle that belongs to another scope. A scope may be closed between forward and backward:
-// LibTorch keeps the tensors that backward needs.
+// a handle that belongs to another scope; an operator's result without a scope, which nothing else
+// would close, then ends with that scope too. A scope may be closed between forward and backward:
+// LibTorch keeps the tensors that backward needs. docs/training.md has the three usual mistakes.
 //
 // Every use of a closed tensor, or of a tensor whose scope is closed, returns [ErrClosed]; the
 // error names the scope. The garbage collector eventually frees tensors that were never closed.

@@ -146,7 +146,7 @@ func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
 	}
 	in := make([]*Tensor, len(results))
 	for i, r := range results {
-		if in[i] = r.In(scope); in[i].failure() != nil {
+		if in[i] = r.within(scope); in[i].failure() != nil {
 			return nil, in[i].failure()
 		}
 	}
@@ -247,7 +247,7 @@ func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
 	defer scope.Close()
 	in := make([]*Tensor, len(arguments))
 	for i, a := range arguments {
-		in[i] = a.In(scope)
+		in[i] = a.within(scope)
 	}
 	out, err := g.fn(in)
 	if err != nil {

@@ -348,3 +348,19 @@ func TestGraphedFromManyGoroutines(t *testing.T) {
 		t.Errorf("got %+v, and %d graphs are open", s, r.open)
 	}
 }
+
+// A call does not end arguments, even those without a scope that In would give to the call's.
+func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
+	g, _ := graphed(double, GraphedOptions{})
+	defer g.Close()
+	x := vector(t, 4).AddScalar(1)
+	defer x.Close()
+	for range 3 {
+		if _, err := g.Call(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := x.Float64s(); err != nil || got[0] != 2 {
+		t.Errorf("after the calls: %v, %v", got, err)
+	}
+}

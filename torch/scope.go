@@ -3,6 +3,7 @@ package torch
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -34,6 +35,14 @@ type scopeState struct {
 	closed bool          // guarded by mu
 	chunks []*scopeChunk // guarded by mu
 	used   int           // entries in use of the last chunk; guarded by mu
+	// adopted holds tensors without a scope that In gave to this one; guarded by mu.
+	adopted []adopted
+}
+
+// adopted is a loose tensor. The references keep its net, the cleanup, from running.
+type adopted struct {
+	h    *handle
+	more *more
 }
 
 // scopeChunk holds handles. Handles and their Tensors are allocated in chunks, so that joining a
@@ -83,7 +92,7 @@ func (s *Scope) Close() error {
 //	}
 //	x = scope.Own(x)
 func (s *Scope) Own(t *Tensor) *Tensor {
-	in := t.In(s)
+	in := t.within(s)
 	if in.failure() == nil {
 		t.Close()
 	}
@@ -104,6 +113,11 @@ func (s *Scope) Len() int {
 			if c[j].state.Load() < closing {
 				n++
 			}
+		}
+	}
+	for _, a := range s.s.adopted {
+		if a.h.state.Load() < closing {
+			n++
 		}
 	}
 	return n
@@ -136,6 +150,26 @@ func (s *Scope) add(c *capi.Tensor) *Tensor {
 	state.mu.Unlock()
 	t.h, t.scope = h, s
 	return t
+}
+
+// adopt makes the scope the owner of t, if t is loose.
+func (s *Scope) adopt(t *Tensor) {
+	if !t.more.loose.CompareAndSwap(true, false) {
+		return
+	}
+	state := s.s
+	state.mu.Lock()
+	defer state.mu.Unlock()
+	if state.closed {
+		t.more.loose.Store(true)
+		return
+	}
+	t.more.ends.Store(state)
+	if len(state.adopted) == cap(state.adopted) {
+		// A long-lived scope whose tensors are closed individually does not grow.
+		state.adopted = slices.DeleteFunc(state.adopted, func(a adopted) bool { return a.h.state.Load() >= closing })
+	}
+	state.adopted = append(state.adopted, adopted{t.h, t.more})
 }
 
 // handle returns the next free handle. The caller must hold mu.
@@ -174,6 +208,11 @@ func (s *scopeState) caught() {
 			}
 		}
 	}
+	for _, a := range s.adopted {
+		if a.h.state.Load() < closing {
+			a.h.made.Leaked()
+		}
+	}
 	caught.Add(s.close())
 }
 
@@ -183,13 +222,19 @@ func (s *scopeState) close() (freed int64) {
 		s.made.Closed()
 	}
 	s.closed = true
-	chunks, used := s.chunks, s.used
-	s.chunks = nil
+	chunks, used, loose := s.chunks, s.used, s.adopted
+	s.chunks, s.adopted = nil, nil
 	s.mu.Unlock()
 	if len(chunks) == 0 {
 		return 0
 	}
-	dead := make([]*capi.Tensor, 0, (len(chunks)-1)*len(scopeChunk{})+used)
+	dead := make([]*capi.Tensor, 0, (len(chunks)-1)*len(scopeChunk{})+used+len(loose))
+	for _, a := range loose {
+		a.more.cleanup.Stop()
+		if c := a.h.detach(); c != nil {
+			dead = append(dead, c)
+		}
+	}
 	for i, chunk := range chunks {
 		n := len(scopeChunk{})
 		if i == len(chunks)-1 {
@@ -209,10 +254,15 @@ func (s *scopeState) ended() error {
 	return closedError(fmt.Sprintf("the tensor's scope %q has ended: Keep the tensor, or use it before the scope's Close", s.name))
 }
 
-func (s *Scope) isClosed() bool {
-	s.s.mu.Lock()
-	defer s.s.mu.Unlock()
-	return s.s.closed
+func (s *scopeState) endedByIn() error {
+	return closedError(fmt.Sprintf("In gave the tensor, an operator's result without a scope, to the scope %q, which has ended: "+
+		"for use in several scopes, Own it by one that lives longer", s.name))
+}
+
+func (s *scopeState) isClosed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closed
 }
 
 // youngest returns the younger of two scopes; either may be nil.

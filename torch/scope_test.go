@@ -206,3 +206,105 @@ func TestTrainingLoopIsFlat(t *testing.T) {
 		t.Errorf("%d tensors were left to the garbage collector", got-caught)
 	}
 }
+
+// A result of an operator on parameters has no scope. In gives it to the scope, so that an
+// expression that ends in In leaves nothing behind.
+func TestInLeavesNothingBehind(t *testing.T) {
+	w := leaf(t, []float32{1, 2, 3, 4}, 2, 2)
+	turn := func() {
+		s := torch.NewScope("turn")
+		defer s.Close()
+		row := w.Narrow(0, 0, 1).In(s)
+		if err := row.Add(torch.Call1("square", w).In(s)).Sum().Backward(); err != nil {
+			t.Fatal(err)
+		}
+		parts, err := w.NoGrad().Unbind(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range append(parts, w.Grad(), w.NoGrad().Exp().NoGrad()) {
+			if err := part.In(s).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := torch.ClearGrads(w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before, caught := settled(), torch.Caught()
+	for range 1000 {
+		turn()
+	}
+	if live := torch.LiveTensors(); live != before {
+		t.Errorf("%d references remain", live-before)
+	}
+	settled()
+	if got := torch.Caught(); got != caught {
+		t.Errorf("%d tensors were left to the garbage collector", got-caught)
+	}
+}
+
+func TestInEndsResultsWithoutAScope(t *testing.T) {
+	program := torch.NewScope("program")
+	defer program.Close()
+	w := floats(t, []float32{1, 2})
+	scaled := w.MulScalar(2)
+	kept := scaled.Keep()
+	defer kept.Close()
+	parameter := w.MulScalar(0.5)
+	defer parameter.Close()
+	if err := parameter.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	owned := program.Own(w.AddScalar(1))
+	borrowed := w.AddScalar(3)
+	defer borrowed.Close()
+	for turn := range 2 {
+		s := torch.NewScope("turn")
+		for _, x := range []*torch.Tensor{w, kept, parameter, owned} {
+			if err := x.In(s).Err(); err != nil {
+				t.Errorf("turn %d: %v", turn, err)
+			}
+		}
+		if err := s.Own(borrowed.Keep()).Err(); err != nil {
+			t.Errorf("turn %d: %v", turn, err)
+		}
+		if turn == 0 {
+			wantValues(t, scaled.In(s), 2, 4)
+			wantValues(t, scaled, 2, 4) // until the scope's end
+			if n := s.Len(); n != 7 {
+				t.Errorf("the scope owns %d tensors, want 7", n)
+			}
+		}
+		s.Close()
+	}
+	err := scaled.In(program).Err()
+	if !errors.Is(err, torch.ErrClosed) || !strings.Contains(err.Error(), `"turn"`) || !strings.Contains(err.Error(), "Own it") {
+		t.Errorf("after the end of the scope: got %v, want ErrClosed with the scope's name and what to do", err)
+	}
+	wantValues(t, kept, 2, 4)
+	late := w.MulScalar(3)
+	ended := torch.NewScope("ended")
+	ended.Close()
+	if err := late.In(ended).Err(); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("In of an ended scope: got %v, want ErrClosed", err)
+	}
+	wantValues(t, late, 3, 6)
+	late.Close()
+}
+
+// A scope that lives long does not grow by results that In gave to it and the program closed.
+func TestLongScopeForgetsClosedResults(t *testing.T) {
+	s := torch.NewScope("long")
+	defer s.Close()
+	w := floats(t, []float32{1})
+	before := settled()
+	for range 5000 {
+		x := w.Add(w)
+		x.In(s).Close()
+		x.Close()
+	}
+	if live, n := torch.LiveTensors(), s.Len(); live != before || n != 0 {
+		t.Errorf("%d more references, and %d tensors in the scope, want 0 and 0", live-before, n)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"sync/atomic"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
@@ -23,6 +24,9 @@ type Tensor struct {
 type more struct {
 	err     error           // the failure of the tensor
 	cleanup runtime.Cleanup // frees an unreachable tensor without a scope
+	// loose marks an operator's result that no scope owns, until In or SetRequiresGrad.
+	loose atomic.Bool
+	ends  atomic.Pointer[scopeState] // the scope that In made the owner of a loose tensor
 }
 
 // failure returns the error that t carries.
@@ -55,8 +59,13 @@ func (t *Tensor) acquire() (*capi.Tensor, error) {
 	if c := t.h.acquire(); c != nil {
 		return c, nil
 	}
-	if t.scope != nil && t.scope.isClosed() {
+	if t.scope != nil && t.scope.s.isClosed() {
 		return nil, t.scope.s.ended()
+	}
+	if t.more != nil {
+		if s := t.more.ends.Load(); s != nil && s.isClosed() {
+			return nil, s.endedByIn()
+		}
 	}
 	return nil, closedError("the tensor was closed")
 }
@@ -183,8 +192,26 @@ func (t *Tensor) Close() error {
 // still ends with its scope.
 func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
 
-// In returns a handle to the same tensor that the scope s owns. It does not change t.
+// In returns a handle to the same tensor that the scope s owns. A tensor of a constructor, of Keep,
+// or of another scope stays as it is, and so does a parameter (see [Tensor.SetRequiresGrad]).
+//
+// A result of an operator that no scope owns ends with s too, because nothing else would close it:
+// w.Narrow(0, 0, n).In(s) leaves nothing behind. To use such a result after the end of s, own it by
+// a scope that lives longer before the first In:
+//
+//	mask = program.Own(ones.Tril(0)) // not mask := ones.Tril(0)
+//
+// A function that takes tensors of its caller, and must not end them, writes s.Own(t.Keep()).
 func (t *Tensor) In(s *Scope) *Tensor {
+	in := t.within(s)
+	if in.failure() == nil && t.scope == nil {
+		s.adopt(t)
+	}
+	return in
+}
+
+// within returns a handle that s owns, and does not change t.
+func (t *Tensor) within(s *Scope) *Tensor {
 	if s == nil || s.s == nil {
 		if t != nil && t.failure() != nil {
 			return failed(t.failure())
