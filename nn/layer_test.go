@@ -3,6 +3,7 @@ package nn_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
@@ -29,7 +30,7 @@ type stack struct {
 }
 
 // stackCalls is the line where stack calls its layers.
-const stackCalls = 35
+const stackCalls = 36
 
 func (s *stack) Forward(x *torch.Tensor) *torch.Tensor {
 	return s.head.Forward(s.layer1.Forward(x).MeanDim([]int64{2, 3}, false))
@@ -419,6 +420,56 @@ func TestFreezeExcludesParameters(t *testing.T) {
 	bad := nn.NewLinear(0, 1, nn.LinearOptions{})
 	if err := nn.Freeze(bad); err == nil || !strings.HasPrefix(err.Error(), "nn: weight: ") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// Kernels and images get the strides of the format, also where a kernel has one pixel; the output
+// stays the same, and an optimizer steps.
+func TestToMemoryFormat(t *testing.T) {
+	net := nn.NewSequential(nn.NewConv2d(3, 4, 3, nn.Conv2dOptions{}), nn.NewBatchNorm2d(4, nn.BatchNorm2dOptions{}), nn.NewConv2d(4, 5, 1, nn.Conv2dOptions{}))
+	defer nn.Close(net)
+	x, err := torch.Randn(cuda.CPU, torch.Float32, 2, 3, 6, 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	x = scope.Own(x)
+	before, err := net.Forward(x).Float64s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opt, err := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	if err := nn.ToMemoryFormat(net, torch.ChannelsLast); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range [][]int64{{27, 1, 9, 3}, {1}, {1}, {1}, {4, 1, 4, 4}, {1}} {
+		if got := nn.Parameters(net)[i].Strides(); !slices.Equal(got, want) {
+			t.Errorf("parameter %d has the strides %v, want %v", i, got, want)
+		}
+	}
+	y := net.Forward(x.Contiguous(torch.ChannelsLast))
+	after, err := y.Float64s()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range before {
+		if math.Abs(after[i]-before[i]) > 1e-5 {
+			t.Fatalf("output %d: %v, and %v before", i, after[i], before[i])
+		}
+	}
+	if !y.IsContiguous(torch.ChannelsLast) {
+		t.Errorf("the output has the strides %v", y.Strides())
+	}
+	if err := errors.Join(y.Sum().Backward(), opt.Step(), nn.ToMemoryFormat(net, torch.Contiguous)); err != nil {
+		t.Fatal(err)
+	}
+	if got := nn.Parameters(net)[4].Strides(); !slices.Equal(got, []int64{4, 1, 1, 1}) {
+		t.Errorf("back: %v", got)
 	}
 }
 

@@ -3,6 +3,7 @@ package nn
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -156,6 +157,39 @@ func ToDType(m Module, dtype torch.DType) error {
 		}
 	}
 	return nil
+}
+
+// ToMemoryFormat converts all parameters and buffers of four dimensions, which are those of images,
+// to the memory format. Convolutions in ChannelsLast use a GPU's tensor cores without reordering
+// their operands: give the network images of the same format (prefetcher's finish makes them).
+// Values, names and files stay the same. Like [To], it keeps the tensors and drops gradients.
+func ToMemoryFormat(m Module, f torch.MemoryFormat) error {
+	for _, n := range State(m) {
+		if err := arrange(n.Tensor, f); err != nil {
+			return fmt.Errorf("nn: %s: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+func arrange(t *torch.Tensor, f torch.MemoryFormat) error {
+	if err := t.Err(); err != nil {
+		return err
+	}
+	s := t.Shape()
+	if len(s) != 4 {
+		return nil
+	}
+	strides := []int64{s[1] * s[2] * s[3], s[2] * s[3], s[3], 1}
+	if f == torch.ChannelsLast {
+		strides = []int64{s[1] * s[2] * s[3], 1, s[3] * s[1], s[1]}
+	}
+	// A kernel of one pixel has its elements in both orders at once. It needs the strides too,
+	// because its gradient will have them, and fused optimizers compare strides.
+	if slices.Equal(t.Strides(), strides) {
+		return nil
+	}
+	return replace(t, torch.Call1("clone", t.NoGrad(), torch.Keywords{"memory_format": f}))
 }
 
 func floating(d torch.DType) bool {

@@ -47,7 +47,7 @@ func (t *Tensor) Grad() *Tensor {
 	case g == nil:
 		return nil
 	}
-	return provenance{t.scope, t.noGrad}.result(g)
+	return provenance{t.scope, t.marks}.result(g)
 }
 
 // SetGrad replaces the gradient of a leaf; nil drops it.
@@ -75,7 +75,7 @@ func ClearGrads(tensors ...*Tensor) error {
 // for a tensor computed from one; false under NoGrad and for a failed or closed tensor.
 func (t *Tensor) RequiresGrad() bool {
 	i, _ := t.info()
-	return i.RequiresGrad && !t.noGrad
+	return i.RequiresGrad && t.marks&noGrad == 0
 }
 
 // SetRequiresGrad makes a leaf (a tensor that no operator computed) a parameter, or makes a
@@ -163,6 +163,74 @@ func (t *Tensor) RecordStream(s cuda.Stream) error {
 // ManualSeed seeds the default random generators of all devices. Operators draw the same numbers
 // for the same seed, and the same numbers as PyTorch.
 func ManualSeed(seed uint64) error { return capi.ManualSeed(seed) }
+
+// GeneratorState returns the state of a device's default random generator, uint8 on the CPU, which
+// the caller closes: the bytes of PyTorch's torch.get_rng_state and torch.cuda.get_rng_state. While
+// another goroutine captures a graph, the state of a GPU's generator waits for the capture's end.
+func GeneratorState(device cuda.Device) (*Tensor, error) {
+	c, err := capi.GeneratorState(int32(device))
+	if err != nil {
+		err = opError("GeneratorState", nil, err)
+		return failed(err), err
+	}
+	return provenance{}.tensor(c), nil
+}
+
+// SetGeneratorState replaces the state of a device's default random generator: operators then draw
+// the numbers that followed when [GeneratorState] was called. It copies the state.
+func SetGeneratorState(device cuda.Device, state *Tensor) error {
+	return state.use("SetGeneratorState", func(c *capi.Tensor) error { return capi.SetGeneratorState(int32(device), c) })
+}
+
+// Numerics are LibTorch's switches between speed, precision and reproducibility. They belong to the
+// process, not to a call or a tensor: LibTorch reads them whenever an operator runs.
+type Numerics struct {
+	// MatmulTF32 lets float32 products on a GPU round their operands to TF32, which has 10 bits of
+	// mantissa; false at the start.
+	MatmulTF32 bool
+	// ConvolutionTF32 lets float32 convolutions and recurrent layers on a GPU do so; true at the
+	// start.
+	ConvolutionTF32 bool
+	// Benchmark makes cuDNN measure its convolutions for each new shape and take the fastest; false
+	// at the start. It pays where shapes repeat.
+	Benchmark bool
+	// Deterministic makes operators use deterministic kernels, and fail if they have none; false at
+	// the start. Products on a GPU then need CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment.
+	Deterministic bool
+}
+
+// ProcessNumerics returns the switches of the process.
+func ProcessNumerics() (Numerics, error) {
+	f, err := capi.Numerics()
+	if err != nil {
+		return Numerics{}, opError("ProcessNumerics", nil, err)
+	}
+	return Numerics{
+		MatmulTF32: f&capi.NumericsMatmulTF32 != 0, ConvolutionTF32: f&capi.NumericsConvolutionTF32 != 0,
+		Benchmark: f&capi.NumericsBenchmark != 0, Deterministic: f&capi.NumericsDeterministic != 0,
+	}, nil
+}
+
+// SetProcessNumerics replaces the switches of the process. Call it before the first operator;
+// operators of other goroutines that run meanwhile see either setting.
+func SetProcessNumerics(n Numerics) error {
+	flags := int32(0)
+	for _, s := range []struct {
+		on   bool
+		flag int32
+	}{
+		{n.MatmulTF32, capi.NumericsMatmulTF32}, {n.ConvolutionTF32, capi.NumericsConvolutionTF32},
+		{n.Benchmark, capi.NumericsBenchmark}, {n.Deterministic, capi.NumericsDeterministic},
+	} {
+		if s.on {
+			flags |= s.flag
+		}
+	}
+	if err := capi.SetNumerics(flags); err != nil {
+		return opError("SetProcessNumerics", nil, err)
+	}
+	return nil
+}
 
 // SetNumThreads sets the number of threads that LibTorch uses inside one operator on the CPU, in
 // the whole process. Call it once, early. A good value is the number of CPUs that the process may

@@ -282,10 +282,7 @@ func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor)
 			if c != nil {
 				capi.FreeTensor(c)
 			}
-			out[i] = a.operand(n.written[i])
-			if p.noGrad && !out[i].noGrad {
-				out[i] = out[i].NoGrad() // the mark of another operand propagates
-			}
+			out[i] = a.operand(n.written[i]).marked(p.marks) // the marks of other operands propagate
 			continue
 		}
 		if c == nil {

@@ -42,9 +42,19 @@ var entries [len(operators)]atomic.Pointer[entry]
 
 // provenance holds the properties that results inherit from operands.
 type provenance struct {
-	scope  *Scope
-	noGrad bool
+	scope *Scope
+	marks marks
 }
+
+// marks are the modes that a handle gives to the operators on it, and to their results. Their bits
+// are those of the call's flags.
+type marks uint8
+
+const (
+	noGrad           marks = capi.CallNoGrad
+	autocastBFloat16 marks = capi.CallAutocastBFloat16
+	autocastFloat16  marks = capi.CallAutocastFloat16
+)
 
 func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	if c == nil {
@@ -52,13 +62,13 @@ func (p provenance) tensor(c *capi.Tensor) *Tensor {
 	}
 	if p.scope == nil {
 		o := newOwned(c)
-		return &Tensor{h: &o.handle, more: &o.more, noGrad: p.noGrad}
+		return &Tensor{h: &o.handle, more: &o.more, marks: p.marks}
 	}
 	t := p.scope.add(c)
 	if t == nil {
 		return failed(p.scope.s.ended())
 	}
-	t.noGrad = p.noGrad
+	t.marks = p.marks
 	return t
 }
 
@@ -124,13 +134,11 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 		}
 		held++
 		p.scope = youngest(p.scope, t.scope)
-		p.noGrad = p.noGrad || t.noGrad
+		p.marks |= t.marks
 	}
 	if err == nil {
 		flags &^= checkedNil
-		if p.noGrad {
-			flags |= capi.CallNoGrad
-		}
+		flags |= int32(p.marks)
 		switch {
 		case unknown != nil:
 			err = unknown
@@ -222,10 +230,7 @@ func (o operator) self(in []*Tensor, args []capi.Arg, ints []int64, text []byte)
 	if err != nil {
 		return failed(err)
 	}
-	if t := in[0]; p.noGrad && !t.noGrad {
-		return t.NoGrad() // the mark of another operand propagates
-	}
-	return in[0]
+	return in[0].marked(p.marks) // the marks of other operands propagate
 }
 
 // none calls an operator without results.

@@ -55,6 +55,12 @@
 // mode of its own. Evaluation is therefore net.Forward(images.NoGrad()), and w.NoGrad().Sub_(step)
 // changes a parameter in place.
 //
+// # Mixed precision
+//
+// [Tensor.Autocast] marks a tensor in the same way: products and convolutions of it, and of what is
+// computed from it, run in bfloat16 or float16, and losses in float32. TF32 and deterministic
+// kernels are switches of the process: see [SetProcessNumerics].
+//
 // # Concurrency
 //
 // Any goroutine may call all functions and methods. Closing a tensor or a scope while another

@@ -344,7 +344,7 @@ type argument struct {
 	device       cuda.Device
 	dtype        DType
 	requiresGrad bool
-	noGrad       bool
+	marks        marks
 	address      uintptr
 	shape        []int64
 	strides      []int64
@@ -366,7 +366,7 @@ func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 			if err := capi.TensorShape(c, a.shape, a.strides); err != nil {
 				return err
 			}
-			a.device, a.dtype, a.requiresGrad, a.noGrad = cuda.Device(info.Device), DType(info.DType), info.RequiresGrad, t.noGrad
+			a.device, a.dtype, a.requiresGrad, a.marks = cuda.Device(info.Device), DType(info.DType), info.RequiresGrad, t.marks
 			a.address, err = capi.TensorData(c)
 			return err
 		})
@@ -379,12 +379,9 @@ func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 }
 
 func (a *argument) appendKey(b []byte) []byte {
-	flags := byte(0)
+	flags := byte(a.marks) << 1
 	if a.requiresGrad {
 		flags |= 1
-	}
-	if a.noGrad {
-		flags |= 2
 	}
 	b = append(b, flags, byte(len(a.shape)))
 	b = binary.AppendVarint(b, int64(a.device))
@@ -399,8 +396,14 @@ func (a *argument) appendKey(b []byte) []byte {
 
 func (a *argument) String() string {
 	s := fmt.Sprintf("%s at %#x with strides %v", header(a.dtype, a.shape, a.device), a.address, a.strides)
-	if a.requiresGrad && !a.noGrad {
+	if a.requiresGrad && a.marks&noGrad == 0 {
 		s += " requiring gradients"
+	}
+	switch {
+	case a.marks&autocastBFloat16 != 0:
+		s += " under autocast to bfloat16"
+	case a.marks&autocastFloat16 != 0:
+		s += " under autocast to float16"
 	}
 	return s
 }

@@ -14,10 +14,10 @@ import (
 // immutable, so any number of goroutines may use one; the package documentation describes
 // concurrent access to the data.
 type Tensor struct {
-	h      *handle
-	scope  *Scope // nil: the code that made the tensor owns it
-	more   *more  // nil for a tensor of a scope that did not fail
-	noGrad bool
+	h     *handle
+	scope *Scope // nil: the code that made the tensor owns it
+	more  *more  // nil for a tensor of a scope that did not fail
+	marks marks
 }
 
 // more holds the fields that few tensors need, so that the results of most operators are small.
@@ -175,9 +175,9 @@ func (t *Tensor) Scope() *Scope {
 }
 
 // Close frees the tensor; if operators are using the tensor, the last of them frees it. Close also
-// closes the handles that NoGrad made from t. It does not affect other references (Keep, In, views,
-// autograd's). A tensor may be closed before its scope. Closing a failed, nil or closed tensor does
-// nothing. The error is always nil: it makes Tensor an io.Closer.
+// closes the handles that NoGrad, Autocast and NoAutocast made from t. It does not affect other
+// references (Keep, In, views, autograd's). A tensor may be closed before its scope. Closing a
+// failed, nil or closed tensor does nothing. The error is always nil: it makes Tensor an io.Closer.
 func (t *Tensor) Close() error {
 	if t != nil && t.h != nil {
 		if t.more != nil {
@@ -230,7 +230,7 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 	if err != nil {
 		return failed(err)
 	}
-	n := provenance{scope: s, noGrad: t.noGrad}.tensor(r)
+	n := provenance{scope: s, marks: t.marks}.tensor(r)
 	if err := n.failure(); err != nil {
 		return failed(opError(op, []*Tensor{t}, err))
 	}
@@ -239,14 +239,63 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 
 // NoGrad returns a marked handle to the same tensor, with the same owner. Operators with a marked
 // operand record nothing for backward, and mark their results. NoGrad makes no call to LibTorch.
-func (t *Tensor) NoGrad() *Tensor {
+func (t *Tensor) NoGrad() *Tensor { return t.mark("NoGrad", 0, noGrad) }
+
+// Autocast returns a marked handle to the same tensor, with the same owner. Operators with a marked
+// operand run under LibTorch's autocast, and mark their results: products and convolutions cast
+// their float32 operands to dtype, which is [BFloat16] or [Float16]; losses, norms and other
+// operators that need range or precision cast to float32; the rest runs in its operands' dtype.
+// The lists of operators are PyTorch's for torch.autocast, on the CPU and on a GPU. Autocast makes
+// no call to LibTorch.
+//
+//	loss := net.Forward(batch.Images.Autocast(torch.BFloat16)).CrossEntropy(batch.Labels)
+//	err := loss.Backward()
+//
+// Parameters stay float32 and get float32 gradients; only casts of them are of lower precision.
+// Unlike PyTorch, an operator keeps no cast for the next one, so a weight that a forward pass uses
+// several times is cast as often, and its gradients are added in float32. Backward runs each
+// operator in the dtypes of its forward pass, outside of autocast. Float16 needs a scaled loss:
+// see GradScaler in package optim. Operands of one operator that are marked with different dtypes
+// are an error.
+func (t *Tensor) Autocast(dtype DType) *Tensor {
+	var as marks
+	switch dtype {
+	case BFloat16:
+		as = autocastBFloat16
+	case Float16:
+		as = autocastFloat16
+	default:
+		if t.Err() != nil {
+			return t.mark("Autocast", 0, 0) // its own error comes first
+		}
+		return failed(opError("Autocast", []*Tensor{t}, invalid("to %v: give BFloat16 or Float16, or end autocast with NoAutocast", dtype)))
+	}
+	return t.mark("Autocast", autocastBFloat16|autocastFloat16, as)
+}
+
+// NoAutocast returns a handle to the same tensor without the mark of [Tensor.Autocast]. The dtype
+// stays: convert it with ToDType if the following operators need float32.
+func (t *Tensor) NoAutocast() *Tensor {
+	return t.mark("NoAutocast", autocastBFloat16|autocastFloat16, 0)
+}
+
+// mark returns a handle to the same tensor without some marks and with others.
+func (t *Tensor) mark(op string, without, with marks) *Tensor {
 	if err := t.Err(); err != nil {
 		if t == nil || t.failure() == nil {
-			err = opError("NoGrad", []*Tensor{t}, err)
+			err = opError(op, []*Tensor{t}, err)
 		}
 		return failed(err)
 	}
-	return &Tensor{h: t.h, scope: t.scope, more: t.more, noGrad: true}
+	return &Tensor{h: t.h, scope: t.scope, more: t.more, marks: t.marks&^without | with}
+}
+
+// marked returns a handle with the marks of t and m, which is t if t has them.
+func (t *Tensor) marked(m marks) *Tensor {
+	if t.marks|m == t.marks {
+		return t
+	}
+	return &Tensor{h: t.h, scope: t.scope, more: t.more, marks: t.marks | m}
 }
 
 // describe formats the tensor for an error, such as "float32[2 3] cpu".

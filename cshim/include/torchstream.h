@@ -3,8 +3,8 @@
  *
  * The rules at the top of torchstream_image.h hold here. In addition:
  *
- *  - Thread state (current device, current stream, gradient mode, memory pool) never survives a
- *    call. The exceptions are the calls that exist to change it: ts_set_cuda_stream, and the pairs
+ *  - Thread state (current device, current stream, gradient mode, autocast, memory pool) never
+ *    survives a call. The exceptions are the calls that exist to change it: ts_set_cuda_stream, and the pairs
  *    ts_stream_guard_enter and ts_stream_guard_exit, ts_memory_pool_enter and ts_memory_pool_exit,
  *    ts_graph_begin and ts_graph_end (or ts_graph_destroy). Both halves of a pair are called on the
  *    same thread.
@@ -474,7 +474,12 @@ typedef struct ts_arguments {
 } ts_arguments;
 
 enum {
-  TS_OPERATOR_FLAG_NO_GRAD = 1 /* under LibTorch's NoGradGuard: nothing is recorded for backward */
+  TS_OPERATOR_FLAG_NO_GRAD = 1, /* under LibTorch's NoGradGuard: nothing is recorded for backward */
+  /* Under LibTorch's autocast, with this lower precision, for operands on the CPU and on a GPU. The
+   * cache of cast weights is off: its entries would outlive an update of the weight, and no call
+   * knows where a forward pass ends. The two exclude each other. */
+  TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16 = 2,
+  TS_OPERATOR_FLAG_AUTOCAST_FLOAT16 = 4
 };
 
 /* Calls the operator. Each argument is checked against the schema first: TS_ERROR_INVALID_ARGUMENT
@@ -520,6 +525,26 @@ TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_gr
 
 /* Seeds every device's default generator. */
 TS_API ts_error* ts_random_seed(uint64_t seed);
+/* Returns the state of the device's default generator: new bytes on the CPU, which PyTorch's
+ * get_rng_state returns too. Replays of a graph count. For a GPU, TS_ERROR_CAPTURE in a capture,
+ * and TS_ERROR_BUSY beside one. */
+TS_API ts_error* ts_generator_get_state(int32_t device, ts_tensor** state);
+/* Replaces the state of the device's default generator. The bytes are copied. Fails as
+ * ts_generator_get_state. */
+TS_API ts_error* ts_generator_set_state(int32_t device, const ts_tensor* state);
+
+/* LibTorch's switches between speed, precision and reproducibility. They belong to the process:
+ * an operator that runs on another thread meanwhile sees the old or the new one. */
+enum {
+  TS_NUMERICS_FLAG_MATMUL_TF32 = 1,      /* float32 products on a GPU may round to TF32 */
+  TS_NUMERICS_FLAG_CONVOLUTION_TF32 = 2, /* so may float32 convolutions; LibTorch's default */
+  TS_NUMERICS_FLAG_BENCHMARK = 4,        /* cuDNN measures its algorithms for each new shape */
+  TS_NUMERICS_FLAG_DETERMINISTIC = 8     /* operators without a deterministic kernel fail */
+};
+
+/* Replaces all switches. flags: TS_NUMERICS_FLAG_ values, added. */
+TS_API ts_error* ts_numerics_set(int32_t flags);
+TS_API ts_error* ts_numerics_get(int32_t* flags);
 
 /* Sets how many threads LibTorch uses inside one operator on the CPU, in the whole process. */
 TS_API ts_error* ts_parallelism_set(int32_t threads);

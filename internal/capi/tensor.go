@@ -40,6 +40,11 @@ package capi
 #cgo nocallback ts_tensor_list_take
 #cgo noescape ts_tensor_get_grad
 #cgo nocallback ts_tensor_get_grad
+#cgo noescape ts_generator_get_state
+#cgo nocallback ts_generator_get_state
+#cgo nocallback ts_generator_set_state
+#cgo noescape ts_numerics_get
+#cgo nocallback ts_numerics_get
 #cgo noescape ts_tensor_clear_grads
 #cgo nocallback ts_tensor_clear_grads
 */
@@ -281,7 +286,11 @@ type Arg struct {
 	Value       int64
 }
 
-const CallNoGrad = C.TS_OPERATOR_FLAG_NO_GRAD
+const (
+	CallNoGrad           = C.TS_OPERATOR_FLAG_NO_GRAD
+	CallAutocastBFloat16 = C.TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16
+	CallAutocastFloat16  = C.TS_OPERATOR_FLAG_AUTOCAST_FLOAT16
+)
 
 // CallWaits is a flag of CallOperator alone. It says that the operator waits for the device, so the
 // call passes the gate of calls that wait.
@@ -382,6 +391,60 @@ func ManualSeed(seed uint64) error {
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_random_seed(C.uint64_t(seed)))
+}
+
+// GeneratorState returns the state of the device's default generator, a CPU tensor. It waits for
+// the end of a capture that is under way.
+func GeneratorState(device int32) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = whileNotBusy(func() error { return failure(C.ts_generator_get_state(C.int32_t(device), &t)) })
+	return t, err
+}
+
+// SetGeneratorState replaces the state of the device's default generator. It waits for the end of a
+// capture that is under way.
+func SetGeneratorState(device int32, t *Tensor) error {
+	return whileNotBusy(func() error { return failure(C.ts_generator_set_state(C.int32_t(device), t)) })
+}
+
+// whileNotBusy repeats a call until it no longer fails because of a capture under way.
+func whileNotBusy(call func() error) error {
+	for {
+		computing.enter()
+		err := call()
+		computing.leave()
+		if err == nil {
+			return nil
+		}
+		if err := busy(err); err != nil {
+			return err
+		}
+	}
+}
+
+const (
+	NumericsMatmulTF32      = C.TS_NUMERICS_FLAG_MATMUL_TF32
+	NumericsConvolutionTF32 = C.TS_NUMERICS_FLAG_CONVOLUTION_TF32
+	NumericsBenchmark       = C.TS_NUMERICS_FLAG_BENCHMARK
+	NumericsDeterministic   = C.TS_NUMERICS_FLAG_DETERMINISTIC
+)
+
+func SetNumerics(flags int32) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_numerics_set(C.int32_t(flags)))
+}
+
+func Numerics() (int32, error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
+	var flags C.int32_t
+	err := failure(C.ts_numerics_get(&flags))
+	return int32(flags), err
 }
 
 // SetNumThreads sets the number of LibTorch's threads for CPU operators. Like NumThreads, it

@@ -1,7 +1,10 @@
-// Gradients, and the seed of the random generators.
+// Gradients, the random generators, and the switches of LibTorch's numerics.
 #include <ATen/Context.h>
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <mutex>
+#include <optional>
 #include <string>
 
 #include "base/thread.h"
@@ -21,6 +24,25 @@ void check_gradient(const at::Tensor& tensor, const at::Tensor& gradient) {
   require(gradient.device() == tensor.device(),
           "the gradient and the tensor are on different devices");
 }
+
+// Calls use with the device's default generator, locked.
+template <typename Use>
+void with_generator(int32_t device, Use&& use) {
+  const c10::Device on = checked_device(device);
+  std::optional<RandomTurn> turn;
+  if (on.is_cuda()) {
+    ensure_cuda();
+    refuse_in_capture("reading or setting the state of a generator");
+    turn.emplace();
+  }
+  at::Generator generator = at::globalContext().defaultGenerator(on);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  use(generator);
+}
+
+constexpr int32_t kNumericsFlags = TS_NUMERICS_FLAG_MATMUL_TF32 |
+                                   TS_NUMERICS_FLAG_CONVOLUTION_TF32 | TS_NUMERICS_FLAG_BENCHMARK |
+                                   TS_NUMERICS_FLAG_DETERMINISTIC;
 
 }  // namespace
 }  // namespace ts
@@ -109,5 +131,50 @@ ts_error* ts_random_seed(uint64_t seed) {
     ts::enter_thread();
     if (ts::device_count() > 0) ts::ensure_cuda();
     at::manual_seed(seed);
+  });
+}
+
+ts_error* ts_generator_get_state(int32_t device, ts_tensor** state) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(state != nullptr, "state is NULL");
+    ts::with_generator(device, [&](const at::Generator& generator) {
+      *state = ts::to_handle(generator.get_state());
+    });
+  });
+}
+
+ts_error* ts_generator_set_state(int32_t device, const ts_tensor* state) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(state);
+    ts::require(value.is_cpu() && value.scalar_type() == at::kByte && value.is_contiguous(),
+                "the state of a generator is contiguous uint8 on the CPU");
+    ts::with_generator(device, [&](at::Generator& generator) { generator.set_state(value); });
+  });
+}
+
+ts_error* ts_numerics_set(int32_t flags) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require((flags & ~ts::kNumericsFlags) == 0, "unknown flag");
+    at::Context& context = at::globalContext();
+    context.setAllowTF32CuBLAS((flags & TS_NUMERICS_FLAG_MATMUL_TF32) != 0);
+    context.setAllowTF32CuDNN((flags & TS_NUMERICS_FLAG_CONVOLUTION_TF32) != 0);
+    context.setBenchmarkCuDNN((flags & TS_NUMERICS_FLAG_BENCHMARK) != 0);
+    context.setDeterministicAlgorithms((flags & TS_NUMERICS_FLAG_DETERMINISTIC) != 0,
+                                       /*warn_only=*/false);
+  });
+}
+
+ts_error* ts_numerics_get(int32_t* flags) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(flags != nullptr, "flags is NULL");
+    at::Context& context = at::globalContext();
+    *flags = (context.allowTF32CuBLAS() ? TS_NUMERICS_FLAG_MATMUL_TF32 : 0) |
+             (context.allowTF32CuDNN() ? TS_NUMERICS_FLAG_CONVOLUTION_TF32 : 0) |
+             (context.benchmarkCuDNN() ? TS_NUMERICS_FLAG_BENCHMARK : 0) |
+             (context.deterministicAlgorithms() ? TS_NUMERICS_FLAG_DETERMINISTIC : 0);
   });
 }

@@ -1,5 +1,6 @@
 // Any operator of LibTorch by its name: ts_operator_find reads the schema once, so that a call only
 // compares small numbers and fills the stack.
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
@@ -564,6 +565,52 @@ void note_results(const torch::jit::Stack& stack) {
   }
 }
 
+constexpr int32_t kAutocastFlags =
+    TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16 | TS_OPERATOR_FLAG_AUTOCAST_FLOAT16;
+
+// Autocast to one dtype on the CPU and on GPUs, until the end of the block. LibTorch keeps casts of
+// weights for the process, until a forward pass ends. No call knows that end, and an optimizer that
+// changes the weight before it would leave old values there, so the casts are not kept.
+class Autocast {
+ public:
+  explicit Autocast(at::ScalarType dtype)
+      : cached_(at::autocast::is_autocast_cache_enabled()),
+        cpu_(at::kCPU, dtype),
+        cuda_(at::kCUDA, dtype) {
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~Autocast() { at::autocast::set_autocast_cache_enabled(cached_); }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  class On {
+   public:
+    On(at::DeviceType type, at::ScalarType dtype)
+        : type_(type),
+          enabled_(at::autocast::is_autocast_enabled(type)),
+          dtype_(at::autocast::get_autocast_dtype(type)) {
+      at::autocast::set_autocast_dtype(type, dtype);
+      at::autocast::set_autocast_enabled(type, true);
+    }
+    ~On() {
+      at::autocast::set_autocast_enabled(type_, enabled_);
+      at::autocast::set_autocast_dtype(type_, dtype_);
+    }
+    On(const On&) = delete;
+    On& operator=(const On&) = delete;
+
+   private:
+    at::DeviceType type_;
+    bool enabled_;
+    at::ScalarType dtype_;
+  };
+
+  bool cached_;
+  On cpu_;
+  On cuda_;
+};
+
 // Leaves the results on the stack.
 void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
   fill_stack(op, operands, stack);
@@ -574,12 +621,17 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   const CaptureWatch watch(op.name.c_str());
   std::optional<c10::NoGradGuard> no_grad;
   if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
+  std::optional<Autocast> autocast;
+  if ((flags & kAutocastFlags) != 0) {
+    autocast.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf : at::kBFloat16);
+  }
   op.handle.callBoxed(&stack);
   if (captured) note_results(stack);
 }
 
 void check_flags(int32_t flags) {
-  require((flags & ~TS_OPERATOR_FLAG_NO_GRAD) == 0, "unknown call flag");
+  require((flags & ~(TS_OPERATOR_FLAG_NO_GRAD | kAutocastFlags)) == 0, "unknown call flag");
+  require((flags & kAutocastFlags) != kAutocastFlags, "autocast to two dtypes");
 }
 
 std::string full_name(const std::string& name, const std::string& overload) {

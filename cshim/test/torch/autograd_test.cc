@@ -1,4 +1,6 @@
 // Backward and gradients, the seed.
+#include <functional>
+
 #include "support.h"
 
 namespace {
@@ -131,6 +133,56 @@ TEST(Autograd, TheSeedRepeats) {
   EXPECT_NE(draw(), first);
   ASSERT_OK(ts_random_seed(5));
   EXPECT_EQ(draw(), first);
+}
+
+void draws_again(int32_t device, const std::function<Floats()>& draw) {
+  ASSERT_OK(ts_random_seed(5));
+  draw();
+  Tensor state;
+  ASSERT_OK(ts_generator_get_state(device, state.out()));
+  const Floats first = draw();
+  EXPECT_NE(draw(), first);
+  ASSERT_OK(ts_generator_set_state(device, state));
+  EXPECT_EQ(draw(), first);
+}
+
+TEST(Generator, AStateRepeats) {
+  draws_again(TS_DEVICE_CPU, [] { return read<float>(Call("aten::rand").ints({8}).one()); });
+}
+
+TEST(Generator, WrongStatesAreRefused) {
+  Tensor state;
+  ASSERT_OK(ts_generator_get_state(TS_DEVICE_CPU, state.out()));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_get_state(TS_DEVICE_CPU, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_set_state(TS_DEVICE_CPU, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "uint8",
+               ts_generator_set_state(TS_DEVICE_CPU, make<float>({1}, {1})));
+  EXPECT_FAILS(TS_ERROR_OPERATOR, "",
+               ts_generator_set_state(TS_DEVICE_CPU, make<uint8_t>({1, 2}, {2})));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_generator_set_state(ts_device_count(), state));
+}
+
+TEST(Numerics, AreSetTogether) {
+  int32_t before = 0;
+  ASSERT_OK(ts_numerics_get(&before));
+  EXPECT_EQ(before, TS_NUMERICS_FLAG_CONVOLUTION_TF32) << "LibTorch's defaults";
+  testing::internal::CaptureStderr();
+  for (int32_t flags = 0; flags < 16; ++flags) {
+    int32_t now = -1;
+    ASSERT_OK(ts_numerics_set(flags));
+    ASSERT_OK(ts_numerics_get(&now));
+    EXPECT_EQ(now, flags);
+  }
+  ASSERT_OK(ts_numerics_set(before));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_numerics_set(16));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_numerics_get(nullptr));
+}
+
+TEST(GeneratorGpu, AStateRepeats) {
+  NEEDS_GPUS(1);
+  draws_again(
+      0, [] { return read<float>(Call("aten::rand").ints({8}).none().none().device(0).one()); });
 }
 
 TEST(AutogradGpu, GradientsAreOrderedOnTheCallersStream) {

@@ -355,6 +355,56 @@ TEST(Operator, NoGradIsForOneCall) {
   EXPECT_TRUE(test::describe(Call("aten::mul", "Tensor").tensor(a).tensor(a).one()).requires_grad);
 }
 
+TEST(Operator, AutocastIsForOneCall) {
+  const auto dtype = [](const Tensor& t) { return test::describe(t).dtype; };
+  Tensor a = make<float>({1, 2, 3, 4}, {2, 2});
+  ASSERT_OK(ts_tensor_set_requires_grad(a, true));
+  const auto product = [&](int32_t flags) {
+    return Call("aten::mm").tensor(a).tensor(a).flags(flags).one();
+  };
+  Tensor half = product(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16);
+  EXPECT_EQ(dtype(half), TS_DTYPE_BFLOAT16);
+  EXPECT_EQ(dtype(product(0)), TS_DTYPE_FLOAT32);
+  EXPECT_EQ(dtype(product(TS_OPERATOR_FLAG_AUTOCAST_FLOAT16)), TS_DTYPE_FLOAT16);
+  EXPECT_EQ(dtype(Call("aten::mse_loss")
+                      .tensor(half)
+                      .tensor(half)
+                      .flags(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16)
+                      .one()),
+            TS_DTYPE_FLOAT32);
+  // An exception restores the mode too.
+  Tensor b = make<float>({1, 2, 3}, {1, 3});
+  EXPECT_FAILS(
+      TS_ERROR_OPERATOR, "",
+      Call("aten::mm").tensor(a).tensor(b).flags(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16).drop());
+  EXPECT_EQ(dtype(product(0)), TS_DTYPE_FLOAT32);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "two dtypes",
+               Call("aten::mm")
+                   .tensor(a)
+                   .tensor(a)
+                   .flags(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16 | TS_OPERATOR_FLAG_AUTOCAST_FLOAT16)
+                   .drop());
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag",
+               Call("aten::mm").tensor(a).tensor(a).flags(8).drop());
+}
+
+// LibTorch's own cache of cast weights would return the old values.
+TEST(Operator, AutocastSeesAnUpdatedWeight) {
+  Tensor w = make<float>({1}, {1, 1});
+  Tensor x = make<float>({1}, {1, 1});
+  ASSERT_OK(ts_tensor_set_requires_grad(w, true));
+  const auto value = [&] {
+    Tensor y = Call("aten::mm").tensor(x).tensor(w).flags(TS_OPERATOR_FLAG_AUTOCAST_BFLOAT16).one();
+    double item = 0;
+    EXPECT_OK(ts_tensor_get_item(y, &item));
+    return item;
+  };
+  EXPECT_EQ(value(), 1);
+  EXPECT_OK(
+      Call("aten::add_", "Scalar").tensor(w).integer(1).flags(TS_OPERATOR_FLAG_NO_GRAD).drop());
+  EXPECT_EQ(value(), 2);
+}
+
 TEST(Operator, AnAbsentDeviceReturnsNoDevice) {
   const int32_t beyond = ts_device_count();
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
