@@ -59,11 +59,11 @@ func TestAllocations(t *testing.T) {
 			}
 			epoch(0)
 			epoch(1)
-			const perBatch, perEpoch = 16, 300 // below one for each image together
+			const perBatch, perEpoch = 16, 300 // together below one for each image
 			if n := epoch(2); n > perBatch*images/batch+perEpoch {
-				t.Errorf("%d pieces of memory for %d images in %d batches, want at most %d a batch and %d for the epoch", n, images, images/batch, perBatch, perEpoch)
+				t.Errorf("%d allocations for %d images in %d batches, want at most %d a batch and %d for the epoch", n, images, images/batch, perBatch, perEpoch)
 			} else {
-				t.Logf("%d pieces of memory for %d images", n, images)
+				t.Logf("%d allocations for %d images", n, images)
 			}
 		})
 	}
@@ -104,6 +104,6 @@ func TestSpareSlots(t *testing.T) {
 		t.Error("a batch that was kept has changed")
 	}
 	if len(seen) > hostSlots+1 {
-		t.Errorf("%d pieces of memory for batches, want %d and one that was kept", len(seen), hostSlots)
+		t.Errorf("%d slots for batches, want %d and one that was kept", len(seen), hostSlots)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// The loader must deliver the same batches as this loop.
+// expected returns the batches that the loader must deliver.
 func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (batches [][]string, failed bool) {
 	var batch []string
 	var isBad []bool
@@ -112,7 +112,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// contents reads all members of an archive.
+// contents returns the data of an archive's members by name.
 func contents(t *testing.T, path string) map[string][]byte {
 	t.Helper()
 	a, err := archive.Open(t.Context(), path, archive.Config{})
@@ -133,8 +133,7 @@ func contents(t *testing.T, path string) map[string][]byte {
 	return all
 }
 
-// checkRows verifies that every row has the pixels and the label of the sample that it is said to
-// be.
+// checkRows verifies that every row has the pixels and the label of its Sample.
 func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b copied) {
 	t.Helper()
 	row := len(b.images) / len(b.samples)
@@ -146,7 +145,7 @@ func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b 
 			t.Fatal(err)
 		}
 		if !bytes.Equal(want, b.images[i*row:(i+1)*row]) {
-			t.Fatalf("row %d has not the pixels of %v", i, s)
+			t.Fatalf("row %d lacks the pixels of %v", i, s)
 		}
 		if want := int64(s.Name[len("train/class")] - '0'); b.labels[i] != want || s.Label != int(want) {
 			t.Fatalf("row %d, %q, has the label %d and %d in Sample", i, s.Name, b.labels[i], s.Label)
@@ -183,7 +182,7 @@ func TestManyBad(t *testing.T) {
 	}
 }
 
-// heapLog is a slog.Handler that notes the live heap at regular numbers of records.
+// heapLog is a slog.Handler that measures the live heap at regular numbers of records.
 type heapLog struct {
 	slog.Handler
 	records, every int
@@ -199,7 +198,7 @@ func (h *heapLog) Handle(context.Context, slog.Record) error {
 	return nil
 }
 
-// liveHeap is how many bytes of the heap are in use.
+// liveHeap returns the number of bytes of the heap that are in use.
 func liveHeap() uint64 {
 	runtime.GC()
 	var m runtime.MemStats
@@ -207,8 +206,8 @@ func liveHeap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestManyBadMemory: bad samples take no memory once they are counted, also while a batch waits for
-// good ones.
+// TestManyBadMemory: bad samples take no memory once they are counted, even while a batch waits for
+// good samples.
 func TestManyBadMemory(t *testing.T) {
 	if underRace {
 		t.Skip("with the race detector compressed images lie in Go's heap")
@@ -227,7 +226,7 @@ func TestManyBadMemory(t *testing.T) {
 	}
 }
 
-// TestSubstituteWholeBatch: nothing can stand in for a batch without one good sample.
+// TestSubstituteWholeBatch: a batch without a good sample has no substitutes, and is an error.
 func TestSubstituteWholeBatch(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, func(i int) bool { return i >= 8 && i < 16 }))
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Substitute})

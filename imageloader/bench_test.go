@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// archiveVariable names a .tar or .tar.gz to measure BenchmarkEpoch with; noise images are made
-// otherwise.
+// archiveVariable names a .tar or .tar.gz for the benchmarks. Without it BenchmarkEpoch makes
+// images of noise.
 const archiveVariable = "TORCHSTREAM_BENCH_ARCHIVE"
 
 func benchArchive(b *testing.B) string {
@@ -25,7 +25,7 @@ func benchArchive(b *testing.B) string {
 	for i := range 100 {
 		m := image.NewRGBA(image.Rect(0, 0, 300+rng.IntN(300), 300+rng.IntN(200)))
 		v := 128
-		for k := range m.Pix { // neighbours alike, as in a photograph
+		for k := range m.Pix { // similar neighbours, as in a photograph
 			v = min(255, max(0, v+rng.IntN(31)-15))
 			m.Pix[k] = byte(v)
 		}
@@ -34,8 +34,8 @@ func benchArchive(b *testing.B) string {
 	return archivetest.WriteFile(b, "bench.tgz", archivetest.Gzip(b, archivetest.Tar(b, members...)))
 }
 
-// BenchmarkEpoch measures whole epochs; an op is one image. cpu-µs/op is user and system time of
-// the process.
+// BenchmarkEpoch measures whole epochs. An op is one image, and cpu-µs/op is the process's user and
+// system time.
 func BenchmarkEpoch(b *testing.B) {
 	path := benchArchive(b)
 	for _, c := range []struct {
@@ -69,7 +69,7 @@ func BenchmarkEpoch(b *testing.B) {
 	}
 }
 
-// cpu is the process's user and system time in µs.
+// cpu returns the process's user and system time in µs.
 func cpu(b *testing.B) float64 {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -24,17 +24,17 @@ type chaos struct {
 	rng    *rand.Rand
 	calm   bool
 	kind   string // "fails", "stalls", "is cut off", "reads short"
-	after  int64  // bytes of the file that are read well
+	after  int64  // bytes of the file that are read without a fault
 	resume chan struct{}
 }
 
-// chaoticFile reads as a bad disk or network does.
+// chaoticFile reads like a bad disk or network.
 type chaoticFile struct {
 	*os.File
 	c *chaos
 }
 
-// read reads p at an offset, with the fault of the chaos's kind.
+// read fills p from an offset, with the fault of the chaos's kind.
 func (f *chaoticFile) read(p []byte, at int64, read func(p []byte) (int, error), whole bool) (int, error) {
 	c := f.c
 	c.mu.Lock()
@@ -99,7 +99,7 @@ func TestChaos(t *testing.T) {
 		if format == "tgz" {
 			size = int64(len(zipped))
 		}
-		c.after = rng.Int64N(size + size/8) // sometimes it does not come to that
+		c.after = rng.Int64N(size + size/8) // sometimes behind the end, without a fault
 		if c.kind == "reads short" {
 			c.after = size + 1
 		}
@@ -137,7 +137,7 @@ func TestChaos(t *testing.T) {
 					if seed%8 < 4 {
 						cancel(patience)
 					}
-					close(c.resume) // a read that never comes back can't be stopped, as in any program
+					close(c.resume) // no program can stop a read that never returns
 				}()
 			}
 			var got []copied
@@ -180,8 +180,8 @@ func TestChaos(t *testing.T) {
 					t.Errorf("a file that %s: error %v", c.kind, failed)
 				}
 			}
-			// The epoch can be resumed when the reader works again. The samples that were left in a
-			// shuffle buffer come out of order after an error, and come again after the resume.
+			// The epoch can be resumed when the reader works again. After an error the rest of a
+			// shuffle buffer comes out of order, and comes again after the resume.
 			if inOrder < len(got) && failed == nil {
 				t.Errorf("%d of %d batches are in order", inOrder, len(got))
 			}
@@ -204,6 +204,6 @@ func TestChaos(t *testing.T) {
 		})
 	}
 	if wholeEpochs < 20 || errs < 20 {
-		t.Errorf("%d whole epochs and %d errors: the test is not what it should be", wholeEpochs, errs)
+		t.Errorf("%d whole epochs and %d errors: the faults are too many or too few", wholeEpochs, errs)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// damagedSample reads testdata/damaged.tgz, which bench/damaged.py writes: damaged files, and the
-// digests of the pixels that Pillow decodes them to.
+// damagedSample reads testdata/damaged.tgz, which bench/damaged.py writes. The archive has damaged
+// files, and the digests of the pixels that Pillow decodes from them.
 func damagedSample(t *testing.T) (files map[string][]byte, digests map[string]map[string]string) {
 	t.Helper()
 	f, err := os.Open("testdata/damaged.tgz")
@@ -71,7 +71,7 @@ func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 	return pixels, d.decode(data, &g, pixels, int(3*info.Width))
 }
 
-// TestDamagedAsPillow: damaged files that Pillow opens are opened, with Pillow's pixels, which are
+// TestDamagedAsPillow: damaged files that Pillow opens are decoded to Pillow's pixels, which are
 // torchvision's too. docs/imageloader.md says what Partial leaves out of Pillow's
 // LOAD_TRUNCATED_IMAGES.
 func TestDamagedAsPillow(t *testing.T) {
@@ -103,10 +103,10 @@ func TestDamagedAsPillow(t *testing.T) {
 	}
 }
 
-// damagedMembers are a good photograph, and files with damage of each kind.
+// damagedMembers returns a good photograph, and files with each kind of damage.
 func damagedMembers(t *testing.T) []archivetest.Member {
 	t.Helper()
-	junk := slices.Insert(photo(t, 2), 136, 1, 2, 3) // behind the quantisers
+	junk := slices.Insert(photo(t, 2), 136, 1, 2, 3) // after the quantisers
 	scan := photo(t, 3)
 	scan = slices.Delete(scan, len(scan)/2, len(scan)*3/4)
 	cut := photo(t, 4)
@@ -122,8 +122,9 @@ func damagedMembers(t *testing.T) []archivetest.Member {
 	}
 }
 
-// TestDamagedPolicies: what each policy decodes is counted, named and logged apart from bad
-// samples, in every epoch; entry points change no pixel, and are made for good images alone.
+// TestDamagedPolicies: damaged images that a policy decodes are counted, named and logged apart
+// from bad samples, in every epoch. Entry points change no pixel, and are made for good images
+// only.
 func TestDamagedPolicies(t *testing.T) {
 	archive := archivetest.Tar(t, damagedMembers(t)...)
 	names := func(errs []*SampleError) (list []string) {
@@ -172,7 +173,7 @@ func TestDamagedPolicies(t *testing.T) {
 					t.Errorf("%v in %s", err, data)
 				}
 				if !noEntryPoints && s.EntriesMade != 1 {
-					t.Errorf("entry points of %d images were made, not of the good one", s.EntriesMade)
+					t.Errorf("entry points of %d images were made, not only of the good image", s.EntriesMade)
 				}
 			}
 			for _, got := range bytesOf {
@@ -199,8 +200,8 @@ func TestDamagedPolicies(t *testing.T) {
 	}
 }
 
-// TestDamagedVerdictIgnoresCrop: whether an image whose structure is damaged is bad does not depend
-// on the part of it that is wanted, nor do the pixels.
+// TestDamagedVerdictIgnoresCrop: the crop changes neither the verdict on an image whose structure
+// is damaged, nor its pixels.
 func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	for _, m := range damagedMembers(t) {
 		for _, p := range []DamagePolicy{Warned, Partial, Refuse} {
@@ -231,8 +232,8 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	}
 }
 
-// TestStateDamagedPolicy: the policy decides what a batch holds, and the default is not written
-// down, as in states of versions without it.
+// TestStateDamagedPolicy: a state is refused by a loader with another policy, which changes
+// batches. The default is not written, as in states of versions without the option.
 func TestStateDamagedPolicy(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	options := func(p DamagePolicy) Options {

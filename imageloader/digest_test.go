@@ -1,8 +1,8 @@
 package imageloader_test
 
 // TestDigests pins the bytes of every batch of two epochs, for many configurations, against
-// testdata/digests.txt. It uses only the public API, so that it survives any change of the inside.
-// A change that is meant to change bytes writes the file anew:
+// testdata/digests.txt. It uses only the public API, so that it survives any internal change. A
+// change that is meant to change bytes writes the file anew:
 //
 //	go test ./imageloader -run TestDigests -update
 //
@@ -53,7 +53,7 @@ var update = flag.Bool("update", false, "write testdata/digests.txt anew")
 
 const digestFile = "testdata/digests.txt"
 
-// Every reference to a policy, a decode path or a transform lies between here and the archives.
+// Every reference to a policy, a decode path or a transform is between here and the archives.
 
 const (
 	digestSkip       = imageloader.Skip
@@ -62,19 +62,19 @@ const (
 	digestPartial    = imageloader.Partial
 )
 
-// entryPointsUsed says whether a loader decoded an image by its entry points.
+// entryPointsUsed reports whether a loader decoded an image by its entry points.
 func entryPointsUsed(s imageloader.Stats) bool { return s.Decoded[imageloader.ByEntryPoints] > 0 }
 
 func digestTrain(size int) imageloader.Transform        { return imageloader.Train(size) }
 func digestEval(resize, size int) imageloader.Transform { return imageloader.Eval(resize, size) }
 
-// uprighted is t with the orientation of EXIF.
+// uprighted returns t with the orientation of EXIF applied.
 func uprighted(t imageloader.Transform) imageloader.Transform {
 	t.ApplyEXIFOrientation = true
 	return t
 }
 
-// digestTransforms are transforms of 32 x 32 pixels, by name.
+// digestTransforms returns transforms to 32 x 32 pixels by name.
 func digestTransforms() map[string]imageloader.Transform {
 	list := map[string]imageloader.Transform{
 		"train":        imageloader.Train(32),
@@ -97,7 +97,7 @@ func digestTransforms() map[string]imageloader.Transform {
 	return list
 }
 
-// digestOps has every kind of operation.
+// digestOps returns operations of every kind by name.
 func digestOps() map[string][]transform.Op {
 	color := transform.Color{200, 100, 50}
 	centre := &[2]float64{10, 12.5}
@@ -167,7 +167,7 @@ func digestOps() map[string][]transform.Op {
 	}
 }
 
-// digestFunc writes what it draws into the first row and mirrors the last one.
+// digestFunc writes random numbers into the first row and mirrors the last row.
 func digestFunc(rng *rand.Rand, image *transform.Pixels) error {
 	for i := range image.Pix[:3*image.Width] {
 		image.Pix[i] = byte(rng.Uint32())
@@ -176,17 +176,17 @@ func digestFunc(rng *rand.Rand, image *transform.Pixels) error {
 	return nil
 }
 
-// digestReject makes one sample in five a bad one.
+// digestReject makes every fifth sample a bad sample on average.
 func digestReject(rng *rand.Rand, image *transform.Pixels) error {
 	if rng.IntN(5) == 0 {
-		return errors.New("not wanted")
+		return errors.New("rejected by the test")
 	}
 	return digestFunc(rng, image)
 }
 
 // The archives.
 
-// digestMember is a file of an archive; a link has no data.
+// digestMember is a file or a link of an archive. A link has no data.
 type digestMember struct {
 	name, data string
 	link       bool
@@ -201,8 +201,8 @@ func readDigestInput(t *testing.T, file string) string {
 	return string(data)
 }
 
-// photographs are the first n samples of examples/data: small JPEG files of every common kind and a
-// few PNG files, in 12 classes.
+// photographs returns the first n samples of examples/data: small JPEG files of every common kind
+// and a few PNG files, in 12 classes.
 func photographs(t *testing.T, n int) (list []digestMember) {
 	t.Helper()
 	z, err := gzip.NewReader(strings.NewReader(readDigestInput(t, "../examples/data/photos-train.tgz")))
@@ -224,8 +224,8 @@ func photographs(t *testing.T, n int) (list []digestMember) {
 	return list
 }
 
-// largerJPEGs are files of 8 to 30 KB, each several times under different names: entry points and
-// random access pay with them.
+// largerJPEGs returns files of 8 to 30 KB, each several times under different names. They are large
+// enough for entry points and random access.
 func largerJPEGs(t *testing.T) (list []digestMember) {
 	t.Helper()
 	files := []string{"420.jpg", "tall.jpg", "422.jpg", "444.jpg", "restart.jpg", "progressive.jpg", "cmyk.jpg"}
@@ -236,8 +236,8 @@ func largerJPEGs(t *testing.T) (list []digestMember) {
 	return list
 }
 
-// everyFormat is each image of testdata and of cshim/test/data in a class that is its extension. Of
-// these only the fax is unsupported.
+// everyFormat returns each image of testdata and of cshim/test/data, with its extension as its
+// class. Only the fax is unsupported.
 func everyFormat(t *testing.T) (list []digestMember) {
 	t.Helper()
 	for _, dir := range []string{"../cshim/test/data", "testdata", "testdata/formats"} {
@@ -256,8 +256,8 @@ func everyFormat(t *testing.T) (list []digestMember) {
 	return list
 }
 
-// damagedMembers are photographs, of which some are bad samples of every kind that a tar writer
-// makes, and members that are no samples.
+// damagedMembers returns photographs, bad samples of every kind that a tar writer makes, and
+// members that are no samples.
 func damagedMembers(t *testing.T) (list []digestMember) {
 	t.Helper()
 	list = []digestMember{{name: "README", data: "no image"}, {name: "notes/a.txt", data: "no class"}}
@@ -288,7 +288,8 @@ func damagedMembers(t *testing.T) (list []digestMember) {
 	return list
 }
 
-// webDataset is photographs with their labels in members beside them; one has none.
+// webDataset returns photographs with their labels in members beside them. One photograph has no
+// label.
 func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 	t.Helper()
 	for i, m := range photographs(t, 90) {
@@ -308,7 +309,7 @@ func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 	return list
 }
 
-// tarOf returns an archive, and where each member begins.
+// tarOf returns an archive, and the offset of each member.
 func tarOf(t *testing.T, members []digestMember) (archive []byte, begins []int) {
 	t.Helper()
 	var b bytes.Buffer
@@ -335,7 +336,7 @@ func tarOf(t *testing.T, members []digestMember) (archive []byte, begins []int) 
 	return b.Bytes(), begins
 }
 
-// gzipOf compresses data. The places at which a block begins are where random access can start.
+// gzipOf compresses data. A block begins at each place, so that random access can start there.
 func gzipOf(t *testing.T, data []byte, places []int) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -421,7 +422,7 @@ func digestArchives(t *testing.T) string {
 	return dir
 }
 
-// memorySource is an object of a store that lies in memory.
+// memorySource is an object of a store in memory.
 type memorySource struct{ data string }
 
 func (s memorySource) Info() imageloader.SourceInfo {
@@ -444,18 +445,18 @@ func openDirectory(dir string) func(context.Context, string) (imageloader.Source
 
 // The configurations.
 
-// indexUse says what a configuration does with the archive's index.
+// indexUse is the use that a configuration makes of the archive's index.
 type indexUse int
 
 const (
 	noIndex    indexUse = iota
-	writeIndex          // the loader finds none, and writes it
-	madeIndex           // MakeIndex wrote it, and the archive has random access by it
+	writeIndex          // the loader finds no index, and writes it
+	madeIndex           // MakeIndex wrote it, and it gives the archive random access
 	orderIndex          // MakeIndex wrote it, and it gives no random access
 )
 
-// digestConfig is a configuration: the batches of epochs 0 and 1 on every rank, or what run does
-// instead.
+// digestConfig is a configuration. Its digest is that of the batches of epochs 0 and 1 on every
+// rank, unless it has a run of its own.
 type digestConfig struct {
 	archive string // a path in the directory of archives, or a URL
 	index   indexUse
@@ -466,7 +467,7 @@ type digestConfig struct {
 
 var photoClasses = strings.Fields("astronaut brick cameraman cat clock coffee galaxies grass gravel raccoon retina rocket")
 
-// smallBuffer is less than any of the archives: what is compressed is a stream.
+// smallBuffer is smaller than every archive, so that a compressed archive is a stream.
 const smallBuffer = 60_000
 
 func digestConfigs(server, dir string) map[string]digestConfig {
@@ -674,7 +675,7 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			o:   options{Transform: transforms["mixup or cutmix"], Shuffle: true},
 			run: runResumed(1)},
 
-		// The JSON of a state: programs keep it, and Restore compares the options in it as text.
+		// Programs keep the JSON of a state, and Restore compares the options in it as text.
 		"state": {archive: "photos.tar",
 			o:   options{Transform: train, Shuffle: true, Seed: 4, BadSamples: digestSkip, Classes: photoClasses},
 			run: runState},
@@ -707,7 +708,7 @@ func reversed(list []string) []string {
 	return list
 }
 
-// What a configuration does.
+// The digest of a configuration.
 
 func openDigest(t *testing.T, c digestConfig) *imageloader.Loader {
 	t.Helper()
@@ -726,7 +727,8 @@ func writeSamples(h hash.Hash, n int, samples []imageloader.Sample) {
 	}
 }
 
-// writeEpoch hashes an epoch, and the error that it ends with. It says whether there was none.
+// writeEpoch hashes an epoch, and the error that ends it. It reports whether the epoch ended
+// without an error.
 func writeEpoch(t *testing.T, h hash.Hash, l *imageloader.Loader, epoch int) (whole bool) {
 	t.Helper()
 	batches := 0
@@ -740,7 +742,7 @@ func writeEpoch(t *testing.T, h hash.Hash, l *imageloader.Loader, epoch int) (wh
 		batches++
 		writeSamples(h, b.N, b.Samples)
 		h.Write(b.Images)
-		_ = binary.Write(h, binary.LittleEndian, b.Labels) // a hash takes everything
+		_ = binary.Write(h, binary.LittleEndian, b.Labels) // a hash never fails
 		_ = binary.Write(h, binary.LittleEndian, b.Soft)
 	}
 	fmt.Fprintf(h, "%d batches\n", batches)
@@ -762,8 +764,9 @@ func writeError(t *testing.T, h hash.Hash, err error) {
 	}
 }
 
-// writeStats hashes a loader's counts of samples. Bytes are those of whole epochs: how far
-// workers are ahead of an error depends on time. Workers meet bad samples in any order.
+// writeStats hashes a loader's counts of samples. It hashes Bytes only after whole epochs, because
+// the lead of the workers over an error depends on time. It sorts bad samples, because workers meet
+// them in any order.
 func writeStats(h hash.Hash, s imageloader.Stats, whole bool) {
 	fmt.Fprintf(h, "%d samples, %d batches, %d bad, %d ignored\n", s.Samples, s.Batches, s.Bad, s.Ignored)
 	if whole {
@@ -799,7 +802,7 @@ func runEpochs(t *testing.T, c digestConfig, h hash.Hash) {
 	}
 }
 
-// runTwice is runEpochs by what an earlier loader left in the index.
+// runTwice runs the epochs with the index that an earlier loader has left.
 func runTwice(t *testing.T, c digestConfig, h hash.Hash) {
 	t.Helper()
 	runEpochs(t, c, sha256.New())
@@ -839,7 +842,7 @@ func runFill(t *testing.T, c digestConfig, h hash.Hash) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for len(lent) > 0 { // one slot more than needed may have been lent
+		for len(lent) > 0 { // the loader may have borrowed one more slot than it needs
 			free <- <-lent
 		}
 	}
@@ -873,8 +876,8 @@ func statesAfter(t *testing.T, c digestConfig, epoch, batches int) (states []ima
 	return states
 }
 
-// runResumed hashes what is left of epoch 1 after two batches, dealt to a world of ranks, and the
-// epoch after it.
+// runResumed hashes the rest of epoch 1 after two batches, dealt to a world of ranks, and the epoch
+// after it.
 func runResumed(world int) func(t *testing.T, c digestConfig, h hash.Hash) {
 	return func(t *testing.T, c digestConfig, h hash.Hash) {
 		t.Helper()
@@ -933,7 +936,7 @@ func digestOf(t *testing.T, c digestConfig, dir string, workers int) string {
 	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
-// readDigests reads the file: a digest and a name a line.
+// readDigests reads the file, whose lines have a digest and a name.
 func readDigests(t *testing.T) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(digestFile)
@@ -962,7 +965,7 @@ func TestDigests(t *testing.T) {
 	configs, want := digestConfigs(server.URL, dir), readDigests(t)
 	for name := range want {
 		if _, known := configs[name]; !known && !*update {
-			t.Errorf("%s has a digest of %q, which is no configuration", digestFile, name)
+			t.Errorf("%s has a digest of %q, which is not a configuration", digestFile, name)
 		}
 	}
 	maps.DeleteFunc(want, func(name, _ string) bool { _, known := configs[name]; return !known })

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// features are the rows that the table in docs/imageloader.md has at least: those of the comparison
-// of loaders that it answers.
+// features are the rows that the table in docs/imageloader.md must have: the features of a
+// comparison of loaders.
 var features = []string{
 	"source: plain .tar of files", "source: .tgz single archive", "source: folder / CSV list", "own indexed/packed format", "label from dirname",
 	"JPEG / PNG / WebP / TIFF / BMP / GIF", "EXIF orientation", "CMYK / 16-bit / grey handled", "ROI (crop) decode, CPU", "DCT-scaled decode", "GPU JPEG decode",
@@ -21,7 +21,8 @@ var features = []string{
 	"cache of decoded/resized data", "throughput / queue stats", "length / progress", "clean cancel, no leak",
 }
 
-// testNames finds all tests of the repository: Go's, and those of cshim/test as Suite.Name.
+// testNames returns the names of all tests of the repository. Those of cshim/test have the form
+// Suite.Name.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	found := map[string]bool{}
@@ -55,8 +56,8 @@ func testNames(t *testing.T) map[string]bool {
 	return found
 }
 
-// TestFeatureTable: the table has every row, and behind each "yes" and "partly" there are tests
-// that exist.
+// TestFeatureTable: the table has every row, and names tests that exist for each "yes" and
+// "partly".
 func TestFeatureTable(t *testing.T) {
 	text, err := os.ReadFile("../docs/imageloader.md")
 	if os.IsNotExist(err) {

@@ -32,7 +32,7 @@ func (m *mapStore) KeepEntryPoints(i int, blob []byte) {
 	m.blobs[i] = bytes.Clone(blob)
 }
 
-// photo is a baseline JPEG (4:2:0) large enough to have entry points.
+// photo returns a baseline JPEG (4:2:0) that is large enough for entry points.
 func photo(t testing.TB, seed uint64) []byte {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -49,8 +49,9 @@ func photo(t testing.TB, seed uint64) []byte {
 	return b.Bytes()
 }
 
-// TestEntryPoints: the first epoch makes entry points, the next epoch decodes by them, a later
-// process compares them first, and neither stale nor forged entry points change a pixel.
+// TestEntryPoints: the first epoch makes entry points, the next epoch decodes with them, and a
+// later process compares them before it uses them. Neither stale nor forged entry points change a
+// pixel.
 func TestEntryPoints(t *testing.T) {
 	d, err := shimCodec{}.newDecoder(0)
 	if err != nil {
@@ -112,14 +113,14 @@ func TestEntryPoints(t *testing.T) {
 	expect("its second epoch", epoch("its second epoch", later, photos, want), imagecapi.Stats{EntriesUsed: 3})
 	expect("trusted", epoch("trusted", newEntryPoints(store, 3, true), photos, want), imagecapi.Stats{EntriesUsed: 3})
 
-	// The archive changed under the index: samples 0 and 1 are each other.
+	// The archive has changed under the index: samples 0 and 1 are exchanged.
 	swapped := slices.Clone(photos)
 	swapped[0], swapped[1] = swapped[1], swapped[0]
 	swappedWant := slices.Clone(want)
 	swappedWant[0], swappedWant[1] = swappedWant[1], swappedWant[0]
 	expect("stale", epoch("stale", points, swapped, swappedWant), imagecapi.Stats{EntriesUsed: 1, EntriesRefused: 2})
 
-	// The blobs changed under their proofs, or came from elsewhere.
+	// The blobs have changed under their proofs, or come from elsewhere.
 	forged := &mapStore{blobs: maps.Clone(store.blobs)}
 	forged.blobs[0] = forged.blobs[1]
 	forged.blobs[1] = append(bytes.Clone(forged.blobs[1][:64]), make([]byte, 64)...)
@@ -132,7 +133,7 @@ func TestEntryPoints(t *testing.T) {
 	expect("forged, unproven", epoch("forged, unproven", newEntryPoints(forged, 3, false), photos, want), imagecapi.Stats{EntriesRefused: 3})
 }
 
-// countingCodec is the real codec, and adds up the counts of its decoders.
+// countingCodec is the real codec with the sum of its decoders' counts.
 type countingCodec struct {
 	mu  *sync.Mutex
 	sum *imagecapi.Stats
@@ -165,8 +166,9 @@ func (d countingDecoder) close() {
 	d.shimDecoder.close()
 }
 
-// TestEntryPointsInEpochs: made in the first epoch, used in the second, found in the sidecar by the
-// next loader, which compares them first. The batches are those of a loader without.
+// TestEntryPointsInEpochs: the first epoch makes entry points, and the second uses them. The next
+// loader finds them in the sidecar, and compares them before it uses them. The batches are those of
+// a loader without entry points.
 func TestEntryPointsInEpochs(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 24 {

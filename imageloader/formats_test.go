@@ -19,7 +19,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// formatFiles are small files of every format that is not in cshim/test/data, with Pillow's
+// formatFiles returns small files of every format that is not in cshim/test/data, with Pillow's
 // results (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
 func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any) {
 	t.Helper()
@@ -49,15 +49,15 @@ func realDecoder(t testing.TB) decoder {
 	return d
 }
 
-// TestFormats: GIF, BMP, TIFF and WebP become the pixels that Pillow's convert("RGB") makes of
-// them, also in parts.
+// TestFormats: GIF, BMP, TIFF and WebP are decoded to the pixels of Pillow's convert("RGB"), also
+// in parts.
 func TestFormats(t *testing.T) {
 	files, want := formatFiles(t)
 	d := realDecoder(t)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
 		if f := index.Sniff(data); f == "" || index.Sniff(data[:16]) != f {
-			t.Errorf("%s is taken for %q", name, f)
+			t.Errorf("%s is recognised as %q", name, f)
 		}
 		info, err := d.header(data)
 		if err != nil {
@@ -78,7 +78,7 @@ func TestFormats(t *testing.T) {
 		if sum := fmt.Sprintf("%08x", crc32.ChecksumIEEE(whole)); sum != want[name][2] {
 			t.Errorf("%s: other pixels than Pillow's: %s", name, sum)
 		}
-		// A part of it, and the part turned by its orientation, against the same of the whole.
+		// A part, upright or turned by an orientation, equals the same part of the whole image.
 		for orientation := range int32(9) {
 			if err := checkPart(d, data, whole, w, h, orientation); err != nil {
 				t.Errorf("%s: orientation %d: %v", name, orientation, err)
@@ -87,7 +87,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestFaxIsUnsupported: rather than with black for white.
+// TestFaxIsUnsupported: a fax is refused, because its black and white could be exchanged.
 func TestFaxIsUnsupported(t *testing.T) {
 	data, err := os.ReadFile("testdata/formats/fax.tiff")
 	if err != nil {
@@ -148,13 +148,13 @@ func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error
 		return err
 	}
 	if !slices.Equal(got, want) {
-		return errors.New("a part differs from the part of the whole")
+		return errors.New("a part differs from that part of the whole image")
 	}
 	return nil
 }
 
-// TestFormatsLoad: members of every format come out of the loader, and truncated ones are bad
-// samples, not errors of the machine.
+// TestFormatsLoad: the loader delivers members of every format. Truncated members are bad samples,
+// not errors of the machine.
 func TestFormatsLoad(t *testing.T) {
 	files, _ := formatFiles(t)
 	var members []archivetest.Member
@@ -188,7 +188,7 @@ func TestFormatsLoad(t *testing.T) {
 	}
 }
 
-// TestOrientation: geometry is drawn in the upright frame, when asked for.
+// TestOrientation: with ApplyEXIFOrientation the geometry is drawn in the upright frame.
 func TestOrientation(t *testing.T) {
 	data, err := os.ReadFile("testdata/formats/orientation-6.tiff")
 	if err != nil {
@@ -209,14 +209,14 @@ func TestOrientation(t *testing.T) {
 	}
 	stored := load(Transform{Size: 23, Resize: 23})
 	turned := load(Transform{Size: 23, Resize: 23, ApplyEXIFOrientation: true})
-	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, not resized: the same pixels, turned
+	want, _, _ := upright(stored, 23, 23, 6) // the middle of 37 x 23, turned and not resized
 	if !slices.Equal(turned, want) {
-		t.Error("the picture does not stand upright")
+		t.Error("the image is not upright")
 	}
 }
 
-// TestFormatDamage: every truncation and thousands of mutations of every file decode or fail as the
-// file's fault. Nothing panics.
+// TestFormatDamage: every truncation and thousands of mutations of every file decode, or fail with
+// an error that blames the file. Nothing panics.
 func TestFormatDamage(t *testing.T) {
 	files, _ := formatFiles(t)
 	d := realDecoder(t)
@@ -251,8 +251,8 @@ func TestFormatDamage(t *testing.T) {
 	}
 }
 
-// FuzzRareFormats is TestFormatDamage for any bytes. An image that decodes must decode in parts and
-// turned, too.
+// FuzzRareFormats is TestFormatDamage for any bytes. An image that decodes must also decode in
+// parts and turned.
 func FuzzRareFormats(f *testing.F) {
 	files, _ := formatFiles(f)
 	for _, data := range files {

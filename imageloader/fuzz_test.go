@@ -31,7 +31,7 @@ func (memoryInfo) ModTime() time.Time { return time.Time{} }
 func (memoryInfo) IsDir() bool        { return false }
 func (memoryInfo) Sys() any           { return nil }
 
-// storedGzip and storedZstd pack without compressing, which takes no time.
+// storedGzip and storedZstd pack without compression, which is fast.
 func storedGzip(data []byte) []byte {
 	out := []byte{0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff}
 	for rest := data; ; {
@@ -67,9 +67,9 @@ func storedZstd(data []byte) []byte {
 	}
 }
 
-// FuzzArchive: whatever bytes an archive has, packed or not, epochs end, and two of them (the
-// second with the index of the first) deliver the same samples and the same error. how says how the
-// bytes are packed and with which options they are read.
+// FuzzArchive: with any bytes in an archive, packed or not, epochs end. Two epochs, the second with
+// the index of the first, deliver the same samples and the same error. The argument how selects the
+// packing and the options.
 func FuzzArchive(f *testing.F) {
 	whole := archivetest.Images(f, 12, func(i int) bool { return i == 5 })
 	web := archivetest.Tar(f, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("1")}, archivetest.Member{Name: "a/1.cls", Data: "3\n"}, archivetest.Member{Name: "a/2.json", Data: `{"label": "x"}`},

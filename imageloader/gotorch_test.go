@@ -134,9 +134,11 @@ func TestGoTorchDefects(t *testing.T) {
 	})
 }
 
-// TestGoTorchTransformDefects: the same for the defects of go-torch's images and transforms.
+// TestGoTorchTransformDefects: the defects of go-torch's images and transforms. Each subtest shows
+// that this loader does not have the defect.
 func TestGoTorchTransformDefects(t *testing.T) {
-	// Left is black and right is white, above is red.
+	// quarters returns an image whose red is 255 in the upper half, and whose green is 255 in the
+	// right half.
 	quarters := func(w, h int) image.Image {
 		m := image.NewRGBA(image.Rect(0, 0, w, h))
 		for y := range h {
@@ -167,7 +169,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 		defer l.Close()
 		return collect(t, l, 0, 2)
 	}
-	at := func(b copied, i, size, x, y int) [2]byte { // red: above; green: right
+	at := func(b copied, i, size, x, y int) [2]byte { // red: the upper half; green: the right half
 		p := b.images[3*((i*size+y)*size+x):]
 		return [2]byte{p[0], p[1]}
 	}
@@ -182,7 +184,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			}
 		}
 	})
-	t.Run("Resize makes a square of what is none", func(t *testing.T) { // the aspect is kept: the outer columns are cut off, not squeezed in
+	t.Run("Resize makes a square of any image", func(t *testing.T) { // the aspect is kept: the outer columns are cut off
 		m := image.NewRGBA(image.Rect(0, 0, 300, 100))
 		for i := range m.Pix {
 			m.Pix[i] = 255
@@ -209,7 +211,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 	t.Run("flip axes are swapped", func(t *testing.T) {
 		for name, c := range map[string]struct {
 			change func(*Transform)
-			want   [2]byte // what is above on the left
+			want   [2]byte // the upper left corner
 		}{
 			"none":       {func(*Transform) {}, [2]byte{255, 0}},
 			"FlipP":      {func(x *Transform) { x.FlipP = 1 }, [2]byte{255, 255}},
@@ -227,7 +229,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			}
 		}
 	})
-	t.Run("the scale and the ratio of RandomResizedCrop are others than were asked for", func(t *testing.T) {
+	t.Run("RandomResizedCrop ignores its scale and ratio", func(t *testing.T) {
 		train := Train(224)
 		crop := func(rng *rand.Rand, side int32) (g imagecapi.Geometry) {
 			plan, err := transform.Compile(train)
@@ -255,7 +257,7 @@ func TestGoTorchTransformDefects(t *testing.T) {
 			t.Errorf("scale 1 gives %d x %d at %d, %d", g.CropWidth, g.CropHeight, g.CropX, g.CropY)
 		}
 	})
-	t.Run("a standard deviation of 0, or a batch of less than one sample, is not looked at", func(t *testing.T) {
+	t.Run("a standard deviation of 0, and a batch size below 1, are accepted", func(t *testing.T) {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a/1.png", Data: archivetest.Image("x")}))
 		for name, o := range map[string]Options{"std": {Transform: Transform{Mean: [3]float32{1, 1, 1}, Std: [3]float32{1, 0, 1}}}, "batch": {BatchSize: -1}} {
 			if _, err := Open(path, o); err == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// heldVariable names the archive that a child of TestHeldMemory loads, and how.
+// heldVariable names the archive that a child process of TestHeldMemory loads, and the case.
 const heldVariable = "TORCHSTREAM_TEST_HELD"
 
 // heldArchive writes a .tar.gz of n samples of the given size in bytes, for the fakeCodec.
@@ -79,7 +79,7 @@ func loadHeld(t *testing.T, how, path string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			garbage = make([]byte, 1<<20) // a heap with much alive in it would grow by as much again
+			garbage = make([]byte, 1<<20) // a heap with much live memory would double
 			if n += b.N; b.State.Batches()%64 == 0 {
 				var m runtime.MemStats
 				runtime.ReadMemStats(&m)
@@ -93,8 +93,8 @@ func loadHeld(t *testing.T, how, path string) {
 	fmt.Println("held", peakBytes(t), heap)
 }
 
-// TestHeldMemory: an archive that is held in memory takes little more than its size of it, over
-// five epochs, and next to nothing of Go's heap. Each case is measured in a process of its own.
+// TestHeldMemory: an archive that is held in memory takes little more memory than its size over
+// five epochs, and almost nothing of Go's heap. Each case is measured in a process of its own.
 func TestHeldMemory(t *testing.T) {
 	if underRace {
 		t.Skip("with the race detector compressed images lie in Go's heap")
@@ -113,7 +113,7 @@ func TestHeldMemory(t *testing.T) {
 		{"no index", 1.25},   // Open reads it
 		{"made index", 1.25}, // Open reads it, and writes an index
 		{"index", 1.25},      // the first epoch reads it
-		{"first epoch", 2.4}, // the first epoch reads it, and its shuffle buffer has it a second time
+		{"first epoch", 2.4}, // the first epoch reads it, and its shuffle buffer holds a second copy
 	} {
 		t.Run(c.how, func(t *testing.T) {
 			child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHeldMemory$", "-test.count=1")

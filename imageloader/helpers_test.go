@@ -20,8 +20,8 @@ import (
 // openFile opens a file for a loader.
 func openFile(path string) (archive.File, error) { return os.Open(path) }
 
-// fakeCodec decodes archivetest.Images to bytes that depend on everything that they should depend
-// on, at varying speed.
+// fakeCodec decodes archivetest.Images to bytes that depend on the image and the geometry, at
+// varying speed.
 type fakeCodec struct {
 	open  *atomic.Int64 // decoders that are not closed
 	block chan struct{} // if not nil, decode waits until it is closed
@@ -50,7 +50,7 @@ func (d fakeDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stri
 		runtime.Gosched()
 	}
 	if bytes.HasPrefix(data[8:], []byte("BAD")) {
-		clear(dst) // the content of a row after a failure must not matter
+		clear(dst) // the content of a row after a failure is undefined
 		return &imagecapi.Error{Code: imagecapi.CodeDecode, Origin: "fake", Message: "bad bytes"}
 	}
 	if bytes.HasPrefix(data[8:], []byte("BROKEN MACHINE")) {
@@ -79,7 +79,7 @@ func (d fakeDecoder) close() {
 
 func openFake(t testing.TB, path string, o Options) *Loader {
 	t.Helper()
-	o.NoIndex = o.IndexFile == "" // a test's loaders don't find the indexes of earlier loaders
+	o.NoIndex = o.IndexFile == "" // a loader must not find the index of an earlier loader
 	l, err := open(context.Background(), path, o, openFile, fakeCodec{})
 	if err != nil {
 		t.Fatal(err)

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestFinishes: fields, outputs and the work between them are described as the transform says.
+// TestFinishes: fields, outputs and the work between them follow from the transform.
 func TestFinishes(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	mean, std := [3]float32{0.1, 0.2, 0.3}, [3]float32{0.5, 0.6, 0.7}
@@ -44,7 +44,7 @@ func TestFinishes(t *testing.T) {
 	}
 }
 
-// TestLabelBytes: labels lie in memory as the machine reads them.
+// TestLabelBytes: labels are in the byte order of the machine.
 func TestLabelBytes(t *testing.T) {
 	var p [8]byte
 	for _, label := range []int{0, 1, 999, 1 << 40, -1} {

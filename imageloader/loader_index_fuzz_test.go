@@ -12,8 +12,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// fuzzArchive has samples enough for some checkpoints, of few bytes, and an index with entry
-// points. It is the same in every run.
+// fuzzArchive writes an archive of small samples, enough for some checkpoints, and its index with
+// entry points. They are the same in every run.
 func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path string, index []byte) {
 	f.Helper()
 	members := archivetest.Repetitive()
@@ -38,8 +38,7 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 	return path, index
 }
 
-// FuzzLoaderIndex: whatever an index file holds, its checksums right or not, loaders open, epochs
-// end, and nothing hangs.
+// FuzzLoaderIndex: with any index file, with right or wrong checksums, loaders open and epochs end.
 func FuzzLoaderIndex(f *testing.F) {
 	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })
@@ -52,7 +51,7 @@ func FuzzLoaderIndex(f *testing.F) {
 			f.Add([]byte{part, edit, 16 * edit, 0, 1 + 50*edit, part, 0, 0}, 1+part%3)
 		}
 	}
-	// how: whether the checksums are made right; of which archive the index is.
+	// how selects the archive of the index, and whether the checksums are corrected.
 	f.Fuzz(func(t *testing.T, edits []byte, how uint8) {
 		side := filepath.Join(t.TempDir(), "index")
 		path, index := packed, packedIndex
@@ -67,7 +66,7 @@ func FuzzLoaderIndex(f *testing.F) {
 			t.Fatal(err)
 		}
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), IndexFile: side, ShuffleBytes: 1, MaxSampleBytes: 1 << 20, Workers: 2, BadSamples: Skip}, openFile, fakeCodec{})
-		other := len(data) > 0 && !bytes.HasPrefix(data, []byte(indextest.Magic)) // no index: it is not replaced
+		other := len(data) > 0 && !bytes.HasPrefix(data, []byte(indextest.Magic)) // not an index, so not replaced
 		if err != nil {
 			if !errors.Is(err, ErrNoSamples) && !other {
 				t.Fatal(err)
@@ -75,7 +74,7 @@ func FuzzLoaderIndex(f *testing.F) {
 			return
 		}
 		if other {
-			t.Fatal("a file that is no index was taken")
+			t.Fatal("a file that is not an index was used")
 		}
 		defer l.Close()
 		if batches, err := collect(t, l, 0, 2); len(names(batches)) > l.Len() {

@@ -43,8 +43,8 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
-// TestIndexReuse: the index is written once, read by the next loader in whatever way that is
-// opened, and made anew when it does not fit any more.
+// TestIndexReuse: the index is written once, read by the next loader with any options, and made
+// again when it no longer fits.
 func TestIndexReuse(t *testing.T) {
 	members := archivetest.Photos(40)
 	data := archivetest.Tar(t, members...)
@@ -75,7 +75,7 @@ func TestIndexReuse(t *testing.T) {
 	classes := []string{"class2", "class1", "class0"}
 	expect("no index", Options{NoIndex: true}, true, false, false)
 	if _, err := os.Stat(path + indextest.Suffix); err == nil {
-		t.Error("NoIndex, and one is written")
+		t.Error("with NoIndex an index is written")
 	}
 	expect("first pass of an epoch", Options{Classes: classes}, false, false, false)
 	expect("second loader", Options{}, false, true, false)
@@ -100,7 +100,7 @@ func TestIndexReuse(t *testing.T) {
 	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	expect("another version", Options{}, true, false, false) // which is nothing to warn of
+	expect("another version", Options{}, true, false, false) // without a warning
 	other := filepath.Join(t.TempDir(), "x", "index")
 	expect("a place that can't be written", Options{IndexFile: other}, true, false, false)
 	if err := os.Mkdir(filepath.Dir(other), 0o755); err != nil {
@@ -113,12 +113,12 @@ func TestIndexReuse(t *testing.T) {
 	}
 }
 
-// TestIndexOfStreams: where a stream is read in its own order, by an index of another archive of
-// the same size and time, the checksums tell; and a plain tar, which has none in its index, is
+// TestIndexOfStreams: an index may be of another archive with the same size and time. The checksums
+// show it where a stream is read in its own order. A plain tar, whose index has no checksums, is
 // scanned again when its time differs.
 func TestIndexOfStreams(t *testing.T) {
 	members := archivetest.Photos(40)
-	for i := range members { // no checkpoints that help
+	for i := range members { // too small for useful checkpoints
 		members[i].Data = members[i].Data[:min(len(members[i].Data), 300)]
 	}
 	middle := len(members) / 2
@@ -131,11 +131,11 @@ func TestIndexOfStreams(t *testing.T) {
 	changed := all[middle+1]
 	all[middle+1].Data = archivetest.Image(strings.Repeat("!", len(changed.Data)-8))
 	second := archivetest.Tar(t, all...)
-	store := func(data []byte) []byte { return archivetest.GzipSplit(t, data, len(data), 0) } // of equal sizes
+	store := func(data []byte) []byte { return archivetest.GzipSplit(t, data, len(data), 0) } // both get the same size
 	for _, c := range []struct {
 		name          string
 		first, second []byte
-		want          string // in the error; "": it is seen at Open
+		want          string // in the error; "": Open detects the change
 	}{{"a.tgz", store(first), store(second), "differ from the checksum"}, {"a.tar", first, second, ""}} {
 		path := archivetest.WriteFile(t, c.name, c.first)
 		before, err := os.Stat(path)
@@ -169,8 +169,7 @@ func TestIndexOfStreams(t *testing.T) {
 	}
 }
 
-// TestIndexUnknownClass: an image of a class that is not expected is an error also when the index
-// knows the archive.
+// TestIndexUnknownClass: an image of an unexpected class is an error also with an index.
 func TestIndexUnknownClass(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(9)...)))
 	for range 2 {
@@ -187,7 +186,7 @@ func TestIndexUnknownClass(t *testing.T) {
 	}
 }
 
-// TestMakeIndex writes an index ahead of time, and Open then reads next to nothing.
+// TestMakeIndex: after MakeIndex, Open reads almost nothing of the archive.
 func TestMakeIndex(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(50)...)))
 	last := Progress{}
@@ -217,7 +216,7 @@ func TestMakeIndex(t *testing.T) {
 	}
 }
 
-// countingSource knows how far a file has been read.
+// countingSource records how far a file has been read.
 type countingSource struct {
 	archive.File
 	at int64
@@ -237,7 +236,7 @@ func (s *countingSource) Seek(offset int64, whence int) (int64, error) {
 	return at, err
 }
 
-// BenchmarkOpenIndex opens the archive of the variable by its index.
+// BenchmarkOpenIndex opens the archive of archiveVariable by its index.
 func BenchmarkOpenIndex(b *testing.B) {
 	path := os.Getenv(archiveVariable)
 	if path == "" {
@@ -256,7 +255,7 @@ func BenchmarkOpenIndex(b *testing.B) {
 	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
 }
 
-// BenchmarkReadSample reads the samples of the archive of the variable in random order; an op is
+// BenchmarkReadSample reads the samples of the archive of archiveVariable in random order. An op is
 // one sample.
 func BenchmarkReadSample(b *testing.B) {
 	path := os.Getenv(archiveVariable)
@@ -295,7 +294,7 @@ func BenchmarkReadSample(b *testing.B) {
 	b.ReportMetric((cpu(b)-before)/float64(b.N), "cpu-µs/op")
 }
 
-// indexed writes an archive and its index, and returns what an epoch has.
+// indexed writes an archive and its index, and returns the digest of an epoch.
 func indexed(t *testing.T, name string, data []byte, o Options) (path, want string) {
 	t.Helper()
 	path = archivetest.WriteFile(t, name, data)
@@ -314,9 +313,9 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 	return path, digest(batches)
 }
 
-// TestCutArchive: an archive that was cut after it was indexed is an error that names it, at Open
-// or in the epoch, with the old time and with a new one; the samples of the index never come from
-// what is left.
+// TestCutArchive: an archive that was cut after it was indexed is an error that names the archive,
+// at Open or in the epoch, with the old or a new time. The rest never delivers the samples of the
+// index.
 func TestCutArchive(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
@@ -343,8 +342,7 @@ func TestCutArchive(t *testing.T) {
 	}
 }
 
-// TestCutIndex: an index of any length that it should not have is made anew, as long as its magic
-// shows that it is one.
+// TestCutIndex: a file with an index's magic but a wrong length is replaced by a new index.
 func TestCutIndex(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
@@ -369,14 +367,14 @@ func TestCutIndex(t *testing.T) {
 				t.Errorf("%s, index of %d of %d bytes: error %v, or another epoch", name, cut, len(index), err)
 			}
 			if again, err := os.ReadFile(path + indextest.Suffix); err != nil || !bytes.Equal(again, index) {
-				t.Errorf("%s, index of %d of %d bytes: it is not made anew (error %v)", name, cut, len(index), err)
+				t.Errorf("%s, index of %d of %d bytes: not replaced (error %v)", name, cut, len(index), err)
 			}
 		}
 	}
 }
 
-// TestOtherTar: a tar that has the size and the time of the one that was indexed, but other
-// members, or the same in another order, is an error that names the sample.
+// TestOtherTar: a tar with the size and the time of the indexed tar, but with other members or
+// another order, is an error that names the sample.
 func TestOtherTar(t *testing.T) {
 	members := func(order ...int) []byte {
 		var list []archivetest.Member
@@ -387,7 +385,7 @@ func TestOtherTar(t *testing.T) {
 	}
 	for what, c := range map[string]struct {
 		data   []byte
-		member string // "": none is another one
+		member string // "": none has changed
 	}{
 		"the same":         {members(0, 1, 2, 3), ""},
 		"in another order": {members(0, 2, 1, 3), "a/1.png"},
@@ -410,8 +408,8 @@ func TestOtherTar(t *testing.T) {
 	}
 }
 
-// TestForgedTar: an index of a tar that has a sample where another one of its size lies, or in the
-// middle of one, is an error that names the sample.
+// TestForgedTar: an index of a tar that places a sample at another sample of its size, or in the
+// middle of a sample, is an error that names the sample.
 func TestForgedTar(t *testing.T) {
 	var list []archivetest.Member
 	for i := range 4 {
@@ -446,8 +444,8 @@ func TestForgedTar(t *testing.T) {
 	}
 }
 
-// TestForgedLabels: an index with right checksums can't exchange the names, the labels or the
-// contents of a tar's samples, whose names and places the tar itself has.
+// TestForgedLabels: a forged index with right checksums can't exchange the names, the labels or the
+// contents of a tar's samples, because the tar itself has their names and places.
 func TestForgedLabels(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
@@ -464,7 +462,7 @@ func TestForgedLabels(t *testing.T) {
 	for what, c := range map[string]struct {
 		section uint32
 		change  func(b []byte)
-		want    string // the member of the error; "": the index is made anew
+		want    string // the member of the error; "": the index is replaced
 	}{
 		"places": {indextest.Members, func(b []byte) { exchange(b, 0, 2) }, "a/0.png"},
 		"places without checksums": {indextest.Members, func(b []byte) {
@@ -506,9 +504,9 @@ func TestForgedLabels(t *testing.T) {
 	}
 }
 
-// TestOtherTarURL: a tar behind a URL that has the size and the time of the one that was indexed in
-// another run, but its samples in another order, is an error that names the sample; and that is
-// found out without a second request.
+// TestOtherTarURL: a tar behind a URL with the size and the time of the tar that another run has
+// indexed, but another order of samples, is an error that names the sample. Detecting it takes no
+// second request.
 func TestOtherTarURL(t *testing.T) {
 	const url = "store://b/a.tar"
 	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
@@ -516,7 +514,7 @@ func TestOtherTarURL(t *testing.T) {
 	for _, c := range []struct {
 		data    []byte
 		version string
-		samples int // before the error; 4: there is none
+		samples int // before the error; 4: no error
 	}{{archivetest.Numbered(t, 0, 1, 2, 3), "1", 4}, {archivetest.Numbered(t, 0, 1, 2, 3), "2", 4}, {archivetest.Numbered(t, 0, 2, 1, 3), "3", 1}} {
 		s.Objects[url] = sourcetest.Object{Data: string(c.data), Version: c.version}
 		l, err := open(t.Context(), url, o, openFile, fakeCodec{})
@@ -551,7 +549,7 @@ func TestOtherTarURL(t *testing.T) {
 	}
 }
 
-// readCounter counts the bytes that are read at random.
+// readCounter counts the bytes of random reads.
 type readCounter struct {
 	archive.File
 	bytes *int
@@ -562,8 +560,8 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	return r.File.ReadAt(p, at)
 }
 
-// TestTooLargeByIndex: an image that the index says has too many pixels is the same bad sample as
-// without an index, and is not read.
+// TestTooLargeByIndex: an image with too many pixels, by the index's header, is the same bad sample
+// as without an index, and is not read.
 func TestTooLargeByIndex(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
@@ -609,7 +607,7 @@ func TestTooLargeByIndex(t *testing.T) {
 	}
 }
 
-// pixelsOf are the rows of batches by sample.
+// pixelsOf returns the rows of batches by sample.
 func pixelsOf(batches []copied) map[string]string {
 	m := map[string]string{}
 	for _, b := range batches {
@@ -621,8 +619,8 @@ func pixelsOf(batches []copied) map[string]string {
 	return m
 }
 
-// TestForgedHeads: whatever an index says of an image's header, the pixels are the image's, or the
-// sample is named as too large.
+// TestForgedHeads: a forged image header in an index changes no pixel, unless the sample is refused
+// by name as too large.
 func TestForgedHeads(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
@@ -659,7 +657,7 @@ func TestForgedHeads(t *testing.T) {
 						b[k] = byte(rng.Uint32())
 					}
 				}
-				if round > 20 { // within the limits, and wrong
+				if round > 20 { // wrong, but within the limits
 					for ; len(b) > 0; b = b[indextest.HeaderBytes:] {
 						binary.LittleEndian.PutUint32(b, 1+rng.Uint32N(100))
 						binary.LittleEndian.PutUint32(b[4:], 1+rng.Uint32N(100))
@@ -680,13 +678,13 @@ func TestForgedHeads(t *testing.T) {
 				}
 			}
 			if more := stats.BadBy[TooLarge] - before.BadBy[TooLarge]; int(more) != missing || round > 20 && missing > 0 {
-				t.Errorf("round %d: %d samples are missing, %d are named as too large", round, missing, more)
+				t.Errorf("round %d: %d samples are missing, %d are refused as too large", round, missing, more)
 			}
 		}
 	}
 }
 
-// countedSource counts what is read at random.
+// countedSource counts the bytes of random reads.
 type countedSource struct {
 	archive.File
 	bytes *atomic.Int64
@@ -697,9 +695,10 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestSegments: an epoch in any order over a stream of small samples that stays in memory, with
-// many of them between two checkpoints, reads the file about once, and has the batches of one that
-// reads it through; a damaged sample is named, and no other suffers.
+// TestSegments: an epoch in any order, over a stream of small samples that is held in memory, with
+// many samples between two checkpoints, reads the file about once. Its batches are those of an
+// epoch that reads the file from start to end. A damaged sample is named, and no other sample is
+// affected.
 func TestSegments(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member
@@ -730,7 +729,7 @@ func TestSegments(t *testing.T) {
 	}
 	o := Options{Transform: Eval(4, 4), Shuffle: true, BadSamples: Skip, MaxSampleBytes: 10_000, Workers: 3, NoIndex: true}
 	var want []string
-	for round := range 3 { // read through, index made, index found
+	for round := range 3 { // from start to end, index made, index found
 		read.Store(0)
 		l, err := open(t.Context(), path, o, file, fakeCodec{})
 		if err != nil {
@@ -749,15 +748,15 @@ func TestSegments(t *testing.T) {
 			}
 		}
 		if round == 2 {
-			if !x.Random() || x.Work() < 10 { // so that it is random because the samples stay in memory
-				t.Fatalf("in any order %v, work %v", x.Random(), x.Work())
+			if !x.Random() || x.Work() < 10 { // random access must rest on the samples in memory
+				t.Fatalf("random access %v, work %v", x.Random(), x.Work())
 			}
 			if size := l.bytes; read.Load() > 3*size {
 				t.Errorf("%d bytes are read of a file of %d", read.Load(), size)
 			}
 			for i := range x.Len() {
 				if x.Size(i) > o.MaxSampleBytes && x.InMemory(i) != nil {
-					t.Errorf("%s stays in memory", x.Name(i))
+					t.Errorf("%s is held in memory", x.Name(i))
 				}
 			}
 		}
@@ -767,7 +766,8 @@ func TestSegments(t *testing.T) {
 		o.NoIndex = false
 	}
 
-	// Another archive under the index, stored, so that one byte is one byte.
+	// Another archive under the same index. Its data is stored, so that a change of one byte
+	// changes one byte of a sample.
 	store := archivetest.GzipSplit(t, data, len(data), 0)
 	path = archivetest.WriteFile(t, "b.tgz", store)
 	l, err := open(t.Context(), path, o, file, fakeCodec{})
@@ -805,8 +805,8 @@ func TestSegments(t *testing.T) {
 	}
 }
 
-// TestForgedIndexSizes: an index whose samples are larger than what its archive can inflate to, one
-// by one or together, is not used.
+// TestForgedIndexSizes: an index whose samples are larger than the archive can inflate to, one or
+// all together, is not used.
 func TestForgedIndexSizes(t *testing.T) {
 	data := archivetest.Images(t, 6, nil)
 	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
@@ -847,8 +847,8 @@ func TestForgedIndexSizes(t *testing.T) {
 	}
 }
 
-// TestFlippedIndexClass: an index in which a bit is another one is damaged, and its entries name no
-// unknown class.
+// TestFlippedIndexClass: an index with a flipped bit is damaged, and is replaced before its entries
+// name an unknown class.
 func TestFlippedIndexClass(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
 	var list []archivetest.Member
@@ -866,7 +866,7 @@ func TestFlippedIndexClass(t *testing.T) {
 	}
 	forged := indextest.Forge(t, index, indextest.Members, func(b []byte) { b[2*indextest.MemberBytes+31] |= indextest.FlagsOfImage }) // of class2
 	table := indextest.FileHeader + int(binary.LittleEndian.Uint32(index[12:]))*indextest.TableItem
-	index = append(index[:table], forged[table:]...) // with the checksums that were right
+	index = append(index[:table], forged[table:]...) // with the checksums of the original
 	if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -880,8 +880,9 @@ func TestFlippedIndexClass(t *testing.T) {
 	}
 }
 
-// TestOrderOfEveryOpen: the loader that makes an index and those that find it put epochs into the
-// same order, whatever else is in the archive: two ranks may be one of each.
+// TestOrderOfEveryOpen: the loader that makes an index and the loaders that find it put epochs into
+// the same order, with any other members in the archive. Of two ranks, one may make the index and
+// the other find it.
 func TestOrderOfEveryOpen(t *testing.T) {
 	samples := archivetest.Images(t, 40, nil)
 	notes := strings.Repeat("notes", 12_000)

@@ -32,7 +32,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// TestDeterminism: an epoch is the same bytes with any number of workers and slots, under each
+// TestDeterminism: an epoch has the same bytes with any number of workers and slots, under each
 // policy, with bad samples in the archive.
 func TestDeterminism(t *testing.T) {
 	data := archivetest.Images(t, 130, func(i int) bool { return i%17 == 3 })
@@ -46,7 +46,7 @@ func TestDeterminism(t *testing.T) {
 	}{
 		"tar":               {tar, 0, false},
 		"tgz in memory":     {tgz, 0, true},
-		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits in, its inflated samples do not
+		"tgz":               {tgz, int64(len(zipped)), false}, // the file fits into the buffer, its inflated samples do not
 		"tgz, buffer ramps": {tgz, int64(len(zipped)) / 2, false},
 	} {
 		path := archive.path
@@ -61,7 +61,7 @@ func TestDeterminism(t *testing.T) {
 						for _, slots := range []int{1, 2, 8} {
 							o.Workers = workers
 							o.Classes = nil
-							if workers == 5 && !(archive.held && shuffle) { // without a scan before: the first epoch of a .tar.gz goes another way than the second
+							if workers == 5 && !(archive.held && shuffle) { // without a scan, the first epoch of a .tar.gz reads it in another way than the second
 								o.Classes = classes
 							}
 							l := openFake(t, path, o)
@@ -89,8 +89,8 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestShuffle: every sample comes once, another seed and another epoch give another order, and
-// without Shuffle it is the archive's.
+// TestShuffle: every sample comes once. Another seed or another epoch gives another order. Without
+// Shuffle the order is the archive's.
 func TestShuffle(t *testing.T) {
 	const n = 300
 	data := archivetest.Images(t, n, nil)
@@ -133,8 +133,8 @@ func TestShuffle(t *testing.T) {
 	}
 }
 
-// TestHeldInMemory: an archive that fits in is kept, in full or not at all, and gives the same
-// batches.
+// TestHeldInMemory: an archive that fits into ShuffleBytes is kept in memory, in full or not at
+// all, and gives the same batches.
 func TestHeldInMemory(t *testing.T) {
 	data := archivetest.Images(t, 100, func(i int) bool { return i == 7 })
 	content := int64(0)
@@ -165,7 +165,7 @@ func TestHeldInMemory(t *testing.T) {
 	}
 }
 
-// loads says whether the index of a loader's archive is one that the next loader takes.
+// loads returns nil if the next loader would use the index of a loader's archive.
 func loads(l *Loader) error {
 	a, err := archive.Open(context.Background(), l.path, l.archiveConfig())
 	if err != nil {
@@ -221,8 +221,8 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestClassesGiven: labels by the given order; Len is unknown until a .tar.gz was read; an image of
-// another class is an error that names it.
+// TestClassesGiven: labels follow the given order. Len is unknown until a .tar.gz has been read. An
+// image of another class is an error that names the image.
 func TestClassesGiven(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
@@ -261,7 +261,7 @@ func TestClassesGiven(t *testing.T) {
 		}
 	}
 	if _, err := Open(archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...)), Options{Classes: []string{"a", "b", "a"}}); err == nil {
-		t.Error("a class twice is no error")
+		t.Error("a class given twice is accepted")
 	}
 }
 
@@ -278,7 +278,7 @@ func TestShortReads(t *testing.T) {
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader, "half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
 			if kind == "data and EOF" && name == "a.tar" {
-				continue // reads ahead, which excludes seeking
+				continue // it reads ahead, so it can't seek
 			}
 			path := archivetest.WriteFile(t, name, data)
 			l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1}, func(path string) (archive.File, error) {
@@ -296,7 +296,7 @@ func TestShortReads(t *testing.T) {
 	}
 }
 
-// TestReadError: an error of the file system is reported as it is, with the place.
+// TestReadError: an error of the file system is wrapped with its place in the archive.
 func TestReadError(t *testing.T) {
 	archivetest.Within(t)
 	data := archivetest.Images(t, 200, nil)
@@ -348,8 +348,8 @@ func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestBadArchives: damage to the archive is an error that names the file and says where, after the
-// samples before it were delivered.
+// TestBadArchives: damage to the archive is an error that names the file and the place. The samples
+// before the damage are delivered.
 func TestBadArchives(t *testing.T) {
 	whole := archivetest.Images(t, 60, nil)
 	tgz := archivetest.Gzip(t, whole)
@@ -368,7 +368,7 @@ func TestBadArchives(t *testing.T) {
 		data[at] ^= b
 		return data
 	}
-	hugeHeader := func() []byte { // declares 1 TB, with a right checksum
+	hugeHeader := func() []byte { // a member of 1 TB, with a right checksum
 		var b bytes.Buffer
 		w := tar.NewWriter(&b)
 		if err := w.WriteHeader(&tar.Header{Name: "c/huge.png", Size: 1 << 40, Typeflag: tar.TypeReg, Format: tar.FormatGNU}); err != nil {
@@ -434,7 +434,7 @@ func TestBadArchives(t *testing.T) {
 				check(err)
 			}
 			if l != nil {
-				t.Error("Open returned a loader too")
+				t.Error("Open returned both a loader and an error")
 			}
 			if c.classes == nil {
 				return
@@ -463,14 +463,14 @@ func TestBadArchives(t *testing.T) {
 	}
 }
 
-// TestGoodArchives: forms of archive that are no damage.
+// TestGoodArchives: archives of unusual form, but without damage, are read.
 func TestGoodArchives(t *testing.T) {
 	whole := archivetest.Images(t, 40, nil)
 	half := len(whole) / 2
 	second := archivetest.Tar(t, archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
-	end := len(bytes.TrimRight(whole, "\x00")) // of the last content
+	end := len(bytes.TrimRight(whole, "\x00")) // the end of the last content
 	end += (512 - end%512) % 512
-	var incremental []byte // as GNU tar writes with -g and -V: directories list what is in them
+	var incremental []byte // as GNU tar writes it with -g and -V: directories list their members
 	for _, kind := range []byte("VNDAEIX") {
 		metadata := archivetest.Tar(t, archivetest.Member{Name: "train/class1/of the archive.png", Data: "Ya.png\x00Nb.png\x00\x00", Kind: kind})
 		incremental = append(incremental, metadata[:1024]...)
@@ -497,7 +497,7 @@ func TestGoodArchives(t *testing.T) {
 			server := httptest.NewServer(http.FileServer(http.Dir(filepath.Dir(path))))
 			defer server.Close()
 			file := path + ".tsidx"
-			for _, path := range []string{path, server.URL + "/a", server.URL + "/a"} { // the last one finds an index
+			for _, path := range []string{path, server.URL + "/a", server.URL + "/a"} { // the last loader finds an index
 				for _, classes := range [][]string{nil, {"class0", "class1", "class2", "class3", "class4", "class9"}} {
 					l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), Classes: classes, Shuffle: classes == nil, IndexFile: file})
 					for range 2 {
@@ -512,7 +512,6 @@ func TestGoodArchives(t *testing.T) {
 	}
 }
 
-// TestChanged: an archive that is not the one that was scanned is not read with its index.
 // TestSparse: a sparse member is a bad sample, and its hole of 2^62 bytes is not read.
 func TestSparse(t *testing.T) {
 	var b bytes.Buffer
@@ -562,6 +561,7 @@ func TestSparse(t *testing.T) {
 	}
 }
 
+// TestChanged: an archive that has been replaced since its scan is an error.
 func TestChanged(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Eval(4, 4)})
@@ -573,7 +573,7 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// TestChecksumEveryEpoch: a .tar.gz that is read again is verified again.
+// TestChecksumEveryEpoch: every epoch verifies the checksum of a .tar.gz again.
 func TestChecksumEveryEpoch(t *testing.T) {
 	data := archivetest.Gzip(t, archivetest.Images(t, 50, nil))
 	path := archivetest.WriteFile(t, "a.tgz", data)
@@ -595,8 +595,8 @@ func TestChecksumEveryEpoch(t *testing.T) {
 	}
 }
 
-// TestLargeSamples: an epoch has more bytes than may be under way at a time, and samples that are
-// larger than that on their own.
+// TestLargeSamples: an epoch may have more bytes than the budget for samples in flight, and even
+// single samples may be larger.
 func TestLargeSamples(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -628,7 +628,7 @@ func TestLargeSamples(t *testing.T) {
 func TestBudget(t *testing.T) {
 	b := newBudget(100)
 	if !b.acquire(500) {
-		t.Fatal("a sample alone must be let in")
+		t.Fatal("a single sample must be admitted")
 	}
 	done := make(chan bool)
 	go func() { done <- b.acquire(60) }()
@@ -637,7 +637,7 @@ func TestBudget(t *testing.T) {
 	<-done
 	select {
 	case <-done:
-		t.Error("120 of 100 bytes are let in")
+		t.Error("120 of 100 bytes are admitted")
 	default:
 	}
 	b.release(60)
@@ -649,8 +649,8 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestTooNarrow: resizing the shorter side of a very narrow image would make the longer one
-// enormous.
+// TestTooNarrow: a very narrow image is refused, because resizing its shorter side would make the
+// longer side enormous.
 func TestTooNarrow(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
 	l, err := Open(path, Options{Transform: Eval(256, 224)})
@@ -674,7 +674,7 @@ func TestDropLastOfTooFew(t *testing.T) {
 	}
 }
 
-// TestTooManyPixels: the header alone decides, and the loader and Inspect say the same.
+// TestTooManyPixels: the header alone decides, and the loader and Inspect agree.
 func TestTooManyPixels(t *testing.T) {
 	huge := []byte(archivetest.PNG(t, archivetest.Gradient(8, 8)))
 	binary.BigEndian.PutUint32(huge[16:], 20_000) // IHDR's width and height
@@ -695,7 +695,7 @@ func TestTooManyPixels(t *testing.T) {
 	}
 }
 
-// TestDropLastAllBad: a short last batch that is left out may be all bad.
+// TestDropLastAllBad: all samples of a short last batch that DropLast leaves out may be bad.
 func TestDropLastAllBad(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i >= 8 }))
 	for dropLast, want := range map[bool]bool{true: false, false: true} {
@@ -772,7 +772,7 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// TestCancel: whenever the context ends, an epoch ends within 200 ms and leaves nothing behind.
+// TestCancel: an epoch ends within 200 ms after its context, at any time, and releases everything.
 func TestCancel(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })
@@ -788,7 +788,7 @@ func TestCancel(t *testing.T) {
 				o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 			}
 			if o.BadSamples == Substitute {
-				o.BatchSize += 20 // of which not all are bad
+				o.BatchSize += 20 // not all of them bad
 			}
 			l, err := open(t.Context(), path, o, openFile, fakeCodec{open: &decoders})
 			if err != nil {
@@ -809,7 +809,7 @@ func TestCancel(t *testing.T) {
 			var calls atomic.Int64
 			at := rand.Int64N(3 * 400 / int64(o.BatchSize))
 			tick := func() bool { return calls.Add(1)-1 == at }
-			leave := round%5 == 4 // the consumer blocks when it comes to that
+			leave := round%5 == 4 // whether the consumer blocks at that call
 			free := make(chan struct{}, 2)
 			free <- struct{}{}
 			free <- struct{}{}
@@ -827,7 +827,7 @@ func TestCancel(t *testing.T) {
 				if tick() {
 					stop()
 				}
-				if leave && calls.Load() > at { // never gives the slot back
+				if leave && calls.Load() > at { // never returns the slot
 					return nil
 				}
 				free <- struct{}{}
@@ -852,8 +852,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestLeave: leaving the loop over Epoch early, by break, Close or the context, leaves nothing
-// behind; the loader can be used again after all but Close.
+// TestLeave: leaving the loop over Epoch early, by break, Close or the context, releases
+// everything. After all of these but Close the loader can be used again.
 func TestLeave(t *testing.T) {
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
@@ -925,8 +925,8 @@ func TestConcurrentEpochs(t *testing.T) {
 	}
 }
 
-// TestRealImages: kinds of JPEG and PNG through the real decoder; what is damaged is counted, and
-// everything else keeps its label.
+// TestRealImages: the real decoder loads kinds of JPEG and PNG. Damaged images are counted, and all
+// others keep their labels.
 func TestRealImages(t *testing.T) {
 	archivetest.Within(t)
 	photo := archivetest.Gradient(90, 70)
@@ -957,7 +957,7 @@ func TestRealImages(t *testing.T) {
 		{Name: "palette/a.png", Data: archivetest.PNG(t, palette)},
 		{Name: "alpha/a.png", Data: archivetest.PNG(t, alpha)},
 		{Name: "greypng/a.png", Data: archivetest.PNG(t, grey)},
-		{Name: "jpeg/named.png", Data: jpeg}, // the bytes decide
+		{Name: "jpeg/named.png", Data: jpeg}, // the bytes decide the format
 		{Name: "jpeg/cut.jpg", Data: jpeg[:len(jpeg)/2]},
 		{Name: "jpeg/header.jpg", Data: jpeg[:20]},
 		{Name: "png/cut.png", Data: archivetest.PNG(t, photo)[:200]},
@@ -991,8 +991,8 @@ func TestRealImages(t *testing.T) {
 			}
 			row := got[0].images[i*32*32*3 : (i+1)*32*32*3]
 			if !transform.RandomResizedCrop && class != "palette" && class != "cmyk" && sample.Name[len(sample.Name)-5] == 'a' {
-				// Red grows from left to right (grey: all of it), green from top to bottom, blue is
-				// 128.
+				// Red grows from left to right, green from top to bottom, and blue is 128. Grey
+				// grows from left to right.
 				left, right, top, bottom := row[(16*32+2)*3], row[(16*32+29)*3], row[(2*32+16)*3+1], row[(29*32+16)*3+1]
 				grey := strings.HasPrefix(class, "grey")
 				if left > 70 || right < 180 || !grey && (top > 60 || bottom < 190) {
@@ -1018,7 +1018,8 @@ func TestRealImages(t *testing.T) {
 	}
 }
 
-// TestLeaveRealDecoder: the image library's decoders are freed too, whenever the loop is left.
+// TestLeaveRealDecoder: the image library's decoders are freed too, at whatever batch the loop
+// ends.
 func TestLeaveRealDecoder(t *testing.T) {
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member
@@ -1046,10 +1047,10 @@ func TestLeaveRealDecoder(t *testing.T) {
 	}
 }
 
-// TestOpenFails: whatever Open fails at, it leaves no file open.
+// TestOpenFails: when Open fails, it leaves no file open.
 func TestOpenFails(t *testing.T) {
 	archivetest.NoLeaks(t)
-	gc := debug.SetGCPercent(-1) // which would close them
+	gc := debug.SetGCPercent(-1) // the collector would close files
 	defer debug.SetGCPercent(gc)
 	data := archivetest.Gzip(t, archivetest.Images(t, 6, nil))
 	tgz, indexed := archivetest.WriteFile(t, "a.tgz", data), archivetest.WriteFile(t, "a.tgz", data)
@@ -1079,7 +1080,7 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestLongLabels: labels of WebDataset samples stay in memory, so each of them is bounded.
+// TestLongLabels: labels of WebDataset samples stay in memory, so their size is bounded.
 func TestLongLabels(t *testing.T) {
 	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "\"a.cls\": a label of 4097 bytes"} {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
@@ -1094,7 +1095,7 @@ func TestLongLabels(t *testing.T) {
 	}
 }
 
-// TestOpenStops: a server that never answers keeps OpenContext no longer than its context.
+// TestOpenStops: with a server that never answers, OpenContext returns when its context ends.
 func TestOpenStops(t *testing.T) {
 	asked := make(chan struct{}, 10)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -1113,8 +1114,8 @@ func TestOpenStops(t *testing.T) {
 	}
 }
 
-// TestCloseTwiceAtOnce: Close may be called by several goroutines, also of a loader whose index
-// lies in no file.
+// TestCloseTwiceAtOnce: several goroutines may close a loader at the same time, also one whose
+// index is in no file.
 func TestCloseTwiceAtOnce(t *testing.T) {
 	for _, noIndex := range []bool{false, true} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))
@@ -1135,8 +1136,8 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeftByPanic: a batch that is current when its loop ends early, in whatever way, keeps its
-// memory to itself; a closed loader holds no memory for epochs.
+// TestLeftByPanic: the memory of the current batch is not reused after its loop has ended early,
+// even by a panic. A closed loader holds no memory for epochs.
 func TestLeftByPanic(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte
@@ -1156,7 +1157,7 @@ func TestLeftByPanic(t *testing.T) {
 			t.Fatal(err)
 		}
 		if &b.Images[0] == &left[0] {
-			t.Fatal("the memory of the batch is used again")
+			t.Fatal("the memory of the batch is reused")
 		}
 	}
 	if len(left) == 0 || slices.ContainsFunc(left, func(v byte) bool { return v != 0 }) {

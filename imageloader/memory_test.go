@@ -18,7 +18,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// largeSide is that of the images whose decoding is measured.
+// largeSide is the side, in pixels, of the images whose decoding is measured.
 const largeSide = 4096
 
 type zeros struct{}
@@ -38,8 +38,8 @@ func deflatedZeros(t testing.TB, n int64) []byte {
 	return b.Bytes()
 }
 
-// largeImages are images of largeSide x largeSide pixels in every format, in the forms that take
-// the most memory.
+// largeImages returns images of largeSide x largeSide pixels in every format, in the forms that
+// take the most memory.
 func largeImages(t testing.TB) map[string][]byte {
 	t.Helper()
 	const n = largeSide
@@ -93,13 +93,13 @@ func largeImages(t testing.TB) map[string][]byte {
 	}
 	header := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, n), n)
 	chunk("IHDR", append(header, 16, 6, 0, 0, 1))          // 16-bit RGBA, interlaced
-	rows := int64(n/8 + n/8 + n/8 + n/4 + n/4 + n/2 + n/2) // of the seven passes: each begins with a byte for its filter
+	rows := int64(n/8 + n/8 + n/8 + n/4 + n/4 + n/2 + n/2) // of the seven passes; each row begins with a byte for its filter
 	chunk("IDAT", deflatedZeros(t, 8*n*n+rows))
 	chunk("IEND", nil)
 	files["PNG, interlaced 16-bit RGBA"] = png
 
-	// Progressive, four components without subsampling, all coefficients 0: one bit each in the
-	// only scan, the one of DC.
+	// Progressive, with four components without subsampling. All coefficients are 0, and take one
+	// bit each in the only scan, that of DC.
 	jpeg := []byte{0xff, 0xd8, 0xff, 0xdb, 0, 67, 0}
 	jpeg = append(jpeg, bytes.Repeat([]byte{1}, 64)...)
 	jpeg = append(jpeg, 0xff, 0xc2, 0, 20, 8, n>>8, 0, n>>8, 0, 4, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0, 4, 0x11, 0)
@@ -108,7 +108,7 @@ func largeImages(t testing.TB) map[string][]byte {
 	jpeg = append(jpeg, make([]byte, 4*n/8*n/8/8)...)
 	files["JPEG, progressive CMYK"] = append(jpeg, 0xff, 0xd9)
 
-	// Lossless, every code of one symbol: no bits for the pixels.
+	// Lossless, with codes of one symbol, so that the pixels take no bits.
 	var bits, have uint64
 	var stream []byte
 	put := func(value uint64, count uint64) {
@@ -136,7 +136,7 @@ func largeImages(t testing.TB) map[string][]byte {
 	return files
 }
 
-// peakBytes is the most memory that the process has ever held.
+// peakBytes returns the peak of the process's resident memory.
 func peakBytes(t testing.TB) int64 {
 	t.Helper()
 	status, err := os.ReadFile("/proc/self/status")
@@ -154,10 +154,10 @@ func peakBytes(t testing.TB) int64 {
 const memoryVariable = "TORCHSTREAM_TEST_MEMORY"
 
 // TestDecodingMemory: no format takes more than 8 bytes a pixel, and a file that only promises an
-// image takes next to nothing. Each is measured in a process of its own.
+// image takes almost nothing. Each file is measured in a process of its own.
 func TestDecodingMemory(t *testing.T) {
 	if underRace {
-		t.Skip("the race detector takes memory of its own")
+		t.Skip("the race detector needs memory of its own")
 	}
 	if file := os.Getenv(memoryVariable); file != "" {
 		data, err := os.ReadFile(file)
@@ -167,7 +167,7 @@ func TestDecodingMemory(t *testing.T) {
 		d := realDecoder(t)
 		var pixels [8 * 8 * 3]byte
 		before := peakBytes(t)
-		for range 3 { // memory that one image leaves behind counts during the next
+		for range 3 { // memory that is kept from one image counts during the next image
 			info, err := d.header(data)
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}

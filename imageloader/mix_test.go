@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestMix: labels follow the pixels, batches are the same at any number of workers, and the loader
-// without Mix is not touched.
+// TestMix: labels follow the pixels, and batches are the same at any number of workers. Without Mix
+// nothing changes.
 func TestMix(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 33, func(i int) bool { return i == 9 }))
 	load := func(workers int, mix ...transform.BatchOp) (images [][]byte, soft [][]float32, samples [][]Sample) {
@@ -57,7 +57,7 @@ func TestMix(t *testing.T) {
 					case name == "CutMix" && v == own[k]:
 						same++
 					case name == "CutMix" && v != other[k]:
-						t.Fatalf("%s: byte %d is of neither image", name, k)
+						t.Fatalf("%s: byte %d is from neither image", name, k)
 					case name == "MixUp" && math.Abs(share*float64(own[k])+(1-share)*float64(other[k])-float64(v)) > 1.01:
 						t.Fatalf("%s: byte %d is %d of %d and %d with share %v", name, k, v, own[k], other[k], share)
 					}

@@ -10,8 +10,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestRanks: whatever is damaged, all ranks get equally many batches of the same sizes; every good
-// sample comes, and none twice except as padding; and the order is that of one rank, dealt.
+// TestRanks: with any damage, all ranks get equally many batches of the same sizes. Every good
+// sample comes, and none twice except as padding. The order is that of one rank, dealt.
 func TestRanks(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
@@ -31,7 +31,7 @@ func TestRanks(t *testing.T) {
 						t.Run(fmt.Sprint(format, "/", policy, "/", damage, "/", end, "/", world), func(t *testing.T) {
 							archivetest.Within(t)
 							o := Options{BatchSize: size, Transform: Eval(4, 4), Shuffle: true, Seed: 3, ShuffleBytes: shuffleBytes, BadSamples: policy, DropLast: end == "drop", PadLast: end == "pad"}
-							if format == "stream" { // with one rank it is not scanned first
+							if format == "stream" { // with one rank there is no scan
 								o.Classes = []string{"class0", "class1", "class2", "class3", "class4"}
 							}
 							single := openFake(t, path, o)
@@ -100,14 +100,14 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestRanksOfTooMany: ranks that can't all have a batch are an error, and so is padding with
-// nothing good to pad with.
+// TestRanksOfTooMany: too many ranks for each to have a batch are an error, and so is padding
+// without good samples.
 func TestRanksOfTooMany(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))
 	for _, o := range []Options{
 		{BatchSize: 8, World: 2, DropLast: true},
-		{BatchSize: 8, World: 2, Rank: 1, BadSamples: Skip}, // all of its samples are bad, until the third time round
+		{BatchSize: 8, World: 2, Rank: 1, BadSamples: Skip}, // all of its samples are bad, until the third round
 	} {
 		o.Transform = Eval(4, 4)
 		l := openFake(t, path, o)
@@ -117,7 +117,7 @@ func TestRanksOfTooMany(t *testing.T) {
 	}
 }
 
-// TestRepeat: round j of epoch e is what epoch e*Repeat+j is without.
+// TestRepeat: round j of epoch e equals epoch e*Repeat+j without Repeat.
 func TestRepeat(t *testing.T) {
 	data := archivetest.Images(t, 50, nil)
 	for name, c := range map[string]struct {
@@ -142,8 +142,9 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// TestWeights: draws follow the weights, within five standard deviations; a sample of weight 0
-// never comes; one that comes twice has two crops; an epoch is a function of its seed and number.
+// TestWeights: draws follow the weights, within five standard deviations. A sample of weight 0
+// never comes. A sample that comes twice has two crops. An epoch is a function of its seed and
+// number.
 func TestWeights(t *testing.T) {
 	const n, draws = 40, 20_000
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, nil))
@@ -168,7 +169,7 @@ func TestWeights(t *testing.T) {
 			t.Errorf("sample %d came %d times, expected %.0f", i, c, p*draws)
 		}
 	}
-	if len(rows) < draws*9/10 { // an image of 40 x 30 pixels does not have so many boxes that all would differ
+	if len(rows) < draws*9/10 { // an image of 40 x 30 pixels has too few boxes for all rows to differ
 		t.Errorf("%d different rows of %d", len(rows), draws)
 	}
 	o.Workers = 7

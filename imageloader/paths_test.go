@@ -14,7 +14,8 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// TestIndexReplacesNoOtherFile: neither as Options.IndexFile nor beside the archive.
+// TestIndexReplacesNoOtherFile: a file that is not an index stays, as Options.IndexFile and beside
+// the archive.
 func TestIndexReplacesNoOtherFile(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	photos, err := os.ReadFile("../examples/data/photos-test.tgz")
@@ -38,8 +39,7 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 		t.Fatalf("the archive is gone: %v", err)
 	}
 
-	// A file of the user's own where the index would be: it stays, and the index goes to the cache
-	// folder.
+	// A file of the user's own in the index's place stays, and the index goes to the cache folder.
 	beside := path + indextest.Suffix
 	if err := os.WriteFile(beside, []byte("notes"), 0o600); err != nil {
 		t.Fatal(err)
@@ -65,9 +65,9 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 }
 
-// TestPipes: a pipe where a file is expected never blocks. As the archive and as IndexFile it is an
-// error; beside the archive, where the index would be, it is left alone; in a directory it is no
-// sample.
+// TestPipes: a pipe in the place of a file never blocks. A pipe as the archive or as IndexFile is
+// an error. A pipe in the index's place beside the archive is left alone. A pipe in a directory is
+// a bad sample.
 func TestPipes(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	photos, err := os.ReadFile("../examples/data/photos-test.tgz")
@@ -158,7 +158,7 @@ func TestPipes(t *testing.T) {
 	if err := os.Remove(filepath.Join(tree, "a.jpg")); err != nil {
 		t.Fatal(err)
 	}
-	// A sample that became a pipe after the directory was looked at.
+	// A sample becomes a pipe after the directory has been read.
 	member := filepath.Join(tree, "b.jpg")
 	if err := os.WriteFile(member, []byte("\xff\xd8\xff a JPEG"), 0o600); err != nil {
 		t.Fatal(err)

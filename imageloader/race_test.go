@@ -2,6 +2,6 @@
 
 package imageloader
 
-// underRace says that the race detector is on. Its own memory is many times the memory that it
-// watches.
+// underRace reports whether the race detector is on. Its own memory is many times the memory that
+// it watches.
 const underRace = true

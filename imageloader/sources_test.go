@@ -24,13 +24,13 @@ import (
 )
 
 // TestSources: the same members give the same epoch from an archive of any kind, whole or in
-// shards, named in any way, with and without an index file.
+// shards, by any form of path, with and without an index file.
 func TestSources(t *testing.T) {
 	members := archivetest.Photos(24)
 	for i := range members {
 		members[i].Data = members[i].Data[:min(len(members[i].Data), 40_000)]
 	}
-	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) }) // as a directory has them
+	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) }) // in the order of a directory
 	whole := archivetest.Tar(t, members...)
 	dir := t.TempDir()
 	put := func(name string, data []byte) string {
@@ -114,8 +114,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// TestHostile: what an archive declares or inflates to is bounded, and the error names the file and
-// the member.
+// TestHostile: the sizes that an archive declares or inflates to are bounded, and the error names
+// the file and the member.
 func TestHostile(t *testing.T) {
 	archivetest.Within(t)
 	bomb := func(t *testing.T) []byte {
@@ -154,14 +154,14 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestWebDataset: groups by base name, labels from .cls and .json in any place of the group,
-// numbers and names.
+// TestWebDataset: members of one base name are a group. Its label, a number or a name, comes from
+// .cls or .json at any place in the group.
 func TestWebDataset(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
 	}
 	file := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
-	numbered := func(odd ...string) (list []archivetest.Member) { // labels 0, 1, 2, and those
+	numbered := func(odd ...string) (list []archivetest.Member) { // labels 0, 1, 2 and the given ones
 		for i := range 3 {
 			list = append(list, image(fmt.Sprintf("%d.png", i)), file(fmt.Sprintf("%d.cls", i), fmt.Sprint(i)))
 		}
@@ -200,7 +200,7 @@ func TestWebDataset(t *testing.T) {
 		data := archivetest.Tar(t, c.members...)
 		for kind, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 			path := archivetest.WriteFile(t, kind, data)
-			for round := range 2 { // scanned, and by the index
+			for round := range 2 { // by a scan, and by the index
 				l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, Classes: c.classes}, openFile, fakeCodec{})
 				if err != nil {
 					message, ok := strings.CutPrefix(c.want, "error ")
@@ -285,7 +285,7 @@ func (o *openSources) open(path string) (archive.File, error) {
 }
 
 // TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and
-// in any order, and none in the end.
+// in any order. Close leaves none open.
 func TestShardFiles(t *testing.T) {
 	const shards = 300
 	dir := t.TempDir()
@@ -319,16 +319,15 @@ func TestShardFiles(t *testing.T) {
 		if got := names(batches); err != nil || len(got) != len(want) {
 			t.Errorf("%s: %d samples, error %v", what, len(got), err)
 		}
-		// 32 shards that are not read at the moment, those that are, and two in passing.
+		// 32 idle shards, one for each reader, and two that are being opened or closed.
 		if most := 32 + readers + 2; files.most > most || files.now != 0 {
 			t.Errorf("%s: %d files were open at a time (of %d that may be), %d still are", what, files.most, most, files.now)
 		}
 	}
 }
 
-// TestOpenSource: an archive in a program's own store gives the batches that a file gives, in order
-// and at random, when some requests fail; its index is kept where the options say; nothing stays
-// open.
+// TestOpenSource: an archive in a program's own store gives the batches of a file, in order and at
+// random, even if some requests fail. Its index is kept in Options.IndexFile. Nothing stays open.
 func TestOpenSource(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, nil)
@@ -380,8 +379,7 @@ func TestOpenSource(t *testing.T) {
 	}
 }
 
-// TestSourceErrors: a fault of a store or of an object is an error that names the object, without
-// delay.
+// TestSourceErrors: a fault of a store or of an object is an immediate error that names the object.
 func TestSourceErrors(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)

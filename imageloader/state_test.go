@@ -18,7 +18,7 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// throughJSON is a state as another process gets it.
+// throughJSON returns a state as another process reads it.
 func throughJSON(t testing.TB, s State) (back State) {
 	t.Helper()
 	data, err := json.Marshal(s)
@@ -44,7 +44,7 @@ func states(t testing.TB, l *Loader, epoch, slots int) (batches []copied, after 
 	return batches, after
 }
 
-// archives are the ways in which an archive's samples are reached.
+// archives returns archives for each way to access samples.
 func archives(t testing.TB, data []byte) map[string]struct {
 	path         string
 	shuffleBytes int64
@@ -99,12 +99,12 @@ func TestResume(t *testing.T) {
 						l := openFake(t, archive.path, o)
 						s := throughJSON(t, after[at])
 						if s.Epoch() != 2 || s.Batches() != at+1 {
-							t.Fatalf("epoch %d, %d batches; it was made after batch %d", s.Epoch(), s.Batches(), at)
+							t.Fatalf("epoch %d, %d batches, but the state was made after batch %d", s.Epoch(), s.Batches(), at)
 						}
 						if err := l.Restore(t.Context(), s); err != nil {
 							t.Fatal(err)
 						}
-						for range 2 { // each time that the epoch is run
+						for range 2 { // every run of the epoch
 							rest, then := states(t, l, s.Epoch(), 1+rng.IntN(4))
 							if digest(rest) != digest(whole[at+1:]) {
 								t.Fatalf("after batch %d of %d the rest differs:\n got %q\nwant %q", at, len(whole), names(rest), names(whole[at+1:]))
@@ -154,7 +154,7 @@ func TestResumeAnotherWorld(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
-		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad ones has no substitutes
+		isBad := func(i int) bool { return i%11 == 3 || policy == Skip && i > 60 && i < 66 } // a batch of bad samples has no substitutes
 		for format, archive := range archives(t, archivetest.Images(t, n, isBad)) {
 			t.Run(fmt.Sprint(format, "/", policy), func(t *testing.T) {
 				archivetest.Within(t)
@@ -202,7 +202,7 @@ func TestResumeAnotherWorld(t *testing.T) {
 							}
 							seen := map[string]bool{}
 							for _, name := range names(got[:stop]) {
-								if !seen[name] { // substitutes are copies
+								if !seen[name] { // not a substitute, which is a copy
 									count[name]++
 								}
 								seen[name] = true
@@ -222,8 +222,8 @@ func TestResumeAnotherWorld(t *testing.T) {
 							again += c - 1
 						}
 					}
-					// Padding: up to a batch for each of five ranks, and under Skip one for each
-					// bad sample.
+					// Padding is up to a batch for each of five ranks, and under Skip one sample
+					// for each bad sample.
 					if most := 5 * 4; again > most && policy == Substitute || again > most+27 {
 						t.Errorf("%d samples came again", again)
 					}
@@ -233,7 +233,8 @@ func TestResumeAnotherWorld(t *testing.T) {
 	}
 }
 
-// TestRestoreRefuses: a state of something else is refused, and the error says what differs.
+// TestRestoreRefuses: a state of another archive or other options is refused, and the error names
+// the difference.
 func TestRestoreRefuses(t *testing.T) {
 	data := archivetest.Images(t, 60, nil)
 	path := archivetest.WriteFile(t, "a.tar", data)
@@ -346,8 +347,8 @@ func TestStateDamaged(t *testing.T) {
 	}
 }
 
-// FuzzState: no bytes hang or crash. Restore takes or refuses a state that reading accepts, and an
-// epoch ends after either.
+// FuzzState: no bytes hang or crash. Restore accepts or refuses a state that was read, and an epoch
+// ends after either.
 func FuzzState(f *testing.F) {
 	data := archivetest.Images(f, 30, func(i int) bool { return i == 7 })
 	path := archivetest.WriteFile(f, "a.tar", data)
@@ -405,9 +406,9 @@ func earlierOptions() map[string]Options {
 	}
 }
 
-// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, the bytes that
-// follow are those that followed then, and the earlier version would restore the state that is
-// written now.
+// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, and the bytes that
+// follow are those of that version. The state that is written now is one that the earlier version
+// would restore.
 func TestStateOfEarlierVersion(t *testing.T) {
 	data, err := os.ReadFile("testdata/states.json")
 	if err != nil {
@@ -454,14 +455,14 @@ func TestStateOfEarlierVersion(t *testing.T) {
 	}
 }
 
-// TestRestoreClosed: a closed loader does not read an archive for a state.
+// TestRestoreClosed: Restore of a closed loader does not read the archive.
 func TestRestoreClosed(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	o := Options{Transform: Eval(4, 4), BatchSize: 4}
 	l := openFake(t, path, o)
 	_, after := states(t, l, 0, 2)
 	o.Classes = l.Classes()
-	l = openFake(t, path, o) // it has no index
+	l = openFake(t, path, o) // without an index
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -472,12 +473,12 @@ func TestRestoreClosed(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if l.index.Load() != nil {
-		t.Error("it has read the archive")
+		t.Error("Restore has read the archive")
 	}
 }
 
-// TestForgedStateOrder: a state that names an order which the loader's options don't have is
-// refused; none of them makes an epoch fail in another way.
+// TestForgedStateOrder: a state with an order that the loader's options can't have is refused. No
+// such state makes an epoch fail in another way.
 func TestForgedStateOrder(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	for name, o := range map[string]Options{
@@ -499,7 +500,7 @@ func TestForgedStateOrder(t *testing.T) {
 			if err := json.Unmarshal([]byte(strings.Replace(string(data), was, fmt.Sprintf("%q:%q", "order", kind), 1)), &forged); err != nil {
 				t.Fatal(err)
 			}
-			// Only with it would a forger pass for a shuffle buffer.
+			// A forged shuffle buffer needs these options.
 			if kind == order.Buffered {
 				forged.run.options["ShuffleBuffer"], forged.run.options["ShuffleBytes"] = "4096", fmt.Sprint(256<<20)
 			}

@@ -26,7 +26,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestBottleneck: the sentence names the stage that the others wait for.
+// TestBottleneck: Bottleneck names the stage that the other stages wait for.
 func TestBottleneck(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    Stats
@@ -162,8 +162,8 @@ func TestStatsFieldsAreComplete(t *testing.T) {
 	}
 }
 
-// TestDecodedBy: each image is counted by how it was decoded: JPEGs with our own Huffman decoder,
-// from the second epoch on by the entry points that were made, or by libjpeg-turbo.
+// TestDecodedBy: images are counted by the way they were decoded. JPEGs go through our own Huffman
+// decoder, through entry points from the second epoch on, or through libjpeg-turbo.
 func TestDecodedBy(t *testing.T) {
 	cmyk, err := os.ReadFile("testdata/cmyk.jpg")
 	if err != nil {
@@ -300,7 +300,7 @@ func cpus(set *unix.CPUSet) (list []int) {
 	return list
 }
 
-// threadCodec notes on which CPUs and with which niceness decoding runs.
+// threadCodec records the CPUs and the niceness of the threads that decode.
 type threadCodec struct {
 	fakeCodec
 	mu   *sync.Mutex
@@ -398,9 +398,9 @@ func TestWorkerThreads(t *testing.T) {
 		if c.want == plain {
 			continue
 		}
-		for tries := 0; threads(t)[c.want] > 0; tries++ { // a thread needs a moment to end
+		for tries := 0; threads(t)[c.want] > 0; tries++ { // threads end a moment later
 			if tries > 1_000_000 {
-				t.Fatalf("%s: threads are left like %v", name, threads(t))
+				t.Fatalf("%s: threads remain: %v", name, threads(t))
 			}
 			runtime.Gosched()
 		}

@@ -19,13 +19,13 @@ import (
 type madeTIFF struct {
 	order         binary.AppendByteOrder
 	width, height int
-	photometric   int // 0 white is 0, 1 black is 0, 2 RGB, 3 palette
+	photometric   int // 0: white is 0; 1: black is 0; 2: RGB; 3: palette
 	samples, bits int
-	extra         int // of a fourth sample: 1 associated, 2 unassociated alpha
+	extra         int // kind of the fourth sample: 1: associated, 2: unassociated alpha
 	compression   int
 	predictor     bool
 	tile          image.Point // zero: strips
-	rows          int         // of a strip
+	rows          int         // rows of a strip
 }
 
 func (m madeTIFF) String() string {
@@ -79,7 +79,7 @@ func (m madeTIFF) build(t testing.TB, content func(k, rows, stride int) []byte) 
 					packed, raw = append(append(packed, byte(n-1)), raw[:n]...), raw[n:]
 				}
 			}
-		case tiffLZW: // without compressing: a clear code every 200 literals keeps codes at 9 bits
+		case tiffLZW: // without compression: a clear code every 200 literals keeps codes at 9 bits
 			var bits, have uint64
 			packed = nil
 			put := func(code uint64) {
@@ -201,7 +201,7 @@ func libraryRGB(data []byte) ([]byte, error) {
 func TestTIFFAsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int
-	used := func(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) } // by an image before
+	used := func(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) } // left by an earlier image
 	check := func(what any, data []byte) {
 		want, wantErr := libraryRGB(data)
 		got, _, _, err := rare(data).pixels(data, used)
@@ -232,7 +232,7 @@ func TestTIFFAsTheLibrary(t *testing.T) {
 							for range 1 + rng.IntN(3) {
 								at := rng.IntN(len(changed))
 								if rng.IntN(2) == 0 {
-									at = len(changed) - 1 - rng.IntN(min(len(changed), 150)) // of the directory
+									at = len(changed) - 1 - rng.IntN(min(len(changed), 150)) // in the directory
 								}
 								changed[at] = byte(rng.Uint32())
 							}

@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// TestEvalPixels compares a whole Eval with the bytes that v2.Resize(24, antialias=True) and
-// v2.CenterCrop(20) make of a PNG.
+// TestEvalPixels: Eval gives the bytes of v2.Resize(24, antialias=True) and v2.CenterCrop(20) for a
+// PNG.
 func TestEvalPixels(t *testing.T) {
 	data, err := os.ReadFile("testdata/small.png")
 	if err != nil {
@@ -37,7 +37,7 @@ func TestEvalPixels(t *testing.T) {
 	}
 }
 
-// everyOp is a chain of all kinds of steps, with Funcs between them.
+// everyOp returns a chain of all kinds of steps, with Funcs between them.
 func everyOp() []transform.Op {
 	return []transform.Op{
 		transform.Pad{Padding: [4]int{3, 2, 1, 4}, Mode: transform.PadReflect}, transform.RandomCrop{Size: 16},
@@ -53,8 +53,8 @@ func everyOp() []transform.Op {
 	}
 }
 
-// TestOpsDeterminism: the bytes of an epoch with every kind of step are the same at any number of
-// workers, and change with seed and epoch.
+// TestOpsDeterminism: an epoch with every kind of step has the same bytes at any number of workers,
+// and other bytes with another seed or epoch.
 func TestOpsDeterminism(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i%13 == 5 }))
 	run := func(workers, epoch int, seed uint64, ops []transform.Op) string {
@@ -69,18 +69,17 @@ func TestOpsDeterminism(t *testing.T) {
 	want := run(1, 0, 1, everyOp())
 	for _, workers := range []int{2, 5, 16} {
 		if got := run(workers, 0, 1, everyOp()); got != want {
-			t.Errorf("%d workers make other bytes", workers)
+			t.Errorf("other bytes with %d workers", workers)
 		}
 	}
 	for what, got := range map[string]string{"epoch": run(3, 1, 1, everyOp()), "seed": run(3, 0, 2, everyOp()), "steps": run(3, 0, 1, everyOp()[2:])} {
 		if got == want {
-			t.Errorf("another %s makes the same bytes", what)
+			t.Errorf("the same bytes with another %s", what)
 		}
 	}
 }
 
-// TestOpsLeaveTheCropAlone: steps that do nothing to the pixels leave those of a loader without
-// steps.
+// TestOpsLeaveTheCropAlone: steps that change no pixel give the pixels of a loader without steps.
 func TestOpsLeaveTheCropAlone(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	var digests []string
@@ -97,8 +96,8 @@ func TestOpsLeaveTheCropAlone(t *testing.T) {
 	}
 }
 
-// TestFunc: a custom step sees the sample's pixels between the others, and what it refuses is a bad
-// sample.
+// TestFunc: a custom step sees the sample's pixels between the other steps. A sample that it
+// refuses is a bad sample.
 func TestFunc(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
 	broken := errors.New("not today")
@@ -137,7 +136,7 @@ func TestFunc(t *testing.T) {
 	}
 }
 
-// TestOpsEndToEnd runs real pixels: the eval pixels of TestEvalPixels, inverted.
+// TestOpsEndToEnd: Invert inverts the pixels of TestEvalPixels.
 func TestOpsEndToEnd(t *testing.T) {
 	data, err := os.ReadFile("testdata/small.png")
 	if err != nil {
