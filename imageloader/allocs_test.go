@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestAllocations: from the second epoch on, an epoch allocates on Go's heap for its batches and
-// its own bookkeeping, not for its images.
-func TestAllocations(t *testing.T) {
+// TestEpochsAllocateNothingForImages: from the second epoch on, an epoch allocates on Go's heap for
+// its batches and its own bookkeeping, not for its images.
+func TestEpochsAllocateNothingForImages(t *testing.T) {
 	const images, batch = 512, 64
 	var photos [16][]byte
 	for i := range photos {
@@ -69,9 +69,9 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestSpareSlots: an epoch reuses the memory of the epoch before, except for the batch that was
-// current when the consumer left the loop.
-func TestSpareSlots(t *testing.T) {
+// TestEpochsReuseSlots: an epoch reuses the memory of the epoch before, except for the batch that
+// was current when the consumer left the loop.
+func TestEpochsReuseSlots(t *testing.T) {
 	photos := [2]string{string(photo(t, 1)), string(photo(t, 2))}
 	var members []archivetest.Member
 	for i := range 16 {

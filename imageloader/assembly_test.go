@@ -54,9 +54,9 @@ func expected(list []item, size int, policy BadSamplePolicy, dropLast bool) (bat
 	return batches, failed
 }
 
-// TestPolicies compares epochs with the model above, over policies, rates of bad samples, workers
-// and slots.
-func TestPolicies(t *testing.T) {
+// TestPoliciesFollowTheModel compares epochs with the model above, over policies, rates of bad
+// samples, workers and slots.
+func TestPoliciesFollowTheModel(t *testing.T) {
 	const n, size = 100, 8
 	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 		for name, isBad := range map[string]func(int) bool{
@@ -153,8 +153,8 @@ func checkRows(t *testing.T, l *Loader, epoch int, content map[string][]byte, b 
 	}
 }
 
-// TestManyBad: Skip meets any number of bad samples within one batch.
-func TestManyBad(t *testing.T) {
+// TestSkipPassesManyBadSamples: Skip meets any number of bad samples within one batch.
+func TestSkipPassesManyBadSamples(t *testing.T) {
 	const n, size, rounds = 1000, 8, 10
 	isGood := func(i int) bool { return i == 0 || i == 500 || i == n-1 }
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, func(i int) bool { return !isGood(i) }))
@@ -206,9 +206,9 @@ func liveHeap() uint64 {
 	return m.HeapAlloc
 }
 
-// TestManyBadMemory: bad samples take no memory once they are counted, even while a batch waits for
-// good samples.
-func TestManyBadMemory(t *testing.T) {
+// TestBadSamplesTakeNoMemory: bad samples take no memory once they are counted, even while a batch
+// waits for good samples.
+func TestBadSamplesTakeNoMemory(t *testing.T) {
 	if underRace {
 		t.Skip("with the race detector compressed images lie in Go's heap")
 	}
@@ -226,8 +226,9 @@ func TestManyBadMemory(t *testing.T) {
 	}
 }
 
-// TestSubstituteWholeBatch: a batch without a good sample has no substitutes, and is an error.
-func TestSubstituteWholeBatch(t *testing.T) {
+// TestBatchWithoutGoodSampleIsAnError: a batch without a good sample has no substitutes, and is an
+// error.
+func TestBatchWithoutGoodSampleIsAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, func(i int) bool { return i >= 8 && i < 16 }))
 	l := openFake(t, path, Options{BatchSize: 8, Transform: Eval(4, 4), BadSamples: Substitute})
 	got, err := collect(t, l, 0, 2)
@@ -237,9 +238,9 @@ func TestSubstituteWholeBatch(t *testing.T) {
 	}
 }
 
-// TestMachineFailure: a decoder's failure that is not the image's fault ends the epoch under every
-// policy.
-func TestMachineFailure(t *testing.T) {
+// TestMachineFailureEndsTheEpoch: a decoder's failure that is not the image's fault ends the epoch
+// under every policy.
+func TestMachineFailureEndsTheEpoch(t *testing.T) {
 	for _, policy := range []BadSamplePolicy{Fail, Skip, Substitute} {
 		members := []archivetest.Member{}
 		for i := range 20 {
@@ -258,8 +259,8 @@ func TestMachineFailure(t *testing.T) {
 	}
 }
 
-// TestLend: Fill returns an error when the consumer misbehaves.
-func TestLend(t *testing.T) {
+// TestFillRefusesMisuse: Fill returns an error when the consumer misbehaves.
+func TestFillRefusesMisuse(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
 	broken := errors.New("broken")
 	slot := func() [][]byte { return [][]byte{make([]byte, 8*4*4*3), make([]byte, 8*8)} }

@@ -81,10 +81,11 @@ func (f *chaoticFile) ReadAt(p []byte, at int64) (int, error) {
 	return f.read(p, at, func(p []byte) (int, error) { return f.File.ReadAt(p, at) }, true)
 }
 
-// TestChaos: the reader fails, stalls, is cut off or reads short, at random. An epoch ends with all
-// samples, or with an error that names the archive and a member, after the samples before that
-// member. Bad samples are counted as without faults. Nothing hangs, and nothing leaks.
-func TestChaos(t *testing.T) {
+// TestReaderFaultsEndEpochsCleanly: the reader fails, stalls, is cut off or reads short, at random.
+// An epoch ends with all samples, or with an error that names the archive and a member, after the
+// samples before that member. Bad samples are counted as without faults. Nothing hangs, and nothing
+// leaks.
+func TestReaderFaultsEndEpochsCleanly(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, func(i int) bool { return i%19 == 7 })
 	zipped := archivetest.Gzip(t, data)

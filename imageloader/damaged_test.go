@@ -71,10 +71,10 @@ func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 	return pixels, d.decode(data, &g, pixels, int(3*info.Width))
 }
 
-// TestDamagedAsPillow: damaged files that Pillow opens are decoded to Pillow's pixels, which are
-// torchvision's too. docs/imageloader.md says what Partial leaves out of Pillow's
+// TestDamagedImagesEqualPillow: damaged files that Pillow opens are decoded to Pillow's pixels,
+// which are torchvision's too. docs/imageloader.md says what Partial leaves out of Pillow's
 // LOAD_TRUNCATED_IMAGES.
-func TestDamagedAsPillow(t *testing.T) {
+func TestDamagedImagesEqualPillow(t *testing.T) {
 	files, digests := damagedSample(t)
 	compared := map[DamagePolicy]int{}
 	for name, data := range files {
@@ -122,10 +122,10 @@ func damagedMembers(t *testing.T) []archivetest.Member {
 	}
 }
 
-// TestDamagedPolicies: damaged images that a policy decodes are counted, named and logged apart
-// from bad samples, in every epoch. Entry points change no pixel, and are made for good images
-// only.
-func TestDamagedPolicies(t *testing.T) {
+// TestDamagedImagesAreCountedByPolicy: damaged images that a policy decodes are counted, named and
+// logged apart from bad samples, in every epoch. Entry points change no pixel, and are made for
+// good images only.
+func TestDamagedImagesAreCountedByPolicy(t *testing.T) {
 	archive := archivetest.Tar(t, damagedMembers(t)...)
 	names := func(errs []*SampleError) (list []string) {
 		for _, e := range errs {
@@ -232,9 +232,9 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 	}
 }
 
-// TestStateDamagedPolicy: a state is refused by a loader with another policy, which changes
+// TestStateKeepsTheDamagedPolicy: a state is refused by a loader with another policy, which changes
 // batches. The default is not written, as in states of versions without the option.
-func TestStateDamagedPolicy(t *testing.T) {
+func TestStateKeepsTheDamagedPolicy(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	options := func(p DamagePolicy) Options {
 		return Options{BatchSize: 4, Transform: Eval(4, 4), Damaged: p}

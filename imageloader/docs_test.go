@@ -56,9 +56,9 @@ func testNames(t *testing.T) map[string]bool {
 	return found
 }
 
-// TestFeatureTable: the table has every row, and names tests that exist for each "yes" and
-// "partly".
-func TestFeatureTable(t *testing.T) {
+// TestFeatureTableNamesItsTests: the table has every row, and names tests that exist for each "yes"
+// and "partly".
+func TestFeatureTableNamesItsTests(t *testing.T) {
 	text, err := os.ReadFile("../docs/imageloader.md")
 	if os.IsNotExist(err) {
 		t.Skip("the sources are not here")

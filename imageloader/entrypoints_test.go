@@ -49,10 +49,10 @@ func photo(t testing.TB, seed uint64) []byte {
 	return b.Bytes()
 }
 
-// TestEntryPoints: the first epoch makes entry points, the next epoch decodes with them, and a
-// later process compares them before it uses them. Neither stale nor forged entry points change a
-// pixel.
-func TestEntryPoints(t *testing.T) {
+// TestEntryPointsChangeNoPixel: the first epoch makes entry points, the next epoch decodes with
+// them, and a later process compares them before it uses them. Neither stale nor forged entry
+// points change a pixel.
+func TestEntryPointsChangeNoPixel(t *testing.T) {
 	d, err := shimCodec{}.newDecoder(0)
 	if err != nil {
 		t.Skip(err)
@@ -166,10 +166,10 @@ func (d countingDecoder) close() {
 	d.shimDecoder.close()
 }
 
-// TestEntryPointsInEpochs: the first epoch makes entry points, and the second uses them. The next
-// loader finds them in the sidecar, and compares them before it uses them. The batches are those of
-// a loader without entry points.
-func TestEntryPointsInEpochs(t *testing.T) {
+// TestEntryPointsChangeNoBatch: the first epoch makes entry points, and the second uses them. The
+// next loader finds them in the sidecar, and compares them before it uses them. The batches are
+// those of a loader without entry points.
+func TestEntryPointsChangeNoBatch(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 24 {
 		members = append(members, archivetest.Member{Name: "train/" + string(rune('a'+i%3)) + "/" + string(rune('a'+i)) + ".jpg", Data: string(photo(t, uint64(i)))})

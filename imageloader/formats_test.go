@@ -49,9 +49,9 @@ func realDecoder(t testing.TB) decoder {
 	return d
 }
 
-// TestFormats: GIF, BMP, TIFF and WebP are decoded to the pixels of Pillow's convert("RGB"), also
-// in parts.
-func TestFormats(t *testing.T) {
+// TestFormatsEqualPillow: GIF, BMP, TIFF and WebP are decoded to the pixels of Pillow's
+// convert("RGB"), also in parts.
+func TestFormatsEqualPillow(t *testing.T) {
 	files, want := formatFiles(t)
 	d := realDecoder(t)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -153,9 +153,9 @@ func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error
 	return nil
 }
 
-// TestFormatsLoad: the loader delivers members of every format. Truncated members are bad samples,
-// not errors of the machine.
-func TestFormatsLoad(t *testing.T) {
+// TestFormatsAreLoaded: the loader delivers members of every format. Truncated members are bad
+// samples, not errors of the machine.
+func TestFormatsAreLoaded(t *testing.T) {
 	files, _ := formatFiles(t)
 	var members []archivetest.Member
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -188,8 +188,8 @@ func TestFormatsLoad(t *testing.T) {
 	}
 }
 
-// TestOrientation: with ApplyEXIFOrientation the geometry is drawn in the upright frame.
-func TestOrientation(t *testing.T) {
+// TestGeometryIsDrawnUpright: with ApplyEXIFOrientation the geometry is drawn in the upright frame.
+func TestGeometryIsDrawnUpright(t *testing.T) {
 	data, err := os.ReadFile("testdata/formats/orientation-6.tiff")
 	if err != nil {
 		t.Fatal(err)
@@ -215,9 +215,9 @@ func TestOrientation(t *testing.T) {
 	}
 }
 
-// TestFormatDamage: every truncation and thousands of mutations of every file decode, or fail with
-// an error that blames the file. Nothing panics.
-func TestFormatDamage(t *testing.T) {
+// TestDamagedFormatsAreTheFilesFault: every truncation and thousands of mutations of every file
+// decode, or fail with an error that blames the file. Nothing panics.
+func TestDamagedFormatsAreTheFilesFault(t *testing.T) {
 	files, _ := formatFiles(t)
 	d := realDecoder(t)
 	pixels := make([]byte, 3*8*8)
@@ -251,8 +251,8 @@ func TestFormatDamage(t *testing.T) {
 	}
 }
 
-// FuzzRareFormats is TestFormatDamage for any bytes. An image that decodes must also decode in
-// parts and turned.
+// FuzzRareFormats is TestDamagedFormatsAreTheFilesFault for any bytes. An image that decodes must
+// also decode in parts and turned.
 func FuzzRareFormats(f *testing.F) {
 	files, _ := formatFiles(f)
 	for _, data := range files {
@@ -282,8 +282,9 @@ func FuzzRareFormats(f *testing.F) {
 	})
 }
 
-// TestSides: an image of one row with millions of pixels is refused before it is decoded.
-func TestSides(t *testing.T) {
+// TestLongSidesAreRefused: an image of one row with millions of pixels is refused before it is
+// decoded.
+func TestLongSidesAreRefused(t *testing.T) {
 	header := func(width uint32) []byte {
 		b := append([]byte("BM"), make([]byte, 60)...)
 		le := binary.LittleEndian

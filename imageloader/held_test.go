@@ -16,7 +16,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// heldVariable names the archive that a child process of TestHeldMemory loads, and the case.
+// heldVariable names the archive that a child process of TestHeldArchiveTakesItsSize loads, and the
+// case.
 const heldVariable = "TORCHSTREAM_TEST_HELD"
 
 // heldArchive writes a .tar.gz of n samples of the given size in bytes, for the fakeCodec.
@@ -93,9 +94,10 @@ func loadHeld(t *testing.T, how, path string) {
 	fmt.Println("held", peakBytes(t), heap)
 }
 
-// TestHeldMemory: an archive that is held in memory takes little more memory than its size over
-// five epochs, and almost nothing of Go's heap. Each case is measured in a process of its own.
-func TestHeldMemory(t *testing.T) {
+// TestHeldArchiveTakesItsSize: an archive that is held in memory takes little more memory than its
+// size over five epochs, and almost nothing of Go's heap. Each case is measured in a process of its
+// own.
+func TestHeldArchiveTakesItsSize(t *testing.T) {
 	if underRace {
 		t.Skip("with the race detector compressed images lie in Go's heap")
 	}
@@ -116,7 +118,7 @@ func TestHeldMemory(t *testing.T) {
 		{"first epoch", 2.4}, // the first epoch reads it, and its shuffle buffer holds a second copy
 	} {
 		t.Run(c.how, func(t *testing.T) {
-			child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHeldMemory$", "-test.count=1")
+			child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestHeldArchiveTakesItsSize$", "-test.count=1")
 			child.Env = append(os.Environ(), heldVariable+"="+c.how+":"+path)
 			out, err := child.CombinedOutput()
 			_, after, found := strings.Cut(string(out), "held ")

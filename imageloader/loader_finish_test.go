@@ -9,8 +9,9 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestFinishes: fields, outputs and the work between them follow from the transform.
-func TestFinishes(t *testing.T) {
+// TestFinishFollowsTheTransform: fields, outputs and the work between them follow from the
+// transform.
+func TestFinishFollowsTheTransform(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	mean, std := [3]float32{0.1, 0.2, 0.3}, [3]float32{0.5, 0.6, 0.7}
 	imageNetMean, imageNetStd := []float32{0.485, 0.456, 0.406}, []float32{0.229, 0.224, 0.225}
@@ -44,8 +45,8 @@ func TestFinishes(t *testing.T) {
 	}
 }
 
-// TestLabelBytes: labels are in the byte order of the machine.
-func TestLabelBytes(t *testing.T) {
+// TestLabelsHaveTheMachinesByteOrder: labels are in the byte order of the machine.
+func TestLabelsHaveTheMachinesByteOrder(t *testing.T) {
 	var p [8]byte
 	for _, label := range []int{0, 1, 999, 1 << 40, -1} {
 		putLabel(p[:], label)

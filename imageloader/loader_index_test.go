@@ -43,9 +43,9 @@ func (l *logged) has(s string) bool {
 	return strings.Contains(l.text.String(), s)
 }
 
-// TestIndexReuse: the index is written once, read by the next loader with any options, and made
-// again when it no longer fits.
-func TestIndexReuse(t *testing.T) {
+// TestIndexIsReusedWhileItFits: the index is written once, read by the next loader with any
+// options, and made again when it no longer fits.
+func TestIndexIsReusedWhileItFits(t *testing.T) {
 	members := archivetest.Photos(40)
 	data := archivetest.Tar(t, members...)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.GzipSplit(t, data, len(data), 6))
@@ -113,10 +113,10 @@ func TestIndexReuse(t *testing.T) {
 	}
 }
 
-// TestIndexOfStreams: an index may be of another archive with the same size and time. The checksums
-// show it where a stream is read in its own order. A plain tar, whose index has no checksums, is
-// scanned again when its time differs.
-func TestIndexOfStreams(t *testing.T) {
+// TestStreamsDetectAnotherArchivesIndex: an index may be of another archive with the same size and
+// time. The checksums show it where a stream is read in its own order. A plain tar, whose index has
+// no checksums, is scanned again when its time differs.
+func TestStreamsDetectAnotherArchivesIndex(t *testing.T) {
 	members := archivetest.Photos(40)
 	for i := range members { // too small for useful checkpoints
 		members[i].Data = members[i].Data[:min(len(members[i].Data), 300)]
@@ -169,8 +169,8 @@ func TestIndexOfStreams(t *testing.T) {
 	}
 }
 
-// TestIndexUnknownClass: an image of an unexpected class is an error also with an index.
-func TestIndexUnknownClass(t *testing.T) {
+// TestUnknownClassIsAnErrorByIndex: an image of an unexpected class is an error also with an index.
+func TestUnknownClassIsAnErrorByIndex(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(9)...)))
 	for range 2 {
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{})
@@ -186,8 +186,8 @@ func TestIndexUnknownClass(t *testing.T) {
 	}
 }
 
-// TestMakeIndex: after MakeIndex, Open reads almost nothing of the archive.
-func TestMakeIndex(t *testing.T) {
+// TestMadeIndexSparesTheScan: after MakeIndex, Open reads almost nothing of the archive.
+func TestMadeIndexSparesTheScan(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(50)...)))
 	last := Progress{}
 	r, err := MakeIndex(t.Context(), path, Options{}, func(p Progress) { last = p })
@@ -313,10 +313,10 @@ func indexed(t *testing.T, name string, data []byte, o Options) (path, want stri
 	return path, digest(batches)
 }
 
-// TestCutArchive: an archive that was cut after it was indexed is an error that names the archive,
-// at Open or in the epoch, with the old or a new time. The rest never delivers the samples of the
-// index.
-func TestCutArchive(t *testing.T) {
+// TestCutArchiveIsAnError: an archive that was cut after it was indexed is an error that names the
+// archive, at Open or in the epoch, with the old or a new time. The rest never delivers the samples
+// of the index.
+func TestCutArchiveIsAnError(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	classes := []string{"class0", "class1", "class2", "class3", "class4"}
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data)} {
@@ -342,8 +342,9 @@ func TestCutArchive(t *testing.T) {
 	}
 }
 
-// TestCutIndex: a file with an index's magic but a wrong length is replaced by a new index.
-func TestCutIndex(t *testing.T) {
+// TestCutIndexIsReplaced: a file with an index's magic but a wrong length is replaced by a new
+// index.
+func TestCutIndexIsReplaced(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		o := Options{Transform: Eval(4, 4), ShuffleBytes: 1000, BatchSize: 4}
@@ -373,9 +374,9 @@ func TestCutIndex(t *testing.T) {
 	}
 }
 
-// TestOtherTar: a tar with the size and the time of the indexed tar, but with other members or
-// another order, is an error that names the sample.
-func TestOtherTar(t *testing.T) {
+// TestChangedTarIsAnError: a tar with the size and the time of the indexed tar, but with other
+// members or another order, is an error that names the sample.
+func TestChangedTarIsAnError(t *testing.T) {
 	members := func(order ...int) []byte {
 		var list []archivetest.Member
 		for _, i := range order {
@@ -408,9 +409,9 @@ func TestOtherTar(t *testing.T) {
 	}
 }
 
-// TestForgedTar: an index of a tar that places a sample at another sample of its size, or in the
-// middle of a sample, is an error that names the sample.
-func TestForgedTar(t *testing.T) {
+// TestForgedPlacesInATarAreAnError: an index of a tar that places a sample at another sample of its
+// size, or in the middle of a sample, is an error that names the sample.
+func TestForgedPlacesInATarAreAnError(t *testing.T) {
 	var list []archivetest.Member
 	for i := range 4 {
 		list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000))})
@@ -444,9 +445,9 @@ func TestForgedTar(t *testing.T) {
 	}
 }
 
-// TestForgedLabels: a forged index with right checksums can't exchange the names, the labels or the
-// contents of a tar's samples, because the tar itself has their names and places.
-func TestForgedLabels(t *testing.T) {
+// TestForgedIndexExchangesNoSamples: a forged index with right checksums can't exchange the names,
+// the labels or the contents of a tar's samples, because the tar itself has their names and places.
+func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
 	list := []archivetest.Member{{Name: "a/0.png", Data: content(0)}, {Name: "b/1.png", Data: content(1)}, {Name: "a/2.png", Data: content(2)},
@@ -504,10 +505,10 @@ func TestForgedLabels(t *testing.T) {
 	}
 }
 
-// TestOtherTarURL: a tar behind a URL with the size and the time of the tar that another run has
-// indexed, but another order of samples, is an error that names the sample. Detecting it takes no
-// second request.
-func TestOtherTarURL(t *testing.T) {
+// TestChangedTarBehindURLIsAnError: a tar behind a URL with the size and the time of the tar that
+// another run has indexed, but another order of samples, is an error that names the sample.
+// Detecting it takes no second request.
+func TestChangedTarBehindURLIsAnError(t *testing.T) {
 	const url = "store://b/a.tar"
 	s := sourcetest.New(1, map[string]sourcetest.Object{url: {Data: string(archivetest.Numbered(t, 0, 1, 2, 3)), Version: "1"}})
 	o := Options{Transform: Eval(4, 4), BatchSize: 1, Workers: 1, IndexFile: filepath.Join(t.TempDir(), "index"), OpenSource: s.OpenSource}
@@ -560,9 +561,9 @@ func (r readCounter) ReadAt(p []byte, at int64) (int, error) {
 	return r.File.ReadAt(p, at)
 }
 
-// TestTooLargeByIndex: an image with too many pixels, by the index's header, is the same bad sample
-// as without an index, and is not read.
-func TestTooLargeByIndex(t *testing.T) {
+// TestTooLargeImageByIndexIsNotRead: an image with too many pixels, by the index's header, is the
+// same bad sample as without an index, and is not read.
+func TestTooLargeImageByIndexIsNotRead(t *testing.T) {
 	var members []archivetest.Member
 	for i := range 6 {
 		members = append(members, archivetest.Member{Name: fmt.Sprintf("a/%d.jpg", i), Data: string(photo(t, uint64(i)))})
@@ -619,9 +620,9 @@ func pixelsOf(batches []copied) map[string]string {
 	return m
 }
 
-// TestForgedHeads: a forged image header in an index changes no pixel, unless the sample is refused
-// by name as too large.
-func TestForgedHeads(t *testing.T) {
+// TestForgedHeadersChangeNoPixel: a forged image header in an index changes no pixel, unless the
+// sample is refused by name as too large.
+func TestForgedHeadersChangeNoPixel(t *testing.T) {
 	data := archivetest.Tar(t, archivetest.Mixed(t)...)
 	for name, packed := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		path := archivetest.WriteFile(t, name, packed)
@@ -695,11 +696,11 @@ func (s countedSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestSegments: an epoch in any order, over a stream of small samples that is held in memory, with
-// many samples between two checkpoints, reads the file about once. Its batches are those of an
-// epoch that reads the file from start to end. A damaged sample is named, and no other sample is
-// affected.
-func TestSegments(t *testing.T) {
+// TestSegmentsReadTheFileOnce: an epoch in any order, over a stream of small samples that is held
+// in memory, with many samples between two checkpoints, reads the file about once. Its batches are
+// those of an epoch that reads the file from start to end. A damaged sample is named, and no other
+// sample is affected.
+func TestSegmentsReadTheFileOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	var members []archivetest.Member
 	for i := range 3000 {
@@ -805,9 +806,9 @@ func TestSegments(t *testing.T) {
 	}
 }
 
-// TestForgedIndexSizes: an index whose samples are larger than the archive can inflate to, one or
-// all together, is not used.
-func TestForgedIndexSizes(t *testing.T) {
+// TestForgedSizesAreRefused: an index whose samples are larger than the archive can inflate to, one
+// or all together, is not used.
+func TestForgedSizesAreRefused(t *testing.T) {
 	data := archivetest.Images(t, 6, nil)
 	for name, packed := range map[string][]byte{"a.tgz": archivetest.Gzip(t, data), "a.tar.zst": archivetest.Zstd(t, data), "a.tar": data} {
 		for _, size := range []uint64{1 << 40, 1 << 62, math.MaxInt64, math.MaxInt64 / 6} {
@@ -847,9 +848,9 @@ func TestForgedIndexSizes(t *testing.T) {
 	}
 }
 
-// TestFlippedIndexClass: an index with a flipped bit is damaged, and is replaced before its entries
-// name an unknown class.
-func TestFlippedIndexClass(t *testing.T) {
+// TestFlippedBitDamagesTheIndex: an index with a flipped bit is damaged, and is replaced before its
+// entries name an unknown class.
+func TestFlippedBitDamagesTheIndex(t *testing.T) {
 	o := Options{Transform: Eval(4, 4), Classes: []string{"class0", "class1"}}
 	var list []archivetest.Member
 	for i := range 9 {
@@ -880,10 +881,10 @@ func TestFlippedIndexClass(t *testing.T) {
 	}
 }
 
-// TestOrderOfEveryOpen: the loader that makes an index and the loaders that find it put epochs into
-// the same order, with any other members in the archive. Of two ranks, one may make the index and
-// the other find it.
-func TestOrderOfEveryOpen(t *testing.T) {
+// TestEveryOpenHasTheSameOrder: the loader that makes an index and the loaders that find it put
+// epochs into the same order, with any other members in the archive. Of two ranks, one may make the
+// index and the other find it.
+func TestEveryOpenHasTheSameOrder(t *testing.T) {
 	samples := archivetest.Images(t, 40, nil)
 	notes := strings.Repeat("notes", 12_000)
 	large := archivetest.Tar(t, archivetest.Member{Name: "notes/a.txt", Data: notes}, archivetest.Member{Name: "notes/b.txt", Data: notes})

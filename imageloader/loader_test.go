@@ -32,9 +32,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// TestDeterminism: an epoch has the same bytes with any number of workers and slots, under each
-// policy, with bad samples in the archive.
-func TestDeterminism(t *testing.T) {
+// TestEpochsAreDeterministic: an epoch has the same bytes with any number of workers and slots,
+// under each policy, with bad samples in the archive.
+func TestEpochsAreDeterministic(t *testing.T) {
 	data := archivetest.Images(t, 130, func(i int) bool { return i%17 == 3 })
 	zipped := archivetest.Gzip(t, data)
 	tar, tgz := archivetest.WriteFile(t, "a.tar", data), archivetest.WriteFile(t, "a.tgz", zipped)
@@ -89,9 +89,9 @@ func TestDeterminism(t *testing.T) {
 	}
 }
 
-// TestShuffle: every sample comes once. Another seed or another epoch gives another order. Without
-// Shuffle the order is the archive's.
-func TestShuffle(t *testing.T) {
+// TestShufflePermutesEachEpoch: every sample comes once. Another seed or another epoch gives
+// another order. Without Shuffle the order is the archive's.
+func TestShufflePermutesEachEpoch(t *testing.T) {
 	const n = 300
 	data := archivetest.Images(t, n, nil)
 	for format, path := range map[string]string{"tar": archivetest.WriteFile(t, "a.tar", data), "tgz": archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data))} {
@@ -133,9 +133,9 @@ func TestShuffle(t *testing.T) {
 	}
 }
 
-// TestHeldInMemory: an archive that fits into ShuffleBytes is kept in memory, in full or not at
-// all, and gives the same batches.
-func TestHeldInMemory(t *testing.T) {
+// TestFittingArchiveIsHeldInMemory: an archive that fits into ShuffleBytes is kept in memory, in
+// full or not at all, and gives the same batches.
+func TestFittingArchiveIsHeldInMemory(t *testing.T) {
 	data := archivetest.Images(t, 100, func(i int) bool { return i == 7 })
 	content := int64(0)
 	for i := range 100 {
@@ -182,9 +182,9 @@ func loads(l *Loader) error {
 	return err
 }
 
-// TestLabels: classes are sorted, directories without images are not classes, and members that are
-// not samples are ignored.
-func TestLabels(t *testing.T) {
+// TestClassesAreSortedDirectories: classes are sorted, directories without images are not classes,
+// and members that are not samples are ignored.
+func TestClassesAreSortedDirectories(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{
 		{Name: "./", Kind: tar.TypeDir},
@@ -221,9 +221,9 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestClassesGiven: labels follow the given order. Len is unknown until a .tar.gz has been read. An
-// image of another class is an error that names the image.
-func TestClassesGiven(t *testing.T) {
+// TestGivenClassesOrderTheLabels: labels follow the given order. Len is unknown until a .tar.gz has
+// been read. An image of another class is an error that names the image.
+func TestGivenClassesOrderTheLabels(t *testing.T) {
 	image := archivetest.Image("x")
 	members := []archivetest.Member{{Name: "b/1.png", Data: image}, {Name: "a/1.png", Data: image}, {Name: "notes/README", Data: "text"}, {Name: "c/1.png", Data: image}}
 	for _, format := range []string{"tar", "tgz"} {
@@ -273,7 +273,7 @@ type shortReads struct {
 
 func (s *shortReads) Read(p []byte) (int, error) { return s.reader.Read(p) }
 
-func TestShortReads(t *testing.T) {
+func TestShortReadsAreCompleted(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
 		for kind, wrap := range map[string]func(io.Reader) io.Reader{"one byte": iotest.OneByteReader, "half": iotest.HalfReader, "data and EOF": iotest.DataErrReader} {
@@ -296,8 +296,8 @@ func TestShortReads(t *testing.T) {
 	}
 }
 
-// TestReadError: an error of the file system is wrapped with its place in the archive.
-func TestReadError(t *testing.T) {
+// TestReadErrorNamesItsPlace: an error of the file system is wrapped with its place in the archive.
+func TestReadErrorNamesItsPlace(t *testing.T) {
 	archivetest.Within(t)
 	data := archivetest.Images(t, 200, nil)
 	broken := errors.New("input/output error")
@@ -348,9 +348,9 @@ func (s *failingSource) ReadAt(p []byte, at int64) (int, error) {
 	return s.File.ReadAt(p, at)
 }
 
-// TestBadArchives: damage to the archive is an error that names the file and the place. The samples
-// before the damage are delivered.
-func TestBadArchives(t *testing.T) {
+// TestBadArchivesNameTheirDamage: damage to the archive is an error that names the file and the
+// place. The samples before the damage are delivered.
+func TestBadArchivesNameTheirDamage(t *testing.T) {
 	whole := archivetest.Images(t, 60, nil)
 	tgz := archivetest.Gzip(t, whole)
 	incompressible := make([]byte, 4000)
@@ -463,8 +463,8 @@ func TestBadArchives(t *testing.T) {
 	}
 }
 
-// TestGoodArchives: archives of unusual form, but without damage, are read.
-func TestGoodArchives(t *testing.T) {
+// TestUnusualArchivesAreRead: archives of unusual form, but without damage, are read.
+func TestUnusualArchivesAreRead(t *testing.T) {
 	whole := archivetest.Images(t, 40, nil)
 	half := len(whole) / 2
 	second := archivetest.Tar(t, archivetest.Member{Name: "train/class9/x.png", Data: archivetest.Image("second archive")})
@@ -512,8 +512,9 @@ func TestGoodArchives(t *testing.T) {
 	}
 }
 
-// TestSparse: a sparse member is a bad sample, and its hole of 2^62 bytes is not read.
-func TestSparse(t *testing.T) {
+// TestSparseMemberIsABadSample: a sparse member is a bad sample, and its hole of 2^62 bytes is not
+// read.
+func TestSparseMemberIsABadSample(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	if err := w.WriteHeader(&tar.Header{Name: "c/hole.png", Mode: 0o644, Format: tar.FormatGNU}); err != nil {
@@ -561,8 +562,8 @@ func TestSparse(t *testing.T) {
 	}
 }
 
-// TestChanged: an archive that has been replaced since its scan is an error.
-func TestChanged(t *testing.T) {
+// TestReplacedArchiveIsAnError: an archive that has been replaced since its scan is an error.
+func TestReplacedArchiveIsAnError(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Eval(4, 4)})
 	if err := os.WriteFile(path, archivetest.Images(t, 12, nil), 0o644); err != nil {
@@ -595,9 +596,9 @@ func TestChecksumEveryEpoch(t *testing.T) {
 	}
 }
 
-// TestLargeSamples: an epoch may have more bytes than the budget for samples in flight, and even
-// single samples may be larger.
-func TestLargeSamples(t *testing.T) {
+// TestSamplesMayExceedTheBudget: an epoch may have more bytes than the budget for samples in
+// flight, and even single samples may be larger.
+func TestSamplesMayExceedTheBudget(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member
@@ -625,7 +626,7 @@ func TestLargeSamples(t *testing.T) {
 	}
 }
 
-func TestBudget(t *testing.T) {
+func TestBudgetAdmitsOneLargeSample(t *testing.T) {
 	b := newBudget(100)
 	if !b.acquire(500) {
 		t.Fatal("a single sample must be admitted")
@@ -649,9 +650,9 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// TestTooNarrow: a very narrow image is refused, because resizing its shorter side would make the
-// longer side enormous.
-func TestTooNarrow(t *testing.T) {
+// TestTooNarrowImageIsUnsupported: a very narrow image is refused, because resizing its shorter
+// side would make the longer side enormous.
+func TestTooNarrowImageIsUnsupported(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/a.png", Data: archivetest.PNG(t, archivetest.Gradient(1, 5000))}))
 	l, err := Open(path, Options{Transform: Eval(256, 224)})
 	if err != nil {
@@ -674,8 +675,9 @@ func TestDropLastOfTooFew(t *testing.T) {
 	}
 }
 
-// TestTooManyPixels: the header alone decides, and the loader and Inspect agree.
-func TestTooManyPixels(t *testing.T) {
+// TestTooManyPixelsAreRefusedByTheHeader: the header alone decides, and the loader and Inspect
+// agree.
+func TestTooManyPixelsAreRefusedByTheHeader(t *testing.T) {
 	huge := []byte(archivetest.PNG(t, archivetest.Gradient(8, 8)))
 	binary.BigEndian.PutUint32(huge[16:], 20_000) // IHDR's width and height
 	binary.BigEndian.PutUint32(huge[20:], 20_000)
@@ -709,7 +711,7 @@ func TestDropLastAllBad(t *testing.T) {
 	}
 }
 
-func TestOptions(t *testing.T) {
+func TestInvalidOptionsAreNamed(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	for name, o := range map[string]Options{
 		"BatchSize":      {BatchSize: -1},
@@ -738,8 +740,9 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestStats: bad samples are counted by reason, named once and logged every time.
-func TestStats(t *testing.T) {
+// TestBadSamplesAreCountedAndLogged: bad samples are counted by reason, named once and logged every
+// time.
+func TestBadSamplesAreCountedAndLogged(t *testing.T) {
 	members := []archivetest.Member{
 		{Name: "c/good.png", Data: archivetest.Image("1")},
 		{Name: "c/bad.png", Data: archivetest.Image("BAD")},
@@ -772,8 +775,9 @@ func TestStats(t *testing.T) {
 	}
 }
 
-// TestCancel: an epoch ends within 200 ms after its context, at any time, and releases everything.
-func TestCancel(t *testing.T) {
+// TestCancelEndsTheEpochSoon: an epoch ends within 200 ms after its context, at any time, and
+// releases everything.
+func TestCancelEndsTheEpochSoon(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 400, func(i int) bool { return i%11 == 0 })
 	for name, data := range map[string][]byte{"a.tar": data, "a.tgz": archivetest.Gzip(t, data)} {
@@ -852,9 +856,9 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestLeave: leaving the loop over Epoch early, by break, Close or the context, releases
-// everything. After all of these but Close the loader can be used again.
-func TestLeave(t *testing.T) {
+// TestLeavingTheLoopReleasesEverything: leaving the loop over Epoch early, by break, Close or the
+// context, releases everything. After all of these but Close the loader can be used again.
+func TestLeavingTheLoopReleasesEverything(t *testing.T) {
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 200, nil)))
 	for round := range 60 {
@@ -902,8 +906,8 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestConcurrentEpochs: epochs don't disturb each other.
-func TestConcurrentEpochs(t *testing.T) {
+// TestConcurrentEpochsAreIndependent: epochs don't disturb each other.
+func TestConcurrentEpochsAreIndependent(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 100, nil)))
 	l := openFake(t, path, Options{BatchSize: 4, Transform: Train(4), Shuffle: true, Classes: []string{"class0", "class1", "class2", "class3", "class4"}})
@@ -925,9 +929,9 @@ func TestConcurrentEpochs(t *testing.T) {
 	}
 }
 
-// TestRealImages: the real decoder loads kinds of JPEG and PNG. Damaged images are counted, and all
-// others keep their labels.
-func TestRealImages(t *testing.T) {
+// TestRealImagesKeepTheirLabels: the real decoder loads kinds of JPEG and PNG. Damaged images are
+// counted, and all others keep their labels.
+func TestRealImagesKeepTheirLabels(t *testing.T) {
 	archivetest.Within(t)
 	photo := archivetest.Gradient(90, 70)
 	jpeg := archivetest.JPEG(t, photo)
@@ -1018,9 +1022,9 @@ func TestRealImages(t *testing.T) {
 	}
 }
 
-// TestLeaveRealDecoder: the image library's decoders are freed too, at whatever batch the loop
-// ends.
-func TestLeaveRealDecoder(t *testing.T) {
+// TestLeavingTheLoopFreesDecoders: the image library's decoders are freed too, at whatever batch
+// the loop ends.
+func TestLeavingTheLoopFreesDecoders(t *testing.T) {
 	archivetest.NoLeaks(t)
 	var members []archivetest.Member
 	for i := range 40 {
@@ -1047,8 +1051,8 @@ func TestLeaveRealDecoder(t *testing.T) {
 	}
 }
 
-// TestOpenFails: when Open fails, it leaves no file open.
-func TestOpenFails(t *testing.T) {
+// TestFailedOpenLeavesNoFileOpen: when Open fails, it leaves no file open.
+func TestFailedOpenLeavesNoFileOpen(t *testing.T) {
 	archivetest.NoLeaks(t)
 	gc := debug.SetGCPercent(-1) // the collector would close files
 	defer debug.SetGCPercent(gc)
@@ -1080,8 +1084,8 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// TestLongLabels: labels of WebDataset samples stay in memory, so their size is bounded.
-func TestLongLabels(t *testing.T) {
+// TestLongLabelsAreRefused: labels of WebDataset samples stay in memory, so their size is bounded.
+func TestLongLabelsAreRefused(t *testing.T) {
 	for size, want := range map[int]string{archive.MaxNameBytes: "", archive.MaxNameBytes + 1: "\"a.cls\": a label of 4097 bytes"} {
 		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.png", Data: archivetest.Image("a")}, archivetest.Member{Name: "a.cls", Data: strings.Repeat("l", size) + "\n"}))
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), WebDataset: true, NoIndex: true}, openFile, fakeCodec{})
@@ -1095,8 +1099,9 @@ func TestLongLabels(t *testing.T) {
 	}
 }
 
-// TestOpenStops: with a server that never answers, OpenContext returns when its context ends.
-func TestOpenStops(t *testing.T) {
+// TestOpenContextLeavesASilentServer: with a server that never answers, OpenContext returns when
+// its context ends.
+func TestOpenContextLeavesASilentServer(t *testing.T) {
 	asked := make(chan struct{}, 10)
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		asked <- struct{}{}
@@ -1114,9 +1119,9 @@ func TestOpenStops(t *testing.T) {
 	}
 }
 
-// TestCloseTwiceAtOnce: several goroutines may close a loader at the same time, also one whose
-// index is in no file.
-func TestCloseTwiceAtOnce(t *testing.T) {
+// TestConcurrentCloseIsAllowed: several goroutines may close a loader at the same time, also one
+// whose index is in no file.
+func TestConcurrentCloseIsAllowed(t *testing.T) {
 	for _, noIndex := range []bool{false, true} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 30, nil)))
 		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), ShuffleBytes: 1, NoIndex: noIndex}, openFile, fakeCodec{})
@@ -1136,9 +1141,9 @@ func TestCloseTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestLeftByPanic: the memory of the current batch is not reused after its loop has ended early,
-// even by a panic. A closed loader holds no memory for epochs.
-func TestLeftByPanic(t *testing.T) {
+// TestMemoryOfALeftBatchIsNotReused: the memory of the current batch is not reused after its loop
+// has ended early, even by a panic. A closed loader holds no memory for epochs.
+func TestMemoryOfALeftBatchIsNotReused(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{Transform: Eval(4, 4), BatchSize: 4})
 	var left []byte
 	func() {

@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/tensor"
 )
 
-// TestMix: labels follow the pixels, and batches are the same at any number of workers. Without Mix
-// nothing changes.
-func TestMix(t *testing.T) {
+// TestMixedLabelsFollowThePixels: labels follow the pixels, and batches are the same at any number
+// of workers. Without Mix nothing changes.
+func TestMixedLabelsFollowThePixels(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 33, func(i int) bool { return i == 9 }))
 	load := func(workers int, mix ...transform.BatchOp) (images [][]byte, soft [][]float32, samples [][]Sample) {
 		l := openFake(t, path, Options{BatchSize: 8, Workers: workers, Shuffle: true, Seed: 4, BadSamples: Skip, Transform: Transform{Size: 8, Resize: 8, Mix: mix}})
@@ -74,7 +74,7 @@ func TestMix(t *testing.T) {
 	}
 }
 
-func TestMixSpecs(t *testing.T) {
+func TestMixMakesLabelsFloat32(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, nil))
 	l := openFake(t, path, Options{Transform: Transform{Size: 8, Resize: 8, Mix: []transform.BatchOp{transform.MixUp{}}}})
 	for _, specs := range [][]tensor.Spec{l.Fields(), l.Outputs()} {

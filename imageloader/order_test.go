@@ -10,9 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestRanks: with any damage, all ranks get equally many batches of the same sizes. Every good
-// sample comes, and none twice except as padding. The order is that of one rank, dealt.
-func TestRanks(t *testing.T) {
+// TestRanksGetEqualBatches: with any damage, all ranks get equally many batches of the same sizes.
+// Every good sample comes, and none twice except as padding. The order is that of one rank, dealt.
+func TestRanksGetEqualBatches(t *testing.T) {
 	const n, size = 103, 8
 	for _, format := range []string{"tar", "tgz", "stream"} {
 		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
@@ -100,9 +100,9 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// TestRanksOfTooMany: too many ranks for each to have a batch are an error, and so is padding
-// without good samples.
-func TestRanksOfTooMany(t *testing.T) {
+// TestTooManyRanksAreAnError: too many ranks for each to have a batch are an error, and so is
+// padding without good samples.
+func TestTooManyRanksAreAnError(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 10, func(i int) bool { return i%2 == 1 }))
 	for _, o := range []Options{
@@ -117,8 +117,8 @@ func TestRanksOfTooMany(t *testing.T) {
 	}
 }
 
-// TestRepeat: round j of epoch e equals epoch e*Repeat+j without Repeat.
-func TestRepeat(t *testing.T) {
+// TestRepeatJoinsEpochs: round j of epoch e equals epoch e*Repeat+j without Repeat.
+func TestRepeatJoinsEpochs(t *testing.T) {
 	data := archivetest.Images(t, 50, nil)
 	for name, c := range map[string]struct {
 		data  []byte
@@ -142,10 +142,10 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
-// TestWeights: draws follow the weights, within five standard deviations. A sample of weight 0
-// never comes. A sample that comes twice has two crops. An epoch is a function of its seed and
-// number.
-func TestWeights(t *testing.T) {
+// TestDrawsFollowTheWeights: draws follow the weights, within five standard deviations. A sample of
+// weight 0 never comes. A sample that comes twice has two crops. An epoch is a function of its seed
+// and number.
+func TestDrawsFollowTheWeights(t *testing.T) {
 	const n, draws = 40, 20_000
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, n, nil))
 	weight := func(s Sample) float64 { return float64(s.Index % 5) }
@@ -194,8 +194,8 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestBalanced: classes of 1, 10 and 100 samples come equally often.
-func TestBalanced(t *testing.T) {
+// TestBalancedClassesComeEquallyOften: classes of 1, 10 and 100 samples come equally often.
+func TestBalancedClassesComeEquallyOften(t *testing.T) {
 	var members []archivetest.Member
 	for class, samples := range []int{1, 10, 100} {
 		for i := range samples {

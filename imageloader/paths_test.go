@@ -65,10 +65,10 @@ func TestIndexReplacesNoOtherFile(t *testing.T) {
 	}
 }
 
-// TestPipes: a pipe in the place of a file never blocks. A pipe as the archive or as IndexFile is
-// an error. A pipe in the index's place beside the archive is left alone. A pipe in a directory is
-// a bad sample.
-func TestPipes(t *testing.T) {
+// TestPipesNeverBlock: a pipe in the place of a file never blocks. A pipe as the archive or as
+// IndexFile is an error. A pipe in the index's place beside the archive is left alone. A pipe in a
+// directory is a bad sample.
+func TestPipesNeverBlock(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	photos, err := os.ReadFile("../examples/data/photos-test.tgz")
 	if err != nil {

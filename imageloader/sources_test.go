@@ -23,9 +23,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestSources: the same members give the same epoch from an archive of any kind, whole or in
-// shards, by any form of path, with and without an index file.
-func TestSources(t *testing.T) {
+// TestSourcesGiveTheSameEpoch: the same members give the same epoch from an archive of any kind,
+// whole or in shards, by any form of path, with and without an index file.
+func TestSourcesGiveTheSameEpoch(t *testing.T) {
 	members := archivetest.Photos(24)
 	for i := range members {
 		members[i].Data = members[i].Data[:min(len(members[i].Data), 40_000)]
@@ -154,9 +154,9 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// TestWebDataset: members of one base name are a group. Its label, a number or a name, comes from
-// .cls or .json at any place in the group.
-func TestWebDataset(t *testing.T) {
+// TestWebDatasetLabelsAreRead: members of one base name are a group. Its label, a number or a name,
+// comes from .cls or .json at any place in the group.
+func TestWebDatasetLabelsAreRead(t *testing.T) {
 	image := func(name string) archivetest.Member {
 		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
 	}
@@ -284,9 +284,9 @@ func (o *openSources) open(path string) (archive.File, error) {
 	return &openSource{f, o}, nil
 }
 
-// TestShardFiles: an archive of many shards has few of them open at a time, in the first pass and
-// in any order. Close leaves none open.
-func TestShardFiles(t *testing.T) {
+// TestFewShardsAreOpenAtATime: an archive of many shards has few of them open at a time, in the
+// first pass and in any order. Close leaves none open.
+func TestFewShardsAreOpenAtATime(t *testing.T) {
 	const shards = 300
 	dir := t.TempDir()
 	var want []string
@@ -326,9 +326,10 @@ func TestShardFiles(t *testing.T) {
 	}
 }
 
-// TestOpenSource: an archive in a program's own store gives the batches of a file, in order and at
-// random, even if some requests fail. Its index is kept in Options.IndexFile. Nothing stays open.
-func TestOpenSource(t *testing.T) {
+// TestOpenSourceGivesTheSameBatches: an archive in a program's own store gives the batches of a
+// file, in order and at random, even if some requests fail. Its index is kept in Options.IndexFile.
+// Nothing stays open.
+func TestOpenSourceGivesTheSameBatches(t *testing.T) {
 	archivetest.NoLeaks(t)
 	data := archivetest.Images(t, 150, nil)
 	zipped := archivetest.Gzip(t, data)
@@ -379,8 +380,9 @@ func TestOpenSource(t *testing.T) {
 	}
 }
 
-// TestSourceErrors: a fault of a store or of an object is an immediate error that names the object.
-func TestSourceErrors(t *testing.T) {
+// TestSourceErrorsNameTheObject: a fault of a store or of an object is an immediate error that
+// names the object.
+func TestSourceErrorsNameTheObject(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
 	const url = "store://b/a.tgz"

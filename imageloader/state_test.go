@@ -66,9 +66,9 @@ func archives(t testing.TB, data []byte) map[string]struct {
 	}
 }
 
-// TestResume: after Restore at any batch, with another number of workers and slots, the batches and
-// their states have the same bytes as without the interruption.
-func TestResume(t *testing.T) {
+// TestResumeGivesTheSameBytes: after Restore at any batch, with another number of workers and
+// slots, the batches and their states have the same bytes as without the interruption.
+func TestResumeGivesTheSameBytes(t *testing.T) {
 	const n = 130
 	data := archivetest.Images(t, n, func(i int) bool { return i%17 == 3 || i > 60 && i < 70 })
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -148,9 +148,9 @@ func withoutArchive(t *testing.T, state []byte) []byte {
 	return out
 }
 
-// TestResumeAnotherWorld: an epoch that is stopped and resumed with another number of ranks,
-// several times, gives every good sample once and no bad sample, under each policy.
-func TestResumeAnotherWorld(t *testing.T) {
+// TestResumeInAnotherWorldLosesNoSample: an epoch that is stopped and resumed with another number
+// of ranks, several times, gives every good sample once and no bad sample, under each policy.
+func TestResumeInAnotherWorldLosesNoSample(t *testing.T) {
 	const n = 240
 	rng := rand.New(rand.NewPCG(7, 8))
 	for _, policy := range []BadSamplePolicy{Skip, Substitute} {
@@ -233,9 +233,9 @@ func TestResumeAnotherWorld(t *testing.T) {
 	}
 }
 
-// TestRestoreRefuses: a state of another archive or other options is refused, and the error names
-// the difference.
-func TestRestoreRefuses(t *testing.T) {
+// TestRestoreRefusesOtherStates: a state of another archive or other options is refused, and the
+// error names the difference.
+func TestRestoreRefusesOtherStates(t *testing.T) {
 	data := archivetest.Images(t, 60, nil)
 	path := archivetest.WriteFile(t, "a.tar", data)
 	base := Options{BatchSize: 8, Transform: Train(4), Shuffle: true, Seed: 1}
@@ -320,8 +320,8 @@ func fakeArchiveRenamed(t *testing.T, n int) []byte {
 	return archivetest.Tar(t, members...)
 }
 
-// TestStateDamaged: reading a state refuses bytes that are not a state.
-func TestStateDamaged(t *testing.T) {
+// TestDamagedStatesAreRefused: reading a state refuses bytes that are not a state.
+func TestDamagedStatesAreRefused(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, nil)), Options{BatchSize: 8, Transform: Train(4), Shuffle: true})
 	_, after := states(t, l, 0, 2)
 	good, err := json.Marshal(after[1])
@@ -406,10 +406,10 @@ func earlierOptions() map[string]Options {
 	}
 }
 
-// TestStateOfEarlierVersion: a state that an earlier version wrote is restored, and the bytes that
-// follow are those of that version. The state that is written now is one that the earlier version
-// would restore.
-func TestStateOfEarlierVersion(t *testing.T) {
+// TestStateOfEarlierVersionIsRestored: a state that an earlier version wrote is restored, and the
+// bytes that follow are those of that version. The state that is written now is one that the
+// earlier version would restore.
+func TestStateOfEarlierVersionIsRestored(t *testing.T) {
 	data, err := os.ReadFile("testdata/states.json")
 	if err != nil {
 		t.Fatal(err)
@@ -455,8 +455,8 @@ func TestStateOfEarlierVersion(t *testing.T) {
 	}
 }
 
-// TestRestoreClosed: Restore of a closed loader does not read the archive.
-func TestRestoreClosed(t *testing.T) {
+// TestRestoreOfAClosedLoaderReadsNothing: Restore of a closed loader does not read the archive.
+func TestRestoreOfAClosedLoaderReadsNothing(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	o := Options{Transform: Eval(4, 4), BatchSize: 4}
 	l := openFake(t, path, o)
@@ -477,9 +477,9 @@ func TestRestoreClosed(t *testing.T) {
 	}
 }
 
-// TestForgedStateOrder: a state with an order that the loader's options can't have is refused. No
-// such state makes an epoch fail in another way.
-func TestForgedStateOrder(t *testing.T) {
+// TestForgedOrderIsRefused: a state with an order that the loader's options can't have is refused.
+// No such state makes an epoch fail in another way.
+func TestForgedOrderIsRefused(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
 	for name, o := range map[string]Options{
 		"in order": {},

@@ -26,8 +26,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestBottleneck: Bottleneck names the stage that the other stages wait for.
-func TestBottleneck(t *testing.T) {
+// TestBottleneckNamesTheSlowStage: Bottleneck names the stage that the other stages wait for.
+func TestBottleneckNamesTheSlowStage(t *testing.T) {
 	for name, c := range map[string]struct {
 		s    Stats
 		want Stage
@@ -162,9 +162,10 @@ func TestStatsFieldsAreComplete(t *testing.T) {
 	}
 }
 
-// TestDecodedBy: images are counted by the way they were decoded. JPEGs go through our own Huffman
-// decoder, through entry points from the second epoch on, or through libjpeg-turbo.
-func TestDecodedBy(t *testing.T) {
+// TestDecodedCountsTheDecodePaths: images are counted by the way they were decoded. JPEGs go
+// through our own Huffman decoder, through entry points from the second epoch on, or through
+// libjpeg-turbo.
+func TestDecodedCountsTheDecodePaths(t *testing.T) {
 	cmyk, err := os.ReadFile("testdata/cmyk.jpg")
 	if err != nil {
 		t.Fatal(err)
@@ -226,8 +227,8 @@ func (h lines) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestStatsEvery: a running epoch logs, even while no batch is delivered.
-func TestStatsEvery(t *testing.T) {
+// TestStatsEveryLogsWithoutBatches: a running epoch logs, even while no batch is delivered.
+func TestStatsEveryLogsWithoutBatches(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 20, nil))
@@ -247,8 +248,8 @@ func TestStatsEvery(t *testing.T) {
 	}
 }
 
-// TestCountedWhenDelivered: the loader does not count a batch that the consumer refused.
-func TestCountedWhenDelivered(t *testing.T) {
+// TestRefusedBatchIsNotCounted: the loader does not count a batch that the consumer refused.
+func TestRefusedBatchIsNotCounted(t *testing.T) {
 	l := openFake(t, archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil)), Options{BatchSize: 8, Transform: Eval(4, 4)})
 	n := 0
 	err := l.Fill(t.Context(), 0, func(context.Context) ([][]byte, error) { return [][]byte{make([]byte, 8*48), make([]byte, 64)}, nil }, func(int, any) error {
@@ -262,9 +263,9 @@ func TestCountedWhenDelivered(t *testing.T) {
 	}
 }
 
-// TestWorkersDefault: there are as many workers as CPUs for the process. Since Go 1.25, GOMAXPROCS
-// follows the CPU quota of the cgroup.
-func TestWorkersDefault(t *testing.T) {
+// TestWorkersDefaultToTheCPUs: there are as many workers as CPUs for the process. Since Go 1.25,
+// GOMAXPROCS follows the CPU quota of the cgroup.
+func TestWorkersDefaultToTheCPUs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 4, nil))
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(3))
 	if l := openFake(t, path, Options{}); l.Stats().Workers != 3 {
@@ -351,9 +352,9 @@ func threads(t *testing.T) map[string]int {
 	return looks
 }
 
-// TestWorkerThreads: workers run on the CPUs and with the niceness of Options, and no thread keeps
-// either after the epoch.
-func TestWorkerThreads(t *testing.T) {
+// TestWorkerThreadsFollowTheOptions: workers run on the CPUs and with the niceness of Options, and
+// no thread keeps either after the epoch.
+func TestWorkerThreadsFollowTheOptions(t *testing.T) {
 	archivetest.Within(t)
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 40, nil))
 	var set, one unix.CPUSet

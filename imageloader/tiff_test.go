@@ -196,9 +196,9 @@ func libraryRGB(data []byte) ([]byte, error) {
 	return rgb, nil
 }
 
-// TestTIFFAsTheLibrary: decoding row by row gives the pixels of golang.org/x/image/tiff, which
+// TestTIFFEqualsTheLibrary: decoding row by row gives the pixels of golang.org/x/image/tiff, which
 // decodes the whole image, and refuses the same files.
-func TestTIFFAsTheLibrary(t *testing.T) {
+func TestTIFFEqualsTheLibrary(t *testing.T) {
 	rng := rand.New(rand.NewPCG(57, 8))
 	var files, damaged, decoded int
 	used := func(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) } // left by an earlier image

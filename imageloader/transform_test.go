@@ -13,9 +13,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
-// TestEvalPixels: Eval gives the bytes of v2.Resize(24, antialias=True) and v2.CenterCrop(20) for a
-// PNG.
-func TestEvalPixels(t *testing.T) {
+// TestEvalEqualsTorchvision: Eval gives the bytes of v2.Resize(24, antialias=True) and
+// v2.CenterCrop(20) for a PNG.
+func TestEvalEqualsTorchvision(t *testing.T) {
 	data, err := os.ReadFile("testdata/small.png")
 	if err != nil {
 		t.Fatal(err)
@@ -53,9 +53,9 @@ func everyOp() []transform.Op {
 	}
 }
 
-// TestOpsDeterminism: an epoch with every kind of step has the same bytes at any number of workers,
-// and other bytes with another seed or epoch.
-func TestOpsDeterminism(t *testing.T) {
+// TestOpsAreDeterministic: an epoch with every kind of step has the same bytes at any number of
+// workers, and other bytes with another seed or epoch.
+func TestOpsAreDeterministic(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 60, func(i int) bool { return i%13 == 5 }))
 	run := func(workers, epoch int, seed uint64, ops []transform.Op) string {
 		l := openFake(t, path, Options{BatchSize: 7, Shuffle: true, Seed: seed, Workers: workers, BadSamples: Skip,
@@ -96,9 +96,9 @@ func TestOpsLeaveTheCropAlone(t *testing.T) {
 	}
 }
 
-// TestFunc: a custom step sees the sample's pixels between the other steps. A sample that it
-// refuses is a bad sample.
-func TestFunc(t *testing.T) {
+// TestFuncSeesThePixelsBetweenSteps: a custom step sees the sample's pixels between the other
+// steps. A sample that it refuses is a bad sample.
+func TestFuncSeesThePixelsBetweenSteps(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Images(t, 12, nil))
 	broken := errors.New("not today")
 	fill := func(rng *rand.Rand, m *transform.Pixels) error {
@@ -136,8 +136,8 @@ func TestFunc(t *testing.T) {
 	}
 }
 
-// TestOpsEndToEnd: Invert inverts the pixels of TestEvalPixels.
-func TestOpsEndToEnd(t *testing.T) {
+// TestOpsChangeRealPixels: Invert inverts the pixels of TestEvalEqualsTorchvision.
+func TestOpsChangeRealPixels(t *testing.T) {
 	data, err := os.ReadFile("testdata/small.png")
 	if err != nil {
 		t.Fatal(err)
