@@ -171,10 +171,7 @@ func (r *streamsReport) measure(ctx context.Context, device cuda.Device) error {
 			return err
 		}
 	}
-	if err := b.addOperatorCalls(); err != nil {
-		return err
-	}
-	if err := b.addTensorMethods(); err != nil {
+	if err := b.addOperators(); err != nil {
 		return err
 	}
 	// Measure everything once per round, so that a change in time, such as that of the cores'
@@ -246,61 +243,80 @@ func (b *streamsBench) addStreamCalls() error {
 	return nil
 }
 
-// addOperatorCalls adds the generic operator call of internal/capi.
-func (b *streamsBench) addOperatorCalls() error {
+// addOperators adds the operators, each called in two ways. The ways of an operator follow each
+// other, so that both find the caches as the same operator left them.
+func (b *streamsBench) addOperators() error {
+	calls, err := b.operatorCalls()
+	if err != nil {
+		return err
+	}
+	methods, err := b.tensorMethods()
+	if err != nil {
+		return err
+	}
+	for _, name := range operatorNames {
+		b.enqueue(&b.Operators[name].Call, calls[name])
+		b.enqueue(&b.Operators[name].Tensor, methods[name])
+	}
+	return nil
+}
+
+// operatorCalls returns the operators through the generic operator call of internal/capi.
+func (b *streamsBench) operatorCalls() (map[string]func(calls int) error, error) {
 	tensors := make([]*capi.Tensor, 2)
 	for i := range tensors {
 		t, err := capi.EmptyTensor([]int64{1}, capi.Float32, int32(b.device), capi.Contiguous)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		b.closers = append(b.closers, func() { capi.FreeTensor(t) })
 		tensors[i] = t
 	}
 	addInPlace, err := capi.FindOperator("aten::add_", "Tensor")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	addOutOfPlace, err := capi.FindOperator("aten::add", "Tensor")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	operands := []capi.Arg{{Kind: capi.ArgTensor, Value: 0}, {Kind: capi.ArgTensor, Value: 1}}
-	b.enqueue(&b.Operators["add_"].Call, repeat(func() error {
-		_, err := capi.CallOperator(addInPlace, operands, tensors, nil, nil, 0, nil)
-		return err
-	}))
-	b.enqueue(&b.Operators["add"].Call, repeat(func() error {
-		var out [1]*capi.Tensor
-		_, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, out[:])
-		capi.FreeTensors(out[:])
-		return err
-	}))
 	results := make([]*capi.Tensor, b.Method.EnqueuedCalls)
-	b.enqueue(&b.Operators["add_held"].Call, func(calls int) error {
-		for i := range calls {
-			if _, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, results[i:i+1]); err != nil {
-				capi.FreeTensors(results[:i])
-				return err
+	return map[string]func(calls int) error{
+		"add_": repeat(func() error {
+			_, err := capi.CallOperator(addInPlace, operands, tensors, nil, nil, 0, nil)
+			return err
+		}),
+		"add": repeat(func() error {
+			var out [1]*capi.Tensor
+			_, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, out[:])
+			capi.FreeTensors(out[:])
+			return err
+		}),
+		"add_held": func(calls int) error {
+			for i := range calls {
+				if _, err := capi.CallOperator(addOutOfPlace, operands, tensors, nil, nil, 0, results[i:i+1]); err != nil {
+					capi.FreeTensors(results[:i])
+					return err
+				}
 			}
-		}
-		capi.FreeTensors(results[:calls])
-		return nil
-	})
-	return nil
+			capi.FreeTensors(results[:calls])
+			return nil
+		},
+	}, nil
 }
 
-// addTensorMethods adds the methods of torch.Tensor. Results are in a scope, as the results of a
-// batch are; the figures include creating and closing the scope.
-func (b *streamsBench) addTensorMethods() error {
+// tensorMethods returns the operators as methods of torch.Tensor. Results are in a scope, as the
+// results of a batch are; the figures include creating and closing the scope.
+func (b *streamsBench) tensorMethods() (map[string]func(calls int) error, error) {
 	x, err := torch.Ones(b.device, torch.Float32, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	b.closers = append(b.closers, func() { x.Close() })
 	y, err := torch.Ones(b.device, torch.Float32, 1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	b.closers = append(b.closers, func() { y.Close() })
 	scoped := func(calls int, then func(*torch.Tensor) error) error {
@@ -314,12 +330,13 @@ func (b *streamsBench) addTensorMethods() error {
 		}
 		return nil
 	}
-	b.enqueue(&b.Operators["add_"].Tensor, repeat(func() error { return x.Add_(y).Err() }))
-	b.enqueue(&b.Operators["add"].Tensor, func(calls int) error {
-		return scoped(calls, func(sum *torch.Tensor) error { return errors.Join(sum.Err(), sum.Close()) })
-	})
-	b.enqueue(&b.Operators["add_held"].Tensor, func(calls int) error { return scoped(calls, (*torch.Tensor).Err) })
-	return nil
+	return map[string]func(calls int) error{
+		"add_": repeat(func() error { return x.Add_(y).Err() }),
+		"add": func(calls int) error {
+			return scoped(calls, func(sum *torch.Tensor) error { return errors.Join(sum.Err(), sum.Close()) })
+		},
+		"add_held": func(calls int) error { return scoped(calls, (*torch.Tensor).Err) },
+	}, nil
 }
 
 // round takes every measurement once. It discards the results of the warm-up.
