@@ -24,11 +24,10 @@ rm -f "$out"/shim/image_*_test "$out"/shim/deflate_*_test
 
 build=(-trimpath -ldflags '-s -w')
 module=$(go list -m)
-# To limit the size, takes only tests whose result can differ on a machine with a GPU: no tests of packages without the shim,
-# of the image library, or of the experiments, which run as programs there.
+# Takes the tests of every package that uses one of the two libraries. The experiments run as programs there.
 {
-  echo "$module/internal/capi"
-  go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/capi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
+  echo "$module/internal/imagecapi"
+  go list -test -f '{{if .ForTest}}{{range .Deps}}{{if eq . "'"$module"'/internal/imagecapi"}}{{$.ForTest}}{{end}}{{end}}{{end}}' ./... | sort -u
 } | while read -r package; do
   case $package in */examples/0[2-9]-* | */examples/internal/*) continue ;; esac
   folder=.${package#"$module"}
