@@ -460,3 +460,35 @@ func TestParallelCloseOnTheGPU(t *testing.T) {
 		t.Errorf("Forward after Close: %v", err)
 	}
 }
+
+// Every capture takes a stream of the branches, and no memory stays after its graph's end.
+func TestCapturesOfAParallelKeepDeviceMemoryFlat(t *testing.T) {
+	s := newStage(t)
+	square := func(value float64) *torch.Tensor { return s.full(value, 64*64).View(64, 64) }
+	x, w, into := square(2), square(1), square(0)
+	product := nn.Func(func(x *torch.Tensor) *torch.Tensor { return x.MM(w) })
+	p := nn.NewParallel(nn.Sum(), product, product, product)
+	defer p.Close()
+	used := func() int64 {
+		s.check(gpu.Synchronize())
+		m, err := gpu.Memory()
+		s.check(err)
+		return m.Total - m.Free
+	}
+	var before int64
+	for i := range 320 {
+		if i == 20 {
+			before = used()
+		}
+		g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
+			turn := torch.NewScope("turn")
+			defer turn.Close()
+			return into.CopyFrom(p.Forward(x.NoGrad().In(turn)), torch.CopyOptions{NonBlocking: true})
+		})
+		s.check(err)
+		s.check(errors.Join(g.Replay(cuda.DefaultStream(gpu)), g.Close()))
+	}
+	if grown := used() - before; grown > 128<<20 {
+		t.Errorf("device memory has grown by %d MiB in 300 captures", grown>>20)
+	}
+}

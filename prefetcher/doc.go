@@ -73,10 +73,6 @@
 // which is no loss. The relevant time is how long the GPU waits for a batch; Stats.ConsumerWait and
 // [Stats.WaitShare] measure it on the GPU's own clock.
 //
-// A goroutine changes its OS thread from time to time, and LibTorch keeps a cuBLAS workspace (32
-// MiB on a Hopper) for every pair of thread and stream that multiplied matrices. A training loop
-// inside cuda.WithStream, or after runtime.LockOSThread, stays on one thread and has one workspace.
-//
 // # CUDA graphs
 //
 // Device slots keep their addresses: a graph captured on a batch's tensors can replay on later

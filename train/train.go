@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -130,7 +129,7 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 }
 
 // Run trains the model until Config.Epochs epochs are complete, and returns a report, also beside
-// an error. It holds its OS thread, because LibTorch keeps memory on a GPU for each thread.
+// an error.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
 // ctx.Err() and says how to go on. If the evaluation was running, the resumed run repeats it. If
@@ -141,8 +140,6 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	if c.Schedule != nil {
 		var err error
 		if r.scheduler, err = optim.NewScheduler(c.Optimizer, c.Schedule); err != nil {

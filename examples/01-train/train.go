@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -25,10 +24,6 @@ func train(ctx context.Context, o trainOptions, stdout, stderr io.Writer) (resul
 		return result, err
 	}
 	result.Device = device.String()
-	// On a GPU LibTorch keeps a cuBLAS workspace (32 MiB on an H200) for every OS thread that
-	// multiplies matrices. A goroutine that stays on one thread needs only one workspace.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	// The weights depend on this seed; the order of the images and their crops on Options.Seed
 	// below.
 	if err := torch.ManualSeed(o.Seed); err != nil {

@@ -289,3 +289,6 @@ func PinnedBytesLive() int64 { return int64(C.ts_pinned_live_bytes()) }
 
 func ThreadCount() int64 { return int64(C.ts_thread_count()) }
 func ThreadID() int64    { return int64(C.ts_thread_id()) }
+
+// LibraryThreads returns the number of OS threads that hold handles of cuBLAS and its kin.
+func LibraryThreads() int64 { return int64(C.ts_library_thread_count()) }

@@ -141,8 +141,9 @@ var edges = []edge{
 		"    allocator::recordStream(use.storage->data_ptr(), use.stream);\n  }\n", "  }\n", "cshim", "GraphGpu.AUseRecordedBesideACaptureCounts", 1},
 	{"a graph keeps the sources of CopyBatch", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsWhatItsCopiesRead", 1},
 	{"a graph has its own cuBLAS workspace", "cshim/src/cuda/graph.cc",
-		"  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, workspaces);\n" +
-			"  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, workspaces);\n", "", "torch", "TestProductsBesideAGraphOfTheirStream", 1},
+		"  workspaces = ts::take_workspaces(record.streams);\n", "", "torch", "TestProductsBesideAGraphOfTheirStream", 1},
+	{"a stream that joins a capture gets another cuBLAS workspace", "cshim/src/cuda/capture.cc",
+		"  if (streams.insert(stream).second) drop_workspaces(stream);\n", "  streams.insert(stream);\n", "torch", "TestProductsBeforeAGraphOfTheirStream", 1},
 	{"waiting for a device waits for the end of a capture", "cshim/src/cuda/capture.cc",
 		"  return std::shared_lock<std::shared_mutex>(under_way().turn);\n", "  return {};\n", "cuda", "TestCaptureBesideOtherWork", 1},
 	{"a Graphed's own call waits for the caller", "torch/graphed.go",

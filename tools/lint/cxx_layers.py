@@ -24,6 +24,8 @@ FOLDERS = {
 CUDA = [
     "same_stream",  # the identity of streams
     "storage",  # the memory behind a tensor
+    "workspaces",  # cuBLAS' memory
+    "libraries",  # the threads that have handles of cuBLAS and its kin
     "capture",  # the capture registry: whether a capture is under way, and what it allows
     "device",
     "allocator",  # memory pools, statistics, the cache

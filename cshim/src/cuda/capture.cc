@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "cuda/same_stream.h"
 #include "cuda/storage.h"
+#include "cuda/workspaces.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -81,6 +82,10 @@ bool CaptureRecord::has(cudaStream_t candidate) const {
   unsigned long long current = 0;
   return capture_status(candidate, &current) == cudaStreamCaptureStatusActive &&
          current == id.load(std::memory_order_acquire);
+}
+
+void CaptureRecord::add_stream(cudaStream_t stream) {
+  if (streams.insert(stream).second) drop_workspaces(stream);
 }
 
 std::unique_lock<std::shared_mutex> take_capture_turn() {
@@ -155,7 +160,7 @@ void throw_if_in_capture(const char* what) {
 
 void hold_in_capture(const at::Tensor& tensor, CUDAStream stream) {
   with_capture(stream, [&](CaptureRecord& capture, CUDAStream on) {
-    capture.streams.insert(on.stream());
+    capture.add_stream(on.stream());
     if (!tensor.defined() || !tensor.is_cuda() || !tensor.has_storage()) return;
     auto* storage = tensor.storage().unsafeGetStorageImpl();
     if (capture.made.count(storage) != 0) return;

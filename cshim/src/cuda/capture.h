@@ -53,6 +53,9 @@ struct CaptureRecord {
 
   // Whether the stream takes part in this capture. Needs no lock.
   bool has(cudaStream_t candidate) const;
+  // Notes that the stream takes part. Its workspaces are those of work that is not captured, which
+  // a replay on another stream would overwrite: captured work gets new ones.
+  void add_stream(cudaStream_t stream);
 
   const c10::cuda::CUDAStream stream;     // the capture's first one
   std::atomic<unsigned long long> id{0};  // CUDA's number of the capture; 0 before its begin

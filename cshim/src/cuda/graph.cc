@@ -6,7 +6,6 @@
 // fills that state at every replay, random numbers or not.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/cuda/CUDAContextLight.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <ATen/ops/empty.h>
@@ -22,7 +21,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <sstream>
 #include <type_traits>
 #include <unordered_map>
@@ -35,9 +33,11 @@
 #include "cuda/allocator.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "cuda/libraries.h"
 #include "cuda/same_stream.h"
 #include "cuda/storage.h"
 #include "cuda/stream.h"
+#include "cuda/workspaces.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -184,22 +184,6 @@ class Randomness {
   Order order_;  // guarded by the generator's mutex
 };
 
-// cuBLAS' workspaces belong to a thread's handle and a stream, for good. A workspace of a captured
-// kernel must belong to the graph: it is moved out of LibTorch's table, so that no other work uses
-// it beside a replay.
-void take_workspaces(at::cuda::WorkspaceMapWithMutex& all, const std::set<void*>& streams,
-                     std::vector<at::DataPtr>& out) {
-  const std::unique_lock<std::shared_mutex> lock(all.mutex);
-  for (auto it = all.map.begin(); it != all.map.end();) {
-    if (streams.count(std::get<1>(it->first)) == 0) {
-      ++it;
-      continue;
-    }
-    out.push_back(std::move(it->second));
-    it = all.map.erase(it);
-  }
-}
-
 class Capture;
 
 }  // namespace
@@ -226,7 +210,7 @@ struct ts_graph {
   cudaGraphExec_t exec = nullptr;
   int64_t nodes = 0;
   uint64_t random_increment = 0;
-  std::vector<at::DataPtr> workspaces;
+  std::vector<ts::Workspace> workspaces;  // of captured products: no other work uses them
 };
 
 namespace ts {
@@ -333,14 +317,9 @@ std::string text_of(const at::Tensor& tensor) {
 }  // namespace ts
 
 void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
-  // Creates the handles now, since the first use of cuBLAS on this thread would break the capture.
-  at::cuda::getCurrentCUDABlasHandle();
-  at::cuda::getCurrentCUDABlasLtHandle();
-  record.streams.insert(record.stream.stream());
-  std::vector<at::DataPtr> earlier;  // of what ran on the stream before: freed in its order
-  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, earlier);
-  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, earlier);
-  earlier.clear();
+  // The first use of cuBLAS on this thread would break the capture.
+  ts::prepare_libraries(record.stream.device_index());
+  record.add_stream(record.stream.stream());
   ts::Randomness::of(record.stream.device_index());  // allocates, the first time
   capture = std::make_unique<ts::Capture>(*this, std::move(turn));
   capture->start();
@@ -348,8 +327,7 @@ void ts_graph::begin(std::unique_lock<std::shared_mutex> turn) {
 
 void ts_graph::end() {
   ts::close_capture();
-  ts::take_workspaces(at::cuda::cublas_handle_stream_to_workspace(), record.streams, workspaces);
-  ts::take_workspaces(at::cuda::cublaslt_handle_stream_to_workspace(), record.streams, workspaces);
+  workspaces = ts::take_workspaces(record.streams);
   cudaGraph_t captured = nullptr;
   const cudaError_t status = capture->end(&captured);
   const auto turn = capture->take_turn();  // the stream is needed once more, for the upload
@@ -446,10 +424,10 @@ void ts_graph::keep_for_replays() {
       ts::record_use(ts::storage_of(each.gradient), *last);
     }
   }
-  for (at::DataPtr& each : workspaces) {
-    if (each.get() == nullptr) continue;
+  for (const ts::Workspace& each : workspaces) {
+    if (each->get() == nullptr) continue;
     ts::record_use(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                         std::move(each), nullptr, false),
+                                                         std::move(*each), nullptr, false),
                    *last);
   }
   workspaces.clear();

@@ -23,6 +23,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/same_stream.h"
+#include "cuda/workspaces.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -322,6 +323,8 @@ ts_error* ts_stream_release(ts_stream stream) {
     ts::require(streams.owned(stream.device, stream.id), not_owned);
     const auto own = ts::unchecked(stream.device, stream.id);
     ts::require(!ts::is_capturing(own), "the stream is being captured: end the capture first");
+    // While the stream has no owner its memory is free, and can go back to the driver.
+    ts::drop_workspaces(own.stream());
     ts::require(streams.give_back(stream.device, stream.id, own.priority()), not_owned);
   });
 }

@@ -25,6 +25,7 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "cuda/libraries.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -240,6 +241,7 @@ struct ts_operator {
   bool random = false;         // it draws random numbers
   bool reads_values = false;   // its result, or the result's shape, makes the host wait for values
   int32_t non_blocking = -1;   // which parameter is this; -1: none
+  ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
 };
 
 struct ts_tensor_list {
@@ -535,6 +537,16 @@ bool works_on_gpu(const torch::jit::Stack& stack) {
   return is_there(stack, [](c10::Device device) { return device.is_cuda(); });
 }
 
+// The GPU of the first argument that lies on one, or -1.
+c10::DeviceIndex gpu_of(const torch::jit::Stack& stack) {
+  c10::DeviceIndex gpu = -1;
+  is_there(stack, [&](c10::Device device) {
+    if (gpu < 0 && device.is_cuda()) gpu = device.index();
+    return gpu >= 0;
+  });
+  return gpu;
+}
+
 // Whether a copy between host and device would wait until it is done.
 bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   if (op.non_blocking < 0) return false;
@@ -619,13 +631,22 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   std::optional<RandomTurn> turn;
   if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
   const CaptureWatch watch(op.name.c_str());
-  std::optional<c10::NoGradGuard> no_grad;
-  if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
-  std::optional<Autocast> autocast;
-  if ((flags & kAutocastFlags) != 0) {
-    autocast.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf : at::kBFloat16);
+  const auto call = [&] {
+    std::optional<c10::NoGradGuard> no_grad;
+    if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
+    std::optional<Autocast> autocast;
+    if ((flags & kAutocastFlags) != 0) {
+      autocast.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf
+                                                                        : at::kBFloat16);
+    }
+    op.handle.callBoxed(&stack);
+  };
+  const c10::DeviceIndex gpu = op.libraries == Libraries::kNone ? -1 : gpu_of(stack);
+  if (gpu < 0) {
+    call();
+  } else {
+    run_with_libraries(op.libraries, gpu, call);
   }
-  op.handle.callBoxed(&stack);
   if (captured) note_results(stack);
 }
 
@@ -670,6 +691,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   for (size_t i = 0; i < op->parameters.size(); ++i) {
     if (op->parameters[i].name == "non_blocking") op->non_blocking = static_cast<int32_t>(i);
   }
+  op->libraries = libraries_of(name);
   op->returns = schema.returns().size();
   for (const c10::Argument& result : schema.returns()) {
     if (result.type()->kind() == c10::TypeKind::ListType) op->tensor_returns = -1;

@@ -1,0 +1,257 @@
+#include "cuda/libraries.h"
+
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAMacros.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/workspaces.h"
+#include "torchstream.h"
+
+namespace ts {
+namespace {
+
+using c10::DeviceIndex;
+
+// The threads of a program that may have handles: the first ones that ask.
+constexpr int kSeats = 16;
+// The threads that stand in for all others.
+constexpr int kStandIns = 4;
+
+std::atomic<int> seats_taken{0};
+std::atomic<int> stand_ins{0};
+
+// A thread's right to have handles. It ends with the thread, as the handles do: LibTorch gives them
+// to the next thread that asks.
+class Seat {
+ public:
+  Seat() = default;
+  ~Seat() {
+    if (counted_) seats_taken.fetch_sub(1, std::memory_order_relaxed);
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+  bool take() noexcept {
+    if (taken_) return true;
+    int count = seats_taken.load(std::memory_order_relaxed);
+    while (count < kSeats) {
+      if (!seats_taken.compare_exchange_weak(count, count + 1, std::memory_order_relaxed)) continue;
+      return taken_ = counted_ = true;
+    }
+    return false;
+  }
+  void take_as_stand_in() noexcept { taken_ = true; }
+
+  cublasHandle_t blas(DeviceIndex device) {
+    cublasHandle_t& handle = blas_[static_cast<size_t>(device)];
+    if (handle == nullptr) handle = make_blas_handle(device);
+    return handle;
+  }
+
+ private:
+  bool taken_ = false;
+  bool counted_ = false;
+  std::array<cublasHandle_t, C10_COMPILE_TIME_MAX_GPUS> blas_{};
+};
+
+Seat& seat() {
+  thread_local Seat here;
+  return here;
+}
+
+// Runs the body on the calling thread, which has a seat.
+void run_here(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
+  if (used == Libraries::kBlas) {
+    bind_workspace(seat().blas(device), c10::cuda::getCurrentCUDAStream(device));
+  }
+  body();
+}
+
+// A call on its way to a thread that stands in for the caller, with the caller's state.
+struct Call {
+  Libraries used;
+  DeviceIndex device;
+  c10::function_ref<void()> body;
+  uint64_t thread;  // memory pools know their thread by its number
+  DeviceIndex current;
+  std::vector<c10::cuda::CUDAStream> streams;
+  ts_error* error = nullptr;
+  bool done = false;  // guarded by StandIns' mutex
+  std::condition_variable finished;
+};
+
+class StandIns {
+ public:
+  void run(Call& call) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (calls_.size() >= idle_ && stand_ins.load(std::memory_order_relaxed) < kStandIns) {
+      std::thread([this] { serve(); }).detach();
+      stand_ins.fetch_add(1, std::memory_order_relaxed);
+    }
+    calls_.push_back(&call);
+    waiting_.notify_one();
+    call.finished.wait(lock, [&] { return call.done; });
+  }
+
+ private:
+  [[noreturn]] void serve() {
+    enter_thread();
+    seat().take_as_stand_in();
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      ++idle_;
+      waiting_.wait(lock, [this] { return !calls_.empty(); });
+      --idle_;
+      Call& call = *calls_.front();
+      calls_.pop_front();
+      lock.unlock();
+      perform(call);
+      lock.lock();
+      call.done = true;
+      call.finished.notify_one();  // under the lock, since the caller's Call ends with its wait
+    }
+  }
+
+  static void perform(Call& call) noexcept {
+    const uint64_t own = std::exchange(thread_number, call.thread);
+    call.error = guard("a library's thread", [&] {
+      const c10::cuda::CUDAMultiStreamGuard streams(call.streams);
+      const c10::cuda::CUDAGuard device(call.current);
+      run_here(call.used, call.device, call.body);
+    });
+    thread_number = own;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable waiting_;
+  std::deque<Call*> calls_;
+  size_t idle_ = 0;
+};
+
+StandIns& all_stand_ins() {
+  static auto* all = new StandIns;  // never destroyed: its threads do not end
+  return *all;
+}
+
+struct Name {
+  std::string_view text;
+  bool prefix;
+  Libraries used;
+};
+
+// Names without "aten::" and underscores at the ends. An operator that is missing here works, on
+// any thread, and that thread keeps handles.
+constexpr Name kNames[] = {
+    {"addbmm", false, Libraries::kBlas},
+    {"addmm", true, Libraries::kBlas},
+    {"addmv", false, Libraries::kBlas},
+    {"affine_grid_generator", true, Libraries::kBlas},
+    {"baddbmm", false, Libraries::kBlas},
+    {"batch_norm", true, Libraries::kHandles},
+    {"bilinear", false, Libraries::kBlas},
+    {"bmm", false, Libraries::kBlas},
+    {"cdist", true, Libraries::kBlas},
+    {"chain_matmul", false, Libraries::kBlas},
+    {"cholesky", true, Libraries::kBlas},
+    {"conv", true, Libraries::kHandles},
+    {"corrcoef", false, Libraries::kBlas},
+    {"cov", false, Libraries::kBlas},
+    {"ctc_loss", true, Libraries::kHandles},
+    {"cudnn", true, Libraries::kHandles},
+    {"det", false, Libraries::kBlas},
+    {"dot", false, Libraries::kBlas},
+    {"einsum", false, Libraries::kBlas},
+    {"geqrf", false, Libraries::kBlas},
+    {"grid_sampler", true, Libraries::kHandles},
+    {"grouped_mm", false, Libraries::kBlas},
+    {"gru", true, Libraries::kBlas},
+    {"inner", false, Libraries::kBlas},
+    {"instance_norm", false, Libraries::kHandles},
+    {"int_mm", false, Libraries::kBlas},
+    {"inverse", false, Libraries::kBlas},
+    {"linalg_", true, Libraries::kBlas},
+    {"linear", true, Libraries::kBlas},
+    {"logdet", false, Libraries::kBlas},
+    {"lstm", true, Libraries::kBlas},
+    {"lu_", true, Libraries::kBlas},
+    {"matmul", true, Libraries::kBlas},
+    {"matrix_", true, Libraries::kBlas},
+    {"mm", false, Libraries::kBlas},
+    {"mv", false, Libraries::kBlas},
+    {"native_batch_norm", true, Libraries::kHandles},
+    {"native_multi_head_attention", false, Libraries::kBlas},
+    {"norm", false, Libraries::kBlas},
+    {"nuclear_norm", false, Libraries::kBlas},
+    {"orgqr", false, Libraries::kBlas},
+    {"ormqr", false, Libraries::kBlas},
+    {"pinverse", false, Libraries::kBlas},
+    {"qr", false, Libraries::kBlas},
+    {"rnn_", true, Libraries::kBlas},
+    {"scaled_", true, Libraries::kBlas},
+    {"slogdet", false, Libraries::kBlas},
+    {"slow_conv", true, Libraries::kBlas},
+    {"sparse_", true, Libraries::kBlas},
+    {"svd", false, Libraries::kBlas},
+    {"tensordot", false, Libraries::kBlas},
+    {"thnn_", true, Libraries::kBlas},
+    {"transformer_encoder_layer_fwd", false, Libraries::kBlas},
+    {"triangular_solve", false, Libraries::kBlas},
+    {"trilinear", false, Libraries::kBlas},
+    {"vdot", false, Libraries::kBlas},
+};
+
+}  // namespace
+
+Libraries libraries_of(const std::string& name) {
+  std::string_view text = name;
+  if (text.substr(0, 6) == "aten::") text.remove_prefix(6);
+  while (!text.empty() && text.front() == '_') text.remove_prefix(1);
+  while (!text.empty() && text.back() == '_') text.remove_suffix(1);
+  for (const Name& each : kNames) {
+    const bool match = each.prefix ? text.substr(0, each.text.size()) == each.text  //
+                                   : text == each.text;
+    if (match) return each.used;
+  }
+  return Libraries::kNone;
+}
+
+void run_with_libraries(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
+  if (seat().take()) {
+    run_here(used, device, body);
+    return;
+  }
+  Call call{used, device, body, thread_number, c10::cuda::current_device(), {}, nullptr, false, {}};
+  for (DeviceIndex i = 0; i < c10::cuda::device_count(); ++i) {
+    call.streams.push_back(c10::cuda::getCurrentCUDAStream(i));
+  }
+  all_stand_ins().run(call);
+  if (call.error == nullptr) return;
+  const std::unique_ptr<ts_error, decltype(&ts_error_free)> owned(call.error, &ts_error_free);
+  throw Failure(ts_error_code(call.error), ts_error_message(call.error));
+}
+
+void prepare_libraries(DeviceIndex device) {
+  if (seat().take()) seat().blas(device);
+}
+
+}  // namespace ts
+
+int64_t ts_library_thread_count(void) {
+  return ts::seats_taken.load(std::memory_order_relaxed) +
+         ts::stand_ins.load(std::memory_order_relaxed);
+}

@@ -1,0 +1,116 @@
+#include "cuda/workspaces.h"
+
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+namespace ts {
+namespace {
+
+using c10::cuda::CUDAStream;
+using Table = at::cuda::WorkspaceMapWithMutex;
+
+// The workspace of each stream, as long as a table or a graph holds it. A default stream has the
+// handle NULL on every device.
+struct Shared {
+  std::mutex mutex;
+  std::map<std::pair<c10::DeviceIndex, void*>, std::weak_ptr<c10::DataPtr>> of;
+};
+
+Shared& shared() {
+  static auto* all = new Shared;  // never destroyed: threads may outlive main
+  return *all;
+}
+
+void release(void* holder) {
+  const std::unique_ptr<Workspace> owned(static_cast<Workspace*>(holder));
+}
+
+// An entry of LibTorch's table that keeps the workspace alive.
+c10::DataPtr entry_of(const Workspace& workspace) {
+  void* data = workspace->get();
+  const c10::Device device = workspace->device();
+  return {data, std::make_unique<Workspace>(workspace).release(), &release, device};
+}
+
+Workspace workspace_of(c10::DataPtr entry) {
+  if (entry.get_deleter() == &release) return *static_cast<Workspace*>(entry.get_context());
+  return std::make_shared<c10::DataPtr>(std::move(entry));
+}
+
+void take_from(Table& table, const std::set<void*>& streams, std::vector<Workspace>& out) {
+  const std::unique_lock<std::shared_mutex> lock(table.mutex);
+  for (auto it = table.map.begin(); it != table.map.end();) {
+    if (streams.count(std::get<1>(it->first)) == 0) {
+      ++it;
+      continue;
+    }
+    Workspace workspace = workspace_of(std::move(it->second));
+    it = table.map.erase(it);
+    if (std::find(out.begin(), out.end(), workspace) == out.end()) {
+      out.push_back(std::move(workspace));
+    }
+  }
+}
+
+}  // namespace
+
+void bind_workspace(cublasHandle_t handle, CUDAStream stream) {
+  Table& table = at::cuda::cublas_handle_stream_to_workspace();
+  const std::tuple<void*, void*> key(handle, stream.stream());
+  {
+    const std::shared_lock<std::shared_mutex> lock(table.mutex);
+    if (table.map.count(key) != 0) return;
+  }
+  Shared& all = shared();
+  const std::lock_guard<std::mutex> only(all.mutex);
+  auto& known = all.of[{stream.device_index(), stream.stream()}];
+  Workspace workspace = known.lock();
+  if (workspace == nullptr) {
+    const c10::cuda::CUDAGuard device(stream.device_index());
+    workspace = std::make_shared<c10::DataPtr>(
+        c10::cuda::CUDACachingAllocator::get()->allocate(at::cuda::getChosenWorkspaceSize()));
+    known = workspace;
+  }
+  c10::DataPtr entry = entry_of(workspace);
+  const std::unique_lock<std::shared_mutex> lock(table.mutex);
+  table.map.try_emplace(key, std::move(entry));
+}
+
+std::vector<Workspace> take_workspaces(const std::set<void*>& streams) {
+  std::vector<Workspace> taken;
+  Shared& all = shared();
+  const std::lock_guard<std::mutex> only(all.mutex);
+  take_from(at::cuda::cublas_handle_stream_to_workspace(), streams, taken);
+  take_from(at::cuda::cublaslt_handle_stream_to_workspace(), streams, taken);
+  for (auto it = all.of.begin(); it != all.of.end();) {
+    it = streams.count(it->first.second) != 0 ? all.of.erase(it) : std::next(it);
+  }
+  return taken;
+}
+
+void drop_workspaces(cudaStream_t stream) { take_workspaces({stream}); }
+
+cublasHandle_t make_blas_handle(c10::DeviceIndex device) {
+  // LibTorch gives the handle a workspace of the current stream at once. On the default stream,
+  // whose free memory everybody uses, it is soon something else.
+  const c10::cuda::CUDAStreamGuard current(c10::cuda::getDefaultCUDAStream(device));
+  cublasHandle_t handle = at::cuda::getCurrentCUDABlasHandle();
+  Table& table = at::cuda::cublas_handle_stream_to_workspace();
+  c10::DataPtr unused;  // freed after the lock
+  const std::unique_lock<std::shared_mutex> lock(table.mutex);
+  const auto found = table.map.find({handle, nullptr});
+  if (found != table.map.end()) {
+    unused = std::move(found->second);
+    table.map.erase(found);
+  }
+  return handle;
+}
+
+}  // namespace ts

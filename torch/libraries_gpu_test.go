@@ -1,0 +1,212 @@
+package torch_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// maxLibraryThreads is the maximum of ts_library_thread_count.
+const maxLibraryThreads = 20
+
+// usedMemory returns the device memory that is in use by all processes, with LibTorch's cache.
+func usedMemory(t *testing.T) int64 {
+	t.Helper()
+	if err := gpu.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	m, err := gpu.Memory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.Total - m.Free
+}
+
+// flat runs a step until the caches have what they need, then many times, and requires that the
+// device's memory has not grown by more than the given bytes.
+func flat(t *testing.T, warm, times int, bound int64, step func(i int) error) {
+	t.Helper()
+	var before int64
+	for i := range warm + times {
+		if i == warm {
+			before = usedMemory(t)
+		}
+		if err := step(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	grown := usedMemory(t) - before
+	t.Logf("%d times: %d MiB more", times, grown>>20)
+	if grown > bound {
+		t.Errorf("device memory has grown by %d MiB in %d times, at most %d are allowed", grown>>20, times, bound>>20)
+	}
+}
+
+func randn(t *testing.T, shape ...int64) *torch.Tensor {
+	t.Helper()
+	x, err := torch.Randn(gpu, torch.Float32, shape...)
+	return must(t, x, err)
+}
+
+// One workspace of cuBLAS has 32 MiB on a Hopper GPU, so a single one for each capture exceeds the
+// bound many times.
+const oneWorkspace = 64 << 20
+
+func TestCapturesKeepDeviceMemoryFlat(t *testing.T) {
+	onGPU(t)
+	a, b, into := randn(t, 64, 64), randn(t, 64, 64), randn(t, 64, 64)
+	flat(t, 20, 1000, oneWorkspace, func(int) error {
+		g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
+			y := a.MM(b)
+			defer y.Close()
+			return into.CopyFrom(y, torch.CopyOptions{NonBlocking: true})
+		})
+		if err != nil {
+			return err
+		}
+		return errors.Join(g.Replay(cuda.DefaultStream(gpu)), g.Close())
+	})
+}
+
+func TestGraphedRecapturesKeepDeviceMemoryFlat(t *testing.T) {
+	onGPU(t)
+	w := randn(t, 64, 64)
+	g := torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) {
+		y := x[0].MM(w)
+		return []*torch.Tensor{y}, y.Err()
+	}, torch.GraphedOptions{MaxGraphs: 2})
+	defer g.Close()
+	var arguments []*torch.Tensor
+	for range 5 { // more than MaxGraphs, so that every call captures
+		arguments = append(arguments, randn(t, 64, 64))
+	}
+	flat(t, 20, 500, oneWorkspace, func(i int) error {
+		_, err := g.Call(arguments[i%len(arguments)])
+		return err
+	})
+	if s := g.Stats(); s.Captures < 500 {
+		t.Errorf("%d captures", s.Captures)
+	}
+}
+
+// Products that are queued on a stream before it joins a capture use another workspace than the
+// graph, which replays beside them.
+func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
+	o := newOrdering(t)
+	own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	o.check(err)
+	defer own.Close()
+	const side, long, times = 64, 1 << 14, 400
+	b := randn(t, long, side)
+	add := func(of, sum *torch.Tensor, times int) error {
+		for range times {
+			y := of.MatMul(b)
+			err := sum.Add_(y).Err()
+			y.Close()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	side1 := o.streams[1]
+	of := [2]*torch.Tensor{randn(t, side, long), randn(t, side, long)}
+	sum := [2]*torch.Tensor{randn(t, side, side), randn(t, side, side)}
+	start, err := cuda.NewEvent(cuda.EventOptions{})
+	o.check(err)
+	defer start.Close()
+	var want [2][]float32
+	for i := range of {
+		o.on(side1, func() error { return errors.Join(sum[i].Zero_().Err(), add(of[i], sum[i], times)) })
+		o.check(gpu.Synchronize())
+		want[i] = read(t, sum[i])
+	}
+	for round := range 5 {
+		o.check(errors.Join(sum[0].Zero_().Err(), sum[1].Zero_().Err(), gpu.Synchronize()))
+		// The products of both begin when the stream is no longer busy.
+		o.on(side1, func() error {
+			return errors.Join(o.busy(), o.busy(), start.Record(side1), add(of[0], sum[0], times))
+		})
+		g, err := cuda.Capture(cuda.CaptureOptions{Stream: own.Stream}, func() error {
+			return errors.Join(cuda.Fork(own.Stream, side1),
+				cuda.WithStream(side1, func() error { return add(of[1], sum[1], times) }),
+				cuda.Join(own.Stream, side1))
+		})
+		o.check(err)
+		o.check(errors.Join(o.streams[0].WaitEvent(start), g.Replay(o.streams[0]), gpu.Synchronize(), g.Close()))
+		for i := range want {
+			got := read(t, sum[i])
+			for j := range got {
+				if got[j] != want[i][j] {
+					t.Fatalf("round %d, sum %d, element %d: %v instead of %v", round, i, j, got[j], want[i][j])
+				}
+			}
+		}
+	}
+}
+
+// Whatever threads the goroutines are on, handles are bounded by devices and workspaces by streams.
+func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
+	onGPU(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
+	const goroutines, side = 1000, 32
+	var streams [4]cuda.Stream
+	for i := range streams {
+		var err error
+		if streams[i], err = cuda.NewStream(gpu, cuda.StreamOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x, image := randn(t, side, side), randn(t, 1, 4, 16, 16)
+	w, kernel := randn(t, side, side), randn(t, 4, 4, 3, 3)
+	if err := gpu.Synchronize(); err != nil { // the streams read what the default stream has written
+		t.Fatal(err)
+	}
+	report := func(when string) {
+		t.Logf("%s: %d MiB of the device in use, %d threads in LibTorch, %d of them with handles",
+			when, usedMemory(t)>>20, capi.ThreadCount(), capi.LibraryThreads())
+	}
+	work := func(i int) error {
+		return cuda.WithStream(streams[i%len(streams)], func() error {
+			turn := torch.NewScope(fmt.Sprint("goroutine ", i))
+			defer turn.Close()
+			x, image := x.In(turn), image.In(turn)
+			if i%2 == 0 {
+				return errors.Join(x.MM(w).Err(), image.Conv2d(kernel, nil, torch.Conv2dOptions{}).Err())
+			}
+			// Gradients of leaves of the goroutine's own, since goroutines must not share them.
+			mine, own := turn.Own(w.Detach()), turn.Own(kernel.Detach())
+			if err := errors.Join(mine.SetRequiresGrad(true), own.SetRequiresGrad(true)); err != nil {
+				return err
+			}
+			return errors.Join(x.MM(mine).Sum().Backward(), image.Conv2d(own, nil, torch.Conv2dOptions{}).Sum().Backward())
+		})
+	}
+	report("at the start")
+	var threads int64
+	flat(t, 3, 6, 3*oneWorkspace, func(round int) error {
+		var all sync.WaitGroup
+		errs := make([]error, goroutines)
+		for i := range goroutines {
+			all.Go(func() { errs[i] = work(i) })
+		}
+		all.Wait()
+		report(fmt.Sprint("after round ", round))
+		if round == 2 {
+			threads = capi.ThreadCount()
+		}
+		return errors.Join(errs...)
+	})
+	if n := capi.LibraryThreads(); n > maxLibraryThreads {
+		t.Errorf("%d threads have handles of cuBLAS and its kin, want at most %d", n, maxLibraryThreads)
+	}
+	if now := capi.ThreadCount(); now > threads+16 {
+		t.Errorf("the number of threads in LibTorch has grown from %d to %d", threads, now)
+	}
+}
