@@ -5,15 +5,15 @@
 //
 //   - [Archive.Members] walks every member once, from the first shard to the last. Peek, Content
 //     and Checksum read the current member.
-//   - [Archive.ReadForward] skips to members whose places an index knows, in their order, and looks
-//     at no header.
-//   - A [Reader] reads any place of any shard. In a .tar.gz it enters the stream at a [Mark]: a
-//     [Checkpoint] that a walk has noted.
+//   - [Archive.ReadForward] skips to members whose places an index knows, in their order,
+//     without reading their headers.
+//   - A [Reader] reads any place of any shard. In a .tar.gz it enters the stream at a [Mark], a
+//     [Checkpoint] that a walk has recorded.
 //
-// The first two move the archive and belong to one goroutine. Several readers may read at the same
-// time, also during a walk.
+// The first two move the archive's position and belong to one goroutine. Several readers may read
+// at the same time, also during a walk.
 //
-// The package knows nothing of images, labels, indexes or loaders. It extracts nothing: a member's
+// The package knows nothing of images, labels, indexes or loaders. It extracts no file: a member's
 // path is a name, never a place on disk.
 package archive
 
@@ -43,10 +43,10 @@ const (
 	Tree    = "directory"
 )
 
-// Limits that no archive of images exceeds, and a hostile one might.
+// Limits that no archive of images exceeds, but a hostile archive might.
 const (
 	MaxMembers   = 1 << 28
-	MaxNameBytes = 4096 // of a member's path, as PATH_MAX
+	MaxNameBytes = 4096 // of a member's path, like PATH_MAX
 	MaxShards    = 1 << 16
 
 	maxRatio      = 1100 // inflated to compressed bytes: deflate's own limit is 1032
@@ -55,14 +55,14 @@ const (
 )
 
 const (
-	// BlockBytes is the size of a tar header. A plain .tar has one right before each member's
-	// content.
+	// BlockBytes is the size of a tar header. In a plain .tar a header is right before each
+	// member's content.
 	BlockBytes = 512
 
-	gzipReadBytes = 256 << 10 // compressed bytes asked for at a time
+	gzipReadBytes = 256 << 10 // compressed bytes of one read
 )
 
-// File is an open shard: an *os.File, a remote file, or a test's file that misbehaves.
+// File is an open shard: an *os.File, a remote file, or a faulty file of a test.
 type File interface {
 	io.ReadSeeker
 	io.ReaderAt
@@ -70,13 +70,13 @@ type File interface {
 	Stat() (fs.FileInfo, error)
 }
 
-// Config says how shards are found and opened. The zero value works.
+// Config sets how shards are found and opened. The zero value works.
 type Config struct {
 	// OpenFile opens a local file or directory; nil: safefile.OpenTree.
 	OpenFile func(path string) (File, error)
 	// OpenSource opens a URL; nil: OpenHTTP.
 	OpenSource func(ctx context.Context, url string) (Source, error)
-	// Ignore says which files a pattern like *.tar leaves out, by their paths; nil: none.
+	// Ignore reports whether a pattern like *.tar leaves out the file at path; nil: none.
 	Ignore func(path string) bool
 }
 
@@ -99,21 +99,21 @@ type Archive struct {
 	tar        *tar.Reader
 	gzip       *gzipReader
 	tree       *tree
-	release    func() // frees the memory outside of Go that the shard's decompressor holds
+	release    func() // frees the memory that the shard's decompressor holds outside of Go
 	checkpoint *checkpointer
 
 	keep func(shard int, c Checkpoint) // takes checkpoints; nil: none are made
 
-	// The member that was read last, for errors too.
+	// The last member that was read, also for errors.
 	position int // its ordinal, from 1
 	name     string
 	size     int64
 	sparse   bool
-	peeked   []byte // the first bytes of its content, which are read already
+	peeked   []byte // the first bytes of its content, if already read
 	magic    [magicBytes]byte
 	scratch  []byte
 
-	readTime time.Duration // in reading files in order, without inflating
+	readTime time.Duration // spent on reading files in order, without inflating
 	shared   sharedFiles
 }
 
@@ -125,7 +125,7 @@ type Shard struct {
 }
 
 // Open opens the archive at path, which [ShardPaths] expands, and identifies the first shard by its
-// first bytes. Every read first looks at ctx, and returns [ErrStopped] once it has ended. The
+// first bytes. Every read first checks ctx, and returns [ErrStopped] after ctx has ended. The
 // caller closes the archive.
 func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 	paths, err := ShardPaths(path, c.Ignore)
@@ -169,14 +169,14 @@ func Open(ctx context.Context, path string, c Config) (_ *Archive, err error) {
 // Reopen opens the archive again, to be read from its beginning. The caller closes both.
 func (a *Archive) Reopen() (*Archive, error) { return Open(a.ctx, a.path, a.config) }
 
-// Path is the path that the archive was opened by.
+// Path returns the path that Open was given.
 func (a *Archive) Path() string { return a.path }
 
-// Info describes all shards together: the sum of their sizes, the latest of their times.
+// Info describes all shards together, by the sum of their sizes and the latest of their times.
 func (a *Archive) Info() fs.FileInfo { return a.info }
 
-// MaxStreamBytes is more than the (inflated) tar stream of a shard of the given format and file
-// size can have: a walk fails where a stream inflates to more.
+// MaxStreamBytes returns an upper bound of the (inflated) tar stream of a shard with the given
+// format and file size. A walk fails if a stream inflates to more.
 func MaxStreamBytes(format string, size int64) int64 {
 	switch {
 	case format == Tar:
@@ -187,32 +187,32 @@ func MaxStreamBytes(format string, size int64) int64 {
 	return max(maxRatioAfter, (size+1)*maxRatio)
 }
 
-// Shards are the archive's files, in order. The caller does not change them.
+// Shards returns the archive's files, in order. The caller must not change them.
 func (a *Archive) Shards() []Shard { return a.shards }
 
-// Format is the format of the first shard.
+// Format returns the format of the first shard.
 func (a *Archive) Format() string { return cmp.Or(a.shards[0].Format, a.format) }
 
-// Streamed says whether the current shard is compressed, so that a walk reads all of it.
+// Streamed reports whether the current shard is compressed, so that a walk reads all of it.
 func (a *Archive) Streamed() bool { return a.format == TarGzip || a.format == TarZstd }
 
-// PlainTar says whether the current shard is a .tar without compression.
+// PlainTar reports whether the current shard is a .tar without compression.
 func (a *Archive) PlainTar() bool { return a.format == Tar }
 
-// Position is how many members the walk has come to, the current one included.
+// Position returns the number of members that the walk has reached, with the current member.
 func (a *Archive) Position() int { return a.position }
 
-// ReadTime is how long the archive has waited for its files while it was read in order. It leaves
-// out the time that inflating takes.
+// ReadTime returns the time that the archive has waited for its files while it was read in order,
+// without the time of inflating.
 func (a *Archive) ReadTime() time.Duration { return a.readTime }
 
-// Progress is how far an archive has been read.
+// Progress is the part of an archive that has been read.
 type Progress struct {
 	Members           int
 	Bytes, TotalBytes int64 // of the files
 }
 
-// Progress says how far the archive has been read.
+// Progress returns the part of the archive that has been read.
 func (a *Archive) Progress() Progress {
 	p := Progress{Members: a.position, TotalBytes: a.info.Size()}
 	for i := range a.shard {
@@ -226,7 +226,7 @@ func (a *Archive) Progress() Progress {
 	return p
 }
 
-// begin goes to a shard. a.file may be open already.
+// begin moves to a shard, whose file may already be open as a.file.
 func (a *Archive) begin(i int) error {
 	a.shard = i
 	if a.file == nil {
@@ -239,8 +239,8 @@ func (a *Archive) begin(i int) error {
 	return a.start(&a.shards[i])
 }
 
-// openAgain opens a shard, which must still be the file that Open saw: an index of that file is of
-// no use for another one.
+// openAgain opens a shard, which must still be the file that Open saw, because an index does not
+// fit another file.
 func (a *Archive) openAgain(i int) (File, error) {
 	s := &a.shards[i]
 	file, err := a.open(s.Path)
@@ -258,7 +258,7 @@ func (a *Archive) openAgain(i int) (File, error) {
 	return file, nil
 }
 
-// start finds out the format of the shard in a.file and makes the readers for it.
+// start detects the format of the shard in a.file and makes its readers.
 func (a *Archive) start(s *Shard) error {
 	a.in, a.tar, a.gzip, a.tree, a.checkpoint, a.sparse = nil, nil, nil, nil, nil, false
 	switch mode := s.Info.Mode(); {
@@ -328,13 +328,13 @@ func (a *Archive) startZstd() error {
 	return nil
 }
 
-// isZstd says whether a file begins with a zstd frame, or with a skippable one.
+// isZstd reports whether a file begins with a zstd frame, or with a skippable frame.
 func isZstd(head []byte) bool {
 	return bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
 		len(head) >= 4 && head[0]&0xf0 == 0x50 && bytes.Equal(head[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
-// foreign are formats that people might pass by mistake, by their first bytes.
+// foreign lists formats that a user might pass by mistake, by their first bytes.
 var foreign = []struct {
 	name  string
 	magic []byte
@@ -346,8 +346,8 @@ var foreign = []struct {
 	{"a PNG image, not an archive", []byte("\x89PNG")},
 }
 
-// Checkpoints makes the archive pass on the checkpoints of its gzip shards that
-// [Archive.WantCheckpoint] chooses, in order. It is called before anything is read.
+// Checkpoints makes the archive call keep, in order, with the checkpoints of its gzip shards that
+// [Archive.WantCheckpoint] chooses. It must be called before the first read.
 func (a *Archive) Checkpoints(keep func(shard int, c Checkpoint)) error {
 	a.keep = keep
 	if a.gzip != nil {
@@ -367,7 +367,7 @@ func (a *Archive) noteCheckpoints() error {
 	return a.gzip.mark(a.checkpoint.note)
 }
 
-// advance goes to the next shard; io.EOF if there is none.
+// advance moves to the next shard. It returns io.EOF after the last shard.
 func (a *Archive) advance() error {
 	a.shards[a.shard].Format = a.format
 	if a.checkpoint != nil {
@@ -382,8 +382,8 @@ func (a *Archive) advance() error {
 	return a.begin(a.shard + 1)
 }
 
-// Fail makes an [*Error] of err that says where in the archive it happened. It returns
-// ErrStopped unchanged.
+// Fail returns an [*Error] that wraps err and names its place in the archive. It returns ErrStopped
+// unchanged.
 func (a *Archive) Fail(err error) error {
 	if errors.Is(err, ErrStopped) {
 		return err
@@ -399,7 +399,7 @@ func (a *Archive) Fail(err error) error {
 	return e
 }
 
-// Close closes every file of the archive. All readers must be closed before.
+// Close closes every file of the archive. All readers must already be closed.
 func (a *Archive) Close() error {
 	err := a.closeShard()
 	if e := a.shared.close(); err == nil {

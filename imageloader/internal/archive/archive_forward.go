@@ -2,10 +2,10 @@ package archive
 
 import "io"
 
-// ReadForward skips to the content of a member that lies ahead, and fills p with it. It looks at no
-// header: m has the member's name, shard and offset, as an index knows them, and position is its
-// ordinal, from 1; name and position are for errors. The bytes between the last read and the end of
-// p are inflated, so that checksums are verified.
+// ReadForward skips to the content of a later member and fills p with it, without reading headers.
+// m has the member's name, shard and offset from an index, and position is its ordinal, from 1.
+// Name and position are for errors. ReadForward inflates all bytes from the last read to the end of
+// p, so that checksums are verified.
 func (a *Archive) ReadForward(position int, m *Member, p []byte) error {
 	a.position, a.name = position, m.Name
 	if err := a.skipTo(m.Shard, m.Offset); err != nil {
@@ -17,7 +17,7 @@ func (a *Archive) ReadForward(position int, m *Member, p []byte) error {
 	return nil
 }
 
-// ReadToEnd reads to the end of the last shard, and so verifies every checksum that is left.
+// ReadToEnd reads to the end of the last shard, to verify all remaining checksums.
 func (a *Archive) ReadToEnd() error {
 	for a.shard+1 < len(a.shards) {
 		if err := a.finishShard(); err != nil {
@@ -27,7 +27,7 @@ func (a *Archive) ReadToEnd() error {
 	return a.finishShard()
 }
 
-// skipTo skips to an offset of a shard's tar stream, without looking at headers.
+// skipTo skips to an offset of a shard's tar stream, without reading headers.
 func (a *Archive) skipTo(shard int, offset int64) error {
 	for a.shard < shard {
 		if err := a.finishShard(); err != nil {
@@ -43,8 +43,7 @@ func (a *Archive) skipTo(shard int, offset int64) error {
 	return nil
 }
 
-// finishShard reads to the end of the shard, for its checksum, and goes to the next one, if there
-// is one.
+// finishShard reads to the end of the shard, for its checksum, and moves to the next shard, if any.
 func (a *Archive) finishShard() error {
 	for {
 		if _, err := a.in.Read(a.room()); err == io.EOF {

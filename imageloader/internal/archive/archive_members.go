@@ -23,7 +23,7 @@ type Member struct {
 	Block uint32
 }
 
-// Kind is what a member is. Indexes store these numbers.
+// Kind is the kind of a member. Indexes store these numbers.
 type Kind uint8
 
 // The kinds of members. Only a Regular member has content.
@@ -36,11 +36,11 @@ const (
 )
 
 const (
-	// PeekBytes is how much of a member Peek returns at most.
+	// PeekBytes is the maximum number of bytes that Peek returns.
 	PeekBytes = skipBytes
 
-	skipBytes  = 256 << 10 // bytes that are skipped between two looks at the context
-	magicBytes = 16        // enough to recognise an image by
+	skipBytes  = 256 << 10 // bytes that are skipped between two checks of the context
+	magicBytes = 16        // enough to recognise an image
 )
 
 // Members walks the archive from its current place to its end. The last pair has the error that
@@ -61,7 +61,7 @@ func (a *Archive) Members() iter.Seq2[Member, error] {
 	}
 }
 
-// next goes to the next member; io.EOF at the end of the archive.
+// next moves to the next member. It returns io.EOF at the end of the archive.
 func (a *Archive) next() (m Member, err error) {
 	a.peeked, a.size = nil, 0
 	for {
@@ -80,7 +80,7 @@ func (a *Archive) next() (m Member, err error) {
 	}
 }
 
-// nextOfTree goes to the next file of a directory, or to the next shard.
+// nextOfTree moves to the next file of a directory, or to the next shard.
 func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	m, err = a.tree.next()
 	if err == io.EOF {
@@ -96,8 +96,8 @@ func (a *Archive) nextOfTree() (m Member, found bool, err error) {
 	return m, true, nil
 }
 
-// nextOfTar goes to the next header of a tar. It finds no member where that is a directory's or
-// metadata, and where the tar archive or the shard ends.
+// nextOfTar moves to the next header of a tar. It finds no member if the header is a directory's or
+// metadata, or if the tar archive or the shard ends.
 func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err := a.skipContent(); err != nil {
 		return m, false, a.Fail(err)
@@ -106,7 +106,7 @@ func (a *Archive) nextOfTar() (m Member, found bool, err error) {
 	if err == io.EOF {
 		return m, false, a.endOfTar()
 	}
-	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // nothing is extracted
+	if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // harmless, because no file is extracted
 		return m, false, a.Fail(err)
 	}
 	a.position++
@@ -139,9 +139,9 @@ func (a *Archive) current(m *Member) {
 	}
 }
 
-// skipContent reads over the rest of the current member in a stream: archive/tar would do so in
-// small steps. It leaves out a sparse file: archive/tar would return its holes, of any size that a
-// header of 512 bytes claims, as zeros.
+// skipContent reads over the rest of the current member in a stream, because archive/tar would do
+// so in small steps. It skips no sparse file, because archive/tar would return holes, of any size
+// that a header of 512 bytes claims, as zeros.
 func (a *Archive) skipContent() error {
 	if !a.Streamed() || a.position == 0 || a.sparse {
 		return nil
@@ -157,7 +157,7 @@ func (a *Archive) skipContent() error {
 	}
 }
 
-// Type flags of members that hold no file: metadata of GNU tar and of Solaris.
+// Type flags of metadata of GNU tar and of Solaris, which are no files.
 const (
 	typeDumpDir     = 'D' // the names in a directory of an incremental archive
 	typeVolumeLabel = 'V'
@@ -168,7 +168,7 @@ const (
 	typeOldExtended = 'X'
 )
 
-// kindOf says what a tar header stands for; false for directories and metadata.
+// kindOf returns the kind of a tar header's member, and false for directories and metadata.
 func kindOf(h *tar.Header) (Kind, bool) {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, '\x00':
@@ -191,10 +191,10 @@ func kindOf(h *tar.Header) (Kind, bool) {
 	return Other, true
 }
 
-// endOfTar goes on behind the end of a tar archive: to another one in the same shard, or to the
-// next shard; io.EOF if there is none.
+// endOfTar continues after the end of a tar archive: with another tar archive in the same shard, or
+// with the next shard. It returns io.EOF after the last shard.
 func (a *Archive) endOfTar() error {
-	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding, which archive/tar forgives
+	if a.in.clean && a.in.offset%BlockBytes != 0 { // in the padding, where archive/tar accepts the end
 		return a.Fail(io.ErrUnexpectedEOF)
 	}
 	more, err := a.another()
@@ -207,8 +207,8 @@ func (a *Archive) endOfTar() error {
 	return a.advance()
 }
 
-// another says whether another tar archive follows in the shard. It reads the zeros that fill up
-// the last record, and so also verifies the last gzip checksum.
+// another reports whether another tar archive follows in the shard. It reads the zeros that fill up
+// the last record, which also verifies the last gzip checksum.
 func (a *Archive) another() (bool, error) {
 	block := make([]byte, BlockBytes)
 	for {
@@ -227,12 +227,13 @@ func (a *Archive) another() (bool, error) {
 	}
 }
 
-// Magic returns the first 16 bytes of the current member, or all of them if it has fewer. They are
-// valid until the member's content is read, or Peek is called, or the walk goes on.
+// Magic returns the first 16 bytes of the current member, or all bytes if it has fewer. They are
+// valid until the member's content is read, Peek is called, or the walk continues.
 func (a *Archive) Magic() ([]byte, error) { return a.peek(a.magic[:], magicBytes) }
 
-// Peek returns the first n bytes of the current member, at most PeekBytes, or all of them if it has
-// fewer; none if it is not Regular. They are valid until something else is read.
+// Peek returns the first n bytes of the current member, at most PeekBytes, or all bytes if it has
+// fewer. It returns none if the member is not Regular. They are valid until the next read of the
+// archive.
 func (a *Archive) Peek(n int) ([]byte, error) { return a.peek(a.room(), n) }
 
 // peek is Peek into room.
@@ -266,8 +267,7 @@ func (a *Archive) Checksum() (uint32, error) {
 	return crc, nil
 }
 
-// WantCheckpoint makes the last checkpoint before the current member's content one of those that
-// are kept.
+// WantCheckpoint makes the archive keep the last checkpoint before the current member's content.
 func (a *Archive) WantCheckpoint(m *Member) {
 	if a.checkpoint != nil && m.Size > 0 {
 		a.checkpoint.member(m.Offset)
@@ -288,7 +288,7 @@ func (a *Archive) read(p []byte) error {
 	return nil
 }
 
-// room is memory to skip through.
+// room returns a buffer for skipped bytes.
 func (a *Archive) room() []byte {
 	if a.scratch == nil {
 		a.scratch = make([]byte, skipBytes)

@@ -15,10 +15,11 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// sources are archives of the same members, in every format and in shards, by their formats.
+// sources returns the paths of archives of the same members, in every format and in shards, by
+// format.
 func sources(t *testing.T, members []archivetest.Member) map[string]string {
 	t.Helper()
-	// As a directory has them.
+	// In the order of a directory.
 	slices.SortFunc(members, func(a, b archivetest.Member) int { return strings.Compare(a.Name, b.Name) })
 	data, half := archivetest.Tar(t, members...), len(members)/2
 	dir := t.TempDir()
@@ -56,8 +57,8 @@ func open(t *testing.T, path string) *archive.Archive {
 	return a
 }
 
-// TestMembers: a walk finds every member of an archive of any kind, and reads its beginning, all of
-// it, its checksum or nothing.
+// TestMembers: a walk finds every member of an archive of any kind, and reads its beginning, its
+// content, its checksum or nothing.
 func TestMembers(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {
@@ -105,7 +106,7 @@ func TestMembers(t *testing.T) {
 }
 
 // TestForwardAndRandom: members are read again at the places that a walk has found, in their order
-// and in any other; of a gzip shard from the last checkpoint before each.
+// and in any other order. In a gzip shard each is read from the last checkpoint before it.
 func TestForwardAndRandom(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {
@@ -137,7 +138,7 @@ func TestForwardAndRandom(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer again.Close()
-			for i := 1; i < len(found); i += 2 { // the others are skipped
+			for i := 1; i < len(found); i += 2 { // skips the other members
 				b := make([]byte, found[i].Size)
 				if err := again.ReadForward(i+1, &found[i], b); err != nil || string(b) != members[i].Data {
 					t.Errorf("%s forward: error %v, or other bytes", found[i].Name, err)
@@ -172,8 +173,8 @@ func TestForwardAndRandom(t *testing.T) {
 	}
 }
 
-// TestCutMember: where an archive is cut off in the middle of a member, the walk ends with an error
-// that names the file and that member.
+// TestCutMember: if an archive is cut off in the middle of a member, the walk ends with an error
+// that names the file and the member.
 func TestCutMember(t *testing.T) {
 	data := archivetest.Numbered(t, 0, 1, 2)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data[:4000]))

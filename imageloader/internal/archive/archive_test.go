@@ -14,8 +14,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestReplacedShard: if a shard is replaced after the archive was opened, opening it again is an
-// error, every time, by a walk and by a Reader.
+// TestReplacedShard: if a shard is replaced after the archive was opened, a walk and a Reader fail
+// to open it again, every time.
 func TestReplacedShard(t *testing.T) {
 	for _, url := range []bool{false, true} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{})

@@ -2,38 +2,38 @@ package archive
 
 import "slices"
 
-// Checkpoint is a place where a gzip file can be entered without inflating what comes before.
+// Checkpoint is a place where a gzip file can be entered without inflating the bytes before it.
 type Checkpoint struct {
-	Bit    int64 // of the file: where a deflate block begins
+	Bit    int64 // position in the file, in bits, where a deflate block begins
 	Output int64 // inflated bytes before it
-	// Window has the output before it that later bytes copy from, packed by packWindow; empty at
-	// the beginning of a gzip member.
+	// Window has the earlier output that later bytes copy from, packed by packWindow. It is empty
+	// at the beginning of a gzip member.
 	Window []byte
 }
 
-// Mark is a Checkpoint whose window lies elsewhere, in an index file for example.
+// Mark is a Checkpoint whose window is stored elsewhere, for example in an index file.
 type Mark struct {
 	Bit, Output int64
 	At          int64 // of the window
 	Size        int32 // of the window, in bytes
 }
 
-// MaxWindowBytes is more than a packed window ever has.
+// MaxWindowBytes is an upper bound of the size of a packed window.
 const MaxWindowBytes = 4 * windowBytes
 
 // minSpacing is the minimum distance of two checkpoints, in inflated bytes for each byte of the
-// second one's window. So windows take at most 1/48 of the inflated bytes.
+// second one's window. It limits windows to 1/48 of the inflated bytes.
 const minSpacing = 48
 
-// checkpointer keeps, of the checkpoints of a stream, those that members are best read from: the
-// last one before each member.
+// checkpointer keeps the checkpoints of a stream from which members are best read: the last
+// checkpoint before each member.
 type checkpointer struct {
 	keep    func(Checkpoint)
-	reached func() int64 // no member that is still to come begins before it
-	last    int64        // Output of the one that was kept last; -1: none is kept
-	pending []Checkpoint // in order; the first may be kept already
+	reached func() int64 // no later member begins before this offset
+	last    int64        // Output of the last kept checkpoint; -1: none is kept
+	pending []Checkpoint // in order; the first may already be kept
 	wanted  []int64      // offsets of members that wait for a decision
-	done    int          // how many of wanted are decided
+	done    int          // number of wanted that are decided
 }
 
 func newCheckpointer(keep func(Checkpoint), reached func() int64) *checkpointer {
@@ -48,7 +48,7 @@ func (k *checkpointer) note(c Checkpoint) {
 		k.keep(c)
 	}
 	k.decide(false)
-	if len(k.wanted) == 0 { // in the middle of a member, however large
+	if len(k.wanted) == 0 { // in the middle of a member of any size
 		k.forget(k.reached())
 	}
 }
@@ -71,13 +71,13 @@ func (k *checkpointer) forget(offset int64) {
 	k.pending = slices.Delete(k.pending, 0, n)
 }
 
-// decide keeps the checkpoints of the members for which no better one can come. At the end none
-// can.
+// decide keeps the checkpoints of the members for which no better checkpoint can come. At the end
+// no better checkpoint can come for any member.
 func (k *checkpointer) decide(end bool) {
 	for k.done < len(k.wanted) {
 		offset := k.wanted[k.done]
 		if !end && (len(k.pending) == 0 || k.pending[len(k.pending)-1].Output <= offset) {
-			return // a better one may come
+			return // a better checkpoint may come
 		}
 		k.done++
 		k.forget(offset)
@@ -93,5 +93,5 @@ func (k *checkpointer) decide(end bool) {
 	k.wanted, k.done = k.wanted[:0], 0
 }
 
-// finish decides the rest: no more checkpoints come.
+// finish decides the rest, because no more checkpoints come.
 func (k *checkpointer) finish() { k.decide(true) }

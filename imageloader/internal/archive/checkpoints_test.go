@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestCheckpointChoice: the checkpointer keeps the last checkpoint before each member, in whatever
-// order checkpoints and members come.
+// TestCheckpointChoice: the checkpointer keeps the last checkpoint before each member, if
+// checkpoints and members come in any order.
 func TestCheckpointChoice(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {
@@ -23,7 +23,7 @@ func TestCheckpointChoice(t *testing.T) {
 		slices.Sort(starts)
 		var i, j int
 		var kept []Checkpoint
-		k := newCheckpointer(func(c Checkpoint) { kept = append(kept, c) }, func() int64 { // up to where the tar is read
+		k := newCheckpointer(func(c Checkpoint) { kept = append(kept, c) }, func() int64 { // the tar has been read up to here
 			if j < len(starts) {
 				return starts[j] - int64(rng.IntN(20))
 			}
@@ -31,8 +31,7 @@ func TestCheckpointChoice(t *testing.T) {
 		})
 		k.note(Checkpoint{Output: stops[0]})
 		for i = 1; i < len(stops) || j < len(starts); {
-			// A checkpoint comes at the latest when a member beyond it does, and may come long
-			// before.
+			// A checkpoint comes before any member behind it, and may come long before.
 			if i < len(stops) && (j == len(starts) || stops[i] <= starts[j]-60 || rng.IntN(2) == 0) {
 				k.note(Checkpoint{Output: stops[i]})
 				i++
@@ -66,7 +65,7 @@ func TestCheckpointChoice(t *testing.T) {
 	}
 }
 
-// TestLargeMember: in the middle of a member of any size, few checkpoints wait for a decision.
+// TestLargeMember: inside of a member of any size, few checkpoints wait for a decision.
 func TestLargeMember(t *testing.T) {
 	read := int64(0)
 	kept := 0

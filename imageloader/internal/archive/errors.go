@@ -8,12 +8,12 @@ import (
 	"io"
 )
 
-// Error is damage to the archive itself: what follows can't be read. The samples before it were
-// delivered.
+// Error is damage to the archive itself. The members after the damage can't be read. The samples
+// before it were delivered.
 type Error struct {
 	File     string
 	Member   string // the last member whose header was read; "" if none was
-	Position int    // how many members were read
+	Position int    // number of members that were read
 	Offset   int64  // in the (uncompressed) tar stream
 	Err      error
 }
@@ -29,15 +29,15 @@ func (e *Error) Error() string {
 func (e *Error) Unwrap() error { return e.Err }
 
 var (
-	// ErrSourceChanged says that an archive has been replaced by another one since it was opened.
+	// ErrSourceChanged reports that an archive has been replaced since it was opened.
 	ErrSourceChanged = errors.New("it has changed since it was opened: open the loader again")
 
-	// ErrStopped ends reading because the context has ended. The caller reports the context's own
-	// error in its place.
+	// ErrStopped ends a read because the context has ended. The caller reports the context's own
+	// error instead.
 	ErrStopped = errors.New("imageloader: stopped")
 )
 
-// Explain says in the user's words what an error of a decompressor or of archive/tar means.
+// Explain translates an error of a decompressor or of archive/tar into the user's words.
 func Explain(err error) error {
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF), err == io.EOF:

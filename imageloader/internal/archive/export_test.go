@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// The tests of remote files use package sourcetest, which imports this one: so they are external,
-// and see these parts of the inside.
+// The tests of remote files are external, because package sourcetest imports this package. These
+// names give them access to internals.
 
 const (
 	FirstPiece  = firstPiece
@@ -15,27 +15,27 @@ const (
 
 var OpenRemote = openRemote
 
-// DefaultTimes are those of every source.
+// DefaultTimes are the times of every source.
 var DefaultTimes = defaultSourceTimes
 
-// Times are those of a source whose requests are tried again after backoff, and end after silence.
-// It gives up after 6 tries.
+// Times returns the times of a source whose requests are repeated after backoff, and end after
+// silence. It gives up after 6 tries.
 func Times(backoff, silence time.Duration) sourceTimes { return sourceTimes{backoff, silence, 0} }
 
-// RetryAfter is the error of a server that asks to wait.
+// RetryAfter returns the error of a server that asks to wait.
 func RetryAfter(err error, wait time.Duration) error { return retryAfter{err, wait} }
 
-// AskedToWait is how long an error asks to wait; 0: it does not.
+// AskedToWait returns the time that an error asks to wait, or 0.
 func AskedToWait(err error) time.Duration {
 	var asked retryAfter
 	errors.As(err, &asked)
 	return asked.wait
 }
 
-// Offset is where the file is read next.
+// Offset returns the offset of the next read.
 func (f *remoteFile) Offset() int64 { return f.at }
 
-// Await waits until the pieces have come that were asked for.
+// Await waits until all requested pieces have come.
 func (f *remoteFile) Await() {
 	for _, p := range f.ahead {
 		<-p.ready

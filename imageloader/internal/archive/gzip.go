@@ -11,17 +11,17 @@ import (
 )
 
 const (
-	inflateRoom    = 256 << 10 // bytes inflated at a time
+	inflateRoom    = 256 << 10 // bytes that are inflated at a time
 	inflateSpacing = 16 << 10  // minimum distance of two checkpoints, in bytes of output
 	windowBytes    = imagecapi.InflateWindow
 )
 
 // gzipReader inflates a gzip file, member after member, and verifies the checksum and the length of
-// each. As gzip does, it takes zeros behind the last member for padding.
+// each. Like gzip, it accepts zeros after the last member as padding.
 type gzipReader struct {
 	in       io.Reader
 	inflater *imagecapi.Inflater
-	note     func(Checkpoint) // takes the checkpoints, in order; nil: there are none
+	note     func(Checkpoint) // takes the checkpoints, in order; nil: none are made
 
 	packed   []byte // compressed bytes; packed[lo:hi] is not consumed yet
 	lo, hi   int
@@ -53,8 +53,8 @@ func newGzipReader(in io.Reader) (*gzipReader, error) {
 	return r, nil
 }
 
-// mark makes the reader pass the checkpoints to note, in order. It is called before anything is
-// read.
+// mark makes the reader call note with the checkpoints, in order. It must be called before the
+// first read.
 func (r *gzipReader) mark(note func(Checkpoint)) error {
 	inflater, err := imagecapi.NewInflater(inflateSpacing)
 	if err != nil {
@@ -85,7 +85,7 @@ func (r *gzipReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// more reads until at least n bytes lie in packed[lo:hi]; fewer only at the end of the file.
+// more reads until packed[lo:hi] has at least n bytes, or fewer at the end of the file.
 func (r *gzipReader) more(n int) error {
 	for r.hi-r.lo < n && !r.end {
 		if r.lo > 0 {
@@ -177,7 +177,7 @@ func (r *gzipReader) header() error {
 	return nil
 }
 
-// fill inflates the next bytes into out. There may be none.
+// fill inflates the next bytes into out, and may inflate none.
 func (r *gzipReader) fill() error {
 	if !r.inMember {
 		if err := r.more(1); err != nil {
@@ -229,7 +229,7 @@ func (r *gzipReader) fill() error {
 	return nil
 }
 
-// padding reads zeros to the end of the file, which is its io.EOF.
+// padding reads zeros to the end of the file, and returns io.EOF there.
 func (r *gzipReader) padding() error {
 	for {
 		if err := r.more(1); err != nil {
@@ -248,7 +248,7 @@ func le32(b []byte) uint32 {
 	return uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24
 }
 
-// checkpoints passes on the checkpoints that the inflater has noted.
+// checkpoints calls note with the checkpoints that the inflater has recorded.
 func (r *gzipReader) checkpoints() error {
 	for {
 		c, found, err := imagecapi.NextInflateCheckpoint(r.inflater)

@@ -8,13 +8,13 @@ import (
 	"path"
 )
 
-// HeaderBytes is how much before a member's content of a tar has all of its headers, those of its
-// long name too, for nearly all members.
+// HeaderBytes is the number of bytes before a member's content in a tar that hold all its headers,
+// with those of a long name, for nearly all members.
 const HeaderBytes = 8 << 10
 
-// Heads says whether blocks, the bytes of a tar right before a content, end with the header of a
-// regular file that has this name and size. More than one block is only needed for a name that the
-// last one has no room for, or not the characters: its extended header must lie in blocks too.
+// Heads reports whether blocks, the bytes of a tar right before a content, end with the header of a
+// regular file that has this name and size. More than one block is needed only for a name that a
+// block has no room or no characters for: blocks must then include the extended header.
 func Heads(blocks []byte, name string, size int64) bool {
 	block := blocks[len(blocks)-BlockBytes:]
 	if headsAlone(block, name, size) {
@@ -25,7 +25,7 @@ func Heads(blocks []byte, name string, size int64) bool {
 		case tar.TypeXHeader, tar.TypeXGlobalHeader, tar.TypeGNULongName, tar.TypeGNULongLink:
 		default:
 			if start < len(blocks)-BlockBytes {
-				continue // not a beginning of headers
+				continue // no header begins here
 			}
 		}
 		in := bytes.NewReader(blocks[start:])
@@ -40,9 +40,10 @@ func Heads(blocks []byte, name string, size int64) bool {
 	return false
 }
 
-// headsAlone is Heads for the header of a short name. It allocates nothing; false says nothing.
+// headsAlone is Heads for the header of a short name. It allocates no memory. A result of false
+// decides nothing.
 func headsAlone(block []byte, name string, size int64) bool {
-	sum := sumBytes(block) + 8*' ' // in the place of the checksum itself
+	sum := sumBytes(block) + 8*' ' // the checksum's own bytes count as spaces
 	for _, c := range block[148:156] {
 		sum -= int64(c)
 	}
@@ -58,8 +59,8 @@ func headsAlone(block []byte, name string, size int64) bool {
 	return string(last) == name
 }
 
-// sumBytes is the sum of the bytes of a block, added up eight at a time: in four sums of 16 bits,
-// which have room for twice as many.
+// sumBytes returns the sum of the bytes of a block. It adds eight bytes at a time in four sums of
+// 16 bits, which have room for twice as many.
 func sumBytes(block []byte) int64 {
 	const even = 0x00ff00ff00ff00ff
 	var sums uint64
@@ -70,7 +71,7 @@ func sumBytes(block []byte) int64 {
 	return int64(sums&0xffff + sums>>16&0xffff + sums>>32&0xffff + sums>>48)
 }
 
-// field is a field of a header without the NUL behind it.
+// field returns a field of a header without the NUL at its end.
 func field(b []byte) []byte {
 	if end := bytes.IndexByte(b, 0); end >= 0 {
 		return b[:end]
@@ -78,7 +79,8 @@ func field(b []byte) []byte {
 	return b
 }
 
-// octal is the number in a field of a header; -1 if it has none, or one in another form.
+// octal returns the number in a field of a header, or -1 if the field has no number, or a number in
+// another form.
 func octal(b []byte) int64 {
 	b = bytes.Trim(b, " \x00")
 	n := int64(0)

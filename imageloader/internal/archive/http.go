@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. client
-// may be nil; the caller keeps it.
+// OpenHTTP opens the file behind an http(s) URL, whose server must answer range requests. client
+// may be nil, and stays the caller's.
 func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, error) {
 	if !strings.HasPrefix(url, "http://") && !strings.HasPrefix(url, "https://") {
 		scheme, _, _ := strings.Cut(url, "://")
@@ -25,7 +25,7 @@ func OpenHTTP(ctx context.Context, url string, client *http.Client) (Source, err
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if ok {
 			transport = transport.Clone()
-		} else { // a program's own
+		} else { // a program's own scheme
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
 		transport.MaxIdleConnsPerHost = 2 * piecesAhead
@@ -74,7 +74,7 @@ func (s *httpSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadClo
 	return r.Body, nil
 }
 
-// request asks for n bytes from offset on. A response other than that is an error.
+// request requests n bytes from offset on. Any other response is an error.
 func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url, nil)
 	if err != nil {
@@ -112,8 +112,8 @@ func (s *httpSource) request(ctx context.Context, offset, n int64) (*http.Respon
 	return nil, err
 }
 
-// waitOf is how long a response's Retry-After, which has seconds or a date, asks to wait; 0 if it
-// has none.
+// waitOf returns the time that a response's Retry-After, in seconds or as a date, asks to wait. It
+// returns 0 without a Retry-After.
 func waitOf(r *http.Response, now time.Time) time.Duration {
 	text := r.Header.Get("Retry-After")
 	if seconds, err := strconv.ParseUint(text, 10, 32); err == nil {
@@ -125,14 +125,14 @@ func waitOf(r *http.Response, now time.Time) time.Duration {
 	return 0
 }
 
-// quietly is an error that errors.Is finds, and that adds no text.
+// quietly is an error that errors.Is finds, but that adds no text.
 type quietly struct{ error }
 
 func (quietly) Error() string   { return "" }
 func (q quietly) Unwrap() error { return q.error }
 
-// rangeInfo returns the version of the file that a response belongs to. The response has to begin
-// at offset.
+// rangeInfo returns the version of the file that a response belongs to. The response must begin at
+// offset.
 func rangeInfo(r *http.Response, offset int64) (SourceInfo, error) {
 	var first, last, size int64
 	text := r.Header.Get("Content-Range")
@@ -141,6 +141,6 @@ func rangeInfo(r *http.Response, offset int64) (SourceInfo, error) {
 		return SourceInfo{}, fmt.Errorf("the server answers with the range %q to a request for the bytes from %d on%w",
 			text, offset, quietly{errors.ErrUnsupported})
 	}
-	changed, _ := http.ParseTime(r.Header.Get("Last-Modified")) // without one: the zero time
+	changed, _ := http.ParseTime(r.Header.Get("Last-Modified")) // the zero time without the header
 	return SourceInfo{Size: size, ModTime: changed, Version: r.Header.Get("ETag")}, nil
 }

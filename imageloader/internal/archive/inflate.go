@@ -29,7 +29,7 @@ func newRangeInflater() (*rangeInflater, error) {
 func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 
 // read fills dst with the output from offset on. c is a mark at or before offset, with its window
-// in windows. until says where in the file the compressed bytes end at the latest.
+// in windows. until is an upper bound of the end of the compressed bytes in the file.
 func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, dst []byte) error {
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
 	window := r.packed[:c.Size] // free until the first compressed bytes
@@ -43,7 +43,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	if err := imagecapi.ResetInflater(r.inflater, int(c.Bit&7), windowBytes); err != nil {
 		return err
 	}
-	at := c.Bit >> 3 // where the file is read next
+	at := c.Bit >> 3 // the next read of the file
 	lo, hi := 0, 0
 	more := func() error {
 		copy(r.packed, r.packed[lo:hi])
@@ -85,7 +85,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 		if len(dst) == 0 {
 			break
 		}
-		if done { // the next gzip member, 8 bytes of checksum and length later
+		if done { // the next gzip member follows 8 bytes of checksum and length
 			if err := more(); err != nil {
 				return err
 			}
@@ -104,7 +104,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	return nil
 }
 
-// gzipHeader is the length of the gzip header that b begins with; 0 if there is none.
+// gzipHeader returns the length of the gzip header at the start of b, or 0 if there is none.
 func gzipHeader(b []byte) int {
 	if len(b) < 10 || b[0] != 0x1f || b[1] != 0x8b || b[2] != 8 {
 		return 0

@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// Reader reads any place of an archive, in any order. It belongs to one goroutine; several of them
+// Reader reads any place of an archive, in any order. It belongs to one goroutine. Several readers
 // may read one archive at the same time.
 type Reader struct {
 	a       *Archive
@@ -29,8 +29,8 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 	return r.file.ReadAt(p, at)
 }
 
-// ReadFile fills p with the beginning of a file of a directory. name is below the directory, with
-// slashes.
+// ReadFile fills p with the beginning of a file of a directory. name is the path below the
+// directory, with slashes.
 func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 	file, err := safefile.Open(filepath.Join(r.a.shards[shard].Path, filepath.FromSlash(name)))
 	if err != nil {
@@ -42,8 +42,8 @@ func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 }
 
 // Inflate fills p from a gzip shard, with the inflated bytes from offset on. It begins to inflate
-// at from, a mark at or before offset whose window lies in windows. until says where in the file
-// the compressed bytes end at the latest.
+// at from, a mark at or before offset whose window is in windows. until is an upper bound of the
+// end of the compressed bytes in the file.
 func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 	return r.inflate.read(&r.timed, windows, from, offset, until, p)
 }
 
-// FileTime is how long Inflate has waited for files, without inflating.
+// FileTime returns the time that Inflate has waited for files, without inflating.
 func (r *Reader) FileTime() time.Duration { return r.timed.spent }
 
 // enter opens a shard.
@@ -74,7 +74,7 @@ func (r *Reader) enter(shard int) error {
 	return nil
 }
 
-// leave gives back the shard that was read last.
+// leave releases the shard that was read last.
 func (r *Reader) leave() {
 	if r.shard >= 0 {
 		r.a.shared.release(r.shard)
@@ -82,7 +82,7 @@ func (r *Reader) leave() {
 	}
 }
 
-// Close gives back the shard, and memory outside of Go.
+// Close releases the shard, and memory outside of Go.
 func (r *Reader) Close() {
 	if r.inflate != nil {
 		r.inflate.close()

@@ -11,17 +11,17 @@ import (
 	"time"
 )
 
-// How a Source is read.
+// The times and sizes of requests to a Source.
 const (
-	// A request that fails is made again, at least until it has been made sourceTries times: first
-	// after sourceBackoff, then after twice as long each time, up to sourcePause. One of an archive
-	// that is open is also made again until sourceBudget is over since bytes last came.
+	// A request that fails is repeated until it has been made at least sourceTries times: first
+	// after sourceBackoff, then after twice as long each time, up to sourcePause. A request to an
+	// open archive is also repeated until sourceBudget has passed since the last bytes came.
 	sourceTries   = 6
 	sourceBackoff = 100 * time.Millisecond
 	sourcePause   = 10 * time.Second
 	sourceBudget  = 2 * time.Minute
 	sourceSilence = 30 * time.Second // before a response, and between minProgress bytes of it
-	minProgress   = firstPiece / 2   // a response of a few bytes a second has stopped
+	minProgress   = firstPiece / 2   // a response of a few bytes a second counts as stopped
 
 	// Sequential reads request pieces, several at a time, because one response of an object store
 	// is slower than the network. The first piece is small, because the reader may need only a few
@@ -34,13 +34,13 @@ const (
 // openSource is a Config.OpenSource.
 type openSource = func(ctx context.Context, url string) (Source, error)
 
-// sourceTimes are how long a request waits: before its second try, for a store that does not
+// sourceTimes are the times that a request waits: before its second try, for a store that does not
 // answer, and in all.
 type sourceTimes struct{ backoff, silence, budget time.Duration }
 
 var defaultSourceTimes = sourceTimes{sourceBackoff, sourceSilence, sourceBudget}
 
-// retryAfter is the error of a server that says when it may be asked again.
+// retryAfter is the error of a server that asks to wait before the next request.
 type retryAfter struct {
 	error
 	wait time.Duration
@@ -49,7 +49,7 @@ type retryAfter struct {
 func (e retryAfter) Unwrap() error { return e.error }
 
 // remoteFile is an open Source as a File. It reads ahead of a caller that reads in order. A request
-// that fails or breaks off is made again from where it broke off.
+// that fails or breaks off is repeated from the byte where it broke off.
 //
 // No call waits for long: a response that pauses, or trickles, counts as broken off, and every call
 // ends with ErrStopped when the context ends.
@@ -70,13 +70,13 @@ type remoteFile struct {
 	fetching sync.WaitGroup
 }
 
-// piece is a range on its way.
+// piece is a requested range.
 type piece struct {
 	at    int64
 	data  []byte
 	stop  context.CancelFunc
-	ready chan struct{} // closed when n and err are set
-	n     int           // bytes that have come
+	ready chan struct{} // is closed when n and err are set
+	n     int           // number of bytes that have come
 	err   error         // why n is less than len(data)
 }
 
@@ -96,14 +96,15 @@ func openRemote(ctx context.Context, name string, open openSource, times sourceT
 	}
 	if f.info = f.from.Info(); f.info.Size < 0 {
 		_ = f.Close() // err says more
-		return nil, fmt.Errorf("%s: its Source says that it has %d bytes", name, f.info.Size)
+		return nil, fmt.Errorf("%s: its Source reports a size of %d bytes", name, f.info.Size)
 	}
 	return f, nil
 }
 
-// persist calls try until it returns no error, or one that would return, or has failed sourceTries
-// times in more than budget since it last came further, as it says. It waits as long as the server
-// asks, if that is within times.budget in all, and fails at once if it is not.
+// persist calls try until it succeeds, fails with a lasting error, or has failed at least
+// sourceTries times in more than budget since the last progress, which try reports as further. It
+// waits as long as the server asks, but fails at once if the waits would exceed times.budget in
+// all.
 func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func() (further bool, err error)) error {
 	wait, began := f.times.backoff, time.Now()
 	for tries := 1; ; tries++ {
@@ -141,7 +142,7 @@ func (f *remoteFile) persist(ctx context.Context, budget time.Duration, try func
 	}
 }
 
-// lasting says whether another try would end with the same error.
+// lasting reports whether another try would end with the same error.
 func lasting(err error) bool {
 	for _, e := range []error{ErrSourceChanged, fs.ErrNotExist, fs.ErrPermission, errors.ErrUnsupported} {
 		if errors.Is(err, e) {
@@ -151,7 +152,8 @@ func lasting(err error) bool {
 	return false
 }
 
-// read fills p from offset at on. All of p lies inside of the file. Several goroutines may call it.
+// read fills p from offset at on. All of these bytes must be in the file. Several goroutines may
+// call it.
 func (f *remoteFile) read(ctx context.Context, p []byte, at int64) (n int, err error) {
 	err = f.persist(ctx, f.times.budget, func() (bool, error) {
 		got, err := f.once(ctx, p[n:], at+int64(n))
@@ -204,13 +206,13 @@ func (f *remoteFile) once(ctx context.Context, p []byte, at int64) (n int, err e
 	return n, nil
 }
 
-// dropped is the error of a response that ends too early. It does not wrap io.ErrUnexpectedEOF,
-// which says that the archive itself is cut off.
+// dropped returns the error of a response that ends too early. It does not wrap
+// io.ErrUnexpectedEOF, which means that the archive itself is cut off.
 func dropped(at, size int64) error {
 	return fmt.Errorf("the connection was dropped at byte %d of %d", at, size)
 }
 
-// Read reads from the current place on.
+// Read reads from the current offset on.
 func (f *remoteFile) Read(p []byte) (int, error) {
 	if f.at >= f.info.Size {
 		return 0, io.EOF
@@ -254,7 +256,7 @@ func (f *remoteFile) ask() {
 	}
 }
 
-// recycle keeps a piece's memory for another one, unless its request may still write there.
+// recycle keeps a piece's memory for another piece, unless its request may still write there.
 func (f *remoteFile) recycle(p *piece) {
 	p.stop()
 	select {
@@ -286,7 +288,7 @@ func (f *remoteFile) drop() {
 	f.ahead = nil
 }
 
-// Seek to a place within the requested pieces costs nothing.
+// Seek within the requested pieces costs no request.
 func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 	switch whence {
 	case io.SeekCurrent:
@@ -306,8 +308,8 @@ func (f *remoteFile) Seek(offset int64, whence int) (int64, error) {
 
 // ReadAt makes a request of its own. Several goroutines may call it.
 //
-// The body of a Source reads into Go's memory: p may be memory that is unmapped later, and a body
-// that goes on writing after its Read has returned must not bring the process down.
+// The body of a Source reads into Go's memory, because p may be unmapped later: a body that writes
+// after its Read has returned must not crash the process.
 func (f *remoteFile) ReadAt(p []byte, at int64) (n int, err error) {
 	if at >= f.info.Size {
 		return 0, io.EOF

@@ -26,7 +26,7 @@ import (
 type flaky struct {
 	data  []byte
 	etag  string
-	every int // of every `every` responses to requests for the same end, one is whole
+	every int // one of `every` responses to requests for the same end is complete
 	n     atomic.Int64
 	mode  string
 
@@ -86,8 +86,8 @@ func byHTTP(client *http.Client) func(context.Context, string) (archive.Source, 
 	}
 }
 
-// TestURL: a request that fails or breaks off is made again. A file that changes, or a server that
-// can't return ranges, is an error that names the URL.
+// TestURL: a request that fails or breaks off is repeated. A changed file and a server without
+// ranges are errors that name the URL.
 func TestURL(t *testing.T) {
 	data := make([]byte, 500_000)
 	for i := range data {
@@ -140,10 +140,10 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// TestURLSilent: a request is made again if its response stops in the middle.
+// TestURLSilent: a request is repeated if its response stops in the middle.
 func TestURLSilent(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
-	var stall atomic.Int32 // number of coming responses that stop in the middle
+	var stall atomic.Int32 // number of later responses that stop in the middle
 	stall.Store(3)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var first int
@@ -182,8 +182,8 @@ func TestURLSilent(t *testing.T) {
 	}
 }
 
-// TestSourceTries: a request that fails is made again a limited number of times. Bytes that came
-// before a failure are not lost.
+// TestSourceTries: a request that fails is repeated a limited number of times. Bytes that came
+// before a failure are kept.
 func TestSourceTries(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
@@ -245,14 +245,14 @@ func TestSourceTries(t *testing.T) {
 		}
 	}
 	if want := int64(archive.FirstPiece * (1 + 2 + 4 + 8)); came != want {
-		t.Errorf("%d bytes came before the error, %d were there", came, want)
+		t.Errorf("%d bytes came before the error, want %d", came, want)
 	}
 	if err := f.Close(); err != nil || s.Open != 0 {
 		t.Errorf("%d are open, error %v", s.Open, err)
 	}
 }
 
-// lyingSource claims a wrong size, and sends no byte and no end.
+// lyingSource reports a wrong size, and sends neither a byte nor an end.
 type lyingSource struct{ size int64 }
 
 func (l lyingSource) Info() archive.SourceInfo { return archive.SourceInfo{Size: l.size} }
@@ -285,7 +285,7 @@ func TestSourceLies(t *testing.T) {
 	}
 }
 
-// trickle sends a byte every millisecond, without an end.
+// trickle sends a byte every millisecond, without end.
 type trickle struct{ ctx context.Context }
 
 func (trickle) Info() archive.SourceInfo { return archive.SourceInfo{Size: 1 << 20} }
@@ -317,11 +317,11 @@ func TestSourceTrickles(t *testing.T) {
 	}
 }
 
-// failing is a Source whose n-th request fails with what fail returns, or returns bytes if that is
-// nil.
+// failing is a Source whose n-th request fails with the error that fail returns, or returns bytes
+// if the error is nil.
 type failing struct {
 	fail  func(n int) error
-	asked []time.Duration // when, since began
+	asked []time.Duration // times of the requests, since began
 	began time.Time
 }
 
@@ -338,11 +338,11 @@ func (f *failing) ReadRange(_ context.Context, _, n int64) (io.ReadCloser, error
 	return io.NopCloser(bytes.NewReader(make([]byte, n))), f.next()
 }
 
-// TestPatience: how long a source is asked again, in the time of a bubble.
+// TestPatience: requests are repeated for a limited time, measured in a synctest bubble.
 func TestPatience(t *testing.T) {
 	busy := errors.New("busy")
 	always := func(err error) func(int) error { return func(int) error { return err } }
-	after := func(first int, err error) func(int) error { // the archive can be opened
+	after := func(first int, err error) func(int) error { // after the archive was opened
 		return func(n int) error {
 			if n < first {
 				return nil
@@ -382,7 +382,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: what a server asks for in seconds, or by a date.
+// TestRetryAfter: the wait that a server asks for, in seconds or as a date, is honoured.
 func TestRetryAfter(t *testing.T) {
 	for _, c := range []struct {
 		status      int
@@ -410,7 +410,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestDropped: a response that ends too early says so. It does not say that the file is cut off.
+// TestDropped: the error of a response that ends too early names the dropped connection, and does
+// not claim that the file is cut off.
 func TestDropped(t *testing.T) {
 	for _, name := range []string{"aborted", "closed"} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// ShardPaths says which files the archive at path has. The path of a file, a directory or a URL is
-// its own only shard. In any other path, {a,b} stands for either and {000..015} for each number of
-// the range, as in a shell. What then holds *, ? or [ is a pattern for file names, except those
-// that ignore, if it is not nil, leaves out. The shards come in the order written, those of a
-// pattern in the order of their names.
+// ShardPaths returns the paths of the shards of the archive at path. The path of a file, a
+// directory or a URL is its own only shard. In any other path, {a,b} stands for a or b, and
+// {000..015} for each number of the range, as in a shell. A resulting path with *, ? or [ is a
+// pattern for file names, without the files that ignore, if not nil, leaves out. The shards come in
+// the order written, and those of a pattern in the order of their names.
 func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	if !strings.ContainsAny(path, "{*?[") {
 		return []string{path}, nil
@@ -54,7 +54,7 @@ func ShardPaths(path string, ignore func(path string) bool) ([]string, error) {
 	return paths, nil
 }
 
-// expandBraces adds the paths that s stands for to list.
+// expandBraces appends the paths that s stands for to list.
 func expandBraces(s string, list []string) ([]string, error) {
 	open := strings.IndexByte(s, '{')
 	if open < 0 {
@@ -88,8 +88,8 @@ func expandBraces(s string, list []string) ([]string, error) {
 	return list, nil
 }
 
-// matchBrace finds the } that belongs to the { at open, -1 if there is none, and the commas between
-// them that lie in no inner braces.
+// matchBrace returns the position of the } that closes the { at open, or -1, and the positions of
+// the commas between them outside of inner braces.
 func matchBrace(s string, open int) (commas []int, end int) {
 	depth := 0
 	for i := open; i < len(s); i++ {
@@ -115,7 +115,7 @@ func numberRange(first, last string) (list []string, err error) {
 	from, err1 := strconv.ParseUint(first, 10, 31)
 	to, err2 := strconv.ParseUint(last, 10, 31)
 	if err1 != nil || err2 != nil || from > to || to-from >= MaxShards {
-		return nil, fmt.Errorf("{%s..%s} is no range of numbers", first, last)
+		return nil, fmt.Errorf("{%s..%s} is not a range of numbers", first, last)
 	}
 	width := 0
 	if len(first) == len(last) || first[0] == '0' {
@@ -131,7 +131,7 @@ func numberRange(first, last string) (list []string, err error) {
 type totalInfo struct {
 	name    string
 	size    int64
-	changed time.Time // the latest
+	changed time.Time // the latest time
 	version string    // the versions of the shards that have one
 }
 

@@ -6,25 +6,25 @@ import (
 )
 
 // maxIdleShards is the maximum number of open shards that no reader uses at the moment. An archive
-// of thousands of shards has no more files open than that, and one for each reader.
+// of thousands of shards has at most so many files open, plus one for each reader.
 const maxIdleShards = 32
 
 // sharedFiles are the shards of an archive that readers have opened, by number.
 type sharedFiles struct {
 	mu    sync.Mutex
 	files map[int]*sharedFile
-	idle  []int // shards without a user; the one that was left longest ago is the first
+	idle  []int // shards without a user, the least recently used first
 }
 
 type sharedFile struct {
-	open  sync.Once // outside of the lock: a server may take its time
+	open  sync.Once // outside of the lock, because a server may be slow
 	file  File
 	err   error
 	users int
 }
 
-// acquire opens a shard, unless it is open already. Any number of goroutines may call ReadAt of the
-// file, until each of them has called release.
+// acquire opens a shard, unless it is already open. Any number of goroutines may call ReadAt of the
+// file until they call release.
 func (s *sharedFiles) acquire(shard int, open func(shard int) (File, error)) (File, error) {
 	s.mu.Lock()
 	f := s.files[shard]

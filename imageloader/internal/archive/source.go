@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Source is an archive that is no file of this machine: an object of a store, or a file of an HTTP
-// server. Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob
-// has one for S3, Google Cloud Storage and Azure.
+// Source is an archive that is not a local file: an object of a store, or a file of an HTTP server.
+// Config.OpenSource opens it (imageloader's Options.OpenSource); package imageloader/blob has one
+// for S3, Google Cloud Storage and Azure.
 //
-// A Source asks once. Retries, reading ahead and timeouts are its caller's.
+// A Source makes each request once. Its caller retries, reads ahead and sets timeouts.
 type Source interface {
 	// Info describes the version that was opened.
 	Info() SourceInfo
-	// ReadRange reads n bytes (at least 1) from offset on, all of which lie in the archive. They
-	// must be of the version that was opened: ErrSourceChanged if there is another one by now.
-	// Several goroutines may call it at a time. When ctx ends, which may be after the call, reading
-	// ends with an error; the caller closes the reader in any case.
+	// ReadRange reads n bytes (at least 1) from offset on, all of which are in the archive. They
+	// must be of the version that was opened. If there is another version by now, ReadRange returns
+	// ErrSourceChanged. Several goroutines may call it at the same time. When ctx ends, which may
+	// be after the call, reading ends with an error. The caller closes the reader in any case.
 	//
-	// After an error the caller asks for the range again, 6 times and for 2 minutes at least, after
-	// longer and longer pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist,
-	// fs.ErrPermission or errors.ErrUnsupported.
+	// After an error the caller requests the range again, at least 6 times and for at least 2
+	// minutes, with growing pauses, unless the error is (errors.Is) ErrSourceChanged,
+	// fs.ErrNotExist, fs.ErrPermission or errors.ErrUnsupported.
 	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
 	Close() error
 }
@@ -31,17 +31,17 @@ type Source interface {
 // SourceInfo tells the versions of an archive apart.
 type SourceInfo struct {
 	Size int64 // bytes
-	// ModTime is when it was last written; the zero value: not known. The index of a plain .tar is
-	// only used again if it is known.
+	// ModTime is the time of the last write, or the zero value if it is unknown. The index of a
+	// plain .tar is only reused if ModTime is known.
 	ModTime time.Time
-	Version string // the store's name for this version, an ETag for example; "": it has none
+	Version string // the store's name for this version, for example an ETag; "": none
 }
 
 func (i SourceInfo) same(other SourceInfo) bool {
 	return i.Size == other.Size && i.Version == other.Version && i.ModTime.Equal(other.ModTime)
 }
 
-// IsURL says whether path has a scheme.
+// IsURL reports whether path has a scheme.
 func IsURL(path string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-."
 	scheme, _, found := strings.Cut(path, "://")
@@ -68,13 +68,14 @@ func (c Config) opener(ctx context.Context) func(path string) (File, error) {
 	}
 }
 
-// SameFile says whether two descriptions, of a file or of all shards of an archive, are of the same
-// version.
+// SameFile reports whether two descriptions, of a file or of all shards of an archive, are of the
+// same version.
 func SameFile(now, before fs.FileInfo) bool {
 	return now.Size() == before.Size() && now.ModTime().Equal(before.ModTime()) && version(now) == version(before)
 }
 
-// version is that of a Source, or those of an archive's shards together; "" for a file.
+// version returns the version of a Source, or the versions of an archive's shards together. It
+// returns "" for a file.
 func version(info fs.FileInfo) string {
 	switch s := info.Sys().(type) {
 	case SourceInfo:

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// contextReader looks at the context before each read, and counts bytes and time.
+// contextReader checks the context before each read, and counts bytes and time.
 type contextReader struct {
 	ctx    context.Context
 	reader io.Reader
@@ -27,7 +27,7 @@ func (r *contextReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ratioReader ends a stream that inflates to more than any archive of images does.
+// ratioReader ends a stream that inflates to more than an archive of images can.
 type ratioReader struct {
 	reader io.Reader
 	packed *contextReader
@@ -48,7 +48,7 @@ type stream struct {
 	reader io.Reader
 	offset int64
 	head   []byte
-	clean  bool // the reader ended with io.EOF, not in the middle of something
+	clean  bool // the reader ended with io.EOF, at the end of its data
 	block  [BlockBytes]byte
 }
 

@@ -14,11 +14,11 @@ import (
 type tree struct {
 	root   string
 	walked bool
-	names  []string // below root, with slashes; without directories
+	names  []string // paths of files below root, with slashes
 	infos  []fs.FileInfo
 	at     int
-	file   *os.File // the current one
-	err    error    // of opening it
+	file   *os.File // the current file
+	err    error    // of opening file
 }
 
 // walk lists the files.
@@ -35,7 +35,7 @@ func (t *tree) walk() error {
 		if err != nil {
 			return err
 		}
-		info, err := os.Stat(path) // of a link's target
+		info, err := os.Stat(path) // follows links
 		if err != nil {
 			if info, err = d.Info(); err != nil {
 				return err
@@ -46,7 +46,7 @@ func (t *tree) walk() error {
 	})
 }
 
-// next goes to the next file; io.EOF if there is none.
+// next moves to the next file. It returns io.EOF after the last file.
 func (t *tree) next() (Member, error) {
 	t.close()
 	if !t.walked {

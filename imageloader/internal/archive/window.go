@@ -5,13 +5,13 @@ import (
 	"math/bits"
 )
 
-// packWindow packs the bytes of a window that are used. For each run of them it stores two varints,
-// the number of bytes left out since the run before and the length of the run, and then its bytes.
-// A gap of up to 3 bytes costs less than a new run, and is stored.
+// packWindow packs the used bytes of a window. For each run of used bytes it stores two varints,
+// the number of bytes left out since the previous run and the length of the run, and then the run's
+// bytes. A gap of up to 3 bytes costs less than a new run, and is stored.
 func packWindow(window []byte, used []uint64) []byte {
 	var packed []byte
-	from, to := -1, 0 // the run under way
-	last := 0         // end of the run before
+	from, to := -1, 0 // the current run
+	last := 0         // end of the previous run
 	flush := func() {
 		if from >= 0 {
 			packed = appendUvarint(packed, uint64(from-last))
@@ -50,8 +50,8 @@ func appendUvarint(b []byte, v uint64) []byte {
 
 var errWindow = errors.New("damaged window of an inflate checkpoint")
 
-// unpackWindow is the inverse of packWindow; bytes that were left out become 0. It writes inside of
-// window alone, whatever packed holds.
+// unpackWindow is the inverse of packWindow. Bytes that were left out become 0. It writes only
+// inside of window, with any content of packed.
 func unpackWindow(packed, window []byte) error {
 	clear(window)
 	at := 0
@@ -76,7 +76,8 @@ func unpackWindow(packed, window []byte) error {
 	return nil
 }
 
-// uvarint reads a number of appendUvarint, of up to 5 bytes. n is its length; 0 if it does not end.
+// uvarint reads a number that appendUvarint has written, of up to 5 bytes. n is its length, or 0 if
+// the number does not end.
 func uvarint(b []byte) (v uint64, n int) {
 	for i, c := range b[:min(len(b), 5)] {
 		v |= uint64(c&0x7f) << (7 * i)

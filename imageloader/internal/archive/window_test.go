@@ -41,7 +41,7 @@ func TestWindows(t *testing.T) {
 				t.Fatalf("round %d: byte %d is lost", round, i)
 			}
 		}
-		if len(packed) > 0 { // whatever it is, no panic and nothing outside
+		if len(packed) > 0 { // with any bytes, no panic and no write outside
 			packed = packed[:rng.IntN(len(packed))]
 			for range 3 {
 				if len(packed) > 0 {
