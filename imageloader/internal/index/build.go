@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Build reads an archive through that has just been opened, makes its index and writes the index
-// file, if it can. It fails if there is no sample.
+// Build reads a newly opened archive to its end, makes its index and writes the index file, if
+// possible. It fails if there is no sample.
 func Build(a *archive.Archive, c Config) (*Index, error) {
 	b, err := scan(a, c)
 	if err != nil {
@@ -24,7 +24,7 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
 	}
 	if x.Len() == 0 {
-		_ = x.Close() // nothing was kept
+		_ = x.Close() // no entry points were kept
 		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
 	}
 	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
@@ -36,8 +36,9 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	return x, nil
 }
 
-// holdAfter keeps in memory what a loader would keep that finds the index: it counts the samples
-// alone, which are known only now. Both have to have the same order of epochs.
+// holdAfter holds the samples in memory, if the samples alone fit, which is known only now. A
+// loader that finds the index would hold them too, and both loaders must have the same order of
+// epochs.
 func holdAfter(a *archive.Archive, x *Index, c *Config) error {
 	again, err := a.Reopen()
 	if err != nil {
@@ -47,7 +48,7 @@ func holdAfter(a *archive.Archive, x *Index, c *Config) error {
 	return x.hold(again, c.HoldBytes, c.MaxSampleBytes)
 }
 
-// scan walks an archive for its index alone. The caller closes the builder.
+// scan walks an archive only for its index. The caller closes the builder.
 func scan(a *archive.Archive, c Config) (*Builder, error) {
 	began := time.Now()
 	c.Logger.Info("scanning archive", "archive", a.Path(), "bytes", a.Info().Size())
@@ -76,22 +77,22 @@ func scan(a *archive.Archive, c Config) (*Builder, error) {
 	return b, nil
 }
 
-// Report is what Make has made.
+// Report describes an index that Make has made.
 type Report struct {
-	File        string // the index
+	File        string // path of the index
 	Bytes       int64  // its size
 	Samples     int
 	Classes     int
 	Checkpoints int // of gzip files
-	// Random says whether samples can be read in any order, and Work how many bytes are then read
-	// or inflated for each byte of a sample. An archive that can be read in its own order only has
-	// no Work.
+	// Random reports whether samples can be read in any order. Work is the number of bytes that are
+	// then read or inflated for each byte of a sample, or 0 if the archive can be read only in its
+	// own order.
 	Random bool
 	Work   float64
 }
 
-// Make reads an archive through that has just been opened, and writes its index file, whether or
-// not there is one.
+// Make reads a newly opened archive to its end and writes its index file, whether or not one
+// exists.
 func Make(a *archive.Archive, c Config) (*Report, error) {
 	b, err := scan(a, c)
 	if err != nil {
@@ -114,7 +115,7 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 		return nil, errors.New("imageloader: " + a.Path() +
 			": the index can't be written, neither beside the archive nor in the cache folder: give another place for it")
 	}
-	defer func() { _ = s.close() }() // nothing was kept
+	defer func() { _ = s.close() }() // no entry points were kept
 	info, err := s.file.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("imageloader: %w", err)

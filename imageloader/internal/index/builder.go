@@ -9,24 +9,24 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// Builder collects an index member by member. It records the members of all directories, whether or
-// not classes are given, so that one sidecar serves both.
+// Builder collects an index member by member. It records the members of all directories, with or
+// without given classes, so that one sidecar serves both cases.
 //
-// The records lie in spools, so that a Builder takes the same memory whatever the archive has,
-// except for contents that are held.
+// The records are in spools, so that a Builder takes the same memory for any archive, except for
+// contents that are held.
 type Builder struct {
 	file    string // the archive, for errors
 	config  Config
 	dirs    *directories
 	web     *webGroup // nil: directories are classes
-	samples int       // with classes given: how many of the members are samples
+	samples int       // with given classes: the number of members that are samples
 	ignored int
-	orphans int    // images that have no class
-	seconds int    // images that follow another one in their WebDataset group: they are ignored too
-	second  string // the first of them
+	orphans int    // images without a class
+	seconds int    // images after the first image of a WebDataset group, which are ignored too
+	second  string // name of the first of them
 
 	count    int    // members
-	last     record // the newest member, of which more becomes known: it is not in members yet
+	last     record // the newest member, still incomplete and not yet in members
 	lastName []byte
 	lastHead header
 	marked   int // checkpoints
@@ -35,13 +35,13 @@ type Builder struct {
 
 	keeping   bool // contents, in held
 	held      [][]byte
-	arena     *arena.Arena // has held; nil before the first content
+	arena     *arena.Arena // memory of held; nil before the first content
 	given     bool         // an Index frees the arena
 	heldBytes int64
 }
 
-// NewBuilder makes a Builder for the archive at path. It fails if a class is given twice. The
-// caller closes it.
+// NewBuilder returns a Builder for the archive at path. It fails if a class is given twice. The
+// caller closes the Builder.
 func NewBuilder(path string, c Config) (*Builder, error) {
 	dirs, err := newDirectories(path, &c)
 	if err != nil {
@@ -54,17 +54,17 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 	return b, nil
 }
 
-// Labels is what a Builder knows of classes when the archive was read to its end.
+// Labels describes classes and labels after the archive was read to its end.
 type Labels struct {
 	Classes []string
-	// OfDirectory are the labels by number of directory; -1 for a directory that is no class, whose
-	// members are no samples.
+	// OfDirectory has the label of each directory by number, or -1 for a directory that is not a
+	// class, whose members are not samples.
 	OfDirectory []int32
-	Ignored     int // members that are no samples
-	Orphans     int // images among them that have no class
+	Ignored     int // number of members that are not samples
+	Orphans     int // number of images without a class among them
 }
 
-// Labels returns the labels of everything that was collected. They are not of WebDataset.
+// Labels returns the labels of all collected members. It does not work for WebDataset.
 func (b *Builder) Labels() Labels {
 	l := Labels{Ignored: b.ignored, Orphans: b.orphans}
 	l.Classes, l.OfDirectory, _ = b.dirs.labels()
@@ -76,25 +76,25 @@ func (b *Builder) Labels() Labels {
 	return l
 }
 
-// Samples is how many samples of the given classes were collected.
+// Samples returns the number of collected samples of the given classes.
 func (b *Builder) Samples() int { return b.samples }
 
-// Orphans is how many images were met that have no class.
+// Orphans returns the number of images without a class.
 func (b *Builder) Orphans() int { return b.orphans }
 
-// spools are the large sections.
+// spools returns the spools of the large sections.
 func (b *Builder) spools() []*spool {
 	return []*spool{&b.members, &b.names, &b.headers, &b.marks, &b.windows}
 }
 
-// spoolTo makes the builder use files that create makes; nil: memory alone.
+// spoolTo makes the builder use files from create. With nil it uses only memory.
 func (b *Builder) spoolTo(create func() (*os.File, error)) {
 	for _, s := range b.spools() {
 		s.create = create
 	}
 }
 
-// Close drops what was collected.
+// Close drops all collected records and contents.
 func (b *Builder) Close() {
 	for _, s := range b.spools() {
 		s.close()
@@ -104,7 +104,7 @@ func (b *Builder) Close() {
 	}
 }
 
-// room returns memory for a content that is to be held.
+// room returns memory for a content to hold.
 func (b *Builder) room(size int64) []byte {
 	if b.arena == nil {
 		b.arena = arena.New()
@@ -112,11 +112,10 @@ func (b *Builder) room(size int64) []byte {
 	return b.arena.Alloc(int(size))
 }
 
-// wants says whether the content of a member of this size would still be kept in memory.
+// wants reports whether the content of a member of this size would still be held in memory.
 func (b *Builder) wants(size int64) bool { return b.keeping && b.heldBytes+size <= b.config.HoldBytes }
 
-// hold keeps the newest member's content. The first one for which there is no room ends that: then
-// none is kept.
+// hold keeps the newest member's content. The first content without room drops all contents.
 func (b *Builder) hold(data []byte, size int64) {
 	if !b.wants(size) {
 		b.keeping, b.held = false, nil
@@ -128,13 +127,13 @@ func (b *Builder) hold(data []byte, size int64) {
 	b.heldBytes += size
 }
 
-// sum sets the checksum of the newest member; flag says of what.
+// sum sets the checksum of the newest member. flag tells its kind: recordSummed or recordBlock.
 func (b *Builder) sum(crc uint32, flag uint8) {
 	b.last.crc = crc
 	b.last.flags |= flag
 }
 
-// mark takes a checkpoint of a shard.
+// mark records a checkpoint of a shard.
 func (b *Builder) mark(shard int, c archive.Checkpoint) {
 	item := encodeMark(shard, archive.Mark{Bit: c.Bit, Output: c.Output, At: b.windows.size(), Size: int32(len(c.Window))})
 	b.marks.write(item[:])
@@ -142,9 +141,9 @@ func (b *Builder) mark(shard int, c archive.Checkpoint) {
 	b.marked++
 }
 
-// add takes a member, whose first bytes are magic. It returns the member's number, -1 if it lies in
-// no directory, and the index of its sample as far as is known: -1 if it is none; without given
-// classes its number.
+// add records a member, whose first bytes are magic. It returns the member's number, or -1 if it is
+// in no directory. With given classes it returns the index of its sample, or -1 if it is not a
+// sample. Without given classes it returns the number as the index.
 func (b *Builder) add(m *archive.Member, magic []byte) (number, sample, label int, err error) {
 	class := classOf(m.Name)
 	image := claims(m, magic)
@@ -182,7 +181,7 @@ func (b *Builder) add(m *archive.Member, magic []byte) (number, sample, label in
 	return number, -1, 0, nil
 }
 
-// record makes a member the newest one.
+// record makes a member the newest member.
 func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int, err error) {
 	b.flush()
 	if b.names.size()+int64(len(m.Name)) > math.MaxUint32 {
@@ -203,14 +202,14 @@ func (b *Builder) record(m *archive.Member, dir int32, flags uint8) (number int,
 	return b.count - 1, nil
 }
 
-// drop takes the newest member back.
+// drop removes the newest member.
 func (b *Builder) drop() {
 	b.count--
 	b.lastName = b.lastName[:0]
 	b.held = b.held[:min(len(b.held), b.count)]
 }
 
-// flush puts the newest member where the others are.
+// flush moves the newest member to the other members.
 func (b *Builder) flush() {
 	if b.members.size() == int64(b.count)*memberBytes {
 		return
@@ -221,7 +220,7 @@ func (b *Builder) flush() {
 	b.headers.write(b.lastHead[:])
 }
 
-// sections are the large sections, as the sidecar has them once it is written.
+// sections returns the large sections, as the sidecar will have them.
 func (b *Builder) sections() map[uint32]section {
 	b.flush()
 	return map[uint32]section{

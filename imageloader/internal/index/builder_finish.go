@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Finish writes the index file of an archive that was walked to its end, and makes the Index: of
-// the file, or where that can't be written of the builder's spools.
+// Finish writes the index file of an archive that was walked to its end, and makes the Index from
+// the file, or from the builder's spools if the file can't be written.
 func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -24,7 +24,7 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 				return x, nil
 			}
 		}
-		_ = s.close() // nothing was kept
+		_ = s.close() // no entry points were kept
 		if wrongLabel(err) {
 			return nil, err
 		}
@@ -33,8 +33,8 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 	return b.index(a, formats, b.sections())
 }
 
-// writeFile writes the sidecar of an archive that was walked to its end in the first place that can
-// be written, and opens it; nil if there is none.
+// writeFile writes the sidecar of an archive that was walked to its end, in the first place where
+// it can, and opens the sidecar. It returns nil if no place can be written.
 func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	paths, log := indexPaths(&b.config, a), b.config.Logger
 	if b.count == 0 || len(paths) == 0 {
@@ -62,7 +62,7 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 		s.saving = saving{create: spoolBeside(paths), log: log}
 		for _, older := range paths[i+1:] {
 			if CheckFile(older) == nil {
-				_ = os.Remove(older) // or it is looked at, and not used
+				_ = os.Remove(older) // if it stays, it is checked and not used
 			}
 			s.saving.elsewhere = append(s.saving.elsewhere, otherPlace{older, nil})
 		}
@@ -71,7 +71,7 @@ func (b *Builder) writeFile(a *archive.Archive) *sidecar {
 	return nil
 }
 
-// labelError is the error of labels that no index can be made of.
+// labelError returns the error of labels from which no index can be made.
 func (b *Builder) labelError(a *archive.Archive) error {
 	formats := make([]string, len(a.Shards()))
 	for i, s := range a.Shards() {
@@ -84,8 +84,8 @@ func (b *Builder) labelError(a *archive.Archive) error {
 	return err
 }
 
-// survey says what index would make of the collected members, without making it: how many samples
-// there are, and what work.
+// survey returns the number of samples, and the work, that an Index of the collected members would
+// have.
 func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err error) {
 	sections := b.sections()
 	_, label, odd := b.dirs.labels()

@@ -7,11 +7,11 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// index makes the Index of what was collected, in this run or, as sections says, in an earlier one.
-// The archive was read to its end, then or now; formats are those of its shards.
+// index makes the Index from sections that were collected in this run or in an earlier run. The
+// archive was read to its end in that run. formats are the formats of its shards.
 //
-// The sections are untrusted: nothing in them is used that would do harm. An error is
-// errIndexDamaged, an *UnknownClassError, a *LabelError, or one of reading.
+// The sections are untrusted, so every number in them is checked before its use. An error is
+// errIndexDamaged, an *UnknownClassError, a *LabelError, or a read error.
 func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint32]section) (*Index, error) {
 	x := &Index{info: a.Info(), ignored: b.ignored, orphans: b.orphans}
 	for i, s := range a.Shards() {
@@ -36,7 +36,7 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	return x, nil
 }
 
-// giveContents makes the contents that are held x's, which frees them from now on.
+// giveContents passes the held contents to x, which then frees them.
 func (b *Builder) giveContents(x *Index) {
 	if !b.keeping || len(b.held) == 0 {
 		return
@@ -50,7 +50,7 @@ func (b *Builder) giveContents(x *Index) {
 	}
 }
 
-// loadSamples reads the members, and makes those of classes the samples of x.
+// loadSamples reads the members, and makes the members of classes the samples of x.
 func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	var label []int32
 	var odd int
@@ -61,7 +61,7 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	}
 	w := workMeter{shards: x.shards, next: x.eachMark()}
 	kept := members.names[:0]
-	var wrong error // the first label or class that is one
+	var wrong error // the error of the first wrong label or class
 	x.samples = make([]record, 0, sections[sectionMembers].count)
 	for i := 0; ; i++ {
 		m, name, err := members.next()
@@ -90,17 +90,17 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		}
 		x.noteNumber(i, cap(x.samples))
 		m.label, m.name = l, uint32(len(kept))
-		kept = append(kept, name...) // at most as far as names is read
+		kept = append(kept, name...) // never longer than the bytes read of names
 		x.samples = append(x.samples, *m)
 		w.sample(m)
 	}
-	if wrong != nil { // only now that the section's checksum was right
+	if wrong != nil { // reported only after the section's checksum was right
 		return wrong
 	}
-	if odd >= 0 { // the label of no member
+	if odd >= 0 { // a label without a member
 		return errIndexDamaged
 	}
-	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept does not change any more
+	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
 	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
 	return nil
 }
@@ -111,9 +111,9 @@ type memberReader struct {
 	directories int
 	names       []byte
 	items       *itemReader
-	current     record // the one that next returned
-	following   record // the one after it, whose name begins where its name ends
-	more        bool   // there is one
+	current     record // the member that next returned
+	following   record // the member after it, whose name begins where the current name ends
+	more        bool   // there is a following member
 }
 
 func newMemberReader(shards []shard, directories int, sections map[uint32]section) (*memberReader, error) {
@@ -130,7 +130,7 @@ func newMemberReader(shards []shard, directories int, sections map[uint32]sectio
 	return r, r.follow(0)
 }
 
-// next returns the next member, which is the caller's until the next call, and its name; nil at the
+// next returns the next member and its name, both valid until the next call. It returns nil at the
 // end.
 func (r *memberReader) next() (m *record, name []byte, err error) {
 	if !r.more {
@@ -147,7 +147,7 @@ func (r *memberReader) next() (m *record, name []byte, err error) {
 	return &r.current, r.names[r.current.name:end], nil
 }
 
-// follow reads the following member, whose name begins at before or behind it.
+// follow reads the following member, whose name must begin at or after before.
 func (r *memberReader) follow(before uint32) error {
 	item, err := r.items.next()
 	r.more = item != nil && err == nil
@@ -156,7 +156,7 @@ func (r *memberReader) follow(before uint32) error {
 	}
 	m := &r.following
 	m.decode(item)
-	if m.kind != archive.Regular { // has no content, whatever size a header claims
+	if m.kind != archive.Regular { // no content, whatever size its header claims
 		m.size = 0
 	}
 	switch {

@@ -13,7 +13,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// manyMembers is a tar of n members, made while it is read.
+// manyMembers is a tar of n members, which Read makes.
 type manyMembers struct {
 	n, at int
 	rest  []byte
@@ -77,7 +77,7 @@ func TestIndexMemory(t *testing.T) {
 	if b.count != members || len(b.held) > 0 || len(b.dirs.names) != 10 {
 		t.Errorf("%d members, %d contents, %d directories", b.count, len(b.held), len(b.dirs.names))
 	}
-	// And the index that is made of it is the one that the file gives.
+	// The index from the spools equals the index from the file.
 	var made [2]*Index
 	if made[0], err = b.index(a, []string{archive.Tar}, b.sections()); err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func TestIndexMemory(t *testing.T) {
 	}
 	defer made[1].Close()
 	if !slices.Equal(made[0].samples, made[1].samples) || made[0].names != made[1].names || made[0].work != made[1].work || len(made[1].samples) != members {
-		t.Error("the index of the file is another one")
+		t.Error("the index from the file differs")
 	}
 	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 2 {
 		t.Errorf("%v, error %v", list, err)

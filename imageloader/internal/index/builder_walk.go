@@ -6,31 +6,32 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Found is a member that a walk has come to and that is a sample, or may become one.
+// Found is a member that a walk has reached and that is a sample, or may become a sample.
 type Found struct {
 	archive.Member
-	Index int // among the samples, as far as is known: see Visitor
+	Index int // among the samples, or preliminary: see Visitor
 	Label int // with given classes
 	Dir   int // the number of its directory: see Labels
 }
 
-// Visitor takes part in a walk. With given classes it meets the samples, and their indexes and
-// labels are final. Without, it meets every member that lies in a directory, in order, with its
-// number among them as its index: whether the directory is a class is known at the end only.
+// Visitor takes part in a walk. With given classes it visits the samples, whose indexes and labels
+// are final. Without given classes it visits every member in a directory, in order, with its number
+// among these members as its index. Only the end of the archive tells whether the directory is a
+// class.
 type Visitor interface {
-	// Buffer returns memory for the content of a sample, of its size; nil if the content is not
+	// Buffer returns memory of the sample's size for its content, or nil if the content is not
 	// wanted.
 	Buffer(f *Found) ([]byte, error)
-	// Visit takes the sample, when its content has been read into the buffer.
+	// Visit takes the sample, after its content has been read into the buffer.
 	Visit(f *Found, data []byte) error
 }
 
-// Walk reads the archive to its end, calls v for the samples, and collects what an index of them
-// needs. v may be nil.
+// Walk reads the archive to its end, calls v for the samples, and collects the records of an index.
+// v may be nil.
 //
-// The samples of a plain .tar and of a directory can be read in any order without more: of these
-// Walk reads the headers alone, unless v wants the contents, and so their records have no
-// checksums. It takes the checksum of every member of a compressed shard that is recorded.
+// The samples of a plain .tar and of a directory can be read in any order without an index's help.
+// Walk reads only their headers, unless v wants the contents, so their records have no checksums.
+// It computes the checksum of every recorded member of a compressed shard.
 func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	b.spoolTo(spoolBeside(indexPaths(&b.config, a)))
 	if err := a.Checkpoints(b.mark); err != nil {
@@ -40,8 +41,8 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 	return w.run()
 }
 
-// WalkLabels reads the archive to its end and calls v for the samples, but collects nothing for an
-// index of them: only the Labels are known at the end.
+// WalkLabels reads the archive to its end and calls v for the samples, but collects no records: the
+// Builder only has the Labels at the end.
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	w := walk{b: b, a: a, visitor: v}
 	return w.run()
@@ -52,7 +53,7 @@ type walk struct {
 	b       *Builder
 	a       *archive.Archive
 	visitor Visitor // may be nil
-	record  bool    // an index is made of what is found
+	record  bool    // collects records for an index
 	found   Found
 }
 
@@ -85,7 +86,8 @@ func (w *walk) run() error {
 	return nil
 }
 
-// add adds a member to the builder and to w.found. The number is -1 if it can't be a sample.
+// add adds a member to the builder and to w.found. The number is -1 if the member can't be a
+// sample.
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
 	w.found = Found{Member: *m}
@@ -108,7 +110,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	return number, nil
 }
 
-// visit reads what is wanted of the newest member, completes its record, and hands it to the
+// visit reads the newest member as far as needed, completes its record, and passes it to the
 // visitor.
 func (w *walk) visit() error {
 	b, a, f := w.b, w.a, &w.found
@@ -127,7 +129,7 @@ func (w *walk) visit() error {
 			return err
 		}
 	case w.visitor == nil && !a.Streamed():
-		b.keeping = false // there is no need
+		b.keeping = false // no contents need to be held
 	case w.visitor == nil && sample && f.Size <= b.config.MaxSampleBytes && b.wants(f.Size):
 		data = b.room(f.Size)
 	}
@@ -143,8 +145,8 @@ func (w *walk) visit() error {
 	return err
 }
 
-// summarise completes the record of the newest member by its content, or if that is nil by what has
-// to be read of it.
+// summarise completes the record of the newest member from its content. If data is nil, it reads as
+// much as needed.
 func (w *walk) summarise(data []byte) error {
 	b, a, f := w.b, w.a, &w.found
 	image := b.last.flags&recordImage != 0
@@ -174,7 +176,7 @@ func (w *walk) summarise(data []byte) error {
 	if f.Index >= 0 && f.Size > 0 && f.Size <= b.config.MaxSampleBytes {
 		if w.visitor != nil && b.wants(f.Size) {
 			kept := b.room(f.Size)
-			copy(kept, data) // the buffer is the visitor's
+			copy(kept, data) // a copy, because the buffer is the visitor's
 			data = kept
 		}
 		b.hold(data, f.Size)

@@ -9,35 +9,35 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// maxLabelBytes is how large a member may be that is read as a label.
+// maxLabelBytes is the maximum size of a member that is read as a label.
 const maxLabelBytes = 1 << 20
 
-// webGroup collects the members of one WebDataset sample: those that follow each other and have the
-// same path up to the first dot of its last part.
+// webGroup collects the members of one WebDataset sample: consecutive members with the same path up
+// to the first dot of its last part.
 type webGroup struct {
 	key   string
 	label string
-	image int // its number among the members; -1: none yet
+	image int // number of the image's member; -1: none yet
 }
 
-// webName splits a member's path as WebDataset does.
+// webName splits a member's path like WebDataset.
 func webName(name string) (key, extension string) {
 	slash := strings.LastIndexByte(name, '/') + 1
 	dot := strings.IndexByte(name[slash:], '.')
-	if dot <= 0 { // a hidden file is part of no sample
+	if dot <= 0 { // a hidden file belongs to no sample
 		return name, ""
 	}
 	return name[:slash+dot], strings.ToLower(name[slash+dot+1:])
 }
 
-// isWebLabel says whether a member holds the label of its group.
+// isWebLabel reports whether a member has the label of its group.
 func isWebLabel(m *archive.Member) bool {
 	_, extension := webName(m.Name)
 	return (extension == "cls" || extension == "json") && m.Kind == archive.Regular && m.Size <= maxLabelBytes
 }
 
-// addWeb is add for the conventions of WebDataset: the first image of a group is a sample. content
-// is that of a label.
+// addWeb is add by the conventions of WebDataset: the first image of a group is a sample. content
+// is the content of a label.
 func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, err error) {
 	key, extension := webName(m.Name)
 	if key != b.web.key {
@@ -77,14 +77,14 @@ func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, 
 	return number, nil
 }
 
-// webLabel reads a label; "" if a .json has none.
+// webLabel reads a label. It returns "" for a .json without a label.
 func webLabel(extension string, content []byte) (string, error) {
 	if extension == "cls" {
 		return strings.TrimSpace(string(content)), nil
 	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(content, &fields); err != nil {
-		return "", nil // a .json of another kind
+		return "", nil // not a JSON object
 	}
 	for _, name := range []string{"label", "cls", "class"} {
 		raw, ok := fields[name]
@@ -104,7 +104,7 @@ func webLabel(extension string, content []byte) (string, error) {
 	return "", nil
 }
 
-// closeGroup gives the image of a group its label. An image without a label is no sample.
+// closeGroup gives the image of a group its label. An image without a label is not a sample.
 func (b *Builder) closeGroup() error {
 	g := *b.web
 	*b.web = webGroup{image: -1}

@@ -9,45 +9,45 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Config says what an index is made of and where its file lies.
+// Config sets the content of an index and the place of its file.
 type Config struct {
-	// Classes are the directory names (with WebDataset the labels) that are labels 0, 1, ... None:
-	// every directory with an image is a class.
+	// Classes are the directory names (with WebDataset the labels) of labels 0, 1, ... Without
+	// Classes, every directory with an image is a class.
 	Classes []string
 	// WebDataset takes labels from members beside an image, not from directories.
 	WebDataset bool
 
 	MaxSampleBytes int64 // larger samples are never read
-	MaxPixels      int64 // the index tells images over it from others; 0: it does not
-	// HoldBytes is how many bytes of contents an index of a stream keeps in memory at most. Samples
-	// of more bytes in all are read from the archive each time.
+	MaxPixels      int64 // the index marks images over this limit; 0: none
+	// HoldBytes is the maximum number of bytes of contents that an index of a stream keeps in
+	// memory. If the samples have more bytes in all, each is read from the archive every time.
 	HoldBytes int64
 
 	// File is the path of the index file; "": beside the archive, or in the user's cache folder.
 	File string
-	// NoFile: no index file is read or written.
+	// NoFile neither reads nor writes an index file.
 	NoFile bool
 	// RefuseOtherLabels makes Load fail if there is an index with labels of the other kind
-	// (WebDataset's or those of directories). Otherwise Load passes over it.
+	// (WebDataset's or directories'). Otherwise Load ignores such an index.
 	RefuseOtherLabels bool
 
 	Codec    Codec
 	Logger   *slog.Logger
-	Progress func(archive.Progress) // called now and then during a walk; may be nil
+	Progress func(archive.Progress) // called regularly during a walk; may be nil
 }
 
 // Codec reads the headers of images. Several goroutines may call it.
 type Codec interface {
-	// Header returns what the first bytes of an image, or all of them, say of it. It fails if they
-	// are too few.
+	// Header reads an image's header from the first bytes, or all bytes, of the image. It fails if
+	// they are too few.
 	Header(data []byte) (imagecapi.Info, error)
 }
 
 // ErrNoSamples means that an archive or an epoch has no sample to deliver.
 var ErrNoSamples = errors.New("imageloader: no samples")
 
-// NoSamples is the ErrNoSamples of an archive. orphans is how many of its members are images that
-// have no class; web says that classes are labels of WebDataset.
+// NoSamples returns the ErrNoSamples of an archive. orphans is the number of its images without a
+// class. web tells that classes are labels of WebDataset.
 func NoSamples(path string, members, orphans int, web bool) error {
 	detail := "it is empty"
 	switch {

@@ -36,8 +36,8 @@ func fuzzArchive(f *testing.F, name string, pack func([]byte) []byte) (path stri
 	return path, index
 }
 
-// FuzzIndex: whatever an index file holds, with right checksums or wrong ones, archives open,
-// reading a sample returns its bytes or an error, and nothing hangs.
+// FuzzIndex: with any index file, with right or wrong checksums, archives open, and reading a
+// sample returns its bytes or an error.
 func FuzzIndex(f *testing.F) {
 	packed, packedIndex := fuzzArchive(f, "a.tgz", func(data []byte) []byte { return archivetest.GzipSplit(f, data, 1<<20, 1) })
 	plain, plainIndex := fuzzArchive(f, "a.tar", func(data []byte) []byte { return data })
@@ -51,7 +51,7 @@ func FuzzIndex(f *testing.F) {
 			f.Add([]byte{part, edit, 16 * edit, 0, 1 + 50*edit, part, 0, 0}, 1+part%3)
 		}
 	}
-	// how: whether the checksums are made right; of which archive the index is.
+	// how selects the archive of the index, and whether the checksums are corrected.
 	f.Fuzz(func(t *testing.T, edits []byte, how uint8) {
 		path, index := packed, packedIndex
 		if how&2 != 0 {
@@ -79,7 +79,7 @@ func FuzzIndex(f *testing.F) {
 		r := NewReader(x, a)
 		defer r.Close()
 		for i := range x.samples {
-			_ = x.EntryPoints(i, nil) // whatever it is, the decoder checks it
+			_ = x.EntryPoints(i, nil) // any bytes, which the decoder checks
 			m := &x.samples[i]
 			if m.kind != archive.Regular || m.size > 1<<20 || m.size == 0 || x.work == 0 {
 				continue

@@ -14,7 +14,7 @@ const (
 	TIFF
 )
 
-// Sniff names the format of an image by its first bytes; "" if it is none that the loader decodes.
+// Sniff returns the format of an image by its first bytes, or "" if the loader does not decode it.
 func Sniff(b []byte) string {
 	switch {
 	case len(b) >= 3 && b[0] == 0xff && b[1] == 0xd8 && b[2] == 0xff:
@@ -41,18 +41,18 @@ func sniffRare(b []byte) string {
 	return ""
 }
 
-// tarHeaderBytes is how much of a member of a plain tar is read for its image's header, which
-// mostly lies in there. If it does not, archive.PeekBytes are read; so are those of streams, which
-// are inflated anyway.
+// tarHeaderBytes is the number of bytes of a plain tar's member that are read for its image's
+// header, which mostly lies in them. If it does not, archive.PeekBytes are read. In streams
+// archive.PeekBytes are always read, because streams are inflated anyway.
 const tarHeaderBytes = 4 << 10
 
 const headerBytes = 12
 
 // Formats of images in an index.
 const (
-	headerUnknown  = 0    // the header was not looked for, or is not in the bytes looked at
-	headerNoImage  = 0xfe // the first bytes are those of no image
-	headerUnusable = 0xff // the header is not in the member, all of which was looked at
+	headerUnknown  = 0    // the header was not searched, or is not in the searched bytes
+	headerNoImage  = 0xfe // the first bytes are not an image's
+	headerUnusable = 0xff // the header is not in the member, which was searched to its end
 )
 
 var headerFormats = []struct {
@@ -68,12 +68,11 @@ var headerFormats = []struct {
 	{6, TIFF, "TIFF"},
 }
 
-// header is what an index keeps of an image's header; docs/index-format.md has its layout. No pixel
-// depends on it: the decoder reads the image's own header again.
+// header is an image's header in the index. docs/index-format.md has its layout. No pixel depends
+// on it, because the decoder reads the image's own header again.
 type header [headerBytes]byte
 
-// headerOf looks for an image's header in the first bytes of a member; whole says that these are
-// all.
+// headerOf searches an image's header in the first bytes of a member, or in all its bytes if whole.
 func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	info, err := c.Header(first)
 	if err != nil {
@@ -86,7 +85,7 @@ func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 		return h, false
 	}
 	if !whole && info.Orientation == 1 && info.Format != imagecapi.JPEG {
-		info.Orientation = 0 // may come at the end
+		info.Orientation = 0 // EXIF may follow at the end of the file
 	}
 	binary.LittleEndian.PutUint32(h[0:], uint32(info.Width))
 	binary.LittleEndian.PutUint32(h[4:], uint32(info.Height))
@@ -102,7 +101,7 @@ func headerOf(c Codec, first []byte, whole bool) (h header, found bool) {
 	return h, true
 }
 
-// info returns what the header says, and the name of the format; false if there is no header.
+// info returns the header's content and the name of the format, or false if there is no header.
 func (h *header) info() (info imagecapi.Info, format string, ok bool) {
 	for _, f := range headerFormats {
 		if f.number == h[8] {
@@ -115,8 +114,8 @@ func (h *header) info() (info imagecapi.Info, format string, ok bool) {
 	return info, format, format != "" && info.Width > 0 && info.Height > 0
 }
 
-// peekHeader looks for an image's header in the archive's current member, and reads as little of it
-// as it has to.
+// peekHeader searches an image's header in the archive's current member, and reads no more of the
+// member than necessary.
 func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) {
 	n := tarHeaderBytes
 	if a.Streamed() {
@@ -136,20 +135,20 @@ func peekHeader(a *archive.Archive, c Codec, m *archive.Member) (header, error) 
 	}
 }
 
-// HeaderState says what an index knows of a sample's header.
+// HeaderState is an index's knowledge of a sample's header.
 type HeaderState int
 
 // The states of headers.
 const (
-	HeaderUnknown  HeaderState = iota // the header lies too far behind the beginning of the file
-	HeaderNoImage                     // the member is no image
-	HeaderUnusable                    // the member begins like an image, and has no usable header
+	HeaderUnknown  HeaderState = iota // the header is too far behind the beginning of the file
+	HeaderNoImage                     // the member is not an image
+	HeaderUnusable                    // the member begins like an image, but has no usable header
 	HeaderKnown
 )
 
-// Header is what an index knows of a sample's image.
+// Header is an index's knowledge of a sample's image.
 type Header struct {
 	State  HeaderState
-	Format string         // "JPEG", "PNG", ...; of a known header
+	Format string         // "JPEG", "PNG", ..., of a known header
 	Info   imagecapi.Info // of a known header
 }

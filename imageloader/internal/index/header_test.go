@@ -7,7 +7,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// jpegCodec is the image library's codec, for JPEG, PNG and WebP.
+// jpegCodec is the image library's codec for JPEG, PNG and WebP.
 type jpegCodec struct{}
 
 func (jpegCodec) Header(data []byte) (imagecapi.Info, error) { return imagecapi.Header(data) }

@@ -16,14 +16,14 @@ import (
 // errChaos is an error that a test causes.
 var errChaos = errors.New("chaos")
 
-// fakeCodec takes everything for an image of 40 x 30 pixels.
+// fakeCodec reports an image of 40 x 30 pixels for any bytes.
 type fakeCodec struct{}
 
 func (fakeCodec) Header([]byte) (imagecapi.Info, error) {
 	return imagecapi.Info{Format: imagecapi.PNG, Width: 40, Height: 30, Components: 3, BitDepth: 8}, nil
 }
 
-// testConfig is that of a loader with default options.
+// testConfig returns the Config of a loader with default options.
 func testConfig() Config {
 	return Config{
 		MaxSampleBytes: 256 << 20,
@@ -43,7 +43,7 @@ func openArchive(t testing.TB, path string) *archive.Archive {
 	return a
 }
 
-// tryOpen loads an archive's index, or makes it, as a loader does.
+// tryOpen loads an archive's index, or makes it, like a loader.
 func tryOpen(t testing.TB, path string, c Config) (*Index, error) {
 	t.Helper()
 	a := openArchive(t, path)

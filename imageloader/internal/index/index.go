@@ -13,37 +13,37 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// Index says where the samples of an archive are: in 32 bytes for each of them and its name, in two
-// pieces of memory, whatever their number. Several goroutines may call its methods.
+// Index has the places of an archive's samples. It takes 32 bytes and the name for each sample, in
+// two allocations for any number of samples. Several goroutines may call its methods.
 type Index struct {
-	info    fs.FileInfo // of all shards together, when they were walked
+	info    fs.FileInfo // describes all shards together, at the time of the walk
 	shards  []shard
-	classes []string // sorted, unless they were given
+	classes []string // sorted, unless given
 	samples []record
 	names   string
-	ignored int // members that are no samples
-	orphans int // images among them
+	ignored int // number of members that are not samples
+	orphans int // number of images among them
 
-	// memory has contents of samples, if they are kept there.
+	// memory has the contents of samples, if they are kept in memory.
 	memory contents
 
-	side *sidecar // nil: there is none
-	// windows has the windows of marks: the sidecar, or without one spool.
+	side *sidecar // nil: no index file
+	// windows has the windows of marks: the sidecar, or else a spool.
 	windows io.ReaderAt
 	spool   spool
 	closing sync.Once
 
-	// oversize has the headers of samples that are over Config.MaxPixels, as the sidecar says: they
+	// oversize has the headers of samples over Config.MaxPixels, from the sidecar. These samples
 	// need not be read.
 	oversize map[int32]header
-	// numbers are the numbers of the samples among the members of the sidecar; nil: they are the
-	// same.
+	// numbers has the numbers of the samples among the members of the sidecar. nil: the same
+	// numbers.
 	numbers []int32
 
-	// work is how many bytes have to be inflated for each byte of a sample, on average, from the
-	// checkpoints that there are; 0: the archive can be read in its own order only.
+	// work is the average number of bytes to inflate for each byte of a sample, from the existing
+	// checkpoints. 0: the archive can be read only in its own order.
 	work float64
-	// reach is how many bytes have to be inflated for a sample, on average.
+	// reach is the average number of bytes to inflate for a sample.
 	reach float64
 }
 
@@ -51,20 +51,20 @@ type Index struct {
 type Sample struct {
 	Name  string // of the member
 	Label int
-	Size  int64 // of the content; 0 if the member is no file
+	Size  int64 // of the content; 0 if the member is not a regular file
 	Kind  archive.Kind
 }
 
-// Len is how many samples the archive has, bad ones included.
+// Len returns the number of samples, with bad samples.
 func (x *Index) Len() int { return len(x.samples) }
 
-// Classes are the class names by label. The caller does not change them.
+// Classes returns the class names by label. The caller must not change them.
 func (x *Index) Classes() []string { return x.classes }
 
-// Ignored is how many members of the archive are no samples.
+// Ignored returns the number of members that are not samples.
 func (x *Index) Ignored() int { return x.ignored }
 
-// Orphans is how many of the ignored members are images that have no class.
+// Orphans returns the number of ignored members that are images without a class.
 func (x *Index) Orphans() int { return x.orphans }
 
 // Sample returns sample i, in the archive's order.
@@ -73,13 +73,13 @@ func (x *Index) Sample(i int) Sample {
 	return Sample{x.Name(i), int(r.label), r.size, r.kind}
 }
 
-// Label is the label of sample i.
+// Label returns the label of sample i.
 func (x *Index) Label(i int) int { return int(x.samples[i].label) }
 
-// Size is how many bytes the content of sample i has.
+// Size returns the size of sample i's content in bytes.
 func (x *Index) Size(i int) int64 { return x.samples[i].size }
 
-// Name is the name of sample i's member.
+// Name returns the name of sample i's member.
 func (x *Index) Name(i int) string {
 	end := uint32(len(x.names))
 	if i+1 < len(x.samples) {
@@ -88,8 +88,8 @@ func (x *Index) Name(i int) string {
 	return x.names[x.samples[i].name:end]
 }
 
-// Oversize returns what the index file says of sample i's header if that has more than
-// Config.MaxPixels pixels.
+// Oversize returns sample i's header from the index file, if it has more than Config.MaxPixels
+// pixels.
 func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	h, found := x.oversize[int32(i)]
 	if found {
@@ -98,34 +98,35 @@ func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
 	return info, found
 }
 
-// Matches says whether an open archive is the one that was indexed.
+// Matches reports whether an open archive is the archive that was indexed.
 func (x *Index) Matches(a *archive.Archive) bool { return archive.SameFile(a.Info(), x.info) }
 
-// HasFile says whether there is an index file, so that entry points can be kept.
+// HasFile reports whether there is an index file, so that entry points can be kept.
 func (x *Index) HasFile() bool { return x.side != nil }
 
-// Work is how many bytes have to be read or inflated for each byte of a sample, on average, if
-// samples are read in any order; 0: they can be read in the archive's order only.
+// Work returns the average number of bytes to read or inflate for each byte of a sample, if samples
+// are read in any order. It returns 0 if they can be read only in the archive's order.
 func (x *Index) Work() float64 { return x.work }
 
-// maxWork is how many bytes may be inflated for each byte of a sample, on average, before reading
-// the archive in its order is better.
+// maxWork is the maximum average number of bytes to inflate for each byte of a sample. Above it,
+// reading the archive in its order is better.
 const maxWork = 6
 
-// Random says whether Readers can read the samples in any order. It never changes in the life of an
-// Index.
+// Random reports whether Readers can read the samples in any order. The answer never changes in the
+// life of an Index.
 func (x *Index) Random() bool { return x.memory.holds() || randomBy(x.work) }
 
-// randomBy is what work alone says.
+// randomBy reports whether work permits random access.
 func randomBy(work float64) bool { return work > 0 && work <= maxWork }
 
-// ErrStale is what a damaged archive, and one that is not the one that was indexed, look like.
+// ErrStale is the error of an archive that is damaged, or is not the archive that was indexed.
 var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"the archive is damaged, or has changed since it was indexed " +
 	"(`torchstream index` makes a new one; for Options.WebDataset with -webdataset)")
 
-// ReadForward fills p, which has the length of sample i's content, with it. It moves a, so that i
-// grows from call to call: see [archive.Archive.ReadForward]. The sample must be a regular file.
+// ReadForward fills p, whose length is the size of sample i's content, with the content. It moves a
+// forward, so i must grow from call to call: see [archive.Archive.ReadForward]. The sample must be
+// a regular file.
 func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	r := &x.samples[i]
 	m := archive.Member{Name: x.Name(i), Shard: int(r.shard), Offset: r.offset}
@@ -138,8 +139,8 @@ func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 	return nil
 }
 
-// Headers yields what the index file says of each sample's header, in order. The last pair has the
-// error that ended it early, if there is one. There must be an index file.
+// Headers yields each sample's header from the index file, in order. The last pair has the error
+// that ended the iteration early, if any. There must be an index file.
 func (x *Index) Headers() iter.Seq2[Header, error] {
 	return func(yield func(Header, error) bool) {
 		s, err := x.side.section(sectionHeaders, headerBytes)
@@ -166,8 +167,9 @@ func (x *Index) Headers() iter.Seq2[Header, error] {
 	}
 }
 
-// EntryPoints returns what KeepEntryPoints was given for sample i, in this run or in one before. It
-// is written over buffer, or into a larger one; empty if there is nothing.
+// EntryPoints returns the blob that KeepEntryPoints was given for sample i, in this run or in an
+// earlier run. It writes the blob over buffer, or into a larger buffer. It returns an empty blob if
+// there is none.
 func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
@@ -175,15 +177,15 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	return x.side.blob(x.number(i), buffer)
 }
 
-// KeepEntryPoints keeps a copy of a blob of entry points for sample i. The index file has it when
-// the index is closed.
+// KeepEntryPoints keeps a copy of a blob of entry points for sample i. Close writes the copy to the
+// index file.
 func (x *Index) KeepEntryPoints(i int, blob []byte) {
 	if x.side != nil {
 		x.side.keep(x.number(i), blob)
 	}
 }
 
-// number is the number of sample i among the members of the sidecar.
+// number returns the number of sample i among the members of the sidecar.
 func (x *Index) number(i int) int32 {
 	if x.numbers == nil {
 		return int32(i)
@@ -191,8 +193,7 @@ func (x *Index) number(i int) int32 {
 	return x.numbers[i]
 }
 
-// Close saves the entry points that were kept, and closes the index file. It may be called more
-// than once.
+// Close saves the kept entry points and closes the index file. It may be called more than once.
 func (x *Index) Close() error {
 	x.closing.Do(func() {
 		x.spool.close()
@@ -204,7 +205,7 @@ func (x *Index) Close() error {
 	return x.side.close()
 }
 
-// InMemory is the content of sample i, for reading only, if it is kept in memory; nil if it is not,
-// or not yet. The memory ends with Close, and with the Index: the caller holds on to the Index
-// while it reads.
+// InMemory returns the content of sample i, which is read-only, if it is already in memory, or nil.
+// Close frees the memory, and so does the collection of the Index: the caller must keep the Index
+// alive while it reads.
 func (x *Index) InMemory(i int) []byte { return x.memory.of(i, x.samples[i].size) }

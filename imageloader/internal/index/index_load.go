@@ -34,7 +34,7 @@ func (x *Index) loadMarks(sections map[uint32]section) error {
 	return nil
 }
 
-// eachMark returns a function that returns one mark after the other.
+// eachMark returns a function that returns the marks one by one.
 func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	shard, i := 0, 0
 	return func() (int, int64, bool) {
@@ -49,8 +49,8 @@ func (x *Index) eachMark() func() (shard int, output int64, ok bool) {
 	}
 }
 
-// noteNumber notes that the next sample is number i of the members. There is a list of numbers only
-// if they are not the samples' own.
+// noteNumber records that the next sample is number i of the members. There is a list of numbers
+// only if they differ from the samples' indexes.
 func (x *Index) noteNumber(i, members int) {
 	k := len(x.samples)
 	if x.numbers == nil && i != k {
@@ -64,7 +64,7 @@ func (x *Index) noteNumber(i, members int) {
 	}
 }
 
-// loadOversize notes the headers of samples that are over maxPixels; 0: of none.
+// loadOversize records the headers of samples over maxPixels. With 0 it records none.
 func (x *Index) loadOversize(headers section, maxPixels int64) error {
 	if maxPixels == 0 {
 		return nil

@@ -8,29 +8,30 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// maxLazyWork is maxWork for samples that are read from the archive once, and from memory then.
+// maxLazyWork is maxWork for samples that are read from the archive once, and then from memory.
 const maxLazyWork = 64
 
-// contents are contents of samples that are kept in memory, outside of Go's heap: the garbage
-// collector would let the process grow to twice the archive. The zero value has none.
+// contents has contents of samples in memory outside of Go's heap, because the garbage collector
+// would let the process grow to twice the archive. The zero value is empty.
 type contents struct {
-	arena *arena.Arena // has held and what lazy points to; nil: there are none
-	// held has all of them, for an index that was made by reading them.
+	arena *arena.Arena // memory of held and lazy; nil: both are empty
+	// held has all contents, for an index whose builder has read them.
 	held [][]byte
-	// lazy keeps contents once they are read, for an index from a file. Each points to as many
-	// bytes as the record's size says.
+	// lazy keeps contents after their first read, for an index from a file. Each pointer is to as
+	// many bytes as the record's size.
 	lazy []atomic.Pointer[byte]
-	// claimed is what lazy points to while a reader copies the content into the arena: memory of
-	// the arena that a second reader took for the same sample would be lost.
+	// claimed is the target of a pointer in lazy while a reader copies the content into the arena.
+	// Without it a second reader could allocate arena memory for the same sample, which would be
+	// lost.
 	claimed byte
-	// limit bounds the contents of lazy: larger samples are never read.
+	// limit is the maximum size of a content of lazy, because larger samples are never read.
 	limit int64
 }
 
-// holds says whether samples are kept in memory.
+// holds reports whether samples are kept in memory.
 func (c *contents) holds() bool { return c.held != nil || c.lazy != nil }
 
-// of returns the content of sample i, whose size is given; nil if it is not in memory, or not yet.
+// of returns the content of sample i, which has the given size, or nil if it is not in memory.
 func (c *contents) of(i int, size int64) []byte {
 	if c.held != nil {
 		return c.held[i]
@@ -43,7 +44,7 @@ func (c *contents) of(i int, size int64) []byte {
 	return nil
 }
 
-// keep keeps a copy of the content of sample i in lazy, unless it is empty, or there, or being
+// keep keeps a copy of the content of sample i in lazy, unless it is empty, already there, or being
 // copied by another reader.
 func (c *contents) keep(i int, data []byte) {
 	if len(data) > 0 && c.lazy[i].CompareAndSwap(nil, &c.claimed) {
@@ -51,8 +52,8 @@ func (c *contents) keep(i int, data []byte) {
 	}
 }
 
-// fits says whether the archive is a stream whose samples take no more than limit bytes. Samples of
-// more than maxSize bytes, which are never read, do not count.
+// fits reports whether the archive is a stream whose samples take at most limit bytes. Samples of
+// more than maxSize bytes do not count, because they are never read.
 func (x *Index) fits(limit, maxSize int64) bool {
 	total, streamed := int64(0), false
 	for i := range x.samples {
@@ -69,8 +70,8 @@ func (x *Index) fits(limit, maxSize int64) bool {
 	return streamed
 }
 
-// hold keeps the samples in memory, if they fit: each from its first reading on where marks make
-// that cheap, otherwise all of them from now on. The archive has just been opened.
+// hold keeps the samples in memory, if they fit. If marks make it cheap, each sample is kept from
+// its first read on. Otherwise hold reads all samples now. The archive must be newly opened.
 func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 	if !x.fits(limit, maxSize) {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// TestKeepOnce: readers that keep the same samples at the same time take the memory of one copy.
+// TestKeepOnce: readers that keep the same samples at the same time use the memory of one copy.
 func TestKeepOnce(t *testing.T) {
 	const samples, size, readers = 2000, 1 << 10, 8
 	c := contents{arena: arena.New(), lazy: make([]atomic.Pointer[byte], samples)}

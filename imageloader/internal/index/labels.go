@@ -13,11 +13,11 @@ import (
 const (
 	// maxDirBytes bounds the names of all directories, or all labels, which stay in memory.
 	maxDirBytes = 128 << 20
-	// maxNumberedClasses bounds labels that are numbers: they are smaller.
+	// maxNumberedClasses is an exclusive bound of labels that are numbers.
 	maxNumberedClasses = 1 << 20
 )
 
-// UnknownClassError is an image in a directory that is none of the given classes.
+// UnknownClassError is the error of an image in a directory that is not one of the given classes.
 type UnknownClassError struct {
 	File  string
 	Name  string // the member
@@ -35,8 +35,8 @@ func (e *UnknownClassError) Error() string {
 		e.File, e.Name, e.Class, known)
 }
 
-// LabelError is an image whose WebDataset label is a number, as are all labels of the archive, but
-// not one that a class can have.
+// LabelError is the error of an image whose WebDataset label is a number, like all labels of the
+// archive, but not a possible number of a class.
 type LabelError struct {
 	File  string
 	Name  string // the image's member
@@ -50,20 +50,20 @@ func (e *LabelError) Error() string {
 		e.File, e.Name, e.Label, maxNumberedClasses-1)
 }
 
-// directories numbers the directories that members lie in (with WebDataset the labels of images),
-// and says which of them are classes. With classes given, these are; otherwise it is every
-// directory with a member that claims to be an image, which is known at the end only.
+// directories numbers the directories of members (with WebDataset the labels of images) and decides
+// which directories are classes: the given classes, or every directory with a member that claims to
+// be an image. Without given classes the answer is known only at the end.
 type directories struct {
 	file    string           // the archive, for errors
-	given   map[string]int32 // labels; nil: no classes are given
+	given   map[string]int32 // labels by name; nil: no classes are given
 	classes []string         // the given classes
 	web     bool             // the directories are labels of WebDataset
 
 	numbers map[string]int32
 	names   []string // by number
-	claimed []bool   // by number: has a member that claims to be an image
-	counts  []int    // by number: its members
-	bytes   int      // of the section in the sidecar
+	claimed []bool   // by number: whether a member claims to be an image
+	counts  []int    // by number: number of members
+	bytes   int      // size of the section in the sidecar
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
@@ -98,13 +98,13 @@ func (d *directories) number(name string) (int32, error) {
 	return number, nil
 }
 
-// unknown is the error of an image whose class is not one of those given.
+// unknown returns the error of an image whose class is not one of the given classes.
 func (d *directories) unknown(name, class string) *UnknownClassError {
 	return &UnknownClassError{File: d.file, Name: name, Class: class, Known: d.classes}
 }
 
-// labels returns the classes, and by directory number the label; -1 if the directory is no class.
-// odd is the number of the first label of WebDataset that is an error; -1 if there is none.
+// labels returns the classes, and the label of each directory by number, or -1 if the directory is
+// not a class. odd is the number of the first WebDataset label that is an error, or -1.
 func (d *directories) labels() (classes []string, label []int32, odd int) {
 	label = make([]int32, len(d.names))
 	if d.given != nil {
@@ -135,8 +135,8 @@ func (d *directories) labels() (classes []string, label []int32, odd int) {
 	return classes, label, -1
 }
 
-// isName says whether a label of WebDataset is a name: anything but a decimal number. What looks
-// like a number is one, even if no class can have it.
+// isName reports whether a WebDataset label is a name: anything but a decimal number. A label that
+// looks like a number counts as a number, even if no class can have it.
 func isName(label string) bool {
 	if strings.Trim(label, "0123456789+-.eE") != "" {
 		return true
@@ -146,8 +146,8 @@ func isName(label string) bool {
 }
 
 // numbered sets the labels of directories whose names are all numbers: the numbers themselves, with
-// or without leading zeros. The classes are "0" to the highest number. odd is the first name that
-// is none of these; -1 if there is none.
+// or without leading zeros. The classes are "0" to the highest number. odd is the number of the
+// first directory without such a name, or -1.
 func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	highest := -1
 	for i, name := range d.names {
@@ -165,7 +165,8 @@ func (d *directories) numbered(label []int32) (classes []string, odd int) {
 	return classes, -1
 }
 
-// classOf is the name of the directory that a member lies in; "" if there is none. name is clean.
+// classOf returns the name of the directory of a member, or "" if there is none. name must be
+// clean.
 func classOf(name string) string {
 	slash := strings.LastIndexByte(name, '/')
 	if slash <= 0 {
@@ -179,7 +180,7 @@ func classOf(name string) string {
 	return class
 }
 
-// claims says whether a member claims to be an image, by its first bytes or its name.
+// claims reports whether a member claims to be an image, by its first bytes or its name.
 func claims(m *archive.Member, magic []byte) bool {
 	if Sniff(magic) != "" {
 		return true

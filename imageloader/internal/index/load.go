@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Load looks for an index file of an archive that has just been opened; nil without an error if
-// there is none that fits.
+// Load searches the index file of a newly opened archive. It returns nil without an error if no
+// file fits.
 func Load(a *archive.Archive, c Config) (*Index, error) {
 	l := loading{a: a, c: &c}
 	for _, path := range slices.Backward(indexPaths(&c, a)) {
@@ -24,15 +24,15 @@ func Load(a *archive.Archive, c Config) (*Index, error) {
 	return nil, l.otherLabels
 }
 
-// loading looks for an index in one place after the other.
+// loading searches an index in one place after another.
 type loading struct {
 	a           *archive.Archive
 	c           *Config
-	elsewhere   []otherPlace // looked at before, without an index that fits
-	otherLabels error        // of an index with labels of the other kind, which is not to be lost
+	elsewhere   []otherPlace // places already searched, without an index that fits
+	otherLabels error        // error of an index with labels of the other kind, which must not be lost
 }
 
-// try opens the index at path; nil without an error if there is none that fits.
+// try opens the index at path. It returns nil without an error if no index fits.
 func (l *loading) try(path string) (*Index, error) {
 	began := time.Now()
 	b, err := NewBuilder(l.a.Path(), *l.c)
@@ -44,7 +44,7 @@ func (l *loading) try(path string) (*Index, error) {
 		l.elsewhere = append(l.elsewhere, otherPlace{path, nil})
 		return nil, nil
 	}
-	was, _ := os.Stat(path) // nil, and the place is left alone, if the file is gone by now
+	was, _ := os.Stat(path) // nil if the file is gone by now; the place is then left alone
 	if err == nil {
 		s.saving = saving{l.elsewhere, spoolBeside(indexPaths(l.c, l.a)), l.c.Logger}
 		var x *Index
@@ -52,12 +52,12 @@ func (l *loading) try(path string) (*Index, error) {
 			x.side = s
 			return l.accept(x, path, began)
 		}
-		_ = s.close() // nothing was kept
+		_ = s.close() // no entry points were kept
 	}
 	return nil, l.refuse(path, was, err)
 }
 
-// accept makes an index that was loaded ready for use.
+// accept prepares a loaded index for use.
 func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error) {
 	var err error
 	if x.Len() == 0 {
@@ -74,14 +74,16 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 	return x, nil
 }
 
-// wrongLabel says whether an error is that of a label or class: a new index has it too.
+// wrongLabel reports whether an error is about a label or a class, because a new index would have
+// the same error.
 func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
 	return errors.As(err, &unknown) || errors.As(err, &label)
 }
 
-// refuse notes and logs why the index at path is not used. An error of it ends Load.
+// refuse records and logs the reason why the index at path is not used. An error that it returns
+// ends Load.
 func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	var reason errIndex
 	if wrongLabel(err) {
@@ -97,11 +99,11 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 		if l.c.WebDataset {
 			how = "without -webdataset"
 		}
-		l.otherLabels = fmt.Errorf("imageloader: %s: %w: ask %s, as its loaders do, or remove it", path, errIndexLabels, how)
+		l.otherLabels = fmt.Errorf("imageloader: %s: %w: inspect it %s, like its loaders, or remove it", path, errIndexLabels, how)
 		return nil
 	}
 	if reason == errIndexVersion {
-		l.c.Logger.Info("index is made anew", "archive", l.a.Path(), "index", path, "reason", string(reason))
+		l.c.Logger.Info("index is made again", "archive", l.a.Path(), "index", path, "reason", string(reason))
 		return nil
 	}
 	l.c.Logger.Warn("index is not used", "archive", l.a.Path(), "index", path, "reason", string(reason))

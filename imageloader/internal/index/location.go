@@ -12,19 +12,19 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// indexPaths are where the index of an archive may lie, the best place to write it first. They are
-// looked at from the last to the first: an index in the user's own folder was put there because
-// nothing could be written beside the archive, and has entry points.
+// indexPaths returns the possible paths of an archive's index, the best path for writing first.
+// They are searched from the last to the first: an index in the user's own folder was written there
+// because no file could be written beside the archive, and has entry points.
 func indexPaths(c *Config, a *archive.Archive) []string {
 	shards := a.Shards()
-	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // needs no index
+	isDir := func(s archive.Shard) bool { return s.Info.IsDir() } // a directory needs no index
 	if c.NoFile || slices.ContainsFunc(shards, isDir) {
 		return nil
 	}
 	if c.File != "" {
 		return []string{c.File}
 	}
-	for _, s := range shards { // memory and other sources that are no files have no place
+	for _, s := range shards { // memory and other sources without files have no place for an index
 		if !s.Info.Mode().IsRegular() || s.Info.ModTime().IsZero() && !archive.IsURL(s.Path) {
 			return nil
 		}
@@ -34,7 +34,7 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	name := first
 	if !archive.IsURL(first) {
 		if _, err := os.Lstat(first); err != nil {
-			return nil // opened in another way than by its name
+			return nil // not opened by its name
 		}
 		beside := first + sidecarSuffix
 		if len(shards) > 1 {
@@ -52,8 +52,8 @@ func indexPaths(c *Config, a *archive.Archive) []string {
 	return paths
 }
 
-// indexMode is the mode of an index file: it holds names and bytes of the archive, so no other user
-// may read it who may not read the archive.
+// indexMode returns the mode of an index file. The file has names and bytes of the archive, so it
+// must not be readable by users who may not read the archive.
 func indexMode(a *archive.Archive) fs.FileMode {
 	mode := fs.FileMode(0o044)
 	for _, s := range a.Shards() {
@@ -62,7 +62,8 @@ func indexMode(a *archive.Archive) fs.FileMode {
 	return mode | 0o600
 }
 
-// spoolBeside makes files without names where the index may lie; nil if that is nowhere.
+// spoolBeside returns a function that makes files without names in the index's places, or nil
+// without a place.
 func spoolBeside(paths []string) func() (*os.File, error) {
 	if len(paths) == 0 {
 		return nil
@@ -80,7 +81,7 @@ func spoolBeside(paths []string) func() (*os.File, error) {
 	}
 }
 
-// namelessFile is a new file beside path, which is gone when it is closed.
+// namelessFile returns a new file beside path that disappears when it is closed.
 func namelessFile(path string) (*os.File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
 	if err != nil {

@@ -10,35 +10,35 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// segmentBytes is how much of a stream is inflated at once for samples that stay in memory. So
-// those between two marks are inflated once, not once for each that comes after them.
+// segmentBytes is the number of bytes of a stream that are inflated at once for samples that stay
+// in memory. Samples between two marks are then inflated once, not again for each later sample.
 const segmentBytes = 1 << 20
 
-// Reader reads the contents of an index's samples in any order. It belongs to one goroutine;
-// several of them may read one open archive at the same time.
+// Reader reads the contents of an index's samples in any order. It belongs to one goroutine.
+// Several Readers may read one open archive at the same time.
 type Reader struct {
 	x       *Index
 	archive *archive.Reader
-	segment []byte // several samples, or the header and the content of one in a tar
+	segment []byte // several samples, or the header and the content of a sample in a tar
 }
 
-// NewReader makes a Reader for an Index whose Random is true, and an open archive that has not
+// NewReader returns a Reader for an Index whose Random is true, and an open archive that has not
 // changed since it was indexed. The caller closes the Reader before the archive.
 func NewReader(x *Index, a *archive.Archive) *Reader {
 	return &Reader{x: x, archive: archive.NewReader(a)}
 }
 
-// FileTime is how long the Reader has waited for compressed files, without inflating.
+// FileTime returns the time that the Reader has waited for compressed files, without inflating.
 func (r *Reader) FileTime() time.Duration { return r.archive.FileTime() }
 
-// Close gives back what the reader holds outside of Go's memory.
+// Close frees the reader's memory outside of Go.
 func (r *Reader) Close() { r.archive.Close() }
 
-// Read fills p, which has the length of sample i's content, with it. The sample must be a regular
-// file. Errors are *archive.Error, or archive.ErrStopped.
+// Read fills p, whose length is the size of sample i's content, with the content. The sample must
+// be a regular file. Errors are *archive.Error, or archive.ErrStopped.
 func (r *Reader) Read(i int, p []byte) error {
 	x, m := r.x, &r.x.samples[i]
-	defer runtime.KeepAlive(x) // a collected index has no memory
+	defer runtime.KeepAlive(x) // the collection of an index frees its memory
 	if data := x.InMemory(i); data != nil {
 		copy(p, data)
 		return nil
@@ -79,9 +79,9 @@ func (r *Reader) readFrom(s *shard, m *record, i int, p []byte) error {
 	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
 }
 
-// readTar reads sample i of a plain tar. A file of the same size and time may be another one all
-// the same, also behind a URL (in another run), and the index may be forged: so the header before
-// the content has to be the one that was indexed, and has to have the sample's name and size.
+// readTar reads sample i of a plain tar. A file of the same size and time may still be another
+// file, also behind a URL (in another run), and the index may be forged. So the header before the
+// content must be the header that was indexed, and must have the sample's name and size.
 func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
 	name, shard := r.x.Name(i), int(m.shard)
 	lead := int64(archive.BlockBytes)
@@ -91,7 +91,7 @@ func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
 	if lead < archive.BlockBytes || m.offset < lead {
 		return ErrStale
 	}
-	part := int(lead) // and the content, if that is read at the same time
+	part := int(lead) // plus the content, if it is read at the same time
 	if archive.IsURL(s.path) && len(p) <= segmentBytes {
 		part += len(p) // a copy costs less than a second request
 	}
@@ -105,7 +105,7 @@ func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
 	}
 	n := copy(p, r.segment[lead:])
 	if !archive.Heads(heads, name, m.size) {
-		more := make([]byte, min(m.offset, archive.HeaderBytes)) // the name may lie before
+		more := make([]byte, min(m.offset, archive.HeaderBytes)) // the name may be in an earlier header
 		if n, err := r.archive.ReadAt(shard, more, m.offset-int64(len(more))); n < len(more) {
 			return err
 		}
@@ -122,7 +122,8 @@ func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
 	return nil
 }
 
-// isPlain says whether a header has room for a name, and its characters, without an extended one.
+// isPlain reports whether a name fits into a header, with its characters, without an extended
+// header.
 func isPlain(name string) bool {
 	const room = 100
 	for _, c := range []byte(name) {
@@ -133,9 +134,9 @@ func isPlain(name string) bool {
 	return len(name) <= room
 }
 
-// readSegment reads sample i into memory, with those that lie beside it between two marks, if that
-// is worth it. Where something fails, and for samples whose bytes are not what the index says, it
-// does nothing: Read then reads the sample alone, and finds the error.
+// readSegment reads sample i into memory, with its neighbours between two marks, if that pays.
+// After a failure, and for samples whose bytes differ from the index, it keeps no content: Read
+// then reads the sample alone, and finds the error.
 func (r *Reader) readSegment(i int) {
 	x := r.x
 	shard := x.samples[i].shard
@@ -165,7 +166,8 @@ func (r *Reader) readSegment(i int) {
 }
 
 // neighbours returns the first and the last of the samples that are inflated together with sample
-// i, and the mark at which they are entered: no more than a segment's bytes, between two marks.
+// i, and the mark where inflating begins. They are between two marks and have at most a segment's
+// bytes.
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x
 	m := &x.samples[i]

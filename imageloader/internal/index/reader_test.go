@@ -17,7 +17,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/indextest"
 )
 
-// readAll reads every sample of an index, in random order, by several goroutines.
+// readAll reads every sample of an index, in random order, with several goroutines.
 func readAll(t *testing.T, path string, x *Index, want map[string]string) {
 	t.Helper()
 	a := openArchive(t, path)
@@ -42,7 +42,7 @@ func readAll(t *testing.T, path string, x *Index, want map[string]string) {
 }
 
 // TestRandomAccess: any sample of a gzip file of any kind is read from a checkpoint, with the index
-// that the scan has made and with the same one from its file.
+// from the scan and with the index from its file.
 func TestRandomAccess(t *testing.T) {
 	members := archivetest.Photos(60)
 	want := archivetest.Contents(members)

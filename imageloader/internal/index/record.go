@@ -7,13 +7,13 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// record is what an index knows of a member that is a sample, or may become one.
+// record is an index's knowledge of a member that is a sample, or may become a sample.
 type record struct {
-	offset int64 // of the content in the shard's tar stream
+	offset int64 // position of the content in the shard's tar stream
 	size   int64
-	name   uint32 // where it begins in the names; it ends where the next one begins
-	label  int32  // in a builder: the number of the directory
-	crc    uint32 // CRC-32 (IEEE); the flags say of what
+	name   uint32 // start of the name in the names; the next record's name is its end
+	label  int32  // in a builder: number of the directory
+	crc    uint32 // CRC-32 (IEEE) of the bytes that the flags tell
 	shard  uint16
 	kind   archive.Kind
 	flags  uint8
@@ -21,7 +21,7 @@ type record struct {
 
 // Flags of records.
 const (
-	recordImage  = 1 << iota // claims to be an image
+	recordImage  = 1 << iota // the member claims to be an image
 	recordSummed             // crc is the content's
 	recordBlock              // crc is that of the tar header before the content
 )
@@ -52,7 +52,7 @@ func (r *record) decode(b []byte) {
 	}
 }
 
-// encodeMark makes an item of the section of checkpoints.
+// encodeMark returns an item of the section of checkpoints.
 func encodeMark(shard int, m archive.Mark) (b [checkpointBytes]byte) {
 	le := binary.LittleEndian
 	le.PutUint64(b[0:], uint64(m.Bit))
@@ -73,12 +73,12 @@ func decodeMark(b []byte) (shard uint32, m archive.Mark) {
 	}
 }
 
-// matches says whether p has the checksum of the record, if that has one.
+// matches reports whether p has the checksum of the record, if the record has one.
 func (r *record) matches(p []byte) bool {
 	return r.flags&recordSummed == 0 || crc32.ChecksumIEEE(p) == r.crc
 }
 
-// header makes a Header of what the index file says of a sample.
+// header returns the Header of a sample from its header in the index file.
 func (r *record) header(h header) Header {
 	info, format, ok := h.info()
 	switch {

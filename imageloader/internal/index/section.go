@@ -24,13 +24,13 @@ const (
 	memberBytes     = 32
 	checkpointBytes = 32
 	countsBytes     = 24
-	shardBytes      = 32 // and its name
+	shardBytes      = 32 // plus its name
 )
 
-// largeSections have an item for every member, or checkpoint.
+// largeSections are the sections with an item for every member or checkpoint.
 var largeSections = []uint32{sectionMembers, sectionNames, sectionHeaders, sectionCheckpoints, sectionWindows}
 
-// section is a part of an index: in its file, or in a spool that was just filled.
+// section is a part of an index, in its file or in a spool.
 type section struct {
 	at    io.ReaderAt
 	size  int64
@@ -55,7 +55,7 @@ func (s section) copyTo(w io.Writer) error {
 	return err
 }
 
-// items is how many items are read at a time.
+// items is the number of items that are read at a time.
 const items = 4096
 
 // reader reads the section item by item. Each item has the given number of bytes.
@@ -70,8 +70,8 @@ type itemReader struct {
 	crc  uint32
 }
 
-// next returns the next item, valid until the next call. It returns nil at the end; if the section
-// is damaged, with an error.
+// next returns the next item, which is valid until the next call. It returns nil at the end, with
+// an error if the section is damaged.
 func (r *itemReader) next() (item []byte, err error) {
 	if len(r.rest) == 0 {
 		left := r.s.size - r.at
@@ -100,7 +100,7 @@ func (r *itemReader) next() (item []byte, err error) {
 	return item, nil
 }
 
-// damagedBy is the error of a section that could not be read in full.
+// damagedBy returns the error of a section that could not be read in full.
 func damagedBy(err error) error {
 	if err == nil || err == io.EOF {
 		return errIndexDamaged

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestItems: a section is read item by item. One that is cut off, or has another checksum, is
+// TestItems: a section is read item by item. A section that is cut off, or has another checksum, is
 // damaged.
 func TestItems(t *testing.T) {
 	var s spool

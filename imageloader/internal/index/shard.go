@@ -12,14 +12,14 @@ type shard struct {
 	path   string
 	info   fs.FileInfo
 	format string
-	marks  []archive.Mark // of a gzip file; the first is its beginning
+	marks  []archive.Mark // in a gzip file; the first mark is the beginning
 }
 
-// maxStreamBytes is more than the tar stream of a shard can have.
+// maxStreamBytes returns an upper bound of the size of the shard's tar stream.
 func (s *shard) maxStreamBytes() int64 { return archive.MaxStreamBytes(s.format, s.info.Size()) }
 
-// addMark takes the next mark; false if it does not follow the one before, or lies outside of the
-// file.
+// addMark adds the next mark. It returns false if the mark does not follow the previous mark, or is
+// outside of the file.
 func (s *shard) addMark(m archive.Mark) bool {
 	if m.Bit < 0 || m.Bit>>3 > s.info.Size() || m.Output < 0 {
 		return false
@@ -31,8 +31,8 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// enter says at which mark a member's content is entered, and where its compressed bytes end at the
-// latest.
+// enter returns the mark where inflating a member's content begins, and an upper bound of the end
+// of its compressed bytes.
 func (s *shard) enter(r *record) (m *archive.Mark, until int64) {
 	until = s.info.Size()
 	if end := s.beyond(r.offset + r.size - 1); end < len(s.marks) {
@@ -41,7 +41,7 @@ func (s *shard) enter(r *record) (m *archive.Mark, until int64) {
 	return &s.marks[s.beyond(r.offset)-1], until
 }
 
-// beyond is the number of the first mark beyond an offset.
+// beyond returns the number of the first mark beyond an offset.
 func (s *shard) beyond(offset int64) int {
 	n, _ := slices.BinarySearchFunc(s.marks, offset, func(m archive.Mark, offset int64) int {
 		if m.Output <= offset {

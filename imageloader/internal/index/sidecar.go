@@ -13,18 +13,18 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// The sidecar, byte by byte: docs/index-format.md.
+// docs/index-format.md describes the sidecar byte by byte.
 
 const (
 	sidecarSuffix  = ".tsidx"
 	sidecarMagic   = "TSIDX\x00\r\n"
 	sidecarVersion = 2
 	sidecarHeader  = 32
-	sectionBytes   = 32 // of the table, for each section
+	sectionBytes   = 32 // bytes of the table for each section
 	maxSections    = 64
 )
 
-// errIndex is the reason why a sidecar is not used: it is made anew.
+// errIndex is the reason why a sidecar is not used, but made again.
 type errIndex string
 
 func (e errIndex) Error() string { return string(e) }
@@ -36,7 +36,7 @@ const (
 	errIndexStale   = errIndex("the archive has changed since it was indexed")
 )
 
-// place is where a section lies in a sidecar.
+// place is the place of a section in a sidecar.
 type place struct {
 	kind, crc           uint32
 	offset, size, count uint64
@@ -49,30 +49,30 @@ type sidecar struct {
 	places map[uint32]place
 	saving saving
 
-	// Blobs of members that the file does not have yet, one after the other, and where: 0, or
-	// place<<24 | size.
+	// blobs has the members' blobs that are not yet in the file, one after another. kept has their
+	// places: 0, or place<<24 | size.
 	mu    sync.RWMutex
 	blobs spool
-	kept  []uint64 // nil: there are none
+	kept  []uint64 // nil: no blobs
 	dirty bool
 	once  sync.Once
-	err   error // of closing
+	err   error // error of close
 }
 
-// saving says how a sidecar saves blobs.
+// saving sets how a sidecar saves blobs.
 type saving struct {
-	elsewhere []otherPlace             // where it is written if it can't be written at its own path
-	create    func() (*os.File, error) // makes files without names; nil: none can be made
+	elsewhere []otherPlace             // further places, if the sidecar's own path can't be written
+	create    func() (*os.File, error) // makes files without names; nil: impossible
 	log       *slog.Logger
 }
 
-// otherPlace is where an index may be saved too.
+// otherPlace is another place where an index may be saved.
 type otherPlace struct {
 	path string
-	was  fs.FileInfo // a useless file that lies there and may be replaced; nil: there is none
+	was  fs.FileInfo // a useless file at path that may be replaced; nil: no file
 }
 
-// openSidecar checks an index file's header and table, but no section.
+// openSidecar opens an index file and checks its header and table, but no section.
 func openSidecar(path string) (*sidecar, error) {
 	f, err := safefile.Open(path)
 	if err != nil {
@@ -81,7 +81,7 @@ func openSidecar(path string) (*sidecar, error) {
 	return newSidecar(path, f)
 }
 
-// newSidecar is openSidecar for an open file, which it takes over.
+// newSidecar is openSidecar for an open file, of which it takes ownership.
 func newSidecar(path string, f *os.File) (_ *sidecar, err error) {
 	defer func() {
 		if err != nil {
@@ -120,7 +120,7 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	places := map[uint32]place{}
 	for ; len(table) > 0; table = table[sectionBytes:] {
 		p := place{le.Uint32(table), le.Uint32(table[4:]), le.Uint64(table[8:]), le.Uint64(table[16:]), le.Uint64(table[24:])}
-		// There are as many windows as checkpoints, but one may be empty.
+		// There are as many windows as checkpoints, but windows may be empty.
 		if p.offset > uint64(size) || p.size > uint64(size)-p.offset || p.count > p.size && p.kind != sectionWindows {
 			return nil, errIndexDamaged
 		}
@@ -129,7 +129,7 @@ func readTable(r io.ReaderAt, size int64) (map[uint32]place, error) {
 	return places, nil
 }
 
-// section returns a section of the file, whose items have at least minItem bytes each.
+// section returns a section of the file. Its items must have at least minItem bytes each.
 func (s *sidecar) section(kind uint32, minItem uint64) (section, error) {
 	p, ok := s.places[kind]
 	if !ok || minItem > 0 && p.count > p.size/minItem {
@@ -149,7 +149,7 @@ func (s *sidecar) read(kind uint32, minItem uint64) (data []byte, count int, err
 	return data, p.count, err
 }
 
-// large are the large sections.
+// large returns the large sections.
 func (s *sidecar) large() (sections map[uint32]section, err error) {
 	sections = map[uint32]section{}
 	for _, kind := range largeSections {
@@ -160,7 +160,7 @@ func (s *sidecar) large() (sections map[uint32]section, err error) {
 	return sections, nil
 }
 
-// close saves the blobs that were kept. It may be called more than once.
+// close saves the kept blobs. It may be called more than once.
 func (s *sidecar) close() error {
 	s.once.Do(func() {
 		s.save()

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	maxBlobBytes  = 1 << 24   // of one member
-	maxBlobMemory = 512 << 20 // of all blobs, where no file can be made for them
+	maxBlobBytes  = 1 << 24   // maximum bytes of a member's blob
+	maxBlobMemory = 512 << 20 // maximum bytes of all blobs, if no file can be made for them
 )
 
-// blob returns the blob of a member, written over buffer or into a larger one; empty if there is
-// none.
+// blob returns the blob of a member, written over buffer or into a larger buffer. It is empty if
+// there is none.
 func (s *sidecar) blob(number int32, buffer []byte) []byte {
 	if b := s.keptBlob(number, buffer); b != nil {
 		return b
@@ -47,7 +47,7 @@ func (s *sidecar) blob(number int32, buffer []byte) []byte {
 }
 
 // keptBlob returns the blob that keep was given for a member, written over buffer or into a larger
-// one; nil if there is none.
+// buffer, or nil if there is none.
 func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -62,8 +62,8 @@ func (s *sidecar) keptBlob(number int32, buffer []byte) []byte {
 	return b
 }
 
-// keep copies a blob of a member until save. Where no file can be made, only as many are kept as
-// fit in memory.
+// keep copies a blob of a member until save. Without a file it keeps only as many blobs as fit in
+// memory.
 func (s *sidecar) keep(number int32, blob []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,9 +80,9 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	s.dirty = true
 }
 
-// save writes the file anew with the blobs that were kept, or another file where its own folder
-// can't be written. The open file stays valid. Nothing that fails here is an error: without the
-// blobs the next run is as slow as this one.
+// save writes the file again with the kept blobs, or another file if its own folder can't be
+// written. The open file stays valid. A failure is only logged, because without the blobs the next
+// run is only as slow as this run.
 func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty
@@ -107,7 +107,7 @@ func (s *sidecar) save() {
 	}
 	for _, p := range s.saving.elsewhere {
 		if now, err := os.Stat(p.path); err == nil && (p.was == nil || !os.SameFile(now, p.was)) {
-			continue // another process has written it since
+			continue // another process has written this file since
 		}
 		_ = os.MkdirAll(filepath.Dir(p.path), 0o755) // the next call says more
 		if s.saveTo(p.path, mine.Mode().Perm()) == nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// load makes the Index of an archive, with a Builder that has collected nothing. An error that is
-// an errIndex means that the sidecar is of no use.
+// load makes the Index of an archive with an empty Builder. An errIndex means that the sidecar is
+// useless.
 func (s *sidecar) load(a *archive.Archive, b *Builder) (*Index, error) {
 	formats, err := s.loadShards(a)
 	if err != nil {
@@ -64,7 +64,7 @@ func (s *sidecar) loadShards(a *archive.Archive) (formats []string, err error) {
 	return formats, nil
 }
 
-// nextShard splits the next item, with a format that there is, off the section of shards.
+// nextShard splits the next item, with a known format, off the section of shards.
 func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	if len(data) < shardBytes {
 		return nil, "", nil, false
@@ -77,7 +77,7 @@ func nextShard(data []byte) (item []byte, name string, rest []byte, ok bool) {
 	return item, string(rest[:n]), rest[n:], true
 }
 
-// checkShard checks that a shard is the one that an item describes.
+// checkShard checks that a shard is the shard that an item describes.
 func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, name, format string) error {
 	le := binary.LittleEndian
 	now := &a.Shards()[shard]
@@ -87,8 +87,8 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 	if int64(le.Uint64(item[8:])) == now.Info.ModTime().UnixNano() && !now.Info.ModTime().IsZero() {
 		return nil
 	}
-	// A copied archive has another time, and some archives have none: then the ends of the shards
-	// decide. But not of a tar, whose samples have no checksums.
+	// A copied archive has another time, and some archives have no time. In these cases the ends of
+	// the shards decide, except for a tar, whose samples have no checksums.
 	if format == archive.Tar {
 		return errIndexStale
 	}
@@ -102,10 +102,10 @@ func checkShard(a *archive.Archive, r *archive.Reader, shard int, item []byte, n
 	return nil
 }
 
-// edgeBytes of a shard's beginning and end are in its digest.
+// edgeBytes is the number of bytes of a shard's beginning, and of its end, in its digest.
 const edgeBytes = 64 << 10
 
-// shardDigest is the CRC-32 of a shard's first and last bytes.
+// shardDigest returns the CRC-32 of a shard's first and last bytes.
 func shardDigest(a *archive.Archive, r *archive.Reader, shard int) (uint32, error) {
 	s := &a.Shards()[shard]
 	size := s.Info.Size()
@@ -125,10 +125,10 @@ var shardFormats = []string{archive.Tar, archive.TarGzip, archive.TarZstd}
 
 func formatNumber(format string) uint32 { return uint32(slices.Index(shardFormats, format)) }
 
-// plausible says whether an archive of this size can have sections of those sizes, before anything
-// as large is read: a file may claim terabytes and be sparse.
+// plausible reports whether an archive of this size can have sections of the claimed sizes. It is
+// called before memory of these sizes is allocated, because a sparse file may claim terabytes.
 func (s *sidecar) plausible(a *archive.Archive, formats []string) bool {
-	members := int64(0) // each has a header
+	members := int64(0) // each member has a header
 	for i, shard := range a.Shards() {
 		stream := archive.MaxStreamBytes(formats[i], shard.Info.Size())
 		members = min(archive.MaxMembers, members+stream/archive.BlockBytes)
@@ -168,7 +168,7 @@ func (s *sidecar) loadDirectories(d *directories) error {
 	return nil
 }
 
-// loadCounts reads the section of counts, which also says where the labels come from.
+// loadCounts reads the section of counts, which also has the source of the labels.
 func (s *sidecar) loadCounts(b *Builder) error {
 	le := binary.LittleEndian
 	counts, _, err := s.read(sectionCounts, 8)
@@ -185,7 +185,8 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	return nil
 }
 
-// labelling says in a sidecar where labels come from: 0 directories, 1 WebDataset's members.
+// labelling returns the number of a source of labels in a sidecar: 0 for directories, 1 for
+// WebDataset's members.
 func labelling(web bool) uint64 {
 	if web {
 		return 1

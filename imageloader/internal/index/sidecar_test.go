@@ -16,12 +16,12 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestEntryBlobs: the next run finds the blobs that were kept for a sample, with any classes, and
-// those of the runs before.
+// TestEntryBlobs: the next run finds the blobs that this run and earlier runs have kept for a
+// sample, with any classes.
 func TestEntryBlobs(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
-	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) } // more than a spool has in memory, all together
+	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) } // all together more than a spool's memory
 	keep := func(from, to int, c Config) {
 		t.Helper()
 		x := open(t, path, c)
@@ -76,8 +76,8 @@ func TestIndexMode(t *testing.T) {
 	}
 }
 
-// TestImplausibleIndex: the sizes of an index's sections are compared with what its archive can
-// have before memory of these sizes is allocated.
+// TestImplausibleIndex: impossible sizes of an index's sections for its archive are found before
+// memory of these sizes is allocated.
 func TestImplausibleIndex(t *testing.T) {
 	path := indexed(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	for what, c := range map[string]struct {
@@ -86,16 +86,16 @@ func TestImplausibleIndex(t *testing.T) {
 		item uint64 // 0: the count stays
 		want error
 	}{
-		"shards":                {sectionShards, 1 << 40, 0, errIndexStale},
-		"directories":           {sectionDirs, 1 << 40, 0, errIndexDamaged},
-		"many directories":      {sectionDirs, 1 << 40, 4, errIndexDamaged},
-		"counts":                {sectionCounts, 1 << 40, 0, errIndexDamaged},
-		"names":                 {sectionNames, 1<<32 + 10, 1, errIndexDamaged},
-		"names of few entries":  {sectionNames, 20*archive.MaxNameBytes + 1, 1, errIndexDamaged},
-		"entries":               {sectionMembers, archive.MaxMembers * memberBytes, memberBytes, errIndexDamaged},
-		"headers":               {sectionHeaders, archive.MaxMembers * headerBytes, headerBytes, errIndexDamaged},
-		"checkpoints":           {sectionCheckpoints, 1 << 40, checkpointBytes, errIndexDamaged},
-		"nothing is other here": {sectionWindows, 0, 0, nil},
+		"shards":               {sectionShards, 1 << 40, 0, errIndexStale},
+		"directories":          {sectionDirs, 1 << 40, 0, errIndexDamaged},
+		"many directories":     {sectionDirs, 1 << 40, 4, errIndexDamaged},
+		"counts":               {sectionCounts, 1 << 40, 0, errIndexDamaged},
+		"names":                {sectionNames, 1<<32 + 10, 1, errIndexDamaged},
+		"names of few entries": {sectionNames, 20*archive.MaxNameBytes + 1, 1, errIndexDamaged},
+		"entries":              {sectionMembers, archive.MaxMembers * memberBytes, memberBytes, errIndexDamaged},
+		"headers":              {sectionHeaders, archive.MaxMembers * headerBytes, headerBytes, errIndexDamaged},
+		"checkpoints":          {sectionCheckpoints, 1 << 40, checkpointBytes, errIndexDamaged},
+		"unchanged":            {sectionWindows, 0, 0, nil},
 	} {
 		a := openArchive(t, path)
 		s, err := openSidecar(path + sidecarSuffix)
@@ -122,8 +122,8 @@ func TestImplausibleIndex(t *testing.T) {
 	}
 }
 
-// TestIndexOfAnother: an index that another process has put in the place of the one that was just
-// written is not mistaken for it.
+// TestIndexOfAnother: an index that another process writes over a newly written index is not
+// mistaken for it.
 func TestIndexOfAnother(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	a := openArchive(t, path)
@@ -162,7 +162,8 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 		if !cache {
 			t.Setenv("XDG_CACHE_HOME", filepath.Join(archivetest.WriteFile(t, "file", nil), "no folder"))
 		}
-		// No file beside it can have a longer name than its index, as a temporary one has.
+		// The index's name has the maximum length, so a temporary file beside it, whose name is
+		// longer, can't be made.
 		path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
 		log := &logged{}
 		c := testConfig()
@@ -194,8 +195,8 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 	}
 }
 
-// TestIndexOfSomebodyInTheCache: a file that another process has put into the cache folder since is
-// not overwritten.
+// TestIndexOfSomebodyInTheCache: a file that another process has meanwhile written into the cache
+// folder is not overwritten.
 func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", dir)
@@ -226,8 +227,8 @@ func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	}
 }
 
-// TestIndexReplacedSince: entry points are not saved over an index that was written since, which
-// may belong to another archive.
+// TestIndexReplacedSince: entry points are not saved over an index that another process has
+// meanwhile written, which may belong to another archive.
 func TestIndexReplacedSince(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
@@ -242,12 +243,12 @@ func TestIndexReplacedSince(t *testing.T) {
 	}
 	closeIndex(t, x)
 	if got, err := os.ReadFile(path + sidecarSuffix); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("it was saved over; error %v", err)
+		t.Errorf("the other index was overwritten; error %v", err)
 	}
 }
 
-// TestIndexLeftovers: writing an index removes the temporary files that a killed process has left
-// of it, but not one that is being written.
+// TestIndexLeftovers: writing an index removes the temporary files of killed processes, but not a
+// file that is still being written.
 func TestIndexLeftovers(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
 	long := time.Now().Add(-2 * leftAfter)
@@ -272,7 +273,7 @@ func TestIndexLeftovers(t *testing.T) {
 	}
 }
 
-// TestIsFile: indexes, and the temporary files of indexes, are no shards.
+// TestIsFile: indexes and their temporary files are not shards.
 func TestIsFile(t *testing.T) {
 	for name, want := range map[string]bool{
 		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,

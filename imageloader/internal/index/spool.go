@@ -5,17 +5,17 @@ import (
 	"os"
 )
 
-// spoolBytes is how much of a spool is in memory.
+// spoolBytes is the maximum number of bytes of a spool in memory.
 const spoolBytes = 1 << 20
 
-// spool collects bytes: the last ones in memory, those before in a file without a name, which is
-// gone when it is closed, however the program ends. Where no file can be made or written, all bytes
-// stay in memory. One goroutine at a time calls its methods, except that several may read while
-// none writes.
+// spool collects bytes: the last bytes in memory, earlier bytes in a file without a name, which
+// disappears when it is closed, however the program ends. If no file can be made or written, all
+// bytes stay in memory. One goroutine at a time may call its methods, except that several may read
+// while none writes.
 type spool struct {
-	create func() (*os.File, error) // nil: no file
+	create func() (*os.File, error) // nil: memory only
 	file   *os.File
-	filed  int64 // bytes in file
+	filed  int64 // number of bytes in file
 	mem    []byte
 }
 
@@ -41,7 +41,7 @@ func (s *spool) write(p []byte) {
 	s.mem = s.mem[:0]
 }
 
-// ReadAt is io.ReaderAt.
+// ReadAt implements io.ReaderAt.
 func (s *spool) ReadAt(p []byte, at int64) (n int, err error) {
 	if at < s.filed {
 		k := min(int64(len(p)), s.filed-at)

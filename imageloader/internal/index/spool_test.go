@@ -13,8 +13,8 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestSpool: a spool can be read anywhere, with a file, without one, and when the file can't be
-// made or written any more.
+// TestSpool: a spool can be read anywhere, with a file, without a file, and if the file can't be
+// made or can no longer be written.
 func TestSpool(t *testing.T) {
 	archivetest.NoLeaks(t)
 	rng := rand.New(rand.NewPCG(6, 6))
@@ -42,7 +42,7 @@ func TestSpool(t *testing.T) {
 			}
 			want = append(want, b...)
 			s.write(b)
-			if c == "broken file" && len(want) > 3*spoolBytes && s.create != nil { // from now on nothing can be written, but read
+			if c == "broken file" && len(want) > 3*spoolBytes && s.create != nil { // from now on the file can only be read
 				file, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", s.file.Fd()))
 				if err != nil {
 					t.Skip(err)

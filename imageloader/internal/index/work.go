@@ -2,19 +2,19 @@ package index
 
 import "github.com/torchstream/torchstream/imageloader/internal/archive"
 
-// workMeter finds out what it costs to read samples in any order. Samples and marks come in the
+// workMeter measures the cost of reading samples in any order. Samples and marks come in the
 // archive's order.
 type workMeter struct {
 	shards []shard
 	next   func() (shard int, output int64, ok bool) // the next mark
 
 	begun     bool
-	shard     int // of the next mark
+	shard     int // shard of the next mark
 	output    int64
 	left      bool  // there is a next mark
-	from      int64 // the last mark before the sample
+	from      int64 // output offset of the last mark before the sample
 	fromShard int
-	stream    bool // there is a sample without one
+	stream    bool // a sample has no mark
 
 	inflated, wanted float64 // bytes
 	samples          float64
@@ -45,8 +45,8 @@ func (w *workMeter) sample(r *record) {
 	w.inflated += float64(max(0, r.offset-w.from))
 }
 
-// work is how many bytes have to be read or inflated for each byte of a sample; 0: the archive can
-// be read in its own order only.
+// work returns the average number of bytes to read or inflate for each byte of a sample, or 0 if
+// the archive can be read only in its own order.
 func (w *workMeter) work() float64 {
 	switch {
 	case w.stream:

@@ -14,23 +14,23 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// indexFile is the kind of file that an index replaces.
+// indexFile is the kind of file that an index may replace.
 var indexFile = safefile.Prefix("an index", sidecarMagic)
 
-// CheckFile refuses a path for an index file whose file is neither empty nor an index.
+// CheckFile returns an error if the file at path is neither empty nor an index.
 func CheckFile(path string) error { return safefile.Check(path, indexFile) }
 
-// IsFile says whether a path is that of an index file, or of one that is being written.
+// IsFile reports whether a path is the path of an index file, or of its temporary file.
 func IsFile(path string) bool {
 	return strings.HasSuffix(path, sidecarSuffix) || unfinished(filepath.Base(path))
 }
 
-// unfinished says whether a file is an index that is being written.
+// unfinished reports whether a file is the temporary file of an index.
 func unfinished(name string) bool {
 	return strings.Contains(name, sidecarSuffix+".") && strings.HasSuffix(name, ".tmp")
 }
 
-// output is a section to be written.
+// output is a section to write.
 type output struct {
 	kind  uint32
 	count uint64
@@ -38,8 +38,8 @@ type output struct {
 }
 
 // writeSidecar writes an index file under another name and renames it, so that a reader sees the
-// whole of it or nothing, however the program or the machine ends. It returns the file that it has
-// written, open: another process may have put its own at the path since.
+// whole file or no file, however the program or the machine ends. It returns the written file still
+// open, because another process may already have replaced the file at path.
 func writeSidecar(path string, mode fs.FileMode, sections []output) (_ *os.File, err error) {
 	if err := CheckFile(path); err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func writeSidecar(path string, mode fs.FileMode, sections []output) (_ *os.File,
 	if err := f.Sync(); err != nil {
 		return nil, err
 	}
-	if err := CheckFile(path); err != nil { // again: writing took a while
+	if err := CheckFile(path); err != nil { // checked again, because writing took a while
 		return nil, err
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
@@ -106,30 +106,30 @@ func writeSections(f *os.File, sections []output) error {
 	return err
 }
 
-// leftAfter is the age at which a file under a temporary name counts as left by a killed process.
+// leftAfter is the age at which a temporary file counts as left by a killed process.
 const leftAfter = 24 * time.Hour
 
-// sweep removes what processes have left that were killed while they wrote this index.
+// sweep removes the temporary files of processes that were killed while they wrote this index.
 func sweep(path string) {
 	list, err := os.ReadDir(filepath.Dir(path))
 	if err != nil {
-		return // what is there stays
+		return // the files stay
 	}
 	for _, f := range list {
 		if !strings.HasPrefix(f.Name(), filepath.Base(path)+".") || !unfinished(f.Name()) {
 			continue
 		}
 		if info, err := f.Info(); err == nil && info.Mode().IsRegular() && time.Since(info.ModTime()) > leftAfter {
-			_ = os.Remove(filepath.Join(filepath.Dir(path), f.Name())) // or it stays
+			_ = os.Remove(filepath.Join(filepath.Dir(path), f.Name())) // if it fails, the file stays
 		}
 	}
 }
 
-// sectionWriter writes sections one after the other, through a buffer.
+// sectionWriter writes sections one after another, through a buffer.
 type sectionWriter struct {
 	file   *os.File
 	at     uint64
-	crc    uint32 // of the section
+	crc    uint32 // checksum of the section
 	buffer []byte
 }
 
@@ -154,8 +154,8 @@ func (w *sectionWriter) flush() error {
 	return err
 }
 
-// outputs are the sections of the index that a Builder has collected. The archive was read to its
-// end.
+// outputs returns the sections of the index that a Builder has collected. The archive was read to
+// its end.
 func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 	shards, err := encodeShards(a)
 	if err != nil {
@@ -187,7 +187,7 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 	return list, nil
 }
 
-// encodeShards makes the section of shards.
+// encodeShards returns the section of shards.
 func encodeShards(a *archive.Archive) (shards []byte, err error) {
 	r := archive.NewReader(a)
 	defer r.Close()

@@ -9,25 +9,25 @@ import (
 type Share struct {
 	Rank, World int  // this process is rank Rank, from 0, of World processes
 	Batch       int  // samples a batch
-	DropLast    bool // a last batch that is short is left out
-	PadLast     bool // a last batch that is short is filled with the epoch's first samples
+	DropLast    bool // leaves out a last batch that is short
+	PadLast     bool // fills a last batch that is short with the epoch's first samples
 }
 
-// Deal says which positions of an epoch a rank takes. The positions that are not in Done are
-// numbered 0, 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. When all are
-// dealt, the numbers go on with the first position again: padding.
+// Deal assigns positions of an epoch to a rank. The positions that are not in Done are numbered 0,
+// 1, 2, ... and dealt in turn: number Rank + t*World is the rank's turn t. After the last position
+// the numbers continue with the first position again, as padding.
 //
 // All ranks take the same number of turns. A rank that skips a bad sample takes another turn, so
 // that it has as many batches as the others. A Deal does not change.
 type Deal struct {
 	Share
 	Done  Positions // taken before the deal
-	Left  int       // how many positions are not in Done; or Unknown
-	Turns int       // how many turns this rank takes if no sample is bad; or Unknown
-	Fixed bool      // the number of samples that the rank delivers is Turns, whatever is bad
+	Left  int       // number of positions that are not in Done, or Unknown
+	Turns int       // number of turns that this rank takes if no sample is bad, or Unknown
+	Fixed bool      // the rank delivers Turns samples, whichever samples are bad
 }
 
-// NewDeal deals what is left of an epoch that has the given number of positions, or Unknown.
+// NewDeal deals the rest of an epoch. total is the epoch's number of positions, or Unknown.
 func NewDeal(s Share, total int, done Positions) Deal {
 	d := Deal{Share: s, Done: done, Left: Unknown, Turns: Unknown, Fixed: s.World > 1 || s.PadLast}
 	if total == Unknown {
@@ -48,7 +48,7 @@ func NewDeal(s Share, total int, done Positions) Deal {
 	return d
 }
 
-// Batches is how many batches the turns make.
+// Batches returns the number of batches of the turns.
 func (d *Deal) Batches() int {
 	n := d.Turns / d.Batch
 	if d.Turns%d.Batch != 0 && !d.DropLast {
@@ -57,8 +57,8 @@ func (d *Deal) Batches() int {
 	return n
 }
 
-// MaxTurns is how many turns a rank may take in all, those with bad samples included. A rank that
-// needs more has as many bad samples as there are samples.
+// MaxTurns returns the maximum number of turns of a rank, with those of bad samples. A rank that
+// needs more turns has met as many bad samples as there are samples.
 func (d *Deal) MaxTurns() int {
 	if d.Fixed && d.Left < Unknown {
 		return d.Turns + d.Left
@@ -66,14 +66,15 @@ func (d *Deal) MaxTurns() int {
 	return d.Turns
 }
 
-// At returns the position of a turn, and how often the position was dealt before.
+// At returns the position of a turn, and the number of times that the position was dealt before.
 func (d *Deal) At(turn int) (position, before int) {
 	number := d.Rank + turn*d.World
 	return d.Done.Without(number % d.Left), number / d.Left
 }
 
 // Turn is the inverse of At, for a walk over the positions in their order: the turn in which the
-// rank takes a position that was dealt so often before. mine is false if another rank takes it.
+// rank takes a position that was dealt `before` times before. mine is false if another rank takes
+// the position.
 func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	number, done := d.Done.Rank(position)
 	if done {
@@ -88,7 +89,7 @@ func (d *Deal) Turn(position, before int) (turn int, mine bool) {
 	return (number - d.Rank) / d.World, true
 }
 
-// MaxAhead bounds Positions.Ahead: ranks that are further apart did not train together.
+// MaxAhead bounds Positions.Ahead. Ranks that are further apart did not train together.
 const MaxAhead = 1 << 20
 
 // Take returns Done and the positions that all ranks have taken since: turns has the number of

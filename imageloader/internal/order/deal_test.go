@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestDeal: every position of an epoch is dealt once, also when other ranks take what is left, and
-// Turn is the inverse of At.
+// TestDeal: every position of an epoch is dealt once, also if other ranks take the rest, and Turn
+// is the inverse of At.
 func TestDeal(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {

@@ -5,16 +5,16 @@ import (
 	"sort"
 )
 
-// Unknown is a number of positions that only the end of the archive tells.
+// Unknown is a number of positions that is unknown until the end of the archive.
 const Unknown = math.MaxInt
 
 // Positions is a set of positions of an epoch. The zero value is empty.
 type Positions struct {
-	Next  int   // all positions before this one are in the set,
-	Ahead []int // and these: ascending, all greater than Next, few
+	Next  int   // all positions before Next are in the set
+	Ahead []int // further positions in the set: few, ascending, all greater than Next
 }
 
-// Len is the size of the set.
+// Len returns the size of the set.
 func (s *Positions) Len() int { return s.Next + len(s.Ahead) }
 
 // Without returns the j-th position that is not in the set, counted from 0.
@@ -23,8 +23,8 @@ func (s *Positions) Without(j int) int {
 	return s.Next + j + k
 }
 
-// Rank returns how many positions before p are not in the set, and whether p is in the set. The
-// number is 0 for a p before Next.
+// Rank returns the number of positions before p that are not in the set, and whether p is in the
+// set. The number is 0 for a p before Next.
 func (s *Positions) Rank(p int) (j int, in bool) {
 	if p < s.Next {
 		return 0, true

@@ -2,14 +2,14 @@ package order
 
 import "math/rand/v2"
 
-// Shuffler is a shuffle buffer for a stream. It holds up to a number of elements and a number of
-// bytes; when another element comes, random ones leave first. Which element leaves when depends on
-// the seed and on the sizes alone. A stream that fits into the buffer is shuffled evenly. One
-// goroutine uses it.
+// Shuffler is a shuffle buffer for a stream. It holds a limited number of elements and bytes.
+// Before another element comes, random elements leave. The order depends only on the seed and the
+// sizes. A stream that fits into the buffer is shuffled evenly. A Shuffler belongs to one
+// goroutine.
 type Shuffler[T any] struct {
 	// Ramp lets one element leave for every two that come while the buffer fills, so that a stream
 	// that is much larger than the buffer yields its first element at once. Its first elements are
-	// then mixed with fewer others.
+	// then mixed with fewer other elements.
 	Ramp bool
 
 	max      int
@@ -25,24 +25,24 @@ type sized[T any] struct {
 	bytes int64
 }
 
-// NewShuffler makes a buffer of up to max elements and maxBytes bytes.
+// NewShuffler returns a buffer for up to max elements and maxBytes bytes.
 func NewShuffler[T any](max int, maxBytes int64, seed uint64, epoch int) *Shuffler[T] {
 	var g rand.PCG
 	Seed(&g, seed, OfEpoch, epoch, 0)
 	return &Shuffler[T]{max: max, maxBytes: maxBytes, rng: rand.New(&g)}
 }
 
-// Len is how many elements the buffer holds.
+// Len returns the number of elements in the buffer.
 func (s *Shuffler[T]) Len() int { return len(s.held) }
 
-// Full says that an element has to leave before one of the given size comes. An empty buffer is
-// never full, however large the element is.
+// Full reports whether an element must leave before an element of the given size comes. An empty
+// buffer is never full, even for a larger element.
 func (s *Shuffler[T]) Full(bytes int64) bool {
 	n := len(s.held)
 	return n > 0 && (n >= s.max || s.bytes+bytes > s.maxBytes || s.Ramp && 2*n > s.added)
 }
 
-// Add puts an element in.
+// Add adds an element.
 func (s *Shuffler[T]) Add(v T, bytes int64) {
 	s.held = append(s.held, sized[T]{v, bytes})
 	s.bytes += bytes
@@ -55,14 +55,14 @@ func (s *Shuffler[T]) Take() T {
 	e := s.held[i]
 	last := len(s.held) - 1
 	s.held[i] = s.held[last]
-	s.held[last] = sized[T]{} // lets go of its memory
+	s.held[last] = sized[T]{} // releases its memory
 	s.held = s.held[:last]
 	s.bytes -= e.bytes
 	return e.value
 }
 
-// Through returns the order in which elements 0 to n-1 leave an empty buffer that they come to in
-// ascending order. size returns an element's size in bytes.
+// Through returns the order in which elements 0 to n-1, added in ascending order, leave an empty
+// buffer. size returns an element's size in bytes.
 func Through(s *Shuffler[int32], n int, size func(i int) int64) []int32 {
 	order := make([]int32, 0, n)
 	for i := range n {

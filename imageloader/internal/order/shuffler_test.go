@@ -2,8 +2,8 @@ package order
 
 import "testing"
 
-// TestShuffleRamp: a buffer that ramps yields its first element when it has two, holds half of what
-// has come until it is full, and loses none.
+// TestShuffleRamp: a buffer with Ramp yields its first element when it has two, holds half of the
+// elements until it is full, and loses none.
 func TestShuffleRamp(t *testing.T) {
 	s := NewShuffler[int](10, 1<<20, 1, 1)
 	s.Ramp = true

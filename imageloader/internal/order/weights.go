@@ -10,15 +10,15 @@ import (
 	"sort"
 )
 
-// Weights draws samples with replacement, each with a probability proportional to its weight. It
-// does not change and may be shared.
+// Weights draws samples with replacement, each with a probability proportional to its weight. It is
+// immutable and may be shared.
 type Weights struct {
 	sums   []float64 // sums[i] is the sum of the weights of samples 0 to i
 	digest string
 }
 
-// NewWeights asks for the weight of each of n samples. A weight that is negative or not finite is
-// an error, and so are weights whose sum is 0 or overflows.
+// NewWeights calls weight for each of n samples. A weight that is negative or not finite is an
+// error, and so are weights whose sum is 0 or overflows.
 func NewWeights(n int, weight func(i int) float64) (*Weights, error) {
 	w := &Weights{sums: make([]float64, n)}
 	sum := 0.0
@@ -41,7 +41,7 @@ func NewWeights(n int, weight func(i int) float64) (*Weights, error) {
 	return w, nil
 }
 
-// Digest tells weights apart: different weights have different digests.
+// Digest returns a digest that differs for different weights.
 func (w *Weights) Digest() string { return w.digest }
 
 // Draw returns the sample at a position of an epoch. It is a pure function of its arguments.
