@@ -57,9 +57,9 @@ func open(t *testing.T, path string) *archive.Archive {
 	return a
 }
 
-// TestMembers: a walk finds every member of an archive of any kind, and reads its beginning, its
-// content, its checksum or nothing.
-func TestMembers(t *testing.T) {
+// TestWalkFindsEveryMember: a walk finds every member of an archive of any kind, and reads its
+// beginning, its content, its checksum or nothing.
+func TestWalkFindsEveryMember(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {
 		t.Run(kind, func(t *testing.T) {
@@ -105,9 +105,10 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// TestForwardAndRandom: members are read again at the places that a walk has found, in their order
-// and in any other order. In a gzip shard each is read from the last checkpoint before it.
-func TestForwardAndRandom(t *testing.T) {
+// TestMembersAreReadAgainInAnyOrder: members are read again at the places that a walk has found, in
+// their order and in any other order. In a gzip shard each is read from the last checkpoint before
+// it.
+func TestMembersAreReadAgainInAnyOrder(t *testing.T) {
 	members := archivetest.Photos(12)
 	for kind, path := range sources(t, members) {
 		if kind == archive.Tree {
@@ -173,9 +174,9 @@ func TestForwardAndRandom(t *testing.T) {
 	}
 }
 
-// TestCutMember: if an archive is cut off in the middle of a member, the walk ends with an error
-// that names the file and the member.
-func TestCutMember(t *testing.T) {
+// TestCutMemberIsNamed: if an archive is cut off in the middle of a member, the walk ends with an
+// error that names the file and the member.
+func TestCutMemberIsNamed(t *testing.T) {
 	data := archivetest.Numbered(t, 0, 1, 2)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data[:4000]))
 	a := open(t, path)

@@ -14,9 +14,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/sourcetest"
 )
 
-// TestReplacedShard: if a shard is replaced after the archive was opened, a walk and a Reader fail
-// to open it again, every time.
-func TestReplacedShard(t *testing.T) {
+// TestReplacedShardIsAnError: if a shard is replaced after the archive was opened, a walk and a
+// Reader fail to open it again, every time.
+func TestReplacedShardIsAnError(t *testing.T) {
 	for _, url := range []bool{false, true} {
 		s := sourcetest.New(1, map[string]sourcetest.Object{})
 		path := filepath.Join(t.TempDir(), "s{0,1}.tar")

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestCheckpointChoice: the checkpointer keeps the last checkpoint before each member, if
-// checkpoints and members come in any order.
-func TestCheckpointChoice(t *testing.T) {
+// TestLastCheckpointBeforeEachMemberIsKept: the checkpointer keeps the last checkpoint before each
+// member, if checkpoints and members come in any order.
+func TestLastCheckpointBeforeEachMemberIsKept(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	for range 300 {
 		var stops, starts []int64
@@ -65,8 +65,9 @@ func TestCheckpointChoice(t *testing.T) {
 	}
 }
 
-// TestLargeMember: inside of a member of any size, few checkpoints wait for a decision.
-func TestLargeMember(t *testing.T) {
+// TestFewCheckpointsWaitInALargeMember: inside of a member of any size, few checkpoints wait for a
+// decision.
+func TestFewCheckpointsWaitInALargeMember(t *testing.T) {
 	read := int64(0)
 	kept := 0
 	k := newCheckpointer(func(Checkpoint) { kept++ }, func() int64 { return read })

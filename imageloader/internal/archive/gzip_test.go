@@ -11,8 +11,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestGzip: the reader reads gzip files of every form, in pieces of every size, and names damage.
-func TestGzip(t *testing.T) {
+// TestGzipOfAnyFormIsRead: the reader reads gzip files of every form, in pieces of every size, and
+// names damage.
+func TestGzipOfAnyFormIsRead(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 8))
 	data := make([]byte, 700_000)
 	for i := range data {

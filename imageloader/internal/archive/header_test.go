@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestHeads: a header matches the name and the size of its member, in every form that Go writes,
-// and no other member.
-func TestHeads(t *testing.T) {
+// TestHeadMatchesOnlyItsMember: a header matches the name and the size of its member, in every form
+// that Go writes, and no other member.
+func TestHeadMatchesOnlyItsMember(t *testing.T) {
 	long := "train/" + strings.Repeat("a long name ", 30) + ".jpg"
 	for _, name := range []string{"a.jpg", "a/b.jpg", "./a/b.jpg", "a//b.jpg", "ä/b.jpg", strings.Repeat("p", 120) + "/x.jpg", long, strings.Repeat("d/", 60) + strings.Repeat("y", 100)} {
 		for _, format := range []tar.Format{tar.FormatUSTAR, tar.FormatPAX, tar.FormatGNU} {

@@ -86,9 +86,9 @@ func byHTTP(client *http.Client) func(context.Context, string) (archive.Source, 
 	}
 }
 
-// TestURL: a request that fails or breaks off is repeated. A changed file and a server without
-// ranges are errors that name the URL.
-func TestURL(t *testing.T) {
+// TestFailedRequestsAreRepeated: a request that fails or breaks off is repeated. A changed file and
+// a server without ranges are errors that name the URL.
+func TestFailedRequestsAreRepeated(t *testing.T) {
 	data := make([]byte, 500_000)
 	for i := range data {
 		data[i] = byte(rand.Uint32())
@@ -140,8 +140,8 @@ func TestURL(t *testing.T) {
 	}
 }
 
-// TestURLSilent: a request is repeated if its response stops in the middle.
-func TestURLSilent(t *testing.T) {
+// TestSilentResponsesAreRepeated: a request is repeated if its response stops in the middle.
+func TestSilentResponsesAreRepeated(t *testing.T) {
 	data := archivetest.Images(t, 30, nil)
 	var stall atomic.Int32 // number of later responses that stop in the middle
 	stall.Store(3)
@@ -182,9 +182,9 @@ func TestURLSilent(t *testing.T) {
 	}
 }
 
-// TestSourceTries: a request that fails is repeated a limited number of times. Bytes that came
-// before a failure are kept.
-func TestSourceTries(t *testing.T) {
+// TestSourceTriesAreLimited: a request that fails is repeated a limited number of times. Bytes that
+// came before a failure are kept.
+func TestSourceTriesAreLimited(t *testing.T) {
 	archivetest.Within(t)
 	archivetest.NoLeaks(t)
 	data := make([]byte, 3_000_000)
@@ -266,8 +266,9 @@ type nothing struct{}
 
 func (nothing) Read([]byte) (int, error) { return 0, nil }
 
-// TestSourceLies: a Source that breaks its contract is an error, never a hang.
-func TestSourceLies(t *testing.T) {
+// TestSourceThatBreaksItsContractIsAnError: a Source that breaks its contract is an error, never a
+// hang.
+func TestSourceThatBreaksItsContractIsAnError(t *testing.T) {
 	archivetest.Within(t)
 	for size, want := range map[int64]string{-1: "-1 bytes", 0: "empty", 5000: io.ErrNoProgress.Error()} {
 		times := archive.Times(time.Microsecond, time.Minute)
@@ -304,8 +305,8 @@ func (r trickle) Read([]byte) (int, error) {
 	}
 }
 
-// TestSourceTrickles: a store that sends only a few bytes a second counts as stopped.
-func TestSourceTrickles(t *testing.T) {
+// TestTrickleCountsAsStopped: a store that sends only a few bytes a second counts as stopped.
+func TestTrickleCountsAsStopped(t *testing.T) {
 	archivetest.Within(t)
 	f, err := archive.OpenRemote(t.Context(), "store://x", func(context.Context, string) (archive.Source, error) { return trickle{}, nil }, archive.Times(time.Microsecond, 20*time.Millisecond))
 	if err != nil {
@@ -338,8 +339,9 @@ func (f *failing) ReadRange(_ context.Context, _, n int64) (io.ReadCloser, error
 	return io.NopCloser(bytes.NewReader(make([]byte, n))), f.next()
 }
 
-// TestPatience: requests are repeated for a limited time, measured in a synctest bubble.
-func TestPatience(t *testing.T) {
+// TestRequestsAreRepeatedForALimitedTime: requests are repeated for a limited time, measured in a
+// synctest bubble.
+func TestRequestsAreRepeatedForALimitedTime(t *testing.T) {
 	busy := errors.New("busy")
 	always := func(err error) func(int) error { return func(int) error { return err } }
 	after := func(first int, err error) func(int) error { // after the archive was opened
@@ -382,8 +384,8 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// TestRetryAfter: the wait that a server asks for, in seconds or as a date, is honoured.
-func TestRetryAfter(t *testing.T) {
+// TestRetryAfterIsHonoured: the wait that a server asks for, in seconds or as a date, is honoured.
+func TestRetryAfterIsHonoured(t *testing.T) {
 	for _, c := range []struct {
 		status      int
 		header      string
@@ -410,9 +412,9 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestDropped: the error of a response that ends too early names the dropped connection, and does
-// not claim that the file is cut off.
-func TestDropped(t *testing.T) {
+// TestDroppedResponseIsNotACutFile: the error of a response that ends too early names the dropped
+// connection, and does not claim that the file is cut off.
+func TestDroppedResponseIsNotACutFile(t *testing.T) {
 	for _, name := range []string{"aborted", "closed"} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			var first, last int

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestShardPaths(t *testing.T) {
+func TestShardPathsExpandPatterns(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a1.tar", "a2.tar", "a3.tar", "a3.tar.tsidx", "a3.tar.tsidx.123.tmp", "a1.tar+2.tsidx.45.tmp", "odd{1..2}.tar"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {

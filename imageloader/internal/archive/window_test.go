@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWindows(t *testing.T) {
+func TestWindowsAreUnpacked(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for round := range 500 {
 		window := make([]byte, windowBytes)

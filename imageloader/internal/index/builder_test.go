@@ -46,8 +46,8 @@ func manyMember(i int) []byte {
 	return b
 }
 
-// TestIndexMemory: the memory of a Builder does not depend on the number of members.
-func TestIndexMemory(t *testing.T) {
+// TestBuilderMemoryIsBounded: the memory of a Builder does not depend on the number of members.
+func TestBuilderMemoryIsBounded(t *testing.T) {
 	const members = 120_000
 	path := filepath.Join(t.TempDir(), "a.tar")
 	f, err := os.Create(path)
@@ -98,9 +98,9 @@ func TestIndexMemory(t *testing.T) {
 	}
 }
 
-// TestBoundedLabels: the names of directories, or the labels of WebDataset, stay in memory, so
-// their total size is bounded.
-func TestBoundedLabels(t *testing.T) {
+// TestLabelMemoryIsBounded: the names of directories, or the labels of WebDataset, stay in memory,
+// so their total size is bounded.
+func TestLabelMemoryIsBounded(t *testing.T) {
 	b, err := NewBuilder("a.tar", testConfig())
 	if err != nil {
 		t.Fatal(err)

@@ -12,8 +12,8 @@ type jpegCodec struct{}
 
 func (jpegCodec) Header(data []byte) (imagecapi.Info, error) { return imagecapi.Header(data) }
 
-// TestHeads: an index keeps every field of a header.
-func TestHeads(t *testing.T) {
+// TestIndexKeepsEveryFieldOfAHeader: an index keeps every field of a header.
+func TestIndexKeepsEveryFieldOfAHeader(t *testing.T) {
 	c := jpegCodec{}
 	for _, m := range archivetest.Mixed(t) {
 		want, err := c.Header([]byte(m.Data))

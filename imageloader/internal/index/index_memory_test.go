@@ -10,8 +10,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
 )
 
-// TestKeepOnce: readers that keep the same samples at the same time use the memory of one copy.
-func TestKeepOnce(t *testing.T) {
+// TestConcurrentReadersKeepOneCopy: readers that keep the same samples at the same time use the
+// memory of one copy.
+func TestConcurrentReadersKeepOneCopy(t *testing.T) {
 	const samples, size, readers = 2000, 1 << 10, 8
 	c := contents{arena: arena.New(), lazy: make([]atomic.Pointer[byte], samples)}
 	defer c.arena.Free()

@@ -41,9 +41,9 @@ func readAll(t *testing.T, path string, x *Index, want map[string]string) {
 	all.Wait()
 }
 
-// TestRandomAccess: any sample of a gzip file of any kind is read from a checkpoint, with the index
-// from the scan and with the index from its file.
-func TestRandomAccess(t *testing.T) {
+// TestSamplesAreReadAtRandom: any sample of a gzip file of any kind is read from a checkpoint, with
+// the index from the scan and with the index from its file.
+func TestSamplesAreReadAtRandom(t *testing.T) {
 	members := archivetest.Photos(60)
 	want := archivetest.Contents(members)
 	data := archivetest.Tar(t, members...)
@@ -83,10 +83,10 @@ func TestRandomAccess(t *testing.T) {
 	}
 }
 
-// TestForgedIndex: an index with right checksums that does not belong to the archive never returns
-// wrong bytes. The samples are right, or the index is refused, or reading ends with an error that
-// names the sample.
-func TestForgedIndex(t *testing.T) {
+// TestForgedIndexNeverReturnsWrongBytes: an index with right checksums that does not belong to the
+// archive never returns wrong bytes. The samples are right, or the index is refused, or reading
+// ends with an error that names the sample.
+func TestForgedIndexNeverReturnsWrongBytes(t *testing.T) {
 	members := archivetest.Photos(9)
 	want := archivetest.Contents(members)
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
@@ -145,9 +145,9 @@ func TestForgedIndex(t *testing.T) {
 	}
 }
 
-// TestShardFileFails: if a shard can't be opened again, reading each sample in it is an error that
-// names the shard, and no other sample is affected.
-func TestShardFileFails(t *testing.T) {
+// TestLostShardFailsOnlyItsSamples: if a shard can't be opened again, reading each sample in it is
+// an error that names the shard, and no other sample is affected.
+func TestLostShardFailsOnlyItsSamples(t *testing.T) {
 	dir := t.TempDir()
 	for i := range 2 {
 		name := fmt.Sprintf("c/%d.png", i)

@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestItems: a section is read item by item. A section that is cut off, or has another checksum, is
-// damaged.
-func TestItems(t *testing.T) {
+// TestDamagedSectionIsAnError: a section is read item by item. A section that is cut off, or has
+// another checksum, is damaged.
+func TestDamagedSectionIsAnError(t *testing.T) {
 	var s spool
 	for i := range 3*items + 5 {
 		s.write([]byte{byte(i), byte(i >> 8), 7})

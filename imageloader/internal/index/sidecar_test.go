@@ -16,9 +16,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestEntryBlobs: the next run finds the blobs that this run and earlier runs have kept for a
-// sample, with any classes.
-func TestEntryBlobs(t *testing.T) {
+// TestEntryBlobsAreKept: the next run finds the blobs that this run and earlier runs have kept for
+// a sample, with any classes.
+func TestEntryBlobsAreKept(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, archivetest.Photos(30)...)))
 	c := testConfig()
 	blob := func(x *Index, i int) []byte { return bytes.Repeat([]byte(x.Name(i)+" entries "), 4000) } // all together more than a spool's memory
@@ -51,8 +51,9 @@ func TestEntryBlobs(t *testing.T) {
 	}
 }
 
-// TestIndexMode: an index holds names and bytes of its archive, so it is as private as the archive.
-func TestIndexMode(t *testing.T) {
+// TestIndexIsAsPrivateAsTheArchive: an index holds names and bytes of its archive, so it is as
+// private as the archive.
+func TestIndexIsAsPrivateAsTheArchive(t *testing.T) {
 	for _, mode := range []os.FileMode{0o600, 0o640, 0o644, 0o666} {
 		path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 6, nil)))
 		if err := os.Chmod(path, mode); err != nil {
@@ -76,9 +77,9 @@ func TestIndexMode(t *testing.T) {
 	}
 }
 
-// TestImplausibleIndex: impossible sizes of an index's sections for its archive are found before
-// memory of these sizes is allocated.
-func TestImplausibleIndex(t *testing.T) {
+// TestImpossibleSizesAreRefused: impossible sizes of an index's sections for its archive are found
+// before memory of these sizes is allocated.
+func TestImpossibleSizesAreRefused(t *testing.T) {
 	path := indexed(t, "a.tgz", archivetest.Gzip(t, archivetest.Images(t, 20, nil)))
 	for what, c := range map[string]struct {
 		kind uint32
@@ -122,9 +123,9 @@ func TestImplausibleIndex(t *testing.T) {
 	}
 }
 
-// TestIndexOfAnother: an index that another process writes over a newly written index is not
-// mistaken for it.
-func TestIndexOfAnother(t *testing.T) {
+// TestIndexOfAnotherProcessIsNotMistaken: an index that another process writes over a newly written
+// index is not mistaken for it.
+func TestIndexOfAnotherProcessIsNotMistaken(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	a := openArchive(t, path)
 	defer a.Close()
@@ -152,10 +153,10 @@ func TestIndexOfAnother(t *testing.T) {
 	}
 }
 
-// TestIndexInAFolderOfOthers: if the folder of an index beside an archive can't be written, its new
-// entry points go into the cache folder. If that can't be written either, they are dropped, without
-// an error.
-func TestIndexInAFolderOfOthers(t *testing.T) {
+// TestIndexGoesToTheCacheFolder: if the folder of an index beside an archive can't be written, its
+// new entry points go into the cache folder. If that can't be written either, they are dropped,
+// without an error.
+func TestIndexGoesToTheCacheFolder(t *testing.T) {
 	for _, cache := range []bool{true, false} {
 		dir := t.TempDir()
 		t.Setenv("XDG_CACHE_HOME", dir)
@@ -195,9 +196,9 @@ func TestIndexInAFolderOfOthers(t *testing.T) {
 	}
 }
 
-// TestIndexOfSomebodyInTheCache: a file that another process has meanwhile written into the cache
-// folder is not overwritten.
-func TestIndexOfSomebodyInTheCache(t *testing.T) {
+// TestFileInTheCacheFolderIsNotOverwritten: a file that another process has meanwhile written into
+// the cache folder is not overwritten.
+func TestFileInTheCacheFolderIsNotOverwritten(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", dir)
 	path := archivetest.WriteFile(t, strings.Repeat("a", 248), archivetest.Numbered(t, 0, 1, 2, 3))
@@ -227,9 +228,9 @@ func TestIndexOfSomebodyInTheCache(t *testing.T) {
 	}
 }
 
-// TestIndexReplacedSince: entry points are not saved over an index that another process has
-// meanwhile written, which may belong to another archive.
-func TestIndexReplacedSince(t *testing.T) {
+// TestReplacedIndexIsNotOverwritten: entry points are not saved over an index that another process
+// has meanwhile written, which may belong to another archive.
+func TestReplacedIndexIsNotOverwritten(t *testing.T) {
 	path := indexed(t, "a.tar", archivetest.Numbered(t, 0, 1, 2, 3))
 	x := open(t, path, testConfig())
 	x.KeepEntryPoints(0, []byte("entries"))
@@ -247,9 +248,9 @@ func TestIndexReplacedSince(t *testing.T) {
 	}
 }
 
-// TestIndexLeftovers: writing an index removes the temporary files of killed processes, but not a
-// file that is still being written.
-func TestIndexLeftovers(t *testing.T) {
+// TestLeftoversAreRemoved: writing an index removes the temporary files of killed processes, but
+// not a file that is still being written.
+func TestLeftoversAreRemoved(t *testing.T) {
 	path := archivetest.WriteFile(t, "a.tar", archivetest.Numbered(t, 0, 1))
 	long := time.Now().Add(-2 * leftAfter)
 	for name, old := range map[string]bool{".tsidx.1.tmp": true, ".tsidx.2.tmp": false, ".1.tmp": true, ".tsidx.bak": true, "+1.tsidx.3.tmp": true} {
@@ -273,8 +274,8 @@ func TestIndexLeftovers(t *testing.T) {
 	}
 }
 
-// TestIsFile: indexes and their temporary files are not shards.
-func TestIsFile(t *testing.T) {
+// TestIndexesAreNotShards: indexes and their temporary files are not shards.
+func TestIndexesAreNotShards(t *testing.T) {
 	for name, want := range map[string]bool{
 		"a.tar": false, "a.tar.tsidx": true, "a.tar.tsidx.123.tmp": true, "a1.tar+2.tsidx.45.tmp": true, "a.tsidx.tar": false, "a.tmp": false,
 	} {

@@ -13,9 +13,9 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 )
 
-// TestSpool: a spool can be read anywhere, with a file, without a file, and if the file can't be
-// made or can no longer be written.
-func TestSpool(t *testing.T) {
+// TestSpoolIsReadAnywhere: a spool can be read anywhere, with a file, without a file, and if the
+// file can't be made or can no longer be written.
+func TestSpoolIsReadAnywhere(t *testing.T) {
 	archivetest.NoLeaks(t)
 	rng := rand.New(rand.NewPCG(6, 6))
 	dir := t.TempDir()

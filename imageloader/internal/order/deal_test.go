@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestDeal: every position of an epoch is dealt once, also if other ranks take the rest, and Turn
-// is the inverse of At.
-func TestDeal(t *testing.T) {
+// TestDealTakesEachPositionOnce: every position of an epoch is dealt once, also if other ranks take
+// the rest, and Turn is the inverse of At.
+func TestDealTakesEachPositionOnce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
 		total := rng.IntN(60)

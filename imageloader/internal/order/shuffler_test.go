@@ -2,9 +2,9 @@ package order
 
 import "testing"
 
-// TestShuffleRamp: a buffer with Ramp yields its first element when it has two, holds half of the
-// elements until it is full, and loses none.
-func TestShuffleRamp(t *testing.T) {
+// TestRampYieldsEarly: a buffer with Ramp yields its first element when it has two, holds half of
+// the elements until it is full, and loses none.
+func TestRampYieldsEarly(t *testing.T) {
 	s := NewShuffler[int](10, 1<<20, 1, 1)
 	s.Ramp = true
 	out, peak := 0, 0
@@ -24,8 +24,8 @@ func TestShuffleRamp(t *testing.T) {
 	}
 }
 
-// TestShuffleBytes: the buffer is bounded in bytes too.
-func TestShuffleBytes(t *testing.T) {
+// TestShufflerIsBoundedInBytes: the buffer is bounded in bytes too.
+func TestShufflerIsBoundedInBytes(t *testing.T) {
 	s := NewShuffler[int](1000, 100, 1, 1)
 	for i := range 50 {
 		size := 1 + i*7%40
