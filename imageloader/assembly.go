@@ -24,6 +24,7 @@ type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
 	soft   int // classes of labels that the mixer writes, a float32 for each; 0: labels are int64
+	mask   int // bytes of a sample's mask, which a worker writes in the place of a label; 0: none
 	policy BadSamplePolicy
 	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
 	// batch, and none of its samples need be good.
@@ -83,9 +84,9 @@ const (
 type slot struct {
 	seq    int
 	images []byte
-	labels []byte
-	owner  []int // the position of each row's sample, or noOwner
-	fresh  int   // rows that were given to samples, once at least
+	labels []byte // or masks
+	owner  []int  // the position of each row's sample, or noOwner
+	fresh  int    // rows that were given to samples, once at least
 }
 
 const noOwner = -1 // the owner of a row without a sample
@@ -121,12 +122,20 @@ func (s *slot) image(row, bytes int) []byte {
 	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
+// maskOf is the memory of a row's mask; empty without masks.
+func (s *slot) maskOf(row, bytes int) []byte {
+	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
+}
+
 // add takes the slot that was asked for.
 func (a *assembly) add(images, labels []byte) error {
-	label := labelBytes(a.soft)
+	label, what := labelBytes(a.soft, a.mask), "labels"
+	if a.mask > 0 {
+		what = "masks"
+	}
 	if len(images) < a.size*a.row || len(labels) < a.size*label {
-		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for labels",
-			len(images), len(labels), a.size*a.row, a.size*label)
+		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
+			len(images), len(labels), a.size*a.row, a.size*label, what)
 	}
 	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*label], owner: make([]int, a.size)}
 	for i := range s.owner {
@@ -142,12 +151,16 @@ func (a *assembly) add(images, labels []byte) error {
 	return nil
 }
 
-// labelBytes is the size of a label; see assembly.soft.
-func labelBytes(soft int) int {
-	if soft == 0 {
-		return 8
+// labelBytes is the size of a label, or of what is in its place; see assembly.soft and
+// assembly.mask.
+func labelBytes(soft, mask int) int {
+	switch {
+	case mask > 0:
+		return mask
+	case soft > 0:
+		return 4 * soft
 	}
-	return 4 * soft
+	return 8
 }
 
 // place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
@@ -308,7 +321,7 @@ func (a *assembly) next() (r ready, err error) {
 			return r, e
 		}
 	}
-	for row := 0; a.soft == 0 && row < len(r.samples); row++ {
+	for row := 0; a.soft == 0 && a.mask == 0 && row < len(r.samples); row++ {
 		putLabel(s.labels[8*row:], r.samples[row].Label)
 	}
 	a.slots = append(a.slots[:0], a.slots[1:]...)
@@ -403,22 +416,29 @@ func (a *assembly) arrange(s *slot) {
 			continue
 		}
 		from, fromRow := f.slot, f.row
-		to := s.image(row, a.row)
 		other := s.owner[row]
-		if other != noOwner {
-			a.scratch = append(a.scratch[:0], to...)
-		}
-		copy(to, from.image(fromRow, a.row))
+		a.exchange(s.image(row, a.row), from.image(fromRow, a.row), other != noOwner)
+		a.exchange(s.maskOf(row, a.mask), from.maskOf(fromRow, a.mask), other != noOwner)
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
 		if other != noOwner {
-			copy(from.image(fromRow, a.row), a.scratch)
 			o := a.flight(other)
 			o.slot, o.row = from, fromRow
 		} else if from != s {
 			a.holes = append(a.holes, hole{from, fromRow})
 			a.space.Signal()
 		}
+	}
+}
+
+// exchange copies from to to, and if both are wanted to to from.
+func (a *assembly) exchange(to, from []byte, both bool) {
+	if both {
+		a.scratch = append(a.scratch[:0], to...)
+	}
+	copy(to, from)
+	if both {
+		copy(from, a.scratch)
 	}
 }
 
@@ -440,6 +460,7 @@ func (a *assembly) substitute(s *slot, samples []Sample) error {
 			continue
 		}
 		copy(s.image(row, a.row), s.image(from, a.row))
+		copy(s.maskOf(row, a.mask), s.maskOf(from, a.mask))
 		samples[row] = samples[from]
 	}
 	return nil

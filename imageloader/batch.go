@@ -6,7 +6,8 @@ package imageloader
 type Batch struct {
 	N       int       // samples: BatchSize, or fewer in the last batch
 	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
-	Labels  []int64   // [N]; of the samples before mixing
+	Labels  []int64   // [N]; of the samples before mixing; 0 with Options.Masks
+	Masks   []byte    // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
 	Soft    []float32 // [N, classes]: the labels of the mixed images; nil without Transform.Mix
 	Samples []Sample  // [N]; may be kept
 	State   State     // the position after this batch: see Loader.Restore; may be kept

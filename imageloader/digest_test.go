@@ -29,6 +29,9 @@ import (
 	"flag"
 	"fmt"
 	"hash"
+	"image"
+	_ "image/jpeg"
+	"image/png"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -47,6 +50,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 var update = flag.Bool("update", false, "write testdata/digests.txt anew")
@@ -309,6 +313,34 @@ func webDataset(t *testing.T, numbers bool) (list []digestMember) {
 	return list
 }
 
+// maskedMembers is photographs and their masks, of which some are cut off or missing.
+func maskedMembers(t *testing.T) (list []digestMember) {
+	t.Helper()
+	encoder := png.Encoder{CompressionLevel: png.NoCompression} // the same bytes in every version
+	for i, m := range photographs(t, 60) {
+		config, _, err := image.DecodeConfig(strings.NewReader(m.data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		mask := image.NewGray(image.Rect(0, 0, config.Width, config.Height))
+		for k := range mask.Pix {
+			mask.Pix[k] = byte((k%mask.Stride*7 + k/mask.Stride*13 + i) % 21)
+		}
+		var data bytes.Buffer
+		if err := encoder.Encode(&data, mask); err != nil {
+			t.Fatal(err)
+		}
+		if i%17 == 3 {
+			data.Truncate(data.Len() / 2)
+		}
+		list = append(list, digestMember{name: fmt.Sprintf("images/%02d%s", i, path.Ext(m.name)), data: m.data})
+		if i%17 != 5 {
+			list = append(list, digestMember{name: fmt.Sprintf("masks/%02d.png", i), data: data.String()})
+		}
+	}
+	return list
+}
+
 // tarOf returns an archive, and the offset of each member.
 func tarOf(t *testing.T, members []digestMember) (archive []byte, begins []int) {
 	t.Helper()
@@ -410,6 +442,9 @@ func digestArchives(t *testing.T) string {
 	put("web.tar", names)
 	numbers, _ := tarOf(t, webDataset(t, true))
 	put("web-numbers.tgz", gzipOf(t, numbers, nil))
+	masked, _ := tarOf(t, maskedMembers(t))
+	put("masks.tar", masked)
+	put("masks.tgz", gzipOf(t, masked, nil))
 	for _, m := range photos {
 		file := filepath.Join(dir, "directory", m.name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -646,6 +681,18 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			o:   options{Transform: train, Shuffle: true, BadSamples: digestSkip},
 			run: runFill},
 
+		"masks": {archive: "masks.tgz",
+			o: options{Transform: train, Shuffle: true, Masks: photoMasks, BadSamples: digestSkip}},
+		"masks, int64": {archive: "masks.tar",
+			o: options{Transform: eval, Masks: imageloader.Masks{Image: photoMasks.Image, Mask: photoMasks.Mask, DType: tensor.Int64}}},
+		"masks, moved": {archive: "masks.tar",
+			o: options{Transform: transforms["several ops"], Shuffle: true, Masks: photoMasks, BadSamples: digestSubstitute, World: 2}},
+		"masks, resumed": {archive: "masks.tar",
+			o:   options{Transform: train, Shuffle: true, Masks: photoMasks, BadSamples: digestSkip},
+			run: runResumed(1)},
+		"masks, state": {archive: "masks.tar",
+			o: options{Transform: train, Masks: photoMasks, BadSamples: digestSubstitute}, run: runState},
+
 		"resumed": {archive: "photos.tar",
 			o:   options{Transform: train, Shuffle: true},
 			run: runResumed(1)},
@@ -700,6 +747,9 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 	return configs
 }
 
+// photoMasks are the masks of maskedMembers.
+var photoMasks = imageloader.Masks{Image: "images/*.*", Mask: "masks/*.png", Fill: 255}
+
 var largeClasses = []string{"class0", "class1", "class2", "class3", "class4"}
 
 func reversed(list []string) []string {
@@ -744,6 +794,7 @@ func writeEpoch(t *testing.T, h hash.Hash, l *imageloader.Loader, epoch int) (wh
 		h.Write(b.Images)
 		_ = binary.Write(h, binary.LittleEndian, b.Labels) // a hash never fails
 		_ = binary.Write(h, binary.LittleEndian, b.Soft)
+		h.Write(b.Masks)
 	}
 	fmt.Fprintf(h, "%d batches\n", batches)
 	return whole

@@ -96,13 +96,14 @@ const (
 	NotRegular  Reason = "not a file"     // a link, device or pipe in the place of an image
 	Sparse      Reason = "sparse storage" // stored by tar as a sparse file
 	Rejected    Reason = "rejected"       // a Func of Transform.Ops returned an error
+	MaskSize    Reason = "mask size"      // a mask has not the size of its image
 )
 
 // SampleError is a bad sample: a member of the archive, in the directory of a class, that does not
-// become an image.
+// become an image, or the mask of an image.
 type SampleError struct {
 	File   string // the archive
-	Name   string // the member
+	Name   string // the member; that of the mask if the mask is bad
 	Index  int    // the sample's index
 	Reason Reason
 	Err    error // details; may be nil

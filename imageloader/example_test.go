@@ -6,6 +6,7 @@ import (
 	"log"
 
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/transform"
 )
 
 // Batches in ordinary memory, without a prefetcher. A training program gives the loader to
@@ -32,5 +33,27 @@ func ExampleLoader_Epoch() {
 	}
 	for _, bad := range loader.Stats().BadNamed {
 		fmt.Println(bad)
+	}
+}
+
+// Images and their masks, for segmentation.
+func ExampleMasks() {
+	train := imageloader.Train(512)
+	train.Ops = []transform.Op{transform.RandomAffine{Degrees: [2]float64{-10, 10}}} // of both
+	loader, err := imageloader.Open("ade20k.tar", imageloader.Options{
+		BatchSize: 16,
+		Transform: train,
+		Shuffle:   true,
+		Masks:     imageloader.Masks{Image: "images/*.jpg", Mask: "masks/*.png", Fill: 255},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer loader.Close()
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch.N, len(batch.Masks) == batch.N*512*512) // the prefetcher's fields: images, masks
 	}
 }

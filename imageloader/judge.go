@@ -73,6 +73,8 @@ func (j *judge) decoding(s *Sample, err error) (bad *SampleError, fatal error) {
 	switch {
 	case errors.As(err, &rejected):
 		return j.bad(s, Rejected, rejected.Err), nil
+	case errors.Is(err, errMaskSize):
+		return j.bad(s, MaskSize, err), nil
 	case errors.Is(err, imagecapi.CodeDecode):
 		return j.bad(s, Damaged, err), nil
 	case errors.Is(err, imagecapi.CodeUnsupported):

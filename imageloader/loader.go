@@ -18,7 +18,7 @@ import (
 type Sample struct {
 	Name  string // of the archive's member
 	Index int    // its position among the samples of the archive
-	Label int
+	Label int    // 0 with Options.Masks
 }
 
 // Loader is an open archive. Several goroutines may call its methods; several epochs may run at the
@@ -94,6 +94,11 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 		if x, err = index.Build(a, l.indexConfig()); err != nil {
 			return nil, stopCause(ctx, err)
 		}
+	}
+	if o.Masks.masked() && !x.Random() {
+		_ = x.Close() // nothing was kept
+		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream of more than Options.ShuffleBytes (%d): "+
+			"repack it as .tar or .tar.gz, or raise ShuffleBytes", path, o.ShuffleBytes)
 	}
 	l.index.Store(x)
 	l.opened = l.chooseOrder(x)

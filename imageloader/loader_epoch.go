@@ -64,7 +64,7 @@ func (s *spareSlots) give(slots [][][]byte) {
 func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		o := &l.o
-		pixels := 3 * o.Transform.Size * o.Transform.Size
+		pixels, mask := 3*o.Transform.Size*o.Transform.Size, o.maskBytes()
 		soft, err := l.soft()
 		if err != nil {
 			yield(nil, err)
@@ -83,7 +83,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 		for range slots {
 			fields := l.spare.take()
 			if fields == nil {
-				fields = [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft))}
+				fields = [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft, mask))}
 			}
 			unused = append(unused, fields)
 			free <- fields
@@ -120,6 +120,9 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			batch.N, batch.Images, batch.Labels, batch.Samples, batch.State = n, f.fields[0][:n*pixels], batch.Labels[:n], f.info.Samples, f.info.State
 			for i := range batch.Labels {
 				batch.Labels[i] = int64(f.info.Samples[i].Label)
+			}
+			if mask > 0 {
+				batch.Masks = f.fields[1][:n*mask]
 			}
 			if soft > 0 {
 				batch.Soft = append(batch.Soft[:0], make([]float32, n*soft)...)

@@ -7,16 +7,22 @@ import (
 )
 
 // Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows,
-// columns, RGB) and "labels" is int64 [], or float32 [classes] with Transform.Mix.
+// columns, RGB) and "labels" is int64 [], or float32 [classes] with Transform.Mix. With
+// Options.Masks the second field is "masks" instead, of Masks.DType [Size, Size].
 func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
 	return []tensor.Spec{
 		{Name: "images", DType: tensor.Uint8, Shape: []int64{size, size, 3}},
-		l.labels(),
+		l.target(),
 	}
 }
 
-func (l *Loader) labels() tensor.Spec {
+// target describes what a network learns from a sample.
+func (l *Loader) target() tensor.Spec {
+	if m := &l.o.Masks; m.masked() {
+		size := int64(l.o.Transform.Size)
+		return tensor.Spec{Name: "masks", DType: m.DType, Shape: []int64{size, size}}
+	}
 	if len(l.o.Transform.Mix) > 0 {
 		return tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(len(l.Classes()))}}
 	}
@@ -25,7 +31,7 @@ func (l *Loader) labels() tensor.Spec {
 
 // Outputs describes the fields as they are on the device after the finish, for one sample: "images"
 // is [3, Size, Size] of Transform.DType, normalised (or uint8 with Transform.Bytes), in
-// channels-last memory unless Transform.Contiguous is set; "labels" stays as it is.
+// channels-last memory unless Transform.Contiguous is set; the second field stays as it is.
 func (l *Loader) Outputs() []tensor.Spec {
 	t := &l.o.Transform
 	size := int64(t.Size)
@@ -35,7 +41,7 @@ func (l *Loader) Outputs() []tensor.Spec {
 	}
 	return []tensor.Spec{
 		{Name: "images", DType: t.DType, Shape: []int64{3, size, size}, MemoryFormat: format},
-		l.labels(),
+		l.target(),
 	}
 }
 

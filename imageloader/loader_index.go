@@ -19,9 +19,11 @@ type UnknownClassError = index.UnknownClassError
 
 // indexConfig returns the configuration of the loader's index.
 func (l *Loader) indexConfig() index.Config {
+	pairs, _ := l.o.Masks.pairs() // withDefaults has found no error
 	return index.Config{
 		Classes:        l.o.Classes,
 		WebDataset:     l.o.WebDataset,
+		Pairs:          pairs,
 		MaxSampleBytes: l.o.MaxSampleBytes,
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
@@ -34,9 +36,9 @@ func (l *Loader) indexConfig() index.Config {
 
 // MakeIndex reads an archive through and writes its index, whether or not there is one. The first
 // epoch over an archive does the same by itself. Of the options IndexFile, Classes, WebDataset,
-// OpenSource and Logger matter; WebDataset has to be what the loaders have, which do not use the
-// index otherwise. MakeIndex calls progress, if that is not nil, now and then from its own
-// goroutine. A directory needs no index: an error.
+// Masks, OpenSource and Logger matter; WebDataset, and whether there are Masks, has to be what the
+// loaders have, which do not use the index otherwise. MakeIndex calls progress, if that is not nil,
+// now and then from its own goroutine. A directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()

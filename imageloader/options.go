@@ -81,6 +81,11 @@ type Options struct {
 	// label is no number, all are names of classes, in the order of their bytes: "10" comes before
 	// "9". Classes makes any labels names, in its own order.
 	WebDataset bool
+	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the
+	// field "masks" takes the place of "labels". Crop, resize and flip, and those of Transform.Ops
+	// that move pixels, do the same to both; of the mask every pixel is a copy of the nearest one.
+	// Masks need random access, so Open reads a .tar.gz through if it has no index.
+	Masks      Masks
 	BadSamples BadSamplePolicy
 	// Damaged says which damaged images are bad samples; 0: Warned, those that Pillow and
 	// torchvision refuse too.
@@ -137,7 +142,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.checkThreads(); err != nil {
 		return o, err
 	}
-	if err := o.check(); err != nil {
+	if err := cmp.Or(o.check(), o.checkMasks(plan)); err != nil {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)
@@ -206,7 +211,7 @@ func (o *Options) share() order.Share {
 
 // needsIndex says whether an epoch can't begin before the number of samples is known.
 func (o *Options) needsIndex() bool {
-	return o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
+	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }
 
 // checkIndexFile refuses an Options.IndexFile that is neither empty nor an index, before any work

@@ -67,9 +67,18 @@ type item struct {
 	size   int64
 	data   []byte // the content, unless it is fetched later
 	bad    *SampleError
+	mask   maskItem
 
 	epoch int    // of its random choices: the pass's, unless Options.Repeat is set
 	again uint64 // tells apart the occurrences of a sample in an epoch
+}
+
+// maskItem is the mask of an item; the zero value without masks. Its content is fetched.
+type maskItem struct {
+	name     string // of the member
+	size     int64
+	data     []byte
+	borrowed bool // data is the index's: read only, and not to be recycled
 }
 
 // weight is the number of bytes of the content, also while it is not fetched yet.
@@ -85,7 +94,8 @@ type job struct {
 	item
 	position int
 	dst      []byte
-	borrowed bool // data is the index's: read only, and not to be recycled
+	dstMask  []byte // empty without masks
+	borrowed bool   // data is the index's: read only, and not to be recycled
 }
 
 // begin sets where in the epoch the pass begins.
@@ -114,7 +124,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	if err != nil {
 		return err
 	}
-	p.asm.soft = soft
+	p.asm.soft, p.asm.mask = soft, o.maskBytes()
 	p.asm.dropLast = o.DropLast
 	if o.BadSamples == Skip && p.deal.Fixed {
 		p.asm.wanted = p.wanted()
@@ -186,7 +196,7 @@ func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
 		}
 		fields, err := lend(p.ctx)
 		if err == nil && len(fields) != 2 {
-			err = fmt.Errorf("imageloader: the lent slot has %d fields, not 2: images and labels", len(fields))
+			err = fmt.Errorf("imageloader: the lent slot has %d fields, not 2: see Loader.Fields", len(fields))
 		}
 		if err == nil {
 			err = p.asm.add(fields[0], fields[1])
@@ -219,7 +229,7 @@ func (p *pass) place(to chan<- job) {
 			return
 		}
 		select {
-		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row)}:
+		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstMask: slot.maskOf(row, p.asm.mask)}:
 		case <-p.ctx.Done():
 			return
 		}
@@ -245,17 +255,10 @@ func (p *pass) fetch() {
 			j.bad = p.l.judge.header(&j.sample, &info)
 		}
 		if j.bad == nil {
-			j.data = p.known.InMemory(j.sample.Index)
-			j.borrowed = j.data != nil
-		}
-		if j.bad == nil && !j.borrowed {
-			if !p.budget.acquire(int(j.size)) {
+			ok, err := p.contents(&j, r)
+			if !ok {
 				return
 			}
-			began, spent := time.Now(), r.FileTime()
-			j.data = p.buffers.Get(int(j.size))
-			err := r.Read(j.sample.Index, j.data)
-			p.l.counters.fetched(time.Since(began), r.FileTime()-spent)
 			if err != nil {
 				p.recycle(&j)
 				p.asm.resolve(j.position, fatal, err)
@@ -270,13 +273,59 @@ func (p *pass) fetch() {
 	}
 }
 
-// recycle gives back the memory of a job's content.
+// contents fetches the content of a job, and that of its mask. Their memory is acquired at once: a
+// fetch that holds a part while it waits for another could wait for ever. ok is false if the pass
+// has ended. After an error the job is to be recycled too.
+func (p *pass) contents(j *job, r *index.Reader) (ok bool, err error) {
+	i, mask := j.sample.Index, p.known.Mask(j.sample.Index)
+	j.data = p.known.InMemory(i)
+	j.borrowed = j.data != nil
+	need := int64(0)
+	if !j.borrowed {
+		need = j.size
+	}
+	if j.mask.size > 0 {
+		j.mask.data = p.known.InMemory(mask)
+		if j.mask.borrowed = j.mask.data != nil; !j.mask.borrowed {
+			need += j.mask.size
+		}
+	}
+	if need == 0 {
+		return true, nil
+	}
+	if !p.budget.acquire(int(need)) {
+		return false, nil
+	}
+	began, spent := time.Now(), r.FileTime()
+	if !j.borrowed {
+		j.data = p.buffers.Get(int(j.size))
+	}
+	if j.mask.size > 0 && !j.mask.borrowed {
+		j.mask.data = p.buffers.Get(int(j.mask.size))
+	}
+	if !j.borrowed {
+		err = r.Read(i, j.data)
+	}
+	if err == nil && j.mask.size > 0 && !j.mask.borrowed {
+		err = r.Read(mask, j.mask.data)
+	}
+	p.l.counters.fetched(time.Since(began), r.FileTime()-spent)
+	return true, err
+}
+
+// recycle gives back the memory of a job's contents.
 func (p *pass) recycle(j *job) {
-	if j.bad != nil || j.borrowed {
+	if j.bad != nil {
 		return
 	}
-	p.budget.release(len(j.data))
-	p.buffers.Put(j.data)
+	if !j.borrowed {
+		p.budget.release(len(j.data))
+		p.buffers.Put(j.data)
+	}
+	if j.mask.size > 0 && !j.mask.borrowed {
+		p.budget.release(len(j.mask.data))
+		p.buffers.Put(j.mask.data)
+	}
 }
 
 // work decodes samples into their rows.
@@ -294,7 +343,7 @@ func (p *pass) work() {
 		return
 	}
 	defer d.close()
-	w := worker{p: p, d: d, points: p.l.entryPoints(p.known).forWorker(d)}
+	w := worker{p: p, d: d, points: p.l.entryPoints(p.known).forWorker(d), mask: maskDecoder{o: &o.Masks}}
 	w.reset()
 	if w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {
 		p.stop(fmt.Errorf("imageloader: no augmenter: %w", err))
@@ -319,7 +368,7 @@ func (p *pass) work() {
 		now := time.Now()
 		c.waitData.Add(int64(began.Sub(idle)))
 		c.decode.Add(int64(now.Sub(began)))
-		c.bytes.Add(int64(len(j.data)))
+		c.bytes.Add(int64(len(j.data) + len(j.mask.data)))
 		idle = now
 		p.asm.resolve(j.position, state, err)
 		p.recycle(&j)

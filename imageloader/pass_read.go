@@ -33,6 +33,13 @@ func (p *pass) item(i int) item {
 	s := p.known.Sample(i)
 	it := item{sample: Sample{Name: s.Name, Index: i, Label: s.Label}, size: s.Size, epoch: p.epoch * p.l.o.Repeat}
 	it.bad = p.l.judge.member(&it.sample, s.Kind, s.Size)
+	if p.l.o.Masks.masked() {
+		mask := p.known.Sample(p.known.Mask(i))
+		it.mask = maskItem{name: mask.Name, size: mask.Size}
+		if it.bad == nil {
+			it.bad = p.l.judge.member(&Sample{Name: mask.Name, Index: i}, mask.Kind, mask.Size)
+		}
+	}
 	return it
 }
 

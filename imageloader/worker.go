@@ -20,7 +20,8 @@ type worker struct {
 
 	augmenter *transform.Augmenter // nil without Transform.Ops
 	points    *workerEntryPoints   // nil: entry points are not used
-	counted   imagecapi.Stats      // of the decoder, at the last count
+	mask      maskDecoder
+	counted   imagecapi.Stats // of the decoder, at the last count
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -59,6 +60,11 @@ func (w *worker) decode(j *job) (flightState, error) {
 			err = w.augmenter.Apply(w.rng, j.dst)
 		}
 	}
+	if err == nil && j.mask.size > 0 {
+		if state, err := w.decodeMask(j, &info); state != good {
+			return state, err
+		}
+	}
 	switch {
 	case err == nil && damage != "":
 		return good, judge.tolerated(&j.sample, damage)
@@ -66,6 +72,28 @@ func (w *worker) decode(j *job) (flightState, error) {
 		return good, nil
 	}
 	e, err := judge.decoding(&j.sample, err)
+	if err != nil {
+		return fatal, err
+	}
+	return bad, e
+}
+
+// decodeMask decodes the mask of a job whose image was decoded, or says why it makes the sample
+// bad.
+func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
+	judge, s := &w.p.l.judge, Sample{Name: j.mask.name, Index: j.sample.Index}
+	if index.Sniff(j.mask.data) == "" {
+		return bad, judge.notImage(&s, j.mask.data)
+	}
+	width, height := int(info.Width), int(info.Height)
+	if w.geometry.Orientation >= 5 { // the image was turned upright
+		width, height = height, width
+	}
+	err := w.mask.decode(j.mask.data, width, height, &w.geometry, w.augmenter, j.dstMask)
+	if err == nil {
+		return good, nil
+	}
+	e, err := judge.decoding(&s, err)
 	if err != nil {
 		return fatal, err
 	}

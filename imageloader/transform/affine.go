@@ -30,6 +30,8 @@ func (o RandomRotation) check(w, h int) (int, int, error) {
 	return w, h, checkInterval("Degrees", o.Degrees, -1e6, 1e6)
 }
 
+func (o RandomRotation) expands() bool { return o.Expand }
+
 func (o RandomRotation) draw(rng *rand.Rand, p *program) {
 	p.rotate(between(rng, o.Degrees), o.Center, o.Expand, o.Interpolation, &o.Fill)
 }

@@ -81,6 +81,8 @@ func (o CenterCrop) check(w, h int) (int, int, error) {
 	return o.Size, o.Size, nil
 }
 
+func (o CenterCrop) crops() bool { return o.Size > 0 }
+
 func (o CenterCrop) draw(_ *rand.Rand, p *program) {
 	begin := func(side int) int {
 		if side < o.Size {

@@ -41,7 +41,7 @@ func (m CutMix) checkMix() error { return checkAlpha(m.Alpha) }
 
 func checkMixes(mix []BatchOp) error {
 	for i, m := range mix {
-		if m == nil {
+		if isNil(m) {
 			return fmt.Errorf("field Mix[%d] is nil", i)
 		}
 		if err := m.checkMix(); err != nil {

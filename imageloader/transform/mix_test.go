@@ -92,7 +92,7 @@ func TestMixDistributions(t *testing.T) {
 
 func TestMixChecks(t *testing.T) {
 	for says, mix := range map[string]BatchOp{
-		"Mix[0] is nil": nil, "Alpha is -1": MixUp{Alpha: -1}, "Alpha is 1e-09": CutMix{Alpha: 1e-9},
+		"Mix[0] is nil": nil, "field Mix[0] is nil": (*CutMix)(nil), "Alpha is -1": MixUp{Alpha: -1}, "Alpha is 1e-09": CutMix{Alpha: 1e-9},
 	} {
 		t.Run(says, func(t *testing.T) {
 			if _, err := Compile(Transform{Mix: []BatchOp{mix}}); err == nil || !strings.Contains(err.Error(), says) {

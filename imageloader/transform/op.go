@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -64,7 +65,8 @@ type Pixels struct {
 // Func is a step of the caller's own. It changes an image of Size x Size pixels in place. rng is
 // the sample's own generator: numbers drawn from it, and from nothing else, are the same with any
 // number of workers and after a resume. An error makes the sample a bad one, with the reason
-// Rejected. Several goroutines call a Func at a time, each with its own image.
+// Rejected. Several goroutines call a Func at a time, each with its own image. With Options.Masks a
+// Func sees the image alone, so it must not move pixels.
 type Func func(rng *rand.Rand, image *Pixels) error
 
 func (f Func) check(w, h int) (int, int, error) {
@@ -80,15 +82,15 @@ func (f Func) draw(_ *rand.Rand, p *program) { p.call(f) }
 func checkOps(ops []Op, width, height int) error {
 	w, h := width, height
 	for i, op := range ops {
-		if op == nil {
+		if isNil(op) {
 			return fmt.Errorf("field Ops[%d] is nil", i)
 		}
 		if onPixels(op) && (w != width || h != height) {
 			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, "+
 				"not between", i, op, w, h)
 		}
-		if r, ok := op.(RandomRotation); ok && r.Expand {
-			if next, ok := at(ops, i+1).(CenterCrop); !ok || next.Size == 0 {
+		if r, ok := op.(interface{ expands() bool }); ok && r.expands() {
+			if next, ok := at(ops, i+1).(interface{ crops() bool }); !ok || isNil(ops[i+1]) || !next.crops() {
 				return fmt.Errorf("field Ops[%d] (%T) has Expand, which makes images of any size: "+
 					"the next step must be a CenterCrop", i, op)
 			}
@@ -126,21 +128,25 @@ func at(ops []Op, i int) Op {
 	return nil
 }
 
-// onPixels says whether a step works on the image in Go's memory, which has Size x Size pixels.
+// pixelOp is a step that may work on the image in Go's memory, which has Size x Size pixels.
+type pixelOp interface{ onPixels() bool }
+
 func onPixels(op Op) bool {
-	switch o := op.(type) {
-	case Func, GaussianNoise:
-		return true
-	case RandomErasing:
-		return o.Random
-	case RandomApply:
-		return slices.ContainsFunc(o.Ops, onPixels)
-	case RandomChoice:
-		return slices.ContainsFunc(o.Ops, onPixels)
-	case RandomOrder:
-		return slices.ContainsFunc(o.Ops, onPixels)
-	}
-	return false
+	o, ok := op.(pixelOp)
+	return ok && !isNil(op) && o.onPixels()
+}
+
+func (Func) onPixels() bool            { return true }
+func (GaussianNoise) onPixels() bool   { return true }
+func (o RandomErasing) onPixels() bool { return o.Random }
+func (o RandomApply) onPixels() bool   { return slices.ContainsFunc(o.Ops, onPixels) }
+func (o RandomChoice) onPixels() bool  { return slices.ContainsFunc(o.Ops, onPixels) }
+func (o RandomOrder) onPixels() bool   { return slices.ContainsFunc(o.Ops, onPixels) }
+
+// isNil says whether a step is nil, or a nil pointer to one. Pointers to steps are steps too.
+func isNil(op any) bool {
+	v := reflect.ValueOf(op)
+	return op == nil || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // Interpolation says how a pixel is computed from those around the place that it comes from.

@@ -202,7 +202,10 @@ func TestAugmentQuantiles(t *testing.T) {
 func TestOpsChecks(t *testing.T) {
 	nan := math.NaN()
 	for says, ops := range map[string][]Op{
-		"Ops[0] is nil":                               {nil},
+		"Ops[0] is nil": {nil},
+		"Ops[1] is nil": {Grayscale{}, (*GaussianNoise)(nil)},
+		"(*transform.RandomInvert): field P is 2":     {&RandomInvert{P: 2}},
+		"Ops[0] (*transform.RandomOrder): field Ops[": {&RandomOrder{Ops: []Op{(*Func)(nil)}}},
 		"a Func is nil":                               {Func(nil)},
 		"Ops[1] (transform.RandomInvert): fiel":       {Grayscale{}, RandomInvert{P: 1.1}},
 		"field P is NaN":                              {RandomVerticalFlip{P: nan}},
@@ -254,6 +257,13 @@ func TestExpandIsCropped(t *testing.T) {
 	}{
 		"cropped":             {[]Op{turn, crop}, ""},
 		"alone":               {[]Op{turn}, "CenterCrop"},
+		"pointers":            {[]Op{&turn, &crop}, ""},
+		"a pointer alone":     {[]Op{&turn}, "CenterCrop"},
+		"a nil crop":          {[]Op{&turn, (*CenterCrop)(nil)}, "CenterCrop"},
+		"a pointer to noise":  {[]Op{pad, &GaussianNoise{}, crop}, "between"},
+		"a pointer to erase":  {[]Op{pad, &RandomErasing{Random: true}, crop}, "between"},
+		"hidden pointers":     {[]Op{pad, &RandomApply{Ops: []Op{&RandomOrder{Ops: []Op{&noise}}}}, crop}, "between"},
+		"hidden nil":          {[]Op{pad, &RandomApply{Ops: []Op{(*GaussianNoise)(nil)}}, crop}, "is nil"},
 		"noise between":       {[]Op{turn, noise, crop}, "CenterCrop"},
 		"noise after":         {[]Op{turn, crop, noise, GaussianNoise{}}, ""},
 		"noise when padded":   {[]Op{pad, GaussianNoise{}, crop}, "between"},

@@ -42,6 +42,7 @@ type Augmenter struct {
 	t       *Transform
 	c       *imagecapi.Augmenter
 	program program
+	moved   []imagecapi.AugmentOp // scratch of ApplyMoves
 }
 
 // NewAugmenter makes an augmenter, which the caller closes; nil if the transform has no Ops.

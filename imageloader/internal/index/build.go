@@ -25,7 +25,7 @@ func Build(a *archive.Archive, c Config) (*Index, error) {
 	}
 	if x.Len() == 0 {
 		_ = x.Close() // no entry points were kept
-		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
+		return nil, x.noSamples(a.Path(), a.Position(), &c)
 	}
 	if x.memory.held == nil && x.fits(c.HoldBytes, c.MaxSampleBytes) {
 		if err := holdAfter(a, x, &c); err != nil {
@@ -100,7 +100,11 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 	}
 	defer b.Close()
 	r := &Report{Checkpoints: b.marked}
-	if r.Samples, r.Work, err = b.survey(a); wrongLabel(err) {
+	survey := b.survey
+	if c.Pairs != nil {
+		survey = b.surveyPairs
+	}
+	if r.Samples, r.Work, err = survey(a); wrongLabel(err) || errors.Is(err, ErrNoSamples) {
 		return nil, err
 	} else if err != nil {
 		return nil, fmt.Errorf("imageloader: %s: making the index: %w", a.Path(), err)
@@ -108,8 +112,11 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 	if r.Samples == 0 {
 		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
 	}
-	classes, _, _ := b.dirs.labels()
-	r.Classes, r.Random = len(classes), randomBy(r.Work)
+	if c.Pairs == nil {
+		classes, _, _ := b.dirs.labels()
+		r.Classes = len(classes)
+	}
+	r.Random = randomBy(r.Work)
 	s := b.writeFile(a)
 	if s == nil {
 		return nil, errors.New("imageloader: " + a.Path() +

@@ -118,3 +118,23 @@ func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err err
 	}
 	return samples, w.work(), err
 }
+
+// surveyPairs is survey for images and masks: their members do not tell which of them have a
+// partner.
+func (b *Builder) surveyPairs(a *archive.Archive) (samples int, work float64, err error) {
+	x := &Index{}
+	for _, s := range a.Shards() {
+		x.shards = append(x.shards, shard{path: s.Path, info: s.Info, format: s.Format})
+	}
+	sections := b.sections()
+	if err := x.loadMarks(sections); err != nil {
+		return 0, 0, err
+	}
+	if err := b.loadPairs(x, sections); err != nil {
+		return 0, 0, err
+	}
+	if x.Len() == 0 {
+		err = x.noSamples(a.Path(), a.Position(), &b.config)
+	}
+	return x.Len(), x.work, err
+}

@@ -20,7 +20,11 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	if err := x.loadMarks(sections); err != nil {
 		return nil, err
 	}
-	if err := b.loadSamples(x, sections); err != nil {
+	load := b.loadSamples
+	if b.config.Pairs != nil {
+		load = b.loadPairs
+	}
+	if err := load(x, sections); err != nil {
 		return nil, err
 	}
 	if err := x.loadOversize(sections[sectionHeaders], b.config.MaxPixels); err != nil {

@@ -91,6 +91,11 @@ func (w *walk) run() error {
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
 	w.found = Found{Member: *m}
+	if b.config.Pairs != nil {
+		number, err = b.addPair(m, magic)
+		w.found.Index = number
+		return number, err
+	}
 	if b.web == nil {
 		number, w.found.Index, w.found.Label, err = b.add(m, magic)
 		w.found.Dir = int(b.last.label)

@@ -16,6 +16,9 @@ type Config struct {
 	Classes []string
 	// WebDataset takes labels from members beside an image, not from directories.
 	WebDataset bool
+	// Pairs, if not nil, makes pairs of images and masks the samples: see [Index.Mask]. They have
+	// no classes. It excludes Classes and WebDataset.
+	Pairs *Pairs
 
 	MaxSampleBytes int64 // larger samples are never read
 	MaxPixels      int64 // the index marks images over this limit; 0: none
@@ -63,4 +66,13 @@ func NoSamples(path string, members, orphans int, web bool) error {
 		detail = fmt.Sprintf("none of its %d members is an image in the directory of a class", members)
 	}
 	return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, detail)
+}
+
+// noSamples is the ErrNoSamples of an index without samples. members is how many members its
+// archive has, as far as is known.
+func (x *Index) noSamples(path string, members int, c *Config) error {
+	if c.Pairs != nil {
+		return fmt.Errorf("%w in %s: %s", ErrNoSamples, path, x.unpaired)
+	}
+	return NoSamples(path, members, x.orphans, c.WebDataset)
 }

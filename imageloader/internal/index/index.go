@@ -19,10 +19,14 @@ type Index struct {
 	info    fs.FileInfo // describes all shards together, at the time of the walk
 	shards  []shard
 	classes []string // sorted, unless given
-	samples []record
+	samples []record // with Config.Pairs the images and masks, in the archive's order
 	names   string
-	ignored int // number of members that are not samples
-	orphans int // number of images among them
+	// places has the record of each sample, and then the record of each sample's mask. nil without
+	// Config.Pairs: sample i is record i.
+	places   []int32
+	unpaired string // the reason why there are no pairs; "" if there are some
+	ignored  int    // number of members that are not samples
+	orphans  int    // number of images among them
 
 	// memory has the contents of samples, if they are kept in memory.
 	memory contents
@@ -56,7 +60,24 @@ type Sample struct {
 }
 
 // Len returns the number of samples, with bad samples.
-func (x *Index) Len() int { return len(x.samples) }
+func (x *Index) Len() int {
+	if x.places != nil {
+		return len(x.places) / 2
+	}
+	return len(x.samples)
+}
+
+// Mask returns the number of the mask of sample i, with Config.Pairs. Methods that take the number
+// of a sample also take the number of a mask.
+func (x *Index) Mask(i int) int { return len(x.places)/2 + i }
+
+// at returns the record of sample or mask i.
+func (x *Index) at(i int) int {
+	if x.places == nil {
+		return i
+	}
+	return int(x.places[i])
+}
 
 // Classes returns the class names by label. The caller must not change them.
 func (x *Index) Classes() []string { return x.classes }
@@ -69,18 +90,21 @@ func (x *Index) Orphans() int { return x.orphans }
 
 // Sample returns sample i, in the archive's order.
 func (x *Index) Sample(i int) Sample {
-	r := &x.samples[i]
+	r := &x.samples[x.at(i)]
 	return Sample{x.Name(i), int(r.label), r.size, r.kind}
 }
 
 // Label returns the label of sample i.
-func (x *Index) Label(i int) int { return int(x.samples[i].label) }
+func (x *Index) Label(i int) int { return int(x.samples[x.at(i)].label) }
 
 // Size returns the size of sample i's content in bytes.
-func (x *Index) Size(i int) int64 { return x.samples[i].size }
+func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }
 
 // Name returns the name of sample i's member.
-func (x *Index) Name(i int) string {
+func (x *Index) Name(i int) string { return x.recordName(x.at(i)) }
+
+// recordName returns the name of a record's member.
+func (x *Index) recordName(i int) string {
 	end := uint32(len(x.names))
 	if i+1 < len(x.samples) {
 		end = x.samples[i+1].name
@@ -91,7 +115,7 @@ func (x *Index) Name(i int) string {
 // Oversize returns sample i's header from the index file, if it has more than Config.MaxPixels
 // pixels.
 func (x *Index) Oversize(i int) (info imagecapi.Info, found bool) {
-	h, found := x.oversize[int32(i)]
+	h, found := x.oversize[int32(x.at(i))]
 	if found {
 		info, _, _ = h.info()
 	}
@@ -126,10 +150,15 @@ var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 
 // ReadForward fills p, whose length is the size of sample i's content, with the content. It moves a
 // forward, so i must grow from call to call: see [archive.Archive.ReadForward]. The sample must be
-// a regular file.
+// a regular file, and there must be no Config.Pairs.
 func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
+	return x.readForward(a, x.at(i), p)
+}
+
+// readForward does the work of ReadForward for a record.
+func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	r := &x.samples[i]
-	m := archive.Member{Name: x.Name(i), Shard: int(r.shard), Offset: r.offset}
+	m := archive.Member{Name: x.recordName(i), Shard: int(r.shard), Offset: r.offset}
 	if err := a.ReadForward(i+1, &m, p); err != nil {
 		return err
 	}
@@ -140,7 +169,7 @@ func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 }
 
 // Headers yields each sample's header from the index file, in order. The last pair has the error
-// that ended the iteration early, if any. There must be an index file.
+// that ended the iteration early, if any. There must be an index file, and no Config.Pairs.
 func (x *Index) Headers() iter.Seq2[Header, error] {
 	return func(yield func(Header, error) bool) {
 		s, err := x.side.section(sectionHeaders, headerBytes)
@@ -174,18 +203,18 @@ func (x *Index) EntryPoints(i int, buffer []byte) []byte {
 	if x.side == nil {
 		return nil
 	}
-	return x.side.blob(x.number(i), buffer)
+	return x.side.blob(x.number(x.at(i)), buffer)
 }
 
 // KeepEntryPoints keeps a copy of a blob of entry points for sample i. Close writes the copy to the
 // index file.
 func (x *Index) KeepEntryPoints(i int, blob []byte) {
 	if x.side != nil {
-		x.side.keep(x.number(i), blob)
+		x.side.keep(x.number(x.at(i)), blob)
 	}
 }
 
-// number returns the number of sample i among the members of the sidecar.
+// number returns the number of record i among the members of the sidecar.
 func (x *Index) number(i int) int32 {
 	if x.numbers == nil {
 		return int32(i)
@@ -208,4 +237,4 @@ func (x *Index) Close() error {
 // InMemory returns the content of sample i, which is read-only, if it is already in memory, or nil.
 // Close frees the memory, and so does the collection of the Index: the caller must keep the Index
 // alive while it reads.
-func (x *Index) InMemory(i int) []byte { return x.memory.of(i, x.samples[i].size) }
+func (x *Index) InMemory(i int) []byte { return x.memory.of(x.at(i), x.Size(i)) }

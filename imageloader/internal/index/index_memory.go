@@ -90,7 +90,7 @@ func (x *Index) hold(a *archive.Archive, limit, maxSize int64) error {
 			continue
 		}
 		held[i] = x.memory.arena.Alloc(int(r.size))
-		if err := x.ReadForward(a, i, held[i]); err != nil {
+		if err := x.readForward(a, i, held[i]); err != nil {
 			return err
 		}
 	}

@@ -61,7 +61,7 @@ func (l *loading) try(path string) (*Index, error) {
 func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error) {
 	var err error
 	if x.Len() == 0 {
-		err = NoSamples(l.a.Path(), x.ignored, x.orphans, l.c.WebDataset)
+		err = x.noSamples(l.a.Path(), x.ignored, l.c)
 	} else {
 		err = x.hold(l.a, l.c.HoldBytes, l.c.MaxSampleBytes)
 	}
@@ -79,7 +79,8 @@ func (l *loading) accept(x *Index, path string, began time.Time) (*Index, error)
 func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
-	return errors.As(err, &unknown) || errors.As(err, &label)
+	var pair *PairError
+	return errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair)
 }
 
 // refuse records and logs the reason why the index at path is not used. An error that it returns
@@ -92,14 +93,15 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 	if !errors.As(err, &reason) {
 		reason = errIndex(err.Error())
 	}
-	if reason != errIndexLabels {
+	if !slices.Contains(labelErrors, reason) {
 		l.elsewhere = append(l.elsewhere, otherPlace{path, was})
 	} else if l.c.RefuseOtherLabels {
-		how := "with -webdataset"
-		if l.c.WebDataset {
-			how = "without -webdataset"
-		}
-		l.otherLabels = fmt.Errorf("imageloader: %s: %w: inspect it %s, like its loaders, or remove it", path, errIndexLabels, how)
+		how := map[errIndex]string{
+			errIndexDirectories: "inspect it without -webdataset, like its loaders, or remove it",
+			errIndexWebDataset:  "inspect it with -webdataset, like its loaders, or remove it",
+			errIndexPairs:       "inspect the archive without -index, or remove the index",
+		}[reason]
+		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)
 		return nil
 	}
 	if reason == errIndexVersion {

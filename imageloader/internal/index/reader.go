@@ -37,21 +37,22 @@ func (r *Reader) Close() { r.archive.Close() }
 // Read fills p, whose length is the size of sample i's content, with the content. The sample must
 // be a regular file. Errors are *archive.Error, or archive.ErrStopped.
 func (r *Reader) Read(i int, p []byte) error {
-	x, m := r.x, &r.x.samples[i]
+	x, at := r.x, r.x.at(i)
+	m := &x.samples[at]
 	defer runtime.KeepAlive(x) // the collection of an index frees its memory
 	if data := x.InMemory(i); data != nil {
 		copy(p, data)
 		return nil
 	}
 	if x.memory.lazy != nil {
-		r.readSegment(i)
+		r.readSegment(at)
 		if data := x.InMemory(i); data != nil {
 			copy(p, data)
 			return nil
 		}
 	}
 	s := &x.shards[m.shard]
-	err := r.readFrom(s, m, i, p)
+	err := r.readFrom(s, m, x.Name(i), p)
 	if err == nil && !m.matches(p) {
 		err = ErrStale
 	}
@@ -59,31 +60,31 @@ func (r *Reader) Read(i int, p []byte) error {
 		return archive.ErrStopped
 	}
 	if err != nil {
-		return &archive.Error{File: s.path, Member: x.Name(i), Position: i + 1, Offset: m.offset, Err: archive.Explain(err)}
+		return &archive.Error{File: s.path, Member: x.Name(i), Position: at + 1, Offset: m.offset, Err: archive.Explain(err)}
 	}
 	if x.memory.lazy != nil {
-		x.memory.keep(i, p)
+		x.memory.keep(at, p)
 	}
 	return nil
 }
 
-// readFrom reads sample i from its shard.
-func (r *Reader) readFrom(s *shard, m *record, i int, p []byte) error {
+// readFrom reads the content of a record from its shard.
+func (r *Reader) readFrom(s *shard, m *record, name string, p []byte) error {
 	switch s.format {
 	case archive.Tree:
-		return r.archive.ReadFile(int(m.shard), r.x.Name(i), p)
+		return r.archive.ReadFile(int(m.shard), name, p)
 	case archive.Tar:
-		return r.readTar(s, m, i, p)
+		return r.readTar(s, m, name, p)
 	}
 	mark, until := s.enter(m)
 	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
 }
 
-// readTar reads sample i of a plain tar. A file of the same size and time may still be another
-// file, also behind a URL (in another run), and the index may be forged. So the header before the
-// content must be the header that was indexed, and must have the sample's name and size.
-func (r *Reader) readTar(s *shard, m *record, i int, p []byte) error {
-	name, shard := r.x.Name(i), int(m.shard)
+// readTar reads the content of a record of a plain tar. A file of the same size and time may still
+// be another file, also behind a URL (in another run), and the index may be forged. So the header
+// before the content must be the header that was indexed, and must have the record's name and size.
+func (r *Reader) readTar(s *shard, m *record, name string, p []byte) error {
+	shard := int(m.shard)
 	lead := int64(archive.BlockBytes)
 	if !isPlain(name) {
 		lead = min(m.offset, archive.HeaderBytes)

@@ -32,9 +32,16 @@ func (e errIndex) Error() string { return string(e) }
 const (
 	errIndexDamaged = errIndex("the index is damaged")
 	errIndexVersion = errIndex("the index is of another version")
-	errIndexLabels  = errIndex("the index has the labels of Options.WebDataset, or lacks them")
 	errIndexStale   = errIndex("the archive has changed since it was indexed")
+
+	// The index has other labels than the configuration asks for.
+	errIndexDirectories = errIndex("the index has the labels of directories")
+	errIndexWebDataset  = errIndex("the index has the labels of Options.WebDataset")
+	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 )
+
+// labelErrors has the reasons by the number of the labels' source: see labelling.
+var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs}
 
 // place is the place of a section in a sidecar.
 type place struct {

@@ -175,8 +175,10 @@ func (s *sidecar) loadCounts(b *Builder) error {
 	if err != nil || len(counts) != countsBytes {
 		return errIndexDamaged
 	}
-	if le.Uint64(counts[16:]) != labelling(b.web != nil) {
-		return errIndexLabels
+	if n := le.Uint64(counts[16:]); n >= uint64(len(labelErrors)) {
+		return errIndexDamaged
+	} else if n != labelling(&b.config) {
+		return labelErrors[n]
 	}
 	b.ignored, b.orphans = int(le.Uint64(counts)), int(le.Uint64(counts[8:]))
 	if b.ignored < 0 || b.orphans < 0 {
@@ -186,10 +188,13 @@ func (s *sidecar) loadCounts(b *Builder) error {
 }
 
 // labelling returns the number of a source of labels in a sidecar: 0 for directories, 1 for
-// WebDataset's members.
-func labelling(web bool) uint64 {
-	if web {
+// WebDataset's members, 2 for images and masks, which have no labels.
+func labelling(c *Config) uint64 {
+	switch {
+	case c.WebDataset:
 		return 1
+	case c.Pairs != nil:
+		return 2
 	}
 	return 0
 }

@@ -171,7 +171,7 @@ func outputs(a *archive.Archive, b *Builder) ([]output, error) {
 	}
 	counts := binary.LittleEndian.AppendUint64(nil, uint64(b.ignored))
 	counts = binary.LittleEndian.AppendUint64(counts, uint64(b.orphans))
-	counts = binary.LittleEndian.AppendUint64(counts, labelling(b.web != nil))
+	counts = binary.LittleEndian.AppendUint64(counts, labelling(&b.config))
 	whole := func(data []byte) func(io.Writer) error {
 		return func(w io.Writer) error { _, err := w.Write(data); return err }
 	}

@@ -1,0 +1,250 @@
+package index
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// Pairs says which members are images and which are their masks. An image and a mask belong
+// together if the "*" of their patterns stands for the same text, in one shard or, if a shard has
+// only one of the two, in two shards. A name that matches both patterns is a mask's.
+type Pairs struct{ Image, Mask Pattern }
+
+// pairsDirectory is the one directory in the index file of pairs, for which directories do not
+// matter.
+const pairsDirectory = "*"
+
+// PairError is an image with two masks, or a mask with two images.
+type PairError struct {
+	File        string
+	Name, Other string // the two members
+	Pattern     string // which both match
+}
+
+func (e *PairError) Error() string {
+	return fmt.Sprintf("imageloader: %s: %q and %q match Options.Masks' %q with the same text for its \"*\": "+
+		"remove one of them, or narrow the pattern", e.File, e.Name, e.Other, e.Pattern)
+}
+
+// addPair is add for images and masks. It records every member that claims to be an image, wherever
+// that lies, so that an index file serves all patterns.
+func (b *Builder) addPair(m *archive.Member, magic []byte) (number int, err error) {
+	if !claims(m, magic) {
+		b.ignored++
+		return -1, nil
+	}
+	dir, err := b.dirs.number(pairsDirectory)
+	if err != nil {
+		return -1, err
+	}
+	b.dirs.claimed[dir] = true
+	return b.record(m, dir, recordImage)
+}
+
+// loadPairs reads the members, and makes the images that have a mask, and their masks, the records
+// of x.
+func (b *Builder) loadPairs(x *Index, sections map[uint32]section) error {
+	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
+	if err != nil {
+		return err
+	}
+	p := pairing{x: x, pairs: *b.config.Pairs}
+	first := "" // the first member of the archive that claims to be an image
+	var kept strings.Builder
+	for i := 0; ; i++ {
+		m, name, err := members.next()
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			break
+		}
+		if b.dirs.names[m.label] != pairsDirectory {
+			return errIndexDamaged
+		}
+		if first == "" {
+			first = string(name)
+		}
+		_, image := p.pairs.Image.key(string(name))
+		_, mask := p.pairs.Mask.key(string(name))
+		if !image && !mask {
+			x.ignored++
+			continue
+		}
+		m.label, m.name = 0, uint32(kept.Len())
+		kept.Write(name)
+		x.samples = append(x.samples, *m)
+		x.numbers = append(x.numbers, int32(i))
+	}
+	x.names = kept.String()
+	if err := p.pair(b.file); err != nil {
+		return err
+	}
+	unpaired := p.unpaired(b, first)
+	p.keepPaired()
+	w := workMeter{shards: x.shards, next: x.eachMark()}
+	for k := range x.samples {
+		w.sample(&x.samples[k])
+	}
+	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	if len(x.places) == 0 {
+		x.unpaired = unpaired
+	}
+	return nil
+}
+
+// pairing pairs the records of an Index.
+type pairing struct {
+	x      *Index
+	pairs  Pairs
+	images []int32 // the records of the pairs
+	masks  []int32 // by pair
+	single []int32 // records without a partner
+}
+
+// group has the records of one text: the first image and mask, and the second ones; -1: none.
+type group struct{ image, mask, image2, mask2 int32 }
+
+// pair pairs the records: first those of each shard, because shards may have the same names, and
+// then those that are left.
+func (p *pairing) pair(file string) error {
+	x := p.x
+	list := make([]int32, 0, len(x.samples))
+	for k := range x.samples {
+		if k > 0 && x.samples[k].shard != x.samples[k-1].shard {
+			if err := p.match(file, list); err != nil {
+				return err
+			}
+			list = list[:0]
+		}
+		list = append(list, int32(k))
+	}
+	if err := p.match(file, list); err != nil {
+		return err
+	}
+	left := p.single
+	p.single = nil
+	if err := p.match(file, left); err != nil {
+		return err
+	}
+	order := make([]int, len(p.images)) // of the images in the archive
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(p.images[a], p.images[b]) })
+	x.places = make([]int32, 2*len(order))
+	for i, pair := range order {
+		x.places[i], x.places[len(order)+i] = p.images[pair], p.masks[pair]
+	}
+	return nil
+}
+
+// match pairs the records of a list.
+func (p *pairing) match(file string, list []int32) error {
+	numbers := make(map[string]int32, len(list)/2)
+	var groups []group
+	for _, k := range list {
+		key, mask := p.pairs.Mask.key(p.x.recordName(int(k)))
+		if !mask {
+			key, _ = p.pairs.Image.key(p.x.recordName(int(k)))
+		}
+		n, found := numbers[key]
+		if !found {
+			n = int32(len(groups))
+			numbers[key] = n
+			groups = append(groups, group{-1, -1, -1, -1})
+		}
+		g := &groups[n]
+		switch {
+		case mask && g.mask < 0:
+			g.mask = k
+		case mask:
+			g.mask2 = k
+		case g.image < 0:
+			g.image = k
+		default:
+			g.image2 = k
+		}
+	}
+	for _, g := range groups {
+		switch {
+		case g.image < 0 || g.mask < 0:
+			for _, k := range []int32{g.image, g.mask, g.image2, g.mask2} {
+				if k >= 0 {
+					p.single = append(p.single, k)
+				}
+			}
+		case g.image2 >= 0:
+			return &PairError{file, p.x.recordName(int(g.image)), p.x.recordName(int(g.image2)), p.pairs.Image.text}
+		case g.mask2 >= 0:
+			return &PairError{file, p.x.recordName(int(g.mask)), p.x.recordName(int(g.mask2)), p.pairs.Mask.text}
+		default:
+			p.images, p.masks = append(p.images, g.image), append(p.masks, g.mask)
+		}
+	}
+	return nil
+}
+
+// unpaired logs which records have no partner, and returns the reason why an archive has no pair.
+func (p *pairing) unpaired(b *Builder, first string) string {
+	var images, masks []string
+	for _, k := range p.single {
+		name := p.x.recordName(int(k))
+		if _, mask := p.pairs.Mask.key(name); mask {
+			masks = append(masks, name)
+		} else {
+			images = append(images, name)
+		}
+	}
+	log := func(message, what string, list []string) {
+		if len(list) > 0 && len(p.images) > 0 {
+			b.config.Logger.Warn(message, "archive", b.file, what, len(list), "first", list[0])
+		}
+	}
+	log("images without a mask are ignored", "images", images)
+	log("masks without an image are ignored", "masks", masks)
+	describe := func(pattern Pattern, list []string) string {
+		if len(list) == 0 {
+			return fmt.Sprintf("no image file matches %q", pattern.text)
+		}
+		return fmt.Sprintf("%d match %q, the first is %q", len(list), pattern.text, list[0])
+	}
+	if first == "" {
+		return "it has no image files"
+	}
+	return fmt.Sprintf("no image has a mask by Options.Masks: %s; %s; the archive's first image file is %q",
+		describe(p.pairs.Image, images), describe(p.pairs.Mask, masks), first)
+}
+
+// keepPaired drops the records without a partner.
+func (p *pairing) keepPaired() {
+	x := p.x
+	x.ignored += len(p.single)
+	if len(p.single) == 0 {
+		return
+	}
+	place := make([]int32, len(x.samples)) // the new place of each record
+	for _, k := range x.places {
+		place[k] = 1
+	}
+	var kept strings.Builder
+	samples, numbers := make([]record, 0, len(x.places)), make([]int32, 0, len(x.places))
+	for k := range x.samples {
+		if place[k] == 0 {
+			continue
+		}
+		place[k] = int32(len(samples))
+		r := x.samples[k]
+		r.name = uint32(kept.Len())
+		kept.WriteString(x.recordName(k))
+		samples, numbers = append(samples, r), append(numbers, x.numbers[k])
+	}
+	for i, k := range x.places {
+		x.places[i] = place[k]
+	}
+	x.samples, x.numbers, x.names = samples, numbers, kept.String()
+}

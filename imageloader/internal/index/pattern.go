@@ -1,0 +1,49 @@
+package index
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Pattern describes names of members: a name in which one "*" stands for any text, slashes
+// included. A ".*" at the end stands for any extension. The zero Pattern matches nothing.
+type Pattern struct {
+	text           string
+	prefix, suffix string
+	anyExtension   bool
+}
+
+// ParsePattern reads a pattern. It fails unless there is exactly one "*" besides a ".*" at the end.
+func ParsePattern(text string) (Pattern, error) {
+	p := Pattern{text: text}
+	rest := text
+	if before, found := strings.CutSuffix(text, ".*"); found && strings.Contains(before, "*") {
+		rest, p.anyExtension = before, true
+	}
+	var found bool
+	if p.prefix, p.suffix, found = strings.Cut(rest, "*"); !found || strings.Contains(p.suffix, "*") {
+		return Pattern{}, fmt.Errorf("%q needs one \"*\" for what the names of an image and its mask have in common; "+
+			"a \".*\" at the end stands for any extension", text)
+	}
+	return p, nil
+}
+
+func (p Pattern) String() string { return p.text }
+
+// key returns what the "*" stands for in a name; false if the name does not match.
+func (p Pattern) key(name string) (key string, ok bool) {
+	if p.text == "" {
+		return "", false
+	}
+	if p.anyExtension {
+		dot := strings.LastIndexByte(name, '.')
+		if dot < 0 || dot == len(name)-1 || strings.IndexByte(name[dot:], '/') >= 0 {
+			return "", false
+		}
+		name = name[:dot]
+	}
+	if len(name) <= len(p.prefix)+len(p.suffix) || !strings.HasPrefix(name, p.prefix) || !strings.HasSuffix(name, p.suffix) {
+		return "", false
+	}
+	return name[len(p.prefix) : len(name)-len(p.suffix)], true
+}

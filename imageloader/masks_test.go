@@ -1,0 +1,675 @@
+package imageloader
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"image"
+	"image/color"
+	"image/gif"
+	"image/png"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/tensor"
+)
+
+// goldenMasks holds torchvision's results (testdata/make_masks.py).
+type goldenMasks struct {
+	Nearest [][3]int
+	Crops   [][10]any // width, height, classes, x, y, w, h, size, flip, CRC-32
+	Resizes [][5]int  // width, height, resize, size, CRC-32
+	Moves   map[string][][3]int
+	Files   map[string][4]any // file, width, height, CRC-32
+}
+
+func readGoldenMasks(t testing.TB) *goldenMasks {
+	t.Helper()
+	data, err := os.ReadFile("testdata/masks.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &goldenMasks{}
+	if err := json.Unmarshal(data, g); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// classAt is the mask that make_masks.py makes.
+func classAt(x, y, classes int) int { return (x*7 + y*13 + x*y%11) % classes }
+
+// maskFile is that mask as a PNG.
+func maskFile(t testing.TB, width, height, classes int) []byte {
+	t.Helper()
+	picture := image.NewGray16(image.Rect(0, 0, width, height))
+	var b bytes.Buffer
+	for y := range height {
+		for x := range width {
+			picture.SetGray16(x, y, color.Gray16{Y: uint16(classAt(x, y, classes))})
+		}
+	}
+	var encode image.Image = picture
+	if classes <= 256 {
+		grey := image.NewGray(picture.Rect)
+		for i := range grey.Pix {
+			grey.Pix[i] = picture.Pix[2*i+1]
+		}
+		encode = grey
+	}
+	if err := png.Encode(&b, encode); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// classesCRC is the checksum that make_masks.py makes of an int64 mask.
+func classesCRC(mask []byte) int {
+	var b []byte
+	for ; len(mask) > 0; mask = mask[8:] {
+		b = append(b, mask[:2]...)
+	}
+	return int(crc32.ChecksumIEEE(b))
+}
+
+func TestNearestEqualsTorchvision(t *testing.T) {
+	for _, c := range readGoldenMasks(t).Nearest {
+		var line []byte
+		for i := range c[1] {
+			line = binary.LittleEndian.AppendUint16(line, uint16(nearest(i, c[0], c[1])))
+		}
+		if int(crc32.ChecksumIEEE(line)) != c[2] {
+			t.Errorf("%d pixels to %d differ from torchvision's", c[0], c[1])
+		}
+	}
+}
+
+// decodeMask decodes a mask with a geometry, to int64.
+func decodeMask(data []byte, width, height int, g imagecapi.Geometry, a *transform.Augmenter) ([]byte, error) {
+	m := maskDecoder{o: &Masks{DType: tensor.Int64}}
+	out := make([]byte, 8*g.WindowWidth*g.WindowHeight)
+	return out, m.decode(data, width, height, &g, a, out)
+}
+
+// whole is the geometry that changes nothing.
+func whole(width, height int32) imagecapi.Geometry {
+	return imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
+}
+
+func TestClassesAreTheNumbersInTheFile(t *testing.T) {
+	for name, c := range readGoldenMasks(t).Files {
+		data, err := hex.DecodeString(c[0].(string))
+		if err != nil {
+			t.Fatal(err)
+		}
+		width, height := int(c[1].(float64)), int(c[2].(float64))
+		got, err := decodeMask(data, width, height, whole(int32(width), int32(height)), nil)
+		if err != nil || classesCRC(got) != int(c[3].(float64)) {
+			t.Errorf("%s: other classes; %v", name, err)
+		}
+	}
+}
+
+func TestMaskCropsEqualTorchvision(t *testing.T) {
+	golden := readGoldenMasks(t)
+	for _, c := range golden.Crops {
+		n := func(i int) int32 { return int32(c[i].(float64)) }
+		g := imagecapi.Geometry{CropX: n(3), CropY: n(4), CropWidth: n(5), CropHeight: n(6), ResizeWidth: n(7), ResizeHeight: n(7),
+			WindowWidth: n(7), WindowHeight: n(7), Flip: c[8].(bool)}
+		got, err := decodeMask(maskFile(t, int(n(0)), int(n(1)), int(n(2))), int(n(0)), int(n(1)), g, nil)
+		if err != nil || classesCRC(got) != int(c[9].(float64)) {
+			t.Errorf("crop %v differs from torchvision's; %v", c[:9], err)
+		}
+	}
+	for _, c := range golden.Resizes {
+		plan, err := transform.Compile(transform.Transform{Size: c[3], Resize: c[2]})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var g imagecapi.Geometry
+		if err := plan.Geometry(rand.New(rand.NewPCG(1, 1)), &imagecapi.Info{Width: int32(c[0]), Height: int32(c[1])}, &g); err != nil {
+			t.Fatal(err)
+		}
+		got, err := decodeMask(maskFile(t, c[0], c[1], 21), c[0], c[1], g, nil)
+		if err != nil || classesCRC(got) != c[4] {
+			t.Errorf("resize %v differs from torchvision's; %v", c[:4], err)
+		}
+	}
+}
+
+// TestMaskStepsEqualTorchvision compares the steps of Transform.Ops on masks with torchvision's.
+func TestMaskStepsEqualTorchvision(t *testing.T) {
+	pad := transform.Pad{Padding: [4]int{3, 5, 7, 1}, Fill: transform.Color{9, 9, 9}}
+	edge := transform.Pad{Padding: pad.Padding, Mode: transform.PadEdge}
+	moves := map[string][]transform.Op{
+		"rotation":     {transform.RandomRotation{Degrees: [2]float64{33.5, 33.5}, Interpolation: transform.Bilinear}},
+		"quarter turn": {transform.RandomRotation{Degrees: [2]float64{90, 90}}},
+		"affine": {transform.RandomAffine{Degrees: [2]float64{-20, -20}, Scale: [2]float64{1.25, 1.25}, Shear: [4]float64{5, 5, -7, -7},
+			Interpolation: transform.Bilinear, Fill: transform.Color{1, 2, 3}}},
+		"flip":     {transform.RandomVerticalFlip{P: 1}},
+		"pad":      {pad, transform.CenterCrop{Size: 32}},
+		"pad edge": {edge, transform.CenterCrop{Size: 32}},
+		"colours": {transform.RandomInvert{P: 1}, transform.ColorJitter{Brightness: 0.4}, transform.GaussianBlur{}, transform.RandomErasing{P: 1},
+			transform.GaussianNoise{}, transform.RandomEqualize{P: 1}},
+	}
+	golden := readGoldenMasks(t).Moves
+	if len(golden) != len(moves) {
+		t.Fatalf("%d kinds of moves are torchvision's, %d are compared", len(golden), len(moves))
+	}
+	for name, ops := range moves {
+		plan, err := transform.Compile(transform.Transform{Size: 32, Ops: ops})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, err := plan.NewAugmenter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		for _, c := range golden[name] {
+			if err := a.Apply(rand.New(rand.NewPCG(1, 1)), make([]byte, 3*32*32)); err != nil {
+				t.Fatal(err)
+			}
+			if a.Moves() != (name != "colours") {
+				t.Errorf("%s: moves pixels: %v", name, a.Moves())
+			}
+			m := maskDecoder{o: &Masks{DType: tensor.Int64, Fill: c[1]}}
+			g, got := whole(32, 32), make([]byte, 8*32*32)
+			if err := m.decode(maskFile(t, 32, 32, c[0]), 32, 32, &g, a, got); err != nil || classesCRC(got) != c[2] {
+				t.Errorf("%s of %d classes, fill %d, differs from torchvision's; %v", name, c[0], c[1], err)
+			}
+		}
+	}
+}
+
+// scene is an image whose red is its mask's class, and whose green is its number.
+func scene(t testing.TB, i, width, height int) (file, mask []byte) {
+	t.Helper()
+	picture := image.NewNRGBA(image.Rect(0, 0, width, height))
+	for y := range height {
+		for x := range width {
+			picture.SetNRGBA(x, y, color.NRGBA{uint8(classAt(x, y+i, 200)), uint8(i), 77, 255})
+		}
+	}
+	grey := image.NewGray(picture.Rect)
+	for k := range grey.Pix {
+		grey.Pix[k] = picture.Pix[4*k]
+	}
+	var a, b bytes.Buffer
+	if err := errors.Join(png.Encode(&a, picture), png.Encode(&b, grey)); err != nil {
+		t.Fatal(err)
+	}
+	return a.Bytes(), b.Bytes()
+}
+
+// scenes are n images and their masks, in two folders, and an image without a mask.
+func scenes(t testing.TB, n int) (members []archivetest.Member) {
+	t.Helper()
+	var masks []archivetest.Member
+	for i := range n {
+		file, mask := scene(t, i, 40+i%7, 40)
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("set/images/%02d.png", i), Data: string(file)})
+		masks = append(masks, archivetest.Member{Name: fmt.Sprintf("set/masks/%02d_l.png", i), Data: string(mask)})
+	}
+	slices.Reverse(masks)
+	file, _ := scene(t, 250, 50, 50)
+	members = append(members, archivetest.Member{Name: "set/images/alone.png", Data: string(file)})
+	return append(members, masks...)
+}
+
+// sceneMasks are the options of scenes.
+var sceneMasks = Masks{Image: "set/images/*.png", Mask: "set/masks/*_l.png"}
+
+// collectMasks returns the images and masks of an epoch, one after the other, and checks that each
+// pixel's red is its class.
+func collectMasks(t *testing.T, l *Loader, epoch int, moved bool) (all []byte) {
+	t.Helper()
+	for b, err := range l.Epoch(t.Context(), epoch) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(b.Images) != 3*len(b.Masks) || b.N == 0 || len(b.Soft) != 0 || slices.ContainsFunc(b.Labels, func(n int64) bool { return n != 0 }) {
+			t.Fatalf("%d bytes of images, %d of masks, labels %v", len(b.Images), len(b.Masks), b.Labels)
+		}
+		wrong := 0
+		for i, class := range b.Masks {
+			if b.Images[3*i] != class {
+				wrong++
+			}
+		}
+		if wrong > 0 {
+			t.Errorf("%d of %d pixels have another class than their mask says", wrong, len(b.Masks))
+		}
+		for i, s := range b.Samples {
+			if number := fmt.Sprintf("set/images/%02d.png", b.Images[3*len(b.Masks)/b.N*i+1]); !moved && s.Name != number {
+				t.Errorf("%s has the pixels of %s", s.Name, number)
+			}
+		}
+		all = append(append(all, b.Images...), b.Masks...)
+	}
+	return all
+}
+
+// TestMasksFollowTheirImages: images and masks go through the same geometry, from every kind of
+// archive, with any number of workers.
+func TestMasksFollowTheirImages(t *testing.T) {
+	members := scenes(t, 23)
+	data := archivetest.Tar(t, members...)
+	paths := map[string]string{
+		"tar":         archivetest.WriteFile(t, "a.tar", data),
+		"tar.gz":      archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, data)),
+		"tar.zst":     archivetest.WriteFile(t, "a.tar.zst", archivetest.Zstd(t, data)),
+		"directory":   archivetest.Extract(t, members),
+		"gzip blocks": archivetest.WriteFile(t, "b.tgz", archivetest.GzipSplit(t, data, 5000, 1)),
+	}
+	same := transform.Color{7, 7, 7}
+	for name, tr := range map[string]Transform{
+		"crop":    {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5}, // the images' short side: nothing is resized
+		"resized": {Size: 40, Resize: 40},
+		"moved": {Size: 32, Resize: 40, RandomCrop: true, FlipP: 0.5, Ops: []transform.Op{
+			transform.RandomRotation{Degrees: [2]float64{-40, 40}, Fill: same},
+			transform.RandomErasing{P: 1e-9}, // draws
+			transform.RandomCrop{Padding: [4]int{4, 4, 4, 4}, Fill: same},
+			&transform.RandomVerticalFlip{},
+			transform.RandomApply{Ops: []transform.Op{transform.RandomPerspective{P: 1, Interpolation: transform.Nearest, Fill: same}}},
+			transform.RandomRotation{Degrees: [2]float64{90, 90}, Expand: true}, transform.CenterCrop{Size: 32}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := Options{BatchSize: 4, Transform: tr, Masks: sceneMasks, Shuffle: true, NoIndex: true}
+			o.Masks.Fill = 7
+			var want []byte
+			for kind, path := range paths {
+				for _, workers := range []int{1, 3} {
+					o.Workers = workers
+					l, err := Open(path, o)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if l.Len() != 23 || len(l.Classes()) != 0 {
+						t.Errorf("%d samples, classes %v", l.Len(), l.Classes())
+					}
+					got := collectMasks(t, l, 2, len(tr.Ops) > 0)
+					if kind == "directory" {
+						continue // its order is another one
+					}
+					if want == nil {
+						want = got
+					}
+					if !bytes.Equal(got, want) {
+						t.Errorf("%s, %d workers: other bytes", kind, workers)
+					}
+					l.Close()
+				}
+			}
+			if len(want) != 23*4*tr.Size*tr.Size {
+				t.Errorf("%d bytes", len(want))
+			}
+		})
+	}
+}
+
+// TestMasksHaveTheirType: a mask's field, in both types.
+func TestMasksHaveTheirType(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, scenes(t, 5)...))
+	o := Options{BatchSize: 5, Transform: Transform{Size: 32, Resize: 40, FlipP: 1}, Masks: sceneMasks, NoIndex: true}
+	bytesOf := map[tensor.DType][]byte{}
+	for _, dtype := range []tensor.DType{tensor.Uint8, tensor.Int64} {
+		o.Masks.DType = dtype
+		l, err := Open(path, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		want := tensor.Spec{Name: "masks", DType: dtype, Shape: []int64{32, 32}}
+		if f, u := l.Fields(), l.Outputs(); !reflect.DeepEqual(f[1], want) || !reflect.DeepEqual(u[1], want) || len(f) != 2 || len(l.Finishes()) != 2 {
+			t.Errorf("fields %v, outputs %v", f, u)
+		}
+		for b, err := range l.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytesOf[dtype] = append(bytesOf[dtype], b.Masks...)
+		}
+		// A consumer's slots are checked.
+		err = l.Fill(t.Context(), 0, func(context.Context) ([][]byte, error) {
+			return [][]byte{make([]byte, 5*3*32*32), make([]byte, 5*32*32*dtype.Size()-1)}, nil
+		}, func(int, any) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), "masks") {
+			t.Errorf("a slot that is too small: %v", err)
+		}
+	}
+	for i, class := range bytesOf[tensor.Uint8] {
+		if binary.LittleEndian.Uint64(bytesOf[tensor.Int64][8*i:]) != uint64(class) {
+			t.Fatalf("pixel %d is another class as int64", i)
+		}
+	}
+}
+
+// TestMaskOptionsAreChecked: what masks exclude is refused by name.
+func TestMaskOptionsAreChecked(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, scenes(t, 2)...))
+	for says, change := range map[string]func(o *Options){
+		"Options.Masks.Image: \"a\" needs one":     func(o *Options) { o.Masks.Image = "a" },
+		"Options.Masks.Mask: \"\" needs one":       func(o *Options) { o.Masks.Mask = "" },
+		"are both":                                 func(o *Options) { o.Masks.Mask = o.Masks.Image },
+		"Options.Masks.DType is float32":           func(o *Options) { o.Masks.DType = tensor.Float32 },
+		"Options.Masks.Fill is 256, not in 0 to 2": func(o *Options) { o.Masks.Fill = 256 },
+		"Options.Masks.Fill is -1":                 func(o *Options) { o.Masks.Fill, o.Masks.DType = -1, tensor.Int64 },
+		"excludes Options.Classes":                 func(o *Options) { o.Classes = []string{"a"} },
+		"excludes Options.WebDataset":              func(o *Options) { o.WebDataset = true },
+		"excludes Options.Balanced":                func(o *Options) { o.Balanced = true },
+		"field Mix":                                func(o *Options) { o.Transform.Mix = []transform.BatchOp{transform.CutMix{}} },
+		"no image has a mask by Options.Masks":     func(o *Options) { o.Masks.Mask = "labels/*" },
+	} {
+		o := Options{Masks: sceneMasks, NoIndex: true}
+		change(&o)
+		if _, err := Open(path, o); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not say %q", err, says)
+		}
+	}
+	// A stream that is not kept in memory has no random access.
+	data := archivetest.Tar(t, scenes(t, 30)...)
+	path = archivetest.WriteFile(t, "a.tar.zst", archivetest.Zstd(t, data))
+	if _, err := Open(path, Options{Masks: sceneMasks, NoIndex: true, ShuffleBytes: 1000}); err == nil || !strings.Contains(err.Error(), "Options.Masks needs random access") {
+		t.Errorf("a stream: %v", err)
+	}
+}
+
+// TestBadMasksAreBadSamples: a mask that can't be used makes its sample a bad one, with the mask's
+// name.
+func TestBadMasksAreBadSamples(t *testing.T) {
+	_, good := scene(t, 1, 40, 40)
+	_, large := scene(t, 1, 40, 41)
+	var colours, animation bytes.Buffer
+	if err := png.Encode(&colours, image.NewNRGBA(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	if err := gif.Encode(&animation, image.NewPaletted(image.Rect(0, 0, 40, 40), color.Palette{color.Black}), nil); err != nil {
+		t.Fatal(err)
+	}
+	flipped := bytes.Clone(good)
+	flipped[len(flipped)/2] ^= 4
+	for name, c := range map[string]struct {
+		mask   archivetest.Member
+		reason Reason
+		says   string
+	}{
+		"another size":  {archivetest.Member{Data: string(large)}, MaskSize, "40 x 41 pixels, and 40 x 40"},
+		"colours":       {archivetest.Member{Data: colours.String()}, Unsupported, "grey levels or a palette"},
+		"16 bits":       {archivetest.Member{Data: string(maskFile(t, 40, 40, 1000))}, Unsupported, "set tensor.Int64"},
+		"a GIF":         {archivetest.Member{Data: animation.String()}, Unsupported, "no PNG"},
+		"text":          {archivetest.Member{Data: "a text"}, NotImage, "a text"},
+		"cut off":       {archivetest.Member{Data: string(good[:len(good)-20])}, Damaged, ""},
+		"a header":      {archivetest.Member{Data: string(good[:20])}, Damaged, "cut off"},
+		"a wrong bit":   {archivetest.Member{Data: string(flipped)}, Damaged, ""},
+		"empty":         {archivetest.Member{}, Empty, ""},
+		"a link":        {archivetest.Member{Kind: tar.TypeSymlink, Link: "a"}, NotRegular, "symbolic"},
+		"too large":     {archivetest.Member{Data: string(good) + strings.Repeat("x", 5000)}, TooLarge, "MaxSampleBytes"},
+		"a small bomb":  {archivetest.Member{Data: string(bomb(t, 3000, 3000))}, MaskSize, "3000 x 3000"},
+		"a bit of PNG":  {archivetest.Member{Data: string(good[:8])}, Damaged, "cut off"},
+		"no width":      {archivetest.Member{Data: string(bomb(t, 0, 40))}, MaskSize, "0 x 40"},
+		"a huge claim":  {archivetest.Member{Data: string(bomb(t, 1<<31, 1<<31))}, MaskSize, ""},
+		"unknown depth": {archivetest.Member{Data: string(good[:24]) + "\x05" + string(good[25:])}, Unsupported, "bit depth 5"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			members := []archivetest.Member{}
+			for i := range 6 {
+				file, mask := scene(t, i, 40, 40)
+				m := archivetest.Member{Name: fmt.Sprintf("%02d.seg.png", i), Data: string(mask)}
+				if i == 2 {
+					m.Data, m.Kind, m.Link = c.mask.Data, c.mask.Kind, c.mask.Link
+				}
+				members = append(members, archivetest.Member{Name: fmt.Sprintf("%02d.png", i), Data: string(file)}, m)
+			}
+			path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, members...))
+			o := Options{BatchSize: 3, Transform: Transform{Size: 32, Resize: 40, RandomCrop: true}, Masks: Masks{Image: "*.*", Mask: "*.seg.png"},
+				NoIndex: true, MaxSampleBytes: 5000}
+			for policy, want := range map[BadSamplePolicy]string{Skip: "00 01 03 04 05", Substitute: "00 01 01 03 04 05"} {
+				o.BadSamples = policy
+				l, err := Open(path, o)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for b, err := range l.Epoch(t.Context(), 0) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					for i, s := range b.Samples {
+						got = append(got, strings.TrimSuffix(s.Name, ".png"))
+						for k, class := range b.Masks[i*32*32 : (i+1)*32*32] {
+							if b.Images[3*(i*32*32+k)] != class {
+								t.Fatalf("%s has another mask", s.Name)
+							}
+						}
+					}
+				}
+				s := l.Stats()
+				if strings.Join(got, " ") != want || s.Bad != 1 || s.BadBy[c.reason] != 1 || len(s.BadNamed) != 1 || s.BadNamed[0].Name != "02.seg.png" {
+					t.Errorf("%v: samples %v, bad %v %v", policy, got, s.BadBy, s.BadNamed)
+				}
+				l.Close()
+			}
+			o.BadSamples = Fail
+			l, err := Open(path, o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			err = nil
+			for _, e := range l.Epoch(t.Context(), 0) {
+				err = errors.Join(err, e)
+			}
+			var bad *SampleError
+			if !errors.As(err, &bad) || bad.Name != "02.seg.png" || bad.Index != 2 || bad.File != path || bad.Reason != c.reason || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("error %v", err)
+			}
+		})
+	}
+}
+
+// bomb is a PNG with no pixels whose header claims a size.
+func bomb(t *testing.T, width, height uint32) []byte {
+	t.Helper()
+	data := maskFile(t, 1, 1, 2)
+	binary.BigEndian.PutUint32(data[16:], width)
+	binary.BigEndian.PutUint32(data[20:], height)
+	binary.BigEndian.PutUint32(data[29:], crc32.ChecksumIEEE(data[12:29]))
+	return data
+}
+
+// TestSmallMaskFileTakesNoMemory: no memory is taken for a mask that the size of its file rules
+// out.
+func TestSmallMaskFileTakesNoMemory(t *testing.T) {
+	data := bomb(t, 30_000, 30_000)
+	allocated := testing.AllocsPerRun(1, func() {
+		if _, err := decodeMask(data, 30_000, 30_000, whole(1, 1), nil); !errors.Is(err, imagecapi.CodeDecode) || !strings.Contains(err.Error(), "too few") {
+			t.Errorf("error %v", err)
+		}
+	})
+	if allocated > 100 {
+		t.Errorf("%v allocations", allocated)
+	}
+}
+
+// TestMaskHasTheSizeOfTheCroppedImage: a mask has the size of the image as it is cropped.
+func TestMaskHasTheSizeOfTheCroppedImage(t *testing.T) {
+	file, err := os.ReadFile("../cshim/test/data/orientation-6.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := imagecapi.Header(file)
+	if err != nil || info.Width == info.Height {
+		t.Fatal(info, err)
+	}
+	for upright, size := range map[bool][2]int32{false: {info.Width, info.Height}, true: {info.Height, info.Width}} {
+		mask := maskFile(t, int(size[0]), int(size[1]), 9)
+		path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "a.jpg", Data: string(file)}, archivetest.Member{Name: "a.png", Data: string(mask)}))
+		l, err := Open(path, Options{Transform: Transform{Size: 8, Resize: 8, ApplyEXIFOrientation: upright}, Masks: Masks{Image: "*.jpg", Mask: "*.png"}, NoIndex: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for b, err := range l.Epoch(t.Context(), 0) {
+			if err != nil || b.N != 1 {
+				t.Errorf("upright %v: %v", upright, err)
+			}
+		}
+		l.Close()
+	}
+}
+
+// TestMaskedEpochsResume: a resumed epoch has the bytes of a whole one, a state says which masks it
+// was made with, and a state of a loader without masks is not one of masks.
+func TestMaskedEpochsResume(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 21)...)))
+	o := Options{BatchSize: 4, Transform: Transform{Size: 16, RandomResizedCrop: true, FlipP: 0.5}, Masks: sceneMasks, Shuffle: true, NoIndex: true}
+	open := func(o Options) *Loader {
+		l, err := Open(path, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	var all [][]byte
+	var states []State
+	for b, err := range open(o).Epoch(t.Context(), 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		all, states = append(all, slices.Concat(b.Images, b.Masks)), append(states, b.State)
+	}
+	data, err := json.Marshal(states[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state State
+	if err := json.Unmarshal(data, &state); err != nil {
+		t.Fatal(err)
+	}
+	again := open(o)
+	if err := again.Restore(t.Context(), state); err != nil {
+		t.Fatal(err)
+	}
+	var rest [][]byte
+	for b, err := range again.Epoch(t.Context(), 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		rest = append(rest, slices.Concat(b.Images, b.Masks))
+	}
+	if !slices.EqualFunc(rest, all[2:], bytes.Equal) {
+		t.Error("the resumed epoch has other bytes")
+	}
+	for name, change := range map[string]func(o *Options){
+		"Masks": func(o *Options) { o.Masks.Fill = 3 }, "names": func(o *Options) { o.Masks = Masks{} },
+	} {
+		other := o
+		change(&other)
+		if err := open(other).Restore(t.Context(), state); err == nil {
+			t.Errorf("%s: a state of other masks is accepted", name)
+		}
+	}
+	plain := o
+	plain.Masks = Masks{}
+	if list := open(plain).fingerprint("permuted"); list["Masks"] != "" {
+		t.Error("states of loaders without masks have changed")
+	}
+}
+
+// TestMaskIndexServesAllPatterns: the index file serves the next loader, with other patterns too,
+// and the loader of labels makes its own.
+func TestMaskIndexServesAllPatterns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.tgz")
+	if err := os.WriteFile(path, archivetest.Gzip(t, archivetest.Tar(t, scenes(t, 9)...)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{BatchSize: 4, Transform: Transform{Size: 16, Resize: 16}, Masks: sceneMasks}
+	r, err := MakeIndex(t.Context(), path, o, nil)
+	if err != nil || r.Samples != 9 || r.Classes != 0 {
+		t.Fatalf("%+v; %v", r, err)
+	}
+	before, err := os.ReadFile(r.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Masks.Image = "*/images/*.png"
+	if _, err := Open(path, o); err == nil {
+		t.Error("a pattern with two stars")
+	}
+	o.Masks.Image = "set/images/*.*"
+	l, err := Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	collectMasksOf(t, l)
+	l.Close()
+	if after, err := os.ReadFile(r.File); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the index was made anew; %v", err)
+	}
+	if _, err := InspectIndex(t.Context(), path, Options{}, nil); err == nil || !strings.Contains(err.Error(), "Options.Masks") {
+		t.Errorf("an index of masks is inspected: %v", err)
+	}
+}
+
+// collectMasksOf runs an epoch.
+func collectMasksOf(t *testing.T, l *Loader) {
+	t.Helper()
+	for _, err := range l.Epoch(t.Context(), 0) {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// FuzzMask: whatever a file holds, decoding it as a mask ends with classes or an error of the file.
+func FuzzMask(f *testing.F) {
+	for _, file := range readGoldenMasks(f).Files {
+		data, err := hex.DecodeString(file[0].(string))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, true)
+	}
+	f.Fuzz(func(t *testing.T, data []byte, sums bool) {
+		if sums {
+			fixSums(data)
+		}
+		o := Masks{DType: tensor.Int64}
+		if len(data) > 0 && data[0]&1 == 0 {
+			o.DType = tensor.Uint8
+		}
+		m := maskDecoder{o: &o}
+		g := imagecapi.Geometry{CropX: 3, CropY: 1, CropWidth: 15, CropHeight: 16, ResizeWidth: 11, ResizeHeight: 10, WindowX: 1, WindowWidth: 9, WindowHeight: 10, Flip: true}
+		err := m.decode(data, 23, 17, &g, nil, make([]byte, 8*9*10))
+		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, errMaskSize) {
+			t.Errorf("error %v", err)
+		}
+	})
+}
+
+// fixSums makes the checksums of a PNG's chunks right.
+func fixSums(data []byte) {
+	for at := 8; at+12 <= len(data); {
+		n := int(binary.BigEndian.Uint32(data[at:]))
+		if n > len(data)-at-12 {
+			return
+		}
+		binary.BigEndian.PutUint32(data[at+8+n:], crc32.ChecksumIEEE(data[at+4:at+8+n]))
+		at += 12 + n
+	}
+}

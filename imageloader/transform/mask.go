@@ -1,0 +1,53 @@
+package transform
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// ForMasks says which field of the transform can't be applied to an image and its mask; nil: all
+// can.
+func (p *Plan) ForMasks() error {
+	if len(p.t.Mix) > 0 {
+		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
+	}
+	return nil
+}
+
+// moves are the operations that move pixels. All others change colours, and leave masks alone, as
+// in torchvision.
+var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertical, imagecapi.AugmentQuarterTurns,
+	imagecapi.AugmentCrop, imagecapi.AugmentAffine, imagecapi.AugmentPerspective}
+
+// Moves says whether the last Apply has moved pixels. A [Func] does not count.
+func (a *Augmenter) Moves() bool {
+	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
+}
+
+// ApplyMoves moves the pixels of a mask of Size x Size x 3 bytes, in place, as the last Apply has
+// moved those of the image. Every pixel is a copy of the nearest one, all three bytes together;
+// pixels from outside of the mask are fill, unless the image's are copies of its edge.
+func (a *Augmenter) ApplyMoves(mask []byte, fill Color) error {
+	a.moved = a.moved[:0]
+	for _, op := range a.program.ops {
+		outside := 0
+		switch {
+		case !slices.Contains(moves, op.Kind):
+			continue
+		case op.Kind == imagecapi.AugmentCrop:
+			outside = 5
+		case op.Kind == imagecapi.AugmentAffine || op.Kind == imagecapi.AugmentPerspective:
+			op.Integers[0], op.Integers[1] = int32(Nearest), 1
+			outside = 2
+		}
+		for c := range fill {
+			if outside > 0 {
+				op.Integers[outside+c] = int32(fill[c])
+			}
+		}
+		a.moved = append(a.moved, op)
+	}
+	return a.run(mask, a.moved)
+}
