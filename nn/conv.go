@@ -66,20 +66,21 @@ func (c *Conv) construct(dims, in, out, kernel int, o ConvOptions) {
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
-	shape, fanIn := kernelShape(out, in/groups, size)
-	c.Weight = parameter(op, defaultWeight(), shape...)
-	if !o.NoBias {
-		c.Bias = parameter(op, uniform(fanIn), int64(out))
-	}
+	c.Weight, c.Bias = kernels(op, append([]int{out, in / groups}, size...), out, o.NoBias)
 }
 
-// kernelShape returns the shape [a b size...], and the number of elements of its rows.
-func kernelShape(a, b int, size []int) (shape []int64, row int) {
-	shape, row = append([]int64{int64(a), int64(b)}, int64s(size)...), b
-	for _, k := range size {
-		row *= k
+// kernels returns a weight of the given shape, and a bias of out elements unless noBias is set.
+// PyTorch takes the elements of a row of the weight as the bias's fan-in.
+func kernels(op string, shape []int, out int, noBias bool) (weight, bias *torch.Tensor) {
+	weight = parameter(op, defaultWeight(), int64s(shape)...)
+	if noBias {
+		return weight, nil
 	}
-	return shape, row
+	fanIn := 1
+	for _, n := range shape[1:] {
+		fanIn *= n
+	}
+	return weight, parameter(op, uniform(fanIn), int64(out))
 }
 
 // Parts returns weight and bias.
@@ -175,11 +176,8 @@ func (c *ConvTranspose) construct(dims, in, out, kernel int, o ConvTransposeOpti
 		c.Weight = invalid(op, "options %+v: nothing may be negative, and groups must divide %d and %d", o, in, out)
 		return
 	}
-	shape, fanIn := kernelShape(in, out/groups, slices.Repeat([]int{kernel}, dims)) // PyTorch takes dimension 1 as input
-	c.Weight = parameter(op, defaultWeight(), shape...)
-	if !o.NoBias {
-		c.Bias = parameter(op, uniform(fanIn), int64(out))
-	}
+	size := slices.Repeat([]int{kernel}, dims)
+	c.Weight, c.Bias = kernels(op, append([]int{in, out / groups}, size...), out, o.NoBias)
 }
 
 // Parts returns weight and bias.

@@ -2,6 +2,8 @@ package nn
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -20,7 +22,7 @@ type BatchNorm struct {
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
-	ranks         [2]int // the smallest and the largest number of dimensions of an input
+	ranks         []int // the possible numbers of dimensions of an input
 }
 
 // BatchNormOptions are the options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.
@@ -43,9 +45,9 @@ func (b *BatchNorm) construct(dims, channels int, o BatchNormOptions) {
 	op := "nn.New" + kind
 	b.create(kind)
 	b.momentum, b.eps = or(o.Momentum, 0.1), or(o.Eps, 1e-5)
-	b.ranks = [2]int{dims + 2, dims + 2}
+	b.ranks = []int{dims + 2}
 	if dims == 1 {
-		b.ranks[0] = 2
+		b.ranks = []int{2, 3}
 	}
 	if bad := positive(op, "channels", channels); bad != nil {
 		b.Weight, b.Bias, b.RunningMean, b.RunningVar, b.NumBatches = bad, bad, bad, bad, bad
@@ -87,7 +89,7 @@ func (b *BatchNorm) Forward(x *torch.Tensor) *torch.Tensor { return b.result(b.n
 func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 	training := b.training()
 	if training && x.Err() == nil {
-		if bad := b.check(x.Shape()); bad != nil {
+		if bad := checkStatistics(b.kind, x.Shape(), b.ranks, true, true); bad != nil {
 			return bad
 		}
 		if b.NumBatches != nil {
@@ -100,24 +102,29 @@ func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 	return x.BatchNorm(b.Weight, b.Bias, b.RunningMean, b.RunningVar, own, b.momentum, b.eps)
 }
 
-// check returns a failed tensor if training cannot take an input of the shape. A shape is nil if
-// the input is closed, which the operator reports.
-func (b *BatchNorm) check(size []int64) *torch.Tensor {
-	if b.ranks[1] == 0 || size == nil { // not made by a constructor
+// checkStatistics returns a failed tensor if the number of dimensions of an input is none of ranks,
+// or if the input's own statistics would be of one value per channel, which has no variance. They
+// are over the dimensions from 2 on, and with batch over dimension 0 too. ranks is nil in a module
+// that no constructor made. size is nil if the input is closed, which the operator reports.
+func checkStatistics(kind string, size []int64, ranks []int, own, batch bool) *torch.Tensor {
+	if ranks == nil || size == nil {
 		return nil
 	}
-	op := "nn." + b.kind
-	if n := len(size); n < b.ranks[0] || n > b.ranks[1] {
-		return invalid(op, "the input is %v, and it must have %d dimensions", size, b.ranks[1])
+	if !slices.Contains(ranks, len(size)) {
+		want := strconv.Itoa(ranks[0])
+		for _, r := range ranks[1:] {
+			want += " or " + strconv.Itoa(r)
+		}
+		return invalid("nn."+kind, "the input is %v, and it must have %s dimensions", size, want)
 	}
 	values := int64(1)
 	for i, n := range size {
-		if i != 1 {
+		if i >= 2 || i == 0 && batch {
 			values *= n
 		}
 	}
-	if values == 1 {
-		return invalid(op, "training needs more than one value per channel, and the input is %v", size)
+	if own && values == 1 {
+		return invalid("nn."+kind, "the statistics of the input need more than one value per channel, and it is %v", size)
 	}
 	return nil
 }
@@ -171,7 +178,7 @@ type InstanceNorm struct {
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
-	rank          int // the number of dimensions of an input
+	ranks         []int // the possible numbers of dimensions of an input
 }
 
 // InstanceNormOptions are the options of NewInstanceNorm1d, NewInstanceNorm2d and
@@ -194,7 +201,7 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 	kind := fmt.Sprintf("InstanceNorm%dd", dims)
 	op := "nn.New" + kind
 	n.create(kind)
-	n.momentum, n.eps, n.rank = or(o.Momentum, 0.1), or(o.Eps, 1e-5), dims+2
+	n.momentum, n.eps, n.ranks = or(o.Momentum, 0.1), or(o.Eps, 1e-5), []int{dims + 2}
 	if n.Weight = positive(op, "channels", channels); n.Weight != nil {
 		return
 	}
@@ -209,31 +216,11 @@ func (n *InstanceNorm) construct(dims, channels int, o InstanceNormOptions) {
 func (n *InstanceNorm) Forward(x *torch.Tensor) *torch.Tensor {
 	own := n.training() || n.RunningMean == nil // the input's statistics
 	if x.Err() == nil {
-		if bad := n.check(x.Shape(), own); bad != nil {
+		if bad := checkStatistics(n.kind, x.Shape(), n.ranks, own, false); bad != nil {
 			return n.result(bad, x)
 		}
 	}
 	return n.result(x.InstanceNorm(n.Weight, n.Bias, n.RunningMean, n.RunningVar, own, n.momentum, n.eps), x)
-}
-
-// check returns a failed tensor if an input of the shape cannot be normalised. A shape is nil if
-// the input is closed, which the operator reports.
-func (n *InstanceNorm) check(size []int64, own bool) *torch.Tensor {
-	if n.rank == 0 || size == nil { // not made by a constructor
-		return nil
-	}
-	op := "nn." + n.kind
-	if len(size) != n.rank {
-		return invalid(op, "the input is %v, and it must have %d dimensions", size, n.rank)
-	}
-	values := int64(1)
-	for _, s := range size[2:] {
-		values *= s
-	}
-	if own && values == 1 {
-		return invalid(op, "the statistics of the input need more than one value per channel, and it is %v", size)
-	}
-	return nil
 }
 
 // Parts returns weight and bias, and the running statistics as buffers, where there are any.
