@@ -260,3 +260,39 @@ func unchanged(was, now fs.FileInfo) bool {
 	}
 	return os.SameFile(was, now)
 }
+
+// Replace puts a new file of the kind at the path, all of it or nothing, however the program ends:
+// write fills a file under another name (the path's, with a number and .tmp), which is synced and
+// renamed. Replace calls Check before and after write. It returns the new file open, since another
+// process may have replaced it at the path by now.
+func Replace(path string, kind Kind, mode fs.FileMode, write func(f *os.File) error) (_ *os.File, err error) {
+	if err := Check(path, kind); err != nil {
+		return nil, err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close() // err says more
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if err := write(f); err != nil {
+		return nil, err
+	}
+	if err := f.Chmod(mode); err != nil {
+		return nil, err
+	}
+	if err := f.Sync(); err != nil {
+		return nil, err
+	}
+	if err := Check(path, kind); err != nil { // again: writing took a while
+		return nil, err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return nil, err
+	}
+	return f, nil
+}

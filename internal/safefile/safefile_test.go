@@ -246,3 +246,43 @@ func descriptor(t *testing.T, f *os.File) (fd uintptr) {
 	}
 	return fd
 }
+
+// TestReplace: the file is there as a whole or not at all, and only a file of its kind is replaced.
+func TestReplace(t *testing.T) {
+	kind := Prefix("a greeting", "hello")
+	fill := func(text string) func(*os.File) error {
+		return func(f *os.File) error { _, err := f.WriteString(text); return err }
+	}
+	path := write(t, "file", "hello, old")
+	failed := errors.New("failed")
+	if _, err := Replace(path, kind, 0o640, func(f *os.File) error { return errors.Join(fill("hello, ha")(f), failed) }); !errors.Is(err, failed) {
+		t.Errorf("error %v", err)
+	}
+	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, old" {
+		t.Errorf("%q, %v", now, err)
+	}
+	f, err := Replace(path, kind, 0o640, fill("hello, new"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := f.Stat()
+	if err := errors.Join(err, f.Close()); err != nil || info.Mode() != 0o640 || info.Size() != 10 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if now, err := os.ReadFile(path); err != nil || string(now) != "hello, new" {
+		t.Errorf("%q, %v", now, err)
+	}
+	// A file of another kind that appears meanwhile stays.
+	_, err = Replace(path, kind, 0o640, func(f *os.File) error {
+		return errors.Join(fill("hello")(f), os.WriteFile(path, []byte("notes"), 0o600))
+	})
+	if now, e := os.ReadFile(path); e != nil || string(now) != "notes" || err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("%q, %v, %v", now, e, err)
+	}
+	if _, err := Replace(path, kind, 0o640, fill("hello")); err == nil {
+		t.Error("a file of another kind was replaced")
+	}
+	if list, err := os.ReadDir(filepath.Dir(path)); err != nil || len(list) != 1 {
+		t.Errorf("%v is left, %v", list, err)
+	}
+}

@@ -40,33 +40,9 @@ type output struct {
 // writeSidecar writes an index file under another name and renames it, so that a reader sees the
 // whole file or no file, however the program or the machine ends. It returns the written file still
 // open, because another process may already have replaced the file at path.
-func writeSidecar(path string, mode fs.FileMode, sections []output) (_ *os.File, err error) {
-	if err := CheckFile(path); err != nil {
-		return nil, err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*.tmp")
+func writeSidecar(path string, mode fs.FileMode, sections []output) (*os.File, error) {
+	f, err := safefile.Replace(path, indexFile, mode, func(f *os.File) error { return writeSections(f, sections) })
 	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close() // err says more
-			_ = os.Remove(f.Name())
-		}
-	}()
-	if err := writeSections(f, sections); err != nil {
-		return nil, err
-	}
-	if err := f.Chmod(mode); err != nil {
-		return nil, err
-	}
-	if err := f.Sync(); err != nil {
-		return nil, err
-	}
-	if err := CheckFile(path); err != nil { // checked again, because writing took a while
-		return nil, err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
 		return nil, err
 	}
 	sweep(path)
