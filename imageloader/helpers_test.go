@@ -88,6 +88,15 @@ func openFake(t testing.TB, path string, o Options) *Loader {
 	return l
 }
 
+// inspect is Inspect with files and a codec of a test's own.
+func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codec) (*Report, error) {
+	l, err := inspectedBy(path, o, file, c)
+	if err != nil {
+		return nil, err
+	}
+	return l.inspect(ctx, nil, nil)
+}
+
 // copied is a batch that outlives its turn of the loop.
 type copied struct {
 	images  []byte

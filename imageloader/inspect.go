@@ -1,12 +1,10 @@
 package imageloader
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -27,10 +25,16 @@ type Report struct {
 	Formats   map[string]int // good images by format, for example "JPEG", "JPEG progressive", "JPEG grey", "PNG 16-bit"
 	Width     Range          // pixels, of good images
 	Height    Range
-	Bytes     Range // compressed, of good images
-	Bad       []*SampleError
-	BadBy     map[Reason]int
-	Warned    []*SampleError // damaged images that are good samples: see Options.Damaged
+	Bytes     Range          // compressed, of good images
+	Bad       []*SampleError // the first 1,000
+	BadBy     map[Reason]int // all bad samples
+	// Warned are the first 1,000 of the damaged images that are good samples (see Options.Damaged),
+	// and WarnedCount counts all.
+	Warned      []*SampleError
+	WarnedCount int
+	// Findings count the samples that are tolerated, refused or rare, by kind. A format is rare if
+	// no more than a twentieth of the good images have it.
+	Findings []Finding
 }
 
 // ClassReport is one class of a Report, in the order of labels.
@@ -45,44 +49,56 @@ type ClassReport struct {
 type Range struct{ Min, Median, Max int64 }
 
 // Inspect reads an archive through and decodes every sample in full, on all cores. It calls
-// progress, if that is not nil, now and then from its own goroutine. Of the options Damaged,
-// MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged, Inspect
-// returns the report on what comes before the damage along with the *ArchiveError.
+// progress, if that is not nil, now and then from its own goroutine. Of the options WebDataset,
+// Damaged, MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged,
+// Inspect returns the report on what comes before the damage along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	return inspect(ctx, path, o, progress, nil, shimCodec{})
-}
-
-func inspect(ctx context.Context, path string, o Options, progress func(Progress), file func(string) (archive.File, error), c codec) (*Report,
-	error) {
-	ctx, stop := context.WithCancelCause(ctx)
-	defer stop(nil)
-	o, err := Options{Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource}.withDefaults()
+	l, err := inspectedBy(path, o, nil, shimCodec{})
 	if err != nil {
 		return nil, err
 	}
-	l := &Loader{path: path, o: o, openFile: file, codec: c}
-	a, err := archive.Open(ctx, path, l.archiveConfig())
+	return l.inspect(ctx, progress, nil)
+}
+
+// inspectedBy returns what inspects an archive: a loader that has not opened it.
+func inspectedBy(path string, o Options, file func(string) (archive.File, error), c codec) (*Loader, error) {
+	o, err := Options{
+		WebDataset: o.WebDataset, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
+	}.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Loader{path: path, o: o, openFile: file, codec: c, judge: newJudge(path, &o)}, nil
+}
+
+// inspect inspects the archive. At the end, without an error, take is called for each bad sample
+// and each one whose damage was tolerated, in no order; nil: nothing takes them.
+func (l *Loader) inspect(ctx context.Context, progress func(Progress), take func(verdict)) (*Report, error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
 	config := l.indexConfig()
 	config.Progress = progress
-	b, err := index.NewBuilder(path, config)
+	b, err := index.NewBuilder(l.path, config)
 	if err != nil {
 		return nil, err
 	}
 	defer b.Close()
 
 	in := inspection{
+		l:       l,
 		ctx:     ctx,
 		stop:    stop,
-		judge:   newJudge(path, &o),
-		codec:   c,
-		damaged: o.Damaged,
 		buffers: arena.NewBuffers(queueBytes),
 		budget:  newBudget(queueBytes),
-		items:   make(chan item, 2*o.Workers),
+		items:   make(chan inspectItem, 2*l.o.Workers),
+		names:   newNameSet(),
+		judging: take != nil,
+		census:  newCensus(),
 	}
 	defer in.buffers.Close() // no worker is left
 	defer context.AfterFunc(ctx, in.budget.stop)()
@@ -99,40 +115,59 @@ func inspect(ctx context.Context, path string, o Options, progress func(Progress
 	if progress != nil {
 		progress(a.Progress())
 	}
-	return in.report(a, b.Labels()), err
+	labels := b.Labels()
+	if labels.Odd >= 0 { // there are no classes
+		if err == nil {
+			err = &index.LabelError{File: l.path, Name: in.firstNames[labels.Odd], Label: b.Directory(labels.Odd)}
+		}
+		return nil, err
+	}
+	for _, v := range in.verdicts {
+		if err == nil && labels.OfDirectory[v.found.Dir] >= 0 {
+			take(v)
+		}
+	}
+	return in.census.report(a, labels), err
 }
 
 // inspection is an Inspect under way. It visits the walk over the archive, and has the workers.
 type inspection struct {
+	l       *Loader
 	ctx     context.Context
 	stop    context.CancelCauseFunc
-	judge   judge
-	codec   codec
-	damaged DamagePolicy
 	buffers *arena.Buffers // of compressed samples
 	budget  *budget
-	items   chan item
-	bad     *SampleError // of the sample that is being visited
+	items   chan inspectItem
 
-	mu    sync.Mutex
-	found []inspected
+	// What the walk uses.
+	bad        *SampleError // of the sample whose buffer was asked for
+	names      *nameSet
+	firstNames []string // with WebDataset: of the first image of each label
+
+	mu       sync.Mutex
+	census   *census
+	judging  bool // verdicts are collected
+	verdicts []verdict
 }
 
-// inspected holds the facts that are known of a sample.
-type inspected struct {
-	index         int
-	dir           int // the number of its directory
-	format        string
-	width, height int32
-	bytes         int
-	bad           *SampleError
-	warned        *SampleError // damage that was tolerated
+// inspectItem is a sample on its way to a worker.
+type inspectItem struct {
+	found index.Found
+	data  []byte
+	bad   *SampleError
+	again bool // an earlier sample has its name
+}
+
+// verdict is what an inspection says of a sample that is bad, or whose damage was tolerated.
+type verdict struct {
+	found index.Found
+	bad   bool
 }
 
 // Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
 func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 	s := Sample{Name: f.Name, Index: f.Index}
-	if in.bad = in.judge.member(&s, f.Kind, f.Size); in.bad != nil {
+	if in.bad = in.l.judge.member(&s, f.Kind, f.Size); in.bad != nil {
 		return nil, nil
 	}
 	if !in.budget.acquire(int(f.Size)) {
@@ -143,7 +178,17 @@ func (in *inspection) Buffer(f *index.Found) ([]byte, error) {
 
 // Visit sends a sample to the workers. It is a method of index.Visitor.
 func (in *inspection) Visit(f *index.Found, data []byte) error {
-	it := item{sample: Sample{Name: f.Name, Index: f.Index, Label: f.Dir}, size: f.Size, data: data, bad: in.bad}
+	if f.Dir < 0 {
+		in.recycle(data)
+		return nil
+	}
+	it := inspectItem{found: *f, data: data, bad: in.bad, again: f.Image && in.names.again(f.Name)}
+	if it.bad != nil {
+		it.bad.Index = f.Index
+	}
+	if in.l.o.WebDataset && f.Dir == len(in.firstNames) {
+		in.firstNames = append(in.firstNames, f.Name)
+	}
 	select {
 	case in.items <- it:
 		return nil
@@ -152,9 +197,17 @@ func (in *inspection) Visit(f *index.Found, data []byte) error {
 	}
 }
 
+// recycle gives back the memory of a sample's content.
+func (in *inspection) recycle(data []byte) {
+	if data != nil {
+		in.budget.release(len(data))
+		in.buffers.Put(data)
+	}
+}
+
 // work inspects samples.
 func (in *inspection) work() {
-	d, err := newDecoder(in.codec, in.judge.maxPixels, in.damaged)
+	d, err := newDecoder(in.l.codec, in.l.o.MaxPixels, in.l.o.Damaged)
 	if err != nil {
 		in.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return
@@ -170,132 +223,52 @@ func (in *inspection) work() {
 			in.stop(err)
 		}
 		in.mu.Lock()
-		in.found = append(in.found, r)
-		in.mu.Unlock()
-		if it.data != nil {
-			in.budget.release(len(it.data))
-			in.buffers.Put(it.data)
+		in.census.add(r)
+		if in.judging && (r.bad != nil || r.warned != nil) {
+			in.verdicts = append(in.verdicts, verdict{it.found, r.bad != nil})
 		}
+		in.mu.Unlock()
+		in.recycle(it.data)
 	}
 }
 
 // inspect decodes all of a sample to an image of 8 x 8 pixels.
-func (in *inspection) inspect(it *item, d decoder, pixels []byte) (r inspected, fatal error) {
-	r = inspected{index: it.sample.Index, dir: it.sample.Label, bytes: len(it.data), bad: it.bad}
+func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r inspected, fatal error) {
+	f, judge := &it.found, &in.l.judge
+	r = inspected{index: f.Index, dir: f.Dir, image: f.Image, name: f.Name, bytes: int64(len(it.data)), bad: it.bad}
+	if it.again {
+		r.rare = append(r.rare, nameAgain)
+	}
 	if it.bad != nil {
 		return r, nil
 	}
+	sample := Sample{Name: f.Name, Index: f.Index}
 	format := index.Sniff(it.data)
 	if format == "" {
-		r.bad = in.judge.notImage(&it.sample, it.data)
+		r.bad = judge.notImage(&sample, it.data)
 		return r, nil
 	}
 	info, err := d.header(it.data)
 	if err == nil {
-		if r.bad = in.judge.header(&it.sample, &info); r.bad != nil {
+		if r.bad = judge.header(&sample, &info); r.bad != nil {
 			return r, nil
 		}
-		r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 		err = d.decode(it.data, &g, pixels, 8*3)
-		if damage := tolerated(d); err == nil && damage != "" {
-			r.warned = in.judge.tolerated(&it.sample, damage)
-		}
 	}
 	if err != nil {
-		r.bad, fatal = in.judge.decoding(&it.sample, err)
+		r.bad, fatal = judge.decoding(&sample, err)
+		return r, fatal
 	}
-	return r, fatal
-}
-
-// report makes the report of the samples found. Directories that turned out not to be classes have
-// no samples.
-func (in *inspection) report(a *archive.Archive, labels index.Labels) *Report {
-	c := newCensus(a, labels.Classes, labels.Ignored, labels.Orphans)
-	slices.SortFunc(in.found, func(a, b inspected) int { return cmp.Compare(a.index, b.index) })
-	for _, f := range in.found {
-		if label := labels.OfDirectory[f.dir]; label >= 0 {
-			c.add(int(label), f)
-		}
+	r.width, r.height, r.format = info.Width, info.Height, describe(format, info)
+	r.rare = append(r.rare, rarities(f.Name, format, info)...)
+	if animated(format, it.data) {
+		r.rare = append(r.rare, "animated: the first frame is the image")
 	}
-	return c.report()
-}
-
-// describe names the kind of an image, for Report.Formats.
-func describe(format string, i imagecapi.Info) string {
-	if i.BitDepth != 8 {
-		format += fmt.Sprintf(" %d-bit", i.BitDepth)
+	if damage := tolerated(d); damage != "" {
+		r.warned = judge.tolerated(&sample, damage)
 	}
-	switch {
-	case i.Components == 1:
-		format += " grey"
-	case i.Components == 2:
-		format += " grey with alpha"
-	case i.Components == 4 && i.Format == imagecapi.JPEG:
-		format += " CMYK"
-	case i.Components == 4:
-		format += " with alpha"
-	}
-	if i.Progressive {
-		if i.Format == imagecapi.PNG {
-			return format + " interlaced"
-		}
-		return format + " progressive"
-	}
-	return format
-}
-
-// census makes a Report of samples, which it takes in their order.
-type census struct {
-	r                    *Report
-	width, height, bytes []int64
-}
-
-func newCensus(a *archive.Archive, classes []string, ignored, orphans int) *census {
-	r := &Report{
-		File:      a.Path(),
-		Format:    a.Format(),
-		FileBytes: a.Info().Size(),
-		Ignored:   ignored,
-		Orphans:   orphans,
-		Formats:   map[string]int{},
-		BadBy:     map[Reason]int{},
-	}
-	for _, c := range classes {
-		r.Classes = append(r.Classes, ClassReport{Name: c})
-	}
-	return &census{r: r}
-}
-
-func (c *census) add(label int, f inspected) {
-	r := c.r
-	class := &r.Classes[label]
-	if f.bad != nil {
-		f.bad.Index = r.Samples
-	}
-	r.Samples++
-	class.Samples++
-	class.Bytes += int64(f.bytes)
-	if f.bad != nil {
-		class.Bad++
-		r.Bad = append(r.Bad, f.bad)
-		r.BadBy[f.bad.Reason]++
-		return
-	}
-	if f.warned != nil {
-		f.warned.Index = r.Samples - 1
-		r.Warned = append(r.Warned, f.warned)
-	}
-	r.Formats[f.format]++
-	c.bytes = append(c.bytes, int64(f.bytes))
-	if f.width > 0 {
-		c.width, c.height = append(c.width, int64(f.width)), append(c.height, int64(f.height))
-	}
-}
-
-func (c *census) report() *Report {
-	c.r.Width, c.r.Height, c.r.Bytes = rangeOf(c.width), rangeOf(c.height), rangeOf(c.bytes)
-	return c.r
+	return r, nil
 }
 
 // InspectIndex is Inspect by the archive's index alone, which it makes first if there is none. It
@@ -339,22 +312,30 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = x.Close() }() // nothing was kept
-	c := newCensus(a, x.Classes(), x.Ignored(), x.Orphans())
+	c, names := newCensus(), newNameSet()
 	i := 0
 	for h, err := range x.Headers() {
 		if err != nil {
 			return nil, err
 		}
-		c.add(x.Label(i), inspectHeader(&l.judge, x.Sample(i), i, &h))
+		f := inspectHeader(&l.judge, x.Sample(i), i, &h)
+		if h.State != index.HeaderNoImage && names.again(f.name) {
+			f.rare = append(f.rare, nameAgain)
+		}
+		c.add(f)
 		i++
 	}
-	return c.report(), nil
+	labels := index.Labels{Classes: x.Classes(), Ignored: x.Ignored(), Orphans: x.Orphans()}
+	for label := range labels.Classes {
+		labels.OfDirectory = append(labels.OfDirectory, int32(label))
+	}
+	return c.report(a, labels), nil
 }
 
 // inspectHeader judges a sample by what an index says of it.
 func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
-	f := inspected{index: i, format: "unknown", bytes: int(m.Size), bad: j.member(&s, m.Kind, m.Size)}
+	f := inspected{index: i, dir: m.Label, image: true, name: m.Name, format: unknownFormat, bytes: m.Size, bad: j.member(&s, m.Kind, m.Size)}
 	if f.bad != nil {
 		return f
 	}
@@ -366,16 +347,8 @@ func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
 	case index.HeaderKnown:
 		if f.bad = j.header(&s, &h.Info); f.bad == nil {
 			f.format, f.width, f.height = describe(h.Format, h.Info), h.Info.Width, h.Info.Height
+			f.rare = rarities(m.Name, h.Format, h.Info)
 		}
 	}
 	return f
-}
-
-// rangeOf sums up values, which it sorts.
-func rangeOf(values []int64) Range {
-	if len(values) == 0 {
-		return Range{}
-	}
-	slices.Sort(values)
-	return Range{values[0], values[(len(values)-1)/2], values[len(values)-1]}
 }

@@ -430,7 +430,7 @@ func TestBadArchivesNameTheirDamage(t *testing.T) {
 			o := Options{BatchSize: 4, Transform: Eval(4, 4), BadSamples: Skip}
 			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
 			check(err)
-			if _, err := inspect(t.Context(), path, Options{}, nil, openFile, fakeCodec{}); c.is != ErrNoSamples {
+			if _, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{}); c.is != ErrNoSamples {
 				check(err)
 			}
 			if l != nil {

@@ -107,7 +107,7 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 		}
 	}
 	for name, path := range sources {
-		r, err := inspect(t.Context(), path, Options{}, nil, openFile, fakeCodec{})
+		r, err := inspect(t.Context(), path, Options{}, openFile, fakeCodec{})
 		if err != nil || r.Samples != 24 || len(r.Classes) != 3 {
 			t.Errorf("inspect %s: %+v, error %v", name, r, err)
 		}

@@ -46,7 +46,7 @@ const (
 // Members walks the archive from its current place to its end. The last pair has the error that
 // ended the walk early, if there is one: an [*Error], or ErrStopped.
 //
-// Peek, Content and Checksum read the current member.
+// Peek, Content, Checksum and Pieces read the current member.
 func (a *Archive) Members() iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
 		for {
@@ -250,21 +250,36 @@ func (a *Archive) peek(room []byte, n int) ([]byte, error) {
 }
 
 // Content fills p, whose length is the current member's size, with the member's content. Each
-// member is read once: by Content, or by Checksum.
+// member is read once: by Content, Checksum or Pieces.
 func (a *Archive) Content(p []byte) error { return a.read(p[copy(p, a.peeked):]) }
 
 // Checksum reads the current member's content and returns its CRC-32 (IEEE).
-func (a *Archive) Checksum() (uint32, error) {
-	crc := crc32.ChecksumIEEE(a.peeked)
-	for left := a.size - int64(len(a.peeked)); left > 0; {
+func (a *Archive) Checksum() (crc uint32, err error) {
+	err = a.Pieces(func(piece []byte) error {
+		crc = crc32.Update(crc, crc32.IEEETable, piece)
+		return nil
+	})
+	return crc, err
+}
+
+// Pieces reads the current member's content, of any size, and hands it to take piece by piece. It
+// returns an error of take as it is.
+func (a *Archive) Pieces(take func(piece []byte) error) error {
+	left := a.size - int64(len(a.peeked))
+	if err := take(a.peeked); err != nil {
+		return err
+	}
+	for left > 0 {
 		piece := a.room()[:min(left, skipBytes)]
 		if err := a.read(piece); err != nil {
-			return 0, err
+			return err
 		}
-		crc = crc32.Update(crc, crc32.IEEETable, piece)
+		if err := take(piece); err != nil {
+			return err
+		}
 		left -= int64(len(piece))
 	}
-	return crc, nil
+	return nil
 }
 
 // WantCheckpoint makes the archive keep the last checkpoint before the current member's content.

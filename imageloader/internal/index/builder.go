@@ -33,6 +33,12 @@ type Builder struct {
 	// The large sections of the index file.
 	members, names, headers, marks, windows spool
 
+	// labelsOnly has nothing collected for an index: only labels and counts.
+	labelsOnly bool
+	// onGroup takes the number of the label of each WebDataset group with an image, -1 if the group
+	// has no label; nil: nothing takes it.
+	onGroup func(label int32) error
+
 	keeping   bool // contents, in held
 	held      [][]byte
 	arena     *arena.Arena // memory of held; nil before the first content
@@ -62,12 +68,17 @@ type Labels struct {
 	OfDirectory []int32
 	Ignored     int // number of members that are not samples
 	Orphans     int // number of images without a class among them
+	// Odd is the number of the first label of WebDataset that is an error, or -1 without an error.
+	Odd int
 }
 
-// Labels returns the labels of all collected members. It does not work for WebDataset.
+// Labels returns the labels of all collected members. With WebDataset, a directory is a label.
 func (b *Builder) Labels() Labels {
 	l := Labels{Ignored: b.ignored, Orphans: b.orphans}
-	l.Classes, l.OfDirectory, _ = b.dirs.labels()
+	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()
+	if l.Odd >= 0 {
+		return l
+	}
 	for dir, n := range b.dirs.counts {
 		if l.OfDirectory[dir] < 0 {
 			l.Ignored += n
@@ -75,6 +86,9 @@ func (b *Builder) Labels() Labels {
 	}
 	return l
 }
+
+// Directory returns the name of a directory, or with WebDataset a label, by its number.
+func (b *Builder) Directory(number int) string { return b.dirs.names[number] }
 
 // Samples returns the number of collected samples of the given classes.
 func (b *Builder) Samples() int { return b.samples }
@@ -211,7 +225,7 @@ func (b *Builder) drop() {
 
 // flush moves the newest member to the other members.
 func (b *Builder) flush() {
-	if b.members.size() == int64(b.count)*memberBytes {
+	if b.labelsOnly || b.members.size() == int64(b.count)*memberBytes {
 		return
 	}
 	item := b.last.encode()

@@ -12,12 +12,18 @@ type Found struct {
 	Index int // among the samples, or preliminary: see Visitor
 	Label int // with given classes
 	Dir   int // the number of its directory: see Labels
+	// Image says whether the member claims to be an image, by its first bytes or its name. Then its
+	// directory is a class.
+	Image    bool
+	Position int // its ordinal among all members and directories of the archive, from 1
+	Group    int // the ordinal of its WebDataset group, from 1
 }
 
 // Visitor takes part in a walk. With given classes it visits the samples, whose indexes and labels
 // are final. Without given classes it visits every member in a directory, in order, with its number
 // among these members as its index. Only the end of the archive tells whether the directory is a
-// class.
+// class. With WebDataset's labels, WalkLabels visits the first image of each group when the group
+// has ended; an image without a label has Dir -1, and is not a sample.
 type Visitor interface {
 	// Buffer returns memory of the sample's size for its content, or nil if the content is not
 	// wanted.
@@ -44,7 +50,11 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 // WalkLabels reads the archive to its end and calls v for the samples, but collects no records: the
 // Builder only has the Labels at the end.
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
+	b.labelsOnly = true
 	w := walk{b: b, a: a, visitor: v}
+	if b.web != nil {
+		b.onGroup = w.endGroup
+	}
 	return w.run()
 }
 
@@ -55,6 +65,11 @@ type walk struct {
 	visitor Visitor // may be nil
 	record  bool    // collects records for an index
 	found   Found
+	// waiting is the image of a WebDataset group whose label is not known yet, and waitingData its
+	// content.
+	waiting     Found
+	waitingData []byte
+	samples     int // of the groups that have ended
 }
 
 func (w *walk) run() error {
@@ -90,7 +105,7 @@ func (w *walk) run() error {
 // sample.
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
-	w.found = Found{Member: *m}
+	w.found = Found{Member: *m, Position: a.Position()}
 	if b.config.Pairs != nil {
 		number, err = b.addPair(m, magic)
 		w.found.Index = number
@@ -99,6 +114,7 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	if b.web == nil {
 		number, w.found.Index, w.found.Label, err = b.add(m, magic)
 		w.found.Dir = int(b.last.label)
+		w.found.Image = b.last.flags&recordImage != 0
 		return number, err
 	}
 	var label []byte
@@ -111,8 +127,21 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	if number, err = b.addWeb(m, magic, label); err != nil {
 		return -1, a.Fail(err)
 	}
-	w.found.Index = number
+	w.found.Index, w.found.Image, w.found.Group = number, true, b.web.groups.n
 	return number, nil
+}
+
+// endGroup visits the image of a WebDataset group, now that its label is known.
+func (w *walk) endGroup(label int32) error {
+	f, data := w.waiting, w.waitingData
+	w.waitingData = nil
+	f.Dir, f.Index = int(label), -1
+	if label >= 0 {
+		w.b.dirs.counts[label]++
+		f.Index = w.samples
+		w.samples++
+	}
+	return w.visitor.Visit(&f, data)
 }
 
 // visit reads the newest member as far as needed, completes its record, and passes it to the
@@ -145,6 +174,10 @@ func (w *walk) visit() error {
 		err = w.summarise(data)
 	}
 	if err == nil && w.visitor != nil && sample {
+		if b.onGroup != nil {
+			w.waiting, w.waitingData = *f, data
+			return nil
+		}
 		err = w.visitor.Visit(f, data)
 	}
 	return err

@@ -15,9 +15,24 @@ const maxLabelBytes = 1 << 20
 // webGroup collects the members of one WebDataset sample: consecutive members with the same path up
 // to the first dot of its last part.
 type webGroup struct {
-	key   string
-	label string
-	image int // number of the image's member; -1: none yet
+	groups Groups
+	label  string
+	image  int // number of its member; -1: none yet
+}
+
+// Groups numbers the WebDataset groups of an archive's members, which come in order.
+type Groups struct {
+	key string
+	n   int
+}
+
+// Next takes the next member's name and returns the ordinal of the member's group, from 1.
+func (g *Groups) Next(name string) int {
+	if key, _ := webName(name); g.n == 0 || key != g.key {
+		g.key = key
+		g.n++
+	}
+	return g.n
 }
 
 // webName splits a member's path like WebDataset.
@@ -39,12 +54,11 @@ func isWebLabel(m *archive.Member) bool {
 // addWeb is add by the conventions of WebDataset: the first image of a group is a sample. content
 // is the content of a label.
 func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, err error) {
-	key, extension := webName(m.Name)
-	if key != b.web.key {
+	_, extension := webName(m.Name)
+	if before := b.web.groups.n; b.web.groups.Next(m.Name) != before {
 		if err := b.closeGroup(); err != nil {
 			return -1, err
 		}
-		b.web.key = key
 	}
 	if isWebLabel(m) {
 		label, err := webLabel(extension, content)
@@ -107,7 +121,7 @@ func webLabel(extension string, content []byte) (string, error) {
 // closeGroup gives the image of a group its label. An image without a label is not a sample.
 func (b *Builder) closeGroup() error {
 	g := *b.web
-	*b.web = webGroup{image: -1}
+	*b.web = webGroup{groups: g.groups, image: -1}
 	if g.image < 0 {
 		return nil
 	}
@@ -115,6 +129,9 @@ func (b *Builder) closeGroup() error {
 		b.orphans++
 		b.ignored++
 		b.drop() // it is still the newest member
+		if b.onGroup != nil {
+			return b.onGroup(-1)
+		}
 		return nil
 	}
 	if _, known := b.dirs.given[g.label]; b.dirs.given != nil && !known {
@@ -125,5 +142,8 @@ func (b *Builder) closeGroup() error {
 		return err
 	}
 	b.last.label, b.dirs.claimed[dir] = dir, true
+	if b.onGroup != nil {
+		return b.onGroup(dir)
+	}
 	return nil
 }

@@ -1,0 +1,348 @@
+package imageloader
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+const (
+	// maxNamed is the maximum number of members that Report.Bad and Report.Warned name.
+	maxNamed = 1000
+	// maxFirst is the maximum number of members that a Finding names.
+	maxFirst = 5
+	// maxRows is the maximum number of findings of one verdict that have rows of their own.
+	maxRows = 100
+	// rareShare makes a kind of image rare: at most 1 in rareShare of the good images are of it.
+	rareShare = 20
+)
+
+// Verdict says what becomes of the images of a Finding.
+type Verdict string
+
+// The verdicts.
+const (
+	FindingTolerated Verdict = "tolerated" // damaged, and good samples all the same: see Options.Damaged
+	FindingRefused   Verdict = "refused"   // bad samples
+	FindingRare      Verdict = "rare"      // good samples, of a kind that is easily overlooked
+)
+
+// Finding is one row of a Report: a kind of sample that is tolerated, refused or rare.
+type Finding struct {
+	Verdict Verdict
+	What    string // "damaged: truncated JPEG", "16 bits a channel"; it may hold text from the archive
+	Count   int
+	First   []string // the names of its first samples, at most 5
+}
+
+// inspected holds the facts that are known of a sample.
+type inspected struct {
+	index         int
+	dir           int  // the number of its directory
+	image         bool // it claims to be an image: its directory is a class
+	name          string
+	format        string
+	width, height int32
+	bytes         int64
+	bad           *SampleError
+	warned        *SampleError // damage that was tolerated
+	rare          []string     // what is rare of it
+}
+
+// census makes a Report of samples, which it takes in any order. It keeps names of the first
+// samples of each kind only. A member that does not claim to be an image is a sample if another
+// member of its directory does, which is known at the end.
+type census struct {
+	dirs                 []dirCount // by number of directory
+	formats              map[string]int
+	width, height, bytes []int64       // of good images
+	others               []memberOfDir // members that do not claim to be images
+	bad, warned          namedSamples  // of members that claim to be images
+	doubtful             namedSamples  // bad members that do not
+	rows                 map[row]*firsts
+	rowsOf               map[Verdict]int
+}
+
+type dirCount struct {
+	samples, bad int
+	bytes        int64
+	badBy        map[Reason]int
+}
+
+type memberOfDir struct{ index, dir int32 }
+
+// row is the identity of a Finding.
+type row struct {
+	verdict Verdict
+	what    string
+	format  bool // of a format: a finding only if few images have it
+}
+
+func newCensus() *census {
+	return &census{formats: map[string]int{}, rows: map[row]*firsts{}, rowsOf: map[Verdict]int{}}
+}
+
+func (c *census) add(f inspected) {
+	c.dirs = append(c.dirs, make([]dirCount, max(0, f.dir+1-len(c.dirs)))...)
+	d := &c.dirs[f.dir]
+	d.samples++
+	d.bytes += f.bytes
+	if !f.image {
+		c.others = append(c.others, memberOfDir{int32(f.index), int32(f.dir)})
+	}
+	for _, what := range f.rare {
+		c.note(row{verdict: FindingRare, what: what}, f.index, f.name)
+	}
+	if f.bad != nil {
+		d.bad++
+		if d.badBy == nil {
+			d.badBy = map[Reason]int{}
+		}
+		d.badBy[f.bad.Reason]++
+		if !f.image {
+			c.doubtful.add(f.dir, f.bad)
+			return
+		}
+		c.bad.add(f.dir, f.bad)
+		c.note(row{verdict: FindingRefused, what: kindOfError(f.bad)}, f.index, f.name)
+		return
+	}
+	if f.warned != nil {
+		c.warned.add(f.dir, f.warned)
+		c.note(row{verdict: FindingTolerated, what: kindOfError(f.warned)}, f.index, f.name)
+	}
+	c.formats[f.format]++
+	if f.format != unknownFormat && len(f.rare) == 0 {
+		c.note(row{verdict: FindingRare, what: f.format, format: true}, f.index, f.name)
+	}
+	c.bytes = append(c.bytes, f.bytes)
+	if f.width > 0 {
+		c.width, c.height = append(c.width, int64(f.width)), append(c.height, int64(f.height))
+	}
+}
+
+// note counts a sample into a row. Rows over the maximum are counted together.
+func (c *census) note(r row, index int, name string) {
+	f := c.rows[r]
+	if f == nil && c.rowsOf[r.verdict] >= maxRows {
+		r = row{verdict: r.verdict, what: "others"}
+		f = c.rows[r]
+	}
+	if f == nil {
+		f = &firsts{}
+		c.rows[r] = f
+		c.rowsOf[r.verdict]++
+	}
+	f.count++
+	f.add(index, name)
+}
+
+// report makes the report, now that the labels are known. Directories that turned out not to be
+// classes have no samples.
+func (c *census) report(a *archive.Archive, labels index.Labels) *Report {
+	r := &Report{
+		File:      a.Path(),
+		Format:    a.Format(),
+		FileBytes: a.Info().Size(),
+		Ignored:   labels.Ignored,
+		Orphans:   labels.Orphans,
+		Formats:   c.formats,
+		BadBy:     map[Reason]int{},
+		Width:     rangeOf(c.width),
+		Height:    rangeOf(c.height),
+		Bytes:     rangeOf(c.bytes),
+	}
+	for _, class := range labels.Classes {
+		r.Classes = append(r.Classes, ClassReport{Name: class})
+	}
+	for dir, d := range c.dirs {
+		label := labels.OfDirectory[dir]
+		if label < 0 {
+			continue
+		}
+		class := &r.Classes[label]
+		class.Samples += d.samples
+		class.Bad += d.bad
+		class.Bytes += d.bytes
+		r.Samples += d.samples
+		for reason, n := range d.badBy {
+			r.BadBy[reason] += n
+		}
+	}
+	ofClass := func(b badOfDir) bool { return labels.OfDirectory[b.dir] >= 0 }
+	doubtful := c.doubtful.first(ofClass)
+	for _, b := range doubtful {
+		c.note(row{verdict: FindingRefused, what: kindOfError(b.SampleError)}, b.Index, b.Name)
+	}
+	c.bad.list = append(c.bad.list, doubtful...)
+	bad, warned := c.bad.first(ofClass), c.warned.first(ofClass)
+	r.WarnedCount = c.warned.count
+	c.renumber(labels, bad, warned)
+	for _, b := range bad {
+		r.Bad = append(r.Bad, b.SampleError)
+	}
+	for _, b := range warned {
+		r.Warned = append(r.Warned, b.SampleError)
+	}
+	r.Findings = c.findings(r)
+	return r
+}
+
+// renumber makes the indexes of samples among the members of all directories their indexes among
+// the samples.
+func (c *census) renumber(labels index.Labels, lists ...[]badOfDir) {
+	var left []int // the indexes of members that are no samples
+	for _, m := range c.others {
+		if labels.OfDirectory[m.dir] < 0 {
+			left = append(left, int(m.index))
+		}
+	}
+	slices.Sort(left)
+	for _, list := range lists {
+		for _, b := range list {
+			before, _ := slices.BinarySearch(left, b.Index)
+			b.Index -= before
+		}
+	}
+}
+
+// findings lists the rows: by verdict, the most frequent first.
+func (c *census) findings(r *Report) (list []Finding) {
+	for row, f := range c.rows {
+		count := f.count
+		if row.verdict == FindingRefused && !detailed(Reason(row.what)) && row.what != "others" {
+			if n := r.BadBy[Reason(row.what)]; n > 0 {
+				count = n // those of doubtful are not all named
+			}
+		}
+		if row.format && (count*rareShare > len(c.bytes) || len(c.formats) == 1) {
+			continue
+		}
+		list = append(list, Finding{row.verdict, row.what, count, f.names()})
+	}
+	verdicts := []Verdict{FindingTolerated, FindingRefused, FindingRare}
+	slices.SortFunc(list, func(a, b Finding) int {
+		return cmp.Or(
+			cmp.Compare(slices.Index(verdicts, a.Verdict), slices.Index(verdicts, b.Verdict)),
+			cmp.Compare(b.Count, a.Count),
+			strings.Compare(a.What, b.What),
+		)
+	})
+	return list
+}
+
+// detailed says whether the bad samples of a reason have a row for each detail.
+func detailed(r Reason) bool { return r == Damaged || r == Unsupported || r == Rejected }
+
+// kindOfError is what the errors of one row have in common: the reason, and for what decoders say
+// their message without its numbers, which are places and sizes in one file.
+func kindOfError(e *SampleError) string {
+	if !detailed(e.Reason) || e.Err == nil {
+		return string(e.Reason)
+	}
+	text := e.Err.Error()
+	var decoding *imagecapi.Error
+	if errors.As(e.Err, &decoding) {
+		text = decoding.Message
+	}
+	if e.Reason == Damaged {
+		text = withoutNumbers(text)
+	}
+	const maxText = 100
+	if !strings.HasPrefix(text, string(e.Reason)) {
+		text = string(e.Reason) + ": " + text
+	}
+	return strings.ToValidUTF8(text[:min(len(text), maxText)], "")
+}
+
+// withoutNumbers replaces decimal and hexadecimal numbers by N.
+func withoutNumbers(text string) string {
+	digit := func(c byte) bool { return c >= '0' && c <= '9' }
+	var b strings.Builder
+	for i := 0; i < len(text); {
+		if !digit(text[i]) || i > 0 && isLetter(text[i-1]) { // "CRC32" is a name
+			b.WriteByte(text[i])
+			i++
+			continue
+		}
+		hex := strings.HasPrefix(text[i:], "0x")
+		if hex {
+			i += 2
+		}
+		for i < len(text) && (digit(text[i]) || hex && text[i]|0x20 >= 'a' && text[i]|0x20 <= 'f') {
+			i++
+		}
+		b.WriteByte('N')
+	}
+	return b.String()
+}
+
+func isLetter(c byte) bool { return c|0x20 >= 'a' && c|0x20 <= 'z' }
+
+// firsts counts samples and keeps the names of the first ones.
+type firsts struct {
+	count int
+	list  []firstName // in order
+}
+
+type firstName struct {
+	index int
+	name  string
+}
+
+func (f *firsts) add(index int, name string) {
+	at, _ := slices.BinarySearchFunc(f.list, index, func(n firstName, index int) int { return cmp.Compare(n.index, index) })
+	if at < maxFirst {
+		f.list = slices.Insert(f.list, at, firstName{index, name})
+		f.list = f.list[:min(len(f.list), maxFirst)]
+	}
+}
+
+func (f *firsts) names() (names []string) {
+	for _, n := range f.list {
+		names = append(names, n.name)
+	}
+	return names
+}
+
+// namedSamples counts samples and keeps the first ones.
+type namedSamples struct {
+	count int
+	list  []badOfDir
+}
+
+type badOfDir struct {
+	*SampleError
+	dir int
+}
+
+func (n *namedSamples) add(dir int, e *SampleError) {
+	n.count++
+	n.list = append(n.list, badOfDir{e, dir})
+	if len(n.list) >= 2*maxNamed {
+		n.list = n.first(func(badOfDir) bool { return true })
+	}
+}
+
+// first returns the first samples that keep wants, in order.
+func (n *namedSamples) first(keep func(badOfDir) bool) []badOfDir {
+	n.list = slices.DeleteFunc(n.list, func(b badOfDir) bool { return !keep(b) })
+	slices.SortFunc(n.list, func(a, b badOfDir) int { return cmp.Compare(a.Index, b.Index) })
+	clear(n.list[min(len(n.list), maxNamed):])
+	n.list = n.list[:min(len(n.list), maxNamed)]
+	return n.list
+}
+
+// rangeOf sums up values, which it sorts.
+func rangeOf(values []int64) Range {
+	if len(values) == 0 {
+		return Range{}
+	}
+	slices.Sort(values)
+	return Range{values[0], values[(len(values)-1)/2], values[len(values)-1]}
+}
