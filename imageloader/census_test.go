@@ -64,8 +64,8 @@ func oddities(t *testing.T) []archivetest.Member {
 	)
 }
 
-// TestFindings: what is tolerated, refused and rare is counted and named.
-func TestFindings(t *testing.T) {
+// TestFindingsNameOddImages: what is tolerated, refused and rare is counted and named.
+func TestFindingsNameOddImages(t *testing.T) {
 	r, err := Inspect(t.Context(), archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, oddities(t)...)), Options{}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -197,8 +197,8 @@ func TestInspectWebDataset(t *testing.T) {
 	}
 }
 
-// TestAnimated: only images of several frames are animated.
-func TestAnimated(t *testing.T) {
+// TestAnimatedImagesHaveFrames: only images of several frames are animated.
+func TestAnimatedImagesHaveFrames(t *testing.T) {
 	png := archivetest.PNG(t, archivetest.Gradient(8, 8))
 	webp := func(flags string) string {
 		return "RIFF\x1e\x00\x00\x00WEBPVP8X\x0a\x00\x00\x00" + flags + "\x00\x00\x00\x07\x00\x00\x07\x00\x00"
@@ -239,7 +239,7 @@ func FuzzAnimated(f *testing.F) {
 	})
 }
 
-func TestRarities(t *testing.T) {
+func TestRaritiesByTheHeader(t *testing.T) {
 	info := imagecapi.Info{Format: imagecapi.JPEG, Width: 100, Height: 100, Components: 3, BitDepth: 8}
 	if list := rarities("a/b.jpg", "JPEG", info); list != nil {
 		t.Errorf("an ordinary image is rare: %q", list)

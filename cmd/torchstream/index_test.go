@@ -47,8 +47,8 @@ func TestIndexOfWebDataset(t *testing.T) {
 	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "ask with -webdataset") {
 		t.Errorf("the index has changed, or status %d, %q, error %v", status, stderr, err)
 	}
-	if status, _, stderr = command(t, "inspect", "-webdataset", web); status == 0 || !strings.Contains(stderr, "-webdataset is for -index") {
-		t.Errorf("status %d, %q", status, stderr)
+	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
+		t.Errorf("%q, %q", stdout, stderr)
 	}
 }
 

@@ -33,10 +33,31 @@ type inspection struct {
 	Width     spread           `json:"width"`
 	Height    spread           `json:"height"`
 	Bytes     spread           `json:"bytes"`
-	Bad       []badMember      `json:"bad"`
+	Findings  []kindFound      `json:"findings"` // what is tolerated, refused or rare
+	BadCount  int              `json:"bad_count"`
+	Bad       []badMember      `json:"bad"` // the first 1,000
 	BadBy     map[string]int   `json:"bad_by_reason"`
-	Warned    []badMember      `json:"warned"`           // damaged, and decoded all the same
+	Warnings  int              `json:"warned_count"`
+	Warned    []badMember      `json:"warned"`           // the first 1,000 that are damaged, and decoded all the same
 	Damage    string           `json:"damage,omitempty"` // to the archive itself; all else is about what comes before it
+	Fixed     *fixedArchive    `json:"fixed,omitempty"`  // with -fix
+}
+
+type kindFound struct {
+	Verdict string   `json:"verdict"` // tolerated, refused or rare
+	What    string   `json:"what"`
+	Count   int      `json:"count"`
+	First   []string `json:"first"`
+}
+
+// fixedArchive is what -fix has written.
+type fixedArchive struct {
+	File      string   `json:"file"`
+	Bytes     int64    `json:"bytes"`
+	Members   int      `json:"members"`
+	LeftOut   int      `json:"left_out"`
+	Rewritten int      `json:"rewritten"`
+	Dropped   []string `json:"dropped_classes"`
 }
 
 type inspectedClass struct {
@@ -59,32 +80,51 @@ type badMember struct {
 	Detail string `json:"detail,omitempty"`
 }
 
+const inspectHelp = `Reads an archive of images (.tgz, .tar; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad
+members, and what is tolerated, refused or rare. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive
+is damaged or a member is bad; with -fix 0 if the fixed archive was written.`
+
+const fixHelp = `write an archive without the bad members to ` + "`OUT`" + ` (.tar, .tgz, .tar.gz or .tar.zst): names, order, labels and the bytes of
+all other members stay. With -damaged partial, images that are cut off are written again as PNG, under their names`
+
 // inspect prints what is in an archive, with every image decoded in full.
 func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("inspect FILE", "Reads an archive of images (.tgz, .tar; directory = class) through, decodes every image in full, and prints classes, sizes, formats and bad\n"+
-		"members. Damaged images that are decoded all the same are listed apart. Exit status 1 if the archive is damaged or a member is bad.", stderr)
+	set := flags("inspect FILE", inspectHelp, stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
-	web := set.Bool("webdataset", false, "with -index: "+webDatasetHelp)
-	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named; JSON names all")
+	web := set.Bool("webdataset", false, webDatasetHelp)
+	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named (at most 1000; JSON names as many)")
 	damaged := damagedFlag(set)
+	fix := set.String("fix", "", fixHelp)
+	drop := set.Bool("drop-classes", false, "-fix may leave out classes whose members are all bad, which changes the labels of the classes behind them")
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
-	if *web && !*byIndex {
-		return usageError{"-webdataset is for -index"}
+	if *fix != "" && *byIndex || *drop && *fix == "" {
+		return usageError{"-fix decodes every image, without -index, and -drop-classes is for -fix"}
 	}
+	o := imageloader.Options{WebDataset: *web, Damaged: *damaged}
 	progress, done := readingProgress(stderr)
-	look := imageloader.Inspect
-	if *byIndex {
-		look = imageloader.InspectIndex
+	var report *imageloader.Report
+	var written *imageloader.FixReport
+	var err error
+	switch {
+	case *fix != "":
+		report, written, err = imageloader.Fix(ctx, set.Arg(0), *fix, o, imageloader.FixOptions{DropClasses: *drop}, progress)
+	case *byIndex:
+		report, err = imageloader.InspectIndex(ctx, set.Arg(0), o, progress)
+	default:
+		report, err = imageloader.Inspect(ctx, set.Arg(0), o, progress)
 	}
-	report, err := look(ctx, set.Arg(0), imageloader.Options{WebDataset: *web, Damaged: *damaged}, progress)
 	done()
-	if report == nil {
+	var damage *imageloader.ArchiveError
+	if report == nil || err != nil && !errors.As(err, &damage) {
 		return err
 	}
 	found := inspectionOf(report, err)
+	if written != nil {
+		found.Fixed = &fixedArchive{written.File, written.Bytes, written.Members, written.LeftOut, written.Rewritten, append([]string{}, written.Dropped...)}
+	}
 	if *asJSON {
 		if err := writeJSON(stdout, found); err != nil {
 			return err
@@ -92,7 +132,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	} else if err := found.print(stdout, *limit, *web); err != nil {
 		return err
 	}
-	if err != nil || len(found.Bad) > 0 || found.Samples == 0 {
+	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
 		return errFound
 	}
 	return nil
@@ -116,6 +156,10 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	out := inspection{
 		File: r.File, Format: r.Format, FileBytes: r.FileBytes, Samples: r.Samples, Ignored: r.Ignored, Orphans: r.Orphans, Formats: r.Formats,
 		Width: spread(r.Width), Height: spread(r.Height), Bytes: spread(r.Bytes), Classes: []inspectedClass{}, Bad: []badMember{}, Warned: []badMember{}, BadBy: map[string]int{},
+		Findings: []kindFound{}, Warnings: r.WarnedCount,
+	}
+	for _, f := range r.Findings {
+		out.Findings = append(out.Findings, kindFound{string(f.Verdict), f.What, f.Count, f.First})
 	}
 	for label, c := range r.Classes {
 		out.Classes = append(out.Classes, inspectedClass{c.Name, label, c.Samples, c.Bad, c.Bytes})
@@ -128,6 +172,7 @@ func inspectionOf(r *imageloader.Report, damage error) inspection {
 	}
 	for reason, n := range r.BadBy {
 		out.BadBy[string(reason)] = n
+		out.BadCount += n
 	}
 	if damage != nil {
 		out.Damage = damage.Error()
@@ -169,7 +214,7 @@ func (r inspection) printSizes(table io.Writer) {
 func (r inspection) print(w io.Writer, limit int, web bool) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s: %s, %.1f MB\n", printable.Name(r.File), r.Format, float64(r.FileBytes)/1e6)
-	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), len(r.Bad))
+	fmt.Fprintf(table, "samples\t%d in %d classes, %d bad\n", r.Samples, len(r.Classes), r.BadCount)
 	if r.Ignored > 0 {
 		members, orphans := "members outside of class directories", "images in no directory at all"
 		if web {
@@ -207,21 +252,31 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 		}
 	}
 
+	if err := r.printFindings(w); err != nil {
+		return err
+	}
 	if len(r.Bad) > 0 {
-		fmt.Fprintf(w, "\nbad members: %d\n", len(r.Bad))
+		fmt.Fprintf(w, "\nbad members: %d\n", r.BadCount)
 		table = tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		for _, reason := range byCount(r.BadBy) {
 			fmt.Fprintf(table, "%7d\t%s\n", r.BadBy[reason], reason)
 		}
 		fmt.Fprintln(table)
-		if err := printMembers(w, table, r.Bad, limit); err != nil {
+		if err := printMembers(w, table, r.Bad, limit, r.BadCount); err != nil {
 			return err
 		}
 	}
 	if len(r.Warned) > 0 {
-		fmt.Fprintf(w, "\ndamaged members that are decoded all the same: %d (-damaged refuse has them be bad)\n", len(r.Warned))
-		if err := printMembers(w, tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), r.Warned, limit); err != nil {
+		fmt.Fprintf(w, "\ndamaged members that are decoded all the same: %d (-damaged refuse has them be bad)\n", r.Warnings)
+		if err := printMembers(w, tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), r.Warned, limit, r.Warnings); err != nil {
 			return err
+		}
+	}
+	if f := r.Fixed; f != nil {
+		fmt.Fprintf(w, "\nwrote %s: %.1f MB, %d members; %d left out, %d written again as PNG\n",
+			printable.Name(f.File), float64(f.Bytes)/1e6, f.Members, f.LeftOut, f.Rewritten)
+		for _, class := range f.Dropped {
+			fmt.Fprintf(w, "class %s has no member left\n", printable.Name(class))
 		}
 	}
 	if r.Damage != "" {
@@ -230,8 +285,30 @@ func (r inspection) print(w io.Writer, limit int, web bool) error {
 	return nil
 }
 
-// printMembers names up to limit members in a table, and says how many more there are.
-func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit int) error {
+// printFindings prints what is tolerated, refused or rare as a table.
+func (r inspection) printFindings(w io.Writer) error {
+	if len(r.Findings) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "verdict\tcount\twhat\tfirst members")
+	for _, f := range r.Findings {
+		const named = 3
+		names := make([]string, 0, named+1)
+		for _, name := range f.First[:min(len(f.First), named)] {
+			names = append(names, printable.Name(name))
+		}
+		if f.Count > len(names) {
+			names = append(names, "...")
+		}
+		fmt.Fprintf(table, "%s\t%7d\t%s\t%s\n", f.Verdict, f.Count, printable.Text(f.What), strings.Join(names, ", "))
+	}
+	return table.Flush()
+}
+
+// printMembers names up to limit members in a table, and says how many of all are left.
+func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit, all int) error {
 	shown := min(max(limit, 0), len(list))
 	for _, m := range list[:shown] {
 		fmt.Fprintf(table, "%s\t%s\t%s\n", printable.Name(m.Name), m.Reason, printable.Text(m.Detail))
@@ -239,8 +316,11 @@ func printMembers(w io.Writer, table *tabwriter.Writer, list []badMember, limit 
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	if n := len(list) - shown; n > 0 {
-		fmt.Fprintf(w, "... and %d more (-show %d names all)\n", n, len(list))
+	switch n := all - shown; {
+	case n > 0 && shown < len(list):
+		fmt.Fprintf(w, "... and %d more (-show %d names %d)\n", n, len(list), len(list))
+	case n > 0:
+		fmt.Fprintf(w, "... and %d more\n", n)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 //
 //	torchstream doctor                      what is installed, what is missing, what to do
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
+//	torchstream inspect -fix OUT FILE       and writes an archive without the bad members
 //	torchstream index FILE                  writes the index of an archive, which the first epoch makes otherwise
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
@@ -58,7 +59,7 @@ type entry struct {
 func commands() []entry {
 	return []entry{
 		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
-		{"inspect", "[-json] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
+		{"inspect", "[-json] [-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},

@@ -311,3 +311,40 @@ func TestInspectDamagedImages(t *testing.T) {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 }
+
+// TestInspectWritesTheFixedArchive: the fixed archive is written, and a report on it finds nothing bad.
+func TestInspectWritesTheFixedArchive(t *testing.T) {
+	var encoded bytes.Buffer
+	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {
+		t.Fatal(err)
+	}
+	good, bad := encoded.String(), encoded.String()[:50]
+	path := writeTar(t, map[string]string{"a/good.png": good, "a/bad.png": bad, "b/bad.png": bad})
+	out := filepath.Join(t.TempDir(), "out.tgz")
+	if status, _, stderr := command(t, "inspect", "-fix", out, path); status != 1 || !strings.Contains(stderr, "-drop-classes") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+	status, stdout, stderr := command(t, "inspect", "-drop-classes", "-fix", out, path)
+	for _, want := range []string{"wrote " + out, "1 members; 2 left out, 0 written again", "class b has no member left", "refused        2  damaged: PNG"} {
+		if status != 0 || !strings.Contains(stdout, want) {
+			t.Errorf("status %d, no %q in\n%s%s", status, want, stdout, stderr)
+		}
+	}
+	_, stdout, _ = command(t, "inspect", "-json", "-drop-classes", "-fix", out, path)
+	var r inspection
+	if err := json.Unmarshal([]byte(stdout), &r); err != nil || r.Fixed == nil || r.Fixed.Members != 1 || r.Fixed.LeftOut != 2 || r.BadCount != 2 ||
+		len(r.Findings) == 0 || r.Findings[0].Count != 2 || !slices.Equal(r.Findings[0].First, []string{"a/bad.png", "b/bad.png"}) {
+		t.Errorf("%v in %s", err, stdout)
+	}
+	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 classes, 0 bad") {
+		t.Errorf("status %d\n%s", status, stdout)
+	}
+	for _, args := range [][]string{{"-fix", out, "-index"}, {"-drop-classes"}} {
+		if status, _, stderr := command(t, slices.Concat([]string{"inspect"}, args, []string{path})...); status != 2 {
+			t.Errorf("%v: status %d, %q", args, status, stderr)
+		}
+	}
+	if status, _, stderr := command(t, "inspect", "-fix", path, path); status != 1 || !strings.Contains(stderr, "is the archive that is read") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+}

@@ -52,6 +52,8 @@ func TestCommandsRefusePipes(t *testing.T) {
 	for _, args := range [][]string{
 		{"inspect", pipe},
 		{"inspect", "-index", pipe},
+		{"inspect", "-fix", filepath.Join(t.TempDir(), "out.tgz"), pipe},
+		{"inspect", "-fix", pipe, archive},
 		{"index", pipe},
 		{"index", "-o", pipe, archive},
 		{"preview", "-archive", pipe, "-o", filepath.Join(t.TempDir(), "sheet.png")},
@@ -77,7 +79,7 @@ func TestSignalsEndCommands(t *testing.T) {
 	defer server.Close()
 	defer close(over)
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
-		for _, args := range [][]string{{"inspect"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
+		for _, args := range [][]string{{"inspect"}, {"inspect", "-fix", "out.tgz"}, {"index"}, {"bench", "loader", "-archive"}, {"preview", "-archive"}} {
 			command, stderr := process(t, append(args, server.URL+"/a.tgz")...)
 			command.Dir = t.TempDir()
 			if err := command.Start(); err != nil {
@@ -94,6 +96,9 @@ func TestSignalsEndCommands(t *testing.T) {
 			_ = command.Wait() // looked at below
 			if command.ProcessState.ExitCode() != interrupt.Status {
 				t.Errorf("%q, %v: %v, %s", args, s, command.ProcessState, stderr)
+			}
+			if left, err := os.ReadDir(command.Dir); err != nil || len(left) > 0 {
+				t.Errorf("%q, %v: %v is left, %v", args, s, left, err)
 			}
 		}
 	}

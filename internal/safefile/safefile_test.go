@@ -247,8 +247,8 @@ func descriptor(t *testing.T, f *os.File) (fd uintptr) {
 	return fd
 }
 
-// TestReplace: the file is there as a whole or not at all, and only a file of its kind is replaced.
-func TestReplace(t *testing.T) {
+// TestReplaceIsAtomic: the file is there as a whole or not at all, and only a file of its kind is replaced.
+func TestReplaceIsAtomic(t *testing.T) {
 	kind := Prefix("a greeting", "hello")
 	fill := func(text string) func(*os.File) error {
 		return func(f *os.File) error { _, err := f.WriteString(text); return err }

@@ -1,0 +1,406 @@
+package imageloader
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/safefile"
+)
+
+// FixOptions say what Fix may do. The zero value works.
+type FixOptions struct {
+	// DropClasses lets Fix leave out classes that have no good sample. Their end changes the labels
+	// of the classes behind them.
+	DropClasses bool
+}
+
+// FixReport is what Fix has written.
+type FixReport struct {
+	File      string
+	Bytes     int64
+	Members   int      // written
+	LeftOut   int      // members that were left out
+	Rewritten int      // images among Members that were written again as PNG
+	Dropped   []string // the classes that have no sample any more
+}
+
+// Fix inspects an archive and writes one without the samples that are bad. The name of the new
+// file says its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
+// and order, and samples their labels. Of headers only names and sizes are kept, so
+// that the same input makes the same file again. Members that are no regular files are left out.
+// Options are those of Inspect.
+//
+// Damaged images that o.Damaged tolerates are kept as they are, except under Partial: an image that
+// Warned refuses is written again, under its name, as a PNG with the pixels (and the EXIF
+// orientation) that Partial gives. So loaders with the default options accept all samples.
+//
+// With Options.WebDataset, the other members of a bad sample's group are left out too, since
+// another image of the group would take the sample's place.
+//
+// Fix fails before it writes if the archive itself is damaged, if no sample is good, if a class
+// would end (see FixOptions), and if the new file would replace the input or anything but an
+// archive of the same format. The new file is there as a whole or not at all. If writing fails,
+// Fix returns the Report with the error.
+func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report, *FixReport, error) {
+	l, err := inspectedBy(path, o, nil, shimCodec{})
+	if err != nil {
+		return nil, nil, err
+	}
+	format, err := fixFormat(out)
+	if err != nil {
+		return nil, nil, err
+	}
+	a, err := archive.Open(ctx, path, l.archiveConfig())
+	if err != nil {
+		return nil, nil, stopCause(ctx, err)
+	}
+	defer func() { _ = a.Close() }() // nothing was written
+	if err := checkFixed(a, out, format); err != nil {
+		return nil, nil, err
+	}
+	x := fixing{l: l, a: a, progress: progress, left: map[int]string{}, groups: map[int]string{}, damaged: map[int]string{}}
+	report, err := l.inspect(ctx, progress, x.take)
+	if err != nil {
+		return report, nil, err
+	}
+	if err := x.unchanged(); err != nil {
+		return report, nil, stopCause(ctx, err)
+	}
+	dropped, err := droppedClasses(report, f)
+	if err != nil {
+		return report, nil, err
+	}
+	mode := fs.FileMode(0o644)
+	for _, s := range a.Shards() {
+		mode &= s.Info.Mode().Perm() | 0o600
+	}
+	file, err := safefile.Replace(out, format.kind, mode, func(f *os.File) error { return x.write(ctx, f, format) })
+	if err != nil {
+		return report, nil, stopCause(ctx, fixError(out, err))
+	}
+	info, err := file.Stat()
+	if err := errors.Join(err, file.Close()); err != nil {
+		return report, nil, fixError(out, err)
+	}
+	x.report.File, x.report.Bytes, x.report.Dropped = out, info.Size(), dropped
+	return report, &x.report, nil
+}
+
+// fixError is an error of writing.
+func fixError(out string, err error) error {
+	var damage *ArchiveError
+	if errors.As(err, &damage) || errors.Is(err, errStopped) {
+		return err
+	}
+	return fmt.Errorf("imageloader: writing %s: %w", out, err)
+}
+
+// archiveFormat is a format that Fix writes.
+type archiveFormat struct {
+	kind   safefile.Kind
+	writer func(w io.Writer) (io.WriteCloser, error)
+}
+
+// fixFormat chooses the format by the file's name.
+func fixFormat(out string) (archiveFormat, error) {
+	name := strings.ToLower(filepath.Base(out))
+	is := func(suffixes ...string) bool {
+		return slices.ContainsFunc(suffixes, func(s string) bool { return strings.HasSuffix(name, s) })
+	}
+	switch {
+	case archive.IsURL(out):
+	case is(".tar"):
+		ustar := func(head []byte) bool { return len(head) >= 262 && string(head[257:262]) == "ustar" }
+		plain := func(w io.Writer) (io.WriteCloser, error) { return unpacked{w}, nil }
+		return archiveFormat{safefile.Kind{Name: "a tar archive", Is: ustar}, plain}, nil
+	case is(".tgz", ".tar.gz"):
+		deflated := func(w io.Writer) (io.WriteCloser, error) { return gzip.NewWriter(w), nil }
+		return archiveFormat{safefile.Prefix("a gzip file", "\x1f\x8b\x08"), deflated}, nil
+	case is(".tar.zst"):
+		frames := func(w io.Writer) (io.WriteCloser, error) { return zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)) }
+		return archiveFormat{safefile.Prefix("a zstd file", "\x28\xb5\x2f\xfd"), frames}, nil
+	}
+	return archiveFormat{}, fmt.Errorf("imageloader: %s: the name of a fixed archive is that of a local file and "+
+		"ends in .tar, .tgz, .tar.gz or .tar.zst", out)
+}
+
+// unpacked is a writer without compression.
+type unpacked struct{ io.Writer }
+
+func (unpacked) Close() error { return nil }
+
+// checkFixed refuses a place that belongs to the input, or to a file of another kind.
+func checkFixed(a *archive.Archive, out string, f archiveFormat) error {
+	if err := safefile.Check(out, f.kind); err != nil {
+		return fmt.Errorf("imageloader: %w", err)
+	}
+	existing, err := os.Stat(out)
+	if err != nil {
+		existing = nil // Check has seen that there is none
+	}
+	folder, err := os.Stat(filepath.Dir(out))
+	if err != nil {
+		return fmt.Errorf("imageloader: %w", err)
+	}
+	for _, s := range a.Shards() {
+		if archive.IsURL(s.Path) {
+			continue
+		}
+		if existing != nil && os.SameFile(existing, s.Info) {
+			return fmt.Errorf("imageloader: %s is the archive that is read: give the fixed one another name", out)
+		}
+		if s.Info.IsDir() && inside(filepath.Dir(out), folder, s.Info) {
+			return fmt.Errorf("imageloader: %s lies inside of %s, which is read: write the fixed archive elsewhere", out, s.Path)
+		}
+	}
+	return nil
+}
+
+// inside says whether a folder, which info describes, is a directory or lies below it.
+func inside(folder string, info, dir fs.FileInfo) bool {
+	path, err := filepath.Abs(folder)
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
+	}
+	for err == nil && !os.SameFile(info, dir) {
+		parent := filepath.Dir(path)
+		if parent == path {
+			return false
+		}
+		path = parent
+		info, err = os.Stat(path)
+	}
+	return err == nil
+}
+
+// droppedClasses lists the classes that have no good sample, which are errors unless they may end.
+func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
+	good := 0
+	for _, c := range r.Classes {
+		good += c.Samples - c.Bad
+		if c.Samples > 0 && c.Samples == c.Bad {
+			dropped = append(dropped, c.Name)
+		}
+	}
+	switch {
+	case good == 0:
+		return nil, fmt.Errorf("%w in %s that is good: there is nothing to write", ErrNoSamples, r.File)
+	case len(dropped) > 0 && !f.DropClasses:
+		return nil, fmt.Errorf("imageloader: %s: all samples of %d classes are bad (%q is the first): "+
+			"without them the labels of other classes change (FixOptions.DropClasses, -drop-classes, leaves them out)",
+			r.File, len(dropped), dropped[0])
+	}
+	return dropped, nil
+}
+
+// fixing is a Fix under way.
+type fixing struct {
+	l *Loader
+	a *archive.Archive
+	// Names of samples by their positions: left are bad, damaged were tolerated. groups are the
+	// WebDataset groups of bad samples.
+	left, groups, damaged map[int]string
+	report                FixReport
+	progress              func(Progress)
+}
+
+// take notes what becomes of a sample.
+func (x *fixing) take(v verdict) {
+	switch f := &v.found; {
+	case !v.bad:
+		if x.l.o.Damaged == Partial {
+			x.damaged[f.Position] = f.Name
+		}
+	case x.l.o.WebDataset:
+		x.groups[f.Group] = f.Name
+	default:
+		x.left[f.Position] = f.Name
+	}
+}
+
+// unchanged checks that the archive that was inspected is the one that is to be copied.
+func (x *fixing) unchanged() error {
+	now, err := x.a.Reopen()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = now.Close() }() // nothing was written
+	if !archive.SameFile(now.Info(), x.a.Info()) {
+		return x.a.Fail(archive.ErrSourceChanged)
+	}
+	return nil
+}
+
+// write writes the archive that is left.
+func (x *fixing) write(ctx context.Context, file io.Writer, format archiveFormat) error {
+	buffered := bufio.NewWriterSize(file, 1<<20)
+	packed, err := format.writer(buffered)
+	if err != nil {
+		return err
+	}
+	w := tar.NewWriter(packed)
+	if err := x.copy(ctx, w); err != nil {
+		_ = packed.Close() // err says more
+		return err
+	}
+	for _, finish := range []func() error{w.Close, packed.Close, buffered.Flush} {
+		if err := finish(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copy copies members that are not left out.
+func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
+	d := &decoders{l: x.l}
+	defer d.close()
+	var groups index.Groups
+	met := 0
+	for m, err := range x.a.Members() {
+		if err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return errStopped
+		}
+		position := x.a.Position()
+		if x.progress != nil && position%64 == 1 {
+			x.progress(x.a.Progress())
+		}
+		if name, damaged := x.damaged[position]; damaged {
+			if met++; name != m.Name {
+				return x.changed(m.Name)
+			}
+		}
+		left, err := x.leaves(&m, position, groups.Next(m.Name))
+		if err != nil {
+			return err
+		}
+		if left {
+			x.report.LeftOut++
+			continue
+		}
+		if err := x.copyMember(w, &m, position, d); err != nil {
+			return err
+		}
+		x.report.Members++
+	}
+	if met != len(x.damaged) {
+		return x.changed("")
+	}
+	return nil
+}
+
+func (x *fixing) changed(name string) error {
+	return x.a.Fail(fmt.Errorf("%q: %w", name, archive.ErrSourceChanged))
+}
+
+// leaves says whether a member is left out. A group that was noted must have its image.
+func (x *fixing) leaves(m *archive.Member, position, group int) (bool, error) {
+	if x.l.o.WebDataset {
+		_, bad := x.groups[group]
+		return bad || m.Kind != archive.Regular, nil
+	}
+	name, bad := x.left[position]
+	if bad && name != m.Name {
+		return false, x.changed(m.Name)
+	}
+	return bad || m.Kind != archive.Regular, nil
+}
+
+func (x *fixing) copyMember(w *tar.Writer, m *archive.Member, position int, d *decoders) error {
+	if _, damaged := x.damaged[position]; damaged {
+		data := make([]byte, m.Size)
+		if err := x.a.Content(data); err != nil {
+			return err
+		}
+		again, err := d.rewrite(data)
+		if err != nil {
+			return fmt.Errorf("%q: %w", m.Name, err)
+		}
+		if again != nil {
+			data = again
+			x.report.Rewritten++
+		}
+		if err := writeHeader(w, m.Name, int64(len(data))); err != nil {
+			return err
+		}
+		_, err = w.Write(data)
+		return err
+	}
+	if err := writeHeader(w, m.Name, m.Size); err != nil {
+		return err
+	}
+	return x.a.Pieces(func(piece []byte) error {
+		_, err := w.Write(piece)
+		return err
+	})
+}
+
+func writeHeader(w *tar.Writer, name string, size int64) error {
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: size, Mode: 0o644}); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	return nil
+}
+
+// decoders are what images are written again by: they are made when the first one is.
+type decoders struct {
+	l               *Loader
+	warned, partial decoder
+}
+
+func (d *decoders) close() {
+	if d.warned != nil {
+		d.warned.close()
+	}
+	if d.partial != nil {
+		d.partial.close()
+	}
+}
+
+// rewrite returns the image as a PNG, or nil if Warned decodes it.
+func (d *decoders) rewrite(data []byte) (_ []byte, err error) {
+	for _, m := range []struct {
+		d *decoder
+		p DamagePolicy
+	}{{&d.warned, Warned}, {&d.partial, Partial}} {
+		if *m.d == nil {
+			if *m.d, err = newDecoder(d.l.codec, d.l.o.MaxPixels, m.p); err != nil {
+				return nil, err
+			}
+		}
+	}
+	info, err := d.partial.header(data)
+	if err != nil {
+		return nil, err
+	}
+	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
+	var small [8 * 8 * 3]byte
+	err = d.warned.decode(data, &g, small[:], 8*3)
+	if !errors.Is(err, imagecapi.CodeDecode) {
+		return nil, err
+	}
+	g.ResizeWidth, g.ResizeHeight, g.WindowWidth, g.WindowHeight = info.Width, info.Height, info.Width, info.Height
+	pixels := rgb{make([]byte, 3*int(info.Width)*int(info.Height)), int(info.Width), int(info.Height)}
+	if err := d.partial.decode(data, &g, pixels.pix, 3*pixels.width); err != nil {
+		return nil, err
+	}
+	return pixels.png(info.Orientation)
+}

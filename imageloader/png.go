@@ -1,0 +1,42 @@
+package imageloader
+
+import (
+	"bytes"
+	"encoding/binary"
+	"hash/crc32"
+	"image"
+	"image/color"
+	"image/png"
+	"slices"
+)
+
+// rgb is an image of RGB rows, as decoders make them.
+type rgb struct {
+	pix           []byte
+	width, height int
+}
+
+func (rgb) ColorModel() color.Model   { return color.RGBAModel }
+func (m rgb) Bounds() image.Rectangle { return image.Rect(0, 0, m.width, m.height) }
+func (rgb) Opaque() bool              { return true } // makes the encoder write no alpha
+
+func (m rgb) At(x, y int) color.Color {
+	p := m.pix[3*(y*m.width+x):]
+	return color.RGBA{p[0], p[1], p[2], 0xff}
+}
+
+// png encodes the image, with an EXIF orientation if that is not 0 or 1.
+func (m rgb) png(orientation int32) ([]byte, error) {
+	var b bytes.Buffer
+	if err := png.Encode(&b, m); err != nil {
+		return nil, err
+	}
+	if orientation <= 1 {
+		return b.Bytes(), nil
+	}
+	const behindHeader = 8 + 12 + 13 // the signature, and the first chunk
+	chunk := []byte("\x00\x00\x00\x1aeXIfMM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00" +
+		string(rune(orientation)) + "\x00\x00\x00\x00\x00\x00")
+	chunk = binary.BigEndian.AppendUint32(chunk, crc32.ChecksumIEEE(chunk[4:]))
+	return slices.Insert(b.Bytes(), behindHeader, chunk...), nil
+}
