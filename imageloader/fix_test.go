@@ -70,8 +70,8 @@ func folderIsClean(t *testing.T, folder string, names ...string) {
 	}
 }
 
-// TestFixKeepsTheGoodMembers: the fixed archive has the good members with their names, bytes, order and labels, is the
-// same every time, and no sample of it is bad.
+// TestFixKeepsTheGoodMembers: the fixed archive has the good members with their names, bytes, order
+// and labels, is the same every time, and no sample of it is bad.
 func TestFixKeepsTheGoodMembers(t *testing.T) {
 	list := oddities(t)
 	long := "c/" + strings.Repeat("ü long ", 40) + ".jpg"
@@ -144,8 +144,8 @@ func TestFixReadsFolders(t *testing.T) {
 	}
 }
 
-// TestFixRewritesWhatOnlyPartialDecodes: what only Partial decodes is written again as a PNG with its pixels, upright or
-// not as it was, and what Warned decodes keeps its bytes.
+// TestFixRewritesWhatOnlyPartialDecodes: what only Partial decodes is written again as a PNG with
+// its pixels, upright or not as it was, and what Warned decodes keeps its bytes.
 func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 	list := damagedMembers(t)
 	cut := list[3]
@@ -186,7 +186,8 @@ func TestFixRewritesWhatOnlyPartialDecodes(t *testing.T) {
 	}
 }
 
-// TestFixDropsWholeGroups: a bad image goes with its whole group, and labels stay those of their images.
+// TestFixDropsWholeGroups: a bad image goes with its whole group, and labels stay those of their
+// images.
 func TestFixDropsWholeGroups(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
 	member := func(name, data string) archivetest.Member { return archivetest.Member{Name: name, Data: data} }
@@ -252,8 +253,8 @@ func TestFixRefusesUnsafeOutputs(t *testing.T) {
 	}
 }
 
-// TestInterruptedFixLeavesNothing: a context that ends while the archive is written leaves nothing behind, and
-// an archive that was there stays.
+// TestInterruptedFixLeavesNothing: a context that ends while the archive is written leaves nothing
+// behind, and an archive that was there stays.
 func TestInterruptedFixLeavesNothing(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(400, 400))
 	var list []archivetest.Member
@@ -284,8 +285,8 @@ func TestInterruptedFixLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestFixRefusesAChangedFolder: a directory whose files change between the passes is not fixed by the positions
-// of before.
+// TestFixRefusesAChangedFolder: a directory whose files change between the passes is not fixed by
+// the positions of before.
 func TestFixRefusesAChangedFolder(t *testing.T) {
 	jpeg := archivetest.JPEG(t, archivetest.Gradient(40, 40))
 	root := archivetest.Extract(t, []archivetest.Member{{Name: "a/2.jpg", Data: jpeg}, {Name: "a/3.jpg", Data: jpeg[:90]}, {Name: "a/4.jpg", Data: jpeg}})

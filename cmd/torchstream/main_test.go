@@ -312,7 +312,8 @@ func TestInspectDamagedImages(t *testing.T) {
 	}
 }
 
-// TestInspectWritesTheFixedArchive: the fixed archive is written, and a report on it finds nothing bad.
+// TestInspectWritesTheFixedArchive: the fixed archive is written, and a report on it finds nothing
+// bad.
 func TestInspectWritesTheFixedArchive(t *testing.T) {
 	var encoded bytes.Buffer
 	if err := png.Encode(&encoded, image.NewGray(image.Rect(0, 0, 40, 40))); err != nil {

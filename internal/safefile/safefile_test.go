@@ -247,7 +247,8 @@ func descriptor(t *testing.T, f *os.File) (fd uintptr) {
 	return fd
 }
 
-// TestReplaceIsAtomic: the file is there as a whole or not at all, and only a file of its kind is replaced.
+// TestReplaceIsAtomic: the file is there as a whole or not at all, and only a file of its kind is
+// replaced.
 func TestReplaceIsAtomic(t *testing.T) {
 	kind := Prefix("a greeting", "hello")
 	fill := func(text string) func(*os.File) error {
