@@ -31,6 +31,10 @@ type AdagradOptions struct {
 	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewAdagrad returns an optimizer for the parameters and those of the groups, which must be leaves.
@@ -42,7 +46,7 @@ func NewAdagrad(params []*torch.Tensor, o AdagradOptions) (*Adagrad, error) {
 		return nil, err
 	}
 	a := &Adagrad{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	if err := a.init("Adagrad", c, adagradRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -61,6 +65,8 @@ func (r adagradRule) start(g *group, s *slot) error {
 }
 
 func (r adagradRule) dense(bool) bool { return true }
+
+func (r adagradRule) skips(*batch) bool { return false }
 
 func (r adagradRule) options() map[string]any {
 	return map[string]any{"lr_decay": r.o.LRDecay, "eps": r.o.Eps, "initial_accumulator_value": r.o.InitialAccumulator, "maximize": r.o.Maximize}

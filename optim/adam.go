@@ -39,6 +39,10 @@ type AdamOptions struct {
 	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // AdamWOptions are the options of [NewAdamW].
@@ -60,12 +64,16 @@ type AdamWOptions struct {
 	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewAdam returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them.
 func NewAdam(params []*torch.Tensor, o AdamOptions) (*Adam, error) {
-	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	r, err := newAdamRule("Adam", c, o.Betas, o.Eps)
 	if err != nil {
 		return nil, err
@@ -98,7 +106,7 @@ func (o AdamWOptions) rule(name string) (adamRule, common, error) {
 	if err != nil {
 		return adamRule{}, common{}, err
 	}
-	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	r, err := newAdamRule(name, c, o.Betas, o.Eps)
 	r.amsgrad, r.decoupled = o.AMSGrad, true
 	return r, c, err
@@ -129,6 +137,8 @@ func (r adamRule) start(g *group, s *slot) error { return g.zeros(s) }
 
 func (r adamRule) dense(bool) bool { return true }
 
+func (r adamRule) skips(*batch) bool { return true }
+
 func (r adamRule) options() map[string]any {
 	return map[string]any{"betas": []float64{r.beta1, r.beta2}, "eps": r.eps, "amsgrad": r.amsgrad, "maximize": r.maximize, "decoupled_weight_decay": r.decoupled}
 }
@@ -147,6 +157,9 @@ func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torc
 	if r.amsgrad {
 		maxima = b.state(3)
 	}
+	if b.e.found != nil {
+		return r.fusedUnlessFound(b, target, maxima, lr, rate, decay)
+	}
 	switch {
 	case rate == nil && r.decoupled:
 		return torch.FusedAdamW_(target, b.grads, m, v, maxima, steps, lr, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
@@ -156,4 +169,22 @@ func (r adamRule) fused(b *batch, target []*torch.Tensor, lr float64, rate *torc
 		return torch.FusedAdamWLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
 	}
 	return torch.FusedAdamLR_(target, b.grads, m, v, maxima, steps, rate, r.beta1, r.beta2, decay, r.eps, r.amsgrad, r.maximize)
+}
+
+// fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
+// are not finite.
+func (r adamRule) fusedUnlessFound(b *batch, target, maxima []*torch.Tensor, lr float64, rate *torch.Tensor, decay float64) error {
+	name := "_fused_adam_"
+	if r.decoupled {
+		name = "_fused_adamw_"
+	}
+	o := torch.Keywords{
+		"lr": lr, "beta1": r.beta1, "beta2": r.beta2, "weight_decay": decay, "eps": r.eps, "amsgrad": r.amsgrad,
+		"maximize": r.maximize, "found_inf": b.e.found,
+	}
+	if rate != nil {
+		name, o["lr"] = name+".tensor_lr", rate
+	}
+	_, err := torch.Call(name, target, b.grads, b.state(1), b.state(2), maxima, b.state(0), o)
+	return err
 }

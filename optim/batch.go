@@ -17,6 +17,31 @@ type batch struct {
 	slots         []*slot
 	params, grads []*torch.Tensor
 	private       bool // the memory of grads may be overwritten
+	masters       bool // params are float32 copies of the slots' parameters
+}
+
+// step updates the parameters. With masters it gives the formula float32 gradients, and rounds the
+// result to the parameters.
+func (b *batch) step() error {
+	if !b.masters {
+		return b.g.rule.step(b)
+	}
+	wide := make([]*torch.Tensor, len(b.grads))
+	for i, p := range b.params {
+		wide[i] = b.e.open.add(torch.Call1("empty_like", p))
+	}
+	if err := torch.ForeachCopy_(wide, b.grads); err != nil {
+		return err
+	}
+	b.grads, b.private = wide, true
+	if err := b.g.rule.step(b); err != nil {
+		return err
+	}
+	rounded := make([]*torch.Tensor, len(b.slots))
+	for i, s := range b.slots {
+		rounded[i] = s.marked
+	}
+	return torch.ForeachCopy_(rounded, b.params)
 }
 
 // state returns state tensor k of every parameter of the batch.
@@ -69,8 +94,15 @@ func (b *batch) adjustGrads() error {
 	return b.addToGrads(b.params, b.g.decay)
 }
 
-// count adds 1 to the step counts.
-func (b *batch) count() error { return torch.ForeachAddScalar_(b.state(b.g.steps), 1) }
+// count adds 1 to the step counts, or 0 if the device skips the step.
+func (b *batch) count() error {
+	if b.e.found == nil {
+		return torch.ForeachAddScalar_(b.state(b.g.steps), 1)
+	}
+	once := b.e.open.add(b.e.open.add(b.e.found.Neg()).AddScalar(1))
+	_, err := torch.Call("_foreach_add_.Tensor", b.state(b.g.steps), once)
+	return err
+}
 
 // decayParams applies the group's weight decay to the parameters: p = p - LR*WeightDecay*p.
 func (b *batch) decayParams() error {

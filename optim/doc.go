@@ -46,6 +46,19 @@
 // between Backward and Step, and [EMA] keeps averages of the parameters; none of them waits for the
 // device.
 //
+// # Mixed precision
+//
+// Under autocast (torch.Tensor.Autocast) parameters, gradients and state are float32. With float16
+// a [GradScaler] scales the loss and skips steps whose gradients overflowed.
+//
+// Parameters of bfloat16 or float16 (nn.ToDType) take half the memory, but 8 or 11 bits of mantissa
+// lose most updates: 1 - 0.001 is 1 in bfloat16. With MasterWeights an optimizer keeps a float32
+// copy of each such parameter, its master. Step converts the gradients to float32, updates the
+// masters with float32 state by the formula, and rounds the result to the parameters. Masters are
+// copied from the parameters at their first Step, and afterwards are the values that count: a
+// parameter that the program changes itself changes back at the next Step. State has them as
+// "master_param"; a state without them makes them anew from the parameters.
+//
 // # State
 //
 // [Save] and [Load] write and read the state in PyTorch's layout, to the last bit: training that

@@ -20,7 +20,9 @@ type rule interface {
 	step(b *batch) error
 	// dense reports whether step calls fused operators, which need parameters without gaps between
 	// their elements.
-	dense(capturable bool) bool
+	dense(fused bool) bool
+	// skips reports whether step obeys engine.found on the device, for this batch.
+	skips(b *batch) bool
 	// options returns the options by PyTorch's names in param_groups.
 	options() map[string]any
 }
@@ -34,12 +36,14 @@ type engine struct {
 	params  []*torch.Tensor // of all groups
 	batches []batch         // kept between steps for their memory
 	open    handles         // temporary tensors of a step
+	found   *torch.Tensor   // a step that a GradScaler began: 1 on the device to skip it; else nil
 }
 
 // common are the options that all optimizers share.
 type common struct {
 	lr, decay                  float64
 	keep, capturable, maximize bool
+	masters                    bool
 }
 
 // group is a Group with its formula and its current learning rate.
@@ -58,6 +62,7 @@ type slot struct {
 	index  int // in the order of all groups
 	param  *torch.Tensor
 	marked *torch.Tensor   // the same tensor under NoGrad
+	master *torch.Tensor   // the float32 copy that is updated, with MasterWeights; nil without
 	state  []*torch.Tensor // in the order of rule.states; nil before the first step
 	device cuda.Device     // of the state
 	dtype  torch.DType     // of the state
@@ -248,8 +253,13 @@ func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 // the garbage collector. Step checks its arguments before it changes anything; after any other
 // error some parameters may be updated and others not. On a CPU, optimizers that call fused
 // operators refuse a parameter that is a view with gaps.
-func (e *engine) Step() error {
+func (e *engine) Step() error { return e.step(nil) }
+
+// step does a Step, unless found, a float32 scalar or nil, is 1: then nothing changes. It reads
+// found only if a formula cannot look at found on the device.
+func (e *engine) step(found *torch.Tensor) error {
 	defer e.release()
+	e.found = found
 	if err := e.collect(); err != nil {
 		return err
 	}
@@ -261,9 +271,13 @@ func (e *engine) Step() error {
 			return err
 		}
 	}
-	for i := range e.batches {
-		if err := e.batches[i].g.rule.step(&e.batches[i]); err != nil {
-			return err
+	if skip, err := e.skip(); err != nil {
+		return err
+	} else if !skip {
+		for i := range e.batches {
+			if err := e.batches[i].step(); err != nil {
+				return err
+			}
 		}
 	}
 	if e.common.keep {
@@ -272,12 +286,35 @@ func (e *engine) Step() error {
 	return e.ZeroGrad()
 }
 
+// skip reports whether the step must be skipped. If some formula cannot decide that on the device,
+// skip waits for the device.
+func (e *engine) skip() (bool, error) {
+	if e.found == nil {
+		return false, nil
+	}
+	onDevice := true
+	for i := range e.batches {
+		b := &e.batches[i]
+		onDevice = onDevice && b.g.rule.skips(b) && b.device == e.found.Device()
+	}
+	if onDevice {
+		return false, nil
+	}
+	v, err := e.found.Float64()
+	e.found = nil
+	if err != nil {
+		return false, fmt.Errorf("optim.%s.Step: whether the gradients are finite, which this optimizer reads on the host: %w", e.name, err)
+	}
+	return v != 0, nil
+}
+
 // release closes the temporary tensors of a step and keeps the memory of the slices.
 func (e *engine) release() {
 	e.open.close()
 	clear(e.open)
 	e.open = e.open[:0]
 	e.batches = e.batches[:0]
+	e.found = nil
 }
 
 // collect sorts the parameters that have a gradient into batches.
@@ -299,12 +336,16 @@ func (e *engine) collect() error {
 					return err
 				}
 			}
-			b := e.batch(g, first, grad.Device(), grad.DType())
+			params, err := e.masterOf(s, grad.Device(), grad.DType())
+			if err != nil {
+				return fmt.Errorf("optim.%s.Step: the float32 copy of parameter %d: %w", e.name, s.index, err)
+			}
+			b := e.batch(g, first, grad.Device(), grad.DType(), s.master != nil)
 			if other := &e.batches[first]; e.common.capturable && b.device != other.device {
 				return fmt.Errorf("optim.%s.Step: the gradients of parameters %d and %d are on %v and %v, and Capturable needs those of a group on one device: use one group per device: %w",
 					e.name, other.slots[0].index, s.index, other.device, b.device, cuda.ErrInvalidArgument)
 			}
-			b.slots, b.params, b.grads = append(b.slots, s), append(b.params, s.marked), append(b.grads, grad)
+			b.slots, b.params, b.grads = append(b.slots, s), append(b.params, params), append(b.grads, grad)
 		}
 	}
 	return nil
@@ -318,7 +359,7 @@ func (e *engine) arrange(g *group, s *slot, grad *torch.Tensor) (*torch.Tensor, 
 		return grad, nil
 	}
 	arranged := e.open.add(s.marked.ZerosLike())
-	if g.rule.dense(e.common.capturable) && !sameLayout(arranged, s.marked) {
+	if g.rule.dense(e.common.capturable || e.found != nil) && !sameLayout(arranged, s.marked) {
 		return nil, fmt.Errorf("optim.%s.Step: parameter %d has the shape %v and the strides %v, with gaps in memory or elements that share it: use a Contiguous copy as parameter: %w",
 			e.name, s.index, s.marked.Shape(), s.marked.Strides(), cuda.ErrInvalidArgument)
 	}
@@ -340,10 +381,14 @@ func sameLayout(a, b *torch.Tensor) bool {
 	return true
 }
 
-// batch returns the batch of a device and dtype among the group's, which begin at first.
-func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DType) *batch {
+// batch returns the batch of a device and a gradient's dtype among the group's, which begin at
+// first. Parameters with masters have batches of their own.
+func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DType, masters bool) *batch {
+	if masters {
+		dtype = torch.Float32
+	}
 	for i := first; i < len(e.batches); i++ {
-		if b := &e.batches[i]; b.device == device && b.dtype == dtype {
+		if b := &e.batches[i]; b.device == device && b.dtype == dtype && b.masters == masters {
 			return b
 		}
 	}
@@ -353,7 +398,7 @@ func (e *engine) batch(g *group, first int, device cuda.Device, dtype torch.DTyp
 		e.batches = append(e.batches, batch{})
 	}
 	b := &e.batches[len(e.batches)-1]
-	*b = batch{e: e, g: g, device: device, dtype: dtype, slots: b.slots[:0], params: b.params[:0], grads: b.grads[:0], private: !e.common.keep}
+	*b = batch{e: e, g: g, device: device, dtype: dtype, slots: b.slots[:0], params: b.params[:0], grads: b.grads[:0], private: !e.common.keep, masters: masters}
 	return b
 }
 
@@ -424,7 +469,7 @@ func (g *group) follow(s *slot, device cuda.Device, dtype torch.DType) error {
 // changed: see arrange.
 func (g *group) arranged(s *slot) bool {
 	for k, t := range s.state {
-		if k != g.steps && t != nil && !sameLayout(t, s.marked) {
+		if k != g.steps && t != nil && !sameLayout(t, s.target()) {
 			return false
 		}
 	}
@@ -448,7 +493,7 @@ func (g *group) empty(s *slot, k int) (*torch.Tensor, error) {
 	if k == g.steps {
 		return torch.Zeros(s.device, torch.Float32)
 	}
-	t := s.marked.ZerosLike()
+	t := s.target().ZerosLike()
 	return t, t.Err()
 }
 
@@ -462,6 +507,48 @@ func (g *group) zeros(s *slot) error {
 		s.state[k] = t
 	}
 	return nil
+}
+
+// narrow reports whether a dtype is one that MasterWeights is for.
+func narrow(d torch.DType) bool { return d == torch.BFloat16 || d == torch.Float16 }
+
+// masterOf returns the tensor that a step updates: the parameter, or with MasterWeights and a
+// parameter of 16 bits its master, which it makes or moves to the device. A parameter that is no
+// longer of 16 bits loses its master.
+func (e *engine) masterOf(s *slot, device cuda.Device, dtype torch.DType) (*torch.Tensor, error) {
+	if !e.common.masters || !narrow(dtype) {
+		s.master.Close()
+		s.master = nil
+		return s.marked, nil
+	}
+	switch {
+	case s.master == nil:
+		m := s.marked.ToDType(torch.Float32)
+		if err := m.Err(); err != nil {
+			return nil, err
+		}
+		s.master = m.Keep()
+		if m.Scope() == nil {
+			m.Close()
+		}
+		return s.master, s.master.Err()
+	case s.master.Device() != device:
+		moved := s.master.To(device)
+		if err := moved.Err(); err != nil {
+			return nil, err
+		}
+		s.master.Close()
+		s.master = moved
+	}
+	return s.master, nil
+}
+
+// target returns the tensor that a step updates.
+func (s *slot) target() *torch.Tensor {
+	if s.master != nil {
+		return s.master
+	}
+	return s.marked
 }
 
 // started reports whether the parameter has state.
@@ -487,6 +574,8 @@ func (e *engine) Close() error {
 	for _, g := range e.groups {
 		for _, s := range g.slots {
 			s.close()
+			s.master.Close()
+			s.master = nil
 		}
 		g.rate.Close()
 		g.rate = nil

@@ -37,6 +37,10 @@ type LAMBOptions struct {
 	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewLAMB returns an optimizer for the parameters and those of the groups, which must be leaves.
@@ -46,7 +50,7 @@ func NewLAMB(params []*torch.Tensor, o LAMBOptions) (*LAMB, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: orDefault(o.LR, 0.001), decay: decay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	adam, err := newAdamRule("LAMB", c, o.Betas, orDefault(o.Eps, 1e-6))
 	if err != nil {
 		return nil, err
@@ -63,6 +67,8 @@ type lambRule struct{ adamRule }
 
 // dense reports that Adam's operator works on other tensors than the parameters.
 func (r lambRule) dense(bool) bool { return false }
+
+func (r lambRule) skips(*batch) bool { return false }
 
 // step lets Adam's operator, with learning rate 1, write the first term of -u over zeros.
 func (r lambRule) step(b *batch) error {

@@ -53,13 +53,17 @@ type MuonOptions struct {
 	// Capturable keeps the learning rates in tensors on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensors are float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewMuon returns an optimizer for the parameters and those of the groups, which must be leaves.
 // The caller keeps ownership of them. The optimizer's groups are the matrices of params, o.Groups,
 // the other parameters of params, and o.AdamW.Groups, without those that would be empty.
 func NewMuon(params []*torch.Tensor, o MuonOptions) (*Muon, error) {
-	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable}}}
+	m := &Muon{engine{name: "Muon", common: common{keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights}}}
 	decay, err := decoupled(m.name, o.WeightDecay, o.NoWeightDecay, 0.1)
 	if err != nil {
 		return nil, err
@@ -127,6 +131,8 @@ func (r muonRule) states() []string { return []string{"momentum_buffer"} }
 func (r muonRule) start(g *group, s *slot) error { return g.zeros(s) }
 
 func (r muonRule) dense(bool) bool { return false }
+
+func (r muonRule) skips(*batch) bool { return false }
 
 func (r muonRule) options() map[string]any {
 	var adjust any

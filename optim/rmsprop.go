@@ -36,6 +36,10 @@ type RMSpropOptions struct {
 	// Capturable keeps the learning rate in a tensor on the parameters' device, so that a captured
 	// Step follows SetLR. All parameters of a group must be on one device. The tensor is float32.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewRMSprop returns an optimizer for the parameters and those of the groups, which must be leaves.
@@ -47,7 +51,7 @@ func NewRMSprop(params []*torch.Tensor, o RMSpropOptions) (*RMSprop, error) {
 		return nil, err
 	}
 	p := &RMSprop{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	if err := p.init("RMSprop", c, rmspropRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -70,6 +74,8 @@ func (r rmspropRule) states() []string {
 func (r rmspropRule) start(g *group, s *slot) error { return g.zeros(s) }
 
 func (r rmspropRule) dense(bool) bool { return false }
+
+func (r rmspropRule) skips(*batch) bool { return false }
 
 func (r rmspropRule) options() map[string]any {
 	return map[string]any{"momentum": r.o.Momentum, "alpha": r.o.Alpha, "eps": r.o.Eps, "centered": r.o.Centered, "maximize": r.o.Maximize}

@@ -38,6 +38,10 @@ type SGDOptions struct {
 	// Step follows SetLR. Step then runs one kernel for all parameters of a dtype (LibTorch's fused
 	// SGD), and all parameters of a group must be on one device.
 	Capturable bool
+
+	// MasterWeights keeps float32 copies of parameters of 16 bits, and updates these, with float32
+	// gradients and state: see the package documentation.
+	MasterWeights bool
 }
 
 // NewSGD returns an optimizer for the parameters and those of the groups, which must be leaves. The
@@ -54,7 +58,7 @@ func NewSGD(params []*torch.Tensor, o SGDOptions) (*SGD, error) {
 		return nil, fmt.Errorf("optim.NewSGD: %+v: Nesterov needs Momentum and no Dampening: %w", o, cuda.ErrInvalidArgument)
 	}
 	s := &SGD{}
-	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, maximize: o.Maximize}
+	c := common{lr: o.LR, decay: o.WeightDecay, keep: o.KeepGradients, capturable: o.Capturable, masters: o.MasterWeights, maximize: o.Maximize}
 	if err := s.init("SGD", c, sgdRule{o}, params, o.Groups); err != nil {
 		return nil, err
 	}
@@ -73,17 +77,29 @@ func (r sgdRule) states() []string {
 // start leaves the velocity to the first step, which sets it to the gradient.
 func (r sgdRule) start(*group, *slot) error { return nil }
 
-func (r sgdRule) dense(capturable bool) bool { return capturable }
+func (r sgdRule) dense(fused bool) bool { return fused }
+
+// skips excludes dampening: the operator needs to know on the host that a step is a velocity's
+// first.
+func (r sgdRule) skips(b *batch) bool {
+	return !r.unfusable(b) && (r.o.Momentum == 0 || r.o.Dampening == 0)
+}
+
+// unfusable reports whether LibTorch's fused operator does nothing: 2.11's does not change
+// parameters of 16 bits on a CPU.
+func (r sgdRule) unfusable(b *batch) bool { return b.device == cuda.CPU && narrow(b.dtype) }
 
 func (r sgdRule) options() map[string]any {
 	return map[string]any{"momentum": r.o.Momentum, "dampening": r.o.Dampening, "nesterov": r.o.Nesterov, "maximize": r.o.Maximize}
 }
 
 func (r sgdRule) step(b *batch) error {
-	if b.g.rate != nil && !(b.device == cuda.CPU && (b.dtype == torch.BFloat16 || b.dtype == torch.Float16)) {
+	switch {
+	case b.e.found != nil:
+		return r.fusedUnlessFound(b)
+	case b.g.rate != nil && !r.unfusable(b):
 		return r.fused(b)
 	}
-	// LibTorch 2.11's fused SGD on a CPU does not change parameters of 16 bits.
 	return r.plain(b)
 }
 
@@ -174,4 +190,33 @@ func (r sgdRule) fused(b *batch) error {
 // fuse updates a part of the batch.
 func (r sgdRule) fuse(b *batch, part batch, velocity []*torch.Tensor, first bool) error {
 	return torch.FusedSGD_(part.params, part.grads, velocity, b.g.decay, r.o.Momentum, b.g.rate, r.o.Dampening, r.o.Nesterov, r.o.Maximize, first)
+}
+
+// fusedUnlessFound runs the operator, which changes nothing if the device has found gradients that
+// are not finite. A velocity begins at zero rather than with the first gradient: without dampening
+// that makes the same step, and a skipped step leaves the zero.
+func (r sgdRule) fusedUnlessFound(b *batch) error {
+	velocity := []*torch.Tensor{}
+	if r.o.Momentum != 0 {
+		for _, s := range b.slots {
+			if s.state[0] != nil {
+				continue
+			}
+			v := s.target().ZerosLike()
+			if err := v.Err(); err != nil {
+				return err
+			}
+			s.state[0] = v
+		}
+		velocity = b.state(0)
+	}
+	name, lr := "_fused_sgd_", any(b.g.lr)
+	if b.g.rate != nil {
+		name, lr = "_fused_sgd_.tensor_lr", b.g.rate
+	}
+	_, err := torch.Call(name, b.params, b.grads, velocity, torch.Keywords{
+		"weight_decay": b.g.decay, "momentum": r.o.Momentum, "lr": lr, "dampening": 0.0, "nesterov": r.o.Nesterov,
+		"maximize": r.o.Maximize, "is_first_step": false, "found_inf": b.e.found,
+	})
+	return err
 }

@@ -29,6 +29,7 @@ const (
 	groupsKey   = "param_groups"
 	nameKey     = "optimizer"
 	statePrefix = "state."
+	masterName  = "master_param" // NVIDIA Apex's name; PyTorch has no masters
 )
 
 // Save writes the state of the optimizer to a safetensors file, with the guarantees of [nn.Save].
@@ -126,6 +127,9 @@ func (e *engine) State() (State, error) {
 		indexes := []int{}
 		for _, p := range g.slots {
 			indexes = append(indexes, p.index)
+			if p.master != nil {
+				s.Tensors = append(s.Tensors, nn.Named{Name: stateName(p.index, masterName), Tensor: p.master})
+			}
 			for k, name := range g.rule.states() {
 				if p.state[k] != nil {
 					s.Tensors = append(s.Tensors, nn.Named{Name: stateName(p.index, name), Tensor: p.state[k]})
@@ -169,7 +173,7 @@ func (e *engine) LoadState(s State) error {
 	}
 	for _, g := range e.groups {
 		for _, p := range g.slots {
-			if err := g.load(p, values); err != nil {
+			if err := e.load(g, p, values); err != nil {
 				return fmt.Errorf("optim.%s.LoadState: the state of parameter %d: %w", e.name, p.index, err)
 			}
 		}
@@ -177,9 +181,31 @@ func (e *engine) LoadState(s State) error {
 	return e.SetLR(rates...)
 }
 
-// load replaces the state of a parameter by the values of its names.
-func (g *group) load(p *slot, values map[string]*torch.Tensor) error {
-	if device, dtype := p.param.Device(), p.param.DType(); p.device != device || p.dtype != dtype {
+// load replaces the state of a parameter by the values of its names. A master without a value gets
+// the parameter's.
+func (e *engine) load(g *group, p *slot, values map[string]*torch.Tensor) error {
+	known := func(name string) bool { return values[stateName(p.index, name)] != nil }
+	if !known(masterName) && !slices.ContainsFunc(g.rule.states(), known) {
+		p.close()
+		p.master.Close()
+		p.master = nil
+		return nil
+	}
+	device, dtype := p.param.Device(), p.param.DType()
+	if _, err := e.masterOf(p, device, dtype); err != nil {
+		return err
+	}
+	if p.master != nil {
+		value := values[stateName(p.index, masterName)]
+		if value == nil {
+			value = p.marked
+		}
+		if err := p.master.CopyFrom(value, torch.CopyOptions{}); err != nil {
+			return err
+		}
+		dtype = torch.Float32
+	}
+	if p.device != device || p.dtype != dtype {
 		p.close()
 		p.device, p.dtype = device, dtype
 	}
@@ -252,6 +278,7 @@ func (e *engine) compare(tensors []nn.Named) error {
 	for _, g := range e.groups {
 		names := g.rule.states()
 		for _, p := range g.slots {
+			errs = append(errs, e.compareMaster(p, given[p.index])...)
 			errs = append(errs, g.compare(p, names, given[p.index])...)
 		}
 	}
@@ -262,6 +289,19 @@ func (e *engine) compare(tensors []nn.Named) error {
 		errs = append(errs[:maxListed], fmt.Errorf("and %d more differences", more))
 	}
 	return fmt.Errorf("the state does not fit: %w: %w", cuda.ErrInvalidArgument, errors.Join(errs...))
+}
+
+// compareMaster checks the master of one parameter, and takes it out of the given tensors.
+func (e *engine) compareMaster(p *slot, given map[string]*torch.Tensor) []error {
+	t := given[masterName]
+	if t == nil || !e.common.masters || !narrow(p.param.DType()) {
+		return nil
+	}
+	delete(given, masterName)
+	if want := p.param.Shape(); !slices.Equal(t.Shape(), want) {
+		return []error{fmt.Errorf("tensor %q has shape %v, and should have %v", stateName(p.index, masterName), t.Shape(), want)}
+	}
+	return nil
 }
 
 // compare returns the differences of one parameter.
