@@ -242,6 +242,10 @@ func (e *engine) SetLR(rates ...float64) error {
 	return nil
 }
 
+// Capturable reports whether the learning rates lie in device memory, so that a captured Step
+// follows SetLR.
+func (e *engine) Capturable() bool { return e.common.capturable }
+
 // ZeroGrad drops the gradients of all parameters.
 func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 

@@ -11,8 +11,8 @@ import (
 )
 
 // GradScaler scales losses, so that the gradients of float16 do not become zero, and skips steps
-// whose gradients are infinite or NaN (torch.amp.GradScaler). bfloat16 has float32's range and needs
-// none.
+// whose gradients are infinite or NaN (torch.amp.GradScaler). bfloat16 has float32's range and
+// needs no scaler.
 //
 //	loss := net.Forward(batch.Images.Autocast(torch.Float16)).CrossEntropy(batch.Labels)
 //	err := scaler.Backward(loss)
@@ -170,7 +170,12 @@ func (s *GradScaler) Step(o Optimizer) error {
 		}
 	}
 	if of, ok := o.(stepper); ok {
-		return of.step(step.found)
+		err := of.step(step.found)
+		if err != nil {
+			// A failed attempt to capture a step computed nothing, so its repetition begins anew.
+			step.unscaled = false
+		}
+		return err
 	}
 	found, err := step.found.Float64()
 	if err != nil {

@@ -69,6 +69,12 @@ type GraphedOptions struct {
 	// call, and any other reason for a new capture.
 	FixedArguments bool
 
+	// Fallback lets a function that cannot be captured, because it waits or reads a value, run
+	// without a graph at every call. The call that tried to capture it returns the results of the
+	// run before. The function may have run halfway in the attempt: its effects on the device did
+	// not happen, and those on the host it must undo itself.
+	Fallback bool
+
 	// Device is the device of the function's work if it has no arguments.
 	Device cuda.Device
 }
@@ -77,10 +83,11 @@ type GraphedOptions struct {
 type GraphedStats struct {
 	Calls    int64
 	Hits     int64 // replays of an existing graph
-	Eager    int64 // calls that ran the function, to warm up or on the CPU
+	Eager    int64 // calls that ran the function: to warm up, on the CPU, and of CallEager
 	Captures int64
 	Stale    int64 // graphs dropped because a tensor that is no argument had moved
 	Evicted  int64 // graphs dropped to make room for others
+	Refused  error // with Fallback, why the latest function that could not be captured was refused
 	Graphs   int   // now kept
 }
 
@@ -105,6 +112,7 @@ type graphedEntry struct {
 	args    []argument // for messages
 	warm    int
 	graph   replayer // nil during warm-up
+	refused bool     // it cannot be captured, and Fallback is set
 	results []*Tensor
 }
 
@@ -125,17 +133,32 @@ func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOption
 // tensors computed from them end with the scope. The host does not wait, except for some
 // milliseconds during a capture.
 func (g *Graphed) Call(arguments ...*Tensor) ([]*Tensor, error) {
+	return g.results("Graphed.Call", arguments, g.call)
+}
+
+// CallEager runs the function without a graph, whatever its arguments, and returns its results as
+// Call does. Use it for arguments that will not come again, such as a short last batch.
+func (g *Graphed) CallEager(arguments ...*Tensor) ([]*Tensor, error) {
+	return g.results("Graphed.CallEager", arguments, func(arguments []*Tensor) ([]*Tensor, error) {
+		g.stats.Calls++
+		g.stats.Eager++
+		return g.keep(g.run(arguments))
+	})
+}
+
+// results makes a call and gives its results to the arguments' youngest scope.
+func (g *Graphed) results(op string, arguments []*Tensor, call func([]*Tensor) ([]*Tensor, error)) ([]*Tensor, error) {
 	if g == nil || g.fn == nil {
-		return nil, opError("Graphed.Call", arguments, invalid("the Graphed has no function: make a Graphed with NewGraphed"))
+		return nil, opError(op, arguments, invalid("the Graphed has no function: make a Graphed with NewGraphed"))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, opError("Graphed.Call", arguments, ErrClosed)
+		return nil, opError(op, arguments, ErrClosed)
 	}
-	results, err := g.call(arguments)
+	results, err := call(arguments)
 	if err != nil {
-		return nil, opErrorOnce("Graphed.Call", arguments, err)
+		return nil, opErrorOnce(op, arguments, err)
 	}
 	var scope *Scope
 	for _, a := range arguments {
@@ -216,15 +239,21 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		if results, err = g.keep(g.run(arguments)); err != nil {
 			return err
 		}
-		if e.warm++; e.warm < g.o.Warmup {
+		if e.warm++; e.warm < g.o.Warmup || e.refused {
 			return nil
 		}
 		e.graph, err = g.on.capture(device, g.pool(), func() (err error) {
 			e.results, err = g.run(arguments)
 			return err
 		})
-		if err == nil {
+		switch {
+		case err == nil:
 			g.stats.Captures++
+		case g.o.Fallback && errors.Is(err, cuda.ErrCapture):
+			g.stats.Refused, e.refused = err, true
+			closeAll(e.results) // of a function that could be run, but not captured
+			e.results = nil
+			return nil
 		}
 		return err
 	})

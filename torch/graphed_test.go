@@ -364,3 +364,61 @@ func TestGraphedLeavesItsArgumentsOpen(t *testing.T) {
 		t.Errorf("after the calls: %v, %v", got, err)
 	}
 }
+
+// With Fallback a function that cannot be captured runs at every call, and its results are those of
+// the run; other errors stay errors.
+func TestGraphedFallback(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{Fallback: true})
+	defer g.Close()
+	r.refuse = cuda.ErrCapture
+	x := vector(t, 2)
+	for range 3 {
+		out, err := g.Call(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := out[0].Float64s(); err != nil || v[0] != 2 {
+			t.Fatalf("%v, %v", v, err)
+		}
+	}
+	if s := g.Stats(); s.Eager != 3 || s.Captures != 0 || s.Hits != 0 || !errors.Is(s.Refused, cuda.ErrCapture) {
+		t.Errorf("%+v", s)
+	}
+	r.refuse = cuda.ErrOutOfMemory
+	if _, err := g.Call(vector(t, 3)); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Error(err)
+	}
+	strict, r := graphed(double, GraphedOptions{})
+	defer strict.Close()
+	r.refuse = cuda.ErrCapture
+	if _, err := strict.Call(x); !errors.Is(err, cuda.ErrCapture) {
+		t.Error(err)
+	}
+}
+
+// CallEager captures nothing, and its results are handled like those of Call.
+func TestGraphedCallEager(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{})
+	scope := NewScope("batch")
+	defer scope.Close()
+	x := vector(t, 2)
+	for _, in := range []*Tensor{x, x.In(scope)} {
+		out, err := g.CallEager(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v, err := out[0].Float64s(); err != nil || v[0] != 2 || out[0].Scope() != in.Scope() {
+			t.Errorf("%v of %v, %v", v, out[0].Scope().Name(), err)
+		}
+	}
+	if s := g.Stats(); r.captured != 0 || s.Eager != 2 || s.Calls != 2 {
+		t.Errorf("%d captures, %+v", r.captured, s)
+	}
+	if _, err := g.CallEager(nil); err == nil {
+		t.Error("a nil argument is no error")
+	}
+	g.Close()
+	if _, err := g.CallEager(x); !errors.Is(err, ErrClosed) {
+		t.Error(err)
+	}
+}

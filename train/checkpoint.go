@@ -118,8 +118,8 @@ func (r *runner) load(ctx context.Context, path string) error {
 			return err
 		}
 	}
-	if r.scheduler != nil {
-		if err := r.scheduler.SetCount(s.At.Step); err != nil {
+	if r.stepper.scheduler != nil {
+		if err := r.stepper.scheduler.SetCount(s.At.Step); err != nil {
 			return err
 		}
 	}

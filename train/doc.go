@@ -10,6 +10,8 @@
 // The package uses only the public interface of the packages below it, so a program that needs
 // another loop can have one of its own: examples/01-train writes it out.
 //
+// A [Stepper] is one step without the loop.
+//
 // # Files
 //
 // Config.Dir holds three files, each replaced as a whole, so that none is ever half written:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -47,6 +48,16 @@ type Config struct {
 	// EMA, if not nil, holds averages of nn.State(Model). Run updates them after each step, and
 	// evaluates and saves them as the best model.
 	EMA *optim.EMA
+	// Autocast runs the forward passes, those of the evaluation too, under autocast to BFloat16 or
+	// Float16; 0 for none.
+	Autocast torch.DType
+	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed, as Float16
+	// needs it.
+	Scaler *optim.GradScaler
+	// Graph replays each step as a CUDA graph: see StepperOptions.Graph.
+	Graph bool
+	// Log says which steps run without a graph, and why; nil for silence.
+	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
 	// so that Dropout draws the same in a run that resumes. The generators belong to the process.
 	Seed uint64
@@ -93,9 +104,10 @@ type Epoch struct {
 
 // Report is the result of Run.
 type Report struct {
-	Epochs  []Epoch // all complete ones, those before a resume included
-	Steps   int     // since the beginning of the training
-	Stopped bool    // by a hook, or by the context, before the last epoch was complete
+	Epochs  []Epoch      // all complete ones, those before a resume included
+	Steps   int          // since the beginning of the training
+	Stepper StepperStats // the steps of this process
+	Stopped bool         // by a hook, or by the context, before the last epoch was complete
 }
 
 // Best returns the best epoch, the earlier of equals: the one with the highest Top1 of the
@@ -140,31 +152,34 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
-	if c.Schedule != nil {
-		var err error
-		if r.scheduler, err = optim.NewScheduler(c.Optimizer, c.Schedule); err != nil {
-			return r.report, err
-		}
+	var err error
+	if r.stepper, err = NewStepper(StepperOptions{
+		Model: c.Model, Optimizer: c.Optimizer, Autocast: c.Autocast, Scaler: c.Scaler, ClipNorm: c.ClipNorm,
+		Schedule: c.Schedule, EMA: c.EMA, Graph: c.Graph, Log: c.Log,
+		Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor { return r.loss(output, r.batch) },
+	}); err != nil {
+		return r.report, err
 	}
+	defer r.stepper.Close()
 	if err := r.openDir(ctx); err != nil {
 		return r.report, fmt.Errorf("train: %w", err)
 	}
 	r.progress = newProgress(r)
 	defer r.progress.clear()
-	err := r.epochs(ctx)
-	r.report.Steps = r.at.Step
+	err = r.epochs(ctx)
+	r.report.Steps, r.report.Stepper = r.at.Step, r.stepper.Stats()
 	return r.report, err
 }
 
 // runner is one run.
 type runner struct {
 	Config
-	scheduler *optim.Scheduler
-	report    *Report
-	at        position
-	state     *imageloader.State // after the last step of a running epoch, with a Loader
-	progress  *progress
-	params    []*torch.Tensor
+	stepper  *Stepper
+	report   *Report
+	at       position
+	state    *imageloader.State // after the last step of a running epoch, with a Loader
+	progress *progress
+	batch    *prefetcher.Batch // of the running step
 }
 
 func (c *Config) check() error {
@@ -183,7 +198,6 @@ func (c *Config) check() error {
 
 // epochs runs the epochs that are left.
 func (r *runner) epochs(ctx context.Context) error {
-	r.params = nn.Parameters(r.Model)
 	for r.at.Epoch < r.Epochs {
 		e, err := r.epoch(ctx)
 		if err != nil {
@@ -333,32 +347,10 @@ func (r *runner) step(batch *prefetcher.Batch) error {
 		}
 	}
 	r.at.LR = r.Optimizer.LRs()[0]
-	output := r.Model.Forward(input(batch))
-	loss := r.loss(output, batch)
-	if err := loss.Backward(); err != nil {
+	r.batch = batch
+	output, loss, err := r.stepper.Step(input(batch), batch.Tensors()...)
+	if err != nil {
 		return err
-	}
-	if r.ClipNorm > 0 {
-		norm, err := optim.ClipGradNorm(r.params, r.ClipNorm, optim.ClipOptions{})
-		if err != nil {
-			return err
-		}
-		if err := norm.Close(); err != nil {
-			return err
-		}
-	}
-	if err := r.Optimizer.Step(); err != nil {
-		return err
-	}
-	if r.scheduler != nil {
-		if err := r.scheduler.Step(); err != nil {
-			return err
-		}
-	}
-	if r.EMA != nil {
-		if err := r.EMA.Update(); err != nil {
-			return err
-		}
 	}
 	if err := r.at.meter.add(output, loss, batch.Labels, batch.N, false); err != nil {
 		return err
@@ -416,7 +408,7 @@ func (r *runner) evaluate(ctx context.Context) (result *Metrics, err error) {
 			if err != nil {
 				return err
 			}
-			output := r.Model.Forward(input(batch).NoGrad())
+			output := r.Model.Forward(r.stepper.input(input(batch).NoGrad()))
 			if err := m.add(output, r.loss(output, batch), batch.Labels, batch.N, true); err != nil {
 				return err
 			}

@@ -117,9 +117,9 @@ func newJob(t *testing.T, o job) *job {
 	if err := nn.To(o.Model, device); err != nil {
 		t.Fatal(err)
 	}
-	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+	o.Optimizer, err = optim.NewSGD(nn.Parameters(o.Model), optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: o.Graph})
 	if o.adam {
-		o.Optimizer, err = optim.NewAdamW(nn.Parameters(o.Model), optim.AdamWOptions{LR: 0.001})
+		o.Optimizer, err = optim.NewAdamW(nn.Parameters(o.Model), optim.AdamWOptions{LR: 0.001, Capturable: o.Graph})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,238 @@
+package train
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// StepperOptions say what a step does. Model and Optimizer are needed.
+type StepperOptions struct {
+	Model     nn.Module
+	Optimizer optim.Optimizer
+	// Loss computes a scalar of the model's output and the targets of Step. nil stands for the
+	// cross-entropy of the output and the first target.
+	Loss func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor
+	// Autocast runs the forward pass under autocast to BFloat16 or Float16; 0 for none.
+	Autocast torch.DType
+	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed.
+	Scaler *optim.GradScaler
+	// ClipNorm, if over 0, is the maximum norm of all gradients together.
+	ClipNorm float64
+	// Schedule sets the learning rates before each step, counted from 0; nil leaves them alone.
+	Schedule optim.Schedule
+	// EMA, if not nil, is updated after each step.
+	EMA *optim.EMA
+
+	// Graph captures the step on a GPU as a CUDA graph and replays it: the host then makes a few
+	// calls a step in place of thousands. The optimizer must be Capturable. There is one graph for
+	// each address of the input and targets, so give tensors of fixed addresses: a prefetcher's
+	// slots are. Batches of another shape than the largest so far, such as the short last one, run
+	// without a graph, and so does a step that cannot be captured because it waits for the device.
+	// On the CPU the option has no effect.
+	Graph bool
+	// Log says which steps run without a graph, and why; nil for silence.
+	Log *slog.Logger
+}
+
+// Stepper makes training steps: forward, loss, backward, clipping, optimizer, schedule, averages. A
+// Stepper serves one goroutine at a time.
+type Stepper struct {
+	o         StepperOptions
+	scheduler *optim.Scheduler
+	params    []*torch.Tensor
+	graphed   *torch.Graphed
+	shapes    [][]int64 // of input and targets that graphs are for
+	said      map[string]bool
+	stats     StepperStats
+}
+
+// StepperStats counts steps.
+type StepperStats struct {
+	Steps    int64
+	Replays  int64 // steps that replayed a graph
+	Captures int64 // graphs made, by steps that also ran without one
+}
+
+// NewStepper returns a Stepper. The caller closes it, and keeps ownership of what the options name.
+func NewStepper(o StepperOptions) (*Stepper, error) {
+	switch {
+	case o.Model == nil || o.Optimizer == nil:
+		return nil, fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
+	case o.ClipNorm < 0:
+		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must not be negative: %w", o.ClipNorm, cuda.ErrInvalidArgument)
+	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
+		return nil, fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w", o.Autocast, cuda.ErrInvalidArgument)
+	}
+	if c, ok := o.Optimizer.(interface{ Capturable() bool }); o.Graph && ok && !c.Capturable() {
+		return nil, fmt.Errorf("train.NewStepper: Graph needs an optimizer with Capturable, or the graph would keep its first learning rate: %w", cuda.ErrInvalidArgument)
+	}
+	s := &Stepper{o: o, params: nn.Parameters(o.Model), said: map[string]bool{}}
+	if o.Schedule != nil {
+		var err error
+		if s.scheduler, err = optim.NewScheduler(o.Optimizer, o.Schedule); err != nil {
+			return nil, err
+		}
+	}
+	s.graphed = torch.NewGraphed(s.run, torch.GraphedOptions{Fallback: true})
+	return s, nil
+}
+
+// Step trains on an input and its targets, on one device, and returns the model's output and the
+// loss, detached. They are in the youngest scope of input and targets, or belong to the Stepper if
+// these have none, and are valid until the next Step. Everything else that a step computes ends
+// with it. Step queues work for the device and does not wait for it, except while it captures.
+func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, loss *torch.Tensor, err error) {
+	arguments := append([]*torch.Tensor{input}, targets...)
+	var results []*torch.Tensor
+	if s.o.Graph && s.fits(arguments) {
+		results, err = s.replay(arguments)
+	} else {
+		results, err = s.graphed.CallEager(arguments...)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	if s.scheduler != nil {
+		if err := s.scheduler.Step(); err != nil {
+			return nil, nil, err
+		}
+	}
+	s.stats.Steps++
+	return results[0], results[1], nil
+}
+
+// run makes the step but for the schedule, which writes the next rate from the host.
+func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
+	output := s.o.Model.Forward(s.input(in[0]))
+	loss := s.loss(output, in[1:])
+	if err := s.update(loss); err != nil {
+		return nil, err
+	}
+	if s.o.EMA != nil {
+		if err := s.o.EMA.Update(); err != nil {
+			return nil, err
+		}
+	}
+	return []*torch.Tensor{output, loss}, nil
+}
+
+// input marks the model's input.
+func (s *Stepper) input(x *torch.Tensor) *torch.Tensor {
+	if s.o.Autocast == 0 {
+		return x
+	}
+	return x.Autocast(s.o.Autocast)
+}
+
+func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+	if s.o.Loss != nil {
+		return s.o.Loss(output, targets)
+	}
+	if len(targets) == 0 {
+		return torch.Fail("train.Stepper", fmt.Errorf("the cross-entropy needs a target: give one to Step, or set Loss: %w", cuda.ErrInvalidArgument))
+	}
+	return output.CrossEntropy(targets[0])
+}
+
+// update makes the backward pass, clips and steps.
+func (s *Stepper) update(loss *torch.Tensor) error {
+	if s.o.Scaler == nil {
+		if err := loss.Backward(); err != nil {
+			return err
+		}
+		if err := s.clip(); err != nil {
+			return err
+		}
+		return s.o.Optimizer.Step()
+	}
+	if err := s.o.Scaler.Backward(loss); err != nil {
+		return err
+	}
+	if s.o.ClipNorm > 0 {
+		if err := s.o.Scaler.Unscale(s.o.Optimizer); err != nil {
+			return err
+		}
+		if err := s.clip(); err != nil {
+			return err
+		}
+	}
+	if err := s.o.Scaler.Step(s.o.Optimizer); err != nil {
+		return err
+	}
+	return s.o.Scaler.Update()
+}
+
+func (s *Stepper) clip() error {
+	if s.o.ClipNorm == 0 {
+		return nil
+	}
+	norm, err := optim.ClipGradNorm(s.params, s.o.ClipNorm, optim.ClipOptions{})
+	if err != nil {
+		return err
+	}
+	return norm.Close()
+}
+
+// replay makes the step through a graph, or captures one.
+func (s *Stepper) replay(arguments []*torch.Tensor) ([]*torch.Tensor, error) {
+	before := s.graphed.Stats()
+	results, err := s.graphed.Call(arguments...)
+	if err != nil {
+		return nil, err
+	}
+	after := s.graphed.Stats()
+	s.stats.Replays += after.Hits - before.Hits
+	s.stats.Captures += after.Captures - before.Captures
+	if after.Refused != nil && before.Refused == nil {
+		s.say("the step cannot be captured, and runs without a graph", "reason", after.Refused)
+		// The attempt to capture computed no gradients, and may have left their memory.
+		if err := s.o.Optimizer.ZeroGrad(); err != nil {
+			return nil, err
+		}
+	}
+	return results, nil
+}
+
+// fits reports whether the arguments have the shapes of the largest batch so far, for which graphs
+// are captured.
+func (s *Stepper) fits(arguments []*torch.Tensor) bool {
+	shapes := make([][]int64, len(arguments))
+	for i, t := range arguments {
+		shapes[i] = t.Shape()
+	}
+	if s.shapes == nil || larger(shapes, s.shapes) {
+		s.shapes = shapes
+		return true
+	}
+	if slices.EqualFunc(shapes, s.shapes, slices.Equal) {
+		return true
+	}
+	if text := fmt.Sprint(shapes); !s.said[text] {
+		s.said[text] = true
+		s.say("a batch of other shapes than the graph's runs without it", "shapes", text, "graph", fmt.Sprint(s.shapes))
+	}
+	return false
+}
+
+// larger reports whether a has more rows than b.
+func larger(a, b [][]int64) bool {
+	return len(a) == len(b) && len(a[0]) > 0 && len(b[0]) > 0 && a[0][0] > b[0][0] && slices.Equal(a[0][1:], b[0][1:])
+}
+
+func (s *Stepper) say(message string, arguments ...any) {
+	if s.o.Log != nil {
+		s.o.Log.Info("train: "+message, arguments...)
+	}
+}
+
+// Stats returns the counts so far.
+func (s *Stepper) Stats() StepperStats { return s.stats }
+
+// Close frees the graphs and the results of the last Step.
+func (s *Stepper) Close() error { return s.graphed.Close() }

@@ -1,0 +1,334 @@
+package train_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+func needsGPU(t *testing.T) {
+	t.Helper()
+	if cuda.DeviceCount() == 0 {
+		t.Skip("needs a GPU")
+	}
+}
+
+// small is a network with its optimizer, and data without a scope.
+type small struct {
+	net    nn.Module
+	opt    optim.Optimizer
+	x, y   *torch.Tensor
+	device cuda.Device
+}
+
+func newSmall(t *testing.T, device cuda.Device) *small {
+	t.Helper()
+	if err := torch.ManualSeed(3); err != nil {
+		t.Fatal(err)
+	}
+	s := &small{device: device}
+	s.net = nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(8, 4, nn.LinearOptions{}))
+	s.x = s.rows(t, 5)
+	y, err := torch.FromInt64s([]int64{0, 1, 2, 3, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.y = kept(t, y.To(device))
+	if device != cuda.CPU {
+		y.Close()
+	}
+	err = nn.To(s.net, device)
+	if err == nil {
+		s.opt, err = optim.NewAdamW(nn.Parameters(s.net), optim.AdamWOptions{LR: 0.01, Capturable: true})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.opt.Close()
+		nn.Close(s.net)
+		for _, x := range []*torch.Tensor{s.x, s.y} {
+			x.Close()
+		}
+	})
+	return s
+}
+
+func (s *small) rows(t *testing.T, n int) *torch.Tensor {
+	t.Helper()
+	values := make([]float32, n*6)
+	for i := range values {
+		values[i] = float32(math.Sin(float64(i)))
+	}
+	host, err := torch.FromFloat32s(values, int64(n), 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	return kept(t, host.To(s.device))
+}
+
+// kept returns a handle that belongs to the caller, and closes the result of an operator.
+func kept(t *testing.T, x *torch.Tensor) *torch.Tensor {
+	t.Helper()
+	defer x.Close()
+	k := x.Keep()
+	if err := k.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// losses are those of n steps.
+func (s *small) losses(t *testing.T, step *train.Stepper, n int) []float64 {
+	t.Helper()
+	var all []float64
+	for range n {
+		output, loss, err := step.Step(s.x, s.y)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if output.Err() != nil || output.RequiresGrad() || loss.RequiresGrad() {
+			t.Fatalf("output %v, loss %v", output, loss)
+		}
+		v, err := loss.Float64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// A Stepper does what a program's own loop does, and keeps nothing of a step.
+func TestStepperEqualsALoop(t *testing.T) {
+	schedule := optim.CosineLR{Steps: 12}
+	var want []float64
+	{
+		s := newSmall(t, cuda.CPU)
+		scheduler, err := optim.NewScheduler(s.opt, schedule)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024, GrowthInterval: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer scaler.Close()
+		for range 12 {
+			scope := torch.NewScope("step")
+			loss := s.net.Forward(s.x.In(scope).Autocast(torch.Float16)).CrossEntropy(s.y)
+			err := errors.Join(scaler.Backward(loss), scaler.Unscale(s.opt))
+			norm, err2 := optim.ClipGradNorm(nn.Parameters(s.net), 0.5, optim.ClipOptions{})
+			norm.Close()
+			if err := errors.Join(err, err2, scaler.Step(s.opt), scaler.Update(), scheduler.Step()); err != nil {
+				t.Fatal(err)
+			}
+			v, err := loss.Float64()
+			if err != nil {
+				t.Fatal(err)
+			}
+			want = append(want, v)
+			scope.Close()
+		}
+	}
+	for _, graph := range []bool{false, true} { // which the CPU has not
+		s := newSmall(t, cuda.CPU)
+		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024, GrowthInterval: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer scaler.Close()
+		step, err := train.NewStepper(train.StepperOptions{
+			Model: s.net, Optimizer: s.opt, Schedule: schedule, ClipNorm: 0.5, Autocast: torch.Float16, Scaler: scaler, Graph: graph,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer step.Close()
+		got := s.losses(t, step, 2)
+		live, caught := torch.LiveTensors(), torch.Caught()
+		got = append(got, s.losses(t, step, 10)...)
+		if n := torch.LiveTensors(); n != live || torch.Caught() != caught {
+			t.Errorf("%d tensors live after two steps and %d after twelve, %d caught", live, n, torch.Caught()-caught)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("graph %v: losses %v\nwant %v", graph, got, want)
+		}
+		if stats := step.Stats(); stats != (train.StepperStats{Steps: 12}) {
+			t.Errorf("%+v", stats)
+		}
+	}
+}
+
+func TestStepperRefuses(t *testing.T) {
+	s := newSmall(t, cuda.CPU)
+	plain, err := optim.NewSGD(nn.Parameters(s.net), optim.SGDOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for says, o := range map[string]train.StepperOptions{
+		"needs Model":      {Optimizer: s.opt},
+		"ClipNorm is -1":   {Model: s.net, Optimizer: s.opt, ClipNorm: -1},
+		"must be BFloat16": {Model: s.net, Optimizer: s.opt, Autocast: torch.Float64},
+		"Capturable":       {Model: s.net, Optimizer: plain, Graph: true},
+	} {
+		if _, err := train.NewStepper(o); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", says, err)
+		}
+	}
+	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := step.Step(s.x); err == nil || !strings.Contains(err.Error(), "needs a target") {
+		t.Error(err)
+	}
+	if _, _, err := step.Step(s.y, s.y); err == nil || !strings.Contains(err.Error(), "Linear") {
+		t.Error(err)
+	}
+	step.Close()
+	if _, _, err := step.Step(s.x, s.y); !errors.Is(err, torch.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// On a GPU the graph's steps are those without a graph; a batch of fewer rows runs without it, and
+// is logged once.
+func TestStepperGraph(t *testing.T) {
+	needsGPU(t)
+	schedule := optim.CosineLR{Steps: 20}
+	run := func(graph bool, o train.StepperOptions) ([]float64, train.StepperStats, string) {
+		s := newSmall(t, cuda.Device(0))
+		var log bytes.Buffer
+		o.Model, o.Optimizer, o.Schedule, o.ClipNorm, o.Graph = s.net, s.opt, schedule, 0.5, graph
+		o.Log = slog.New(slog.NewTextHandler(&log, nil))
+		step, err := train.NewStepper(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer step.Close()
+		all := s.losses(t, step, 5)
+		whole, targets := s.x, s.y
+		short, few := s.rows(t, 2), kept(t, s.y.Narrow(0, 0, 2))
+		defer short.Close()
+		defer few.Close()
+		for range 3 {
+			s.x, s.y = short, few
+			all = append(all, s.losses(t, step, 1)...)
+			s.x, s.y = whole, targets
+			all = append(all, s.losses(t, step, 3)...)
+		}
+		return all, step.Stats(), log.String()
+	}
+	for name, o := range map[string]train.StepperOptions{"float32": {}, "bfloat16": {Autocast: torch.BFloat16}} {
+		t.Run(name, func(t *testing.T) {
+			want, none, silent := run(false, o)
+			got, stats, log := run(true, o)
+			for i := range want {
+				if math.Abs(got[i]-want[i]) > 1e-4*(1+math.Abs(want[i])) {
+					t.Errorf("loss %d is %v, and %v without a graph", i, got[i], want[i])
+				}
+			}
+			if stats != (train.StepperStats{Steps: 17, Replays: 13, Captures: 1}) || none != (train.StepperStats{Steps: 17}) {
+				t.Errorf("%+v, and without a graph %+v", stats, none)
+			}
+			if strings.Count(log, "other shapes") != 1 || silent != "" {
+				t.Errorf("log %q, and without a graph %q", log, silent)
+			}
+		})
+	}
+}
+
+// curious is a model that reads a value, which no graph can capture.
+type curious struct{ nn.Module }
+
+func (c curious) Forward(x *torch.Tensor) *torch.Tensor {
+	y := c.Module.Forward(x)
+	if _, err := y.Sum().Float64(); err != nil {
+		return torch.Fail("curious", err)
+	}
+	return y
+}
+
+// A step that cannot be captured runs without a graph and takes the same steps.
+func TestStepperFallsBack(t *testing.T) {
+	needsGPU(t)
+	var losses [2][]float64
+	for i, graph := range []bool{false, true} {
+		s := newSmall(t, cuda.Device(0))
+		var log bytes.Buffer
+		step, err := train.NewStepper(train.StepperOptions{
+			Model: curious{s.net}, Optimizer: s.opt, Graph: graph, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		losses[i] = s.losses(t, step, 5)
+		if stats := step.Stats(); stats != (train.StepperStats{Steps: 5}) || strings.Contains(log.String(), "cannot be captured") != graph {
+			t.Errorf("%+v, log %q", stats, log.String())
+		}
+		step.Close()
+	}
+	for i := range losses[0] {
+		if math.Abs(losses[0][i]-losses[1][i]) > 1e-5 {
+			t.Errorf("losses %v\nwant %v", losses[1], losses[0])
+			break
+		}
+	}
+}
+
+// A training on a GPU with graphs ends near the one without: two slots, short batches, evaluation,
+// Dropout and averages.
+func TestRunWithGraphs(t *testing.T) {
+	needsGPU(t)
+	path := archive(t)
+	run := func(graph bool) *train.Report {
+		o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: path,
+			Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 4, Graph: graph, Schedule: optim.CosineLR{Steps: 4 * perE}}}
+		return newJob(t, o).run(t)
+	}
+	want, got := run(false), run(true)
+	for i, e := range got.Epochs {
+		if a, b := e.Train.Loss, want.Epochs[i].Train.Loss; math.Abs(a-b) > 1e-2*b {
+			t.Errorf("epoch %d: loss %v, and %v without graphs", e.Epoch, a, b)
+		}
+		if a, b := e.Eval.Loss, want.Epochs[i].Eval.Loss; math.Abs(a-b) > 1e-2*b {
+			t.Errorf("epoch %d: loss of the evaluation %v, and %v without graphs", e.Epoch, a, b)
+		}
+	}
+	// Of 16 whole batches in 2 slots, at most one for each slot runs without a graph.
+	if g := got.Stepper; g.Steps != 4*perE || g.Captures > 3 || g.Replays < 16-3 || want.Stepper.Captures != 0 {
+		t.Errorf("%+v, and without graphs %+v", got.Stepper, want.Stepper)
+	}
+}
+
+// Autocast in training and evaluation: the figures stay near those of float32.
+func TestRunWithAutocast(t *testing.T) {
+	path := archive(t)
+	for device := range min(2, cuda.DeviceCount()+1) {
+		t.Run(fmt.Sprint("GPUs ", device), func(t *testing.T) {
+			o := job{gpu: device > 0, withEval: true, path: path}
+			want := newJob(t, o).run(t)
+			o.Autocast = torch.BFloat16
+			got := newJob(t, o).run(t)
+			for i, e := range got.Epochs {
+				a, b := e.Train.Loss, want.Epochs[i].Train.Loss
+				if a == b || math.Abs(a-b) > 0.05*b {
+					t.Errorf("epoch %d: loss %v, and %v in float32", e.Epoch, a, b)
+				}
+			}
+		})
+	}
+}
