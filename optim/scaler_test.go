@@ -269,6 +269,9 @@ func TestGradScalerRefuses(t *testing.T) {
 	if err := s.Step(opt); !errors.Is(err, optim.ErrNoGradients) {
 		t.Error(err)
 	}
+	if err := errors.Join(s.Backward(w), s.Unscale(opt)); err != nil {
+		t.Fatal(err)
+	}
 	if err := s.Unscale(opt); err == nil || !strings.Contains(err.Error(), "unscaled already") {
 		t.Error(err)
 	}
