@@ -62,12 +62,14 @@ func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &shimDecoder{d: d}, nil
+	return &shimDecoder{d: d, maxPixels: maxPixels}, nil
 }
 
 type shimDecoder struct {
-	d   *imagecapi.Decoder
-	rgb []byte // pixels of a rare format; reused
+	d         *imagecapi.Decoder
+	maxPixels int64
+	strict    *imagecapi.Decoder // of JPEGs inside other files, without tolerance of damage; nil before the first
+	rgb       []byte             // pixels of a rare format; reused
 	// rare says that the last image was of a rare format, which the shim's decoder does not know.
 	rare bool
 }
@@ -84,7 +86,7 @@ func (shimDecoder) header(data []byte) (imagecapi.Info, error) {
 func (s *shimDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	f := rare(data)
 	if s.rare = f != nil; s.rare {
-		pixels, width, height, err := f.pixels(data, s.room)
+		pixels, width, height, err := f.pixels(data, s.room, s.jpeg)
 		if err != nil {
 			return err
 		}
@@ -106,7 +108,24 @@ func (s *shimDecoder) tolerated() string {
 	return imagecapi.Tolerated(s.d)
 }
 
-func (s *shimDecoder) close() { imagecapi.FreeDecoder(s.d) }
+func (s *shimDecoder) close() {
+	imagecapi.FreeDecoder(s.d)
+	if s.strict != nil {
+		imagecapi.FreeDecoder(s.strict)
+	}
+}
+
+// jpeg decodes the top left part of a JPEG inside a file of another format.
+func (s *shimDecoder) jpeg(data []byte, width, height int, dst []byte, stride int) (err error) {
+	if s.strict == nil {
+		if s.strict, err = imagecapi.NewDecoder(s.maxPixels); err != nil {
+			return err
+		}
+	}
+	w, h := int32(width), int32(height)
+	g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w, WindowHeight: h}
+	return imagecapi.Decode(s.strict, data, &g, dst, stride)
+}
 
 // maxRoom is the memory that a decoder keeps even if the next images are far smaller.
 const maxRoom = 16 << 20

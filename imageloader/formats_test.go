@@ -1,11 +1,15 @@
 package imageloader
 
 import (
+	"bytes"
+	"compress/zlib"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -16,14 +20,15 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/raster"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// formatFiles returns small files of every format that is not in cshim/test/data, with Pillow's
-// results (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
+// formatFiles returns small files of every format and feature that is not in cshim/test/data, with
+// Pillow's results (testdata/make_formats.py): width, height, CRC-32 of the RGB bytes, orientation.
 func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any) {
 	t.Helper()
-	list, err := os.ReadFile("testdata/formats/formats.json")
+	list, err := os.ReadFile("testdata/features/pixels.json")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +37,7 @@ func formatFiles(t testing.TB) (files map[string][]byte, want map[string][4]any)
 	}
 	files = map[string][]byte{}
 	for name := range want {
-		if files[name], err = os.ReadFile(filepath.Join("testdata/formats", name)); err != nil {
+		if files[name], err = os.ReadFile(filepath.Join("testdata", name)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -87,14 +92,32 @@ func TestFormatsEqualPillow(t *testing.T) {
 	}
 }
 
-// TestFaxIsUnsupported: a fax is refused, because its black and white could be exchanged.
-func TestFaxIsUnsupported(t *testing.T) {
-	data, err := os.ReadFile("testdata/formats/fax.tiff")
+// TestRefusedFormatsAreNamed: the error of a file that is not decoded names the feature.
+func TestRefusedFormatsAreNamed(t *testing.T) {
+	list, err := os.ReadFile("testdata/features/refused.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := realDecoder(t).header(data); !errors.Is(err, imagecapi.CodeUnsupported) {
-		t.Errorf("%v", err)
+	var refused map[string][2]string // words of the error; the file, deflated, in base 64
+	if err := json.Unmarshal(list, &refused); err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range refused {
+		packed, err := base64.StdEncoding.DecodeString(file[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := zlib.NewReader(bytes.NewReader(packed))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := realDecoder(t).header(data); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), file[0]) {
+			t.Errorf("%s: error %v, without %q", name, err, file[0])
+		}
 	}
 }
 
@@ -297,10 +320,10 @@ func TestLongSidesAreRefused(t *testing.T) {
 		le.PutUint32(b[46:], 2)
 		return b
 	}
-	if _, err := (shimDecoder{}).header(header(maxSide)); err != nil {
+	if _, err := (shimDecoder{}).header(header(raster.MaxSide)); err != nil {
 		t.Error(err)
 	}
-	if _, err := (shimDecoder{}).header(header(maxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+	if _, err := (shimDecoder{}).header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -55,6 +55,10 @@ func largeImages(t testing.TB) map[string][]byte {
 	packed.compression = tiffPackBits
 	files["TIFF, 16-bit RGBA, PackBits"] = packed.build(t, zero)
 
+	// A blank row of group 4 is one bit.
+	fax := madeTIFF{binary.LittleEndian, n, n, 0, 1, 1, 0, 4, false, image.Point{}, n}
+	files["TIFF, group 4"] = fax.build(t, func(_, _, _ int) []byte { return bytes.Repeat([]byte{0xff}, n/8) })
+
 	gif := append([]byte("GIF89a"), 0, n>>8, 0, n>>8, 0x80, 0, 0, 0, 0, 0, 255, 255, 255)
 	gif = append(gif, 0x2c, 0, 0, 0, 0, 0, n>>8, 0, n>>8, 0, 2)
 	var pixels bytes.Buffer
@@ -83,6 +87,13 @@ func largeImages(t testing.TB) map[string][]byte {
 		bmp = le.AppendUint16(le.AppendUint16(bmp, 1), uint16(bits))
 		files[fmt.Sprintf("BMP, %d bits", bits)] = append(bmp, make([]byte, 24+4*colours+n*n*bits/8)...)
 	}
+
+	le := binary.LittleEndian
+	rle := le.AppendUint32(le.AppendUint32(le.AppendUint32([]byte("BM"), 0), 0), 54+4)
+	rle = le.AppendUint32(le.AppendUint32(le.AppendUint32(rle, 40), n), n)
+	rle = le.AppendUint32(le.AppendUint32(le.AppendUint32(rle, 8<<16|1), 1), 0)
+	rle = append(le.AppendUint32(rle, 0), 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0)
+	files["BMP, run-length encoded"] = append(rle, 1, 2, 3, 0, 0, 1)
 
 	png := []byte("\x89PNG\r\n\x1a\n")
 	chunk := func(kind string, data []byte) {
@@ -209,7 +220,7 @@ func TestDecodingMemory(t *testing.T) {
 	for name, data := range largeImages(t) {
 		measure(name, data, true, 8*pixel+slack)
 		switch {
-		case strings.HasPrefix(name, "TIFF"), strings.HasPrefix(name, "BMP"):
+		case strings.HasPrefix(name, "TIFF"), strings.HasSuffix(name, " bits"):
 			measure(name+", forged", forged(t, data), false, slack)
 		}
 	}
@@ -221,7 +232,7 @@ func forged(t testing.TB, data []byte) []byte {
 	if data[0] == 'B' {
 		return data[:2048]
 	}
-	m := madeTIFF{binary.LittleEndian, largeSide, largeSide, 2, 4, 16, 2, int(binary.LittleEndian.Uint16(tiffEntry(data, tiffCompression))), false, image.Point{}, largeSide}
+	m := madeTIFF{binary.LittleEndian, largeSide, largeSide, 2, 4, 16, 2, int(binary.LittleEndian.Uint16(tiffEntry(data, 259))), false, image.Point{}, largeSide}
 	return m.build(t, func(_, _, stride int) []byte { return make([]byte, 64*stride/largeSide) })
 }
 

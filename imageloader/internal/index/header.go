@@ -2,6 +2,7 @@ package index
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -27,7 +28,7 @@ func Sniff(b []byte) string {
 	return sniffRare(b)
 }
 
-// sniffRare is Sniff for the formats that Go's own libraries decode.
+// sniffRare is Sniff for the formats that package raster decodes.
 func sniffRare(b []byte) string {
 	switch {
 	case len(b) >= 6 && (string(b[:6]) == "GIF87a" || string(b[:6]) == "GIF89a"):
@@ -35,10 +36,26 @@ func sniffRare(b []byte) string {
 	case len(b) >= 16 && string(b[:2]) == "BM" && string(b[6:10]) == "\x00\x00\x00\x00" &&
 		b[15] == 0 && b[14] >= 12 && b[14] <= 124: // the size of the second header
 		return "BMP"
-	case len(b) >= 4 && (string(b[:4]) == "II*\x00" || string(b[:4]) == "MM\x00*"):
+	case len(b) >= 16 && isDIB(b):
+		return "BMP"
+	case len(b) >= 4 && slices.Contains([]string{"II*\x00", "MM\x00*", "II+\x00", "MM\x00+"}, string(b[:4])):
 		return "TIFF"
 	}
 	return ""
+}
+
+// isDIB recognises a BMP without its file header by three fields of the header that follows: its
+// size, the number of planes, which is 1, and the bits of a pixel.
+func isDIB(b []byte) bool {
+	size := binary.LittleEndian.Uint32(b)
+	planes := b[12:]
+	if size == 12 {
+		planes = b[8:]
+	} else if !slices.Contains([]uint32{40, 52, 56, 64, 108, 124}, size) {
+		return false
+	}
+	depths := []uint16{1, 4, 8, 16, 24, 32}
+	return binary.LittleEndian.Uint16(planes) == 1 && slices.Contains(depths, binary.LittleEndian.Uint16(planes[2:]))
 }
 
 // tarHeaderBytes is the number of bytes of a plain tar's member that are read for its image's

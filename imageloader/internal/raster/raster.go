@@ -1,0 +1,82 @@
+// Package raster decodes GIF, BMP and TIFF, which few training sets have, to rows of 8-bit RGB. The
+// decoders are memory-safe Go, so that hostile bytes can do no more than fail.
+//
+// Pixels are those of Pillow's convert("RGB"): grey is tripled, alpha dropped, CMYK converted
+// without a colour profile. Samples of more than 8 bits keep their high byte.
+//
+// Beside the caller's 3 bytes a pixel, a decoder takes the memory of a few rows.
+package raster
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+)
+
+// MaxSide is the maximum of an image's width and of its height, in pixels. A row's memory depends
+// on the width alone.
+const MaxSide = 1_000_000
+
+// Header describes an image.
+type Header struct {
+	Width, Height int
+	Components    int // 1 grey, 3 RGB or palette, 4 CMYK or with alpha
+	BitDepth      int // of a component
+	Orientation   int // EXIF's, 1 to 8
+}
+
+// Image is an image whose header has been read. It refers to the bytes of the file.
+type Image interface {
+	Header() Header
+	// Check refuses a file that is too short for its pixels, so that a few bytes cannot ask for the
+	// memory of a large image.
+	Check() error
+	// Decode fills rgb with rows without gaps: 3 bytes a pixel. Call Check before.
+	Decode(rgb []byte, jpeg JPEG) error
+}
+
+// JPEG decodes the top left width x height pixels of a JPEG to rows of RGB that begin stride bytes
+// apart.
+type JPEG func(data []byte, width, height int, dst []byte, stride int) error
+
+// UnsupportedError names a feature that is not decoded.
+type UnsupportedError string
+
+func (e UnsupportedError) Error() string { return string(e) }
+
+func unsupported(format string, values ...any) error {
+	return UnsupportedError(fmt.Sprintf(format, values...))
+}
+
+// checkSides refuses impossible sizes.
+func checkSides(width, height int) error {
+	if width < 1 || height < 1 {
+		return fmt.Errorf("an impossible size of %d x %d pixels", width, height)
+	}
+	if width > MaxSide || height > MaxSide {
+		return unsupported("an image of %d x %d is over the limit of %d pixels a side", width, height, MaxSide)
+	}
+	return nil
+}
+
+// colourTable has a colour for each index of a palette. An index beyond the palette is black, as in
+// Pillow.
+type colourTable [256][3]byte
+
+// littleEndian reads numbers at any place of a file. The first place that lies outside is an error.
+type littleEndian struct {
+	data []byte
+	err  error
+}
+
+func (r *littleEndian) bytes(at, n int) []byte {
+	if at < 0 || n < 0 || at > len(r.data) || n > len(r.data)-at {
+		r.err = io.ErrUnexpectedEOF
+		return make([]byte, max(n, 0))
+	}
+	return r.data[at : at+n]
+}
+
+func (r *littleEndian) u16(at int) int { return int(binary.LittleEndian.Uint16(r.bytes(at, 2))) }
+
+func (r *littleEndian) u32(at int) uint32 { return binary.LittleEndian.Uint32(r.bytes(at, 4)) }
