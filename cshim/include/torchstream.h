@@ -171,6 +171,9 @@ TS_API ts_error* ts_stream_get_priority_range(int32_t* least, int32_t* greatest)
 TS_API ts_error* ts_stream_query(ts_stream stream, bool* done);
 /* Blocks until all work enqueued on the stream is done. Fails as ts_stream_query. */
 TS_API ts_error* ts_stream_synchronize(ts_stream stream);
+/* Enqueues a kernel that keeps the stream busy for at least the time, 0 to 60 s: for tests of the
+ * order between streams. May be captured. */
+TS_API ts_error* ts_stream_delay(ts_stream stream, int64_t nanoseconds);
 
 /* Returns the calling thread's current stream of the device, which may be TS_DEVICE_CURRENT. */
 TS_API ts_error* ts_get_current_cuda_stream(int32_t device, ts_stream* stream);

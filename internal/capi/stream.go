@@ -44,7 +44,10 @@ package capi
 */
 import "C"
 
-import "unsafe"
+import (
+	"time"
+	"unsafe"
+)
 
 const (
 	DeviceCPU     = C.TS_DEVICE_CPU
@@ -226,6 +229,13 @@ func FreeEvent(e *Event) {
 	computing.enter()
 	C.ts_event_free(e)
 	computing.leave()
+}
+
+// DelayStream keeps the stream busy for at least d.
+func DelayStream(s Stream, d time.Duration) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_stream_delay(s.c(), C.int64_t(d.Nanoseconds())))
 }
 
 func RecordEvent(e *Event, s Stream) error {

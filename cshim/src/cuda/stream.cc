@@ -1,9 +1,11 @@
 #include "cuda/stream.h"
 
+#include <ATen/cuda/Sleep.h>
 #include <c10/core/Stream.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAMacros.h>
 #include <cuda_runtime_api.h>
 
@@ -382,6 +384,22 @@ ts_error* ts_stream_synchronize(ts_stream stream) {
     ts::refuse_in_capture("waiting for a stream");
     ts::require_no_capture(on);
     on.synchronize();
+  });
+}
+
+ts_error* ts_stream_delay(ts_stream stream, int64_t nanoseconds) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(nanoseconds >= 0 && nanoseconds <= int64_t{60'000'000'000},
+                "the time must be 0 to 60 s");
+    const auto on = ts::checked_stream(stream);
+    const ts::CaptureWatch watch("delaying a stream");
+    const c10::cuda::CUDAStreamGuard guard(on);
+    // The kernel counts the cycles of a multiprocessor, whose clock is at most this fast.
+    int kilohertz = 0;
+    C10_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, on.device_index()));
+    const auto cycles = static_cast<int64_t>(static_cast<double>(nanoseconds) * kilohertz / 1e6);
+    if (cycles > 0) at::cuda::sleep(cycles);
   });
 }
 

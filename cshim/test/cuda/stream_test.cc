@@ -1,5 +1,6 @@
 // Streams, the current stream, guards, and waiting.
 #include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
 
@@ -35,6 +36,7 @@ TEST(Stream, EveryCallOnAnAbsentDeviceReturnsNoDevice) {
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_get_priority(stream, &number));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_query(stream, &done));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_synchronize(stream));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_stream_delay(stream, 1));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_get_current_cuda_stream(device, &out));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_set_cuda_stream(stream));
     EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_wait_cuda_stream(stream, stream));
@@ -423,6 +425,23 @@ TEST(StreamGpu, WaitOrdersOneStreamAfterAnother) {
   }
   ASSERT_OK(ts_stream_synchronize(second));
   EXPECT_EQ(test::read<float>(result)[kCount - 1], 7);
+}
+
+TEST(StreamGpu, ADelayKeepsItsStreamBusyAndNoOther) {
+  NEEDS_GPUS(1);
+  const ts_stream delayed = pool_stream();
+  const ts_stream other = pool_stream();
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 to 60 s", ts_stream_delay(delayed, -1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 to 60 s", ts_stream_delay(delayed, 60'000'000'001));
+  ASSERT_OK(ts_stream_delay(delayed, 0));
+  ASSERT_OK(ts_stream_synchronize(delayed));
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_OK(ts_stream_delay(delayed, 100'000'000));
+  EXPECT_FALSE(test::idle(delayed));
+  ASSERT_OK(ts_stream_synchronize(other));
+  EXPECT_FALSE(test::idle(delayed));
+  ASSERT_OK(ts_stream_synchronize(delayed));
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(100));
 }
 
 TEST(StreamGpu, WaitingForItselfOrForAnIdleStreamSucceeds) {
