@@ -68,6 +68,8 @@ LAYERS = {
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
     "train": ["cuda", "imageloader", "internal/safefile", "nn", "optim", "prefetcher", "torch"],
+    # For other people's tests.
+    "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
     "torch/internal/opgen": ["torch/internal/schema"],
     "internal/simulate": [],

@@ -1,0 +1,27 @@
+package cudatest
+
+import (
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// Stream returns an exclusive stream on the device for this test, with no work on it. At the end of
+// the test the work on it is waited for, an error of it fails the test, and the stream is closed.
+// To make it the current stream, use [cuda.WithStream].
+func Stream(t testing.TB, d cuda.Device) cuda.Stream {
+	t.Helper()
+	s, err := cuda.NewOwnedStream(d, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Synchronize(); err != nil {
+			t.Errorf("work on the test's stream %v failed: %v", s.Stream, err)
+		}
+		if err := s.Close(); err != nil {
+			t.Errorf("closing the test's stream: %v", err)
+		}
+	})
+	return s.Stream
+}
