@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -288,7 +289,7 @@ func TestLayersMatchPyTorch(t *testing.T) {
 }
 
 func TestLayersMatchPyTorchOnGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	p := openLayers(t)
 	for name, build := range layerCases() {
 		t.Run(name, func(t *testing.T) {

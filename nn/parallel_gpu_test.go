@@ -6,18 +6,12 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
 
 const gpu = cuda.Device(0)
-
-func onGPU(t *testing.T) {
-	t.Helper()
-	if cuda.DeviceCount() == 0 {
-		t.Skip("no GPU")
-	}
-}
 
 // stage holds the parts that the tests below share: a scope, a stream for the caller, and work that
 // keeps a stream busy for tens of milliseconds and leaves room for other kernels beside it.
@@ -32,7 +26,7 @@ const width = 1 << 16
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	s := &stage{t: t, scope: torch.NewScope("stage")}
 	t.Cleanup(func() { s.scope.Close() })
 	var err error
@@ -234,7 +228,7 @@ func TestParallelBackward(t *testing.T) {
 // Whole networks give the same numbers as in turn: nested, on both kinds of caller's stream, and
 // from several goroutines at once.
 func TestParallelEqualsInTurnOnTheGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	b := newBranches(t)
 	if err := nn.To(b.parallel, gpu); err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -13,9 +14,7 @@ import (
 // Training on the GPU, with an optimizer that was made before the network moved there, gives the
 // same results as on the CPU.
 func TestTrainingOnTheGPU(t *testing.T) {
-	if cuda.DeviceCount() == 0 {
-		t.Skip("no GPU")
-	}
+	cudatest.RequireGPUs(t, 1)
 	for _, format := range []torch.MemoryFormat{torch.Contiguous, torch.ChannelsLast} {
 		t.Run(fmt.Sprint(format), func(t *testing.T) {
 			p, net := openPeer(t), parityNet(t)

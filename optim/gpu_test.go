@@ -6,23 +6,17 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
 
 const gpu = cuda.Device(0)
 
-func onGPU(t *testing.T) {
-	t.Helper()
-	if cuda.DeviceCount() == 0 {
-		t.Skip("no GPU")
-	}
-}
-
 // A captured step with every optimizer gives, with rates that change, the losses and parameters of
 // steps without a graph: rates and step counts are read from device memory at each replay.
 func TestCapturedStepsEqualEagerSteps(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	f := openFile(t, "parity.safetensors")
 	for name, make := range makers {
 		t.Run(name, func(t *testing.T) {
@@ -92,7 +86,7 @@ func TestCapturedStepsEqualEagerSteps(t *testing.T) {
 
 // A state that was saved on the CPU goes on on the GPU, and the other way round.
 func TestStateMovesBetweenDevices(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	f := openFile(t, "parity.safetensors")
 	for _, devices := range [][2]cuda.Device{{cuda.CPU, gpu}, {gpu, cuda.CPU}} {
 		t.Run(fmt.Sprint(devices), func(t *testing.T) {
@@ -132,7 +126,7 @@ func TestStateMovesBetweenDevices(t *testing.T) {
 // Muon's weight decay is as exact with a learning rate in device memory. In bfloat16, 1.5*0.998 is
 // 1.5, but the product with a factor that was rounded to bfloat16 is 1.4921875.
 func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	for _, capturable := range []bool{false, true} {
 		p, err := torch.Full(gpu, torch.BFloat16, 1.5, 4, 4)
 		if err != nil {
@@ -163,7 +157,7 @@ func TestCapturableDoesNotRoundWeightDecay(t *testing.T) {
 
 // A step takes fewer kernels than there are parameters, whatever the optimizer.
 func TestStepTakesFewKernels(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	const parameters = 128
 	stream, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
 	if err != nil {

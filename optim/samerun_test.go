@@ -12,13 +12,14 @@ import (
 	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/nn"
 )
 
 // Every optimizer ends 20 steps on a GPU where PyTorch's does on the same GPU.
 func TestTwentyStepsOnTheGPUMatchPyTorch(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	matchPyTorch(t, gpu)
 }
 

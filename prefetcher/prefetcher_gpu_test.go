@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -131,7 +132,7 @@ func unchanged(d ringDevice) ringDevice { return d }
 // TestGPUStress runs 2,000 batches for a slow consumer on a side stream, then fewer in other
 // shapes, and compares every element. Memory must not grow.
 func TestGPUStress(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +195,7 @@ func TestGPUStress(t *testing.T) {
 // TestGPUUse uses batches on a second stream, and on a stream that the consumer changes to during a
 // turn.
 func TestGPUUse(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		var streams [2]cuda.Stream
 		var consumers [2]*strained
@@ -249,7 +250,7 @@ func TestGPUUse(t *testing.T) {
 // ConsumerWait shows a source that is slower than the GPU, and not one that is faster, however long
 // the host waits.
 func TestGPUStarved(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		const pause = 5 * time.Millisecond
 		source := &floatSource{rawSource: rawSource{batch: 4, samples: 160, before: func(ctx context.Context, _ int) error {
@@ -276,7 +277,7 @@ func TestGPUStarved(t *testing.T) {
 
 // A pulled sequence runs on the stream of the goroutine that pulls.
 func TestGPUPull(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		stream, err := cuda.NewStream(0, cuda.StreamOptions{})
 		if err != nil {
@@ -339,7 +340,7 @@ func (d gpuWrongRelease) Record(e *cuda.Event, s cuda.Stream) error {
 // TestGPUMissingEdges shows that TestGPUStress can fail: without an edge the consumer reads wrong
 // elements.
 func TestGPUMissingEdges(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -376,7 +377,7 @@ func TestGPUMissingEdges(t *testing.T) {
 // TestGPUCancelBehindKernels cancels while copies are queued behind a second of compute: the loop
 // must end at once, and Close when the device has finished.
 func TestGPUCancelBehindKernels(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	nothingLeft(t, func() {
 		cause := errors.New("enough")
 		big, err := torch.Zeros(0, torch.Float32, 1<<30)

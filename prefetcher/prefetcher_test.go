@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -36,16 +37,9 @@ func TestMain(m *testing.M) {
 func onDevices(t *testing.T, fn func(t *testing.T, device cuda.Device)) {
 	t.Run("cpu", func(t *testing.T) { nothingLeft(t, func() { fn(t, cuda.CPU) }) })
 	t.Run("cuda", func(t *testing.T) {
-		needsGPU(t)
+		cudatest.RequireGPUs(t, 1)
 		nothingLeft(t, func() { fn(t, 0) })
 	})
-}
-
-func needsGPU(t *testing.T) {
-	t.Helper()
-	if cuda.DeviceCount() == 0 {
-		t.Skip("needs a GPU")
-	}
 }
 
 // eventually waits for effects that the runtime and the kernel complete a moment later: the end of

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -98,7 +99,7 @@ func TestAutocastRefuses(t *testing.T) {
 
 // On a GPU the marks select the same operators as on the CPU, also while a graph is captured.
 func TestAutocastOnGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	w := onDevice(t, []float32{1, 0, 0, 1}, 2, 2)
 	if err := w.SetRequiresGrad(true); err != nil {
 		t.Fatal(err)

@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
 // The steps of a prefetcher by hand: copy pinned memory to the device on a copy stream, normalise
 // there, and use the result on the default stream after the event.
 func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	stream, err := cuda.NewStream(gpu, cuda.StreamOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +81,7 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 }
 
 func TestConcurrentTrainingOnTheGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -20,7 +21,7 @@ import (
 // The results of a graphed function equal those of the function for any values of the arguments,
 // and each address has its own graph.
 func TestGraphedEqualsEager(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	w := onDevice(t, []float32{1, 2, 3, 4, 5, 6}, 3, 2)
 	fn := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
 		h := in[0].MatMul(w).ReLU()
@@ -58,7 +59,7 @@ func TestGraphedEqualsEager(t *testing.T) {
 // A whole training step with forward, backward, clipping, optimizer and a changing learning rate
 // gives the same losses and parameters as without a graph.
 func TestGraphedTrainingStepEqualsEager(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	train := func(graphed bool) (losses []float64, params [][]float32, stats torch.GraphedStats) {
 		if err := torch.ManualSeed(7); err != nil {
 			t.Fatal(err)
@@ -145,7 +146,7 @@ func TestGraphedTrainingStepEqualsEager(t *testing.T) {
 // Dropout in a graph draws new numbers at each replay: the numbers that it would draw without a
 // graph.
 func TestGraphsDrawNewRandomNumbers(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	x, err := torch.Ones(gpu, torch.Float32, 4096)
 	must(t, x, err)
 	fn := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
@@ -214,7 +215,7 @@ func TestGraphsDrawNewRandomNumbers(t *testing.T) {
 
 // Graphed detects a parameter that received other memory, and a dropped gradient.
 func TestGraphedDetectsMovedTensors(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	w := onDevice(t, []float32{1, 2})
 	if err := w.SetRequiresGrad(true); err != nil {
 		t.Fatal(err)
@@ -266,7 +267,7 @@ func TestGraphedDetectsMovedTensors(t *testing.T) {
 // A graph's operands stay until the graph is closed, even if the graph holds their only references,
 // and results outlive the graph.
 func TestGraphKeepsItsOperands(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	x, err := torch.Full(gpu, torch.Float32, 3, 1024)
 	if err != nil {
 		t.Fatal(err)
@@ -311,7 +312,7 @@ func TestGraphKeepsItsOperands(t *testing.T) {
 // The error of a capture names the operator and the line. The failed capture is discarded, and the
 // next capture works.
 func TestFailedCaptureNamesTheOperator(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	x := onDevice(t, []float32{1, 2})
 	host := floats(t, []float32{1, 2})
 	for name, c := range map[string]struct {
@@ -377,7 +378,7 @@ func (c counting) Fill(ctx context.Context, _ int, lend func(context.Context) ([
 // A prefetcher's slots have fixed addresses, so one graph per slot serves an epoch. Captures
 // continue beside the prefetcher.
 func TestGraphedBesideAPrefetcher(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	feed, err := prefetcher.New(counting{200}, prefetcher.Options{Device: gpu, Depth: 3})
 	if err != nil {
 		t.Fatal(err)
@@ -425,7 +426,7 @@ func TestGraphedBesideAPrefetcher(t *testing.T) {
 // Matrix products in concurrent graphs share cuBLAS' workspace neither with each other nor with
 // products outside.
 func TestProductsInConcurrentGraphs(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	a, err := torch.Randn(gpu, torch.Float32, 64, 16384)
 	must(t, a, err)
 	// The sum is long: cuBLAS splits it and adds the parts in its workspace.

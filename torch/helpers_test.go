@@ -14,13 +14,6 @@ import (
 
 const gpu = cuda.Device(0)
 
-func onGPU(t *testing.T) {
-	t.Helper()
-	if cuda.DeviceCount() == 0 {
-		t.Skip("no GPU")
-	}
-}
-
 func onDevice(t *testing.T, data []float32, shape ...int64) *torch.Tensor {
 	t.Helper()
 	x := floats(t, data, shape...).To(gpu)

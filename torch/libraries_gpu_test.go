@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -59,7 +60,7 @@ func randn(t *testing.T, shape ...int64) *torch.Tensor {
 const oneWorkspace = 64 << 20
 
 func TestCapturesKeepDeviceMemoryFlat(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	a, b, into := randn(t, 64, 64), randn(t, 64, 64), randn(t, 64, 64)
 	flat(t, 20, 1000, oneWorkspace, func(int) error {
 		g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
@@ -75,7 +76,7 @@ func TestCapturesKeepDeviceMemoryFlat(t *testing.T) {
 }
 
 func TestGraphedRecapturesKeepDeviceMemoryFlat(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	w := randn(t, 64, 64)
 	g := torch.NewGraphed(func(x []*torch.Tensor) ([]*torch.Tensor, error) {
 		y := x[0].MM(w)
@@ -153,7 +154,7 @@ func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 
 // Whatever threads the goroutines are on, handles are bounded by devices and workspaces by streams.
 func TestManyGoroutinesKeepDeviceMemoryFlat(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
 	const goroutines, side = 1000, 32
 	var streams [4]cuda.Stream

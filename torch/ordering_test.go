@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -22,7 +23,7 @@ const staleValue, freshValue, orderedElements = 3, 7, 1 << 20
 
 func newOrdering(t *testing.T) *ordering {
 	t.Helper()
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	o := &ordering{t: t, scope: torch.NewScope("test")}
 	t.Cleanup(func() { o.scope.Close() })
 	full := func(value float64, n int64) *torch.Tensor {

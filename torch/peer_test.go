@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -28,7 +29,7 @@ func TestCopyPeerRefusesWrongArguments(t *testing.T) {
 // CopyPeer between two streams, of two GPUs if the machine has them: the copy waits for the
 // computation of its source, and reads of the result wait for the copy.
 func TestCopyPeer(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	receiver := cuda.Device(cuda.DeviceCount() - 1)
 	const n = 1 << 20
 	src, err := torch.Zeros(gpu, torch.Float32, n)

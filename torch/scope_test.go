@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
 // The device memory of a loop without a Close is constant, and never exceeds that of one turn.
 func TestDeviceMemoryIsFlat(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	// cuBLAS keeps a workspace (32 MiB on Hopper) for every OS thread that ever multiplied a
 	// matrix. On another thread than the warm-up's the loop would allocate one more.
 	runtime.LockOSThread()

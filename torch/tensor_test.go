@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
 func TestOperatorsOnTheGPU(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	s := torch.NewScope("gpu")
 	defer s.Close()
 	x := floats(t, []float32{1, -2, 3, -4}, 2, 2).In(s).To(gpu)
@@ -34,7 +35,7 @@ func TestOperatorsOnTheGPU(t *testing.T) {
 }
 
 func TestOutOfMemoryIsAnError(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	x, err := torch.Ones(gpu, torch.Float32, 2)
 	must(t, x, err)
 	_, err = torch.Empty(gpu, torch.Float32, 1<<42)

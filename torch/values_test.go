@@ -7,11 +7,12 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
 func TestSetDataMovesALeaf(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	w := leaf(t, []float32{1, 2})
 	moved := w.NoGrad().Detach().To(gpu)
 	defer moved.Close()

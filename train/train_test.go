@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -544,9 +545,7 @@ func TestRunKeepsNoTensor(t *testing.T) {
 // On a GPU a run is interrupted and resumed too, from a checkpoint that the CPU reads. The figures
 // are near those of an uninterrupted run: kernels may add in another order.
 func TestResumeOnGPU(t *testing.T) {
-	if cuda.DeviceCount() == 0 {
-		t.Skip("needs a GPU")
-	}
+	cudatest.RequireGPUs(t, 1)
 	o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: archive(t), Config: train.Config{ClipNorm: 1, Seed: 9, Epochs: 3}}
 	want := newJob(t, o).run(t)
 	o.Dir, o.Resume = t.TempDir(), true
