@@ -85,6 +85,8 @@ func digestTransforms() map[string]imageloader.Transform {
 		"eval":         imageloader.Eval(40, 32),
 		"zero":         {},
 		"narrow boxes": {Size: 32, RandomResizedCrop: true, Scale: [2]float64{0.05, 0.3}, Ratio: [2]float64{0.2, 5}, FlipP: 1},
+		"bicubic":      {Size: 32, RandomResizedCrop: true, FlipP: 0.5, Interpolation: transform.Bicubic},
+		"nearest":      {Size: 32, Resize: 48, RandomCrop: true, Interpolation: transform.Nearest},
 		"random crop":  {Size: 32, Resize: 48, RandomCrop: true, FlipP: 0.3},
 		"enlarged":     {Size: 160, Resize: 200},
 		"mixup":        {Size: 32, RandomResizedCrop: true, Mix: []transform.BatchOp{transform.MixUp{Alpha: 0.4}}},

@@ -4,14 +4,44 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 )
+
+// TestInterpolationsEqualTorchvision: Eval with each interpolation gives the bytes of
+// v2.Resize(24, interpolation, antialias=True) and v2.CenterCrop(20) for a PNG.
+func TestInterpolationsEqualTorchvision(t *testing.T) {
+	data, err := os.ReadFile("testdata/small.png")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, archivetest.Member{Name: "c/small.png", Data: string(data)}))
+	for interpolation, want := range map[transform.Interpolation]uint32{
+		transform.DefaultInterpolation: 0x0af09b9d, transform.Bilinear: 0x0af09b9d, transform.Bicubic: 0x97c77a4a, transform.Nearest: 0x71159795,
+	} {
+		eval := Eval(24, 20)
+		eval.Interpolation = interpolation
+		l, err := Open(path, Options{Transform: eval, NoIndex: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		got, err := collect(t, l, 0, 1)
+		if err != nil || crc32.ChecksumIEEE(got[0].images) != want {
+			t.Errorf("interpolation %d: the pixels differ from torchvision's; %v", interpolation, err)
+		}
+	}
+	if _, err := Open(path, Options{Transform: Transform{Interpolation: 4}}); err == nil || !strings.Contains(err.Error(), "field Interpolation is 4") {
+		t.Errorf("another interpolation: %v", err)
+	}
+}
 
 // TestEvalEqualsTorchvision: Eval gives the bytes of v2.Resize(24, antialias=True) and
 // v2.CenterCrop(20) for a PNG.

@@ -151,9 +151,17 @@ TS_API ts_error* ts_image_decoder_set_damage(ts_image_decoder* decoder, int32_t 
  * Borrowed until the next call with the decoder. */
 TS_API const char* ts_image_decoder_tolerated(const ts_image_decoder* decoder);
 
+/* How pixels are computed from those around a place. */
+enum {
+  TS_INTERPOLATION_DEFAULT = 0,
+  TS_INTERPOLATION_NEAREST = 1,
+  TS_INTERPOLATION_BILINEAR = 2,
+  TS_INTERPOLATION_BICUBIC = 3 /* of resizing alone */
+};
+
 /* Which part of an image becomes which pixels. The crop box, in source pixels and inside the image,
- * is resized to resize_width x resize_height with antialiased bilinear interpolation (torchvision's
- * uint8 result); the window of the resized image is kept, and mirrored if flip is set. */
+ * is resized to resize_width x resize_height; the window of the resized image is kept, and mirrored
+ * if flip is set. */
 typedef struct ts_image_geometry {
   size_t size; /* sizeof(ts_image_geometry), set by the caller */
   int32_t crop_x, crop_y, crop_width, crop_height;
@@ -163,6 +171,10 @@ typedef struct ts_image_geometry {
    * then describes the upright image. */
   int32_t orientation;
   bool flip; /* exchange left and right after the window is taken */
+  /* TS_INTERPOLATION_ of resizing, with torchvision's uint8 results: antialiased bilinear (also the
+   * default) and bicubic, and nearest, which is torchvision's "nearest" and not "nearest-exact".
+   * The struct of earlier headers ends before it; that size is accepted, and means 0. */
+  int32_t interpolation;
 } ts_image_geometry;
 
 /* Decodes an image of `bytes` bytes to RGB and applies the geometry. Grey is tripled, alpha is
@@ -291,7 +303,6 @@ enum {
   TS_AUGMENT_PERSPECTIVE = 19, /* i[0..4] as above; v[0..7]: torchvision's eight coefficients */
   TS_AUGMENT_PERMUTE = 20      /* i[0..2]: which channels become red, green and blue */
 };
-enum { TS_INTERPOLATION_NEAREST = 1, TS_INTERPOLATION_BILINEAR = 2 };
 enum {
   TS_PADDING_CONSTANT = 0,
   TS_PADDING_EDGE = 1,

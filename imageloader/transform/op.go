@@ -154,11 +154,13 @@ type Interpolation int
 
 // The interpolations.
 const (
-	// DefaultInterpolation is the step's own: Bilinear for RandomPerspective, Nearest for all
-	// others.
+	// DefaultInterpolation is the step's own: Bilinear for resizing and RandomPerspective, Nearest
+	// for all others.
 	DefaultInterpolation Interpolation = iota
 	Nearest
 	Bilinear
+	// Bicubic is for Transform.Interpolation alone.
+	Bicubic
 )
 
 // or returns the image library's number of the interpolation, d in place of the default.

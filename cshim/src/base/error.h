@@ -2,6 +2,9 @@
 // exceptions into the errors that functions return.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -31,21 +34,35 @@ inline void require(bool condition, const char* message) {
   if (!condition) throw Failure(TS_ERROR_INVALID_ARGUMENT, message);
 }
 
-// Checks a struct of the header that may grow: the caller says how much of it there is, which may
-// be more than this library knows. No struct has grown since ABI 3. The first one that does needs
-// its size from before as the minimum here, and fill must then write no more than the caller has.
+// The size of a struct of the header before it grew.
+template <typename Sized>
+inline constexpr size_t kSizeBefore = sizeof(Sized);
+template <>
+inline constexpr size_t kSizeBefore<ts_image_geometry> = offsetof(ts_image_geometry, interpolation);
+
+// Checks a struct of the header that may grow. Its size is what the caller knows of it: all of it,
+// more than this library knows, or all of it before it grew.
 template <typename Sized>
 void require_size(const Sized* sized, const char* name) {
   if (sized == nullptr) throw Failure(TS_ERROR_INVALID_ARGUMENT, std::string(name) + " is NULL");
-  if (sized->size < sizeof(Sized)) {
+  if (sized->size < sizeof(Sized) && sized->size != kSizeBefore<Sized>) {
     throw Failure(TS_ERROR_INVALID_ARGUMENT,
                   std::string(name) + "->size must be sizeof(*" + name + ") before the call");
   }
 }
 
-// Fills in such a struct, after require_size.
+// Returns such a struct, after require_size. Members that the caller does not know are 0.
+template <typename Sized>
+Sized known(const Sized* sized) {
+  Sized copy = {};
+  std::memcpy(&copy, sized, std::min(sized->size, sizeof copy));
+  return copy;
+}
+
+// Fills in such a struct, after require_size. It must not have grown.
 template <typename Sized>
 void fill(Sized* sized, Sized value) {
+  static_assert(kSizeBefore<Sized> == sizeof(Sized), "fill writes all members");
   value.size = sized->size;
   *sized = value;
 }

@@ -70,19 +70,24 @@ bool inside(int32_t begin, int32_t size, int32_t whole) {
   return begin >= 0 && size >= 1 && begin <= whole && size <= whole - begin;
 }
 
-// Checks everything that does not depend on the image's size.
-void check_geometry(const ts_image_geometry* g, const uint8_t* dst, size_t stride) {
-  require_size(g, "geometry");
+// Returns the geometry, after it has checked everything that does not depend on the image's size.
+ts_image_geometry checked(const ts_image_geometry* geometry, const uint8_t* dst, size_t stride) {
+  require_size(geometry, "geometry");
+  const ts_image_geometry g = known(geometry);
   require(dst != nullptr, "dst is NULL");
-  require(g->resize_width >= 1 && g->resize_width <= kMaxOutputs && g->resize_height >= 1 &&
-              g->resize_height <= kMaxOutputs,
+  require(g.resize_width >= 1 && g.resize_width <= kMaxOutputs && g.resize_height >= 1 &&
+              g.resize_height <= kMaxOutputs,
           "geometry: the resized image must be from 1 to 65535 pixels a side");
-  require(inside(g->window_x, g->window_width, g->resize_width) &&
-              inside(g->window_y, g->window_height, g->resize_height),
+  require(inside(g.window_x, g.window_width, g.resize_width) &&
+              inside(g.window_y, g.window_height, g.resize_height),
           "geometry: the window is not inside the resized image");
-  require(stride >= static_cast<size_t>(g->window_width) * 3,
+  require(stride >= static_cast<size_t>(g.window_width) * 3,
           "stride is less than the window's width * 3 bytes");
-  require(g->orientation >= 0 && g->orientation <= 8, "geometry: orientation is not in 0 to 8");
+  require(g.orientation >= 0 && g.orientation <= 8, "geometry: orientation is not in 0 to 8");
+  require(
+      g.interpolation >= TS_INTERPOLATION_DEFAULT && g.interpolation <= TS_INTERPOLATION_BICUBIC,
+      "geometry: interpolation is none of TS_INTERPOLATION_");
+  return g;
 }
 
 // Checks the crop box, which is in the upright frame. Width and height are the stored image's.
@@ -249,8 +254,8 @@ ts_error* ts_image_decode(ts_image_decoder* decoder, const uint8_t* data, size_t
                           const ts_image_geometry* geometry, uint8_t* dst, size_t stride) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::image::check_geometry(geometry, dst, stride);
-    ts::image::decode(decoder, data, bytes, *geometry, dst, stride);
+    const ts_image_geometry known = ts::image::checked(geometry, dst, stride);
+    ts::image::decode(decoder, data, bytes, known, dst, stride);
   });
 }
 
@@ -272,9 +277,9 @@ ts_error* ts_image_decode_make_entries(ts_image_decoder* decoder, const uint8_t*
                                        ts_image_entries_made* made) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::image::check_geometry(geometry, dst, stride);
+    const ts_image_geometry known = ts::image::checked(geometry, dst, stride);
     ts::image::EntriesOut out = ts::image::entries_out(buffer, made);
-    ts::image::decode(decoder, data, bytes, *geometry, dst, stride, nullptr, &out);
+    ts::image::decode(decoder, data, bytes, known, dst, stride, nullptr, &out);
     *made = {out.written, out.proof};
   });
 }
@@ -285,9 +290,9 @@ ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t*
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
-    ts::image::check_geometry(geometry, dst, stride);
+    const ts_image_geometry known = ts::image::checked(geometry, dst, stride);
     const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
-    ts::image::decode(decoder, data, bytes, *geometry, dst, stride, &in);
+    ts::image::decode(decoder, data, bytes, known, dst, stride, &in);
   });
 }
 
@@ -307,7 +312,7 @@ ts_error* ts_image_resize(ts_image_decoder* decoder, const uint8_t* src, int32_t
                           uint8_t* dst, size_t dst_stride) {
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
-    ts::image::check_geometry(geometry, dst, dst_stride);
-    ts::image::resize(decoder, src, width, height, src_stride, *geometry, dst, dst_stride);
+    const ts_image_geometry known = ts::image::checked(geometry, dst, dst_stride);
+    ts::image::resize(decoder, src, width, height, src_stride, known, dst, dst_stride);
   });
 }

@@ -307,8 +307,30 @@ Kernel best_kernel() {
   return Kernel::kScalar;
 }
 
-void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed,
-                bool mirrored) {
+namespace {
+
+// The filters of LibTorch's antialiased kernels at a distance from their centre, which is not
+// negative. The bicubic one has the constant of Pillow.
+double bilinear(double x) { return x < 1.0 ? 1.0 - x : 0.0; }
+
+double bicubic(double x) {
+  constexpr double a = -0.5;
+  if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+  if (x < 2.0) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
+  return 0.0;
+}
+
+// The sample of output i in LibTorch's "nearest", in its float32 arithmetic.
+int32_t nearest(int32_t i, int32_t in, int32_t out) {
+  if (out == 2 * int64_t{in}) return i / 2;
+  const float scale = static_cast<float>(in) / static_cast<float>(out);
+  return std::min(static_cast<int32_t>(static_cast<float>(i) * scale), in - 1);
+}
+
+}  // namespace
+
+void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
+                int32_t interpolation) {
   outputs_ = size;
   identity_ = in == out;
   if (identity_) {
@@ -316,24 +338,37 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
     source_end_ = source_begin_ + size;
     return;
   }
+  const auto slot_of = [&](int32_t i) {
+    return static_cast<size_t>(reversed ? begin + size - 1 - i : i - begin);
+  };
+  first_.resize(static_cast<size_t>(size));
+  size_.resize(static_cast<size_t>(size));
+  if (interpolation == TS_INTERPOLATION_NEAREST) {
+    for (int32_t i = begin; i < begin + size; ++i) {
+      first_[slot_of(i)] = nearest(i, in, out);
+      size_[slot_of(i)] = 1;
+    }
+    exact_.assign(static_cast<size_t>(size), 1.0);
+    round(1, 1.0);
+    if (mirrored) mirror(in);
+    return;
+  }
 
   // Computes the weights like LibTorch, operation by operation, because its rounding is part of the
   // result. The largest weight of all outputs decides the precision, so the weights of outputs
   // outside the window are computed too.
+  const bool cubic = interpolation == TS_INTERPOLATION_BICUBIC;
+  const double reach = cubic ? 2.0 : 1.0;
   const double scale = static_cast<double>(in) / out;
-  const double support = scale >= 1.0 ? scale : 1.0;
+  const double support = scale >= 1.0 ? reach * scale : reach;
   const double inverse = scale >= 1.0 ? 1.0 / scale : 1.0;
   const int64_t longest = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
   const size_t pitch = static_cast<size_t>(std::min<int64_t>(longest, in));
   exact_.resize((static_cast<size_t>(size) + 1) * pitch);
-  first_.resize(static_cast<size_t>(size));
-  size_.resize(static_cast<size_t>(size));
   double largest = 0.0;
   for (int32_t i = 0; i < out; ++i) {
     const bool wanted = i >= begin && i < begin + size;
-    const size_t slot = static_cast<size_t>(!wanted    ? size
-                                            : reversed ? begin + size - 1 - i
-                                                       : i - begin);
+    const size_t slot = wanted ? slot_of(i) : static_cast<size_t>(size);
     double* weights = exact_.data() + slot * pitch;
     const double center = scale * (i + 0.5);
     const int64_t from = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
@@ -342,9 +377,8 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
     double total = 0.0;
     for (int64_t j = 0; j < count; ++j) {
       const double distance = std::fabs((static_cast<double>(j + from) - center + 0.5) * inverse);
-      const double weight = distance < 1.0 ? 1.0 - distance : 0.0;
-      weights[j] = weight;
-      total += weight;
+      weights[j] = cubic ? bicubic(distance) : bilinear(distance);
+      total += weights[j];
     }
     if (total != 0.0) {
       for (int64_t j = 0; j < count; ++j) {
@@ -357,6 +391,11 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
       size_[slot] = static_cast<int32_t>(count);
     }
   }
+  round(pitch, largest);
+  if (mirrored) mirror(in);
+}
+
+void Axis::round(size_t pitch, double largest) {
   for (precision_ = 0; precision_ < 22; ++precision_) {
     if (static_cast<int32_t>(0.5 + largest * (1 << (precision_ + 1))) >= 1 << 15) break;
   }
@@ -381,10 +420,10 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
     int16_t* weights = weights_.data() + i * static_cast<size_t>(taps_) + shift;
     for (int32_t j = 0; j < size_[i]; ++j) {
       const double weight = exact_[i * pitch + static_cast<size_t>(j)] * (1 << precision_);
-      weights[j] = static_cast<int16_t>(static_cast<int32_t>(0.5 + weight));
+      weights[j] =
+          static_cast<int16_t>(static_cast<int32_t>(weight < 0.0 ? weight - 0.5 : weight + 0.5));
     }
   }
-  if (mirrored) mirror(in);
 }
 
 // Changes the positions only: each output keeps its samples and their weights.
@@ -409,8 +448,10 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   // The columns of the upright image are resized before its rows, for any orientation.
   Axis& across = turned_ ? y_ : x_;
   Axis& down = turned_ ? x_ : y_;
-  across.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, mirrored_x);
-  down.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false, mirrored_y);
+  across.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, mirrored_x,
+              g.interpolation);
+  down.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false, mirrored_y,
+            g.interpolation);
   flip_ = turned_ ? mirrored_y : g.flip != mirrored_x;
   descending_ = turned_ ? g.flip != mirrored_x : mirrored_y;
   dst_ = dst;

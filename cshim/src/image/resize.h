@@ -1,9 +1,11 @@
-// Antialiased bilinear resize of 8-bit RGB rows, equal to torchvision's result on uint8 tensors.
+// Resize of 8-bit RGB rows, equal to torchvision's result on uint8 tensors: antialiased bilinear,
+// antialiased bicubic, and nearest.
 //
 // The arithmetic is that of LibTorch's uint8 kernel (and of Pillow). The resize is separable,
-// columns first. Weights are computed in double and rounded to int16 at the largest precision that
-// holds them. Sums are int32, rounded to uint8 after each pass. Everything after the weights is
-// integer arithmetic, so every kernel gives the same bytes.
+// columns first. Nearest has one weight of 1 for each output. Weights are computed in double and
+// rounded to int16 at the largest precision that holds them. Sums are int32, rounded to uint8 after
+// each pass. Everything after the weights is integer arithmetic, so every kernel gives the same
+// bytes.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +41,9 @@ class Axis {
  public:
   // Plans the window [begin, begin + size) of `in` samples that are resized to `out`. With
   // reversed, the window's last output comes first. With mirrored, the samples come from the last
-  // to the first.
-  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored);
+  // to the first. interpolation is a TS_INTERPOLATION_.
+  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
+            int32_t interpolation);
 
   bool identity() const { return identity_; }
   int32_t source_begin() const { return source_begin_; }
@@ -56,6 +59,8 @@ class Axis {
   }
 
  private:
+  // Sets weights_ and the like from the outputs' samples and exact weights, `pitch` for each.
+  void round(size_t pitch, double largest);
   void mirror(int32_t in);
 
   bool identity_ = true;

@@ -92,6 +92,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   g.window_height = in.number(1, 60);
   g.flip = in.take<uint8_t>() % 2 == 1;
   const auto gap = static_cast<size_t>(in.take<uint8_t>() % 3);
+  g.interpolation = in.number(TS_INTERPOLATION_DEFAULT, TS_INTERPOLATION_BICUBIC);
 
   // Has room for the result if its size is possible.
   const bool room = g.window_width >= 1 && g.window_width <= kMaxWindow && g.window_height >= 1 &&
@@ -105,7 +106,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return begin >= 0 && count >= 1 && begin + count <= all;
   };
   const bool possible =
-      g.orientation >= 0 && g.orientation <= 8 && inside(g.crop_x, g.crop_width, width) &&
+      g.orientation >= 0 && g.orientation <= 8 && g.interpolation >= 0 &&
+      g.interpolation <= TS_INTERPOLATION_BICUBIC && inside(g.crop_x, g.crop_width, width) &&
       inside(g.crop_y, g.crop_height, height) && g.resize_width <= 65535 &&
       g.resize_height <= 65535 && inside(g.window_x, g.window_width, g.resize_width) &&
       inside(g.window_y, g.window_height, g.resize_height);

@@ -1,5 +1,6 @@
 // Structs that may grow: the library reads and writes only as many bytes as the caller's size
 // member says.
+#include <cstddef>
 #include <cstring>
 #include <string>
 
@@ -61,6 +62,40 @@ TEST(Growth, StatsHeedTheirSize) {
   expect_size_is_heeded(ts_image_decoder_stats{}, [&](ts_image_decoder_stats* stats) {
     return Outcome(ts_image_decoder_get_stats(decoder.get(), stats));
   });
+}
+
+// A caller whose header ends before the geometry's interpolation gets the default one, and the
+// bytes behind its struct are not read.
+TEST(Growth, GeometryOfEarlierHeadersIsAccepted) {
+  Random random(1);
+  const Bytes file = samples::encode_jpeg(samples::picture(random, 20, 10), {});
+  const Decoder decoder = samples::new_decoder();
+  const auto decode = [&](const ts_image_geometry& g, Bytes* pixels) {
+    pixels->resize(7 * 5 * 3);
+    return Outcome(
+               ts_image_decode(decoder.get(), file.data(), file.size(), &g, pixels->data(), 7 * 3))
+        .code;
+  };
+  ts_image_geometry g = samples::crop(0, 0, 20, 10);
+  g.resize_width = g.window_width = 7;
+  g.resize_height = g.window_height = 5;
+  Bytes expected;
+  ASSERT_EQ(decode(g, &expected), TS_ERROR_NONE);
+  constexpr size_t kBefore = offsetof(ts_image_geometry, interpolation);
+  static_assert(kBefore == 56, "the size of the struct in ABI 3's first headers");
+  Bytes pixels;
+  g.size = kBefore;
+  g.interpolation = TS_INTERPOLATION_NEAREST;
+  ASSERT_EQ(decode(g, &pixels), TS_ERROR_NONE);
+  EXPECT_EQ(pixels, expected);
+  for (size_t size = 0; size < sizeof g; ++size) {
+    g.size = size;
+    EXPECT_EQ(decode(g, &pixels), size == kBefore ? TS_ERROR_NONE : TS_ERROR_INVALID_ARGUMENT)
+        << size;
+  }
+  g.size = sizeof g;
+  ASSERT_EQ(decode(g, &pixels), TS_ERROR_NONE);
+  EXPECT_NE(pixels, expected);
 }
 
 TEST(Growth, GeometryHeedsItsSize) {

@@ -8,6 +8,7 @@ data/parity.txt has one line for each result, with the CRC-32 of the RGB bytes:
     decode FILE WIDTH HEIGHT CRC
     geometry FILE CROP_X CROP_Y CROP_W CROP_H RESIZE_W RESIZE_H WINDOW_X WINDOW_Y WINDOW_W WINDOW_H FLIP CRC
     upright ORIENTATION FILE ...    as geometry, on the image turned upright (Pillow's ImageOps.exif_transpose)
+    interpolation NUMBER ORIENTATION FILE ...    as upright, with another interpolation than bilinear (TS_INTERPOLATION_)
 """
 import io
 import os
@@ -21,6 +22,7 @@ import torchvision
 import torchvision.transforms.v2.functional as F
 from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import InterpolationMode
 
 HERE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data")
 # Images that only Pillow decodes as torchstream_image.h defines: Pillow's pixels are the expected result.
@@ -164,6 +166,18 @@ def main():
                 out = F.horizontal_flip(out)
             numbers = (x, y, w, h, *size, wx, wy, ww, wh, int(flip))
             lines.append(f"upright {orientation} {name} {' '.join(map(str, numbers))} {crc(hwc(out))}")
+    rng = random.Random(2)
+    plain = [(name, 0, data) for name, data in images() if name in ("420.jpg", "tall.jpg", "progressive.jpg", "rgb.png", "lossy.webp")]
+    for name, orientation, data in plain + list(turned()):
+        upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        tensor = torch.from_numpy(np.asarray(upright).copy()).permute(2, 0, 1)
+        for number, mode in ((1, InterpolationMode.NEAREST), (3, InterpolationMode.BICUBIC)):
+            for (x, y, w, h), size, (wx, wy, ww, wh), flip in geometries(rng, upright.width, upright.height):
+                out = F.resized_crop(tensor, y, x, h, w, [size[1], size[0]], interpolation=mode, antialias=True)[:, wy : wy + wh, wx : wx + ww]
+                if flip:
+                    out = F.horizontal_flip(out)
+                numbers = (x, y, w, h, *size, wx, wy, ww, wh, int(flip))
+                lines.append(f"interpolation {number} {orientation} {name} {' '.join(map(str, numbers))} {crc(hwc(out))}")
     # Checks that the evaluation geometry above equals torchvision's own two steps.
     tensor = torch.from_numpy(picture(211, 157, 3, 1)).permute(2, 0, 1)
     steps = F.center_crop(F.resize(tensor, [256], antialias=True), [224, 224])

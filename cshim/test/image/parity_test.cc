@@ -19,14 +19,17 @@ TEST(Parity, EqualsPillowAndTorchvision) {
   int decodes = 0;
   int geometries = 0;
   int uprights = 0;
+  int interpolations = 0;
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
     std::string kind;
     std::string name;
     int orientation = 0;
+    int interpolation = TS_INTERPOLATION_DEFAULT;
     words >> kind;
     if (kind == "#") continue;
-    if (kind == "upright") words >> orientation;
+    if (kind == "interpolation") words >> interpolation;
+    if (kind == "upright" || kind == "interpolation") words >> orientation;
     words >> name;
     if (files.count(name) == 0) files[name] = read_file("data/" + name);
     ts_image_geometry g = {};
@@ -45,13 +48,14 @@ TEST(Parity, EqualsPillowAndTorchvision) {
       g = crop(0, 0, width, height);
       ++decodes;
     } else {
-      ASSERT_TRUE(kind == "geometry" || kind == "upright") << line;
+      ASSERT_TRUE(kind == "geometry" || kind == "upright" || kind == "interpolation") << line;
       int flip = 0;
       words >> g.crop_x >> g.crop_y >> g.crop_width >> g.crop_height >> g.resize_width >>
           g.resize_height >> g.window_x >> g.window_y >> g.window_width >> g.window_height >> flip;
       g.flip = flip != 0;
       g.orientation = orientation;
-      ++(orientation == 0 ? geometries : uprights);
+      g.interpolation = interpolation;
+      ++(kind == "interpolation" ? interpolations : kind == "geometry" ? geometries : uprights);
     }
     ts_image_info stored = {};
     stored.size = sizeof stored;
@@ -71,6 +75,7 @@ TEST(Parity, EqualsPillowAndTorchvision) {
   EXPECT_EQ(decodes, 20);
   EXPECT_EQ(geometries, 20 * 24);
   EXPECT_EQ(uprights, 10 * 7);
+  EXPECT_EQ(interpolations, 15 * 24 * 2);
 }
 
 }  // namespace

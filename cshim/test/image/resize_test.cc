@@ -32,6 +32,7 @@ ts_image_geometry random_geometry(Random& random, int width, int height, int max
   g.window_x = uniform(random, 0, g.resize_width - g.window_width);
   g.window_y = uniform(random, 0, g.resize_height - g.window_height);
   g.flip = uniform(random, 0, 1) == 1;
+  g.interpolation = uniform(random, TS_INTERPOLATION_DEFAULT, TS_INTERPOLATION_BICUBIC);
   return g;
 }
 
@@ -42,7 +43,8 @@ std::string describe(const ts_image_geometry& g) {
   };
   return "crop " + box(g.crop_x, g.crop_y, g.crop_width, g.crop_height) + " resize " +
          box(0, 0, g.resize_width, g.resize_height) + " window " +
-         box(g.window_x, g.window_y, g.window_width, g.window_height) + (g.flip ? " flip" : "");
+         box(g.window_x, g.window_y, g.window_width, g.window_height) + (g.flip ? " flip" : "") +
+         " interpolation " + std::to_string(g.interpolation);
 }
 
 // Resizes by pushing rows in groups of `group`, or of random sizes if `group` is 0. Only the bytes
@@ -212,9 +214,12 @@ TEST(Resize, FlatImagesStayFlat) {
   for (const int value : {0, 1, 127, 254, 255}) {
     for (const int side : {1, 2, 3, 50, 224, 800}) {
       Image source{61, 300, 3, Bytes(61 * 300 * 3, static_cast<uint8_t>(value))};
-      ts_image_geometry g = {sizeof g, 0, 0, 61, 300, side, side, 0, 0, side, side, 0, false};
-      for (const uint8_t got : run(&resizer, random, source, g, 16).pixels)
-        ASSERT_EQ(got, value) << side;
+      ts_image_geometry g = {sizeof g, 0, 0, 61, 300, side, side, 0, 0, side, side, 0, false, 0};
+      for (g.interpolation = 0; g.interpolation <= TS_INTERPOLATION_BICUBIC; ++g.interpolation) {
+        for (const uint8_t got : run(&resizer, random, source, g, 16).pixels) {
+          ASSERT_EQ(got, value) << describe(g);
+        }
+      }
     }
   }
 }
@@ -223,7 +228,7 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
   const Decoder decoder = new_decoder();
   const Bytes src(20 * 10 * 3, 7);
   Bytes dst(8 * 8 * 3);
-  const ts_image_geometry good = {sizeof good, 0, 0, 20, 10, 8, 8, 0, 0, 8, 8, 0, false};
+  const ts_image_geometry good = {sizeof good, 0, 0, 20, 10, 8, 8, 0, 0, 8, 8, 0, false, 0};
   const auto call = [&](const ts_image_geometry& g, size_t src_stride = 60, size_t dst_stride = 24,
                         int width = 20, int height = 10) {
     return Outcome(ts_image_resize(decoder.get(), src.data(), width, height, src_stride, &g,
@@ -254,6 +259,11 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
   for (const auto field : {&ts_image_geometry::crop_x, &ts_image_geometry::window_y}) {
     ts_image_geometry g = good;
     g.*field = 1;  // one past the edge
+    EXPECT_EQ(call(g).code, TS_ERROR_INVALID_ARGUMENT) << describe(g);
+  }
+  for (const int32_t value : {min, -1, TS_INTERPOLATION_BICUBIC + 1, max}) {
+    ts_image_geometry g = good;
+    g.interpolation = value;
     EXPECT_EQ(call(g).code, TS_ERROR_INVALID_ARGUMENT) << describe(g);
   }
   EXPECT_EQ(call(good, 59).code, TS_ERROR_INVALID_ARGUMENT);

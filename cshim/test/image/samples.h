@@ -250,8 +250,13 @@ inline Decoder new_decoder(int64_t max_pixels = 0) {
 }
 
 inline ts_image_geometry crop(int x, int y, int width, int height) {
-  return {
-      sizeof(ts_image_geometry), x, y, width, height, width, height, 0, 0, width, height, 0, false};
+  ts_image_geometry g = {};
+  g.size = sizeof g;
+  g.crop_x = x;
+  g.crop_y = y;
+  g.crop_width = g.resize_width = g.window_width = width;
+  g.crop_height = g.resize_height = g.window_height = height;
+  return g;
 }
 
 // Decodes the window's pixels. The memory of input and output has exactly the promised size, so
