@@ -28,6 +28,15 @@ def exif(data):
             yield b"\0" + data[at + 6 : at - 2 + size]
     elif data[:4] == b"\x89PNG":
         yield b"\x02" + data[8:2000]
+        xmp = b'<x tiff:Orientation="6"/>'
+        profile = b"\nexif\n      26\n" + (b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x08\0\0" + bytes(4)).hex().encode()
+        for name, text in (
+            (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp),
+            (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(xmp)),
+            (b"tEXt", b"Raw profile type exif\0" + profile),
+            (b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(profile)),
+        ):
+            yield b"\x02" + len(text).to_bytes(4, "big") + name + text + b"...."
     elif data[:4] == b"RIFF":
         yield b"\x03" + data[12:2000]
 
