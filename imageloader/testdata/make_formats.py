@@ -15,7 +15,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -436,9 +436,78 @@ def gifs():
     yield "few-colours.gif", gif((11, 9), (0, 0, 11, 9), pixels, colours[:12]), None
 
 
+def oriented():
+    """PNG, JPEG and WebP whose orientation is in EXIF data, in text, or in XMP."""
+    color = Image.fromarray(picture(37, 23, 3, 17))
+    attribute = lambda value: f'<x:xmpmeta><rdf:Description tiff:Orientation="{value}"/></x:xmpmeta>'
+    element = lambda value: f"<x:xmpmeta><tiff:Orientation>{value}</tiff:Orientation></x:xmpmeta>"
+    exif = Image.Exif()
+    exif[274] = 8
+    other = Image.Exif()
+    other[305] = "a program"
+    wrong = Image.Exif()
+    wrong[274] = 9
+    profile = lambda exif: "\nexif\n%8d\n%s\n" % (len(exif.tobytes()), "\n".join(exif.tobytes().hex()[i : i + 72] for i in range(0, 2 * len(exif.tobytes()), 72)))
+
+    def png(texts, **options):
+        info = PngImagePlugin.PngInfo()
+        for keyword, value, packed in texts:
+            (info.add_itxt if keyword.startswith("XML") else info.add_text)(keyword, value, zip=packed)
+        return save(color, "PNG", pnginfo=info, **options)
+
+    xmp, raw = "XML:com.adobe.xmp", "Raw profile type exif"
+    yield "xmp.png", png([(xmp, attribute(6), False)]), None
+    yield "xmp-element.png", png([(xmp, element(5), False)]), None
+    yield "xmp-packed.png", png([(xmp, attribute(7), True)]), None
+    yield "xmp-wrong.png", png([(xmp, attribute(9), False)]), None
+    yield "xmp-twice.png", png([(xmp, attribute(3), False), (xmp, attribute(2), False)]), None
+    yield "profile.png", png([(raw, profile(exif), False)]), None
+    yield "profile-packed.png", png([(raw, profile(exif), True)]), None
+    yield "profile-and-xmp.png", png([(raw, profile(exif), False), (xmp, attribute(6), False)]), None
+    yield "exif-and-xmp.png", png([(xmp, attribute(6), False)], exif=exif), None
+    yield "other-exif-and-xmp.png", png([(xmp, attribute(6), False)], exif=other), None
+    yield "wrong-exif-and-xmp.png", png([(xmp, attribute(6), False)], exif=wrong), None
+    info = PngImagePlugin.PngInfo()
+    info.add(b"iTXt", xmp.encode() + bytes(5) + attribute(4).encode(), after_idat=True)
+    yield "xmp-behind.png", save(color, "PNG", pnginfo=info), None
+    yield "xmp.jpg", save(color, "JPEG", xmp=attribute(6).encode()), None
+    yield "other-exif-and-xmp.jpg", save(color, "JPEG", xmp=element(3).encode(), exif=other), None
+    yield "exif-and-xmp.jpg", save(color, "JPEG", xmp=attribute(6).encode(), exif=exif), None
+    yield "xmp.webp", save(color, "WEBP", lossless=True, xmp=attribute(6).encode()), None
+    yield "exif-and-xmp.webp", save(color, "WEBP", lossless=True, xmp=attribute(6).encode(), exif=exif), None
+
+
+def riff(name, data):
+    return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+
+
+def animation(canvas, frames, background=0):
+    """An animated WebP. A frame is (x, y, a WebP, blended)."""
+    three = lambda value: struct.pack("<I", value)[:3]
+    data = riff(b"VP8X", bytes([0x12, 0, 0, 0]) + three(canvas[0] - 1) + three(canvas[1] - 1)) + riff(b"ANIM", struct.pack("<IH", background, 0))
+    for x, y, image, blended in frames:
+        width, height = Image.open(io.BytesIO(image)).size
+        parts = image[12:]
+        if parts[:4] == b"VP8X":
+            parts = parts[18:]
+        data += riff(b"ANMF", three(x // 2) + three(y // 2) + three(width - 1) + three(height - 1) + three(40) + bytes([0 if blended else 2]) + parts)
+    return riff(b"RIFF", b"WEBP" + data)
+
+
+def animations():
+    webp = lambda pixels, **options: save(Image.fromarray(pixels), "WEBP", **options)
+    rgb, rgba = picture(21, 17, 3, 18), picture(21, 17, 4, 19)
+    second = (0, 0, webp(picture(10, 10, 3, 20), lossless=True), True)
+    yield "animated.webp", animation((21, 17), [(0, 0, webp(rgb, quality=90), True), second]), None
+    yield "animated-part.webp", animation((40, 30), [(6, 4, webp(rgb, quality=90), True), second], 0xFF2040A0), None
+    yield "animated-lossless.webp", animation((40, 30), [(18, 12, webp(rgb, lossless=True), False), second]), None
+    yield "animated-alpha.webp", animation((40, 30), [(2, 0, webp(rgba, lossless=True, exact=True), True), second]), None
+    yield "animated-lossy-alpha.webp", animation((40, 30), [(2, 12, webp(rgba, quality=80, exact=True), True), second]), None
+
+
 results = {}
 usual = [("formats/" + name, data, None) for name, data in files()]
-rare = [("features/" + name, data, expected) for name, data, expected in [*bitmaps(), *tiffs(), *gifs()]]
+rare = [("features/" + name, data, expected) for name, data, expected in [*bitmaps(), *tiffs(), *gifs(), *oriented(), *animations()]]
 for folder in ("formats", "features"):
     os.makedirs(os.path.join(HERE, folder), exist_ok=True)
 for name, data, expected in usual + rare:
@@ -449,8 +518,10 @@ for name, data, expected in usual + rare:
         continue
     image = Image.open(io.BytesIO(data))
     orientation = image.getexif().get(274, 1)
+    if not 1 <= orientation <= 8:  # exif_transpose leaves the image as it is
+        orientation = 1
     # Pillow turns TIFF files upright as it loads them; what is stored comes from a file without the tag.
-    if "orientation" in name:
+    if name.endswith("orientation-6.tiff"):
         image = Image.open(os.path.join(HERE, "formats", "rgb.tiff"))
     pixels = np.asarray(image.convert("RGB"))
     results[name] = [pixels.shape[1], pixels.shape[0], f"{zlib.crc32(np.ascontiguousarray(pixels).tobytes()):08x}", orientation]

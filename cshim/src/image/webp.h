@@ -1,4 +1,5 @@
-// Decodes still WebP images, lossy and lossless, to 8-bit RGB with libwebp.
+// Decodes WebP with libwebp, to 8-bit RGB: still images, lossy and lossless, and the first frame of
+// animations.
 #pragma once
 
 #include <cstddef>
@@ -26,6 +27,11 @@ class WebpDecoder {
   void decode(const uint8_t* data, size_t bytes, const Box& box, Resizer* sink);
 
  private:
+  // Decodes the box of an image of the given size into pixels_. Returns the box's first pixel, and
+  // the distance of its rows in *stride.
+  const uint8_t* decode_part(const uint8_t* data, size_t bytes, const Box& box, int32_t width,
+                             int32_t height, size_t* stride);
+
   std::vector<uint8_t> pixels_;  // the pixels of the box and a margin
 };
 
