@@ -99,7 +99,8 @@ golangci: shim ## run the linters of .golangci.yml with an installed golangci-li
 tidy: setup ## run clang-tidy with cshim/.clang-tidy on the C++ sources
 	@cshim/setup/packages.sh tidy
 	@cshim/setup/shim.sh
-	@find cshim/src -name '*.cc' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build --extra-arg=-Wno-unknown-warning-option
+	@find cshim/src -name '*.cc' | sort | xargs -P "$${JOBS:-$$(nproc)}" -n 2 clang-tidy --quiet -p cshim/build \
+	  --extra-arg=-Wno-unknown-warning-option --extra-arg=-fno-openmp # clang lacks omp.h
 
 .PHONY: generate
 generate: setup ## regenerate the typed operators from LibTorch's native_functions.yaml

@@ -163,7 +163,7 @@ ts_error* ts_memory_pool_destroy(ts_memory_pool* pool) {
     }
     { const std::unique_ptr<ts_memory_pool> owned(pool); }
     // The pool is gone: memory that the driver does not take back now is left to a later call.
-    ts_error_free(ts::guard(__func__, [] { ts::release_ended_pools(); }));
+    ts_error_free(ts::guard("ts_memory_pool_destroy", [] { ts::release_ended_pools(); }));
   });
 }
 

@@ -44,7 +44,6 @@ namespace ts {
 
 namespace {
 
-namespace allocator = c10::cuda::CUDACachingAllocator;
 using c10::cuda::CUDAStream;
 
 // Orders work on one stream after earlier work on others.
