@@ -21,11 +21,11 @@ import (
 type Member struct {
 	Name string
 	Data string
-	Kind byte // of tar; 0: a regular file
+	Kind byte // type flag of tar; 0: a regular file
 	Link string
 }
 
-// Tar packs members.
+// Tar returns a tar of members.
 func Tar(t testing.TB, members ...Member) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -135,11 +135,11 @@ func Extract(t testing.TB, members []Member) string {
 	return root
 }
 
-// Image is a member's content that begins like a PNG. Fake codecs take it for an image.
+// Image returns a member's content that begins like a PNG. Fake codecs accept it as an image.
 func Image(content string) string { return "\x89PNG\r\n\x1a\n" + content }
 
-// Images is a tar of n samples in 5 classes, of different sizes. isBad says which are damaged; nil:
-// none is.
+// Images returns a tar of n samples in 5 classes, of different sizes. isBad selects the damaged
+// samples. With nil none is damaged.
 func Images(t testing.TB, n int, isBad func(i int) bool) []byte {
 	t.Helper()
 	members := []Member{{Name: "train/", Kind: tar.TypeDir}, {Name: "README", Data: "no image"}}
@@ -153,7 +153,7 @@ func Images(t testing.TB, n int, isBad func(i int) bool) []byte {
 	return Tar(t, members...)
 }
 
-// Numbered is a tar with a fake image for each number, all of one size.
+// Numbered returns a tar with a fake image for each number, all of one size.
 func Numbered(t testing.TB, numbers ...int) []byte {
 	t.Helper()
 	var list []Member
@@ -163,7 +163,7 @@ func Numbered(t testing.TB, numbers ...int) []byte {
 	return Tar(t, list...)
 }
 
-// Photos are n samples in 3 classes, and some members beside them. Their contents are like
+// Photos returns n samples in 3 classes, and some other members. Their contents are like
 // photographs' (hardly compressible, some matches), text and zeros, of sizes from 1 byte to 200 KB.
 func Photos(n int) []Member {
 	rng := rand.New(rand.NewPCG(3, uint64(n)))
@@ -192,7 +192,7 @@ func Photos(n int) []Member {
 	return list
 }
 
-// Contents are the contents of members by name.
+// Contents returns the contents of members by name.
 func Contents(members []Member) map[string]string {
 	m := map[string]string{}
 	for _, x := range members {
@@ -209,7 +209,7 @@ type Chunked struct {
 
 func (c *Chunked) Read(p []byte) (int, error) { return c.Reader.Read(p[:min(len(p), c.N)]) }
 
-// Repetitive are samples enough for some checkpoints, whose archives have few bytes. They are the
+// Repetitive returns enough samples for some checkpoints, whose archives are small. They are the
 // same in every run, for fuzzers.
 func Repetitive() (list []Member) {
 	for i := range 6 {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Gradient is a picture of w x h pixels.
+// Gradient returns a picture of w x h pixels.
 func Gradient(w, h int) *image.RGBA {
 	m := image.NewRGBA(image.Rect(0, 0, w, h))
 	for y := range h {
@@ -21,7 +21,7 @@ func Gradient(w, h int) *image.RGBA {
 	return m
 }
 
-// JPEG is the file of a picture.
+// JPEG returns a JPEG file of a picture.
 func JPEG(t testing.TB, m image.Image) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -31,7 +31,7 @@ func JPEG(t testing.TB, m image.Image) string {
 	return b.String()
 }
 
-// PNG is the file of a picture.
+// PNG returns a PNG file of a picture.
 func PNG(t testing.TB, m image.Image) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -41,7 +41,7 @@ func PNG(t testing.TB, m image.Image) string {
 	return b.String()
 }
 
-// withSegments puts n bytes of application data before a JPEG's frame header.
+// withSegments inserts n bytes of application data before a JPEG's frame header.
 func withSegments(data string, n int) string {
 	var b bytes.Buffer
 	b.WriteString(data[:2])
@@ -62,8 +62,8 @@ func turned(data string, orientation byte) string {
 	return data[:2] + exif + data[2:]
 }
 
-// Mixed are images whose headers differ in every way that an index can tell, and members that are
-// no images. The header of "a/far behind.jpg" lies further behind than an index looks for it.
+// Mixed returns images whose headers differ in everything that an index records, and members that
+// are not images. The header of "a/far behind.jpg" is further behind than an index searches.
 func Mixed(t testing.TB) []Member {
 	grey := image.NewGray(image.Rect(0, 0, 33, 21))
 	return []Member{

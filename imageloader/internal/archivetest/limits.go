@@ -23,7 +23,7 @@ func NoLeaks(t *testing.T) {
 	t.Helper()
 	goroutines, files := runtime.NumGoroutine(), openFiles(t)
 	t.Cleanup(func() {
-		for range 2000 { // a goroutine that has done its last thing needs a moment to be gone
+		for range 2000 { // goroutines end a moment after their last action
 			if runtime.NumGoroutine() <= goroutines {
 				break
 			}

@@ -1,5 +1,5 @@
 // Package indextest edits index files as docs/index-format.md describes them, for tests of damaged
-// and forged ones. It has the format's numbers from there, not from package index.
+// and forged indexes. Its numbers of the format come from that document, not from package index.
 package indextest
 
 import (
@@ -55,8 +55,8 @@ func Forge(t testing.TB, index []byte, kind uint32, change func([]byte)) []byte 
 	return index
 }
 
-// parts are the header and the table of an index file, and then the sections that lie inside of it,
-// as far as the table can be read.
+// parts returns the header and the table of an index file, and then the sections inside of the
+// file, as far as the table can be read.
 func parts(index []byte) (list [][]byte) {
 	le := binary.LittleEndian
 	if len(index) < FileHeader {
@@ -75,7 +75,7 @@ func parts(index []byte) (list [][]byte) {
 	return list
 }
 
-// Reseal makes an index file's checksums right, whatever it holds.
+// Reseal corrects the checksums of an index file with any content.
 func Reseal(index []byte) {
 	le := binary.LittleEndian
 	list := parts(index)
@@ -91,8 +91,8 @@ func Reseal(index []byte) {
 	le.PutUint32(index[28:], crc32.ChecksumIEEE(index[:28]))
 }
 
-// Edit returns a changed copy of an index file. An edit has eight bytes, which say in which part,
-// how, where and to what.
+// Edit returns a changed copy of an index file. An edit has eight bytes: the part, the kind of
+// change, the place and the value.
 func Edit(index, edits []byte) []byte {
 	const maxCopy = 64
 	index = bytes.Clone(index)

@@ -1,4 +1,4 @@
-// Package sourcetest has a Source of remote archives that behaves as badly as a network.
+// Package sourcetest has a Source of remote archives that fails like a bad network.
 package sourcetest
 
 import (
@@ -14,16 +14,16 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Store holds objects, and fails their readers as a bad network does. Set its fields before the
-// first use, or with Lock held.
+// Store holds objects, and fails their readers like a bad network. Set its fields before the first
+// use, or with Lock held.
 type Store struct {
 	sync.Mutex
 	Objects map[string]Object // by URL
 	Bad     float64           // share of requests that fail, break off or stop
-	Stops   bool              // some of the bad ones stop until their context ends
+	Stops   bool              // some of the bad requests stop until their context ends
 	Err     error             // the error of every request; nil: none
-	Asked   int               // requests so far
-	Open    int               // open readers and sources
+	Asked   int               // number of requests so far
+	Open    int               // number of open readers and sources
 
 	rng *rand.Rand
 }
@@ -34,12 +34,12 @@ type Object struct{ Data, Version string }
 // ErrBusy is the error of requests that fail.
 var ErrBusy = errors.New("the store is busy")
 
-// New makes a Store with these objects. seed decides which requests fail, and how.
+// New returns a Store with these objects. seed decides which requests fail, and how.
 func New(seed uint64, objects map[string]Object) *Store {
 	return &Store{Objects: objects, rng: rand.New(rand.NewPCG(seed, seed+1))}
 }
 
-// OpenSource is an archive.Config.OpenSource.
+// OpenSource implements archive.Config.OpenSource.
 func (s *Store) OpenSource(_ context.Context, url string) (archive.Source, error) {
 	s.Lock()
 	defer s.Unlock()
@@ -77,7 +77,7 @@ func (o *storeSource) ReadRange(ctx context.Context, offset, n int64) (io.ReadCl
 	now := s.Objects[o.url]
 	switch {
 	case n < 1 || offset < 0 || offset+n > o.info.Size:
-		return nil, fmt.Errorf("%d bytes at %d were asked for: %w", n, offset, errors.ErrUnsupported)
+		return nil, fmt.Errorf("a request for %d bytes at %d: %w", n, offset, errors.ErrUnsupported)
 	case s.Err != nil:
 		return nil, s.Err
 	case now.Version != o.info.Version:
@@ -104,7 +104,7 @@ type storeReader struct {
 	s     *Store
 	ctx   context.Context
 	left  string
-	fails int // after so many bytes; negative: never
+	fails int // fails after so many bytes; negative: never
 	stops bool
 }
 
