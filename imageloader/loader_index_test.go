@@ -1,11 +1,13 @@
 package imageloader
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -445,8 +447,8 @@ func TestForgedPlacesInATarAreAnError(t *testing.T) {
 	}
 }
 
-// TestForgedIndexExchangesNoSamples: a forged index with right checksums can't exchange the names,
-// the labels or the contents of a tar's samples, because the tar itself has their names and places.
+// TestForgedIndexExchangesNoSamples: an index with right checksums can't exchange the names, the
+// labels or the contents of samples, whose names, sizes and places the archive's own headers have.
 func TestForgedIndexExchangesNoSamples(t *testing.T) {
 	long := strings.Repeat("long ", 30)
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
@@ -459,7 +461,6 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 			member(b, i)[at], member(b, j)[at] = member(b, j)[at], member(b, i)[at]
 		}
 	}
-	o := Options{Transform: Eval(4, 4), BatchSize: 1}
 	for what, c := range map[string]struct {
 		section uint32
 		change  func(b []byte)
@@ -468,40 +469,113 @@ func TestForgedIndexExchangesNoSamples(t *testing.T) {
 		"places": {indextest.Members, func(b []byte) { exchange(b, 0, 2) }, "a/0.png"},
 		"places without checksums": {indextest.Members, func(b []byte) {
 			exchange(b, 0, 2)
-			member(b, 0)[31] &^= 4
+			member(b, 0)[31] &^= 2 | 4
 		}, "a/0.png"},
 		"places of long names": {indextest.Members, func(b []byte) { exchange(b, 3, 4) }, "b/" + long + "3.png"},
-		"sizes":                {indextest.Members, func(b []byte) { member(b, 1)[8]-- }, "b/1.png"},
-		"names":                {indextest.Names, func(b []byte) { copy(b, "a/2.png") }, "a/2.png"},
-		"labels":               {indextest.Members, func(b []byte) { member(b, 0)[20], member(b, 1)[20] = member(b, 1)[20], member(b, 0)[20] }, ""},
-		"names and labels":     {indextest.Directories, func(b []byte) { b[4], b[9] = 'b', 'a' }, ""},
-	} {
-		o := o
-		path, _ := indexed(t, "a.tar", data, o)
-		o.IndexFile = path + indextest.Suffix
-		index, err := os.ReadFile(o.IndexFile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(o.IndexFile, indextest.Forge(t, index, c.section, c.change), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		l, err := open(t.Context(), path, o, openFile, fakeCodec{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		batches, err := collect(t, l, 0, 2)
-		l.Close()
-		var damage *ArchiveError
-		if c.want == "" {
-			if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{"a/0.png", 0, 0}) || batches[1].samples[0] != (Sample{"b/1.png", 1, 1}) {
-				t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+		"sizes": {indextest.Members, func(b []byte) {
+			member(b, 1)[8]--
+			if member(b, 1)[31]&2 != 0 {
+				binary.LittleEndian.PutUint32(member(b, 1)[24:], crc32.ChecksumIEEE([]byte(content(1)[:len(content(1))-1])))
 			}
-			continue
+		}, "b/1.png"},
+		"names":            {indextest.Names, func(b []byte) { copy(b, "a/2.png") }, "a/2.png"},
+		"labels":           {indextest.Members, func(b []byte) { member(b, 0)[20], member(b, 1)[20] = member(b, 1)[20], member(b, 0)[20] }, ""},
+		"names and labels": {indextest.Directories, func(b []byte) { b[4], b[9] = 'b', 'a' }, ""},
+	} {
+		for _, kind := range []struct {
+			name string
+			data []byte
+			held int64 // Options.ShuffleBytes; 1: nothing is held in memory
+		}{
+			{"a.tar", data, 0},
+			{"a.tgz", archivetest.Gzip(t, data), 1},
+			{"a.tgz", archivetest.Gzip(t, data), 0},
+			{"a.tgz", archivetest.GzipSplit(t, data, 5000, 6), 1},
+			{"a.tgz", archivetest.GzipSplit(t, data, 5000, 6), 0},
+			{"a.tar.zst", archivetest.Zstd(t, data), 1},
+			{"a.tar.zst", archivetest.Zstd(t, data), 0},
+		} {
+			t.Run(fmt.Sprintf("%s of %s of %d bytes, held %d", what, kind.name, len(kind.data), kind.held), func(t *testing.T) {
+				o := Options{Transform: Eval(4, 4), BatchSize: 1, ShuffleBytes: kind.held}
+				path, _ := indexed(t, kind.name, kind.data, o)
+				o.IndexFile = path + indextest.Suffix
+				forge(t, o.IndexFile, c.section, c.change)
+				checkForged(t, path, o, c.want, list)
+			})
 		}
-		if !errors.As(err, &damage) || damage.Member != c.want {
-			t.Errorf("%s: %d batches, error %v", what, len(batches), err)
+	}
+}
+
+// TestLongExtendedHeadersAreFound: a sample is found behind extended headers of any size, from an
+// index and from memory.
+func TestLongExtendedHeadersAreFound(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for i, size := range []int{0, 3000, 20_000, 200_000} {
+		content := archivetest.Image(strings.Repeat(fmt.Sprint(i), 50_000))
+		h := &tar.Header{Name: fmt.Sprintf("ä/%d.png", i), Size: int64(len(content)), Mode: 0o644, PAXRecords: map[string]string{}}
+		if size > 0 {
+			h.PAXRecords["VENDOR.note"] = strings.Repeat("n", size)
 		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, data := range map[string][]byte{"a.tar": b.Bytes(), "a.tgz": archivetest.GzipSplit(t, b.Bytes(), 60_000, 1), "a.tar.zst": archivetest.Zstd(t, b.Bytes())} {
+		for _, held := range []int64{1, 0} {
+			o := Options{Transform: Eval(4, 4), BatchSize: 1, ShuffleBytes: held}
+			path, want := indexed(t, name, data, o)
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			batches, err := collect(t, l, 0, 2)
+			if err != nil || len(batches) != 4 || digest(batches) != want {
+				t.Errorf("%s, held %d: %d batches, error %v", name, held, len(batches), err)
+			}
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// forge changes a section of an index file, with right checksums.
+func forge(t *testing.T, path string, section uint32, change func(b []byte)) {
+	t.Helper()
+	index, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, indextest.Forge(t, index, section, change), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// checkForged checks that reading fails with the member wanted, or that the index is replaced.
+func checkForged(t *testing.T, path string, o Options, want string, list []archivetest.Member) {
+	t.Helper()
+	var batches []copied
+	l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+	if err == nil { // a stream that is held is read by then
+		defer l.Close()
+		batches, err = collect(t, l, 0, 2)
+	}
+	var damage *ArchiveError
+	if want != "" {
+		if !errors.As(err, &damage) || damage.Member != want {
+			t.Errorf("%d batches, error %v", len(batches), err)
+		}
+		return
+	}
+	if err != nil || len(batches) != len(list) || batches[0].samples[0] != (Sample{"a/0.png", 0, 0}) || batches[1].samples[0] != (Sample{"b/1.png", 1, 1}) {
+		t.Errorf("%d batches, error %v", len(batches), err)
 	}
 }
 

@@ -108,11 +108,10 @@ type Options struct {
 	// neither made nor used.
 	//
 	// The index's checksums tell damage and other archives, not forgery, whatever TrustIndex is. A
-	// sample of a plain .tar must lie behind a header of its name and size, and its label must be
-	// its directory; which samples there are, and WebDataset's labels, are believed. Of a .tar.gz
-	// or .tar.zst the index's names, places and checksums are believed too. So whoever can write
-	// its index can change which bytes of the archive a sample has, and its label: set NoIndex, or
-	// an IndexFile of your own, where others can write beside the archive.
+	// sample must lie behind a tar header of its name and size, and its label must be its directory.
+	// Which samples there are, WebDataset's labels, and the windows from which a .tar.gz is inflated
+	// are believed, so whoever can write the index can change these: set NoIndex, or an IndexFile of
+	// your own, where others can write beside the archive. docs/index-format.md has the details.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and

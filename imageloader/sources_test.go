@@ -63,6 +63,7 @@ func TestSourcesGiveTheSameEpoch(t *testing.T) {
 		"list":           "{" + filepath.Join(dir, "s-00.tgz") + "," + filepath.Join(dir, "s-01.tgz") + "," + filepath.Join(dir, "s-02.tgz") + "}",
 		"glob":           filepath.Join(dir, "z-*.tzst"),
 		"mixed":          filepath.Join(dir, "mixed-{a,b,c}"),
+		"with a folder":  "{" + archivetest.Extract(t, shards[0]) + "," + filepath.Join(dir, "mixed-{b,c}") + "}",
 		"url":            server.URL + "/a.tar",
 		"url of tgz":     server.URL + "/a.tgz",
 		"urls of shards": server.URL + "/s-{00..02}.tgz",

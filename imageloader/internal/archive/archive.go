@@ -362,7 +362,7 @@ func (a *Archive) noteCheckpoints() error {
 		if a.in == nil { // the first checkpoint
 			return 0
 		}
-		return a.in.offset
+		return max(0, a.in.offset-HeaderBytes) // the headers of the next member may be read already
 	})
 	return a.gzip.mark(a.checkpoint.note)
 }

@@ -2,19 +2,36 @@ package archive
 
 import "io"
 
-// ReadForward skips to the content of a later member and fills p with it, without reading headers.
-// m has the member's name, shard and offset from an index, and position is its ordinal, from 1.
-// Name and position are for errors. ReadForward inflates all bytes from the last read to the end of
-// p, so that checksums are verified.
-func (a *Archive) ReadForward(position int, m *Member, p []byte) error {
+// ReadForward skips to the content of a later member and fills p with it, without parsing headers.
+// m has the member's name, shard and offset from an index, and position is its ordinal, from 1,
+// for errors. ReadForward inflates all bytes from the last read to the end of p, so that checksums
+// are verified.
+//
+// heads are the skipped bytes right before the content, for [Heads]: all of them, or HeaderBytes or
+// more. They are valid until the next read, and nil for a directory, whose files have no headers.
+func (a *Archive) ReadForward(position int, m *Member, p []byte) (heads []byte, err error) {
 	a.position, a.name = position, m.Name
-	if err := a.skipTo(m.Shard, m.Offset); err != nil {
-		return err
+	for a.shard < m.Shard {
+		if err := a.finishShard(); err != nil {
+			return nil, err
+		}
+	}
+	if a.tree != nil {
+		if a.ctx.Err() != nil {
+			return nil, ErrStopped
+		}
+		if err := readFile(a.tree.root, m.Name, p); err != nil {
+			return nil, a.Fail(err)
+		}
+		return nil, nil
+	}
+	if heads, err = a.skipTo(m.Offset); err != nil {
+		return nil, err
 	}
 	if _, err := io.ReadFull(a.in, p); err != nil {
-		return a.Fail(err)
+		return nil, a.Fail(err)
 	}
-	return nil
+	return heads, nil
 }
 
 // ReadToEnd reads to the end of the last shard, to verify all remaining checksums.
@@ -27,25 +44,25 @@ func (a *Archive) ReadToEnd() error {
 	return a.finishShard()
 }
 
-// skipTo skips to an offset of a shard's tar stream, without reading headers.
-func (a *Archive) skipTo(shard int, offset int64) error {
-	for a.shard < shard {
-		if err := a.finishShard(); err != nil {
-			return err
-		}
-	}
+// skipTo skips to an offset of the shard's tar stream, without parsing headers. It returns the last
+// skipped bytes.
+func (a *Archive) skipTo(offset int64) (last []byte, err error) {
 	for a.in.offset < offset {
-		n := min(skipBytes, offset-a.in.offset)
-		if _, err := io.ReadFull(a.in, a.room()[:n]); err != nil {
-			return a.Fail(err)
+		n := offset - a.in.offset
+		if n > skipBytes { // leaves HeaderBytes or more for the last piece
+			n = min(skipBytes, n-HeaderBytes)
+		}
+		last = a.room()[:n]
+		if _, err := io.ReadFull(a.in, last); err != nil {
+			return nil, a.Fail(err)
 		}
 	}
-	return nil
+	return last, nil
 }
 
 // finishShard reads to the end of the shard, for its checksum, and moves to the next shard, if any.
 func (a *Archive) finishShard() error {
-	for {
+	for a.tree == nil {
 		if _, err := a.in.Read(a.room()); err == io.EOF {
 			break
 		} else if err != nil {

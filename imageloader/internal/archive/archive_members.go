@@ -285,7 +285,7 @@ func (a *Archive) Pieces(take func(piece []byte) error) error {
 // WantCheckpoint makes the archive keep the last checkpoint before the current member's content.
 func (a *Archive) WantCheckpoint(m *Member) {
 	if a.checkpoint != nil && m.Size > 0 {
-		a.checkpoint.member(m.Offset)
+		a.checkpoint.member(max(0, m.Offset-Lead(m.Name)))
 	}
 }
 

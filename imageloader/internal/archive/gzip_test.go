@@ -129,7 +129,7 @@ func FuzzGzip(f *testing.F) {
 			if i > 8 {
 				part = part[:min(len(part), 1<<12)]
 			}
-			if err := in.read(bytes.NewReader(data), bytes.NewReader(windows), &c, c.Output, int64(len(data)), part); err != nil && len(part) > 0 {
+			if err := in.read(bytes.NewReader(data), bytes.NewReader(windows), &c, c.Output, int64(len(data)), nil, part); err != nil && len(part) > 0 {
 				t.Fatalf("checkpoint %d at %d of %d: %v", i, c.Output, len(got), err)
 			}
 			if !bytes.Equal(part, got[c.Output:][:len(part)]) {

@@ -12,6 +12,20 @@ import (
 // with those of a long name, for nearly all members.
 const HeaderBytes = 8 << 10
 
+// Lead returns the number of bytes before a content that hold its headers, for nearly all members
+// of this name: one block, or three for a name that a block has no room or no characters for.
+func Lead(name string) int64 {
+	const room = 100
+	plain := len(name) <= room
+	for i := 0; plain && i < len(name); i++ {
+		plain = name[i] < 0x80
+	}
+	if plain {
+		return BlockBytes
+	}
+	return 3 * BlockBytes
+}
+
 // Heads reports whether blocks, the bytes of a tar right before a content, end with the header of a
 // regular file that has this name and size. More than one block is needed only for a name that a
 // block has no room or no characters for: blocks must then include the extended header.

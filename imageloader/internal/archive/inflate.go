@@ -28,9 +28,10 @@ func newRangeInflater() (*rangeInflater, error) {
 
 func (r *rangeInflater) close() { imagecapi.FreeInflater(r.inflater) }
 
-// read fills dst with the output from offset on. c is a mark at or before offset, with its window
-// in windows. until is an upper bound of the end of the compressed bytes in the file.
-func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, dst []byte) error {
+// read fills head and then dst with the output from offset on. c is a mark at or before offset,
+// with its window in windows. until is an upper bound of the end of the compressed bytes in the
+// file.
+func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, until int64, head, dst []byte) error {
 	r.packed = slices.Grow(r.packed[:0], int(c.Size))
 	window := r.packed[:c.Size] // free until the first compressed bytes
 	r.packed = r.packed[:cap(r.packed)]
@@ -62,7 +63,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 	}
 	wr := windowBytes
 	skip := offset - c.Output
-	for len(dst) > 0 {
+	for len(head)+len(dst) > 0 {
 		if hi-lo < 1<<10 && at < until {
 			if err := more(); err != nil {
 				return err
@@ -71,7 +72,7 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 		if wr == len(r.out) {
 			wr = copy(r.out, r.out[wr-windowBytes:])
 		}
-		end := int(min(int64(len(r.out)), int64(wr)+skip+int64(len(dst))))
+		end := int(min(int64(len(r.out)), int64(wr)+skip+int64(len(head)+len(dst))))
 		consumed, produced, done, err := imagecapi.Inflate(r.inflater, r.packed[lo:hi], at == until, r.out[:end], wr)
 		if err != nil {
 			return err
@@ -81,8 +82,10 @@ func (r *rangeInflater) read(file, windows io.ReaderAt, c *Mark, offset int64, u
 		wr += produced
 		n := min(skip, int64(len(got)))
 		skip -= n
-		dst = dst[copy(dst, got[n:]):]
-		if len(dst) == 0 {
+		got = got[n:]
+		n = int64(copy(head, got))
+		head, dst = head[n:], dst[copy(dst, got[n:]):]
+		if len(head)+len(dst) == 0 {
 			break
 		}
 		if done { // the next gzip member follows 8 bytes of checksum and length

@@ -32,7 +32,11 @@ func (r *Reader) ReadAt(shard int, p []byte, at int64) (int, error) {
 // ReadFile fills p with the beginning of a file of a directory. name is the path below the
 // directory, with slashes.
 func (r *Reader) ReadFile(shard int, name string, p []byte) error {
-	file, err := safefile.Open(filepath.Join(r.a.shards[shard].Path, filepath.FromSlash(name)))
+	return readFile(r.a.shards[shard].Path, name, p)
+}
+
+func readFile(root, name string, p []byte) error {
+	file, err := safefile.Open(filepath.Join(root, filepath.FromSlash(name)))
 	if err != nil {
 		return err
 	}
@@ -41,10 +45,10 @@ func (r *Reader) ReadFile(shard int, name string, p []byte) error {
 	return err
 }
 
-// Inflate fills p from a gzip shard, with the inflated bytes from offset on. It begins to inflate
-// at from, a mark at or before offset whose window is in windows. until is an upper bound of the
-// end of the compressed bytes in the file.
-func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, p []byte) error {
+// Inflate fills head and then p from a gzip shard, with the inflated bytes from offset on. It
+// begins to inflate at from, a mark at or before offset whose window is in windows. until is an
+// upper bound of the end of the compressed bytes in the file.
+func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, until int64, head, p []byte) error {
 	if err := r.enter(shard); err != nil {
 		return err
 	}
@@ -54,7 +58,7 @@ func (r *Reader) Inflate(shard int, windows io.ReaderAt, from *Mark, offset, unt
 			return err
 		}
 	}
-	return r.inflate.read(&r.timed, windows, from, offset, until, p)
+	return r.inflate.read(&r.timed, windows, from, offset, until, head, p)
 }
 
 // FileTime returns the time that Inflate has waited for files, without inflating.

@@ -159,10 +159,13 @@ func (x *Index) ReadForward(a *archive.Archive, i int, p []byte) error {
 func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	r := &x.samples[i]
 	m := archive.Member{Name: x.recordName(i), Shard: int(r.shard), Offset: r.offset}
-	if err := a.ReadForward(i+1, &m, p); err != nil {
+	heads, err := a.ReadForward(i+1, &m, p)
+	if err != nil {
 		return err
 	}
-	if !r.matches(p) {
+	headed := x.shards[r.shard].format == archive.Tree ||
+		len(heads) >= archive.BlockBytes && archive.Heads(heads[len(heads)%archive.BlockBytes:], m.Name, r.size)
+	if !headed || !r.matches(p) {
 		return a.Fail(ErrStale)
 	}
 	return nil

@@ -14,6 +14,10 @@ import (
 // in memory. Samples between two marks are then inflated once, not again for each later sample.
 const segmentBytes = 1 << 20
 
+// maxLead is more than the bytes of a member's headers: archive/tar accepts extended headers of up
+// to a megabyte.
+const maxLead = 1<<20 + archive.HeaderBytes
+
 // Reader reads the contents of an index's samples in any order. It belongs to one goroutine.
 // Several Readers may read one open archive at the same time.
 type Reader struct {
@@ -76,8 +80,30 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p []byte) error {
 	case archive.Tar:
 		return r.readTar(s, m, name, p)
 	}
-	mark, until := s.enter(m)
-	return r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset, until, p)
+	return r.readGzip(s, m, name, p)
+}
+
+// readGzip reads the content of a record of a .tar.gz, which must come right behind a header of
+// the record's name and size. Nearly always the first lead has all headers, and inflating begins
+// before them anyway.
+func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
+	end := m.offset + m.size
+	for _, lead := range []int64{archive.Lead(name), archive.HeaderBytes, maxLead} {
+		lead = min(lead, m.offset)
+		if lead < archive.BlockBytes {
+			return ErrStale
+		}
+		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
+		mark, until := s.enter(m.offset-lead, end)
+		if err := r.archive.Inflate(int(m.shard), r.x.windows, mark, m.offset-lead, until, r.segment, p); err != nil {
+			return err
+		}
+		if archive.Heads(r.segment[lead%archive.BlockBytes:], name, m.size) {
+			return nil
+		}
+		p, end = nil, m.offset // p is filled: only headers are missing
+	}
+	return ErrStale
 }
 
 // readTar reads the content of a record of a plain tar. A file of the same size and time may still
@@ -85,11 +111,8 @@ func (r *Reader) readFrom(s *shard, m *record, name string, p []byte) error {
 // before the content must be the header that was indexed, and must have the record's name and size.
 func (r *Reader) readTar(s *shard, m *record, name string, p []byte) error {
 	shard := int(m.shard)
-	lead := int64(archive.BlockBytes)
-	if !isPlain(name) {
-		lead = min(m.offset, archive.HeaderBytes)
-	}
-	if lead < archive.BlockBytes || m.offset < lead {
+	lead := min(m.offset, archive.Lead(name))
+	if lead < archive.BlockBytes {
 		return ErrStale
 	}
 	part := int(lead) // plus the content, if it is read at the same time
@@ -105,14 +128,19 @@ func (r *Reader) readTar(s *shard, m *record, name string, p []byte) error {
 		return ErrStale
 	}
 	n := copy(p, r.segment[lead:])
-	if !archive.Heads(heads, name, m.size) {
-		more := make([]byte, min(m.offset, archive.HeaderBytes)) // the name may be in an earlier header
+	headed := archive.Heads(heads, name, m.size)
+	for _, lead := range []int64{archive.HeaderBytes, maxLead} { // the name may be in an earlier header
+		if headed {
+			break
+		}
+		more := make([]byte, min(m.offset, lead))
 		if n, err := r.archive.ReadAt(shard, more, m.offset-int64(len(more))); n < len(more) {
 			return err
 		}
-		if !archive.Heads(more[len(more)%archive.BlockBytes:], name, m.size) {
-			return ErrStale
-		}
+		headed = archive.Heads(more[len(more)%archive.BlockBytes:], name, m.size)
+	}
+	if !headed {
+		return ErrStale
 	}
 	if n == len(p) {
 		return nil
@@ -121,18 +149,6 @@ func (r *Reader) readTar(s *shard, m *record, name string, p []byte) error {
 		return err
 	}
 	return nil
-}
-
-// isPlain reports whether a name fits into a header, with its characters, without an extended
-// header.
-func isPlain(name string) bool {
-	const room = 100
-	for _, c := range []byte(name) {
-		if c >= 0x80 {
-			return false
-		}
-	}
-	return len(name) <= room
 }
 
 // readSegment reads sample i into memory, with its neighbours between two marks, if that pays.
@@ -146,24 +162,30 @@ func (r *Reader) readSegment(i int) {
 		return
 	}
 	first, last, mark := r.neighbours(s, i)
-	begin := x.samples[first].offset
+	begin := x.head(first)
 	end := x.samples[last].offset + x.samples[last].size
 	if first == last || end-begin > segmentBytes {
 		return
 	}
-	_, until := s.enter(&x.samples[last])
+	_, until := s.enter(begin, end)
 	r.segment = slices.Grow(r.segment[:0], int(end-begin))[:end-begin]
-	if r.archive.Inflate(int(shard), x.windows, mark, begin, until, r.segment) != nil {
+	if r.archive.Inflate(int(shard), x.windows, mark, begin, until, nil, r.segment) != nil {
 		return
 	}
 	for j := first; j <= last; j++ {
 		m := &x.samples[j]
-		data := r.segment[m.offset-begin:][:m.size]
+		heads, data := r.segment[max(0, x.head(j)-begin):m.offset-begin], r.segment[m.offset-begin:][:m.size]
 		if m.kind == archive.Regular && m.size > 0 && m.size <= x.memory.limit && m.flags&recordSummed != 0 &&
-			x.memory.lazy[j].Load() == nil && crc32.ChecksumIEEE(data) == m.crc {
+			x.memory.lazy[j].Load() == nil && len(heads) >= archive.BlockBytes &&
+			archive.Heads(heads[len(heads)%archive.BlockBytes:], x.recordName(j), m.size) && crc32.ChecksumIEEE(data) == m.crc {
 			x.memory.keep(j, data)
 		}
 	}
+}
+
+// head returns where the headers of a record begin, for nearly all records.
+func (x *Index) head(i int) int64 {
+	return max(0, x.samples[i].offset-archive.Lead(x.recordName(i)))
 }
 
 // neighbours returns the first and the last of the samples that are inflated together with sample
@@ -172,20 +194,20 @@ func (r *Reader) readSegment(i int) {
 func (r *Reader) neighbours(s *shard, i int) (first, last int, mark *archive.Mark) {
 	x := r.x
 	m := &x.samples[i]
-	next := s.beyond(m.offset)
+	next := s.beyond(x.head(i))
 	mark = &s.marks[next-1]
 	first, last = i, i
 	for first > 0 && i-first < items {
 		p := &x.samples[first-1]
-		if p.shard != m.shard || p.offset < mark.Output || p.offset+p.size > x.samples[first].offset {
+		if p.shard != m.shard || x.head(first-1) < mark.Output || p.offset+p.size > x.samples[first].offset {
 			break
 		}
 		first--
 	}
-	begin := x.samples[first].offset
+	begin := x.head(first)
 	for last+1 < len(x.samples) && last-i < items {
 		p, end := &x.samples[last+1], x.samples[last].offset+x.samples[last].size
-		if p.shard != m.shard || p.offset < end || next < len(s.marks) && p.offset >= s.marks[next].Output ||
+		if p.shard != m.shard || p.offset < end || next < len(s.marks) && x.head(last+1) >= s.marks[next].Output ||
 			p.offset+p.size-begin > segmentBytes {
 			break
 		}

@@ -31,14 +31,14 @@ func (s *shard) addMark(m archive.Mark) bool {
 	return true
 }
 
-// enter returns the mark where inflating a member's content begins, and an upper bound of the end
-// of its compressed bytes.
-func (s *shard) enter(r *record) (m *archive.Mark, until int64) {
+// enter returns the mark where inflating the bytes from begin to end starts, and an upper bound of
+// the end of their compressed bytes.
+func (s *shard) enter(begin, end int64) (m *archive.Mark, until int64) {
 	until = s.info.Size()
-	if end := s.beyond(r.offset + r.size - 1); end < len(s.marks) {
-		until = min(until, s.marks[end].Bit>>3+1)
+	if last := s.beyond(end - 1); last < len(s.marks) {
+		until = min(until, s.marks[last].Bit>>3+1)
 	}
-	return &s.marks[s.beyond(r.offset)-1], until
+	return &s.marks[s.beyond(begin)-1], until
 }
 
 // beyond returns the number of the first mark beyond an offset.

@@ -30,11 +30,12 @@ func (w *workMeter) sample(r *record) {
 	if f := w.shards[r.shard].format; f == archive.Tar || f == archive.Tree {
 		return
 	}
+	begin := max(0, r.offset-archive.BlockBytes) // of the header, which is read too
 	if !w.begun {
 		w.begun, w.fromShard = true, -1
 		w.shard, w.output, w.left = w.next()
 	}
-	for w.left && (w.shard < int(r.shard) || w.shard == int(r.shard) && w.output <= r.offset) {
+	for w.left && (w.shard < int(r.shard) || w.shard == int(r.shard) && w.output <= begin) {
 		w.fromShard, w.from = w.shard, w.output
 		w.shard, w.output, w.left = w.next()
 	}
