@@ -24,7 +24,7 @@ type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
 	soft   int // classes of labels that the mixer writes, a float32 for each; 0: labels are int64
-	mask   int // bytes of a sample's mask, which a worker writes in the place of a label; 0: none
+	mask   int // bytes of a sample's mask, which a worker writes in place of a label; 0: no masks
 	policy BadSamplePolicy
 	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
 	// batch, and none of its samples need be good.
@@ -107,7 +107,8 @@ type ready struct {
 	partial bool           // there is no batch yet, only bad samples
 }
 
-// maxBad is how many bad samples wait for a batch to be complete: Skip may meet any number of them.
+// maxBad is the maximum number of bad samples that wait for a complete batch, because Skip may meet
+// any number of them.
 const maxBad = 1024
 
 func newAssembly(size, row int, policy BadSamplePolicy) *assembly {
@@ -151,7 +152,7 @@ func (a *assembly) add(images, labels []byte) error {
 	return nil
 }
 
-// labelBytes is the size of a label, or of what is in its place; see assembly.soft and
+// labelBytes is the size of a label, or of the data in its place: see assembly.soft and
 // assembly.mask.
 func labelBytes(soft, mask int) int {
 	switch {
@@ -207,7 +208,7 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 	return position, at, row, true
 }
 
-// freeRow returns a row for the next sample; nil if there is none.
+// freeRow returns a row for the next sample, or nil if no row is free.
 func (a *assembly) freeRow() (*slot, int) {
 	if len(a.holes) > 0 { // the hole that is delivered first
 		first := 0

@@ -236,7 +236,7 @@ func (c *census) findings(r *Report) (list []Finding) {
 	return list
 }
 
-// detailed says whether the bad samples of a reason have a row for each detail.
+// detailed reports whether the bad samples of a reason have a row for each detail.
 func detailed(r Reason) bool { return r == Damaged || r == Unsupported || r == Rejected }
 
 // kindOfError is what the errors of one row have in common: the reason, and for what decoders say

@@ -24,7 +24,7 @@ type decoder interface {
 // damageDecoder is a decoder that can tolerate damage.
 type damageDecoder interface {
 	setDamaged(p DamagePolicy) error
-	// tolerated returns the damage of the image that was decoded last, "" if none was met.
+	// tolerated returns the damage of the image that was decoded last, or "" if it had none.
 	tolerated() string
 }
 
@@ -43,7 +43,7 @@ func newDecoder(c codec, maxPixels int64, p DamagePolicy) (decoder, error) {
 	return d, nil
 }
 
-// tolerated returns the damage of the image that a decoder has decoded last, "" if none was met.
+// tolerated returns the damage of the image that a decoder has decoded last, or "" if it had none.
 func tolerated(d decoder) string {
 	if t, ok := d.(damageDecoder); ok {
 		return t.tolerated()
@@ -70,7 +70,8 @@ type shimDecoder struct {
 	maxPixels int64
 	strict    *imagecapi.Decoder // of JPEGs inside other files, without tolerance of damage; nil before the first
 	rgb       []byte             // pixels of a rare format; reused
-	// rare says that the last image was of a rare format, which the shim's decoder does not know.
+	// rare reports whether the last image had a rare format, which the image library does not
+	// decode.
 	rare bool
 }
 

@@ -22,8 +22,8 @@
 //
 // Members in the directory of a class that are no images (README, .DS_Store, links, empty files)
 // are bad samples: see [BadSamplePolicy]. Other members (at the root of the archive, in directories
-// without images) are ignored; Stats counts them. The loader extracts nothing, so a member's path
-// does no harm, whatever it looks like.
+// without images) are ignored; Stats counts them. The loader extracts no file, so no member's path
+// can do harm.
 //
 // # Order
 //
@@ -38,6 +38,6 @@
 // drawn from (Options.Seed, epoch, index): the batches of an epoch are the same bytes with any
 // number of workers and any number of slots.
 //
-// Options.Repeat, Weights and Balanced say which samples an epoch has; Rank and World say which of
-// them this process gets. docs/imageloader.md describes all of it.
+// Options.Repeat, Weights and Balanced decide which samples an epoch has. Rank and World decide
+// which of them this process gets. docs/imageloader.md describes all of it.
 package imageloader

@@ -9,7 +9,8 @@ import (
 // entryStore keeps a blob of entry points for a sample: an index does, in its file. Several
 // goroutines call its methods.
 type entryStore interface {
-	// EntryPoints returns a blob, written over buffer or into a larger one; empty if there is none.
+	// EntryPoints returns a blob, written over buffer or into a larger buffer. It is empty if there
+	// is none.
 	EntryPoints(i int, buffer []byte) []byte
 	KeepEntryPoints(i int, blob []byte)
 }
@@ -24,7 +25,7 @@ type entryPoints struct {
 	proofs []atomic.Uint64
 }
 
-// forWorker returns the entry points for one worker with this decoder; nil if there are none, or
+// forWorker returns the entry points for one worker with this decoder, or nil if there are none, or
 // the decoder does not know them.
 func (p *entryPoints) forWorker(d decoder) *workerEntryPoints {
 	e, ok := d.(entryPointDecoder)
@@ -38,8 +39,8 @@ func newEntryPoints(store entryStore, samples int, trusted bool) *entryPoints {
 	return &entryPoints{store: store, trusted: trusted, proofs: make([]atomic.Uint64, samples)}
 }
 
-// workerEntryPoints decodes one baseline JPEG after the other by their entry points, and makes
-// those that are missing. One goroutine uses it.
+// workerEntryPoints decodes baseline JPEGs by their entry points, and makes those that are missing.
+// One goroutine uses it.
 type workerEntryPoints struct {
 	points *entryPoints
 	d      entryPointDecoder
@@ -49,7 +50,7 @@ type workerEntryPoints struct {
 
 // decode decodes sample i as the decoder's decode does. When a blob is first used in this process,
 // it is compared with the image, which costs as much as decoding without it. So an index of any
-// origin gives the right pixels or none.
+// origin gives the right pixels or an error.
 func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	p := b.points
 	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {

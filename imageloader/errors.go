@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// ErrClosed is returned by a Loader after Close, and by what was running when it was closed.
+	// ErrClosed is returned by the methods of a closed Loader, and by those that Close interrupts.
 	ErrClosed = errors.New("imageloader: the loader is closed")
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
 	ErrNoSamples = index.ErrNoSamples
@@ -20,7 +20,7 @@ var (
 	errStopped = archive.ErrStopped
 )
 
-// BadSamplePolicy says what happens to a sample that can't be decoded. Under every policy the
+// BadSamplePolicy decides what happens to a sample that can't be decoded. Under every policy the
 // sample is counted and named in Stats and in the log, and all batches but the last have
 // Options.BatchSize samples.
 type BadSamplePolicy int
@@ -49,10 +49,10 @@ func (p BadSamplePolicy) String() string {
 	return "BadSamplePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// DamagePolicy says which damaged images are bad samples. It is about JPEG and PNG; other formats
-// that are damaged are bad under every policy, as is everything that no pixel can be decoded of. A
-// damaged image that is decoded all the same is counted and named apart: Stats.Warned, the log, and
-// Report.Warned.
+// DamagePolicy decides which damaged images are bad samples. It is about JPEG and PNG; other
+// formats that are damaged are bad under every policy, as is everything that no pixel can be
+// decoded of. A damaged image that is decoded all the same is counted and named apart:
+// Stats.Warned, the log, and Report.Warned.
 type DamagePolicy int
 
 // The policies.
@@ -83,7 +83,7 @@ func (p DamagePolicy) String() string {
 	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
 }
 
-// Reason says why a sample is bad.
+// Reason is the reason why a sample is bad.
 type Reason string
 
 // The reasons. Stats counts by them.
@@ -128,6 +128,6 @@ type failedSample struct{ *SampleError }
 func (e failedSample) Error() string { return e.SampleError.Error() + " " + advice }
 func (e failedSample) Unwrap() error { return e.SampleError }
 
-// ArchiveError is damage to the archive itself: nothing after the damage can be read. The samples
-// before it were delivered.
+// ArchiveError is damage to the archive itself: the members after the damage can't be read. The
+// samples before it were delivered.
 type ArchiveError = archive.Error

@@ -22,7 +22,7 @@ import (
 	"github.com/torchstream/torchstream/internal/safefile"
 )
 
-// FixOptions say what Fix may do. The zero value works.
+// FixOptions set what Fix may do. The zero value works.
 type FixOptions struct {
 	// DropClasses lets Fix leave out classes that have no good sample. Their end changes the labels
 	// of the classes behind them.
@@ -171,7 +171,7 @@ func checkFixed(a *archive.Archive, out string, f archiveFormat) error {
 	return nil
 }
 
-// inside says whether a folder, which info describes, is a directory or lies below it.
+// inside reports whether a folder, which info describes, is a directory or lies below it.
 func inside(folder string, info, dir fs.FileInfo) bool {
 	path, err := filepath.Abs(folder)
 	if err == nil {
@@ -311,7 +311,7 @@ func (x *fixing) changed(name string) error {
 	return x.a.Fail(fmt.Errorf("%q: %w", name, archive.ErrSourceChanged))
 }
 
-// leaves says whether a member is left out. A group that was noted must have its image.
+// leaves reports whether a member is left out. A group that was noted must have its image.
 func (x *fixing) leaves(m *archive.Member, position, group int) (bool, error) {
 	if x.l.o.WebDataset {
 		_, bad := x.groups[group]

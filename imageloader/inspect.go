@@ -158,7 +158,7 @@ type inspectItem struct {
 	again bool // an earlier sample has its name
 }
 
-// verdict is what an inspection says of a sample that is bad, or whose damage was tolerated.
+// verdict is the result of an inspection for a sample that is bad, or whose damage was tolerated.
 type verdict struct {
 	found index.Found
 	bad   bool
@@ -298,7 +298,7 @@ func InspectIndex(ctx context.Context, path string, o Options, progress func(Pro
 	}
 }
 
-// inspectIndex reports on the archive's index; nil without an error if there is none.
+// inspectIndex reports on the archive's index. It returns nil without an error if there is none.
 func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
 	if err != nil {
@@ -332,7 +332,7 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 	return c.report(a, labels), nil
 }
 
-// inspectHeader judges a sample by what an index says of it.
+// inspectHeader judges a sample by its header in an index.
 func inspectHeader(j *judge, m index.Sample, i int, h *index.Header) inspected {
 	s := Sample{Name: m.Name, Index: i, Label: m.Label}
 	f := inspected{index: i, dir: m.Label, image: true, name: m.Name, format: unknownFormat, bytes: m.Size, bad: j.member(&s, m.Kind, m.Size)}

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// judge says which samples are bad, and why. It is the only place that gives a [Reason].
+// judge decides which samples are bad, and why. It is the only place that gives a [Reason].
 type judge struct {
 	path      string // of the archive
 	maxBytes  int64  // Options.MaxSampleBytes

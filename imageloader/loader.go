@@ -168,7 +168,7 @@ func (l *Loader) perRound(x *index.Index) int {
 	return x.Len()
 }
 
-// stopCause replaces an error that only says that the context ended by the reason why it ended.
+// stopCause replaces an error that only reports the end of the context by the cause of the end.
 func stopCause(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil && (errors.Is(err, errStopped) || errors.Is(err, ctx.Err())) {
 		return context.Cause(ctx)

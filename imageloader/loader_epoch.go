@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// hostSlots is how many batches Epoch has in memory: one with the consumer, the others being
-// filled. They lie in Go's heap: the last batch of a loop that was left stays valid for as long as
-// the program refers to it.
+// hostSlots is the number of batches that Epoch has in memory: one with the consumer, the others
+// being filled. They lie in Go's heap: the last batch of a loop that was left stays valid for as
+// long as the program refers to it.
 const hostSlots = 3
 
 // Epoch yields the batches of one epoch without a prefetcher or LibTorch: for previews, tests and
@@ -38,7 +38,7 @@ func (s *spareSlots) close() {
 	s.slots, s.closed = nil, true
 }
 
-// take returns a slot; nil if there is none.
+// take returns a slot, or nil if there is none.
 func (s *spareSlots) take() [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()

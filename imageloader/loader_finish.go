@@ -17,7 +17,7 @@ func (l *Loader) Fields() []tensor.Spec {
 	}
 }
 
-// target describes what a network learns from a sample.
+// target describes the data that a network learns from a sample.
 func (l *Loader) target() tensor.Spec {
 	if m := &l.o.Masks; m.masked() {
 		size := int64(l.o.Transform.Size)

@@ -8,13 +8,13 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// Progress is how far an archive has been read.
+// Progress is the part of an archive that has been read.
 type Progress = archive.Progress
 
 // IndexReport describes the index that MakeIndex has made.
 type IndexReport = index.Report
 
-// UnknownClassError is an image in a directory that is none of Options.Classes.
+// UnknownClassError is the error of an image in a directory that is not one of Options.Classes.
 type UnknownClassError = index.UnknownClassError
 
 // indexConfig returns the configuration of the loader's index.
@@ -60,13 +60,13 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	return r, stopCause(ctx, err)
 }
 
-// archiveConfig says how the loader opens its archive.
+// archiveConfig returns the settings with which the loader opens its archive.
 func (l *Loader) archiveConfig() archive.Config {
 	return archive.Config{OpenFile: l.openFile, OpenSource: l.o.OpenSource, Ignore: index.IsFile}
 }
 
-// entryPoints returns the entry points of an index; nil if it keeps none, or the options don't want
-// them.
+// entryPoints returns the entry points of an index, or nil if it keeps none, or the options don't
+// want them.
 func (l *Loader) entryPoints(x *index.Index) *entryPoints {
 	if x == nil || !x.HasFile() || l.o.NoEntryPoints {
 		return nil

@@ -34,7 +34,7 @@ type resume struct {
 // disturbed. A closed loader returns ErrClosed.
 //
 // With the Rank and World of the state, the state of this rank is enough; those of other ranks may
-// come with it. With another World, the rest of the epoch is dealt anew: every sample that was in
+// come with it. With another World, the rest of the epoch is dealt again: every sample that was in
 // no batch comes once, and no other comes, except as padding. That takes the states of all ranks
 // after the same number of batches. One state is enough if there was one rank, or if the policy is
 // not Skip (under Skip one rank may have used up more bad samples than another).
@@ -155,8 +155,8 @@ func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Po
 	return d.Take(turns)
 }
 
-// possible says whether epochs with the loader's options can be in the given order, with or without
-// random access.
+// possible reports whether epochs with the loader's options can be in the given order, with or
+// without random access.
 func (l *Loader) possible(kind order.Kind) bool {
 	switch {
 	case l.weights != nil:
@@ -193,7 +193,8 @@ func (l *Loader) readThrough(ctx context.Context) (*index.Index, error) {
 	return l.index.Load(), nil
 }
 
-// accepts says how the archive or the options differ from those of a state; nil if they do not.
+// accepts returns an error that names the difference between the archive or the options and those
+// of a state, or nil if there is none.
 func (l *Loader) accepts(r *run) error {
 	have, was := l.identity(l.index.Load()), r.archive
 	if r.identify != nil {
@@ -288,7 +289,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // its epoch follows Warned.
 var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}"}
 
-// fingerprint writes down the options that decide what a batch holds, by the names of their fields.
+// fingerprint records the options that decide the content of a batch, by the names of their fields.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {
 	print := map[string]string{}
 	v := reflect.ValueOf(l.o)

@@ -25,7 +25,7 @@ type Masks struct {
 	// masks without an image are ignored and logged; a second mask of an image is a *PairError.
 	// Shards may have the same names.
 	Image, Mask string
-	// DType is what the field "masks" has: tensor.Uint8 (also the zero value), or tensor.Int64,
+	// DType is the dtype of the field "masks": tensor.Uint8 (also the zero value), or tensor.Int64,
 	// which masks of 16 bits need.
 	DType tensor.DType
 	// Fill is the class of pixels that a step of Transform.Ops takes from outside of the mask, as
@@ -36,7 +36,7 @@ type Masks struct {
 // PairError is an image with two masks, or a mask with two images, by Options.Masks.
 type PairError = index.PairError
 
-// masked says whether there are masks.
+// masked reports whether there are masks.
 func (m *Masks) masked() bool { return *m != Masks{} }
 
 // pairs returns the patterns; nil if there are no masks.
@@ -66,7 +66,7 @@ func (m *Masks) maxClass() int {
 	return math.MaxUint8
 }
 
-// checkMasks refuses masks that are wrong, and options that mean nothing beside masks.
+// checkMasks refuses wrong masks, and options that have no meaning with masks.
 func (o *Options) checkMasks(plan *transform.Plan) error {
 	m := &o.Masks
 	if _, err := m.pairs(); err != nil || !m.masked() {
@@ -209,7 +209,7 @@ const (
 	pngPalette = 3
 )
 
-// maxInflation is how many bytes deflate can make of one.
+// maxInflation is the maximum number of bytes that deflate makes of one byte.
 const maxInflation = 1032
 
 // levels decodes a PNG of grey levels or of a palette to its numbers. It allocates no memory for

@@ -31,13 +31,14 @@ type Options struct {
 	ShuffleBytes  int64
 	Seed          uint64
 
-	// Repeat is how often an epoch goes over the samples, each time in another order and with other
-	// crops; 0: once. Round j of epoch e is what epoch e*Repeat+j would be without Repeat.
+	// Repeat is the number of passes of an epoch over the samples, each time in another order and
+	// with other crops; 0: once. Round j of epoch e is what epoch e*Repeat+j would be without
+	// Repeat.
 	Repeat int
 	// Weights, if not nil, makes an epoch of draws with replacement: each draw takes a sample with
 	// a probability proportional to its weight (0 or more). Open calls it once for each sample.
-	// Balanced draws each class equally often instead. Draws is how many draws a round has; 0: as
-	// many as there are samples. Weights and Balanced need random access.
+	// Balanced draws each class equally often instead. Draws is the number of draws of a round; 0:
+	// as many as there are samples. Weights and Balanced need random access.
 	Weights  func(Sample) float64
 	Balanced bool
 	Draws    int
@@ -50,8 +51,9 @@ type Options struct {
 	// DropLast, samples are left out instead, so that all batches are full.
 	Rank, World int
 
-	// Workers is how many goroutines decode, each with a core's worth of work; 0: GOMAXPROCS, which
-	// follows the CPU quota of the process's cgroup. Reading and inflating take another goroutine.
+	// Workers is the number of goroutines that decode, each with a core's worth of work; 0:
+	// GOMAXPROCS, which follows the CPU quota of the process's cgroup. Reading and inflating take
+	// another goroutine.
 	Workers int
 	// WorkerNice lowers the priority of the workers' threads by so many steps of nice(2), 0 to 19.
 	// WorkerCPUs, if not empty, names the only CPUs that they run on; Workers is then at most
@@ -87,7 +89,7 @@ type Options struct {
 	// Masks need random access, so Open reads a .tar.gz through if it has no index.
 	Masks      Masks
 	BadSamples BadSamplePolicy
-	// Damaged says which damaged images are bad samples; 0: Warned, those that Pillow and
+	// Damaged decides which damaged images are bad samples; 0: Warned, those that Pillow and
 	// torchvision refuse too.
 	Damaged DamagePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
@@ -120,12 +122,13 @@ type Options struct {
 	// once.
 	OpenSource func(ctx context.Context, url string) (Source, error)
 	Logger     *slog.Logger // nil: silent
-	// StatsEvery is how often a running epoch logs its Stats since the last time; 0: never.
+	// StatsEvery is the interval at which a running epoch logs its Stats since the last time; 0:
+	// never.
 	StatsEvery time.Duration
 }
 
-// withDefaults returns the options with their defaults, or says which field is wrong. Saved states
-// contain every field that decides what a batch holds: see Loader.fingerprint.
+// withDefaults returns the options with their defaults, or an error that names the wrong field.
+// Saved states contain every field that decides the content of a batch: see Loader.fingerprint.
 func (o Options) withDefaults() (Options, error) {
 	if err := o.checkIndexFile(); err != nil {
 		return o, err
@@ -208,7 +211,7 @@ func (o *Options) share() order.Share {
 	return order.Share{Rank: o.Rank, World: o.World, Batch: o.BatchSize, DropLast: o.DropLast, PadLast: o.PadLast}
 }
 
-// needsIndex says whether an epoch can't begin before the number of samples is known.
+// needsIndex reports whether an epoch can't begin before the number of samples is known.
 func (o *Options) needsIndex() bool {
 	return o.Masks.masked() || o.World > 1 || o.PadLast || o.Repeat > 1 || o.Weights != nil || o.Balanced
 }

@@ -9,7 +9,7 @@ import (
 
 const maxNice = 19 // of nice(2)
 
-// checkThreads says whether workers can have the niceness and the CPUs that the options ask for.
+// checkThreads returns an error if workers can't have the niceness and the CPUs of the options.
 func (o *Options) checkThreads() error {
 	if o.WorkerNice < 0 || o.WorkerNice > maxNice {
 		return fmt.Errorf("imageloader: Options.WorkerNice is %d, not in 0 to %d", o.WorkerNice, maxNice)

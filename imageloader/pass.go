@@ -143,7 +143,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer p.stop(nil)
-	all.Go(func() { // wakes the goroutines that wait in no channel, whatever ends the pass
+	all.Go(func() { // wakes the goroutines that wait in no channel, at any end of the pass
 		select {
 		case <-p.ctx.Done():
 		case <-p.l.closed:

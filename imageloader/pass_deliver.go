@@ -8,7 +8,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 )
 
-// deliver hands over the batches and says how the pass ended.
+// deliver delivers the batches and returns the reason of the pass's end.
 func (p *pass) deliver(deliver func(int, any) error) error {
 	o := &p.l.o
 	d := delivery{p: p, deliver: deliver, batches: p.state.before + p.batches, state: State{run: p.state, batches: p.batches},

@@ -43,7 +43,7 @@ func describe(format string, i imagecapi.Info) string {
 	return format
 }
 
-// rarities lists what is rare of an image by its header and its name.
+// rarities lists the rare properties of an image by its header and its name.
 func rarities(name, format string, i imagecapi.Info) (list []string) {
 	if i.Orientation > 1 {
 		list = append(list, "EXIF orientation (turned only with Transform.ApplyEXIFOrientation)")
@@ -79,7 +79,7 @@ var formatOfExtension = map[string]string{
 	"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF",
 }
 
-// animated says whether an image of a format that index.Sniff knows has several frames.
+// animated reports whether an image of a format that index.Sniff knows has several frames.
 func animated(format string, data []byte) bool {
 	switch format {
 	case "GIF":
@@ -152,7 +152,7 @@ type nameSet struct {
 
 func newNameSet() *nameSet { return &nameSet{maphash.MakeSeed(), map[uint64]struct{}{}} }
 
-// again says whether a name was there before, and adds the name.
+// again reports whether a name was already there, and adds the name.
 func (s *nameSet) again(name string) bool {
 	digest := maphash.String(s.seed, name)
 	_, found := s.seen[digest]

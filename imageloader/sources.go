@@ -17,7 +17,7 @@ type Source = archive.Source
 // SourceInfo tells the versions of an archive apart.
 type SourceInfo = archive.SourceInfo
 
-// ErrSourceChanged says that an archive has been replaced by another one since it was opened.
+// ErrSourceChanged reports that an archive has been replaced since it was opened.
 var ErrSourceChanged = archive.ErrSourceChanged
 
 // OpenHTTP opens the file behind an http(s) URL, whose server has to answer range requests. It is

@@ -23,7 +23,7 @@ type State struct {
 	turns   int // turns of run's deal that its rank has taken
 }
 
-// run is what the states of one pass share. It does not change.
+// run is the part that the states of one pass share. It is immutable.
 type run struct {
 	epoch  int
 	order  order.Kind

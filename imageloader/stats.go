@@ -14,7 +14,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// namedBad is how many bad samples Stats names.
+// namedBad is the maximum number of bad samples that Stats names.
 const namedBad = 100
 
 // Stats holds the counts and times of a Loader since Open, over all epochs. Counting is always on,
@@ -106,7 +106,7 @@ func (s Stats) Since(before Stats) Stats {
 // Stage is a part of the way from the archive to the consumer.
 type Stage string
 
-// The stages. Stats.Bottleneck returns the one that the others wait for.
+// The stages. Stats.Bottleneck returns the stage that the other stages wait for.
 const (
 	Reading   Stage = "reading"
 	Inflating Stage = "inflating"
@@ -114,8 +114,8 @@ const (
 	Consuming Stage = "consuming"
 )
 
-// Bottleneck returns the stage that the others wait for, and a sentence that says what to do about
-// it. The stage is "" while there are too few batches to tell. Over the whole life of a loader the
+// Bottleneck returns the stage that the other stages wait for, and a sentence with advice about it.
+// The stage is "" while there are too few batches to tell. Over the whole life of a loader the
 // answer is an average: use Since for the last minute alone.
 func (s Stats) Bottleneck() (Stage, string) {
 	workers := float64(s.Workers) * s.Elapsed.Seconds()

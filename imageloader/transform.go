@@ -2,8 +2,8 @@ package imageloader
 
 import "github.com/torchstream/torchstream/imageloader/transform"
 
-// Transform says what becomes of an image between its file and a batch. Package transform documents
-// it and has the operations for its fields Ops and Mix.
+// Transform describes the way of an image from its file to a batch. Package transform documents it
+// and has the operations for its fields Ops and Mix.
 type Transform = transform.Transform
 
 // Train returns the usual transform for training: RandomResizedCrop(size) and a horizontal flip

@@ -26,8 +26,8 @@ type worker struct {
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
 
-// decode decodes a job's content into its row, or says why its sample is bad. The error of a good
-// sample is a *SampleError with the damage that was tolerated.
+// decode decodes a job's content into its row, or returns the reason why its sample is bad. The
+// error of a good sample is a *SampleError with the damage that was tolerated.
 func (w *worker) decode(j *job) (flightState, error) {
 	if j.bad != nil {
 		return bad, j.bad
@@ -78,8 +78,8 @@ func (w *worker) decode(j *job) (flightState, error) {
 	return bad, e
 }
 
-// decodeMask decodes the mask of a job whose image was decoded, or says why it makes the sample
-// bad.
+// decodeMask decodes the mask of a job whose image was decoded, or returns the reason why it makes
+// the sample bad.
 func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	judge, s := &w.p.l.judge, Sample{Name: j.mask.name, Index: j.sample.Index}
 	if index.Sniff(j.mask.data) == "" {
