@@ -36,6 +36,7 @@ CUDA = [
     "notify",
     "nvtx",
     "trace",
+    "sanitizer",
     "graph",
 ]
 

@@ -1,0 +1,225 @@
+// The log of a stream sanitizer: what LibTorch does by itself about memory and order. The program's
+// own calls are the caller's to log.
+#include <c10/core/impl/GPUTrace.h>
+#include <c10/core/impl/PyInterpreter.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "cuda/device.h"
+#include "torchstream.h"
+
+namespace ts {
+namespace {
+
+using Entry = ts_sanitizer_entry;
+using TraceEntry = c10::CachingDeviceAllocator::TraceEntry;
+
+// Bounds the log of a program that logs and never takes.
+constexpr size_t kMaxEntries = size_t{1} << 20;
+constexpr size_t kMaxWaits = 64;
+
+struct Log {
+  std::mutex mutex;
+  std::deque<Entry> entries;
+  std::atomic<bool> running{false};
+  std::once_flag attached;
+};
+
+Log& the_log() {
+  static auto* log = new Log;  // never destroyed: threads may outlive main
+  return *log;
+}
+
+bool running() { return the_log().running.load(std::memory_order_acquire); }
+
+void append(Entry entry) noexcept {
+  Log& log = the_log();
+  const std::lock_guard<std::mutex> lock(log.mutex);
+  try {
+    if (log.entries.size() < kMaxEntries) log.entries.push_back(entry);
+  } catch (...) {  // out of memory: the entry is lost
+  }
+}
+
+// The waits of the host are the calling thread's, since another thread must not take the end of a
+// wait for that of its own work.
+std::vector<Entry>& waits_here() {
+  thread_local std::vector<Entry> waits;
+  return waits;
+}
+
+void append_wait(Entry entry) noexcept {
+  auto& waits = waits_here();
+  try {
+    if (waits.size() < kMaxWaits) waits.push_back(entry);
+  } catch (...) {
+  }
+}
+
+// Called under the allocator's lock, and therefore calls nothing of LibTorch.
+void trace_memory(const TraceEntry& entry) {
+  if (!running()) return;
+  int32_t kind = 0;
+  switch (entry.action_) {
+    case TraceEntry::ALLOC:
+      kind = TS_SANITIZER_ALLOCATED;
+      break;
+    case TraceEntry::FREE_REQUESTED:
+      kind = TS_SANITIZER_FREED;
+      break;
+    case TraceEntry::SEGMENT_FREE:
+    case TraceEntry::SEGMENT_UNMAP:
+      kind = TS_SANITIZER_UNMAPPED;
+      break;
+    default:
+      return;
+  }
+  append(
+      {kind, entry.device_, entry.addr_, reinterpret_cast<uintptr_t>(entry.stream_), entry.size_});
+}
+
+// LibTorch reports its events and waits to one tracer, which in Python is the interpreter. Only the
+// trace_ methods are ever called, because no tensor has an object of an interpreter.
+struct Tracer final : c10::impl::PyInterpreterVTable {
+  [[noreturn]] static void refuse() {
+    throw Failure(TS_ERROR_INTERNAL, "the sanitizer's tracer is not an interpreter");
+  }
+
+  std::string name() const override { return "torchstream's sanitizer"; }
+  void incref(PyObject* /*object*/) const override {}
+  void decref(PyObject* /*object*/) const override {}
+  bool try_incref(const c10::impl::PyObjectSlot& /*slot*/) const override { return false; }
+  size_t refcnt(PyObject* /*object*/) const override { return 0; }
+  c10::intrusive_ptr<c10::TensorImpl> detach(const c10::TensorImpl* /*self*/) const override {
+    refuse();
+  }
+  void dispatch(const c10::OperatorHandle& /*op*/, torch::jit::Stack* /*stack*/) const override {
+    refuse();
+  }
+  void reportErrorCallback(PyObject* /*callback*/, c10::DispatchKey /*key*/) const override {}
+  void python_op_registration_trampoline(const c10::OperatorHandle& /*op*/,
+                                         c10::DispatchKey /*key*/, c10::DispatchKeySet /*keyset*/,
+                                         torch::jit::Stack* /*stack*/, bool /*with_keyset*/,
+                                         bool /*with_op*/) const override {
+    refuse();
+  }
+  void throw_abstract_impl_not_imported_error(std::string /*opname*/, const char* /*pymodule*/,
+                                              const char* /*context*/) const override {
+    refuse();
+  }
+  void python_dispatcher(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keyset*/,
+                         torch::jit::Stack* /*stack*/) const override {
+    refuse();
+  }
+  bool is_contiguous(const c10::TensorImpl* /*self*/, at::MemoryFormat /*format*/) const override {
+    refuse();
+  }
+  c10::SymBool sym_is_contiguous(const c10::TensorImpl* /*self*/,
+                                 at::MemoryFormat /*format*/) const override {
+    refuse();
+  }
+  bool is_strides_like(const c10::TensorImpl* /*self*/,
+                       at::MemoryFormat /*format*/) const override {
+    refuse();
+  }
+  bool is_non_overlapping_and_dense(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::Device device(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  int64_t dim(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::IntArrayRef strides(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::IntArrayRef sizes(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::SymIntArrayRef sym_sizes(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::Layout layout(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  int64_t numel(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::SymInt sym_numel(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::SymIntArrayRef sym_strides(const c10::TensorImpl* /*self*/) const override { refuse(); }
+  c10::SymInt sym_storage_offset(const c10::TensorImpl* /*self*/) const override { refuse(); }
+
+  void trace_gpu_event_creation(c10::DeviceType /*type*/, uintptr_t /*event*/) const override {}
+  void trace_gpu_event_deletion(c10::DeviceType /*type*/, uintptr_t event) const override {
+    if (running()) append({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
+  }
+  void trace_gpu_event_record(c10::DeviceType /*type*/, uintptr_t event,
+                              uintptr_t stream) const override {
+    if (running()) append({TS_SANITIZER_EVENT_RECORDED, current(), event, stream, 0});
+  }
+  void trace_gpu_event_wait(c10::DeviceType /*type*/, uintptr_t event,
+                            uintptr_t stream) const override {
+    if (running()) append({TS_SANITIZER_EVENT_AWAITED, current(), event, stream, 0});
+  }
+  void trace_gpu_memory_allocation(c10::DeviceType /*type*/, uintptr_t /*memory*/) const override {}
+  void trace_gpu_memory_deallocation(c10::DeviceType /*type*/,
+                                     uintptr_t /*memory*/) const override {}
+  void trace_gpu_stream_creation(c10::DeviceType /*type*/, uintptr_t /*stream*/) const override {}
+  void trace_gpu_device_synchronization(c10::DeviceType /*type*/) const override {
+    if (running()) append_wait({TS_SANITIZER_DEVICE_SYNCHRONIZED, current(), 0, 0, 0});
+  }
+  void trace_gpu_stream_synchronization(c10::DeviceType /*type*/, uintptr_t stream) const override {
+    if (running()) append_wait({TS_SANITIZER_STREAM_SYNCHRONIZED, current(), 0, stream, 0});
+  }
+  void trace_gpu_event_synchronization(c10::DeviceType /*type*/, uintptr_t event) const override {
+    if (running()) append_wait({TS_SANITIZER_EVENT_SYNCHRONIZED, current(), event, 0, 0});
+  }
+  void reset_backward_hooks(const c10::TensorImpl* /*self*/) const override {}
+
+ private:
+  // The device of a default stream, whose handle is 0: LibTorch makes it current first.
+  static int32_t current() noexcept {
+    c10::DeviceIndex device = -1;
+    return c10::cuda::GetDevice(&device) == cudaSuccess ? device : -1;
+  }
+};
+
+// Neither can be detached again: both look at Log::running.
+void attach() {
+  c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(trace_memory);
+  static const auto* tracer = new Tracer;
+  static const auto* interpreter = new c10::impl::PyInterpreter(tracer);
+  c10::impl::GPUTrace::set_trace(interpreter);
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_sanitizer_start(void) {
+  return ts::guard(__func__, [] {
+    ts::enter_thread();
+    ts::Log& log = ts::the_log();
+    if (ts::device_count() == 0) return;
+    ts::ensure_cuda();
+    std::call_once(log.attached, ts::attach);
+    log.running.store(true, std::memory_order_release);
+  });
+}
+
+void ts_sanitizer_stop(void) {
+  ts::Log& log = ts::the_log();
+  log.running.store(false, std::memory_order_release);
+  const std::lock_guard<std::mutex> lock(log.mutex);
+  log.entries.clear();
+}
+
+int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) {
+  ts::Log& log = ts::the_log();
+  int64_t taken = 0;
+  {
+    const std::lock_guard<std::mutex> lock(log.mutex);
+    for (; taken < capacity && !log.entries.empty(); ++taken) {
+      entries[taken] = log.entries.front();
+      log.entries.pop_front();
+    }
+  }
+  auto& waits = ts::waits_here();
+  const auto count = std::min<int64_t>(capacity - taken, static_cast<int64_t>(waits.size()));
+  std::copy_n(waits.begin(), count, entries + taken);
+  waits.erase(waits.begin(), waits.begin() + count);
+  return taken + count;
+}

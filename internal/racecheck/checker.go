@@ -1,0 +1,471 @@
+// Package racecheck checks the order of work on streams: it is told which queue reads and writes
+// which memory, and which edges order the queues, in the order in which a program makes these calls.
+// It reports an access that no edge orders after an earlier one to the same bytes, of which one is a
+// write. It knows nothing of CUDA or LibTorch.
+//
+// A [Checker] keeps a vector clock for every queue and for every recorded event. Two accesses are
+// ordered if the later one's queue knows the earlier one's time: by the order of one queue, by a
+// wait, by an event, or because the host waited before it queued the later one. Whether the hardware
+// happened to run them one after the other does not count, so a report does not depend on luck.
+//
+// Memory is compared by bytes, not by tensors: views of one storage share a block. A block remembers
+// the accesses that some later one may have to be ordered after; an access that a later write of
+// the same bytes is ordered after is forgotten, since whatever is ordered after the write is ordered
+// after both. So the memory is bounded by the allocations that are live, see maxAccesses.
+package racecheck
+
+import (
+	"slices"
+	"sync"
+)
+
+// Options are the options of New.
+type Options struct {
+	// Report is called with each new finding, while the Checker is locked: it must not call it.
+	Report func(*Finding)
+	// MaxFindings is the maximum number of findings to report; 0 means 100. Further ones are counted.
+	MaxFindings int
+}
+
+// Checker checks the order of one program. Its methods may be called from any goroutine; each call
+// takes effect at one point in time.
+type Checker struct {
+	mu       sync.Mutex
+	o        Options
+	world    world // outside of captures
+	spaces   map[int32]*space
+	queues   []queue
+	events   map[uintptr]*event
+	graphs   map[uintptr]*graph
+	capture  *capture // nil: none is under way
+	places   map[placeKey]*Place
+	found    map[findingKey]*Finding
+	findings []*Finding
+	serial   uint64
+	stats    Stats
+}
+
+// Stats counts what a Checker has seen.
+type Stats struct {
+	Operations int64 // launches
+	Accesses   int64
+	Blocks     int   // now
+	Forgotten  int64 // accesses that were forgotten because a block had too many
+	Findings   int   // including those that were not reported
+}
+
+type queue struct {
+	name   string
+	made   *Place
+	device int32
+}
+
+// world holds the clocks of queues. A capture has one of its own, because its work does not run when
+// it is queued.
+type world struct {
+	clocks []clock
+}
+
+func (w *world) clock(q Queue) *clock {
+	if n := int(q) + 1 - len(w.clocks); n > 0 {
+		w.clocks = append(w.clocks, make([]clock, n)...)
+	}
+	return &w.clocks[q]
+}
+
+type event struct {
+	clock    clock
+	captured *capture // the capture that the latest record is in
+	place    *Place   // of the latest record
+	awaited  bool     // since the latest record
+}
+
+// New returns a Checker that has seen nothing.
+func New(o Options) *Checker {
+	if o.MaxFindings < 1 {
+		o.MaxFindings = 100
+	}
+	return &Checker{
+		o: o, queues: []queue{{name: "the host", device: hostDevice}},
+		spaces: map[int32]*space{}, events: map[uintptr]*event{}, graphs: map[uintptr]*graph{},
+		places: map[placeKey]*Place{}, found: map[findingKey]*Finding{},
+	}
+}
+
+const hostDevice = -1
+
+// NewQueue adds a stream of the device and returns its number. The name is for reports.
+func (c *Checker) NewQueue(name string, device int32) Queue {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queues = append(c.queues, queue{name: name, device: device})
+	return Queue(len(c.queues) - 1)
+}
+
+// NameQueue replaces the name of a stream, and the place where it was made.
+func (c *Checker) NameQueue(q Queue, name string, made *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queues[q].name, c.queues[q].made = name, made
+}
+
+// Stats returns the counts so far.
+func (c *Checker) Stats() Stats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.stats
+	for _, sp := range c.spaces {
+		s.Blocks += sp.count
+	}
+	return s
+}
+
+// worldOf returns the clocks that count for work on the queue now.
+func (c *Checker) worldOf(q Queue) *world {
+	if c.capture != nil && c.capture.inside(q) {
+		return &c.capture.world
+	}
+	return &c.world
+}
+
+// issue returns the queue's clock for work that the host queues now.
+func (c *Checker) issue(q Queue) *clock {
+	w := c.worldOf(q)
+	own := w.clock(q)
+	if w == &c.world && q != Host {
+		own.join(*c.world.clock(Host))
+		own = w.clock(q)
+	}
+	return own
+}
+
+// ---- Edges
+
+// Wait orders later work of a queue after all earlier work of others.
+func (c *Checker) Wait(waiter Queue, on ...Queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, q := range on {
+		c.wait(waiter, q)
+	}
+}
+
+// Fork orders later work of each queue of to after all earlier work of from.
+func (c *Checker) Fork(from Queue, to ...Queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, q := range to {
+		c.wait(q, from)
+	}
+}
+
+func (c *Checker) wait(waiter, on Queue) {
+	if waiter == on {
+		return
+	}
+	if c.capture != nil {
+		if c.capture.inside(on) && waiter != Host {
+			c.capture.enter(waiter)
+		}
+		if c.capture.inside(on) != c.capture.inside(waiter) {
+			return // CUDA refuses the wait
+		}
+	}
+	from := *c.issue(on)
+	c.issue(waiter).join(from)
+}
+
+// Record makes the event stand for all earlier work of the queue.
+func (c *Checker) Record(e uintptr, q Queue, at *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ev := c.events[e]
+	if ev == nil {
+		ev = &event{}
+		c.events[e] = ev
+	}
+	c.issue(q).copyTo(&ev.clock)
+	ev.captured, ev.place, ev.awaited = nil, at, false
+	if c.capture != nil && c.capture.inside(q) {
+		ev.captured = c.capture
+	}
+}
+
+// WaitEvent orders later work of the queue after the event's latest record. It reports whether the
+// event was recorded.
+func (c *Checker) WaitEvent(waiter Queue, e uintptr) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ev := c.events[e]
+	if ev == nil {
+		return false
+	}
+	ev.awaited = true
+	switch {
+	case ev.captured != nil && (ev.captured != c.capture || waiter == Host):
+		return true // CUDA refuses the wait, as in the next case
+	case ev.captured != nil:
+		c.capture.enter(waiter)
+	case c.capture != nil && c.capture.inside(waiter):
+		return true
+	}
+	c.issue(waiter).join(ev.clock)
+	return true
+}
+
+// Drop forgets the event. at is the place of the call that drops it, and nil if the event is not the
+// program's.
+func (c *Checker) Drop(e uintptr, at *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ev := c.events[e]; ev != nil && !ev.awaited && ev.place != nil && at != nil {
+		c.note(KindEventNotAwaited, ev.place, at)
+	}
+	delete(c.events, e)
+}
+
+// WaitAll makes the host wait for all queues of the device.
+func (c *Checker) WaitAll(device int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for q := range c.queues {
+		if q != int(Host) && c.queues[q].device == device {
+			c.wait(Host, Queue(q))
+		}
+	}
+}
+
+// Snapshot returns a copy of the queue's clock, for WaitSnapshot.
+func (c *Checker) Snapshot(q Queue) []uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(*c.issue(q))
+}
+
+// WaitSnapshot makes the host wait for the work before the Snapshot.
+func (c *Checker) WaitSnapshot(taken []uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.world.clock(Host).join(taken)
+}
+
+// ---- Memory
+
+// Memory is memory of a tensor: Region lies in the storage [Storage, Storage+StorageBytes).
+type Memory struct {
+	Device       int32
+	Storage      uintptr
+	StorageBytes uintptr
+	Region       Region
+	Shape        Shape
+	// Track makes the checker remember host memory that it does not know. Other accesses to such
+	// memory cost one lookup.
+	Track bool
+}
+
+// Access is a read or a write.
+type Access struct {
+	Memory
+	Queue Queue
+	Write bool
+	Fresh bool // the operation made the memory: reports name its place
+}
+
+func (c *Checker) space(device int32) *space {
+	s := c.spaces[device]
+	if s == nil {
+		s = &space{}
+		c.spaces[device] = s
+	}
+	return s
+}
+
+// Allocate says that the queue's allocator has handed out the memory. The memory may have had other
+// users before, which only the owner's queue is ordered after: for all others the allocation counts
+// as a write.
+func (c *Checker) Allocate(device int32, begin, bytes uintptr, owner Queue, at *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.space(device)
+	b := c.newBlock(s, device, begin, bytes, owner, at)
+	if b == nil || owner == Host {
+		return
+	}
+	own := c.issue(owner)
+	own.set(owner, own.at(owner)+1)
+	a := access{region: Bytes(begin, bytes), queue: owner, write: true, time: own.at(owner)}
+	if c.capture != nil && c.capture.inside(owner) {
+		b.captured = true
+		c.capture.record(b, a)
+		return
+	}
+	b.accesses = append(b.accesses, a)
+}
+
+// newBlock replaces what the checker knows about the memory.
+func (c *Checker) newBlock(s *space, device int32, begin, bytes uintptr, owner Queue, at *Place) *block {
+	if bytes == 0 {
+		return nil
+	}
+	for old := s.find(begin, begin+bytes); old != nil; old = s.find(begin, begin+bytes) {
+		s.remove(old)
+	}
+	if s.count >= maxBlocks {
+		c.stats.Forgotten++
+		return nil
+	}
+	c.serial++
+	b := &block{device: device, begin: begin, end: begin + bytes, owner: owner, made: at, serial: c.serial}
+	s.add(b)
+	return b
+}
+
+// Use says that the memory may be used on the queue until it is freed: it is then reused only after
+// the work that the queue has at that time.
+func (c *Checker) Use(device int32, storage uintptr, q Queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if b := c.space(device).exact[storage]; b != nil && !slices.Contains(b.uses, q) {
+		b.uses = append(b.uses, q)
+	}
+}
+
+// Free says that the memory returns to its owner's allocator. Uses of other queues that the owner's
+// queue is not ordered after are reported, since the owner's next allocation may be the same memory.
+func (c *Checker) Free(device int32, begin uintptr, at *Place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.space(device)
+	b := s.exact[begin]
+	if b == nil {
+		return
+	}
+	s.remove(b)
+	if b.owner == Host && device != hostDevice {
+		return // the owner of memory from before the Checker is unknown
+	}
+	list := &b.accesses
+	if b.captured {
+		if c.capture == nil || !c.capture.inside(b.owner) {
+			return // a graph's memory stays the graph's
+		}
+		list = c.capture.accesses(b)
+	}
+	known := slices.Clone(*c.issue(b.owner))
+	for _, q := range b.uses {
+		known.join(*c.issue(q))
+	}
+	for i := range *list {
+		if a := &(*list)[i]; a.queue != b.owner && a.time > known.at(a.queue) {
+			c.freed(b, a, at)
+		}
+	}
+}
+
+// Launch is work that the host queues on a queue, or does itself.
+type Launch struct {
+	At       *Place
+	Accesses []Access
+}
+
+// Do records the accesses of one operation. All of its accesses on one queue are of one time.
+func (c *Checker) Do(l Launch) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stats.Operations++
+	c.stats.Accesses += int64(len(l.Accesses))
+	last := Queue(-1)
+	for i := range l.Accesses {
+		a := &l.Accesses[i]
+		if a.Queue != last {
+			last = a.Queue
+			own := c.issue(last)
+			own.set(last, own.at(last)+1)
+		}
+		c.check(a, l.At)
+	}
+	for i := range l.Accesses {
+		c.remember(&l.Accesses[i], l.At)
+	}
+}
+
+// block returns the block of the memory, and makes one if there is none.
+func (c *Checker) block(a *Access, at *Place) *block {
+	if a.Storage == 0 || a.Region.Row == 0 {
+		return nil
+	}
+	s := c.spaces[a.Device]
+	if s == nil {
+		if a.Device == hostDevice && !a.Track {
+			return nil
+		}
+		s = c.space(a.Device)
+	}
+	if b := s.exact[a.Storage]; b != nil && a.Region.End() <= b.end {
+		return b
+	}
+	if b := s.find(a.Region.Begin, a.Region.End()); b != nil && b.begin <= a.Region.Begin && a.Region.End() <= b.end {
+		return b
+	}
+	if a.Device == hostDevice && !a.Track {
+		return nil
+	}
+	begin, end := min(a.Storage, a.Region.Begin), max(a.Storage+a.StorageBytes, a.Region.End())
+	return c.newBlock(s, a.Device, begin, end-begin, Host, nil)
+}
+
+// accesses returns the accesses that an access to the block on the queue may conflict with.
+func (c *Checker) accesses(b *block, q Queue) *[]access {
+	if c.capture != nil && c.capture.inside(q) {
+		return c.capture.accesses(b)
+	}
+	return &b.accesses
+}
+
+func (c *Checker) check(a *Access, at *Place) {
+	b := c.block(a, at)
+	if b == nil {
+		return
+	}
+	if a.Fresh {
+		b.made, b.shape = at, a.Shape
+	}
+	own := *c.worldOf(a.Queue).clock(a.Queue)
+	for i, old := range *c.accesses(b, a.Queue) {
+		if old.queue != a.Queue && (old.write || a.Write) && old.time > own.at(old.queue) && old.region.overlaps(a.Region) {
+			c.race(b, &(*c.accesses(b, a.Queue))[i], a, at)
+		}
+	}
+}
+
+func (c *Checker) remember(a *Access, at *Place) {
+	b := c.block(a, at)
+	if b == nil {
+		return
+	}
+	own := *c.worldOf(a.Queue).clock(a.Queue)
+	list := c.accesses(b, a.Queue)
+	if list != &b.accesses {
+		c.capture.all[footKey{b, a.Region, a.Write}] = foot{b, a.Memory, a.Write, at}
+	}
+	*list = slices.DeleteFunc(*list, func(old access) bool {
+		if !a.Region.covers(old.region) || !a.Write && (old.write || old.queue != a.Queue) {
+			return false
+		}
+		return old.queue == a.Queue || old.time <= own.at(old.queue)
+	})
+	if list == &b.accesses {
+		c.stats.Forgotten += int64(b.trim(*c.world.clock(Host)))
+	}
+	*list = append(*list, access{a.Region, a.Queue, a.Write, own.at(a.Queue), at, a.Shape})
+}
+
+// Unmap says that the memory returns to the driver, which waits for all work on it.
+func (c *Checker) Unmap(device int32, begin, bytes uintptr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.space(device)
+	for b := s.find(begin, begin+bytes); b != nil; b = s.find(begin, begin+bytes) {
+		s.remove(b)
+	}
+}

@@ -1,0 +1,173 @@
+package racecheck
+
+import "slices"
+
+// capture is the graph that is being captured. Its work runs only in replays, so it has clocks and
+// accesses of its own: they order the work inside of the graph.
+type capture struct {
+	world   world
+	members map[Queue]bool
+	touched map[*block]*[]access
+	order   []*block // the keys of touched, in the order of their first access
+	all     map[footKey]foot
+}
+
+func (c *capture) inside(q Queue) bool { return c.members[q] }
+func (c *capture) enter(q Queue)       { c.members[q] = true }
+
+func (c *capture) accesses(b *block) *[]access {
+	list := c.touched[b]
+	if list == nil {
+		list = new([]access)
+		c.touched[b] = list
+		c.order = append(c.order, b)
+	}
+	return list
+}
+
+func (c *capture) record(b *block, a access) {
+	list := c.accesses(b)
+	*list = append(*list, a)
+}
+
+// foot is one access of a graph's replays.
+type foot struct {
+	block *block
+	mem   Memory
+	write bool
+	place *Place
+}
+
+type footKey struct {
+	block  *block
+	region Region
+	write  bool
+}
+
+// maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more keeps
+// one, of all of the block's memory.
+const maxFeet = 16
+
+type graph struct {
+	feet   []foot
+	places map[*Place]*Place // the place of a replay's access, by the place in the capture
+	at     *Place            // of the latest replay
+	pool   *pool
+	users  []Queue // of replays
+}
+
+// pool is the memory that graphs share. Their replays are ordered.
+type pool struct{ clock clock }
+
+// Begin begins the capture of a stream.
+func (c *Checker) Begin(origin Queue) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, all: map[footKey]foot{}}
+}
+
+// End ends the capture. The graph's number is the caller's; 0 stands for a capture that failed. share
+// is the graph whose memory the new graph shares, or 0.
+func (c *Checker) End(g, share uintptr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was := c.capture
+	c.capture = nil
+	if was == nil || g == 0 {
+		return
+	}
+	made := &graph{pool: &pool{}}
+	if other := c.graphs[share]; other != nil {
+		made.pool = other.pool
+	}
+	byBlock := map[*block][]foot{}
+	for _, f := range was.all {
+		byBlock[f.block] = append(byBlock[f.block], f)
+	}
+	for _, b := range was.order {
+		feet := byBlock[b]
+		if b.captured && c.space(b.device).exact[b.begin] != b {
+			continue // freed in the capture: nothing outside of the graph can reach the memory
+		}
+		if len(feet) > maxFeet {
+			all := feet[0]
+			all.mem.Region = Bytes(b.begin, b.end-b.begin)
+			for _, f := range feet {
+				if f.write {
+					all.write, all.place = true, f.place
+				}
+			}
+			feet = []foot{all}
+		}
+		made.feet = append(made.feet, feet...)
+	}
+	c.graphs[g] = made
+}
+
+// Replay queues the graph's work, after that of the previous replay of any graph that shares its
+// memory.
+func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
+	c.mu.Lock()
+	gr := c.graphs[g]
+	if gr == nil {
+		c.mu.Unlock()
+		return
+	}
+	c.issue(q).join(gr.pool.clock)
+	accesses := make([]Access, len(gr.feet))
+	for i, f := range gr.feet {
+		accesses[i] = Access{Memory: f.mem, Queue: q, Write: f.write}
+	}
+	if !slices.Contains(gr.users, q) {
+		gr.users = append(gr.users, q)
+	}
+	c.stats.Operations++
+	c.stats.Accesses += int64(len(accesses))
+	own := c.issue(q)
+	own.set(q, own.at(q)+1)
+	for i := range accesses {
+		c.check(&accesses[i], gr.place(c, i, at))
+	}
+	for i := range accesses {
+		c.remember(&accesses[i], gr.place(c, i, at))
+	}
+	c.issue(q).copyTo(&gr.pool.clock)
+	c.mu.Unlock()
+}
+
+// place returns the place of a replay's access: the call of Replay, and the operator in the capture.
+func (g *graph) place(c *Checker, i int, at *Place) *Place {
+	if g.at != at {
+		g.at, g.places = at, map[*Place]*Place{}
+	}
+	in := g.feet[i].place
+	p := g.places[in]
+	if p == nil {
+		p = c.replayed(at, in)
+		g.places[in] = p
+	}
+	return p
+}
+
+// FreeGraph says that the graph is closed. The library keeps the memory of its operands until its
+// last replay is done.
+func (c *Checker) FreeGraph(g uintptr) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	gr := c.graphs[g]
+	if gr == nil {
+		return
+	}
+	delete(c.graphs, g)
+	for _, f := range gr.feet {
+		b := f.block
+		if c.space(b.device).exact[b.begin] != b {
+			continue
+		}
+		for _, q := range gr.users {
+			if !slices.Contains(b.uses, q) {
+				b.uses = append(b.uses, q)
+			}
+		}
+	}
+}
