@@ -14,6 +14,17 @@ import (
 	"github.com/torchstream/torchstream/internal/capi"
 )
 
+// TestMain fails if the stream sanitizer that the environment has started finds an error. Package
+// cudatest does so for other packages; it imports this one.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if s := RunningSanitizer(); code == 0 && s.Errors() > 0 {
+		fmt.Fprintf(os.Stderr, "the stream sanitizer has %d findings\n", s.Errors())
+		code = 66
+	}
+	os.Exit(code)
+}
+
 // until runs the garbage collector until done returns true.
 func until(t *testing.T, condition string, done func() bool) {
 	t.Helper()

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "the tests hang\n%s\n", buf[:runtime.Stack(buf, true)])
 		os.Exit(2)
 	})
-	code := m.Run()
+	code := cudatest.Main(m)
 	limit.Stop()
 	os.Exit(code)
 }

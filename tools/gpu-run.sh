@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize bench demo train examples (default: tests bench demo); none only unpacks
+#   run.sh [STAGE...]      stages: tests sanitize streams bench demo train examples (default: tests bench demo); none only unpacks
 #
 # OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
 # TEST_TIMEOUT=SECS  time limit of one test program (default 240)
 # RUN=REGEXP         run only the Go tests that match
-# ONLY=REGEXP        in tests and sanitize, run only the test programs whose names in the table match
+# ONLY=REGEXP        in tests, sanitize and streams, run only the test programs whose names in the table match
 # DEVICE=cuda|cpu    for demo and train (default cuda)
 # ARCHIVE=FILE       archive for train (default: makes one with COUNT=8000 photographs, which needs Python's Pillow)
 # TRAIN=OPTIONS      more options for train
@@ -155,6 +155,48 @@ sanitize() {
   done < <(programs)
 }
 
+# Tests that race on purpose: the controls of tests that prove an order.
+races_on_purpose='TestOrdering|TestFork|TestJoin|TestCopyBatchIsOrdered|TestCopyPeerIsOrdered|TestStridedCopiesAreOrdered'
+races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestUnlockedGoroutinesLoseTheirStream'
+
+# watched NAME FOLDER COMMAND...: runs a program under the stream sanitizer and prints a line of the table.
+watched() {
+  local name=$1 folder=$2 found=$out/streams/$1 one=$out/.one rc count
+  shift 2
+  mkdir -p "$found"
+  (cd "$folder" && TORCHSTREAM_SANITIZE=1 TORCHSTREAM_SANITIZE_DIR=$found TORCHSTREAM_SANITIZE_IGNORE=$races_on_purpose \
+    timeout -k 10 "$((3 * limit))" "$@") >"$one" 2>&1 </dev/null
+  rc=$?
+  count=$(find "$found" -name '*.txt' | wc -l)
+  # An example that needs more GPUs than there are ends with an error.
+  ((rc == 0)) || ! grep -q ': needs .*GPU' "$one" || rc=0
+  say "$(printf '%-34s %3d findings, exit status %d' "$name" "$count" "$rc")"
+  if ((rc != 0 || count != 0)); then
+    failures=$((failures + 1))
+    find "$found" -name '*.txt' | sort | head -n 3 | xargs -r cat | sed 's/^/    /'
+    ((count > 0)) || tail -n 20 "$one" | sed 's/^/    | /'
+  fi
+  { echo "=== $name (exit status $rc)"; cat "$one"; } >>"$out/streams.log"
+  rm -f "$one"
+}
+
+# Runs the tests and the examples under the stream sanitizer, which must find nothing.
+streams() {
+  local folder name file kind program
+  rm -rf "$out/streams"
+  : >"$out/streams.log"
+  say ""
+  say "stream sanitizer"
+  while IFS=$'\t' read -r folder name file kind; do
+    [[ $kind == go ]] || continue
+    ldd "$file" 2>/dev/null | grep -q libtorchstream || continue
+    watched "$name" "$folder" "$file" -test.timeout "$((3 * limit))s" ${RUN:+-test.run "$RUN"}
+  done < <(programs)
+  [[ -z ${RUN:-} ]] || return 0
+  for program in "$here"/bin/0[2-9]-*; do watched "$(basename "$program")" "$here/tree" "$program" -json; done
+  watched 01-train "$here/tree" "$here/bin/01-train" train -device "$device" -checkpoint ""
+}
+
 # step NAME LOG COMMAND...: runs a command with a time limit, prints its output and appends the output to a log.
 step() {
   local name=$1 log=$2 rc
@@ -224,9 +266,9 @@ examples() {
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | bench | demo | train | examples) "$stage" ;;
+    tests | sanitize | streams | bench | demo | train | examples) "$stage" ;;
     none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, bench, demo, train or examples" >&2 && exit 2 ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, demo, train or examples" >&2 && exit 2 ;;
   esac
 done
 say ""

@@ -629,8 +629,7 @@ TS_API ts_error* ts_capture_wait(void);
  * wait for the capture's end, or break it, then return TS_ERROR_CAPTURE at once. */
 TS_API ts_error* ts_capture_is_active(bool* active);
 
-/* ---- sanitizer: what LibTorch does by itself about memory and order ---------------------------
- */
+/* ---- sanitizer: what LibTorch does by itself about memory and order -------------------------- */
 
 #define TS_SANITIZER_ALLOCATED 1           /* address, bytes, stream */
 #define TS_SANITIZER_FREED 2               /* address, bytes, stream */

@@ -1,7 +1,10 @@
 // Package capi binds the C header cshim/include/torchstream.h, function by function, with Go types
 // and errors. It makes no policy: the header defines ownership, ordering and threads, and the
-// packages above give them a Go shape. internal/imagecapi binds the image library; no
-// other package calls C.
+// packages above give them a Go shape. internal/imagecapi binds the image library; no other package
+// calls C.
+//
+// While a stream sanitizer runs ([StartSanitizer]), the functions that order, use or free memory
+// tell it what they did.
 //
 // # Threads
 //
@@ -40,7 +43,8 @@ import (
 
 // Check returns an error if the loaded shim, or the image library whose errors it returns, has
 // another ABI version than this package. Functions that create or find the first object of a kind
-// call it, so that a program with a wrong shim fails before it can reach any other function.
+// call it, so that a program with a wrong shim fails before it can reach any other function. The
+// first call also starts the stream sanitizer, if the environment asks for it.
 var Check = sync.OnceValue(func() error {
 	if err := imagecapi.Check(); err != nil {
 		return err
@@ -48,7 +52,7 @@ var Check = sync.OnceValue(func() error {
 	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
 		return &Error{Code: CodeInternal, Origin: "ts_abi_version", Message: fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
 	}
-	return nil
+	return sanitizeFromEnvironment()
 })
 
 // LibTorchVersion returns the version of the LibTorch that the shim was built with.

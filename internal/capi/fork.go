@@ -14,11 +14,19 @@ import "unsafe"
 func ForkStreams(from Stream, to []Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int64_t(len(to))))
+	err := failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int64_t(len(to))))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.fork(from, to)
+	}
+	return err
 }
 
 func JoinStreams(into Stream, from []Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int64_t(len(from))))
+	err := failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int64_t(len(from))))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.join(into, from)
+	}
+	return err
 }

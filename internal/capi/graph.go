@@ -22,19 +22,30 @@ func BeginCapture(s Stream, share *Graph) (g *Graph, err error) {
 		return nil, err
 	}
 	err = awaitCapture(func() error { return failure(C.ts_graph_begin(s.c(), share, &g)) })
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.began(g, s, share)
+	}
 	return g, err
 }
 
 func EndCapture(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_graph_end(g))
+	err := failure(C.ts_graph_end(g))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.ended(g, true)
+	}
+	return err
 }
 
 func ReplayGraph(g *Graph, s Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_graph_replay(g, s.c()))
+	err := failure(C.ts_graph_replay(g, s.c()))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.replayed(g, s)
+	}
+	return err
 }
 
 func GraphNodes(g *Graph) int { return int(C.ts_graph_node_count(g)) }
@@ -43,6 +54,9 @@ func GraphNodes(g *Graph) int { return int(C.ts_graph_node_count(g)) }
 func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
+	if s := sanitizer.Load(); s != nil {
+		defer s.freedGraph(g)
+	}
 	return failure(C.ts_graph_destroy(g))
 }
 

@@ -116,6 +116,9 @@ func RegisterPinned(memory []byte) (p *Pinned, err error) {
 	waiting.enter()
 	defer waiting.leave()
 	err = failure(C.ts_pinned_register((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), &p))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.pinned(p)
+	}
 	return p, err
 }
 
@@ -159,5 +162,9 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyPeer", Message: "dst and src have different lengths"}
 	}
-	return failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int64_t(len(dst))))
+	err := failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int64_t(len(dst))))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.copyPeer(dstStream, dst, srcStream, src)
+	}
+	return err
 }

@@ -42,6 +42,9 @@ func NotifierFD(n *Notifier) int { return int(C.ts_notifier_fd(n)) }
 func TakeNotices(n *Notifier, tokens []uint64) (int, error) {
 	var count C.int64_t
 	err := failure(C.ts_notifier_take(n, (*C.uint64_t)(unsafe.SliceData(tokens)), C.int64_t(len(tokens)), &count))
+	if s := sanitizer.Load(); s != nil {
+		s.noticed(tokens[:count])
+	}
 	return int(count), err
 }
 
@@ -54,6 +57,9 @@ func FreeNotifier(n *Notifier) { C.ts_notifier_free(n) }
 func NotifyStream(s Stream, n *Notifier, token uint64) error {
 	computing.enter()
 	defer computing.leave()
+	if on := sanitizer.Load(); on != nil {
+		on.notified(s, token) // before the notice can come
+	}
 	return failure(C.ts_stream_notify(s.c(), n, C.uint64_t(token)))
 }
 

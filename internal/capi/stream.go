@@ -98,7 +98,11 @@ func EmptyCache() error {
 }
 
 func SynchronizeDevice(device int32) error {
-	return awaitCapture(func() error { return failure(C.ts_device_synchronize(C.int32_t(device))) })
+	err := awaitCapture(func() error { return failure(C.ts_device_synchronize(C.int32_t(device))) })
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.check.WaitAll(device)
+	}
+	return err
 }
 
 // Stream has the layout of ts_stream.
@@ -118,6 +122,9 @@ func StreamFromPool(device, priority int32) (s Stream, err error) {
 	computing.enter() // the first call creates the device's stream pools
 	defer computing.leave()
 	err = failure(C.ts_stream_from_pool(C.int32_t(device), C.int32_t(priority), cstream(&s)))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.madeStream(s, "cuda.NewStream", true)
+	}
 	return s, err
 }
 
@@ -140,6 +147,9 @@ func NewStream(device, priority int32) (s Stream, err error) {
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_stream_acquire(C.int32_t(device), C.int32_t(priority), cstream(&s)))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.madeStream(s, "cuda.NewOwnedStream", false)
+	}
 	return s, err
 }
 
@@ -172,13 +182,20 @@ func StreamPriorityRange() (least, greatest int32, err error) {
 func (s Stream) Query() (bool, error) {
 	var done C.bool
 	err := failure(C.ts_stream_query(s.c(), &done))
+	if on := sanitizer.Load(); on != nil && err == nil && bool(done) {
+		on.synchronized(s)
+	}
 	return bool(done), err
 }
 
 func (s Stream) Synchronize() error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_stream_synchronize(s.c()))
+	err := failure(C.ts_stream_synchronize(s.c()))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.synchronized(s)
+	}
+	return err
 }
 
 func GetCurrentCUDAStream(device int32) (s Stream, err error) {
@@ -191,7 +208,11 @@ func SetCUDAStream(s Stream) error { return failure(C.ts_set_cuda_stream(s.c()))
 func WaitCUDAStream(waiter, on Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_wait_cuda_stream(waiter.c(), on.c()))
+	err := failure(C.ts_wait_cuda_stream(waiter.c(), on.c()))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.wait(waiter, on)
+	}
+	return err
 }
 
 // StreamGuard has the layout of ts_stream_guard.
@@ -227,6 +248,9 @@ func NewEvent(flags int32) (e *Event, err error) {
 // FreeEvent destroys the CUDA event, which takes the driver's lock.
 func FreeEvent(e *Event) {
 	computing.enter()
+	if s := sanitizer.Load(); s != nil {
+		s.dropped(e)
+	}
 	C.ts_event_free(e)
 	computing.leave()
 }
@@ -241,31 +265,50 @@ func DelayStream(s Stream, d time.Duration) error {
 func RecordEvent(e *Event, s Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_event_record(e, s.c()))
+	err := failure(C.ts_event_record(e, s.c()))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.recorded(e, s)
+	}
+	return err
 }
 
 func StreamWaitEvent(s Stream, e *Event) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_stream_wait_event(s.c(), e))
+	err := failure(C.ts_stream_wait_event(s.c(), e))
+	if on := sanitizer.Load(); on != nil {
+		on.awaited(s, e, err)
+	}
+	return err
 }
 
 func QueryEvent(e *Event) (bool, error) {
 	var done C.bool
 	err := failure(C.ts_event_query(e, &done))
+	if s := sanitizer.Load(); s != nil && err == nil && bool(done) {
+		s.reached(e)
+	}
 	return bool(done), err
 }
 
 func SynchronizeEvent(e *Event) error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_event_synchronize(e))
+	err := failure(C.ts_event_synchronize(e))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.reached(e)
+	}
+	return err
 }
 
 // EventElapsed returns the nanoseconds between two events that were recorded with timing.
 func EventElapsed(start, end *Event) (int64, error) {
 	var ns C.int64_t
 	err := failure(C.ts_event_get_elapsed(start, end, &ns))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.reached(start)
+		s.reached(end)
+	}
 	return int64(ns), err
 }
 
@@ -279,6 +322,9 @@ func NewPinned(bytes int) (p *Pinned, err error) {
 	waiting.enter()
 	defer waiting.leave()
 	err = failure(C.ts_pinned_new(C.size_t(bytes), &p))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.pinned(p)
+	}
 	return p, err
 }
 
@@ -292,7 +338,16 @@ func PinnedBytes(p *Pinned) []byte {
 func FreePinned(p *Pinned) error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_pinned_destroy(p))
+	s := sanitizer.Load()
+	if s == nil {
+		return failure(C.ts_pinned_destroy(p))
+	}
+	b := PinnedBytes(p)
+	err := failure(C.ts_pinned_destroy(p))
+	if err == nil {
+		s.unpinned(uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	}
+	return err
 }
 
 func PinnedBytesLive() int64 { return int64(C.ts_pinned_live_bytes()) }

@@ -84,6 +84,9 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
+	}
 	return t, err
 }
 
@@ -119,6 +122,9 @@ func FreeTensor(t *Tensor) {
 	computing.enter()
 	C.ts_tensor_free(t)
 	computing.leave()
+	if s := sanitizer.Load(); s != nil {
+		s.freed("Tensor.Close")
+	}
 }
 
 func FreeTensors(ts []*Tensor) {
@@ -126,6 +132,9 @@ func FreeTensors(ts []*Tensor) {
 		computing.enter()
 		defer computing.leave()
 		C.ts_tensor_free_all(unsafe.SliceData(ts), C.int64_t(len(ts)))
+		if s := sanitizer.Load(); s != nil {
+			s.freed("Scope.Close")
+		}
 	}
 }
 
@@ -189,7 +198,12 @@ func CopyTensor(dst, src *Tensor, nonBlocking bool) error {
 	gate := copying(nonBlocking)
 	gate.enter()
 	defer gate.leave()
-	return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking)))
+	s := sanitizer.Load()
+	if s == nil {
+		return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking)))
+	}
+	return s.call(func() error { return failure(C.ts_tensor_copy(dst, src, C.bool(nonBlocking))) },
+		func() { s.moved("a copy", dst, src, false, nonBlocking) })
 }
 
 // TensorTo copies the tensor to the device and converts it to dtype. A dtype of -1 keeps the
@@ -198,36 +212,68 @@ func TensorTo(t *Tensor, device, dtype int32, nonBlocking bool) (r *Tensor, err 
 	gate := copying(nonBlocking)
 	gate.enter()
 	defer gate.leave()
-	err = failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &r))
-	return r, err
+	s := sanitizer.Load()
+	if s == nil {
+		err = failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &r))
+		return r, err
+	}
+	var made *Tensor
+	err = s.call(func() error {
+		return failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &made))
+	}, func() { s.moved("a copy", made, t, true, nonBlocking) })
+	return made, err
 }
 
 func ReadTensor(t *Tensor, data []byte) error {
 	waiting.enter()
 	defer waiting.leave()
-	return failure(C.ts_tensor_read(t, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data))))
+	s := sanitizer.Load()
+	if s == nil {
+		return failure(C.ts_tensor_read(t, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data))))
+	}
+	return s.call(func() error {
+		return failure(C.ts_tensor_read(t, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data))))
+	}, func() { s.used("a read of values", false, nil, []*Tensor{t}) })
 }
 
 func TensorItem(t *Tensor) (float64, error) {
 	waiting.enter()
 	defer waiting.leave()
-	var v C.double
-	err := failure(C.ts_tensor_get_item(t, &v))
-	return float64(v), err
+	s := sanitizer.Load()
+	if s == nil {
+		var v C.double
+		err := failure(C.ts_tensor_get_item(t, &v))
+		return float64(v), err
+	}
+	var read C.double
+	err := s.call(func() error { return failure(C.ts_tensor_get_item(t, &read)) },
+		func() { s.used("a read of a value", false, nil, []*Tensor{t}) })
+	return float64(read), err
 }
 
 func TensorItemInt(t *Tensor) (int64, error) {
 	waiting.enter()
 	defer waiting.leave()
-	var v C.int64_t
-	err := failure(C.ts_tensor_get_item_int(t, &v))
-	return int64(v), err
+	s := sanitizer.Load()
+	if s == nil {
+		var v C.int64_t
+		err := failure(C.ts_tensor_get_item_int(t, &v))
+		return int64(v), err
+	}
+	var read C.int64_t
+	err := s.call(func() error { return failure(C.ts_tensor_get_item_int(t, &read)) },
+		func() { s.used("a read of a value", false, nil, []*Tensor{t}) })
+	return int64(read), err
 }
 
 func RecordStream(t *Tensor, s Stream) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_tensor_record_stream(t, s.c()))
+	err := failure(C.ts_tensor_record_stream(t, s.c()))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.recordStream(t, s)
+	}
+	return err
 }
 
 // CopyBatch calls ts_tensor_copy_batch. after and done may be nil.
@@ -237,7 +283,11 @@ func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyBatch", Message: "dst and src have different lengths"}
 	}
-	return failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int64_t(len(dst)), done))
+	err := failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int64_t(len(dst)), done))
+	if on := sanitizer.Load(); on != nil && err == nil {
+		on.copyBatch(s, after, dst, src, done)
+	}
+	return err
 }
 
 func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
@@ -246,7 +296,11 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	if len(mean) != len(std) {
 		return &Error{Code: CodeInvalidArgument, Origin: "NormalizeImages", Message: "mean and std have different lengths"}
 	}
-	return failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
+	err := failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.used("torch.NormalizeImages", false, []*Tensor{dst}, []*Tensor{src})
+	}
+	return err
 }
 
 // Operator is a ts_operator. It is never freed.
@@ -310,6 +364,13 @@ func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 // empty, results are dropped. The slices do not escape, so a caller can keep them on its stack. An
 // operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+	if s := sanitizer.Load(); s != nil {
+		return s.callOperator(op, args, tensors, ints, text, flags, out)
+	}
+	return callOperator(op, args, tensors, ints, text, flags, out)
+}
+
+func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
 	gate := copying(flags&CallWaits == 0)
 	for {
 		gate.enter()
@@ -329,6 +390,13 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 // CallOperatorList is CallOperator for operators that return lists. It returns all results,
 // whatever their number.
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
+	if s := sanitizer.Load(); s != nil {
+		return s.callOperatorList(op, args, tensors, ints, text, flags)
+	}
+	return callOperatorList(op, args, tensors, ints, text, flags)
+}
+
+func callOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
 	for {
 		computing.enter()
 		var n C.int64_t
@@ -360,7 +428,12 @@ func busy(err error) error {
 func Backward(t, gradient *Tensor, retainGraph bool) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph)))
+	s := sanitizer.Load()
+	if s == nil {
+		return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph)))
+	}
+	return s.call(func() error { return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph))) },
+		func() { s.freed("Tensor.Backward") })
 }
 
 // Grad returns nil, nil if there is no gradient.
@@ -373,13 +446,21 @@ func Grad(t *Tensor) (g *Tensor, err error) {
 func SetGrad(t, gradient *Tensor) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_tensor_set_grad(t, gradient))
+	err := failure(C.ts_tensor_set_grad(t, gradient))
+	if s := sanitizer.Load(); s != nil {
+		s.freed("Tensor.SetGrad")
+	}
+	return err
 }
 
 func ClearGrads(ts []*Tensor) error {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_tensor_clear_grads(unsafe.SliceData(ts), C.int64_t(len(ts))))
+	err := failure(C.ts_tensor_clear_grads(unsafe.SliceData(ts), C.int64_t(len(ts))))
+	if s := sanitizer.Load(); s != nil {
+		s.freed("torch.ClearGrads")
+	}
+	return err
 }
 
 func SetRequiresGrad(t *Tensor, requires bool) error {

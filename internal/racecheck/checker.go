@@ -1,20 +1,23 @@
 // Package racecheck checks the order of work on streams: it is told which queue reads and writes
-// which memory, and which edges order the queues, in the order in which a program makes these calls.
-// It reports an access that no edge orders after an earlier one to the same bytes, of which one is a
-// write. It knows nothing of CUDA or LibTorch.
+// which memory, and which edges order the queues, in the order in which a program makes these
+// calls. It reports an access that no edge orders after an earlier one to the same bytes, of which
+// one is a write. It knows nothing of CUDA or LibTorch.
 //
 // A [Checker] keeps a vector clock for every queue and for every recorded event. Two accesses are
 // ordered if the later one's queue knows the earlier one's time: by the order of one queue, by a
-// wait, by an event, or because the host waited before it queued the later one. Whether the hardware
-// happened to run them one after the other does not count, so a report does not depend on luck.
+// wait, by an event, or because the host waited before it queued the later one. Whether the
+// hardware happened to run them one after the other does not count, so a report does not depend on
+// luck.
 //
-// Memory is compared by bytes, not by tensors: views of one storage share a block. A block remembers
-// the accesses that some later one may have to be ordered after; an access that a later write of
-// the same bytes is ordered after is forgotten, since whatever is ordered after the write is ordered
-// after both. So the memory is bounded by the allocations that are live, see maxAccesses.
+// Memory is compared by bytes, not by tensors: views of one storage share a block. A block
+// remembers the accesses that some later one may have to be ordered after; an access that a later
+// write of the same bytes is ordered after is forgotten, since whatever is ordered after the write
+// is ordered after both. So the memory is bounded by the allocations that are live, see
+// maxAccesses.
 package racecheck
 
 import (
+	"regexp"
 	"slices"
 	"sync"
 )
@@ -23,8 +26,11 @@ import (
 type Options struct {
 	// Report is called with each new finding, while the Checker is locked: it must not call it.
 	Report func(*Finding)
-	// MaxFindings is the maximum number of findings to report; 0 means 100. Further ones are counted.
+	// MaxFindings is the maximum number of findings to report; 0 means 100. Further ones are
+	// counted.
 	MaxFindings int
+	// Ignore drops findings of which a function or a file:line of either stack matches.
+	Ignore *regexp.Regexp
 }
 
 // Checker checks the order of one program. Its methods may be called from any goroutine; each call
@@ -60,8 +66,8 @@ type queue struct {
 	device int32
 }
 
-// world holds the clocks of queues. A capture has one of its own, because its work does not run when
-// it is queued.
+// world holds the clocks of queues. A capture has one of its own, because its work does not run
+// when it is queued.
 type world struct {
 	clocks []clock
 }
@@ -213,8 +219,8 @@ func (c *Checker) WaitEvent(waiter Queue, e uintptr) bool {
 	return true
 }
 
-// Drop forgets the event. at is the place of the call that drops it, and nil if the event is not the
-// program's.
+// Drop forgets the event. at is the place of the call that drops it, and nil if the event is not
+// the program's.
 func (c *Checker) Drop(e uintptr, at *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -331,7 +337,8 @@ func (c *Checker) Use(device int32, storage uintptr, q Queue) {
 }
 
 // Free says that the memory returns to its owner's allocator. Uses of other queues that the owner's
-// queue is not ordered after are reported, since the owner's next allocation may be the same memory.
+// queue is not ordered after are reported, since the owner's next allocation may be the same
+// memory.
 func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -468,4 +475,12 @@ func (c *Checker) Unmap(device int32, begin, bytes uintptr) {
 	for b := s.find(begin, begin+bytes); b != nil; b = s.find(begin, begin+bytes) {
 		s.remove(b)
 	}
+}
+
+// Tracks reports whether the checker knows memory of the device.
+func (c *Checker) Tracks(device int32) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.spaces[device]
+	return s != nil && s.count > 0
 }

@@ -8,8 +8,8 @@ type Queue int32
 // the Go race detector's to check.
 const Host Queue = 0
 
-// clock is a vector clock: for each queue, the time up to which its work is known to be done. Queues
-// beyond the end have the time 0.
+// clock is a vector clock: for each queue, the time up to which its work is known to be done.
+// Queues beyond the end have the time 0.
 type clock []uint64
 
 func (c clock) at(q Queue) uint64 {

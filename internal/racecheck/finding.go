@@ -14,8 +14,8 @@ type Kind string
 const (
 	// KindRace is an access that no edge orders after an earlier one to the same bytes.
 	KindRace Kind = "race"
-	// KindFreed is memory that is freed while a stream that its owner does not wait for may still use
-	// it.
+	// KindFreed is memory that is freed while a stream that its owner does not wait for may still
+	// use it.
 	KindFreed Kind = "freed"
 	// KindNotRecorded is a wait for an event that was never recorded.
 	KindNotRecorded Kind = "not-recorded"
@@ -79,6 +79,9 @@ func (c *Checker) add(f *Finding) {
 		old.Count++
 		return
 	}
+	if c.o.Ignore != nil && (f.First.matches(c.o.Ignore) || f.Second.matches(c.o.Ignore)) {
+		return
+	}
 	c.stats.Findings++
 	if len(c.findings) >= c.o.MaxFindings {
 		return
@@ -89,6 +92,15 @@ func (c *Checker) add(f *Finding) {
 	if c.o.Report != nil {
 		c.o.Report(f)
 	}
+}
+
+func (u Use) matches(r *regexp.Regexp) bool {
+	for _, f := range u.Stack {
+		if r.MatchString(f.Function) || r.MatchString(f.String()) {
+			return true
+		}
+	}
+	return false
 }
 
 // Findings returns the findings so far, in their order.

@@ -44,8 +44,8 @@ type footKey struct {
 	write  bool
 }
 
-// maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more keeps
-// one, of all of the block's memory.
+// maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more
+// keeps one, of all of the block's memory.
 const maxFeet = 16
 
 type graph struct {
@@ -66,8 +66,8 @@ func (c *Checker) Begin(origin Queue) {
 	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, all: map[footKey]foot{}}
 }
 
-// End ends the capture. The graph's number is the caller's; 0 stands for a capture that failed. share
-// is the graph whose memory the new graph shares, or 0.
+// End ends the capture. The graph's number is the caller's; 0 stands for a capture that failed.
+// share is the graph whose memory the new graph shares, or 0.
 func (c *Checker) End(g, share uintptr) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,7 +135,8 @@ func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
 	c.mu.Unlock()
 }
 
-// place returns the place of a replay's access: the call of Replay, and the operator in the capture.
+// place returns the place of a replay's access: the call of Replay, and the operator in the
+// capture.
 func (g *graph) place(c *Checker, i int, at *Place) *Place {
 	if g.at != at {
 		g.at, g.places = at, map[*Place]*Place{}

@@ -2,7 +2,6 @@ package racecheck
 
 import (
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"strings"
 )
@@ -134,12 +133,4 @@ func (p *Place) byPrefetcher() bool {
 		}
 	}
 	return false
-}
-
-// base shortens a path for a picture.
-func (f Frame) base() string {
-	if f.File == "" {
-		return ""
-	}
-	return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
 }

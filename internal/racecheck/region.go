@@ -1,7 +1,7 @@
 package racecheck
 
-// Region is the memory of a tensor's elements: Rows rows of Row bytes, which begin Pitch bytes apart.
-// A region of one row has no pitch.
+// Region is the memory of a tensor's elements: Rows rows of Row bytes, which begin Pitch bytes
+// apart. A region of one row has no pitch.
 type Region struct {
 	Begin uintptr
 	Row   uintptr

@@ -21,7 +21,7 @@ type machine struct {
 	devices  int
 	elements int64
 	streams  []cuda.Stream
-	load     []*torch.Tensor // by device
+	load     []*torch.Tensor // by stream
 	hosts    []host
 
 	tensors []*torch.Tensor
@@ -62,10 +62,12 @@ func newMachine(t *testing.T, devices int) *machine {
 		m.check(err)
 		m.streams = append(m.streams, s)
 	}
-	for d := range devices {
-		x, err := torch.Zeros(cuda.Device(d), torch.Float32, 1<<24)
-		m.check(err)
-		m.load = append(m.load, x)
+	for _, s := range m.streams {
+		m.check(cuda.WithStream(s, func() error {
+			x, err := torch.Zeros(s.Device(), torch.Float32, 1<<24)
+			m.load = append(m.load, x)
+			return err
+		}))
 	}
 	m.size(1)
 	return m
@@ -188,7 +190,7 @@ func (m *machine) compute(o Op) (err error) {
 		err = errors.Join(e, m.hosts[o.Dst].values.CopyFrom(values, torch.CopyOptions{}), values.Close())
 	case Busy:
 		on(func() error {
-			load := m.load[m.streams[o.Stream].Device()]
+			load := m.load[o.Stream]
 			for range 4 {
 				if err := load.AddScalar_(1).Err(); err != nil {
 					return err

@@ -18,8 +18,9 @@ ROOT = "github.com/torchstream/torchstream"
 # that a reviewer accepts.
 LAYERS = {
     # The C headers as Go types. No other package uses cgo.
+    "internal/racecheck": [],
     "internal/imagecapi": [],
-    "internal/capi": ["internal/imagecapi"],
+    "internal/capi": ["internal/imagecapi", "internal/racecheck"],
     # Small packages that import no other, or nearly none.
     "internal/origin": [],
     "internal/interrupt": [],
@@ -57,7 +58,8 @@ LAYERS = {
     "imageloader/blob": ["imageloader"],
     "imageloader/prometheus": ["imageloader"],
     # Streams, tensors, networks.
-    "cuda": ["internal/capi", "internal/origin"],
+    "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],
+    "cudatest": ["cuda"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
     "nn": ["cuda", "internal/ptfile", "internal/safefile", "torch"],

@@ -1,0 +1,636 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo noescape ts_tensor_get_extents
+#cgo nocallback ts_tensor_get_extents
+#cgo nocallback ts_sanitizer_start
+#cgo nocallback ts_sanitizer_stop
+#cgo noescape ts_sanitizer_take
+#cgo nocallback ts_sanitizer_take
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/racecheck"
+)
+
+// sanitizer is told what the functions of this package do. It is nil unless the stream sanitizer
+// runs: each function then pays one atomic load.
+var sanitizer atomic.Pointer[Sanitizer]
+
+// Sanitizer tells a racecheck.Checker what the calls of this package read, write and order.
+type Sanitizer struct {
+	check     *racecheck.Checker
+	operators sync.Map // of *racecheck.Operator by *Operator
+
+	mu      sync.Mutex // one goroutine at a time takes entries of the log, and applies them
+	streams map[Stream]racecheck.Queue
+	handles map[queueKey]racecheck.Queue
+	notices map[uint64][]uint64 // clocks by token
+	graph   *Graph              // the one being captured
+	share   *Graph
+}
+
+type queueKey struct {
+	device int32
+	handle uintptr
+}
+
+// ErrSanitizing is returned by StartSanitizer while a sanitizer runs.
+var ErrSanitizing = &Error{Code: CodeInvalidArgument, Origin: "StartSanitizer", Message: "the process has a stream sanitizer already"}
+
+// StartSanitizer tells check about all calls from now on, until StopSanitizer.
+func StartSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	return startSanitizer(check)
+}
+
+func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
+	s := &Sanitizer{
+		check: check, streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
+	}
+	if !sanitizer.CompareAndSwap(nil, s) {
+		return nil, ErrSanitizing
+	}
+	if err := failure(C.ts_sanitizer_start()); err != nil {
+		sanitizer.Store(nil)
+		return nil, err
+	}
+	return s, nil
+}
+
+// Stop ends the sanitizer. Further calls do nothing.
+func (s *Sanitizer) Stop() {
+	if sanitizer.CompareAndSwap(s, nil) {
+		C.ts_sanitizer_stop()
+	}
+}
+
+// sanitizeFromEnvironment starts the sanitizer that the environment asks for.
+func sanitizeFromEnvironment() error {
+	check, err := racecheck.FromEnvironment()
+	if err != nil || check == nil {
+		return err
+	}
+	_, err = startSanitizer(check)
+	return err
+}
+
+// CurrentSanitizer returns the Checker of the running sanitizer, or nil.
+func CurrentSanitizer() *racecheck.Checker {
+	if s := sanitizer.Load(); s != nil {
+		return s.check
+	}
+	return nil
+}
+
+// ---- Streams
+
+// queue returns the number of a stream. Streams with the same cudaStream_t are one queue.
+func (s *Sanitizer) queue(st Stream) racecheck.Queue {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.queueLocked(st)
+}
+
+func (s *Sanitizer) queueLocked(st Stream) racecheck.Queue {
+	if q, ok := s.streams[st]; ok {
+		return q
+	}
+	handle, err := st.Handle()
+	if err != nil {
+		handle = uintptr(st.ID)
+	}
+	name := fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID)
+	if st.ID == 0 {
+		name = fmt.Sprintf("cuda:%d default stream", st.Device)
+	}
+	q := s.handleLocked(st.Device, handle, name)
+	s.check.NameQueue(q, name, s.check.Made(q))
+	s.streams[st] = q
+	return q
+}
+
+func (s *Sanitizer) handleLocked(device int32, handle uintptr, name string) racecheck.Queue {
+	k := queueKey{device, handle}
+	q, ok := s.handles[k]
+	if !ok {
+		if name == "" {
+			name = fmt.Sprintf("cuda:%d stream %#x", device, handle)
+		}
+		if handle == 0 {
+			name = fmt.Sprintf("cuda:%d default stream", device)
+		}
+		q = s.check.NewQueue(name, device)
+		s.handles[k] = q
+	}
+	return q
+}
+
+func (s *Sanitizer) queues(streams []Stream) []racecheck.Queue {
+	qs := make([]racecheck.Queue, len(streams))
+	for i, st := range streams {
+		qs[i] = s.queue(st)
+	}
+	return qs
+}
+
+// madeStream notes where the program got a stream.
+func (s *Sanitizer) madeStream(st Stream, what string, shared bool) {
+	at := s.check.Here(what, 1)
+	q := s.queue(st)
+	if before := s.check.Made(q); shared && before != nil {
+		s.check.Note(racecheck.KindSharedStream, before, at)
+	}
+	s.check.NameQueue(q, fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID), at)
+}
+
+func (s *Sanitizer) wait(waiter, on Stream) { s.check.Wait(s.queue(waiter), s.queue(on)) }
+
+func (s *Sanitizer) fork(from Stream, to []Stream) { s.check.Fork(s.queue(from), s.queues(to)...) }
+
+func (s *Sanitizer) join(into Stream, from []Stream) { s.check.Wait(s.queue(into), s.queues(from)...) }
+
+func (s *Sanitizer) synchronized(st Stream) { s.check.Wait(racecheck.Host, s.queue(st)) }
+
+// ---- Events
+
+func eventKey(e *Event) uintptr { return uintptr(unsafe.Pointer(e)) }
+
+func (s *Sanitizer) recorded(e *Event, st Stream) {
+	s.check.Record(eventKey(e), s.queue(st), s.check.Here("Event.Record", 1))
+}
+
+// awaited says that a stream waits for the event, or that the call failed.
+func (s *Sanitizer) awaited(st Stream, e *Event, err error) {
+	switch {
+	case err == nil:
+		s.check.WaitEvent(s.queue(st), eventKey(e))
+	case errors.Is(err, CodeNotRecorded):
+		s.check.Note(racecheck.KindNotRecorded, nil, s.check.Here("Stream.WaitEvent", 1))
+	}
+}
+
+// reached says that the host knows that the event is done.
+func (s *Sanitizer) reached(e *Event) { s.check.WaitEvent(racecheck.Host, eventKey(e)) }
+
+func (s *Sanitizer) dropped(e *Event) { s.check.Drop(eventKey(e), s.check.Here("Event.Close", 1)) }
+
+func (s *Sanitizer) notified(st Stream, token uint64) {
+	taken := s.check.Snapshot(s.queue(st))
+	s.mu.Lock()
+	s.notices[token] = taken
+	s.mu.Unlock()
+}
+
+func (s *Sanitizer) noticed(tokens []uint64) {
+	for _, token := range tokens {
+		s.mu.Lock()
+		taken := s.notices[token]
+		delete(s.notices, token)
+		s.mu.Unlock()
+		s.check.WaitSnapshot(taken)
+	}
+}
+
+// ---- The log
+
+// take applies what LibTorch has done by itself since the last call: allocations, frees, and the
+// events of its autograd engine. what names the call for the places of frees and allocations; at is
+// its place, or nil. It returns the synchronisations of the calling thread, which apply after the
+// accesses of the call.
+func (s *Sanitizer) take(what string, at *racecheck.Place) (waits []C.ts_sanitizer_entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var some [64]C.ts_sanitizer_entry
+	for n := len(some); n == len(some); {
+		n = int(C.ts_sanitizer_take(&some[0], C.int64_t(len(some))))
+		for i := range some[:n] {
+			e := &some[i]
+			if at == nil && (e.kind == C.TS_SANITIZER_ALLOCATED || e.kind == C.TS_SANITIZER_FREED) {
+				at = s.check.Here(what, 1)
+			}
+			if !s.apply(e, at) {
+				waits = append(waits, *e)
+			}
+		}
+	}
+	return waits
+}
+
+// apply returns false for a synchronisation.
+func (s *Sanitizer) apply(e *C.ts_sanitizer_entry, at *racecheck.Place) bool {
+	device, address, bytes := int32(e.device), uintptr(e.address), uintptr(e.bytes)
+	stream := func() racecheck.Queue { return s.handleLocked(device, uintptr(e.stream), "") }
+	switch e.kind {
+	case C.TS_SANITIZER_ALLOCATED:
+		s.check.Allocate(device, address, bytes, stream(), at)
+	case C.TS_SANITIZER_FREED:
+		s.check.Free(device, address, at)
+	case C.TS_SANITIZER_UNMAPPED:
+		s.check.Unmap(device, address, bytes)
+	case C.TS_SANITIZER_EVENT_RECORDED:
+		s.check.Record(address, stream(), nil)
+	case C.TS_SANITIZER_EVENT_AWAITED:
+		s.check.WaitEvent(stream(), address)
+	case C.TS_SANITIZER_EVENT_DELETED:
+		s.check.Drop(address, nil)
+	default:
+		return false
+	}
+	return true
+}
+
+// hostWaits applies synchronisations.
+func (s *Sanitizer) hostWaits(waits []C.ts_sanitizer_entry) {
+	for i := range waits {
+		e := &waits[i]
+		switch e.kind {
+		case C.TS_SANITIZER_STREAM_SYNCHRONIZED:
+			s.mu.Lock()
+			q := s.handleLocked(int32(e.device), uintptr(e.stream), "")
+			s.mu.Unlock()
+			s.check.Wait(racecheck.Host, q)
+		case C.TS_SANITIZER_EVENT_SYNCHRONIZED:
+			s.check.WaitEvent(racecheck.Host, uintptr(e.address))
+		case C.TS_SANITIZER_DEVICE_SYNCHRONIZED:
+			s.check.WaitAll(int32(e.device))
+		}
+	}
+}
+
+// freed follows a call that may have freed tensors.
+func (s *Sanitizer) freed(what string) { s.hostWaits(s.take(what, nil)) }
+
+// ---- Tensors
+
+// extents describes tensors, some of which may be nil. The result is in room if it fits.
+func extents(room []C.ts_tensor_extent, tensors []*Tensor) []C.ts_tensor_extent {
+	if len(tensors) > len(room) {
+		room = make([]C.ts_tensor_extent, len(tensors))
+	}
+	room = room[:len(tensors)]
+	if err := failure(C.ts_tensor_get_extents(unsafe.SliceData(tensors), C.int64_t(len(tensors)), unsafe.SliceData(room))); err != nil {
+		return nil
+	}
+	return room
+}
+
+func onGPU(all []C.ts_tensor_extent) bool {
+	for i := range all {
+		if all[i].device >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func memoryOf(e *C.ts_tensor_extent) racecheck.Memory {
+	m := racecheck.Memory{
+		Device: int32(e.device), Storage: uintptr(e.storage), StorageBytes: uintptr(e.storage_bytes),
+		Region: racecheck.Region{Begin: uintptr(e.begin), Row: uintptr(e.row_bytes), Rows: int64(e.rows), Pitch: uintptr(e.pitch)},
+		Shape:  racecheck.Shape{DType: int32(e.dtype), NDim: int32(e.ndim)},
+	}
+	for i := range m.Shape.Sizes {
+		m.Shape.Sizes[i] = int64(e.sizes[i])
+	}
+	return m
+}
+
+// queueOf returns the queue that an operator on the tensor runs on.
+func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
+	if e.device < 0 {
+		return racecheck.Host
+	}
+	return s.queue(Stream{int64(e.stream.id), int32(e.stream.device)})
+}
+
+// call surrounds a call that computes or copies. It keeps the goroutine on its thread, whose
+// synchronisations the log has.
+func (s *Sanitizer) call(fn func() error, after func()) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := fn()
+	if err != nil {
+		s.freed("a failed call")
+		return err
+	}
+	after()
+	return nil
+}
+
+func (s *Sanitizer) callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	n, err := callOperator(op, args, tensors, ints, text, flags, out)
+	if err != nil {
+		s.freed("a failed operator")
+		return n, err
+	}
+	s.operator(op, args, tensors, out[:min(n, len(out))])
+	return n, nil
+}
+
+func (s *Sanitizer) callOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	out, err := callOperatorList(op, args, tensors, ints, text, flags)
+	if err != nil {
+		s.freed("a failed operator")
+		return out, err
+	}
+	s.operator(op, args, tensors, out)
+	return out, nil
+}
+
+func (s *Sanitizer) effects(op *Operator) *racecheck.Operator {
+	if e, ok := s.operators.Load(op); ok {
+		return e.(*racecheck.Operator)
+	}
+	e := racecheck.Effects(OperatorSchema(op))
+	kept, _ := s.operators.LoadOrStore(op, &e)
+	return kept.(*racecheck.Operator)
+}
+
+// operator tells the checker what an operator's call has read and written.
+func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tensor) {
+	var room [16]C.ts_tensor_extent
+	var few [16]*Tensor
+	all := extents(room[:], append(append(few[:0], tensors...), results...))
+	if all == nil || !onGPU(all) && !s.check.Tracks(DeviceCPU) {
+		return
+	}
+	e := s.effects(op)
+	at := s.check.Here(e.Name, 2)
+	waits := s.take(e.Name, at)
+	operands, made := all[:len(tensors)], all[len(tensors):]
+	var effects [16]racecheck.Effect
+	does := effects[:0]
+	for range operands {
+		does = append(does, racecheck.Reads) // an argument that the schema does not name
+	}
+	for i, a := range args {
+		if i >= len(e.Args) {
+			break
+		}
+		switch a.Kind {
+		case ArgTensor:
+			does[a.Value] = e.Args[i]
+		case ArgTensors:
+			for j := a.Value; j < a.Value+int64(a.Count); j++ {
+				does[j] = e.Args[i]
+			}
+		}
+	}
+	base, _, _ := strings.Cut(strings.TrimPrefix(e.Name, "aten::"), ".")
+	if base == "copy_" || base == "to" || base == "_to_copy" {
+		s.copied(at, base, operands, made, args, tensors)
+		s.hostWaits(waits)
+		return
+	}
+	var fewAccesses [16]racecheck.Access
+	accesses := fewAccesses[:0]
+	for i := range operands {
+		o := &operands[i]
+		if does[i] == racecheck.Views && shares(made, o) || does[i] == racecheck.Metadata || o.storage == 0 {
+			continue
+		}
+		accesses = append(accesses, racecheck.Access{Memory: memoryOf(o), Queue: s.queueOf(o), Write: does[i] == racecheck.Writes})
+	}
+	for i := range made {
+		if m := &made[i]; m.storage != 0 && !shares(operands, m) {
+			accesses = append(accesses, s.fresh(m, s.queueOf(m)))
+		}
+	}
+	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
+	s.hostWaits(waits)
+}
+
+// fresh returns the access of an operator to the memory of its result.
+func (s *Sanitizer) fresh(m *C.ts_tensor_extent, q racecheck.Queue) racecheck.Access {
+	if m.device < 0 && s.check.Tracks(DeviceCPU) {
+		s.check.Unmap(DeviceCPU, uintptr(m.storage), uintptr(m.storage_bytes)) // of an earlier tensor
+	}
+	return racecheck.Access{Memory: memoryOf(m), Queue: q, Write: true, Fresh: true}
+}
+
+// shares reports whether one of the tensors has the memory of t.
+func shares(tensors []C.ts_tensor_extent, t *C.ts_tensor_extent) bool {
+	for i := range tensors {
+		if tensors[i].storage == t.storage && tensors[i].device == t.device {
+			return true
+		}
+	}
+	return false
+}
+
+// copied tells the checker about copy_ and to, which may copy between devices.
+func (s *Sanitizer) copied(at *racecheck.Place, base string, operands, made []C.ts_tensor_extent, args []Arg, tensors []*Tensor) {
+	switch {
+	case base == "copy_" && len(operands) == 2:
+		nonBlocking := len(args) > 2 && args[2].Kind == ArgBool && args[2].Value == 1
+		s.move(at, &operands[0], &operands[1], false, nonBlocking, pinnedOf(tensors, operands))
+	case len(operands) > 0 && len(made) == 1 && !shares(operands, &made[0]):
+		// LibTorch pins the result of a non-blocking copy to the host.
+		s.move(at, &made[0], &operands[0], true, hasTrue(args), made[0].device < 0 || pinnedOf(tensors, operands))
+	}
+}
+
+// hasTrue reports whether a flag among the arguments is set: non_blocking, or copy, which changes
+// nothing here.
+func hasTrue(args []Arg) bool {
+	for _, a := range args {
+		if a.Kind == ArgBool && a.Value == 1 {
+			return true
+		}
+	}
+	return false
+}
+
+// pinnedOf reports whether the tensors on the host are pinned.
+func pinnedOf(tensors []*Tensor, all []C.ts_tensor_extent) bool {
+	for i, t := range tensors {
+		if all[i].device < 0 && t != nil {
+			if info, err := DescribeTensor(t); err != nil || !info.Pinned {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// move tells the checker about a copy. pinned says whether the side on the host is pinned memory. A
+// blocking copy is in the log as a synchronisation.
+func (s *Sanitizer) move(at *racecheck.Place, dst, src *C.ts_tensor_extent, fresh, nonBlocking, pinned bool) {
+	to, from := s.queueOf(dst), s.queueOf(src)
+	on := from // a copy between two GPUs runs on the sender's stream, and is ordered on both
+	switch {
+	case dst.device >= 0 && src.device < 0:
+		on = to
+	case dst.device >= 0 && src.device >= 0 && dst.device != src.device:
+		s.check.Wait(from, to)
+		defer s.check.Wait(to, from)
+	}
+	mixed := (dst.device < 0) != (src.device < 0)
+	write := racecheck.Access{Memory: memoryOf(dst), Queue: on, Write: true}
+	if fresh {
+		write = s.fresh(dst, on)
+	}
+	read := racecheck.Access{Memory: memoryOf(src), Queue: on}
+	write.Track, read.Track = mixed && pinned, mixed && pinned
+	s.check.Do(racecheck.Launch{At: at, Accesses: []racecheck.Access{read, write}})
+	if mixed && nonBlocking && !pinned {
+		s.check.Note(racecheck.KindPageable, nil, at)
+		if dst.device < 0 {
+			s.check.Wait(racecheck.Host, on) // CUDA returns when pageable memory has its values
+		}
+	}
+}
+
+// moved follows a call that copies src to dst on the current stream of the GPU.
+func (s *Sanitizer) moved(what string, dst, src *Tensor, fresh, nonBlocking bool) {
+	pair := [2]*Tensor{dst, src}
+	var room [2]C.ts_tensor_extent
+	all := extents(room[:], pair[:])
+	if all == nil || !onGPU(all) && !s.check.Tracks(DeviceCPU) {
+		return
+	}
+	at := s.check.Here(what, 2)
+	waits := s.take(what, at)
+	if !fresh || !shares(all[1:], &all[0]) {
+		s.move(at, &all[0], &all[1], fresh, nonBlocking, pinnedOf(pair[:], all))
+	}
+	s.hostWaits(waits)
+}
+
+// used follows a call that writes and reads tensors on their current streams.
+func (s *Sanitizer) used(what string, fresh bool, writes, reads []*Tensor) {
+	var few [16]*Tensor
+	var room [16]C.ts_tensor_extent
+	all := extents(room[:], append(append(few[:0], writes...), reads...))
+	if all == nil || !onGPU(all) && !s.check.Tracks(DeviceCPU) {
+		return
+	}
+	at := s.check.Here(what, 2)
+	waits := s.take(what, at)
+	var accesses []racecheck.Access
+	for i := range all {
+		q := s.queueOf(&all[i])
+		switch {
+		case i < len(writes) && fresh:
+			accesses = append(accesses, s.fresh(&all[i], q))
+		default:
+			accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(writes)})
+		}
+	}
+	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
+	s.hostWaits(waits)
+}
+
+// transferred follows CopyBatch and CopyPeer: copies on a named stream, whose host memory is
+// pinned.
+func (s *Sanitizer) transferred(what string, on Stream, dst, src []*Tensor) {
+	var few [16]*Tensor
+	var room [16]C.ts_tensor_extent
+	all := extents(room[:], append(append(few[:0], dst...), src...))
+	at := s.check.Here(what, 2)
+	waits := s.take(what, at)
+	q := s.queue(on)
+	var accesses []racecheck.Access
+	for i := range all {
+		accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[i]), Queue: q, Write: i < len(dst)})
+		accesses[i].Track = true
+	}
+	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
+	s.hostWaits(waits)
+}
+
+func (s *Sanitizer) copyBatch(on Stream, after *Event, dst, src []*Tensor, done *Event) {
+	if after != nil {
+		s.check.WaitEvent(s.queue(on), eventKey(after))
+	}
+	s.transferred("torch.CopyBatch", on, dst, src)
+	if done != nil {
+		s.check.Record(eventKey(done), s.queue(on), s.check.Here("torch.CopyBatch", 1))
+	}
+}
+
+func (s *Sanitizer) copyPeer(to Stream, dst []*Tensor, from Stream, src []*Tensor) {
+	s.wait(from, to)
+	s.transferred("torch.CopyPeer", from, dst, src)
+	s.wait(to, from)
+}
+
+func (s *Sanitizer) recordStream(t *Tensor, st Stream) {
+	var room [1]C.ts_tensor_extent
+	one := [1]*Tensor{t}
+	if all := extents(room[:], one[:]); all != nil {
+		s.check.Use(int32(all[0].device), uintptr(all[0].storage), s.queue(st))
+	}
+}
+
+// ---- Pinned memory
+
+func (s *Sanitizer) unpinned(begin, bytes uintptr) {
+	s.check.Free(DeviceCPU, begin, s.check.Here("Pinned.Close", 1))
+	s.check.Unmap(DeviceCPU, begin, bytes)
+}
+
+func (s *Sanitizer) pinned(p *Pinned) {
+	if b := PinnedBytes(p); len(b) > 0 {
+		s.check.Allocate(DeviceCPU, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), racecheck.Host, s.check.Here("cuda.NewPinned", 1))
+	}
+}
+
+// ---- Graphs
+
+func graphKey(g *Graph) uintptr { return uintptr(unsafe.Pointer(g)) }
+
+func (s *Sanitizer) began(g *Graph, st Stream, share *Graph) {
+	q := s.queue(st)
+	s.mu.Lock()
+	s.graph, s.share = g, share
+	s.mu.Unlock()
+	s.check.Begin(q)
+}
+
+// ended says that the capture of g has ended; ok says whether the graph can be replayed.
+func (s *Sanitizer) ended(g *Graph, ok bool) {
+	s.freed("Capture")
+	s.mu.Lock()
+	captured := s.graph == g
+	share := s.share
+	if captured {
+		s.graph, s.share = nil, nil
+	}
+	s.mu.Unlock()
+	switch {
+	case !captured:
+	case ok:
+		s.check.End(graphKey(g), graphKey(share))
+	default:
+		s.check.End(0, 0)
+	}
+}
+
+func (s *Sanitizer) replayed(g *Graph, st Stream) {
+	s.check.Replay(graphKey(g), s.queue(st), s.check.Here("Graph.Replay", 1))
+}
+
+// freedGraph follows the end of a graph, or of a capture that failed.
+func (s *Sanitizer) freedGraph(g *Graph) {
+	s.check.FreeGraph(graphKey(g)) // before the frees are applied
+	s.freed("Graph.Close")
+	s.ended(g, false)
+}

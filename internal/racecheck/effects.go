@@ -1,0 +1,90 @@
+package racecheck
+
+import "strings"
+
+// Effect is what an operator does with an argument.
+type Effect uint8
+
+const (
+	None  Effect = iota // no tensor
+	Reads               // its elements
+	// Views says that a result may be a view of the argument. The operator then reads no element;
+	// if the result has other memory, the argument is read.
+	Views
+	Writes
+	Metadata // reads sizes and dtype alone
+)
+
+// Operator is what an operator's schema says about its effects.
+type Operator struct {
+	Name string   // with the overload: "aten::add.Tensor"
+	Args []Effect // by parameter
+}
+
+// Effects reads the alias annotations of a schema of LibTorch: "aten::add_.Tensor(Tensor(a!) self,
+// Tensor other, *, Scalar alpha=1) -> Tensor(a!)".
+func Effects(schema string) Operator {
+	name, rest, _ := strings.Cut(schema, "(")
+	o := Operator{Name: name}
+	base, _, _ := strings.Cut(strings.TrimPrefix(name, "aten::"), ".")
+	for _, arg := range arguments(rest) {
+		if arg == "*" {
+			continue
+		}
+		o.Args = append(o.Args, effect(base, arg))
+	}
+	return o
+}
+
+// inPlaceViews change the sizes and strides of their first argument, and no element, although their
+// schemas say that they write it.
+var inPlaceViews = map[string]bool{
+	"as_strided_": true, "detach_": true, "requires_grad_": true, "resize_": true, "set_": true, "squeeze_": true, "swapaxes_": true, "swapdims_": true,
+	"t_": true, "transpose_": true, "unsqueeze_": true,
+}
+
+func effect(base, arg string) Effect {
+	annotation, ok := strings.CutPrefix(arg, "Tensor")
+	switch {
+	case !ok:
+		return None
+	case inPlaceViews[base], strings.HasPrefix(base, "new_"), strings.HasSuffix(base, "_like"):
+		return Metadata
+	case !strings.HasPrefix(annotation, "("):
+		return Reads
+	}
+	annotation, _, _ = strings.Cut(annotation, ")")
+	if strings.Contains(annotation, "!") {
+		return Writes
+	}
+	return Views
+}
+
+// arguments splits the part of a schema behind its first parenthesis at the commas outside of
+// further brackets and quotes, up to the parenthesis that ends the arguments.
+func arguments(text string) (args []string) {
+	depth, start, quote := 0, 0, byte(0)
+	for i := range len(text) {
+		switch c := text[i]; {
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			}
+		case c == '"' || c == '\'':
+			quote = c
+		case c == '(' || c == '[':
+			depth++
+		case (c == ')' || c == ']') && depth > 0:
+			depth--
+		case c == ')' || c == ',' && depth == 0:
+			if arg := strings.TrimSpace(text[start:i]); arg != "" {
+				args = append(args, arg)
+			}
+			if c == ')' {
+				return args
+			}
+			start = i + 1
+		}
+	}
+	return args
+}

@@ -1,0 +1,398 @@
+package torch_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// sanitized runs a program under a sanitizer of its own and returns what it found.
+func sanitized(t *testing.T, program func() error) []cuda.Finding {
+	t.Helper()
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer")
+	}
+	if err := gpu.Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	if err := errors.Join(program(), gpu.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	return s.Findings()
+}
+
+// wantFinding requires exactly one finding of the kind whose missing line ends in missing.
+func wantFinding(t *testing.T, found []cuda.Finding, kind cuda.FindingKind, missing string) {
+	t.Helper()
+	matching := 0
+	for _, f := range found {
+		if f.Kind == kind && strings.HasSuffix(f.Missing, missing) {
+			matching++
+			for _, use := range []string{f.First.At.File, f.Second.At.File} {
+				if use != "" && !strings.HasSuffix(use, "sanitizer_gpu_test.go") {
+					t.Errorf("the place of a use is %s, not this test:\n%v", use, &f)
+				}
+			}
+		} else if !f.Kind.Note() {
+			t.Errorf("also found:\n%v", &f)
+		}
+	}
+	if matching != 1 {
+		t.Errorf("%d findings of kind %s with the missing line %q, want 1", matching, kind, missing)
+		for _, f := range found {
+			t.Logf("found:\n%v", &f)
+		}
+	}
+}
+
+func wantNone(t *testing.T, found []cuda.Finding) {
+	t.Helper()
+	for _, f := range found {
+		t.Errorf("found in a correct program:\n%v", &f)
+	}
+}
+
+// planted has two tensors, an exclusive stream and an event.
+type planted struct {
+	t      *testing.T
+	x, y   *torch.Tensor
+	pinned *torch.Tensor
+	side   *cuda.OwnedStream
+	event  *cuda.Event
+}
+
+func newPlanted(t *testing.T) *planted {
+	t.Helper()
+	onGPU(t)
+	p := &planted{t: t}
+	full := func(v float64) *torch.Tensor {
+		x, err := torch.Full(gpu, torch.Float32, v, 1024)
+		return must(t, x, err)
+	}
+	p.x, p.y = full(1), full(2)
+	memory, err := cuda.NewPinned(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { memory.Close() })
+	over, err := torch.FromMemory(memory.Bytes(), torch.Float32, 1024)
+	p.pinned = must(t, over, err)
+	if p.side, err = cuda.NewOwnedStream(gpu, cuda.StreamOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.side.Close() })
+	if p.event, err = cuda.NewEvent(cuda.EventOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.event.Close() })
+	return p
+}
+
+// on runs an in-place addition of b to a on the stream.
+func (p *planted) on(s cuda.Stream, a, b *torch.Tensor) error {
+	return cuda.WithStream(s, func() error { return a.Add_(b).Err() })
+}
+
+var defaultStream = cuda.DefaultStream(gpu)
+
+// The sanitizer finds the race of each of the ten mistakes in docs/streams.md, and nothing in the
+// same program without the mistake.
+func TestSanitizerFindsTheTenMistakes(t *testing.T) {
+	const toDefault = "cuda.DefaultStream(0))"
+
+	t.Run("1 a goroutine does not inherit the stream", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(inherit bool) func() error {
+			return func() error {
+				return cuda.WithStream(p.side.Stream, func() error {
+					err := p.x.AddScalar_(1).Err()
+					done := make(chan error)
+					go func() {
+						use := func() error { return p.y.Add_(p.x).Err() }
+						if inherit {
+							done <- cuda.WithStream(p.side.Stream, use)
+						} else {
+							done <- use()
+						}
+					}()
+					return errors.Join(err, <-done)
+				})
+			}
+		}
+		found := sanitized(t, program(false))
+		wantFinding(t, found, cuda.FindingRace, ")")
+		if len(found) > 0 && !strings.HasPrefix(found[0].Missing, "cuda.DefaultStream(0).Wait(") {
+			t.Errorf("the missing line is %q", found[0].Missing)
+		}
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("2 a stream reads a result of the default stream", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(wait bool) func() error {
+			return func() error {
+				err := p.x.AddScalar_(1).Err()
+				if wait {
+					err = errors.Join(err, p.side.Wait(defaultStream))
+				}
+				return errors.Join(err, p.on(p.side.Stream, p.y, p.x))
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ".Wait("+toDefault)
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("3 a wait for an event that was never recorded", func(t *testing.T) {
+		p := newPlanted(t)
+		found := sanitized(t, func() error {
+			err := p.x.AddScalar_(1).Err()
+			if e := p.side.WaitEvent(p.event); !errors.Is(e, cuda.ErrNotRecorded) {
+				t.Errorf("the wait returns %v", e)
+			}
+			return errors.Join(err, p.on(p.side.Stream, p.y, p.x))
+		})
+		wantFinding(t, found, cuda.FindingRace, ".Wait("+toDefault)
+		if len(found) == 0 || found[0].Kind != cuda.FindingNotRecorded {
+			t.Error("the wait for the event is not noted")
+		}
+		wantNone(t, sanitized(t, func() error {
+			return errors.Join(p.x.AddScalar_(1).Err(), p.event.Record(defaultStream), p.side.WaitEvent(p.event), p.on(p.side.Stream, p.y, p.x))
+		}))
+	})
+
+	t.Run("4 a new stream for every batch", func(t *testing.T) {
+		onGPU(t)
+		found := sanitized(t, func() error {
+			for range cuda.PoolStreams + 1 {
+				if _, err := cuda.NewStream(gpu, cuda.StreamOptions{}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		wantFinding(t, found, cuda.FindingSharedStream, "NewOwnedStream(device, cuda.StreamOptions{})")
+	})
+
+	t.Run("5 pinned memory is refilled while its copy is queued", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(wait bool) func() error {
+			return func() error {
+				err := cuda.WithStream(p.side.Stream, func() error { return p.y.CopyFrom(p.pinned, torch.CopyOptions{NonBlocking: true}) })
+				if wait {
+					err = errors.Join(err, p.side.Synchronize())
+				}
+				return errors.Join(err, p.pinned.Fill_(3).Err())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ".Synchronize()")
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("6 an asynchronous copy from pageable memory", func(t *testing.T) {
+		p := newPlanted(t)
+		pageable := floats(t, make([]float32, 1024))
+		copyFrom := func(src *torch.Tensor) func() error {
+			return func() error { return p.y.CopyFrom(src, torch.CopyOptions{NonBlocking: true}) }
+		}
+		wantFinding(t, sanitized(t, copyFrom(pageable)), cuda.FindingPageable, "cuda.NewPinned")
+		wantNone(t, sanitized(t, copyFrom(p.pinned)))
+	})
+
+	t.Run("7 the next writer does not wait for the reader", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(wait bool) func() error {
+			return func() error {
+				err := errors.Join(p.x.AddScalar_(1).Err(), p.side.Wait(defaultStream), p.on(p.side.Stream, p.y, p.x))
+				if wait {
+					err = errors.Join(err, defaultStream.Wait(p.side.Stream))
+				}
+				return errors.Join(err, p.x.AddScalar_(1).Err())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ")")
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("8 memory is freed while another stream reads it", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(record bool) func() error {
+			return func() error {
+				x, err := torch.Full(gpu, torch.Float32, 1, 1024)
+				err = errors.Join(err, p.side.Wait(defaultStream), p.on(p.side.Stream, p.y, x))
+				if record {
+					err = errors.Join(err, x.RecordStream(p.side.Stream))
+				}
+				return errors.Join(err, x.Close())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingFreed, ")")
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("9 a branch is not joined", func(t *testing.T) {
+		p := newPlanted(t)
+		program := func(join bool) func() error {
+			return func() error {
+				err := errors.Join(cuda.Fork(defaultStream, p.side.Stream), p.on(p.side.Stream, p.x, p.x))
+				if join {
+					err = errors.Join(err, cuda.Join(defaultStream, p.side.Stream))
+				}
+				return errors.Join(err, p.y.Add_(p.x).Err())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ")")
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("9 gradients are read on another stream than Backward's", func(t *testing.T) {
+		p := newPlanted(t)
+		if err := p.x.SetRequiresGrad(true); err != nil {
+			t.Fatal(err)
+		}
+		program := func(wait bool) func() error {
+			return func() error {
+				scope := torch.NewScope("loss")
+				defer scope.Close()
+				err := cuda.WithStream(p.side.Stream, func() error {
+					loss := p.x.In(scope).Mul(p.y).Sum()
+					return errors.Join(loss.Err(), loss.Backward())
+				})
+				if wait {
+					err = errors.Join(err, defaultStream.Wait(p.side.Stream))
+				}
+				gradient := p.x.Grad()
+				if gradient == nil {
+					return errors.New("there is no gradient")
+				}
+				err = errors.Join(err, p.y.Add_(gradient).Err(), gpu.Synchronize())
+				return errors.Join(err, gradient.Close(), torch.ClearGrads(p.x))
+			}
+		}
+		// Both the gradient and y, which backward reads, are used without a wait.
+		races := 0
+		for _, f := range sanitized(t, program(false)) {
+			if f.Kind == cuda.FindingRace && strings.HasPrefix(f.Missing, "cuda.DefaultStream(0).Wait(") {
+				races++
+			}
+		}
+		if races == 0 {
+			t.Error("nothing is found")
+		}
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("10 a copy between GPUs has a side stream on one of them", func(t *testing.T) {
+		p := newPlanted(t)
+		if cuda.DeviceCount() < 2 {
+			t.Skip("needs two GPUs")
+		}
+		there, err := torch.Empty(1, torch.Float32, 1024)
+		there = must(t, there, err)
+		program := func(both bool) func() error {
+			return func() error {
+				err := p.on(p.side.Stream, p.x, p.x)
+				if both {
+					err = errors.Join(err, torch.CopyPeer([]*torch.Tensor{there}, cuda.DefaultStream(1), []*torch.Tensor{p.x}, p.side.Stream))
+				} else {
+					err = errors.Join(err, there.CopyFrom(p.x, torch.CopyOptions{NonBlocking: true}))
+				}
+				return errors.Join(err, cuda.Device(1).Synchronize())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ")")
+		wantNone(t, sanitized(t, program(true)))
+	})
+}
+
+// Views are compared by their bytes: streams may work on different rows, or columns, of one tensor.
+func TestSanitizerComparesBytes(t *testing.T) {
+	p := newPlanted(t)
+	x, err := torch.Zeros(gpu, torch.Float32, 32, 32)
+	x = must(t, x, err)
+	halves := func(dim int64) (a, b *torch.Tensor) {
+		a, b = x.Narrow(dim, 0, 16), x.Narrow(dim, 16, 16)
+		return must(t, a, a.Err()), must(t, b, b.Err())
+	}
+	top, bottom := halves(0)
+	left, right := halves(1)
+	both := func(a, b *torch.Tensor) func() error {
+		return func() error {
+			return errors.Join(a.AddScalar_(1).Err(), cuda.WithStream(p.side.Stream, func() error { return b.AddScalar_(1).Err() }))
+		}
+	}
+	wantNone(t, sanitized(t, both(top, bottom)))
+	wantNone(t, sanitized(t, both(left, right)))
+	wantFinding(t, sanitized(t, both(top, left)), cuda.FindingRace, "cuda.DefaultStream(0))")
+}
+
+// A replay counts by the memory that its graph holds.
+func TestSanitizerSeesReplays(t *testing.T) {
+	p := newPlanted(t)
+	graph, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return p.x.AddScalar_(1).Err() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer graph.Close()
+	if found := sanitized(t, func() error { return graph.Replay(p.side.Stream) }); len(found) > 0 {
+		t.Errorf("a graph that was captured before the sanitizer's start: %v", found)
+	}
+	program := func(wait bool) func() error {
+		return func() error {
+			graph, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return p.x.AddScalar_(1).Err() })
+			if err != nil {
+				return err
+			}
+			defer graph.Close()
+			err = graph.Replay(p.side.Stream)
+			if wait {
+				err = errors.Join(err, defaultStream.Wait(p.side.Stream))
+			}
+			return errors.Join(err, p.y.Add_(p.x).Err(), gpu.Synchronize())
+		}
+	}
+	found := sanitized(t, program(false))
+	wantFinding(t, found, cuda.FindingRace, ")")
+	if len(found) == 1 && !strings.Contains(found[0].First.Within, "aten::add_") {
+		t.Errorf("the finding does not name the operator in the graph:\n%v", &found[0])
+	}
+	wantNone(t, sanitized(t, program(true)))
+}
+
+// Values that reach the host order it after their computation, and later launches after the host.
+func TestSanitizerSeesTheHostWait(t *testing.T) {
+	p := newPlanted(t)
+	program := func(wait func() error) func() error {
+		return func() error {
+			return errors.Join(p.on(p.side.Stream, p.x, p.x), wait(), p.y.Add_(p.x).Err())
+		}
+	}
+	inside := func(read func() error) func() error {
+		return func() error { return cuda.WithStream(p.side.Stream, read) }
+	}
+	for name, wait := range map[string]func() error{
+		"Stream.Synchronize": p.side.Synchronize,
+		"Device.Synchronize": gpu.Synchronize,
+		"Event.Synchronize":  func() error { return errors.Join(p.event.Record(p.side.Stream), p.event.Synchronize()) },
+		"Float32s":           inside(func() error { _, err := p.x.Float32s(); return err }),
+		"Float64":            inside(func() error { one := p.x.Narrow(0, 0, 1); defer one.Close(); _, err := one.Float64(); return err }),
+		"a blocking copy":    inside(func() error { return p.pinned.CopyFrom(p.x, torch.CopyOptions{}) }),
+		"Notify": func() error {
+			done, err := p.side.Notify()
+			if err == nil {
+				<-done
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { wantNone(t, sanitized(t, program(wait))) })
+	}
+	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
+}
