@@ -10,6 +10,7 @@
 #include <deque>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/error.h"
@@ -30,6 +31,9 @@ constexpr size_t kMaxWaits = 64;
 struct Log {
   std::mutex mutex;
   std::deque<Entry> entries;
+  // The waits of the host by the number of their thread, since another thread must not take the end
+  // of a wait for that of its own work. A thread that stands in for another one has its number.
+  std::unordered_map<uint64_t, std::vector<Entry>> waits;
   std::atomic<bool> running{false};
   std::once_flag attached;
 };
@@ -50,18 +54,15 @@ void append(Entry entry) noexcept {
   }
 }
 
-// The waits of the host are the calling thread's, since another thread must not take the end of a
-// wait for that of its own work.
-std::vector<Entry>& waits_here() {
-  thread_local std::vector<Entry> waits;
-  return waits;
-}
-
 void append_wait(Entry entry) noexcept {
-  auto& waits = waits_here();
+  // A thread of autograd, for which the thread that called backward waits.
+  if (thread_number == 0) return append(entry);
+  Log& log = the_log();
+  const std::lock_guard<std::mutex> lock(log.mutex);
   try {
+    auto& waits = log.waits[thread_number];
     if (waits.size() < kMaxWaits) waits.push_back(entry);
-  } catch (...) {
+  } catch (...) {  // out of memory: the entry is lost
   }
 }
 
@@ -205,21 +206,23 @@ void ts_sanitizer_stop(void) {
   log.running.store(false, std::memory_order_release);
   const std::lock_guard<std::mutex> lock(log.mutex);
   log.entries.clear();
+  log.waits.clear();
 }
 
 int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) {
   ts::Log& log = ts::the_log();
+  const std::lock_guard<std::mutex> lock(log.mutex);
   int64_t taken = 0;
-  {
-    const std::lock_guard<std::mutex> lock(log.mutex);
-    for (; taken < capacity && !log.entries.empty(); ++taken) {
-      entries[taken] = log.entries.front();
-      log.entries.pop_front();
-    }
+  for (; taken < capacity && !log.entries.empty(); ++taken) {
+    entries[taken] = log.entries.front();
+    log.entries.pop_front();
   }
-  auto& waits = ts::waits_here();
+  const auto found = log.waits.find(ts::thread_number);
+  if (found == log.waits.end()) return taken;
+  auto& waits = found->second;
   const auto count = std::min<int64_t>(capacity - taken, static_cast<int64_t>(waits.size()));
   std::copy_n(waits.begin(), count, entries + taken);
   waits.erase(waits.begin(), waits.begin() + count);
+  if (waits.empty()) log.waits.erase(found);
   return taken + count;
 }
