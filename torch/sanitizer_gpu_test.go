@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -71,7 +72,7 @@ type planted struct {
 
 func newPlanted(t *testing.T) *planted {
 	t.Helper()
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	p := &planted{t: t}
 	full := func(v float64) *torch.Tensor {
 		x, err := torch.Full(gpu, torch.Float32, v, 1024)
@@ -169,7 +170,7 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 	})
 
 	t.Run("4 a new stream for every batch", func(t *testing.T) {
-		onGPU(t)
+		cudatest.RequireGPUs(t, 1)
 		found := sanitized(t, func() error {
 			for range cuda.PoolStreams + 1 {
 				if _, err := cuda.NewStream(gpu, cuda.StreamOptions{}); err != nil {
@@ -291,9 +292,7 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 
 	t.Run("10 a copy between GPUs has a side stream on one of them", func(t *testing.T) {
 		p := newPlanted(t)
-		if cuda.DeviceCount() < 2 {
-			t.Skip("needs two GPUs")
-		}
+		cudatest.RequireGPUs(t, 2)
 		there, err := torch.Empty(1, torch.Float32, 1024)
 		there = must(t, there, err)
 		program := func(both bool) func() error {

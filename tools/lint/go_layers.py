@@ -59,7 +59,6 @@ LAYERS = {
     "imageloader/prometheus": ["imageloader"],
     # Streams, tensors, networks.
     "cuda": ["internal/capi", "internal/origin", "internal/racecheck"],
-    "cudatest": ["cuda"],
     "torch/internal/schema": [],
     "torch": ["cuda", "internal/capi", "internal/origin", "tensor", "torch/internal/schema"],
     "nn": ["cuda", "internal/ptfile", "internal/safefile", "torch"],

@@ -1,4 +1,3 @@
-// Package cudatest helps test programs that use GPUs.
 package cudatest
 
 import (
