@@ -98,22 +98,23 @@ type Options struct {
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the
 	// archive (train.tgz.tsidx), or in the user's cache folder if that can't be written. The cache
-	// folder is looked at first. A file that is not empty and no index is never replaced: as
+	// folder is looked at first. A file that is neither empty nor an index is never replaced. As
 	// IndexFile it is an error. With NoIndex the index is neither read nor written.
 	IndexFile string
 	NoIndex   bool
 	// The index also keeps entry points into JPEG files, about 1 % of their size. They are made
-	// when an image is decoded for the first time, which costs about a tenth more; from the next
+	// when an image is decoded for the first time, which costs about a tenth more. From the next
 	// time on only the part that the crop needs is decoded. The pixels are the same. Entry points
 	// of an earlier process are compared with the image when they are first used, so that no entry
 	// point changes a pixel; TrustIndex leaves the comparison out. With NoEntryPoints they are
 	// neither made nor used.
 	//
-	// The index's checksums tell damage and other archives, not forgery, whatever TrustIndex is. A
-	// sample must lie behind a tar header of its name and size, and its label must be its directory.
-	// Which samples there are, WebDataset's labels, and the windows from which a .tar.gz is inflated
-	// are believed, so whoever can write the index can change these: set NoIndex, or an IndexFile of
-	// your own, where others can write beside the archive. docs/index-format.md has the details.
+	// The index's checksums detect damage and other archives, but not forgery, with and without
+	// TrustIndex. A sample must lie behind a tar header of its name and size, and its label must be
+	// its directory. Which samples there are, WebDataset's labels, and the windows from which a
+	// .tar.gz is inflated are trusted, so anyone who can write the index can change them: set
+	// NoIndex, or an IndexFile of your own, where others can write beside the archive.
+	// docs/index-format.md has the details.
 	TrustIndex    bool
 	NoEntryPoints bool
 	// OpenSource opens a path with a scheme: "s3://bucket/train.tgz". nil: OpenHTTP, for http and
