@@ -210,11 +210,14 @@ step() {
 
 bench() {
   cd "$here/tree" || return
-  rm -f "$out/bench.txt" "$out/bench-streams.json"
+  rm -f "$out/bench.txt" "$out/bench-streams.json" "$out/bench-train.json"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
   # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"
+  # At most 90 seconds.
+  step "bench train" "$out/bench.txt" bash -c '"$0" bench train -json >"$1"; rc=$?; cat "$1"; exit $rc' \
+    "$here/bin/torchstream" "$out/bench-train.json"
 }
 
 demo() {

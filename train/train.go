@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -141,7 +142,8 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 }
 
 // Run trains the model until Config.Epochs epochs are complete, and returns a report, also beside
-// an error.
+// an error. It holds its OS thread, because LibTorch plans cuDNN's convolutions for each thread
+// anew.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
 // ctx.Err() and says how to go on. If the evaluation was running, the resumed run repeats it. If
@@ -152,6 +154,8 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	var err error
 	if r.stepper, err = NewStepper(StepperOptions{
 		Model: c.Model, Optimizer: c.Optimizer, Autocast: c.Autocast, Scaler: c.Scaler, ClipNorm: c.ClipNorm,

@@ -9,6 +9,7 @@
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
+//	torchstream bench train                 images a second in training, beside PyTorch
 //
 // Built with the tag notorch the program links no LibTorch: it has inspect, index, preview and
 // bench loader to host memory, and the other commands say that they are missing.
@@ -70,6 +71,7 @@ func benchmarks() []entry {
 	return []entry{
 		{"loader", "-archive FILE", "how fast an archive becomes batches", benchLoader},
 		{"streams", "[-json]", "what the stream calls cost, on a GPU", benchStreams},
+		{"train", "[-json]", "images a second in training, beside PyTorch", benchTrain},
 	}
 }
 
@@ -130,7 +132,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	case "help", "-h", "-help", "--help":
 		return usage(stdout)
 	case "bench":
-		kind, known, want = "benchmark", benchmarks(), "loader or streams"
+		kind, known, want = "benchmark", benchmarks(), "loader, streams or train"
 		name, args = first(args)
 	}
 	for _, e := range known {

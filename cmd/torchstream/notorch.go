@@ -11,7 +11,7 @@ import (
 )
 
 // buildNote is the end of the usage.
-const buildNote = "\nThis build has no LibTorch: doctor, train, bench streams and -device are not in it."
+const buildNote = "\nThis build has no LibTorch: doctor, train, bench streams, bench train and -device are not in it."
 
 func checkLibrary() error { return imagecapi.Check() }
 
@@ -31,6 +31,10 @@ func trainCommand(context.Context, []string, io.Writer, io.Writer) error {
 
 func benchStreams(context.Context, []string, io.Writer, io.Writer) error {
 	return notInBuild("bench streams")
+}
+
+func benchTrain(context.Context, []string, io.Writer, io.Writer) error {
+	return notInBuild("bench train")
 }
 
 func pickTarget(name string) (target, error) { return nil, notInBuild("-device " + name) }

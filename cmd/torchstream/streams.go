@@ -460,10 +460,10 @@ for round in range(repeats + 1):
 print(json.dumps({"torch": torch.__version__, "means": means}))
 `
 
-func (r *streamsReport) measurePython(ctx context.Context, python string, device cuda.Device) error {
+// runPython runs a program of Python and reads the JSON object that it prints.
+func runPython(ctx context.Context, python, program string, result any, arguments ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	m := r.Method
 	// Run in another folder: in a clone of this project Python would import the folder torch.
 	python, err := exec.LookPath(python)
 	if err != nil {
@@ -472,7 +472,7 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 	if python, err = filepath.Abs(python); err != nil {
 		return err
 	}
-	command := exec.CommandContext(ctx, python, "-c", pythonPeer, device.String(), strconv.Itoa(m.Repeats), strconv.Itoa(m.Calls), strconv.Itoa(m.EnqueuedCalls))
+	command := exec.CommandContext(ctx, python, append([]string{"-c", program}, arguments...)...)
 	command.Dir = os.TempDir()
 	var complaint bytes.Buffer
 	command.Stderr = &complaint
@@ -481,12 +481,20 @@ func (r *streamsReport) measurePython(ctx context.Context, python string, device
 		lines := bytes.Split(bytes.TrimSpace(complaint.Bytes()), []byte("\n"))
 		return fmt.Errorf("%s: %w: %s", python, err, lines[len(lines)-1])
 	}
+	if err := json.Unmarshal(out, result); err != nil {
+		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
+	}
+	return nil
+}
+
+func (r *streamsReport) measurePython(ctx context.Context, python string, device cuda.Device) error {
+	m := r.Method
 	var peer struct {
 		Torch string               `json:"torch"`
 		Means map[string][]float64 `json:"means"`
 	}
-	if err := json.Unmarshal(out, &peer); err != nil {
-		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
+	if err := runPython(ctx, python, pythonPeer, &peer, device.String(), strconv.Itoa(m.Repeats), strconv.Itoa(m.Calls), strconv.Itoa(m.EnqueuedCalls)); err != nil {
+		return err
 	}
 	for name, means := range peer.Means {
 		if len(means) != m.Repeats {
