@@ -192,7 +192,7 @@ type Numerics struct {
 	// start.
 	ConvolutionTF32 bool
 	// Benchmark makes cuDNN measure its convolutions for each new shape and take the fastest; false
-	// at the start. It pays where shapes repeat, and on a goroutine that holds its OS thread, because
+	// at the start. It pays where shapes repeat, on a goroutine that holds its OS thread, because
 	// LibTorch keeps what it measured for each thread.
 	Benchmark bool
 	// Deterministic makes operators use deterministic kernels, and fail if they have none; false at
