@@ -62,10 +62,14 @@ type CaptureOptions struct {
 	Stream Stream
 
 	// SharePool is a graph on the same device whose memory the new graph uses too. Two graphs that
-	// never run at the same time then need only the memory of the larger one. They overwrite each
-	// other's results: use the result of a replay before the next replay of any graph that shares
-	// the memory. The library orders those replays on all streams. Captures on different Streams do
-	// not share memory: give both the same Stream, or none.
+	// never run at the same time then need only the memory of the larger one. The library orders
+	// their replays on all streams. Captures on different Streams do not share memory: give both
+	// the same Stream, or none.
+	//
+	// The new graph does not get the memory of tensors that the earlier captured functions made and
+	// that are still open at its capture. These results survive its replays; another replay of
+	// their own graph overwrites them. Any replay of the new graph may overwrite tensors that were
+	// closed before its capture, and results that a later capture made: use those before.
 	SharePool *Graph
 }
 

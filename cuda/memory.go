@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/origin"
@@ -44,6 +45,38 @@ func (d Device) Allocator() (AllocatorStats, error) {
 	}
 	s, err := capi.DeviceAllocator(int32(d))
 	return AllocatorStats(s), checked(err)
+}
+
+// PinnedStats describes LibTorch's caching allocator of pinned host memory, which serves
+// torch.TensorOptions.Pinned, Tensor.PinMemory and NonBlocking copies to the host. The buffers of
+// [NewPinned] are not part of it: see [PinnedBytes]. Counts are since the start of the process
+// unless their comment says otherwise.
+type PinnedStats struct {
+	// ActiveBytes is the size of live tensors, each rounded up to a power of two.
+	ActiveBytes int64
+	// ReservedBytes is ActiveBytes and the memory that is kept for later tensors. EmptyCache returns
+	// the latter to the driver.
+	ReservedBytes int64
+	PeakBytes     int64 // the maximum of ReservedBytes
+	Allocations   int64 // now live
+	// DriverAllocations counts calls of cudaHostAlloc, which take milliseconds. It stays constant in
+	// steady state.
+	DriverAllocations int64
+	DriverFrees       int64
+	DriverTime        time.Duration // spent in both
+}
+
+// PinnedAllocator returns the state of LibTorch's caching allocator of pinned host memory. It
+// returns [ErrNoDevice] on a machine without a GPU.
+func PinnedAllocator() (PinnedStats, error) {
+	s, err := capi.HostAllocator()
+	if err != nil {
+		return PinnedStats{}, checked(err)
+	}
+	return PinnedStats{
+		ActiveBytes: s.ActiveBytes, ReservedBytes: s.ReservedBytes, PeakBytes: s.PeakBytes, Allocations: s.Allocations,
+		DriverAllocations: s.DriverAllocations, DriverFrees: s.DriverFrees, DriverTime: time.Duration(s.DriverNanoseconds),
+	}, nil
 }
 
 // LimitMemory limits the caching allocator to this fraction of the device's memory, greater than 0

@@ -115,8 +115,9 @@ func (s Stream) WaitEvent(e *Event) error {
 // Record is e.Record(s).
 func (s Stream) Record(e *Event) error { return e.Record(s) }
 
-// Query reports whether all work queued on the stream so far is done. It does not wait. During a
-// capture of the stream, Query and Synchronize return [ErrInvalidArgument].
+// Query reports whether all work queued on the stream so far is done. It does not wait. Query
+// and Synchronize return [ErrCapture], without harm to the capture, while the stream is captured,
+// and in a captured function.
 func (s Stream) Query() (done bool, err error) {
 	done, err = s.s.Query()
 	return done, checked(err)

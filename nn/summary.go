@@ -108,7 +108,7 @@ func (r *recorder) record(l *layer, child string, shape []int64) {
 func (r *recorder) run(m Module, input *torch.Tensor) error {
 	scope := torch.NewScope("nn.Summary")
 	defer scope.Close()
-	y := m.Forward(scope.Own(input.Keep()).NoGrad())
+	y := m.Forward(scope.Own(input.Detach()).NoGrad())
 	if err := y.Err(); err != nil {
 		return err
 	}

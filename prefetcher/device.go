@@ -126,6 +126,9 @@ func (s *slots) results(device cuda.Device) error {
 		var out []*torch.Tensor
 		for _, spec := range s.outputs {
 			t, err := s.own(torch.EmptySpec(device, spec, s.batch))
+			if err == nil {
+				err = t.Lend(true)
+			}
 			if err != nil {
 				return err
 			}
@@ -379,6 +382,9 @@ func (d *cpuDevice) Open() error {
 				return err
 			}
 			memory, err := t.Bytes()
+			if err == nil {
+				err = t.Lend(true)
+			}
 			if err != nil {
 				return err
 			}

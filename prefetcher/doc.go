@@ -57,7 +57,7 @@
 // the release is recorded. Parameters, and results of parameters alone, are not affected. Using a
 // tensor after its turn is cuda.ErrClosed. [Batch.Retain] keeps the batch, its scope and its slot
 // until [Batch.Release]; Keep on a tensor that was computed from the batch keeps that tensor. Keep
-// on batch.Images itself keeps only a reference to the slot, which later batches overwrite: use
+// on batch.Images itself, or a view of it, is an error, since later batches overwrite the slot: use
 // Clone instead.
 //
 // # Without a GPU

@@ -16,18 +16,6 @@ func made(op string, c *capi.Tensor, err error) (*Tensor, error) {
 	return provenance{}.tensor(c), nil
 }
 
-func empty(op string, device cuda.Device, dtype DType, f MemoryFormat, shape []int64) (*Tensor, error) {
-	err := capi.Check()
-	if err == nil && (device < cuda.CPU || device >= 0 && int(device) >= cuda.DeviceCount()) {
-		err = noDevice(device)
-	}
-	var c *capi.Tensor
-	if err == nil {
-		c, err = capi.EmptyTensor(shape, int32(dtype), int32(device), int32(f))
-	}
-	return made(op, c, err)
-}
-
 func noDevice(device cuda.Device) error {
 	return &capi.Error{
 		Code: capi.CodeNoDevice, Origin: "torch",
@@ -39,18 +27,131 @@ func noDevice(device cuda.Device) error {
 // caller owns the tensor, and closes it or puts it into a scope with [Scope.Own]. Without a shape
 // the tensor is a scalar.
 func Empty(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return empty("Empty", device, dtype, Contiguous, shape)
+	return TensorOptions{Device: device, DType: dtype}.empty("Empty", shape)
 }
 
 // EmptySpec returns an undefined tensor for a batch of the spec's samples: shape [batch,
 // spec.Shape...], in the spec's memory format.
 func EmptySpec(device cuda.Device, spec Spec, batch int64) (*Tensor, error) {
-	return empty("EmptySpec", device, spec.DType, spec.MemoryFormat, append([]int64{batch}, spec.Shape...))
+	o := TensorOptions{Device: device, DType: spec.DType, MemoryFormat: spec.MemoryFormat}
+	return o.empty("EmptySpec", append([]int64{batch}, spec.Shape...))
+}
+
+// Zeros returns a tensor of zeros.
+func Zeros(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
+	return TensorOptions{Device: device, DType: dtype}.Zeros(shape...)
+}
+
+// Ones returns a tensor of ones.
+func Ones(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
+	return TensorOptions{Device: device, DType: dtype}.Ones(shape...)
+}
+
+// Full returns a tensor whose elements all equal value.
+func Full(device cuda.Device, dtype DType, value float64, shape ...int64) (*Tensor, error) {
+	return TensorOptions{Device: device, DType: dtype}.Full(value, shape...)
+}
+
+// Rand returns a tensor of numbers from the uniform distribution on [0, 1).
+func Rand(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
+	return TensorOptions{Device: device, DType: dtype}.Rand(shape...)
+}
+
+// Randn returns a tensor of numbers from the normal distribution with mean 0 and standard deviation
+// 1.
+func Randn(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
+	return TensorOptions{Device: device, DType: dtype}.Randn(shape...)
+}
+
+// Arange returns the int64 tensor 0, 1, ... n-1, on the CPU. [TensorOptions] makes it elsewhere.
+func Arange(n int64) (*Tensor, error) { return TensorOptions{Device: cuda.CPU, DType: Int64}.Arange(n) }
+
+// TensorOptions says how its methods make a tensor. The functions of the same names are shorter and
+// make a contiguous tensor without a scope. The zero value makes uint8 tensors on the first GPU.
+type TensorOptions struct {
+	Device cuda.Device
+	DType  DType
+	// Scope owns the tensor; nil means that the caller does.
+	Scope *Scope
+	// MemoryFormat is the order of the elements in memory. ChannelsLast needs four dimensions.
+	MemoryFormat MemoryFormat
+	// Pinned makes a tensor on the CPU in pinned memory of LibTorch's caching allocator, whatever
+	// Device is: copies between it and a GPU do not make the host wait (NonBlocking). A tensor takes
+	// its size, rounded up to a power of two; cuda.PinnedAllocator has the sums. The memory of a
+	// closed tensor is reused after the copies from and to it. Pinned needs a GPU.
+	Pinned bool
+}
+
+// Empty returns a tensor with undefined values. Without a shape the tensor is a scalar.
+func (o TensorOptions) Empty(shape ...int64) (*Tensor, error) { return o.empty("Empty", shape) }
+
+// Zeros returns a tensor of zeros.
+func (o TensorOptions) Zeros(shape ...int64) (*Tensor, error) {
+	return o.filled("Zeros", shape, (*Tensor).Zero_)
+}
+
+// Ones returns a tensor of ones.
+func (o TensorOptions) Ones(shape ...int64) (*Tensor, error) {
+	return o.filled("Ones", shape, func(t *Tensor) *Tensor { return t.Fill_(1) })
+}
+
+// Full returns a tensor whose elements all equal value.
+func (o TensorOptions) Full(value float64, shape ...int64) (*Tensor, error) {
+	return o.filled("Full", shape, func(t *Tensor) *Tensor { return t.Fill_(value) })
+}
+
+// Rand returns a tensor of numbers from the uniform distribution on [0, 1).
+func (o TensorOptions) Rand(shape ...int64) (*Tensor, error) {
+	return o.filled("Rand", shape, func(t *Tensor) *Tensor { return t.Uniform_(0, 1) })
+}
+
+// Randn returns a tensor of numbers from the normal distribution with mean 0 and standard deviation
+// 1.
+func (o TensorOptions) Randn(shape ...int64) (*Tensor, error) {
+	return o.filled("Randn", shape, func(t *Tensor) *Tensor { return t.Normal_(0, 1) })
+}
+
+// Arange returns the tensor 0, 1, ... n-1. n below 0 counts as 0. On a GPU the numbers are computed
+// there, and the host does not wait.
+func (o TensorOptions) Arange(n int64) (*Tensor, error) {
+	n = max(n, 0)
+	return o.filled("Arange", []int64{n}, func(t *Tensor) *Tensor {
+		_, err := Call("arange.out", n, Keywords{"out": t})
+		if err != nil {
+			return failed(err)
+		}
+		return t
+	})
+}
+
+func (o TensorOptions) empty(op string, shape []int64) (*Tensor, error) {
+	err := capi.Check()
+	if err == nil && o.Scope != nil && o.Scope.s == nil {
+		err = invalid("the scope was not made by NewScope")
+	}
+	d := o.Device
+	if err == nil && !o.Pinned && (d < cuda.CPU || d >= 0 && int(d) >= cuda.DeviceCount()) {
+		err = noDevice(d)
+	}
+	var c *capi.Tensor
+	switch {
+	case err != nil:
+	case o.Pinned:
+		c, err = capi.PinnedTensor(shape, int32(o.DType), int32(o.MemoryFormat))
+	default:
+		c, err = capi.EmptyTensor(shape, int32(o.DType), int32(d), int32(o.MemoryFormat))
+	}
+	if err != nil {
+		err = opError(op, nil, err)
+		return failed(err), err
+	}
+	t := provenance{scope: o.Scope}.tensor(c)
+	return t, t.failure()
 }
 
 // filled returns a new tensor after fill has written it in place.
-func filled(op string, device cuda.Device, dtype DType, shape []int64, fill func(*Tensor) *Tensor) (*Tensor, error) {
-	t, err := empty(op, device, dtype, Contiguous, shape)
+func (o TensorOptions) filled(op string, shape []int64, fill func(*Tensor) *Tensor) (*Tensor, error) {
+	t, err := o.empty(op, shape)
 	if err != nil {
 		return t, err
 	}
@@ -61,39 +162,14 @@ func filled(op string, device cuda.Device, dtype DType, shape []int64, fill func
 	return t, nil
 }
 
-// Zeros returns a tensor of zeros.
-func Zeros(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return filled("Zeros", device, dtype, shape, (*Tensor).Zero_)
-}
-
-// Ones returns a tensor of ones.
-func Ones(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return filled("Ones", device, dtype, shape, func(t *Tensor) *Tensor { return t.Fill_(1) })
-}
-
-// Full returns a tensor whose elements all equal value.
-func Full(device cuda.Device, dtype DType, value float64, shape ...int64) (*Tensor, error) {
-	return filled("Full", device, dtype, shape, func(t *Tensor) *Tensor { return t.Fill_(value) })
-}
-
-// Rand returns a tensor of numbers from the uniform distribution on [0, 1).
-func Rand(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return filled("Rand", device, dtype, shape, func(t *Tensor) *Tensor { return t.Uniform_(0, 1) })
-}
-
-// Randn returns a tensor of numbers from the normal distribution with mean 0 and standard deviation
-// 1.
-func Randn(device cuda.Device, dtype DType, shape ...int64) (*Tensor, error) {
-	return filled("Randn", device, dtype, shape, func(t *Tensor) *Tensor { return t.Normal_(0, 1) })
-}
-
-// Arange returns the int64 tensor 0, 1, ... n-1, on the CPU.
-func Arange(n int64) (*Tensor, error) {
-	values := make([]int64, max(n, 0))
-	for i := range values {
-		values[i] = int64(i)
+// PinMemory returns t if it is in pinned memory, else a copy of the CPU tensor t in pinned memory of
+// LibTorch's caching allocator (see TensorOptions.Pinned). It copies on the host and returns when
+// the copy is done. It needs a GPU.
+func (t *Tensor) PinMemory() *Tensor {
+	if cuda.DeviceCount() == 0 && t.Err() == nil {
+		return failed(opError("PinMemory", []*Tensor{t}, noDevice(0)))
 	}
-	return FromInt64s(values)
+	return Call1("pin_memory", t)
 }
 
 func from(op string, data []byte, elements int, dtype DType, shape []int64) (*Tensor, error) {

@@ -286,7 +286,7 @@ func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
 	for i, t := range out {
 		// Detach the result: the data of backward belongs to this call.
 		detached := t.Detach()
-		if results[i] = detached.Keep(); detached.scope == nil {
+		if results[i] = detached.reference("Keep", nil); detached.scope == nil {
 			detached.Close()
 		}
 		if err := results[i].Err(); err != nil {

@@ -2473,7 +2473,9 @@ type ToOptions struct {
 }
 
 // ToWith returns t on the device, as To: NonBlocking does not wait for a copy from pinned host
-// memory to a GPU, and the source must then stay unchanged until the copy is done.
+// memory to a GPU, and the source must then stay unchanged until the copy is done; nor for a copy
+// to the host, whose result is in pinned memory, and whatever reads the result (Float32s, Bytes, an
+// operator) waits for the copy.
 //
 //	aten::to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)
 func (t *Tensor) ToWith(device cuda.Device, o ToOptions) *Tensor {

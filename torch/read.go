@@ -74,7 +74,8 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 	return values, nil
 }
 
-// Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying:
+// Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying,
+// after the copies into the tensor that are under way. It does not see copies that begin later:
 // writes to the slice change the tensor. The slice is valid until the tensor, and everything that
 // shares its storage, is closed. The caller must keep the tensor reachable until then; defer
 // t.Close() does so.
@@ -97,7 +98,8 @@ func (t *Tensor) ReadBytes(dst []byte) error {
 type CopyOptions struct {
 	// NonBlocking returns without waiting where the hardware allows: between pinned host memory and
 	// a GPU, with the same dtype, both contiguous. The source must then stay unchanged until the
-	// copy is done.
+	// copy is done. Whatever reads a tensor on the host through this package (Float32s, Bytes, an
+	// operator) waits for the copies into it; a slice from before the copy shows it when it is done.
 	NonBlocking bool
 }
 

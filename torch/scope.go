@@ -251,7 +251,7 @@ func (s *scopeState) close() (freed int64) {
 }
 
 func (s *scopeState) ended() error {
-	return closedError(fmt.Sprintf("the tensor's scope %q has ended: Keep the tensor, or use it before the scope's Close", s.name))
+	return closedError(fmt.Sprintf("the tensor's scope %q has ended: use the tensor before the scope's Close, or Keep it (Clone it if it is a field of a batch)", s.name))
 }
 
 func (s *scopeState) endedByIn() error {

@@ -190,7 +190,30 @@ func (t *Tensor) Close() error {
 
 // Keep returns a handle to the same tensor that no scope owns; the caller must close it. t itself
 // still ends with its scope.
-func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
+//
+// Keep refuses memory that its owner refills, such as the fields of a prefetcher's batch and their
+// views, with cuda.ErrInvalidArgument: the kept tensor would change its values with a later batch.
+// Clone such a tensor.
+func (t *Tensor) Keep() *Tensor {
+	err := t.use("Keep", func(c *capi.Tensor) error {
+		lent, err := capi.IsLent(c)
+		if lent {
+			err = invalid("the tensor is in a slot, which later batches overwrite: Clone the tensor and keep the clone, or Retain the batch")
+		}
+		return err
+	})
+	if err != nil {
+		return failed(err)
+	}
+	return t.reference("Keep", nil)
+}
+
+// Lend marks the tensor's memory, which its views share, as refilled by its owner: Keep then refuses
+// such tensors. It is for packages that reuse memory, as prefetcher does. The mark ends with the
+// memory, or with Lend(false).
+func (t *Tensor) Lend(lent bool) error {
+	return t.use("Lend", func(c *capi.Tensor) error { return capi.SetLent(c, lent) })
+}
 
 // In returns a handle to the same tensor that the scope s owns. A tensor of a constructor, of Keep,
 // or of another scope stays as it is, and so does a parameter (see [Tensor.SetRequiresGrad]).
@@ -201,7 +224,8 @@ func (t *Tensor) Keep() *Tensor { return t.reference("Keep", nil) }
 //
 //	mask = program.Own(ones.Tril(0)) // not mask := ones.Tril(0)
 //
-// A function that takes tensors of its caller, and must not end them, writes s.Own(t.Keep()).
+// A function that takes tensors of its caller, and must not end them, writes s.Own(t.Keep()) for
+// those without a scope.
 func (t *Tensor) In(s *Scope) *Tensor {
 	in := t.within(s)
 	if in.failure() == nil && t.scope == nil {

@@ -4,10 +4,10 @@
  * The rules at the top of torchstream_image.h hold here. In addition:
  *
  *  - Thread state (current device, current stream, gradient mode, autocast, memory pool) never
- *    survives a call. The exceptions are the calls that exist to change it: ts_set_cuda_stream, and the pairs
- *    ts_stream_guard_enter and ts_stream_guard_exit, ts_memory_pool_enter and ts_memory_pool_exit,
- *    ts_graph_begin and ts_graph_end (or ts_graph_destroy). Both halves of a pair are called on the
- *    same thread.
+ *    survives a call. The exceptions are the calls that exist to change it: ts_set_cuda_stream, and
+ * the pairs ts_stream_guard_enter and ts_stream_guard_exit, ts_memory_pool_enter and
+ * ts_memory_pool_exit, ts_graph_begin and ts_graph_end (or ts_graph_destroy). Both halves of a pair
+ * are called on the same thread.
  *  - Work is enqueued on the calling thread's current stream of the device concerned, unless the
  *    function takes a stream.
  *  - Every symbol exists in every build. On a machine without a usable GPU a call that needs one
@@ -99,6 +99,22 @@ TS_API ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stat
 /* Limits what the allocator takes from the driver to a share of the device's memory: over 0, at
  * most 1. */
 TS_API ts_error* ts_allocator_limit(int32_t device, double fraction);
+
+typedef struct ts_host_stats {
+  size_t size;                /* sizeof(ts_host_stats), set by the caller */
+  size_t active_bytes;        /* in live tensors, rounded up to powers of two */
+  size_t reserved_bytes;      /* and what is kept for later ones */
+  size_t peak_bytes;          /* the maximum of reserved_bytes */
+  int64_t allocations;        /* live */
+  int64_t driver_allocations; /* calls of cudaHostAlloc since the start */
+  int64_t driver_frees;       /* calls of cudaFreeHost since the start */
+  int64_t driver_nanoseconds; /* spent in both */
+} ts_host_stats;
+
+/* Returns the state of LibTorch's caching allocator of pinned memory, which serves
+ * ts_tensor_new_pinned and non_blocking copies to the host, and not ts_pinned. */
+TS_API ts_error* ts_host_allocator_get_stats(ts_host_stats* stats);
+
 /* Gives unused reserved memory of every device back to the driver, and pinned memory that LibTorch
  * keeps for its own copies. Waits for the end of a capture. TS_ERROR_BUSY while a thread is inside
  * a memory pool. */
@@ -166,8 +182,8 @@ TS_API ts_error* ts_stream_get_handle(ts_stream stream, uintptr_t* cuda_stream);
 TS_API ts_error* ts_stream_get_priority(ts_stream stream, int32_t* priority);
 /* Returns 0 and the most urgent priority, for example -3. */
 TS_API ts_error* ts_stream_get_priority_range(int32_t* least, int32_t* greatest);
-/* Says whether all work enqueued on the stream is done. TS_ERROR_INVALID_ARGUMENT, without harm to
- * the capture, while the stream is captured. */
+/* Says whether all work enqueued on the stream is done. TS_ERROR_CAPTURE, without harm to the
+ * capture, while the stream is captured, and on a thread that captures. */
 TS_API ts_error* ts_stream_query(ts_stream stream, bool* done);
 /* Blocks until all work enqueued on the stream is done. Fails as ts_stream_query. */
 TS_API ts_error* ts_stream_synchronize(ts_stream stream);
@@ -236,8 +252,8 @@ TS_API ts_error* ts_event_query(const ts_event* event, bool* done);
 /* Blocks until the latest record is complete. Fails as ts_event_query. */
 TS_API ts_error* ts_event_synchronize(const ts_event* event);
 /* Returns the time between two records on the device, with CUDA's resolution of about half a
- * microsecond. TS_ERROR_NOT_RECORDED unless both have TS_EVENT_FLAG_TIMING and a record;
- * TS_ERROR_INVALID_ARGUMENT unless both are complete and of one device. */
+ * microsecond. TS_ERROR_INVALID_ARGUMENT unless both have TS_EVENT_FLAG_TIMING, are complete and of
+ * one device; TS_ERROR_NOT_RECORDED unless both have a record. */
 TS_API ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end,
                                       int64_t* nanoseconds);
 
@@ -273,8 +289,8 @@ TS_API ts_error* ts_notifier_take(ts_notifier* notifier, uint64_t* tokens, int64
 /* Puts a token at once, as a stream's notice does. */
 TS_API ts_error* ts_notifier_post(ts_notifier* notifier, uint64_t token);
 /* Puts the token once everything enqueued on the stream so far is done. Later work of the stream
- * waits about a microsecond for it. The host does not block. TS_ERROR_INVALID_ARGUMENT while the
- * stream is captured. After a failure of the device the token may never come: ts_stream_query
+ * waits about a microsecond for it. The host does not block. TS_ERROR_CAPTURE while the stream is
+ * captured. After a failure of the device the token may never come: ts_stream_query
  * tells.
  */
 TS_API ts_error* ts_stream_notify(ts_stream stream, ts_notifier* notifier, uint64_t token);
@@ -342,6 +358,11 @@ enum { TS_MEMORY_FORMAT_CONTIGUOUS = 0, TS_MEMORY_FORMAT_CHANNELS_LAST = 2 };
 /* Makes an uninitialised tensor with the `ndim` sizes. */
 TS_API ts_error* ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device,
                                int32_t memory_format, ts_tensor** tensor);
+/* Makes an uninitialised CPU tensor in pinned memory of LibTorch's caching allocator, which keeps
+ * freed memory for the next tensor of its size (rounded up to a power of two). The memory is not
+ * handed out again before copies that this library enqueued from or to it are done. */
+TS_API ts_error* ts_tensor_new_pinned(const int64_t* sizes, int64_t ndim, int32_t dtype,
+                                      int32_t memory_format, ts_tensor** tensor);
 /* Makes a CPU tensor with a copy of the data. bytes must be what sizes and dtype need. */
 TS_API ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const int64_t* sizes,
                                      int64_t ndim, int32_t dtype, ts_tensor** tensor);
@@ -380,10 +401,21 @@ TS_API ts_error* ts_tensor_get_shape(const ts_tensor* tensor, int64_t* sizes, in
  * freed. */
 TS_API ts_error* ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address);
 
+/* Marks the tensor's memory, which its views share, as lent: its owner refills it, as a prefetcher
+ * refills a slot. lent false takes the mark away. */
+TS_API ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent);
+TS_API ts_error* ts_tensor_is_lent(const ts_tensor* tensor, bool* lent);
+
 /* Copies src into dst, of the same or a broadcastable shape and any dtype and device. Between host
  * and device it returns when the copy is done; with non_blocking the host does not wait where the
  * hardware allows it (pinned memory, same dtype, contiguous). Between GPUs, or within one, the copy
- * is only enqueued. It is not recorded for backward, so a parameter can be filled. */
+ * is only enqueued. It is not recorded for backward, so a parameter can be filled.
+ *
+ * A non_blocking copy into host memory, here, in ts_tensor_to and in operators, writes the memory
+ * after the call. Calls of this header that read the tensor, or return its address, wait for the
+ * copy; so does work that a later copy from the tensor enqueues on another stream. Memory that the
+ * program reads through an address from before the copy is not protected. A captured copy needs
+ * pinned memory: TS_ERROR_CAPTURE. */
 TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
 /* Converts to a device and dtype (-1 keeps it). result: the same tensor if there is nothing to do.
  */

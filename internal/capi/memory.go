@@ -5,6 +5,8 @@ package capi
 #cgo noescape ts_allocator_get_stats
 #cgo nocallback ts_allocator_get_stats
 #cgo nocallback ts_allocator_limit
+#cgo noescape ts_host_allocator_get_stats
+#cgo nocallback ts_host_allocator_get_stats
 #cgo noescape ts_device_can_access_peer
 #cgo nocallback ts_device_can_access_peer
 #cgo noescape ts_memory_pool_new
@@ -48,6 +50,26 @@ func DeviceAllocator(device int32) (AllocatorStats, error) {
 		Allocations: int64(s.allocations), TotalAllocations: int64(s.total_allocations), Segments: int64(s.segments),
 		DriverAllocations: int64(s.driver_allocations), DriverFrees: int64(s.driver_frees),
 		Retries: int64(s.retries), OutOfMemory: int64(s.out_of_memory),
+	}, nil
+}
+
+type HostStats struct {
+	ActiveBytes, ReservedBytes, PeakBytes       int64
+	Allocations, DriverAllocations, DriverFrees int64
+	DriverNanoseconds                           int64
+}
+
+func HostAllocator() (HostStats, error) {
+	computing.enter()
+	defer computing.leave()
+	s := C.ts_host_stats{size: C.sizeof_ts_host_stats}
+	if err := failure(C.ts_host_allocator_get_stats(&s)); err != nil {
+		return HostStats{}, err
+	}
+	return HostStats{
+		ActiveBytes: int64(s.active_bytes), ReservedBytes: int64(s.reserved_bytes), PeakBytes: int64(s.peak_bytes),
+		Allocations: int64(s.allocations), DriverAllocations: int64(s.driver_allocations), DriverFrees: int64(s.driver_frees),
+		DriverNanoseconds: int64(s.driver_nanoseconds),
 	}, nil
 }
 

@@ -5,6 +5,11 @@ package capi
 #include "torchstream.h"
 #cgo noescape ts_tensor_new
 #cgo nocallback ts_tensor_new
+#cgo noescape ts_tensor_new_pinned
+#cgo nocallback ts_tensor_new_pinned
+#cgo nocallback ts_tensor_set_lent
+#cgo noescape ts_tensor_is_lent
+#cgo nocallback ts_tensor_is_lent
 #cgo noescape ts_tensor_from_data
 #cgo nocallback ts_tensor_from_data
 #cgo noescape ts_tensor_retain
@@ -90,6 +95,25 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	return t, err
 }
 
+// PinnedTensor returns an undefined CPU tensor in pinned memory of LibTorch's caching allocator.
+func PinnedTensor(size []int64, dtype, memoryFormat int32) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(memoryFormat), &t))
+	return t, err
+}
+
+func SetLent(t *Tensor, lent bool) error { return failure(C.ts_tensor_set_lent(t, C.bool(lent))) }
+
+func IsLent(t *Tensor) (bool, error) {
+	var lent C.bool
+	err := failure(C.ts_tensor_is_lent(t, &lent))
+	return bool(lent), err
+}
+
 // TensorFromData returns a CPU tensor with a copy of data, which may be Go memory.
 func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
@@ -160,7 +184,10 @@ func TensorShape(t *Tensor, size, stride []int64) error {
 	return failure(C.ts_tensor_get_shape(t, sizes(size), sizes(stride), C.int64_t(max(len(size), len(stride)))))
 }
 
+// TensorData waits for a copy to the tensor, if its memory is the host's.
 func TensorData(t *Tensor) (uintptr, error) {
+	waiting.enter()
+	defer waiting.leave()
 	var p C.uintptr_t
 	err := failure(C.ts_tensor_get_address(t, &p))
 	return uintptr(p), err
@@ -176,8 +203,8 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
 		return nil, &Error{Code: CodeInvalidArgument, Origin: "TensorBytes", Message: "only a contiguous CPU tensor's memory can be seen from Go"}
 	}
-	var p C.uintptr_t
-	if err := failure(C.ts_tensor_get_address(t, &p)); err != nil {
+	p, err := TensorData(t)
+	if err != nil {
 		return nil, err
 	}
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), int(i.Bytes)), nil

@@ -264,6 +264,25 @@ ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) {
   });
 }
 
+ts_error* ts_host_allocator_get_stats(ts_host_stats* stats) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_size(stats, "stats");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    const auto read = at::getHostAllocator(at::kCUDA)->get_stats();
+    ts_host_stats result{};
+    result.active_bytes = static_cast<size_t>(read.active_bytes.current);
+    result.reserved_bytes = static_cast<size_t>(read.allocated_bytes.current);
+    result.peak_bytes = static_cast<size_t>(read.allocated_bytes.peak);
+    result.allocations = read.active_requests.current;
+    result.driver_allocations = read.num_host_alloc;
+    result.driver_frees = read.num_host_free;
+    result.driver_nanoseconds = 1000 * (read.host_alloc_time.total + read.host_free_time.total);
+    ts::fill(stats, result);
+  });
+}
+
 ts_error* ts_allocator_limit(int32_t device, double fraction) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();

@@ -91,10 +91,10 @@ bool in_capture(c10::cuda::CUDAStream stream);
 
 bool is_capturing(c10::cuda::CUDAStream stream);
 
-// INVALID_ARGUMENT while the stream is captured. CUDA refuses such calls too, but breaks the
-// capture.
+// CAPTURE while the stream is captured. CUDA refuses such calls too, but breaks the capture.
 inline void require_no_capture(c10::cuda::CUDAStream stream) {
-  require(!is_capturing(stream), "the stream is being captured: nothing runs on it now");
+  if (!is_capturing(stream)) return;
+  throw Failure(TS_ERROR_CAPTURE, "the stream is being captured: nothing runs on it now");
 }
 
 // CAPTURE if the waiter is captured and the other stream is not, which would end the capture.

@@ -244,8 +244,9 @@ ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64
     ts::require(start != nullptr && end != nullptr, "an event is NULL");
     ts::require(nanoseconds != nullptr, "nanoseconds is NULL");
     if ((start->flags & end->flags & TS_EVENT_FLAG_TIMING) == 0) {
-      throw ts::Failure(TS_ERROR_NOT_RECORDED,
-                        "elapsed time needs two events made with TS_EVENT_FLAG_TIMING");
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        "an event was made without timing: elapsed time needs two events with "
+                        "TS_EVENT_FLAG_TIMING");
     }
     ts::refuse_in_capture("asking for the time between events");
     start->check_reachable();

@@ -19,6 +19,7 @@
 #include "cuda/event.h"
 #include "cuda/order.h"
 #include "cuda/stream.h"
+#include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -172,10 +173,36 @@ at::Scalar only_element(const ts_tensor* tensor) {
                                                  " elements: it must have exactly one");
   }
   if (value.is_cuda()) refuse_in_capture(kReading);
+  await_pending(value);
   return value.item();
 }
 
 constexpr const char* kWaitingCopy = "a copy between host and device that waits for its end";
+constexpr const char* kPageableCopy =
+    "a copy from or to host memory that is not pinned, which makes the host wait,";
+
+c10::cuda::CUDAStream stream_of(const at::Tensor& on_gpu) {
+  return c10::cuda::getCurrentCUDAStream(on_gpu.get_device());
+}
+
+// Makes a copy between host and device find what earlier copies put into host memory. A source
+// that the stream reads needs only the stream to wait.
+void await_source(const at::Tensor& from, const at::Tensor* to_gpu) {
+  if (!any_pending()) return;
+  if (to_gpu != nullptr) {
+    order_after_pending(stream_of(*to_gpu), from);
+  } else {
+    await_pending(from);
+  }
+}
+
+// Notes a copy from a device to the host that is only enqueued. A captured one runs in replays.
+void note_copy(const at::Tensor& host, const at::Tensor& from) {
+  if (!host.is_cpu() || !from.is_cuda()) return;
+  const auto stream = stream_of(from);
+  if (somebody_captures() && in_capture(stream)) return;
+  note_pending(host, stream);
+}
 
 }  // namespace
 }  // namespace ts
@@ -186,11 +213,16 @@ ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking
     const at::Tensor to = ts::value_of(dst, "dst");
     const at::Tensor from = ts::value_of(src, "src");
     if (to.is_cuda() != from.is_cuda() && !non_blocking) ts::refuse_in_capture(ts::kWaitingCopy);
+    if (ts::somebody_captures() && ts::is_pageable_pair(to, from)) {
+      ts::refuse_in_capture(ts::kPageableCopy);
+    }
+    ts::await_source(from, to.is_cuda() && non_blocking ? &to : nullptr);
     ts::hold_in_capture(to);
     ts::hold_in_capture(from);
     const ts::CaptureWatch watch("a copy");
     const c10::NoGradGuard no_grad;
     to.copy_(from, non_blocking);
+    if (non_blocking) ts::note_copy(to, from);
   });
 }
 
@@ -205,10 +237,15 @@ ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, b
     if (value.is_cuda() != where.is_cuda() && !non_blocking) {
       ts::refuse_in_capture(ts::kWaitingCopy);
     }
+    if (where.is_cuda() && ts::somebody_captures() && value.is_cpu() && !ts::is_pinned(value)) {
+      ts::refuse_in_capture(ts::kPageableCopy);
+    }
+    ts::await_source(value, nullptr);
     ts::hold_in_capture(value);
     const ts::CaptureWatch watch("a copy");
     auto converted = value.to(where, type, non_blocking, /*copy=*/false);
     ts::made_in_capture(converted);
+    if (non_blocking) ts::note_copy(converted, value);
     *result = ts::to_handle(std::move(converted));
   });
 }
@@ -225,6 +262,7 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
     }
     if (bytes == 0) return;
     ts::require(data != nullptr, "data is NULL");
+    ts::await_pending(value);
     if (value.is_cpu() && value.is_contiguous() && ts::is_resolved(value)) {
       std::memcpy(data, value.const_data_ptr(), bytes);
       return;
@@ -277,7 +315,10 @@ ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tenso
     const ts::DeviceScope scope(on.device_index());
     const ts::CaptureWatch watch("a copy");
     if (after != nullptr) after->block(on);
-    for (const ts::Transfer& transfer : transfers) ts::enqueue(transfer, on);
+    for (const ts::Transfer& transfer : transfers) {
+      ts::order_after_pending(on, transfer.src);
+      ts::enqueue(transfer, on);
+    }
     if (done != nullptr) done->record(on);
   });
 }

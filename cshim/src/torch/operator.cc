@@ -26,6 +26,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/libraries.h"
+#include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -555,6 +556,52 @@ bool is_blocking_copy(const ts_operator& op, const torch::jit::Stack& stack) {
   return works_on_gpu(stack) && is_there(stack, [](c10::Device device) { return device.is_cpu(); });
 }
 
+bool is_non_blocking(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (op.non_blocking < 0) return false;
+  const c10::IValue& value = stack[static_cast<size_t>(op.non_blocking)];
+  return value.isBool() && value.toBool();
+}
+
+// Whether a copy between host and device reads or writes host memory that is not pinned.
+bool is_pageable_copy(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (op.non_blocking < 0 || !works_on_gpu(stack)) return false;
+  bool pageable = false;
+  for (const c10::IValue& value : stack) {
+    each_tensor(value, [&](const at::Tensor& tensor) {
+      pageable = pageable || (tensor.is_cpu() && tensor.numel() > 0 && !is_pinned(tensor));
+    });
+  }
+  return pageable;
+}
+
+// Makes the call find what earlier copies put into its operands on the host. The destination of a
+// copy is no operand, and what only a stream reads needs only the stream to wait.
+void await_operands(const ts_operator& op, const torch::jit::Stack& stack) {
+  if (!any_pending()) return;
+  const bool enqueued = is_non_blocking(op, stack);
+  const c10::DeviceIndex gpu = gpu_of(stack);
+  const bool in_place = op.handle.schema().is_mutable();
+  for (size_t i = 0; i < stack.size(); ++i) {
+    if (enqueued && gpu >= 0 && in_place && i == 0) continue;
+    each_tensor(stack[i], [&](const at::Tensor& tensor) {
+      if (enqueued && gpu >= 0) {
+        order_after_pending(c10::cuda::getCurrentCUDAStream(gpu), tensor);
+      } else {
+        await_pending(tensor);
+      }
+    });
+  }
+}
+
+// Notes results on the host that a copy on the device's stream has yet to write.
+void note_copies(const torch::jit::Stack& stack, c10::DeviceIndex gpu) {
+  for (const c10::IValue& value : stack) {
+    each_tensor(value, [&](const at::Tensor& tensor) {
+      if (tensor.is_cpu()) note_pending(tensor, c10::cuda::getCurrentCUDAStream(gpu));
+    });
+  }
+}
+
 // Tells the capture about a call's operands, and refuses calls that cannot be captured.
 void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
   const auto refuse = [&](const char* why) {
@@ -565,6 +612,9 @@ void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
   }
   if (is_blocking_copy(op, stack)) {
     refuse("the copy between host and device would wait; use pinned memory and NonBlocking");
+  }
+  if (is_pageable_copy(op, stack)) {
+    refuse("the host memory is not pinned, so the host would have to wait for the copy");
   }
   for (const c10::IValue& value : stack) {
     each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });
@@ -631,6 +681,9 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   std::optional<RandomTurn> turn;
   if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
   const CaptureWatch watch(op.name.c_str());
+  await_operands(op, stack);
+  const c10::DeviceIndex copied_from =
+      !captured && is_non_blocking(op, stack) ? gpu_of(stack) : static_cast<c10::DeviceIndex>(-1);
   const auto call = [&] {
     std::optional<c10::NoGradGuard> no_grad;
     if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
@@ -648,6 +701,7 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
     run_with_libraries(op.libraries, gpu, call);
   }
   if (captured) note_results(stack);
+  if (copied_from >= 0) note_copies(stack, copied_from);
 }
 
 void check_flags(int32_t flags) {

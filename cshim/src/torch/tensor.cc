@@ -7,13 +7,16 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstring>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 
 #include "base/thread.h"
 #include "cuda/allocator.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/stream.h"
+#include "torch/pending.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -35,7 +38,26 @@ bool is_pinned(const at::Tensor& tensor) {
          at::globalContext().isPinnedPtr(tensor.storage().data(), c10::DeviceType::CUDA);
 }
 
+bool is_pageable_pair(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_cuda() == b.is_cuda()) return false;
+  const at::Tensor& host = a.is_cuda() ? b : a;
+  return host.numel() > 0 && !is_pinned(host);
+}
+
 namespace {
+
+// The memory that is lent.
+struct Lent {
+  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
+  std::mutex mutex;
+  // The weak reference keeps the address from coming to mean another storage.
+  std::unordered_map<const c10::StorageImpl*, Weak> storages;
+};
+
+Lent& lent_memory() {
+  static auto* all = new Lent;  // never destroyed: threads may outlive main
+  return *all;
+}
 
 at::IntArrayRef checked_sizes(const int64_t* sizes, int32_t ndim) {
   require(ndim >= 0 && ndim <= 64, "ndim must be from 0 to 64");
@@ -81,6 +103,15 @@ void require_bytes(size_t bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
   }
 }
 
+c10::MemoryFormat checked_format(int32_t memory_format, int64_t ndim) {
+  require(memory_format == TS_MEMORY_FORMAT_CONTIGUOUS ||
+              memory_format == TS_MEMORY_FORMAT_CHANNELS_LAST,
+          "memory_format must be TS_MEMORY_FORMAT_CONTIGUOUS or TS_MEMORY_FORMAT_CHANNELS_LAST");
+  if (memory_format == TS_MEMORY_FORMAT_CONTIGUOUS) return c10::MemoryFormat::Contiguous;
+  require(ndim == 4, "channels_last needs 4 dimensions");
+  return c10::MemoryFormat::ChannelsLast;
+}
+
 // Gives the caller's reference back.
 void drop(ts_tensor* tensor) noexcept {
   if (tensor == nullptr) return;
@@ -99,20 +130,55 @@ ts_error* ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32
     const auto shape = ts::checked_sizes(sizes, ndim);
     const auto type = ts::checked_dtype(dtype);
     ts::checked_bytes(shape, type);
-    ts::require(
-        memory_format == TS_MEMORY_FORMAT_CONTIGUOUS ||
-            memory_format == TS_MEMORY_FORMAT_CHANNELS_LAST,
-        "memory_format must be TS_MEMORY_FORMAT_CONTIGUOUS or TS_MEMORY_FORMAT_CHANNELS_LAST");
-    ts::require(memory_format != TS_MEMORY_FORMAT_CHANNELS_LAST || ndim == 4,
-                "channels_last needs 4 dimensions");
+    const auto format = ts::checked_format(memory_format, ndim);
     const auto where = ts::checked_device(device);
-    const auto format = memory_format == TS_MEMORY_FORMAT_CHANNELS_LAST
-                            ? c10::MemoryFormat::ChannelsLast
-                            : c10::MemoryFormat::Contiguous;
     auto made =
         at::empty(shape, at::TensorOptions().dtype(type).device(where).memory_format(format));
     ts::made_in_capture(made);
     *tensor = ts::to_handle(std::move(made));
+  });
+}
+
+ts_error* ts_tensor_new_pinned(const int64_t* sizes, int64_t ndim, int32_t dtype,
+                               int32_t memory_format, ts_tensor** tensor) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(tensor != nullptr, "tensor is NULL");
+    const auto shape = ts::checked_sizes(sizes, ndim);
+    const auto type = ts::checked_dtype(dtype);
+    ts::checked_bytes(shape, type);
+    const auto format = ts::checked_format(memory_format, ndim);
+    ts::require_device(0);
+    ts::ensure_cuda();
+    *tensor = ts::to_handle(at::empty(
+        shape, at::TensorOptions().dtype(type).pinned_memory(true).memory_format(format)));
+  });
+}
+
+ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    ts::require(value.has_storage(), "the tensor has no memory");
+    ts::Lent& all = ts::lent_memory();
+    auto storage = ts::storage_of(value);
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (lent) {
+      all.storages.try_emplace(storage.get(), ts::Lent::Weak(storage));
+    } else {
+      all.storages.erase(storage.get());
+    }
+  });
+}
+
+ts_error* ts_tensor_is_lent(const ts_tensor* tensor, bool* lent) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(lent != nullptr, "lent is NULL");
+    const at::Tensor value = ts::value_of(tensor);
+    ts::Lent& all = ts::lent_memory();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    *lent = value.has_storage() && all.storages.count(value.storage().unsafeGetStorageImpl()) != 0;
   });
 }
 
@@ -212,7 +278,9 @@ ts_error* ts_tensor_get_address(const ts_tensor* tensor, uintptr_t* address) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(address != nullptr, "address is NULL");
-    *address = reinterpret_cast<uintptr_t>(ts::value_of(tensor).data_ptr());
+    const at::Tensor value = ts::value_of(tensor);
+    ts::await_pending(value);
+    *address = reinterpret_cast<uintptr_t>(value.data_ptr());
   });
 }
 

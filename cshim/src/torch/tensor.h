@@ -48,6 +48,9 @@ at::ScalarType checked_dtype(int32_t dtype);
 // Whether host memory is pinned.
 bool is_pinned(const at::Tensor& tensor);
 
+// Whether both are the host's and a GPU's, and the host's memory is not pinned.
+bool is_pageable_pair(const at::Tensor& a, const at::Tensor& b);
+
 // numel * element size, INT64_MAX if it is more: an expanded tensor can have more elements than
 // memory has bytes.
 inline int64_t bytes_of(const at::Tensor& tensor) {

@@ -313,4 +313,48 @@ TEST(TensorGpu, TooLargeIsOutOfMemoryAndTheDeviceStillWorks) {
   EXPECT_EQ(read<float>(test::full({2}, 3, 0)), (Floats{3, 3}));
 }
 
+TEST(Tensor, LentMemoryIsKnownThroughItsViews) {
+  Tensor owner = test::full({4}, 1);
+  Tensor view = Call("aten::slice", "Tensor").tensor(owner).integer(0).integer(1).integer(3).one();
+  Tensor other = test::full({4}, 1);
+  bool lent = true;
+  EXPECT_OK(ts_tensor_is_lent(view, &lent));
+  EXPECT_FALSE(lent);
+  EXPECT_OK(ts_tensor_set_lent(owner, true));
+  EXPECT_OK(ts_tensor_is_lent(view, &lent));
+  EXPECT_TRUE(lent);
+  EXPECT_OK(ts_tensor_is_lent(other, &lent));
+  EXPECT_FALSE(lent);
+  EXPECT_OK(ts_tensor_set_lent(view, false));
+  EXPECT_OK(ts_tensor_is_lent(owner, &lent));
+  EXPECT_FALSE(lent);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_set_lent(nullptr, true));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "lent is NULL", ts_tensor_is_lent(owner, nullptr));
+}
+
+TEST(Tensor, PinnedMemoryNeedsAGpu) {
+  const int64_t sizes[] = {2, 3};
+  Tensor pinned;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
+               ts_tensor_new_pinned(sizes, 2, TS_DTYPE_FLOAT32, 0, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "memory_format",
+               ts_tensor_new_pinned(sizes, 2, TS_DTYPE_FLOAT32, 7, pinned.out()));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "4 dimensions",
+               ts_tensor_new_pinned(sizes, 2, TS_DTYPE_FLOAT32, TS_MEMORY_FORMAT_CHANNELS_LAST,
+                                    pinned.out()));
+  ts_host_stats stats{};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "size", ts_host_allocator_get_stats(&stats));
+  stats.size = sizeof stats;
+  if (ts_device_count() == 0) {
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device",
+                 ts_tensor_new_pinned(sizes, 2, TS_DTYPE_FLOAT32, 0, pinned.out()));
+    EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_host_allocator_get_stats(&stats));
+    return;
+  }
+  ASSERT_OK(ts_tensor_new_pinned(sizes, 2, TS_DTYPE_FLOAT32, 0, pinned.out()));
+  EXPECT_TRUE(test::describe(pinned).pinned);
+  EXPECT_OK(ts_host_allocator_get_stats(&stats));
+  EXPECT_GE(stats.active_bytes, 24U);
+}
+
 }  // namespace

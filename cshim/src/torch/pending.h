@@ -1,0 +1,28 @@
+// Copies from a device into host memory that are enqueued and that nobody has waited for. Whatever
+// reads the memory through this library waits for them: the host on an event, a stream in order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace ts {
+
+// The number of such copies. While it is 0, the functions below cost one load of it.
+extern std::atomic<int64_t> pending_copies;
+inline bool any_pending() noexcept {
+  return __builtin_expect(pending_copies.load(std::memory_order_acquire) != 0, 0);
+}
+
+// Notes that work enqueued on the stream so far writes the host tensor's memory.
+void note_pending(const at::Tensor& host, c10::cuda::CUDAStream stream);
+
+// Blocks until the memory of a host tensor has what was copied to it.
+void await_pending(const at::Tensor& host);
+
+// Starts work enqueued on the stream from now on after the copies into the host tensor's memory.
+void order_after_pending(c10::cuda::CUDAStream stream, const at::Tensor& host);
+
+}  // namespace ts
