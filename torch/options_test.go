@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -109,7 +110,7 @@ func TestLentMemoryIsNotKept(t *testing.T) {
 }
 
 func TestPinnedTensors(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	before, err := cuda.PinnedAllocator()
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +194,7 @@ func TestCopiesThroughTheHostAreOrdered(t *testing.T) {
 
 // A copy of memory that is not pinned is refused by name, and breaks no capture.
 func TestACapturedCopyOfPageableMemoryIsRefused(t *testing.T) {
-	onGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	x, host := onDevice(t, []float32{1, 2}), floats(t, []float32{3, 4})
 	for name, copy := range map[string]func() error{
 		"CopyFrom the host": func() error { return x.CopyFrom(host, torch.CopyOptions{NonBlocking: true}) },
