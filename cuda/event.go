@@ -197,8 +197,9 @@ func (e *Event) Acquire() (*capi.Event, error) { return e.use("Event.Acquire") }
 func (e *Event) Release() { e.done() }
 
 // Elapsed returns the time on the device between two records, with a resolution of about half a
-// microsecond. It returns [ErrInvalidArgument] unless both events have EventOptions.Timing, are done
-// (Synchronize end first) and belong to one device, and [ErrNotRecorded] unless both are recorded.
+// microsecond. It returns [ErrInvalidArgument] unless both events have EventOptions.Timing, are
+// done (Synchronize end first) and belong to one device, and [ErrNotRecorded] unless both are
+// recorded.
 func Elapsed(start, end *Event) (time.Duration, error) {
 	s, err := start.use("Elapsed")
 	if err != nil {

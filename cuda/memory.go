@@ -54,13 +54,13 @@ func (d Device) Allocator() (AllocatorStats, error) {
 type PinnedStats struct {
 	// ActiveBytes is the size of live tensors, each rounded up to a power of two.
 	ActiveBytes int64
-	// ReservedBytes is ActiveBytes and the memory that is kept for later tensors. EmptyCache returns
-	// the latter to the driver.
+	// ReservedBytes is ActiveBytes and the memory that is kept for later tensors. EmptyCache
+	// returns the latter to the driver.
 	ReservedBytes int64
 	PeakBytes     int64 // the maximum of ReservedBytes
 	Allocations   int64 // now live
-	// DriverAllocations counts calls of cudaHostAlloc, which take milliseconds. It stays constant in
-	// steady state.
+	// DriverAllocations counts calls of cudaHostAlloc, which take milliseconds. It stays constant
+	// in steady state.
 	DriverAllocations int64
 	DriverFrees       int64
 	DriverTime        time.Duration // spent in both

@@ -76,9 +76,9 @@ type TensorOptions struct {
 	// MemoryFormat is the order of the elements in memory. ChannelsLast needs four dimensions.
 	MemoryFormat MemoryFormat
 	// Pinned makes a tensor on the CPU in pinned memory of LibTorch's caching allocator, whatever
-	// Device is: copies between it and a GPU do not make the host wait (NonBlocking). A tensor takes
-	// its size, rounded up to a power of two; cuda.PinnedAllocator has the sums. The memory of a
-	// closed tensor is reused after the copies from and to it. Pinned needs a GPU.
+	// Device is: copies between it and a GPU do not make the host wait (NonBlocking). A tensor
+	// takes its size, rounded up to a power of two; cuda.PinnedAllocator has the sums. The memory
+	// of a closed tensor is reused after the copies from and to it. Pinned needs a GPU.
 	Pinned bool
 }
 
@@ -162,9 +162,9 @@ func (o TensorOptions) filled(op string, shape []int64, fill func(*Tensor) *Tens
 	return t, nil
 }
 
-// PinMemory returns t if it is in pinned memory, else a copy of the CPU tensor t in pinned memory of
-// LibTorch's caching allocator (see TensorOptions.Pinned). It copies on the host and returns when
-// the copy is done. It needs a GPU.
+// PinMemory returns t if it is in pinned memory, else a copy of the CPU tensor t in pinned memory
+// of LibTorch's caching allocator (see TensorOptions.Pinned). It copies on the host and returns
+// when the copy is done. It needs a GPU.
 func (t *Tensor) PinMemory() *Tensor {
 	if cuda.DeviceCount() == 0 && t.Err() == nil {
 		return failed(opError("PinMemory", []*Tensor{t}, noDevice(0)))

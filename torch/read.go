@@ -99,7 +99,8 @@ type CopyOptions struct {
 	// NonBlocking returns without waiting where the hardware allows: between pinned host memory and
 	// a GPU, with the same dtype, both contiguous. The source must then stay unchanged until the
 	// copy is done. Whatever reads a tensor on the host through this package (Float32s, Bytes, an
-	// operator) waits for the copies into it; a slice from before the copy shows it when it is done.
+	// operator) waits for the copies into it; a slice from before the copy shows it when it is
+	// done.
 	NonBlocking bool
 }
 

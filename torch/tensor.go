@@ -208,9 +208,9 @@ func (t *Tensor) Keep() *Tensor {
 	return t.reference("Keep", nil)
 }
 
-// Lend marks the tensor's memory, which its views share, as refilled by its owner: Keep then refuses
-// such tensors. It is for packages that reuse memory, as prefetcher does. The mark ends with the
-// memory, or with Lend(false).
+// Lend marks the tensor's memory, which its views share, as refilled by its owner: Keep then
+// refuses such tensors. It is for packages that reuse memory, as prefetcher does. The mark ends
+// with the memory, or with Lend(false).
 func (t *Tensor) Lend(lent bool) error {
 	return t.use("Lend", func(c *capi.Tensor) error { return capi.SetLent(c, lent) })
 }
