@@ -11,7 +11,20 @@ import (
 // server. [Options.OpenSource] opens it; package imageloader/blob has one for S3, Google Cloud
 // Storage and Azure.
 //
-// A Source makes each request once. The loader adds retries, reading ahead and timeouts.
+// It has three methods, each of which makes a request once. The loader adds retries, reading ahead
+// and timeouts.
+//
+//	Info() SourceInfo
+//	ReadRange(ctx context.Context, offset, n int64) (io.ReadCloser, error)
+//	Close() error
+//
+// Info describes the version that was opened. ReadRange reads n bytes (at least 1) from offset on,
+// all of which are in the archive, of that version. If there is another version by now, ReadRange
+// returns [ErrSourceChanged]. Several goroutines may call it at once. When ctx ends, which may be
+// after the call, reading ends with an error. The loader closes the reader in any case. After an
+// error the loader requests the range again, at least 6 times and for at least 2 minutes, with
+// growing pauses, unless the error is (errors.Is) ErrSourceChanged, fs.ErrNotExist,
+// fs.ErrPermission or errors.ErrUnsupported.
 type Source = archive.Source
 
 // SourceInfo tells the versions of an archive apart.

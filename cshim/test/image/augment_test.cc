@@ -198,7 +198,7 @@ TEST(Augment, AnyNumbersGiveAResultOrAnError) {
   for (int i = 0; i < 40000; ++i) {
     Image image = numbered(static_cast<uint64_t>(i), uniform(random, 1, 9), uniform(random, 1, 9));
     ts_augment_op op = {};
-    op.kind = uniform(random, 1, TS_AUGMENT_PERSPECTIVE);
+    op.kind = uniform(random, 1, ts::image::kAugmentKinds);
     for (int32_t& n : op.integers) {
       n = random() % 8 == 0 ? static_cast<int32_t>(random()) : uniform(random, -3, 9);
     }
