@@ -1,144 +1,266 @@
 package train
 
 import (
-	"bytes"
-	"cmp"
-	"context"
-	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strconv"
 
+	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
-	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
 )
 
+// Checkpoint is the state of a training, in one file: with it a program that was killed goes on to
+// the bits that it would have computed. Its fields name what to save, or where to load; nil fields
+// are left out.
+//
+//	c := train.Checkpoint{Model: net, Optimizer: opt, Scheduler: scheduler, Device: feed.Device()}
+//	if err := c.Load("last.pt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+//		return err
+//	}
+//	// c.Loader is the loader's place: loader.Restore(ctx, *c.Loader)
+//	for batch, err := range feed.Epoch(ctx, epoch) {
+//		// ... a step ...
+//		c.Loader = &batch.Info.(imageloader.Info).State
+//		if err := c.Save("last.pt"); err != nil {
+//			return err
+//		}
+//	}
+//
+// The file is PyTorch's: torch.load(path, weights_only=True) has the model's "state_dict", the
+// state_dicts "optimizer", "lr_scheduler" and "scaler", "ema" as tensors by name, "generators" as
+// torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata".
+type Checkpoint struct {
+	Model     nn.Module
+	Optimizer optim.Optimizer
+	Scheduler *optim.Scheduler
+	EMA       *optim.EMA
+	Scaler    *optim.GradScaler
+	// Loader is the place of the loader, as the Info of a batch has it. Load sets it to the file's,
+	// or to nil if the file has none.
+	Loader *imageloader.State
+	// Device is the device of the training. The states of its random generator and of the CPU's,
+	// which Dropout draws from, are saved and loaded. A GPU takes the state of another one if the
+	// file has none of its own.
+	Device cuda.Device
+	// Metadata are texts of the program, such as the classes. Load replaces it.
+	Metadata map[string]string
+
+	position *saved // of a Run
+}
+
+// Keys of the file's dict.
 const (
-	lastFile = "last.pt"
-	bestFile = "best.pt"
-	logFile  = "log.csv"
-
-	positionKey = "train" // of last.pt: the JSON text of a saved
-	emaKey      = "ema"
-	version     = 1
+	stateKey      = "state_dict"
+	optimizerKey  = "optimizer"
+	schedulerKey  = "lr_scheduler"
+	countKey      = "last_epoch" // PyTorch's name of a scheduler's count
+	emaKey        = "ema"
+	scalerKey     = "scaler"
+	generatorsKey = "generators"
+	loaderKey     = "loader"
+	metadataKey   = "metadata"
+	positionKey   = "train" // the JSON text of a saved
 )
 
-// position is a place in the training: right after a step, or between epochs.
-type position struct {
-	Epoch   int     `json:"epoch"`   // the running or next one, from 0
-	Step    int     `json:"step"`    // over all epochs
-	Batches int     `json:"batches"` // of the epoch that were trained on
-	LR      float64 `json:"lr"`      // of the last step
-	Sums    sums    `json:"sums"`    // of the epoch so far, when it was saved
-
-	meter *meter // of the running epoch; nil between epochs
-}
-
-// saved is what last.pt has beside the tensors.
-type saved struct {
-	Version int                `json:"version"`
-	At      position           `json:"at"`
-	Loader  *imageloader.State `json:"loader,omitempty"`
-	Epochs  []Epoch            `json:"epochs"`
-}
-
-func (r *runner) path(name string) string { return filepath.Join(r.Dir, name) }
-
-// openDir makes the folder, and resumes from it.
-func (r *runner) openDir(ctx context.Context) error {
-	if r.Dir == "" {
-		return nil
+// Save writes the file. A new file takes the old one's place as a whole, and only when it is on the
+// disk: a program or a machine that dies meanwhile leaves the old one. Save waits for the device.
+func (c *Checkpoint) Save(path string) error {
+	file := map[string]any{metadataKey: metadata(c.Metadata)}
+	if c.Model != nil {
+		file[stateKey] = nn.State(c.Model)
 	}
-	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
-		return err
+	if c.Optimizer != nil {
+		state, err := c.Optimizer.State()
+		if err != nil {
+			return err
+		}
+		if file[optimizerKey], err = state.PyTorch(); err != nil {
+			return err
+		}
 	}
-	if err := cmp.Or(safefile.Check(r.path(bestFile), safefile.PyTorch), safefile.Check(r.path(logFile), logKind())); err != nil {
-		return err
+	if c.Scheduler != nil {
+		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
 	}
-	path := r.path(lastFile)
-	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
+	if c.EMA != nil {
+		file[emaKey] = c.EMA.State()
 	}
-	if !r.Resume {
-		return fmt.Errorf("%s is the checkpoint of an earlier run: resume it, or name another folder", path)
+	if c.Scaler != nil {
+		state, err := c.Scaler.State()
+		if err != nil {
+			return err
+		}
+		file[scalerKey] = map[string]any{"scale": state.Scale, "_growth_tracker": state.GrowthTracker}
 	}
-	if err := r.load(ctx, path); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
+	for key, value := range map[string]any{loaderKey: c.Loader, positionKey: c.position} {
+		text, err := json.Marshal(value)
+		if err != nil {
+			return err
+		}
+		if string(text) != "null" {
+			file[key] = string(text)
+		}
 	}
-	return nil
-}
-
-// load continues from a checkpoint.
-func (r *runner) load(ctx context.Context, path string) error {
-	c, err := nn.OpenCheckpoint(path)
+	states, err := generators(c.Device)
+	defer closeAll(states)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	value, err := c.Value(positionKey)
-	text, ok := value.(string)
-	if err != nil || !ok {
-		return fmt.Errorf("it is no checkpoint of a training: it has no text %q", positionKey)
+	named := map[string]any{}
+	for _, n := range states {
+		named[n.Name] = n.Tensor
 	}
-	var s saved
-	if err := json.Unmarshal([]byte(text), &s); err != nil {
-		return fmt.Errorf("%q: %w", positionKey, err)
+	file[generatorsKey] = named
+	return nn.SavePyTorch(path, file)
+}
+
+// generators returns the states of the random generators that a training on the device draws from,
+// by the devices' names.
+func generators(device cuda.Device) (states []nn.Named, err error) {
+	devices := []cuda.Device{cuda.CPU}
+	if device != cuda.CPU {
+		devices = append(devices, device)
 	}
-	if s.Version != version {
-		return fmt.Errorf("it is of version %d, and this program reads %d", s.Version, version)
-	}
-	if a := s.At; a.Epoch < 0 || a.Step < 0 || a.Batches < 0 || a.Batches > a.Step {
-		return fmt.Errorf("its place is impossible: epoch %d, step %d, batch %d", a.Epoch, a.Step, a.Batches)
-	}
-	if s.Loader != nil && s.At.Batches > 0 && r.Loader == nil {
-		s.Loader = nil // train reads and drops the batches before
-	}
-	// The loader compares archive and options with the checkpoint's, before anything changes.
-	if s.Loader != nil {
-		if err := r.Loader.Restore(ctx, *s.Loader); err != nil {
-			return err
+	for _, d := range devices {
+		state, err := torch.GeneratorState(d)
+		if err != nil {
+			return states, err
 		}
+		states = append(states, nn.Named{Name: d.String(), Tensor: state})
 	}
-	if _, err := nn.Load(path, r.Model); err != nil {
+	return states, nil
+}
+
+func closeAll(tensors []nn.Named) {
+	for _, n := range tensors {
+		n.Tensor.Close()
+	}
+}
+
+// Load reads a file that Save wrote, and replaces the state of everything that the fields name. A
+// field whose state the file lacks is an error. Load compares names and shapes before it changes
+// the model or the optimizer; after an error, some fields may be loaded and others not.
+func (c *Checkpoint) Load(path string) error {
+	file, err := nn.OpenCheckpoint(path)
+	if err != nil {
 		return err
 	}
-	if err := optim.Load(path, r.Optimizer); err != nil {
-		return err
+	defer file.Close()
+	if err := c.load(path, file); err != nil {
+		return fmt.Errorf("train: %s: %w", path, err)
 	}
-	if r.EMA != nil {
-		if err := loadEMA(c, r.EMA); err != nil {
-			return err
-		}
-	}
-	if r.stepper.scheduler != nil {
-		if err := r.stepper.scheduler.SetCount(s.At.Step); err != nil {
-			return err
-		}
-	}
-	r.at, r.state, r.report.Epochs = s.At, s.Loader, s.Epochs
 	return nil
 }
 
-func loadEMA(c *nn.Checkpoint, ema *optim.EMA) error {
-	value, err := c.Value(emaKey)
-	dict, ok := value.(map[any]any)
-	if err != nil || !ok {
-		return fmt.Errorf("it has no averages: the interrupted run had no EMA")
+func (c *Checkpoint) load(path string, file *nn.Checkpoint) error {
+	if err := c.texts(file); err != nil {
+		return err
+	}
+	if c.Model != nil {
+		if _, err := nn.Load(path, c.Model); err != nil {
+			return err
+		}
+	}
+	if c.Optimizer != nil {
+		if err := optim.Load(path, c.Optimizer); err != nil {
+			return err
+		}
+	}
+	if c.EMA != nil {
+		if err := loadEMA(file, c.EMA); err != nil {
+			return err
+		}
+	}
+	if c.Scheduler != nil {
+		count, ok := value[int64](file, schedulerKey, countKey)
+		if !ok {
+			return errors.New("it has no state of a scheduler")
+		}
+		if err := c.Scheduler.SetCount(int(count)); err != nil {
+			return err
+		}
+	}
+	if c.Scaler != nil {
+		scale, ok1 := value[float64](file, scalerKey, "scale")
+		good, ok2 := value[int64](file, scalerKey, "_growth_tracker")
+		if !ok1 || !ok2 {
+			return errors.New("it has no state of a GradScaler")
+		}
+		if err := c.Scaler.LoadState(optim.GradScalerState{Scale: scale, GrowthTracker: good}); err != nil {
+			return err
+		}
+	}
+	return c.loadGenerators(file)
+}
+
+// texts reads what is not a tensor.
+func (c *Checkpoint) texts(file *nn.Checkpoint) error {
+	c.Loader, c.Metadata = nil, file.Metadata()
+	if text, ok := value[string](file, loaderKey); ok {
+		if err := json.Unmarshal([]byte(text), &c.Loader); err != nil {
+			return fmt.Errorf("%q: %w", loaderKey, err)
+		}
+	}
+	if c.position == nil {
+		return nil
+	}
+	text, ok := value[string](file, positionKey)
+	if !ok {
+		return fmt.Errorf("it is no checkpoint of a training: it has no text %q", positionKey)
+	}
+	if err := json.Unmarshal([]byte(text), c.position); err != nil {
+		return fmt.Errorf("%q: %w", positionKey, err)
+	}
+	return c.position.check()
+}
+
+// loadGenerators sets the generators last, after everything that may draw.
+func (c *Checkpoint) loadGenerators(file *nn.Checkpoint) error {
+	states, _ := value[map[any]any](file, generatorsKey)
+	cpu, ok := states[cuda.CPU.String()].(*nn.StoredTensor)
+	if !ok {
+		return errors.New("it has no state of the random generators")
+	}
+	if err := loadGenerator(cuda.CPU, cpu); err != nil || c.Device == cuda.CPU {
+		return err
+	}
+	gpu, ok := states[c.Device.String()].(*nn.StoredTensor)
+	for n := 0; !ok && n < maxGPUs; n++ {
+		gpu, ok = states[cuda.Device(n).String()].(*nn.StoredTensor)
+	}
+	if !ok {
+		return nil // of a training on the CPU
+	}
+	return loadGenerator(c.Device, gpu)
+}
+
+const maxGPUs = 64
+
+func loadGenerator(device cuda.Device, stored *nn.StoredTensor) error {
+	state, err := stored.Read()
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	return torch.SetGeneratorState(device, state)
+}
+
+// value returns the value at a path of keys, if there is one of the type.
+func value[T any](file *nn.Checkpoint, path ...any) (T, bool) {
+	v, err := file.Value(path...)
+	t, ok := v.(T)
+	return t, ok && err == nil
+}
+
+func loadEMA(file *nn.Checkpoint, ema *optim.EMA) error {
+	dict, ok := value[map[any]any](file, emaKey)
+	if !ok {
+		return errors.New("it has no averages: the interrupted run had no EMA")
 	}
 	var state []nn.Named
-	defer func() {
-		for _, n := range state {
-			n.Tensor.Close()
-		}
-	}()
+	defer func() { closeAll(state) }()
 	for name, value := range dict {
 		key, isName := name.(string)
 		stored, isTensor := value.(*nn.StoredTensor)
@@ -153,95 +275,3 @@ func loadEMA(c *nn.Checkpoint, ema *optim.EMA) error {
 	}
 	return ema.LoadState(state)
 }
-
-// saveLast writes the place of the run, with all that it takes to go on. It waits for the device.
-func (r *runner) saveLast(of string) error {
-	if r.Dir == "" {
-		return nil
-	}
-	s := saved{Version: version, At: r.at, Loader: r.state, Epochs: r.report.Epochs}
-	if r.at.meter != nil {
-		var err error
-		if s.At.Sums, err = r.at.meter.read(of); err != nil {
-			return err
-		}
-	}
-	text, err := json.Marshal(s)
-	if err != nil {
-		return err
-	}
-	state, err := r.Optimizer.State()
-	if err != nil {
-		return err
-	}
-	optimizer, err := state.PyTorch()
-	if err != nil {
-		return err
-	}
-	file := map[string]any{
-		"state_dict": nn.State(r.Model), "optimizer": optimizer, "metadata": metadata(r.Metadata), positionKey: string(text),
-	}
-	if r.EMA != nil {
-		file[emaKey] = r.EMA.State()
-	}
-	return nn.SavePyTorch(r.path(lastFile), file)
-}
-
-// saveBest writes the model, or its averages.
-func (r *runner) saveBest() error {
-	if r.Dir == "" {
-		return nil
-	}
-	tensors := nn.State(r.Model)
-	if r.EMA != nil {
-		tensors = r.EMA.State()
-	}
-	return nn.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)})
-}
-
-func metadata(of map[string]string) map[string]any {
-	dict := make(map[string]any, len(of))
-	for key, value := range of {
-		dict[key] = value
-	}
-	return dict
-}
-
-// logKind is the kind of file that saveLog writes.
-func logKind() safefile.Kind { return safefile.Prefix("a log of a training", "epoch,steps,lr,") }
-
-// saveLog writes the table of all epochs. A new file takes the old one's place.
-func (r *runner) saveLog() error {
-	if r.Dir == "" {
-		return nil
-	}
-	var text bytes.Buffer
-	w := csv.NewWriter(&text)
-	w.Write([]string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss", "eval_top1", "eval_top5",
-		"images_per_second", "seconds", "wait_share", "device_allocated_bytes"})
-	for _, e := range r.report.Epochs {
-		row := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.LR)}
-		row = append(row, e.Train.columns()...)
-		row = append(row, e.Eval.columns()...)
-		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare), strconv.FormatInt(e.AllocatedBytes, 10)))
-	}
-	w.Flush() // a bytes.Buffer takes everything
-	temporary := r.path(logFile + ".new")
-	if err := os.WriteFile(temporary, text.Bytes(), 0o666); err != nil {
-		return err
-	}
-	return os.Rename(temporary, r.path(logFile))
-}
-
-// columns are loss, top-1 and top-5; empty if there are none.
-func (m *Metrics) columns() []string {
-	switch {
-	case m == nil:
-		return []string{"", "", ""}
-	case m.Classes == 0:
-		return []string{number(m.Loss), "", ""}
-	}
-	return []string{number(m.Loss), number(m.Top1), number(m.Top5)}
-}
-
-func number(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }

@@ -28,6 +28,8 @@
 // Run saves last.pt after every epoch, every Config.SaveSteps steps, and when its context ends or a
 // hook returns ErrStop. A run that resumes computes what the uninterrupted run would have computed.
 // On the CPU, with the same number of threads, the parameters are equal to the last bit; on a GPU
-// they are as equal as two runs of the same kernels. A network that draws random numbers, for
-// Dropout, needs Config.Seed for that.
+// they are as equal as two runs of the same kernels. Random numbers, for Dropout, go on where they
+// were, because last.pt has the states of the generators of the CPU and of the device.
+//
+// [Checkpoint] is such a file for a loop of the program's own.
 package train

@@ -60,7 +60,7 @@ type Config struct {
 	// Log says which steps run without a graph, and why; nil for silence.
 	Log *slog.Logger
 	// Seed, if not 0, seeds LibTorch's generators before each step from Seed and the step's number,
-	// so that Dropout draws the same in a run that resumes. The generators belong to the process.
+	// so that what Dropout draws depends on nothing else. The generators belong to the process.
 	Seed uint64
 
 	Dir       string // folder of the files, made if missing; "" writes none
@@ -166,7 +166,7 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	}
 	defer r.stepper.Close()
 	if err := r.openDir(ctx); err != nil {
-		return r.report, fmt.Errorf("train: %w", err)
+		return r.report, err
 	}
 	r.progress = newProgress(r)
 	defer r.progress.clear()

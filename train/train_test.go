@@ -213,6 +213,7 @@ func TestResumeIsExact(t *testing.T) {
 		"SGD, schedule, clipping, averages, evaluation": {withEval: true, ema: true, Config: train.Config{
 			Schedule: optim.CosineLR{Steps: 3 * perE}, ClipNorm: 0.5}},
 		"AdamW, Dropout with a seed": {adam: true, dropout: true, Config: train.Config{Seed: 9}},
+		"autocast, Dropout":          {dropout: true, Config: train.Config{Autocast: torch.BFloat16}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o.path, o.Epochs = path, 3

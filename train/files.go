@@ -1,0 +1,206 @@
+package train
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/nn"
+)
+
+const (
+	lastFile = "last.pt"
+	bestFile = "best.pt"
+	logFile  = "log.csv"
+
+	version = 2 // of a saved
+)
+
+// position is a place in the training: right after a step, or between epochs.
+type position struct {
+	Epoch   int     `json:"epoch"`   // the running or next one, from 0
+	Step    int     `json:"step"`    // over all epochs
+	Batches int     `json:"batches"` // of the epoch that were trained on
+	LR      float64 `json:"lr"`      // of the last step
+	Sums    sums    `json:"sums"`    // of the epoch so far, when it was saved
+
+	meter *meter // of the running epoch; nil between epochs
+}
+
+// saved is what last.pt has beside the state of a Checkpoint.
+type saved struct {
+	Version int      `json:"version"`
+	At      position `json:"at"`
+	Epochs  []Epoch  `json:"epochs"`
+}
+
+func (s *saved) check() error {
+	if s.Version != version {
+		return fmt.Errorf("it is of version %d, and this program reads %d", s.Version, version)
+	}
+	if a := s.At; a.Epoch < 0 || a.Step < 0 || a.Batches < 0 || a.Batches > a.Step {
+		return fmt.Errorf("its place is impossible: epoch %d, step %d, batch %d", a.Epoch, a.Step, a.Batches)
+	}
+	return nil
+}
+
+func (r *runner) path(name string) string { return filepath.Join(r.Dir, name) }
+
+// openDir makes the folder, and resumes from it.
+func (r *runner) openDir(ctx context.Context) error {
+	if r.Dir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	if err := cmp.Or(safefile.Check(r.path(bestFile), safefile.PyTorch), safefile.Check(r.path(logFile), logKind())); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
+	path := r.path(lastFile)
+	_, err := os.Lstat(path)
+	switch {
+	case err == nil && !r.Resume:
+		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it, or name another folder", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("train: %w", err)
+	}
+	r.removeUnfinished()
+	if err != nil {
+		return nil
+	}
+	return r.load(ctx, path)
+}
+
+// removeUnfinished removes what a run that was killed while it saved has left: a file under another
+// name, which nobody finishes.
+func (r *runner) removeUnfinished() {
+	files, _ := os.ReadDir(r.Dir) // what cannot be read stays, and does no harm
+	for _, f := range files {
+		name := f.Name()
+		if strings.HasPrefix(name, lastFile+".tmp-") || strings.HasPrefix(name, bestFile+".tmp-") ||
+			strings.HasPrefix(name, logFile+".") && strings.HasSuffix(name, ".tmp") {
+			os.Remove(r.path(name))
+		}
+	}
+}
+
+// load continues from a checkpoint.
+func (r *runner) load(ctx context.Context, path string) error {
+	c := r.checkpoint(&saved{})
+	c.Scheduler = nil // the program may have another schedule now
+	if err := c.Load(path); err != nil {
+		return err
+	}
+	at := c.position.At
+	if c.Loader != nil && at.Batches > 0 && r.Loader == nil {
+		c.Loader = nil // train reads and drops the batches before
+	}
+	// The loader compares archive and options with the checkpoint's.
+	if c.Loader != nil {
+		if err := r.Loader.Restore(ctx, *c.Loader); err != nil {
+			return fmt.Errorf("train: %s: %w", path, err)
+		}
+	}
+	if s := r.stepper.scheduler; s != nil {
+		if err := s.SetCount(at.Step); err != nil {
+			return err
+		}
+	}
+	r.at, r.state, r.report.Epochs = at, c.Loader, c.position.Epochs
+	return nil
+}
+
+// checkpoint names everything that it takes to go on.
+func (r *runner) checkpoint(position *saved) *Checkpoint {
+	return &Checkpoint{
+		Model: r.Model, Optimizer: r.Optimizer, Scheduler: r.stepper.scheduler, EMA: r.EMA, Scaler: r.Scaler,
+		Loader: r.state, Device: r.Feed.Device(), Metadata: r.Metadata, position: position,
+	}
+}
+
+// saveLast writes the place of the run, with all that it takes to go on. It waits for the device.
+func (r *runner) saveLast(of string) error {
+	if r.Dir == "" {
+		return nil
+	}
+	s := saved{Version: version, At: r.at, Epochs: r.report.Epochs}
+	if r.at.meter != nil {
+		var err error
+		if s.At.Sums, err = r.at.meter.read(of); err != nil {
+			return err
+		}
+	}
+	return r.checkpoint(&s).Save(r.path(lastFile))
+}
+
+// saveBest writes the model, or its averages.
+func (r *runner) saveBest() error {
+	if r.Dir == "" {
+		return nil
+	}
+	tensors := nn.State(r.Model)
+	if r.EMA != nil {
+		tensors = r.EMA.State()
+	}
+	return nn.SavePyTorch(r.path(bestFile), map[string]any{"state_dict": tensors, "metadata": metadata(r.Metadata)})
+}
+
+func metadata(of map[string]string) map[string]any {
+	dict := make(map[string]any, len(of))
+	for key, value := range of {
+		dict[key] = value
+	}
+	return dict
+}
+
+// logKind is the kind of file that saveLog writes.
+func logKind() safefile.Kind { return safefile.Prefix("a log of a training", "epoch,steps,lr,") }
+
+// saveLog writes the table of all epochs. A new file takes the old one's place.
+func (r *runner) saveLog() error {
+	if r.Dir == "" {
+		return nil
+	}
+	var text bytes.Buffer
+	w := csv.NewWriter(&text)
+	w.Write([]string{"epoch", "steps", "lr", "train_loss", "train_top1", "train_top5", "eval_loss", "eval_top1", "eval_top5",
+		"images_per_second", "seconds", "wait_share", "device_allocated_bytes"})
+	for _, e := range r.report.Epochs {
+		row := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.LR)}
+		row = append(row, e.Train.columns()...)
+		row = append(row, e.Eval.columns()...)
+		w.Write(append(row, number(e.ImagesPerSecond), number(e.Seconds), number(e.WaitShare), strconv.FormatInt(e.AllocatedBytes, 10)))
+	}
+	w.Flush() // a bytes.Buffer takes everything
+	f, err := safefile.Replace(r.path(logFile), logKind(), 0o644, func(f *os.File) error {
+		_, err := f.Write(text.Bytes())
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// columns are loss, top-1 and top-5; empty if there are none.
+func (m *Metrics) columns() []string {
+	switch {
+	case m == nil:
+		return []string{"", "", ""}
+	case m.Classes == 0:
+		return []string{number(m.Loss), "", ""}
+	}
+	return []string{number(m.Loss), number(m.Top1), number(m.Top5)}
+}
+
+func number(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
