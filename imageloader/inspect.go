@@ -274,9 +274,9 @@ func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r insp
 // InspectIndex is Inspect by the archive's index alone, which it makes first if there is none. It
 // reads and decodes no image, and so finds only the damage that an image's header shows. Images
 // whose headers lie too far behind the beginning of their files have the format "unknown", and
-// count in no range of pixels. Of the options, IndexFile, Classes, WebDataset (an index that was
-// made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A directory
-// has no index: an error.
+// count in no range of pixels. Of the options, IndexFile, Classes, WebDataset, List (an index that
+// was made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A
+// directory has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
 	o, err := o.withDefaults()
@@ -305,6 +305,9 @@ func inspectIndex(ctx context.Context, l *Loader) (*Report, error) {
 		return nil, err
 	}
 	defer func() { _ = a.Close() }() // nothing was written
+	if err := l.readList(ctx); err != nil {
+		return nil, err
+	}
 	config := l.indexConfig()
 	config.RefuseOtherLabels = true // loaders use that index: it is not replaced
 	x, err := index.Load(a, config)

@@ -33,6 +33,7 @@ type Loader struct {
 	index    atomic.Pointer[index.Index] // nil until the archive has been read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass needs them
 	weights  *order.Weights              // nil: every sample once
+	list     *index.List                 // nil: there is none
 	counters counters
 	spare    spareSlots
 
@@ -76,11 +77,14 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 	}
 	defer a.Close()
 	l.bytes = a.Info().Size()
+	if err := l.readList(ctx); err != nil {
+		return nil, stopCause(ctx, err)
+	}
 	x, err := index.Load(a, l.indexConfig())
 	if err != nil {
 		return nil, stopCause(ctx, err)
 	}
-	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset {
+	if x == nil && len(o.Classes) > 0 && a.Streamed() && !o.needsIndex() && !o.WebDataset && o.List == "" {
 		b, err := index.NewBuilder(path, l.indexConfig()) // checks the classes
 		if err != nil {
 			return nil, err

@@ -24,6 +24,7 @@ func (l *Loader) indexConfig() index.Config {
 		Classes:        l.o.Classes,
 		WebDataset:     l.o.WebDataset,
 		Pairs:          pairs,
+		List:           l.list,
 		MaxSampleBytes: l.o.MaxSampleBytes,
 		MaxPixels:      l.o.MaxPixels,
 		HoldBytes:      l.o.ShuffleBytes,
@@ -36,9 +37,9 @@ func (l *Loader) indexConfig() index.Config {
 
 // MakeIndex reads an archive through and writes its index, whether or not there is one. The first
 // epoch over an archive does the same by itself. Of the options IndexFile, Classes, WebDataset,
-// Masks, OpenSource and Logger matter; WebDataset, and whether there are Masks, has to be what the
-// loaders have, which do not use the index otherwise. MakeIndex calls progress, if that is not nil,
-// now and then from its own goroutine. A directory needs no index: an error.
+// Masks, List, OpenSource and Logger matter; WebDataset, and whether there are Masks or a List, has
+// to be what the loaders have, which do not use the index otherwise. MakeIndex calls progress, if
+// that is not nil, now and then from its own goroutine. A directory needs no index: an error.
 func MakeIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*IndexReport, error) {
 	o.NoIndex = false
 	o, err := o.withDefaults()
@@ -53,6 +54,9 @@ func MakeIndex(ctx context.Context, path string, o Options, progress func(Progre
 	defer func() { _ = a.Close() }() // nothing was written
 	if a.Format() == archive.Tree {
 		return nil, fmt.Errorf("imageloader: %s is a directory, which needs no index", path)
+	}
+	if err := l.readList(ctx); err != nil {
+		return nil, stopCause(ctx, err)
 	}
 	c := l.indexConfig()
 	c.HoldBytes, c.Progress = 0, progress

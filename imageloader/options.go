@@ -83,6 +83,15 @@ type Options struct {
 	// label is no number, all are names of classes, in the order of their bytes: "10" comes before
 	// "9". Classes makes any labels names, in its own order.
 	WebDataset bool
+	// List is the path or URL of a CSV file (TSV, with tabs, if its name ends in .tsv or .tab) that
+	// names the samples and their labels: labels do not come from directories, and members that the
+	// list does not name are no samples. The first two columns are the path of a member, as it is
+	// in the archive or below the directory, and its label. A first line that names the columns
+	// ("path" and "label", in any order) is a header; further columns are ignored. Samples stay in
+	// the archive's order. Labels become numbers by the rule of WebDataset. A path that the archive
+	// does not have, or that is listed twice, is a *ListError with file and line; a label that is
+	// not among Classes is an *UnknownClassError. Open reads an archive without an index through.
+	List string
 	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the
 	// field "masks" takes the place of "labels". Crop, resize and flip, and those of Transform.Ops
 	// that move pixels, do the same to both; of the mask every pixel is a copy of the nearest one.
@@ -145,7 +154,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.checkThreads(); err != nil {
 		return o, err
 	}
-	if err := cmp.Or(o.check(), o.checkMasks(plan)); err != nil {
+	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(plan)); err != nil {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)

@@ -25,6 +25,9 @@ type indexResult struct {
 // webDatasetHelp explains a flag.
 const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside each image), for loaders with Options.WebDataset, which use no other index"
 
+// listHelp explains a flag.
+const listHelp = "CSV or TSV `FILE` with the path and the label of each sample, for loaders with Options.List, which use no other index"
+
 // index writes the sidecar index of an archive.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
@@ -32,12 +35,13 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	asJSON := set.Bool("json", false, "print one JSON object")
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	web := set.Bool("webdataset", false, webDatasetHelp)
+	list := set.String("list", "", listHelp)
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
 	progress, done := readingProgress(stderr)
 	began := time.Now()
-	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out, WebDataset: *web}, progress)
+	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out, WebDataset: *web, List: *list}, progress)
 	done()
 	if err != nil {
 		return err

@@ -44,7 +44,7 @@ func TestIndexOfWebDataset(t *testing.T) {
 		t.Errorf("the index has changed, or %q, %q, error %v", stdout, stderr, err)
 	}
 	status, _, stderr = command(t, "inspect", "-index", web)
-	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "ask with -webdataset") {
+	if now, err := os.ReadFile(web + ".tsidx"); err != nil || string(now) != string(made) || status == 0 || !strings.Contains(stderr, "inspect it with -webdataset") {
 		t.Errorf("the index has changed, or status %d, %q, error %v", status, stderr, err)
 	}
 	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
@@ -103,5 +103,23 @@ func TestOutputsReplaceOnlyTheirOwnKind(t *testing.T) {
 				t.Errorf("%q: status %d, %q", args, status, stderr)
 			}
 		}
+	}
+}
+
+// TestIndexOfList: the index has no labels of its own, and inspect takes those of the list.
+func TestIndexOfList(t *testing.T) {
+	path := writeTar(t, map[string]string{"1.png": "\x89PNG\r\n\x1a\nx", "2.png": "\x89PNG\r\n\x1a\ny"})
+	list := filepath.Join(t.TempDir(), "labels.csv")
+	if err := os.WriteFile(list, []byte("path,label\n1.png,cat\n2.png,dog\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, stdout, stderr := command(t, "index", "-list", list, path); status != 0 || !strings.Contains(stdout, "2 samples of 2 classes") {
+		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
+	if _, stdout, stderr := command(t, "inspect", "-index", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes") || !strings.Contains(stdout, "dog") {
+		t.Errorf("%q, %q", stdout, stderr)
+	}
+	if status, _, stderr := command(t, "inspect", "-list", list, path); status != 2 || !strings.Contains(stderr, "-list is for -index") {
+		t.Errorf("status %d, %q", status, stderr)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"strings"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/safefile"
 )
 
 // Source is an archive that is not a local file: an object of a store, or a file of an HTTP server.
@@ -66,6 +68,14 @@ func (c Config) opener(ctx context.Context) func(path string) (File, error) {
 		}
 		return f, nil
 	}
+}
+
+// OpenFile opens a regular file, or what is behind a URL, as the shards of an archive are opened.
+func OpenFile(ctx context.Context, path string, c Config) (File, error) {
+	if IsURL(path) {
+		return c.opener(ctx)(path)
+	}
+	return safefile.Open(path)
 }
 
 // SameFile reports whether two descriptions, of a file or of all shards of an archive, are of the

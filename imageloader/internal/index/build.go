@@ -101,8 +101,8 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 	defer b.Close()
 	r := &Report{Checkpoints: b.marked}
 	survey := b.survey
-	if c.Pairs != nil {
-		survey = b.surveyPairs
+	if c.Pairs != nil || c.List != nil {
+		survey = b.surveyLoaded
 	}
 	if r.Samples, r.Work, err = survey(a); wrongLabel(err) || errors.Is(err, ErrNoSamples) {
 		return nil, err
@@ -112,7 +112,11 @@ func Make(a *archive.Archive, c Config) (*Report, error) {
 	if r.Samples == 0 {
 		return nil, NoSamples(a.Path(), a.Position(), b.orphans, c.WebDataset)
 	}
-	if c.Pairs == nil {
+	switch {
+	case c.List != nil:
+		classes, _, _ := c.List.classes(&c) // survey has found no error
+		r.Classes = len(classes)
+	case c.Pairs == nil:
 		classes, _, _ := b.dirs.labels()
 		r.Classes = len(classes)
 	}

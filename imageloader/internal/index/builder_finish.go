@@ -119,9 +119,8 @@ func (b *Builder) survey(a *archive.Archive) (samples int, work float64, err err
 	return samples, w.work(), err
 }
 
-// surveyPairs is survey for images and masks: their members do not tell which of them have a
-// partner.
-func (b *Builder) surveyPairs(a *archive.Archive) (samples int, work float64, err error) {
+// surveyLoaded is survey for images and masks and for lists: directories do not tell their samples.
+func (b *Builder) surveyLoaded(a *archive.Archive) (samples int, work float64, err error) {
 	x := &Index{}
 	for _, s := range a.Shards() {
 		x.shards = append(x.shards, shard{path: s.Path, info: s.Info, format: s.Format})
@@ -130,7 +129,7 @@ func (b *Builder) surveyPairs(a *archive.Archive) (samples int, work float64, er
 	if err := x.loadMarks(sections); err != nil {
 		return 0, 0, err
 	}
-	if err := b.loadPairs(x, sections); err != nil {
+	if err := b.load(x, sections); err != nil {
 		return 0, 0, err
 	}
 	if x.Len() == 0 {

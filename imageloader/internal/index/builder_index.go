@@ -20,11 +20,7 @@ func (b *Builder) index(a *archive.Archive, formats []string, sections map[uint3
 	if err := x.loadMarks(sections); err != nil {
 		return nil, err
 	}
-	load := b.loadSamples
-	if b.config.Pairs != nil {
-		load = b.loadPairs
-	}
-	if err := load(x, sections); err != nil {
+	if err := b.load(x, sections); err != nil {
 		return nil, err
 	}
 	if err := x.loadOversize(sections[sectionHeaders], b.config.MaxPixels); err != nil {
@@ -52,6 +48,17 @@ func (b *Builder) giveContents(x *Index) {
 			x.memory.held[k] = b.held[i]
 		}
 	}
+}
+
+// load reads the members, and makes the records of x.
+func (b *Builder) load(x *Index, sections map[uint32]section) error {
+	switch {
+	case b.config.Pairs != nil:
+		return b.loadPairs(x, sections)
+	case b.config.List != nil:
+		return b.loadListed(x, sections)
+	}
+	return b.loadSamples(x, sections)
 }
 
 // loadSamples reads the members, and makes the members of classes the samples of x.

@@ -106,8 +106,12 @@ func (w *walk) run() error {
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
 	w.found = Found{Member: *m, Position: a.Position()}
-	if b.config.Pairs != nil {
-		number, err = b.addPair(m, magic)
+	if b.config.Pairs != nil || b.config.List != nil {
+		add := b.addPair
+		if b.config.List != nil {
+			add = b.addListed
+		}
+		number, err = add(m, magic)
 		w.found.Index = number
 		return number, err
 	}

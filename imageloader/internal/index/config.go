@@ -20,6 +20,9 @@ type Config struct {
 	// no classes. It excludes Classes and WebDataset.
 	Pairs *Pairs
 
+	// List, if not nil, has the samples and their labels. It excludes WebDataset and Pairs.
+	List *List
+
 	MaxSampleBytes int64 // larger samples are never read
 	MaxPixels      int64 // the index marks images over this limit; 0: none
 	// HoldBytes is the maximum number of bytes of contents that an index of a stream keeps in

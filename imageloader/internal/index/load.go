@@ -80,7 +80,8 @@ func wrongLabel(err error) bool {
 	var unknown *UnknownClassError
 	var label *LabelError
 	var pair *PairError
-	return errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair)
+	var list *ListError
+	return errors.As(err, &unknown) || errors.As(err, &label) || errors.As(err, &pair) || errors.As(err, &list)
 }
 
 // refuse records and logs the reason why the index at path is not used. An error that it returns
@@ -100,6 +101,7 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 			errIndexDirectories: "inspect it without -webdataset, like its loaders, or remove it",
 			errIndexWebDataset:  "inspect it with -webdataset, like its loaders, or remove it",
 			errIndexPairs:       "inspect the archive without -index, or remove the index",
+			errIndexList:        "inspect the archive without -index, or remove the index",
 		}[reason]
 		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)
 		return nil

@@ -37,11 +37,12 @@ const (
 	// The index has other labels than the configuration asks for.
 	errIndexDirectories = errIndex("the index has the labels of directories")
 	errIndexWebDataset  = errIndex("the index has the labels of Options.WebDataset")
+	errIndexList        = errIndex("the index is one of Options.List, without labels")
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 )
 
 // labelErrors has the reasons by the number of the labels' source: see labelling.
-var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs}
+var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList}
 
 // place is the place of a section in a sidecar.
 type place struct {

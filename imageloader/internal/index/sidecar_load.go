@@ -188,13 +188,15 @@ func (s *sidecar) loadCounts(b *Builder) error {
 }
 
 // labelling returns the number of a source of labels in a sidecar: 0 for directories, 1 for
-// WebDataset's members, 2 for images and masks, which have no labels.
+// WebDataset's members, 2 for images and masks, which have no labels, 3 for a list.
 func labelling(c *Config) uint64 {
 	switch {
 	case c.WebDataset:
 		return 1
 	case c.Pairs != nil:
 		return 2
+	case c.List != nil:
+		return 3
 	}
 	return 0
 }

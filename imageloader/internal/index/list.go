@@ -1,0 +1,269 @@
+package index
+
+import (
+	"bufio"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// List says which members are samples, and their labels. It is read from a CSV or TSV file. Several
+// goroutines may use it.
+type List struct {
+	file   string
+	rows   []listRow
+	byPath map[string]int32 // ordinals of rows
+	labels []listLabel
+}
+
+type listRow struct{ label, line int32 }
+
+// listLabel is a label, with the first row that has it.
+type listLabel struct {
+	name, path string
+	line       int32
+}
+
+// ListError is an error in a line of Options.List.
+type ListError struct {
+	File string // the list
+	Line int    // from 1
+	Err  error
+}
+
+func (e *ListError) Error() string {
+	return fmt.Sprintf("imageloader: %s:%d: %v", e.File, e.Line, e.Err)
+}
+
+func (e *ListError) Unwrap() error { return e.Err }
+
+// listColumns are names of columns, in the order of preference.
+var listColumns = [2][]string{{"path", "file", "filename", "file_name", "image"}, {"label", "class"}}
+
+// ReadList reads a list from the file of a name, which decides how columns are separated: by tabs
+// for .tsv and .tab, by commas otherwise. The format is that of RFC 4180, with spaces around fields
+// ignored. A first line that names a column of paths and one of labels is a header; without it the
+// first two columns are these. Further columns are ignored. An error is a *ListError where a line
+// is at fault.
+func ReadList(file string, in io.Reader) (*List, error) {
+	b := bufio.NewReaderSize(in, 1<<16)
+	if mark, err := b.Peek(3); err == nil && string(mark) == "\xef\xbb\xbf" { // a byte order mark
+		_, _ = b.Discard(len(mark)) // it was peeked
+	}
+	r := csv.NewReader(b)
+	r.FieldsPerRecord, r.ReuseRecord = -1, true
+	if ext := strings.ToLower(path.Ext(file)); ext == ".tsv" || ext == ".tab" {
+		r.Comma, r.LazyQuotes = '\t', true
+	}
+	l := &List{file: file, byPath: map[string]int32{}}
+	columns, labels := [2]int{0, 1}, map[string]int32{}
+	for first := true; ; first = false {
+		record, err := r.Read()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, l.readError(err)
+		}
+		if first {
+			if found, header := headerColumns(record); header {
+				columns = found
+				continue
+			}
+		}
+		line, _ := r.FieldPos(0)
+		if err := l.add(record, columns, line, labels); err != nil {
+			return nil, &ListError{file, line, err}
+		}
+	}
+	if len(l.rows) == 0 {
+		return nil, fmt.Errorf("imageloader: %s: the list has no lines with a path and a label", file)
+	}
+	return l, nil
+}
+
+// readError names the line of an error of encoding/csv.
+func (l *List) readError(err error) error {
+	var parse *csv.ParseError
+	if errors.As(err, &parse) {
+		return &ListError{l.file, parse.Line, parse.Err}
+	}
+	return fmt.Errorf("imageloader: %s: %w", l.file, err)
+}
+
+// headerColumns returns the columns of paths and of labels, if a record names both.
+func headerColumns(record []string) (columns [2]int, header bool) {
+	for i, names := range listColumns {
+		columns[i] = -1
+		for _, name := range slices.Backward(names) {
+			at := slices.IndexFunc(record, func(field string) bool { return strings.EqualFold(strings.TrimSpace(field), name) })
+			if at >= 0 {
+				columns[i] = at
+			}
+		}
+	}
+	return columns, columns[0] >= 0 && columns[1] >= 0
+}
+
+// add adds a row.
+func (l *List) add(record []string, columns [2]int, line int, labels map[string]int32) error {
+	if need := max(columns[0], columns[1]) + 1; len(record) < need {
+		return fmt.Errorf("%d columns, and %d are needed: a path and a label, separated by commas (by tabs in a .tsv)", len(record), need)
+	}
+	name, label := strings.TrimSpace(record[columns[0]]), strings.TrimSpace(record[columns[1]])
+	switch {
+	case name == "":
+		return errors.New("the path is empty")
+	case label == "":
+		return fmt.Errorf("%q has no label", name)
+	case max(len(name), len(label)) > archive.MaxNameBytes:
+		return fmt.Errorf("a path or a label has more than %d bytes", archive.MaxNameBytes)
+	case len(l.rows) == archive.MaxMembers, line > math.MaxInt32:
+		return fmt.Errorf("more than %d lines", archive.MaxMembers)
+	}
+	name = path.Clean(name)
+	if before, twice := l.byPath[name]; twice {
+		return fmt.Errorf("%q is in line %d already", name, l.rows[before].line)
+	}
+	name = strings.Clone(name) // of the record, which the reader uses again
+	number, known := labels[label]
+	if !known {
+		number, label = int32(len(l.labels)), strings.Clone(label)
+		labels[label] = number
+		l.labels = append(l.labels, listLabel{label, name, int32(line)})
+	}
+	l.byPath[name] = int32(len(l.rows))
+	l.rows = append(l.rows, listRow{number, int32(line)})
+	return nil
+}
+
+// at names a line for errors that have a file.
+func (l *List) at(line int32) string { return fmt.Sprintf("%s:%d", l.file, line) }
+
+// classes returns the classes, and the label of each of the list's labels. The rule is that of
+// WebDataset's labels.
+func (l *List) classes(c *Config) (classes []string, label []int32, err error) {
+	d, err := newDirectories(l.file, &Config{Classes: c.Classes, WebDataset: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, x := range l.labels {
+		number, err := d.number(x.name)
+		if err != nil {
+			return nil, nil, err
+		}
+		d.claimed[number] = true
+	}
+	classes, label, odd := d.labels()
+	if odd >= 0 {
+		x := l.labels[odd]
+		return nil, nil, &LabelError{l.at(x.line), x.path, x.name}
+	}
+	if unknown := slices.Index(label, -1); unknown >= 0 {
+		x := l.labels[unknown]
+		return nil, nil, &UnknownClassError{File: l.at(x.line), Name: x.path, Class: x.name, Known: c.Classes}
+	}
+	return classes, label, nil
+}
+
+// listDirectory is the only directory in the index file of a list, for which directories do not
+// matter.
+const listDirectory = "*"
+
+// addListed is add for a list. It records every member, so that an index file serves all lists.
+func (b *Builder) addListed(m *archive.Member, magic []byte) (number int, err error) {
+	dir, err := b.dirs.number(listDirectory)
+	if err != nil {
+		return -1, err
+	}
+	b.dirs.claimed[dir] = true
+	flags := uint8(0)
+	if claims(m, magic) {
+		flags = recordImage
+	}
+	return b.record(m, dir, flags)
+}
+
+// loadListed reads the members, and makes those of the list the samples of x.
+func (b *Builder) loadListed(x *Index, sections map[uint32]section) error {
+	list := b.config.List
+	classes, label, err := list.classes(&b.config)
+	if err != nil {
+		return err
+	}
+	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
+	if err != nil {
+		return err
+	}
+	x.classes = classes
+	w := workMeter{shards: x.shards, next: x.eachMark()}
+	kept := members.names[:0]
+	seen := make([]bool, len(list.rows))
+	for i := 0; ; i++ {
+		m, name, err := members.next()
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			break
+		}
+		if b.dirs.names[m.label] != listDirectory {
+			return errIndexDamaged
+		}
+		row, listed := list.byPath[string(name)]
+		if !listed {
+			x.ignored++
+			x.orphans += int(m.flags & recordImage)
+			continue
+		}
+		seen[row] = true
+		x.noteNumber(i, int(sections[sectionMembers].count))
+		m.label, m.name = label[list.rows[row].label], uint32(len(kept))
+		kept = append(kept, name...) // never longer than the bytes read of names
+		x.samples = append(x.samples, *m)
+		w.sample(m)
+	}
+	if err := list.missing(b.file, seen); err != nil {
+		return err
+	}
+	if x.orphans > 0 {
+		b.config.Logger.Warn("images that the list does not name are ignored", "archive", b.file, "list", list.file, "images", x.orphans)
+	}
+	x.names = unsafe.String(unsafe.SliceData(kept), len(kept)) // kept no longer changes
+	x.work, x.reach = w.work(), w.inflated/max(1, w.samples)
+	return nil
+}
+
+// missing is the error of rows that no member has.
+func (l *List) missing(archive string, seen []bool) error {
+	absent, first := 0, int32(0)
+	for i, found := range seen {
+		if line := l.rows[i].line; !found {
+			if absent++; absent == 1 || line < first {
+				first = line
+			}
+		}
+	}
+	if absent == 0 {
+		return nil
+	}
+	name := ""
+	for p, row := range l.byPath {
+		if l.rows[row].line == first {
+			name = p
+		}
+	}
+	hint := ""
+	if first == 1 {
+		hint = "; a first line that is a header names the columns path and label"
+	}
+	return &ListError{l.file, int(first), fmt.Errorf("%q is no member of %s (nor are %d other lines)%s", name, archive, absent-1, hint)}
+}

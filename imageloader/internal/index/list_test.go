@@ -1,0 +1,132 @@
+package index
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+)
+
+// describeList prints the rows of a list.
+func describeList(l *List) string {
+	rows := make([]string, len(l.rows))
+	for name, row := range l.byPath {
+		rows[row] = fmt.Sprintf("%s=%s@%d", name, l.labels[l.rows[row].label].name, l.rows[row].line)
+	}
+	return strings.Join(rows, " ")
+}
+
+func TestListsAreRead(t *testing.T) {
+	for name, c := range map[string]struct{ file, text, want string }{
+		"two columns":          {"l.csv", "a/1.jpg,cat\nb.jpg,dog\n", "a/1.jpg=cat@1 b.jpg=dog@2"},
+		"no newline at end":    {"l.csv", "a.jpg,cat", "a.jpg=cat@1"},
+		"more columns":         {"l.csv", "a.jpg,cat,0.5,x\nb.jpg,dog", "a.jpg=cat@1 b.jpg=dog@2"},
+		"a header":             {"l.csv", "Label,Note,PATH\ncat,n,a.jpg\n", "a.jpg=cat@2"},
+		"other names":          {"l.csv", "filename,class\na.jpg,cat\n", "a.jpg=cat@2"},
+		"path before filename": {"l.csv", "filename,path,class\nx,a.jpg,cat\n", "a.jpg=cat@2"},
+		"half a header":        {"l.csv", "path,cat\n", "path=cat@1"},
+		"byte order mark":      {"l.csv", "\ufeffpath,label\na.jpg,cat\n", "a.jpg=cat@2"},
+		"Windows lines":        {"l.csv", "a.jpg,cat\r\n\r\nb.jpg,dog\r\n", "a.jpg=cat@1 b.jpg=dog@3"},
+		"quotes and spaces":    {"l.csv", "\"a, \"\"b\"\".jpg\", cat \n c.jpg ,\"black dog\"\n", "a, \"b\".jpg=cat@1 c.jpg=black dog@2"},
+		"a line of two":        {"l.csv", "\"a\nb.jpg\",cat\nc.jpg,dog\n", "a\nb.jpg=cat@1 c.jpg=dog@3"},
+		"cleaned":              {"l.csv", "./a//b/../c.jpg,cat\n", "a/c.jpg=cat@1"},
+		"tabs":                 {"l.TSV", "a,b.jpg\tcat\nc \"d\".jpg\tdog\n", "a,b.jpg=cat@1 c \"d\".jpg=dog@2"},
+	} {
+		l, err := ReadList(c.file, strings.NewReader(c.text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		} else if got := describeList(l); got != c.want {
+			t.Errorf("%s: %s, not %s", name, got, c.want)
+		}
+	}
+}
+
+// TestListErrorsNameTheLine covers everything that a list can have wrong.
+func TestListErrorsNameTheLine(t *testing.T) {
+	long := strings.Repeat("x", archive.MaxNameBytes+1)
+	for text, want := range map[string]string{
+		"":                             "the list has no lines",
+		"path,label\n":                 "the list has no lines",
+		"a.jpg,cat\nb.jpg\n":           "l.csv:2: 1 columns, and 2 are needed",
+		"label,x,path\ncat,y\n":        "l.csv:2: 2 columns, and 3 are needed",
+		"a.jpg,cat\n,dog\n":            "l.csv:2: the path is empty",
+		"a.jpg,cat\nb.jpg,  \n":        `l.csv:2: "b.jpg" has no label`,
+		"a.jpg,cat\nb,c\n./a.jpg,dog":  `l.csv:3: "a.jpg" is in line 1 already`,
+		"a.jpg,cat\n" + long + ",dog":  "l.csv:2: a path or a label has more than",
+		"a.jpg," + long:                "l.csv:1: a path or a label has more than",
+		"a.jpg,cat\nb.jpg,\"dog\nx,y":  `l.csv:3: extraneous or missing " in quoted-field`,
+		"a.jpg,cat\nb\"c.jpg,dog\nx,y": `l.csv:2: bare " in non-quoted-field`,
+		"\x1f\x8b\x08\x00\x00\x00\x00": "l.csv:1: 1 columns",
+	} {
+		_, err := ReadList("l.csv", strings.NewReader(text))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.40q: error %v, not %s", text, err, want)
+		}
+		var line *ListError
+		if strings.Contains(want, "l.csv:") && !errors.As(err, &line) {
+			t.Errorf("%.40q: %T", text, err)
+		}
+	}
+}
+
+func TestListLabelsAreNumberedLikeWebDatasets(t *testing.T) {
+	for text, c := range map[string]struct {
+		given []string
+		want  string
+	}{
+		"a,2\nb,0\nc,02\n":      {nil, "[0 1 2] [2 0 2]"},
+		"a,10\nb,9\nc,cat\n":    {nil, "[10 9 cat] [0 1 2]"},
+		"a,dog\nb,cat\nc,dog\n": {nil, "[cat dog] [1 0]"},
+		"a,1\nb,0\n":            {[]string{"1", "0", "2"}, "[1 0 2] [0 1]"},
+		"a,1\nb,-1\n":           {nil, `imageloader: l.csv:2: "b" has the label "-1"`},
+		"a,cat\nb,dog\nc,dog":   {[]string{"cat"}, `imageloader: l.csv:2: "b" is of class "dog"`},
+		"a,cat\nb,dog":          {[]string{"cat", "cat"}, "twice"},
+	} {
+		l, err := ReadList("l.csv", strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		classes, label, err := l.classes(&Config{Classes: c.given})
+		got := fmt.Sprint(classes, " ", label)
+		if err != nil {
+			got = err.Error()
+		}
+		if got = strings.ReplaceAll(got, "[02 ", "["); !strings.Contains(got, c.want) {
+			t.Errorf("%q: %s, not %s", text, got, c.want)
+		}
+	}
+}
+
+// FuzzList: reading a list of any bytes ends, and what it returns is consistent.
+func FuzzList(f *testing.F) {
+	for _, text := range []string{"path,label\na,b\n", "a,\"b\"\"c\"\n", "\ufeffa,b", "a\tb\n\"", "a,b\r\na,b", ",\n"} {
+		f.Add(text, true)
+		f.Add(text, false)
+	}
+	f.Fuzz(func(t *testing.T, text string, tabs bool) {
+		file := "l.csv"
+		if tabs {
+			file = "l.tsv"
+		}
+		l, err := ReadList(file, strings.NewReader(text))
+		if err != nil {
+			if !strings.HasPrefix(err.Error(), "imageloader: "+file) {
+				t.Errorf("%v names no list", err)
+			}
+			return
+		}
+		if len(l.byPath) != len(l.rows) || len(l.labels) > len(l.rows) {
+			t.Errorf("%d paths, %d rows, %d labels", len(l.byPath), len(l.rows), len(l.labels))
+		}
+		for name, row := range l.byPath {
+			if x := l.rows[row]; name == "" || l.labels[x.label].name == "" || x.line < 1 || int(x.line) > 1+strings.Count(text, "\n")+strings.Count(text, "\r") {
+				t.Errorf("%q: %+v", name, x)
+			}
+		}
+		if _, label, err := l.classes(&Config{}); err == nil && len(label) != len(l.labels) {
+			t.Errorf("%d labels of %d", len(label), len(l.labels))
+		}
+	})
+}

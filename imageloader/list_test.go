@@ -1,0 +1,233 @@
+package imageloader
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/indextest"
+)
+
+// writeList writes a list into a folder of its own.
+func writeList(t *testing.T, text string) string {
+	t.Helper()
+	return archivetest.WriteFile(t, "labels.csv", []byte(text))
+}
+
+// labelled are the names and labels of an epoch's samples.
+func labelled(batches []copied) (list []string) {
+	for _, b := range batches {
+		for i, s := range b.samples {
+			list = append(list, fmt.Sprintf("%s=%d", s.Name, b.labels[i]))
+		}
+	}
+	return list
+}
+
+// listedMembers are images in and outside of directories, and other members.
+func listedMembers() []archivetest.Member {
+	member := func(name string) archivetest.Member {
+		return archivetest.Member{Name: name, Data: archivetest.Image(name)}
+	}
+	return []archivetest.Member{
+		member("1.png"), member("a/2.png"), {Name: "a/notes.txt", Data: "no image"}, member("a/b/3.png"), member("c/4.png"), member("d/5.png"),
+	}
+}
+
+// TestListLabelsAnySource: samples and labels are those of the list for each kind of source, by a
+// scan and by the index file that it leaves.
+func TestListLabelsAnySource(t *testing.T) {
+	members := listedMembers()
+	data := archivetest.Tar(t, members...)
+	dir := t.TempDir()
+	put := func(name string, data []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	put("s-0.tgz", archivetest.Gzip(t, archivetest.Tar(t, members[:3]...)))
+	put("s-1.tgz", archivetest.Gzip(t, archivetest.Tar(t, members[3:]...)))
+	text := "label,path\ndog,d/5.png\ncat,1.png\ndog,./a/b/3.png\ndog,a/2.png\n"
+	list := put("labels.csv", []byte(text))
+	put("labels.tsv", []byte(strings.ReplaceAll(text, ",", "\t")))
+	server := httptest.NewServer(http.FileServer(http.Dir(dir)))
+	defer server.Close()
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	want := []string{"1.png=0", "a/2.png=1", "a/b/3.png=1", "d/5.png=1"}
+	for name, c := range map[string]struct{ path, list string }{
+		"tar":    {put("a.tar", data), list},
+		"tgz":    {put("a.tgz", archivetest.Gzip(t, data)), filepath.Join(dir, "labels.tsv")},
+		"zstd":   {put("a.tar.zst", archivetest.Zstd(t, data)), list},
+		"folder": {archivetest.Extract(t, members), list},
+		"shards": {filepath.Join(dir, "s-{0,1}.tgz"), list},
+		"URL":    {server.URL + "/a.tgz", server.URL + "/labels.csv"},
+	} {
+		for _, held := range []int64{1, 0} {
+			for round := range 2 {
+				for _, classes := range [][]string{nil, {"cat", "dog"}} {
+					o := Options{Transform: Eval(4, 4), BatchSize: 3, List: c.list, ShuffleBytes: held, Classes: classes}
+					l, err := open(t.Context(), c.path, o, openFile, fakeCodec{})
+					if err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+					batches, err := collect(t, l, 0, 2)
+					if got := labelled(batches); err != nil || !slices.Equal(got, want) || !slices.Equal(l.Classes(), []string{"cat", "dog"}) || l.Stats().Ignored != 2 {
+						t.Errorf("%s, held %d, round %d: %v of %v, %d ignored, error %v", name, held, round, got, l.Classes(), l.Stats().Ignored, err)
+					}
+					if err := l.Close(); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestListErrorsNameTheLine: what does not fit the archive is an error with file and line, whether
+// there is an index or not, and leaves the index alone.
+func TestListErrorsNameTheLine(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
+	pipe := filepath.Join(t.TempDir(), "list.csv")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := writeList(t, "1.png,cat\na/2.png,dog\n")
+	o := Options{Transform: Eval(4, 4), List: good}
+	for _, index := range []bool{false, true} { // there is one
+		for text, want := range map[string]string{
+			"1.png,cat\nb/2.png,dog\n3.png,dog\n": `labels.csv:2: "b/2.png" is no member of ` + path + " (nor are 1 other lines)",
+			"image_id,target\n1.png,cat\n":        "labels.csv:1: \"image_id\" is no member of",
+			"1.png,cat\na/2.png,cow\n":            `labels.csv:2: "a/2.png" is of class "cow"`,
+			"1.png,cat\n1.png,dog\n":              `labels.csv:2: "1.png" is in line 1 already`,
+		} {
+			bad := o
+			bad.List = writeList(t, text)
+			if strings.Contains(want, "class") {
+				bad.Classes = []string{"cat", "dog"}
+			}
+			_, err := open(t.Context(), path, bad, openFile, fakeCodec{})
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q, index %v: error %v, not %s", text, index, err, want)
+			}
+			var line *ListError
+			var class *UnknownClassError
+			if !errors.As(err, &line) && !errors.As(err, &class) {
+				t.Errorf("%q: %T", text, err)
+			}
+			if index {
+				r, err := MakeIndex(t.Context(), path, o, nil)
+				if err != nil || r.Samples != 2 || r.Classes != 2 {
+					t.Errorf("%+v, error %v", r, err)
+				}
+			}
+		}
+		for file, want := range map[string]string{pipe: "not a regular file", filepath.Join(t.TempDir(), "none.csv"): "no such file", t.TempDir(): "not a regular file"} {
+			bad := o
+			bad.List = file
+			if _, err := open(t.Context(), path, bad, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), file) {
+				t.Errorf("error %v, not %s", err, want)
+			}
+		}
+		if l, err := open(t.Context(), path, o, openFile, fakeCodec{}); err != nil {
+			t.Error(err)
+		} else if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, bad := range []Options{{List: good, WebDataset: true}, {List: good, Masks: Masks{Image: "*.jpg", Mask: "*.png"}}} {
+		if _, err := Open(path, bad); err == nil || !strings.Contains(err.Error(), "exclude") {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+// TestIndexServesAnyList: the index of a list has no labels, so it serves another list without
+// being written again; one of directories is not taken for it.
+func TestIndexServesAnyList(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, listedMembers()...)))
+	run := func(list string) []string {
+		t.Helper()
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4), List: list}, openFile, fakeCodec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		batches, err := collect(t, l, 0, 2)
+		if err := errors.Join(err, l.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return labelled(batches)
+	}
+	index := func() string {
+		t.Helper()
+		data, err := os.ReadFile(path + indextest.Suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	first, second := writeList(t, "1.png,0\na/2.png,3\n"), writeList(t, "d/5.png,1\n1.png,2\n")
+	for range 2 {
+		if got := run(first); !slices.Equal(got, []string{"1.png=0", "a/2.png=3"}) {
+			t.Errorf("%v", got)
+		}
+		before := index()
+		if got := run(second); !slices.Equal(got, []string{"1.png=2", "d/5.png=1"}) || index() != before {
+			t.Errorf("%v, or another index", got)
+		}
+		l, err := open(t.Context(), path, Options{Transform: Eval(4, 4)}, openFile, fakeCodec{}) // replaces the index
+		if err != nil || l.Len() != 5 || index() == before {
+			t.Errorf("%d samples of directories, or the index of a list: %v", l.Len(), err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := InspectIndex(t.Context(), path, Options{List: first}, nil); err == nil || !strings.Contains(err.Error(), "without -webdataset") {
+		t.Errorf("an index of directories is replaced: %v", err)
+	}
+	run(first)
+	r, err := InspectIndex(t.Context(), path, Options{List: first}, nil)
+	if err != nil || r.Samples != 2 || r.Classes[3].Samples != 1 {
+		t.Errorf("%+v, error %v", r, err)
+	}
+}
+
+// TestStateNamesAnotherList: a state fits the same samples and labels, wherever their list lies,
+// and no others.
+func TestStateNamesAnotherList(t *testing.T) {
+	path := archivetest.WriteFile(t, "a.tar", archivetest.Tar(t, listedMembers()...))
+	o := Options{Transform: Eval(4, 4), BatchSize: 1, List: writeList(t, "1.png,0\na/2.png,3\nc/4.png,1\n")}
+	l := openFake(t, path, o)
+	_, after := states(t, l, 0, 2)
+	data, err := json.Marshal(after[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s State
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	for text, fits := range map[string]bool{
+		"c/4.png,1\n1.png,0\na/2.png,3\n":            true,
+		"1.png,3\na/2.png,0\nc/4.png,1\n":            false,
+		"1.png,0\na/2.png,3\n":                       false,
+		"1.png,0\na/2.png,3\nc/4.png,1\nd/5.png,1\n": false,
+	} {
+		other := o
+		other.List = writeList(t, text)
+		if err := openFake(t, path, other).Restore(t.Context(), s); (err == nil) != fits {
+			t.Errorf("%q: error %v", text, err)
+		}
+	}
+}
