@@ -1,15 +1,25 @@
 package imageloader
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"context"
 	"fmt"
 	"image"
+	"image/draw"
+	"image/jpeg"
+	_ "image/png"
+	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 // archiveVariable names a .tar or .tar.gz for the benchmarks. Without it BenchmarkEpoch makes
@@ -76,4 +86,109 @@ func cpu(b *testing.B) float64 {
 		b.Fatal(err)
 	}
 	return float64(u.Utime.Sec+u.Stime.Sec)*1e6 + float64(u.Utime.Usec+u.Stime.Usec)
+}
+
+// largePhotographs are JPEGs of 3000 x 2250 pixels and quality 85, 4:2:0: photographs of
+// examples/data side by side.
+func largePhotographs(b *testing.B, n int) (files [][]byte) {
+	b.Helper()
+	f, err := os.Open("../examples/data/photos-train.tgz")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		b.Fatal(err)
+	}
+	var photos []image.Image
+	for r := tar.NewReader(z); ; {
+		if _, err := r.Next(); err == io.EOF {
+			break
+		} else if err != nil {
+			b.Fatal(err)
+		}
+		photo, _, err := image.Decode(r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		photos = append(photos, photo)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	for range n {
+		large := image.NewRGBA(image.Rect(0, 0, 3000, 2250))
+		for y := 0; y < 2250; {
+			bottom := 2250
+			for x := 0; x < 3000; {
+				photo := photos[rng.IntN(len(photos))]
+				size := photo.Bounds()
+				draw.Draw(large, image.Rect(x, y, x+size.Dx(), y+size.Dy()), photo, size.Min, draw.Src)
+				x, bottom = x+size.Dx(), min(bottom, y+size.Dy())
+			}
+			y = bottom
+		}
+		var file bytes.Buffer
+		if err := jpeg.Encode(&file, large, &jpeg.Options{Quality: 85}); err != nil {
+			b.Fatal(err)
+		}
+		files = append(files, file.Bytes())
+	}
+	return files
+}
+
+// BenchmarkDCTScaling decodes large photographs with and without Transform.DCTScaling, in turn. An
+// op is one image both ways. dB is the peak signal-to-noise ratio of the scaled one's pixels.
+func BenchmarkDCTScaling(b *testing.B) {
+	files := largePhotographs(b, 2)
+	for _, c := range []struct {
+		name      string
+		transform Transform
+	}{{"train 224", Train(224)}, {"train 96", Train(96)}, {"eval 224", Eval(256, 224)}, {"eval 96", Eval(110, 96)}} {
+		b.Run(c.name, func(b *testing.B) {
+			var spent [2]float64 // CPU µs
+			var squares, values float64
+			plan, err := transform.Compile(c.transform)
+			if err != nil {
+				b.Fatal(err)
+			}
+			d, err := shimCodec{}.newDecoder(0)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer d.close()
+			rng := rand.New(rand.NewPCG(1, 1))
+			size := c.transform.Size
+			for i := 0; b.Loop(); i++ {
+				data := files[i%len(files)]
+				info, err := d.header(data)
+				if err != nil {
+					b.Fatal(err)
+				}
+				var g imagecapi.Geometry
+				if err := plan.Geometry(rng, &info, &g); err != nil {
+					b.Fatal(err)
+				}
+				var pixels [2][]byte
+				for k := range pixels {
+					way := (k + i) % 2
+					pixels[way] = make([]byte, 3*size*size)
+					g.DCTScaling = way == 1
+					began := cpu(b)
+					if err := d.decode(data, &g, pixels[way], 3*size); err != nil {
+						b.Fatal(err)
+					}
+					spent[way] += cpu(b) - began
+				}
+				for k, v := range pixels[0] {
+					difference := float64(v) - float64(pixels[1][k])
+					squares += difference * difference
+				}
+				values += float64(len(pixels[0]))
+			}
+			for way, name := range []string{"whole-cpu-ms", "scaled-cpu-ms"} {
+				b.ReportMetric(spent[way]/1000/float64(b.N), name)
+			}
+			b.ReportMetric(20*math.Log10(255/math.Sqrt(squares/values)), "dB")
+		})
+	}
 }

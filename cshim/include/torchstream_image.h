@@ -175,6 +175,11 @@ typedef struct ts_image_geometry {
    * default) and bicubic, and nearest, which is torchvision's "nearest" and not "nearest-exact".
    * The struct of earlier headers ends before it; that size is accepted, and means 0. */
   int32_t interpolation;
+  /* A JPEG whose crop box is at least four times as large as its result, in both directions, may be
+   * decoded at 1/2, 1/4 or 1/8 of its size: the smallest at which the box is still twice as large.
+   * That is faster, and other pixels than those of a whole decode. Nearest takes no part in it, nor
+   * do damaged images. */
+  bool dct_scaling;
 } ts_image_geometry;
 
 /* Decodes an image of `bytes` bytes to RGB and applies the geometry. Grey is tripled, alpha is

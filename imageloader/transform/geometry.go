@@ -32,7 +32,7 @@ func (t *Transform) geometry(rng *rand.Rand, width, height int32, g *imagecapi.G
 			g.WindowX = rng.Int32N(int32(w) - size + 1)
 		}
 	}
-	g.Interpolation = int32(t.Interpolation)
+	g.Interpolation, g.DCTScaling = int32(t.Interpolation), t.DCTScaling
 	// Probabilities 0 and 1 draw a number too, so that changing FlipP changes nothing else.
 	g.Flip = rng.Float64() < t.FlipP
 	return nil

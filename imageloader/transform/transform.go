@@ -34,6 +34,12 @@ type Transform struct {
 	// Nearest takes the sample at the upper left corner of each pixel, as torchvision's "nearest"
 	// does; Pillow takes the sample at the centre, as torchvision's "nearest-exact" does.
 	Interpolation Interpolation
+	// DCTScaling decodes a JPEG at 1/2, 1/4 or 1/8 of its size where a far smaller result is
+	// wanted, which is faster: its crop must be at least four times as large as what it is resized
+	// to, in both directions, and the reduced crop is still at least twice as large. The pixels are
+	// not those of a whole decode, and so not torchvision's; they are the same on every path
+	// through this loader. Nearest, damaged images and other formats take no part.
+	DCTScaling bool
 	// ApplyEXIFOrientation turns an image upright before anything else, as the orientation tag of a
 	// JPEG, PNG, WebP or TIFF file says. Without it, images are taken as stored, as torchvision
 	// does.

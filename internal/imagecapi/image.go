@@ -82,6 +82,7 @@ type Geometry struct {
 	Flip                                        bool
 	Orientation                                 int32 // 0, or EXIF's 1 to 8; then the other fields describe the upright image
 	Interpolation                               int32 // TS_INTERPOLATION_
+	DCTScaling                                  bool
 }
 
 func geometry(g *Geometry) C.ts_image_geometry {
@@ -90,7 +91,7 @@ func geometry(g *Geometry) C.ts_image_geometry {
 		crop_x: C.int32_t(g.CropX), crop_y: C.int32_t(g.CropY), crop_width: C.int32_t(g.CropWidth), crop_height: C.int32_t(g.CropHeight),
 		resize_width: C.int32_t(g.ResizeWidth), resize_height: C.int32_t(g.ResizeHeight),
 		window_x: C.int32_t(g.WindowX), window_y: C.int32_t(g.WindowY), window_width: C.int32_t(g.WindowWidth), window_height: C.int32_t(g.WindowHeight),
-		orientation: C.int32_t(g.Orientation), flip: C.bool(g.Flip), interpolation: C.int32_t(g.Interpolation),
+		orientation: C.int32_t(g.Orientation), flip: C.bool(g.Flip), interpolation: C.int32_t(g.Interpolation), dct_scaling: C.bool(g.DCTScaling),
 	}
 }
 

@@ -116,12 +116,24 @@ ts_image_geometry stored_crop(const ts_image_geometry& g, int32_t width, int32_t
   return placed;
 }
 
+// Returns the reduction at which a JPEG is decoded.
+int32_t reduction_of(const ts_image_geometry& g) {
+  if (!g.dct_scaling || g.interpolation == TS_INTERPOLATION_NEAREST) return 1;
+  constexpr int64_t kGap = 2;  // how much larger than the result the reduced box is at least
+  int32_t reduction = 8;
+  while (reduction > 1 && (g.crop_width < kGap * reduction * g.resize_width ||
+                           g.crop_height < kGap * reduction * g.resize_height)) {
+    reduction /= 2;
+  }
+  return reduction;
+}
+
 // Decodes into dst. The geometry's crop_x and crop_y are those of the stored image.
 void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* data, size_t bytes,
                    const ts_image_geometry& geometry, uint8_t* dst, size_t stride,
                    const EntriesIn* in, EntriesOut* out) {
   if (format == TS_IMAGE_FORMAT_JPEG) {
-    const Box box = decoder->resizer.start(geometry, dst, stride);
+    const Box box = decoder->resizer.start(geometry, dst, stride, reduction_of(geometry));
     decoder->jpeg.decode(data, bytes, box, &decoder->resizer, in, out);
   } else if (format == TS_IMAGE_FORMAT_PNG) {
     png_check(data, bytes);

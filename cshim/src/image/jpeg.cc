@@ -193,8 +193,12 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   codec->src->resync_to_restart = resync;
   codec->mem->alloc_small = allocate;
   jpeg_read_header(codec, TRUE);
-  if (box != nullptr && (static_cast<JDIMENSION>(box->x1) > codec->image_width ||
-                         static_cast<JDIMENSION>(box->y1) > codec->image_height)) {
+  const JDIMENSION reduction = box == nullptr ? 1 : static_cast<JDIMENSION>(box->reduction);
+  codec->scale_num = 1;
+  codec->scale_denom = reduction;
+  if (box != nullptr &&
+      (static_cast<JDIMENSION>(box->x1) > (codec->image_width + reduction - 1) / reduction ||
+       static_cast<JDIMENSION>(box->y1) > (codec->image_height + reduction - 1) / reduction)) {
     std::snprintf(state->text, sizeof state->text, "two frame headers that differ");
     state->failure = TS_ERROR_DECODE;
     return false;
@@ -228,6 +232,30 @@ bool open(JpegState* state, const uint8_t* data, size_t bytes, const Box* box) {
   return true;
 }
 
+// Reports whether jpeg_crop_scanline is right about every component. It takes the width of a
+// component for that of an image that is not reduced, but libjpeg may reduce subsampled components
+// less than others. A width that is wrong does no harm if the component is not interpolated.
+bool croppable(const jpeg_decompress_struct* codec) {
+#if JPEG_LIB_VERSION >= 70
+  const int block = codec->min_DCT_h_scaled_size;
+#else
+  const int block = codec->min_DCT_scaled_size;
+#endif
+  for (int i = 0; i < codec->num_components; ++i) {
+    const jpeg_component_info* component = &codec->comp_info[i];
+#if JPEG_LIB_VERSION >= 70
+    const int own = component->DCT_h_scaled_size;
+#else
+    const int own = component->DCT_scaled_size;
+#endif
+    if (own != block && (component->h_samp_factor * own != codec->max_h_samp_factor * block ||
+                         component->v_samp_factor * own != codec->max_v_samp_factor * block)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 // Advances to the first row of the box, or leaves state->unwanted rows above it to be decoded.
 bool start(JpegState* state, const Box* box) {  // confined
   jpeg_decompress_struct* codec = &state->codec;
@@ -245,8 +273,9 @@ bool start(JpegState* state, const Box* box) {  // confined
   // narrow components at all, so a crop has a minimum width.
   const auto width = static_cast<int>(codec->output_width);
   const int margin = codec->max_h_samp_factor > 1 ? 2 : 0;
-  const int right = std::min(width, std::max(box->x1 + margin, box->x0 + kMinWidth));
+  int right = std::min(width, std::max(box->x1 + margin, box->x0 + kMinWidth));
   int left = std::max(0, std::min(box->x0 - margin, right - kMinWidth));
+  if (!croppable(codec)) left = 0, right = width;
   if (left > 0 || right < width) {
     auto first = static_cast<JDIMENSION>(left);
     auto columns = static_cast<JDIMENSION>(right - left);
@@ -255,7 +284,8 @@ bool start(JpegState* state, const Box* box) {  // confined
   }
   if (state->own) {
     // The columns of MCUs that libjpeg transforms (jpeg_crop_scanline).
-    const int align = DCTSIZE * (codec->comps_in_scan == 1 ? 1 : codec->max_h_samp_factor);
+    const int block = DCTSIZE / box->reduction;
+    const int align = block * (codec->comps_in_scan == 1 ? 1 : codec->max_h_samp_factor);
     const int end = left + static_cast<int>(codec->output_width);
     state->entropy.want(static_cast<uint32_t>(left / align),
                         static_cast<uint32_t>((end - 1) / align));

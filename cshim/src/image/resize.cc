@@ -329,12 +329,12 @@ int32_t nearest(int32_t i, int32_t in, int32_t out) {
 
 }  // namespace
 
-void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
+void Axis::plan(Span in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
                 int32_t interpolation) {
   outputs_ = size;
-  identity_ = in == out;
+  identity_ = in.count == out && in.begin == 0.0 && in.end == in.count;
   if (identity_) {
-    source_begin_ = mirrored ? in - begin - size : begin;
+    source_begin_ = mirrored ? in.count - begin - size : begin;
     source_end_ = source_begin_ + size;
     return;
   }
@@ -345,34 +345,36 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
   size_.resize(static_cast<size_t>(size));
   if (interpolation == TS_INTERPOLATION_NEAREST) {
     for (int32_t i = begin; i < begin + size; ++i) {
-      first_[slot_of(i)] = nearest(i, in, out);
+      first_[slot_of(i)] = nearest(i, in.count, out);
       size_[slot_of(i)] = 1;
     }
     exact_.assign(static_cast<size_t>(size), 1.0);
     round(1, 1.0);
-    if (mirrored) mirror(in);
+    if (mirrored) mirror(in.count);
     return;
   }
 
   // Computes the weights like LibTorch, operation by operation, because its rounding is part of the
   // result. The largest weight of all outputs decides the precision, so the weights of outputs
-  // outside the window are computed too.
+  // outside the window are computed too. A span of whole samples begins at 0, which changes no bit;
+  // others are weighted like the box of Pillow's resize.
+  if (mirrored) in = {in.count, in.count - in.end, in.count - in.begin};
   const bool cubic = interpolation == TS_INTERPOLATION_BICUBIC;
   const double reach = cubic ? 2.0 : 1.0;
-  const double scale = static_cast<double>(in) / out;
+  const double scale = (in.end - in.begin) / out;
   const double support = scale >= 1.0 ? reach * scale : reach;
   const double inverse = scale >= 1.0 ? 1.0 / scale : 1.0;
   const int64_t longest = static_cast<int64_t>(std::ceil(support)) * 2 + 1;
-  const size_t pitch = static_cast<size_t>(std::min<int64_t>(longest, in));
+  const size_t pitch = static_cast<size_t>(std::min<int64_t>(longest, in.count));
   exact_.resize((static_cast<size_t>(size) + 1) * pitch);
   double largest = 0.0;
   for (int32_t i = 0; i < out; ++i) {
     const bool wanted = i >= begin && i < begin + size;
     const size_t slot = wanted ? slot_of(i) : static_cast<size_t>(size);
     double* weights = exact_.data() + slot * pitch;
-    const double center = scale * (i + 0.5);
+    const double center = in.begin + scale * (i + 0.5);
     const int64_t from = std::max<int64_t>(static_cast<int64_t>(center - support + 0.5), 0);
-    const int64_t to = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), in);
+    const int64_t to = std::min<int64_t>(static_cast<int64_t>(center + support + 0.5), in.count);
     const int64_t count = std::clamp<int64_t>(to - from, 0, longest);
     double total = 0.0;
     for (int64_t j = 0; j < count; ++j) {
@@ -392,7 +394,7 @@ void Axis::plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool rever
     }
   }
   round(pitch, largest);
-  if (mirrored) mirror(in);
+  if (mirrored) mirror(in.count);
 }
 
 void Axis::round(size_t pitch, double largest) {
@@ -427,7 +429,7 @@ void Axis::round(size_t pitch, double largest) {
 }
 
 // Changes the positions only: each output keeps its samples and their weights.
-void Axis::mirror(int32_t in) {
+void Axis::mirror(int32_t count) {
   const int32_t available = source_end_ - source_begin_;
   for (size_t i = 0; i < first_.size(); ++i) {
     int16_t* weights = weights_.data() + i * static_cast<size_t>(taps_);
@@ -436,22 +438,34 @@ void Axis::mirror(int32_t in) {
     // If there is one tap more than samples, the extra tap was the last one, with weight zero.
     for (; first_[i] < 0; ++first_[i]) std::rotate(weights, weights + 1, weights + taps_);
   }
-  source_begin_ = in - source_end_;
+  source_begin_ = count - source_end_;
   source_end_ = source_begin_ + available;
 }
 
-Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
+Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride, int32_t reduction) {
   const int32_t o = g.orientation;
   const bool mirrored_x = o == 2 || o == 3 || o == 6 || o == 7;
   const bool mirrored_y = o == 3 || o == 4 || o == 7 || o == 8;
   turned_ = o >= 5;
+  // The samples of a side of the crop box in the stored, reduced image. A power of two divides
+  // without rounding.
+  const auto span = [&](int32_t at, int32_t size, int32_t* first) {
+    *first = at / reduction;
+    const int32_t last = (at + size + reduction - 1) / reduction;
+    return Axis::Span{last - *first, static_cast<double>(at) / reduction - *first,
+                      static_cast<double>(at + size) / reduction - *first};
+  };
+  int32_t left = 0;
+  int32_t top = 0;
+  const Axis::Span columns = span(g.crop_x, turned_ ? g.crop_height : g.crop_width, &left);
+  const Axis::Span rows = span(g.crop_y, turned_ ? g.crop_width : g.crop_height, &top);
   // The columns of the upright image are resized before its rows, for any orientation.
   Axis& across = turned_ ? y_ : x_;
   Axis& down = turned_ ? x_ : y_;
-  across.plan(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, mirrored_x,
-              g.interpolation);
-  down.plan(g.crop_height, g.resize_height, g.window_y, g.window_height, false, mirrored_y,
-            g.interpolation);
+  across.plan(turned_ ? rows : columns, g.resize_width, g.window_x, g.window_width, g.flip,
+              mirrored_x, g.interpolation);
+  down.plan(turned_ ? columns : rows, g.resize_height, g.window_y, g.window_height, false,
+            mirrored_y, g.interpolation);
   flip_ = turned_ ? mirrored_y : g.flip != mirrored_x;
   descending_ = turned_ ? g.flip != mirrored_x : mirrored_y;
   dst_ = dst;
@@ -459,20 +473,20 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   rows_in_ = 0;
   rows_out_ = 0;
   // The ring holds the sources of one output row, and the group of four rows that is being added.
-  const int32_t span = (y_.identity() ? 1 : y_.taps()) + 4;
-  int32_t rows = 8;
-  while (rows < span) rows *= 2;
-  ring_mask_ = rows - 1;
+  const int32_t needed = (y_.identity() ? 1 : y_.taps()) + 4;
+  int32_t ring = 8;
+  while (ring < needed) ring *= 2;
+  ring_mask_ = ring - 1;
   taps_.resize(y_.identity() ? 0 : static_cast<size_t>(y_.taps()));
-  const Box box = {g.crop_x + x_.source_begin(), g.crop_y + y_.source_begin(),
-                   g.crop_x + x_.source_end(), g.crop_y + y_.source_end()};
+  const Box box = {left + x_.source_begin(), top + y_.source_begin(), left + x_.source_end(),
+                   top + y_.source_end(), reduction};
   if (turned_) {
     line_bytes_ = static_cast<size_t>(box.width()) * kChannels;
     if (lines_bytes_ > kMaxKept) {
       lines_.clear();
       lines_bytes_ = 0;
     }
-    if (lines_.size() < static_cast<size_t>(rows)) lines_.resize(static_cast<size_t>(rows));
+    if (lines_.size() < static_cast<size_t>(ring)) lines_.resize(static_cast<size_t>(ring));
     const size_t out_bytes = static_cast<size_t>(x_.outputs()) * kChannels + kStoreSlack;
     turning_.resize(4 * (line_bytes_ + kRowSlack) + 5 * out_bytes);
     return box;
@@ -480,7 +494,7 @@ Box Resizer::start(const ts_image_geometry& g, uint8_t* dst, size_t stride) {
   // A row has room for the bytes that a kernel stores after its last pixel. One spare row takes the
   // outputs that belong to no row.
   ring_stride_ = (static_cast<size_t>(g.window_width) * kChannels + kStoreSlack + 63) / 64 * 64;
-  ring_.resize((static_cast<size_t>(rows) + 1) * ring_stride_);
+  ring_.resize((static_cast<size_t>(ring) + 1) * ring_stride_);
   return box;
 }
 

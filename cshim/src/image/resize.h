@@ -17,9 +17,11 @@
 
 namespace ts::image {
 
-// Half-open: columns x0 to x1 - 1, rows y0 to y1 - 1.
+// Half-open: columns x0 to x1 - 1, rows y0 to y1 - 1, of an image that is decoded at 1/reduction of
+// its size.
 struct Box {
   int32_t x0, y0, x1, y1;
+  int32_t reduction = 1;
   int32_t width() const { return x1 - x0; }
   int32_t height() const { return y1 - y0; }
 };
@@ -39,10 +41,17 @@ Kernel best_kernel();
 // The samples of the crop box, and their weights, for each output along one axis of the window.
 class Axis {
  public:
-  // Plans the window [begin, begin + size) of `in` samples that are resized to `out`. With
-  // reversed, the window's last output comes first. With mirrored, the samples come from the last
-  // to the first. interpolation is a TS_INTERPOLATION_.
-  void plan(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
+  // A part of an axis: from begin to end, within samples 0 to count - 1. Sample i reaches from i to
+  // i + 1.
+  struct Span {
+    int32_t count;
+    double begin, end;
+  };
+
+  // Plans the window [begin, begin + size) of a span that is resized to `out`. With reversed, the
+  // window's last output comes first. With mirrored, the samples come from the last to the first.
+  // interpolation is a TS_INTERPOLATION_; nearest takes a span of whole samples.
+  void plan(Span in, int32_t out, int32_t begin, int32_t size, bool reversed, bool mirrored,
             int32_t interpolation);
 
   bool identity() const { return identity_; }
@@ -61,7 +70,7 @@ class Axis {
  private:
   // Sets weights_ and the like from the outputs' samples and exact weights, `pitch` for each.
   void round(size_t pitch, double largest);
-  void mirror(int32_t in);
+  void mirror(int32_t count);
 
   bool identity_ = true;
   int32_t source_begin_ = 0, source_end_ = 0, outputs_ = 0, taps_ = 0, precision_ = 0;
@@ -80,8 +89,9 @@ class Resizer {
 
   // Starts an image and returns the part of the source that it needs. The geometry must be valid,
   // except that crop_x and crop_y are the position of the crop box in the stored image. dst has
-  // window_height rows, stride bytes apart, and is borrowed until the last row is pushed.
-  Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride);
+  // window_height rows, stride bytes apart, and is borrowed until the last row is pushed. The
+  // source's rows are those of the image at 1/reduction of its size.
+  Box start(const ts_image_geometry& geometry, uint8_t* dst, size_t stride, int32_t reduction = 1);
 
   // Starts the same image again from its first row.
   void restart() { rows_in_ = rows_out_ = 0; }

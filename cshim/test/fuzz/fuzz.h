@@ -97,7 +97,7 @@ struct Picture {
 inline ts_image_geometry whole(const ts_image_info& info) {
   const int32_t w = info.width;
   const int32_t h = info.height;
-  return {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 0, false, 0};
+  return {sizeof(ts_image_geometry), 0, 0, w, h, w, h, 0, 0, w, h, 0, false, 0, false};
 }
 
 // Returns a random valid geometry for an image.
@@ -131,7 +131,7 @@ inline bool image_file(ts_image_decoder* decoder, const uint8_t* input, size_t s
   info.size = sizeof info;
   const Outcome header(ts_image_get_info(file.data(), file.size(), &info));
   header.of_bytes();
-  ts_image_geometry g = {sizeof g, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, false, 0};
+  ts_image_geometry g = {sizeof g, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, false, 0, false};
   Picture pixel(1, 1);
   if (header.code != TS_ERROR_NONE || int64_t{info.width} * info.height > max_pixels) {
     const Outcome decoded(ts_image_decode(decoder, file.data(), file.size(), &g,

@@ -22,7 +22,8 @@ Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const int32_t w = box.width();
   const int32_t h = box.height();
-  const ts_image_geometry g = {sizeof g, box.x0, box.y0, w, h, w, h, 0, 0, w, h, 0, false, 0};
+  const ts_image_geometry g = {sizeof g, box.x0, box.y0, w, h,     w, h,    0,
+                               0,        w,      h,      0, false, 0, false};
   Result result = {};
   result.pixels.resize(static_cast<size_t>(w) * static_cast<size_t>(h) * 3);
   Resizer resizer;

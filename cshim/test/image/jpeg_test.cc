@@ -1,6 +1,13 @@
+#include "image/jpeg.h"
+
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "image/entries.h"
+#include "image/exif.h"
 #include "image/samples.h"
 
 namespace {
@@ -33,8 +40,8 @@ JpegOptions options_for(const Sampling& sampling, Coding coding, int restart_int
   return options;
 }
 
-// Decodes the whole image with libjpeg and its defaults.
-Image reference(const Bytes& bytes) {
+// Decodes the whole image with libjpeg and its defaults, at 1/reduction of its size.
+Image reference(const Bytes& bytes, int reduction = 1) {
   jpeg_decompress_struct codec;
   jpeg_error_mgr errors;
   codec.err = jpeg_std_error(&errors);
@@ -42,6 +49,7 @@ Image reference(const Bytes& bytes) {
   jpeg_mem_src(&codec, bytes.data(), bytes.size());
   jpeg_read_header(&codec, TRUE);
   codec.out_color_space = codec.num_components == 4 ? JCS_CMYK : JCS_RGB;
+  codec.scale_denom = static_cast<unsigned>(reduction);
   jpeg_start_decompress(&codec);
   Image image{static_cast<int>(codec.output_width),
               static_cast<int>(codec.output_height),
@@ -95,6 +103,216 @@ TEST(Jpeg, CropsEqualTheWholeDecode) {
     }
   }
   EXPECT_GT(boxes, 20000);
+}
+
+// The pixels of a box equal those of the whole decode at every reduction too, with our entropy
+// decoder, with entries and with libjpeg-turbo alone.
+TEST(Jpeg, ReducedCropsEqualTheReducedWhole) {
+  ts::image::JpegDecoder own(1 << 20);
+  ts::image::JpegDecoder libjpeg(1 << 20);
+  libjpeg.set_own(false);
+  ASSERT_TRUE(own.own());
+  ts::image::Resizer resizer;
+  Random random(11);
+  const int sizes[][2] = {{8, 8}, {16, 33}, {97, 131}, {203, 77}};
+  const Coding codings[] = {Coding::kBaseline, Coding::kProgressive, Coding::kCoarseProgressive,
+                            Coding::kSeparateScans};
+  for (const Sampling& sampling : kSamplings) {
+    for (const Coding coding : codings) {
+      for (const auto& size : sizes) {
+        const int restart = uniform(random, 0, 2) == 0 ? uniform(random, 1, 5) : 0;
+        const Bytes bytes =
+            encode_jpeg(picture(random, size[0], size[1]), options_for(sampling, coding, restart));
+        Bytes blob(1 << 16);
+        ts::image::EntriesOut out = {3, blob.data(), blob.size()};
+        own.make_entries(bytes.data(), bytes.size(), &out);
+        const ts::image::EntriesIn entries = {blob.data(), out.written, nullptr};
+        for (const int reduction : {2, 4, 8}) {
+          const Image whole = reference(bytes, reduction);
+          for (int i = 0; i < 12; ++i) {
+            // Whole samples, so that nothing is resized.
+            int width = uniform(random, 1, size[0] / reduction);
+            int height = uniform(random, 1, size[1] / reduction);
+            if (i == 0) width = size[0] / reduction, height = size[1] / reduction;
+            const int x = uniform(random, 0, size[0] / reduction - width);
+            const int y = uniform(random, 0, size[1] / reduction - height);
+            ts_image_geometry g =
+                crop(x * reduction, y * reduction, width * reduction, height * reduction);
+            g.resize_width = g.window_width = width;
+            g.resize_height = g.window_height = height;
+            const Bytes expected = part(whole, x, y, width, height).pixels;
+            const auto decode = [&](ts::image::JpegDecoder* decoder,
+                                    const ts::image::EntriesIn* in) {
+              Bytes got(expected.size());
+              const ts::image::Box box =
+                  resizer.start(g, got.data(), static_cast<size_t>(width) * 3, reduction);
+              decoder->decode(bytes.data(), bytes.size(), box, &resizer, in);
+              return got;
+            };
+            const std::string name =
+                std::string(sampling.name) + " coding " + std::to_string(static_cast<int>(coding)) +
+                " 1/" + std::to_string(reduction) + ": " + std::to_string(width) + " x " +
+                std::to_string(height) + " at " + std::to_string(x) + ", " + std::to_string(y);
+            ASSERT_EQ(decode(&own, nullptr), expected) << name;
+            ASSERT_EQ(decode(&libjpeg, nullptr), expected) << name;
+            if (out.written > 0) {
+              ASSERT_EQ(decode(&own, &entries), expected) << name;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(own.stats().entries_used, 1000);
+}
+
+// What a side of the result is computed from: weights of the samples of the reduced image, by the
+// definition, for each output of the upright image.
+std::vector<std::vector<double>> weights_of(int at, int size, int outputs, int samples,
+                                            int reduction, bool mirrored, bool cubic) {
+  const double begin = static_cast<double>(at) / reduction;
+  const double end = static_cast<double>(at + size) / reduction;
+  const double scale = (end - begin) / outputs;
+  const int first = at / reduction;
+  const int last = (at + size + reduction - 1) / reduction;
+  std::vector<std::vector<double>> all;
+  for (int i = 0; i < outputs; ++i) {
+    const double center = mirrored ? end - scale * (i + 0.5) : begin + scale * (i + 0.5);
+    std::vector<double> weights(static_cast<size_t>(samples));
+    double total = 0;
+    for (int k = first; k < last; ++k) {
+      const double x = std::fabs(k + 0.5 - center) / scale;
+      double weight = x < 1 ? 1 - x : 0;
+      if (cubic) {
+        weight = x < 1   ? (1.5 * x - 2.5) * x * x + 1
+                 : x < 2 ? ((2.5 - 0.5 * x) * x - 4) * x + 2
+                         : 0;
+      }
+      total += weights[static_cast<size_t>(k)] = weight;
+    }
+    for (double& weight : weights) weight /= total;
+    all.push_back(weights);
+  }
+  return all;
+}
+
+// dct_scaling gives the resized box of the reduced image, at the reduction that the header
+// promises, for every orientation.
+TEST(Jpeg, DctScalingResizesTheReducedImage) {
+  const Decoder decoder = new_decoder();
+  Random random(12);
+  int seen[9] = {};
+  for (int n = 0; n < 250; ++n) {
+    const int width = uniform(random, 20, 400);
+    const int height = uniform(random, 20, 400);
+    const Bytes bytes = encode_jpeg(picture(random, width, height), {});
+    ts_image_geometry g = {};
+    g.size = sizeof g;
+    g.dct_scaling = true;
+    g.orientation = uniform(random, 0, 8);
+    g.interpolation =
+        uniform(random, 0, 1) == 0 ? TS_INTERPOLATION_DEFAULT : TS_INTERPOLATION_BICUBIC;
+    const bool turned = g.orientation >= 5;
+    const int upright_width = turned ? height : width;
+    const int upright_height = turned ? width : height;
+    g.crop_width = uniform(random, upright_width / 2, upright_width);
+    g.crop_height = uniform(random, upright_height / 2, upright_height);
+    g.crop_x = uniform(random, 0, upright_width - g.crop_width);
+    g.crop_y = uniform(random, 0, upright_height - g.crop_height);
+    g.resize_width = g.window_width = uniform(random, 1, std::max(1, g.crop_width / 3));
+    g.resize_height = g.window_height = uniform(random, 1, std::max(1, g.crop_height / 3));
+    Image got;
+    ASSERT_EQ(decode(decoder.get(), bytes, g, &got).code, TS_ERROR_NONE);
+    int reduction = 1;
+    for (const int next : {2, 4, 8}) {
+      if (g.crop_width >= 2 * next * g.resize_width &&
+          g.crop_height >= 2 * next * g.resize_height) {
+        reduction = next;
+      }
+    }
+    ++seen[reduction];
+    if (reduction == 1) {
+      Image plain;
+      g.dct_scaling = false;
+      ASSERT_EQ(decode(decoder.get(), bytes, g, &plain).code, TS_ERROR_NONE);
+      ASSERT_EQ(got.pixels, plain.pixels);
+      continue;
+    }
+    const Image whole = reference(bytes, reduction);
+    int32_t corners[2][2] = {{g.crop_x, g.crop_y},
+                             {g.crop_x + g.crop_width - 1, g.crop_y + g.crop_height - 1}};
+    for (auto& corner : corners) {
+      ts::image::stored_place(g.orientation, upright_width, upright_height, &corner[0], &corner[1]);
+    }
+    const bool cubic = g.interpolation == TS_INTERPOLATION_BICUBIC;
+    const auto axis = [&](int k, int outputs, int samples) {
+      return weights_of(std::min(corners[0][k], corners[1][k]),
+                        std::abs(corners[0][k] - corners[1][k]) + 1, outputs, samples, reduction,
+                        corners[0][k] > corners[1][k], cubic);
+    };
+    const auto columns = axis(0, turned ? g.resize_height : g.resize_width, whole.width);
+    const auto rows = axis(1, turned ? g.resize_width : g.resize_height, whole.height);
+    int worst = 0;
+    for (int y = 0; y < g.resize_height; ++y) {
+      for (int x = 0; x < g.resize_width; ++x) {
+        const auto& across = columns[static_cast<size_t>(turned ? y : x)];
+        const auto& down = rows[static_cast<size_t>(turned ? x : y)];
+        for (int c = 0; c < 3; ++c) {
+          double sum = 0;
+          for (int j = 0; j < whole.height; ++j) {
+            if (down[static_cast<size_t>(j)] == 0) continue;
+            double line = 0;
+            for (int i = 0; i < whole.width; ++i) {
+              line += across[static_cast<size_t>(i)] * whole.at(i, j)[c];
+            }
+            sum += down[static_cast<size_t>(j)] * line;
+          }
+          const int expected = static_cast<int>(std::lround(std::clamp(sum, 0.0, 255.0)));
+          worst = std::max(worst, std::abs(expected - got.at(x, y)[c]));
+        }
+      }
+    }
+    ASSERT_LE(worst, cubic ? 3 : 1) << "orientation " << g.orientation << ", 1/" << reduction;
+  }
+  for (const int reduction : {1, 2, 4, 8}) EXPECT_GT(seen[reduction], 4) << reduction;
+}
+
+// Where dct_scaling takes no part it changes no pixel: for small crops, nearest, other formats, and
+// damaged images.
+TEST(Jpeg, DctScalingIsForLargeGoodJpegsAlone) {
+  Random random(13);
+  const Image source = picture(random, 200, 160);
+  const Bytes good = encode_jpeg(source, {});
+  Bytes damaged = good;
+  damaged.insert(damaged.begin() + 4 + (good[4] << 8 | good[5]), 40, 0x55);  // between segments
+  const Decoder decoder = new_decoder();
+  ASSERT_EQ(Outcome(ts_image_decoder_set_damage(decoder.get(), TS_IMAGE_DAMAGE_WARN)).code,
+            TS_ERROR_NONE);
+  const auto differs = [&](const Bytes& file, int side, int32_t interpolation) {
+    ts_image_geometry g = crop(0, 0, 200, 160);
+    g.resize_width = g.window_width = side;
+    g.resize_height = g.window_height = side;
+    g.interpolation = interpolation;
+    Image plain;
+    Image scaled;
+    EXPECT_EQ(decode(decoder.get(), file, g, &plain).code, TS_ERROR_NONE);
+    g.dct_scaling = true;
+    EXPECT_EQ(decode(decoder.get(), file, g, &scaled).code, TS_ERROR_NONE);
+    return plain.pixels != scaled.pixels;
+  };
+  EXPECT_TRUE(differs(good, 20, TS_INTERPOLATION_BILINEAR));
+  EXPECT_FALSE(differs(good, 41, TS_INTERPOLATION_BILINEAR));
+  EXPECT_FALSE(differs(good, 20, TS_INTERPOLATION_NEAREST));
+  EXPECT_FALSE(differs(damaged, 20, TS_INTERPOLATION_BILINEAR));
+  const Bytes png = read_file("data/rgb.png");
+  ts_image_geometry g = crop(0, 0, 47, 31);
+  g.resize_width = g.resize_height = g.window_width = g.window_height = 4;
+  Image plain;
+  Image scaled;
+  EXPECT_EQ(decode(decoder.get(), png, g, &plain).code, TS_ERROR_NONE);
+  g.dct_scaling = true;
+  EXPECT_EQ(decode(decoder.get(), png, g, &scaled).code, TS_ERROR_NONE);
+  EXPECT_EQ(plain.pixels, scaled.pixels);
 }
 
 TEST(Jpeg, GreyIsTripled) {

@@ -214,7 +214,8 @@ TEST(Resize, FlatImagesStayFlat) {
   for (const int value : {0, 1, 127, 254, 255}) {
     for (const int side : {1, 2, 3, 50, 224, 800}) {
       Image source{61, 300, 3, Bytes(61 * 300 * 3, static_cast<uint8_t>(value))};
-      ts_image_geometry g = {sizeof g, 0, 0, 61, 300, side, side, 0, 0, side, side, 0, false, 0};
+      ts_image_geometry g = {sizeof g, 0,    0,    61, 300,   side, side, 0,
+                             0,        side, side, 0,  false, 0,    false};
       for (g.interpolation = 0; g.interpolation <= TS_INTERPOLATION_BICUBIC; ++g.interpolation) {
         for (const uint8_t got : run(&resizer, random, source, g, 16).pixels) {
           ASSERT_EQ(got, value) << describe(g);
@@ -228,7 +229,7 @@ TEST(Resize, ImpossibleGeometriesAreRefused) {
   const Decoder decoder = new_decoder();
   const Bytes src(20 * 10 * 3, 7);
   Bytes dst(8 * 8 * 3);
-  const ts_image_geometry good = {sizeof good, 0, 0, 20, 10, 8, 8, 0, 0, 8, 8, 0, false, 0};
+  const ts_image_geometry good = {sizeof good, 0, 0, 20, 10, 8, 8, 0, 0, 8, 8, 0, false, 0, false};
   const auto call = [&](const ts_image_geometry& g, size_t src_stride = 60, size_t dst_stride = 24,
                         int width = 20, int height = 10) {
     return Outcome(ts_image_resize(decoder.get(), src.data(), width, height, src_stride, &g,
