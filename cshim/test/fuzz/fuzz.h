@@ -118,6 +118,7 @@ inline ts_image_geometry any_geometry(Choices* choices, int32_t width, int32_t h
   g.window_x = choices->draw(0, g.resize_width - g.window_width);
   g.window_y = choices->draw(0, g.resize_height - g.window_height);
   g.flip = choices->draw(0, 1) == 1;
+  g.interpolation = choices->draw(TS_INTERPOLATION_DEFAULT, TS_INTERPOLATION_BICUBIC);
   return g;
 }
 

@@ -22,13 +22,14 @@ Result decode(JpegDecoder* decoder, const uint8_t* data, size_t bytes, const Box
               const EntriesIn* in = nullptr, EntriesOut* out = nullptr) {
   const int32_t w = box.width();
   const int32_t h = box.height();
-  const ts_image_geometry g = {sizeof g, box.x0, box.y0, w, h,     w, h,    0,
-                               0,        w,      h,      0, false, 0, false};
+  const int32_t r = box.reduction;
+  const ts_image_geometry g = {sizeof g, box.x0 * r, box.y0 * r, w * r, h * r, w, h,    0,
+                               0,        w,          h,          0,     false, 0, false};
   Result result = {};
   result.pixels.resize(static_cast<size_t>(w) * static_cast<size_t>(h) * 3);
   Resizer resizer;
   ts_error* error = ts::guard(__func__, [&] {
-    const Box needed = resizer.start(g, result.pixels.data(), static_cast<size_t>(w) * 3);
+    const Box needed = resizer.start(g, result.pixels.data(), static_cast<size_t>(w) * 3, r);
     decoder->decode(data, bytes, needed, &resizer, in, out);
   });
   if (error != nullptr) {
@@ -99,9 +100,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   const Box other = {draw(0, box.x0), draw(0, box.y0), draw(box.x1, info.width),
                      draw(box.y1, info.height)};
   const Result whole = decode(&libjpeg, file.data(), file.size(), other);
+  const int32_t reduction = 1 << draw(0, 3);
+  const Box reduced = {other.x0 / reduction, other.y0 / reduction, other.x1 / reduction,
+                       other.y1 / reduction, reduction};
   EntriesIn in = {blob.data(), blob.size(), nullptr};
   // Making the blob read the file to its end, so a larger box meets no other damage.
   same(decode(&own, file.data(), file.size(), other, &in), whole);
+  if (reduced.width() > 0 && reduced.height() > 0) {
+    const Result expected_reduced = decode(&libjpeg, file.data(), file.size(), reduced);
+    same(decode(&own, file.data(), file.size(), reduced), expected_reduced);
+    same(decode(&own, file.data(), file.size(), reduced, &in), expected_reduced);
+  }
   uint64_t proof = 0;
   in.proof = &proof;
   same(decode(&own, file.data(), file.size(), box, &in), expected);
