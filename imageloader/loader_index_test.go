@@ -546,6 +546,81 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	}
 }
 
+// TestExchangedContentsAreAnError: contents of a tar that were exchanged under the same names, sizes
+// and times since an epoch has read them are an error that names the sample, in a later process.
+// Samples that no epoch has read are not told apart, nor is anything without an index.
+func TestExchangedContentsAreAnError(t *testing.T) {
+	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
+	tarOf := func(numbers ...int) []byte {
+		var list []archivetest.Member
+		for i, n := range numbers {
+			list = append(list, archivetest.Member{Name: fmt.Sprintf("a/%d.png", i), Data: content(n)})
+		}
+		return archivetest.Tar(t, list...)
+	}
+	before, after := tarOf(0, 1, 2, 3), tarOf(0, 2, 1, 3)
+	for name, noEntryPoints := range map[string]bool{"a.tar": false, "b.tar": true} {
+		o := Options{Transform: Eval(4, 4), BatchSize: 1, NoEntryPoints: noEntryPoints}
+		path, want := indexed(t, name, before, o)
+		read := func(o Options) (batches []copied, err error) {
+			t.Helper()
+			l, err := open(t.Context(), path, o, openFile, fakeCodec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			batches, err = collect(t, l, 0, 2)
+			if err := l.Close(); err != nil {
+				t.Error(err)
+			}
+			return batches, err
+		}
+		for range 2 { // the second one has nothing to add to the index
+			if batches, err := read(o); err != nil || digest(batches) != want {
+				t.Errorf("the same archive: %v", err)
+			}
+		}
+		archivetest.Rewrite(t, path, after)
+		var damage *ArchiveError
+		batches, err := read(o)
+		if !errors.As(err, &damage) || damage.Member != "a/1.png" || len(batches) != 1 || !strings.Contains(err.Error(), "torchstream index") {
+			t.Errorf("%d batches, error %v", len(batches), err)
+		}
+		without := o
+		without.NoIndex = true
+		if batches, err := read(without); err != nil || len(batches) != 4 {
+			t.Errorf("without an index: %d batches, error %v", len(batches), err)
+		}
+		if _, err := MakeIndex(t.Context(), path, o, nil); err != nil { // as the error says
+			t.Fatal(err)
+		}
+		archivetest.Rewrite(t, path, before) // before an epoch
+		for range 2 {
+			if batches, err := read(o); err != nil || digest(batches) != want {
+				t.Errorf("an index that no epoch has used: %d batches, error %v", len(batches), err)
+			}
+		}
+		forge(t, path+indextest.Suffix, indextest.Sums, func(b []byte) { b[8]++ })
+		if _, err := read(o); !errors.As(err, &damage) || damage.Member != "a/2.png" {
+			t.Errorf("a forged checksum: error %v", err)
+		}
+		forge(t, path+indextest.Suffix, indextest.Sums, func(b []byte) { clear(b) })
+		if batches, err := read(o); err != nil || digest(batches) != want {
+			t.Errorf("no checksums: %v", err)
+		}
+		index, err := os.ReadFile(path + indextest.Suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		index[len(index)-1] ^= 1 // in the section of checksums, which is the last
+		if err := os.WriteFile(path+indextest.Suffix, index, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if batches, err := read(o); err != nil || digest(batches) != want {
+			t.Errorf("a damaged section: %v", err)
+		}
+	}
+}
+
 // forge changes a section of an index file, with right checksums.
 func forge(t *testing.T, path string, section uint32, change func(b []byte)) {
 	t.Helper()

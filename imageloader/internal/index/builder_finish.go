@@ -20,8 +20,9 @@ func (b *Builder) Finish(a *archive.Archive) (*Index, error) {
 		if err == nil {
 			var x *Index
 			if x, err = b.index(a, formats, sections); err == nil {
-				x.side = s
-				return x, nil
+				if err = x.attach(s); err == nil {
+					return x, nil
+				}
 			}
 		}
 		_ = s.close() // no entry points were kept

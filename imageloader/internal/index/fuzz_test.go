@@ -27,6 +27,15 @@ func fuzzArchive(f *testing.F, name string, c Config, pack func([]byte) []byte) 
 	for i := range 4 {
 		x.KeepEntryPoints(i, bytes.Repeat([]byte{byte(i)}, 20+i))
 	}
+	a := openArchive(f, path)
+	defer a.Close()
+	r := NewReader(x, a)
+	defer r.Close()
+	for i := range x.Len() { // makes checksums of contents
+		if err := r.Read(i, make([]byte, x.Size(i))); err != nil {
+			f.Fatal(err)
+		}
+	}
 	closeIndex(f, x)
 	index, err := os.ReadFile(path + sidecarSuffix)
 	if err != nil {

@@ -165,7 +165,7 @@ func (x *Index) readForward(a *archive.Archive, i int, p []byte) error {
 	}
 	headed := x.shards[r.shard].format == archive.Tree ||
 		len(heads) >= archive.BlockBytes && archive.Heads(heads[len(heads)%archive.BlockBytes:], m.Name, r.size)
-	if !headed || !r.matches(p) {
+	if !headed || !r.matches(p) || !x.sameContent(i, p) {
 		return a.Fail(ErrStale)
 	}
 	return nil

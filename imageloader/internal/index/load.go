@@ -49,8 +49,9 @@ func (l *loading) try(path string) (*Index, error) {
 		s.saving = saving{l.elsewhere, spoolBeside(indexPaths(l.c, l.a)), l.c.Logger}
 		var x *Index
 		if x, err = s.load(l.a, b); err == nil {
-			x.side = s
-			return l.accept(x, path, began)
+			if err = x.attach(s); err == nil {
+				return l.accept(x, path, began)
+			}
 		}
 		_ = s.close() // no entry points were kept
 	}

@@ -57,7 +57,7 @@ func (r *Reader) Read(i int, p []byte) error {
 	}
 	s := &x.shards[m.shard]
 	err := r.readFrom(s, m, x.Name(i), p)
-	if err == nil && !m.matches(p) {
+	if err == nil && (!m.matches(p) || !x.sameContent(at, p)) {
 		err = ErrStale
 	}
 	if errors.Is(err, archive.ErrStopped) {

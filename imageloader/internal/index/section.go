@@ -17,6 +17,7 @@ const (
 	sectionBlobEnds    = 8
 	sectionBlobs       = 9
 	sectionHeaders     = 10
+	sectionSums        = 11
 )
 
 // Bytes of an item of a section.
@@ -24,6 +25,7 @@ const (
 	memberBytes     = 32
 	checkpointBytes = 32
 	countsBytes     = 24
+	sumBytes        = 4
 	shardBytes      = 32 // plus its name
 )
 

@@ -56,6 +56,7 @@ type sidecar struct {
 	file   *os.File
 	places map[uint32]place
 	saving saving
+	sums   *sums // nil: the archive has no plain tars
 
 	// blobs has the members' blobs that are not yet in the file, one after another. kept has their
 	// places: 0, or place<<24 | size.

@@ -80,14 +80,17 @@ func (s *sidecar) keep(number int32, blob []byte) {
 	s.dirty = true
 }
 
-// save writes the file again with the kept blobs, or another file if its own folder can't be
-// written. The open file stays valid. A failure is only logged, because without the blobs the next
-// run is only as slow as this run.
+// save writes the file again with the kept blobs and checksums, or another file if its own folder
+// can't be written. The open file stays valid. A failure is only logged, because the next run then
+// makes them again.
 func (s *sidecar) save() {
 	s.mu.Lock()
 	dirty := s.dirty
 	s.dirty = false
 	s.mu.Unlock()
+	if s.sums != nil && s.sums.dirty.Swap(false) {
+		dirty = true
+	}
 	if !dirty {
 		return
 	}
@@ -146,7 +149,11 @@ func (s *sidecar) saveTo(path string, mode fs.FileMode) error {
 		return nil
 	}}
 	writeEnds := func(w io.Writer) error { return ends.section(int(n)).copyTo(w) }
-	f, err := writeSidecar(path, mode, append(list, blobs, output{sectionBlobEnds, uint64(n), writeEnds}))
+	list = append(list, blobs, output{sectionBlobEnds, uint64(n), writeEnds})
+	if s.sums != nil {
+		list = append(list, output{sectionSums, uint64(n), s.sums.write})
+	}
+	f, err := writeSidecar(path, mode, list)
 	if err != nil {
 		return err
 	}

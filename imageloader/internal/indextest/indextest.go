@@ -30,6 +30,7 @@ const (
 	Checkpoints = 5
 	Windows     = 6
 	Headers     = 10
+	Sums        = 11
 )
 
 // Forge returns a copy of an index file with one section changed and all checksums right.
