@@ -316,42 +316,38 @@ func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 	return s.queue(Stream{int64(e.stream.id), int32(e.stream.device)})
 }
 
-// call surrounds a call that computes or copies. It keeps the goroutine on its thread, whose
-// synchronisations the log has.
+// begin precedes a call whose synchronisations the log has: they are those of the calling thread, to
+// which the goroutine is locked until operated or failed. s may be nil.
+func (s *Sanitizer) begin() {
+	if s != nil {
+		runtime.LockOSThread()
+	}
+}
+
+// failed follows a call that returned an error. s may be nil.
+func (s *Sanitizer) failed(what string) {
+	if s != nil {
+		s.freed(what)
+		runtime.UnlockOSThread()
+	}
+}
+
+// call surrounds a call that is not an operator's, and calls after if it succeeds.
 func (s *Sanitizer) call(fn func() error, after func()) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	err := fn()
-	if err != nil {
-		s.freed("a failed call")
+	s.begin()
+	if err := fn(); err != nil {
+		s.failed("a failed call")
 		return err
 	}
 	after()
+	runtime.UnlockOSThread()
 	return nil
 }
 
-func (s *Sanitizer) callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	n, err := callOperator(op, args, tensors, ints, text, flags, out)
-	if err != nil {
-		s.freed("a failed operator")
-		return n, err
-	}
-	s.operator(op, args, tensors, out[:min(n, len(out))])
-	return n, nil
-}
-
-func (s *Sanitizer) callOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	out, err := callOperatorList(op, args, tensors, ints, text, flags)
-	if err != nil {
-		s.freed("a failed operator")
-		return out, err
-	}
-	s.operator(op, args, tensors, out)
-	return out, nil
+// operated follows an operator's call that succeeded.
+func (s *Sanitizer) operated(op *Operator, args []Arg, tensors, results []*Tensor) {
+	s.operator(op, args, tensors, results)
+	runtime.UnlockOSThread()
 }
 
 func (s *Sanitizer) effects(op *Operator) *racecheck.Operator {

@@ -391,13 +391,8 @@ func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 // empty, results are dropped. The slices do not escape, so a caller can keep them on its stack. An
 // operator that draws random numbers waits for the end of a capture that is under way.
 func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
-	if s := sanitizer.Load(); s != nil {
-		return s.callOperator(op, args, tensors, ints, text, flags, out)
-	}
-	return callOperator(op, args, tensors, ints, text, flags, out)
-}
-
-func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32, out []*Tensor) (int, error) {
+	s := sanitizer.Load()
+	s.begin()
 	gate := copying(flags&CallWaits == 0)
 	for {
 		gate.enter()
@@ -406,9 +401,13 @@ func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 			C.int32_t(flags&^CallWaits), unsafe.SliceData(out), C.int64_t(len(out)), &n)
 		gate.leave()
 		if e == nil {
+			if s != nil {
+				s.operated(op, args, tensors, out[:min(int(n), len(out))])
+			}
 			return int(n), nil
 		}
 		if err := busy(failure(e)); err != nil {
+			s.failed("a failed operator")
 			return 0, err
 		}
 	}
@@ -417,13 +416,8 @@ func callOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 // CallOperatorList is CallOperator for operators that return lists. It returns all results,
 // whatever their number.
 func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
-	if s := sanitizer.Load(); s != nil {
-		return s.callOperatorList(op, args, tensors, ints, text, flags)
-	}
-	return callOperatorList(op, args, tensors, ints, text, flags)
-}
-
-func callOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) ([]*Tensor, error) {
+	s := sanitizer.Load()
+	s.begin()
 	for {
 		computing.enter()
 		var n C.int64_t
@@ -434,9 +428,13 @@ func callOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64,
 		if e == nil {
 			out := make([]*Tensor, n)
 			C.ts_tensor_list_take(list, unsafe.SliceData(out))
+			if s != nil {
+				s.operated(op, args, tensors, out)
+			}
 			return out, nil
 		}
 		if err := busy(failure(e)); err != nil {
+			s.failed("a failed operator")
 			return nil, err
 		}
 	}
