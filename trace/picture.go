@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/torchstream/torchstream/internal/picture"
 )
 
 // PictureOptions are the options of the pictures. The zero value suits most pictures.
@@ -23,45 +25,14 @@ type PictureOptions struct {
 	Width int
 }
 
-// picture is a list of shapes in drawing order, in pixels from the upper left corner. WriteSVG and
-// WritePNG both draw this list.
-type picture struct {
-	width, height float64
-	shapes        []shape
-}
-
-type shape struct {
-	rect *rectangle // exactly one of rect and text is set
-	text *label
-}
-
-type rectangle struct {
-	x, y, w, h float64
-	fill       color.RGBA
-	tip        string // shown by SVG viewers for the rectangle under the mouse
-}
-
-type label struct {
-	// x, y is the left end (anchor -1), middle (0) or right end (1) of the baseline.
-	x, y   float64
-	anchor int
-	size   float64
-	bold   bool
-	fill   color.RGBA
-	text   string
-}
-
-func rgb(hex uint32) color.RGBA {
-	return color.RGBA{uint8(hex >> 16), uint8(hex >> 8), uint8(hex), 255}
-}
 
 // The colours differ for readers who do not distinguish red from green, and in greyscale.
 var (
-	white    = rgb(0xffffff)
-	ink      = rgb(0x1f2933)
-	faint    = rgb(0x6b7785)
-	gridLine = rgb(0xe4e8ed)
-	rowBack  = rgb(0xf6f8fa)
+	white    = picture.RGB(0xffffff)
+	ink      = picture.RGB(0x1f2933)
+	faint    = picture.RGB(0x6b7785)
+	gridLine = picture.RGB(0xe4e8ed)
+	rowBack  = picture.RGB(0xf6f8fa)
 )
 
 // class groups events by colour and by line of the legend.
@@ -86,29 +57,29 @@ const (
 func (c class) style() (name string, fill, text color.RGBA) {
 	switch c {
 	case classKernel:
-		return "compute", rgb(0x3566a8), white
+		return "compute", picture.RGB(0x3566a8), white
 	case classH2D:
-		return "copy to the device", rgb(0xf0902c), ink
+		return "copy to the device", picture.RGB(0xf0902c), ink
 	case classD2H:
-		return "copy to the host", rgb(0xb0479b), white
+		return "copy to the host", picture.RGB(0xb0479b), white
 	case classP2P:
-		return "copy between devices", rgb(0x15988f), white
+		return "copy between devices", picture.RGB(0x15988f), white
 	case classD2D:
-		return "copy within a device", rgb(0x8fb8d8), ink
+		return "copy within a device", picture.RGB(0x8fb8d8), ink
 	case classMemset:
-		return "memset", rgb(0xa5adb6), ink
+		return "memset", picture.RGB(0xa5adb6), ink
 	case classRange:
-		return "named range", rgb(0xcfe3b4), ink
+		return "named range", picture.RGB(0xcfe3b4), ink
 	case classRuntime:
-		return "CUDA call", rgb(0xc9bfe4), ink
+		return "CUDA call", picture.RGB(0xc9bfe4), ink
 	case classWait:
-		return "CUDA call that waits", rgb(0x7a62b3), white
+		return "CUDA call that waits", picture.RGB(0x7a62b3), white
 	case classOperator:
-		return "operator", rgb(0xdde3ea), ink
+		return "operator", picture.RGB(0xdde3ea), ink
 	case classHidden:
-		return "copying, hidden under compute", rgb(0x3a9d5d), white
+		return "copying, hidden under compute", picture.RGB(0x3a9d5d), white
 	default:
-		return "copying, nothing computes", rgb(0xd64545), white
+		return "copying, nothing computes", picture.RGB(0xd64545), white
 	}
 }
 
@@ -161,17 +132,9 @@ const (
 )
 
 type painter struct {
-	picture
+	picture.Picture
 	from, to   time.Duration
 	left, wide float64
-}
-
-func (p *painter) rect(x, y, w, h float64, fill color.RGBA, tip string) {
-	p.shapes = append(p.shapes, shape{rect: &rectangle{x, y, w, h, fill, tip}})
-}
-
-func (p *painter) text(x, y float64, anchor int, size float64, bold bool, fill color.RGBA, text string) {
-	p.shapes = append(p.shapes, shape{text: &label{x, y, anchor, size, bold, fill, text}})
 }
 
 func (p *painter) at(t time.Duration) float64 {
@@ -180,7 +143,7 @@ func (p *painter) at(t time.Duration) float64 {
 }
 
 // draw lays out the picture.
-func (t *Trace) draw(o PictureOptions) picture {
+func (t *Trace) draw(o PictureOptions) picture.Picture {
 	width := float64(o.Width)
 	if o.Width <= 0 {
 		width = 1200
@@ -188,7 +151,7 @@ func (t *Trace) draw(o PictureOptions) picture {
 	width = max(width, 480)
 	part := t.cut(o.From, o.To)
 	s := part.Summary()
-	p := &painter{picture: picture{width: width}, from: o.From, to: o.To, left: margin + gutter, wide: width - 2*margin - gutter}
+	p := &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: o.From, to: o.To, left: margin + gutter, wide: width - 2*margin - gutter}
 	if p.from == 0 && p.to == 0 {
 		p.from, p.to = part.window(s)
 	}
@@ -198,10 +161,10 @@ func (t *Trace) draw(o PictureOptions) picture {
 	y := p.header(margin, o.Title, s)
 	y = p.legend(y, part)
 	y = p.body(y, part, s)
-	p.height = math.Ceil(y + margin/2)
-	back := shape{rect: &rectangle{0, 0, p.width, p.height, white, ""}}
-	p.shapes = slices.Insert(p.shapes, 0, back)
-	return p.picture
+	p.Height = math.Ceil(y + margin/2)
+	back := picture.Shape{Rect: &picture.Rectangle{W: p.Width, H: p.Height, Fill: white}}
+	p.Shapes = slices.Insert(p.Shapes, 0, back)
+	return p.Picture
 }
 
 // cut returns the part of the trace between two times, and shortens events across a border. If both
@@ -244,11 +207,11 @@ func (p *painter) header(y float64, title string, s Summary) float64 {
 		title = "timeline"
 	}
 	y += 16
-	p.text(margin, y, -1, 17, true, ink, clip(title, 17, true, p.width-2*margin))
+	p.Text(margin, y, -1, 17, true, ink, clip(title, 17, true, p.Width-2*margin))
 	y += 8
 	line := func(x float64, fill color.RGBA, text string) {
 		y += 16
-		p.text(margin+x, y, -1, 12, false, fill, clip(text, 12, false, p.width-2*margin-x))
+		p.Text(margin+x, y, -1, 12, false, fill, clip(text, 12, false, p.Width-2*margin-x))
 	}
 	for _, d := range s.Devices {
 		parts := []string{fmt.Sprintf("cuda:%d", d.Device), formatTime(d.Total)}
@@ -284,12 +247,12 @@ func (p *painter) legend(y float64, t *Trace) float64 {
 	x := margin
 	entry := func(name string, fill color.RGBA) {
 		w := 10 + 6 + measure(name, textSize, false) + 18
-		if x+w > p.width-margin && x > margin {
+		if x+w > p.Width-margin && x > margin {
 			x = margin
 			y += 17
 		}
-		p.rect(x, y-9, 10, 10, fill, "")
-		p.text(x+16, y, -1, textSize, false, ink, name)
+		p.Rect(x, y-9, 10, 10, fill, "")
+		p.Text(x+16, y, -1, textSize, false, ink, name)
 		x += w
 	}
 	used[classHidden], used[classExposed] = copying, copying
@@ -322,14 +285,14 @@ func (p *painter) body(y float64, t *Trace, s Summary) float64 {
 	y = top
 	for _, r := range rows {
 		y += r.gap
-		p.rect(p.left, y, p.wide, r.height, rowBack, "")
+		p.Rect(p.left, y, p.wide, r.height, rowBack, "")
 		middle := y + r.height/2
 		switch {
 		case r.note == "":
-			p.text(p.left-10, middle+3.8, 1, textSize, false, ink, clip(r.name, textSize, false, gutter-12))
+			p.Text(p.left-10, middle+3.8, 1, textSize, false, ink, clip(r.name, textSize, false, gutter-12))
 		default:
-			p.text(p.left-10, middle-1, 1, textSize, false, ink, clip(r.name, textSize, false, gutter-12))
-			p.text(p.left-10, middle+10, 1, smallSize, false, faint, clip(r.note, smallSize, false, gutter-12))
+			p.Text(p.left-10, middle-1, 1, textSize, false, ink, clip(r.name, textSize, false, gutter-12))
+			p.Text(p.left-10, middle+10, 1, smallSize, false, faint, clip(r.note, smallSize, false, gutter-12))
 		}
 		p.events(r.events, y, r.height)
 		y += r.height + rowGap
@@ -361,11 +324,11 @@ func (p *painter) events(events []Event, y, h float64) {
 				w -= 0.6 // a gap between neighbours
 			}
 		}
-		p.rect(open.x0, y, w, h, fill, tip)
+		p.Rect(open.x0, y, w, h, fill, tip)
 		if open.count == 1 && w > minLabelled && h > smallSize {
 			size := min(textSize, h-4)
 			if text := fit(labels(open.first), size, w-6); text != "" {
-				p.text(open.x0+w/2, y+h/2+size*0.35, 0, size, false, ink, text)
+				p.Text(open.x0+w/2, y+h/2+size*0.35, 0, size, false, ink, text)
 			}
 		}
 		open = nil
@@ -440,8 +403,8 @@ func (p *painter) ruler(y, top, bottom float64) {
 	step, unit := tick(p.to-p.from, int(p.wide/80))
 	for t := time.Duration(0); t <= p.to-p.from; t += step {
 		x := p.at(p.from + t)
-		p.rect(x-0.5, top-3, 1, bottom-top+3, gridLine, "")
-		p.text(x, y, 0, smallSize, false, faint, unit.label(t))
+		p.Rect(x-0.5, top-3, 1, bottom-top+3, gridLine, "")
+		p.Text(x, y, 0, smallSize, false, faint, unit.label(t))
 	}
 }
 

@@ -16,15 +16,15 @@ func TestPictureStaysSmall(t *testing.T) {
 		tr.Events = append(tr.Events, Event{Kind: Kind(1 + i%3), Name: "k", Start: at, Duration: 2 * time.Microsecond, Lane: int64(7 + i%3), Bytes: 8},
 			Event{Kind: Runtime, Name: "cudaLaunchKernel", Start: at, Duration: time.Microsecond, Device: Host, Lane: 1})
 	}
-	if shapes := len(tr.draw(PictureOptions{}).shapes); shapes > 5000 {
+	if shapes := len(tr.draw(PictureOptions{}).Shapes); shapes > 5000 {
 		t.Errorf("%d shapes, want at most 5000", shapes)
 	}
 }
 
 func TestPictureOfAPart(t *testing.T) {
 	p := overlapping().draw(PictureOptions{From: 30 * ms, To: 40 * ms, Width: 700})
-	for _, s := range p.shapes {
-		if r := s.rect; r != nil && (r.x < 0 || r.x+r.w > 700.01 || r.tip != "" && r.x < margin+gutter-0.01) {
+	for _, s := range p.Shapes {
+		if r := s.Rect; r != nil && (r.X < 0 || r.X+r.W > 700.01 || r.Tip != "" && r.X < margin+gutter-0.01) {
 			t.Errorf("a rectangle is outside of the picture: %+v", r)
 		}
 	}

@@ -24,29 +24,29 @@ const scale = 2
 // WritePNG draws the same picture as [Trace.WriteSVG].
 func (t *Trace) WritePNG(w io.Writer, o PictureOptions) error {
 	p := t.draw(o)
-	canvas := image.NewRGBA(image.Rect(0, 0, int(math.Ceil(p.width*scale)), int(math.Ceil(p.height*scale))))
+	canvas := image.NewRGBA(image.Rect(0, 0, int(math.Ceil(p.Width*scale)), int(math.Ceil(p.Height*scale))))
 	draw.Draw(canvas, canvas.Bounds(), image.White, image.Point{}, draw.Src)
 	faces := map[[2]float64]font.Face{}
-	for _, s := range p.shapes {
-		if r := s.rect; r != nil {
-			fill(canvas, r.x*scale, r.y*scale, r.w*scale, r.h*scale, r.fill)
+	for _, s := range p.Shapes {
+		if r := s.Rect; r != nil {
+			fill(canvas, r.X*scale, r.Y*scale, r.W*scale, r.H*scale, r.Fill)
 			continue
 		}
-		l := s.text
-		key := [2]float64{l.size, weight(l.bold)}
+		l := s.Text
+		key := [2]float64{l.Size, weight(l.Bold)}
 		if faces[key] == nil {
-			face, err := opentype.NewFace(typeface(l.bold), &opentype.FaceOptions{Size: l.size * scale, DPI: 72})
+			face, err := opentype.NewFace(typeface(l.Bold), &opentype.FaceOptions{Size: l.Size * scale, DPI: 72})
 			if err != nil {
 				return err
 			}
 			faces[key] = face
 		}
-		x := l.x - measure(l.text, l.size, l.bold)*float64(l.anchor+1)/2
+		x := l.X - measure(l.Text, l.Size, l.Bold)*float64(l.Anchor+1)/2
 		drawer := font.Drawer{
-			Dst: canvas, Src: image.NewUniform(l.fill), Face: faces[key],
-			Dot: fixed.Point26_6{X: fixed.Int26_6(x * scale * 64), Y: fixed.Int26_6(math.Round(l.y*scale) * 64)},
+			Dst: canvas, Src: image.NewUniform(l.Fill), Face: faces[key],
+			Dot: fixed.Point26_6{X: fixed.Int26_6(x * scale * 64), Y: fixed.Int26_6(math.Round(l.Y*scale) * 64)},
 		}
-		drawer.DrawString(l.text)
+		drawer.DrawString(l.Text)
 	}
 	return png.Encode(w, canvas)
 }

@@ -24,15 +24,15 @@ func TestPNGShowsTheShapes(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := tr.draw(PictureOptions{Title: "a title"})
-	if size := picture.Bounds().Size(); float64(size.X) != 2*p.width || float64(size.Y) != 2*p.height {
-		t.Errorf("got %v pixels for a picture of %g × %g, want twice as many", size, p.width, p.height)
+	if size := picture.Bounds().Size(); float64(size.X) != 2*p.Width || float64(size.Y) != 2*p.Height {
+		t.Errorf("got %v pixels for a picture of %g × %g, want twice as many", size, p.Width, p.Height)
 	}
 	checked := 0
-	for i, s := range p.shapes {
-		if r := s.rect; r != nil && r.w > 20 && r.h > 10 && i > 0 && r.tip != "" {
-			red, green, blue, _ := picture.At(int(2*(r.x+3)), int(2*(r.y+2))).RGBA()
-			if uint8(red>>8) != r.fill.R || uint8(green>>8) != r.fill.G || uint8(blue>>8) != r.fill.B {
-				t.Errorf("the pixel at %g, %g is not %v", r.x, r.y, r.fill)
+	for i, s := range p.Shapes {
+		if r := s.Rect; r != nil && r.W > 20 && r.H > 10 && i > 0 && r.Tip != "" {
+			red, green, blue, _ := picture.At(int(2*(r.X+3)), int(2*(r.Y+2))).RGBA()
+			if uint8(red>>8) != r.Fill.R || uint8(green>>8) != r.Fill.G || uint8(blue>>8) != r.Fill.B {
+				t.Errorf("the pixel at %g, %g is not %v", r.X, r.Y, r.Fill)
 			}
 			checked++
 		}

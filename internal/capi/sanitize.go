@@ -316,8 +316,8 @@ func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 	return s.queue(Stream{int64(e.stream.id), int32(e.stream.device)})
 }
 
-// begin precedes a call whose synchronisations the log has: they are those of the calling thread, to
-// which the goroutine is locked until operated or failed. s may be nil.
+// begin precedes a call whose synchronisations the log has: they are those of the calling thread,
+// to which the goroutine is locked until operated or failed. s may be nil.
 func (s *Sanitizer) begin() {
 	if s != nil {
 		runtime.LockOSThread()

@@ -1,6 +1,7 @@
 package racecheck
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,7 +84,9 @@ func (o *Output) Write(f *Finding) {
 func (o *Output) files(f *Finding) error {
 	name := filepath.Join(o.Dir, fmt.Sprintf("%s-%d-%d", f.Kind, os.Getpid(), o.written))
 	data, err := json.MarshalIndent(f, "", "  ")
-	return errors.Join(err,
+	var drawn bytes.Buffer
+	return errors.Join(err, f.WriteSVG(&drawn),
+		os.WriteFile(name+".svg", drawn.Bytes(), 0o666),
 		os.WriteFile(name+".txt", []byte(f.String()), 0o666),
 		os.WriteFile(name+".json", append(data, '\n'), 0o666))
 }

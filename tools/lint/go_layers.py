@@ -18,7 +18,8 @@ ROOT = "github.com/torchstream/torchstream"
 # that a reviewer accepts.
 LAYERS = {
     # The C headers as Go types. No other package uses cgo.
-    "internal/racecheck": [],
+    "internal/picture": [],
+    "internal/racecheck": ["internal/picture"],
     "internal/imagecapi": [],
     "internal/capi": ["internal/imagecapi", "internal/racecheck"],
     # Small packages that import no other, or nearly none.
@@ -65,7 +66,7 @@ LAYERS = {
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
-    "trace": ["internal/capi", "internal/safefile"],
+    "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
     "train": ["cuda", "imageloader", "internal/safefile", "nn", "optim", "prefetcher", "torch"],
