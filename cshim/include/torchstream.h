@@ -348,8 +348,12 @@ enum {
   TS_DTYPE_FLOAT16 = 5,
   TS_DTYPE_FLOAT32 = 6,
   TS_DTYPE_FLOAT64 = 7,
+  TS_DTYPE_COMPLEX64 = 9,
+  TS_DTYPE_COMPLEX128 = 10,
   TS_DTYPE_BOOL = 11,
-  TS_DTYPE_BFLOAT16 = 15
+  TS_DTYPE_BFLOAT16 = 15,
+  TS_DTYPE_FLOAT8_E5M2 = 23,
+  TS_DTYPE_FLOAT8_E4M3FN = 24
 };
 
 /* LibTorch's c10::MemoryFormat. */
@@ -371,6 +375,15 @@ TS_API ts_error* ts_tensor_from_data(const uint8_t* data, size_t bytes, const in
  * pinned, copies from it are asynchronous. */
 TS_API ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* sizes,
                                        int64_t ndim, int32_t dtype, ts_tensor** tensor);
+/* Makes a CPU tensor with these strides, in elements, over existing memory, without a copy. data:
+ * `bytes` bytes that contain every element; borrowed until the tensor and everything that shares
+ * its storage is freed, and then given back by ts_borrowed_take, with the token. */
+TS_API ts_error* ts_tensor_borrow(uint8_t* data, size_t bytes, const int64_t* sizes,
+                                  const int64_t* strides, int64_t ndim, int32_t dtype,
+                                  int64_t token, ts_tensor** tensor);
+/* Takes the tokens of memory that no tensor uses any more: at most `capacity`, each once. Returns
+ * their number. Does not block. */
+TS_API int64_t ts_borrowed_take(int64_t* tokens, int64_t capacity);
 /* Makes one more reference to the same tensor. */
 TS_API ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** reference);
 TS_API void ts_tensor_free(ts_tensor* tensor);
@@ -509,7 +522,9 @@ enum {
   TS_ARG_KIND_DOUBLES = 8, /* float[], Scalar[]: the same, bit patterns of doubles */
   TS_ARG_KIND_BOOLS = 9,   /* bool[], Scalar[]: the same, 0 or 1 */
   TS_ARG_KIND_DEVICE = 10, /* Device: the device index */
-  TS_ARG_KIND_STRING = 11  /* str: count bytes of text from this offset on */
+  TS_ARG_KIND_STRING = 11, /* str: count bytes of text from this offset on */
+  TS_ARG_KIND_COMPLEX = 12,  /* Scalar: bit patterns of two doubles in ints, from this index on */
+  TS_ARG_KIND_GENERATOR = 13 /* Generator: the address of a ts_generator, borrowed for the call */
 };
 
 /* One argument. The narrow count keeps it at 16 bytes. */
@@ -565,6 +580,30 @@ TS_API void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors);
 /* Frees the list and its tensors. */
 TS_API void ts_tensor_list_free(ts_tensor_list* list);
 
+/* The results of an operator, of any type. */
+typedef struct ts_results ts_results;
+
+/* The sizes of the arrays that ts_results_take fills. */
+typedef struct ts_results_size {
+  int64_t args;
+  int64_t tensors;
+  int64_t ints;
+} ts_results_size;
+
+/* Does ts_operator_call for an operator whose results are tensors, lists of them, ints, floats,
+ * bools and Scalars, or absent. TS_ERROR_INVALID_ARGUMENT, before anything runs, if it has another.
+ * Blocks until numbers are computed. results: ends with ts_results_take or ts_results_free. */
+TS_API ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments,
+                                          ts_tensor* const* tensors, int64_t tensor_count,
+                                          int32_t flags, ts_results** results,
+                                          ts_results_size* size);
+/* Moves the results to arrays of these sizes, in the notation of arguments, and frees the rest.
+ * Takes ownership of the results and gives that of the tensors, NULL for one that is undefined. A
+ * dtype is an int. */
+TS_API void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
+/* Frees the results and their tensors. */
+TS_API void ts_results_free(ts_results* results);
+
 /* ---- autograd, randomness, threads ----------------------------------------------------------- */
 
 /* Accumulates gradients into the leaves. Without a gradient (NULL) the tensor must be a scalar;
@@ -582,6 +621,14 @@ TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_gr
 
 /* Seeds every device's default generator. */
 TS_API ts_error* ts_random_seed(uint64_t seed);
+/* A random generator of a program's own, for operators with a Generator argument. An operator locks
+ * it while it draws. */
+typedef struct ts_generator ts_generator;
+TS_API ts_error* ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator);
+/* Starts the sequence of numbers of the seed. */
+TS_API ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed);
+TS_API void ts_generator_free(ts_generator* generator);
+
 /* Returns the state of the device's default generator: new bytes on the CPU, which PyTorch's
  * get_rng_state returns too. Replays of a graph count. For a GPU, TS_ERROR_CAPTURE in a capture,
  * and TS_ERROR_BUSY beside one. */

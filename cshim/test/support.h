@@ -221,6 +221,19 @@ class Call {
     EXPECT_EQ(count, 1);
     return result;
   }
+  Call& complex(double real, double imaginary) {
+    const auto first = static_cast<int64_t>(ints_.size());
+    ints_.push_back(bits_of(real));
+    ints_.push_back(bits_of(imaginary));
+    return raw(TS_ARG_KIND_COMPLEX, 0, first);
+  }
+  Call& generator(const ts_generator* own) {
+    return raw(TS_ARG_KIND_GENERATOR, 0, static_cast<int64_t>(reinterpret_cast<intptr_t>(own)));
+  }
+  ts_error* run_results(ts_results** results, ts_results_size* size) const {
+    return ts_operator_call_results(op_, arguments(), tensors_.data(),
+                                    static_cast<int64_t>(tensors_.size()), flags_, results, size);
+  }
   ts_error* run_list(ts_tensor_list** list, int64_t* count) const {
     return ts_operator_call_list(op_, arguments(), tensors_.data(),
                                  static_cast<int64_t>(tensors_.size()), flags_, list, count);

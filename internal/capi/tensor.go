@@ -12,6 +12,15 @@ package capi
 #cgo nocallback ts_tensor_is_lent
 #cgo noescape ts_tensor_from_data
 #cgo nocallback ts_tensor_from_data
+#cgo nocallback ts_tensor_borrow
+#cgo noescape ts_borrowed_take
+#cgo nocallback ts_borrowed_take
+#cgo noescape ts_operator_call_results
+#cgo nocallback ts_operator_call_results
+#cgo noescape ts_results_take
+#cgo nocallback ts_results_take
+#cgo noescape ts_generator_new
+#cgo nocallback ts_generator_new
 #cgo noescape ts_tensor_retain
 #cgo nocallback ts_tensor_retain
 #cgo nocallback ts_tensor_free
@@ -76,6 +85,11 @@ const (
 	Bool     = C.TS_DTYPE_BOOL
 	BFloat16 = C.TS_DTYPE_BFLOAT16
 
+	Complex64    = C.TS_DTYPE_COMPLEX64
+	Complex128   = C.TS_DTYPE_COMPLEX128
+	Float8E5M2   = C.TS_DTYPE_FLOAT8_E5M2
+	Float8E4M3FN = C.TS_DTYPE_FLOAT8_E4M3FN
+
 	Contiguous   = C.TS_MEMORY_FORMAT_CONTIGUOUS
 	ChannelsLast = C.TS_MEMORY_FORMAT_CHANNELS_LAST
 )
@@ -135,6 +149,25 @@ func TensorFromMemory(memory []byte, size []int64, dtype int32) (t *Tensor, err 
 	defer computing.leave()
 	err = failure(C.ts_tensor_from_memory((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
 	return t, err
+}
+
+// BorrowTensor returns a CPU tensor that shares memory. Go memory must be pinned until
+// TakeBorrowed returns the token.
+func BorrowTensor(memory []byte, size, stride []int64, dtype int32, token int64) (t *Tensor, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_tensor_borrow((*C.uint8_t)(unsafe.SliceData(memory)), C.size_t(len(memory)), sizes(size), sizes(stride),
+		C.int64_t(len(size)), C.int32_t(dtype), C.int64_t(token), &t))
+	return t, err
+}
+
+// TakeBorrowed fills tokens with those of memory that no tensor uses any more, and returns their
+// number.
+func TakeBorrowed(tokens []int64) int {
+	return int(C.ts_borrowed_take(sizes(tokens), C.int64_t(len(tokens))))
 }
 
 func RetainTensor(t *Tensor) (r *Tensor, err error) {
@@ -359,6 +392,9 @@ const (
 	ArgBools   = C.TS_ARG_KIND_BOOLS
 	ArgDevice  = C.TS_ARG_KIND_DEVICE
 	ArgString  = C.TS_ARG_KIND_STRING
+
+	ArgComplex   = C.TS_ARG_KIND_COMPLEX
+	ArgGenerator = C.TS_ARG_KIND_GENERATOR
 )
 
 // Arg has the layout of ts_arg.
@@ -438,6 +474,62 @@ func CallOperatorList(op *Operator, args []Arg, tensors []*Tensor, ints []int64,
 			return nil, err
 		}
 	}
+}
+
+// Results are the results of an operator, in the notation of arguments.
+type Results struct {
+	Args    []Arg
+	Tensors []*Tensor // nil for one that is undefined
+	Ints    []int64
+}
+
+// CallOperatorResults is CallOperator for operators with results of any type. Reading a number may
+// wait for the device.
+func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) (Results, error) {
+	gate := copying(false)
+	for {
+		gate.enter()
+		var size C.ts_results_size
+		var results *C.ts_results
+		e := C.ts_operator_call_results(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
+			C.int32_t(flags), &results, &size)
+		gate.leave()
+		if e == nil {
+			r := Results{make([]Arg, size.args), make([]*Tensor, size.tensors), make([]int64, size.ints)}
+			C.ts_results_take(results, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(r.Args))), unsafe.SliceData(r.Tensors),
+				sizes(r.Ints))
+			return r, nil
+		}
+		if err := busy(failure(e)); err != nil {
+			return Results{}, err
+		}
+	}
+}
+
+// Generator is a ts_generator.
+type Generator = C.ts_generator
+
+func NewGenerator(device int32, seed uint64) (g *Generator, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_generator_new(C.int32_t(device), C.uint64_t(seed), &g))
+	return g, err
+}
+
+func SeedGenerator(g *Generator, seed uint64) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_generator_set_seed(g, C.uint64_t(seed)))
+}
+
+func FreeGenerator(g *Generator) { C.ts_generator_free(g) }
+
+// GeneratorArg returns the argument of a Generator. The generator must live until the call returns.
+func GeneratorArg(g *Generator) Arg {
+	return Arg{Kind: ArgGenerator, Value: int64(uintptr(unsafe.Pointer(g)))}
 }
 
 // busy returns nil for a call that failed because of a capture under way, after waiting for the end

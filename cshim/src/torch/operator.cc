@@ -26,6 +26,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/libraries.h"
+#include "torch/generator.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
@@ -51,7 +52,8 @@ enum class Type : uint8_t {
   kScalars,
   kDevice,
   kString,
-  kOther  // Generator, Storage, ...: only its default or none
+  kGenerator,
+  kOther  // Storage, Dimname, ...: only its default or none
 };
 
 constexpr uint32_t bit(int32_t kind) { return 1U << kind; }
@@ -74,7 +76,8 @@ uint32_t kinds_of(Type type) {
     case Type::kBool:
       return bit(TS_ARG_KIND_BOOL);
     case Type::kScalar:
-      return bit(TS_ARG_KIND_INT) | bit(TS_ARG_KIND_DOUBLE) | bit(TS_ARG_KIND_BOOL);
+      return bit(TS_ARG_KIND_INT) | bit(TS_ARG_KIND_DOUBLE) | bit(TS_ARG_KIND_BOOL) |
+             bit(TS_ARG_KIND_COMPLEX);
     case Type::kInts:
       return bit(TS_ARG_KIND_INTS);
     case Type::kFloats:
@@ -87,6 +90,8 @@ uint32_t kinds_of(Type type) {
       return bit(TS_ARG_KIND_DEVICE);
     case Type::kString:
       return bit(TS_ARG_KIND_STRING);
+    case Type::kGenerator:
+      return bit(TS_ARG_KIND_GENERATOR);
     case Type::kOther:
       return 0;
   }
@@ -143,6 +148,8 @@ Type type_of(const c10::TypePtr& type) {
       return Type::kDevice;
     case c10::TypeKind::StringType:
       return Type::kString;
+    case c10::TypeKind::GeneratorType:
+      return Type::kGenerator;
     default:
       return Type::kOther;
   }
@@ -201,6 +208,10 @@ const char* kind_name(int32_t kind) {
       return "a device";
     case TS_ARG_KIND_STRING:
       return "a string";
+    case TS_ARG_KIND_COMPLEX:
+      return "a complex number";
+    case TS_ARG_KIND_GENERATOR:
+      return "a generator";
     default:
       return "an argument of unknown kind";
   }
@@ -238,15 +249,22 @@ struct ts_operator {
   std::string schema;  // as text
   std::vector<ts::Parameter> parameters;
   size_t returns = 0;
-  int32_t tensor_returns = 0;  // -1: it returns lists, only the call tells how many
-  bool random = false;         // it draws random numbers
-  bool reads_values = false;   // its result, or the result's shape, makes the host wait for values
-  int32_t non_blocking = -1;   // which parameter is this; -1: none
+  int32_t tensor_returns = 0;       // -1: it returns lists, only the call tells how many
+  std::string unknown_return = "";  // a result's type that has no form in C; "" if all have one
+  bool random = false;              // it draws random numbers
+  bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
+  int32_t non_blocking = -1;  // which parameter is this; -1: none
   ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
 };
 
 struct ts_tensor_list {
   c10::SmallVector<at::Tensor, 4> tensors;
+};
+
+struct ts_results {
+  std::vector<ts_arg> args;
+  std::vector<at::Tensor> tensors;
+  std::vector<int64_t> ints;
 };
 
 namespace ts {
@@ -259,7 +277,8 @@ class Filler {
       : op_(op), operands_(operands), stack_(stack) {}
 
   void push(const Parameter& parameter, const ts_arg& arg) {
-    if (arg.kind < 0 || arg.kind > TS_ARG_KIND_STRING || (parameter.kinds & bit(arg.kind)) == 0) {
+    if (arg.kind < 0 || arg.kind > TS_ARG_KIND_GENERATOR ||
+        (parameter.kinds & bit(arg.kind)) == 0) {
       mismatch(parameter, arg.kind);
     }
     switch (arg.kind) {
@@ -297,6 +316,14 @@ class Filler {
         check_range(parameter, arg, operands_.text_bytes, "bytes of text");
         stack_.emplace_back(
             std::string(operands_.text + arg.value, static_cast<size_t>(arg.count)));
+        return;
+      case TS_ARG_KIND_COMPLEX:
+        push_complex(parameter, arg);
+        return;
+      case TS_ARG_KIND_GENERATOR:
+        if (arg.value == 0) fail(parameter, "the generator is NULL");
+        stack_.emplace_back(
+            generator_of(*reinterpret_cast<const ts_generator*>(static_cast<intptr_t>(arg.value))));
         return;
     }
   }
@@ -366,6 +393,12 @@ class Filler {
       fail(parameter, "device " + std::to_string(value) + ": -1 is the CPU, 0 the first GPU");
     }
     stack_.emplace_back(checked_device(static_cast<int32_t>(value)));
+  }
+
+  void push_complex(const Parameter& parameter, const ts_arg& arg) const {
+    check_range(parameter, {arg.kind, 2, arg.value}, operands_.int_count, "ints given");
+    const int64_t* parts = operands_.ints + arg.value;
+    stack_.emplace_back(at::Scalar(c10::complex<double>(double_of(parts[0]), double_of(parts[1]))));
   }
 
   void push_tensors(const Parameter& parameter, const ts_arg& arg) const {
@@ -486,6 +519,58 @@ int64_t count_results(const torch::jit::Stack& stack) {
   }
   return static_cast<int64_t>(count);
 }
+
+int64_t bits_of(double value) {
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Adds results to the arrays in the notation of arguments.
+class Collector {
+ public:
+  explicit Collector(ts_results& results) : to_(results) {}
+
+  void add(const c10::IValue& value) {
+    if (value.isNone()) {
+      put(TS_ARG_KIND_NONE, 0, 0);
+    } else if (value.isTensor()) {
+      to_.tensors.push_back(value.toTensor());
+      put(TS_ARG_KIND_TENSOR, 1, to_.tensors.size() - 1);
+    } else if (value.isTensorList()) {
+      add_tensors(value);
+    } else if (value.isInt()) {
+      to_.args.push_back({TS_ARG_KIND_INT, 0, value.toInt()});
+    } else if (value.isDouble()) {
+      to_.args.push_back({TS_ARG_KIND_DOUBLE, 0, bits_of(value.toDouble())});
+    } else if (value.isBool()) {
+      put(TS_ARG_KIND_BOOL, 0, value.toBool() ? 1 : 0);
+    } else if (value.isComplexDouble()) {
+      add_complex(value.toComplexDouble());
+    } else {
+      throw Failure(TS_ERROR_INTERNAL, "a result is " + value.tagKind() + ", which has no form");
+    }
+  }
+
+ private:
+  void put(int32_t kind, size_t count, size_t value) {
+    to_.args.push_back({kind, static_cast<int32_t>(count), static_cast<int64_t>(value)});
+  }
+
+  void add_tensors(const c10::IValue& value) {
+    const auto elements = value.toListRef();
+    put(TS_ARG_KIND_TENSORS, elements.size(), to_.tensors.size());
+    for (const c10::IValue& element : elements) to_.tensors.push_back(element.toTensor());
+  }
+
+  void add_complex(c10::complex<double> value) {
+    put(TS_ARG_KIND_COMPLEX, 2, to_.ints.size());
+    to_.ints.push_back(bits_of(value.real()));
+    to_.ints.push_back(bits_of(value.imag()));
+  }
+
+  ts_results& to_;
+};
 
 void check_capacity(const ts_operator& op, int64_t capacity) {
   if (capacity == 0) return;
@@ -617,6 +702,11 @@ void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
     refuse("the host memory is not pinned, so the host would have to wait for the copy");
   }
   for (const c10::IValue& value : stack) {
+    if (value.isGenerator() && value.toGenerator().device().is_cuda()) {
+      refuse("its replays would repeat the numbers of a generator of the program's own");
+    }
+  }
+  for (const c10::IValue& value : stack) {
     each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });
   }
 }
@@ -726,6 +816,25 @@ std::string full_name(const std::string& name, const std::string& overload) {
                                    : "; the overloads of " + name + " are " + known));
 }
 
+// Whether a result of this type has a form in C. No operator of LibTorch returns the others that an
+// argument can have.
+bool has_form(const c10::TypePtr& type) {
+  switch (type_of(type->kind() == c10::TypeKind::OptionalType
+                      ? type->expectRef<c10::OptionalType>().getElementType()
+                      : type)) {
+    case Type::kTensor:
+    case Type::kTensors:
+    case Type::kInt:
+    case Type::kDtype:
+    case Type::kFloat:
+    case Type::kBool:
+    case Type::kScalar:
+      return true;
+    default:
+      return false;
+  }
+}
+
 std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle.has_value()) throw_not_found(name, overload);
@@ -750,6 +859,7 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
   for (const c10::Argument& result : schema.returns()) {
     if (result.type()->kind() == c10::TypeKind::ListType) op->tensor_returns = -1;
     if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
+    if (!has_form(result.type())) op->unknown_return = result.type()->str();
   }
   return op;
 }
@@ -835,6 +945,44 @@ ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments,
     *count = static_cast<int64_t>(results->tensors.size());
     *list = results.release();
   });
+}
+
+ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments,
+                                   ts_tensor* const* tensors, int64_t tensor_count, int32_t flags,
+                                   ts_results** results, ts_results_size* size) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(op != nullptr, "op is NULL");
+    ts::require(results != nullptr && size != nullptr, "results or size is NULL");
+    ts::check_flags(flags);
+    if (!op->unknown_return.empty()) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        op->name + " returns " + op->unknown_return + ", which has no form in C");
+    }
+    const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
+    ts::check_arrays(operands);
+    ts::CallStack call;
+    ts::run(*op, operands, flags, *call);
+    auto all = std::make_unique<ts_results>();
+    ts::Collector collector(*all);
+    for (const c10::IValue& value : *call) collector.add(value);
+    *size = {static_cast<int64_t>(all->args.size()), static_cast<int64_t>(all->tensors.size()),
+             static_cast<int64_t>(all->ints.size())};
+    *results = all.release();
+  });
+}
+
+void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {
+  if (results == nullptr) return;
+  const std::unique_ptr<ts_results> owned(results);
+  std::copy(owned->args.begin(), owned->args.end(), args);
+  for (at::Tensor& tensor : owned->tensors) *tensors++ = ts::handle_or_null(std::move(tensor));
+  std::copy(owned->ints.begin(), owned->ints.end(), ints);
+}
+
+void ts_results_free(ts_results* results) {
+  ts::enter_thread();
+  delete results;
 }
 
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {

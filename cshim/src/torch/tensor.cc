@@ -7,9 +7,12 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/thread.h"
 #include "cuda/allocator.h"
@@ -110,6 +113,59 @@ c10::MemoryFormat checked_format(int32_t memory_format, int64_t ndim) {
   if (memory_format == TS_MEMORY_FORMAT_CONTIGUOUS) return c10::MemoryFormat::Contiguous;
   require(ndim == 4, "channels_last needs 4 dimensions");
   return c10::MemoryFormat::ChannelsLast;
+}
+
+// The last byte of the last element is before this one.
+size_t checked_extent(at::IntArrayRef sizes, const int64_t* strides, at::ScalarType dtype) {
+  if (checked_bytes(sizes, dtype) == 0) return 0;
+  int64_t last = 1;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t distance = 0;
+    if (strides[i] < 0 || __builtin_mul_overflow(sizes[i] - 1, strides[i], &distance) ||
+        __builtin_add_overflow(last, distance, &last)) {
+      throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                    "strides must not be negative, nor reach more than memory can address");
+    }
+  }
+  int64_t bytes = 0;
+  require(!__builtin_mul_overflow(last, static_cast<int64_t>(c10::elementSize(dtype)), &bytes),
+          "strides reach more than memory can address");
+  return static_cast<size_t>(bytes);
+}
+
+// The tokens of borrowed memory that no tensor uses any more.
+class Returned {
+ public:
+  // Makes room for one more, so that put needs no memory.
+  void expect() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tokens_.reserve(tokens_.size() + borrowed_ + 1);
+    ++borrowed_;
+  }
+  void put(int64_t token) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --borrowed_;
+    tokens_.push_back(token);
+  }
+  int64_t take(int64_t* tokens, int64_t capacity) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int64_t count = 0;
+    while (count < capacity && !tokens_.empty()) {
+      tokens[count++] = tokens_.back();
+      tokens_.pop_back();
+    }
+    return count;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<int64_t> tokens_;
+  size_t borrowed_ = 0;
+};
+
+Returned& returned() {
+  static auto* all = new Returned;  // never destroyed: a tensor may end after main
+  return *all;
 }
 
 // Gives the caller's reference back.
@@ -215,6 +271,43 @@ ts_error* ts_tensor_from_memory(uint8_t* data, size_t bytes, const int64_t* size
                 "data is not aligned to the element size");
     *tensor = ts::to_handle(at::from_blob(data, shape, at::TensorOptions().dtype(type)));
   });
+}
+
+ts_error* ts_tensor_borrow(uint8_t* data, size_t bytes, const int64_t* sizes,
+                           const int64_t* strides, int64_t ndim, int32_t dtype, int64_t token,
+                           ts_tensor** tensor) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(tensor != nullptr, "tensor is NULL");
+    const auto shape = ts::checked_sizes(sizes, ndim);
+    const auto type = ts::checked_dtype(dtype);
+    ts::require(ndim == 0 || strides != nullptr, "strides is NULL");
+    const size_t needed = ts::checked_extent(shape, strides, type);
+    if (bytes < needed) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, "the elements reach over " +
+                                                       std::to_string(needed) + " bytes, and " +
+                                                       std::to_string(bytes) + " are given");
+    }
+    ts::require(needed == 0 || data != nullptr, "data is NULL");
+    ts::require(reinterpret_cast<uintptr_t>(data) % c10::elementSize(type) == 0,
+                "data is not aligned to the element size");
+    // from_blob may fail before or after it has taken the deleter. Then the deleter does nothing,
+    // and the caller still has the memory.
+    const auto armed = std::make_shared<bool>(false);
+    auto made = at::from_blob(
+        data, shape, at::IntArrayRef(strides, static_cast<size_t>(ndim)),
+        [token, armed](void*) {
+          if (*armed) ts::returned().put(token);
+        },
+        at::TensorOptions().dtype(type));
+    ts::returned().expect();
+    *armed = true;
+    *tensor = ts::to_handle(std::move(made));
+  });
+}
+
+int64_t ts_borrowed_take(int64_t* tokens, int64_t capacity) {
+  return tokens == nullptr ? 0 : ts::returned().take(tokens, capacity);
 }
 
 ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** reference) {

@@ -556,4 +556,81 @@ TEST(OperatorGpu, AGraphKeepsTheIndicesOfAnIndex) {
   ts_graph_destroy(graph);
 }
 
+TEST(Operator, ResultsOfAnyType) {
+  Tensor a = make<float>({1, 2}, {2});
+  const auto results = [](const Call& call) {
+    ts_results* all = nullptr;
+    ts_results_size size{};
+    EXPECT_OK(call.run_results(&all, &size));
+    std::vector<ts_arg> args(static_cast<size_t>(size.args));
+    std::vector<ts_tensor*> tensors(static_cast<size_t>(size.tensors));
+    Ints ints(static_cast<size_t>(size.ints));
+    ts_results_take(all, args.data(), tensors.data(), ints.data());
+    for (ts_tensor* tensor : tensors) ts_tensor_free(tensor);
+    return std::make_tuple(args, tensors.size(), ints);
+  };
+  const auto [equal, no_tensors, no_ints] = results(Call("aten::equal").tensor(a).tensor(a));
+  ASSERT_EQ(equal.size(), 1U);
+  EXPECT_EQ(equal[0].kind, TS_ARG_KIND_BOOL);
+  EXPECT_EQ(equal[0].value, 1);
+  EXPECT_EQ(no_tensors + no_ints.size(), 0U);
+  const auto [parts, two, none] = results(Call("aten::unbind", "int").tensor(a));
+  ASSERT_EQ(parts.size(), 1U);
+  EXPECT_EQ(parts[0].kind, TS_ARG_KIND_TENSORS);
+  EXPECT_EQ(parts[0].count, 2);
+  EXPECT_EQ(two, 2U);
+  Tensor sum = Call("aten::add", "Scalar").tensor(make<float>({3}, {})).complex(1, 2).one();
+  const auto [item, nothing, bits] = results(Call("aten::item").tensor(sum));
+  ASSERT_EQ(item.size(), 1U);
+  EXPECT_EQ(item[0].kind, TS_ARG_KIND_COMPLEX);
+  ASSERT_EQ(bits.size(), 2U);
+  EXPECT_EQ(bits[1], test::bits_of(2));
+  ts_results* all = nullptr;
+  ts_results_size size{};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "QScheme",
+               Call("aten::qscheme").tensor(a).run_results(&all, &size));
+  ASSERT_OK(Call("aten::neg").tensor(a).run_results(&all, &size));
+  ts_results_free(all);
+  ts_results_free(nullptr);
+}
+
+TEST(Operator, DrawsFromAGeneratorOfItsOwn) {
+  ts_generator* generator = nullptr;
+  ASSERT_OK(ts_generator_new(TS_DEVICE_CPU, 5, &generator));
+  const auto draw = [&] {
+    return read<float>(Call("aten::rand", "generator").ints({3}).generator(generator).one());
+  };
+  const Floats first = draw();
+  EXPECT_NE(draw(), first);
+  ASSERT_OK(ts_generator_set_seed(generator, 5));
+  EXPECT_EQ(draw(), first);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "generator is NULL",
+               Call("aten::rand", "generator").ints({3}).generator(nullptr).drop());
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_new(TS_DEVICE_CPU, 5, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_set_seed(nullptr, 5));
+  ts_generator_free(generator);
+  ts_generator_free(nullptr);
+}
+
+// Its state is not the graph's: each replay would draw the same numbers.
+TEST(OperatorGpu, ACaptureRefusesAGeneratorOfItsOwn) {
+  NEEDS_GPUS(1);
+  ts_generator* generator = nullptr;
+  ASSERT_OK(ts_generator_new(0, 5, &generator));
+  const auto draw = [&] {
+    return Call("aten::rand", "generator").ints({3}).generator(generator).none().none().device(0);
+  };
+  ASSERT_OK(draw().drop());
+  const ts_stream stream = test::pool_stream();
+  ts_stream_guard guard{};
+  ASSERT_OK(ts_stream_guard_enter(stream, &guard));
+  ts_graph* graph = nullptr;
+  ASSERT_OK(ts_graph_begin(stream, nullptr, &graph));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "generator", draw().drop());
+  EXPECT_OK(ts_graph_end(graph));
+  ASSERT_OK(ts_stream_guard_exit(guard));
+  ts_graph_destroy(graph);
+  ts_generator_free(generator);
+}
+
 }  // namespace

@@ -12,6 +12,7 @@ using test::read;
 using test::Sizes;
 using test::Tensor;
 using Floats = std::vector<float>;
+using Ints = std::vector<int64_t>;
 
 TEST(Tensor, FromDataCopies) {
   Floats values = {1, 2, 3, 4, 5, 6};
@@ -141,6 +142,50 @@ TEST(Tensor, FromMemorySharesAndDoesNotOwn) {
   memory[0] = 5;  // the test still owns the memory
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aligned",
                ts_tensor_from_memory(bytes + 1, 4, sizes.data(), 0, TS_DTYPE_FLOAT32, view.out()));
+}
+
+std::vector<int64_t> taken() {
+  std::vector<int64_t> tokens(8);
+  tokens.resize(static_cast<size_t>(ts_borrowed_take(tokens.data(), 8)));
+  return tokens;
+}
+
+TEST(Tensor, BorrowedMemoryComesBackAfterTheLastTensor) {
+  alignas(float) float memory[] = {1, 2, 0, 3, 4};
+  auto* bytes = reinterpret_cast<uint8_t*>(memory);
+  const Ints sizes{2, 2};
+  const Ints strides{3, 1};
+  Tensor view;
+  {
+    Tensor tensor;
+    ASSERT_OK(ts_tensor_borrow(bytes, sizeof memory, sizes.data(), strides.data(), 2,
+                               TS_DTYPE_FLOAT32, 41, tensor.out()));
+    view = Call("aten::t").tensor(tensor).one();
+  }
+  EXPECT_EQ(read<float>(view), (Floats{1, 3, 2, 4}));
+  EXPECT_EQ(taken(), Ints{});
+  view.free();
+  EXPECT_EQ(ts_borrowed_take(nullptr, 8), 0);
+  EXPECT_EQ(taken(), Ints{41});
+  EXPECT_EQ(taken(), Ints{});
+  // A refused call does not take the memory.
+  const auto borrow = [&](size_t count, const Ints& shape, const Ints& steps) {
+    return ts_tensor_borrow(bytes, count, shape.data(), steps.data(),
+                            static_cast<int64_t>(shape.size()), TS_DTYPE_FLOAT32, 42, view.out());
+  };
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "20 bytes", borrow(19, sizes, strides));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "negative", borrow(20, sizes, {3, -1}));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "address", borrow(20, sizes, {INT64_MAX, 1}));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "aligned",
+               ts_tensor_borrow(bytes + 1, 8, sizes.data(), strides.data(), 0, TS_DTYPE_FLOAT32, 42,
+                                view.out()));
+  EXPECT_EQ(taken(), Ints{});
+  // No element needs no memory.
+  const Ints none{0, 5};
+  ASSERT_OK(ts_tensor_borrow(nullptr, 0, none.data(), strides.data(), 2, TS_DTYPE_FLOAT32, 43,
+                             view.out()));
+  view.free();
+  EXPECT_EQ(taken(), Ints{43});
 }
 
 TEST(Tensor, ReadsInLogicalOrder) {
