@@ -48,7 +48,7 @@ var damaged = []struct {
 	{"name twice", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, 2), `"a" comes twice`},
 	{"field twice", safetensors(`{"a":{"dtype":"U8","dtype":"F32","shape":[1],"data_offsets":[0,1]}}`, 1), `"dtype" comes twice`},
 	{"unknown field", safetensors(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1}}`, 1), `tensor "a": unknown "x"`},
-	{"unknown dtype", safetensors(`{"a":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype F8_E4M3`},
+	{"unknown dtype", safetensors(`{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype F4`},
 	{"null dtype", safetensors(`{"a":{"dtype":null,"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": dtype`},
 	{"no dtype", safetensors(`{"a":{"shape":[1],"data_offsets":[0,1]}}`, 1), `tensor "a": needs dtype`},
 	{"no shape", safetensors(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, 1), `tensor "a": needs`},
@@ -393,7 +393,8 @@ func TestFailedSaveLeavesTheOldFile(t *testing.T) {
 func TestAllTypesRoundTrip(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x")
 	var named []nn.Named
-	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64} {
+	for _, d := range []torch.DType{torch.Bool, torch.Uint8, torch.Int8, torch.Int16, torch.Int32, torch.Int64, torch.Float16, torch.BFloat16, torch.Float32, torch.Float64,
+		torch.Complex64, torch.Float8E4M3FN, torch.Float8E5M2} {
 		for name, shape := range map[string][]int64{"/scalar": {}, "/odd": {3, 1}, "/empty": {0, 2}} {
 			x, err := torch.Ones(cuda.CPU, d, shape...)
 			if err != nil {
@@ -424,8 +425,8 @@ func TestAllTypesRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer x.Close()
-		a, _ := x.Float64s()
-		b, err := n.Tensor.Float64s()
+		a, _ := x.Complex128s()
+		b, err := n.Tensor.Complex128s()
 		if err != nil || x.DType() != n.Tensor.DType() || !reflect.DeepEqual(x.Shape(), n.Tensor.Shape()) || !reflect.DeepEqual(a, b) {
 			t.Errorf("%s: %v became %v, %v", n.Name, n.Tensor, x, err)
 		}

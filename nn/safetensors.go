@@ -36,7 +36,7 @@ const (
 
 var fileTypes = map[torch.DType]string{
 	torch.Bool: "BOOL", torch.Uint8: "U8", torch.Int8: "I8", torch.Int16: "I16", torch.Int32: "I32", torch.Int64: "I64", torch.Float16: "F16", torch.BFloat16: "BF16",
-	torch.Float32: "F32", torch.Float64: "F64",
+	torch.Float32: "F32", torch.Float64: "F64", torch.Complex64: "C64", torch.Float8E5M2: "F8_E5M2", torch.Float8E4M3FN: "F8_E4M3",
 }
 
 func dtypeOf(name json.Token) (torch.DType, bool) {

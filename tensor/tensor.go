@@ -21,6 +21,11 @@ const (
 	Float64  DType = 7
 	Bool     DType = 11
 	BFloat16 DType = 15
+
+	Complex64    DType = 9  // two float32
+	Complex128   DType = 10 // two float64
+	Float8E5M2   DType = 23 // 5 bits of exponent and 2 of mantissa, with infinities
+	Float8E4M3FN DType = 24 // 4 bits of exponent and 3 of mantissa, to 448, without infinities
 )
 
 // describe returns PyTorch's name of the type and the size of one element in bytes, which is 0 for
@@ -47,6 +52,14 @@ func (d DType) describe() (name string, size int) {
 		return "bool", 1
 	case BFloat16:
 		return "bfloat16", 2
+	case Complex64:
+		return "complex64", 8
+	case Complex128:
+		return "complex128", 16
+	case Float8E5M2:
+		return "float8_e5m2", 1
+	case Float8E4M3FN:
+		return "float8_e4m3fn", 1
 	}
 	return fmt.Sprintf("DType(%d)", int32(d)), 0
 }

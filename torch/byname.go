@@ -37,7 +37,7 @@ type Keywords map[string]any
 //	int                             int, int32, int64, Reduction
 //	float                           float64, float32, int, int64
 //	bool                            bool
-//	Scalar                          int, int64, float64, bool
+//	Scalar                          int, int64, float64, bool, complex128
 //	int[], float[], bool[]          []int64 or []int, []float64, []bool
 //	int[2], bool[2]                 also a single value, which stands for all
 //	Scalar[]                        []int64, []float64, []bool
@@ -45,26 +45,53 @@ type Keywords map[string]any
 //	ScalarType                      DType
 //	MemoryFormat                    MemoryFormat
 //	Device                          cuda.Device
+//	Generator                       *Generator
 //	T?                              what T takes, or nil for none
 //
 // A nil for an argument that is not optional takes the schema's default. Other types, such as
-// Generator?, take only nil.
+// Dimname, take only nil.
 //
 // The results are the tensors of the schema's results in order, with the elements of lists among
 // them, and nil where LibTorch leaves a result undefined. They join scopes, are recorded for
 // backward and inherit NoGrad as the results of methods do. A result that is an argument which the
 // operator changed in place is the argument's own handle. Operators that return something other
-// than tensors (a number, a string) are refused.
+// than tensors (a number, a string) are refused: see [CallValues].
 //
 // If Call fails, it returns the error, and as many failed tensors as the schema has results (none
 // for a list of tensors or an unknown operator). Call blocks as methods do. The first call of a
 // name looks the operator up and reads its schema. Any goroutine may call it.
 func Call(name string, args ...any) ([]*Tensor, error) {
 	n, err := find(name)
+	if err == nil {
+		err = n.returnsTensors()
+	}
 	if err != nil {
 		return nil, opError(name, operandsOf(args), err)
 	}
 	return n.call(args)
+}
+
+// CallValues is [Call] for an operator with results of any type:
+//
+//	same, err := torch.CallValues("equal", x, y) // same[0].(bool)
+//
+// There is one element for each result of the schema:
+//
+//	schema                          Go
+//	Tensor                          *Tensor, nil if LibTorch leaves it undefined
+//	Tensor[]                        []*Tensor
+//	int, float, bool                int64, float64, bool
+//	Scalar                          int64, float64, bool, complex128, as the element's dtype is
+//	T?                              what T gives, or nil
+//
+// No operator of LibTorch returns numbers in another form. Tensors are as in Call. If CallValues
+// fails, it returns no results. It blocks until numbers are computed.
+func CallValues(name string, args ...any) ([]any, error) {
+	n, err := find(name)
+	if err != nil {
+		return nil, opError(name, operandsOf(args), err)
+	}
+	return n.values(args)
 }
 
 // Call1 is [Call] for an operator with one tensor as its result. Like a method's, this tensor
@@ -73,6 +100,9 @@ func Call(name string, args ...any) ([]*Tensor, error) {
 //	y := torch.Call1("erf", x).Mul(z)
 func Call1(name string, args ...any) *Tensor {
 	n, err := find(name)
+	if err == nil {
+		err = n.returnsTensors()
+	}
 	if err == nil && (n.list || n.results != 1) {
 		err = invalid("it returns %s, not one tensor: use Call", n.returns)
 	}
@@ -106,6 +136,7 @@ type namedOperator struct {
 	params  []parameter
 	results int    // tensors in the schema's results
 	list    bool   // a result is a list of tensors
+	others  bool   // a result is neither a tensor nor a list of them
 	returns string // the results in the schema's notation
 	written []int  // for each result that is an argument: the argument's index; else -1
 	waits   bool   // may copy between host and device, and wait for the copy
@@ -139,13 +170,14 @@ const (
 	kindDType
 	kindMemoryFormat
 	kindDevice
+	kindGenerator
 )
 
 var kinds = map[string]kind{
 	"Tensor": kindTensor, "Tensor[]": kindTensors, "Tensor?[]": kindOptionalTensors,
 	"int": kindInt, "float": kindFloat, "bool": kindBool, "Scalar": kindScalar,
 	"int[]": kindInts, "float[]": kindFloats, "bool[]": kindBools, "Scalar[]": kindScalars,
-	"str": kindString, "Device": kindDevice,
+	"str": kindString, "Device": kindDevice, "Generator": kindGenerator,
 	"ScalarType": kindDType, "Layout": kindInt, "MemoryFormat": kindMemoryFormat,
 	"SymInt": kindInt, "SymInt[]": kindInts,
 }
@@ -208,11 +240,18 @@ func describe(e *capi.Operator, name string) (*namedOperator, error) {
 		case r.Type == "Tensor[]":
 			n.list = true
 		default:
-			return nil, invalid("it returns %s, and Call returns only tensors", n.returns)
+			n.others = true
 		}
 		n.written = append(n.written, of)
 	}
 	return n, nil
+}
+
+func (n *namedOperator) returnsTensors() error {
+	if n.others {
+		return invalid("it returns %s, and Call returns only tensors: use CallValues", n.returns)
+	}
+	return nil
 }
 
 func parameterOf(a schema.Arg) parameter {
@@ -229,21 +268,24 @@ func parameterOf(a schema.Arg) parameter {
 
 // arguments collects the arguments of one call.
 type arguments struct {
-	in   []*Tensor
-	args []capi.Arg
-	ints []int64
-	text []byte
+	in         []*Tensor
+	args       []capi.Arg
+	ints       []int64
+	text       []byte
+	generators []*Generator // to release after the call
+	err        error
+}
+
+func (a *arguments) release() {
+	for _, g := range a.generators {
+		g.release()
+	}
 }
 
 func (n *namedOperator) call(given []any) ([]*Tensor, error) {
-	var words Keywords
-	if len(given) > 0 {
-		if w, ok := given[len(given)-1].(Keywords); ok {
-			words, given = w, given[:len(given)-1]
-		}
-	}
 	var a arguments
-	if err := n.collect(&a, given, words); err != nil {
+	defer a.release()
+	if err := n.collect(&a, given); err != nil {
 		return n.fail(opError(n.name, operandsOf(given), err))
 	}
 	flags := checkedNil
@@ -251,14 +293,71 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 		flags |= capi.CallWaits
 	}
 	out := make([]*capi.Tensor, n.results)
-	p, list, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, flags, out, n.list)
+	var all *capi.Results
+	if n.list {
+		all = new(capi.Results)
+	}
+	p, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, flags, out, all)
 	if err != nil {
 		return n.fail(err)
 	}
 	if n.list {
-		out = list
+		out = all.Tensors
 	}
 	return n.wrap(p, &a, out)
+}
+
+// values implements CallValues.
+func (n *namedOperator) values(given []any) ([]any, error) {
+	var a arguments
+	defer a.release()
+	if err := n.collect(&a, given); err != nil {
+		return nil, opError(n.name, operandsOf(given), err)
+	}
+	var all capi.Results
+	p, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, checkedNil|anyResults, nil, &all)
+	if err != nil {
+		return nil, err
+	}
+	tensors, err := n.wrapAll(p, &a, &all)
+	out := make([]any, len(all.Args))
+	for i, r := range all.Args {
+		out[i] = valueOf(r, &all, tensors)
+	}
+	return out, err
+}
+
+// wrapAll makes the tensors among results of any type.
+func (n *namedOperator) wrapAll(p provenance, a *arguments, all *capi.Results) ([]*Tensor, error) {
+	of := make([]int, len(all.Tensors))
+	for i := range of {
+		of[i] = -1
+	}
+	for i, r := range all.Args {
+		if r.Kind == capi.ArgTensor {
+			of[r.Value] = n.written[i]
+		}
+	}
+	return n.wrapEach(p, a, all.Tensors, of)
+}
+
+// valueOf returns a result as a Go value.
+func valueOf(r capi.Arg, all *capi.Results, tensors []*Tensor) any {
+	switch r.Kind {
+	case capi.ArgTensor:
+		return tensors[r.Value]
+	case capi.ArgTensors:
+		return tensors[r.Value:][:r.Count:r.Count]
+	case capi.ArgInt:
+		return r.Value
+	case capi.ArgDouble:
+		return math.Float64frombits(uint64(r.Value))
+	case capi.ArgBool:
+		return r.Value != 0
+	case capi.ArgComplex:
+		return complex(math.Float64frombits(uint64(all.Ints[r.Value])), math.Float64frombits(uint64(all.Ints[r.Value+1])))
+	}
+	return nil
 }
 
 // fail returns err, and a failed tensor for each result.
@@ -275,14 +374,23 @@ func (n *namedOperator) fail(err error) ([]*Tensor, error) {
 
 // wrap makes the tensors of the results.
 func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor) ([]*Tensor, error) {
+	if n.list {
+		return n.wrapEach(p, a, results, nil)
+	}
+	return n.wrapEach(p, a, results, n.written)
+}
+
+// wrapEach makes the tensors of results. written, unless nil, has the argument that each result is,
+// or -1.
+func (n *namedOperator) wrapEach(p provenance, a *arguments, results []*capi.Tensor, written []int) ([]*Tensor, error) {
 	out := make([]*Tensor, len(results))
 	var err error
 	for i, c := range results {
-		if !n.list && n.written[i] >= 0 {
+		if written != nil && written[i] >= 0 {
 			if c != nil {
 				capi.FreeTensor(c)
 			}
-			out[i] = a.operand(n.written[i]).marked(p.marks) // the marks of other operands propagate
+			out[i] = a.operand(written[i]).marked(p.marks) // the marks of other operands propagate
 			continue
 		}
 		if c == nil {
@@ -301,7 +409,13 @@ func (n *namedOperator) wrap(p provenance, a *arguments, results []*capi.Tensor)
 func (a *arguments) operand(i int) *Tensor { return a.in[a.args[i].Value] }
 
 // collect puts the arguments into the schema's order.
-func (n *namedOperator) collect(a *arguments, given []any, words Keywords) error {
+func (n *namedOperator) collect(a *arguments, given []any) error {
+	var words Keywords
+	if len(given) > 0 {
+		if w, ok := given[len(given)-1].(Keywords); ok {
+			words, given = w, given[:len(given)-1]
+		}
+	}
 	if len(given) > len(n.params) {
 		return invalid("%d arguments, and it takes at most %d: %s", len(given), len(n.params), n.schema)
 	}
@@ -330,6 +444,9 @@ func (n *namedOperator) collect(a *arguments, given []any, words Keywords) error
 		arg, known := defaultArg(), true
 		if ok {
 			arg, known = a.arg(p, v)
+		}
+		if a.err != nil {
+			return fmt.Errorf("argument %s: %w", p.name, a.err)
 		}
 		if !known {
 			return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
@@ -369,6 +486,14 @@ func (a *arguments) arg(p *parameter, v any) (capi.Arg, bool) {
 		var arg capi.Arg
 		arg, a.text = stringArg(a.text, s)
 		return arg, true
+	case kindGenerator:
+		return a.generator(v)
+	case kindScalar:
+		if c, ok := v.(complex128); ok {
+			var arg capi.Arg
+			arg, a.ints = complexArg(a.ints, c)
+			return arg, true
+		}
 	}
 	return scalar(p.kind, v)
 }
@@ -382,6 +507,8 @@ func absent(v any) bool {
 		return v == nil
 	case []*Tensor:
 		return v == nil
+	case *Generator:
+		return v == nil
 	case []int64:
 		return v == nil
 	case []int:
@@ -392,6 +519,21 @@ func absent(v any) bool {
 		return v == nil
 	}
 	return false
+}
+
+// generator holds a generator until release.
+func (a *arguments) generator(v any) (capi.Arg, bool) {
+	g, ok := v.(*Generator)
+	if !ok || g == nil {
+		return capi.Arg{}, false
+	}
+	arg, err := g.arg()
+	if err != nil {
+		a.err = err
+		return arg, true
+	}
+	a.generators = append(a.generators, g)
+	return arg, true
 }
 
 func (a *arguments) tensors(v any, gaps bool) (capi.Arg, bool) {

@@ -16,6 +16,7 @@ type operatorInfo struct {
 	aten     string // "aten::add"
 	overload string // "Tensor"
 	schema   string // as in native_functions.yaml
+	gaps     bool   // an argument is a Tensor?[], whose elements may be nil
 }
 
 // entry looks up the operator in LibTorch's registry once. The registry never changes and its
@@ -84,30 +85,34 @@ func (p provenance) result(c *capi.Tensor) *Tensor {
 // call runs the operator. Operands that no argument refers to may be nil (absent optional
 // arguments). call keeps no slice, so that the generated methods have their slices on the stack.
 func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor) (provenance, error) {
-	p, _, err := o.run(in, args, ints, text, flags, out, false)
-	return p, err
+	return o.run(in, args, ints, text, flags, out, nil)
 }
 
-// run implements call, and with asList the call of an operator that returns a list of unknown
-// length.
+// run implements call, and with all the call of an operator whose results are not a fixed number of
+// tensors.
 func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor,
-	asList bool) (provenance, []*capi.Tensor, error) {
+	all *capi.Results) (provenance, error) {
 	if o == opTo {
 		flags |= capi.CallWaits
 	}
+	if operators[o].gaps {
+		flags |= checkedNil
+	}
 	e, err := o.entry()
-	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, asList)
+	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, all)
 }
 
 // checkedNil, a flag of invoke, says that nil operands were checked: an optional argument, or an
 // absent element of a Tensor?[], refers to each.
 const checkedNil int32 = 1 << 29
 
+// anyResults, a flag of invoke, says that all takes results of any type, and not a list of tensors.
+const anyResults int32 = 1 << 28
+
 // invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
-// operand's own error precedes it.
+// operand's own error precedes it. The results are in out if all is nil, else in all.
 func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []capi.Arg, ints []int64, text []byte,
-	flags int32, out []*capi.Tensor, asList bool) (provenance, []*capi.Tensor, error) {
-	var list []*capi.Tensor
+	flags int32, out []*capi.Tensor, all *capi.Results) (provenance, error) {
 	var p provenance
 	var few [8]*capi.Tensor
 	cs := few[:]
@@ -137,13 +142,16 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 		p.marks |= t.marks
 	}
 	if err == nil {
-		flags &^= checkedNil
+		anything := flags&anyResults != 0
+		flags &^= checkedNil | anyResults
 		flags |= int32(p.marks)
 		switch {
 		case unknown != nil:
 			err = unknown
-		case asList:
-			list, err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits)
+		case anything:
+			*all, err = capi.CallOperatorResults(e, args, cs, ints, text, flags&^capi.CallWaits)
+		case all != nil:
+			all.Tensors, err = capi.CallOperatorList(e, args, cs, ints, text, flags&^capi.CallWaits)
 		default:
 			_, err = capi.CallOperator(e, args, cs, ints, text, flags, out)
 		}
@@ -156,7 +164,7 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 			t.h.release()
 		}
 	}
-	return p, list, err
+	return p, err
 }
 
 // named reports whether an argument refers to operand i.
@@ -210,14 +218,34 @@ func (o operator) three(in []*Tensor, args []capi.Arg, ints []int64, text []byte
 	return o.result(p, in, out[0]), o.result(p, in, out[1]), o.result(p, in, out[2])
 }
 
+// four calls an operator with four results.
+func (o operator) four(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (*Tensor, *Tensor, *Tensor, *Tensor) {
+	var out [4]*capi.Tensor
+	p, err := o.call(in, args, ints, text, 0, out[:])
+	if err != nil {
+		return failed(err), failed(err), failed(err), failed(err)
+	}
+	return o.result(p, in, out[0]), o.result(p, in, out[1]), o.result(p, in, out[2]), o.result(p, in, out[3])
+}
+
+// truth calls an operator that returns a bool.
+func (o operator) truth(in []*Tensor, args []capi.Arg, ints []int64, text []byte) (bool, error) {
+	var all capi.Results
+	if _, err := o.run(in, args, ints, text, anyResults, nil, &all); err != nil {
+		return false, err
+	}
+	return len(all.Args) == 1 && all.Args[0].Value == 1, nil
+}
+
 // list calls an operator that returns a list.
 func (o operator) list(in []*Tensor, args []capi.Arg, ints []int64, text []byte) ([]*Tensor, error) {
-	p, cs, err := o.run(in, args, ints, text, 0, nil, true)
+	var all capi.Results
+	p, err := o.run(in, args, ints, text, 0, nil, &all)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]*Tensor, len(cs))
-	for i, c := range cs {
+	out := make([]*Tensor, len(all.Tensors))
+	for i, c := range all.Tensors {
 		out[i] = o.result(p, in, c)
 		err = errors.Join(err, out[i].failure())
 	}
@@ -272,6 +300,19 @@ func boolArg(v bool) capi.Arg {
 
 func intsArg(ints, list []int64) (capi.Arg, []int64) {
 	return capi.Arg{Kind: capi.ArgInts, Value: int64(len(ints)), Count: int32(len(list))}, append(ints, list...)
+}
+
+func floatsArg(ints []int64, list []float64) (capi.Arg, []int64) {
+	at := len(ints)
+	for _, v := range list {
+		ints = append(ints, int64(math.Float64bits(v)))
+	}
+	return capi.Arg{Kind: capi.ArgDoubles, Value: int64(at), Count: int32(len(list))}, ints
+}
+
+func complexArg(ints []int64, v complex128) (capi.Arg, []int64) {
+	return capi.Arg{Kind: capi.ArgComplex, Value: int64(len(ints))},
+		append(ints, int64(math.Float64bits(real(v))), int64(math.Float64bits(imag(v))))
 }
 
 func stringArg(text []byte, s string) (capi.Arg, []byte) {

@@ -189,6 +189,42 @@ func bytesOf[T any](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(zero)))
 }
 
+// Element is an element of a Go slice that has the form of a tensor's element.
+type Element interface {
+	bool | uint8 | int8 | int16 | int32 | int64 | float32 | float64 | complex64 | complex128
+}
+
+func dtypeOf[T Element]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case bool:
+		return Bool
+	case uint8:
+		return Uint8
+	case int8:
+		return Int8
+	case int16:
+		return Int16
+	case int32:
+		return Int32
+	case int64:
+		return Int64
+	case float32:
+		return Float32
+	case float64:
+		return Float64
+	case complex64:
+		return Complex64
+	}
+	return Complex128
+}
+
+// FromSlice returns a CPU tensor with a copy of data, of the dtype of its elements. The shape must
+// have as many elements as data; without a shape the tensor has one dimension.
+func FromSlice[T Element](data []T, shape ...int64) (*Tensor, error) {
+	return from("FromSlice", bytesOf(data), len(data), dtypeOf[T](), shape)
+}
+
 // FromFloat32s returns a CPU tensor with a copy of data. The shape must have as many elements as
 // data; without a shape the tensor has one dimension. Make a scalar with Full.
 func FromFloat32s(data []float32, shape ...int64) (*Tensor, error) {

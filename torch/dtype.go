@@ -21,12 +21,27 @@ const (
 	Bool     = tensor.Bool
 	BFloat16 = tensor.BFloat16
 
+	Complex64    = tensor.Complex64
+	Complex128   = tensor.Complex128
+	Float8E5M2   = tensor.Float8E5M2
+	Float8E4M3FN = tensor.Float8E4M3FN
+
 	noDType DType = -1 // dtype of a failed tensor
 )
 
 func integral(d DType) bool {
 	switch d {
 	case Uint8, Int8, Int16, Int32, Int64, Bool:
+		return true
+	}
+	return false
+}
+
+func isComplex(d DType) bool { return d == Complex64 || d == Complex128 }
+
+func isFloat(d DType) bool {
+	switch d {
+	case Float16, BFloat16, Float32, Float64, Float8E5M2, Float8E4M3FN:
 		return true
 	}
 	return false
@@ -55,6 +70,10 @@ const (
 	_ = -(uint(tensor.Float64) ^ capi.Float64)
 	_ = -(uint(tensor.Bool) ^ capi.Bool)
 	_ = -(uint(tensor.BFloat16) ^ capi.BFloat16)
+	_ = -(uint(tensor.Complex64) ^ capi.Complex64)
+	_ = -(uint(tensor.Complex128) ^ capi.Complex128)
+	_ = -(uint(tensor.Float8E5M2) ^ capi.Float8E5M2)
+	_ = -(uint(tensor.Float8E4M3FN) ^ capi.Float8E4M3FN)
 	_ = -(uint(tensor.Contiguous) ^ capi.Contiguous)
 	_ = -(uint(tensor.ChannelsLast) ^ capi.ChannelsLast)
 )

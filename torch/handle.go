@@ -53,6 +53,7 @@ type unreachable struct {
 
 func (u unreachable) free() {
 	capi.FreeTensor(u.c)
+	reclaim()
 	caught.Add(1)
 	u.made.Leaked()
 	u.made.Closed()

@@ -80,6 +80,7 @@ const (
 	opBAddBMM
 	opLinear
 	opT
+	opLinalgLstSq
 	opConv2d
 	opConv1d
 	opConv3d
@@ -129,6 +130,7 @@ const (
 	opUpsampleNearest3d
 	opUpsampleLinear1d
 	opUpsampleBilinear2d
+	opUpsampleBilinear2dScale
 	opUpsampleBicubic2d
 	opUpsampleTrilinear3d
 	opPixelShuffle
@@ -168,6 +170,10 @@ const (
 	opExpand
 	opNarrow
 	opSelect
+	opSlice
+	opIndexTensors
+	opIndexPut_
+	opIndexPut
 	opIndexSelect
 	opGather
 	opSplit
@@ -177,6 +183,7 @@ const (
 	opStack
 	opTril
 	opTriu
+	opAlias
 	opContiguous
 	opZerosLike
 	opClone
@@ -193,6 +200,8 @@ const (
 	opMinDim
 	opArgMax
 	opArgMin
+	opEqual
+	opAllClose
 	opTopK
 	opAll
 	opAny
@@ -233,228 +242,237 @@ const (
 )
 
 var operators = [...]operatorInfo{
-	opAdd:                       {"Add", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
-	opAddScalar:                 {"AddScalar", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opAddInt:                    {"AddInt", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opSub:                       {"Sub", "aten::sub", "Tensor", "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor"},
-	opSubScalar:                 {"SubScalar", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor"},
-	opMul:                       {"Mul", "aten::mul", "Tensor", "mul.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opMulScalar:                 {"MulScalar", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opMulInt:                    {"MulInt", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opDiv:                       {"Div", "aten::div", "Tensor", "div.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opDivScalar:                 {"DivScalar", "aten::div", "Scalar", "div.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opDivMode:                   {"DivMode", "aten::div", "Tensor_mode", "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor"},
-	opNeg:                       {"Neg", "aten::neg", "", "neg(Tensor self) -> Tensor"},
-	opAbs:                       {"Abs", "aten::abs", "", "abs(Tensor self) -> Tensor"},
-	opSign:                      {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor"},
-	opSquare:                    {"Square", "aten::square", "", "square(Tensor self) -> Tensor"},
-	opSqrt:                      {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor"},
-	opReciprocal:                {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor"},
-	opRsqrt:                     {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor"},
-	opExp:                       {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor"},
-	opLog:                       {"Log", "aten::log", "", "log(Tensor self) -> Tensor"},
-	opSin:                       {"Sin", "aten::sin", "", "sin(Tensor self) -> Tensor"},
-	opCos:                       {"Cos", "aten::cos", "", "cos(Tensor self) -> Tensor"},
-	opPowScalar:                 {"PowScalar", "aten::pow", "Tensor_Scalar", "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor"},
-	opPow:                       {"Pow", "aten::pow", "Tensor_Tensor", "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor"},
-	opMaximum:                   {"Maximum", "aten::maximum", "", "maximum(Tensor self, Tensor other) -> Tensor"},
-	opMinimum:                   {"Minimum", "aten::minimum", "", "minimum(Tensor self, Tensor other) -> Tensor"},
-	opClamp:                     {"Clamp", "aten::clamp", "", "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor"},
-	opClampMin:                  {"ClampMin", "aten::clamp_min", "", "clamp_min(Tensor self, Scalar min) -> Tensor"},
-	opClampMax:                  {"ClampMax", "aten::clamp_max", "", "clamp_max(Tensor self, Scalar max) -> Tensor"},
-	opAdd_:                      {"Add_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opAddScaled_:                {"AddScaled_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opAddScalar_:                {"AddScalar_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
-	opAddInt_:                   {"AddInt_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)"},
-	opSub_:                      {"Sub_", "aten::sub_", "Tensor", "sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)"},
-	opMul_:                      {"Mul_", "aten::mul_", "Tensor", "mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
-	opMulScalar_:                {"MulScalar_", "aten::mul_", "Scalar", "mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
-	opDiv_:                      {"Div_", "aten::div_", "Tensor", "div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)"},
-	opDivScalar_:                {"DivScalar_", "aten::div_", "Scalar", "div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)"},
-	opAddcmul_:                  {"Addcmul_", "aten::addcmul_", "", "addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
-	opAddcdiv_:                  {"Addcdiv_", "aten::addcdiv_", "", "addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)"},
-	opSqrt_:                     {"Sqrt_", "aten::sqrt_", "", "sqrt_(Tensor(a!) self) -> Tensor(a!)"},
-	opReLU_:                     {"ReLU_", "aten::relu_", "", "relu_(Tensor(a!) self) -> Tensor(a!)"},
-	opZero_:                     {"Zero_", "aten::zero_", "", "zero_(Tensor(a!) self) -> Tensor(a!)"},
-	opFill_:                     {"Fill_", "aten::fill_", "Scalar", "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)"},
-	opCopy_:                     {"Copy_", "aten::copy_", "", "copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)"},
-	opUniform_:                  {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)"},
-	opNormal_:                   {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)"},
-	opBernoulli_:                {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)"},
-	opSetData:                   {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()"},
-	opEq:                        {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opEqScalar:                  {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opNe:                        {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opNeScalar:                  {"NeScalar", "aten::ne", "Scalar", "ne.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLt:                        {"Lt", "aten::lt", "Tensor", "lt.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opLtScalar:                  {"LtScalar", "aten::lt", "Scalar", "lt.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLe:                        {"Le", "aten::le", "Tensor", "le.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opLeScalar:                  {"LeScalar", "aten::le", "Scalar", "le.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opGt:                        {"Gt", "aten::gt", "Tensor", "gt.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opGtScalar:                  {"GtScalar", "aten::gt", "Scalar", "gt.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opGe:                        {"Ge", "aten::ge", "Tensor", "ge.Tensor(Tensor self, Tensor other) -> Tensor"},
-	opGeScalar:                  {"GeScalar", "aten::ge", "Scalar", "ge.Scalar(Tensor self, Scalar other) -> Tensor"},
-	opLogicalNot:                {"LogicalNot", "aten::logical_not", "", "logical_not(Tensor self) -> Tensor"},
-	opIsNaN:                     {"IsNaN", "aten::isnan", "", "isnan(Tensor self) -> Tensor"},
-	opIsFinite:                  {"IsFinite", "aten::isfinite", "", "isfinite(Tensor self) -> Tensor"},
-	opWhere:                     {"Where", "aten::where", "self", "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor"},
-	opMaskedFill:                {"MaskedFill", "aten::masked_fill", "Scalar", "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor"},
-	opMatMul:                    {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor"},
-	opMM:                        {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor"},
-	opBMM:                       {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor"},
-	opBAddBMM:                   {"BAddBMM", "aten::baddbmm", "", "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor"},
-	opLinear:                    {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor"},
-	opT:                         {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)"},
-	opConv2d:                    {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor"},
-	opConv1d:                    {"Conv1d", "aten::conv1d", "", "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor"},
-	opConv3d:                    {"Conv3d", "aten::conv3d", "", "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor"},
-	opConvTranspose1d:           {"ConvTranspose1d", "aten::conv_transpose1d", "", "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor"},
-	opConvTranspose2d:           {"ConvTranspose2d", "aten::conv_transpose2d", "input", "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor"},
-	opConvTranspose3d:           {"ConvTranspose3d", "aten::conv_transpose3d", "input", "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor"},
-	opBatchNorm:                 {"BatchNorm", "aten::batch_norm", "", "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor"},
-	opLayerNorm:                 {"LayerNorm", "aten::layer_norm", "", "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor"},
-	opGroupNorm:                 {"GroupNorm", "aten::group_norm", "", "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor"},
-	opInstanceNorm:              {"InstanceNorm", "aten::instance_norm", "", "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor"},
-	opRMSNorm:                   {"RMSNorm", "aten::rms_norm", "", "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"},
-	opReLU:                      {"ReLU", "aten::relu", "", "relu(Tensor self) -> Tensor"},
-	opLeakyReLU:                 {"LeakyReLU", "aten::leaky_relu", "", "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor"},
-	opGELU:                      {"GELU", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor"},
-	opGELUWith:                  {"GELUWith", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor"},
-	opSiLU:                      {"SiLU", "aten::silu", "", "silu(Tensor self) -> Tensor"},
-	opMish:                      {"Mish", "aten::mish", "", "mish(Tensor self) -> Tensor"},
-	opReLU6:                     {"ReLU6", "aten::relu6", "", "relu6(Tensor self) -> Tensor"},
-	opHardTanh:                  {"HardTanh", "aten::hardtanh", "", "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor"},
-	opHardswish:                 {"Hardswish", "aten::hardswish", "", "hardswish(Tensor self) -> Tensor"},
-	opHardsigmoid:               {"Hardsigmoid", "aten::hardsigmoid", "", "hardsigmoid(Tensor self) -> Tensor"},
-	opELU:                       {"ELU", "aten::elu", "", "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor"},
-	opSELU:                      {"SELU", "aten::selu", "", "selu(Tensor self) -> Tensor"},
-	opCELU:                      {"CELU", "aten::celu", "", "celu(Tensor self, Scalar alpha=1.0) -> Tensor"},
-	opGLU:                       {"GLU", "aten::glu", "", "glu(Tensor self, int dim=-1) -> Tensor"},
-	opPReLU:                     {"PReLU", "aten::prelu", "", "prelu(Tensor self, Tensor weight) -> Tensor"},
-	opSoftplus:                  {"Softplus", "aten::softplus", "", "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor"},
-	opLogSigmoid:                {"LogSigmoid", "aten::log_sigmoid", "", "log_sigmoid(Tensor self) -> Tensor"},
-	opSigmoid:                   {"Sigmoid", "aten::sigmoid", "", "sigmoid(Tensor self) -> Tensor"},
-	opTanh:                      {"Tanh", "aten::tanh", "", "tanh(Tensor self) -> Tensor"},
-	opSoftmax:                   {"Softmax", "aten::softmax", "int", "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
-	opLogSoftmax:                {"LogSoftmax", "aten::log_softmax", "int", "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor"},
-	opMaxPool2d:                 {"MaxPool2d", "aten::max_pool2d", "", "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor"},
-	opMaxPool1d:                 {"MaxPool1d", "aten::max_pool1d", "", "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor"},
-	opMaxPool3d:                 {"MaxPool3d", "aten::max_pool3d", "", "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor"},
-	opAvgPool2d:                 {"AvgPool2d", "aten::avg_pool2d", "", "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"},
-	opAvgPool1d:                 {"AvgPool1d", "aten::avg_pool1d", "", "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor"},
-	opAvgPool3d:                 {"AvgPool3d", "aten::avg_pool3d", "", "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor"},
-	opAdaptiveAvgPool1d:         {"AdaptiveAvgPool1d", "aten::adaptive_avg_pool1d", "", "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor"},
-	opAdaptiveAvgPool2d:         {"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "", "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor"},
-	opAdaptiveAvgPool3d:         {"AdaptiveAvgPool3d", "aten::adaptive_avg_pool3d", "", "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor"},
-	opAdaptiveMaxPool1d:         {"AdaptiveMaxPool1d", "aten::adaptive_max_pool1d", "", "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)"},
-	opAdaptiveMaxPool2d:         {"AdaptiveMaxPool2d", "aten::adaptive_max_pool2d", "", "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)"},
-	opAdaptiveMaxPool3d:         {"AdaptiveMaxPool3d", "aten::adaptive_max_pool3d", "", "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)"},
-	opUpsampleNearest1d:         {"UpsampleNearest1d", "aten::upsample_nearest1d", "", "upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor"},
-	opUpsampleNearest2d:         {"UpsampleNearest2d", "aten::upsample_nearest2d", "", "upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor"},
-	opUpsampleNearest3d:         {"UpsampleNearest3d", "aten::upsample_nearest3d", "", "upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor"},
-	opUpsampleLinear1d:          {"UpsampleLinear1d", "aten::upsample_linear1d", "", "upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor"},
-	opUpsampleBilinear2d:        {"UpsampleBilinear2d", "aten::upsample_bilinear2d", "", "upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"},
-	opUpsampleBicubic2d:         {"UpsampleBicubic2d", "aten::upsample_bicubic2d", "", "upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor"},
-	opUpsampleTrilinear3d:       {"UpsampleTrilinear3d", "aten::upsample_trilinear3d", "", "upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor"},
-	opPixelShuffle:              {"PixelShuffle", "aten::pixel_shuffle", "", "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor"},
-	opDropout:                   {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor"},
-	opFeatureDropout:            {"FeatureDropout", "aten::feature_dropout", "", "feature_dropout(Tensor input, float p, bool train) -> Tensor"},
-	opEmbedding:                 {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
-	opEmbeddingWith:             {"EmbeddingWith", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor"},
-	opScaledDotProductAttention: {"ScaledDotProductAttention", "aten::scaled_dot_product_attention", "", "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor"},
-	opLSTM:                      {"LSTM", "aten::lstm", "input", "lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)"},
-	opGRU:                       {"GRU", "aten::gru", "input", "gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)"},
-	opCrossEntropy:              {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
-	opCrossEntropyWith:          {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor"},
-	opNLLLoss:                   {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
-	opNLLLossWith:               {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor"},
-	opMSELoss:                   {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opMSELossWith:               {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opL1Loss:                    {"L1Loss", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opL1LossWith:                {"L1LossWith", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor"},
-	opSmoothL1Loss:              {"SmoothL1Loss", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"},
-	opSmoothL1LossWith:          {"SmoothL1LossWith", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor"},
-	opHuberLoss:                 {"HuberLoss", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"},
-	opHuberLossWith:             {"HuberLossWith", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor"},
-	opKLDivLoss:                 {"KLDivLoss", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"},
-	opKLDivLossWith:             {"KLDivLossWith", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor"},
-	opBCELoss:                   {"BCELoss", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"},
-	opBCELossWith:               {"BCELossWith", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor"},
-	opBCEWithLogitsLoss:         {"BCEWithLogitsLoss", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"},
-	opBCEWithLogitsLossWith:     {"BCEWithLogitsLossWith", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor"},
-	opReshape:                   {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)"},
-	opView:                      {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)"},
-	opFlatten:                   {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)"},
-	opPermute:                   {"Permute", "aten::permute", "", "permute(Tensor(a) self, int[] dims) -> Tensor(a)"},
-	opTranspose:                 {"Transpose", "aten::transpose", "int", "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)"},
-	opSqueeze:                   {"Squeeze", "aten::squeeze", "", "squeeze(Tensor(a) self) -> Tensor(a)"},
-	opSqueezeDim:                {"SqueezeDim", "aten::squeeze", "dim", "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)"},
-	opUnsqueeze:                 {"Unsqueeze", "aten::unsqueeze", "", "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)"},
-	opExpand:                    {"Expand", "aten::expand", "", "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)"},
-	opNarrow:                    {"Narrow", "aten::narrow", "", "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)"},
-	opSelect:                    {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)"},
-	opIndexSelect:               {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor"},
-	opGather:                    {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor"},
-	opSplit:                     {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]"},
-	opChunk:                     {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]"},
-	opUnbind:                    {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]"},
-	opCat:                       {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor"},
-	opStack:                     {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor"},
-	opTril:                      {"Tril", "aten::tril", "", "tril(Tensor self, SymInt diagonal=0) -> Tensor"},
-	opTriu:                      {"Triu", "aten::triu", "", "triu(Tensor self, SymInt diagonal=0) -> Tensor"},
-	opContiguous:                {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)"},
-	opZerosLike:                 {"ZerosLike", "aten::zeros_like", "", "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor"},
-	opClone:                     {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor"},
-	opDetach:                    {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)"},
-	opSum:                       {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
-	opSumDim:                    {"SumDim", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opMean:                      {"Mean", "aten::mean", "", "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor"},
-	opMeanDim:                   {"MeanDim", "aten::mean", "dim", "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opVar:                       {"Var", "aten::var", "correction", "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
-	opStd:                       {"Std", "aten::std", "correction", "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor"},
-	opMax:                       {"Max", "aten::max", "", "max(Tensor self) -> Tensor"},
-	opMaxDim:                    {"MaxDim", "aten::max", "dim", "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
-	opMin:                       {"Min", "aten::min", "", "min(Tensor self) -> Tensor"},
-	opMinDim:                    {"MinDim", "aten::min", "dim", "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)"},
-	opArgMax:                    {"ArgMax", "aten::argmax", "", "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
-	opArgMin:                    {"ArgMin", "aten::argmin", "", "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor"},
-	opTopK:                      {"TopK", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)"},
-	opAll:                       {"All", "aten::all", "", "all(Tensor self) -> Tensor"},
-	opAny:                       {"Any", "aten::any", "", "any(Tensor self) -> Tensor"},
-	opCumSum:                    {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor"},
-	opNorm:                      {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opNormOrd:                   {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opNormDim:                   {"NormDim", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor"},
-	opToDType:                   {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opTo:                        {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opToWith:                    {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)"},
-	opForeachAdd_:               {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"},
-	opForeachMul_:               {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
-	opForeachMulTensor_:         {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()"},
-	opForeachZero_:              {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()"},
-	opForeachCopy_:              {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()"},
-	opForeachAdd:                {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]"},
-	opForeachMul:                {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]"},
-	opForeachMulTensor:          {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]"},
-	opForeachNorm:               {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]"},
-	opForeachAddScalar_:         {"ForeachAddScalar_", "aten::_foreach_add_", "Scalar", "_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
-	opForeachDiv:                {"ForeachDiv", "aten::_foreach_div", "List", "_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]"},
-	opForeachLerp_:              {"ForeachLerp_", "aten::_foreach_lerp_", "Scalar", "_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()"},
-	opForeachLerp:               {"ForeachLerp", "aten::_foreach_lerp", "Scalar", "_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]"},
-	opForeachAddcmul_:           {"ForeachAddcmul_", "aten::_foreach_addcmul_", "Scalar", "_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()"},
-	opForeachAddcmul:            {"ForeachAddcmul", "aten::_foreach_addcmul", "Scalar", "_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]"},
-	opForeachAddcdiv_:           {"ForeachAddcdiv_", "aten::_foreach_addcdiv_", "Scalar", "_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()"},
-	opForeachSqrt:               {"ForeachSqrt", "aten::_foreach_sqrt", "", "_foreach_sqrt(Tensor[] self) -> Tensor[]"},
-	opForeachSqrt_:              {"ForeachSqrt_", "aten::_foreach_sqrt_", "", "_foreach_sqrt_(Tensor(a!)[] self) -> ()"},
-	opForeachClampMin_:          {"ForeachClampMin_", "aten::_foreach_clamp_min_", "Scalar", "_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
-	opForeachClampMax_:          {"ForeachClampMax_", "aten::_foreach_clamp_max_", "Scalar", "_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()"},
-	opFusedSGD_:                 {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdam_:                {"FusedAdam_", "aten::_fused_adam_", "", "_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdamLR_:              {"FusedAdamLR_", "aten::_fused_adam_", "tensor_lr", "_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdamW_:               {"FusedAdamW_", "aten::_fused_adamw_", "", "_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdamWLR_:             {"FusedAdamWLR_", "aten::_fused_adamw_", "tensor_lr", "_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdagrad_:             {"FusedAdagrad_", "aten::_fused_adagrad_", "", "_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
-	opFusedAdagradLR_:           {"FusedAdagradLR_", "aten::_fused_adagrad_", "tensor_lr", "_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()"},
+	opAdd:                       {"Add", "aten::add", "Tensor", "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", false},
+	opAddScalar:                 {"AddScalar", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false},
+	opAddInt:                    {"AddInt", "aten::add", "Scalar", "add.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false},
+	opSub:                       {"Sub", "aten::sub", "Tensor", "sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor", false},
+	opSubScalar:                 {"SubScalar", "aten::sub", "Scalar", "sub.Scalar(Tensor self, Scalar other, Scalar alpha=1) -> Tensor", false},
+	opMul:                       {"Mul", "aten::mul", "Tensor", "mul.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opMulScalar:                 {"MulScalar", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opMulInt:                    {"MulInt", "aten::mul", "Scalar", "mul.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opDiv:                       {"Div", "aten::div", "Tensor", "div.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opDivScalar:                 {"DivScalar", "aten::div", "Scalar", "div.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opDivMode:                   {"DivMode", "aten::div", "Tensor_mode", "div.Tensor_mode(Tensor self, Tensor other, *, str? rounding_mode) -> Tensor", false},
+	opNeg:                       {"Neg", "aten::neg", "", "neg(Tensor self) -> Tensor", false},
+	opAbs:                       {"Abs", "aten::abs", "", "abs(Tensor self) -> Tensor", false},
+	opSign:                      {"Sign", "aten::sign", "", "sign(Tensor self) -> Tensor", false},
+	opSquare:                    {"Square", "aten::square", "", "square(Tensor self) -> Tensor", false},
+	opSqrt:                      {"Sqrt", "aten::sqrt", "", "sqrt(Tensor self) -> Tensor", false},
+	opReciprocal:                {"Reciprocal", "aten::reciprocal", "", "reciprocal(Tensor self) -> Tensor", false},
+	opRsqrt:                     {"Rsqrt", "aten::rsqrt", "", "rsqrt(Tensor self) -> Tensor", false},
+	opExp:                       {"Exp", "aten::exp", "", "exp(Tensor self) -> Tensor", false},
+	opLog:                       {"Log", "aten::log", "", "log(Tensor self) -> Tensor", false},
+	opSin:                       {"Sin", "aten::sin", "", "sin(Tensor self) -> Tensor", false},
+	opCos:                       {"Cos", "aten::cos", "", "cos(Tensor self) -> Tensor", false},
+	opPowScalar:                 {"PowScalar", "aten::pow", "Tensor_Scalar", "pow.Tensor_Scalar(Tensor self, Scalar exponent) -> Tensor", false},
+	opPow:                       {"Pow", "aten::pow", "Tensor_Tensor", "pow.Tensor_Tensor(Tensor self, Tensor exponent) -> Tensor", false},
+	opMaximum:                   {"Maximum", "aten::maximum", "", "maximum(Tensor self, Tensor other) -> Tensor", false},
+	opMinimum:                   {"Minimum", "aten::minimum", "", "minimum(Tensor self, Tensor other) -> Tensor", false},
+	opClamp:                     {"Clamp", "aten::clamp", "", "clamp(Tensor self, Scalar? min=None, Scalar? max=None) -> Tensor", false},
+	opClampMin:                  {"ClampMin", "aten::clamp_min", "", "clamp_min(Tensor self, Scalar min) -> Tensor", false},
+	opClampMax:                  {"ClampMax", "aten::clamp_max", "", "clamp_max(Tensor self, Scalar max) -> Tensor", false},
+	opAdd_:                      {"Add_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false},
+	opAddScaled_:                {"AddScaled_", "aten::add_", "Tensor", "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false},
+	opAddScalar_:                {"AddScalar_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)", false},
+	opAddInt_:                   {"AddInt_", "aten::add_", "Scalar", "add_.Scalar(Tensor(a!) self, Scalar other, Scalar alpha=1) -> Tensor(a!)", false},
+	opSub_:                      {"Sub_", "aten::sub_", "Tensor", "sub_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)", false},
+	opMul_:                      {"Mul_", "aten::mul_", "Tensor", "mul_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)", false},
+	opMulScalar_:                {"MulScalar_", "aten::mul_", "Scalar", "mul_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)", false},
+	opDiv_:                      {"Div_", "aten::div_", "Tensor", "div_.Tensor(Tensor(a!) self, Tensor other) -> Tensor(a!)", false},
+	opDivScalar_:                {"DivScalar_", "aten::div_", "Scalar", "div_.Scalar(Tensor(a!) self, Scalar other) -> Tensor(a!)", false},
+	opAddcmul_:                  {"Addcmul_", "aten::addcmul_", "", "addcmul_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)", false},
+	opAddcdiv_:                  {"Addcdiv_", "aten::addcdiv_", "", "addcdiv_(Tensor(a!) self, Tensor tensor1, Tensor tensor2, *, Scalar value=1) -> Tensor(a!)", false},
+	opSqrt_:                     {"Sqrt_", "aten::sqrt_", "", "sqrt_(Tensor(a!) self) -> Tensor(a!)", false},
+	opReLU_:                     {"ReLU_", "aten::relu_", "", "relu_(Tensor(a!) self) -> Tensor(a!)", false},
+	opZero_:                     {"Zero_", "aten::zero_", "", "zero_(Tensor(a!) self) -> Tensor(a!)", false},
+	opFill_:                     {"Fill_", "aten::fill_", "Scalar", "fill_.Scalar(Tensor(a!) self, Scalar value) -> Tensor(a!)", false},
+	opCopy_:                     {"Copy_", "aten::copy_", "", "copy_(Tensor(a!) self, Tensor src, bool non_blocking=False) -> Tensor(a!)", false},
+	opUniform_:                  {"Uniform_", "aten::uniform_", "", "uniform_(Tensor(a!) self, float from=0, float to=1, *, Generator? generator=None) -> Tensor(a!)", false},
+	opNormal_:                   {"Normal_", "aten::normal_", "", "normal_(Tensor(a!) self, float mean=0, float std=1, *, Generator? generator=None) -> Tensor(a!)", false},
+	opBernoulli_:                {"Bernoulli_", "aten::bernoulli_", "float", "bernoulli_.float(Tensor(a!) self, float p=0.5, *, Generator? generator=None) -> Tensor(a!)", false},
+	opSetData:                   {"SetData", "aten::set_data", "", "set_data(Tensor(a!) self, Tensor new_data) -> ()", false},
+	opEq:                        {"Eq", "aten::eq", "Tensor", "eq.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opEqScalar:                  {"EqScalar", "aten::eq", "Scalar", "eq.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opNe:                        {"Ne", "aten::ne", "Tensor", "ne.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opNeScalar:                  {"NeScalar", "aten::ne", "Scalar", "ne.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opLt:                        {"Lt", "aten::lt", "Tensor", "lt.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opLtScalar:                  {"LtScalar", "aten::lt", "Scalar", "lt.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opLe:                        {"Le", "aten::le", "Tensor", "le.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opLeScalar:                  {"LeScalar", "aten::le", "Scalar", "le.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opGt:                        {"Gt", "aten::gt", "Tensor", "gt.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opGtScalar:                  {"GtScalar", "aten::gt", "Scalar", "gt.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opGe:                        {"Ge", "aten::ge", "Tensor", "ge.Tensor(Tensor self, Tensor other) -> Tensor", false},
+	opGeScalar:                  {"GeScalar", "aten::ge", "Scalar", "ge.Scalar(Tensor self, Scalar other) -> Tensor", false},
+	opLogicalNot:                {"LogicalNot", "aten::logical_not", "", "logical_not(Tensor self) -> Tensor", false},
+	opIsNaN:                     {"IsNaN", "aten::isnan", "", "isnan(Tensor self) -> Tensor", false},
+	opIsFinite:                  {"IsFinite", "aten::isfinite", "", "isfinite(Tensor self) -> Tensor", false},
+	opWhere:                     {"Where", "aten::where", "self", "where.self(Tensor condition, Tensor self, Tensor other) -> Tensor", false},
+	opMaskedFill:                {"MaskedFill", "aten::masked_fill", "Scalar", "masked_fill.Scalar(Tensor self, Tensor mask, Scalar value) -> Tensor", false},
+	opMatMul:                    {"MatMul", "aten::matmul", "", "matmul(Tensor self, Tensor other) -> Tensor", false},
+	opMM:                        {"MM", "aten::mm", "", "mm(Tensor self, Tensor mat2) -> Tensor", false},
+	opBMM:                       {"BMM", "aten::bmm", "", "bmm(Tensor self, Tensor mat2) -> Tensor", false},
+	opBAddBMM:                   {"BAddBMM", "aten::baddbmm", "", "baddbmm(Tensor self, Tensor batch1, Tensor batch2, *, Scalar beta=1, Scalar alpha=1) -> Tensor", false},
+	opLinear:                    {"Linear", "aten::linear", "", "linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor", false},
+	opT:                         {"T", "aten::t", "", "t(Tensor(a) self) -> Tensor(a)", false},
+	opLinalgLstSq:               {"LinalgLstSq", "aten::linalg_lstsq", "", "linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)", false},
+	opConv2d:                    {"Conv2d", "aten::conv2d", "", "conv2d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] dilation=1, SymInt groups=1) -> Tensor", false},
+	opConv1d:                    {"Conv1d", "aten::conv1d", "", "conv1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] dilation=1, SymInt groups=1) -> Tensor", false},
+	opConv3d:                    {"Conv3d", "aten::conv3d", "", "conv3d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] dilation=1, SymInt groups=1) -> Tensor", false},
+	opConvTranspose1d:           {"ConvTranspose1d", "aten::conv_transpose1d", "", "conv_transpose1d(Tensor input, Tensor weight, Tensor? bias=None, SymInt[1] stride=1, SymInt[1] padding=0, SymInt[1] output_padding=0, SymInt groups=1, SymInt[1] dilation=1) -> Tensor", false},
+	opConvTranspose2d:           {"ConvTranspose2d", "aten::conv_transpose2d", "input", "conv_transpose2d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1) -> Tensor", false},
+	opConvTranspose3d:           {"ConvTranspose3d", "aten::conv_transpose3d", "input", "conv_transpose3d.input(Tensor input, Tensor weight, Tensor? bias=None, SymInt[3] stride=1, SymInt[3] padding=0, SymInt[3] output_padding=0, SymInt groups=1, SymInt[3] dilation=1) -> Tensor", false},
+	opBatchNorm:                 {"BatchNorm", "aten::batch_norm", "", "batch_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool training, float momentum, float eps, bool cudnn_enabled) -> Tensor", false},
+	opLayerNorm:                 {"LayerNorm", "aten::layer_norm", "", "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enable=True) -> Tensor", false},
+	opGroupNorm:                 {"GroupNorm", "aten::group_norm", "", "group_norm(Tensor input, int num_groups, Tensor? weight=None, Tensor? bias=None, float eps=1e-05, bool cudnn_enabled=True) -> Tensor", false},
+	opInstanceNorm:              {"InstanceNorm", "aten::instance_norm", "", "instance_norm(Tensor input, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, bool use_input_stats, float momentum, float eps, bool cudnn_enabled) -> Tensor", false},
+	opRMSNorm:                   {"RMSNorm", "aten::rms_norm", "", "rms_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor", false},
+	opReLU:                      {"ReLU", "aten::relu", "", "relu(Tensor self) -> Tensor", false},
+	opLeakyReLU:                 {"LeakyReLU", "aten::leaky_relu", "", "leaky_relu(Tensor self, Scalar negative_slope=0.01) -> Tensor", false},
+	opGELU:                      {"GELU", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor", false},
+	opGELUWith:                  {"GELUWith", "aten::gelu", "", "gelu(Tensor self, *, str approximate='none') -> Tensor", false},
+	opSiLU:                      {"SiLU", "aten::silu", "", "silu(Tensor self) -> Tensor", false},
+	opMish:                      {"Mish", "aten::mish", "", "mish(Tensor self) -> Tensor", false},
+	opReLU6:                     {"ReLU6", "aten::relu6", "", "relu6(Tensor self) -> Tensor", false},
+	opHardTanh:                  {"HardTanh", "aten::hardtanh", "", "hardtanh(Tensor self, Scalar min_val=-1, Scalar max_val=1) -> Tensor", false},
+	opHardswish:                 {"Hardswish", "aten::hardswish", "", "hardswish(Tensor self) -> Tensor", false},
+	opHardsigmoid:               {"Hardsigmoid", "aten::hardsigmoid", "", "hardsigmoid(Tensor self) -> Tensor", false},
+	opELU:                       {"ELU", "aten::elu", "", "elu(Tensor self, Scalar alpha=1, Scalar scale=1, Scalar input_scale=1) -> Tensor", false},
+	opSELU:                      {"SELU", "aten::selu", "", "selu(Tensor self) -> Tensor", false},
+	opCELU:                      {"CELU", "aten::celu", "", "celu(Tensor self, Scalar alpha=1.0) -> Tensor", false},
+	opGLU:                       {"GLU", "aten::glu", "", "glu(Tensor self, int dim=-1) -> Tensor", false},
+	opPReLU:                     {"PReLU", "aten::prelu", "", "prelu(Tensor self, Tensor weight) -> Tensor", false},
+	opSoftplus:                  {"Softplus", "aten::softplus", "", "softplus(Tensor self, Scalar beta=1, Scalar threshold=20) -> Tensor", false},
+	opLogSigmoid:                {"LogSigmoid", "aten::log_sigmoid", "", "log_sigmoid(Tensor self) -> Tensor", false},
+	opSigmoid:                   {"Sigmoid", "aten::sigmoid", "", "sigmoid(Tensor self) -> Tensor", false},
+	opTanh:                      {"Tanh", "aten::tanh", "", "tanh(Tensor self) -> Tensor", false},
+	opSoftmax:                   {"Softmax", "aten::softmax", "int", "softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor", false},
+	opLogSoftmax:                {"LogSoftmax", "aten::log_softmax", "int", "log_softmax.int(Tensor self, int dim, ScalarType? dtype=None) -> Tensor", false},
+	opMaxPool2d:                 {"MaxPool2d", "aten::max_pool2d", "", "max_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> Tensor", false},
+	opMaxPool1d:                 {"MaxPool1d", "aten::max_pool1d", "", "max_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, int[1] dilation=1, bool ceil_mode=False) -> Tensor", false},
+	opMaxPool3d:                 {"MaxPool3d", "aten::max_pool3d", "", "max_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, int[3] dilation=1, bool ceil_mode=False) -> Tensor", false},
+	opAvgPool2d:                 {"AvgPool2d", "aten::avg_pool2d", "", "avg_pool2d(Tensor self, int[2] kernel_size, int[2] stride=[], int[2] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor", false},
+	opAvgPool1d:                 {"AvgPool1d", "aten::avg_pool1d", "", "avg_pool1d(Tensor self, int[1] kernel_size, int[1] stride=[], int[1] padding=0, bool ceil_mode=False, bool count_include_pad=True) -> Tensor", false},
+	opAvgPool3d:                 {"AvgPool3d", "aten::avg_pool3d", "", "avg_pool3d(Tensor self, int[3] kernel_size, int[3] stride=[], int[3] padding=0, bool ceil_mode=False, bool count_include_pad=True, int? divisor_override=None) -> Tensor", false},
+	opAdaptiveAvgPool1d:         {"AdaptiveAvgPool1d", "aten::adaptive_avg_pool1d", "", "adaptive_avg_pool1d(Tensor self, int[1] output_size) -> Tensor", false},
+	opAdaptiveAvgPool2d:         {"AdaptiveAvgPool2d", "aten::adaptive_avg_pool2d", "", "adaptive_avg_pool2d(Tensor self, SymInt[2] output_size) -> Tensor", false},
+	opAdaptiveAvgPool3d:         {"AdaptiveAvgPool3d", "aten::adaptive_avg_pool3d", "", "adaptive_avg_pool3d(Tensor self, SymInt[3] output_size) -> Tensor", false},
+	opAdaptiveMaxPool1d:         {"AdaptiveMaxPool1d", "aten::adaptive_max_pool1d", "", "adaptive_max_pool1d(Tensor self, int[1] output_size) -> (Tensor, Tensor)", false},
+	opAdaptiveMaxPool2d:         {"AdaptiveMaxPool2d", "aten::adaptive_max_pool2d", "", "adaptive_max_pool2d(Tensor self, int[2] output_size) -> (Tensor, Tensor)", false},
+	opAdaptiveMaxPool3d:         {"AdaptiveMaxPool3d", "aten::adaptive_max_pool3d", "", "adaptive_max_pool3d(Tensor self, int[3] output_size) -> (Tensor, Tensor)", false},
+	opUpsampleNearest1d:         {"UpsampleNearest1d", "aten::upsample_nearest1d", "", "upsample_nearest1d(Tensor self, SymInt[1] output_size, float? scales=None) -> Tensor", false},
+	opUpsampleNearest2d:         {"UpsampleNearest2d", "aten::upsample_nearest2d", "", "upsample_nearest2d(Tensor self, SymInt[2] output_size, float? scales_h=None, float? scales_w=None) -> Tensor", false},
+	opUpsampleNearest3d:         {"UpsampleNearest3d", "aten::upsample_nearest3d", "", "upsample_nearest3d(Tensor self, SymInt[3] output_size, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor", false},
+	opUpsampleLinear1d:          {"UpsampleLinear1d", "aten::upsample_linear1d", "", "upsample_linear1d(Tensor self, SymInt[1] output_size, bool align_corners, float? scales=None) -> Tensor", false},
+	opUpsampleBilinear2d:        {"UpsampleBilinear2d", "aten::upsample_bilinear2d", "", "upsample_bilinear2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor", false},
+	opUpsampleBilinear2dScale:   {"UpsampleBilinear2dScale", "aten::upsample_bilinear2d", "vec", "upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor", false},
+	opUpsampleBicubic2d:         {"UpsampleBicubic2d", "aten::upsample_bicubic2d", "", "upsample_bicubic2d(Tensor self, SymInt[2] output_size, bool align_corners, float? scales_h=None, float? scales_w=None) -> Tensor", false},
+	opUpsampleTrilinear3d:       {"UpsampleTrilinear3d", "aten::upsample_trilinear3d", "", "upsample_trilinear3d(Tensor self, SymInt[3] output_size, bool align_corners, float? scales_d=None, float? scales_h=None, float? scales_w=None) -> Tensor", false},
+	opPixelShuffle:              {"PixelShuffle", "aten::pixel_shuffle", "", "pixel_shuffle(Tensor self, int upscale_factor) -> Tensor", false},
+	opDropout:                   {"Dropout", "aten::dropout", "", "dropout(Tensor input, float p, bool train) -> Tensor", false},
+	opFeatureDropout:            {"FeatureDropout", "aten::feature_dropout", "", "feature_dropout(Tensor input, float p, bool train) -> Tensor", false},
+	opEmbedding:                 {"Embedding", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor", false},
+	opEmbeddingWith:             {"EmbeddingWith", "aten::embedding", "", "embedding(Tensor weight, Tensor indices, SymInt padding_idx=-1, bool scale_grad_by_freq=False, bool sparse=False) -> Tensor", false},
+	opScaledDotProductAttention: {"ScaledDotProductAttention", "aten::scaled_dot_product_attention", "", "scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None, bool enable_gqa=False) -> Tensor", false},
+	opLSTM:                      {"LSTM", "aten::lstm", "input", "lstm.input(Tensor input, Tensor[] hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)", false},
+	opGRU:                       {"GRU", "aten::gru", "input", "gru.input(Tensor input, Tensor hx, Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor)", false},
+	opCrossEntropy:              {"CrossEntropy", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor", false},
+	opCrossEntropyWith:          {"CrossEntropyWith", "aten::cross_entropy_loss", "", "cross_entropy_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100, float label_smoothing=0.0) -> Tensor", false},
+	opNLLLoss:                   {"NLLLoss", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor", false},
+	opNLLLossWith:               {"NLLLossWith", "aten::nll_loss", "", "nll_loss(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean, SymInt ignore_index=-100) -> Tensor", false},
+	opMSELoss:                   {"MSELoss", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false},
+	opMSELossWith:               {"MSELossWith", "aten::mse_loss", "", "mse_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false},
+	opL1Loss:                    {"L1Loss", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false},
+	opL1LossWith:                {"L1LossWith", "aten::l1_loss", "", "l1_loss(Tensor self, Tensor target, int reduction=Mean) -> Tensor", false},
+	opSmoothL1Loss:              {"SmoothL1Loss", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor", false},
+	opSmoothL1LossWith:          {"SmoothL1LossWith", "aten::smooth_l1_loss", "", "smooth_l1_loss(Tensor self, Tensor target, int reduction=Mean, float beta=1.0) -> Tensor", false},
+	opHuberLoss:                 {"HuberLoss", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor", false},
+	opHuberLossWith:             {"HuberLossWith", "aten::huber_loss", "", "huber_loss(Tensor self, Tensor target, int reduction=Mean, float delta=1.0) -> Tensor", false},
+	opKLDivLoss:                 {"KLDivLoss", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor", false},
+	opKLDivLossWith:             {"KLDivLossWith", "aten::kl_div", "", "kl_div(Tensor self, Tensor target, int reduction=Mean, *, bool log_target=False) -> Tensor", false},
+	opBCELoss:                   {"BCELoss", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor", false},
+	opBCELossWith:               {"BCELossWith", "aten::binary_cross_entropy", "", "binary_cross_entropy(Tensor self, Tensor target, Tensor? weight=None, int reduction=Mean) -> Tensor", false},
+	opBCEWithLogitsLoss:         {"BCEWithLogitsLoss", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor", false},
+	opBCEWithLogitsLossWith:     {"BCEWithLogitsLossWith", "aten::binary_cross_entropy_with_logits", "", "binary_cross_entropy_with_logits(Tensor self, Tensor target, Tensor? weight=None, Tensor? pos_weight=None, int reduction=Mean) -> Tensor", false},
+	opReshape:                   {"Reshape", "aten::reshape", "", "reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)", false},
+	opView:                      {"View", "aten::view", "", "view(Tensor(a) self, SymInt[] size) -> Tensor(a)", false},
+	opFlatten:                   {"Flatten", "aten::flatten", "using_ints", "flatten.using_ints(Tensor(a) self, int start_dim=0, int end_dim=-1) -> Tensor(a)", false},
+	opPermute:                   {"Permute", "aten::permute", "", "permute(Tensor(a) self, int[] dims) -> Tensor(a)", false},
+	opTranspose:                 {"Transpose", "aten::transpose", "int", "transpose.int(Tensor(a) self, int dim0, int dim1) -> Tensor(a)", false},
+	opSqueeze:                   {"Squeeze", "aten::squeeze", "", "squeeze(Tensor(a) self) -> Tensor(a)", false},
+	opSqueezeDim:                {"SqueezeDim", "aten::squeeze", "dim", "squeeze.dim(Tensor(a) self, int dim) -> Tensor(a)", false},
+	opUnsqueeze:                 {"Unsqueeze", "aten::unsqueeze", "", "unsqueeze(Tensor(a) self, int dim) -> Tensor(a)", false},
+	opExpand:                    {"Expand", "aten::expand", "", "expand(Tensor(a) self, SymInt[] size, *, bool implicit=False) -> Tensor(a)", false},
+	opNarrow:                    {"Narrow", "aten::narrow", "", "narrow(Tensor(a) self, int dim, SymInt start, SymInt length) -> Tensor(a)", false},
+	opSelect:                    {"Select", "aten::select", "int", "select.int(Tensor(a) self, int dim, SymInt index) -> Tensor(a)", false},
+	opSlice:                     {"Slice", "aten::slice", "Tensor", "slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)", false},
+	opIndexTensors:              {"IndexTensors", "aten::index", "Tensor", "index.Tensor(Tensor self, Tensor?[] indices) -> Tensor", true},
+	opIndexPut_:                 {"IndexPut_", "aten::index_put_", "", "index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)", true},
+	opIndexPut:                  {"IndexPut", "aten::index_put", "", "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor", true},
+	opIndexSelect:               {"IndexSelect", "aten::index_select", "", "index_select(Tensor self, int dim, Tensor index) -> Tensor", false},
+	opGather:                    {"Gather", "aten::gather", "", "gather(Tensor self, int dim, Tensor index, *, bool sparse_grad=False) -> Tensor", false},
+	opSplit:                     {"Split", "aten::split", "Tensor", "split.Tensor(Tensor(a -> *) self, SymInt split_size, int dim=0) -> Tensor(a)[]", false},
+	opChunk:                     {"Chunk", "aten::chunk", "", "chunk(Tensor(a -> *) self, int chunks, int dim=0) -> Tensor(a)[]", false},
+	opUnbind:                    {"Unbind", "aten::unbind", "int", "unbind.int(Tensor(a -> *) self, int dim=0) -> Tensor(a)[]", false},
+	opCat:                       {"Cat", "aten::cat", "", "cat(Tensor[] tensors, int dim=0) -> Tensor", false},
+	opStack:                     {"Stack", "aten::stack", "", "stack(Tensor[] tensors, int dim=0) -> Tensor", false},
+	opTril:                      {"Tril", "aten::tril", "", "tril(Tensor self, SymInt diagonal=0) -> Tensor", false},
+	opTriu:                      {"Triu", "aten::triu", "", "triu(Tensor self, SymInt diagonal=0) -> Tensor", false},
+	opAlias:                     {"Alias", "aten::alias", "", "alias(Tensor(a) self) -> Tensor(a)", false},
+	opContiguous:                {"Contiguous", "aten::contiguous", "", "contiguous(Tensor(a) self, *, MemoryFormat memory_format=contiguous_format) -> Tensor(a)", false},
+	opZerosLike:                 {"ZerosLike", "aten::zeros_like", "", "zeros_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor", false},
+	opClone:                     {"Clone", "aten::clone", "", "clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor", false},
+	opDetach:                    {"Detach", "aten::detach", "", "detach(Tensor(a) self) -> Tensor(a)", false},
+	opSum:                       {"Sum", "aten::sum", "", "sum(Tensor self, *, ScalarType? dtype=None) -> Tensor", false},
+	opSumDim:                    {"SumDim", "aten::sum", "dim_IntList", "sum.dim_IntList(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false},
+	opMean:                      {"Mean", "aten::mean", "", "mean(Tensor self, *, ScalarType? dtype=None) -> Tensor", false},
+	opMeanDim:                   {"MeanDim", "aten::mean", "dim", "mean.dim(Tensor self, int[1]? dim, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false},
+	opVar:                       {"Var", "aten::var", "correction", "var.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor", false},
+	opStd:                       {"Std", "aten::std", "correction", "std.correction(Tensor self, int[1]? dim=None, *, Scalar? correction=None, bool keepdim=False) -> Tensor", false},
+	opMax:                       {"Max", "aten::max", "", "max(Tensor self) -> Tensor", false},
+	opMaxDim:                    {"MaxDim", "aten::max", "dim", "max.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)", false},
+	opMin:                       {"Min", "aten::min", "", "min(Tensor self) -> Tensor", false},
+	opMinDim:                    {"MinDim", "aten::min", "dim", "min.dim(Tensor self, int dim, bool keepdim=False) -> (Tensor values, Tensor indices)", false},
+	opArgMax:                    {"ArgMax", "aten::argmax", "", "argmax(Tensor self, int? dim=None, bool keepdim=False) -> Tensor", false},
+	opArgMin:                    {"ArgMin", "aten::argmin", "", "argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor", false},
+	opEqual:                     {"Equal", "aten::equal", "", "equal(Tensor self, Tensor other) -> bool", false},
+	opAllClose:                  {"AllClose", "aten::allclose", "", "allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool", false},
+	opTopK:                      {"TopK", "aten::topk", "", "topk(Tensor self, SymInt k, int dim=-1, bool largest=True, bool sorted=True) -> (Tensor values, Tensor indices)", false},
+	opAll:                       {"All", "aten::all", "", "all(Tensor self) -> Tensor", false},
+	opAny:                       {"Any", "aten::any", "", "any(Tensor self) -> Tensor", false},
+	opCumSum:                    {"CumSum", "aten::cumsum", "", "cumsum(Tensor self, int dim, *, ScalarType? dtype=None) -> Tensor", false},
+	opNorm:                      {"Norm", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false},
+	opNormOrd:                   {"NormOrd", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false},
+	opNormDim:                   {"NormDim", "aten::linalg_vector_norm", "", "linalg_vector_norm(Tensor self, Scalar ord=2, int[1]? dim=None, bool keepdim=False, *, ScalarType? dtype=None) -> Tensor", false},
+	opToDType:                   {"ToDType", "aten::to", "dtype", "to.dtype(Tensor(a) self, ScalarType dtype, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false},
+	opTo:                        {"To", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false},
+	opToWith:                    {"ToWith", "aten::to", "dtype_layout", "to.dtype_layout(Tensor(a) self, *, ScalarType? dtype=None, Layout? layout=None, Device? device=None, bool? pin_memory=None, bool non_blocking=False, bool copy=False, MemoryFormat? memory_format=None) -> Tensor(a)", false},
+	opForeachAdd_:               {"ForeachAdd_", "aten::_foreach_add_", "List", "_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()", false},
+	opForeachMul_:               {"ForeachMul_", "aten::_foreach_mul_", "Scalar", "_foreach_mul_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false},
+	opForeachMulTensor_:         {"ForeachMulTensor_", "aten::_foreach_mul_", "Tensor", "_foreach_mul_.Tensor(Tensor(a!)[] self, Tensor other) -> ()", false},
+	opForeachZero_:              {"ForeachZero_", "aten::_foreach_zero_", "", "_foreach_zero_(Tensor(a!)[] self) -> ()", false},
+	opForeachCopy_:              {"ForeachCopy_", "aten::_foreach_copy_", "", "_foreach_copy_(Tensor(a!)[] self, Tensor[] src, bool non_blocking=False) -> ()", false},
+	opForeachAdd:                {"ForeachAdd", "aten::_foreach_add", "List", "_foreach_add.List(Tensor[] self, Tensor[] other, *, Scalar alpha=1) -> Tensor[]", false},
+	opForeachMul:                {"ForeachMul", "aten::_foreach_mul", "Scalar", "_foreach_mul.Scalar(Tensor[] self, Scalar scalar) -> Tensor[]", false},
+	opForeachMulTensor:          {"ForeachMulTensor", "aten::_foreach_mul", "Tensor", "_foreach_mul.Tensor(Tensor[] self, Tensor other) -> Tensor[]", false},
+	opForeachNorm:               {"ForeachNorm", "aten::_foreach_norm", "Scalar", "_foreach_norm.Scalar(Tensor[] self, Scalar ord=2, ScalarType? dtype=None) -> Tensor[]", false},
+	opForeachAddScalar_:         {"ForeachAddScalar_", "aten::_foreach_add_", "Scalar", "_foreach_add_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false},
+	opForeachDiv:                {"ForeachDiv", "aten::_foreach_div", "List", "_foreach_div.List(Tensor[] self, Tensor[] other) -> Tensor[]", false},
+	opForeachLerp_:              {"ForeachLerp_", "aten::_foreach_lerp_", "Scalar", "_foreach_lerp_.Scalar(Tensor(a!)[] self, Tensor[] tensors1, Scalar weight) -> ()", false},
+	opForeachLerp:               {"ForeachLerp", "aten::_foreach_lerp", "Scalar", "_foreach_lerp.Scalar(Tensor[] self, Tensor[] tensors1, Scalar weight) -> Tensor[]", false},
+	opForeachAddcmul_:           {"ForeachAddcmul_", "aten::_foreach_addcmul_", "Scalar", "_foreach_addcmul_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()", false},
+	opForeachAddcmul:            {"ForeachAddcmul", "aten::_foreach_addcmul", "Scalar", "_foreach_addcmul.Scalar(Tensor[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> Tensor[]", false},
+	opForeachAddcdiv_:           {"ForeachAddcdiv_", "aten::_foreach_addcdiv_", "Scalar", "_foreach_addcdiv_.Scalar(Tensor(a!)[] self, Tensor[] tensor1, Tensor[] tensor2, Scalar value=1) -> ()", false},
+	opForeachSqrt:               {"ForeachSqrt", "aten::_foreach_sqrt", "", "_foreach_sqrt(Tensor[] self) -> Tensor[]", false},
+	opForeachSqrt_:              {"ForeachSqrt_", "aten::_foreach_sqrt_", "", "_foreach_sqrt_(Tensor(a!)[] self) -> ()", false},
+	opForeachClampMin_:          {"ForeachClampMin_", "aten::_foreach_clamp_min_", "Scalar", "_foreach_clamp_min_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false},
+	opForeachClampMax_:          {"ForeachClampMax_", "aten::_foreach_clamp_max_", "Scalar", "_foreach_clamp_max_.Scalar(Tensor(a!)[] self, Scalar scalar) -> ()", false},
+	opFusedSGD_:                 {"FusedSGD_", "aten::_fused_sgd_", "tensor_lr", "_fused_sgd_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] momentum_buffer_list, *, float weight_decay, float momentum, Tensor lr, float dampening, bool nesterov, bool maximize, bool is_first_step, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdam_:                {"FusedAdam_", "aten::_fused_adam_", "", "_fused_adam_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdamLR_:              {"FusedAdamLR_", "aten::_fused_adam_", "tensor_lr", "_fused_adam_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdamW_:               {"FusedAdamW_", "aten::_fused_adamw_", "", "_fused_adamw_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, float lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdamWLR_:             {"FusedAdamWLR_", "aten::_fused_adamw_", "tensor_lr", "_fused_adamw_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] exp_avgs, Tensor(d!)[] exp_avg_sqs, Tensor(e!)[] max_exp_avg_sqs, Tensor[] state_steps, *, Tensor lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdagrad_:             {"FusedAdagrad_", "aten::_fused_adagrad_", "", "_fused_adagrad_(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor(d!)[] state_steps, *, float lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
+	opFusedAdagradLR_:           {"FusedAdagradLR_", "aten::_fused_adagrad_", "tensor_lr", "_fused_adagrad_.tensor_lr(Tensor(a!)[] self, Tensor(b!)[] grads, Tensor(c!)[] state_sums, Tensor[] state_steps, *, Tensor lr, float lr_decay, float weight_decay, float eps, bool maximize, Tensor? grad_scale=None, Tensor? found_inf=None) -> ()", false},
 }
 
 // Add returns t + other.
@@ -965,6 +983,28 @@ func (t *Tensor) Linear(weight *Tensor, bias *Tensor) *Tensor {
 //	aten::t(Tensor(a) self) -> Tensor(a)
 func (t *Tensor) T() *Tensor {
 	return opT.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
+}
+
+// LinalgLstSqOptions are the options of LinalgLstSq. The zero value of a field selects its default.
+type LinalgLstSqOptions struct {
+	Rcond  float64 // default none
+	Driver string  // default none
+}
+
+// LinalgLstSq returns the solution x of least squares of t x - b, the squared residuals, the rank
+// of t and its singular values, of which the latter depend on the driver.
+//
+//	aten::linalg_lstsq(Tensor self, Tensor b, float? rcond=None, *, str? driver=None) -> (Tensor solution, Tensor residuals, Tensor rank, Tensor singular_values)
+func (t *Tensor) LinalgLstSq(b *Tensor, o LinalgLstSqOptions) (*Tensor, *Tensor, *Tensor, *Tensor) {
+	text := make([]byte, 0, 32)
+	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg()}
+	if !(o.Rcond == 0) {
+		args[2] = floatArg(o.Rcond)
+	}
+	if o.Driver != "" {
+		args[3], text = stringArg(text, o.Driver)
+	}
+	return opLinalgLstSq.four([]*Tensor{t, b}, args, nil, text)
 }
 
 // Conv2dOptions are the options of Conv2d. The zero value of a field selects its default.
@@ -1716,6 +1756,19 @@ func (t *Tensor) UpsampleBilinear2d(outputSize []int64, alignCorners bool, o Ups
 	return opUpsampleBilinear2d.one([]*Tensor{t}, args, ints, nil)
 }
 
+// UpsampleBilinear2dScale returns UpsampleBilinear2d to the size times the factors of height and
+// width.
+//
+//	aten::upsample_bilinear2d.vec(Tensor input, SymInt[]? output_size, bool align_corners, float[]? scale_factors) -> Tensor
+func (t *Tensor) UpsampleBilinear2dScale(alignCorners bool, scaleFactors []float64) *Tensor {
+	ints := make([]int64, 0, 16)
+	args := []capi.Arg{tensorArg(0), noneArg(), boolArg(alignCorners), noneArg()}
+	if scaleFactors != nil {
+		args[3], ints = floatsArg(ints, scaleFactors)
+	}
+	return opUpsampleBilinear2dScale.one([]*Tensor{t}, args, ints, nil)
+}
+
 // UpsampleBicubic2dOptions are the options of UpsampleBicubic2d. The zero value of a field selects its default.
 type UpsampleBicubic2dOptions struct {
 	ScalesH float64 // default none
@@ -2171,6 +2224,62 @@ func (t *Tensor) Select(dim int64, index int64) *Tensor {
 	return opSelect.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(index)}, nil, nil)
 }
 
+// Slice returns the elements start, start+step, ... before end of the dimension; negative positions
+// count from its end; a view.
+//
+//	aten::slice.Tensor(Tensor(a) self, int dim=0, SymInt? start=None, SymInt? end=None, SymInt step=1) -> Tensor(a)
+func (t *Tensor) Slice(dim int64, start int64, end int64, step int64) *Tensor {
+	return opSlice.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), intArg(start), intArg(end), intArg(step)}, nil, nil)
+}
+
+// IndexTensors returns a copy of the elements at the positions of the indices, one for each
+// dimension in order: integers, or a bool mask for as many dimensions as it has; nil takes the
+// whole dimension. See Index.
+//
+//	aten::index.Tensor(Tensor self, Tensor?[] indices) -> Tensor
+func (t *Tensor) IndexTensors(indices []*Tensor) *Tensor {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, t)
+	at1 := len(in)
+	in = append(in, indices...)
+	return opIndexTensors.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices))}, nil, nil)
+}
+
+// IndexPutOptions are the options of IndexPut. The zero value of a field selects its default.
+type IndexPutOptions struct {
+	Accumulate bool // default False
+}
+
+// IndexPut_ works in place: the elements at the indices of IndexTensors become values, whose shape
+// is broadcast; Accumulate adds instead.
+//
+//	aten::index_put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)
+func (t *Tensor) IndexPut_(indices []*Tensor, values *Tensor, o IndexPutOptions) *Tensor {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, t)
+	at1 := len(in)
+	in = append(in, indices...)
+	at2 := len(in)
+	in = append(in, values)
+	return opIndexPut_.self(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil, nil)
+}
+
+// IndexPut returns a copy of t after IndexPut_.
+//
+//	aten::index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor
+func (t *Tensor) IndexPut(indices []*Tensor, values *Tensor, o IndexPutOptions) *Tensor {
+	in := make([]*Tensor, 0, 16)
+	at0 := len(in)
+	in = append(in, t)
+	at1 := len(in)
+	in = append(in, indices...)
+	at2 := len(in)
+	in = append(in, values)
+	return opIndexPut.one(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(indices)), tensorArg(at2), boolArg(o.Accumulate)}, nil, nil)
+}
+
 // IndexSelect returns the elements of the dimension at the indices of an int64 tensor.
 //
 //	aten::index_select(Tensor self, int dim, Tensor index) -> Tensor
@@ -2241,6 +2350,13 @@ func (t *Tensor) Tril(diagonal int64) *Tensor {
 //	aten::triu(Tensor self, SymInt diagonal=0) -> Tensor
 func (t *Tensor) Triu(diagonal int64) *Tensor {
 	return opTriu.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(diagonal)}, nil, nil)
+}
+
+// Alias returns another handle to t; a view.
+//
+//	aten::alias(Tensor(a) self) -> Tensor(a)
+func (t *Tensor) Alias() *Tensor {
+	return opAlias.one([]*Tensor{t}, []capi.Arg{tensorArg(0)}, nil, nil)
 }
 
 // Contiguous returns t itself if it has this memory format, else a copy with it.
@@ -2394,6 +2510,35 @@ func (t *Tensor) ArgMax(dim int64, keepDim bool) *Tensor {
 //	aten::argmin(Tensor self, int? dim=None, bool keepdim=False) -> Tensor
 func (t *Tensor) ArgMin(dim int64, keepDim bool) *Tensor {
 	return opArgMin.one([]*Tensor{t}, []capi.Arg{tensorArg(0), intArg(dim), boolArg(keepDim)}, nil, nil)
+}
+
+// Equal reports whether t and other have the same shape and elements. It waits for the result.
+//
+//	aten::equal(Tensor self, Tensor other) -> bool
+func (t *Tensor) Equal(other *Tensor) (bool, error) {
+	return opEqual.truth([]*Tensor{t, other}, []capi.Arg{tensorArg(0), tensorArg(1)}, nil, nil)
+}
+
+// AllCloseOptions are the options of AllClose. The zero value of a field selects its default.
+type AllCloseOptions struct {
+	Rtol     float64 // default 1e-05
+	Atol     float64 // default 1e-08
+	EqualNan bool    // default False
+}
+
+// AllClose reports whether |t - other| <= Atol + Rtol * |other| everywhere. It waits for the
+// result.
+//
+//	aten::allclose(Tensor self, Tensor other, float rtol=1e-05, float atol=1e-08, bool equal_nan=False) -> bool
+func (t *Tensor) AllClose(other *Tensor, o AllCloseOptions) (bool, error) {
+	args := []capi.Arg{tensorArg(0), tensorArg(1), defaultArg(), defaultArg(), boolArg(o.EqualNan)}
+	if !(o.Rtol == 0) {
+		args[2] = floatArg(o.Rtol)
+	}
+	if !(o.Atol == 0) {
+		args[3] = floatArg(o.Atol)
+	}
+	return opAllClose.truth([]*Tensor{t, other}, args, nil, nil)
 }
 
 // TopK returns the k largest values along a dimension in descending order, and their indices

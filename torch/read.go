@@ -2,6 +2,7 @@ package torch
 
 import (
 	"fmt"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -35,6 +36,15 @@ func (t *Tensor) Float32s() ([]float32, error) { return read[float32](t, "Float3
 // Float64s returns a copy of the elements as [Tensor.Float32s] does, converted to float64.
 func (t *Tensor) Float64s() ([]float64, error) { return read[float64](t, "Float64s", Float64) }
 
+// Complex128s returns a copy of the elements as [Tensor.Float32s] does, converted to complex128.
+func (t *Tensor) Complex128s() ([]complex128, error) {
+	return read[complex128](t, "Complex128s", Complex128)
+}
+
+// Bools returns a copy of the elements of a bool tensor in logical order. It blocks until they are
+// computed.
+func (t *Tensor) Bools() ([]bool, error) { return read[bool](t, "Bools", Bool) }
+
 // Int64s returns a copy of the elements in logical order, widened to int64. It refuses
 // floating-point tensors, and blocks until the elements are computed.
 func (t *Tensor) Int64s() ([]int64, error) { return read[int64](t, "Int64s", Int64) }
@@ -46,8 +56,13 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		if err != nil {
 			return err
 		}
-		if as == Int64 && !integral(DType(i.DType)) {
-			return invalid("the elements are %v, not integers: convert them with ToDType", DType(i.DType))
+		switch d := DType(i.DType); {
+		case as == Int64 && !integral(d):
+			return invalid("the elements are %v, not integers: convert them with ToDType", d)
+		case as == Bool && d != Bool:
+			return invalid("the elements are %v, not bool: compare them, or convert them with ToDType", d)
+		case isComplex(d) && !isComplex(as):
+			return invalid("the elements are %v: read them with Complex128s, or take Real or Abs", d)
 		}
 		// This bound is in bytes. make panics not far above it, and an expanded tensor can have any
 		// number of elements.
@@ -72,6 +87,28 @@ func read[T any](t *Tensor, op string, as DType) ([]T, error) {
 		return nil, err
 	}
 	return values, nil
+}
+
+// Memory returns the memory of a contiguous CPU tensor as [Tensor.Bytes] does, without copying, as
+// a slice of its elements. The dtype must be T's. A library that takes slices then works on the
+// tensor itself, such as gonum's mat.NewDense(rows, columns, values) for a matrix of float64.
+func Memory[T Element](t *Tensor) ([]T, error) {
+	var values []T
+	err := t.use("Memory", func(c *capi.Tensor) error {
+		i, err := capi.DescribeTensor(c)
+		if err != nil {
+			return err
+		}
+		if d := DType(i.DType); d != dtypeOf[T]() {
+			return invalid("the elements are %v, not %v: convert them with ToDType", d, dtypeOf[T]())
+		}
+		b, err := capi.TensorBytes(c)
+		if err == nil && len(b) > 0 {
+			values = unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), int(i.NumElements))
+		}
+		return err
+	})
+	return values, err
 }
 
 // Bytes returns the memory of a contiguous CPU tensor (Contiguous or ChannelsLast) without copying,

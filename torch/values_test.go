@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -306,6 +307,29 @@ func TestOperatorValues(t *testing.T) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestOperatorsThatReport(t *testing.T) {
+	x, y := floats(t, []float32{1, 2}), floats(t, []float32{1, 2.001})
+	nan := floats(t, []float32{float32(math.NaN())})
+	for name, c := range map[string]struct {
+		got  func() (bool, error)
+		want bool
+	}{
+		"equal":         {func() (bool, error) { return x.Equal(x) }, true},
+		"different":     {func() (bool, error) { return x.Equal(y) }, false},
+		"close":         {func() (bool, error) { return x.AllClose(y, torch.AllCloseOptions{Rtol: 0.01}) }, true},
+		"not close":     {func() (bool, error) { return x.AllClose(y, torch.AllCloseOptions{}) }, false},
+		"equal NaN":     {func() (bool, error) { return nan.AllClose(nan, torch.AllCloseOptions{EqualNan: true}) }, true},
+		"different NaN": {func() (bool, error) { return nan.AllClose(nan, torch.AllCloseOptions{}) }, false},
+	} {
+		if got, err := c.got(); err != nil || got != c.want {
+			t.Errorf("%s: got %v, %v, want %v", name, got, err, c.want)
+		}
+	}
+	if _, err := x.Equal(x.MatMul(nan)); err == nil || !strings.Contains(err.Error(), "MatMul") {
+		t.Errorf("a failed operand: %v", err)
 	}
 }
 

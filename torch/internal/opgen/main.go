@@ -208,8 +208,10 @@ func goType(a schema.Arg, g given) (string, error) {
 	switch base := strings.TrimSuffix(a.Type, "?"); {
 	case base == "Tensor":
 		return "*Tensor", nil
-	case base == "Tensor[]":
+	case base == "Tensor[]", base == "Tensor?[]":
 		return "[]*Tensor", nil
+	case base == "Generator":
+		return "*Generator", nil
 	case base == "Scalar" && g.integer, base == "int":
 		return "int64", nil
 	case base == "Scalar", base == "float":
@@ -226,6 +228,8 @@ func goType(a schema.Arg, g given) (string, error) {
 		return "cuda.Device", nil
 	case strings.HasPrefix(base, "int["):
 		return "[]int64", nil
+	case strings.HasPrefix(base, "float["), strings.HasPrefix(base, "Scalar["):
+		return "[]float64", nil
 	}
 	return "", fmt.Errorf("an argument of type %s cannot be exposed", a.Type)
 }
@@ -265,11 +269,13 @@ func generate(ops []op) ([]byte, error) {
 	}
 	b.WriteString(")\n\nvar operators = [...]operatorInfo{\n")
 	for _, o := range ops {
-		fmt.Fprintf(&b, "op%s: {%q, %q, %q, %q},\n", exported(o.method), o.method, "aten::"+o.schema.Name, o.schema.Overload, o.text)
+		fmt.Fprintf(&b, "op%s: {%q, %q, %q, %q, %v},\n", exported(o.method), o.method, "aten::"+o.schema.Name, o.schema.Overload, o.text,
+			strings.Contains(o.text, "Tensor?[]"))
 	}
 	b.WriteString("}\n")
+	options := map[string]string{}
 	for _, o := range ops {
-		if err := o.write(&b); err != nil {
+		if err := o.write(&b, options); err != nil {
 			return nil, fmt.Errorf("%s: %w", o.method, err)
 		}
 	}
@@ -282,7 +288,9 @@ func generate(ops []op) ([]byte, error) {
 
 func exported(name string) string { return strings.ToUpper(name[:1]) + name[1:] }
 
-func (o op) write(b *bytes.Buffer) error {
+// write writes the method, and its options unless options, by name, has them already: an operator
+// and its form in place share them.
+func (o op) write(b *bytes.Buffer, known map[string]string) error {
 	var params []string
 	options := false
 	receiver := o.receiver()
@@ -302,15 +310,17 @@ func (o op) write(b *bytes.Buffer) error {
 		params = append(params, camel(name, false)+" "+t)
 	}
 	if options {
-		if err := o.writeOptions(b); err != nil {
+		if err := o.writeOptions(b, known); err != nil {
 			return err
 		}
 		params = append(params, "o "+o.optionsName())
 	}
 	var results, how string
-	tensors, list := 0, false
+	tensors, list, truth := 0, false, false
 	for _, r := range o.schema.Returns {
 		switch {
+		case r.Type == "bool" && len(o.schema.Returns) == 1:
+			truth = true
 		case r.Type == "Tensor":
 			tensors++
 		case r.Type == "Tensor[]" && len(o.schema.Returns) == 1:
@@ -322,6 +332,8 @@ func (o op) write(b *bytes.Buffer) error {
 	switch {
 	case list:
 		results, how = "([]*Tensor, error)", "list"
+	case truth:
+		results, how = "(bool, error)", "truth"
 	case tensors == 0:
 		results, how = "error", "none"
 	case tensors == 1 && o.schema.Returns[0].Written:
@@ -332,10 +344,18 @@ func (o op) write(b *bytes.Buffer) error {
 		results, how = "(*Tensor, *Tensor)", "two"
 	case tensors == 3:
 		results, how = "(*Tensor, *Tensor, *Tensor)", "three"
+	case tensors == 4:
+		results, how = "(*Tensor, *Tensor, *Tensor, *Tensor)", "four"
 	default:
 		return fmt.Errorf("%d results are not supported", tensors)
 	}
-	verb := map[string]string{"one": "returns", "two": "returns", "three": "returns", "list": "returns", "self": "works in place:", "none": "works in place:"}[how]
+	verb := "returns"
+	switch how {
+	case "truth":
+		verb = "reports"
+	case "self", "none":
+		verb = "works in place:"
+	}
 	fmt.Fprintf(b, "\n%s//\n//\taten::%s\n", comment(fmt.Sprintf("%s %s %s.", o.method, verb, o.doc)), o.text)
 	if receiver != "" {
 		fmt.Fprintf(b, "func (t *Tensor) %s(%s) %s {\n", o.method, strings.Join(params, ", "), results)
@@ -361,12 +381,12 @@ func comment(text string) string {
 }
 
 func (o op) optionsName() string {
-	return exported(strings.TrimSuffix(o.method, "With")) + "Options"
+	return exported(strings.TrimSuffix(strings.TrimSuffix(o.method, "_"), "With")) + "Options"
 }
 
-func (o op) writeOptions(b *bytes.Buffer) error {
+func (o op) writeOptions(out *bytes.Buffer, known map[string]string) error {
 	name := o.optionsName()
-	fmt.Fprintf(b, "\n// %s are the options of %s. The zero value of a field selects its default.\ntype %s struct {\n", name, o.method, name)
+	var b strings.Builder
 	for _, n := range o.order {
 		g, a := o.given[n], o.arg(n)
 		if !g.field {
@@ -383,9 +403,17 @@ func (o op) writeOptions(b *bytes.Buffer) error {
 		if !a.HasDefault {
 			return fmt.Errorf("%s has no default, so it cannot be an option", n)
 		}
-		fmt.Fprintf(b, "%s %s // default %s\n", camel(n, true), t, strings.ReplaceAll(def, "None", "none"))
+		fmt.Fprintf(&b, "%s %s // default %s\n", camel(n, true), t, strings.ReplaceAll(def, "None", "none"))
 	}
-	b.WriteString("}\n")
+	if fields, ok := known[name]; ok {
+		if fields != b.String() {
+			return fmt.Errorf("another operator has other options of the name %s", name)
+		}
+		return nil
+	}
+	known[name] = b.String()
+	fmt.Fprintf(out, "\n// %s are the options of %s. The zero value of a field selects its default.\ntype %s struct {\n%s}\n",
+		name, strings.TrimSuffix(o.method, "_"), name, &b)
 	return nil
 }
 
@@ -410,7 +438,7 @@ func (o op) writeBody(b *bytes.Buffer, receiver, how string) error {
 	}
 	c := body{o: o, receiver: receiver}
 	for _, a := range args {
-		if g, ok := o.given[a.Name]; ok && strings.HasPrefix(a.Type, "Tensor[]") && g.fixed == "" {
+		if g, ok := o.given[a.Name]; ok && (strings.HasPrefix(a.Type, "Tensor[]") || strings.HasPrefix(a.Type, "Tensor?[]")) && g.fixed == "" {
 			c.lists = true
 		}
 	}
@@ -508,7 +536,11 @@ func (c *body) argument(i int, a schema.Arg) error {
 		c.before = append(c.before, fmt.Sprintf("%s := len(in)\nin = append(in, %s...)\n", start, value))
 		c.add("tensorsArg(%s, len(%s))", start, value)
 	case "[]int64":
-		c.intList(i, a, g, value)
+		c.list(i, a, g, value, "intsArg")
+	case "[]float64":
+		c.list(i, a, g, value, "floatsArg")
+	case "*Generator":
+		c.generator(i, a, value)
 	case "string":
 		c.text(i, g, value)
 	default:
@@ -525,9 +557,16 @@ func (c *body) tensor(a schema.Arg, value string) {
 	c.add("tensorArg(%s)", c.operand(value))
 }
 
-func (c *body) intList(i int, a schema.Arg, g given, value string) {
+// generator adds a Generator?. The generator stays open until the call has returned.
+func (c *body) generator(i int, a schema.Arg, value string) {
+	c.before = append(c.before, fmt.Sprintf("use, err := %s.arg()\nif err != nil {\nreturn failed(opError(%q, nil, err))\n}\ndefer %s.release()\n",
+		value, c.o.method, value))
+	c.add("use")
+}
+
+func (c *body) list(i int, a schema.Arg, g given, value, make string) {
 	c.ints = true
-	set := fmt.Sprintf("args[%d], ints = intsArg(ints, %s)\n", i, value)
+	set := fmt.Sprintf("args[%d], ints = %s(ints, %s)\n", i, make, value)
 	switch {
 	case g.field && a.Default != "None" || a.HasDefault && g.field:
 		c.setLater("defaultArg()", value+" != nil", set)
@@ -611,6 +650,8 @@ func fixed(text string) (string, error) {
 	switch text {
 	case "true", "false":
 		return fmt.Sprintf("boolArg(%s)", text), nil
+	case "none":
+		return "noneArg()", nil
 	}
 	if _, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return fmt.Sprintf("intArg(%s)", text), nil

@@ -14,7 +14,12 @@ var functions = map[string]string{
 	"split":       "split(Tensor self, int n) -> Tensor[]",
 	"parts":       "parts(Tensor(a -> *) self) -> (Tensor[], Tensor)",
 	"gates":       "gates(Tensor input, Tensor[] hx, Tensor w) -> (Tensor, Tensor, Tensor)",
-	"odd":         "odd(Tensor self, Generator g) -> Tensor",
+	"same":        "same(Tensor self, Tensor other, float[]? scale=None) -> bool",
+	"draw":        "draw(Tensor self, Generator? generator=None) -> Tensor",
+	"put_":        "put_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)",
+	"put":         "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor",
+	"fit":         "fit(Tensor self) -> (Tensor a, Tensor b, Tensor c, Tensor d)",
+	"odd":         "odd(Tensor self, Storage g) -> Tensor",
 }
 
 func TestGenerateWritesMethods(t *testing.T) {
@@ -31,6 +36,12 @@ func TestGenerateWritesMethods(t *testing.T) {
 		{"gates Gates(hx, w) -- x", "func (t *Tensor) Gates(hx []*Tensor, w *Tensor) (*Tensor, *Tensor, *Tensor) {\n\tin := make([]*Tensor, 0, 16)\n\tat0 := len(in)\n\tin = append(in, t)\n" +
 			"\tat1 := len(in)\n\tin = append(in, hx...)\n\tat2 := len(in)\n\tin = append(in, w)\n" +
 			"\treturn opGates.three(in, []capi.Arg{tensorArg(at0), tensorsArg(at1, len(hx)), tensorArg(at2)}, nil, nil)"},
+		{"same Same(other, scale) -- whether", "// Same reports whether.\n//\n//\taten::same(Tensor self, Tensor other, float[]? scale=None) -> bool\nfunc (t *Tensor) Same(other *Tensor, scale []float64) (bool, error) {"},
+		{"same Same(other, scale) -- whether", "args := []capi.Arg{tensorArg(0), tensorArg(1), noneArg()}\n\tif scale != nil {\n\t\targs[2], ints = floatsArg(ints, scale)\n\t}\n\treturn opSame.truth("},
+		{"draw Draw({generator}) -- x", "use, err := o.Generator.arg()\n\tif err != nil {\n\t\treturn failed(opError(\"Draw\", nil, err))\n\t}\n\tdefer o.Generator.release()\n\treturn opDraw.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil, nil)"},
+		{"put_ Put_(indices, values, {accumulate}) -- x\nput Put(indices, values, {accumulate}) -- x", "func (t *Tensor) Put(indices []*Tensor, values *Tensor, o PutOptions) *Tensor {"},
+		{"put Put(indices, values) -- x", "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor\", true}"},
+		{"fit Fit() -- x", "func (t *Tensor) Fit() (*Tensor, *Tensor, *Tensor, *Tensor) {\n\treturn opFit.four("},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
 	} {
 		t.Run(c.line, func(t *testing.T) {
@@ -68,10 +79,11 @@ func TestMistakesInTheListAreErrors(t *testing.T) {
 		"add.Tensor A(other) -- x\nadd.Tensor A(other) -- x": "list:2: duplicate method A",
 		"add.Tensor Add() -- x":                              "must be in the list",
 		"parts Parts() -- x":                                 "results ((Tensor[], Tensor)) are not supported",
-		"odd Odd(g) -- x":                                    "Generator",
+		"odd Odd(g) -- x":                                    "Storage",
 		"pool Pool(size, {include}) -- x":                    "false cannot stand for it",
 		"add.Tensor Add(other, alpha=many) -- x":             `fixed value "many"`,
 		"pool Pool({size}) -- x":                             "cannot be an option",
+		"put_ Put_(indices, values, {accumulate}) -- x\npool Put(size, {stride}) -- x": "other options of the name PutOptions",
 	} {
 		t.Run(want, func(t *testing.T) {
 			ops, err := parseList("list", line, functions)
