@@ -43,9 +43,9 @@ func ExampleSGD() {
 		fmt.Println(w)
 	}
 	// Output:
-	// float32[1] cpu: 5
-	// float32[1] cpu: 2.5
-	// float32[1] cpu: 1.25
+	// float32[1] cpu: [5.]
+	// float32[1] cpu: [2.5000]
+	// float32[1] cpu: [1.2500]
 }
 
 // Fine-tuning: the head learns faster than the trunk, biases do not decay, the rate warms up and

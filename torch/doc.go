@@ -30,6 +30,24 @@
 // [Call] runs an operator that is not in ops.txt, by its name and with arguments that it checks at
 // run time.
 //
+// # Parts of tensors
+//
+// [Tensor.At] and [Tensor.Index] read like Go and mean what PyTorch's brackets do, and
+// [Tensor.SetIndex_] assigns:
+//
+//	x.At(0)                                     // x[0]
+//	x.Index(torch.All, torch.Range(1, 5))       // x[:, 1:5]
+//	x.Index(torch.Ellipsis, torch.NewAxis, 0)   // x[..., None, 0]
+//	x.Index(x.GtScalar(0))                      // x[x > 0]
+//	x.SetIndex_(0, x.IsNaN())                   // x[x.isnan()] = 0
+//
+// # Values
+//
+// [FromSlice] copies a Go slice into a tensor of its elements' dtype, and [Tensor.Float32s],
+// [Tensor.Int64s], [Tensor.Complex128s] and [Tensor.Bools] copy the elements out. [Borrow] and
+// [Memory] share memory in both directions without a copy, with matrices of gonum too. Package fmt
+// prints tensors as PyTorch does: see [Tensor.Format].
+//
 // # Memory: scopes
 //
 // Tensors hold device memory, which Go's garbage collector does not see, so programs free them

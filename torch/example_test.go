@@ -29,7 +29,10 @@ func Example() {
 		fmt.Println(failure.Op, failure.Operands)
 	}
 	// Output:
-	// float32[3 3] cpu: 17 22 27 22 29 36 ...
+	// float32[3 3] cpu:
+	// [[17., 22., 27.],
+	//  [22., 29., 36.],
+	//  [27., 36., 45.]]
 	// 15.1667 <nil>
 	// MatMul [float32[2 3] cpu float32[2 3] cpu]
 }
@@ -68,7 +71,7 @@ func ExampleScope() {
 	// turn 0 is over
 	// turn 1 is over
 	// turn 2 is over
-	// 1 float32[] cpu: 7.25
+	// 1 float32[] cpu: 7.2500
 }
 
 // Gradient descent by hand finds w with w*3 = 6.
@@ -99,7 +102,7 @@ func ExampleTensor_Backward() {
 	}
 	fmt.Println(w)
 	// Output:
-	// float32[1] cpu: 2
+	// float32[1] cpu: [2.]
 }
 
 // The mark travels with the data: operators record nothing for the marked input, although the

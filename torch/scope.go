@@ -247,6 +247,7 @@ func (s *scopeState) close() (freed int64) {
 		}
 	}
 	capi.FreeTensors(dead)
+	reclaim()
 	return int64(len(dead))
 }
 

@@ -3,7 +3,6 @@ package torch
 import (
 	"fmt"
 	"runtime"
-	"strings"
 	"sync/atomic"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -184,6 +183,7 @@ func (t *Tensor) Close() error {
 			t.more.cleanup.Stop()
 		}
 		t.h.close()
+		reclaim()
 	}
 	return nil
 }
@@ -348,52 +348,4 @@ func (t *Tensor) describe() string {
 
 func header(d DType, size []int64, device cuda.Device) string {
 	return fmt.Sprintf("%v%v %v", d, size, device)
-}
-
-// String returns the dtype, shape, device and up to six values, such as "float32[2 3] cpu: 1 2 3 4
-// 5 6"; for a failed tensor it returns the error. It waits for the values, so do not call it in a
-// loop that keeps a GPU busy.
-func (t *Tensor) String() string {
-	if err := t.Err(); err != nil {
-		return "torch.Tensor: " + err.Error()
-	}
-	const show = 6
-	v := t.NoGrad()
-	if err := v.failure(); err != nil {
-		return "torch.Tensor: " + err.Error()
-	}
-	size := v.Shape()
-	n := int64(1)
-	for _, d := range size {
-		n *= d
-	}
-	text := v.describe()
-	if n == 0 || size == nil {
-		return text
-	}
-	// Read a corner of the tensor, so that printing a large tensor makes no large copy.
-	corner, want := v, int64(show)
-	var made []*Tensor
-	for d := len(size) - 1; d >= 0; d-- {
-		take := min(size[d], want)
-		want = (want + take - 1) / take
-		corner = corner.Narrow(int64(d), 0, take)
-		made = append(made, corner)
-	}
-	values, err := corner.Float64s()
-	for _, m := range made {
-		m.Close()
-	}
-	if err != nil {
-		return text + ": " + err.Error()
-	}
-	var b strings.Builder
-	b.WriteString(text + ":")
-	for _, x := range values[:min(len(values), show)] {
-		fmt.Fprintf(&b, " %.5g", x)
-	}
-	if n > show {
-		b.WriteString(" ...")
-	}
-	return b.String()
 }

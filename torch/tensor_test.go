@@ -154,13 +154,14 @@ func TestString(t *testing.T) {
 		x    *torch.Tensor
 		want string
 	}{
-		{floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3), "float32[2 3] cpu: 1 2 3 4 5 6"},
-		{floats(t, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}, 3, 3), "float32[3 3] cpu: 1 2 3 4 5 6 ..."},
-		{leaf(t, []float32{0.123456789}), "float32[1] cpu: 0.12346"},
-		{ints(t, []int64{7}), "int64[1] cpu: 7"},
-		{scalar, "float32[] cpu: 2.5"},
-		{none, "float32[0] cpu"},
-		{big, "float32[1000 1000] cpu: 1 1 1 1 1 1 ..."},
+		{floats(t, []float32{1, 2, 3, 4, 5, 6}, 2, 3), "float32[2 3] cpu:\n[[1., 2., 3.],\n [4., 5., 6.]]"},
+		{floats(t, []float32{1, 2, 3}), "float32[3] cpu: [1., 2., 3.]"},
+		{leaf(t, []float32{0.123456789}), "float32[1] cpu: [0.1235]"},
+		{ints(t, []int64{7}), "int64[1] cpu: [7]"},
+		{scalar, "float32[] cpu: 2.5000"},
+		{none, "float32[0] cpu: []"},
+		{big, "float32[1000 1000] cpu:\n[" + strings.Repeat("[1., 1., 1.,  ..., 1., 1., 1.],\n ", 3) + "...,\n " +
+			strings.Repeat("[1., 1., 1.,  ..., 1., 1., 1.],\n ", 2) + "[1., 1., 1.,  ..., 1., 1., 1.]]"},
 		{nil, "torch.Tensor: torch: invalid argument: the tensor is nil"},
 	} {
 		t.Run(c.want, func(t *testing.T) {
