@@ -51,7 +51,8 @@ func tolerated(d decoder) string {
 	return ""
 }
 
-// shimCodec decodes JPEG, PNG and WebP with the image library, other formats with rareFormat.
+// shimCodec decodes JPEG, PNG, WebP, AVIF and HEIC with the image library, other formats with
+// rareFormat.
 type shimCodec struct{}
 
 func (shimCodec) newDecoder(maxPixels int64) (decoder, error) {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -223,6 +224,11 @@ func TestDecodingMemory(t *testing.T) {
 		case strings.HasPrefix(name, "TIFF"), strings.HasSuffix(name, " bits"):
 			measure(name+", forged", forged(t, data), false, slack)
 		}
+	}
+	// MaxPixels counts a pixel of HEIC twice, and one of AVIF four times.
+	for name, data := range heifFilesOf(t, "large/*") {
+		bytesPerPixel := map[string]int64{".heic": 16, ".avif": 32}[filepath.Ext(name)]
+		measure(name, data, true, bytesPerPixel*pixel+slack)
 	}
 }
 

@@ -64,10 +64,11 @@ const (
 	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
 	ByPNG         DecodePath = "png"
 	ByWebP        DecodePath = "webp"
-	ByGo          DecodePath = "gif, bmp or tiff" // by Go's libraries
+	ByLibHEIF     DecodePath = "avif or heic"
+	ByGo          DecodePath = "gif, bmp or tiff" // by Go code
 )
 
-var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByGo}
+var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
 // Queue, QueueBytes, Ignored), BadNamed and WarnedNamed keep their present values.

@@ -116,6 +116,8 @@ func (w *worker) count(info *imagecapi.Info) {
 		add(ByPNG, 1)
 	case imagecapi.WebP:
 		add(ByWebP, 1)
+	case imagecapi.AVIF, imagecapi.HEIC:
+		add(ByLibHEIF, 1)
 	case index.GIF, index.BMP, index.TIFF:
 		add(ByGo, 1)
 	case imagecapi.JPEG:

@@ -101,7 +101,15 @@ TS_API ts_error* ts_error_new(int32_t code, const char* origin, const char* mess
 
 /* ---- images: compressed bytes to pixels ------------------------------------------------------ */
 
-enum { TS_IMAGE_FORMAT_JPEG = 1, TS_IMAGE_FORMAT_PNG = 2, TS_IMAGE_FORMAT_WEBP = 3 };
+/* libheif decodes AVIF and HEIC. It is loaded for the first such image, and need not be installed:
+ * TS_ERROR_UNSUPPORTED then says how to install it. */
+enum {
+  TS_IMAGE_FORMAT_JPEG = 1,
+  TS_IMAGE_FORMAT_PNG = 2,
+  TS_IMAGE_FORMAT_WEBP = 3,
+  TS_IMAGE_FORMAT_AVIF = 4,
+  TS_IMAGE_FORMAT_HEIC = 5
+};
 
 /* What an image's header says. width and height are as stored, before orientation is applied. */
 typedef struct ts_image_info {
@@ -111,8 +119,9 @@ typedef struct ts_image_info {
   int32_t height;      /* pixels */
   int32_t components;  /* as stored: 1 grey, 2 grey and alpha, 3 colour or palette, 4 CMYK or colour
                           and alpha */
-  int32_t bit_depth;   /* as stored: 8, or 1, 2, 4 or 16 in PNG */
-  int32_t orientation; /* EXIF's, 1 to 8; 1 if the image has none */
+  int32_t bit_depth;   /* as stored: 8; 1, 2, 4 or 16 in PNG; 10 or 12 in AVIF and HEIC */
+  int32_t orientation; /* EXIF's, 1 to 8; 1 if the image has none, and of AVIF and HEIC, which are
+                          decoded upright */
   bool progressive;    /* progressive JPEG or interlaced PNG */
 } ts_image_info;
 

@@ -505,34 +505,39 @@ def animations():
     yield "animated-lossy-alpha.webp", animation((40, 30), [(2, 12, webp(rgba, quality=80, exact=True), True), second]), None
 
 
-results = {}
-usual = [("formats/" + name, data, None) for name, data in files()]
-rare = [("features/" + name, data, expected) for name, data, expected in [*bitmaps(), *tiffs(), *gifs(), *oriented(), *animations()]]
-for folder in ("formats", "features"):
-    os.makedirs(os.path.join(HERE, folder), exist_ok=True)
-for name, data, expected in usual + rare:
-    with open(os.path.join(HERE, name), "wb") as file:
-        file.write(data)
-    if expected is not None:
-        results[name] = [expected.shape[1], expected.shape[0], f"{zlib.crc32(np.ascontiguousarray(expected).tobytes()):08x}", 1]
-        continue
-    image = Image.open(io.BytesIO(data))
-    orientation = image.getexif().get(274, 1)
-    if not 1 <= orientation <= 8:  # exif_transpose leaves the image as it is
-        orientation = 1
-    # Pillow turns TIFF files upright as it loads them; what is stored comes from a file without the tag.
-    if name.endswith("orientation-6.tiff"):
-        image = Image.open(os.path.join(HERE, "formats", "rgb.tiff"))
-    pixels = np.asarray(image.convert("RGB"))
-    results[name] = [pixels.shape[1], pixels.shape[0], f"{zlib.crc32(np.ascontiguousarray(pixels).tobytes()):08x}", orientation]
-with open(os.path.join(HERE, "features", "pixels.json"), "w") as file:
-    file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in results.items()) + "\n}\n")
-refused = [*refused_bitmaps(), *refused_tiffs()]
-packed = {name: [words, base64.b64encode(zlib.compress(data, 9)).decode()] for name, data, words in refused}
-with open(os.path.join(HERE, "features", "refused.json"), "w") as file:  # words of the error; the file, deflated, in base 64
-    file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in packed.items()) + "\n}\n")
-# The digests of batches have a file that is refused: fax in words of 16 bits.
-fax = save(Image.fromarray(picture(37, 23, 3, 1)).convert("1"), "TIFF", compression="group4")
-with open(os.path.join(HERE, "formats", "fax.tiff"), "wb") as file:
-    file.write(fax.replace(struct.pack("<HHIH", 259, 3, 1, 4), struct.pack("<HHIH", 259, 3, 1, 32771)))
-print(f"{len(results)} files, {len(refused)} that are refused")
+def main():
+    results = {}
+    usual = [("formats/" + name, data, None) for name, data in files()]
+    rare = [("features/" + name, data, expected) for name, data, expected in [*bitmaps(), *tiffs(), *gifs(), *oriented(), *animations()]]
+    for folder in ("formats", "features"):
+        os.makedirs(os.path.join(HERE, folder), exist_ok=True)
+    for name, data, expected in usual + rare:
+        with open(os.path.join(HERE, name), "wb") as file:
+            file.write(data)
+        if expected is not None:
+            results[name] = [expected.shape[1], expected.shape[0], f"{zlib.crc32(np.ascontiguousarray(expected).tobytes()):08x}", 1]
+            continue
+        image = Image.open(io.BytesIO(data))
+        orientation = image.getexif().get(274, 1)
+        if not 1 <= orientation <= 8:  # exif_transpose leaves the image as it is
+            orientation = 1
+        # Pillow turns TIFF files upright as it loads them; what is stored comes from a file without the tag.
+        if name.endswith("orientation-6.tiff"):
+            image = Image.open(os.path.join(HERE, "formats", "rgb.tiff"))
+        pixels = np.asarray(image.convert("RGB"))
+        results[name] = [pixels.shape[1], pixels.shape[0], f"{zlib.crc32(np.ascontiguousarray(pixels).tobytes()):08x}", orientation]
+    with open(os.path.join(HERE, "features", "pixels.json"), "w") as file:
+        file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in results.items()) + "\n}\n")
+    refused = [*refused_bitmaps(), *refused_tiffs()]
+    packed = {name: [words, base64.b64encode(zlib.compress(data, 9)).decode()] for name, data, words in refused}
+    with open(os.path.join(HERE, "features", "refused.json"), "w") as file:  # words of the error; the file, deflated, in base 64
+        file.write("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in packed.items()) + "\n}\n")
+    # The digests of batches have a file that is refused: fax in words of 16 bits.
+    fax = save(Image.fromarray(picture(37, 23, 3, 1)).convert("1"), "TIFF", compression="group4")
+    with open(os.path.join(HERE, "formats", "fax.tiff"), "wb") as file:
+        file.write(fax.replace(struct.pack("<HHIH", 259, 3, 1, 4), struct.pack("<HHIH", 259, 3, 1, 32771)))
+    print(f"{len(results)} files, {len(refused)} that are refused")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "image/exif.h"
+#include "image/heif.h"
 #include "image/jpeg.h"
 #include "image/png.h"
 #include "image/resize.h"
@@ -46,21 +47,22 @@ constexpr int32_t kMaxSide = 1000000;
   if (starts(0, "GIF8")) what = "a GIF";
   if (starts(0, "BM")) what = "a BMP";
   if (starts(0, "II*") || starts(0, "MM")) what = "a TIFF";
-  if (starts(4, "ftypavif") || starts(4, "ftypheic")) what = "an AVIF or HEIC";
-  throw Failure(TS_ERROR_UNSUPPORTED, std::string("not a JPEG, PNG or WebP: ") + what + " of " +
-                                          std::to_string(bytes) + " bytes");
+  throw Failure(TS_ERROR_UNSUPPORTED, std::string("not a JPEG, PNG, WebP, AVIF or HEIC: ") + what +
+                                          " of " + std::to_string(bytes) + " bytes");
 }
 
-ts_image_info stored_header(const uint8_t* data, size_t bytes) {
+// Only libheif needs max_pixels to read a header.
+ts_image_info stored_header(const uint8_t* data, size_t bytes, int64_t max_pixels) {
   require(data != nullptr || bytes == 0, "data is NULL");
   if (is_jpeg(data, bytes)) return jpeg_header(data, bytes);
   if (is_png(data, bytes)) return png_header(data, bytes);
   if (is_webp(data, bytes)) return webp_header(data, bytes);
+  if (is_heif(data, bytes)) return heif_header(data, bytes, max_pixels);
   unknown_format(data, bytes);
 }
 
 ts_image_info header(const uint8_t* data, size_t bytes) {
-  ts_image_info info = stored_header(data, bytes);
+  ts_image_info info = stored_header(data, bytes, INT64_MAX);
   info.orientation = exif_orientation(info.format, data, bytes);
   return info;
 }
@@ -139,17 +141,20 @@ void decode_stored(ts_image_decoder* decoder, int32_t format, const uint8_t* dat
     png_check(data, bytes);
     const Box box = decoder->resizer.start(geometry, dst, stride);
     decoder->png.decode(data, bytes, box, &decoder->resizer);
-  } else {
+  } else if (format == TS_IMAGE_FORMAT_WEBP) {
     webp_check(data, bytes);
     const Box box = decoder->resizer.start(geometry, dst, stride);
     decoder->webp.decode(data, bytes, box, &decoder->resizer);
+  } else {
+    const Box box = decoder->resizer.start(geometry, dst, stride);
+    heif_decode(data, bytes, decoder->max_pixels, box, &decoder->resizer);
   }
 }
 
 // Returns the header of an image within the decoder's limits, without its orientation. Throws
 // Failure for a larger image.
 ts_image_info bounded_header(const ts_image_decoder* decoder, const uint8_t* data, size_t bytes) {
-  const ts_image_info info = stored_header(data, bytes);
+  const ts_image_info info = stored_header(data, bytes, decoder->max_pixels);
   if (int64_t{info.width} * info.height > decoder->max_pixels) {
     throw Failure(TS_ERROR_UNSUPPORTED, "an image of " + std::to_string(info.width) + " x " +
                                             std::to_string(info.height) + " is over the limit of " +
@@ -173,8 +178,9 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
   try {
     decode_stored(decoder, info.format, data, bytes, placed, dst, stride, in, out);
   } catch (const Failure& failure) {
+    const bool tolerant = info.format == TS_IMAGE_FORMAT_JPEG || info.format == TS_IMAGE_FORMAT_PNG;
     if (failure.code() != TS_ERROR_DECODE || decoder->damage == TS_IMAGE_DAMAGE_REFUSE ||
-        info.format == TS_IMAGE_FORMAT_WEBP) {
+        !tolerant) {
       throw;
     }
     const bool partial = decoder->damage == TS_IMAGE_DAMAGE_PARTIAL;

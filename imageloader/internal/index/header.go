@@ -24,6 +24,10 @@ func Sniff(b []byte) string {
 		return "PNG"
 	case len(b) >= 12 && string(b[:4]) == "RIFF" && string(b[8:12]) == "WEBP":
 		return "WebP"
+	case len(b) >= 12 && string(b[4:12]) == "ftypavif":
+		return "AVIF"
+	case len(b) >= 12 && string(b[4:8]) == "ftyp" && slices.Contains([]string{"heic", "heix", "heim", "heis", "mif1"}, string(b[8:12])):
+		return "HEIC"
 	}
 	return sniffRare(b)
 }
@@ -83,6 +87,8 @@ var headerFormats = []struct {
 	{4, GIF, "GIF"},
 	{5, BMP, "BMP"},
 	{6, TIFF, "TIFF"},
+	{7, imagecapi.AVIF, "AVIF"},
+	{8, imagecapi.HEIC, "HEIC"},
 }
 
 // header is an image's header in the index. docs/index-format.md has its layout. No pixel depends
