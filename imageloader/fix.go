@@ -43,7 +43,7 @@ type FixReport struct {
 // file says its format: .tar, .tar.gz or .tgz, .tar.zst. The other members keep their names, bytes
 // and order, and samples their labels. Of headers only names and sizes are kept, so
 // that the same input makes the same file again. Members that are no regular files are left out.
-// Options are those of Inspect.
+// Options are those of Inspect, without a List.
 //
 // Damaged images that o.Damaged tolerates are kept as they are, except under Partial: an image that
 // Warned refuses is written again, under its name, as a PNG with the pixels (and the EXIF
@@ -57,6 +57,9 @@ type FixReport struct {
 // archive of the same format. The new file is there as a whole or not at all. If writing fails,
 // Fix returns the Report with the error.
 func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progress func(Progress)) (*Report, *FixReport, error) {
+	if o.List != "" {
+		return nil, nil, errors.New("imageloader: Fix takes no Options.List: the list would name samples that are left out")
+	}
 	l, err := inspectedBy(path, o, nil, shimCodec{})
 	if err != nil {
 		return nil, nil, err
@@ -73,8 +76,8 @@ func Fix(ctx context.Context, path, out string, o Options, f FixOptions, progres
 	if err := checkFixed(a, out, format); err != nil {
 		return nil, nil, err
 	}
-	x := fixing{l: l, a: a, progress: progress, left: map[int]string{}, groups: map[int]string{}, damaged: map[int]string{}}
-	report, err := l.inspect(ctx, progress, x.take)
+	x := fixing{l: l, a: a, progress: progress, names: newNameSet()}
+	report, err := l.inspect(ctx, progress, x.names, x.take)
 	if err != nil {
 		return report, nil, err
 	}
@@ -212,25 +215,39 @@ func droppedClasses(r *Report, f FixOptions) (dropped []string, err error) {
 type fixing struct {
 	l *Loader
 	a *archive.Archive
-	// Names of samples by their positions: left are bad, damaged were tolerated. groups are the
-	// WebDataset groups of bad samples.
-	left, groups, damaged map[int]string
-	report                FixReport
-	progress              func(Progress)
+	// left and damaged are the positions of samples that are bad, or whose damage was tolerated.
+	// groups are the WebDataset groups of the bad samples.
+	left, damaged, groups bits
+	// expected and met are sums of the digests of the names at these positions: in the inspected
+	// archive, and in the copied one.
+	names         *nameSet
+	expected, met uint64
+	report        FixReport
+	progress      func(Progress)
 }
+
+// bits is a set of numbers.
+type bits []uint64
+
+func (b *bits) add(n int) {
+	*b = append(*b, make(bits, max(0, n/64+1-len(*b)))...)
+	(*b)[n/64] |= 1 << (n % 64)
+}
+
+func (b bits) has(n int) bool { return n/64 < len(b) && b[n/64]>>(n%64)&1 != 0 }
 
 // take notes what becomes of a sample.
 func (x *fixing) take(v verdict) {
-	switch f := &v.found; {
-	case !v.bad:
-		if x.l.o.Damaged == Partial {
-			x.damaged[f.Position] = f.Name
-		}
-	case x.l.o.WebDataset:
-		x.groups[f.Group] = f.Name
+	switch {
+	case v.bad:
+		x.left.add(int(v.position))
+		x.groups.add(int(v.group))
+	case x.l.o.Damaged == Partial:
+		x.damaged.add(int(v.position))
 	default:
-		x.left[f.Position] = f.Name
+		return
 	}
+	x.expected += v.name
 }
 
 // unchanged checks that the archive that was inspected is the one that is to be copied.
@@ -271,7 +288,6 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 	d := &decoders{l: x.l}
 	defer d.close()
 	var groups index.Groups
-	met := 0
 	for m, err := range x.a.Members() {
 		if err != nil {
 			return err
@@ -283,16 +299,11 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 		if x.progress != nil && position%64 == 1 {
 			x.progress(x.a.Progress())
 		}
-		if name, damaged := x.damaged[position]; damaged {
-			if met++; name != m.Name {
-				return x.changed(m.Name)
-			}
+		if x.left.has(position) || x.damaged.has(position) {
+			x.met += x.names.digest(m.Name)
 		}
-		left, err := x.leaves(&m, position, groups.Next(m.Name))
-		if err != nil {
-			return err
-		}
-		if left {
+		group := groups.Next(m.Name)
+		if x.left.has(position) || x.l.o.WebDataset && x.groups.has(group) || m.Kind != archive.Regular {
 			x.report.LeftOut++
 			continue
 		}
@@ -301,31 +312,14 @@ func (x *fixing) copy(ctx context.Context, w *tar.Writer) error {
 		}
 		x.report.Members++
 	}
-	if met != len(x.damaged) {
-		return x.changed("")
+	if x.met != x.expected { // other members lie at these positions
+		return x.a.Fail(archive.ErrSourceChanged)
 	}
 	return nil
 }
 
-func (x *fixing) changed(name string) error {
-	return x.a.Fail(fmt.Errorf("%q: %w", name, archive.ErrSourceChanged))
-}
-
-// leaves reports whether a member is left out. A group that was noted must have its image.
-func (x *fixing) leaves(m *archive.Member, position, group int) (bool, error) {
-	if x.l.o.WebDataset {
-		_, bad := x.groups[group]
-		return bad || m.Kind != archive.Regular, nil
-	}
-	name, bad := x.left[position]
-	if bad && name != m.Name {
-		return false, x.changed(m.Name)
-	}
-	return bad || m.Kind != archive.Regular, nil
-}
-
 func (x *fixing) copyMember(w *tar.Writer, m *archive.Member, position int, d *decoders) error {
-	if _, damaged := x.damaged[position]; damaged {
+	if x.damaged.has(position) {
 		data := make([]byte, m.Size)
 		if err := x.a.Content(data); err != nil {
 			return err

@@ -96,7 +96,7 @@ func inspect(ctx context.Context, path string, o Options, file func(string) (arc
 	if err != nil {
 		return nil, err
 	}
-	return l.inspect(ctx, nil, nil)
+	return l.inspect(ctx, nil, newNameSet(), nil)
 }
 
 // copied is a batch that outlives its turn of the loop.

@@ -50,20 +50,20 @@ type Range struct{ Min, Median, Max int64 }
 
 // Inspect reads an archive through and decodes every sample in full, on all cores. It calls
 // progress, if that is not nil, now and then from its own goroutine. Of the options WebDataset,
-// Damaged, MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged,
+// List, Damaged, MaxSampleBytes, MaxPixels and OpenSource matter. If the archive itself is damaged,
 // Inspect returns the report on what comes before the damage along with the *ArchiveError.
 func Inspect(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
 	l, err := inspectedBy(path, o, nil, shimCodec{})
 	if err != nil {
 		return nil, err
 	}
-	return l.inspect(ctx, progress, nil)
+	return l.inspect(ctx, progress, newNameSet(), nil)
 }
 
 // inspectedBy returns what inspects an archive: a loader that has not opened it.
 func inspectedBy(path string, o Options, file func(string) (archive.File, error), c codec) (*Loader, error) {
 	o, err := Options{
-		WebDataset: o.WebDataset, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
+		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
 	}.withDefaults()
 	if err != nil {
 		return nil, err
@@ -72,8 +72,9 @@ func inspectedBy(path string, o Options, file func(string) (archive.File, error)
 }
 
 // inspect inspects the archive. At the end, without an error, take is called for each bad sample
-// and each one whose damage was tolerated, in no order; nil: nothing takes them.
-func (l *Loader) inspect(ctx context.Context, progress func(Progress), take func(verdict)) (*Report, error) {
+// and each one whose damage was tolerated, in no order; nil: nothing takes them. names makes the
+// digests of their names.
+func (l *Loader) inspect(ctx context.Context, progress func(Progress), names *nameSet, take func(verdict)) (*Report, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	a, err := archive.Open(ctx, l.path, l.archiveConfig())
@@ -81,6 +82,9 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), take func
 		return nil, stopCause(ctx, err)
 	}
 	defer func() { _ = a.Close() }() // nothing was written
+	if err := l.readList(ctx); err != nil {
+		return nil, stopCause(ctx, err)
+	}
 	config := l.indexConfig()
 	config.Progress = progress
 	b, err := index.NewBuilder(l.path, config)
@@ -96,7 +100,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), take func
 		buffers: arena.NewBuffers(queueBytes),
 		budget:  newBudget(queueBytes),
 		items:   make(chan inspectItem, 2*l.o.Workers),
-		names:   newNameSet(),
+		names:   names,
 		judging: take != nil,
 		census:  newCensus(),
 	}
@@ -123,7 +127,7 @@ func (l *Loader) inspect(ctx context.Context, progress func(Progress), take func
 		return nil, err
 	}
 	for _, v := range in.verdicts {
-		if err == nil && labels.OfDirectory[v.found.Dir] >= 0 {
+		if err == nil && labels.OfDirectory[v.dir] >= 0 {
 			take(v)
 		}
 	}
@@ -160,8 +164,9 @@ type inspectItem struct {
 
 // verdict is the result of an inspection for a sample that is bad, or whose damage was tolerated.
 type verdict struct {
-	found index.Found
-	bad   bool
+	position, group, dir int32  // see index.Found
+	name                 uint64 // a digest
+	bad                  bool
 }
 
 // Buffer returns memory for a sample that can be read. It is a method of index.Visitor.
@@ -225,7 +230,8 @@ func (in *inspection) work() {
 		in.mu.Lock()
 		in.census.add(r)
 		if in.judging && (r.bad != nil || r.warned != nil) {
-			in.verdicts = append(in.verdicts, verdict{it.found, r.bad != nil})
+			f := &it.found
+			in.verdicts = append(in.verdicts, verdict{int32(f.Position), int32(f.Group), int32(f.Dir), in.names.digest(f.Name), r.bad != nil})
 		}
 		in.mu.Unlock()
 		in.recycle(it.data)

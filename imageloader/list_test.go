@@ -231,3 +231,24 @@ func TestStateNamesAnotherList(t *testing.T) {
 		}
 	}
 }
+
+// TestInspectFollowsTheList: a report has the samples and classes of the list.
+func TestInspectFollowsTheList(t *testing.T) {
+	members := append(listedMembers(), archivetest.Member{Name: "bad", Data: archivetest.Image("BAD")})
+	path := archivetest.WriteFile(t, "a.tgz", archivetest.Gzip(t, archivetest.Tar(t, members...)))
+	o := Options{List: writeList(t, "d/5.png,2\nbad,0\n1.png,0\na/notes.txt,2\n")}
+	r, err := inspect(t.Context(), path, o, openFile, fakeCodec{})
+	if err != nil || r.Samples != 4 || len(r.Classes) != 3 || r.Classes[0].Samples != 2 || r.Classes[2].Bad != 1 || r.Ignored != 3 || r.Orphans != 3 ||
+		len(r.Bad) != 2 || r.Bad[0].Name != "a/notes.txt" || r.Bad[0].Index != 1 || r.Bad[1].Name != "bad" || r.Bad[1].Index != 3 {
+		t.Errorf("%+v, error %v", r, err)
+	}
+	for text, want := range map[string]string{"1.png,0\n2.png,0\n": "labels.csv:2: \"2.png\" is no member", "1.png,-1\n": "labels.csv:1: \"1.png\" has the label"} {
+		o.List = writeList(t, text)
+		if _, err := inspect(t.Context(), path, o, openFile, fakeCodec{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, not %s", err, want)
+		}
+	}
+	if _, _, err := Fix(t.Context(), path, filepath.Join(t.TempDir(), "out.tar"), o, FixOptions{}, nil); err == nil || !strings.Contains(err.Error(), "takes no Options.List") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -546,9 +546,9 @@ func TestLongExtendedHeadersAreFound(t *testing.T) {
 	}
 }
 
-// TestExchangedContentsAreAnError: contents of a tar that were exchanged under the same names, sizes
-// and times since an epoch has read them are an error that names the sample, in a later process.
-// Samples that no epoch has read are not told apart, nor is anything without an index.
+// TestExchangedContentsAreAnError: contents of a tar that were exchanged under the same names,
+// sizes and times since an epoch has read them are an error that names the sample, in a later
+// process. Samples that no epoch has read are not told apart, nor is anything without an index.
 func TestExchangedContentsAreAnError(t *testing.T) {
 	content := func(i int) string { return archivetest.Image(strings.Repeat(fmt.Sprint(i), 2000)) }
 	tarOf := func(numbers ...int) []byte {

@@ -153,9 +153,12 @@ type nameSet struct {
 
 func newNameSet() *nameSet { return &nameSet{maphash.MakeSeed(), map[uint64]struct{}{}} }
 
+// digest returns the digest of a name, which is the same for the life of the set.
+func (s *nameSet) digest(name string) uint64 { return maphash.String(s.seed, name) }
+
 // again reports whether a name was already there, and adds the name.
 func (s *nameSet) again(name string) bool {
-	digest := maphash.String(s.seed, name)
+	digest := s.digest(name)
 	_, found := s.seen[digest]
 	s.seen[digest] = struct{}{}
 	return found

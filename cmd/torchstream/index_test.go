@@ -119,7 +119,10 @@ func TestIndexOfList(t *testing.T) {
 	if _, stdout, stderr := command(t, "inspect", "-index", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q", stdout, stderr)
 	}
-	if status, _, stderr := command(t, "inspect", "-list", list, path); status != 2 || !strings.Contains(stderr, "-list is for -index") {
+	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
+		t.Errorf("%q, %q", stdout, stderr)
+	}
+	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 || !strings.Contains(stderr, "-fix takes no -list") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
 }

@@ -93,7 +93,7 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	asJSON := set.Bool("json", false, "print one JSON object")
 	byIndex := set.Bool("index", false, "answer from the archive's index, which is made first if there is none: at once, but no image is decoded, so only damage to headers is found")
 	web := set.Bool("webdataset", false, webDatasetHelp)
-	list := set.String("list", "", "with -index: "+listHelp)
+	list := set.String("list", "", listHelp)
 	limit := set.Int("show", 20, "how many bad members, and how many damaged ones that decode all the same, are named (at most 1000; JSON names as many)")
 	damaged := damagedFlag(set)
 	fix := set.String("fix", "", fixHelp)
@@ -101,8 +101,8 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
-	if *list != "" && !*byIndex {
-		return usageError{"-list is for -index"}
+	if *list != "" && *fix != "" {
+		return usageError{"-fix takes no -list: it would name members that are left out"}
 	}
 	if *fix != "" && *byIndex || *drop && *fix == "" {
 		return usageError{"-fix decodes every image, without -index, and -drop-classes is for -fix"}

@@ -53,6 +53,11 @@ func NewBuilder(path string, c Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
+	if c.List != nil {
+		if _, _, err := c.List.classes(&c); err != nil {
+			return nil, err
+		}
+	}
 	b := &Builder{file: path, config: c, dirs: dirs, keeping: c.HoldBytes > 0}
 	if c.WebDataset {
 		b.web = &webGroup{image: -1}
@@ -74,7 +79,11 @@ type Labels struct {
 
 // Labels returns the labels of all collected members. With WebDataset, a directory is a label.
 func (b *Builder) Labels() Labels {
-	l := Labels{Ignored: b.ignored, Orphans: b.orphans}
+	l := Labels{Ignored: b.ignored, Orphans: b.orphans, Odd: -1}
+	if b.config.List != nil {
+		l.Classes, l.OfDirectory, _ = b.config.List.classes(&b.config) // NewBuilder has found no error
+		return l
+	}
 	l.Classes, l.OfDirectory, l.Odd = b.dirs.labels()
 	if l.Odd >= 0 {
 		return l

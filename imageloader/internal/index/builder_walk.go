@@ -52,8 +52,11 @@ func (b *Builder) Walk(a *archive.Archive, v Visitor) error {
 func (b *Builder) WalkLabels(a *archive.Archive, v Visitor) error {
 	b.labelsOnly = true
 	w := walk{b: b, a: a, visitor: v}
-	if b.web != nil {
+	switch {
+	case b.web != nil:
 		b.onGroup = w.endGroup
+	case b.config.List != nil:
+		w.listed = make([]bool, len(b.config.List.rows))
 	}
 	return w.run()
 }
@@ -69,7 +72,8 @@ type walk struct {
 	// content.
 	waiting     Found
 	waitingData []byte
-	samples     int // of the groups that have ended
+	samples     int    // of the groups that have ended, or of the list
+	listed      []bool // rows of the list that were met
 }
 
 func (w *walk) run() error {
@@ -98,6 +102,9 @@ func (w *walk) run() error {
 	if b.web != nil {
 		return b.closeGroup()
 	}
+	if w.listed != nil {
+		return b.config.List.missing(b.file, w.listed)
+	}
 	return nil
 }
 
@@ -106,6 +113,9 @@ func (w *walk) run() error {
 func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	b, a := w.b, w.a
 	w.found = Found{Member: *m, Position: a.Position()}
+	if b.config.List != nil && b.labelsOnly {
+		return w.addOfList(m, magic), nil
+	}
 	if b.config.Pairs != nil || b.config.List != nil {
 		add := b.addPair
 		if b.config.List != nil {
@@ -133,6 +143,24 @@ func (w *walk) add(m *archive.Member, magic []byte) (number int, err error) {
 	}
 	w.found.Index, w.found.Image, w.found.Group = number, true, b.web.groups.n
 	return number, nil
+}
+
+// addOfList adds a member to w.found if the list names it, with the number of its label as its
+// directory.
+func (w *walk) addOfList(m *archive.Member, magic []byte) (number int) {
+	list := w.b.config.List
+	row, listed := list.byPath[m.Name]
+	if !listed {
+		w.b.ignored++
+		if claims(m, magic) {
+			w.b.orphans++
+		}
+		return -1
+	}
+	w.listed[row] = true
+	w.found.Image, w.found.Dir, w.found.Index = true, int(list.rows[row].label), w.samples
+	w.samples++
+	return w.found.Index
 }
 
 // endGroup visits the image of a WebDataset group, now that its label is known.
