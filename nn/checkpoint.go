@@ -218,7 +218,68 @@ func (c *Checkpoint) Read(name string) (*torch.Tensor, error) {
 	return t, nil
 }
 
+// Map returns the file's tensor of that name, on the CPU, without reading it: its memory is the
+// file's, mapped, and the system reads a page when the program uses it. Writing to the tensor does
+// not change the file. It belongs to the caller, and may outlive the Checkpoint. While it lives,
+// nobody may shorten the file: the system ends a process that reads what is gone. (The functions
+// that save checkpoints replace files, and change none.)
+//
+// Only a safetensors file can be mapped. A tensor of bools, whose bytes must be checked, or one
+// whose bytes are not aligned in the file, is read as by Read.
+func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
+	e, ok := c.entries[name]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("nn: %s: there is no tensor %q", c.path, name)
+	case e.shard != nil:
+		return e.shard.Map(name)
+	case c.pytorch:
+		return nil, fmt.Errorf("nn: %s: a PyTorch file cannot be mapped: Read the tensor", c.path)
+	}
+	begin := c.data + e.begin
+	if e.dtype == torch.Bool || e.begin == e.end || begin%int64(e.dtype.Size()) != 0 {
+		return c.Read(name)
+	}
+	file, err := c.mapFile()
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: %w", c.path, err)
+	}
+	bytes := file.Narrow(0, begin, e.end-e.begin)
+	defer bytes.Close()
+	flat := torch.Call1("view.dtype", bytes, e.dtype)
+	defer flat.Close()
+	t := flat.View(e.shape...).Keep()
+	if err := t.Err(); err != nil {
+		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
+	}
+	return t, nil
+}
+
+// mapFile returns the whole file in memory, as bytes.
+func (c *Checkpoint) mapFile() (*torch.Tensor, error) {
+	c.mapping.Lock()
+	defer c.mapping.Unlock()
+	if c.mapped != nil {
+		return c.mapped, nil
+	}
+	info, err := c.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	// The descriptor names the file that was checked, whatever is at the path now.
+	path := fmt.Sprintf("/proc/self/fd/%d", c.file.Fd())
+	t := torch.Call1("from_file", path, torch.Keywords{"shared": false, "size": info.Size(), "dtype": torch.Uint8})
+	if err := t.Err(); err != nil {
+		return nil, err
+	}
+	c.mapped = t
+	return t, nil
+}
+
 func (c *Checkpoint) read(e entry) (*torch.Tensor, error) {
+	if e.shard != nil {
+		c = e.shard
+	}
 	if e.stored != nil {
 		if err := e.stored.Check(); err != nil { // before it allocates
 			return nil, err
@@ -238,6 +299,9 @@ func (c *Checkpoint) read(e entry) (*torch.Tensor, error) {
 func (c *Checkpoint) fill(t *torch.Tensor, e entry) error {
 	if t.Elements() == 0 {
 		return nil
+	}
+	if e.shard != nil {
+		c = e.shard
 	}
 	b, err := t.Bytes()
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/torchstream/torchstream/internal/ptfile"
@@ -53,6 +54,7 @@ type entry struct {
 	shape      []int64
 	begin, end int64          // bytes, from the start of the data
 	stored     *ptfile.Tensor // where the tensor is in a PyTorch file
+	shard      *Checkpoint    // the file of a sharded checkpoint that has the tensor
 }
 
 // Checkpoint is an open safetensors file or PyTorch file. Several goroutines may call its methods
@@ -66,6 +68,10 @@ type Checkpoint struct {
 	metadata map[string]string
 	pytorch  bool // and not safetensors
 	root     any  // of the values of a PyTorch file
+	shards   []*Checkpoint
+
+	mapping sync.Mutex
+	mapped  *torch.Tensor // the file in memory, as uint8; guarded by mapping
 }
 
 // OpenCheckpoint opens a safetensors file and checks its whole header: sizes, names, offsets. The
@@ -77,6 +83,9 @@ type Checkpoint struct {
 // tensors and plain values, naming what that is. The Checkpoint's tensors are those of the
 // state_dict: the file's dict itself, or the one under its key "state_dict", "model_state_dict" or
 // "model". Value returns the rest of the file.
+//
+// A path that ends in ".safetensors.index.json" is the index of a sharded checkpoint, whose
+// safetensors files are beside it.
 func OpenCheckpoint(path string) (*Checkpoint, error) {
 	file, err := safefile.Open(path)
 	if err != nil {
@@ -84,14 +93,24 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	}
 	c := &Checkpoint{path: path, file: file}
 	if err := c.readHeader(); err != nil {
-		file.Close()
+		c.Close()
 		return nil, fmt.Errorf("nn: %s: %w", path, err)
 	}
 	return c, nil
 }
 
-// Close closes the file.
-func (c *Checkpoint) Close() error { return c.file.Close() }
+// Close closes the file. Tensors that were read or mapped stay.
+func (c *Checkpoint) Close() error {
+	err := c.file.Close()
+	for _, s := range c.shards {
+		err = errors.Join(err, s.Close())
+	}
+	c.mapping.Lock()
+	defer c.mapping.Unlock()
+	c.mapped.Close()
+	c.mapped = nil
+	return err
+}
 
 // Metadata returns a copy of the strings in the header of a safetensors file, or under "metadata"
 // in a PyTorch file.
@@ -120,6 +139,9 @@ func (c *Checkpoint) readHeader() error {
 	}
 	if !info.Mode().IsRegular() {
 		return errors.New("not a regular file")
+	}
+	if isIndexPath(c.path) {
+		return c.readIndex()
 	}
 	head := make([]byte, 16)
 	n, err := c.file.ReadAt(head, 0)

@@ -1,0 +1,237 @@
+package nn
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// A sharded checkpoint is an index, a JSON object, and safetensors files beside it. The index has a
+// "weight_map" from a tensor's name to its file, and "metadata".
+
+const (
+	indexSuffix   = ".safetensors.index.json"
+	shardSuffix   = ".safetensors"
+	maxIndexBytes = 100 << 20
+	maxShards     = 1024 // open files
+	totalSizeKey  = "total_size"
+)
+
+type shardIndex struct {
+	Metadata  map[string]any    `json:"metadata"`
+	WeightMap map[string]string `json:"weight_map"`
+}
+
+// isIndexPath reports whether a path names the index of a sharded checkpoint.
+func isIndexPath(path string) bool { return strings.HasSuffix(path, indexSuffix) }
+
+// readIndex fills the checkpoint from the index of a sharded checkpoint, and opens its files.
+func (c *Checkpoint) readIndex() error {
+	index, err := parseIndex(c.file)
+	if err != nil {
+		return err
+	}
+	c.entries, c.metadata = map[string]entry{}, map[string]string{}
+	for key, value := range index.Metadata {
+		c.metadata[key] = fmt.Sprint(value)
+	}
+	byFile := map[string][]string{}
+	for name, file := range index.WeightMap {
+		byFile[file] = append(byFile[file], name)
+	}
+	if len(byFile) > maxShards {
+		return fmt.Errorf("the index names %d files, and the maximum is %d", len(byFile), maxShards)
+	}
+	files := make([]string, 0, len(byFile))
+	for file := range byFile {
+		files = append(files, file)
+	}
+	slices.Sort(files)
+	for _, file := range files {
+		if err := c.openShard(file, byFile[file]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func parseIndex(r io.Reader) (shardIndex, error) {
+	var index shardIndex
+	text, err := io.ReadAll(io.LimitReader(r, maxIndexBytes+1))
+	if err != nil {
+		return index, err
+	}
+	if len(text) > maxIndexBytes {
+		return index, fmt.Errorf("the index has more than %d bytes", maxIndexBytes)
+	}
+	if err := json.Unmarshal(text, &index); err != nil {
+		return index, fmt.Errorf("the index: %w", err)
+	}
+	if len(index.WeightMap) == 0 {
+		return index, errors.New("the index has no \"weight_map\"")
+	}
+	return index, nil
+}
+
+// openShard opens a file of the index, which must be beside it, and takes the named tensors.
+func (c *Checkpoint) openShard(file string, names []string) error {
+	if file != filepath.Base(file) || !strings.HasSuffix(file, shardSuffix) {
+		return fmt.Errorf("the index names the file %q: it must be a safetensors file in the folder of the index", file)
+	}
+	shard, err := OpenCheckpoint(filepath.Join(filepath.Dir(c.path), file))
+	if err != nil {
+		return err
+	}
+	c.shards = append(c.shards, shard)
+	if shard.pytorch {
+		return fmt.Errorf("%s is not a safetensors file", file)
+	}
+	for _, name := range names {
+		e, ok := shard.entries[name]
+		if !ok {
+			return fmt.Errorf("the index has the tensor %q in %s, which does not have it", name, file)
+		}
+		e.shard = shard
+		c.entries[name] = e
+	}
+	for _, name := range shard.names {
+		if c.entries[name].shard == shard {
+			c.names = append(c.names, name)
+		}
+	}
+	return nil
+}
+
+// SaveSharded writes the tensors to several safetensors files of at most maxBytes of tensors each
+// (a larger tensor gets a file of its own), and their index, as Hugging Face's loaders read them.
+// path names the index and ends in ".safetensors.index.json"; the files are beside it, with a
+// number of this call in their names. [Load] and [OpenCheckpoint] take the path of the index.
+//
+// The new index takes the old one's place when all files are on the disk, and then the files of the
+// old index that SaveSharded wrote are removed: a program that dies meanwhile leaves the old
+// checkpoint whole. SaveSharded blocks until everything is on the disk.
+func SaveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
+	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
+		return fmt.Errorf("nn: save %s: %w", path, err)
+	}
+	return nil
+}
+
+func saveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
+	if !isIndexPath(path) {
+		return fmt.Errorf("the path of an index ends in %s: %w", indexSuffix, cuda.ErrInvalidArgument)
+	}
+	if maxBytes < 1 {
+		return fmt.Errorf("maxBytes is %d: %w", maxBytes, cuda.ErrInvalidArgument)
+	}
+	kind := safefile.Prefix("the index of a sharded checkpoint", "{")
+	if err := safefile.Check(path, kind); err != nil {
+		return err
+	}
+	shards, total, err := split(tensors, maxBytes)
+	if err != nil {
+		return err
+	}
+	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
+	var number [4]byte
+	rand.Read(number[:]) // never fails
+	index := shardIndex{Metadata: map[string]any{totalSizeKey: total}, WeightMap: map[string]string{}}
+	for key, value := range metadata {
+		if key != totalSizeKey {
+			index.Metadata[key] = value
+		}
+	}
+	dir := filepath.Dir(path)
+	var written []string
+	removeWritten := func() {
+		for _, name := range written {
+			os.Remove(filepath.Join(dir, name)) // what stays is in no index
+		}
+	}
+	for i, shard := range shards {
+		name := fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1, len(shards), shardSuffix)
+		for _, n := range shard {
+			if _, twice := index.WeightMap[n.Name]; twice {
+				removeWritten()
+				return fmt.Errorf("tensor %q: a name that comes twice", n.Name)
+			}
+			index.WeightMap[n.Name] = name
+		}
+		if err := SaveTensors(filepath.Join(dir, name), shard, nil); err != nil {
+			removeWritten()
+			return err
+		}
+		written = append(written, name)
+	}
+	text, err := json.MarshalIndent(index, "", "  ")
+	if err != nil {
+		removeWritten()
+		return err
+	}
+	old := ownShards(path, base)
+	if err := writeAtomically(path, kind, func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
+		removeWritten()
+		return err
+	}
+	for _, name := range old {
+		os.Remove(filepath.Join(dir, name)) // what stays is in no index
+	}
+	return nil
+}
+
+// split distributes the tensors over files, in their order.
+func split(tensors []Named, maxBytes int64) (shards [][]Named, total int64, err error) {
+	var used int64
+	for _, n := range tensors {
+		shape := n.Tensor.Shape()
+		if err := n.Tensor.Err(); err != nil {
+			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, err)
+		}
+		if shape == nil {
+			return nil, 0, fmt.Errorf("tensor %s: %w", n.Name, torch.ErrClosed)
+		}
+		bytes := torch.Spec{DType: n.Tensor.DType(), Shape: shape}.Bytes()
+		if len(shards) == 0 || used+bytes > maxBytes {
+			shards, used = append(shards, nil), 0
+		}
+		last := len(shards) - 1
+		shards[last], used, total = append(shards[last], n), used+bytes, total+bytes
+	}
+	if len(shards) == 0 {
+		return nil, 0, fmt.Errorf("no tensors: %w", cuda.ErrInvalidArgument)
+	}
+	return shards, total, nil
+}
+
+// ownShards returns the files of an index that exists which have names as SaveSharded makes them.
+func ownShards(path, base string) []string {
+	f, err := safefile.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	index, err := parseIndex(f)
+	if err != nil {
+		return nil
+	}
+	var own []string
+	for _, name := range index.WeightMap {
+		rest, ok := strings.CutPrefix(name, base+"-")
+		numbered := len(rest) == len("01234567-00001-of-00001"+shardSuffix) && strings.HasSuffix(rest, shardSuffix)
+		if ok && numbered && name == filepath.Base(name) && !slices.Contains(own, name) {
+			own = append(own, name)
+		}
+	}
+	return own
+}
