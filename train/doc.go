@@ -14,11 +14,12 @@
 //
 // # Files
 //
-// Config.Dir holds three files, each replaced as a whole, so that none is ever half written:
+// Config.Dir holds four files, each replaced as a whole, so that none is ever half written:
 //
-//	last.pt  model, optimizer, averages and position: where Resume continues
-//	best.pt  the model of the best epoch, by evaluation if there is one, and the metadata
-//	log.csv  one row for each epoch
+//	last.pt     a [Checkpoint] with the position: where Resume continues
+//	best.pt     the model of the best epoch, by evaluation if there is one, and the metadata
+//	log.csv     one row for each epoch
+//	curves.png  loss and top-1 over the epochs
 //
 // PyTorch reads both checkpoints: torch.load(path, weights_only=True)["state_dict"]. So does
 // nn.Load.

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
 )
 
@@ -21,6 +22,7 @@ const (
 	lastFile = "last.pt"
 	bestFile = "best.pt"
 	logFile  = "log.csv"
+	pngFile  = "curves.png"
 
 	version = 2 // of a saved
 )
@@ -63,7 +65,8 @@ func (r *runner) openDir(ctx context.Context) error {
 	if err := os.MkdirAll(r.Dir, 0o777); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
-	if err := cmp.Or(safefile.Check(r.path(bestFile), safefile.PyTorch), safefile.Check(r.path(logFile), logKind())); err != nil {
+	if err := cmp.Or(safefile.Check(r.path(bestFile), safefile.PyTorch), safefile.Check(r.path(logFile), logKind()),
+		safefile.Check(r.path(pngFile), safefile.PNG)); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
 	path := r.path(lastFile)
@@ -88,7 +91,7 @@ func (r *runner) removeUnfinished() {
 	for _, f := range files {
 		name := f.Name()
 		if strings.HasPrefix(name, lastFile+".tmp-") || strings.HasPrefix(name, bestFile+".tmp-") ||
-			strings.HasPrefix(name, logFile+".") && strings.HasSuffix(name, ".tmp") {
+			(strings.HasPrefix(name, logFile+".") || strings.HasPrefix(name, pngFile+".")) && strings.HasSuffix(name, ".tmp") {
 			os.Remove(r.path(name))
 		}
 	}
@@ -189,7 +192,44 @@ func (r *runner) saveLog() error {
 	if err != nil {
 		return err
 	}
+	return errors.Join(f.Close(), r.saveCurves())
+}
+
+// saveCurves draws the table of all epochs. A new file takes the old one's place.
+func (r *runner) saveCurves() error {
+	f, err := safefile.Replace(r.path(pngFile), safefile.PNG, 0o644, func(f *os.File) error { return writeCurves(f, r.report.Epochs) })
+	if err != nil {
+		return err
+	}
 	return f.Close()
+}
+
+// event gives TensorBoard the figures of an epoch.
+func (r *runner) event(e Epoch) error {
+	if !r.TensorBoard || r.Dir == "" {
+		return nil
+	}
+	if r.events == nil {
+		w, err := tfevents.Create(r.Dir)
+		if err != nil {
+			return err
+		}
+		r.events = w
+	}
+	scalars := []tfevents.Scalar{{Tag: "lr", Value: e.LR}, {Tag: "images_per_second", Value: e.ImagesPerSecond}, {Tag: "wait_share", Value: e.WaitShare}}
+	for _, of := range []struct {
+		name string
+		m    *Metrics
+	}{{"train", e.Train}, {"eval", e.Eval}} {
+		if of.m == nil {
+			continue
+		}
+		scalars = append(scalars, tfevents.Scalar{Tag: "loss/" + of.name, Value: of.m.Loss})
+		if of.m.Classes > 0 {
+			scalars = append(scalars, tfevents.Scalar{Tag: "top1/" + of.name, Value: of.m.Top1}, tfevents.Scalar{Tag: "top5/" + of.name, Value: of.m.Top5})
+		}
+	}
+	return r.events.Write(int64(e.Steps), scalars...)
 }
 
 // columns are loss, top-1 and top-5; empty if there are none.

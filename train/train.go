@@ -11,6 +11,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/tfevents"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
@@ -66,6 +67,10 @@ type Config struct {
 	Dir       string // folder of the files, made if missing; "" writes none
 	Resume    bool   // goes on from last.pt in Dir, if there is one
 	SaveSteps int    // saves last.pt every so many steps too; 0 for once an epoch
+	// Patience, if not 0, ends the training after so many epochs without a better one.
+	Patience int
+	// TensorBoard writes the figures of each epoch to an event file in Dir too.
+	TensorBoard bool
 	// Metadata is saved with the checkpoints under "metadata": for example the classes.
 	Metadata map[string]string
 
@@ -108,7 +113,7 @@ type Report struct {
 	Epochs  []Epoch      // all complete ones, those before a resume included
 	Steps   int          // since the beginning of the training
 	Stepper StepperStats // the steps of this process
-	Stopped bool         // by a hook, or by the context, before the last epoch was complete
+	Stopped bool         // by a hook, Patience or the context, before the last epoch was complete
 }
 
 // Best returns the best epoch, the earlier of equals: the one with the highest Top1 of the
@@ -171,6 +176,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	r.progress = newProgress(r)
 	defer r.progress.clear()
 	err = r.epochs(ctx)
+	if r.events != nil {
+		err = errors.Join(err, r.events.Close())
+	}
 	r.report.Steps, r.report.Stepper = r.at.Step, r.stepper.Stats()
 	return r.report, err
 }
@@ -184,6 +192,7 @@ type runner struct {
 	state    *imageloader.State // after the last step of a running epoch, with a Loader
 	progress *progress
 	batch    *prefetcher.Batch // of the running step
+	events   *tfevents.Writer  // nil without TensorBoard, and before the first epoch
 }
 
 func (c *Config) check() error {
@@ -192,10 +201,10 @@ func (c *Config) check() error {
 		return fmt.Errorf("train.Run: Config needs Model, Optimizer and Feed: %w", cuda.ErrInvalidArgument)
 	case c.Epochs < 1:
 		return fmt.Errorf("train.Run: Epochs is %d, and must be at least 1: %w", c.Epochs, cuda.ErrInvalidArgument)
-	case c.SaveSteps < 0 || c.ClipNorm < 0:
-		return fmt.Errorf("train.Run: SaveSteps is %d and ClipNorm %v: neither may be negative: %w", c.SaveSteps, c.ClipNorm, cuda.ErrInvalidArgument)
-	case c.Dir == "" && (c.Resume || c.SaveSteps > 0):
-		return fmt.Errorf("train.Run: Resume and SaveSteps need Dir: %w", cuda.ErrInvalidArgument)
+	case c.SaveSteps < 0 || c.ClipNorm < 0 || c.Patience < 0:
+		return fmt.Errorf("train.Run: SaveSteps is %d, ClipNorm %v and Patience %d: none may be negative: %w", c.SaveSteps, c.ClipNorm, c.Patience, cuda.ErrInvalidArgument)
+	case c.Dir == "" && (c.Resume || c.SaveSteps > 0 || c.TensorBoard):
+		return fmt.Errorf("train.Run: Resume, SaveSteps and TensorBoard need Dir: %w", cuda.ErrInvalidArgument)
 	}
 	return nn.Err(c.Model)
 }
@@ -203,6 +212,10 @@ func (c *Config) check() error {
 // epochs runs the epochs that are left.
 func (r *runner) epochs(ctx context.Context) error {
 	for r.at.Epoch < r.Epochs {
+		if r.impatient() {
+			r.report.Stopped = true
+			return nil
+		}
 		e, err := r.epoch(ctx)
 		if err != nil {
 			return r.ended(ctx, err)
@@ -218,6 +231,9 @@ func (r *runner) epochs(ctx context.Context) error {
 		if err := errors.Join(r.saveLast("training"), r.saveLog()); err != nil {
 			return r.failed(err)
 		}
+		if err := r.event(e); err != nil {
+			return r.failed(err)
+		}
 		r.progress.epoch(e)
 		if r.OnEpoch != nil {
 			if err := r.OnEpoch(e); err != nil {
@@ -226,6 +242,12 @@ func (r *runner) epochs(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// impatient reports whether Patience has run out.
+func (r *runner) impatient() bool {
+	best := r.report.Best()
+	return r.Patience > 0 && best != nil && r.at.Epoch-best.Epoch >= r.Patience
 }
 
 // hookError is an error of the program's own hook.

@@ -341,7 +341,7 @@ func TestFiles(t *testing.T) {
 		t.Errorf("progress:\n%s", out)
 	}
 	files, err := os.ReadDir(j.Dir)
-	if err != nil || len(files) != 3 {
+	if err != nil || len(files) != 4 {
 		t.Errorf("%d files in the folder, %v", len(files), err)
 	}
 }
@@ -527,6 +527,31 @@ func TestFrozenPart(t *testing.T) {
 		if same := reflect.DeepEqual(values, before[name]); same != strings.HasPrefix(name, "0.") {
 			t.Errorf("%s: unchanged %v", name, same)
 		}
+	}
+}
+
+// A training ends after Patience epochs without a better one, and says so again when it resumes; its
+// event files have the epochs.
+func TestPatienceAndTensorBoard(t *testing.T) {
+	o := job{Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true, TensorBoard: true}}
+	j := newJob(t, o)
+	j.Loss = func(output *torch.Tensor, b *prefetcher.Batch) *torch.Tensor {
+		// Epoch 2 is the best: the loss of epoch n is |n-2| and a little of the network.
+		return output.Mean().MulScalar(1e-6).AddScalar(math.Abs(float64(b.Epoch) - 1))
+	}
+	for range 2 {
+		report := j.run(t)
+		if len(report.Epochs) != 4 || report.Best().Epoch != 2 || !report.Stopped {
+			t.Fatalf("%d epochs, best %+v, stopped %v", len(report.Epochs), report.Best(), report.Stopped)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(j.Dir, "events.out.tfevents.*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	text, err := os.ReadFile(files[0])
+	if n := bytes.Count(text, []byte("loss/train")); err != nil || n != 4 {
+		t.Errorf("%d epochs in the event file, %v", n, err)
 	}
 }
 

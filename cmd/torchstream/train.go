@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/trace"
 	"github.com/torchstream/torchstream/train"
 )
 
@@ -36,6 +38,9 @@ type trainOptions struct {
 	lr, decay, warmup, clip, ema                             float64
 	seed                                                     uint64
 	resume, freeze                                           bool
+	amp, profile                                             string
+	channelsLast, graph, tensorBoard                         bool
+	patience                                                 int
 }
 
 // trainCommand trains a classifier.
@@ -63,6 +68,12 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.IntVar(&o.saveSteps, "save-steps", 0, "write last.pt every so many steps too, not only after each epoch")
 	set.StringVar(&o.pretrained, "pretrained", "", "checkpoint `FILE` (.pt, .pth, .safetensors) to start from; tensors of another shape, such as the head, start anew")
 	set.BoolVar(&o.freeze, "freeze", false, "with -pretrained: train only the tensors that the checkpoint did not have")
+	set.StringVar(&o.amp, "amp", "", "bf16 or fp16: mixed precision, the network in 16 bits with parameters in float32 (default: all in float32)")
+	set.BoolVar(&o.channelsLast, "channels-last", false, "keep images and kernels in the memory order N H W C, in which a GPU's convolutions are faster")
+	set.BoolVar(&o.graph, "graph", false, "on a GPU: replay each step as a CUDA graph, which frees the host")
+	set.IntVar(&o.patience, "patience", 0, "end after so many epochs without a better one (default: never)")
+	set.BoolVar(&o.tensorBoard, "tensorboard", false, "write event files for TensorBoard into the folder of -out too")
+	set.StringVar(&o.profile, "profile", "", "record four steps of the first epoch to this `FILE`: a timeline (.svg, .png) or a trace for Perfetto (.json)")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
@@ -90,6 +101,10 @@ func (o *trainOptions) check() error {
 		return usageError{"-epochs, -batch and -seed are at least 1, -size at least 32, and -out is not empty"}
 	case o.lr < 0 || o.clip < 0 || o.warmup < 0 || o.saveSteps < 0 || o.ema < 0 || o.ema >= 1:
 		return usageError{"-lr, -clip, -warmup and -save-steps are not negative, and -ema is from 0 to below 1"}
+	case o.amp != "" && o.amp != "bf16" && o.amp != "fp16":
+		return usageError{fmt.Sprintf("-amp %q: want bf16 or fp16", o.amp)}
+	case o.patience < 0:
+		return usageError{"-patience is not negative"}
 	case o.freeze && o.pretrained == "":
 		return usageError{"-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
 	}
@@ -107,6 +122,7 @@ func (o *trainOptions) settings() map[string]string {
 		"model": o.model, "batch": strconv.Itoa(o.batch), "size": strconv.Itoa(o.size), "epochs": strconv.Itoa(o.epochs), "optimizer": o.optimizer,
 		"lr": fmt.Sprint(o.lr), "weight-decay": fmt.Sprint(o.decay), "warmup": fmt.Sprint(o.warmup), "clip": fmt.Sprint(o.clip),
 		"ema": fmt.Sprint(o.ema), "seed": fmt.Sprint(o.seed), "freeze": strconv.FormatBool(o.freeze),
+		"amp": o.amp, "channels-last": strconv.FormatBool(o.channelsLast),
 	}
 }
 
@@ -151,14 +167,16 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
 		return err
 	}
-	loader, feed, err := o.open(ctx, device, o.archive, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true})
+	loader, feed, err := o.open(ctx, device, o.archive, imageloader.Options{Transform: imageloader.Train(o.size), Shuffle: true},
+		trace.Window{File: o.profile})
 	if err != nil {
 		return err
 	}
 	defer loader.Close()
 	defer feed.Close()
 	c := train.Config{Feed: feed, Loader: loader, Epochs: o.epochs, ClipNorm: o.clip, Seed: o.seed, Dir: o.out, Resume: o.resume, SaveSteps: o.saveSteps,
-		Metadata: o.settings(), Progress: stdout}
+		Metadata: o.settings(), Progress: stdout, Graph: o.graph, Patience: o.patience, TensorBoard: o.tensorBoard,
+		Log: slog.New(slog.NewTextHandler(stderr, nil))}
 	classes, err := json.Marshal(loader.Classes())
 	if err != nil {
 		return err
@@ -172,7 +190,7 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	if o.test != "" {
 		held, testFeed, err := o.open(ctx, device, o.test, imageloader.Options{
 			Transform: imageloader.Eval(o.size*8/7, o.size), Classes: loader.Classes(), // 256 for 224
-		})
+		}, trace.Window{})
 		if err != nil {
 			return err
 		}
@@ -184,6 +202,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		return err
 	}
 	defer c.Optimizer.Close()
+	if c.Scaler != nil {
+		defer c.Scaler.Close()
+	}
 	if c.EMA != nil {
 		defer c.EMA.Close()
 	}
@@ -209,13 +230,13 @@ func (o *trainOptions) pickDevice() (cuda.Device, error) {
 }
 
 // open opens an archive and a prefetcher of it.
-func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, options imageloader.Options) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
+func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string, options imageloader.Options, window trace.Window) (*imageloader.Loader, *prefetcher.Prefetcher, error) {
 	options.BatchSize, options.Workers, options.Seed = o.batch, o.workers, o.seed
 	loader, err := imageloader.OpenContext(ctx, path, options)
 	if err != nil {
 		return nil, nil, err
 	}
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device})
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Trace: window})
 	if err != nil {
 		loader.Close()
 		return nil, nil, err
@@ -241,6 +262,12 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	if err := nn.To(c.Model, device); err != nil {
 		return err
 	}
+	if o.channelsLast {
+		if err := nn.ToMemoryFormat(c.Model, torch.ChannelsLast); err != nil {
+			return err
+		}
+	}
+	c.Autocast = map[string]torch.DType{"bf16": torch.BFloat16, "fp16": torch.Float16}[o.amp]
 	var params []*torch.Tensor
 	elements := int64(0)
 	for _, p := range nn.Parameters(c.Model) {
@@ -251,12 +278,17 @@ func (o *trainOptions) build(c *train.Config, device cuda.Device, stdout io.Writ
 	}
 	fmt.Fprintf(stdout, "%s: %d parameters to train, images of %d x %d, batches of %d, on %s\n\n", o.model, elements, o.size, o.size, o.batch, device)
 	if o.optimizer == "sgd" {
-		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay})
+		c.Optimizer, err = optim.NewSGD(params, optim.SGDOptions{LR: o.lr, Momentum: 0.9, WeightDecay: o.decay, Capturable: o.graph})
 	} else {
-		c.Optimizer, err = optim.NewAdamW(params, optim.AdamWOptions{LR: o.lr, WeightDecay: o.decay, NoWeightDecay: o.decay == 0})
+		c.Optimizer, err = optim.NewAdamW(params, optim.AdamWOptions{LR: o.lr, WeightDecay: o.decay, NoWeightDecay: o.decay == 0, Capturable: o.graph})
 	}
 	if err != nil {
 		return err
+	}
+	if o.amp == "fp16" {
+		if c.Scaler, err = optim.NewGradScaler(device, optim.GradScalerOptions{}); err != nil {
+			return errors.Join(err, c.Optimizer.Close())
+		}
 	}
 	if o.ema > 0 {
 		if c.EMA, err = optim.NewEMA(nn.State(c.Model), optim.EMAOptions{Decay: o.ema}); err != nil {
@@ -315,6 +347,9 @@ func (o *trainOptions) loadPretrained(model nn.Module, stdout io.Writer) error {
 // finish prints the result, and how to use it.
 func (o *trainOptions) finish(report *train.Report, took time.Duration, stdout io.Writer) error {
 	best := report.Best()
+	if n := report.Stepper.Replays; n > 0 {
+		fmt.Fprintf(stdout, "\n%d of the %d steps of this run replayed a CUDA graph", n, report.Stepper.Steps)
+	}
 	fmt.Fprintf(stdout, "\n%d steps, %s in this run; the best epoch is %d", report.Steps, took.Round(100*time.Millisecond), best.Epoch)
 	if best.Eval != nil {
 		fmt.Fprintf(stdout, ", right on %.1f %% of %d held-back images", 100*best.Eval.Top1, best.Eval.Samples)

@@ -9,6 +9,7 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -162,6 +163,31 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	}
 }
 
+// Mixed precision, memory order, graphs (which the CPU has not), event files and a profile go
+// together; a run resumes only with the same precision.
+func TestTrainOptions(t *testing.T) {
+	archive := fewPhotos(t, map[string]int{"cat": 5, "dog": 5})
+	out := filepath.Join(t.TempDir(), "out")
+	profile := filepath.Join(t.TempDir(), "step.json")
+	stdout := trainSmall(t, archive, out, "-amp", "fp16", "-channels-last", "-graph", "-patience", "5", "-tensorboard", "-profile", profile, "-save-steps", "2")
+	if !strings.Contains(stdout, "6 steps, ") || strings.Contains(stdout, "replayed") {
+		t.Error(stdout)
+	}
+	events, err := filepath.Glob(filepath.Join(out, "events.out.tfevents.*"))
+	if err != nil || len(events) != 1 {
+		t.Errorf("event files %v, %v", events, err)
+	}
+	for _, path := range []string{filepath.Join(out, "curves.png"), profile} {
+		if info, err := os.Stat(path); err != nil || info.Size() == 0 {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
+	}
+	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out, "-resume", "-channels-last", "-amp", "bf16"}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "amp fp16, not bf16") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
 func TestTrainMistakes(t *testing.T) {
 	for says, args := range map[string][]string{
 		"train needs -archive":   {},
@@ -170,6 +196,8 @@ func TestTrainMistakes(t *testing.T) {
 		"-size at least 32":      {"-archive", photos, "-size", "31"},
 		"-ema is from 0":         {"-archive", photos, "-ema", "1"},
 		"-freeze needs":          {"-archive", photos, "-freeze"},
+		"want bf16 or fp16":      {"-archive", photos, "-amp", "fp8"},
+		"-patience is not":       {"-archive", photos, "-patience", "-1"},
 		"-device \"tpu\"":        {"-archive", photos, "-device", "tpu"},
 		"train takes 0 argument": {photos},
 	} {

@@ -27,6 +27,7 @@ LAYERS = {
     "internal/interrupt": [],
     "internal/printable": [],
     "internal/safefile": [],
+    "internal/tfevents": [],
     "leaks": ["internal/origin"],
     "tensor": [],
     "internal/ptfile": ["tensor"],
@@ -69,7 +70,7 @@ LAYERS = {
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
-    "train": ["cuda", "imageloader", "internal/safefile", "nn", "optim", "prefetcher", "torch"],
+    "train": ["cuda", "imageloader", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.

@@ -1,0 +1,106 @@
+// Package tfevents writes TensorBoard's event files: records of TensorFlow's protocol buffers, of
+// which only scalars are needed.
+//
+// A record is the length of its data (8 bytes, little-endian), the masked CRC-32C of these 8 bytes,
+// the data, and the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data is
+// a message Event (tensorflow/core/util/event.proto).
+package tfevents
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// Scalar is a number with the name under which TensorBoard draws it, such as "loss/train".
+type Scalar struct {
+	Tag   string
+	Value float64 // written as float32
+}
+
+// Writer appends events to a file. It serves one goroutine at a time.
+type Writer struct {
+	file *os.File
+	now  func() time.Time
+}
+
+// Create makes a new file in the folder, with a name that TensorBoard finds. TensorBoard joins the
+// files of a folder, so a program that goes on after an interruption makes another one.
+func Create(dir string) (*Writer, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	now := time.Now()
+	name := fmt.Sprintf("events.out.tfevents.%d.%s.%d.%d", now.Unix(), filepath.Base(host), os.Getpid(), now.Nanosecond())
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	w := &Writer{f, time.Now}
+	// Every file begins with its version.
+	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+// Write appends the scalars of a step. They are in the file when Write returns, so that a
+// TensorBoard that runs meanwhile shows them.
+func (w *Writer) Write(step int64, scalars ...Scalar) error {
+	var summary []byte
+	for _, s := range scalars {
+		value := bytesField(nil, 1, []byte(s.Tag))
+		value = append(value, 2<<3|5) // simple_value, 32 bits
+		value = binary.LittleEndian.AppendUint32(value, math.Float32bits(float32(s.Value)))
+		summary = bytesField(summary, 1, value)
+	}
+	return w.record(bytesField(w.event(step), 5, summary))
+}
+
+// event begins an Event with wall_time and step.
+func (w *Writer) event(step int64) []byte {
+	e := []byte{1<<3 | 1} // wall_time, 64 bits
+	e = binary.LittleEndian.AppendUint64(e, math.Float64bits(float64(w.now().UnixMicro())/1e6))
+	if step != 0 {
+		e = binary.AppendUvarint(append(e, 2<<3), uint64(step))
+	}
+	return e
+}
+
+// bytesField appends a field of a length and bytes.
+func bytesField(message []byte, field byte, content []byte) []byte {
+	message = binary.AppendUvarint(append(message, field<<3|2), uint64(len(content)))
+	return append(message, content...)
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// masked is the CRC-32C in the form that lets data contain CRCs.
+func masked(data []byte) uint32 {
+	c := crc32.Checksum(data, castagnoli)
+	return (c>>15 | c<<17) + 0xa282ead8
+}
+
+func (w *Writer) record(data []byte) error {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(data)))
+	b = binary.LittleEndian.AppendUint32(b, masked(b))
+	b = append(b, data...)
+	b = binary.LittleEndian.AppendUint32(b, masked(data))
+	_, err := w.file.Write(b)
+	return err
+}
+
+// Close closes the file, which is then on the disk.
+func (w *Writer) Close() error {
+	if err := w.file.Sync(); err != nil {
+		w.file.Close()
+		return err
+	}
+	return w.file.Close()
+}

@@ -1,0 +1,70 @@
+package tfevents
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The bytes are those of TensorBoard's own writer.
+func TestBytesEqualTensorBoards(t *testing.T) {
+	want, err := os.ReadFile("testdata/events.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "events"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Writer{f, func() time.Time { return time.UnixMilli(1700000000250) }}
+	if err := w.record(bytesField(w.event(0), 3, []byte("brain.Event:2"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(1, Scalar{"loss/train", 2.5}, Scalar{"lr", 1e-3}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Write(300, Scalar{"loss/train", math.NaN()}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(f.Name())
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v\n%x\nwant\n%x", err, got, want)
+	}
+}
+
+// Each file of a folder is a new one, and begins with the version.
+func TestCreate(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		w, err := Create(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Write(1, Scalar{"a", 1}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil || !strings.HasPrefix(f.Name(), "events.out.tfevents.") || !bytes.Contains(text, []byte("brain.Event:2")) {
+			t.Errorf("%s: %q, %v", f.Name(), text, err)
+		}
+	}
+	if _, err := Create(filepath.Join(dir, "none")); err == nil {
+		t.Error("a folder that is missing is no error")
+	}
+}

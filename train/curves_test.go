@@ -1,0 +1,71 @@
+package train
+
+import (
+	"bytes"
+	"image"
+	"image/color"
+	"image/png"
+	"math"
+	"slices"
+	"testing"
+)
+
+func has(img image.Image, c color.RGBA) bool {
+	b := img.Bounds()
+	for y := b.Min.Y; y < b.Max.Y; y++ {
+		for x := b.Min.X; x < b.Max.X; x++ {
+			if r, g, b, _ := img.At(x, y).RGBA(); uint8(r>>8) == c.R && uint8(g>>8) == c.G && uint8(b>>8) == c.B {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// The picture has a panel for what there is, and a curve for training and evaluation each.
+func TestCurves(t *testing.T) {
+	classifier := func(loss, top1 float64) *Metrics { return &Metrics{Loss: loss, Top1: top1, Classes: 3} }
+	for name, c := range map[string]struct {
+		epochs []Epoch
+		panels int
+		eval   bool
+	}{
+		"a classifier with evaluation": {[]Epoch{{Epoch: 1, Train: classifier(2, 0.1), Eval: classifier(3, 0.2)}, {Epoch: 2, Train: classifier(1, 0.6), Eval: classifier(2, 0.5)}}, 2, true},
+		"no classes":                   {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}}, {Epoch: 2, Train: &Metrics{Loss: 1}}}, 1, false},
+		"one epoch":                    {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: 2}}}, 1, false},
+		"not finite":                   {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.Inf(1)}}, {Epoch: 2, Train: &Metrics{Loss: 7}}}, 1, false},
+		"never finite":                 {[]Epoch{{Epoch: 1, Train: &Metrics{Loss: math.NaN()}, Eval: &Metrics{Loss: 1}}}, 1, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var file bytes.Buffer
+			if err := writeCurves(&file, c.epochs); err != nil {
+				t.Fatal(err)
+			}
+			img, err := png.Decode(&file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := img.Bounds(); got != image.Rect(0, 0, c.panels*panelWidth, panelHeight) {
+				t.Errorf("%v", got)
+			}
+			if name != "never finite" && !has(img, curveTrain) || has(img, curveEval) != c.eval {
+				t.Error("the curves are not those of the epochs")
+			}
+		})
+	}
+}
+
+func TestTicks(t *testing.T) {
+	for _, c := range []struct {
+		low, high float64
+		count     int
+		want      []float64
+	}{
+		{0, 1, 5, []float64{0, 0.2, 0.4, 0.6000000000000001, 0.8, 1}}, {0, 9, 5, []float64{0, 2, 4, 6, 8}},
+		{3, 3, 5, []float64{3}}, {0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {0.5, 2.6, 5, []float64{0.5, 1, 1.5, 2, 2.5}},
+	} {
+		if got := ticks(c.low, c.high, c.count); !slices.Equal(got, c.want) {
+			t.Errorf("ticks from %v to %v: %v, want %v", c.low, c.high, got, c.want)
+		}
+	}
+}
