@@ -530,8 +530,8 @@ func TestFrozenPart(t *testing.T) {
 	}
 }
 
-// A training ends after Patience epochs without a better one, and says so again when it resumes; its
-// event files have the epochs.
+// A training ends after Patience epochs without a better one, and says so again when it resumes.
+// Its event files have the epochs.
 func TestPatienceAndTensorBoard(t *testing.T) {
 	o := job{Config: train.Config{Epochs: 9, Patience: 2, Dir: t.TempDir(), Resume: true, TensorBoard: true}}
 	j := newJob(t, o)

@@ -2,8 +2,8 @@
 // which only scalars are needed.
 //
 // A record is the length of its data (8 bytes, little-endian), the masked CRC-32C of these 8 bytes,
-// the data, and the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data is
-// a message Event (tensorflow/core/util/event.proto).
+// the data, and the masked CRC-32C of the data (tensorflow/core/lib/io/record_writer.h). The data
+// is a message Event (tensorflow/core/util/event.proto).
 package tfevents
 
 import (

@@ -93,6 +93,7 @@ LAYERS = {
         "optim",
         "prefetcher",
         "torch",
+        "trace",
         "train",
     ],
     "examples/internal/lesson": ["cuda", "internal/interrupt", "trace"],
