@@ -109,6 +109,9 @@ func digestOps() map[string][]transform.Op {
 	color := transform.Color{200, 100, 50}
 	centre := &[2]float64{10, 12.5}
 	return map[string][]transform.Op{
+		"AugMix": {transform.AugMix{}},
+		"AugMix partial": {transform.AugMix{Severity: 9, MixtureWidth: 2, ChainDepth: 2, Alpha: 0.3, PartialOps: true,
+			Interpolation: transform.Nearest, Fill: color}, transform.RandomHorizontalFlip{}},
 		"AutoAugment CIFAR10":  {transform.AutoAugment{Policy: transform.CIFAR10Policy, Fill: color}},
 		"AutoAugment ImageNet": {transform.AutoAugment{}},
 		"AutoAugment SVHN": {transform.AutoAugment{Policy: transform.SVHNPolicy,

@@ -372,8 +372,11 @@ func TestMaskOptionsAreChecked(t *testing.T) {
 		"excludes Options.Classes":                 func(o *Options) { o.Classes = []string{"a"} },
 		"excludes Options.WebDataset":              func(o *Options) { o.WebDataset = true },
 		"excludes Options.Balanced":                func(o *Options) { o.Balanced = true },
-		"field Mix":                                func(o *Options) { o.Transform.Mix = []transform.BatchOp{transform.CutMix{}} },
-		"no image has a mask by Options.Masks":     func(o *Options) { o.Masks.Mask = "labels/*" },
+		"field Ops[0] (transform.RandomApply) adds up images": func(o *Options) {
+			o.Transform.Ops = []transform.Op{transform.RandomApply{Ops: []transform.Op{&transform.AugMix{}}}}
+		},
+		"field Mix":                            func(o *Options) { o.Transform.Mix = []transform.BatchOp{transform.CutMix{}} },
+		"no image has a mask by Options.Masks": func(o *Options) { o.Masks.Mask = "labels/*" },
 	} {
 		o := Options{Masks: sceneMasks, NoIndex: true}
 		change(&o)

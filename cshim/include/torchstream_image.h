@@ -315,7 +315,13 @@ enum {
                            * the image's; v[0..5]: the inverse matrix, row by row, in pixels from
                            * the image's centre */
   TS_AUGMENT_PERSPECTIVE = 19, /* i[0..4] as above; v[0..7]: torchvision's eight coefficients */
-  TS_AUGMENT_PERMUTE = 20      /* i[0..2]: which channels become red, green and blue */
+  TS_AUGMENT_PERMUTE = 20,     /* i[0..2]: which channels become red, green and blue */
+  /* A weighted sum of what several chains of operations make of one image, in float32, cut to
+   * uint8. i[0]: 0 begins it: the image, times v[0], is the first summand, and the first chain
+   * follows; 1 ends a chain: adds the image times v[0], and returns to the image of the beginning;
+   * 2 does so for the last chain, and the sum becomes the image. v[0]: 0 to 1. Sums do not nest,
+   * and each chain keeps the image's size. */
+  TS_AUGMENT_MIX = 21
 };
 enum {
   TS_PADDING_CONSTANT = 0,

@@ -21,6 +21,7 @@ type golden struct {
 	Rotations           [][6]any // angle, width, height, interpolation, fill, CRC-32
 	Policies            map[string][][2][3]any
 	Centres             [][8]any // angle, width, height, interpolation, fill, centre, CRC-32 of rotate and of affine
+	Augmixes            [][3]any // weights, chains of operation, bin and sign, CRC-32
 	Expansions          [][8]any // angle, width, height, interpolation, fill, width and height of the result, CRC-32 of its upper left corner
 }
 

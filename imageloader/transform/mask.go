@@ -2,6 +2,7 @@ package transform
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -13,7 +14,17 @@ func (p *Plan) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
 	}
+	for i, op := range p.t.Ops {
+		if has(op, mixes) {
+			return fmt.Errorf("field Ops[%d] (%T) adds up images whose pixels were moved in different ways: no mask belongs to the sum", i, op)
+		}
+	}
 	return nil
+}
+
+func mixes(op Op) bool {
+	o, ok := op.(interface{ mixes() bool })
+	return ok && o.mixes()
 }
 
 // moves are the operations that move pixels. All others change colours, and leave masks alone, as

@@ -85,7 +85,7 @@ func checkOps(ops []Op, width, height int) error {
 		if isNil(op) {
 			return fmt.Errorf("field Ops[%d] is nil", i)
 		}
-		if onPixels(op) && (w != width || h != height) {
+		if has(op, onPixels) && (w != width || h != height) {
 			return fmt.Errorf("field Ops[%d] (%T) is on %d x %d pixels: it must come before or after steps that change the size, "+
 				"not between", i, op, w, h)
 		}
@@ -128,20 +128,28 @@ func at(ops []Op, i int) Op {
 	return nil
 }
 
-// pixelOp is a step that may work on the image in Go's memory, which has Size x Size pixels.
-type pixelOp interface{ onPixels() bool }
+// has says whether a step, or a step within it, is of a kind.
+func has(op Op, kind func(Op) bool) bool {
+	if isNil(op) {
+		return false
+	}
+	o, ok := op.(interface{ steps() []Op })
+	return kind(op) || ok && slices.ContainsFunc(o.steps(), func(op Op) bool { return has(op, kind) })
+}
 
+func (o RandomApply) steps() []Op  { return o.Ops }
+func (o RandomChoice) steps() []Op { return o.Ops }
+func (o RandomOrder) steps() []Op  { return o.Ops }
+
+// onPixels says whether a step may work on the image in Go's memory, which has Size x Size pixels.
 func onPixels(op Op) bool {
-	o, ok := op.(pixelOp)
-	return ok && !isNil(op) && o.onPixels()
+	o, ok := op.(interface{ onPixels() bool })
+	return ok && o.onPixels()
 }
 
 func (Func) onPixels() bool            { return true }
 func (GaussianNoise) onPixels() bool   { return true }
 func (o RandomErasing) onPixels() bool { return o.Random }
-func (o RandomApply) onPixels() bool   { return slices.ContainsFunc(o.Ops, onPixels) }
-func (o RandomChoice) onPixels() bool  { return slices.ContainsFunc(o.Ops, onPixels) }
-func (o RandomOrder) onPixels() bool   { return slices.ContainsFunc(o.Ops, onPixels) }
 
 // isNil says whether a step is nil, or a nil pointer to one. Pointers to steps are steps too.
 func isNil(op any) bool {

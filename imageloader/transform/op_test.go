@@ -108,13 +108,36 @@ func TestAugmentDistributions(t *testing.T) {
 			return [...]float64{0, 0, 3. / 31, 8. / 31, 13. / 31, 18. / 31, 23. / 31, 28. / 31, 1}[int(math.Floor(x))]
 		}},
 		{"rand equalize", RandAugment{NumOps: 1}, first(imagecapi.AugmentEqualize, value), 1. / 14, nil},
+		{"augmix own weight", AugMix{MixtureWidth: 1}, func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1, uniformCDF(0, 1)},
+		{"augmix last weight", AugMix{}, func(p *program) []float64 { return []float64{p.ops[len(p.ops)-1].Values[0]} }, 1,
+			func(x float64) float64 { return x*x - 2*x*math.Log(max(x, 1e-300)) }}, // a uniform number times one of Dirichlet's three
+		{"augmix weights of 0.5", AugMix{MixtureWidth: 1, Alpha: 0.5}, func(p *program) []float64 { return []float64{p.ops[0].Values[0]} }, 1,
+			func(x float64) float64 { return 2 / math.Pi * math.Asin(math.Sqrt(x)) }},
+		{"augmix chains", AugMix{MixtureWidth: 4, ChainDepth: 2}, func(p *program) []float64 {
+			return make([]float64, len(first(imagecapi.AugmentMix, value)(p))-1)
+		}, 4, nil},
+		{"augmix depth", AugMix{MixtureWidth: 1}, first(imagecapi.AugmentEqualize, value), 2. / 13, nil},
+		{"augmix fixed depth", AugMix{MixtureWidth: 1, ChainDepth: 1}, first(imagecapi.AugmentEqualize, value), 1. / 13, nil},
+		{"augmix partial", AugMix{MixtureWidth: 1, ChainDepth: 1, PartialOps: true}, first(imagecapi.AugmentEqualize, value), 1. / 9, nil},
+		{"augmix no color", AugMix{PartialOps: true}, first(imagecapi.AugmentSaturation, value), 0, nil},
+		{"augmix posterize", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 10}, first(imagecapi.AugmentPosterize, integer(0)), 1. / 13, stepsCDF(0, 4)},
+		{"augmix brightness", AugMix{MixtureWidth: 1, ChainDepth: 1, Severity: 4}, first(imagecapi.AugmentBrightness, func(op *imagecapi.AugmentOp) float64 {
+			return math.Round((op.Values[0] - 1) * 10)
+		}), 1. / 13,
+			func(x float64) float64 { // 0 to 3, of either sign
+				k := math.Floor(x)
+				if k >= 0 {
+					k++
+				}
+				return min(max((k+4)/8, 0), 1)
+			}},
 		{"auto invert", AutoAugment{}, first(imagecapi.AugmentInvert, value), (0.6 + 0.6 + 0.6) / 25, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var values []float64
 			draws(c.op, 64, 48, manyDraws, func(p *program) { values = append(values, c.values(p)...) })
 			share, n := float64(len(values))/manyDraws, float64(manyDraws)
-			if math.Abs(share-c.share) > 4*math.Sqrt(c.share*(1-c.share)/n)+1e-9 {
+			if math.Abs(share-c.share) > 4*math.Sqrt(max(0, c.share*(1-c.share))/n)+1e-9 {
 				t.Errorf("in %v of the draws, want %v", share, c.share)
 			}
 			if c.cdf == nil {
@@ -232,6 +255,11 @@ func TestOpsChecks(t *testing.T) {
 		"field DistortionScale is 2":                  {RandomPerspective{DistortionScale: 2}},
 		"field Ops is empty":                          {RandomChoice{}},
 		"Ops[0] (transform.RandomApply): field Ops[0": {RandomApply{Ops: []Op{RandomPosterize{}}}},
+		"field Severity is 11":                        {AugMix{Severity: 11}},
+		"field MixtureWidth is -1":                    {AugMix{MixtureWidth: -1}},
+		"field ChainDepth is 65":                      {AugMix{ChainDepth: 65}},
+		"AugMix): field Alpha is -1":                  {AugMix{Alpha: -1}},
+		"AugMix): field Interpolation is 3":           {AugMix{Interpolation: Bicubic}},
 		"field NumOps is -1":                          {RandAugment{NumOps: -1}},
 		"field Magnitude is 31":                       {RandAugment{Magnitude: 31}},
 		"field NumMagnitudeBins is 1,":                {TrivialAugmentWide{NumMagnitudeBins: 1}},

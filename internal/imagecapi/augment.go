@@ -32,6 +32,7 @@ const (
 	AugmentAffine         = C.TS_AUGMENT_AFFINE
 	AugmentPerspective    = C.TS_AUGMENT_PERSPECTIVE
 	AugmentPermute        = C.TS_AUGMENT_PERMUTE
+	AugmentMix            = C.TS_AUGMENT_MIX
 
 	Nearest  = C.TS_INTERPOLATION_NEAREST
 	Bilinear = C.TS_INTERPOLATION_BILINEAR

@@ -498,7 +498,12 @@ void put_color(const int32_t* from, uint8_t* to) {
 
 struct Size {
   int32_t width, height;
+  // Inside a mixture: the size at its beginning.
+  bool mixing = false;
+  int32_t mixed_width = 0, mixed_height = 0;
 };
+
+enum { kMixBegin = 0, kMixNext = 1, kMixEnd = 2 };
 
 // For an operation that has no parameters, or accepts every value.
 void check_nothing(const ts_augment_op&, Size*) {}
@@ -585,6 +590,24 @@ void check_permute(const ts_augment_op& op, Size*) {
   for (int c = 0; c < 3; ++c) {
     if (op.integers[c] < 0 || op.integers[c] > 2) refuse(op, "channels must be from 0 to 2");
   }
+}
+
+void check_mix(const ts_augment_op& op, Size* size) {
+  const int32_t part = op.integers[0];
+  if (part < kMixBegin || part > kMixEnd) refuse(op, "its part is not 0, 1 or 2");
+  if (!(op.values[0] >= 0.0 && op.values[0] <= 1.0)) refuse(op, "its weight is not in 0 to 1");
+  if (part == kMixBegin) {
+    if (size->mixing) refuse(op, "a mixture is begun within another");
+    size->mixing = true;
+    size->mixed_width = size->width;
+    size->mixed_height = size->height;
+    return;
+  }
+  if (!size->mixing) refuse(op, "there is no mixture");
+  if (size->width != size->mixed_width || size->height != size->mixed_height) {
+    refuse(op, "a chain of a mixture changes the image's size");
+  }
+  size->mixing = part != kMixEnd;
 }
 
 void flip_horizontal(Workspace* work, const ts_augment_op&) {
@@ -803,6 +826,29 @@ void perspective(Workspace* work, const ts_augment_op& op) {
   std::swap(work->image, work->other);
 }
 
+struct AddWeighted {
+  TS_INLINE static void run(float* sum, const uint8_t* bytes, size_t count, float weight) {
+    for (size_t i = 0; i < count; ++i) {
+      // The product is exact in double, and rounded before it is added: no fused multiply-add.
+      sum[i] += static_cast<float>(static_cast<double>(weight) * bytes[i]);
+    }
+  }
+};
+
+void mix(Workspace* work, const ts_augment_op& op) {
+  const size_t count = work->image.bytes.size();
+  if (op.integers[0] == kMixBegin) {
+    work->kept = work->image;
+    work->sum.assign(count, 0.0F);
+  }
+  run<AddWeighted>(work->sum.data(), static_cast<const uint8_t*>(work->image.bytes.data()), count,
+                   static_cast<float>(op.values[0]));
+  if (op.integers[0] == kMixNext) work->image = work->kept;
+  if (op.integers[0] == kMixEnd) {
+    for (size_t i = 0; i < count; ++i) work->image.bytes[i] = cut(clamp255(work->sum[i]));
+  }
+}
+
 // ---- the table -------------------------------------------------------------------------------
 
 struct Operation {
@@ -834,6 +880,7 @@ constexpr Operation kOperations[] = {
     {TS_AUGMENT_AFFINE, check_affine, affine},
     {TS_AUGMENT_PERSPECTIVE, check_perspective, perspective},
     {TS_AUGMENT_PERMUTE, check_permute, permute},
+    {TS_AUGMENT_MIX, check_mix, mix},
 };
 
 constexpr bool in_order() {
@@ -864,9 +911,12 @@ void check(const ts_augment_op& op, Size* size) {
 
 void Augmenter::run(uint8_t* pixels, int32_t width, int32_t height, size_t stride,
                     const ts_augment_op* ops, int64_t count) {
-  Size size = {width, height};
+  Size size = {};
+  size.width = width;
+  size.height = height;
   for (int64_t i = 0; i < count; ++i) check(ops[i], &size);
   require(size.width == width && size.height == height, "the operations change the image's size");
+  require(!size.mixing, "a mixture is begun and not ended");
   Pixels& image = work_.image;  // also the result: operations swap the contents with work_.other
   image.resize(width, height);
   for (int32_t y = 0; y < height; ++y) {

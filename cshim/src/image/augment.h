@@ -16,7 +16,7 @@ namespace ts::image {
 
 // The number of operations. Their kinds are 1 to kAugmentKinds. The tests compare, and the fuzzer
 // runs, every kind in this range; augment.cc asserts that its table has as many rows.
-inline constexpr int32_t kAugmentKinds = TS_AUGMENT_PERMUTE;
+inline constexpr int32_t kAugmentKinds = TS_AUGMENT_MIX;
 
 // Rows of width * 3 bytes, without gaps.
 struct Pixels {
@@ -43,6 +43,8 @@ struct Workspace {
   std::vector<float> x, y;  // coordinates of a row, or sums of the blur
   std::vector<float> weights;
   std::vector<int32_t> columns;
+  Pixels kept;             // the image at the beginning of a mixture
+  std::vector<float> sum;  // of the mixture so far
 };
 
 class Augmenter {

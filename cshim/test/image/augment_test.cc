@@ -74,7 +74,15 @@ TEST(Augment, EqualsTorchvision) {
     words >> expected;
     ASSERT_FALSE(words.fail()) << line;
     Image image = numbered(seed, width, height);
-    const Outcome outcome = augment(augmenter.get(), &image, {op});
+    std::vector<ts_augment_op> ops = {op};
+    if (op.kind == TS_AUGMENT_MIX) {  // the sum of the image, its inverse and its mirror image
+      ops = {{op.kind, {0}, {op.values[0]}},
+             {TS_AUGMENT_INVERT, {}, {}},
+             {op.kind, {1}, {op.values[1]}},
+             {TS_AUGMENT_FLIP_HORIZONTAL, {}, {}},
+             {op.kind, {2}, {op.values[2]}}};
+    }
+    const Outcome outcome = augment(augmenter.get(), &image, ops);
     const std::string what = line.substr(0, 200);
     ASSERT_EQ(outcome.code, TS_ERROR_NONE) << what << ": " << outcome.message;
     if (how == "exact") {
@@ -100,6 +108,39 @@ TEST(Augment, EqualsTorchvision) {
     const bool rounds = kind == TS_AUGMENT_HUE || kind == TS_AUGMENT_BLUR;
     EXPECT_GE((rounds ? near : exact)[kind], rounds ? 4 : 12) << kind;
   }
+}
+
+// A mixture that is not whole, nests or changes sizes is refused, and leaves the pixels alone.
+TEST(Augment, BrokenMixturesAreRefused) {
+  const Augmenter augmenter = new_augmenter();
+  const auto part = [](int32_t which, double weight = 0.25) {
+    return ts_augment_op{TS_AUGMENT_MIX, {which}, {weight}};
+  };
+  const ts_augment_op cut = {TS_AUGMENT_CROP, {0, 0, 5, 5}, {}};
+  const ts_augment_op back = {TS_AUGMENT_CROP, {0, 0, 17, 9}, {}};
+  const std::vector<ts_augment_op> broken[] = {
+      {part(0)},
+      {part(1)},
+      {part(2)},
+      {part(0), part(1)},
+      {part(0), part(0), part(2)},
+      {part(0), part(2), part(2)},
+      {part(0), cut, part(1), back, part(2)},
+      {part(0), cut, part(2), back},
+      {part(0), part(3)},
+      {part(-1), part(2)},
+      {part(0, -0.1), part(2)},
+      {part(0), part(2, 1.1)},
+  };
+  for (const auto& ops : broken) {
+    Image image = numbered(3, 17, 9);
+    EXPECT_EQ(augment(augmenter.get(), &image, ops).code, TS_ERROR_INVALID_ARGUMENT);
+    EXPECT_EQ(image.pixels, numbered(3, 17, 9).pixels);
+  }
+  Image image = numbered(3, 17, 9);
+  const std::vector<ts_augment_op> whole = {part(0, 1), part(2, 0), cut,       back,
+                                            part(0, 0), part(1, 0), part(2, 1)};
+  EXPECT_EQ(augment(augmenter.get(), &image, whole).code, TS_ERROR_NONE);
 }
 
 // Rows with gaps, several operations, and sizes that change between them.

@@ -154,9 +154,67 @@ def write_operations():
         result = pixels(F.permute_channels(tensor(picture(seed, width, height)), list(orders[seed % 6])))
         integers = " ".join(map(str, [*orders[seed % 6]] + [0] * 6))
         lines.append(f"exact {seed} {width} {height} 20 {integers} {' '.join(['0.0'] * 8)} {zlib.crc32(result.tobytes()):08x}")
+    for seed in range(12):  # a mixture of the image, its inverse and its mirror image, as AugMix adds them
+        width, height = SIZES[seed % 3]
+        source = tensor(picture(seed, width, height))
+        weights = torch.tensor([1.0, 0.0, 0.0]) if seed == 0 else torch._sample_dirichlet(torch.ones(3), torch.Generator().manual_seed(seed))
+        mix = weights[0] * source
+        mix.add_(weights[1] * F.invert(source))
+        mix.add_(weights[2] * F.horizontal_flip(source))
+        values = " ".join(repr(float(w)) for w in weights)
+        lines.append(f"exact {seed} {width} {height} 21 {' '.join(['0'] * 9)} {values} {' '.join(['0.0'] * 5)} {zlib.crc32(pixels(mix.to(torch.uint8)).tobytes()):08x}")
     with open(os.path.join(HERE, "data", "augment.txt"), "w") as file:
         file.write("\n".join(lines) + "\n")
     print(f"{len(lines) - 1} operations")
+
+
+def augmix(seed, source, **options):
+    """Run AugMix and return what it has drawn, and the result: weights, and for each chain its [operation, bin, sign]."""
+    transform = v2.AugMix(**options)
+    weights, chains = [], []
+    sample, pick, randint, rand = transform._sample_dirichlet, transform._get_random_item, torch.randint, torch.rand
+
+    def draw_dirichlet(params):
+        weights.append(sample(params)[0])
+        return weights[-1][None]
+
+    def draw_operation(space):
+        key, item = pick(space)
+        chains[-1].append([key, 0, 1])
+        return key, item
+
+    def draw_integer(*args, **kwargs):
+        out = randint(*args, **kwargs)
+        if "low" in kwargs:  # the depth of a chain
+            chains.append([])
+        elif chains and len(args) == 2 and args[0] == transform.severity:
+            chains[-1][-1][1] = int(out)
+        return out
+
+    def draw_sign(*args, **kwargs):
+        out = rand(*args, **kwargs)
+        chains[-1][-1][2] = -1 if out <= 0.5 else 1
+        return out
+
+    torch.manual_seed(seed)
+    transform._sample_dirichlet, transform._get_random_item = draw_dirichlet, draw_operation
+    torch.randint, torch.rand = draw_integer, draw_sign
+    # The number of operations must not be taken for a bin: _get_random_item draws it with torch.randint too.
+    transform._get_random_item = lambda space: undrawn(draw_operation, space)
+
+    def undrawn(draw, space):
+        torch.randint = randint
+        try:
+            return draw(space)
+        finally:
+            torch.randint = draw_integer
+
+    try:
+        result = transform(source)
+    finally:
+        torch.randint, torch.rand = randint, rand
+    numbers = [float(weights[0][0]), *(float(w) for w in weights[1] * weights[0][1])]
+    return [numbers, chains, f"{zlib.crc32(pixels(result).tobytes()):08x}"]
 
 
 def write_steps():
@@ -205,10 +263,13 @@ def write_steps():
                 height_, width_ = turned.shape[-2:]
                 cut = F.crop(turned, 0, 0, side[1], side[0])
                 expansions.append([angle, *side, mode, fill, width_, height_, f"{zlib.crc32(pixels(cut).tobytes()):08x}"])
+    # Without shears, whose source positions half-way between two pixels depend on the processor. The steps have shears.
+    augmixes = [augmix(seed, source, all_ops=seed % 3 != 0, severity=1 + seed % 10, mixture_width=1 + seed % 4) for seed in range(200)]
+    augmixes = [m for m in augmixes if not any(step[0].startswith("Shear") for chain in m[1] for step in chain)][:40]
     with open(os.path.join(HERE, "..", "..", "imageloader", "transform", "testdata", "augment.json"), "w") as file:
         rows = lambda list: "[\n" + ",\n".join(json.dumps(row) for row in list) + "\n]"
         parts = [f'"made with": "torchvision {torchvision.__version__}, cshim/test/image/make_augment.py"', f'"width": {width}, "height": {height}, "seed": 4']
-        parts += [f'"steps": {rows(steps)}', f'"rotations": {rows(rotations)}', f'"centres": {rows(centres)}', f'"expansions": {rows(expansions)}', f'"policies": {json.dumps(policies)}']
+        parts += [f'"steps": {rows(steps)}', f'"rotations": {rows(rotations)}', f'"centres": {rows(centres)}', f'"expansions": {rows(expansions)}', f'"policies": {json.dumps(policies)}', f'"augmixes": {rows(augmixes)}']
         file.write("{\n" + ",\n".join(parts) + "\n}\n")
     print(f"{len(steps)} steps of policies, {len(rotations)} rotations")
 
