@@ -157,7 +157,7 @@ sanitize() {
 
 # Tests that race on purpose: the controls of tests that prove an order.
 races_on_purpose='TestOrdering|TestFork|TestJoin|TestCopyBatchIsOrdered|TestCopyPeerIsOrdered|TestStridedCopiesAreOrdered'
-races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestUnlockedGoroutinesLoseTheirStream'
+races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestGPUMissingEdges|TestUnlockedGoroutinesLoseTheirStream'
 
 # watched NAME FOLDER COMMAND...: runs a program under the stream sanitizer and prints a line of the table.
 watched() {

@@ -25,7 +25,6 @@ type PictureOptions struct {
 	Width int
 }
 
-
 // The colours differ for readers who do not distinguish red from green, and in greyscale.
 var (
 	white    = picture.RGB(0xffffff)

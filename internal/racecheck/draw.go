@@ -9,14 +9,13 @@ import (
 )
 
 var (
-	white    = picture.RGB(0xffffff)
-	ink      = picture.RGB(0x1f2933)
-	faint    = picture.RGB(0x6b7785)
-	row      = picture.RGB(0xf6f8fa)
-	writing  = picture.RGB(0xf0902c)
-	reading  = picture.RGB(0x3566a8)
-	missing  = picture.RGB(0xd64545)
-	pictureW = 860.0
+	white   = picture.RGB(0xffffff)
+	ink     = picture.RGB(0x1f2933)
+	faint   = picture.RGB(0x6b7785)
+	row     = picture.RGB(0xf6f8fa)
+	writing = picture.RGB(0xf0902c)
+	reading = picture.RGB(0x3566a8)
+	missing = picture.RGB(0xd64545)
 )
 
 // WriteSVG draws the two streams with the two uses, and the edge that is missing between them. A
@@ -27,7 +26,7 @@ func (f *Finding) WriteSVG(w io.Writer) error {
 		first, second     = 250.0, 560.0 // where the boxes of the two uses begin
 		wide              = 250.0
 	)
-	p := &picture.Picture{Width: pictureW, Height: 272}
+	p := &picture.Picture{Width: 860, Height: 272}
 	p.Rect(0, 0, p.Width, p.Height, white, "")
 	p.Text(left, 30, -1, 15, true, ink, short(f.title(), 100))
 	p.Rect(left, top, p.Width-2*left, height, row, "")

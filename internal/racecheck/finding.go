@@ -145,6 +145,8 @@ func deviceName(d int32) string {
 	return fmt.Sprintf("cuda:%d", d)
 }
 
+const adviceRace = "or record an event behind the first use, and let the second stream wait for it"
+
 func (c *Checker) race(b *block, old *access, a *Access, at *Place) {
 	f := &Finding{Kind: KindRace, First: c.use(old.queue, old.place, old.write, b.made), Second: c.use(a.Queue, at, a.Write, nil)}
 	shape := a.Shape
@@ -165,7 +167,7 @@ func (c *Checker) race(b *block, old *access, a *Access, at *Place) {
 		f.Advice = "the host does not wait for the stream: wait, or wait for an event that is recorded behind the first use"
 	default:
 		f.Missing = fmt.Sprintf("%s.Wait(%s)", f.Second.Variable, f.First.Variable)
-		f.Advice = "or record an event behind the first use, and let the second stream wait for it"
+		f.Advice = adviceRace
 	}
 	c.add(f)
 }

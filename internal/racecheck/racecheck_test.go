@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"flag"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -180,6 +181,43 @@ func TestPictureOfAFinding(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+var update = flag.Bool("update", false, "write the picture of docs/sanitizer.md")
+
+// The picture and the text of docs/sanitizer.md are those of this finding.
+func TestPictureOfTheDocument(t *testing.T) {
+	f := Finding{
+		Kind: KindRace,
+		First: Use{
+			What: "aten::mul.Tensor", Write: true, Stream: "cuda:0 default stream", Variable: "cuda.DefaultStream(0)",
+			At: Frame{"main.step", "train.go", 31},
+		},
+		Second: Use{
+			What: "aten::sum", Stream: "cuda:0 stream 35", Variable: "side", Made: "train.go:24",
+			At: Frame{"main.step.func1", "train.go", 33},
+		},
+		Tensor: "float32[256 1024] on cuda:0", Bytes: 1 << 20, MadeBy: "aten::mul.Tensor", MadeAt: Frame{"main.step", "train.go", 31},
+		Missing: "side.Wait(cuda.DefaultStream(0))", Where: Frame{"main.step.func1", "train.go", 33},
+		Advice: adviceRace,
+	}
+	var b bytes.Buffer
+	if err := f.WriteSVG(&b); err != nil {
+		t.Fatal(err)
+	}
+	const picture, page = "../../docs/sanitizer.svg", "../../docs/sanitizer.md"
+	if *update {
+		if err := os.WriteFile(picture, b.Bytes(), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(picture); err != nil || !bytes.Equal(want, b.Bytes()) {
+		t.Errorf("%s is not the picture of the finding (%v): write it with -update", picture, err)
+	}
+	indented := "    " + strings.ReplaceAll(strings.TrimSuffix(f.String(), "\n"), "\n", "\n    ")
+	if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), indented) {
+		t.Errorf("%s (%v) lacks this text:\n%s", page, err, indented)
 	}
 }
 

@@ -1,0 +1,10 @@
+package streamprog
+
+import (
+	"os"
+	"testing"
+
+	"github.com/torchstream/torchstream/cudatest"
+)
+
+func TestMain(m *testing.M) { os.Exit(cudatest.Main(m)) }
