@@ -117,6 +117,9 @@ func PinnedTensor(size []int64, dtype, memoryFormat int32) (t *Tensor, err error
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(memoryFormat), &t))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
+	}
 	return t, err
 }
 
@@ -486,6 +489,8 @@ type Results struct {
 // CallOperatorResults is CallOperator for operators with results of any type. Reading a number may
 // wait for the device.
 func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int64, text []byte, flags int32) (Results, error) {
+	s := sanitizer.Load()
+	s.begin()
 	gate := copying(false)
 	for {
 		gate.enter()
@@ -498,9 +503,13 @@ func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int
 			r := Results{make([]Arg, size.args), make([]*Tensor, size.tensors), make([]int64, size.ints)}
 			C.ts_results_take(results, (*C.ts_arg)(unsafe.Pointer(unsafe.SliceData(r.Args))), unsafe.SliceData(r.Tensors),
 				sizes(r.Ints))
+			if s != nil {
+				s.operated(op, args, tensors, r.Tensors)
+			}
 			return r, nil
 		}
 		if err := busy(failure(e)); err != nil {
+			s.failed("a failed operator")
 			return Results{}, err
 		}
 	}
