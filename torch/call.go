@@ -17,6 +17,7 @@ type operatorInfo struct {
 	overload string // "Tensor"
 	schema   string // as in native_functions.yaml
 	gaps     bool   // an argument is a Tensor?[], whose elements may be nil
+	waits    bool   // it waits for a GPU
 }
 
 // entry looks up the operator in LibTorch's registry once. The registry never changes and its
@@ -92,7 +93,7 @@ func (o operator) call(in []*Tensor, args []capi.Arg, ints []int64, text []byte,
 // tensors.
 func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, flags int32, out []*capi.Tensor,
 	all *capi.Results) (provenance, error) {
-	if o == opTo {
+	if operators[o].waits || o == opTo {
 		flags |= capi.CallWaits
 	}
 	if operators[o].gaps {

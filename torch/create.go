@@ -124,6 +124,31 @@ func (o TensorOptions) Arange(n int64) (*Tensor, error) {
 	})
 }
 
+// Linspace returns steps numbers at equal distances, from start to end.
+func (o TensorOptions) Linspace(start, end float64, steps int64) (*Tensor, error) {
+	return o.computed("Linspace", []int64{steps}, "linspace.out", start, end, steps)
+}
+
+// Eye returns the matrix [n n] with ones on its diagonal and zeros elsewhere.
+func (o TensorOptions) Eye(n int64) (*Tensor, error) {
+	return o.computed("Eye", []int64{n, n}, "eye.out", n)
+}
+
+// RandInt returns a tensor of random integers from low to before high.
+func (o TensorOptions) RandInt(low, high int64, shape ...int64) (*Tensor, error) {
+	return o.filled("RandInt", shape, func(t *Tensor) *Tensor { return t.Random_(low, high, RandomOptions{}) })
+}
+
+// RandPerm returns the numbers 0, 1, ... n-1 in random order.
+func (o TensorOptions) RandPerm(n int64) (*Tensor, error) {
+	return o.computed("RandPerm", []int64{n}, "randperm.out", n)
+}
+
+// computed returns a new tensor into which the operator has written its result.
+func (o TensorOptions) computed(op string, shape []int64, operator string, args ...any) (*Tensor, error) {
+	return o.filled(op, shape, func(t *Tensor) *Tensor { return Call1(operator, append(args, Keywords{"out": t})...) })
+}
+
 func (o TensorOptions) empty(op string, shape []int64) (*Tensor, error) {
 	err := capi.Check()
 	if err == nil && o.Scope != nil && o.Scope.s == nil {

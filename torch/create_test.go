@@ -77,3 +77,29 @@ func TestFromMemorySharesTheMemory(t *testing.T) {
 		t.Error("more elements than the memory holds: no error")
 	}
 }
+
+func TestConstructorsCompute(t *testing.T) {
+	o := torch.TensorOptions{Device: cuda.CPU, DType: torch.Float32}
+	wantValues(t, must2(o.Linspace(1, 2, 5))(t), 1, 1.25, 1.5, 1.75, 2)
+	wantValues(t, must2(o.Eye(2))(t), 1, 0, 0, 1)
+	o.DType = torch.Int64
+	if err := torch.ManualSeed(1); err != nil {
+		t.Fatal(err)
+	}
+	// torch.manual_seed(1); torch.randint(3, 9, (2, 3)); torch.randperm(5)
+	wantValues(t, must2(o.RandInt(3, 9, 2, 3))(t), 4, 8, 3, 5, 4, 4)
+	wantValues(t, must2(o.RandPerm(5))(t), 1, 2, 4, 3, 0)
+	before := settled()
+	for _, c := range []func() (*torch.Tensor, error){
+		func() (*torch.Tensor, error) { return o.RandInt(5, 5, 2) },
+		func() (*torch.Tensor, error) { return o.Linspace(0, 1, -1) },
+		func() (*torch.Tensor, error) { return o.Eye(-1) },
+	} {
+		if x, err := c(); err == nil || x.Err() == nil {
+			t.Error("no error")
+		}
+	}
+	if n := torch.LiveTensors(); n > before {
+		t.Errorf("refused calls left %d tensors", n-before)
+	}
+}

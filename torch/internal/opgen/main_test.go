@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-var functions = map[string]string{
+var functions = natives(map[string]string{
 	"add.Tensor":  "add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
 	"add_.Tensor": "add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)",
 	"cat":         "cat(Tensor[] tensors, int dim=0) -> Tensor",
@@ -20,6 +20,14 @@ var functions = map[string]string{
 	"put":         "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor",
 	"fit":         "fit(Tensor self) -> (Tensor a, Tensor b, Tensor c, Tensor d)",
 	"odd":         "odd(Tensor self, Storage g) -> Tensor",
+})
+
+func natives(schemas map[string]string) map[string]native {
+	all := map[string]native{}
+	for name, s := range schemas {
+		all[name] = native{s, name == "split"}
+	}
+	return all
 }
 
 func TestGenerateWritesMethods(t *testing.T) {
@@ -40,7 +48,9 @@ func TestGenerateWritesMethods(t *testing.T) {
 		{"same Same(other, scale) -- whether", "args := []capi.Arg{tensorArg(0), tensorArg(1), noneArg()}\n\tif scale != nil {\n\t\targs[2], ints = floatsArg(ints, scale)\n\t}\n\treturn opSame.truth("},
 		{"draw Draw({generator}) -- x", "use, err := o.Generator.arg()\n\tif err != nil {\n\t\treturn failed(opError(\"Draw\", nil, err))\n\t}\n\tdefer o.Generator.release()\n\treturn opDraw.one([]*Tensor{t}, []capi.Arg{tensorArg(0), use}, nil, nil)"},
 		{"put_ Put_(indices, values, {accumulate}) -- x\nput Put(indices, values, {accumulate}) -- x", "func (t *Tensor) Put(indices []*Tensor, values *Tensor, o PutOptions) *Tensor {"},
-		{"put Put(indices, values) -- x", "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor\", true}"},
+		{"put Put(indices, values) -- x", "put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor\", true, false}"},
+		{"# ---- parts; of t\nsplit Split(n) -- x\ncat func Cat(tensors, dim) -- x", "false, true},\n"},
+		{"# ---- parts; of t\nsplit Split(n) -- x\ncat func Cat(tensors, dim) -- x", "//\n// Parts: [Tensor.Split], [Cat].\npackage torch\n"},
 		{"fit Fit() -- x", "func (t *Tensor) Fit() (*Tensor, *Tensor, *Tensor, *Tensor) {\n\treturn opFit.four("},
 		{"pool Pool(size) -- x", "func (t *Tensor) Pool(size []int64) (*Tensor, *Tensor) {"},
 	} {
