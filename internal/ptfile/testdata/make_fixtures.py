@@ -177,7 +177,8 @@ def main():
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(nn.ReLU()), buffer)
     pathlib.Path("script.bin").write_bytes(buffer.getvalue())
-    rewrite("script.pt", "script.bin")
+    # The source map names files of this machine.
+    rewrite("script.pt", "script.bin", change=lambda name, data: b"" if name.endswith(".debug_pkl") else data)
     os.remove("script.bin")
 
 
