@@ -77,7 +77,7 @@ func extension(name string) string {
 
 var formatOfExtension = map[string]string{
 	"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF",
-	"avif": "AVIF", "heic": "HEIC",
+	"avif": "AVIF", "heic": "HEIC", "heif": "HEIC",
 }
 
 // animated reports whether an image of a format that index.Sniff knows has several frames.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"image"
+	"image/png"
 	"os"
 	"path/filepath"
 	"strings"
@@ -122,7 +125,23 @@ func TestIndexOfList(t *testing.T) {
 	if _, stdout, stderr := command(t, "inspect", "-list", list, path); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q", stdout, stderr)
 	}
+	good := writeTar(t, map[string]string{"1.png": onePixel(t), "a/2.png": onePixel(t), "a/3.png": onePixel(t)})
+	if err := os.WriteFile(list, []byte("1.png,cat\na/2.png,dog\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, stdout, stderr := command(t, "preview", "-archive", good, "-list", list, "-size", "16", "-o", list+".png"); status != 0 || !strings.Contains(stdout, "2 samples in 1 batches, 2 classes") {
+		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
 	if status, _, stderr := command(t, "inspect", "-fix", list+".tar", "-list", list, path); status != 2 || !strings.Contains(stderr, "-fix takes no -list") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
+}
+
+func onePixel(t *testing.T) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := png.Encode(&b, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
 }

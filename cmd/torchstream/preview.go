@@ -48,12 +48,13 @@ func preview(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	kind := set.String("transform", "train", "train (random crop and flip) or eval (resize and centre crop)")
 	policy := set.String("policy", "none", "none, randaugment, trivialaugment or autoaugment, after the transform")
 	upright := set.Bool("upright", false, "turn photographs upright, as their EXIF notes say")
+	list := set.String("list", "", listHelp)
 	epoch := set.Int("epoch", 0, "which epoch: each has its own order, crops and flips")
 	seed := set.Uint64("seed", 1, "of the order, crops and flips")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
-	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, BadSamples: imageloader.Skip}
+	o := imageloader.Options{BatchSize: *batch, Seed: *seed, Shuffle: true, List: *list, BadSamples: imageloader.Skip}
 	switch *kind {
 	case "train":
 		o.Transform = imageloader.Train(*size)
