@@ -76,8 +76,7 @@ func StartSanitizer(o SanitizerOptions) (*Sanitizer, error) {
 			return nil, err
 		}
 	}
-	check := racecheck.New(racecheck.Options{Report: out.Write, MaxFindings: o.MaxFindings, Ignore: o.Ignore})
-	running, err := capi.StartSanitizer(check)
+	running, check, err := capi.StartSanitizer(racecheck.Options{Report: out.Write, MaxFindings: o.MaxFindings, Ignore: o.Ignore})
 	if err != nil {
 		return nil, checked(err)
 	}

@@ -65,7 +65,8 @@ func wantNone(t *testing.T, found []cuda.Finding) {
 type planted struct {
 	t      *testing.T
 	x, y   *torch.Tensor
-	pinned *torch.Tensor
+	memory *cuda.Pinned
+	pinned *torch.Tensor // over memory
 	side   *cuda.OwnedStream
 	event  *cuda.Event
 }
@@ -84,6 +85,7 @@ func newPlanted(t *testing.T) *planted {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { memory.Close() })
+	p.memory = memory
 	over, err := torch.FromMemory(memory.Bytes(), torch.Float32, 1024)
 	p.pinned = must(t, over, err)
 	if p.side, err = cuda.NewOwnedStream(gpu, cuda.StreamOptions{}); err != nil {
@@ -191,6 +193,26 @@ func TestSanitizerFindsTheTenMistakes(t *testing.T) {
 					err = errors.Join(err, p.side.Synchronize())
 				}
 				return errors.Join(err, p.pinned.Fill_(3).Err())
+			}
+		}
+		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ".Synchronize()")
+		wantNone(t, sanitized(t, program(true)))
+	})
+
+	t.Run("5 a slice of pinned memory is refilled while its copy is queued", func(t *testing.T) {
+		cudatest.RequireGPUs(t, 1)
+		program := func(wait bool) func() error {
+			return func() error {
+				p := newPlanted(t) // the sanitizer has to see the allocation
+				p.memory.Bytes()[7] = 1
+				err := errors.Join(p.side.Wait(defaultStream), cuda.WithStream(p.side.Stream, func() error {
+					return p.y.CopyFrom(p.pinned, torch.CopyOptions{NonBlocking: true})
+				}))
+				if wait {
+					err = errors.Join(err, p.side.Synchronize())
+				}
+				p.memory.Bytes()[7] = 2
+				return errors.Join(err, p.side.Synchronize())
 			}
 		}
 		wantFinding(t, sanitized(t, program(false)), cuda.FindingRace, ".Synchronize()")

@@ -12,6 +12,7 @@ package capi
 import "C"
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime"
@@ -48,12 +49,15 @@ type queueKey struct {
 // ErrSanitizing is returned by StartSanitizer while a sanitizer runs.
 var ErrSanitizing = &Error{Code: CodeInvalidArgument, Origin: "StartSanitizer", Message: "the process has a stream sanitizer already"}
 
-// StartSanitizer tells check about all calls from now on, until StopSanitizer.
-func StartSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
+// StartSanitizer tells a new Checker about all calls from now on, until Stop.
+func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error) {
 	if err := Check(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return startSanitizer(check)
+	o.Fingerprint = fingerprint
+	check := racecheck.New(o)
+	s, err := startSanitizer(check)
+	return s, check, err
 }
 
 func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
@@ -79,7 +83,7 @@ func (s *Sanitizer) Stop() {
 
 // sanitizeFromEnvironment starts the sanitizer that the environment asks for.
 func sanitizeFromEnvironment() error {
-	check, err := racecheck.FromEnvironment()
+	check, err := racecheck.FromEnvironment(fingerprint)
 	if err != nil || check == nil {
 		return err
 	}
@@ -577,6 +581,21 @@ func (s *Sanitizer) recordStream(t *Tensor, st Stream) {
 }
 
 // ---- Pinned memory
+
+// fingerprint returns a number that depends on up to 512 words of host memory, evenly spread.
+func fingerprint(begin, n uintptr) uint64 {
+	memory := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&begin))), int(n)) // C memory
+	const words = 512
+	sum := uint64(14695981039346656037) // FNV-1a, by words
+	step := max(8, len(memory)/words&^7)
+	for at := 0; at+8 <= len(memory); at += step {
+		sum = (sum ^ binary.NativeEndian.Uint64(memory[at:])) * 1099511628211
+	}
+	for _, b := range memory[len(memory)&^7:] {
+		sum = (sum ^ uint64(b)) * 1099511628211
+	}
+	return sum
+}
 
 func (s *Sanitizer) unpinned(begin, bytes uintptr) {
 	s.check.Free(DeviceCPU, begin, s.check.Here("Pinned.Close", 1))

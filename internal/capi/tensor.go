@@ -139,6 +139,9 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	computing.enter()
 	defer computing.leave()
 	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.used("torch.FromBytes", true, []*Tensor{t}, nil)
+	}
 	return t, err
 }
 

@@ -29,6 +29,10 @@ type Options struct {
 	// MaxFindings is the maximum number of findings to report; 0 means 100. Further ones are
 	// counted.
 	MaxFindings int
+	// Fingerprint returns a number that depends on the n bytes of host memory from an address on.
+	// With it the checker finds pinned memory that the program changes, through a slice, while a
+	// copy may still read it. It is called only for memory between Allocate and Free.
+	Fingerprint func(begin, n uintptr) uint64
 	// Ignore drops findings of which a function or a file:line of either stack matches.
 	Ignore *regexp.Regexp
 }
@@ -45,6 +49,7 @@ type Checker struct {
 	graphs   map[uintptr]*graph
 	capture  *capture // nil: none is under way
 	places   map[placeKey]*Place
+	watched  []watched
 	found    map[findingKey]*Finding
 	findings []*Finding
 	serial   uint64
@@ -154,6 +159,9 @@ func (c *Checker) Wait(waiter Queue, on ...Queue) {
 	for _, q := range on {
 		c.wait(waiter, q)
 	}
+	if waiter == Host {
+		c.compare()
+	}
 }
 
 // Fork orders later work of each queue of to after all earlier work of from.
@@ -216,6 +224,9 @@ func (c *Checker) WaitEvent(waiter Queue, e uintptr) bool {
 		return true
 	}
 	c.issue(waiter).join(ev.clock)
+	if waiter == Host {
+		c.compare()
+	}
 	return true
 }
 
@@ -239,6 +250,7 @@ func (c *Checker) WaitAll(device int32) {
 			c.wait(Host, Queue(q))
 		}
 	}
+	c.compare()
 }
 
 // Snapshot returns a copy of the queue's clock, for WaitSnapshot.
@@ -253,6 +265,7 @@ func (c *Checker) WaitSnapshot(taken []uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.world.clock(Host).join(taken)
+	c.compare()
 }
 
 // ---- Memory
@@ -295,6 +308,9 @@ func (c *Checker) Allocate(device int32, begin, bytes uintptr, owner Queue, at *
 	s := c.space(device)
 	b := c.newBlock(s, device, begin, bytes, owner, at)
 	if b == nil || owner == Host {
+		if b != nil {
+			b.pinned = device == hostDevice
+		}
 		return
 	}
 	own := c.issue(owner)
@@ -315,6 +331,7 @@ func (c *Checker) newBlock(s *space, device int32, begin, bytes uintptr, owner Q
 	}
 	for old := s.find(begin, begin+bytes); old != nil; old = s.find(begin, begin+bytes) {
 		s.remove(old)
+		c.unwatch(old)
 	}
 	if s.count >= maxBlocks {
 		c.stats.Forgotten++
@@ -348,6 +365,7 @@ func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 		return
 	}
 	s.remove(b)
+	c.unwatch(b)
 	if b.owner == Host && device != hostDevice {
 		return // the owner of memory from before the Checker is unknown
 	}
@@ -441,6 +459,9 @@ func (c *Checker) check(a *Access, at *Place) {
 	for i, old := range *c.accesses(b, a.Queue) {
 		if old.queue != a.Queue && (old.write || a.Write) && old.time > own.at(old.queue) && old.region.overlaps(a.Region) {
 			c.race(b, &(*c.accesses(b, a.Queue))[i], a, at)
+			if a.Queue == Host {
+				c.unwatch(b) // the change is reported
+			}
 		}
 	}
 }
@@ -462,6 +483,7 @@ func (c *Checker) remember(a *Access, at *Place) {
 		return old.queue == a.Queue || old.time <= own.at(old.queue)
 	})
 	if list == &b.accesses {
+		c.watch(b, a, own.at(a.Queue), at)
 		c.stats.Forgotten += int64(b.trim(*c.world.clock(Host)))
 	}
 	*list = append(*list, access{a.Region, a.Queue, a.Write, own.at(a.Queue), at, a.Shape})
@@ -474,6 +496,7 @@ func (c *Checker) Unmap(device int32, begin, bytes uintptr) {
 	s := c.space(device)
 	for b := s.find(begin, begin+bytes); b != nil; b = s.find(begin, begin+bytes) {
 		s.remove(b)
+		c.unwatch(b)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"runtime"
 	"strings"
 )
 
@@ -143,6 +144,20 @@ func deviceName(d int32) string {
 		return "the host"
 	}
 	return fmt.Sprintf("cuda:%d", d)
+}
+
+// changed reports pinned memory that the program has changed, through a slice, since a copy from it
+// was queued and before the host waited for the copy.
+func (c *Checker) changed(w *watched) {
+	f := &Finding{Kind: KindRace, First: c.use(w.queue, w.at, false, nil)}
+	var k placeKey
+	n := runtime.Callers(3, k.pcs[:])
+	k.what = "a write through Go memory, before this wait"
+	f.Second = c.use(Host, c.place(k, n), true, nil)
+	c.memory(f, w.block, w.shape, w.region.End()-w.region.Begin)
+	f.Missing, f.Where = f.First.Variable+".Synchronize()", f.Second.At
+	f.Advice = "the memory is not what it was when the copy was queued: wait for the copy before the memory is written (Slab refuses slots that are in flight)"
+	c.add(f)
 }
 
 const adviceRace = "or record an event behind the first use, and let the second stream wait for it"

@@ -41,6 +41,7 @@ type block struct {
 	accesses []access
 	uses     []Queue // streams that RecordStream named
 	captured bool    // allocated in a capture: memory of a graph
+	pinned   bool    // host memory that the program holds until Free
 	serial   uint64  // distinguishes blocks at the same address
 }
 

@@ -25,8 +25,9 @@ const (
 	EnvSanitizeIgnore = "TORCHSTREAM_SANITIZE_IGNORE"
 )
 
-// FromEnvironment returns the Checker that the environment asks for, or nil.
-func FromEnvironment() (*Checker, error) {
+// FromEnvironment returns the Checker that the environment asks for, or nil. The fingerprint is
+// that of Options.
+func FromEnvironment(fingerprint func(begin, n uintptr) uint64) (*Checker, error) {
 	notes := false
 	switch mode := os.Getenv(EnvSanitize); mode {
 	case "", "0":
@@ -37,7 +38,7 @@ func FromEnvironment() (*Checker, error) {
 	default:
 		return nil, fmt.Errorf("%s=%q: set it to 1, or to notes for the findings that are no errors too", EnvSanitize, mode)
 	}
-	o := Options{}
+	o := Options{Fingerprint: fingerprint}
 	if ignore := os.Getenv(EnvSanitizeIgnore); ignore != "" {
 		var err error
 		if o.Ignore, err = regexp.Compile(ignore); err != nil {

@@ -245,23 +245,23 @@ func TestFindingsAreBounded(t *testing.T) {
 func TestFromEnvironment(t *testing.T) {
 	for _, off := range []string{"", "0"} {
 		t.Setenv(EnvSanitize, off)
-		if c, err := FromEnvironment(); c != nil || err != nil {
+		if c, err := FromEnvironment(nil); c != nil || err != nil {
 			t.Errorf("%q: got %v, %v, want none", off, c, err)
 		}
 	}
 	t.Setenv(EnvSanitize, "yes")
-	if _, err := FromEnvironment(); err == nil || !strings.Contains(err.Error(), "set it to 1") {
+	if _, err := FromEnvironment(nil); err == nil || !strings.Contains(err.Error(), "set it to 1") {
 		t.Errorf("yes: got %v", err)
 	}
 	t.Setenv(EnvSanitize, "1")
 	t.Setenv(EnvSanitizeIgnore, "(")
-	if _, err := FromEnvironment(); err == nil || !strings.Contains(err.Error(), EnvSanitizeIgnore) {
+	if _, err := FromEnvironment(nil); err == nil || !strings.Contains(err.Error(), EnvSanitizeIgnore) {
 		t.Errorf("a broken expression: got %v", err)
 	}
 	t.Setenv(EnvSanitizeIgnore, "")
 	dir := filepath.Join(t.TempDir(), "new", "folder")
 	t.Setenv(EnvSanitizeDir, dir)
-	if c, err := FromEnvironment(); c == nil || err != nil {
+	if c, err := FromEnvironment(nil); c == nil || err != nil {
 		t.Fatalf("got %v, %v", c, err)
 	}
 	var text bytes.Buffer
@@ -303,6 +303,42 @@ func TestFree(t *testing.T) {
 			k.Free(0, 4096, k.Here("Tensor.Close", 0))
 			if found := k.Findings(); len(found) != c.want {
 				t.Errorf("%d findings, want %d: %v", len(found), c.want, found)
+			}
+		})
+	}
+}
+
+// Pinned memory must stay as it is until the host has waited for its copy.
+func TestPinnedMemoryIsWatched(t *testing.T) {
+	for name, c := range map[string]struct {
+		waits, changes bool // in this order
+		want           int
+	}{
+		"changed":             {false, true, 1},
+		"waited, changed":     {true, true, 0},
+		"waited, not changed": {true, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			contents := map[uintptr]uint64{4096: 7}
+			k := New(Options{Fingerprint: func(begin, _ uintptr) uint64 { return contents[begin] }})
+			q := k.NewQueue("cuda:0 stream 3", 0)
+			k.Allocate(hostDevice, 4096, 64, Host, nil)
+			m := Memory{Device: hostDevice, Storage: 4096, StorageBytes: 64, Region: Bytes(4096, 64), Track: true}
+			k.Do(Launch{At: k.Here("torch.CopyBatch", 0), Accesses: []Access{{Memory: m, Queue: q}}})
+			if c.waits {
+				k.Wait(Host, q)
+			}
+			if c.changes {
+				contents[4096] = 8
+			}
+			k.Wait(Host, q)
+			k.Wait(Host, q)
+			found := k.Findings()
+			if len(found) != c.want {
+				t.Fatalf("%d findings, want %d: %v", len(found), c.want, found)
+			}
+			if c.want > 0 && (found[0].Missing != "stream3.Synchronize()" || found[0].First.What != "torch.CopyBatch") {
+				t.Errorf("the finding is\n%v", &found[0])
 			}
 		})
 	}
