@@ -24,7 +24,7 @@ type assembly struct {
 	size   int // samples a batch
 	row    int // bytes of one sample's pixels
 	soft   int // classes of labels that the mixer writes, a float32 for each; 0: labels are int64
-	mask   int // bytes of a sample's mask, which a worker writes in place of a label; 0: no masks
+	target int // bytes that a worker writes for a sample in place of a label: a mask, or the numbers of Options.Target; 0: none
 	policy BadSamplePolicy
 	// dropLast reports whether a short last batch is dropped. Nothing is then substituted in that
 	// batch, and none of its samples need be good.
@@ -123,16 +123,16 @@ func (s *slot) image(row, bytes int) []byte {
 	return s.images[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
-// maskOf is the memory of a row's mask; empty without masks.
-func (s *slot) maskOf(row, bytes int) []byte {
+// targetOf is the memory of a row's target; empty without targets.
+func (s *slot) targetOf(row, bytes int) []byte {
 	return s.labels[row*bytes : (row+1)*bytes : (row+1)*bytes]
 }
 
 // add takes the slot that was asked for.
 func (a *assembly) add(images, labels []byte) error {
-	label, what := labelBytes(a.soft, a.mask), "labels"
-	if a.mask > 0 {
-		what = "masks"
+	label, what := labelBytes(a.soft, a.target), "labels"
+	if a.target > 0 {
+		what = "masks or targets"
 	}
 	if len(images) < a.size*a.row || len(labels) < a.size*label {
 		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
@@ -153,11 +153,11 @@ func (a *assembly) add(images, labels []byte) error {
 }
 
 // labelBytes is the size of a label, or of the data in its place: see assembly.soft and
-// assembly.mask.
-func labelBytes(soft, mask int) int {
+// assembly.target.
+func labelBytes(soft, target int) int {
 	switch {
-	case mask > 0:
-		return mask
+	case target > 0:
+		return target
 	case soft > 0:
 		return 4 * soft
 	}
@@ -322,7 +322,7 @@ func (a *assembly) next() (r ready, err error) {
 			return r, e
 		}
 	}
-	for row := 0; a.soft == 0 && a.mask == 0 && row < len(r.samples); row++ {
+	for row := 0; a.soft == 0 && a.target == 0 && row < len(r.samples); row++ {
 		putLabel(s.labels[8*row:], r.samples[row].Label)
 	}
 	a.slots = append(a.slots[:0], a.slots[1:]...)
@@ -419,7 +419,7 @@ func (a *assembly) arrange(s *slot) {
 		from, fromRow := f.slot, f.row
 		other := s.owner[row]
 		a.exchange(s.image(row, a.row), from.image(fromRow, a.row), other != noOwner)
-		a.exchange(s.maskOf(row, a.mask), from.maskOf(fromRow, a.mask), other != noOwner)
+		a.exchange(s.targetOf(row, a.target), from.targetOf(fromRow, a.target), other != noOwner)
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
 		if other != noOwner {
@@ -461,7 +461,7 @@ func (a *assembly) substitute(s *slot, samples []Sample) error {
 			continue
 		}
 		copy(s.image(row, a.row), s.image(from, a.row))
-		copy(s.maskOf(row, a.mask), s.maskOf(from, a.mask))
+		copy(s.targetOf(row, a.target), s.targetOf(from, a.target))
 		samples[row] = samples[from]
 	}
 	return nil

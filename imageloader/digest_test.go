@@ -695,6 +695,11 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 			o: options{Transform: eval, Masks: imageloader.Masks{Image: photoMasks.Image, Mask: photoMasks.Mask, DType: tensor.Int64}}},
 		"masks, moved": {archive: "masks.tar",
 			o: options{Transform: transforms["several ops"], Shuffle: true, Masks: photoMasks, BadSamples: digestSubstitute, World: 2}},
+		"target": {archive: "damaged.tar",
+			o: options{Transform: train, Shuffle: true, BadSamples: digestSkip, Target: digestTarget, TargetWidth: 3}},
+		"target, mixed, stream": {archive: "photos.tgz",
+			o: options{Transform: transforms["mixup or cutmix"], Shuffle: true, ShuffleBytes: smallBuffer, Target: digestTarget, TargetWidth: 3}},
+		"target, state": {archive: "photos.tar", o: options{Transform: train, Target: digestTarget, TargetWidth: 3}, run: runState},
 		"masks, resumed": {archive: "masks.tar",
 			o:   options{Transform: train, Shuffle: true, Masks: photoMasks, BadSamples: digestSkip},
 			run: runResumed(1)},
@@ -757,6 +762,12 @@ func digestConfigs(server, dir string) map[string]digestConfig {
 
 // photoMasks are the masks of maskedMembers.
 var photoMasks = imageloader.Masks{Image: "images/*.*", Mask: "masks/*.png", Fill: 255}
+
+// digestTarget writes numbers that depend on the sample's name and label.
+func digestTarget(s imageloader.Sample, target []float32) error {
+	target[0], target[1], target[2] = float32(len(s.Name)), 1/float32(s.Label+3), float32(s.Name[len(s.Name)/2])
+	return nil
+}
 
 var largeClasses = []string{"class0", "class1", "class2", "class3", "class4"}
 

@@ -95,7 +95,7 @@ const (
 	TooLarge    Reason = "too large"      // over Options.MaxSampleBytes or Options.MaxPixels
 	NotRegular  Reason = "not a file"     // a link, device or pipe in the place of an image
 	Sparse      Reason = "sparse storage" // stored by tar as a sparse file
-	Rejected    Reason = "rejected"       // a Func of Transform.Ops returned an error
+	Rejected    Reason = "rejected"       // a Func of Transform.Ops, or Options.Target, returned an error
 	MaskSize    Reason = "mask size"      // a mask has not the size of its image
 )
 

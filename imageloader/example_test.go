@@ -36,6 +36,37 @@ func ExampleLoader_Epoch() {
 	}
 }
 
+// Several labels for each image: 1 for each class that the image has.
+func ExampleOptions_target() {
+	classes := map[string][]int{"train/0001.jpg": {3, 17}, "train/0002.jpg": {5}} // of a table
+	loader, err := imageloader.Open("coco.tar", imageloader.Options{
+		BatchSize: 64,
+		Transform: imageloader.Train(224),
+		Shuffle:   true,
+		Target: func(s imageloader.Sample, target []float32) error {
+			list, known := classes[s.Name]
+			if !known {
+				return fmt.Errorf("the table has no line for it")
+			}
+			for _, class := range list {
+				target[class] = 1
+			}
+			return nil
+		},
+		TargetWidth: 80,
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer loader.Close()
+	for batch, err := range loader.Epoch(context.Background(), 0) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(batch.N, len(batch.Soft) == 80*batch.N) // the prefetcher's field "labels": float32 [80]
+	}
+}
+
 // Images and their masks, for segmentation.
 func ExampleMasks() {
 	train := imageloader.Train(512)

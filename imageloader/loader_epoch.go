@@ -64,7 +64,7 @@ func (s *spareSlots) give(slots [][][]byte) {
 func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		o := &l.o
-		pixels, mask := 3*o.Transform.Size*o.Transform.Size, o.maskBytes()
+		pixels, target := 3*o.Transform.Size*o.Transform.Size, o.targetBytes()
 		soft, err := l.soft()
 		if err != nil {
 			yield(nil, err)
@@ -83,7 +83,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 		for range slots {
 			fields := l.spare.take()
 			if fields == nil {
-				fields = [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft, mask))}
+				fields = [][]byte{make([]byte, o.BatchSize*pixels), make([]byte, o.BatchSize*labelBytes(soft, target))}
 			}
 			unused = append(unused, fields)
 			free <- fields
@@ -121,11 +121,11 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			for i := range batch.Labels {
 				batch.Labels[i] = int64(f.info.Samples[i].Label)
 			}
-			if mask > 0 {
-				batch.Masks = f.fields[1][:n*mask]
+			if o.Masks.masked() {
+				batch.Masks = f.fields[1][:n*target]
 			}
-			if soft > 0 {
-				batch.Soft = append(batch.Soft[:0], make([]float32, n*soft)...)
+			if width := max(soft, o.TargetWidth); width > 0 {
+				batch.Soft = append(batch.Soft[:0], make([]float32, n*width)...)
 			}
 			for i := range batch.Soft {
 				batch.Soft[i] = math.Float32frombits(binary.LittleEndian.Uint32(f.fields[1][4*i:]))

@@ -13,9 +13,9 @@ import (
 //
 // Fill calls lend from one goroutine at a time. lend returns the memory of the next batch's fields:
 // BatchSize * Size * Size * 3 bytes for images (uint8, NHWC, RGB) and BatchSize * 8 for labels
-// (int64), or with Transform.Mix BatchSize * classes * 4 (float32), or with Options.Masks for masks
-// instead: see Loader.Fields. It may block until memory is free, but not longer than its context.
-// At the end of an epoch one slot more than needed may have been lent.
+// (int64), or with Transform.Mix BatchSize * classes * 4 (float32), or with Options.Masks or Target
+// for those instead: see Loader.Fields. It may block until memory is free, but not longer than its
+// context. At the end of an epoch one slot more than needed may have been lent.
 //
 // Fill calls deliver from its own goroutine, with the number of samples n in the oldest lent slot
 // and an [Info]. n is BatchSize, or less in the last batch, whose other rows are undefined. From
@@ -58,7 +58,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 
 // soft returns how many classes the labels of mixed batches have; 0 if batches are not mixed.
 func (l *Loader) soft() (int, error) {
-	if len(l.o.Transform.Mix) == 0 {
+	if len(l.o.Transform.Mix) == 0 || l.o.Target != nil {
 		return 0, nil
 	}
 	if n := len(l.Classes()); n > 0 {

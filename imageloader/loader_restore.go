@@ -287,7 +287,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // not written down, so that states go from an earlier version to this one and back: a state of a
 // version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
 // its epoch follows Warned.
-var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}"}
+var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0"}
 
 // fingerprint records the options that decide the content of a batch, by the names of their fields.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {

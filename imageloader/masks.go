@@ -94,14 +94,6 @@ func (o *Options) checkMasks(plan *transform.Plan) error {
 	return nil
 }
 
-// maskBytes is the size of a sample's mask; 0 without masks.
-func (o *Options) maskBytes() int {
-	if !o.Masks.masked() {
-		return 0
-	}
-	return o.Transform.Size * o.Transform.Size * o.Masks.DType.Size()
-}
-
 // maskDecoder makes the masks of samples, for one goroutine.
 type maskDecoder struct {
 	o       *Masks

@@ -15,12 +15,14 @@ type mixer struct {
 	seed    uint64
 	epoch   int
 	classes int
+	width   int    // of Options.Target, whose numbers are mixed in place of labels; 0: labels
+	last    []byte // scratch of mixTargets
 	source  rand.PCG
 	rng     *rand.Rand
 }
 
 // run mixes a batch in place and writes its labels: float32 [classes] for each sample, little
-// endian.
+// endian. With Options.Target it mixes the targets, which are there already.
 func (m *mixer) run(images, labels []byte, samples []Sample) {
 	if len(samples) == 0 {
 		return
@@ -30,6 +32,10 @@ func (m *mixer) run(images, labels []byte, samples []Sample) {
 	}
 	order.Seed(&m.source, m.seed, order.OfMixture, m.epoch, samples[0].Index)
 	share := m.mixer.Mix(m.rng, images, len(samples))
+	if m.width > 0 {
+		m.mixTargets(labels, len(samples), share)
+		return
+	}
 	clear(labels[:4*m.classes*len(samples)])
 	for i := range samples {
 		before := samples[(i+len(samples)-1)%len(samples)].Label

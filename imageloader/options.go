@@ -92,6 +92,14 @@ type Options struct {
 	// does not have, or that is listed twice, is a *ListError with file and line; a label that is
 	// not among Classes is an *UnknownClassError. Open reads an archive without an index through.
 	List string
+	// Target, if it is not nil, writes what a network learns from a sample in place of its label:
+	// TargetWidth numbers, which are 0 before the call. In multi-label classification these are a 1
+	// for each class that the image has; in regression the values. The field "labels" is then
+	// float32 [TargetWidth], and MixUp and CutMix mix these numbers. Several goroutines call
+	// Target, once for each sample that was decoded; it must return the same numbers for the same
+	// sample every time. An error makes the sample a bad one, with the reason Rejected.
+	Target      func(s Sample, target []float32) error
+	TargetWidth int
 	// Masks, if it is not zero, makes samples of images and their masks, which have no labels: the
 	// field "masks" takes the place of "labels". Crop, resize and flip, and those of Transform.Ops
 	// that move pixels, do the same to both; of the mask every pixel is a copy of the nearest one.
@@ -154,7 +162,7 @@ func (o Options) withDefaults() (Options, error) {
 	if err := o.checkThreads(); err != nil {
 		return o, err
 	}
-	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(plan)); err != nil {
+	if err := cmp.Or(o.check(), o.checkList(), o.checkMasks(plan), o.checkTarget()); err != nil {
 		return o, err
 	}
 	o.Classes = slices.Clone(o.Classes)

@@ -92,10 +92,10 @@ func (it *item) weight() int64 {
 // job is a sample on its way from place to assembly.
 type job struct {
 	item
-	position int
-	dst      []byte
-	dstMask  []byte // empty without masks
-	borrowed bool   // data is the index's: read only, and not to be recycled
+	position  int
+	dst       []byte
+	dstTarget []byte // empty without targets: see assembly.target
+	borrowed  bool   // data is the index's: read only, and not to be recycled
 }
 
 // begin sets where in the epoch the pass begins.
@@ -124,7 +124,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	if err != nil {
 		return err
 	}
-	p.asm.soft, p.asm.mask = soft, o.maskBytes()
+	p.asm.soft, p.asm.target = soft, o.targetBytes()
 	p.asm.dropLast = o.DropLast
 	if o.BadSamples == Skip && p.deal.Fixed {
 		p.asm.wanted = p.wanted()
@@ -229,7 +229,7 @@ func (p *pass) place(to chan<- job) {
 			return
 		}
 		select {
-		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstMask: slot.maskOf(row, p.asm.mask)}:
+		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target)}:
 		case <-p.ctx.Done():
 			return
 		}

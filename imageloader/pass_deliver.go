@@ -12,7 +12,7 @@ import (
 func (p *pass) deliver(deliver func(int, any) error) error {
 	o := &p.l.o
 	d := delivery{p: p, deliver: deliver, batches: p.state.before + p.batches, state: State{run: p.state, batches: p.batches},
-		mixer: mixer{mixer: p.l.plan.NewMixer(), seed: o.Seed, epoch: p.epoch, classes: p.asm.soft}}
+		mixer: mixer{mixer: p.l.plan.NewMixer(), seed: o.Seed, epoch: p.epoch, classes: p.asm.soft, width: o.TargetWidth}}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {
@@ -69,7 +69,7 @@ func (d *delivery) hand(r *ready, whole bool) error {
 		d.state.batches++
 		d.state.turns = turns
 	}
-	if d.mixer.classes > 0 {
+	if d.mixer.mixer != nil {
 		d.mixer.run(r.slot.images, r.slot.labels, r.samples)
 	}
 	if err := d.deliver(n, Info{r.samples, d.state}); err != nil {

@@ -21,6 +21,7 @@ type worker struct {
 	augmenter *transform.Augmenter // nil without Transform.Ops
 	points    *workerEntryPoints   // nil: entry points are not used
 	mask      maskDecoder
+	target    []float32       // of Options.Target, for one sample
 	counted   imagecapi.Stats // of the decoder, at the last count
 }
 
@@ -65,6 +66,11 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return state, err
 		}
 	}
+	if err == nil && w.p.l.o.Target != nil {
+		if err := w.writeTarget(j); err != nil {
+			return bad, judge.bad(&j.sample, Rejected, err)
+		}
+	}
 	switch {
 	case err == nil && damage != "":
 		return good, judge.tolerated(&j.sample, damage)
@@ -89,7 +95,7 @@ func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	if w.geometry.Orientation >= 5 { // the image was turned upright
 		width, height = height, width
 	}
-	err := w.mask.decode(j.mask.data, width, height, &w.geometry, w.augmenter, j.dstMask)
+	err := w.mask.decode(j.mask.data, width, height, &w.geometry, w.augmenter, j.dstTarget)
 	if err == nil {
 		return good, nil
 	}

@@ -1,0 +1,73 @@
+package imageloader
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// maxTargetWidth bounds Options.TargetWidth.
+const maxTargetWidth = 1 << 20
+
+// checkTarget refuses a target without a width, and options that mean nothing beside a target.
+func (o *Options) checkTarget() error {
+	switch {
+	case o.Target == nil && o.TargetWidth != 0:
+		return fmt.Errorf("imageloader: Options.TargetWidth is %d, and Options.Target is nil", o.TargetWidth)
+	case o.Target == nil:
+		return nil
+	case o.TargetWidth < 1 || o.TargetWidth > maxTargetWidth:
+		return fmt.Errorf("imageloader: Options.TargetWidth is %d, not in 1 to %d", o.TargetWidth, maxTargetWidth)
+	case o.Masks.masked():
+		return errors.New("imageloader: Options.Target and Options.Masks exclude each other: a sample has one target")
+	}
+	return nil
+}
+
+// targetBytes is the size of what a worker writes for a sample in place of a label; 0: nothing.
+func (o *Options) targetBytes() int {
+	switch {
+	case o.Masks.masked():
+		return o.Transform.Size * o.Transform.Size * o.Masks.DType.Size()
+	case o.Target != nil:
+		return 4 * o.TargetWidth
+	}
+	return 0
+}
+
+// writeTarget writes the numbers of Options.Target, or returns the error that makes the sample bad.
+func (w *worker) writeTarget(j *job) error {
+	o := &w.p.l.o
+	if w.target == nil {
+		w.target = make([]float32, o.TargetWidth)
+	}
+	clear(w.target)
+	if err := o.Target(j.sample, w.target); err != nil {
+		return err
+	}
+	for i, v := range w.target {
+		binary.LittleEndian.PutUint32(j.dstTarget[4*i:], math.Float32bits(v))
+	}
+	return nil
+}
+
+// mixTargets makes each row of n targets share times itself, and 1-share times the row before it;
+// the first row is mixed with the last.
+func (m *mixer) mixTargets(rows []byte, n int, share float64) {
+	width := 4 * m.width
+	row := func(i int) []byte { return rows[i*width : (i+1)*width] }
+	number := func(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
+	own, other := float32(share), float32(1-share)
+	m.last = append(m.last[:0], row(n-1)...)
+	for i := n - 1; i >= 0; i-- {
+		before := m.last
+		if i > 0 {
+			before = row(i - 1)
+		}
+		for to := row(i); len(to) > 0; to, before = to[4:], before[4:] {
+			// Without conversions the compiler may fuse a product with the sum.
+			binary.LittleEndian.PutUint32(to, math.Float32bits(float32(own*number(to))+float32(other*number(before))))
+		}
+	}
+}
