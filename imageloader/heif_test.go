@@ -56,8 +56,8 @@ func wholeGeometry(width, height int32) *imagecapi.Geometry {
 	return &imagecapi.Geometry{CropWidth: width, CropHeight: height, ResizeWidth: width, ResizeHeight: height, WindowWidth: width, WindowHeight: height}
 }
 
-// TestHEIFIsNearPillow: the pixels of HEIC are those of pillow_heif, but for rounding, and those of
-// AVIF Pillow's, which interpolates subsampled colour where libheif repeats it.
+// TestHEIFIsNearPillow: but for rounding, the pixels of HEIC are those of pillow_heif, and those of
+// AVIF Pillow's.
 func TestHEIFIsNearPillow(t *testing.T) {
 	d := realDecoder(t)
 	for name, data := range heifFiles(t) {
@@ -95,9 +95,9 @@ func TestHEIFIsNearPillow(t *testing.T) {
 			difference := max(int(got[i]), int(want[i])) - min(int(got[i]), int(want[i]))
 			sum, most = sum+difference, max(most, difference)
 		}
-		mean, limit, maximum := float64(sum)/float64(len(got)), 0.5, 2
-		if name == "still.avif" {
-			limit, maximum = 3, 16
+		mean, limit, maximum := float64(sum)/float64(len(got)), 0.8, 3
+		if slices.Contains([]string{"10-bit.avif", "bt709.avif", "limited.avif"}, name) { // libheif repeats their colour
+			limit, maximum = 2, 12
 		}
 		t.Logf("%s: differs by %.2f, at most %d", name, mean, most)
 		if mean > limit || most > maximum {

@@ -96,6 +96,13 @@ def files():
     yield "flat.avif", save(flat, "AVIF", quality=50)
     yield "still.avif", save(color, "AVIF", quality=90)
     yield "444.avif", save(color, "AVIF", quality=90, subsampling="4:4:4")
+    odd = color.crop((0, 0, 49, 37))
+    yield "odd.avif", save(odd, "AVIF", quality=90)
+    yield "limited.avif", save(odd, "AVIF", quality=90, range="limited")
+    yield "bt709.avif", imagecodecs.avif_encode(np.asarray(color), level=90, pixelformat="420", primaries=1, transfer=13, matrix=1)
+    yield "alpha-420.avif", save(alpha, "AVIF", quality=90)
+    yield "10-bit.avif", imagecodecs.avif_encode(np.asarray(color).astype(np.uint16) * 4, level=90, bitspersample=10, pixelformat="420")
+    yield "grey.avif", save(color.convert("L"), "AVIF", quality=90, subsampling="4:0:0")
     yield "alpha.avif", save(alpha, "AVIF", quality=90, subsampling="4:4:4")
 
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -14,8 +15,8 @@
 namespace ts::image {
 namespace {
 
-// What is used of libheif's C API (1.10 and newer). All types but heif_error are opaque, and
-// heif_error has not changed since 1.0.
+// What is used of libheif's C API (1.10 and newer). The types are opaque, but for the error and the
+// beginning of the colour profile, which have not changed.
 extern "C" {
 struct heif_context;
 struct heif_image_handle;
@@ -25,6 +26,13 @@ struct heif_error {
   int subcode;
   const char* message;
 };
+struct heif_color_profile_nclx {  // more members follow
+  uint8_t version;
+  int color_primaries;
+  int transfer_characteristics;
+  int matrix_coefficients;
+  uint8_t full_range_flag;
+};
 }
 
 constexpr int kOk = 0;
@@ -33,8 +41,13 @@ constexpr int kUnsupportedFeature = 4;
 constexpr int kOutOfMemory = 6;
 constexpr int kPluginLoading = 11;
 constexpr int kSecurityLimit = 1000;  // a kind of kOutOfMemory, without any memory asked for
+constexpr int kColourspaceYCbCr = 0;
 constexpr int kColourspaceRgb = 1;
+constexpr int kChroma420 = 1;
 constexpr int kChromaInterleavedRgb = 10;
+constexpr int kChannelY = 0;
+constexpr int kChannelCb = 1;
+constexpr int kChannelCr = 2;
 constexpr int kChannelInterleaved = 10;
 
 // libheif, loaded once for the process, when the first image needs it.
@@ -61,6 +74,8 @@ struct Library {
     load("heif_image_get_width", &image_get_width);
     load("heif_image_get_height", &image_get_height);
     load("heif_image_get_plane_readonly", &image_get_plane);
+    load("heif_image_handle_get_nclx_color_profile", &handle_get_profile);
+    load("heif_nclx_color_profile_free", &profile_free);
     load("heif_image_release", &image_release);
   }
 
@@ -80,6 +95,8 @@ struct Library {
   int (*image_get_width)(const heif_image*, int) = nullptr;
   int (*image_get_height)(const heif_image*, int) = nullptr;
   const uint8_t* (*image_get_plane)(const heif_image*, int, int*) = nullptr;
+  heif_error (*handle_get_profile)(const heif_image_handle*, heif_color_profile_nclx**) = nullptr;
+  void (*profile_free)(heif_color_profile_nclx*) = nullptr;
   void (*image_release)(const heif_image*) = nullptr;
 };
 
@@ -113,7 +130,8 @@ class File {
  public:
   File(const uint8_t* data, size_t bytes, int64_t max_pixels)
       : lib(library()),
-        context_((heif_check(data, bytes, max_pixels), lib.context_alloc()), lib.context_free),
+        kind(heif_check(data, bytes, max_pixels)),
+        context_(lib.context_alloc(), lib.context_free),
         handle_(nullptr, lib.handle_release) {
     if (context_ == nullptr) throw std::bad_alloc();
     lib.set_max_decoding_threads(context_.get(), 0);
@@ -136,11 +154,97 @@ class File {
   const heif_image_handle* handle() const { return handle_.get(); }
 
   const Library& lib;
+  const HeifKind kind;
 
  private:
   std::unique_ptr<heif_context, void (*)(heif_context*)> context_;
   std::unique_ptr<heif_image_handle, void (*)(const heif_image_handle*)> handle_;
 };
+
+using Image = std::unique_ptr<heif_image, void (*)(const heif_image*)>;
+
+Image decoded(const File& file, int colourspace, int chroma) {
+  heif_image* image = nullptr;
+  check(file.lib.decode_image(file.handle(), &image, colourspace, chroma, nullptr));
+  return Image(image, file.lib.image_release);
+}
+
+struct Plane {
+  const uint8_t* data;
+  int32_t width, height;
+  int stride;
+  const uint8_t* row(int32_t y) const { return data + static_cast<ptrdiff_t>(y) * stride; }
+};
+
+// Returns a plane that has the columns and rows before right and bottom. Throws Failure if it is
+// smaller. bytes are those of a pixel.
+Plane plane_of(const File& file, const heif_image* image, int channel, int32_t right,
+               int32_t bottom, int bytes) {
+  Plane plane = {};
+  plane.data = file.lib.image_get_plane(image, channel, &plane.stride);
+  plane.width = file.lib.image_get_width(image, channel);
+  plane.height = file.lib.image_get_height(image, channel);
+  if (plane.data == nullptr || plane.width < right || plane.height < bottom ||
+      plane.stride < static_cast<int64_t>(plane.width) * bytes) {
+    throw Failure(TS_ERROR_DECODE, "damaged HEIF: less pixels than the header says");
+  }
+  return plane;
+}
+
+// Converts YCbCr of 8 bits to RGB, by BT.601 with full range.
+void convert(int32_t y, int32_t cb, int32_t cr, uint8_t* rgb) {
+  const auto clamped = [](int32_t value) {
+    return static_cast<uint8_t>(std::clamp(value >> 16, 0, 255));
+  };
+  const int32_t grey = (y << 16) + (1 << 15);
+  rgb[0] = clamped(grey + (cr - 128) * 91881);                       // 1.402
+  rgb[1] = clamped(grey - (cb - 128) * 22554 - (cr - 128) * 46802);  // 0.344136 and 0.714136
+  rgb[2] = clamped(grey + (cb - 128) * 116130);                      // 1.772
+}
+
+// Reports whether libheif's YCbCr is that of the file: BT.601 of 8 bits with full range, as
+// AVIF mostly is. Versions of libheif differ in what they convert other YCbCr to.
+bool is_plain(const File& file) {
+  heif_color_profile_nclx* profile = nullptr;
+  if (file.lib.handle_get_profile(file.handle(), &profile).code != kOk || profile == nullptr) {
+    return false;
+  }
+  const bool bt601 = profile->matrix_coefficients == 5 || profile->matrix_coefficients == 6;
+  const bool full_range = profile->full_range_flag != 0;
+  file.lib.profile_free(profile);
+  return bt601 && full_range && file.lib.handle_get_luma_bits(file.handle()) == 8;
+}
+
+// Converts an image whose colour has half the columns and rows. The colour of a pixel is
+// interpolated between its four neighbours (9, 3, 3 and 1 sixteenths), as libavif does.
+void push_420(const File& file, const heif_image* image, const Box& box, Resizer* sink) {
+  const int32_t half_right = (box.x1 + 1) / 2;
+  const int32_t half_bottom = (box.y1 + 1) / 2;
+  const Plane luma = plane_of(file, image, kChannelY, box.x1, box.y1, 1);
+  const Plane blue = plane_of(file, image, kChannelCb, half_right, half_bottom, 1);
+  const Plane red = plane_of(file, image, kChannelCr, half_right, half_bottom, 1);
+  const int32_t width = std::min(blue.width, red.width);
+  const int32_t height = std::min(blue.height, red.height);
+  const auto neighbour = [](int32_t at, int32_t end) {
+    return std::clamp(at % 2 == 0 ? at / 2 - 1 : at / 2 + 1, 0, end - 1);
+  };
+  const size_t row_bytes = static_cast<size_t>(box.width()) * 3;
+  std::vector<uint8_t> row(row_bytes + kRowSlack);
+  for (int32_t y = box.y0; y < box.y1; ++y) {
+    const int32_t far_y = neighbour(y, height);
+    const auto interpolated = [&](const Plane& plane, int32_t x) {
+      const int32_t far_x = neighbour(x, width);
+      const uint8_t* const near = plane.row(y / 2);
+      const uint8_t* const far = plane.row(far_y);
+      return (9 * near[x / 2] + 3 * near[far_x] + 3 * far[x / 2] + far[far_x] + 8) >> 4;
+    };
+    uint8_t* to = row.data();
+    for (int32_t x = box.x0; x < box.x1; ++x, to += 3) {
+      convert(luma.row(y)[x], interpolated(blue, x), interpolated(red, x), to);
+    }
+    sink->push(row.data(), row_bytes, 1);
+  }
+}
 
 }  // namespace
 
@@ -167,25 +271,17 @@ ts_image_info heif_header(const uint8_t* data, size_t bytes, int64_t max_pixels)
 void heif_decode(const uint8_t* data, size_t bytes, int64_t max_pixels, const Box& box,
                  Resizer* sink) {
   const File file(data, bytes, max_pixels);
-  heif_image* decoded = nullptr;
-  check(file.lib.decode_image(file.handle(), &decoded, kColourspaceRgb, kChromaInterleavedRgb,
-                              nullptr));
-  const std::unique_ptr<heif_image, void (*)(const heif_image*)> image(decoded,
-                                                                       file.lib.image_release);
-  int stride = 0;
-  const uint8_t* const pixels = file.lib.image_get_plane(image.get(), kChannelInterleaved, &stride);
-  if (pixels == nullptr || file.lib.image_get_width(image.get(), kChannelInterleaved) < box.x1 ||
-      file.lib.image_get_height(image.get(), kChannelInterleaved) < box.y1 || stride < 3 * box.x1) {
-    throw Failure(TS_ERROR_DECODE, "damaged HEIF: less pixels than the header says");
+  if (file.kind.av1_420 && is_plain(file)) {
+    push_420(file, decoded(file, kColourspaceYCbCr, kChroma420).get(), box, sink);
+    return;
   }
+  const Image image = decoded(file, kColourspaceRgb, kChromaInterleavedRgb);
+  const Plane pixels = plane_of(file, image.get(), kChannelInterleaved, box.x1, box.y1, 3);
   // A copy, because libheif's rows need not have the slack that the sink reads.
   const size_t row_bytes = static_cast<size_t>(box.width()) * 3;
   std::vector<uint8_t> row(row_bytes + kRowSlack);
   for (int32_t y = box.y0; y < box.y1; ++y) {
-    std::memcpy(row.data(),
-                pixels + static_cast<size_t>(y) * static_cast<size_t>(stride) +
-                    static_cast<size_t>(box.x0) * 3,
-                row_bytes);
+    std::memcpy(row.data(), pixels.row(y) + static_cast<size_t>(box.x0) * 3, row_bytes);
     sink->push(row.data(), row_bytes, 1);
   }
 }

@@ -10,7 +10,7 @@
 
 namespace ts::image {
 
-// Whether the data begins as a HEIC or AVIF file does.
+// Reports whether the data begins as a HEIC or AVIF file does.
 bool is_heif(const uint8_t* data, size_t bytes);
 
 // Reads the headers of a whole file whose pictures have at most max_pixels pixels. The size is that

@@ -105,7 +105,7 @@ class Checker {
  public:
   Checker(Span file, int64_t max_pixels) : file_(file), max_pixels_(max_pixels / kHevcShare) {}
 
-  void run() {
+  HeifKind run() {
     bool found = false;
     for (Span rest = file_; rest.size > 0;) {
       const BoxSpan box = next_box(&rest);
@@ -117,6 +117,7 @@ class Checker {
     if (!found) unsupported("no picture, but perhaps a video");
     for (const Item& item : items_) check_picture(item);
     for (const Item& item : items_) check_grid(item);
+    return kind_;
   }
 
  private:
@@ -227,7 +228,12 @@ class Checker {
         }
       }
     } else if (property.type == code("av1C")) {
-      content.take(4);
+      content.take(2);
+      constexpr uint64_t kDeepOrGrey = 0x40 | 0x20 | 0x10;
+      constexpr uint64_t kHalved = 0x08 | 0x04;
+      const uint64_t flags = content.number(1);
+      kind_.av1_420 |= (flags & kDeepOrGrey) == 0 && (flags & kHalved) == kHalved;
+      content.take(1);
       check_obus(content);
     }
   }
@@ -378,6 +384,7 @@ class Checker {
   }
 
   Span file_;
+  HeifKind kind_;
   int64_t max_pixels_;
   uint64_t largest_ = 0;  // pixels of a coded picture
   Span item_data_;
@@ -387,8 +394,8 @@ class Checker {
 
 }  // namespace
 
-void heif_check(const uint8_t* data, size_t bytes, int64_t max_pixels) {
-  Checker({data, bytes}, max_pixels).run();
+HeifKind heif_check(const uint8_t* data, size_t bytes, int64_t max_pixels) {
+  return Checker({data, bytes}, max_pixels).run();
 }
 
 }  // namespace ts::image

@@ -26,7 +26,7 @@ var errFax = errors.New("a bad fax code")
 func newFax(packed []byte, t *tiff) *fax {
 	return &fax{
 		in:   faxBits{data: packed, reversed: t.reversed},
-		kind: t.compression, plane: t.first(tiffT4Options, 0)&1 != 0,
+		kind: t.compression, plane: t.twoDimensions,
 		width: t.block.X, tables: faxTablesOnce(), row: make([]byte, (t.block.X+7)/8),
 	}
 }

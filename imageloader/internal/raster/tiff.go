@@ -67,6 +67,8 @@ type tiff struct {
 	predictor     bool
 	separate      bool // each sample has blocks of its own
 	reversed      bool // the lowest bit of a byte comes first
+	twoDimensions bool // rows of fax group 3 may be coded by the row before
+	jpegTables    []byte
 	orientation   int
 
 	tiled           bool
@@ -199,6 +201,9 @@ func ParseTIFF(data []byte) (Image, error) {
 	t.compression = t.first(tiffCompression, tiffUncompressed)
 	t.separate = t.first(tiffPlanar, 1) == 2
 	t.reversed = t.first(tiffFillOrder, 1) == 2
+	t.twoDimensions = t.first(tiffT4Options, 0)&1 != 0
+	tables := t.tag(tiffJPEGTables, maxJPEGTables)
+	t.jpegTables = tables.data[:tables.count*tables.size]
 	t.orientation = int(t.first(tiffOrientation, 1))
 	if t.orientation < 1 || t.orientation > 8 {
 		t.orientation = 1

@@ -188,8 +188,7 @@ func (t *tiff) decodeJPEG(rgb []byte, i, j int, jpeg JPEG) error {
 		}
 		file = append(file, 0xff, 0xee, 0, 14, 'A', 'd', 'o', 'b', 'e', 0, 100, 0, 0, 0, 0, transform)
 	}
-	tables := t.tag(tiffJPEGTables, maxJPEGTables)
-	file, _, _, err := appendJPEG(file, tables.data[:tables.count*tables.size], 0)
+	file, _, _, err := appendJPEG(file, t.jpegTables, 0)
 	if err != nil {
 		return err
 	}
