@@ -136,6 +136,9 @@ func inspect(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	} else if err := found.print(stdout, *limit, *web); err != nil {
 		return err
 	}
+	if *fix != "" && written == nil {
+		return fmt.Errorf("nothing was written to %s: the archive itself is damaged", *fix)
+	}
 	if err != nil || written == nil && (found.BadCount > 0 || found.Samples == 0) {
 		return errFound
 	}

@@ -340,6 +340,21 @@ func TestInspectWritesTheFixedArchive(t *testing.T) {
 	if status, stdout, _ := command(t, "inspect", out); status != 0 || !strings.Contains(stdout, "1 in 1 classes, 0 bad") {
 		t.Errorf("status %d\n%s", status, stdout)
 	}
+	data, err := os.ReadFile(photos)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := filepath.Join(t.TempDir(), "cut.tgz")
+	if err := os.WriteFile(cut, data[:len(data)/2], 0o644); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := os.ReadFile(out) // compared below
+	if status, _, stderr := command(t, "inspect", "-fix", out, cut); status != 1 || !strings.Contains(stderr, "nothing was written to "+out) {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+	if now, err := os.ReadFile(out); err != nil || !bytes.Equal(now, before) {
+		t.Errorf("the file that was there is gone: %v", err)
+	}
 	for _, args := range [][]string{{"-fix", out, "-index"}, {"-drop-classes"}} {
 		if status, _, stderr := command(t, slices.Concat([]string{"inspect"}, args, []string{path})...); status != 2 {
 			t.Errorf("%v: status %d, %q", args, status, stderr)
