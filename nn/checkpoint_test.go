@@ -193,6 +193,14 @@ func FuzzCheckpoint(f *testing.F) {
 			if x.DType() != s.DType || x.Elements() != s.Elements() {
 				t.Fatalf("%v was read as %v", s, x)
 			}
+			m, err := c.Map(s.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			if a, b := x.String(), m.String(); a != b {
+				t.Fatalf("%s was mapped as %s", a, b)
+			}
 			named = append(named, nn.Named{Name: s.Name, Tensor: x})
 		}
 		path := filepath.Join(t.TempDir(), "again")
@@ -206,6 +214,36 @@ func FuzzCheckpoint(f *testing.F) {
 		defer again.Close()
 		if len(again.Tensors()) != len(named) || !maps.Equal(again.Metadata(), c.Metadata()) {
 			t.Fatalf("%v became %v", c.Tensors(), again.Tensors())
+		}
+	})
+}
+
+// No index of a sharded checkpoint harms the program, and an accepted one has readable tensors.
+func FuzzIndex(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"total_size":8},"weight_map":{"a":"a.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"a":"a.safetensors","b":"b.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"a":"../a.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"a":null}}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dir := t.TempDir()
+		shard := safetensors(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  `, 8)
+		path := filepath.Join(dir, "i.safetensors.index.json")
+		for name, content := range map[string][]byte{"a.safetensors": shard, "i.safetensors.index.json": data} {
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := nn.OpenCheckpoint(path)
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		for _, s := range c.Tensors() {
+			x, err := c.Read(s.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			x.Close()
 		}
 	})
 }

@@ -632,10 +632,10 @@ TS_API void ts_generator_free(ts_generator* generator);
 /* Returns the state of the device's default generator: new bytes on the CPU, which PyTorch's
  * get_rng_state returns too. Replays of a graph count. For a GPU, TS_ERROR_CAPTURE in a capture,
  * and TS_ERROR_BUSY beside one. */
-TS_API ts_error* ts_generator_get_state(int32_t device, ts_tensor** state);
+TS_API ts_error* ts_random_get_state(int32_t device, ts_tensor** state);
 /* Replaces the state of the device's default generator. The bytes are copied. Fails as
- * ts_generator_get_state. */
-TS_API ts_error* ts_generator_set_state(int32_t device, const ts_tensor* state);
+ * ts_random_get_state. */
+TS_API ts_error* ts_random_set_state(int32_t device, const ts_tensor* state);
 
 /* LibTorch's switches between speed, precision and reproducibility. They belong to the process:
  * an operator that runs on another thread meanwhile sees the old or the new one. */

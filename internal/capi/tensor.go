@@ -54,9 +54,9 @@ package capi
 #cgo nocallback ts_tensor_list_take
 #cgo noescape ts_tensor_get_grad
 #cgo nocallback ts_tensor_get_grad
-#cgo noescape ts_generator_get_state
-#cgo nocallback ts_generator_get_state
-#cgo nocallback ts_generator_set_state
+#cgo noescape ts_random_get_state
+#cgo nocallback ts_random_get_state
+#cgo nocallback ts_random_set_state
 #cgo noescape ts_numerics_get
 #cgo nocallback ts_numerics_get
 #cgo noescape ts_tensor_clear_grads
@@ -609,14 +609,14 @@ func GeneratorState(device int32) (t *Tensor, err error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	err = whileNotBusy(func() error { return failure(C.ts_generator_get_state(C.int32_t(device), &t)) })
+	err = whileNotBusy(func() error { return failure(C.ts_random_get_state(C.int32_t(device), &t)) })
 	return t, err
 }
 
 // SetGeneratorState replaces the state of the device's default generator. It waits for the end of a
 // capture that is under way.
 func SetGeneratorState(device int32, t *Tensor) error {
-	return whileNotBusy(func() error { return failure(C.ts_generator_set_state(C.int32_t(device), t)) })
+	return whileNotBusy(func() error { return failure(C.ts_random_set_state(C.int32_t(device), t)) })
 }
 
 // whileNotBusy repeats a call until it no longer fails because of a capture under way.

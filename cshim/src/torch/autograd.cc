@@ -134,7 +134,7 @@ ts_error* ts_random_seed(uint64_t seed) {
   });
 }
 
-ts_error* ts_generator_get_state(int32_t device, ts_tensor** state) {
+ts_error* ts_random_get_state(int32_t device, ts_tensor** state) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     ts::require(state != nullptr, "state is NULL");
@@ -144,7 +144,7 @@ ts_error* ts_generator_get_state(int32_t device, ts_tensor** state) {
   });
 }
 
-ts_error* ts_generator_set_state(int32_t device, const ts_tensor* state) {
+ts_error* ts_random_set_state(int32_t device, const ts_tensor* state) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
     const at::Tensor value = ts::value_of(state);

@@ -139,10 +139,10 @@ void draws_again(int32_t device, const std::function<Floats()>& draw) {
   ASSERT_OK(ts_random_seed(5));
   draw();
   Tensor state;
-  ASSERT_OK(ts_generator_get_state(device, state.out()));
+  ASSERT_OK(ts_random_get_state(device, state.out()));
   const Floats first = draw();
   EXPECT_NE(draw(), first);
-  ASSERT_OK(ts_generator_set_state(device, state));
+  ASSERT_OK(ts_random_set_state(device, state));
   EXPECT_EQ(draw(), first);
 }
 
@@ -152,14 +152,14 @@ TEST(Generator, AStateRepeats) {
 
 TEST(Generator, WrongStatesAreRefused) {
   Tensor state;
-  ASSERT_OK(ts_generator_get_state(TS_DEVICE_CPU, state.out()));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_get_state(TS_DEVICE_CPU, nullptr));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_generator_set_state(TS_DEVICE_CPU, nullptr));
+  ASSERT_OK(ts_random_get_state(TS_DEVICE_CPU, state.out()));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_random_get_state(TS_DEVICE_CPU, nullptr));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_random_set_state(TS_DEVICE_CPU, nullptr));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "uint8",
-               ts_generator_set_state(TS_DEVICE_CPU, make<float>({1}, {1})));
+               ts_random_set_state(TS_DEVICE_CPU, make<float>({1}, {1})));
   EXPECT_FAILS(TS_ERROR_OPERATOR, "",
-               ts_generator_set_state(TS_DEVICE_CPU, make<uint8_t>({1, 2}, {2})));
-  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_generator_set_state(ts_device_count(), state));
+               ts_random_set_state(TS_DEVICE_CPU, make<uint8_t>({1, 2}, {2})));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "device", ts_random_set_state(ts_device_count(), state));
 }
 
 TEST(Numerics, AreSetTogether) {
