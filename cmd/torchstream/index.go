@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/torchstream/torchstream/imageloader"
@@ -28,6 +29,10 @@ const webDatasetHelp = "labels are those of WebDataset (.cls and .json beside ea
 // listHelp explains a flag.
 const listHelp = "CSV or TSV `FILE` with the path and the label of each sample, for loaders with Options.List, which use no other index"
 
+// masksHelp explains a flag.
+const masksHelp = "the archive has images and masks, whose names match `IMAGE,MASK`, for example 'images/*.jpg,masks/*.png': the index is for loaders with\n" +
+	"Options.Masks, which use no other"
+
 // index writes the sidecar index of an archive.
 func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("index FILE", "Reads an archive of images through and writes its index (FILE.tsidx), with which loaders open it at once and read its samples in any order, also of\n"+
@@ -36,12 +41,20 @@ func index(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	out := set.String("o", "", "`FILE` to write the index to (default: beside the archive, or in the cache folder if that can't be written)")
 	web := set.Bool("webdataset", false, webDatasetHelp)
 	list := set.String("list", "", listHelp)
+	masks := set.String("masks", "", masksHelp)
 	if err := parse(set, args, 1); err != nil {
 		return err
 	}
+	o := imageloader.Options{IndexFile: *out, WebDataset: *web, List: *list}
+	if *masks != "" {
+		var found bool
+		if o.Masks.Image, o.Masks.Mask, found = strings.Cut(*masks, ","); !found {
+			return usageError{fmt.Sprintf("-masks %s: two patterns with a comma between them are wanted, 'images/*.jpg,masks/*.png'", *masks)}
+		}
+	}
 	progress, done := readingProgress(stderr)
 	began := time.Now()
-	r, err := imageloader.MakeIndex(ctx, set.Arg(0), imageloader.Options{IndexFile: *out, WebDataset: *web, List: *list}, progress)
+	r, err := imageloader.MakeIndex(ctx, set.Arg(0), o, progress)
 	done()
 	if err != nil {
 		return err

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/imageloader"
 )
 
 func TestIndexLiesBesideTheArchive(t *testing.T) {
@@ -52,6 +54,35 @@ func TestIndexOfWebDataset(t *testing.T) {
 	}
 	if _, stdout, stderr = command(t, "inspect", "-webdataset", web); !strings.Contains(stdout, "2 in 2 classes, 2 bad") || !strings.Contains(stdout, "dog") {
 		t.Errorf("%q, %q", stdout, stderr)
+	}
+}
+
+// The index of -masks is the one that loaders with Options.Masks use.
+func TestIndexOfMasks(t *testing.T) {
+	png := "\x89PNG\r\n\x1a\n"
+	archive := writeTar(t, map[string]string{"i/1.png": png, "m/1.png": png, "i/2.png": png, "notes.txt": "text"})
+	status, stdout, stderr := command(t, "index", "-masks", "i/*.png,m/*.png", archive)
+	if status != 0 || !strings.Contains(stdout, "1 samples of 0 classes") {
+		t.Errorf("status %d, %q, %q", status, stdout, stderr)
+	}
+	made, err := os.ReadFile(archive + ".tsidx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := imageloader.Open(archive, imageloader.Options{Masks: imageloader.Masks{Image: "i/*.*", Mask: "m/*.*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if l.Len() != 1 || l.Close() != nil {
+		t.Errorf("%d samples", l.Len())
+	}
+	if now, err := os.ReadFile(archive + ".tsidx"); err != nil || string(now) != string(made) {
+		t.Errorf("the index has changed; %v", err)
+	}
+	for says, pattern := range map[string]string{"with a comma": "i/*.png", "needs one": "i,m/*", "no image has a mask": "i/*,n/*"} {
+		if status, _, stderr := command(t, "index", "-masks", pattern, archive); status == 0 || !strings.Contains(stderr, says) {
+			t.Errorf("%s: status %d, %q", pattern, status, stderr)
+		}
 	}
 }
 

@@ -60,7 +60,7 @@ func (o AugMix) check(w, h int) (int, int, error) {
 	return w, h, o.Interpolation.check()
 }
 
-// mixes says that the result is a sum of images whose pixels were moved in different ways.
+// mixes reports whether the result is a sum of images whose pixels were moved in different ways.
 func (AugMix) mixes() bool { return true }
 
 // augMixOps are the operations in torchvision's order. Those of PartialOps come first.

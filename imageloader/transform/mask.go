@@ -8,8 +8,8 @@ import (
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
-// ForMasks says which field of the transform can't be applied to an image and its mask; nil: all
-// can.
+// ForMasks returns an error that names the field of the transform that can't be applied to an image
+// and its mask; nil if all fields can.
 func (p *Plan) ForMasks() error {
 	if len(p.t.Mix) > 0 {
 		return errors.New("field Mix mixes the labels of images, which masks have none of: leave it out")
@@ -32,7 +32,7 @@ func mixes(op Op) bool {
 var moves = []int32{imagecapi.AugmentFlipHorizontal, imagecapi.AugmentFlipVertical, imagecapi.AugmentQuarterTurns,
 	imagecapi.AugmentCrop, imagecapi.AugmentAffine, imagecapi.AugmentPerspective}
 
-// Moves says whether the last Apply has moved pixels. A [Func] does not count.
+// Moves reports whether the last Apply has moved pixels. A [Func] does not count.
 func (a *Augmenter) Moves() bool {
 	return slices.ContainsFunc(a.program.ops, func(op imagecapi.AugmentOp) bool { return slices.Contains(moves, op.Kind) })
 }

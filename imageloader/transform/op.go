@@ -128,7 +128,7 @@ func at(ops []Op, i int) Op {
 	return nil
 }
 
-// has says whether a step, or a step within it, is of a kind.
+// has reports whether a step, or a step within it, is of a kind.
 func has(op Op, kind func(Op) bool) bool {
 	if isNil(op) {
 		return false
@@ -141,7 +141,8 @@ func (o RandomApply) steps() []Op  { return o.Ops }
 func (o RandomChoice) steps() []Op { return o.Ops }
 func (o RandomOrder) steps() []Op  { return o.Ops }
 
-// onPixels says whether a step may work on the image in Go's memory, which has Size x Size pixels.
+// onPixels reports whether a step may work on the image in Go's memory, which has Size x Size
+// pixels.
 func onPixels(op Op) bool {
 	o, ok := op.(interface{ onPixels() bool })
 	return ok && o.onPixels()
@@ -151,7 +152,7 @@ func (Func) onPixels() bool            { return true }
 func (GaussianNoise) onPixels() bool   { return true }
 func (o RandomErasing) onPixels() bool { return o.Random }
 
-// isNil says whether a step is nil, or a nil pointer to one. Pointers to steps are steps too.
+// isNil reports whether a step is nil, or a nil pointer to one. Pointers to steps are steps too.
 func isNil(op any) bool {
 	v := reflect.ValueOf(op)
 	return op == nil || v.Kind() == reflect.Pointer && v.IsNil()

@@ -9,7 +9,7 @@ import (
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
 
-// Pairs says which members are images and which are their masks. An image and a mask belong
+// Pairs tells images and their masks from other members, by their names. An image and a mask belong
 // together if the "*" of their patterns stands for the same text, in one shard or, if a shard has
 // only one of the two, in two shards. A name that matches both patterns is a mask's.
 type Pairs struct{ Image, Mask Pattern }
