@@ -555,6 +555,8 @@ func (t *tiff) convert(to []byte, rows [][]byte) error {
 			}
 			copy(to[3*x:3*x+3], t.table[value][:])
 		}
+	case t.colours == 3 && size == 3:
+		copy(to, values)
 	case t.colours == 3:
 		for x := range pixels {
 			v := values[x*size:]
