@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // largeSide is the side, in pixels, of the images whose decoding is measured.
@@ -183,7 +184,12 @@ func TestDecodingMemory(t *testing.T) {
 			info, err := d.header(data)
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
-				err = d.decode(data, &g, pixels[:], 8*3)
+				if strings.HasPrefix(filepath.Base(file), "mask") {
+					m := maskDecoder{o: &Masks{DType: tensor.Int64}}
+					err = m.decode(data, int(info.Width), int(info.Height), &g, nil, make([]byte, 8*8*8))
+				} else {
+					err = d.decode(data, &g, pixels[:], 8*3)
+				}
 			}
 			fmt.Println("result", err)
 		}
@@ -191,7 +197,7 @@ func TestDecodingMemory(t *testing.T) {
 		return
 	}
 	measure := func(name string, data []byte, good bool, limit int64) {
-		file, err := os.CreateTemp(t.TempDir(), "image")
+		file, err := os.CreateTemp(t.TempDir(), strings.Fields(name)[0])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -224,6 +230,10 @@ func TestDecodingMemory(t *testing.T) {
 		case strings.HasPrefix(name, "TIFF"), strings.HasSuffix(name, " bits"):
 			measure(name+", forged", forged(t, data), false, slack)
 		}
+	}
+	for _, classes := range []int{256, 60000} {
+		mask := maskFile(t, largeSide, largeSide, classes)
+		measure(fmt.Sprintf("mask of %d classes", classes), mask, true, 8*pixel+slack)
 	}
 	// MaxPixels counts a pixel of HEIC twice, and one of AVIF four times.
 	for name, data := range heifFilesOf(t, "large/*") {
