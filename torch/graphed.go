@@ -45,6 +45,7 @@ type Graphed struct {
 	entries map[string]*list.Element // guarded by mu, as are the following fields
 	order   list.List                // of *graphedEntry, most recently used first
 	eager   []*Tensor                // results of the last call without a graph
+	warmed  map[string]bool          // kins with a graph, for WarmOnce
 	stats   GraphedStats
 	closed  bool
 	buf     []byte
@@ -59,6 +60,12 @@ type GraphedOptions struct {
 	// Warmup is the number of calls with new arguments that run the function before it is captured;
 	// 0 means 1. The first step of an optimizer, for example, does other work than later steps.
 	Warmup int
+
+	// WarmOnce runs the function before a capture only for the first of several arguments that
+	// differ in nothing but their addresses, such as the slots of a prefetcher. The call with the
+	// next one captures and replays, so that the memory of a run and that of the graphs are not
+	// needed at once. It is for functions whose every call does the same work after the first.
+	WarmOnce bool
 
 	// ReplayFirst replays the graph in the call that captured it, which then returns the graph's
 	// results. The function's effects happen twice in that call, so use ReplayFirst only for
@@ -111,6 +118,7 @@ type graphedEntry struct {
 	key     string
 	args    []argument // for messages
 	warm    int
+	kin     string   // key without the addresses
 	graph   replayer // nil during warm-up
 	refused bool     // it cannot be captured, and Fallback is set
 	results []*Tensor
@@ -124,7 +132,7 @@ func NewGraphed(fn func(arguments []*Tensor) ([]*Tensor, error), o GraphedOption
 	if o.Warmup < 1 {
 		o.Warmup = 1
 	}
-	return &Graphed{fn: fn, o: o, on: &sideStreams{}, entries: map[string]*list.Element{}}
+	return &Graphed{fn: fn, o: o, on: &sideStreams{}, entries: map[string]*list.Element{}, warmed: map[string]bool{}}
 }
 
 // Call runs the function, or replays its graph, on the current stream, and returns its results. g
@@ -212,10 +220,13 @@ func (g *Graphed) call(arguments []*Tensor) ([]*Tensor, error) {
 		}
 		g.stats.Stale++
 		g.drop(at)
+		// The function may do the work of a first call again: an optimizer makes new state for
+		// parameters that moved.
+		clear(g.warmed)
 	} else if g.o.FixedArguments && g.order.Len() > 0 {
 		return nil, difference(g.order.Back().Value.(*graphedEntry).args, args)
 	}
-	e := &graphedEntry{key: string(g.buf), args: args}
+	e := &graphedEntry{key: string(g.buf), args: args, kin: kin(args)}
 	for g.order.Len() >= g.o.MaxGraphs {
 		g.drop(g.order.Back())
 		g.stats.Evicted++
@@ -232,15 +243,23 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 			g.drop(g.entries[e.key])
 		}
 	}()
-	g.stats.Eager++
+	ran := false
+	run := func() (err error) {
+		g.stats.Eager++
+		ran = true
+		results, err = g.keep(g.run(arguments))
+		return err
+	}
 	// One begin surrounds both runs: libraries prepare themselves for this OS thread at their first
 	// use.
 	err = g.on.begin(device, func() error {
-		if results, err = g.keep(g.run(arguments)); err != nil {
-			return err
-		}
-		if e.warm++; e.warm < g.o.Warmup || e.refused {
-			return nil
+		if !g.o.WarmOnce || !g.warmed[e.kin] || e.refused {
+			if err := run(); err != nil {
+				return err
+			}
+			if e.warm++; e.warm < g.o.Warmup || e.refused {
+				return nil
+			}
 		}
 		e.graph, err = g.on.capture(device, g.pool(), func() (err error) {
 			e.results, err = g.run(arguments)
@@ -249,20 +268,27 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		switch {
 		case err == nil:
 			g.stats.Captures++
+			g.warmed[e.kin] = true
 		case g.o.Fallback && errors.Is(err, cuda.ErrCapture):
 			g.stats.Refused, e.refused = err, true
 			closeAll(e.results) // of a function that could be run, but not captured
 			e.results = nil
-			return nil
+			if ran {
+				return nil
+			}
+			return run()
 		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if e.graph != nil && g.o.ReplayFirst {
+	if e.graph != nil && (g.o.ReplayFirst || !ran) {
 		if err := g.on.replay(e.graph, device); err != nil {
 			return nil, err
+		}
+		if !ran {
+			g.stats.Hits++
 		}
 		return e.results, nil
 	}
@@ -407,6 +433,16 @@ func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 	return args, nil
 }
 
+// kin returns the key of arguments without their addresses.
+func kin(args []argument) string {
+	var b []byte
+	for _, a := range args {
+		a.address = 0
+		b = a.appendKey(b)
+	}
+	return string(b)
+}
+
 func (a *argument) appendKey(b []byte) []byte {
 	flags := byte(a.marks) << 1
 	if a.requiresGrad {
@@ -508,6 +544,10 @@ func (s *sideStreams) begin(device cuda.Device, fn func() error) error {
 func (s *sideStreams) capture(device cuda.Device, share replayer, fn func() error) (replayer, error) {
 	own, err := s.on(device)
 	if err != nil {
+		return nil, err
+	}
+	// The memory of the runs before is cached for their streams, and a graph cannot use it.
+	if err := cuda.EmptyCache(); err != nil && !errors.Is(err, cuda.ErrBusy) {
 		return nil, err
 	}
 	o := cuda.CaptureOptions{Stream: own.Stream}

@@ -422,3 +422,40 @@ func TestGraphedCallEager(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// With WarmOnce only the first of arguments that differ in their addresses runs the function, and
+// each call has one effect; a stale graph starts anew.
+func TestGraphedWarmOnce(t *testing.T) {
+	runs := 0
+	g, r := graphed(func(in []*Tensor) ([]*Tensor, error) { runs++; return double(in) }, GraphedOptions{WarmOnce: true, Fallback: true})
+	defer g.Close()
+	call := func(x *Tensor) {
+		t.Helper()
+		if out, err := g.Call(x); err != nil || len(out) != 1 {
+			t.Fatal(out, err)
+		}
+	}
+	a, b, c, other := vector(t, 2), vector(t, 2), vector(t, 2), vector(t, 3)
+	want := func(what string, captured, replays, ran int, s GraphedStats) {
+		t.Helper()
+		got := g.Stats()
+		got.Refused = nil
+		if r.captured != captured || r.replays != replays || runs != ran || got != s {
+			t.Errorf("%s: %d captures, %d replays, %d runs, %+v", what, r.captured, r.replays, runs, got)
+		}
+	}
+	call(a) // runs, and runs again in the capture
+	call(b)
+	call(b)
+	want("two addresses", 2, 2, 3, GraphedStats{Calls: 3, Hits: 2, Eager: 1, Captures: 2, Graphs: 2})
+	call(other)
+	want("another shape", 3, 2, 5, GraphedStats{Calls: 4, Hits: 2, Eager: 2, Captures: 3, Graphs: 3})
+	r.stale = true
+	call(a)
+	want("a stale graph", 4, 2, 7, GraphedStats{Calls: 5, Hits: 2, Eager: 3, Captures: 4, Stale: 1, Graphs: 3})
+	r.refuse = cuda.ErrCapture
+	call(c) // fails to capture, and runs
+	want("a refused capture", 4, 2, 9, GraphedStats{Calls: 6, Hits: 2, Eager: 4, Captures: 4, Stale: 1, Graphs: 3})
+	call(c)
+	want("without a graph", 4, 2, 10, GraphedStats{Calls: 7, Hits: 2, Eager: 5, Captures: 4, Stale: 1, Graphs: 3})
+}

@@ -79,7 +79,7 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 			return nil, err
 		}
 	}
-	s.graphed = torch.NewGraphed(s.run, torch.GraphedOptions{Fallback: true})
+	s.graphed = torch.NewGraphed(s.run, torch.GraphedOptions{Fallback: true, WarmOnce: true})
 	return s, nil
 }
 
