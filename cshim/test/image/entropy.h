@@ -86,7 +86,7 @@ inline Result decode_by(JpegDecoder* decoder, const Bytes& bytes, const Box& box
   const int32_t height = box.height();
   const ts_image_geometry geometry = {sizeof geometry, box.x0, box.y0, width, height,
                                       width,           height, 0,      0,     width,
-                                      height,          0,      false,  0};
+                                      height,          0,      false,  0,     false};
   Result result;
   result.pixels.resize(static_cast<size_t>(width) * static_cast<size_t>(height) * 3);
   const Outcome outcome(ts::guard(__func__, [&] {
