@@ -97,6 +97,7 @@ LAYERS = {
         "train",
     ],
     "examples/internal/lesson": ["cuda", "internal/interrupt", "trace"],
+    "examples/internal/study": ["cuda", "internal/safefile", "torch"],
     "examples/01-train": [
         "cuda",
         "imageloader",
@@ -112,6 +113,35 @@ LAYERS = {
     "examples/03-p2p": ["cuda", "examples/internal/lesson", "internal/capi", "torch"],
     "examples/04-graph": ["cuda", "examples/internal/lesson", "optim", "torch"],
     "examples/05-parallel": ["cuda", "examples/internal/lesson", "nn", "torch"],
+    "examples/07-chargpt": [
+        "cuda",
+        "examples/internal/study",
+        "internal/interrupt",
+        "nn",
+        "optim",
+        "prefetcher",
+        "torch",
+    ],
+    "examples/08-finetune": [
+        "cuda",
+        "examples/internal/study",
+        "imageloader",
+        "internal/interrupt",
+        "nn",
+        "optim",
+        "prefetcher",
+        "torch",
+    ],
+    "examples/09-dcgan": [
+        "cuda",
+        "examples/internal/study",
+        "internal/interrupt",
+        "nn",
+        "optim",
+        "prefetcher",
+        "tensor",
+        "torch",
+    ],
 }
 
 LIBTORCH = {"internal/capi", "cuda", "torch"}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+func small(t *testing.T) options {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(path, []byte(strings.Repeat("one two three four five six ", 40)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return options{text: path, device: "cpu", prompt: "one ", steps: 60, batch: 4, context: 24, width: 16, heads: 2, layers: 2, seed: 1}
+}
+
+func TestTheNetworkLearnsTheText(t *testing.T) {
+	o := small(t)
+	o.picture = filepath.Join(t.TempDir(), "gpt.svg")
+	before := torch.LiveTensors()
+	var out bytes.Buffer
+	r, err := run(context.Background(), o, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.losses) != 6 || !(r.losses[5] < 0.75*r.losses[0]) {
+		t.Errorf("losses %v do not fall to three quarters", r.losses)
+	}
+	if len(r.samples) != 4 || !strings.HasPrefix(r.samples[0], "one ") || !strings.Contains(out.String(), r.samples[0]) {
+		t.Errorf("samples %q in %s", r.samples, &out)
+	}
+	if picture, err := os.ReadFile(o.picture); err != nil || !bytes.Contains(picture, []byte(r.samples[0])) {
+		t.Errorf("the picture has not the sample %q, %v", r.samples[0], err)
+	}
+	if n := torch.LiveTensors(); n > before {
+		t.Errorf("%d tensors are left", n-before)
+	}
+	if again, err := run(context.Background(), o, &out); err != nil || !slices.Equal(again.losses, r.losses) || !slices.Equal(again.samples, r.samples) {
+		t.Errorf("the same seed learned something else: %v", err)
+	}
+}
+
+// With the cache the most probable tokens are those of whole passes without one.
+func TestGenerationEqualsWholePasses(t *testing.T) {
+	net, err := newGPT(11, 16, 2, 2, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	nn.Train(net, false)
+	prompt := []int64{3, 1, 4}
+	got, err := net.generate(slices.Clone(prompt), 10, 0, cuda.CPU)
+	if err != nil {
+		t.Fatal(err)
+	}
+	scope := torch.NewScope("whole")
+	defer scope.Close()
+	want := prompt
+	for range 10 {
+		tokens, err := torch.FromInt64s(want, 1, int64(len(want)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, err := net.Forward(scope.Own(tokens).NoGrad()).Index(0, -1).ArgMax(0, false).Int64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, next)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if _, err := net.generate(prompt, 18, 0, cuda.CPU); err == nil {
+		t.Error("more tokens than positions: no error")
+	}
+}
+
+func TestMistakesSayWhatToDo(t *testing.T) {
+	for want, change := range map[string]func(*options){
+		"name a text":           func(o *options) { o.text += ".none" },
+		"not in the text":       func(o *options) { o.prompt = "#" },
+		"-device \"tpu\"":       func(o *options) { o.device = "tpu" },
+		"a sample needs":        func(o *options) { o.context = 4000 },
+		"has no such GPU":       func(o *options) { o.device = "cuda:99" },
+		"after a prompt of 240": func(o *options) { o.prompt = strings.Repeat("one ", 60); o.steps = 1 },
+	} {
+		o := small(t)
+		change(&o)
+		if _, err := run(context.Background(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want an error with %q", err, want)
+		}
+	}
+}

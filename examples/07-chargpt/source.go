@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+// text is a source of token sequences for a prefetcher: a source that is no image. A token is the
+// place of a byte among the text's different bytes.
+type text struct {
+	tokens  []int64
+	symbols []byte // by token
+	context int    // tokens of a sample
+	batch   int    // samples of a batch
+	batches int    // of an epoch
+	seed    uint64
+}
+
+func newText(data []byte, context, batch, batches int, seed uint64) (*text, error) {
+	if len(data) < context+2 {
+		return nil, fmt.Errorf("the text has %d bytes, and a sample needs %d", len(data), context+1)
+	}
+	t := &text{context: context, batch: batch, batches: batches, seed: seed}
+	t.symbols = slices.Clone(data)
+	slices.Sort(t.symbols)
+	t.symbols = slices.Compact(t.symbols)
+	var place [256]int64
+	for i, b := range t.symbols {
+		place[b] = int64(i)
+	}
+	for _, b := range data {
+		t.tokens = append(t.tokens, place[b])
+	}
+	return t, nil
+}
+
+// Fields returns the two tensors of a sample: its tokens, and the token after each of them.
+func (t *text) Fields() []torch.Spec {
+	shape := []int64{int64(t.context)}
+	return []torch.Spec{{Name: "tokens", DType: torch.Int64, Shape: shape}, {Name: "next", DType: torch.Int64, Shape: shape}}
+}
+
+func (t *text) BatchSize() int { return t.batch }
+
+// Fill writes batches of random places of the text. The places depend on seed and epoch alone.
+func (t *text) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	rng := rand.New(rand.NewPCG(t.seed, uint64(epoch)))
+	for range t.batches {
+		memory, err := lend(ctx) // waits for a free slot, and ends with the epoch
+		if err != nil {
+			return err
+		}
+		for i := range t.batch {
+			at := rng.IntN(len(t.tokens) - t.context)
+			put(memory[0][i*t.context*8:], t.tokens[at:at+t.context])
+			put(memory[1][i*t.context*8:], t.tokens[at+1:at+1+t.context])
+		}
+		if err := deliver(t.batch, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func put(memory []byte, tokens []int64) {
+	for i, v := range tokens {
+		binary.NativeEndian.PutUint64(memory[i*8:], uint64(v))
+	}
+}
+
+func (t *text) encode(s string) ([]int64, error) {
+	var tokens []int64
+	for _, b := range []byte(s) {
+		i, ok := slices.BinarySearch(t.symbols, b)
+		if !ok {
+			return nil, fmt.Errorf("the prompt has %q, which is not in the text", b)
+		}
+		tokens = append(tokens, int64(i))
+	}
+	return tokens, nil
+}
+
+func (t *text) decode(tokens []int64) string {
+	var s []byte
+	for _, i := range tokens {
+		s = append(s, t.symbols[i])
+	}
+	return string(s)
+}
