@@ -1,7 +1,7 @@
 // Package imageloader turns an archive of labelled images (.tar, .tar.gz, .tar.zst or a directory
-// of JPEG, PNG, WebP, GIF, BMP and TIFF files) into batches. It decodes, crops, resizes and flips
-// on all cores, straight into memory that the consumer lends, in an order that depends on the seed
-// and the epoch alone.
+// of JPEG, PNG, WebP, GIF, BMP and TIFF files, and AVIF and HEIC where libheif is installed) into
+// batches. It decodes, crops, resizes and flips on all cores, straight into memory that the
+// consumer lends, in an order that depends on the seed and the epoch alone.
 //
 // A [Loader] is an open archive. [Loader.Epoch] yields the batches of an epoch as a loop;
 // [Loader.Fill] is what a prefetcher calls. [Loader.Restore] continues an epoch from a [State].

@@ -110,7 +110,8 @@ type Options struct {
 	// torchvision refuse too.
 	Damaged DamagePolicy
 	// MaxSampleBytes bounds a member's size (0: 256 MiB) and MaxPixels an image's width * height
-	// (0: 178,956,970, as in Pillow). A sample that exceeds a bound is bad.
+	// (0: 178,956,970, as in Pillow). A HEIC may have half as many pixels, and an AVIF a quarter,
+	// because libheif takes more memory a pixel. A sample that exceeds a bound is bad.
 	MaxSampleBytes int64
 	MaxPixels      int64
 	// IndexFile is where the index of the archive is kept from one run to the next; "": beside the

@@ -41,8 +41,8 @@ type Transform struct {
 	// through this loader. Nearest, damaged images and other formats take no part.
 	DCTScaling bool
 	// ApplyEXIFOrientation turns an image upright before anything else, as the orientation tag of a
-	// JPEG, PNG, WebP or TIFF file says. Without it, images are taken as stored, as torchvision
-	// does.
+	// JPEG, PNG, WebP or TIFF file says, or the XMP packet of one of the first three. Without it,
+	// images are taken as stored, as torchvision does. AVIF and HEIC are always upright.
 	ApplyEXIFOrientation bool
 
 	// RandomCrop takes a random window of Size x Size after Resize instead of the centre, without
