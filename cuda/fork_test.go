@@ -114,6 +114,9 @@ func TestForkTwoDevices(t *testing.T) {
 
 func TestForkDoesNotAllocate(t *testing.T) {
 	onGPU(t, 1)
+	if RunningSanitizer() != nil {
+		t.Skip("the sanitizer allocates")
+	}
 	s := newStreams(t, 4)
 	check(t, Fork(s[0], s[1:]...))
 	if n := testing.AllocsPerRun(100, func() { check(t, Fork(s[0], s[1:]...)); check(t, Join(s[0], s[1:]...)) }); n != 0 {

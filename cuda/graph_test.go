@@ -576,6 +576,7 @@ func TestSharedPool(t *testing.T) {
 		return must[MemoryStats](t)(Device(0).Memory()).Reserved
 	}
 	check(t, WithStream(newStreams(t, 1)[0], work))
+	check(t, Device(0).Synchronize())
 	start := reserved()
 	first := must[*Graph](t)(Capture(CaptureOptions{}, work))
 	one := reserved() - start

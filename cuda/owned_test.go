@@ -72,7 +72,9 @@ func TestOwnedStreamGoesBeforeItsMemory(t *testing.T) {
 	own := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))
 	x := tensor(t, 1<<20, 1) // freed at the end of the test
 	check(t, WithStream(own.Stream, func() error { return errors.Join(load.queue(), fill(x, 2)) }))
-	check(t, capi.RecordStream(x, own.s))
+	for _, used := range []*capi.Tensor{x, load.a, load.b} {
+		check(t, capi.RecordStream(used, own.s))
+	}
 	check(t, own.Close())
 	next := must[*OwnedStream](t)(NewOwnedStream(0, StreamOptions{}))
 	defer next.Close()

@@ -43,7 +43,8 @@ const (
 // SanitizerOptions are the options of [StartSanitizer]. The zero value writes nothing: see
 // [Sanitizer.Findings].
 type SanitizerOptions struct {
-	// Output receives the text of each finding when it is found.
+	// Output receives the text of each finding when it is found. Its Write must not use this
+	// module.
 	Output io.Writer
 	// Dir is a folder that receives a text, a JSON file and a picture of each finding that is no
 	// note. StartSanitizer makes it if it does not exist.

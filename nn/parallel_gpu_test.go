@@ -308,6 +308,7 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 	p := nn.NewParallel(nn.Sum(), note, note, note, note)
 	defer p.Close()
 	x := s.full(1, 1)
+	s.check(s.caller.Wait(cuda.DefaultStream(gpu)))
 	var first []cuda.Stream
 	for range 40 {
 		used = nil
@@ -335,6 +336,7 @@ func TestParallelTakesItsStreamsOnce(t *testing.T) {
 func TestParallelPanics(t *testing.T) {
 	s := newStage(t)
 	x := s.full(1, 1)
+	s.check(s.caller.Wait(cuda.DefaultStream(gpu)))
 	p := nn.NewParallel(nn.Sum(), quick(1), s.slow(1), nn.Func(func(*torch.Tensor) *torch.Tensor { panic("on purpose") }))
 	defer p.Close()
 	panics := func() {

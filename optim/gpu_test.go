@@ -196,6 +196,9 @@ func TestStepTakesFewKernels(t *testing.T) {
 				}
 				return nil
 			}
+			if err := stream.Wait(cuda.DefaultStream(gpu)); err != nil {
+				t.Fatal(err)
+			}
 			err = cuda.WithStream(stream.Stream, func() error {
 				for range 2 {
 					if err := errors.Join(withGrads(), opt.Step()); err != nil {
@@ -215,7 +218,7 @@ func TestStepTakesFewKernels(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
+			if err := errors.Join(err, gpu.Synchronize()); err != nil { // before the scope frees the tensors
 				t.Fatal(err)
 			}
 		})

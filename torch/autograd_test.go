@@ -39,6 +39,10 @@ func TestCopyBatchAndNormalizeOnTheGPU(t *testing.T) {
 	must(t, dev, err)
 	out, err := torch.EmptySpec(gpu, torch.Spec{DType: torch.Float32, Shape: []int64{3, 4, 4}, MemoryFormat: torch.ChannelsLast}, 2)
 	must(t, out, err)
+	// The default stream, which allocated both, may still have work on their memory.
+	if err := stream.Wait(cuda.DefaultStream(gpu)); err != nil {
+		t.Fatal(err)
+	}
 	for round := range 20 {
 		for i := range p.Bytes() {
 			p.Bytes()[i] = byte(round + i)

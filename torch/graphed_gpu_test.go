@@ -190,6 +190,9 @@ func TestGraphsDrawNewRandomNumbers(t *testing.T) {
 		}
 		y, err := torch.Ones(gpu, torch.Float32, 512)
 		must(t, y, err)
+		if err := stream.Wait(cuda.DefaultStream(gpu)); err != nil {
+			t.Fatal(err)
+		}
 		all.Go(func() {
 			other := torch.NewGraphed(fn, torch.GraphedOptions{})
 			defer other.Close()
@@ -211,6 +214,9 @@ func TestGraphsDrawNewRandomNumbers(t *testing.T) {
 		})
 	}
 	all.Wait()
+	if err := gpu.Synchronize(); err != nil { // before y is freed
+		t.Error(err)
+	}
 }
 
 // Graphed detects a parameter that received other memory, and a dropped gradient.

@@ -119,6 +119,7 @@ func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 	side1 := o.streams[1]
 	of := [2]*torch.Tensor{randn(t, side, long), randn(t, side, long)}
 	sum := [2]*torch.Tensor{randn(t, side, side), randn(t, side, side)}
+	o.check(gpu.Synchronize())
 	start, err := cuda.NewEvent(cuda.EventOptions{})
 	o.check(err)
 	defer start.Close()

@@ -66,7 +66,7 @@ func (o *ordering) on(s cuda.Stream, fn func() error) {
 // reset writes the stale values into all tensors, and waits.
 func (o *ordering) reset() {
 	o.t.Helper()
-	o.check(errors.Join(o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(), o.read.Fill_(0).Err(), gpu.Synchronize()))
+	o.check(errors.Join(gpu.Synchronize(), o.src.Fill_(staleValue).Err(), o.dst.Fill_(staleValue).Err(), o.read.Fill_(0).Err(), gpu.Synchronize()))
 }
 
 // take queues a copy of dst into read on the stream.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -405,6 +406,12 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 		"Float32s":           inside(func() error { _, err := p.x.Float32s(); return err }),
 		"Float64":            inside(func() error { one := p.x.Narrow(0, 0, 1); defer one.Close(); _, err := one.Float64(); return err }),
 		"a blocking copy":    inside(func() error { return p.pinned.CopyFrom(p.x, torch.CopyOptions{}) }),
+		"a non-blocking copy to the host that is read": inside(func() error {
+			host := p.x.ToWith(cuda.CPU, torch.ToOptions{NonBlocking: true})
+			defer host.Close()
+			_, err := host.Float32s()
+			return err
+		}),
 		"Notify": func() error {
 			done, err := p.side.Notify()
 			if err == nil {
@@ -416,4 +423,47 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) { wantNone(t, sanitized(t, program(wait))) })
 	}
 	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
+}
+
+// A program whose time is that of its launches takes at most three times as long under the
+// sanitizer. The test prints the figures with -v.
+func TestSanitizerCost(t *testing.T) {
+	p := newPlanted(t)
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer")
+	}
+	const operators = 600
+	// fastest returns the shortest time of several rounds for one operator.
+	fastest := func() time.Duration {
+		best := time.Hour
+		for range 9 {
+			if err := gpu.Synchronize(); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			for range operators / 3 {
+				sum := p.x.Add(p.y)
+				if err := errors.Join(sum.Mul_(p.y).Err(), p.x.AddScalar_(1).Err(), sum.Close()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			best = min(best, time.Since(began))
+		}
+		return best / operators
+	}
+	off := fastest()
+	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := fastest()
+	s.Stop()
+	again := fastest()
+	t.Logf("an operator takes %v, under the sanitizer %v, after it %v", off, on, again)
+	if off = max(off, again); on > 3*off {
+		t.Errorf("%.1f times as long under the sanitizer, want at most 3", float64(on)/float64(off))
+	}
+	if n := s.Errors(); n > 0 {
+		t.Errorf("%d findings", n)
+	}
 }

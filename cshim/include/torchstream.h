@@ -735,7 +735,8 @@ TS_API ts_error* ts_sanitizer_start(void);
 /* Stops logging and drops what is logged. */
 TS_API void ts_sanitizer_stop(void);
 /* Moves up to `capacity` of the oldest entries into `entries` and returns their number: first those
- * of all threads, then the synchronisations of the calling thread. Cannot fail. */
+ * of all threads, which are allocations, frees, and what LibTorch's own threads do, then the events
+ * and synchronisations of the calling thread. Cannot fail. */
 TS_API int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity);
 
 /* ---- traces ---------------------------------------------------------------------------------- */

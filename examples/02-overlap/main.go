@@ -282,6 +282,10 @@ func (e *experiment) rate(dst, src *torch.Tensor, copies int) (float64, error) {
 		return 0, err
 	}
 	defer end.Close()
+	// The default stream, which allocated dst, may still have work on its memory.
+	if err := e.copies.Wait(cuda.DefaultStream(e.device)); err != nil {
+		return 0, err
+	}
 	err = cuda.WithStream(e.copies, func() error {
 		if err := begin.Record(e.copies); err != nil {
 			return err

@@ -177,6 +177,10 @@ func (s *sequence) measure(device cuda.Device, rounds int) error {
 		return err
 	}
 	defer stream.Close()
+	// The tensors were made on the default stream.
+	if err := stream.Wait(cuda.DefaultStream(device)); err != nil {
+		return err
+	}
 	// Use one thread for all calls: a library's first use on a thread must come before the capture.
 	return cuda.WithStream(stream.Stream, func() error {
 		for range 3 {

@@ -116,23 +116,18 @@ func (s *Sanitizer) queueLocked(st Stream) racecheck.Queue {
 	if err != nil {
 		handle = uintptr(st.ID)
 	}
-	name := fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID)
-	if st.ID == 0 {
-		name = fmt.Sprintf("cuda:%d default stream", st.Device)
-	}
-	q := s.handleLocked(st.Device, handle, name)
-	s.check.NameQueue(q, name, s.check.Made(q))
+	q := s.handleLocked(st.Device, handle)
+	s.check.NameQueue(q, nameOf(st, q), s.check.Made(q))
 	s.streams[st] = q
 	return q
 }
 
-func (s *Sanitizer) handleLocked(device int32, handle uintptr, name string) racecheck.Queue {
+// handleLocked returns the number of a cudaStream_t.
+func (s *Sanitizer) handleLocked(device int32, handle uintptr) racecheck.Queue {
 	k := queueKey{device, handle}
 	q, ok := s.handles[k]
 	if !ok {
-		if name == "" {
-			name = fmt.Sprintf("cuda:%d stream %#x", device, handle)
-		}
+		name := fmt.Sprintf("cuda:%d stream %#x", device, handle)
 		if handle == 0 {
 			name = fmt.Sprintf("cuda:%d default stream", device)
 		}
@@ -140,6 +135,18 @@ func (s *Sanitizer) handleLocked(device int32, handle uintptr, name string) race
 		s.handles[k] = q
 	}
 	return q
+}
+
+// nameOf names a stream for reports. The id of a stream outside of LibTorch's pool is an address,
+// which says nothing.
+func nameOf(st Stream, q racecheck.Queue) string {
+	switch {
+	case st.ID == 0:
+		return fmt.Sprintf("cuda:%d default stream", st.Device)
+	case st.ID > 1<<32:
+		return fmt.Sprintf("cuda:%d stream own%d", st.Device, q)
+	}
+	return fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID)
 }
 
 func (s *Sanitizer) queues(streams []Stream) []racecheck.Queue {
@@ -157,7 +164,7 @@ func (s *Sanitizer) madeStream(st Stream, what string, shared bool) {
 	if before := s.check.Made(q); shared && before != nil {
 		s.check.Note(racecheck.KindSharedStream, before, at)
 	}
-	s.check.NameQueue(q, fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID), at)
+	s.check.NameQueue(q, nameOf(st, q), at)
 }
 
 func (s *Sanitizer) wait(waiter, on Stream) { s.check.Wait(s.queue(waiter), s.queue(on)) }
@@ -210,11 +217,13 @@ func (s *Sanitizer) noticed(tokens []uint64) {
 
 // ---- The log
 
-// take applies what LibTorch has done by itself since the last call: allocations, frees, and the
-// events of its autograd engine. what names the call for the places of frees and allocations; at is
-// its place, or nil. It returns the synchronisations of the calling thread, which apply after the
-// accesses of the call.
-func (s *Sanitizer) take(what string, at *racecheck.Place) (waits []C.ts_sanitizer_entry) {
+// take applies what LibTorch has done by itself since the last call: allocations and frees, and
+// then the events and waits of this call. what names the call for the places of frees and
+// allocations; at is its place, or nil. It returns the events and waits, for finish.
+//
+// LibTorch waits for some events before the work of an operator, and records others behind it. So
+// events and waits for them apply before the accesses, and again after them.
+func (s *Sanitizer) take(what string, at *racecheck.Place) (own []C.ts_sanitizer_entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var some [64]C.ts_sanitizer_entry
@@ -225,57 +234,71 @@ func (s *Sanitizer) take(what string, at *racecheck.Place) (waits []C.ts_sanitiz
 			if at == nil && (e.kind == C.TS_SANITIZER_ALLOCATED || e.kind == C.TS_SANITIZER_FREED) {
 				at = s.check.Here(what, 1)
 			}
-			if !s.apply(e, at) {
-				waits = append(waits, *e)
+			if !s.memory(e, at) {
+				s.event(e)
+				own = append(own, *e)
 			}
 		}
 	}
-	return waits
+	return own
 }
 
-// apply returns false for a synchronisation.
-func (s *Sanitizer) apply(e *C.ts_sanitizer_entry, at *racecheck.Place) bool {
+// finish applies the events and waits of a call after its accesses.
+func (s *Sanitizer) finish(own []C.ts_sanitizer_entry) {
+	if len(own) == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range own {
+		e := &own[i]
+		switch e.kind {
+		case C.TS_SANITIZER_EVENT_DELETED:
+			s.check.Drop(libraryKey(e), nil)
+		case C.TS_SANITIZER_STREAM_SYNCHRONIZED:
+			s.check.Wait(racecheck.Host, s.handleLocked(int32(e.device), uintptr(e.stream)))
+		case C.TS_SANITIZER_DEVICE_SYNCHRONIZED:
+			s.check.WaitAll(int32(e.device))
+		default:
+			s.event(e)
+		}
+	}
+}
+
+// memory applies an allocation or a free, and returns false for another entry.
+func (s *Sanitizer) memory(e *C.ts_sanitizer_entry, at *racecheck.Place) bool {
 	device, address, bytes := int32(e.device), uintptr(e.address), uintptr(e.bytes)
-	stream := func() racecheck.Queue { return s.handleLocked(device, uintptr(e.stream), "") }
 	switch e.kind {
 	case C.TS_SANITIZER_ALLOCATED:
-		s.check.Allocate(device, address, bytes, stream(), at)
+		s.check.Allocate(device, address, bytes, s.handleLocked(device, uintptr(e.stream)), at)
 	case C.TS_SANITIZER_FREED:
 		s.check.Free(device, address, at)
 	case C.TS_SANITIZER_UNMAPPED:
 		s.check.Unmap(device, address, bytes)
-	case C.TS_SANITIZER_EVENT_RECORDED:
-		s.check.Record(address, stream(), nil)
-	case C.TS_SANITIZER_EVENT_AWAITED:
-		s.check.WaitEvent(stream(), address)
-	case C.TS_SANITIZER_EVENT_DELETED:
-		s.check.Drop(address, nil)
 	default:
 		return false
 	}
 	return true
 }
 
-// hostWaits applies synchronisations.
-func (s *Sanitizer) hostWaits(waits []C.ts_sanitizer_entry) {
-	for i := range waits {
-		e := &waits[i]
-		switch e.kind {
-		case C.TS_SANITIZER_STREAM_SYNCHRONIZED:
-			s.mu.Lock()
-			q := s.handleLocked(int32(e.device), uintptr(e.stream), "")
-			s.mu.Unlock()
-			s.check.Wait(racecheck.Host, q)
-		case C.TS_SANITIZER_EVENT_SYNCHRONIZED:
-			s.check.WaitEvent(racecheck.Host, uintptr(e.address))
-		case C.TS_SANITIZER_DEVICE_SYNCHRONIZED:
-			s.check.WaitAll(int32(e.device))
-		}
+// libraryKey distinguishes LibTorch's events from those of this library, which may come to have the
+// address of one that is deleted.
+func libraryKey(e *C.ts_sanitizer_entry) uintptr { return uintptr(e.address) | 1<<63 }
+
+// event applies the record of one of LibTorch's events, or a wait for one.
+func (s *Sanitizer) event(e *C.ts_sanitizer_entry) {
+	switch e.kind {
+	case C.TS_SANITIZER_EVENT_RECORDED:
+		s.check.Record(libraryKey(e), s.handleLocked(int32(e.device), uintptr(e.stream)), nil)
+	case C.TS_SANITIZER_EVENT_AWAITED:
+		s.check.WaitEvent(s.handleLocked(int32(e.device), uintptr(e.stream)), libraryKey(e))
+	case C.TS_SANITIZER_EVENT_SYNCHRONIZED:
+		s.check.WaitEvent(racecheck.Host, libraryKey(e))
 	}
 }
 
-// freed follows a call that may have freed tensors.
-func (s *Sanitizer) freed(what string) { s.hostWaits(s.take(what, nil)) }
+// freed follows a call that may have freed tensors, and has no accesses.
+func (s *Sanitizer) freed(what string) { s.finish(s.take(what, nil)) }
 
 // ---- Tensors
 
@@ -373,7 +396,7 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 	}
 	e := s.effects(op)
 	at := s.check.Here(e.Name, 2)
-	waits := s.take(e.Name, at)
+	own := s.take(e.Name, at)
 	operands, made := all[:len(tensors)], all[len(tensors):]
 	var effects [16]racecheck.Effect
 	does := effects[:0]
@@ -396,7 +419,7 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 	base, _, _ := strings.Cut(strings.TrimPrefix(e.Name, "aten::"), ".")
 	if base == "copy_" || base == "to" || base == "_to_copy" {
 		s.copied(at, base, operands, made, args, tensors)
-		s.hostWaits(waits)
+		s.finish(own)
 		return
 	}
 	var fewAccesses [16]racecheck.Access
@@ -414,7 +437,7 @@ func (s *Sanitizer) operator(op *Operator, args []Arg, tensors, results []*Tenso
 		}
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
-	s.hostWaits(waits)
+	s.finish(own)
 }
 
 // fresh returns the access of an operator to the memory of its result.
@@ -488,7 +511,8 @@ func (s *Sanitizer) move(at *racecheck.Place, dst, src *C.ts_tensor_extent, fres
 		write = s.fresh(dst, on)
 	}
 	read := racecheck.Access{Memory: memoryOf(src), Queue: on}
-	write.Track, read.Track = mixed && pinned, mixed && pinned
+	write.Track = mixed && pinned && nonBlocking // the host knows the end of a blocking copy
+	read.Track = write.Track
 	s.check.Do(racecheck.Launch{At: at, Accesses: []racecheck.Access{read, write}})
 	if mixed && nonBlocking && !pinned {
 		s.check.Note(racecheck.KindPageable, nil, at)
@@ -507,11 +531,11 @@ func (s *Sanitizer) moved(what string, dst, src *Tensor, fresh, nonBlocking bool
 		return
 	}
 	at := s.check.Here(what, 2)
-	waits := s.take(what, at)
+	own := s.take(what, at)
 	if !fresh || !shares(all[1:], &all[0]) {
 		s.move(at, &all[0], &all[1], fresh, nonBlocking, pinnedOf(pair[:], all))
 	}
-	s.hostWaits(waits)
+	s.finish(own)
 }
 
 // used follows a call that writes and reads tensors on their current streams.
@@ -523,7 +547,7 @@ func (s *Sanitizer) used(what string, fresh bool, writes, reads []*Tensor) {
 		return
 	}
 	at := s.check.Here(what, 2)
-	waits := s.take(what, at)
+	own := s.take(what, at)
 	var accesses []racecheck.Access
 	for i := range all {
 		q := s.queueOf(&all[i])
@@ -535,7 +559,7 @@ func (s *Sanitizer) used(what string, fresh bool, writes, reads []*Tensor) {
 		}
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
-	s.hostWaits(waits)
+	s.finish(own)
 }
 
 // transferred follows CopyBatch and CopyPeer: copies on a named stream, whose host memory is
@@ -545,7 +569,7 @@ func (s *Sanitizer) transferred(what string, on Stream, dst, src []*Tensor) {
 	var room [16]C.ts_tensor_extent
 	all := extents(room[:], append(append(few[:0], dst...), src...))
 	at := s.check.Here(what, 2)
-	waits := s.take(what, at)
+	own := s.take(what, at)
 	q := s.queue(on)
 	var accesses []racecheck.Access
 	for i := range all {
@@ -553,7 +577,7 @@ func (s *Sanitizer) transferred(what string, on Stream, dst, src []*Tensor) {
 		accesses[i].Track = true
 	}
 	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
-	s.hostWaits(waits)
+	s.finish(own)
 }
 
 func (s *Sanitizer) copyBatch(on Stream, after *Event, dst, src []*Tensor, done *Event) {

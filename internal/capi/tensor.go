@@ -227,9 +227,15 @@ func TensorShape(t *Tensor, size, stride []int64) error {
 func TensorData(t *Tensor) (uintptr, error) {
 	waiting.enter()
 	defer waiting.leave()
-	var p C.uintptr_t
-	err := failure(C.ts_tensor_get_address(t, &p))
-	return uintptr(p), err
+	s := sanitizer.Load()
+	if s == nil {
+		var p C.uintptr_t
+		err := failure(C.ts_tensor_get_address(t, &p))
+		return uintptr(p), err
+	}
+	var at C.uintptr_t
+	err := s.call(func() error { return failure(C.ts_tensor_get_address(t, &at)) }, func() { s.freed("Tensor.Pointer") })
+	return uintptr(at), err
 }
 
 // TensorBytes returns the memory of a contiguous CPU tensor without copying. The slice is valid

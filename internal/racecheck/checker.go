@@ -62,7 +62,8 @@ type Stats struct {
 	Accesses   int64
 	Blocks     int   // now
 	Forgotten  int64 // accesses that were forgotten because a block had too many
-	Findings   int   // including those that were not reported
+	// Findings includes those beyond MaxFindings, of which repeats count again.
+	Findings int
 }
 
 type queue struct {
@@ -369,16 +370,20 @@ func (c *Checker) Free(device int32, begin uintptr, at *Place) {
 	if b.owner == Host && device != hostDevice {
 		return // the owner of memory from before the Checker is unknown
 	}
-	list := &b.accesses
+	// The garbage collector may free memory from before a capture that its owner's stream is in.
+	list, w := &b.accesses, &c.world
 	if b.captured {
 		if c.capture == nil || !c.capture.inside(b.owner) {
 			return // a graph's memory stays the graph's
 		}
-		list = c.capture.accesses(b)
+		list, w = c.capture.accesses(b), &c.capture.world
 	}
-	known := slices.Clone(*c.issue(b.owner))
+	known := slices.Clone(*w.clock(b.owner))
 	for _, q := range b.uses {
-		known.join(*c.issue(q))
+		known.join(*w.clock(q))
+	}
+	if !b.captured {
+		known.join(*c.world.clock(Host))
 	}
 	for i := range *list {
 		if a := &(*list)[i]; a.queue != b.owner && a.time > known.at(a.queue) {

@@ -18,7 +18,8 @@ const (
 	// KindFreed is memory that is freed while a stream that its owner does not wait for may still
 	// use it.
 	KindFreed Kind = "freed"
-	// KindNotRecorded is a wait for an event that was never recorded.
+	// KindNotRecorded is a wait for an event that was never recorded. It is a note, because the
+	// call returns an error.
 	KindNotRecorded Kind = "not-recorded"
 	// KindEventNotAwaited is an event that was recorded and that nothing ever waited for. It is a
 	// note.
@@ -33,7 +34,7 @@ const (
 // Note reports whether findings of the kind are no errors: the program computes what it says, but
 // probably not as it was meant.
 func (k Kind) Note() bool {
-	return k == KindEventNotAwaited || k == KindSharedStream || k == KindPageable
+	return k != KindRace && k != KindFreed
 }
 
 // Use is one side of a finding.
@@ -261,7 +262,10 @@ func (c *Checker) variable(q Queue) string {
 		return fmt.Sprintf("cuda.DefaultStream(%s)", strings.TrimPrefix(d, "cuda:"))
 	}
 	if i := strings.LastIndexByte(name, ' '); i >= 0 {
-		return "stream" + name[i+1:]
+		name = name[i+1:]
+	}
+	if name != "" && name[0] >= '0' && name[0] <= '9' {
+		name = "stream" + name
 	}
 	return name
 }
@@ -360,7 +364,7 @@ func (f *Finding) title() string {
 	case KindFreed:
 		return fmt.Sprintf("freed while in use: memory of %s that %s may still use", f.Second.Stream, f.First.Stream)
 	case KindNotRecorded:
-		return "a wait for an event that was never recorded"
+		return "note: a wait for an event that was never recorded"
 	case KindEventNotAwaited:
 		return "note: an event was recorded, and nothing waited for it"
 	case KindSharedStream:

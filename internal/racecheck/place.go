@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// maxPlaces is the maximum number of places that are remembered, to be shared.
+const maxPlaces = 1 << 16
+
 // depth is the maximum number of calls that are kept of a stack.
 const depth = 32
 
@@ -53,6 +56,9 @@ func (c *Checker) Here(what string, skip int) *Place {
 func (c *Checker) place(k placeKey, n int) *Place {
 	p := c.places[k]
 	if p == nil {
+		if len(c.places) >= maxPlaces {
+			clear(c.places) // their accesses keep them; the same place is then made again
+		}
 		p = &Place{What: k.what, pcs: k.pcs, n: n, capture: k.capture}
 		c.places[k] = p
 	}

@@ -41,7 +41,7 @@ func TestRegions(t *testing.T) {
 		return r
 	}
 	overlapping, covering := 0, 0
-	for range 200_000 {
+	for range 40_000 {
 		pitch := uintptr(6 + rng.IntN(6))
 		a, b := draw(pitch), draw(pitch)
 		in, both, all := bytesOf(a), false, true
@@ -62,7 +62,7 @@ func TestRegions(t *testing.T) {
 			covering++
 		}
 	}
-	if overlapping < 1000 || covering < 1000 {
+	if overlapping < 500 || covering < 500 {
 		t.Errorf("%d regions overlap and %d cover: the comparison proves little", overlapping, covering)
 	}
 }
@@ -72,8 +72,8 @@ func TestSpaceFindsBlocks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 1))
 	var s space
 	var all []*block
-	for i := range 20_000 {
-		begin := uintptr(rng.IntN(1<<20)) * 8
+	for i := range 6_000 {
+		begin := uintptr(rng.IntN(1<<18)) * 8
 		end := begin + 8*uintptr(1+rng.IntN(20))
 		at := slices.IndexFunc(all, func(b *block) bool { return b.begin < end && begin < b.end })
 		found := s.find(begin, end)
@@ -92,7 +92,7 @@ func TestSpaceFindsBlocks(t *testing.T) {
 			t.Fatalf("%d blocks, want %d", s.count, len(all))
 		}
 	}
-	if len(s.lists) < 5 {
+	if len(s.lists) < 3 {
 		t.Errorf("the blocks are in %d lists", len(s.lists))
 	}
 }
@@ -341,6 +341,23 @@ func TestPinnedMemoryIsWatched(t *testing.T) {
 				t.Errorf("the finding is\n%v", &found[0])
 			}
 		})
+	}
+}
+
+// Memory from before a capture may be freed during the capture of its owner's stream.
+func TestFreeDuringACapture(t *testing.T) {
+	c := New(Options{})
+	owner, user := c.NewQueue("owner", 0), c.NewQueue("user", 0)
+	m := Memory{Storage: 4096, StorageBytes: 64, Region: Bytes(4096, 64)}
+	c.Allocate(0, 4096, 64, owner, nil)
+	c.Wait(user, owner)
+	c.Do(Launch{Accesses: []Access{{Memory: m, Queue: user}}})
+	c.Wait(owner, user)
+	c.Begin(owner)
+	c.Free(0, 4096, c.Here("Tensor.Close", 0))
+	c.End(1, 0)
+	if found := c.Findings(); len(found) != 0 {
+		t.Errorf("found %v", found)
 	}
 }
 

@@ -26,14 +26,14 @@ using TraceEntry = c10::CachingDeviceAllocator::TraceEntry;
 
 // Bounds the log of a program that logs and never takes.
 constexpr size_t kMaxEntries = size_t{1} << 20;
-constexpr size_t kMaxWaits = 64;
+constexpr size_t kMaxOwn = 4096;
 
 struct Log {
   std::mutex mutex;
   std::deque<Entry> entries;
-  // The waits of the host by the number of their thread, since another thread must not take the end
-  // of a wait for that of its own work. A thread that stands in for another one has its number.
-  std::unordered_map<uint64_t, std::vector<Entry>> waits;
+  // Events and waits by the number of their thread. The thread that takes them knows which operator
+  // they belong to. A thread that stands in for another one has its number.
+  std::unordered_map<uint64_t, std::vector<Entry>> own;
   std::atomic<bool> running{false};
   std::once_flag attached;
 };
@@ -54,14 +54,14 @@ void append(Entry entry) noexcept {
   }
 }
 
-void append_wait(Entry entry) noexcept {
+void append_own(Entry entry) noexcept {
   // A thread of autograd, for which the thread that called backward waits.
   if (thread_number == 0) return append(entry);
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
   try {
-    auto& waits = log.waits[thread_number];
-    if (waits.size() < kMaxWaits) waits.push_back(entry);
+    auto& own = log.own[thread_number];
+    if (own.size() < kMaxOwn) own.push_back(entry);
   } catch (...) {  // out of memory: the entry is lost
   }
 }
@@ -146,28 +146,28 @@ struct Tracer final : c10::impl::PyInterpreterVTable {
 
   void trace_gpu_event_creation(c10::DeviceType /*type*/, uintptr_t /*event*/) const override {}
   void trace_gpu_event_deletion(c10::DeviceType /*type*/, uintptr_t event) const override {
-    if (running()) append({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
+    if (running()) append_own({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
   }
   void trace_gpu_event_record(c10::DeviceType /*type*/, uintptr_t event,
                               uintptr_t stream) const override {
-    if (running()) append({TS_SANITIZER_EVENT_RECORDED, current(), event, stream, 0});
+    if (running()) append_own({TS_SANITIZER_EVENT_RECORDED, current(), event, stream, 0});
   }
   void trace_gpu_event_wait(c10::DeviceType /*type*/, uintptr_t event,
                             uintptr_t stream) const override {
-    if (running()) append({TS_SANITIZER_EVENT_AWAITED, current(), event, stream, 0});
+    if (running()) append_own({TS_SANITIZER_EVENT_AWAITED, current(), event, stream, 0});
   }
   void trace_gpu_memory_allocation(c10::DeviceType /*type*/, uintptr_t /*memory*/) const override {}
   void trace_gpu_memory_deallocation(c10::DeviceType /*type*/,
                                      uintptr_t /*memory*/) const override {}
   void trace_gpu_stream_creation(c10::DeviceType /*type*/, uintptr_t /*stream*/) const override {}
   void trace_gpu_device_synchronization(c10::DeviceType /*type*/) const override {
-    if (running()) append_wait({TS_SANITIZER_DEVICE_SYNCHRONIZED, current(), 0, 0, 0});
+    if (running()) append_own({TS_SANITIZER_DEVICE_SYNCHRONIZED, current(), 0, 0, 0});
   }
   void trace_gpu_stream_synchronization(c10::DeviceType /*type*/, uintptr_t stream) const override {
-    if (running()) append_wait({TS_SANITIZER_STREAM_SYNCHRONIZED, current(), 0, stream, 0});
+    if (running()) append_own({TS_SANITIZER_STREAM_SYNCHRONIZED, current(), 0, stream, 0});
   }
   void trace_gpu_event_synchronization(c10::DeviceType /*type*/, uintptr_t event) const override {
-    if (running()) append_wait({TS_SANITIZER_EVENT_SYNCHRONIZED, current(), event, 0, 0});
+    if (running()) append_own({TS_SANITIZER_EVENT_SYNCHRONIZED, current(), event, 0, 0});
   }
   void reset_backward_hooks(const c10::TensorImpl* /*self*/) const override {}
 
@@ -206,7 +206,7 @@ void ts_sanitizer_stop(void) {
   log.running.store(false, std::memory_order_release);
   const std::lock_guard<std::mutex> lock(log.mutex);
   log.entries.clear();
-  log.waits.clear();
+  log.own.clear();
 }
 
 int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) {
@@ -217,12 +217,12 @@ int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) {
     entries[taken] = log.entries.front();
     log.entries.pop_front();
   }
-  const auto found = log.waits.find(ts::thread_number);
-  if (found == log.waits.end()) return taken;
-  auto& waits = found->second;
-  const auto count = std::min<int64_t>(capacity - taken, static_cast<int64_t>(waits.size()));
-  std::copy_n(waits.begin(), count, entries + taken);
-  waits.erase(waits.begin(), waits.begin() + count);
-  if (waits.empty()) log.waits.erase(found);
+  const auto found = log.own.find(ts::thread_number);
+  if (found == log.own.end()) return taken;
+  auto& own = found->second;
+  const auto count = std::min<int64_t>(capacity - taken, static_cast<int64_t>(own.size()));
+  std::copy_n(own.begin(), count, entries + taken);
+  own.erase(own.begin(), own.begin() + count);
+  if (own.empty()) log.own.erase(found);
   return taken + count;
 }

@@ -1,0 +1,52 @@
+package cuda
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// One sanitizer runs at a time, and another one may follow.
+func TestStartSanitizer(t *testing.T) {
+	if RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer")
+	}
+	dir := filepath.Join(t.TempDir(), "findings")
+	for range 2 {
+		s := must[*Sanitizer](t)(StartSanitizer(SanitizerOptions{Dir: dir}))
+		if _, err := StartSanitizer(SanitizerOptions{}); !errors.Is(err, ErrInvalidArgument) {
+			t.Errorf("a second sanitizer: got %v, want ErrInvalidArgument", err)
+		}
+		running := RunningSanitizer()
+		if running == nil || running.Errors() != 0 || len(running.Findings()) != 0 {
+			t.Errorf("the running sanitizer is %v", running)
+		}
+		running.Stop() // does nothing
+		if RunningSanitizer() == nil {
+			t.Error("Stop of another handle ended the sanitizer")
+		}
+		s.Stop()
+		s.Stop()
+		if RunningSanitizer() != nil {
+			t.Error("the sanitizer runs after Stop")
+		}
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	var none *Sanitizer
+	none.Stop()
+	if none.Errors() != 0 {
+		t.Error("no sanitizer has findings")
+	}
+}
+
+// The folder must be possible.
+func TestStartSanitizerWithoutItsFolder(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	check(t, os.WriteFile(file, nil, 0o666))
+	if _, err := StartSanitizer(SanitizerOptions{Dir: filepath.Join(file, "findings")}); err == nil {
+		t.Error("a folder in a file")
+	}
+}
