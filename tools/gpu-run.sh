@@ -193,8 +193,11 @@ streams() {
     watched "$name" "$folder" "$file" -test.timeout "$((3 * limit))s" ${RUN:+-test.run "$RUN"}
   done < <(programs)
   [[ -z ${RUN:-} ]] || return 0
-  for program in "$here"/bin/0[2-9]-*; do watched "$(basename "$program")" "$here/tree" "$program" -json; done
+  for program in "$here"/bin/0[2-5]-*; do watched "$(basename "$program")" "$here/tree" "$program" -json; done
   watched 01-train "$here/tree" "$here/bin/01-train" train -device "$device" -checkpoint ""
+  watched 07-chargpt "$here/tree" "$here/bin/07-chargpt" -steps 60 -text "$bundle/run.sh"
+  watched 08-finetune "$here/tree" "$here/bin/08-finetune" -pretrain 1 -epochs 1
+  watched 09-dcgan "$here/tree" "$here/bin/09-dcgan" -steps 60
 }
 
 # step NAME LOG COMMAND...: runs a command with a time limit, prints its output and appends the output to a log.
@@ -248,7 +251,7 @@ examples() {
   local program name line rc
   rm -f "$out/examples.json" "$out/examples.txt"
   say ""
-  for program in "$here"/bin/0[2-9]-*; do
+  for program in "$here"/bin/0[2-5]-*; do
     name=$(basename "$program")
     line=$(timeout -k 10 "$limit" "$program" -json -timeline "$out/$name.svg" 2>"$out/.one" </dev/null)
     rc=$?

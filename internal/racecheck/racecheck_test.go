@@ -206,7 +206,7 @@ func TestPictureOfTheDocument(t *testing.T) {
 	if err := f.WriteSVG(&b); err != nil {
 		t.Fatal(err)
 	}
-	const picture, page = "../../docs/sanitizer.svg", "../../docs/sanitizer.md"
+	const picture, page = "../../docs/pictures/sanitizer.svg", "../../docs/sanitizer.md"
 	if *update {
 		if err := os.WriteFile(picture, b.Bytes(), 0o666); err != nil {
 			t.Fatal(err)
