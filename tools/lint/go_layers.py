@@ -142,6 +142,18 @@ LAYERS = {
         "tensor",
         "torch",
     ],
+    "examples/10-segment": [
+        "cuda",
+        "examples/internal/study",
+        "imageloader",
+        "imageloader/transform",
+        "internal/interrupt",
+        "nn",
+        "optim",
+        "prefetcher",
+        "tensor",
+        "torch",
+    ],
 }
 
 LIBTORCH = {"internal/capi", "cuda", "torch"}

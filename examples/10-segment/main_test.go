@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/torchstream/torchstream/torch"
+)
+
+func TestTheNetworkFindsShapes(t *testing.T) {
+	o := options{device: "cpu", picture: filepath.Join(t.TempDir(), "segment.png"), images: 128, epochs: 5, width: 8, seed: 1}
+	before := torch.LiveTensors()
+	var out bytes.Buffer
+	overlaps, err := run(context.Background(), o, &out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A network that finds background everywhere has about 0.2.
+	if len(overlaps) != 5 || overlaps[4] < 0.35 {
+		t.Errorf("overlaps %v\n%s", overlaps, &out)
+	}
+	f, err := os.Open(o.picture)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if img, err := png.Decode(f); err != nil || img.Bounds().Dy() != 3*(2*side+2)-2 {
+		t.Errorf("the picture: %v, %v", img.Bounds(), err)
+	}
+	if n := torch.LiveTensors(); n > before {
+		t.Errorf("%d tensors are left", n-before)
+	}
+}
