@@ -8,7 +8,7 @@ type Batch struct {
 	Images  []byte    // [N, Size, Size, 3]: rows from the top, red, green, blue; not normalised
 	Labels  []int64   // [N]; of the samples before mixing; 0 with Options.Masks
 	Masks   []byte    // [N, Size, Size] of Options.Masks.DType, little endian; nil without masks
-	Soft    []float32 // [N, classes]: the labels of mixed images; with Options.Target [N, TargetWidth]; otherwise nil
+	Soft    []float32 // [N, classes]: the labels of mixed images; with Options.Target [N, TargetWidth], with Options.MultiLabel [N, classes]; otherwise nil
 	Samples []Sample  // [N]; may be kept
 	State   State     // the position after this batch: see Loader.Restore; may be kept
 }

@@ -284,7 +284,7 @@ func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r insp
 // was made otherwise is an error), MaxSampleBytes, MaxPixels, OpenSource and Logger matter. A
 // directory has no index: an error.
 func InspectIndex(ctx context.Context, path string, o Options, progress func(Progress)) (*Report, error) {
-	o.NoIndex, o.ShuffleBytes, o.Masks = false, 1, Masks{} // no contents are held in memory
+	o.NoIndex, o.ShuffleBytes, o.Masks, o.MultiLabel = false, 1, Masks{}, false // no contents are held in memory
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err

@@ -99,6 +99,10 @@ func open(ctx context.Context, path string, o Options, file func(string) (archiv
 			return nil, stopCause(ctx, err)
 		}
 	}
+	if o.MultiLabel && len(x.Classes()) == 0 {
+		_ = x.Close() // nothing was kept
+		return nil, fmt.Errorf("%w in %s: Options.MultiLabel, and no image has a label", ErrNoSamples, path)
+	}
 	if o.Masks.masked() && !x.Random() {
 		_ = x.Close() // nothing was kept
 		return nil, fmt.Errorf("imageloader: %s: Options.Masks needs random access, and this is a stream of more than Options.ShuffleBytes (%d): "+

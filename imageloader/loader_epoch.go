@@ -64,7 +64,7 @@ func (s *spareSlots) give(slots [][][]byte) {
 func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, error] {
 	return func(yield func(*Batch, error) bool) {
 		o := &l.o
-		pixels, target := 3*o.Transform.Size*o.Transform.Size, o.targetBytes()
+		pixels, target := 3*o.Transform.Size*o.Transform.Size, l.targetBytes()
 		soft, err := l.soft()
 		if err != nil {
 			yield(nil, err)
@@ -124,7 +124,7 @@ func (l *Loader) epoch(ctx context.Context, epoch, slots int) iter.Seq2[*Batch, 
 			if o.Masks.masked() {
 				batch.Masks = f.fields[1][:n*target]
 			}
-			if width := max(soft, o.TargetWidth); width > 0 {
+			if width := max(soft, l.targetWidth()); width > 0 {
 				batch.Soft = append(batch.Soft[:0], make([]float32, n*width)...)
 			}
 			for i := range batch.Soft {

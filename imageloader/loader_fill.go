@@ -58,7 +58,7 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 
 // soft returns how many classes the labels of mixed batches have; 0 if batches are not mixed.
 func (l *Loader) soft() (int, error) {
-	if len(l.o.Transform.Mix) == 0 || l.o.Target != nil {
+	if len(l.o.Transform.Mix) == 0 || l.targetWidth() > 0 {
 		return 0, nil
 	}
 	if n := len(l.Classes()); n > 0 {

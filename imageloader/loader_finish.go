@@ -9,7 +9,7 @@ import (
 // Fields describes what Fill writes, for one sample: "images" is uint8 [Size, Size, 3] (rows,
 // columns, RGB) and "labels" is int64 [], or float32 [classes] with Transform.Mix. With
 // Options.Masks the second field is "masks" instead, of Masks.DType [Size, Size]; with
-// Options.Target "labels" is float32 [TargetWidth].
+// Options.Target "labels" is float32 [TargetWidth], and with Options.MultiLabel float32 [classes].
 func (l *Loader) Fields() []tensor.Spec {
 	size := int64(l.o.Transform.Size)
 	return []tensor.Spec{
@@ -24,8 +24,8 @@ func (l *Loader) target() tensor.Spec {
 		size := int64(l.o.Transform.Size)
 		return tensor.Spec{Name: "masks", DType: m.DType, Shape: []int64{size, size}}
 	}
-	if l.o.Target != nil {
-		return tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(l.o.TargetWidth)}}
+	if width := l.targetWidth(); width > 0 {
+		return tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(width)}}
 	}
 	if len(l.o.Transform.Mix) > 0 {
 		return tensor.Spec{Name: "labels", DType: tensor.Float32, Shape: []int64{int64(len(l.Classes()))}}

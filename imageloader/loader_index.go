@@ -24,6 +24,7 @@ func (l *Loader) indexConfig() index.Config {
 		Classes:        l.o.Classes,
 		WebDataset:     l.o.WebDataset,
 		Pairs:          pairs,
+		MultiLabel:     l.o.MultiLabel,
 		List:           l.list,
 		MaxSampleBytes: l.o.MaxSampleBytes,
 		MaxPixels:      l.o.MaxPixels,

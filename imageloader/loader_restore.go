@@ -257,6 +257,11 @@ func (l *Loader) identity(x *index.Index) archiveIdentity {
 			buf = append(buf, 0)
 			buf = binary.AppendVarint(buf, x.Size(i))
 			buf = binary.AppendVarint(buf, int64(x.Label(i)))
+			if l.o.MultiLabel {
+				for _, label := range x.Labels(i) {
+					buf = binary.AppendVarint(buf, int64(label))
+				}
+			}
 			if l.o.Masks.masked() {
 				buf = append(append(buf, x.Name(x.Mask(i))...), 0)
 				buf = binary.AppendVarint(buf, x.Size(x.Mask(i)))
@@ -287,7 +292,7 @@ var harmless = []string{"Workers", "WorkerNice", "WorkerCPUs", "IndexFile", "NoI
 // not written down, so that states go from an earlier version to this one and back: a state of a
 // version without Damaged, which refused what Warned decodes, is one of Warned, and what is left of
 // its epoch follows Warned.
-var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0"}
+var laterOptions = map[string]string{"Damaged": Warned.String(), "Masks": "{}", "Target": "nil", "TargetWidth": "0", "MultiLabel": "false"}
 
 // fingerprint records the options that decide the content of a batch, by the names of their fields.
 func (l *Loader) fingerprint(kind order.Kind) map[string]string {

@@ -83,6 +83,12 @@ type Options struct {
 	// label is no number, all are names of classes, in the order of their bytes: "10" comes before
 	// "9". Classes makes any labels names, in its own order.
 	WebDataset bool
+	// MultiLabel gives each sample of WebDataset any number of labels: the words of its .cls,
+	// between white space or commas, or an array of strings and whole numbers in the field labels,
+	// label, cls or class of its .json. The field "labels" of a batch is then float32 [classes],
+	// with a 1 for each label and 0 otherwise, and Sample.Label is 0. The rule of WebDataset makes
+	// numbers of labels, of all lists together. An empty list is a sample without a 1.
+	MultiLabel bool
 	// List is the path or URL of a CSV file (TSV, with tabs, if its name ends in .tsv or .tab) that
 	// names the samples and their labels: labels do not come from directories, and members that the
 	// list does not name are no samples. The first two columns are the path of a member, as it is

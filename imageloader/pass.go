@@ -124,7 +124,7 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 	if err != nil {
 		return err
 	}
-	p.asm.soft, p.asm.target = soft, o.targetBytes()
+	p.asm.soft, p.asm.target = soft, p.l.targetBytes()
 	p.asm.dropLast = o.DropLast
 	if o.BadSamples == Skip && p.deal.Fixed {
 		p.asm.wanted = p.wanted()

@@ -12,7 +12,7 @@ import (
 func (p *pass) deliver(deliver func(int, any) error) error {
 	o := &p.l.o
 	d := delivery{p: p, deliver: deliver, batches: p.state.before + p.batches, state: State{run: p.state, batches: p.batches},
-		mixer: mixer{mixer: p.l.plan.NewMixer(), seed: o.Seed, epoch: p.epoch, classes: p.asm.soft, width: o.TargetWidth}}
+		mixer: mixer{mixer: p.l.plan.NewMixer(), seed: o.Seed, epoch: p.epoch, classes: p.asm.soft, width: p.l.targetWidth()}}
 	for {
 		r, err := p.asm.next()
 		if errors.Is(err, errStopped) {

@@ -13,6 +13,10 @@ const maxTargetWidth = 1 << 20
 // checkTarget refuses a target without a width, and options that mean nothing beside a target.
 func (o *Options) checkTarget() error {
 	switch {
+	case o.MultiLabel && !o.WebDataset:
+		return errors.New("imageloader: Options.MultiLabel is for the labels of Options.WebDataset; Options.Target makes targets of other labels")
+	case o.MultiLabel && (o.Target != nil || o.Balanced):
+		return errors.New("imageloader: Options.MultiLabel excludes Options.Target and Options.Balanced")
 	case o.Target == nil && o.TargetWidth != 0:
 		return fmt.Errorf("imageloader: Options.TargetWidth is %d, and Options.Target is nil", o.TargetWidth)
 	case o.Target == nil:
@@ -25,25 +29,36 @@ func (o *Options) checkTarget() error {
 	return nil
 }
 
-// targetBytes is the size of what a worker writes for a sample in place of a label; 0: nothing.
-func (o *Options) targetBytes() int {
-	switch {
-	case o.Masks.masked():
-		return o.Transform.Size * o.Transform.Size * o.Masks.DType.Size()
-	case o.Target != nil:
-		return 4 * o.TargetWidth
+// targetWidth returns how many numbers a worker writes for a sample in place of a label; 0: none.
+func (l *Loader) targetWidth() int {
+	if l.o.MultiLabel {
+		return len(l.Classes())
 	}
-	return 0
+	return l.o.TargetWidth
 }
 
-// writeTarget writes the numbers of Options.Target, or returns the error that makes the sample bad.
+// targetBytes returns the size of what a worker writes for a sample in place of a label; 0:
+// nothing.
+func (l *Loader) targetBytes() int {
+	if o := &l.o; o.Masks.masked() {
+		return o.Transform.Size * o.Transform.Size * o.Masks.DType.Size()
+	}
+	return 4 * l.targetWidth()
+}
+
+// writeTarget writes the numbers of Options.Target or MultiLabel, or returns the error that makes
+// the sample bad.
 func (w *worker) writeTarget(j *job) error {
 	o := &w.p.l.o
 	if w.target == nil {
-		w.target = make([]float32, o.TargetWidth)
+		w.target = make([]float32, len(j.dstTarget)/4)
 	}
 	clear(w.target)
-	if err := o.Target(j.sample, w.target); err != nil {
+	if o.MultiLabel {
+		for _, class := range w.p.known.Labels(j.sample.Index) {
+			w.target[class] = 1
+		}
+	} else if err := o.Target(j.sample, w.target); err != nil {
 		return err
 	}
 	for i, v := range w.target {

@@ -66,7 +66,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return state, err
 		}
 	}
-	if err == nil && w.p.l.o.Target != nil {
+	if err == nil && (w.p.l.o.Target != nil || w.p.l.o.MultiLabel) {
 		if err := w.writeTarget(j); err != nil {
 			return bad, judge.bad(&j.sample, Rejected, err)
 		}

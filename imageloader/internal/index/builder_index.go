@@ -2,6 +2,7 @@ package index
 
 import (
 	"io"
+	"strings"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
@@ -66,6 +67,9 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 	var label []int32
 	var odd int
 	x.classes, label, odd = b.dirs.labels()
+	if b.dirs.lists {
+		_, x.lists, _ = b.dirs.eachList()
+	}
 	members, err := newMemberReader(x.shards, len(b.dirs.names), sections)
 	if err != nil {
 		return err
@@ -84,10 +88,13 @@ func (b *Builder) loadSamples(x *Index, sections map[uint32]section) error {
 		}
 		l := label[m.label]
 		if wrong == nil && int(m.label) == odd {
-			wrong = &LabelError{b.file, string(name), b.dirs.names[odd]}
+			wrong = &LabelError{b.file, string(name), strings.ReplaceAll(strings.TrimPrefix(b.dirs.names[odd], "\n"), "\n", " ")}
 		}
 		if dir := b.dirs.names[m.label]; b.web == nil && classOf(unsafe.String(unsafe.SliceData(name), len(name))) != dir {
 			return errIndexDamaged
+		}
+		if label, unknown := b.dirs.unknownIn(b.dirs.names[m.label]); unknown && wrong == nil {
+			wrong = b.dirs.unknown(string(name), label)
 		}
 		if b.dirs.given != nil && m.flags&recordImage != 0 && l < 0 {
 			if wrong == nil {

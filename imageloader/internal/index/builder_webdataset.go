@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 )
@@ -61,7 +62,11 @@ func (b *Builder) addWeb(m *archive.Member, magic, content []byte) (number int, 
 		}
 	}
 	if isWebLabel(m) {
-		label, err := webLabel(extension, content)
+		read := webLabel
+		if b.dirs.lists {
+			read = webLabels
+		}
+		label, err := read(extension, content)
 		if err != nil {
 			return -1, fmt.Errorf("%q: %w", m.Name, err)
 		}
@@ -118,6 +123,42 @@ func webLabel(extension string, content []byte) (string, error) {
 	return "", nil
 }
 
+// webLabels reads a list of labels, as the text of listOf: the words of a .cls, between white space
+// or commas, or a string, a whole number, or an array of these in a .json. It returns "" for a
+// .json without labels.
+func webLabels(extension string, content []byte) (string, error) {
+	if extension == "cls" {
+		return listOf(strings.FieldsFunc(string(content), func(r rune) bool { return r == ',' || unicode.IsSpace(r) }))
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(content, &fields); err != nil {
+		return "", nil // not a JSON object
+	}
+	for _, name := range []string{"labels", "label", "cls", "class"} {
+		raw, ok := fields[name]
+		if !ok {
+			continue
+		}
+		var items []json.RawMessage
+		if err := json.Unmarshal(raw, &items); err != nil || items == nil {
+			items = []json.RawMessage{raw}
+		}
+		var labels []string
+		for _, item := range items {
+			var text string
+			var n int64
+			if json.Unmarshal(item, &n) == nil && string(item) != "null" {
+				text = strconv.FormatInt(n, 10)
+			} else if err := json.Unmarshal(item, &text); err != nil || string(item) == "null" {
+				return "", fmt.Errorf("%q has something else than strings and whole numbers: %q", name, item[:min(len(item), 40)])
+			}
+			labels = append(labels, text)
+		}
+		return listOf(labels)
+	}
+	return "", nil
+}
+
 // closeGroup gives the image of a group its label. An image without a label is not a sample.
 func (b *Builder) closeGroup() error {
 	g := *b.web
@@ -134,7 +175,10 @@ func (b *Builder) closeGroup() error {
 		}
 		return nil
 	}
-	if _, known := b.dirs.given[g.label]; b.dirs.given != nil && !known {
+	if label, unknown := b.dirs.unknownIn(g.label); unknown {
+		return b.dirs.unknown(string(b.lastName), label)
+	}
+	if _, known := b.dirs.given[g.label]; b.dirs.given != nil && !known && !b.dirs.lists {
 		return b.dirs.unknown(string(b.lastName), g.label)
 	}
 	dir, err := b.dirs.number(g.label)

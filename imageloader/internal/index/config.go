@@ -16,6 +16,8 @@ type Config struct {
 	Classes []string
 	// WebDataset takes labels from members beside an image, not from directories.
 	WebDataset bool
+	// MultiLabel gives each image of WebDataset a list of labels: see [Index.Labels].
+	MultiLabel bool
 	// Pairs, if not nil, makes pairs of images and masks the samples: see [Index.Mask]. They have
 	// no classes. It excludes Classes and WebDataset.
 	Pairs *Pairs

@@ -3,6 +3,7 @@ package index
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -109,6 +110,55 @@ func FuzzIndex(f *testing.F) {
 			}
 			if want[x.Name(i)] != string(b) {
 				t.Errorf("%s has other bytes", x.Name(i))
+			}
+		}
+	})
+}
+
+// FuzzLists: whatever an index file of lists of labels holds, samples have labels of classes.
+func FuzzLists(f *testing.F) {
+	var members []archivetest.Member
+	for i, labels := range []string{"a b", "", "c a", "b", "10 a"} {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("%d.png", i), Data: archivetest.Image(strings.Repeat(labels, 900))},
+			archivetest.Member{Name: fmt.Sprintf("%d.cls", i), Data: labels})
+	}
+	path := archivetest.WriteFile(f, "a.tgz", archivetest.GzipSplit(f, archivetest.Tar(f, members...), 1<<20, 1))
+	config := testConfig()
+	config.WebDataset, config.MultiLabel = true, true
+	closeIndex(f, open(f, path, config))
+	index, err := os.ReadFile(path + sidecarSuffix)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for part := range byte(11) {
+		for edit := range byte(8) {
+			f.Add([]byte{part, edit, 16 * edit, 0, 1 + 50*edit, part, 0, 0}, edit%2 == 0)
+		}
+	}
+	f.Fuzz(func(t *testing.T, edits []byte, given bool) {
+		changed := indextest.Edit(index, edits)
+		indextest.Reseal(changed)
+		c := config
+		c.File, c.HoldBytes = filepath.Join(t.TempDir(), "index"), 1
+		if given {
+			c.Classes = []string{"b", "a", "c", "10"}
+		}
+		if err := os.WriteFile(c.File, changed, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		x, err := tryOpen(t, path, c)
+		if err != nil {
+			if !errors.Is(err, ErrNoSamples) && !wrongLabel(err) {
+				t.Fatal(err)
+			}
+			return
+		}
+		defer closeIndex(t, x)
+		for i := range x.Len() {
+			for _, label := range x.Labels(i) {
+				if label < 0 || int(label) >= len(x.Classes()) || x.Label(i) != 0 {
+					t.Errorf("sample %d has the label %d of %d classes", i, label, len(x.Classes()))
+				}
 			}
 		}
 	})

@@ -28,6 +28,10 @@ type Index struct {
 	ignored  int    // number of members that are not samples
 	orphans  int    // number of images among them
 
+	// lists has the labels of each list, with Config.MultiLabel; the label of a record is the
+	// number of its list.
+	lists [][]int32
+
 	// memory has the contents of samples, if they are kept in memory.
 	memory contents
 
@@ -91,11 +95,19 @@ func (x *Index) Orphans() int { return x.orphans }
 // Sample returns sample i, in the archive's order.
 func (x *Index) Sample(i int) Sample {
 	r := &x.samples[x.at(i)]
-	return Sample{x.Name(i), int(r.label), r.size, r.kind}
+	return Sample{x.Name(i), x.Label(i), r.size, r.kind}
 }
 
-// Label returns the label of sample i.
-func (x *Index) Label(i int) int { return int(x.samples[x.at(i)].label) }
+// Label returns the label of sample i; 0 with Config.MultiLabel.
+func (x *Index) Label(i int) int {
+	if x.lists != nil {
+		return 0
+	}
+	return int(x.samples[x.at(i)].label)
+}
+
+// Labels returns the labels of sample i, with Config.MultiLabel. The caller must not change them.
+func (x *Index) Labels(i int) []int32 { return x.lists[x.samples[x.at(i)].label] }
 
 // Size returns the size of sample i's content in bytes.
 func (x *Index) Size(i int) int64 { return x.samples[x.at(i)].size }

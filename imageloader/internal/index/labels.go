@@ -58,6 +58,7 @@ type directories struct {
 	given   map[string]int32 // labels by name; nil: no classes are given
 	classes []string         // the given classes
 	web     bool             // the directories are labels of WebDataset
+	lists   bool             // the directories are lists of labels of WebDataset: see listOf
 
 	numbers map[string]int32
 	names   []string // by number
@@ -67,7 +68,7 @@ type directories struct {
 }
 
 func newDirectories(file string, c *Config) (*directories, error) {
-	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset}
+	d := &directories{file: file, numbers: map[string]int32{}, classes: c.Classes, web: c.WebDataset, lists: c.MultiLabel}
 	if len(c.Classes) > 0 {
 		d.given = map[string]int32{}
 	}
@@ -107,6 +108,13 @@ func (d *directories) unknown(name, class string) *UnknownClassError {
 // not a class. odd is the number of the first WebDataset label that is an error, or -1.
 func (d *directories) labels() (classes []string, label []int32, odd int) {
 	label = make([]int32, len(d.names))
+	if d.lists {
+		for i := range label {
+			label[i] = int32(i) // the number of the list
+		}
+		classes, _, odd = d.eachList()
+		return classes, label, odd
+	}
 	if d.given != nil {
 		for i, name := range d.names {
 			label[i] = -1
@@ -133,6 +141,75 @@ func (d *directories) labels() (classes []string, label []int32, odd int) {
 		}
 	}
 	return classes, label, -1
+}
+
+// listOf returns the text of a list of labels, in which each label follows a line break. Without
+// labels the text is one line break.
+func listOf(labels []string) (string, error) {
+	if len(labels) == 0 {
+		return "\n", nil
+	}
+	labels = slices.Compact(slices.Sorted(slices.Values(labels)))
+	for _, label := range labels {
+		if label == "" || strings.Contains(label, "\n") {
+			return "", fmt.Errorf("the label %q is empty or has a line break", label)
+		}
+	}
+	return "\n" + strings.Join(labels, "\n"), nil
+}
+
+// labelsIn returns the labels of a list's text.
+func labelsIn(text string) []string {
+	if len(text) <= 1 {
+		return nil
+	}
+	return strings.Split(text[1:], "\n")
+}
+
+// eachList returns the classes of lists of labels, and the labels of each list by its number. A
+// label that is not given is left out. odd is the number of the first list with a label that is an
+// error, or -1.
+func (d *directories) eachList() (classes []string, lists [][]int32, odd int) {
+	single := &directories{file: d.file, given: d.given, classes: d.classes, web: true, numbers: map[string]int32{}}
+	numbers := make([][]int32, len(d.names))
+	for i, text := range d.names {
+		for _, label := range labelsIn(text) {
+			number, err := single.number(label)
+			if err != nil {
+				return nil, numbers, i // no list is as long
+			}
+			single.claimed[number] = true
+			numbers[i] = append(numbers[i], number)
+		}
+	}
+	classes, label, wrong := single.labels()
+	odd = -1
+	for i, list := range numbers {
+		kept := list[:0]
+		for _, number := range list {
+			if int(number) == wrong && odd < 0 {
+				odd = i
+			}
+			if wrong < 0 && label[number] >= 0 {
+				kept = append(kept, label[number])
+			}
+		}
+		numbers[i] = kept
+	}
+	return classes, numbers, odd
+}
+
+// unknownIn returns the first label of a list that is not among the given classes.
+func (d *directories) unknownIn(text string) (label string, found bool) {
+	if !d.lists || d.given == nil {
+		return "", false
+	}
+	for _, label := range labelsIn(text) {
+		if _, known := d.given[label]; !known {
+			return label, true
+		}
+	}
+	return "", false
 }
 
 // isName reports whether a WebDataset label is a name: anything but a decimal number. A label that

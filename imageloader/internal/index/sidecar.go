@@ -38,11 +38,12 @@ const (
 	errIndexDirectories = errIndex("the index has the labels of directories")
 	errIndexWebDataset  = errIndex("the index has the labels of Options.WebDataset")
 	errIndexList        = errIndex("the index is one of Options.List, without labels")
+	errIndexLists       = errIndex("the index has the lists of labels of Options.MultiLabel")
 	errIndexPairs       = errIndex("the index is one of Options.Masks, without labels")
 )
 
 // labelErrors has the reasons by the number of the labels' source: see labelling.
-var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList}
+var labelErrors = []errIndex{errIndexDirectories, errIndexWebDataset, errIndexPairs, errIndexList, errIndexLists}
 
 // place is the place of a section in a sidecar.
 type place struct {

@@ -188,9 +188,12 @@ func (s *sidecar) loadCounts(b *Builder) error {
 }
 
 // labelling returns the number of a source of labels in a sidecar: 0 for directories, 1 for
-// WebDataset's members, 2 for images and masks, which have no labels, 3 for a list.
+// WebDataset's members, 2 for images and masks, which have no labels, 3 for a list, 4 for
+// lists of labels of WebDataset's members.
 func labelling(c *Config) uint64 {
 	switch {
+	case c.MultiLabel:
+		return 4
 	case c.WebDataset:
 		return 1
 	case c.Pairs != nil:
