@@ -70,6 +70,72 @@ func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
 	return g.transformer.Forward(tokens).Linear(g.transformer.tokens.Weight, nil)
 }
 
+// GenerateOptions are the options of [GPT2.Generate].
+type GenerateOptions struct {
+	Tokens int // the number of new tokens
+	// Temperature divides the logits before a token is drawn from their softmax; 0 takes the most
+	// probable token instead.
+	Temperature float64
+	TopK        int              // draws among so many of the most probable tokens; 0 for all
+	Generator   *torch.Generator // draws from it; nil for the device's default generator
+}
+
+// Generate continues the sequences of tokens [N T], T of 1 at least, and returns the tokens [N
+// T+Tokens], which join the scope of tokens. T+Tokens may be Positions at most. The keys and values
+// of earlier tokens are cached, so that a new token costs one position. Generate does not stop at an
+// end token, so on a GPU the host never waits. The model must be in evaluation mode; nothing is
+// recorded for backward.
+func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
+	const op = "models.GPT2.Generate"
+	if err := tokens.Err(); err != nil {
+		return torch.Fail(op, err)
+	}
+	shape, t := tokens.Shape(), g.transformer
+	if len(shape) != 2 || shape[1] < 1 || o.Tokens < 0 || shape[1]+int64(o.Tokens) > t.longest {
+		return torch.Fail(op, fmt.Errorf("%d tokens after %v: want [N T], and T and Tokens together at most %d: %w", o.Tokens, shape, t.longest, cuda.ErrInvalidArgument))
+	}
+	all := torch.NewScope(op)
+	defer all.Close()
+	caches := make([]*nn.KVCache, len(t.blocks))
+	for i := range caches {
+		caches[i] = nn.NewKVCache(int(shape[1]) + o.Tokens)
+		defer caches[i].Close()
+	}
+	parts := []*torch.Tensor{tokens}
+	for range o.Tokens {
+		next := g.next(parts[len(parts)-1], caches, o)
+		if err := next.Err(); err != nil {
+			return torch.Fail(op, err)
+		}
+		parts = append(parts, all.Own(next))
+	}
+	result := all.Own(torch.Cat(parts, 1)).Keep()
+	if s := tokens.Scope(); s != nil {
+		return s.Own(result)
+	}
+	return result
+}
+
+// next returns the token [N 1] after the cached ones and tokens, without a scope. What it computes
+// ends with it.
+func (g *GPT2) next(tokens *torch.Tensor, caches []*nn.KVCache, o GenerateOptions) *torch.Tensor {
+	scope := torch.NewScope("models.GPT2.Generate: a token")
+	defer scope.Close()
+	t := g.transformer
+	x := t.run(scope.Own(tokens.Keep()).NoGrad(), caches).Index(torch.All, -1)
+	logits := x.Linear(t.tokens.Weight, nil)
+	if o.Temperature <= 0 {
+		return logits.ArgMax(1, true).Keep()
+	}
+	logits = logits.DivScalar(o.Temperature)
+	draw := torch.MultinomialOptions{Generator: o.Generator}
+	if o.TopK <= 0 {
+		return logits.Softmax(1).Multinomial(1, draw).Keep()
+	}
+	values, tops := logits.TopK(int64(o.TopK), 1)
+	return tops.Gather(1, values.Softmax(1).Multinomial(1, draw)).Keep()
+}
+
 // Parts returns the transformer.
 func (g *GPT2) Parts() nn.Parts {
 	return nn.Parts{Modules: []nn.Child{{Name: "transformer", Module: g.transformer}}}
@@ -89,7 +155,10 @@ type gpt2Transformer struct {
 }
 
 // Forward returns the vectors [N T Width] of the tokens [N T].
-func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
+func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor { return g.run(tokens, nil) }
+
+// run is Forward, with a cache for each block if tokens follow those that the caches have.
+func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
 	shape := tokens.Shape()
 	if shape == nil {
 		return g.tokens.Forward(tokens) // reports what is wrong with the tokens
@@ -100,12 +169,20 @@ func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor {
 	if shape[1] > g.longest {
 		return torch.Fail("models.GPT2", fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest, cuda.ErrInvalidArgument))
 	}
-	positions := g.positions.Weight.Narrow(0, 0, shape[1])
+	past := int64(0)
+	if caches != nil {
+		past = int64(caches[0].Len())
+	}
+	positions := g.positions.Weight.Narrow(0, past, shape[1])
 	x := g.tokens.Forward(tokens).Add(positions)
 	positions.Close() // it has no scope
 	x = g.dropout.Forward(x)
-	for _, b := range g.blocks {
-		x = b.Forward(x)
+	for i, b := range g.blocks {
+		var cache *nn.KVCache
+		if caches != nil {
+			cache = caches[i]
+		}
+		x = b.run(x, cache)
 	}
 	return g.norm.Forward(x)
 }
@@ -160,8 +237,10 @@ func newGPT2Block(o GPT2Options) *gpt2Block {
 }
 
 // Forward returns a tensor of x's shape [N T Width].
-func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor {
-	x = b.attention.Forward(b.norm1.Forward(x)).Add(x)
+func (b *gpt2Block) Forward(x *torch.Tensor) *torch.Tensor { return b.run(x, nil) }
+
+func (b *gpt2Block) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
+	x = b.attention.run(b.norm1.Forward(x), cache).Add(x)
 	hidden := b.activation.Forward(b.up.Forward(b.norm2.Forward(x)))
 	return x.Add(b.dropout.Forward(b.down.Forward(hidden)))
 }
@@ -199,7 +278,11 @@ func newGPT2Attention(o GPT2Options) *gpt2Attention {
 }
 
 // Forward returns a tensor of x's shape [N T Width].
-func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor {
+func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor { return a.run(x, nil) }
+
+// run is Forward, after the positions of the cache unless that is nil. x has one position if the
+// cache has some.
+func (a *gpt2Attention) run(x *torch.Tensor, cache *nn.KVCache) *torch.Tensor {
 	parts, err := a.in.Forward(x).Chunk(3, -1)
 	if err != nil {
 		return torch.Fail("models.GPT2", err)
@@ -209,7 +292,13 @@ func (a *gpt2Attention) Forward(x *torch.Tensor) *torch.Tensor {
 			parts[i] = part.View(shape[0], shape[1], a.heads, shape[2]/a.heads).Transpose(1, 2)
 		}
 	}
-	o := torch.ScaledDotProductAttentionOptions{IsCausal: true}
+	// A single position after cached ones sees all of them.
+	o := torch.ScaledDotProductAttentionOptions{IsCausal: cache == nil || cache.Len() == 0}
+	if cache != nil {
+		if parts[1], parts[2], err = cache.Append(parts[1], parts[2]); err != nil {
+			return torch.Fail("models.GPT2", err)
+		}
+	}
 	if !a.evaluating.Load() {
 		o.DropoutP = a.p
 	}

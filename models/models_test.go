@@ -596,3 +596,75 @@ func TestScopesOwnEverything(t *testing.T) {
 		}
 	}
 }
+
+// The tokens that GPT-2 continues with are those of passes over the whole sequences.
+func TestGPT2GeneratesAsWholePasses(t *testing.T) {
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 13, Positions: 12, Layers: 2, Heads: 2, Width: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	nn.Train(net, false)
+	// Larger weights than the first ones, with which each token would follow itself.
+	for _, p := range nn.Parameters(net) {
+		if len(p.Shape()) == 2 {
+			p.NoGrad().MulScalar_(20)
+		}
+	}
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	prompt, err := torch.FromInt64s([]int64{3, 1, 4, 11, 5, 9}, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt = scope.Own(prompt)
+	live := torch.LiveTensors()
+	got := net.Generate(prompt, models.GenerateOptions{Tokens: 9})
+	if n := torch.LiveTensors(); n != live+1 || got.Scope() != scope {
+		t.Errorf("Generate left %d tensors, its result in the scope %q", n-live-1, got.Scope().Name())
+	}
+	want := prompt
+	for range 9 {
+		want = torch.Cat([]*torch.Tensor{want, net.Forward(want.NoGrad()).Index(torch.All, -1).ArgMax(1, true)}, 1)
+	}
+	if same, err := got.Equal(want); err != nil || !same {
+		t.Errorf("got %v, %v, want %v", got, err, want)
+	}
+	free := prompt.Keep()
+	defer free.Close()
+	live = torch.LiveTensors()
+	if same, err := net.Generate(free, models.GenerateOptions{}).Equal(free); err != nil || !same || torch.LiveTensors() > live+1 {
+		t.Errorf("no new tokens: %v, and %d tensors more", err, torch.LiveTensors()-live)
+	}
+	g, err := torch.NewGenerator(cuda.CPU, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	draw := func(o models.GenerateOptions) *torch.Tensor {
+		if err := g.Seed(7); err != nil {
+			t.Fatal(err)
+		}
+		o.Tokens, o.Generator = 9, g
+		return net.Generate(prompt, o)
+	}
+	if same, err := draw(models.GenerateOptions{Temperature: 1, TopK: 1}).Equal(want); err != nil || !same {
+		t.Errorf("among the one most probable token: %v", err)
+	}
+	hot := models.GenerateOptions{Temperature: 9}
+	first := draw(hot)
+	if same, err := first.Equal(draw(hot)); err != nil || !same {
+		t.Errorf("the same seed drew other tokens: %v", err)
+	}
+	if same, err := first.Equal(want); err != nil || same {
+		t.Errorf("a high temperature drew the most probable tokens: %v", err)
+	}
+	for name, x := range map[string]*torch.Tensor{
+		"Tokens": net.Generate(prompt, models.GenerateOptions{Tokens: 10}), "dimensions": net.Generate(prompt.Index(0), models.GenerateOptions{Tokens: 1}),
+		"range": net.Generate(prompt.AddInt(9), models.GenerateOptions{Tokens: 1}), "negative": net.Generate(prompt, models.GenerateOptions{Tokens: -1}),
+	} {
+		if x.Err() == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}

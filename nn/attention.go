@@ -113,7 +113,7 @@ func (a *MultiheadAttention) attend(query, key, value *torch.Tensor, o Attention
 	past := int64(0)
 	if o.Cache != nil {
 		past = o.Cache.n
-		if k, v, err = o.Cache.append(k, v); err != nil {
+		if k, v, err = o.Cache.Append(k, v); err != nil {
 			return torch.Fail(op, err)
 		}
 		if o.Causal && past > 0 {
@@ -239,8 +239,11 @@ func (c *KVCache) Close() error {
 	return nil
 }
 
-// append adds the keys and values [N heads L d] of the next positions and returns those of all.
-func (c *KVCache) append(k, v *torch.Tensor) (keys, values *torch.Tensor, err error) {
+// Append adds the keys and values [N heads L d] of the next L positions, and returns those of all
+// positions so far, which belong to the scopes of k and v: views that the next Append leaves as they
+// are. MultiheadAttention calls it; an attention of another kind can. k and v must not require
+// gradients. A failed call adds nothing.
+func (c *KVCache) Append(k, v *torch.Tensor) (keys, values *torch.Tensor, err error) {
 	if err := errors.Join(k.Err(), v.Err()); err != nil {
 		return nil, nil, err
 	}
