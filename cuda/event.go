@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"runtime"
 	"sync/atomic"
@@ -41,6 +43,18 @@ type EventOptions struct {
 
 	// Interprocess makes an event that other processes can use, by Export. It excludes Timing.
 	Interprocess bool
+
+	// External makes a Record or a wait in a captured function a node of the graph: every replay
+	// records the event, or waits for its latest record, as a queued call does. Other work can so
+	// wait for a point inside a replay, a replay can wait for other work, and two events with
+	// Timing take the time between two points of a replay, once that replay is done. Without
+	// External a captured Record and wait only order the nodes of the graph, and other work cannot
+	// use them.
+	//
+	// The event counts as recorded from the graph's first replay on. A wait that is captured needs
+	// a Record outside of the capture before, or it returns ErrNotRecorded. The graph keeps the
+	// event after its Close.
+	External bool
 }
 
 // NewEvent makes an event, initially not recorded.
@@ -54,6 +68,9 @@ func NewEvent(o EventOptions) (*Event, error) {
 	}
 	if o.Interprocess {
 		flags |= capi.EventInterprocess
+	}
+	if o.External {
+		flags |= capi.EventExternal
 	}
 	if o.Timing && o.Interprocess {
 		return nil, invalid("NewEvent", "Timing and Interprocess exclude each other: an event between processes records no time")
@@ -152,6 +169,32 @@ func (e *Event) Record(s Stream) error {
 	}
 	defer e.done()
 	return checked(capi.RecordEvent(c, s.s))
+}
+
+// Handle returns the event's cudaEvent_t, for code that calls CUDA directly, and the GPU of its
+// records. The handle is valid until Close. Handle returns [ErrNotRecorded] before the first
+// Record, which makes the cudaEvent_t.
+func (e *Event) Handle() (handle uintptr, d Device, err error) {
+	c, err := e.use("Event.Handle")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer e.done()
+	device, handle, err := capi.EventHandleOf(c)
+	return handle, Device(device), checked(err)
+}
+
+// String returns a name for messages: "event 0x7f... of cuda:0", "event that was never recorded",
+// "closed event".
+func (e *Event) String() string {
+	handle, d, err := e.Handle()
+	switch {
+	case errors.Is(err, ErrNotRecorded):
+		return "event that was never recorded"
+	case err != nil:
+		return "closed event"
+	}
+	return fmt.Sprintf("event %#x of %v", handle, d)
 }
 
 // Query reports whether the work before the latest Record is done. It does not wait. It returns

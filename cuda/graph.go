@@ -71,6 +71,9 @@ type CaptureOptions struct {
 	// their own graph overwrites them. Any replay of the new graph may overwrite tensors that were
 	// closed before its capture, and results that a later capture made: use those before.
 	SharePool *Graph
+
+	// Debug keeps what CUDA needs for Graph.DOT, in host memory.
+	Debug bool
 }
 
 // Capture runs fn once and records the work that fn queues as a graph, instead of running that
@@ -147,6 +150,11 @@ func Capture(o CaptureOptions, fn func() error) (*Graph, error) {
 				c = nil
 			}
 		}()
+		if o.Debug {
+			if err := capi.KeepGraph(c); err != nil {
+				return checked(err)
+			}
+		}
 		if err := fn(); err != nil {
 			return err
 		}
@@ -231,7 +239,61 @@ func (g *Graph) Device() Device {
 	return g.device
 }
 
-// Nodes returns the number of kernels, copies and fills in a replay; 0 after Close.
+// NodeKinds counts the nodes of a graph by kind.
+type NodeKinds struct {
+	Kernels, Copies, Fills, HostFunctions int
+	// EventRecords and EventWaits count those of events with EventOptions.External.
+	EventRecords, EventWaits int
+	Empty                    int // joins of several edges
+	Others                   int
+}
+
+// NodeKinds returns the number of nodes by kind. Their sum is Nodes.
+func (g *Graph) NodeKinds() (NodeKinds, error) {
+	c, err := g.use("Graph.NodeKinds")
+	if err != nil {
+		return NodeKinds{}, err
+	}
+	defer g.done()
+	n, err := capi.GraphNodeKinds(c)
+	return NodeKinds(n), checked(err)
+}
+
+// DOT returns the nodes and edges of the graph as a file of Graphviz (dot -Tsvg), verbose with the
+// parameters of every node. It needs CaptureOptions.Debug, and otherwise returns
+// [ErrInvalidArgument].
+func (g *Graph) DOT(verbose bool) ([]byte, error) {
+	c, err := g.use("Graph.DOT")
+	if err != nil {
+		return nil, err
+	}
+	defer g.done()
+	b, err := capi.DumpGraph(c, verbose)
+	return b, checked(err)
+}
+
+// Handles returns the graph's cudaGraphExec_t and, with CaptureOptions.Debug, its cudaGraph_t, for
+// code that calls CUDA directly; otherwise graph is 0. They are valid until Close.
+func (g *Graph) Handles() (exec, graph uintptr, err error) {
+	c, err := g.use("Graph.Handles")
+	if err != nil {
+		return 0, 0, err
+	}
+	defer g.done()
+	exec, graph, err = capi.GraphHandles(c)
+	return exec, graph, checked(err)
+}
+
+// String returns a name for messages: "graph of 12 nodes on cuda:0", "closed graph".
+func (g *Graph) String() string {
+	n := g.Nodes()
+	if n == 0 {
+		return "closed graph"
+	}
+	return fmt.Sprintf("graph of %d nodes on %v", n, g.Device())
+}
+
+// Nodes returns the number of nodes in a replay, such as kernels, copies and fills; 0 after Close.
 func (g *Graph) Nodes() int {
 	c, err := g.use("Graph.Nodes")
 	if err != nil {

@@ -80,12 +80,45 @@ func PinnedAllocator() (PinnedStats, error) {
 }
 
 // LimitMemory limits the caching allocator to this fraction of the device's memory, greater than 0
-// and at most 1. Allocations beyond the limit fail with [ErrOutOfMemory].
+// and at most 1. Allocations beyond the limit fail with [ErrOutOfMemory]. 1 takes the limit away.
 func (d Device) LimitMemory(fraction float64) error {
 	if err := d.gpu("Device.LimitMemory"); err != nil {
 		return err
 	}
 	return checked(capi.LimitMemory(int32(d), fraction))
+}
+
+// MemoryLimit returns the fraction of [Device.LimitMemory]; 1 means no limit.
+func (d Device) MemoryLimit() (float64, error) {
+	if err := d.gpu("Device.MemoryLimit"); err != nil {
+		return 0, err
+	}
+	fraction, err := capi.MemoryLimit(int32(d))
+	return fraction, checked(err)
+}
+
+// ConfigureAllocator changes the settings of LibTorch's allocators in the process, in the form of
+// the variable PYTORCH_ALLOC_CONF: "expandable_segments:True,garbage_collection_threshold:0.8".
+// Settings that are not named take their defaults. Memory that is allocated already stays as it is.
+// It needs a GPU.
+func ConfigureAllocator(settings string) error { return checked(capi.ConfigureAllocator(settings)) }
+
+// RecordMemoryHistory starts to record the allocations and frees of all devices, of which it keeps
+// the latest maxEntries, and forgets what was recorded before. 0 ends the recording.
+// [MemorySnapshot] contains the history. Recording makes each allocation a little slower.
+func RecordMemoryHistory(maxEntries int) error {
+	if maxEntries < 0 {
+		return invalid("RecordMemoryHistory", "%d entries: must be 0 or more", maxEntries)
+	}
+	return checked(capi.RecordHistory(int64(maxEntries)))
+}
+
+// MemorySnapshot returns the segments and blocks of all caching allocators, their settings, and the
+// history of [RecordMemoryHistory], as a file that PyTorch's memory viewer opens
+// (https://pytorch.org/memory_viz).
+func MemorySnapshot() ([]byte, error) {
+	b, err := capi.DumpAllocator()
+	return b, checked(err)
 }
 
 // CanAccessPeer reports whether the device reads and writes the memory of peer directly, over

@@ -115,6 +115,13 @@ func (s Stream) WaitEvent(e *Event) error {
 // Record is e.Record(s).
 func (s Stream) Record(e *Event) error { return e.Record(s) }
 
+// Capturing reports whether work that is queued on the stream is captured into a graph now, by any
+// goroutine or by other code of the process.
+func (s Stream) Capturing() (bool, error) {
+	capturing, err := s.s.Capturing()
+	return capturing, checked(err)
+}
+
 // Query reports whether all work queued on the stream so far is done. It does not wait. Query
 // and Synchronize return [ErrCapture], without harm to the capture, while the stream is captured,
 // and in a captured function.

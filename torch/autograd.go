@@ -1,6 +1,8 @@
 package torch
 
 import (
+	"errors"
+
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 )
@@ -245,3 +247,70 @@ func SetNumThreads(n int) error {
 
 // NumThreads returns the value of SetNumThreads.
 func NumThreads() int { return capi.NumThreads() }
+
+// GradOptions are the options of [Grad].
+type GradOptions struct {
+	// Gradients has the gradient of each output, with its shape; nil means 1 and requires a scalar.
+	Gradients []*Tensor
+	// RetainGraph keeps the data of backward for another call.
+	RetainGraph bool
+	// CreateGraph records the computation of the gradients, so that they have gradients themselves.
+	// It also keeps the data of backward.
+	CreateGraph bool
+	// AllowUnused returns nil for an input that no output depends on, instead of an error.
+	AllowUnused bool
+}
+
+// Grad returns the gradients of the outputs with respect to the inputs, one for each input, and
+// accumulates nothing into leaves. An input may be any tensor that requires gradients: a parameter,
+// or a result. The gradients join scopes as results of an operator on all of the tensors do. Grad
+// blocks until all backward work is enqueued. Each operator of backward runs on the stream of its
+// forward, and the gradients are ordered on the current stream of the caller.
+func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
+	all := append(append([]*Tensor(nil), outputs...), inputs...)
+	if len(outputs) == 0 || len(inputs) == 0 {
+		return nil, opError("Grad", all, invalid("there are no outputs or no inputs"))
+	}
+	if o.Gradients != nil && len(o.Gradients) != len(outputs) {
+		return nil, opError("Grad", all, invalid("%d gradients for %d outputs", len(o.Gradients), len(outputs)))
+	}
+	at := make([]int, len(outputs)) // where the output's gradient is in all; 0: it has none
+	for i, g := range o.Gradients {
+		if g != nil {
+			at[i] = len(all)
+			all = append(all, g)
+		}
+	}
+	var flags int32
+	for flag, set := range map[int32]bool{capi.GradRetainGraph: o.RetainGraph, capi.GradCreateGraph: o.CreateGraph, capi.GradAllowUnused: o.AllowUnused} {
+		if set {
+			flags |= flag
+		}
+	}
+	var found []*capi.Tensor
+	err := with("Grad", all, func(c []*capi.Tensor) (err error) {
+		gradients := make([]*capi.Tensor, len(outputs))
+		for i, at := range at {
+			if at > 0 {
+				gradients[i] = c[at]
+			}
+		}
+		found, err = capi.Grads(c[:len(outputs)], gradients, c[len(outputs):len(outputs)+len(inputs)], flags)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	var p provenance
+	for _, t := range all {
+		p.scope = youngest(p.scope, t.scope)
+	}
+	results := make([]*Tensor, len(found))
+	for i, c := range found {
+		if c != nil {
+			results[i] = p.result(c)
+			err = errors.Join(err, results[i].failure())
+		}
+	}
+	return results, err
+}

@@ -11,10 +11,15 @@ import (
 
 // Generator is a sequence of random numbers of its own, for operators that take one. Without it
 // they draw from the device's default generator, which the whole process shares (see [ManualSeed]).
-// Any number of goroutines may use one Generator; each operator then draws its numbers at once. A
-// captured function may not use one of a GPU: each replay would repeat its numbers.
+// Any number of goroutines may use one Generator; each operator then draws its numbers at once.
+//
+// A graph captures what its operators draw from any number of generators of its GPU: each replay
+// draws the numbers that follow. The methods that read or set a GPU's generator return
+// cuda.ErrCapture in a captured function, and beside the capture of another goroutine they wait for
+// its end.
 type Generator struct {
 	made    origin.Origin
+	device  cuda.Device
 	cleanup runtime.Cleanup
 	mu      sync.RWMutex // held for reading by calls, so that Close waits for them
 	c       *capi.Generator
@@ -23,18 +28,28 @@ type Generator struct {
 // NewGenerator returns a generator for operators on the device. A CPU operator draws the same
 // numbers from it as PyTorch from torch.Generator().manual_seed(seed). The caller closes it.
 func NewGenerator(device cuda.Device, seed uint64) (*Generator, error) {
+	return newGenerator("NewGenerator", device, func() (*capi.Generator, error) { return capi.NewGenerator(int32(device), seed) })
+}
+
+// DefaultGenerator returns a handle to the device's default generator. Close ends the handle, and
+// not the generator.
+func DefaultGenerator(device cuda.Device) (*Generator, error) {
+	return newGenerator("DefaultGenerator", device, func() (*capi.Generator, error) { return capi.DefaultGenerator(int32(device)) })
+}
+
+func newGenerator(op string, device cuda.Device, get func() (*capi.Generator, error)) (*Generator, error) {
 	err := capi.Check()
 	if err == nil && (device < cuda.CPU || device >= 0 && int(device) >= cuda.DeviceCount()) {
 		err = noDevice(device)
 	}
 	var c *capi.Generator
 	if err == nil {
-		c, err = capi.NewGenerator(int32(device), seed)
+		c, err = get()
 	}
 	if err != nil {
-		return nil, opError("NewGenerator", nil, err)
+		return nil, opError(op, nil, err)
 	}
-	g := &Generator{made: origin.New("generator"), c: c}
+	g := &Generator{made: origin.New("generator"), device: device, c: c}
 	g.cleanup = runtime.AddCleanup(g, unreachableGenerator.free, unreachableGenerator{g.made, c})
 	return g, nil
 }
@@ -51,14 +66,77 @@ func (u unreachableGenerator) free() {
 	u.made.Closed()
 }
 
+func (g *Generator) use(op string, fn func(*capi.Generator) error) error {
+	c, err := g.acquire()
+	if err == nil {
+		defer g.mu.RUnlock()
+		err = fn(c)
+	}
+	if err != nil {
+		return opError("Generator."+op, nil, err)
+	}
+	return nil
+}
+
+// Device returns the device of the operators that may draw from g.
+func (g *Generator) Device() cuda.Device {
+	if g == nil {
+		return cuda.CPU
+	}
+	return g.device
+}
+
+// String returns a name for messages, such as "generator on cuda:0".
+func (g *Generator) String() string { return "generator on " + g.Device().String() }
+
 // Seed starts the sequence of the seed.
 func (g *Generator) Seed(seed uint64) error {
-	c, err := g.acquire()
+	return g.use("Seed", func(c *capi.Generator) error { return capi.SeedGenerator(c, seed) })
+}
+
+// InitialSeed returns the seed of the sequence.
+func (g *Generator) InitialSeed() (seed uint64, err error) {
+	err = g.use("InitialSeed", func(c *capi.Generator) (err error) {
+		seed, err = capi.GeneratorSeed(c)
+		return err
+	})
+	return seed, err
+}
+
+// Offset returns how far a GPU's generator is in the sequence of its seed: how many numbers each
+// thread of a kernel has drawn. The CPU's generator has no offset, and Offset returns an error.
+func (g *Generator) Offset() (offset uint64, err error) {
+	err = g.use("Offset", func(c *capi.Generator) (err error) {
+		offset, err = capi.GeneratorOffset(c)
+		return err
+	})
+	return offset, err
+}
+
+// SetOffset sets the offset of a GPU's generator: 0, or another multiple of 4.
+func (g *Generator) SetOffset(offset uint64) error {
+	return g.use("SetOffset", func(c *capi.Generator) error { return capi.SetGeneratorOffset(c, offset) })
+}
+
+// State returns the seed and the place in its sequence, as uint8 on the CPU: the bytes of PyTorch's
+// Generator.get_state. The caller closes the tensor, and may save it in a checkpoint.
+func (g *Generator) State() (*Tensor, error) {
+	var state *capi.Tensor
+	err := g.use("State", func(c *capi.Generator) (err error) {
+		state, err = capi.ReadGenerator(c)
+		return err
+	})
 	if err != nil {
-		return opError("Generator.Seed", nil, err)
+		return failed(err), err
 	}
-	defer g.mu.RUnlock()
-	return capi.SeedGenerator(c, seed)
+	return provenance{}.tensor(state), nil
+}
+
+// SetState continues where State was called: it draws the numbers that followed. It copies state.
+func (g *Generator) SetState(state *Tensor) error {
+	return state.use("Generator.SetState", func(t *capi.Tensor) error {
+		return g.use("SetState", func(c *capi.Generator) error { return capi.WriteGenerator(c, t) })
+	})
 }
 
 // Close frees the generator, after the calls that use it. Closing again does nothing. The error is

@@ -96,6 +96,17 @@ typedef struct ts_allocator_stats {
 } ts_allocator_stats;
 
 TS_API ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats);
+/* Returns the share of ts_allocator_limit; 1 if there is no limit. */
+TS_API ts_error* ts_allocator_get_limit(int32_t device, double* fraction);
+/* Changes settings of LibTorch's allocators, in the form of the variable PYTORCH_ALLOC_CONF.
+ * Settings that are not named take their defaults. TS_ERROR_OPERATOR for an unknown one. */
+TS_API ts_error* ts_allocator_configure(const char* settings);
+/* Starts to record allocations and frees of all devices, up to max_entries at a time, or, with 0,
+ * ends the recording. Earlier entries are forgotten. */
+TS_API ts_error* ts_allocator_record_history(int64_t max_entries);
+/* Writes the allocators' segments, and the history, to a file that PyTorch's memory viewer
+ * (pytorch.org/memory_viz) opens. Replaces the file. */
+TS_API ts_error* ts_allocator_dump(const char* path);
 /* Limits what the allocator takes from the driver to a share of the device's memory: over 0, at
  * most 1. */
 TS_API ts_error* ts_allocator_limit(int32_t device, double fraction);
@@ -182,6 +193,8 @@ TS_API ts_error* ts_stream_get_handle(ts_stream stream, uintptr_t* cuda_stream);
 TS_API ts_error* ts_stream_get_priority(ts_stream stream, int32_t* priority);
 /* Returns 0 and the most urgent priority, for example -3. */
 TS_API ts_error* ts_stream_get_priority_range(int32_t* least, int32_t* greatest);
+/* Says whether work that is enqueued on the stream is captured, by any thread. */
+TS_API ts_error* ts_stream_is_capturing(ts_stream stream, bool* capturing);
 /* Says whether all work enqueued on the stream is done. TS_ERROR_CAPTURE, without harm to the
  * capture, while the stream is captured, and on a thread that captures. */
 TS_API ts_error* ts_stream_query(ts_stream stream, bool* done);
@@ -230,9 +243,15 @@ TS_API ts_error* ts_stream_guard_exit(ts_stream_guard guard);
 typedef struct ts_event ts_event;
 
 enum {
-  TS_EVENT_FLAG_TIMING = 1,      /* for ts_event_get_elapsed */
-  TS_EVENT_FLAG_BLOCKING = 2,    /* ts_event_synchronize sleeps instead of spinning */
-  TS_EVENT_FLAG_INTERPROCESS = 4 /* for ts_event_export; excludes TS_EVENT_FLAG_TIMING */
+  TS_EVENT_FLAG_TIMING = 1,       /* for ts_event_get_elapsed */
+  TS_EVENT_FLAG_BLOCKING = 2,     /* ts_event_synchronize sleeps instead of spinning */
+  TS_EVENT_FLAG_INTERPROCESS = 4, /* for ts_event_export; excludes TS_EVENT_FLAG_TIMING */
+  /* A captured record or wait becomes a node of the graph instead of an edge: each replay records
+   * the event, or waits for its latest record, as an enqueued call does. So other work can wait for
+   * a point inside a replay, and a replay for other work, and two records take the time between two
+   * points. The event counts as recorded from the first replay on. A wait needs an earlier record
+   * outside of the capture. */
+  TS_EVENT_FLAG_EXTERNAL = 8
 };
 
 /* Makes an event. Its first record makes the CUDA event, on that stream's device; later records
@@ -246,6 +265,9 @@ TS_API ts_error* ts_event_record(ts_event* event, ts_stream stream);
  * record belongs to the capture under way and the other cannot join it, or if the record was part
  * of a capture that has ended. */
 TS_API ts_error* ts_stream_wait_event(ts_stream stream, const ts_event* event);
+/* Returns the device of the event's records and its cudaEvent_t, borrowed until the event is freed.
+ * TS_ERROR_NOT_RECORDED before the first record, which makes it. */
+TS_API ts_error* ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event);
 /* Says whether the latest record is complete. TS_ERROR_NOT_RECORDED if there is none,
  * TS_ERROR_CAPTURE if it is part of a graph. */
 TS_API ts_error* ts_event_query(const ts_event* event, bool* done);
@@ -611,6 +633,19 @@ TS_API void ts_results_free(ts_results* results);
  * device. Gradients are ordered on the streams that are current at the call. */
 TS_API ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
                                     bool retain_graph);
+enum {
+  TS_GRAD_FLAG_RETAIN_GRAPH = 1, /* keep the data of backward for another call */
+  TS_GRAD_FLAG_CREATE_GRAPH = 2, /* record the computation of the gradients; implies retaining */
+  TS_GRAD_FLAG_ALLOW_UNUSED = 4  /* NULL for an input that no output depends on, not an error */
+};
+
+/* Computes the gradients of the outputs with respect to the inputs, which need not be leaves, and
+ * accumulates nothing. output_gradients: NULL, or one for each output, NULL for a scalar.
+ * gradients: input_count new references. flags: TS_GRAD_FLAG_ values, added. Otherwise as
+ * ts_tensor_backward. */
+TS_API ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients,
+                                 int64_t output_count, ts_tensor* const* inputs,
+                                 int64_t input_count, int32_t flags, ts_tensor** gradients);
 /* Returns the gradient, NULL if there is none. */
 TS_API ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient);
 /* Sets the gradient, which the tensor then shares; NULL drops it. */
@@ -619,16 +654,9 @@ TS_API ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient
 TS_API ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count);
 TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad);
 
-/* Seeds every device's default generator. */
+/* Seeds every device's default generator. With a GPU TS_ERROR_CAPTURE in a capture, and
+ * TS_ERROR_BUSY beside one; no generator is then seeded. */
 TS_API ts_error* ts_random_seed(uint64_t seed);
-/* A random generator of a program's own, for operators with a Generator argument. An operator locks
- * it while it draws. */
-typedef struct ts_generator ts_generator;
-TS_API ts_error* ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator);
-/* Starts the sequence of numbers of the seed. */
-TS_API ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed);
-TS_API void ts_generator_free(ts_generator* generator);
-
 /* Returns the state of the device's default generator: new bytes on the CPU, which PyTorch's
  * get_rng_state returns too. Replays of a graph count. For a GPU, TS_ERROR_CAPTURE in a capture,
  * and TS_ERROR_BUSY beside one. */
@@ -636,6 +664,29 @@ TS_API ts_error* ts_random_get_state(int32_t device, ts_tensor** state);
 /* Replaces the state of the device's default generator. The bytes are copied. Fails as
  * ts_random_get_state. */
 TS_API ts_error* ts_random_set_state(int32_t device, const ts_tensor* state);
+
+/* A generator of random numbers on one device, for TS_ARG_KIND_GENERATOR. An operator locks it
+ * while it draws. Any number of threads may use it at once. A capture whose operators draw from
+ * generators keeps them: each replay draws the numbers that follow. The functions that read or set
+ * one of a GPU are TS_ERROR_CAPTURE in a capture, and TS_ERROR_BUSY beside one. */
+typedef struct ts_generator ts_generator;
+
+/* Makes a generator with a seed. */
+TS_API ts_error* ts_generator_new(int32_t device, uint64_t seed, ts_generator** generator);
+/* Returns a handle to the device's default generator, which operators use without an argument. */
+TS_API ts_error* ts_generator_new_default(int32_t device, ts_generator** generator);
+TS_API void ts_generator_free(ts_generator* generator);
+TS_API ts_error* ts_generator_get_seed(const ts_generator* generator, uint64_t* seed);
+/* Sets the seed, and the offset to 0. */
+TS_API ts_error* ts_generator_set_seed(ts_generator* generator, uint64_t seed);
+/* Returns how many numbers each thread of a kernel has drawn since the seed. TS_ERROR_OPERATOR on
+ * the CPU, whose generator has no offset. */
+TS_API ts_error* ts_generator_get_offset(const ts_generator* generator, uint64_t* offset);
+/* Sets the offset, a multiple of 4. */
+TS_API ts_error* ts_generator_set_offset(ts_generator* generator, uint64_t offset);
+/* Returns the state, as ts_random_get_state does for a default generator. */
+TS_API ts_error* ts_generator_get_state(const ts_generator* generator, ts_tensor** state);
+TS_API ts_error* ts_generator_set_state(ts_generator* generator, const ts_tensor* state);
 
 /* LibTorch's switches between speed, precision and reproducibility. They belong to the process:
  * an operator that runs on another thread meanwhile sees the old or the new one. */
@@ -657,7 +708,7 @@ TS_API int32_t ts_parallelism(void);
 /* Returns the number of living OS threads that have entered LibTorch through a tensor, operator,
  * stream or event call. */
 TS_API int64_t ts_thread_count(void);
-/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER: at most 20, as
+/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER: at most 12, as
  * operators of other threads run on some of these. Threads of backward (one for each device) are
  * not counted. */
 TS_API int64_t ts_library_thread_count(void);
@@ -695,8 +746,33 @@ TS_API ts_error* ts_graph_begin(ts_stream stream, const ts_graph* share, ts_grap
 TS_API ts_error* ts_graph_end(ts_graph* graph);
 /* Enqueues the graph's work on the stream. Random numbers continue from the device's generator. */
 TS_API ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream);
-/* Returns the number of kernels, copies and fills; 0 before the capture's end. */
+/* Returns the number of nodes; 0 before the capture's end. */
 TS_API int64_t ts_graph_node_count(const ts_graph* graph);
+
+typedef struct ts_graph_nodes {
+  size_t size; /* sizeof(ts_graph_nodes), set by the caller */
+  int64_t kernels;
+  int64_t copies;
+  int64_t fills;
+  int64_t host_functions;
+  int64_t event_records; /* of events with TS_EVENT_FLAG_EXTERNAL */
+  int64_t event_waits;
+  int64_t empty; /* joins of several edges */
+  int64_t others;
+} ts_graph_nodes;
+
+/* Returns the number of nodes by kind. */
+TS_API ts_error* ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes);
+/* Keeps the cudaGraph_t, which the capture's end otherwise frees, for ts_graph_dump. Called between
+ * ts_graph_begin and ts_graph_end. */
+TS_API ts_error* ts_graph_keep_for_dump(ts_graph* graph);
+/* Writes the nodes and edges to a file, in the language of Graphviz. verbose: with the parameters
+ * of every node. TS_ERROR_INVALID_ARGUMENT without ts_graph_keep_for_dump. */
+TS_API ts_error* ts_graph_dump(const ts_graph* graph, const char* path, bool verbose);
+/* Returns the cudaGraphExec_t, and the cudaGraph_t or 0 without ts_graph_keep_for_dump, borrowed
+ * until the graph is destroyed. */
+TS_API ts_error* ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec,
+                                      uintptr_t* cuda_graph);
 /* Ends a graph. Discards a capture that has not ended: TS_ERROR_WRONG_THREAD on another thread than
  * began it. Replays that are enqueued complete as if the graph lived. Memory of tensors that were
  * made in the capture stays until they are freed. */

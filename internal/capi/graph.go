@@ -6,12 +6,21 @@ package capi
 #cgo nocallback ts_graph_begin
 #cgo nocallback ts_graph_end
 #cgo nocallback ts_graph_replay
+#cgo nocallback ts_graph_keep_for_dump
+#cgo noescape ts_graph_dump
+#cgo nocallback ts_graph_dump
+#cgo noescape ts_graph_get_nodes
+#cgo nocallback ts_graph_get_nodes
+#cgo noescape ts_graph_get_handles
+#cgo nocallback ts_graph_get_handles
 #cgo nocallback ts_graph_destroy
 #cgo nocallback ts_capture_wait
 #cgo noescape ts_capture_is_active
 #cgo nocallback ts_capture_is_active
 */
 import "C"
+
+import "os"
 
 type Graph = C.ts_graph
 
@@ -49,6 +58,55 @@ func ReplayGraph(g *Graph, s Stream) error {
 }
 
 func GraphNodes(g *Graph) int { return int(C.ts_graph_node_count(g)) }
+
+// KeepGraph keeps the cudaGraph_t of a graph that is being captured.
+func KeepGraph(g *Graph) error { return failure(C.ts_graph_keep_for_dump(g)) }
+
+type NodeKinds struct {
+	Kernels, Copies, Fills, HostFunctions, EventRecords, EventWaits, Empty, Others int
+}
+
+func GraphNodeKinds(g *Graph) (NodeKinds, error) {
+	n := C.ts_graph_nodes{size: C.sizeof_ts_graph_nodes}
+	if err := failure(C.ts_graph_get_nodes(g, &n)); err != nil {
+		return NodeKinds{}, err
+	}
+	return NodeKinds{
+		Kernels: int(n.kernels), Copies: int(n.copies), Fills: int(n.fills), HostFunctions: int(n.host_functions),
+		EventRecords: int(n.event_records), EventWaits: int(n.event_waits), Empty: int(n.empty), Others: int(n.others),
+	}, nil
+}
+
+// DumpGraph returns the graph in the language of Graphviz.
+func DumpGraph(g *Graph, verbose bool) ([]byte, error) {
+	return written("torchstream-*.dot", func(path *C.char) error { return failure(C.ts_graph_dump(g, path, C.bool(verbose))) })
+}
+
+// written returns what a function writes to a file.
+func written(pattern string, write func(path *C.char) error) ([]byte, error) {
+	f, err := os.CreateTemp("", pattern)
+	if err != nil {
+		return nil, err
+	}
+	defer os.Remove(f.Name())
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	err = withString(f.Name(), write)
+	computing.leave()
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(f.Name())
+}
+
+// GraphHandles returns the cudaGraphExec_t, and the cudaGraph_t of a graph that KeepGraph kept.
+func GraphHandles(g *Graph) (exec, graph uintptr, err error) {
+	var e, h C.uintptr_t
+	err = failure(C.ts_graph_get_handles(g, &e, &h))
+	return uintptr(e), uintptr(h), err
+}
 
 // FreeGraph destroys the graph. If it fails, the graph is unchanged.
 func FreeGraph(g *Graph) error {

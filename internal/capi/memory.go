@@ -5,6 +5,13 @@ package capi
 #cgo noescape ts_allocator_get_stats
 #cgo nocallback ts_allocator_get_stats
 #cgo nocallback ts_allocator_limit
+#cgo noescape ts_allocator_get_limit
+#cgo nocallback ts_allocator_get_limit
+#cgo noescape ts_allocator_configure
+#cgo nocallback ts_allocator_configure
+#cgo nocallback ts_allocator_record_history
+#cgo noescape ts_allocator_dump
+#cgo nocallback ts_allocator_dump
 #cgo noescape ts_host_allocator_get_stats
 #cgo nocallback ts_host_allocator_get_stats
 #cgo noescape ts_device_can_access_peer
@@ -24,6 +31,8 @@ package capi
 #cgo nocallback ts_event_import
 #cgo noescape ts_tensor_copy_peer
 #cgo nocallback ts_tensor_copy_peer
+
+#include <stdlib.h>
 
 static void look(const uint8_t* const* at) { (void)at; }
 */
@@ -77,6 +86,47 @@ func LimitMemory(device int32, fraction float64) error {
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_allocator_limit(C.int32_t(device), C.double(fraction)))
+}
+
+func MemoryLimit(device int32) (float64, error) {
+	computing.enter()
+	defer computing.leave()
+	var f C.double
+	err := failure(C.ts_allocator_get_limit(C.int32_t(device), &f))
+	return float64(f), err
+}
+
+func ConfigureAllocator(settings string) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	computing.enter()
+	defer computing.leave()
+	return withString(settings, func(s *C.char) error { return failure(C.ts_allocator_configure(s)) })
+}
+
+func RecordHistory(maxEntries int64) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_allocator_record_history(C.int64_t(maxEntries)))
+}
+
+// DumpAllocator returns the allocators' state as a file of PyTorch's memory viewer.
+func DumpAllocator() ([]byte, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	return written("torchstream-*.pickle", func(path *C.char) error { return failure(C.ts_allocator_dump(path)) })
+}
+
+// withString calls fn with a C string.
+func withString(s string, fn func(*C.char) error) error {
+	c := C.CString(s)
+	defer C.free(unsafe.Pointer(c))
+	return fn(c)
 }
 
 func CanAccessPeer(device, peer int32) (bool, error) {

@@ -24,6 +24,10 @@ package capi
 #cgo nocallback ts_stream_get_priority
 #cgo noescape ts_stream_get_priority_range
 #cgo nocallback ts_stream_get_priority_range
+#cgo noescape ts_stream_is_capturing
+#cgo nocallback ts_stream_is_capturing
+#cgo noescape ts_event_get_handle
+#cgo nocallback ts_event_get_handle
 #cgo noescape ts_stream_query
 #cgo nocallback ts_stream_query
 #cgo noescape ts_get_current_cuda_stream
@@ -281,6 +285,23 @@ func StreamWaitEvent(s Stream, e *Event) error {
 	}
 	return err
 }
+
+// Capturing reports whether work that is queued on the stream is captured.
+func (s Stream) Capturing() (bool, error) {
+	var capturing C.bool
+	err := failure(C.ts_stream_is_capturing(s.c(), &capturing))
+	return bool(capturing), err
+}
+
+// EventHandleOf returns the device of the event's records and its cudaEvent_t.
+func EventHandleOf(e *Event) (device int32, handle uintptr, err error) {
+	var d C.int32_t
+	var h C.uintptr_t
+	err = failure(C.ts_event_get_handle(e, &d, &h))
+	return int32(d), uintptr(h), err
+}
+
+const EventExternal = C.TS_EVENT_FLAG_EXTERNAL
 
 func QueryEvent(e *Event) (bool, error) {
 	var done C.bool

@@ -19,8 +19,6 @@ package capi
 #cgo nocallback ts_operator_call_results
 #cgo noescape ts_results_take
 #cgo nocallback ts_results_take
-#cgo noescape ts_generator_new
-#cgo nocallback ts_generator_new
 #cgo noescape ts_tensor_retain
 #cgo nocallback ts_tensor_retain
 #cgo nocallback ts_tensor_free
@@ -57,6 +55,18 @@ package capi
 #cgo noescape ts_random_get_state
 #cgo nocallback ts_random_get_state
 #cgo nocallback ts_random_set_state
+#cgo noescape ts_generator_new
+#cgo nocallback ts_generator_new
+#cgo noescape ts_generator_new_default
+#cgo nocallback ts_generator_new_default
+#cgo noescape ts_generator_get_seed
+#cgo nocallback ts_generator_get_seed
+#cgo noescape ts_generator_get_offset
+#cgo nocallback ts_generator_get_offset
+#cgo noescape ts_generator_get_state
+#cgo nocallback ts_generator_get_state
+#cgo noescape ts_tensor_grads
+#cgo nocallback ts_tensor_grads
 #cgo noescape ts_numerics_get
 #cgo nocallback ts_numerics_get
 #cgo noescape ts_tensor_clear_grads
@@ -524,27 +534,6 @@ func CallOperatorResults(op *Operator, args []Arg, tensors []*Tensor, ints []int
 	}
 }
 
-// Generator is a ts_generator.
-type Generator = C.ts_generator
-
-func NewGenerator(device int32, seed uint64) (g *Generator, err error) {
-	if err := Check(); err != nil {
-		return nil, err
-	}
-	computing.enter()
-	defer computing.leave()
-	err = failure(C.ts_generator_new(C.int32_t(device), C.uint64_t(seed), &g))
-	return g, err
-}
-
-func SeedGenerator(g *Generator, seed uint64) error {
-	computing.enter()
-	defer computing.leave()
-	return failure(C.ts_generator_set_seed(g, C.uint64_t(seed)))
-}
-
-func FreeGenerator(g *Generator) { C.ts_generator_free(g) }
-
 // GeneratorArg returns the argument of a Generator. The generator must live until the call returns.
 func GeneratorArg(g *Generator) Arg {
 	return Arg{Kind: ArgGenerator, Value: int64(uintptr(unsafe.Pointer(g)))}
@@ -602,11 +591,84 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 	return failure(C.ts_tensor_set_requires_grad(t, C.bool(requires)))
 }
 
-// ManualSeed seeds LibTorch's generators. It takes their locks.
+// ManualSeed seeds LibTorch's generators. It waits for the end of a capture that is under way.
 func ManualSeed(seed uint64) error {
+	return whileNotBusy(func() error { return failure(C.ts_random_seed(C.uint64_t(seed))) })
+}
+
+// Generator is a ts_generator.
+type Generator = C.ts_generator
+
+// NewGenerator makes a generator. Like the functions below, it waits for the end of a capture that
+// is under way.
+func NewGenerator(device int32, seed uint64) (g *Generator, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = whileNotBusy(func() error { return failure(C.ts_generator_new(C.int32_t(device), C.uint64_t(seed), &g)) })
+	return g, err
+}
+
+func DefaultGenerator(device int32) (g *Generator, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	err = whileNotBusy(func() error { return failure(C.ts_generator_new_default(C.int32_t(device), &g)) })
+	return g, err
+}
+
+func FreeGenerator(g *Generator) {
 	computing.enter()
 	defer computing.leave()
-	return failure(C.ts_random_seed(C.uint64_t(seed)))
+	C.ts_generator_free(g)
+}
+
+func GeneratorSeed(g *Generator) (uint64, error) {
+	var v C.uint64_t
+	err := whileNotBusy(func() error { return failure(C.ts_generator_get_seed(g, &v)) })
+	return uint64(v), err
+}
+
+func SeedGenerator(g *Generator, seed uint64) error {
+	return whileNotBusy(func() error { return failure(C.ts_generator_set_seed(g, C.uint64_t(seed))) })
+}
+
+func GeneratorOffset(g *Generator) (uint64, error) {
+	var v C.uint64_t
+	err := whileNotBusy(func() error { return failure(C.ts_generator_get_offset(g, &v)) })
+	return uint64(v), err
+}
+
+func SetGeneratorOffset(g *Generator, offset uint64) error {
+	return whileNotBusy(func() error { return failure(C.ts_generator_set_offset(g, C.uint64_t(offset))) })
+}
+
+func ReadGenerator(g *Generator) (t *Tensor, err error) {
+	err = whileNotBusy(func() error { return failure(C.ts_generator_get_state(g, &t)) })
+	return t, err
+}
+
+func WriteGenerator(g *Generator, t *Tensor) error {
+	return whileNotBusy(func() error { return failure(C.ts_generator_set_state(g, t)) })
+}
+
+const (
+	GradRetainGraph = C.TS_GRAD_FLAG_RETAIN_GRAPH
+	GradCreateGraph = C.TS_GRAD_FLAG_CREATE_GRAPH
+	GradAllowUnused = C.TS_GRAD_FLAG_ALLOW_UNUSED
+)
+
+// Grads calls ts_tensor_grads. with has a gradient, or nil, for each output.
+func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
+	computing.enter()
+	defer computing.leave()
+	if len(with) != len(outputs) {
+		return nil, &Error{Code: CodeInvalidArgument, Origin: "Grads", Message: "outputs and their gradients have different lengths"}
+	}
+	results := make([]*Tensor, len(inputs))
+	err := failure(C.ts_tensor_grads(unsafe.SliceData(outputs), unsafe.SliceData(with), C.int64_t(len(outputs)),
+		unsafe.SliceData(inputs), C.int64_t(len(inputs)), C.int32_t(flags), unsafe.SliceData(results)))
+	return results, err
 }
 
 // GeneratorState returns the state of the device's default generator, a CPU tensor. It waits for

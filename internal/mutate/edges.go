@@ -73,8 +73,11 @@ var edges = []edge{
 	{"Event.Record records", "cshim/src/cuda/event.cc",
 		"      cudaEventRecord(event.load(std::memory_order_acquire), stream.stream());\n", "      cudaSuccess;\n", "cuda", "TestOrdering", 1},
 	{"Stream.WaitEvent waits", "cshim/src/cuda/event.cc",
-		"  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),\n                                     cudaEventWaitDefault));\n",
+		"  C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),\n" +
+			"                                     node ? cudaEventWaitExternal : cudaEventWaitDefault));\n",
 		"", "cuda", "TestOrdering", 1},
+	{"a captured wait for an external event is a node", "cshim/src/cuda/event.cc", "node ? cudaEventWaitExternal : cudaEventWaitDefault", "cudaEventWaitDefault", "cuda", "TestExternalEventsInAGraph", 1},
+	{"a captured record of an external event is a node", "cshim/src/cuda/event.cc", "  if (in_graph && external()) {", "  if (in_graph && external() && false) {", "cuda", "TestExternalEventsInAGraph", 1},
 	{"Event.Synchronize waits", "cshim/src/cuda/event.cc", "  C10_CUDA_CHECK(cudaEventSynchronize(event.load(std::memory_order_acquire)));\n", "", "cuda", "TestOrdering", 1},
 	{"Event.Query reports unfinished work", "cshim/src/cuda/event.cc",
 		"    C10_CUDA_CLEAR_ERROR();\n    return false;\n", "    C10_CUDA_CLEAR_ERROR();\n    return true;\n", "cuda", "TestQueryAndElapsed", 1},
@@ -119,9 +122,9 @@ var edges = []edge{
 	// ---- graphs
 	{"a replay waits for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
 	{"a replay is recorded for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
-	{"a random replay waits for the previous one", "cshim/src/cuda/graph.cc",
+	{"a random replay waits for the previous one", "cshim/src/cuda/randomness.h",
 		"    order_.before(stream);  // the replay before this one reads what is written here\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
-	{"a random replay is recorded for the next", "cshim/src/cuda/graph.cc", "    order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
+	{"a random replay is recorded for the next", "cshim/src/cuda/randomness.h", "    order_.after(stream);\n", "", "torch", "TestRandomReplaysAreOrdered", 1},
 
 	{"random numbers wait for the end of a capture", "cshim/src/torch/operator.cc",
 		"  if (op.random && !captured && works_on_gpu(stack)) turn.emplace();\n", "", "cshim", "OperatorGpu.RandomNumbersWaitForTheEndOfACapture", 1},

@@ -37,6 +37,8 @@ CUDA = [
     "nvtx",
     "trace",
     "sanitizer",
+    "replay_order",  # between replays that share memory
+    "randomness",  # random numbers in graphs
     "graph",
 ]
 

@@ -2,8 +2,13 @@
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/MemPool.h>
+#include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
 
+#include <cerrno>
+#include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -290,6 +295,56 @@ ts_error* ts_allocator_limit(int32_t device, double fraction) {
     ts::require(fraction > 0 && fraction <= 1, "the fraction must be over 0 and at most 1");
     ts::ensure_cuda();
     ts::allocator::setMemoryFraction(fraction, static_cast<c10::DeviceIndex>(device));
+  });
+}
+
+ts_error* ts_allocator_get_limit(int32_t device, double* fraction) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(fraction != nullptr, "fraction is NULL");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    *fraction = ts::allocator::getMemoryFraction(static_cast<c10::DeviceIndex>(device));
+  });
+}
+
+ts_error* ts_allocator_configure(const char* settings) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(settings != nullptr, "settings is NULL");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    c10::CachingAllocator::setAllocatorSettings(settings);
+  });
+}
+
+ts_error* ts_allocator_record_history(int64_t max_entries) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(max_entries >= 0, "max_entries is negative");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    // Without stacks: those of C++ name no line of the program.
+    torch::cuda::_record_memory_history(max_entries > 0, /*record_context=*/false, max_entries,
+                                        /*trace_alloc_record_context=*/false,
+                                        /*record_cpp_context=*/false, /*clearHistory=*/true);
+  });
+}
+
+ts_error* ts_allocator_dump(const char* path) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(path != nullptr, "path is NULL");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    const std::string pickled = torch::cuda::_memory_snapshot_pickled();
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file.write(pickled.data(), static_cast<std::streamsize>(pickled.size()));
+    file.close();
+    if (!file) {
+      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
+                        std::string(path) + " cannot be written: " + std::strerror(errno));
+    }
   });
 }
 

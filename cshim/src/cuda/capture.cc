@@ -4,6 +4,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -189,6 +190,28 @@ void made_in_capture(const at::Tensor& tensor) {
     }
     // The weak reference keeps the address from coming to mean another storage.
     capture.made.emplace(storage, Weak(Storage::reclaim_copy(storage)));
+  });
+}
+
+void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::DeviceIndex device,
+                          const std::function<void()>& begin) {
+  with_capture(std::nullopt, [&](CaptureRecord& capture, CUDAStream) {
+    auto& all = capture.generators;
+    if (std::find(all.begin(), all.end(), generator) != all.end()) return;
+    if (device != capture.stream.device_index()) {
+      throw Failure(TS_ERROR_CAPTURE,
+                    "a random generator of another GPU than the captured one: a graph draws "
+                    "numbers of one GPU");
+    }
+    all.push_back(generator);
+    begin();
+  });
+}
+
+void event_in_capture(const std::shared_ptr<ts_event>& event, CUDAStream stream) {
+  with_capture(stream, [&](CaptureRecord& capture, CUDAStream) {
+    auto& all = capture.events;
+    if (std::find(all.begin(), all.end(), event) == all.end()) all.push_back(event);
   });
 }
 

@@ -12,6 +12,8 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <shared_mutex>
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "torchstream.h"
 
 namespace ts {
 
@@ -44,6 +47,8 @@ struct Held {
   at::Tensor gradient;  // at the capture's end
 };
 
+class Randomness;  // cuda/randomness.h
+
 // What a capture learns from all threads that take part in it. The registry's lock guards it from
 // open_capture to close_capture; afterwards only its owner changes it.
 struct CaptureRecord {
@@ -63,6 +68,8 @@ struct CaptureRecord {
   std::unordered_set<c10::TensorImpl*> known;  // the tensors of held
   std::unordered_map<c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> made;
   std::set<void*> streams;
+  std::vector<std::shared_ptr<Randomness>> generators;  // that the graph draws from
+  std::vector<std::shared_ptr<ts_event>> events;        // that its replays record or wait for
   bool gradients = false;
   bool made_elsewhere = false;      // memory was made on another GPU
   const char* broken_by = nullptr;  // the first call that broke the capture
@@ -116,6 +123,12 @@ void hold_in_capture(const at::Tensor& tensor);
 void made_in_capture(const at::Tensor& tensor);
 // The error of a capture that made memory on another GPU.
 [[noreturn]] void throw_made_elsewhere();
+// Tells the capture that it draws from the generator, which belongs to the device. Calls begin the
+// first time.
+void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::DeviceIndex device,
+                          const std::function<void()>& begin);
+// Tells the capture that its replays use the event.
+void event_in_capture(const std::shared_ptr<ts_event>& event, c10::cuda::CUDAStream stream);
 // Tells the capture that it works on gradients.
 void gradients_in_capture();
 

@@ -87,6 +87,13 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   if (event.load(std::memory_order_acquire) == nullptr) create(stream.device_index());
   check_record(stream);  // another thread's first record, on another device, may have come between
   const bool in_graph = ts::somebody_captures() && ts::in_capture(stream);
+  if (in_graph && external()) {  // a node of the graph: replays record the event
+    C10_CUDA_CHECK(cudaEventRecordWithFlags(event.load(std::memory_order_acquire), stream.stream(),
+                                            cudaEventRecordExternal));
+    in_graph_.store(true, std::memory_order_release);
+    ts::event_in_capture(shared_from_this(), stream);
+    return;
+  }
   // No other thread may query an event that is captured. So the mark is set before a captured
   // record, and cleared after a record that is not.
   const uint64_t before = captured.load(std::memory_order_acquire);
@@ -99,6 +106,20 @@ void ts_event::record(c10::cuda::CUDAStream stream) {
   recorded.store(true, std::memory_order_release);
 }
 
+void ts_event::replayed() noexcept {
+  if (in_graph_.load(std::memory_order_acquire)) recorded.store(true, std::memory_order_release);
+}
+
+ts_event* ts_event::make(int32_t event_flags) {
+  auto made = std::make_shared<ts_event>(event_flags);
+  made->handle_ = made;
+  return made.get();
+}
+
+void ts_event::free(ts_event* event) noexcept {
+  const std::shared_ptr<ts_event> owned = std::move(event->handle_);
+}
+
 void ts_event::check_recorded() const {
   if (!recorded.load(std::memory_order_acquire)) {
     throw ts::Failure(TS_ERROR_NOT_RECORDED, "the event was never recorded");
@@ -108,8 +129,12 @@ void ts_event::check_recorded() const {
 void ts_event::block(c10::cuda::CUDAStream stream) const {
   check_block(stream);
   ts::DeviceScope scope(stream.device_index());
+  const bool node = external() && ts::somebody_captures() && ts::in_capture(stream);
   C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event.load(std::memory_order_acquire),
-                                     cudaEventWaitDefault));
+                                     node ? cudaEventWaitExternal : cudaEventWaitDefault));
+  if (node) {
+    ts::event_in_capture(std::const_pointer_cast<ts_event>(shared_from_this()), stream);
+  }
 }
 
 void ts_event::check_block(c10::cuda::CUDAStream stream) const {
@@ -117,7 +142,7 @@ void ts_event::check_block(c10::cuda::CUDAStream stream) const {
   const uint64_t in = captured.load(std::memory_order_acquire);
   if (!ts::somebody_captures() || (in != 0 && in != ts::latest_capture())) {
     check_reachable();  // nothing can join a capture that has ended
-  } else if (in == 0 && ts::in_capture(stream)) {
+  } else if (in == 0 && !external() && ts::in_capture(stream)) {
     throw ts::Failure(
         TS_ERROR_CAPTURE,
         "a stream that is captured cannot wait for an event that was recorded outside "
@@ -154,12 +179,12 @@ ts_error* ts_event_new(int32_t flags, ts_event** event) {
     ts::enter_thread();
     ts::require(event != nullptr, "event is NULL");
     ts::require((flags & ~(TS_EVENT_FLAG_TIMING | TS_EVENT_FLAG_BLOCKING |
-                           TS_EVENT_FLAG_INTERPROCESS)) == 0,
+                           TS_EVENT_FLAG_INTERPROCESS | TS_EVENT_FLAG_EXTERNAL)) == 0,
                 "unknown event flag");
     ts::require((flags & TS_EVENT_FLAG_INTERPROCESS) == 0 || (flags & TS_EVENT_FLAG_TIMING) == 0,
                 "an event between processes takes no time");
     ts::require_device(0);
-    *event = std::make_unique<ts_event>(flags).release();
+    *event = ts_event::make(flags);
   });
 }
 
@@ -187,7 +212,8 @@ ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** even
     ts::refuse_in_capture("importing an event");
     cudaIpcEventHandle_t shared;
     std::memcpy(&shared, handle, sizeof shared);
-    auto opened = std::make_unique<ts_event>(TS_EVENT_FLAG_INTERPROCESS);
+    std::unique_ptr<ts_event, void (*)(ts_event*)> opened(
+        ts_event::make(TS_EVENT_FLAG_INTERPROCESS), &ts_event_free);
     opened->open(device, shared);
     *event = opened.release();
   });
@@ -196,7 +222,22 @@ ts_error* ts_event_import(int32_t device, const uint8_t* handle, ts_event** even
 void ts_event_free(ts_event* event) {
   if (event == nullptr) return;
   ts::enter_thread();
-  const std::unique_ptr<ts_event> owned(event);
+  ts_event::free(event);
+}
+
+ts_error* ts_event_get_handle(const ts_event* event, int32_t* device, uintptr_t* cuda_event) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(event != nullptr, "event is NULL");
+    ts::require(device != nullptr && cuda_event != nullptr, "an output parameter is NULL");
+    cudaEvent_t made = event->event.load(std::memory_order_acquire);
+    if (made == nullptr) {
+      throw ts::Failure(TS_ERROR_NOT_RECORDED,
+                        "the event was never recorded: its first record makes the cudaEvent_t");
+    }
+    *device = event->device.load(std::memory_order_acquire);
+    *cuda_event = reinterpret_cast<uintptr_t>(made);
+  });
 }
 
 ts_error* ts_event_record(ts_event* event, ts_stream stream) {

@@ -6,11 +6,13 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 
 #include "torchstream.h"
 
-struct ts_event {
+// Shared by its handle and by the graphs whose replays record it or wait for it.
+struct ts_event : std::enable_shared_from_this<ts_event> {
   explicit ts_event(int32_t event_flags) : flags(event_flags) {}
   ~ts_event();
   ts_event(const ts_event&) = delete;
@@ -19,6 +21,11 @@ struct ts_event {
   // INVALID_ARGUMENT if the event belongs to another device than the stream.
   void check_record(c10::cuda::CUDAStream stream) const;
   void record(c10::cuda::CUDAStream stream);
+  // Called after a replay of a graph that records the event, which is external.
+  void replayed() noexcept;
+  // For the holder of the handle.
+  static ts_event* make(int32_t event_flags);
+  static void free(ts_event* event) noexcept;
 
   // NOT_RECORDED if it never was.
   void check_recorded() const;
@@ -46,6 +53,10 @@ struct ts_event {
   std::atomic<uint64_t> captured{0};  // in which capture the latest record is; 0: in none
 
  private:
+  std::shared_ptr<ts_event> handle_;   // while the caller has the handle
+  std::atomic<bool> in_graph_{false};  // a graph's replays record it
+
+  bool external() const noexcept { return (flags & TS_EVENT_FLAG_EXTERNAL) != 0; }
   void check_device(int32_t on_device) const;
   void create(int32_t on_device);
   std::mutex creation_;

@@ -6,9 +6,6 @@
 // fills that state at every replay, random numbers or not.
 #include <ATen/Context.h>
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <ATen/cuda/CUDAGraph.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -17,7 +14,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -33,7 +29,10 @@
 #include "cuda/allocator.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "cuda/event.h"
 #include "cuda/libraries.h"
+#include "cuda/randomness.h"
+#include "cuda/replay_order.h"
 #include "cuda/same_stream.h"
 #include "cuda/storage.h"
 #include "cuda/stream.h"
@@ -45,48 +44,6 @@ namespace ts {
 namespace {
 
 using c10::cuda::CUDAStream;
-
-// Orders work on one stream after earlier work on others.
-class Order {
- public:
-  Order() = default;
-  ~Order() {
-    if (event_ != nullptr) C10_CUDA_IGNORE_ERROR(cudaEventDestroy(event_));
-  }
-  Order(const Order&) = delete;
-  Order& operator=(const Order&) = delete;
-
-  void before(CUDAStream stream) {
-    if (last_.has_value() && !same_stream(*last_, stream)) {
-      C10_CUDA_CHECK(cudaStreamWaitEvent(stream.stream(), event_, cudaEventWaitDefault));
-    }
-  }
-  void after(CUDAStream stream) {
-    if (event_ == nullptr) {
-      C10_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    }
-    C10_CUDA_CHECK(cudaEventRecord(event_, stream.stream()));
-    last_ = stream;
-  }
-  // Returns the stream of the latest work, or nothing if that is done or the device is lost.
-  std::optional<CUDAStream> unfinished() const {
-    if (!last_.has_value()) return std::nullopt;
-    // A query of an event from before the capture does the capture no harm on any thread.
-    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
-    const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaSuccess) return std::nullopt;
-    C10_CUDA_CLEAR_ERROR();
-    return status == cudaErrorNotReady ? last_ : std::nullopt;
-  }
-  void wait() const {
-    const c10::cuda::CUDAStreamCaptureModeGuard relaxed{cudaStreamCaptureModeRelaxed};
-    C10_CUDA_CHECK(cudaEventSynchronize(event_));
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-  std::optional<CUDAStream> last_;
-};
 
 // The allocators' private memory of one graph, or of several that share it.
 class Pool {
@@ -112,80 +69,28 @@ class Pool {
   PrivatePool memory;
   // Replays of the pool's graphs use the same memory: they run one after the other.
   std::mutex mutex;
-  Order order;  // guarded by mutex
+  ReplayOrder order;  // guarded by mutex
 
  private:
   int host_uses_ = 0;
 };
 
-// The random numbers of a device's graphs. Captured kernels read seed and offset from device memory
-// that belongs to the device's default generator.
-class Randomness {
- public:
-  static Randomness& of(c10::DeviceIndex device) {
-    static auto* all = new std::array<std::unique_ptr<Randomness>, C10_COMPILE_TIME_MAX_GPUS>;
-    static auto* mutex = new std::mutex;  // neither destroyed: threads may outlive main
-    const std::lock_guard<std::mutex> lock(*mutex);
-    auto& mine = (*all)[static_cast<size_t>(device)];
-    if (mine == nullptr) mine = std::make_unique<Randomness>(device);
-    return *mine;
-  }
-
-  explicit Randomness(c10::DeviceIndex device)
-      : generator_(at::cuda::detail::getDefaultCUDAGenerator(device)) {
-    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device));
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    // A registration that stays for good, so that the state's memory does.
-    generator_.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
-    state_ = anchor_.state();
-    // Side by side, for one copy a replay.
-    inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device));
-    state_->seed_extragraph_ = inputs_.narrow(0, 0, 1);
-    state_->offset_extragraph_ = inputs_.narrow(0, 1, 1);
-  }
-
-  void begin() {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_->capturing_ = true;
-    state_->offset_intragraph_ = 0;
-  }
-  // Returns how far a replay moves the generator.
-  uint64_t end() {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    state_->capturing_ = false;
-    return (state_->offset_intragraph_ + 3) / 4 * 4;
-  }
-  // Runs launch with the generator's numbers, and moves it on.
-  template <typename Launch>
-  void draw(CUDAStream stream, uint64_t increment, Launch&& launch) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
-    order_.before(stream);  // the replay before this one reads what is written here
-    // From pageable memory: the driver has taken the 16 bytes when this returns.
-    C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
-                                   cudaMemcpyHostToDevice, stream.stream()));
-    launch();
-    state_->philox_offset_per_thread_ += increment;
-    order_.after(stream);
-  }
-
- private:
-  struct Anchor : at::cuda::CUDAGraph {
-    c10::intrusive_ptr<at::CUDAGeneratorState> state() const {
-      return captured_generator_states_.begin()->first;
-    }
-  };
-
-  at::Generator generator_;
-  Anchor anchor_;
-  c10::intrusive_ptr<at::CUDAGeneratorState> state_;
-  at::Tensor inputs_;
-  Order order_;  // guarded by the generator's mutex
-};
-
 class Capture;
 
+using GraphPointer = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, void (*)(cudaGraph_t)>;
+
+GraphPointer own(cudaGraph_t graph) {
+  return {graph, [](cudaGraph_t each) { C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(each)); }};
+}
+
 }  // namespace
+
+// What a replay draws from one generator.
+struct Draw {
+  std::shared_ptr<Randomness> generator;
+  uint64_t increment;
+};
+
 }  // namespace ts
 
 struct ts_graph {
@@ -198,6 +103,7 @@ struct ts_graph {
   void begin(std::unique_lock<std::shared_mutex> turn);
   void end();
   void replay(c10::cuda::CUDAStream on);
+  void launch(c10::cuda::CUDAStream on, size_t next_draw);
   void check_held() const;
   void keep_for_replays();
   void require_thread() const;
@@ -207,8 +113,11 @@ struct ts_graph {
   const uint64_t thread = ts::thread_number;  // the thread that captures, or captured
   std::unique_ptr<ts::Capture> capture;       // while it lasts
   cudaGraphExec_t exec = nullptr;
+  ts::GraphPointer kept = ts::own(nullptr);  // for a debug dump
+  bool debug = false;
+  ts_graph_nodes kinds{};
   int64_t nodes = 0;
-  uint64_t random_increment = 0;
+  std::vector<ts::Draw> random;           // in the order of locking
   std::vector<ts::Workspace> workspaces;  // of captured products: no other work uses them
 };
 
@@ -272,9 +181,19 @@ class Capture {
     Pool& pool;
   };
   struct Numbers {
-    explicit Numbers(Capture& c) : graph(c.graph_) { randomness().begin(); }
-    ~Numbers() { graph.random_increment = randomness().end(); }
-    Randomness& randomness() const { return Randomness::of(graph.record.stream.device_index()); }
+    explicit Numbers(Capture& c) : graph(c.graph_) {
+      graph.record.generators = {Randomness::of(graph.record.stream.device_index())};
+      graph.record.generators.front()->begin();
+    }
+    ~Numbers() {
+      for (const auto& each : graph.record.generators) {
+        const uint64_t increment = each->end();
+        if (increment != 0) graph.random.push_back({each, increment});
+      }
+      // Replays lock the generators in one order.
+      std::sort(graph.random.begin(), graph.random.end(),
+                [](const Draw& a, const Draw& b) { return a.generator < b.generator; });
+    }
     ts_graph& graph;
   };
 
@@ -305,6 +224,42 @@ std::string broken_text(const ts_graph& graph, cudaError_t status) {
   }
 }
 
+ts_graph_nodes kinds_of(cudaGraph_t graph, size_t count) {
+  std::vector<cudaGraphNode_t> all(count);
+  C10_CUDA_CHECK(cudaGraphGetNodes(graph, all.data(), &count));
+  ts_graph_nodes kinds{};
+  for (cudaGraphNode_t node : all) {
+    auto type = cudaGraphNodeTypeCount;
+    C10_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+    switch (type) {
+      case cudaGraphNodeTypeKernel:
+        ++kinds.kernels;
+        break;
+      case cudaGraphNodeTypeMemcpy:
+        ++kinds.copies;
+        break;
+      case cudaGraphNodeTypeMemset:
+        ++kinds.fills;
+        break;
+      case cudaGraphNodeTypeHost:
+        ++kinds.host_functions;
+        break;
+      case cudaGraphNodeTypeEventRecord:
+        ++kinds.event_records;
+        break;
+      case cudaGraphNodeTypeWaitEvent:
+        ++kinds.event_waits;
+        break;
+      case cudaGraphNodeTypeEmpty:
+        ++kinds.empty;
+        break;
+      default:
+        ++kinds.others;
+    }
+  }
+  return kinds;
+}
+
 std::string text_of(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << " " << tensor.sizes();
@@ -333,9 +288,7 @@ void ts_graph::end() {
   capture.reset();
   record.made.clear();
   record.known.clear();
-  const auto destroy = [](cudaGraph_t graph) { C10_CUDA_IGNORE_ERROR(cudaGraphDestroy(graph)); };
-  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(destroy)> owned(captured,
-                                                                                     destroy);
+  ts::GraphPointer owned = ts::own(captured);
   if (status != cudaSuccess || captured == nullptr) {
     throw ts::Failure(TS_ERROR_CAPTURE, ts::broken_text(*this, status));
   }
@@ -348,10 +301,12 @@ void ts_graph::end() {
                       "stream or device?");
   }
   nodes = static_cast<int64_t>(count);
+  kinds = ts::kinds_of(captured, count);
   C10_CUDA_CHECK(cudaGraphInstantiateWithFlags(
       &exec, captured,
       cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
   C10_CUDA_CHECK(cudaGraphUpload(exec, record.stream.stream()));
+  if (debug) kept = std::move(owned);
   if (!record.gradients) return;
   for (ts::Held& each : record.held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
 }
@@ -391,13 +346,18 @@ void ts_graph::replay(c10::cuda::CUDAStream on) {
   const ts::DeviceScope scope(on.device_index());
   const std::lock_guard<std::mutex> lock(pool->mutex);
   pool->order.before(on);
-  const auto launch = [&] { C10_CUDA_CHECK(cudaGraphLaunch(exec, on.stream())); };
-  if (random_increment == 0) {
-    launch();
-  } else {
-    ts::Randomness::of(on.device_index()).draw(on, random_increment, launch);
-  }
+  launch(on, 0);
   pool->order.after(on);
+  for (const auto& event : record.events) event->replayed();
+}
+
+void ts_graph::launch(c10::cuda::CUDAStream on, size_t next_draw) {
+  if (next_draw == random.size()) {
+    C10_CUDA_CHECK(cudaGraphLaunch(exec, on.stream()));
+    return;
+  }
+  const ts::Draw& draw = random[next_draw];
+  draw.generator->draw(on, draw.increment, [&] { launch(on, next_draw + 1); });
 }
 
 // CUDA keeps an executable graph until its replays are done. The graph's own memory must live until
@@ -423,6 +383,8 @@ void ts_graph::keep_for_replays() {
       ts::record_use(ts::storage_of(each.gradient), *last);
     }
   }
+  for (const ts::Draw& each : random)
+    ts::record_use(ts::storage_of(each.generator->inputs()), *last);
   for (const ts::Workspace& each : workspaces) {
     if (each->get() == nullptr) continue;
     ts::record_use(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
@@ -497,6 +459,46 @@ ts_error* ts_graph_replay(ts_graph* graph, ts_stream stream) {
       throw ts::Failure(TS_ERROR_CAPTURE, "a replay cannot be captured into another graph");
     }
     graph->replay(on);
+  });
+}
+
+ts_error* ts_graph_keep_for_dump(ts_graph* graph) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->capture != nullptr, "the graph is not being captured");
+    graph->debug = true;
+  });
+}
+
+ts_error* ts_graph_dump(const ts_graph* graph, const char* path, bool verbose) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(graph != nullptr && graph->exec != nullptr, "the graph is not captured");
+    ts::require(path != nullptr, "path is NULL");
+    ts::require(graph->kept != nullptr,
+                "the graph was captured without ts_graph_keep_for_dump: CUDA has forgotten it");
+    C10_CUDA_CHECK(cudaGraphDebugDotPrint(graph->kept.get(), path,
+                                          verbose ? cudaGraphDebugDotFlagsVerbose : 0));
+  });
+}
+
+ts_error* ts_graph_get_nodes(const ts_graph* graph, ts_graph_nodes* nodes) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_size(nodes, "nodes");
+    ts::require(graph != nullptr && graph->exec != nullptr, "the graph is not captured");
+    ts::fill(nodes, graph->kinds);
+  });
+}
+
+ts_error* ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec,
+                               uintptr_t* cuda_graph) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(cuda_graph_exec != nullptr && cuda_graph != nullptr, "an output parameter is NULL");
+    ts::require(graph != nullptr && graph->exec != nullptr, "the graph is not captured");
+    *cuda_graph_exec = reinterpret_cast<uintptr_t>(graph->exec);
+    *cuda_graph = reinterpret_cast<uintptr_t>(graph->kept.get());
   });
 }
 

@@ -28,7 +28,7 @@ namespace {
 using c10::DeviceIndex;
 
 // The threads of a program that may have handles: the first ones that ask.
-constexpr int kSeats = 16;
+constexpr int kSeats = 8;
 // The threads that stand in for all others.
 constexpr int kStandIns = 4;
 

@@ -366,6 +366,14 @@ ts_error* ts_stream_get_priority_range(int32_t* least, int32_t* greatest) {
   });
 }
 
+ts_error* ts_stream_is_capturing(ts_stream stream, bool* capturing) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(capturing != nullptr, "capturing is NULL");
+    *capturing = ts::is_capturing(ts::checked_stream(stream));
+  });
+}
+
 ts_error* ts_stream_query(ts_stream stream, bool* done) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();

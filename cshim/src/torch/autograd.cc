@@ -2,6 +2,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <mutex>
 #include <optional>
@@ -25,20 +26,8 @@ void check_gradient(const at::Tensor& tensor, const at::Tensor& gradient) {
           "the gradient and the tensor are on different devices");
 }
 
-// Calls use with the device's default generator, locked.
-template <typename Use>
-void with_generator(int32_t device, Use&& use) {
-  const c10::Device on = checked_device(device);
-  std::optional<RandomTurn> turn;
-  if (on.is_cuda()) {
-    ensure_cuda();
-    refuse_in_capture("reading or setting the state of a generator");
-    turn.emplace();
-  }
-  at::Generator generator = at::globalContext().defaultGenerator(on);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  use(generator);
-}
+constexpr int32_t kGradFlags =
+    TS_GRAD_FLAG_RETAIN_GRAPH | TS_GRAD_FLAG_CREATE_GRAPH | TS_GRAD_FLAG_ALLOW_UNUSED;
 
 constexpr int32_t kNumericsFlags = TS_NUMERICS_FLAG_MATMUL_TF32 |
                                    TS_NUMERICS_FLAG_CONVOLUTION_TF32 | TS_NUMERICS_FLAG_BENCHMARK |
@@ -66,6 +55,49 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     }
     const ts::CaptureWatch watch("backward");
     value.backward(with, retain_graph, /*create_graph=*/false);
+  });
+}
+
+ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients,
+                          int64_t output_count, ts_tensor* const* inputs, int64_t input_count,
+                          int32_t flags, ts_tensor** gradients) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(output_count > 0 && input_count > 0, "there are no outputs or no inputs");
+    ts::require(outputs != nullptr && inputs != nullptr, "outputs or inputs is NULL");
+    ts::require(gradients != nullptr, "gradients is NULL");
+    ts::require((flags & ~ts::kGradFlags) == 0, "unknown flag");
+    torch::autograd::variable_list of;
+    torch::autograd::variable_list with;
+    torch::autograd::variable_list by;
+    for (int64_t i = 0; i < output_count; ++i) {
+      of.push_back(ts::value_of(outputs[i], "an output"));
+      with.push_back(
+          ts::value_or_undefined(output_gradients == nullptr ? nullptr : output_gradients[i]));
+      ts::require(of.back().requires_grad(),
+                  "an output does not depend on any tensor that requires grad");
+      if (with.back().defined()) {
+        ts::check_gradient(of.back(), with.back());
+      } else {
+        ts::require(of.back().numel() == 1, "an output without a gradient must be a scalar");
+      }
+    }
+    for (int64_t i = 0; i < input_count; ++i) {
+      by.push_back(ts::value_of(inputs[i], "an input"));
+      ts::require(by.back().requires_grad(), "an input does not require grad");
+    }
+    if (ts::somebody_captures()) {
+      for (const at::Tensor& each : with) ts::hold_in_capture(each);
+    }
+    const ts::CaptureWatch watch("gradients");
+    const bool create = (flags & TS_GRAD_FLAG_CREATE_GRAPH) != 0;
+    const auto results =
+        torch::autograd::grad(of, by, with, create || (flags & TS_GRAD_FLAG_RETAIN_GRAPH) != 0,
+                              create, (flags & TS_GRAD_FLAG_ALLOW_UNUSED) != 0);
+    for (const at::Tensor& each : results) {
+      if (each.defined() && ts::somebody_captures()) ts::made_in_capture(each);
+      *gradients++ = each.defined() ? ts::to_handle(each) : nullptr;
+    }
   });
 }
 
@@ -123,34 +155,6 @@ ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) {
     ts::require(!requires_grad || value.is_floating_point() || value.is_complex(),
                 "only floating point tensors can require grad");
     value.requires_grad_(requires_grad);
-  });
-}
-
-ts_error* ts_random_seed(uint64_t seed) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    if (ts::device_count() > 0) ts::ensure_cuda();
-    at::manual_seed(seed);
-  });
-}
-
-ts_error* ts_random_get_state(int32_t device, ts_tensor** state) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    ts::require(state != nullptr, "state is NULL");
-    ts::with_generator(device, [&](const at::Generator& generator) {
-      *state = ts::to_handle(generator.get_state());
-    });
-  });
-}
-
-ts_error* ts_random_set_state(int32_t device, const ts_tensor* state) {
-  return ts::guard(__func__, [&] {
-    ts::enter_thread();
-    const at::Tensor value = ts::value_of(state);
-    ts::require(value.is_cpu() && value.scalar_type() == at::kByte && value.is_contiguous(),
-                "the state of a generator is contiguous uint8 on the CPU");
-    ts::with_generator(device, [&](at::Generator& generator) { generator.set_state(value); });
   });
 }
 

@@ -1,12 +1,14 @@
-// Random generators of a program's own.
+// Generators of random numbers as handles.
 #pragma once
 
 #include <ATen/core/Generator.h>
 
+#include <memory>
+
+#include "cuda/randomness.h"
 #include "torchstream.h"
 
-namespace ts {
-
-const at::Generator& generator_of(const ts_generator& generator);
-
-}  // namespace ts
+struct ts_generator {
+  at::Generator generator;
+  std::shared_ptr<ts::Randomness> randomness;  // of one on a GPU, for captures
+};

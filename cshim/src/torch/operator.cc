@@ -270,6 +270,10 @@ struct ts_results {
 namespace ts {
 namespace {
 
+const ts_generator& generator_of(const ts_arg& arg) {
+  return *reinterpret_cast<const ts_generator*>(static_cast<uintptr_t>(arg.value));
+}
+
 // Turns one argument into a value on the stack, or fails with a message about it.
 class Filler {
  public:
@@ -312,6 +316,10 @@ class Filler {
       case TS_ARG_KIND_DEVICE:
         push_device(parameter, arg.value);
         return;
+      case TS_ARG_KIND_GENERATOR:
+        if (arg.value == 0) fail(parameter, "the generator is NULL");
+        stack_.emplace_back(generator_of(arg).generator);
+        return;
       case TS_ARG_KIND_STRING:
         check_range(parameter, arg, operands_.text_bytes, "bytes of text");
         stack_.emplace_back(
@@ -319,11 +327,6 @@ class Filler {
         return;
       case TS_ARG_KIND_COMPLEX:
         push_complex(parameter, arg);
-        return;
-      case TS_ARG_KIND_GENERATOR:
-        if (arg.value == 0) fail(parameter, "the generator is NULL");
-        stack_.emplace_back(
-            generator_of(*reinterpret_cast<const ts_generator*>(static_cast<intptr_t>(arg.value))));
         return;
     }
   }
@@ -688,7 +691,8 @@ void note_copies(const torch::jit::Stack& stack, c10::DeviceIndex gpu) {
 }
 
 // Tells the capture about a call's operands, and refuses calls that cannot be captured.
-void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
+void prepare_capture(const ts_operator& op, const Operands& operands,
+                     const torch::jit::Stack& stack) {
   const auto refuse = [&](const char* why) {
     throw Failure(TS_ERROR_CAPTURE, op.name + " is not possible while a graph is captured: " + why);
   };
@@ -701,10 +705,10 @@ void prepare_capture(const ts_operator& op, const torch::jit::Stack& stack) {
   if (is_pageable_copy(op, stack)) {
     refuse("the host memory is not pinned, so the host would have to wait for the copy");
   }
-  for (const c10::IValue& value : stack) {
-    if (value.isGenerator() && value.toGenerator().device().is_cuda()) {
-      refuse("its replays would repeat the numbers of a generator of the program's own");
-    }
+  for (int64_t i = 0; i < operands.arg_count; ++i) {
+    if (operands.args[i].kind != TS_ARG_KIND_GENERATOR) continue;
+    const auto& randomness = generator_of(operands.args[i]).randomness;
+    if (randomness != nullptr) draw_in_capture(randomness);
   }
   for (const c10::IValue& value : stack) {
     each_tensor(value, [](const at::Tensor& tensor) { hold_in_capture(tensor); });
@@ -767,7 +771,7 @@ class Autocast {
 void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
   fill_stack(op, operands, stack);
   const bool captured = somebody_captures() && in_capture();
-  if (captured) prepare_capture(op, stack);
+  if (captured) prepare_capture(op, operands, stack);
   std::optional<RandomTurn> turn;
   if (op.random && !captured && works_on_gpu(stack)) turn.emplace();
   const CaptureWatch watch(op.name.c_str());

@@ -212,4 +212,30 @@ TEST(AutogradGpu, TheSeedRepeatsOnTheGpu) {
   EXPECT_EQ(draw(), first);
 }
 
+TEST(Autograd, GradsAccumulateNothing) {
+  Tensor x = test::full({3}, 2);
+  Tensor unused = test::full({3}, 2);
+  EXPECT_OK(ts_tensor_set_requires_grad(x, true));
+  EXPECT_OK(ts_tensor_set_requires_grad(unused, true));
+  Tensor y = test::Call("aten::sum").tensor(test::Call("aten::square").tensor(x).one()).one();
+  ts_tensor* outputs[] = {y};
+  ts_tensor* inputs[] = {x, unused};
+  ts_tensor* gradients[] = {nullptr, nullptr};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "unknown flag",
+               ts_tensor_grads(outputs, nullptr, 1, inputs, 1, 64, gradients));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "no inputs",
+               ts_tensor_grads(outputs, nullptr, 1, inputs, 0, 0, gradients));
+  EXPECT_FAILS(
+      TS_ERROR_OPERATOR, "",
+      ts_tensor_grads(outputs, nullptr, 1, inputs, 2, TS_GRAD_FLAG_RETAIN_GRAPH, gradients));
+  EXPECT_EQ(gradients[0], nullptr);
+  ASSERT_OK(ts_tensor_grads(outputs, nullptr, 1, inputs, 2, TS_GRAD_FLAG_ALLOW_UNUSED, gradients));
+  EXPECT_EQ(gradients[1], nullptr);
+  EXPECT_EQ(test::read<float>(gradients[0]), (std::vector<float>{4, 4, 4}));
+  ts_tensor_free(gradients[0]);
+  ts_tensor* left = nullptr;
+  EXPECT_OK(ts_tensor_get_grad(x, &left));
+  EXPECT_EQ(left, nullptr);
+}
+
 }  // namespace

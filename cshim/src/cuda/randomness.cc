@@ -1,0 +1,53 @@
+#include "cuda/randomness.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAMacros.h>
+
+#include <array>
+#include <utility>
+
+#include "cuda/capture.h"
+
+namespace ts {
+
+const std::shared_ptr<Randomness>& Randomness::of(c10::DeviceIndex device) {
+  static auto* all = new std::array<std::shared_ptr<Randomness>, C10_COMPILE_TIME_MAX_GPUS>;
+  static auto* mutex = new std::mutex;  // neither destroyed: threads may outlive main
+  const std::lock_guard<std::mutex> lock(*mutex);
+  auto& mine = (*all)[static_cast<size_t>(device)];
+  if (mine == nullptr) {
+    mine = std::make_shared<Randomness>(at::cuda::detail::getDefaultCUDAGenerator(device));
+  }
+  return mine;
+}
+
+Randomness::Randomness(at::Generator generator) : generator_(std::move(generator)) {
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device()));
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  // A registration that stays as long as this object, so that the state's memory does.
+  generator_.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
+  state_ = anchor_.state();
+  // Side by side, for one copy a replay.
+  inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device()));
+  state_->seed_extragraph_ = inputs_.narrow(0, 0, 1);
+  state_->offset_extragraph_ = inputs_.narrow(0, 1, 1);
+}
+
+void Randomness::begin() {
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  state_->capturing_ = true;
+  state_->offset_intragraph_ = 0;
+}
+
+uint64_t Randomness::end() {
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  state_->capturing_ = false;
+  return (state_->offset_intragraph_ + 3) / 4 * 4;
+}
+
+void draw_in_capture(const std::shared_ptr<Randomness>& randomness) {
+  generator_in_capture(randomness, randomness->device(), [&] { randomness->begin(); });
+}
+
+}  // namespace ts
