@@ -28,7 +28,7 @@ TEST(Event, NullsAreRefused) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL",
                ts_event_get_elapsed(nullptr, nullptr, &nanoseconds));
   ts_event* event = nullptr;
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_event_new(8, &event));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "flag", ts_event_new(16, &event));
 }
 
 TEST(Event, ExportAndImportCheckTheirArguments) {
