@@ -52,10 +52,11 @@ func (d Device) Allocator() (AllocatorStats, error) {
 // [NewPinned] are not part of it: see [PinnedBytes]. Counts are since the start of the process
 // unless their comment says otherwise.
 type PinnedStats struct {
-	// ActiveBytes is the size of live tensors, each rounded up to a power of two.
+	// ActiveBytes is the size of live tensors, each rounded up to a power of two. LibTorch goes on
+	// counting some tensors of a few bytes that graphs made.
 	ActiveBytes int64
-	// ReservedBytes is ActiveBytes and the memory that is kept for later tensors. EmptyCache
-	// returns the latter to the driver.
+	// ReservedBytes is the size of live tensors and of the memory that is kept for later ones.
+	// EmptyCache returns the latter to the driver.
 	ReservedBytes int64
 	PeakBytes     int64 // the maximum of ReservedBytes
 	Allocations   int64 // now live

@@ -284,6 +284,8 @@ ts_error* ts_event_get_elapsed(const ts_event* start, const ts_event* end, int64
     ts::enter_thread();
     ts::require(start != nullptr && end != nullptr, "an event is NULL");
     ts::require(nanoseconds != nullptr, "nanoseconds is NULL");
+    start->check_recorded();
+    end->check_recorded();
     if ((start->flags & end->flags & TS_EVENT_FLAG_TIMING) == 0) {
       throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
                         "an event was made without timing: elapsed time needs two events with "

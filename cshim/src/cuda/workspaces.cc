@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -16,11 +17,23 @@ namespace {
 using c10::cuda::CUDAStream;
 using Table = at::cuda::WorkspaceMapWithMutex;
 
-// The workspace of each stream, as long as a table or a graph holds it. A default stream has the
-// handle NULL on every device.
+// The workspaces of one of LibTorch's tables.
+struct Kind {
+  Table& table;
+  size_t (*bytes)();
+  // That of each stream, as long as the table or a graph holds it. A default stream has the handle
+  // NULL on every device.
+  std::map<std::pair<c10::DeviceIndex, void*>, std::weak_ptr<c10::DataPtr>> of;
+};
+
 struct Shared {
   std::mutex mutex;
-  std::map<std::pair<c10::DeviceIndex, void*>, std::weak_ptr<c10::DataPtr>> of;
+  std::array<Kind, 2> kinds{
+      Kind{at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::getChosenWorkspaceSize, {}},
+      // 1 MiB. LibTorch uses the handle of cuBLAS for cuBLASLt.
+      Kind{at::cuda::cublaslt_handle_stream_to_workspace(),
+           &at::cuda::getCUDABlasLtWorkspaceSize,
+           {}}};
 };
 
 Shared& shared() {
@@ -59,38 +72,54 @@ void take_from(Table& table, const std::set<void*>& streams, std::vector<Workspa
   }
 }
 
-}  // namespace
-
-void bind_workspace(cublasHandle_t handle, CUDAStream stream) {
-  Table& table = at::cuda::cublas_handle_stream_to_workspace();
-  const std::tuple<void*, void*> key(handle, stream.stream());
+// Puts the stream's workspace of this kind into the table. The caller holds Shared's mutex.
+void bind(Kind& kind, const std::tuple<void*, void*>& key, CUDAStream stream) {
   {
-    const std::shared_lock<std::shared_mutex> lock(table.mutex);
-    if (table.map.count(key) != 0) return;
+    const std::shared_lock<std::shared_mutex> lock(kind.table.mutex);
+    if (kind.table.map.count(key) != 0) return;
   }
-  Shared& all = shared();
-  const std::lock_guard<std::mutex> only(all.mutex);
-  auto& known = all.of[{stream.device_index(), stream.stream()}];
+  auto& known = kind.of[{stream.device_index(), stream.stream()}];
   Workspace workspace = known.lock();
   if (workspace == nullptr) {
     const c10::cuda::CUDAGuard device(stream.device_index());
     workspace = std::make_shared<c10::DataPtr>(
-        c10::cuda::CUDACachingAllocator::get()->allocate(at::cuda::getChosenWorkspaceSize()));
+        c10::cuda::CUDACachingAllocator::get()->allocate(kind.bytes()));
     known = workspace;
   }
   c10::DataPtr entry = entry_of(workspace);
-  const std::unique_lock<std::shared_mutex> lock(table.mutex);
-  table.map.try_emplace(key, std::move(entry));
+  const std::unique_lock<std::shared_mutex> lock(kind.table.mutex);
+  kind.table.map.try_emplace(key, std::move(entry));
+}
+
+// Whether both tables have the key, which is so in all calls but the first ones of a stream.
+bool bound(const std::tuple<void*, void*>& key) {
+  const auto has = [&](Table& table) {
+    const std::shared_lock<std::shared_mutex> lock(table.mutex);
+    return table.map.count(key) != 0;
+  };
+  return has(at::cuda::cublas_handle_stream_to_workspace()) &&
+         has(at::cuda::cublaslt_handle_stream_to_workspace());
+}
+
+}  // namespace
+
+void bind_workspace(cublasHandle_t handle, CUDAStream stream) {
+  const std::tuple<void*, void*> key(handle, stream.stream());
+  if (bound(key)) return;
+  Shared& all = shared();
+  const std::lock_guard<std::mutex> only(all.mutex);
+  for (Kind& kind : all.kinds) bind(kind, key, stream);
 }
 
 std::vector<Workspace> take_workspaces(const std::set<void*>& streams) {
   std::vector<Workspace> taken;
   Shared& all = shared();
   const std::lock_guard<std::mutex> only(all.mutex);
-  take_from(at::cuda::cublas_handle_stream_to_workspace(), streams, taken);
-  take_from(at::cuda::cublaslt_handle_stream_to_workspace(), streams, taken);
-  for (auto it = all.of.begin(); it != all.of.end();) {
-    it = streams.count(it->first.second) != 0 ? all.of.erase(it) : std::next(it);
+  for (Kind& kind : all.kinds) {
+    take_from(kind.table, streams, taken);
+    for (auto it = kind.of.begin(); it != kind.of.end();) {
+      it = streams.count(it->first.second) != 0 ? kind.of.erase(it) : std::next(it);
+    }
   }
   return taken;
 }

@@ -264,12 +264,12 @@ TEST(StreamGpu, ACapturedStreamIsLeftAlone) {
   auto* const raw = reinterpret_cast<void*>(handle);
   ASSERT_EQ(test::cuda_function<Begin>("cudaStreamBeginCapture")(raw, 1), 0);
   bool done = false;
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_query(stream, &done));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_synchronize(stream));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_query(stream, &done));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_synchronize(stream));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_release(stream));
   ts_notifier* notifier = nullptr;
   ASSERT_OK(ts_notifier_new(&notifier));
-  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "captured", ts_stream_notify(stream, notifier, 1));
+  EXPECT_FAILS(TS_ERROR_CAPTURE, "captured", ts_stream_notify(stream, notifier, 1));
   ts_notifier_free(notifier);
   // None of these calls broke the capture.
   void* graph = nullptr;
