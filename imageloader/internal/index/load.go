@@ -102,7 +102,7 @@ func (l *loading) refuse(path string, was fs.FileInfo, err error) error {
 			errIndexDirectories: "inspect it without -webdataset, like its loaders, or remove it",
 			errIndexWebDataset:  "inspect it with -webdataset, like its loaders, or remove it",
 			errIndexPairs:       "inspect the archive without -index, or remove the index",
-			errIndexLists:       "inspect it with -webdataset after removing the index: its lists of labels serve its loaders alone",
+			errIndexLists:       "inspect the archive without -index, or remove the index",
 			errIndexList:        "inspect the archive without -index, or remove the index",
 		}[reason]
 		l.otherLabels = fmt.Errorf("imageloader: %s: %w: %s", path, reason, how)
