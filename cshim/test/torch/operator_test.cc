@@ -621,12 +621,17 @@ TEST(OperatorGpu, ACaptureRefusesAGeneratorOfItsOwn) {
     return Call("aten::rand", "generator").ints({3}).generator(generator).none().none().device(0);
   };
   ASSERT_OK(draw().drop());
+  Tensor values;
+  ASSERT_OK(ts_tensor_to(make<float>({1, 2}, {2}), 0, -1, false, values.out()));
+  Call("aten::neg").tensor(values).one().free();  // loads the kernel
+  ASSERT_OK(ts_device_synchronize(0));
   const ts_stream stream = test::pool_stream();
   ts_stream_guard guard{};
   ASSERT_OK(ts_stream_guard_enter(stream, &guard));
   ts_graph* graph = nullptr;
   ASSERT_OK(ts_graph_begin(stream, nullptr, &graph));
   EXPECT_FAILS(TS_ERROR_CAPTURE, "generator", draw().drop());
+  Tensor result = Call("aten::neg").tensor(values).one();  // the capture goes on
   EXPECT_OK(ts_graph_end(graph));
   ASSERT_OK(ts_stream_guard_exit(guard));
   ts_graph_destroy(graph);
