@@ -82,8 +82,8 @@ type GenerateOptions struct {
 
 // Generate continues the sequences of tokens [N T], T of 1 at least, and returns the tokens [N
 // T+Tokens], which join the scope of tokens. T+Tokens may be Positions at most. The keys and values
-// of earlier tokens are cached, so that a new token costs one position. Generate does not stop at an
-// end token, so on a GPU the host never waits. The model must be in evaluation mode; nothing is
+// of earlier tokens are cached, so that a new token costs one position. Generate does not stop at
+// an end token, so on a GPU the host never waits. The model must be in evaluation mode; nothing is
 // recorded for backward.
 func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 	const op = "models.GPT2.Generate"

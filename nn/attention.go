@@ -240,8 +240,8 @@ func (c *KVCache) Close() error {
 }
 
 // Append adds the keys and values [N heads L d] of the next L positions, and returns those of all
-// positions so far, which belong to the scopes of k and v: views that the next Append leaves as they
-// are. MultiheadAttention calls it; an attention of another kind can. k and v must not require
+// positions so far, which belong to the scopes of k and v: views that the next Append leaves as
+// they are. MultiheadAttention calls it; an attention of another kind can. k and v must not require
 // gradients. A failed call adds nothing.
 func (c *KVCache) Append(k, v *torch.Tensor) (keys, values *torch.Tensor, err error) {
 	if err := errors.Join(k.Err(), v.Err()); err != nil {

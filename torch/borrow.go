@@ -51,6 +51,10 @@ type Matrix interface {
 
 // FromMatrix returns a CPU tensor with a copy of the matrix, float64 [rows columns].
 func FromMatrix(m Matrix) (*Tensor, error) {
+	if m == nil {
+		err := opError("FromMatrix", nil, invalid("the matrix is nil"))
+		return failed(err), err
+	}
 	rows, columns := m.Dims()
 	values := make([]float64, 0, max(rows*columns, 0))
 	for i := range rows {

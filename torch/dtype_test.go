@@ -91,6 +91,9 @@ func TestFromSliceKeepsTheElements(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
+	if _, err := torch.FromMatrix(nil); err == nil {
+		t.Error("a nil matrix: no error")
+	}
 	if _, err := torch.FromSlice([]int32{1, 2}, 3); err == nil {
 		t.Error("two elements for the shape [3]: no error")
 	}
