@@ -194,8 +194,9 @@ type Numerics struct {
 	// start.
 	ConvolutionTF32 bool
 	// Benchmark makes cuDNN measure its convolutions for each new shape and take the fastest; false
-	// at the start. It pays where shapes repeat, on a goroutine that holds its OS thread, because
-	// LibTorch keeps what it measured for each thread.
+	// at the start. It pays where shapes repeat. LibTorch keeps what it measured for each OS thread
+	// that calls cuDNN, of which there are at most 8 and one of backward, so each of them measures
+	// once.
 	Benchmark bool
 	// Deterministic makes operators use deterministic kernels, and fail if they have none; false at
 	// the start. Products on a GPU then need CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment.
