@@ -195,7 +195,7 @@ type Numerics struct {
 	ConvolutionTF32 bool
 	// Benchmark makes cuDNN measure its convolutions for each new shape and take the fastest; false
 	// at the start. It pays where shapes repeat. LibTorch keeps what it measured for each OS thread
-	// that calls cuDNN, of which there are at most 8 and one of backward, so each of them measures
+	// that calls cuDNN, of which there are at most 20 and one of backward, so each of them measures
 	// once.
 	Benchmark bool
 	// Deterministic makes operators use deterministic kernels, and fail if they have none; false at

@@ -14,7 +14,7 @@ import (
 )
 
 // maxLibraryThreads is the maximum of ts_library_thread_count.
-const maxLibraryThreads = 8
+const maxLibraryThreads = 20
 
 // usedMemory returns the device memory that is in use by all processes, with LibTorch's cache.
 func usedMemory(t *testing.T) int64 {

@@ -708,7 +708,7 @@ TS_API int32_t ts_parallelism(void);
 /* Returns the number of living OS threads that have entered LibTorch through a tensor, operator,
  * stream or event call. */
 TS_API int64_t ts_thread_count(void);
-/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER: at most 8, as
+/* Returns the number of OS threads that hold handles of cuBLAS, cuDNN and cuSOLVER: at most 20, as
  * operators of other threads run on some of these. Threads of backward (one for each device) are
  * not counted. */
 TS_API int64_t ts_library_thread_count(void);

@@ -29,7 +29,7 @@ using c10::DeviceIndex;
 
 // The threads of a program that may have handles: the first ones that ask. Each takes 64 MiB of an
 // H200 for its handle of cuBLAS.
-constexpr int kSeats = 4;
+constexpr int kSeats = 16;
 // The threads that stand in for all others.
 constexpr int kStandIns = 4;
 

@@ -11,7 +11,7 @@ namespace {
 using test::Call;
 using test::Tensor;
 
-constexpr int kMaxThreads = 8;  // of ts_library_thread_count
+constexpr int kMaxThreads = 20;  // of ts_library_thread_count
 
 TEST(Libraries, NoThreadHasHandlesWithoutAGpu) {
   Tensor a = test::full({2, 2}, 1);
