@@ -7,6 +7,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -219,6 +220,9 @@ ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent) {
     ts::Lent& all = ts::lent_memory();
     auto storage = ts::storage_of(value);
     const std::lock_guard<std::mutex> lock(all.mutex);
+    for (auto it = all.storages.begin(); it != all.storages.end();) {
+      it = it->second.expired() ? all.storages.erase(it) : std::next(it);
+    }
     if (lent) {
       all.storages.try_emplace(storage.get(), ts::Lent::Weak(storage));
     } else {
