@@ -3,6 +3,7 @@ package torch_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"testing"
@@ -147,6 +148,58 @@ func TestProductsBeforeAGraphOfTheirStream(t *testing.T) {
 			for j := range got {
 				if got[j] != want[i][j] {
 					t.Fatalf("round %d, sum %d, element %d: %v instead of %v", round, i, j, got[j], want[i][j])
+				}
+			}
+		}
+	}
+}
+
+// A product is several kernels, which add parts in the workspace of the stream: those of other
+// goroutines on the same stream do not come in between.
+func TestProductsOfGoroutinesOnOneStream(t *testing.T) {
+	o := newOrdering(t)
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(16))
+	const side, long, times, goroutines = 64, 1 << 14, 200, maxLibraryThreads
+	b := randn(t, long, side)
+	var of, sum [goroutines]*torch.Tensor
+	for i := range of {
+		of[i], sum[i] = randn(t, side, long), randn(t, side, side)
+	}
+	o.check(gpu.Synchronize())
+	add := func(i int) error {
+		return cuda.WithStream(o.streams[0], func() error {
+			if err := sum[i].Zero_().Err(); err != nil {
+				return err
+			}
+			for range times {
+				y := of[i].MatMul(b)
+				err := sum[i].Add_(y).Err()
+				y.Close()
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	var want [goroutines][]float32
+	for i := range of {
+		o.check(errors.Join(add(i), gpu.Synchronize()))
+		want[i] = read(t, sum[i])
+	}
+	for round := range 3 {
+		var all sync.WaitGroup
+		errs := make([]error, goroutines)
+		for i := range goroutines {
+			all.Go(func() { errs[i] = add(i) })
+		}
+		all.Wait()
+		o.check(errors.Join(append(errs, gpu.Synchronize())...))
+		for i := range want {
+			got := read(t, sum[i])
+			for j := range got {
+				if math.Abs(float64(got[j]-want[i][j])) > 1 {
+					t.Fatalf("round %d, goroutine %d, element %d: %v instead of %v", round, i, j, got[j], want[i][j])
 				}
 			}
 		}

@@ -77,8 +77,9 @@ Seat& seat() {
 
 // Runs the body on the calling thread, which has a seat.
 void run_here(Libraries used, DeviceIndex device, c10::function_ref<void()> body) {
+  std::unique_lock<std::mutex> workspace;
   if (used == Libraries::kBlas) {
-    bind_workspace(seat().blas(device), c10::cuda::getCurrentCUDAStream(device));
+    workspace = bind_workspace(seat().blas(device), c10::cuda::getCurrentCUDAStream(device));
   }
   body();
 }

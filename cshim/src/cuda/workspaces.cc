@@ -28,6 +28,9 @@ struct Kind {
 
 struct Shared {
   std::mutex mutex;
+  // Whose turn it is to use the workspaces of a stream. No entry is ever removed, since threads
+  // wait for it without the mutex above.
+  std::map<std::pair<c10::DeviceIndex, void*>, std::mutex> turns;
   std::array<Kind, 2> kinds{
       Kind{at::cuda::cublas_handle_stream_to_workspace(), &at::cuda::getChosenWorkspaceSize, {}},
       // 1 MiB. LibTorch uses the handle of cuBLAS for cuBLASLt.
@@ -39,6 +42,12 @@ struct Shared {
 Shared& shared() {
   static auto* all = new Shared;  // never destroyed: threads may outlive main
   return *all;
+}
+
+std::mutex& turn_of(CUDAStream stream) {
+  Shared& all = shared();
+  const std::lock_guard<std::mutex> only(all.mutex);
+  return all.turns[{stream.device_index(), stream.stream()}];
 }
 
 void release(void* holder) {
@@ -103,12 +112,14 @@ bool bound(const std::tuple<void*, void*>& key) {
 
 }  // namespace
 
-void bind_workspace(cublasHandle_t handle, CUDAStream stream) {
+std::unique_lock<std::mutex> bind_workspace(cublasHandle_t handle, CUDAStream stream) {
+  std::unique_lock<std::mutex> turn(turn_of(stream));
   const std::tuple<void*, void*> key(handle, stream.stream());
-  if (bound(key)) return;
+  if (bound(key)) return turn;
   Shared& all = shared();
   const std::lock_guard<std::mutex> only(all.mutex);
   for (Kind& kind : all.kinds) bind(kind, key, stream);
+  return turn;
 }
 
 std::vector<Workspace> take_workspaces(const std::set<void*>& streams) {

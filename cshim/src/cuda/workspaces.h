@@ -1,7 +1,7 @@
 // The device memory that cuBLAS adds parts of products in. LibTorch keeps a workspace (32 MiB on an
 // H200) for every pair of a cuBLAS handle and a stream, for good. Work on one stream runs in order,
-// so the handles can use one workspace for each stream: bind_workspace puts it into LibTorch's
-// table before LibTorch makes another.
+// so the handles can use one workspace for each stream, in turns: bind_workspace puts it into
+// LibTorch's table before LibTorch makes another.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,6 +9,7 @@
 #include <cublas_v2.h>
 
 #include <memory>
+#include <mutex>
 #include <set>
 #include <vector>
 
@@ -16,8 +17,11 @@ namespace ts {
 
 using Workspace = std::shared_ptr<c10::DataPtr>;
 
-// Makes the handle use the stream's workspace. The stream is the current one of its device.
-void bind_workspace(cublasHandle_t handle, c10::cuda::CUDAStream stream);
+// Makes the handle use the stream's workspace. The stream is the current one of its device. The
+// caller holds the result while it enqueues products: a product is several kernels, which write
+// parts into the workspace and add them, and kernels of another thread must not come in between.
+[[nodiscard]] std::unique_lock<std::mutex> bind_workspace(cublasHandle_t handle,
+                                                          c10::cuda::CUDAStream stream);
 
 // Moves the workspaces of the streams out of LibTorch's tables, each once. The next product on such
 // a stream gets a new one.
