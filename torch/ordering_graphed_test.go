@@ -75,6 +75,25 @@ func TestGraphedResultsMayBeFreed(t *testing.T) {
 	o.want("the result", 2*staleValue)
 }
 
+// A captured copy from host memory waits, on the host, for a copy into that memory from before the
+// capture: a wait of the captured stream would break the capture.
+func TestCapturedCopyFromMemoryThatACopyFills(t *testing.T) {
+	o := newOrdering(t)
+	host, err := torch.TensorOptions{DType: torch.Float32, Pinned: true, Scope: o.scope}.Zeros(orderedElements)
+	o.check(err)
+	o.check(errors.Join(o.src.Fill_(freshValue).Err(), gpu.Synchronize()))
+	o.on(o.streams[0], func() error {
+		return errors.Join(o.busy(), host.CopyFrom(o.src, torch.CopyOptions{NonBlocking: true}))
+	})
+	g, err := cuda.Capture(cuda.CaptureOptions{}, func() error {
+		return o.read.CopyFrom(host, torch.CopyOptions{NonBlocking: true})
+	})
+	o.check(err)
+	defer g.Close()
+	o.check(g.Replay(o.streams[1]))
+	o.want("a replay after the copy", freshValue)
+}
+
 // A graph has an exclusive workspace in which cuBLAS adds the parts of a long product. Products of
 // the same thread on the graph's capture stream use another workspace while the graph replays
 // beside them.

@@ -11,6 +11,7 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -53,6 +54,7 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
       ts::hold_in_capture(with);
       ts::gradients_in_capture();
     }
+    ts::await_pending(with);
     const ts::CaptureWatch watch("backward");
     value.backward(with, retain_graph, /*create_graph=*/false);
   });
@@ -89,6 +91,7 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     if (ts::somebody_captures()) {
       for (const at::Tensor& each : with) ts::hold_in_capture(each);
     }
+    for (const at::Tensor& each : with) ts::await_pending(each);
     const ts::CaptureWatch watch("gradients");
     const bool create = (flags & TS_GRAD_FLAG_CREATE_GRAPH) != 0;
     const auto results =

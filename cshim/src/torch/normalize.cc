@@ -16,6 +16,7 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -114,6 +115,7 @@ ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const
     const ts::Affine affine = ts::make_affine(mean, std, static_cast<int>(channels));
     const ts::NormalizeShape shape{from.size(0), from.size(1) * from.size(2),
                                    static_cast<int>(channels), !contiguous};
+    ts::await_pending(from);
     const auto* pixels = from.const_data_ptr<uint8_t>();
     if (device == TS_DEVICE_CPU) {
       switch (type) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/same_stream.h"
 #include "cuda/storage.h"
@@ -99,6 +100,8 @@ void await_pending(const at::Tensor& host) {
 
 void order_after_pending(CUDAStream stream, const at::Tensor& host) {
   if (!any_pending()) return;
+  // A captured stream cannot wait for an event from outside of its capture.
+  if (somebody_captures() && in_capture(stream)) return await_pending(host);
   for (const Copy& copy : pending_of(host)) {
     if (!same_stream(copy.stream, stream)) copy.event->block(stream);
   }
