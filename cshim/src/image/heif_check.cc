@@ -101,6 +101,19 @@ class Bits {
 constexpr int64_t kHevcShare = 2;
 constexpr int64_t kAv1Share = 4;
 
+// Limits of libheif 1.19 and older, which newer versions lower. A count takes no bytes of the file,
+// so without a limit a few bytes could demand much memory and time.
+constexpr uint64_t kMaxItems = 20000;
+constexpr uint64_t kMaxExtents = 32;  // of an item
+
+// Pictures may share bytes, and each is read by itself: the maximum of all their bytes together, in
+// sizes of the file.
+constexpr uint64_t kMaxShared = 16;
+
+// HEVC codes whole blocks, so a picture may be larger than what is visible by less than a block.
+constexpr uint64_t kBlock = 64;
+constexpr uint64_t kMaxCodedSide = 1000000 + kBlock;  // the visible sides are limited in image.cc
+
 class Checker {
  public:
   Checker(Span file, int64_t max_pixels) : file_(file), max_pixels_(max_pixels / kHevcShare) {}
@@ -195,13 +208,19 @@ class Checker {
       return bytes;
     };
     if (version > 2) unsupported("places of items of version " + std::to_string(version));
-    for (uint64_t count = list.number(version < 2 ? 2 : 4); count > 0; --count) {
+    uint64_t count = list.number(version < 2 ? 2 : 4);
+    if (count > kMaxItems) unsupported("the places of " + std::to_string(count) + " items");
+    for (; count > 0; --count) {
       Item item = {};
       item.id = list.number(version < 2 ? 2 : 4);
       if (version > 0) item.method = static_cast<int>(list.number(2) & 15);
       list.take(2);  // the place of the data: this file
       const uint64_t base = list.number(size(4));
-      for (uint64_t extents = list.number(2); extents > 0; --extents) {
+      uint64_t extents = list.number(2);
+      if (extents > kMaxExtents) {
+        unsupported("an item in " + std::to_string(extents) + " pieces");
+      }
+      for (; extents > 0; --extents) {
         if (version > 0) list.number(size(0));  // an index
         const uint64_t offset = list.number(size(12));
         const uint64_t length = list.number(size(8));
@@ -254,13 +273,13 @@ class Checker {
   }
 
   void check_picture(const Item& item) {
-    if (is_a(item, "hvc1")) {
-      for (Span rest = bytes_of(item); rest.size > 0;) {
-        check_nal_unit(rest.take(static_cast<size_t>(rest.number(4))));
-      }
-    } else if (is_a(item, "av01")) {
-      check_obus(bytes_of(item));
-    }
+    const bool hevc = is_a(item, "hvc1");
+    if (!hevc && !is_a(item, "av01")) return;
+    Span rest = bytes_of(item);
+    read_ += rest.size;
+    if (read_ / kMaxShared > file_.size) unsupported("pictures that share their bytes");
+    if (!hevc) return check_obus(rest);
+    while (rest.size > 0) check_nal_unit(rest.take(static_cast<size_t>(rest.number(4))));
   }
 
   // Checks the size of a grid, and bounds the time of decoding by it: all tiles may be the same
@@ -313,8 +332,11 @@ class Checker {
     if (bits.exp_golomb() == 3) bits.skip(1);  // the chroma format
     const uint64_t width = bits.exp_golomb();
     const uint64_t height = bits.exp_golomb();
-    // Blocks may be larger than what is visible.
-    check_pixels(width - std::min<uint64_t>(width, 64), height - std::min<uint64_t>(height, 64));
+    if (width > kMaxCodedSide || height > kMaxCodedSide) {
+      unsupported("a picture of " + std::to_string(width) + " x " + std::to_string(height));
+    }
+    const auto visible = [](uint64_t side) { return side < kBlock ? 1 : side - (kBlock - 1); };
+    check_pixels(visible(width), visible(height));
     largest_ = std::max(largest_, width * height);
   }
 
@@ -387,6 +409,7 @@ class Checker {
   HeifKind kind_;
   int64_t max_pixels_;
   uint64_t largest_ = 0;  // pixels of a coded picture
+  uint64_t read_ = 0;     // bytes of pictures
   Span item_data_;
   std::map<uint64_t, uint32_t> types_;  // by the items' numbers
   std::vector<Item> items_;

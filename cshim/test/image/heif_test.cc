@@ -55,6 +55,77 @@ TEST(HeifCheck, GridsAreBounded) {
   EXPECT_EQ(code_of(file, 1 << 16), TS_ERROR_UNSUPPORTED) << "a width of 65390";
 }
 
+// Returns a box of a type around the content.
+Bytes box(const std::string& type, const Bytes& content) {
+  Bytes bytes(8 + content.size());
+  for (size_t i = 0; i < 4; ++i) {
+    bytes[i] = static_cast<uint8_t>(bytes.size() >> (24 - 8 * i));
+    bytes[4 + i] = static_cast<uint8_t>(type[i]);
+  }
+  std::copy(content.begin(), content.end(), bytes.begin() + 8);
+  return bytes;
+}
+
+// Returns a list of items that consists of one box.
+Bytes meta_of(const Bytes& content) {
+  Bytes list(4 + content.size());
+  std::copy(content.begin(), content.end(), list.begin() + 4);
+  return box("meta", list);
+}
+
+// A few bytes promise 20,000 items of 65,535 pieces, and a million items: the check must not take
+// memory for them.
+TEST(HeifCheck, CountsWithoutBytesAreRefused) {
+  Bytes places = {0, 0, 0, 0, 0, 0, 0x4E, 0x20};  // version 0, numbers of 0 bytes, 20,000 items
+  for (int i = 0; i < 20000; ++i) {
+    places.insert(places.end(), {static_cast<uint8_t>(i >> 8), static_cast<uint8_t>(i)});
+    places.insert(places.end(), {0, 0, 0xFF, 0xFF});
+  }
+  EXPECT_EQ(code_of(meta_of(box("iloc", places)), 1 << 20), TS_ERROR_UNSUPPORTED) << "pieces";
+
+  const Bytes many = box("iloc", {2, 0, 0, 0, 0, 0, 0, 0x0F, 0x42, 0x40});
+  EXPECT_EQ(code_of(meta_of(many), 1 << 20), TS_ERROR_UNSUPPORTED) << "items";
+}
+
+// A sequence parameter set of HEVC of 64 x 4,194,304 pixels, in the configuration alone.
+TEST(HeifCheck, NarrowPicturesAreBounded) {
+  Bytes bits;
+  const auto put = [&](uint64_t value, int count) {
+    for (int i = count - 1; i >= 0; --i) bits.push_back(static_cast<uint8_t>(value >> i & 1));
+  };
+  const auto exp_golomb = [&](uint64_t value) {
+    int length = 1;
+    while ((value + 1) >> length != 0) ++length;
+    put(0, length - 1);
+    put(value + 1, length);
+  };
+  const auto set_of = [&](uint64_t width, uint64_t height) {
+    bits.clear();
+    put(0, 4);
+    put(0, 3);
+    put(1, 1);
+    for (int i = 0; i < 12; ++i) put(0xFF, 8);  // the profile and level
+    exp_golomb(0);
+    exp_golomb(1);
+    exp_golomb(width);
+    exp_golomb(height);
+    Bytes unit = {33 << 1, 1};
+    for (size_t i = 0; i < bits.size(); ++i) {
+      if (i % 8 == 0) unit.push_back(0);
+      unit.back() = static_cast<uint8_t>(unit.back() | bits[i] << (7 - i % 8));
+    }
+    Bytes configuration(21, 0);
+    configuration.insert(configuration.end(), {3, 1, 33, 0, 1, 0});
+    configuration.push_back(static_cast<uint8_t>(unit.size()));
+    configuration.insert(configuration.end(), unit.begin(), unit.end());
+    return meta_of(box("iprp", box("ipco", box("hvcC", configuration))));
+  };
+  EXPECT_EQ(code_of(set_of(64, 64), 2), TS_ERROR_NONE) << "a block may show one pixel";
+  EXPECT_EQ(code_of(set_of(64, 1000), 1 << 20), TS_ERROR_NONE);
+  EXPECT_EQ(code_of(set_of(64, 1000), 1000), TS_ERROR_UNSUPPORTED);
+  EXPECT_EQ(code_of(set_of(64, 1 << 22), int64_t{1} << 40), TS_ERROR_UNSUPPORTED);
+}
+
 TEST(HeifCheck, EveryTruncationIsRefused) {
   const Bytes file = file_of(kFlatHeic);
   for (size_t size = 0; size < file.size(); ++size) {
