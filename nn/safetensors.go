@@ -30,7 +30,7 @@ import (
 // row-major, which the offsets cover without gap or overlap.
 
 const (
-	maxHeader   = 100 << 20 // the format's limit
+	maxHeader   = 100_000_000 // the format's limit
 	maxDims     = 64
 	metadataKey = "__metadata__"
 )
@@ -376,8 +376,12 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 		if _, twice := header[n.Name]; twice || n.Name == metadataKey || !utf8.ValidString(n.Name) {
 			return fmt.Errorf("tensor %q: a name that comes twice, is not UTF-8 or is reserved", n.Name)
 		}
+		name, known := fileTypes[dtype]
+		if !known {
+			return fmt.Errorf("tensor %s: safetensors has no dtype %v: save to a path that ends in .pt, or convert the tensor", n.Name, dtype)
+		}
 		bytes := torch.Spec{DType: dtype, Shape: shape}.Bytes()
-		header[n.Name] = map[string]any{"dtype": fileTypes[dtype], "shape": shape, "data_offsets": [2]int64{at, at + bytes}}
+		header[n.Name] = map[string]any{"dtype": name, "shape": shape, "data_offsets": [2]int64{at, at + bytes}}
 		at, largest = at+bytes, max(largest, bytes)
 	}
 	text, err := json.Marshal(header)

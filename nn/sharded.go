@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -214,6 +215,9 @@ func split(tensors []Named, maxBytes int64) (shards [][]Named, total int64, err 
 	return shards, total, nil
 }
 
+// ownShard matches what SaveSharded appends to the base of the index's name and "-".
+var ownShard = regexp.MustCompile(`^[0-9a-f]{8}-\d{5,}-of-\d{5,}\.safetensors$`)
+
 // ownShards returns the files of an index that exists which have names as SaveSharded makes them.
 func ownShards(path, base string) []string {
 	f, err := safefile.Open(path)
@@ -228,8 +232,7 @@ func ownShards(path, base string) []string {
 	var own []string
 	for _, name := range index.WeightMap {
 		rest, ok := strings.CutPrefix(name, base+"-")
-		numbered := len(rest) == len("01234567-00001-of-00001"+shardSuffix) && strings.HasSuffix(rest, shardSuffix)
-		if ok && numbered && name == filepath.Base(name) && !slices.Contains(own, name) {
+		if ok && ownShard.MatchString(rest) && name == filepath.Base(name) && !slices.Contains(own, name) {
 			own = append(own, name)
 		}
 	}

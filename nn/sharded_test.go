@@ -83,6 +83,46 @@ func TestSaveSharded(t *testing.T) {
 	}
 }
 
+// SaveSharded removes none of the old index's files that have other names than its own.
+func TestSaveShardedKeepsOtherFiles(t *testing.T) {
+	dir := t.TempDir()
+	const kept = "model-language-00001-of-00001.safetensors" // as long as a name of SaveSharded
+	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	path := filepath.Join(dir, "model.safetensors.index.json")
+	err := errors.Join(
+		nn.SaveTensors(filepath.Join(dir, kept), one, nil),
+		os.WriteFile(path, []byte(`{"weight_map":{"w":"`+kept+`"}}`), 0o644),
+		nn.SaveSharded(path, one, nil, 1),
+	)
+	if names := files(t, dir); err != nil || !slices.Contains(names, kept) || len(names) != 3 {
+		t.Errorf("%v, %v", names, err)
+	}
+}
+
+// A dtype that safetensors lacks is refused, and the file before stays.
+func TestSaveRefusesOtherDTypes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.safetensors")
+	one := []nn.Named{{Name: "w", Tensor: nn.NewParameter(nn.Constant(1), 2)}}
+	if err := nn.SaveTensors(path, one, nil); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := torch.Zeros(cuda.CPU, torch.Complex128, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	if err := nn.SaveTensors(path, []nn.Named{{Name: "z", Tensor: x}}, nil); err == nil || !strings.Contains(err.Error(), "complex128") {
+		t.Errorf("saving complex128: %v", err)
+	}
+	if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
+		t.Errorf("the file before is lost: %v", err)
+	}
+}
+
 func TestSaveShardedRefuses(t *testing.T) {
 	net := parityNet(t)
 	state := nn.State(net)
