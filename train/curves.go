@@ -46,18 +46,27 @@ type curve struct {
 	values []float64 // by epoch
 }
 
+// put sets the value of an epoch. Epochs before that have none, such as those before a resume with
+// Config.Eval, leave a gap.
+func (c *curve) put(epoch int, value float64) {
+	for len(c.values) < epoch {
+		c.values = append(c.values, math.NaN())
+	}
+	c.values = append(c.values, value)
+}
+
 // panels returns the charts of the epochs.
 func panels(epochs []Epoch) []panel {
 	loss := panel{title: "loss", curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
 	top1 := panel{title: "top-1", share: true, curves: []curve{{name: "training", color: curveTrain}, {name: "evaluation", color: curveEval}}}
 	classes := false
-	for _, e := range epochs {
+	for at, e := range epochs {
 		for i, m := range []*Metrics{e.Train, e.Eval} {
 			if m == nil {
 				continue
 			}
-			loss.curves[i].values = append(loss.curves[i].values, m.Loss)
-			top1.curves[i].values = append(top1.curves[i].values, m.Top1)
+			loss.curves[i].put(at, m.Loss)
+			top1.curves[i].put(at, m.Top1)
 			classes = classes || m.Classes > 0
 		}
 	}
@@ -175,8 +184,11 @@ func ticks(low, high float64, count int) []float64 {
 		step *= factor
 	}
 	var marks []float64
-	for k := math.Ceil(low / step); k*step <= high+step*1e-9; k++ {
-		marks = append(marks, k*step)
+	first := math.Ceil(low / step)
+	for i := 0; i <= count; i++ { // and no further, because first+1 may be first
+		if mark := (first + float64(i)) * step; mark <= high+step*1e-9 {
+			marks = append(marks, mark)
+		}
 	}
 	return marks
 }

@@ -69,3 +69,27 @@ func TestTicks(t *testing.T) {
 		}
 	}
 }
+
+// The ticks of numbers so large that the next one is the same float64 come to an end.
+func TestTicksOfLargeNumbers(t *testing.T) {
+	if got := ticks(2e16, 2e16+4, 5); len(got) == 0 || len(got) > 6 {
+		t.Errorf("%v", got)
+	}
+}
+
+// An evaluation that began after a resume stands at its own epochs.
+func TestCurvesBeginLate(t *testing.T) {
+	m := &Metrics{Loss: 2}
+	loss := panels([]Epoch{{Epoch: 1, Train: m}, {Epoch: 2, Train: m}, {Epoch: 3, Train: m, Eval: m}})[0]
+	if v := loss.curves[1].values; len(v) != 3 || !math.IsNaN(v[0]) || !math.IsNaN(v[1]) || v[2] != 2 {
+		t.Errorf("the evaluation's curve is %v", v)
+	}
+}
+
+// A checkpoint whose epochs lack their metrics, by which epochs are compared, is refused.
+func TestSavedEpochsHaveMetrics(t *testing.T) {
+	s := saved{Version: version, Epochs: []Epoch{{Epoch: 1, Best: true}}}
+	if err := s.check(); err == nil {
+		t.Error("an epoch without metrics is accepted")
+	}
+}

@@ -52,6 +52,11 @@ func (s *saved) check() error {
 	if a := s.At; a.Epoch < 0 || a.Step < 0 || a.Batches < 0 || a.Batches > a.Step {
 		return fmt.Errorf("its place is impossible: epoch %d, step %d, batch %d", a.Epoch, a.Step, a.Batches)
 	}
+	for i, e := range s.Epochs {
+		if e.Train == nil {
+			return fmt.Errorf("its epoch %d has no metrics of training", i+1)
+		}
+	}
 	return nil
 }
 
