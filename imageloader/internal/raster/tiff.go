@@ -49,6 +49,7 @@ const (
 const (
 	tiffMaxSamples = 16
 	tiffMaxEntries = 65535 // of a directory, in a BigTIFF too
+	tiffMaxShared  = 64    // bytes of all JPEGs, in sizes of the file: strips without counts may overlap
 	tiffAssociated = 1     // an extra sample is alpha that the colours have been multiplied by
 )
 
@@ -416,6 +417,7 @@ func (t *tiff) Check() error {
 		return err
 	}
 	ratio := tiffMaxRatio[t.compression]
+	jpegs := 0 // bytes of all JPEGs
 	for plane := range t.planes() {
 		for i := range t.across {
 			for j := range t.down {
@@ -427,6 +429,10 @@ func (t *tiff) Check() error {
 				}
 				if len(packed) == 0 || (len(packed)+1)*ratio < need {
 					return errors.New("TIFF: too little image data")
+				}
+				// Each JPEG is read whole: the time would grow with the square of the file's size.
+				if jpegs += len(packed); t.compression == tiffJPEG && jpegs > tiffMaxShared*len(t.data) {
+					return unsupported("TIFF: JPEGs that share their bytes")
 				}
 			}
 		}
