@@ -666,9 +666,14 @@ func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 		return nil, &Error{Code: CodeInvalidArgument, Origin: "Grads", Message: "outputs and their gradients have different lengths"}
 	}
 	results := make([]*Tensor, len(inputs))
-	err := failure(C.ts_tensor_grads(unsafe.SliceData(outputs), unsafe.SliceData(with), C.int64_t(len(outputs)),
-		unsafe.SliceData(inputs), C.int64_t(len(inputs)), C.int32_t(flags), unsafe.SliceData(results)))
-	return results, err
+	grads := func() error {
+		return failure(C.ts_tensor_grads(unsafe.SliceData(outputs), unsafe.SliceData(with), C.int64_t(len(outputs)),
+			unsafe.SliceData(inputs), C.int64_t(len(inputs)), C.int32_t(flags), unsafe.SliceData(results)))
+	}
+	if s := sanitizer.Load(); s != nil {
+		return results, s.call(grads, func() { s.freed("torch.Grad") })
+	}
+	return results, grads()
 }
 
 // GeneratorState returns the state of the device's default generator, a CPU tensor. It waits for
