@@ -21,8 +21,10 @@ type Generator struct {
 	made    origin.Origin
 	device  cuda.Device
 	cleanup runtime.Cleanup
-	mu      sync.RWMutex // held for reading by calls, so that Close waits for them
-	c       *capi.Generator
+	mu      sync.Mutex      // not held by calls, which may wait for the end of a capture
+	c       *capi.Generator // guarded by mu, as are the following fields; nil when it is freed
+	calls   int             // under way
+	closed  bool            // the last call frees c
 }
 
 // NewGenerator returns a generator for operators on the device. A CPU operator draws the same
@@ -69,7 +71,7 @@ func (u unreachableGenerator) free() {
 func (g *Generator) use(op string, fn func(*capi.Generator) error) error {
 	c, err := g.acquire()
 	if err == nil {
-		defer g.mu.RUnlock()
+		defer g.release()
 		err = fn(c)
 	}
 	if err != nil {
@@ -139,33 +141,45 @@ func (g *Generator) SetState(state *Tensor) error {
 	})
 }
 
-// Close frees the generator, after the calls that use it. Closing again does nothing. The error is
-// always nil.
+// Close frees the generator; if calls are using it, the last of them frees it. Closing again does
+// nothing. The error is always nil.
 func (g *Generator) Close() error {
 	if g == nil {
 		return nil
 	}
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.c != nil {
+	if g.c != nil && !g.closed {
 		g.cleanup.Stop()
-		capi.FreeGenerator(g.c)
 		g.made.Closed()
-		g.c = nil
+		g.closed = true
 	}
+	g.free()
 	return nil
 }
 
-// acquire returns the C generator. A call of g.mu.RUnlock must follow unless acquire fails.
+// free unlocks mu, and frees the C generator if it is closed and no call uses it.
+func (g *Generator) free() {
+	c := g.c
+	if !g.closed || g.calls > 0 || c == nil {
+		g.mu.Unlock()
+		return
+	}
+	g.c = nil
+	g.mu.Unlock()
+	capi.FreeGenerator(c)
+}
+
+// acquire returns the C generator. A call of release must follow unless acquire fails.
 func (g *Generator) acquire() (*capi.Generator, error) {
 	if g == nil {
 		return nil, invalid("the generator is nil")
 	}
-	g.mu.RLock()
-	if g.c == nil {
-		g.mu.RUnlock()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.c == nil || g.closed {
 		return nil, closedError("the generator was closed, or not made by NewGenerator")
 	}
+	g.calls++
 	return g.c, nil
 }
 
@@ -184,6 +198,8 @@ func (g *Generator) arg() (capi.Arg, error) {
 
 func (g *Generator) release() {
 	if g != nil {
-		g.mu.RUnlock()
+		g.mu.Lock()
+		g.calls--
+		g.free()
 	}
 }
