@@ -47,7 +47,7 @@ type trainOptions struct {
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
 	set := flags("train", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
-		"best.pt and log.csv. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
+		"best.pt, log.csv and curves.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", "`FILE` to train on")
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
 	set.StringVar(&o.model, "model", "resnet18", strings.Join(classifiers(), ", "))
