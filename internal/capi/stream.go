@@ -363,10 +363,12 @@ func FreePinned(p *Pinned) error {
 	if s == nil {
 		return failure(C.ts_pinned_destroy(p))
 	}
+	// The checker reads the memory at waits of any goroutine, so it forgets the memory first.
 	b := PinnedBytes(p)
+	s.unpinned(uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
 	err := failure(C.ts_pinned_destroy(p))
-	if err == nil {
-		s.unpinned(uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+	if err != nil {
+		s.pinned(p)
 	}
 	return err
 }
