@@ -112,10 +112,11 @@ func GraphHandles(g *Graph) (exec, graph uintptr, err error) {
 func FreeGraph(g *Graph) error {
 	computing.enter()
 	defer computing.leave()
-	if s := sanitizer.Load(); s != nil {
-		defer s.freedGraph(g)
+	err := failure(C.ts_graph_destroy(g))
+	if s := sanitizer.Load(); s != nil && err == nil {
+		s.freedGraph(g)
 	}
-	return failure(C.ts_graph_destroy(g))
+	return err
 }
 
 // CaptureHere reports whether the calling thread takes part in the capture that is under way. Such
