@@ -169,15 +169,20 @@ func (s *GradScaler) Step(o Optimizer) error {
 			return err
 		}
 	}
-	if of, ok := o.(stepper); ok {
-		err := of.step(step.found)
-		if err != nil {
-			// A failed attempt to capture a step computed nothing, so its repetition begins anew.
-			step.unscaled = false
-		}
-		return err
+	err = step.step(o)
+	if err != nil {
+		// A failed attempt to capture a step computed nothing, so its repetition begins anew.
+		step.unscaled = false
 	}
-	found, err := step.found.Float64()
+	return err
+}
+
+// step makes a step of the optimizer if the gradients, which are unscaled, are finite.
+func (s *scaledStep) step(o Optimizer) error {
+	if of, ok := o.(stepper); ok {
+		return of.step(s.found)
+	}
+	found, err := s.found.Float64()
 	if err != nil {
 		return err
 	}

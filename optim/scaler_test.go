@@ -299,6 +299,46 @@ func TestGradScalerRefuses(t *testing.T) {
 	}
 }
 
+// failing is an optimizer of a program's own, whose Step fails once.
+type failing struct {
+	optim.Optimizer
+	err error
+}
+
+func (f *failing) Step() error {
+	if err := f.err; err != nil {
+		f.err = nil
+		return err
+	}
+	return f.Optimizer.Step()
+}
+
+// After a Step that failed, such as an attempt to capture it, the next Step unscales its gradients.
+func TestGradScalerAfterAFailedStep(t *testing.T) {
+	p := full(t, cuda.CPU, 1, 2)
+	sgd, err := optim.NewSGD([]*torch.Tensor{p}, optim.SGDOptions{LR: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sgd.Close()
+	opt := &failing{sgd, cuda.ErrCapture}
+	scaler := newScaler(t, cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
+	for _, want := range []error{cuda.ErrCapture, nil} {
+		s := torch.NewScope("step")
+		defer s.Close()
+		if err := errors.Join(sgd.ZeroGrad(), scaler.Backward(p.In(s).Sum())); err != nil {
+			t.Fatal(err)
+		}
+		if err := scaler.Step(opt); !errors.Is(err, want) {
+			t.Fatalf("Step: %v, want %v", err, want)
+		}
+	}
+	got, err := p.Float32s()
+	if err != nil || got[0] != 0.5 || got[1] != 0.5 {
+		t.Errorf("%v, %v: want 0.5, a step of one unscaled gradient", got, err)
+	}
+}
+
 // bfloat16 parameters with masters take the steps of float32 parameters, rounded; their state is
 // saved and loaded.
 func TestMasterWeights(t *testing.T) {
