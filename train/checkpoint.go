@@ -66,7 +66,9 @@ const (
 )
 
 // Save writes the file. A new file takes the old one's place as a whole, and only when it is on the
-// disk: a program or a machine that dies meanwhile leaves the old one. Save waits for the device.
+// disk: a program or a machine that dies meanwhile leaves the old one. It may also leave the
+// unfinished file, whose name is the path with ".tmp-" and a number, and which only [Run] removes.
+// Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
 	file := map[string]any{metadataKey: metadata(c.Metadata)}
 	if c.Model != nil {

@@ -86,10 +86,20 @@ func TestCurvesBeginLate(t *testing.T) {
 	}
 }
 
-// A checkpoint whose epochs lack their metrics, by which epochs are compared, is refused.
-func TestSavedEpochsHaveMetrics(t *testing.T) {
-	s := saved{Version: version, Epochs: []Epoch{{Epoch: 1, Best: true}}}
-	if err := s.check(); err == nil {
-		t.Error("an epoch without metrics is accepted")
+// A checkpoint is refused if its epochs lack their metrics, by which epochs are compared, or are
+// others than its place says.
+func TestSavedEpochsAreChecked(t *testing.T) {
+	complete := []Epoch{{Epoch: 1, Best: true, Train: &Metrics{Loss: 1}}}
+	good := saved{Version: version, At: position{Epoch: 1}, Epochs: complete}
+	if err := good.check(); err != nil {
+		t.Error(err)
+	}
+	for name, s := range map[string]saved{
+		"without metrics": {Version: version, At: position{Epoch: 1}, Epochs: []Epoch{{Epoch: 1, Best: true}}},
+		"too few":         {Version: version, At: position{Epoch: 2}, Epochs: complete},
+	} {
+		if err := s.check(); err == nil {
+			t.Errorf("%s: epochs are accepted", name)
+		}
 	}
 }

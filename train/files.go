@@ -47,10 +47,13 @@ type saved struct {
 
 func (s *saved) check() error {
 	if s.Version != version {
-		return fmt.Errorf("it is of version %d, and this program reads %d", s.Version, version)
+		return fmt.Errorf("it is of version %d, and this program reads %d: go on with the program that wrote it, or begin again in another folder", s.Version, version)
 	}
 	if a := s.At; a.Epoch < 0 || a.Step < 0 || a.Batches < 0 || a.Batches > a.Step {
 		return fmt.Errorf("its place is impossible: epoch %d, step %d, batch %d", a.Epoch, a.Step, a.Batches)
+	}
+	if len(s.Epochs) != s.At.Epoch {
+		return fmt.Errorf("it is damaged: it has the results of %d epochs, and %d are complete", len(s.Epochs), s.At.Epoch)
 	}
 	for i, e := range s.Epochs {
 		if e.Train == nil {

@@ -26,7 +26,7 @@ const (
 	sheetGap     = 6  // around a picture
 	sheetLine    = 15 // of text; two lines are under a picture
 	sheetHeading = 24 // above a batch
-	mostSheet    = 1 << 26
+	maxSheet     = 1 << 26
 )
 
 var (
@@ -127,14 +127,14 @@ type sheet struct {
 
 func newSheet(batches, batch, columns, size int) (*sheet, error) {
 	tooLarge := fmt.Errorf("a sheet of %d batches of %d pictures, %d x %d pixels each, is larger than a viewer opens: ask for fewer (-batches, -batch, -size)", batches, batch, size, size)
-	if max(batches, batch, size) > mostSheet {
+	if max(batches, batch, size) > maxSheet {
 		return nil, tooLarge
 	}
 	columns = min(columns, batch)
 	rows := (batch + columns - 1) / columns
 	width := int64(columns)*int64(size+sheetGap) + sheetGap
 	band := int64(rows)*int64(size+2*sheetLine+sheetGap) + sheetHeading
-	if float64(width)*float64(band)*float64(batches) > mostSheet {
+	if float64(width)*float64(band)*float64(batches) > maxSheet {
 		return nil, tooLarge
 	}
 	s := &sheet{image.NewRGBA(image.Rect(0, 0, int(width), int(band)*batches)), columns, size, int(band)}

@@ -158,7 +158,7 @@ func randomBy(work float64) bool { return work > 0 && work <= maxWork }
 // ErrStale is the error of an archive that is damaged, or is not the archive that was indexed.
 var ErrStale = errors.New("the bytes differ from the checksum in the index: " +
 	"the archive is damaged, or has changed since it was indexed " +
-	"(`torchstream index` makes a new one; for Options.WebDataset with -webdataset)")
+	"(`torchstream index` makes a new one, with -webdataset, -masks or -list for loaders with that option)")
 
 // ReadForward fills p, whose length is the size of sample i's content, with the content. It moves a
 // forward, so i must grow from call to call: see [archive.Archive.ReadForward]. The sample must be
