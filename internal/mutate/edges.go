@@ -148,7 +148,7 @@ var edges = []edge{
 	{"a stream that joins a capture gets another cuBLAS workspace", "cshim/src/cuda/capture.cc",
 		"  if (streams.insert(stream).second) drop_workspaces(stream);\n", "  streams.insert(stream);\n", "torch", "TestProductsBeforeAGraphOfTheirStream", 1},
 	{"threads enqueue the products of a stream in turns", "cshim/src/cuda/workspaces.cc",
-		"turn(turn_of(stream));", "turn;", "torch", "TestProductsOfGoroutinesOnOneStream", 1},
+		"turn(turn_of(stream));", "turn(turn_of(stream), std::defer_lock);", "torch", "TestProductsOfGoroutinesOnOneStream", 1},
 	{"a captured copy waits on the host for the copy into its source", "cshim/src/torch/pending.cc",
 		"  if (somebody_captures() && in_capture(stream)) return await_pending(host);\n", "", "torch", "TestCapturedCopyFromMemoryThatACopyFills", 1},
 	{"waiting for a device waits for the end of a capture", "cshim/src/cuda/capture.cc",
