@@ -177,10 +177,12 @@ func newProblemOn(t *testing.T, f file, dtype string, device cuda.Device) proble
 	t.Helper()
 	read := func(name string) *torch.Tensor {
 		t.Helper()
-		x := f.read(t, dtype+"/"+name).To(device)
+		moved := f.read(t, dtype+"/"+name).To(device)
+		x := moved.Keep() // for several scopes
 		if err := x.Err(); err != nil {
 			t.Fatal(err)
 		}
+		moved.Close()
 		t.Cleanup(func() { x.Close() })
 		return x
 	}

@@ -17,7 +17,9 @@ const gpu = cuda.Device(0)
 
 func onDevice(t *testing.T, data []float32, shape ...int64) *torch.Tensor {
 	t.Helper()
-	x := floats(t, data, shape...).To(gpu)
+	moved := floats(t, data, shape...).To(gpu)
+	x := moved.Keep() // not the scope's that In gives it to first
+	moved.Close()
 	return must(t, x, x.Err())
 }
 
