@@ -64,12 +64,16 @@ func OutOfMemory(t testing.TB, d cuda.Device) (restore func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	before, err := d.MemoryLimit()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := d.LimitMemory(max(float64(m.Reserved), 1) / float64(m.Total)); err != nil {
 		t.Fatal(err)
 	}
 	restore = func() {
 		t.Helper()
-		if err := d.LimitMemory(1); err != nil {
+		if err := d.LimitMemory(before); err != nil {
 			t.Errorf("lifting the limit of memory: %v", err)
 		}
 	}
