@@ -45,9 +45,7 @@ func newSmall(t *testing.T, device cuda.Device) *small {
 		t.Fatal(err)
 	}
 	s.y = kept(t, y.To(device))
-	if device != cuda.CPU {
-		y.Close()
-	}
+	y.Close()
 	err = nn.To(s.net, device)
 	if err == nil {
 		s.opt, err = optim.NewAdamW(nn.Parameters(s.net), optim.AdamWOptions{LR: 0.01, Capturable: true})
