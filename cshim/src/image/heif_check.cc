@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -165,6 +166,7 @@ class Checker {
       max_pixels_ = max_pixels_ / (kAv1Share / kHevcShare);
       break;
     }
+    if (boxes.count(code("iref")) != 0) read_references(boxes[code("iref")]);
     if (boxes.count(code("iloc")) != 0) read_places(boxes[code("iloc")]);
     if (boxes.count(code("iprp")) == 0) damaged("no properties");
     for (Span properties = boxes[code("iprp")]; properties.size > 0;) {
@@ -195,6 +197,37 @@ class Checker {
         if (type == code(name)) unsupported("an item of type " + std::string(name));
       }
       if (!types_.emplace(id, type).second) damaged("an item comes twice");
+    }
+  }
+
+  // Refuses pictures that are made of each other, which libheif 1.15 follows until its stack is
+  // full. What is left ends after three steps: a derived picture, its parts, and the auxiliary
+  // pictures (alpha) of either.
+  void read_references(Span list) {
+    const int bytes = list.number(1) == 0 ? 2 : 4;
+    list.take(3);
+    std::set<uint64_t> parts;                   // of derived pictures
+    std::map<uint64_t, bool> with_auxiliaries;  // whether one of them is not a coded picture
+    std::vector<uint64_t> auxiliaries;
+    while (list.size > 0) {
+      BoxSpan box = next_box(&list);
+      const uint64_t from = box.content.number(bytes);
+      const bool part = box.type == code("dimg") && (is_a(from, "grid") || is_a(from, "iden"));
+      const bool auxiliary = box.type == code("auxl");
+      if (auxiliary) auxiliaries.push_back(from);
+      for (uint64_t count = box.content.number(2); count > 0; --count) {
+        const uint64_t to = box.content.number(bytes);
+        if (part && !is_coded(to)) unsupported("a picture that is made of derived pictures");
+        if (part) parts.insert(to);
+        if (auxiliary) with_auxiliaries[to] |= !is_coded(from);
+        if (with_auxiliaries.size() > kMaxItems) unsupported("references of too many items");
+      }
+    }
+    for (const uint64_t id : auxiliaries) {
+      if (with_auxiliaries.count(id) != 0) unsupported("an auxiliary picture of an auxiliary one");
+    }
+    for (const auto& [id, derived] : with_auxiliaries) {
+      if (derived && parts.count(id) != 0) unsupported("a part with a derived auxiliary picture");
     }
   }
 
@@ -267,14 +300,16 @@ class Checker {
     return length == 0 ? from : from.take(static_cast<size_t>(length));
   }
 
-  bool is_a(const Item& item, std::string_view name) const {
-    const auto type = types_.find(item.id);
+  bool is_a(uint64_t id, std::string_view name) const {
+    const auto type = types_.find(id);
     return type != types_.end() && type->second == code(name);
   }
 
+  bool is_coded(uint64_t id) const { return is_a(id, "hvc1") || is_a(id, "av01"); }
+
   void check_picture(const Item& item) {
-    const bool hevc = is_a(item, "hvc1");
-    if (!hevc && !is_a(item, "av01")) return;
+    const bool hevc = is_a(item.id, "hvc1");
+    if (!hevc && !is_a(item.id, "av01")) return;
     Span rest = bytes_of(item);
     read_ += rest.size;
     if (read_ / kMaxShared > file_.size) unsupported("pictures that share their bytes");
@@ -285,7 +320,7 @@ class Checker {
   // Checks the size of a grid, and bounds the time of decoding by it: all tiles may be the same
   // large picture.
   void check_grid(const Item& item) const {
-    if (!is_a(item, "grid")) return;
+    if (!is_a(item.id, "grid")) return;
     Span grid = bytes_of(item);
     grid.take(1);  // the version
     const int bytes = (grid.number(1) & 1) != 0 ? 4 : 2;

@@ -73,6 +73,31 @@ Bytes meta_of(const Bytes& content) {
   return box("meta", list);
 }
 
+// libheif 1.15 follows references in a circle until its stack is full.
+TEST(HeifCheck, CirclesAreRefused) {
+  const Bytes file = file_of(kGridHeic);
+  const size_t references = behind(file, "dimg") - 4;  // from, count, four parts; 16 bits each
+  Bytes self = file;
+  self[references + 7] = file[references + 1];
+  EXPECT_EQ(code_of(self, 1 << 20), TS_ERROR_UNSUPPORTED) << "a part is the grid itself";
+  Bytes missing = file;
+  missing[references + 7] = 99;
+  EXPECT_EQ(code_of(missing, 1 << 20), TS_ERROR_UNSUPPORTED) << "a part that there is not";
+
+  const auto auxiliary = [](uint8_t from, uint8_t to) {
+    return box("auxl", {0, from, 0, 1, 0, to});
+  };
+  const auto together = [](const Bytes& a, const Bytes& b) {
+    Bytes list = {0, 0, 0, 0};
+    list.insert(list.end(), a.begin(), a.end());
+    list.insert(list.end(), b.begin(), b.end());
+    return meta_of(box("iref", list));
+  };
+  EXPECT_EQ(code_of(together(auxiliary(1, 2), auxiliary(2, 1)), 1 << 20), TS_ERROR_UNSUPPORTED);
+  EXPECT_EQ(code_of(together(auxiliary(1, 2), auxiliary(3, 2)), 1 << 20), TS_ERROR_DECODE)
+      << "no properties";
+}
+
 // A few bytes promise 20,000 items of 65,535 pieces, and a million items: the check must not take
 // memory for them.
 TEST(HeifCheck, CountsWithoutBytesAreRefused) {
