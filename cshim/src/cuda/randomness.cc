@@ -1,10 +1,13 @@
 #include "cuda/randomness.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAMacros.h>
+#include <cuda_runtime_api.h>
 
 #include <array>
+#include <mutex>
 #include <utility>
 
 #include "cuda/capture.h"
@@ -44,6 +47,19 @@ uint64_t Randomness::end() {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
   state_->capturing_ = false;
   return (state_->offset_intragraph_ + 3) / 4 * 4;
+}
+
+void Randomness::draw(c10::cuda::CUDAStream stream, uint64_t increment,
+                      c10::function_ref<void()> launch) {
+  const std::lock_guard<std::mutex> lock(generator_.mutex());
+  const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
+  order_.before(stream);  // the replay before this one reads what is written here
+  // From pageable memory: the driver has taken the 16 bytes when this returns.
+  C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
+                                 cudaMemcpyHostToDevice, stream.stream()));
+  launch();
+  state_->philox_offset_per_thread_ += increment;
+  order_.after(stream);
 }
 
 void draw_in_capture(const std::shared_ptr<Randomness>& randomness) {

@@ -6,13 +6,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
-#include <cuda_runtime_api.h>
 
 #include <memory>
-#include <mutex>
 
 #include "cuda/replay_order.h"
 
@@ -34,18 +32,7 @@ class Randomness {
   // Called at its end. Returns how far a replay moves the generator.
   uint64_t end();
   // Runs launch with the generator's numbers, and moves it on.
-  template <typename Launch>
-  void draw(c10::cuda::CUDAStream stream, uint64_t increment, Launch&& launch) {
-    const std::lock_guard<std::mutex> lock(generator_.mutex());
-    const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
-    order_.before(stream);  // the replay before this one reads what is written here
-    // From pageable memory: the driver has taken the 16 bytes when this returns.
-    C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
-                                   cudaMemcpyHostToDevice, stream.stream()));
-    launch();
-    state_->philox_offset_per_thread_ += increment;
-    order_.after(stream);
-  }
+  void draw(c10::cuda::CUDAStream stream, uint64_t increment, c10::function_ref<void()> launch);
   // The memory that replays read.
   const at::Tensor& inputs() const { return inputs_; }
 
