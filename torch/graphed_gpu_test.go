@@ -90,8 +90,10 @@ func TestGraphedTrainingStepEqualsEager(t *testing.T) {
 		defer g.Close()
 		x, err := torch.Zeros(gpu, torch.Float32, 16, 8)
 		must(t, x, err)
-		y := ints(t, []int64{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}).To(gpu)
+		moved := ints(t, []int64{0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2, 0}).To(gpu)
+		y := moved.Keep() // for the scopes of all turns
 		must(t, y, y.Err())
+		moved.Close()
 		for i := range 20 {
 			if f := x.Normal_(0, 1); f.Err() != nil {
 				t.Fatal(f.Err())

@@ -20,7 +20,7 @@ func TestOperatorsOnTheGPU(t *testing.T) {
 		t.Fatalf("got %v", x)
 	}
 	wantValues(t, x.MatMul(x).ReLU().Add(x), 1, 4, 3, 6)
-	if got := x.String(); got != "float32[2 2] cuda:0: 1 -2 3 -4" {
+	if got := x.String(); got != "float32[2 2] cuda:0:\n[[ 1., -2.],\n [ 3., -4.]]" {
 		t.Errorf("got %q", got)
 	}
 	err := x.Add(floats(t, []float32{1, 2, 3, 4}, 2, 2)).Err()

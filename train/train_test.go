@@ -196,6 +196,7 @@ func figures(r *train.Report) []train.Epoch {
 	epochs := append([]train.Epoch(nil), r.Epochs...)
 	for i := range epochs {
 		epochs[i].Seconds, epochs[i].ImagesPerSecond, epochs[i].WaitShare = 0, 0, 0
+		epochs[i].AllocatedBytes, epochs[i].ReservedBytes = 0, 0 // a resumed run has captured fewer graphs, or more
 		if e := epochs[i].Eval; e != nil {
 			held := *e
 			held.Confusion = nil
