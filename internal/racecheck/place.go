@@ -3,6 +3,7 @@ package racecheck
 import (
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 )
 
@@ -80,6 +81,10 @@ func (c *Checker) replayed(at, in *Place) *Place {
 // root is the path of this module's packages.
 const root = "github.com/torchstream/torchstream/"
 
+// helpers are packages of Go's library that call functions for others, so that none of their lines
+// is a program's.
+var helpers = []string{"runtime.", "iter.", "maps.", "slices.", "sort.", "sync."}
+
 // library reports whether a function belongs to this library, and not to a program or a test.
 func library(f runtime.Frame) bool {
 	if strings.HasSuffix(f.File, "_test.go") {
@@ -87,7 +92,7 @@ func library(f runtime.Frame) bool {
 	}
 	path, ok := strings.CutPrefix(f.Function, root)
 	if !ok {
-		return strings.HasPrefix(f.Function, "runtime.") || strings.HasPrefix(f.Function, "iter.") || f.Function == ""
+		return f.Function == "" || slices.ContainsFunc(helpers, func(p string) bool { return strings.HasPrefix(f.Function, p) })
 	}
 	return !strings.HasPrefix(path, "cmd/") && !strings.HasPrefix(path, "examples/") && !strings.HasPrefix(path, "internal/streamprog")
 }
