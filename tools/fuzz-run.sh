@@ -9,7 +9,8 @@
 # JOBS=N         number of concurrent processes (default: number of cores)
 # FUZZ_PACK=1    write only packed files to OUT
 #
-# A finding ends neither its own target nor other targets. The exit status is 0 only if there was no finding.
+# A finding ends neither its own target nor other targets. The exit status is 0 only if there was no finding, and every target
+# ran.
 set -uo pipefail
 bundle=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 out=${OUT:-$PWD/out/fuzz}
@@ -51,9 +52,15 @@ one() {
         "$work/corpus/$target" "$here/corpus/$target" </dev/null
     else
       # Each process has its own folder, because Go writes a finding into testdata.
-      local folder=$here/go/$target.$number package
-      package=$here/tree/$(sed -n "s/^$target //p" "$here/go-targets")
-      if [[ ! -e $folder ]]; then mkdir -p "$folder" && cp -R "$package/testdata" "$folder/"; fi
+      # Other packages' testdata lies at the same place beside it as in the repository.
+      local name package folder root=$here/go/$target.$number
+      name=$(sed -n "s/^$target //p" "$here/go-targets")
+      package=$here/tree/$name folder=$root/$name
+      if [[ ! -e $folder/testdata ]]; then
+        mkdir -p "$folder" && cp -R "$package/testdata" "$folder/"
+        mkdir -p "$root/imageloader"
+        [[ -e $root/imageloader/testdata ]] || ln -s "$here/tree/imageloader/testdata" "$root/imageloader/testdata"
+      fi
       mkdir -p "$folder/testdata/fuzz/$target" "$work/corpus/$target"
       cp -rn "$here/corpus/$target/." "$work/corpus/$target/" 2>/dev/null
       ls "$folder/testdata/fuzz/$target" >"$folder/before"
@@ -126,4 +133,7 @@ if [[ -n ${FUZZ_PACK:-} ]]; then
 else
   cp -R "$work/." "$out/"
 fi
-((count == 0))
+# A fuzzer that ran nothing has proved nothing.
+idle=$(awk 'NR > 2 && $3 == 0 {print $1}' "$out/report.txt" | tr '\n' ' ')
+[[ -z $idle ]] || echo "run.sh: error: no execution of $idle: see the logs" >&2
+((count == 0)) && [[ -z $idle ]]
