@@ -145,8 +145,6 @@ var edges = []edge{
 	{"a graph keeps the sources of CopyBatch", "cshim/src/torch/copy.cc", "        ts::hold_in_capture(transfer.src, on);\n", "", "torch", "TestGraphKeepsWhatItsCopiesRead", 1},
 	{"a graph has its own cuBLAS workspace", "cshim/src/cuda/graph.cc",
 		"  workspaces = ts::take_workspaces(record.streams);\n", "", "torch", "TestProductsBesideAGraphOfTheirStream", 1},
-	{"a stream that joins a capture gets another cuBLAS workspace", "cshim/src/cuda/capture.cc",
-		"  if (streams.insert(stream).second) drop_workspaces(stream);\n", "  streams.insert(stream);\n", "torch", "TestProductsBeforeAGraphOfTheirStream", 1},
 	{"threads enqueue the products of a stream in turns", "cshim/src/cuda/workspaces.cc",
 		"turn(turn_of(stream));", "turn(turn_of(stream), std::defer_lock);", "torch", "TestProductsOfGoroutinesOnOneStream", 1},
 	{"a captured copy waits on the host for the copy into its source", "cshim/src/torch/pending.cc",
