@@ -344,6 +344,37 @@ func TestPinnedMemoryIsWatched(t *testing.T) {
 	}
 }
 
+// A copy to pinned memory changes the memory rightly, when it is queued before a copy from it and
+// not done, or after.
+func TestCopiesToPinnedMemoryAreNoWritesOfTheProgram(t *testing.T) {
+	for _, order := range []string{"to, from", "from, to", "to, waited, from"} {
+		t.Run(order, func(t *testing.T) {
+			contents := map[uintptr]uint64{4096: 7}
+			k := New(Options{Fingerprint: func(begin, _ uintptr) uint64 { return contents[begin] }})
+			q := k.NewQueue("cuda:0 stream 3", 0)
+			k.Allocate(hostDevice, 4096, 64, Host, nil)
+			m := Memory{Device: hostDevice, Storage: 4096, StorageBytes: 64, Region: Bytes(4096, 64), Track: true}
+			for _, step := range strings.Split(order, ", ") {
+				if step == "waited" {
+					contents[4096] = 8 // the device has written
+					k.Wait(Host, q)
+					continue
+				}
+				k.Do(Launch{At: k.Here("torch.CopyBatch", 0), Accesses: []Access{{Memory: m, Queue: q, Write: step == "to"}}})
+			}
+			want := 0
+			if order == "to, waited, from" { // then the change is the program's
+				want = 1
+			}
+			contents[4096] = 9
+			k.Wait(Host, q)
+			if found := k.Findings(); len(found) != want {
+				t.Errorf("%d findings, want %d: %v", len(found), want, found)
+			}
+		})
+	}
+}
+
 // Memory from before a capture may be freed during the capture of its owner's stream.
 func TestFreeDuringACapture(t *testing.T) {
 	c := New(Options{})

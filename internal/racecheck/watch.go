@@ -17,10 +17,25 @@ type watched struct {
 	sum    uint64
 }
 
-// watch remembers what pinned memory contains when a copy from it is queued.
+// watch remembers what pinned memory contains when a copy from it is queued. A device that writes
+// the memory changes it rightly: such a write ends the watches of before, and none begins until the
+// host knows that the write is done.
 func (c *Checker) watch(b *block, a *Access, time uint64, at *Place) {
-	if c.o.Fingerprint == nil || !b.pinned || a.Write || a.Queue == Host || !a.Region.dense() || len(c.watched) >= maxWatched {
+	if c.o.Fingerprint == nil || !b.pinned || a.Queue == Host {
 		return
+	}
+	if a.Write {
+		c.unwatch(b)
+		return
+	}
+	if !a.Region.dense() || len(c.watched) >= maxWatched {
+		return
+	}
+	known := *c.world.clock(Host)
+	for _, old := range b.accesses {
+		if old.write && old.queue != Host && old.time > known.at(old.queue) {
+			return
+		}
 	}
 	c.watched = append(c.watched, watched{b, a.Region, a.Shape, a.Queue, time, at, c.o.Fingerprint(a.Region.Begin, a.Region.End()-a.Region.Begin)})
 }
