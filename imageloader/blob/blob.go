@@ -3,7 +3,8 @@
 // (azblob://container/key). It is a module of its own, so that programs that do not use it do not
 // depend on the stores' client libraries.
 //
-//	loader, err := imageloader.Open("s3://bucket/train-{000..015}.tgz?region=eu-central-1", imageloader.Options{OpenSource: blob.Open, ...})
+//	loader, err := imageloader.Open("s3://bucket/train-{000..015}.tgz?region=eu-central-1",
+//		imageloader.Options{OpenSource: blob.Open, ...})
 //
 // Credentials come from the same places as for the stores' own tools. The parameters of a URL are
 // those of gocloud.dev/blob. Every request is for the version of the object that was opened, so
