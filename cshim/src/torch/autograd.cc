@@ -97,8 +97,11 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     const auto results =
         torch::autograd::grad(of, by, with, create || (flags & TS_GRAD_FLAG_RETAIN_GRAPH) != 0,
                               create, (flags & TS_GRAD_FLAG_ALLOW_UNUSED) != 0);
+    if (ts::somebody_captures()) {
+      for (const at::Tensor& each : results) ts::made_in_capture(each);
+    }
+    // Nothing below fails: a failed call has made no handle.
     for (const at::Tensor& each : results) {
-      if (each.defined() && ts::somebody_captures()) ts::made_in_capture(each);
       *gradients++ = each.defined() ? ts::to_handle(each) : nullptr;
     }
   });
