@@ -170,7 +170,7 @@ constexpr Name kNames[] = {
     {"cdist", true, Libraries::kBlas},
     {"chain_matmul", false, Libraries::kBlas},
     {"cholesky", true, Libraries::kBlas},
-    {"conv", true, Libraries::kHandles},
+    {"conv", true, Libraries::kBlas},  // where cuDNN does not support it, LibTorch uses products
     {"corrcoef", false, Libraries::kBlas},
     {"cov", false, Libraries::kBlas},
     {"ctc_loss", true, Libraries::kHandles},

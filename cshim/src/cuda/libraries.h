@@ -15,7 +15,7 @@ namespace ts {
 enum class Libraries : uint8_t {
   kNone,
   kHandles,  // cuDNN
-  kBlas      // cuBLAS, which needs a workspace too, or cuSOLVER
+  kBlas      // cuBLAS, which needs a workspace too, perhaps beside cuDNN, or cuSOLVER
 };
 
 // Returns what an operator may use on a GPU, by its name, such as "aten::mm".
