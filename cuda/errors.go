@@ -36,6 +36,8 @@ var (
 	// A goroutine, possibly the caller, is inside a section that the call needs exclusively. Call
 	// again when the goroutine has left.
 	ErrBusy error = capi.CodeBusy
+	// A library that the call needs is not installed, or has no such function.
+	ErrUnsupported error = capi.CodeUnsupported
 	// The object is closed.
 	ErrClosed = errors.New("cuda: used after Close")
 )

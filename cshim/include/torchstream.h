@@ -60,6 +60,38 @@ typedef struct ts_device_info {
 
 TS_API ts_error* ts_device_get_info(int32_t device, ts_device_info* info);
 
+#define TS_UUID_BYTES 16
+
+typedef struct ts_device_identity {
+  size_t size; /* sizeof(ts_device_identity), set by the caller */
+  uint8_t uuid[TS_UUID_BYTES];
+  char pci_bus_id[32]; /* "0000:1B:00.0"; ends with NUL */
+} ts_device_identity;
+
+/* Returns what names the GPU outside of the process, whatever its index is here. */
+TS_API ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity);
+
+/* What the driver measures of a GPU. A value that the GPU does not report is -1. */
+typedef struct ts_readings {
+  size_t size; /* sizeof(ts_readings), set by the caller */
+  int64_t power_milliwatts;
+  int64_t power_limit_milliwatts;
+  int64_t energy_millijoules; /* since the driver was loaded */
+  int32_t temperature;        /* of the GPU's die, in degrees Celsius */
+  int32_t sm_clock;           /* MHz, as are all clocks */
+  int32_t memory_clock;
+  int32_t max_sm_clock;
+  int32_t max_memory_clock;
+  int32_t busy_percent;        /* of the last sample period, in which a kernel ran */
+  int32_t memory_busy_percent; /* in which device memory was read or written */
+  int64_t throttle_reasons;    /* NVML's nvmlClocksEventReason values, added */
+} ts_readings;
+
+/* Reads the GPU's sensors through the driver's library libnvidia-ml.so.1 (NVML), which the first
+ * call loads. TS_ERROR_UNSUPPORTED if the library is missing, or too old: the message says what to
+ * install. Needs no CUDA context, and does not wait for the device. */
+TS_API ts_error* ts_readings_get(const char* pci_bus_id, ts_readings* readings);
+
 typedef struct ts_device_memory {
   size_t size;                 /* sizeof(ts_device_memory), set by the caller */
   size_t allocated_bytes;      /* in live tensors, by LibTorch's caching allocator */

@@ -80,7 +80,7 @@ enum {
   TS_ERROR_NOT_FOUND = 8,        /* no such operator or overload */
   TS_ERROR_OPERATOR = 9,         /* LibTorch refused the operands */
   TS_ERROR_DECODE = 10,          /* image or deflate bytes are damaged */
-  TS_ERROR_UNSUPPORTED = 11,     /* image bytes are in a format that is not handled */
+  TS_ERROR_UNSUPPORTED = 11,     /* a format that is not handled, or a library is not installed */
   TS_ERROR_INTERNAL = 12,        /* a defect of this library or of one below it */
   TS_ERROR_CAPTURE = 13,         /* not possible while a graph is captured, or the capture failed */
   TS_ERROR_STALE = 14,           /* a graph's operands have moved since the capture */

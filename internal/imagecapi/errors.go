@@ -53,7 +53,7 @@ func (c Code) Error() string {
 	case CodeDecode:
 		return "damaged image"
 	case CodeUnsupported:
-		return "unsupported image"
+		return "not supported"
 	case CodeCapture:
 		return "graph capture"
 	case CodeStale:

@@ -28,6 +28,7 @@ CUDA = [
     "libraries",  # the threads that have handles of cuBLAS and its kin
     "capture",  # the capture registry: whether a capture is under way, and what it allows
     "device",
+    "readings",  # sensors of GPUs
     "allocator",  # memory pools, statistics, the cache
     "pinned",
     "stream",

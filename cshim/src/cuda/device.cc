@@ -76,6 +76,22 @@ ts_error* ts_device_get_info(int32_t device, ts_device_info* info) {
   });
 }
 
+ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require_size(identity, "identity");
+    ts::require_device(device);
+    cudaDeviceProp properties;
+    C10_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
+    ts_device_identity result{};
+    static_assert(sizeof result.uuid == sizeof properties.uuid.bytes);
+    std::memcpy(result.uuid, properties.uuid.bytes, sizeof result.uuid);
+    C10_CUDA_CHECK(cudaDeviceGetPCIBusId(result.pci_bus_id,
+                                         static_cast<int>(sizeof result.pci_bus_id), device));
+    ts::fill(identity, result);
+  });
+}
+
 ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
