@@ -151,6 +151,7 @@ type memoryPool struct {
 	c      *capi.MemoryPool // nil after Close
 	device Device
 	user   atomic.Int64 // the OS thread that Use has locked; 0 if none
+	closed atomic.Bool
 	free   func(*capi.MemoryPool) error
 }
 
@@ -288,6 +289,7 @@ func (p *memoryPool) close() error {
 		return err
 	}
 	p.c = nil
+	p.closed.Store(true)
 	p.made.Closed()
 	return nil
 }

@@ -71,6 +71,15 @@ func (b *Batch) end() {
 // Tensors returns the batch's fields in the source's order.
 func (b *Batch) Tensors() []*torch.Tensor { return slices.Clone(b.tensors) }
 
+// String returns a name for messages, without reading a tensor: "batch 3 of epoch 0: 256 samples in
+// slot 1".
+func (b *Batch) String() string {
+	if b == nil {
+		return "no batch"
+	}
+	return fmt.Sprintf("batch %d of epoch %d: %d samples in slot %d", b.Index, b.Epoch, b.N, b.Slot)
+}
+
 // Scope returns the scope that all tensors computed from the batch join. It ends with the turn, or
 // with the last Release.
 func (b *Batch) Scope() *torch.Scope { return b.scope }

@@ -89,7 +89,12 @@ func (g *Generator) Device() cuda.Device {
 }
 
 // String returns a name for messages, such as "generator on cuda:0".
-func (g *Generator) String() string { return "generator on " + g.Device().String() }
+func (g *Generator) String() string {
+	if g == nil {
+		return "no generator"
+	}
+	return "generator on " + g.Device().String()
+}
 
 // Seed starts the sequence of the seed.
 func (g *Generator) Seed(seed uint64) error {

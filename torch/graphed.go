@@ -366,12 +366,34 @@ func (g *Graphed) Stats() GraphedStats {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s := g.stats
+	s.Graphs = g.graphs()
+	return s
+}
+
+// graphs returns the number of graphs that are kept. The caller holds mu.
+func (g *Graphed) graphs() (n int) {
 	for at := g.order.Front(); at != nil; at = at.Next() {
 		if at.Value.(*graphedEntry).graph != nil {
-			s.Graphs++
+			n++
 		}
 	}
-	return s
+	return n
+}
+
+// String returns a name for messages: "graphed function with 3 graphs", "graphed function in a
+// call", "closed graphed function". It does not wait for a call, which may be the caller's own.
+func (g *Graphed) String() string {
+	switch {
+	case g == nil:
+		return "closed graphed function"
+	case !g.mu.TryLock():
+		return "graphed function in a call"
+	}
+	defer g.mu.Unlock()
+	if g.closed {
+		return "closed graphed function"
+	}
+	return fmt.Sprintf("graphed function with %d graphs", g.graphs())
 }
 
 // Close frees the graphs and their results, as closing a tensor does. Queued replays still run.

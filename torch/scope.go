@@ -69,6 +69,18 @@ func (s *Scope) Name() string {
 	return s.s.name
 }
 
+// String returns a name for messages: `scope "batch 3 of epoch 0" of 12 tensors`, `closed scope
+// "step"`.
+func (s *Scope) String() string {
+	switch {
+	case s == nil || s.s == nil:
+		return "no scope"
+	case s.s.isClosed():
+		return fmt.Sprintf("closed scope %q", s.s.name)
+	}
+	return fmt.Sprintf("scope %q of %d tensors", s.s.name, s.Len())
+}
+
 // Close frees the tensors that the scope owns in one call. The memory of a tensor in use by an
 // operator of another goroutine is freed when that operator returns. Device memory returns to the
 // allocator in the order of the stream on which it was allocated; the host does not wait. Closing
