@@ -1,7 +1,8 @@
 # Every target does the set-up that it needs: system packages (apt when root), LibTorch and a CUDA compiler (LIBTORCH=,
 # or wheels installed once under TORCHSTREAM_CACHE), and the C++ shim. `make help` lists the targets.
 #
-#   LIBTORCH=DIR           use this LibTorch 2.11: site-packages, its torch folder, or an unpacked libtorch zip
+#   TORCHSTREAM_LIBTORCH=V install LibTorch V (2.11, which is the default, or 2.15) if LIBTORCH is not set
+#   LIBTORCH=DIR           use this LibTorch (2.11 to 2.15): site-packages, its torch folder, or an unpacked libtorch zip
 #   TORCHSTREAM_CACHE=DIR  install LibTorch here if LIBTORCH is not set (default ~/.cache/torchstream)
 #   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
 #   PREFIX=DIR             make install: install into this folder
@@ -13,7 +14,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-export LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
+export LIBTORCH TORCHSTREAM_LIBTORCH TORCHSTREAM_CACHE JOBS ARCHIVE TEST DEVICE CHECKPOINT FUZZ_TIME FUZZ_SEEDS
 
 .PHONY: help
 help: ## list the targets

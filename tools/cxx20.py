@@ -3,7 +3,8 @@
 
   cxx20.py BUILD_FOLDER [JOBS]
 
-LibTorch after 2.11 requires C++20, so the code must compile as C++20 too. CUDA sources and tests are left out. Takes
+LibTorch after 2.11 requires C++20, so the code must compile as C++20 too: this finds out without that LibTorch. CUDA sources
+and tests are left out. Takes
 about 20 s of one core for every source that includes LibTorch.
 """
 

@@ -118,7 +118,7 @@ func TestCallRefusesWhatTheSchemaDoesNotTake(t *testing.T) {
 		args []any
 		text []string
 	}{
-		{"unknown operator", "no_such", []any{x}, []string{"torch: no_such(float32[2 2] cpu) at byname_test.go:", "no operator aten::no_such"}},
+		{"unknown operator", "no_such", []any{x}, []string{"torch: no_such(float32[2 2] cpu) at byname_test.go:", " has no operator aten::no_such"}},
 		{"no default overload", "add", []any{x, x}, []string{"overloads of aten::add", `"Tensor"`}},
 		{"zero byte", "add\x00", nil, []string{"zero byte"}},
 		{"type", "add.Tensor", []any{x, "y"}, []string{"aten::add.Tensor(", "argument other is Tensor, and got string"}},

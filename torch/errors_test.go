@@ -25,7 +25,8 @@ func TestErrorNamesOperatorOperandsAndCaller(t *testing.T) {
 		t.Errorf("got %s at %s:%d, want MatMul at %s:%d", e.Op, e.File, e.Line, file, line+1)
 	}
 	want := fmt.Sprintf("torch: MatMul(float32[2 3] cpu, float32[4 5] cpu) at %s:%d: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)", file, line+1)
-	if err.Error() != want {
+	got := strings.Replace(err.Error(), ": mm: ", ": ", 1) // newer versions of LibTorch name their kernel
+	if got != want {
 		t.Errorf("got  %s\nwant %s", err, want)
 	}
 }

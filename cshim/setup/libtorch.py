@@ -6,8 +6,9 @@
   libtorch.py show          print every location as NAME=VALUE, one per line; install it if needed
 
 With LIBTORCH set, that LibTorch is used: the site-packages that contains torch/, the torch package folder itself, or
-an unpacked libtorch zip. Otherwise the wheels in cshim/libtorch.lock are installed, once, under TORCHSTREAM_CACHE
-(default ~/.cache/torchstream). Results go to stdout, progress and errors to stderr; the exit status is 1 on an error.
+an unpacked libtorch zip. Otherwise the wheels in cshim/libtorch-VERSION.lock are installed, once, under
+TORCHSTREAM_CACHE (default ~/.cache/torchstream). TORCHSTREAM_LIBTORCH sets VERSION (default 2.11). Results go to stdout,
+progress and errors to stderr; the exit status is 1 on an error.
 
 Needs only Python 3.9 or newer and its standard library.
 """
@@ -25,9 +26,11 @@ import threading
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LOCK = os.path.join(os.path.dirname(HERE), "libtorch.lock")
+LOCKS = os.path.join(os.path.dirname(HERE), "libtorch-%s.lock")
+DEFAULT = "2.11"
 STAMP = ".torchstream-complete"
-WANT = (2, 11)
+# The first and the last version that the shim is built and tested with. One between them is accepted as LIBTORCH=.
+OLDEST, NEWEST = (2, 11), (2, 15)
 # Wheels (2.6 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
 NEED_GB = 8
 # pip accepts a wheel only if its tag is listed. These are all tags that glibc 2.28 supports.
@@ -64,6 +67,11 @@ def first_folder(candidates, probe):
     return ""
 
 
+def minor_of(folder):
+    """Return the number behind the last dot of a folder's name."""
+    return int(re.search(r"\d*$", folder).group() or 0)
+
+
 def version_of(torch):
     """Return (major, minor, patch) from the headers. The file of the macros depends on the release."""
     for header in ("torch/headeronly/version.h", "torch/csrc/api/include/torch/version.h"):
@@ -82,10 +90,10 @@ def locate(torch, why):
     """Return all locations of the LibTorch in the folder `torch`, which has include/ and lib/. Errors name it as `why`."""
     site = os.path.dirname(torch)
     found = version_of(torch)
-    if found[:2] != WANT:
+    if not OLDEST <= found[:2] <= NEWEST:
         raise SetupError(
-            "%s is LibTorch %d.%d.%d, torchstream needs %d.%d: point LIBTORCH at one, or unset LIBTORCH to have it installed"
-            % ((why,) + found + WANT)
+            "%s is LibTorch %d.%d.%d, torchstream needs %d.%d to %d.%d: point LIBTORCH at one, or unset LIBTORCH to have one "
+            "installed (TORCHSTREAM_LIBTORCH=%s)" % ((why,) + found + OLDEST + NEWEST + (" or ".join(locked()),))
         )
     if not os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
         raise SetupError(
@@ -96,32 +104,32 @@ def locate(torch, why):
         [
             os.path.join(site, "nvidia", "cu13"),
             absolute("CUDA_HOME", os.environ["CUDA_HOME"]) if os.environ.get("CUDA_HOME") else "",
-            "/usr/local/cuda-13.0",
+            *sorted(glob.glob("/usr/local/cuda-13.*"), key=minor_of, reverse=True),
             "/usr/local/cuda",
         ],
         os.path.join("bin", "nvcc"),
     )
     if not cuda:
         raise SetupError(
-            "no CUDA 13 compiler for %s: looked for bin/nvcc in %s, CUDA_HOME, /usr/local/cuda-13.0 and /usr/local/cuda. "
-            'Set CUDA_HOME, or install one beside it: pip install "cuda-toolkit[nvcc,nvvm,crt,cccl,cudart,nvjpeg]==13.0.2"'
+            "no CUDA 13 compiler for %s: looked for bin/nvcc in %s, CUDA_HOME, /usr/local/cuda-13.* and /usr/local/cuda. "
+            'Set CUDA_HOME, or install one beside it: pip install "cuda-toolkit[nvcc,nvvm,crt,cccl,cudart,nvjpeg]==13.*"'
             % (why, os.path.join(site, "nvidia", "cu13"))
         )
     include = first_folder(
         [os.path.join(cuda, "include"), os.path.join(cuda, "targets", "x86_64-linux", "include")], "cuda_runtime_api.h"
     )
     if not include:
-        raise SetupError('%s: no include/cuda_runtime_api.h; pip install "cuda-toolkit[cudart,crt,cccl]==13.0.2"' % cuda)
+        raise SetupError('%s: no include/cuda_runtime_api.h; pip install "cuda-toolkit[cudart,crt,cccl]==13.*"' % cuda)
     with open(os.path.join(include, "cuda_runtime_api.h"), encoding="utf-8", errors="replace") as f:
         runtime = re.search(r"#define CUDART_VERSION\s+(\d+)", f.read())
     if not runtime or int(runtime.group(1)) // 1000 != 13:
         raise SetupError(
             "%s is CUDA %s, LibTorch %d.%d was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit"
-            % (cuda, int(runtime.group(1)) / 1000 if runtime else "?", WANT[0], WANT[1])
+            % ((cuda, int(runtime.group(1)) / 1000 if runtime else "?") + found[:2])
         )
     cuda_lib = first_folder([os.path.join(cuda, d) for d in ("lib", "lib64", "targets/x86_64-linux/lib")], "libcudart.so.13")
     if not cuda_lib:
-        raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.0.2"' % cuda)
+        raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.*"' % cuda)
     # The zip has its own CUDA runtime under another name. Use it, so that a process has only one runtime.
     own = sorted(glob.glob(os.path.join(glob.escape(torch), "lib", "libcudart*.so.13*")))
     libs = [os.path.join(torch, "lib"), cuda_lib]
@@ -136,7 +144,7 @@ def locate(torch, why):
     return {
         "SITE": site,
         "TORCH": torch,
-        "VERSION": "%d.%d.%d" % found,
+        "LIBTORCH_VERSION": "%d.%d.%d" % found,
         "CUDA": cuda,
         "CUDA_INCLUDE": include,
         "CUDA_LIB": cuda_lib,
@@ -161,9 +169,26 @@ def given(value):
     )
 
 
+def locked():
+    """Return the versions that have a lock, the oldest first."""
+    names = glob.glob(glob.escape(os.path.dirname(HERE)) + "/libtorch-*.lock")
+    return sorted((re.search(r"libtorch-(.*)\.lock$", name).group(1) for name in names), key=lambda v: minor_of(v))
+
+
+def lock():
+    """Return the path of the lock that TORCHSTREAM_LIBTORCH selects."""
+    version = os.environ.get("TORCHSTREAM_LIBTORCH") or DEFAULT
+    if version not in locked():
+        raise SetupError(
+            "TORCHSTREAM_LIBTORCH=%s: the versions that can be installed are %s; LIBTORCH=FOLDER uses another one"
+            % (version, " and ".join(locked()))
+        )
+    return LOCKS % version
+
+
 def requirements():
     """Return the lines of the lock without comments."""
-    with open(LOCK, encoding="utf-8") as f:
+    with open(lock(), encoding="utf-8") as f:
         lines = [line.strip() for line in f]
     return [line for line in lines if line and not line.startswith("#")]
 
@@ -191,7 +216,7 @@ def run(step, command, tmp, keep):
     tail = "\n".join("  | " + line for line in text.splitlines()[-12:])
     low = text.lower()
     if "hash" in low and "mismatch" in low or "do not match the hashes" in low:
-        cure = "the file is not the one in cshim/libtorch.lock: check the package index or mirror that pip uses, then run make again"
+        cure = "the file is not the one in " + os.path.relpath(lock(), os.path.dirname(os.path.dirname(HERE))) + ": check the package index or mirror that pip uses, then run make again"
     elif "no space left" in low:
         cure = "the disk is full: free space, or set TORCHSTREAM_CACHE to a folder on a bigger disk"
     elif "no matching distribution" in low or "could not find a version" in low:
@@ -275,7 +300,7 @@ def install_locked(cache, target, keep):
     free = (shutil.disk_usage(cache).free + size_of(wheels)) / 1e9
     if free < NEED_GB:
         raise SetupError(
-            "%s has %.1f GB free and LibTorch needs %d GB while it is installed (4.3 GB afterwards): free space, or set "
+            "%s has %.1f GB free and LibTorch needs %d GB while it is installed (4.5 GB afterwards): free space, or set "
             "TORCHSTREAM_CACHE to a folder on a bigger disk" % (cache, free, NEED_GB)
         )
     say("installing LibTorch into %s (once; %d packages, 2.6 GB to download)" % (target, len(lines)))
@@ -304,7 +329,7 @@ def install_locked(cache, target, keep):
     with progress("unpacking", site, os.path.join(tmp, "tmp")):
         run(
             "unpacking the wheels",
-            pip + ["install", "-q", "--no-compile", "--no-index", "--find-links", wheels, "--target", site, "-r", LOCK] + only,
+            pip + ["install", "-q", "--no-compile", "--no-index", "--find-links", wheels, "--target", site, "-r", lock()] + only,
             os.path.join(tmp, "tmp"),
             keep,
         )

@@ -22,6 +22,7 @@ FOLDERS = {
 
 # The units of src/cuda, from the lowest up. Each includes only units before it.
 CUDA = [
+    "libtorch_version",  # what differs between versions of LibTorch
     "same_stream",  # the identity of streams
     "storage",  # the memory behind a tensor
     "workspaces",  # cuBLAS' memory

@@ -194,7 +194,7 @@ void made_in_capture(const at::Tensor& tensor) {
 }
 
 void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::DeviceIndex device,
-                          const std::function<void()>& begin) {
+                          const std::function<void(unsigned long long)>& begin) {
   with_capture(std::nullopt, [&](CaptureRecord& capture, CUDAStream) {
     auto& all = capture.generators;
     if (std::find(all.begin(), all.end(), generator) != all.end()) return;
@@ -204,7 +204,7 @@ void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::Dev
                     "numbers of one GPU");
     }
     all.push_back(generator);
-    begin();
+    begin(capture.id.load(std::memory_order_relaxed));
   });
 }
 

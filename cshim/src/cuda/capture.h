@@ -123,10 +123,10 @@ void hold_in_capture(const at::Tensor& tensor);
 void made_in_capture(const at::Tensor& tensor);
 // The error of a capture that made memory on another GPU.
 [[noreturn]] void throw_made_elsewhere();
-// Tells the capture that it draws from the generator, which belongs to the device. Calls begin the
-// first time.
+// Tells the capture that it draws from the generator, which belongs to the device. Calls begin with
+// CUDA's number of the capture the first time.
 void generator_in_capture(const std::shared_ptr<Randomness>& generator, c10::DeviceIndex device,
-                          const std::function<void()>& begin);
+                          const std::function<void(unsigned long long)>& begin);
 // Tells the capture that its replays use the event.
 void event_in_capture(const std::shared_ptr<ts_event>& event, c10::cuda::CUDAStream stream);
 // Tells the capture that it works on gradients.

@@ -147,6 +147,7 @@ class Capture {
     unsigned long long id = 0;
     capture_status(stream, &id);
     graph_.record.id.store(id, std::memory_order_release);
+    numbers_.begin(id);
     open_capture(graph_.record);
   }
 
@@ -181,9 +182,10 @@ class Capture {
     Pool& pool;
   };
   struct Numbers {
-    explicit Numbers(Capture& c) : graph(c.graph_) {
+    explicit Numbers(Capture& c) : graph(c.graph_) {}
+    void begin(unsigned long long id) {
       graph.record.generators = {Randomness::of(graph.record.stream.device_index())};
-      graph.record.generators.front()->begin();
+      graph.record.generators.front()->begin(id);
     }
     ~Numbers() {
       for (const auto& each : graph.record.generators) {

@@ -28,42 +28,37 @@ const std::shared_ptr<Randomness>& Randomness::of(c10::DeviceIndex device) {
 Randomness::Randomness(at::Generator generator) : generator_(std::move(generator)) {
   const c10::cuda::CUDAStreamGuard guard(c10::cuda::getDefaultCUDAStream(device()));
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  // A registration that stays as long as this object, so that the state's memory does.
-  generator_.get<at::CUDAGeneratorImpl>()->register_graph(&anchor_);
-  state_ = anchor_.state();
   // Side by side, for one copy a replay.
   inputs_ = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(at::kCUDA, device()));
-  state_->seed_extragraph_ = inputs_.narrow(0, 0, 1);
-  state_->offset_extragraph_ = inputs_.narrow(0, 1, 1);
+  state_.emplace(generator_, inputs_.narrow(0, 0, 1), inputs_.narrow(0, 1, 1));
 }
 
-void Randomness::begin() {
+void Randomness::begin(unsigned long long capture) {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  state_->capturing_ = true;
-  state_->offset_intragraph_ = 0;
+  state_->begin_capture(capture);
 }
 
 uint64_t Randomness::end() {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  state_->capturing_ = false;
-  return (state_->offset_intragraph_ + 3) / 4 * 4;
+  return (state_->end_capture() + 3) / 4 * 4;
 }
 
 void Randomness::draw(c10::cuda::CUDAStream stream, uint64_t increment,
                       c10::function_ref<void()> launch) {
   const std::lock_guard<std::mutex> lock(generator_.mutex());
-  const uint64_t inputs[2] = {state_->seed_, state_->philox_offset_per_thread_};
+  const uint64_t inputs[2] = {state_->seed(), state_->offset()};
   order_.before(stream);  // the replay before this one reads what is written here
   // From pageable memory: the driver has taken the 16 bytes when this returns.
   C10_CUDA_CHECK(cudaMemcpyAsync(inputs_.mutable_data_ptr(), inputs, sizeof inputs,
                                  cudaMemcpyHostToDevice, stream.stream()));
   launch();
-  state_->philox_offset_per_thread_ += increment;
+  state_->advance(increment);
   order_.after(stream);
 }
 
 void draw_in_capture(const std::shared_ptr<Randomness>& randomness) {
-  generator_in_capture(randomness, randomness->device(), [&] { randomness->begin(); });
+  generator_in_capture(randomness, randomness->device(),
+                       [&](unsigned long long capture) { randomness->begin(capture); });
 }
 
 }  // namespace ts

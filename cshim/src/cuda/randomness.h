@@ -4,14 +4,13 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/FunctionRef.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <memory>
+#include <optional>
 
+#include "cuda/libtorch_version.h"
 #include "cuda/replay_order.h"
 
 namespace ts {
@@ -27,8 +26,8 @@ class Randomness {
   Randomness& operator=(const Randomness&) = delete;
 
   c10::DeviceIndex device() const { return generator_.device().index(); }
-  // Called at the begin of a capture that draws from the generator.
-  void begin();
+  // Called at the begin of a capture that draws from the generator, with CUDA's number of it.
+  void begin(unsigned long long capture);
   // Called at its end. Returns how far a replay moves the generator.
   uint64_t end();
   // Runs launch with the generator's numbers, and moves it on.
@@ -37,17 +36,10 @@ class Randomness {
   const at::Tensor& inputs() const { return inputs_; }
 
  private:
-  struct Anchor : at::cuda::CUDAGraph {
-    c10::intrusive_ptr<at::CUDAGeneratorState> state() const {
-      return captured_generator_states_.begin()->first;
-    }
-  };
-
   at::Generator generator_;
-  Anchor anchor_;
-  c10::intrusive_ptr<at::CUDAGeneratorState> state_;
   at::Tensor inputs_;
-  ReplayOrder order_;  // guarded by the generator's mutex
+  std::optional<GeneratorState> state_;  // always one, once this is made
+  ReplayOrder order_;                    // guarded by the generator's mutex
 };
 
 // Makes the capture under way, if the calling thread takes part in it, own the generator's numbers.

@@ -1,6 +1,5 @@
 #include "cuda/workspaces.h"
 
-#include <ATen/cuda/CUDAContextLight.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -10,6 +9,8 @@
 #include <mutex>
 #include <tuple>
 #include <utility>
+
+#include "cuda/libtorch_version.h"
 
 namespace ts {
 namespace {
@@ -55,10 +56,11 @@ void release(void* holder) {
 }
 
 // An entry of LibTorch's table that keeps the workspace alive.
-c10::DataPtr entry_of(const Workspace& workspace) {
+WorkspaceEntry entry_of(const Workspace& workspace, size_t bytes) {
   void* data = workspace->get();
   const c10::Device device = workspace->device();
-  return {data, std::make_unique<Workspace>(workspace).release(), &release, device};
+  return workspace_entry({data, std::make_unique<Workspace>(workspace).release(), &release, device},
+                         bytes);
 }
 
 Workspace workspace_of(c10::DataPtr entry) {
@@ -73,7 +75,7 @@ void take_from(Table& table, const std::set<void*>& streams, std::vector<Workspa
       ++it;
       continue;
     }
-    Workspace workspace = workspace_of(std::move(it->second));
+    Workspace workspace = workspace_of(take_memory(it->second));
     it = table.map.erase(it);
     if (std::find(out.begin(), out.end(), workspace) == out.end()) {
       out.push_back(std::move(workspace));
@@ -87,15 +89,16 @@ void bind(Kind& kind, const std::tuple<void*, void*>& key, CUDAStream stream) {
     const std::shared_lock<std::shared_mutex> lock(kind.table.mutex);
     if (kind.table.map.count(key) != 0) return;
   }
+  const size_t bytes = kind.bytes();
   auto& known = kind.of[{stream.device_index(), stream.stream()}];
   Workspace workspace = known.lock();
   if (workspace == nullptr) {
     const c10::cuda::CUDAGuard device(stream.device_index());
-    workspace = std::make_shared<c10::DataPtr>(
-        c10::cuda::CUDACachingAllocator::get()->allocate(kind.bytes()));
+    workspace =
+        std::make_shared<c10::DataPtr>(c10::cuda::CUDACachingAllocator::get()->allocate(bytes));
     known = workspace;
   }
-  c10::DataPtr entry = entry_of(workspace);
+  WorkspaceEntry entry = entry_of(workspace, bytes);
   const std::unique_lock<std::shared_mutex> lock(kind.table.mutex);
   kind.table.map.try_emplace(key, std::move(entry));
 }
@@ -115,7 +118,7 @@ bool bound(const std::tuple<void*, void*>& key) {
 std::unique_lock<std::mutex> bind_workspace(cublasHandle_t handle, CUDAStream stream) {
   std::unique_lock<std::mutex> turn(turn_of(stream));
   const std::tuple<void*, void*> key(handle, stream.stream());
-  if (bound(key)) return turn;
+  if (!keeps_workspaces() || bound(key)) return turn;
   Shared& all = shared();
   const std::lock_guard<std::mutex> only(all.mutex);
   for (Kind& kind : all.kinds) bind(kind, key, stream);
@@ -147,7 +150,7 @@ cublasHandle_t make_blas_handle(c10::DeviceIndex device) {
   const std::unique_lock<std::shared_mutex> lock(table.mutex);
   const auto found = table.map.find({handle, nullptr});
   if (found != table.map.end()) {
-    unused = std::move(found->second);
+    unused = take_memory(found->second);
     table.map.erase(found);
   }
   return handle;

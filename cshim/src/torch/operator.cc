@@ -9,6 +9,7 @@
 #include <c10/core/Layout.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/util/SmallVector.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstring>
@@ -815,7 +816,7 @@ std::string full_name(const std::string& name, const std::string& overload) {
     known += "\"" + each.overload_name + "\"";
   }
   throw Failure(TS_ERROR_NOT_FOUND,
-                "no operator " + full_name(name, overload) +
+                "LibTorch " TORCH_VERSION " has no operator " + full_name(name, overload) +
                     (known.empty() ? "; names look like aten::add"
                                    : "; the overloads of " + name + " are " + known));
 }
