@@ -388,6 +388,59 @@ func TestSanitizerSeesReplays(t *testing.T) {
 	wantNone(t, sanitized(t, program(true)))
 }
 
+// A stream that waits for an external event is ordered after the part of a replay that comes before
+// the record, and the part of a replay behind a wait is ordered after what was recorded.
+func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
+	p := newPlanted(t)
+	z, err := torch.Zeros(gpu, torch.Float32, 1024)
+	z = must(t, z, err)
+	// with runs a program with an external event and a graph that is captured on the side stream.
+	with := func(before func(e *cuda.Event) error, captured func(e *cuda.Event) error, after func(e *cuda.Event) error) func() error {
+		return func() error {
+			e, err := cuda.NewEvent(cuda.EventOptions{External: true})
+			if err != nil {
+				return err
+			}
+			defer e.Close()
+			if err := before(e); err != nil {
+				return err
+			}
+			g, err := cuda.Capture(cuda.CaptureOptions{Stream: p.side.Stream}, func() error { return captured(e) })
+			if err != nil {
+				return err
+			}
+			defer g.Close()
+			return errors.Join(g.Replay(p.side.Stream), after(e), gpu.Synchronize())
+		}
+	}
+	nothing := func(*cuda.Event) error { return nil }
+
+	signals := func(read *torch.Tensor) func() error {
+		return with(nothing, func(e *cuda.Event) error {
+			return errors.Join(p.x.AddScalar_(1).Err(), e.Record(p.side.Stream), p.y.AddScalar_(1).Err())
+		}, func(e *cuda.Event) error {
+			return errors.Join(defaultStream.WaitEvent(e), z.Add_(read).Err())
+		})
+	}
+	wantNone(t, sanitized(t, signals(p.x)))
+	wantFinding(t, sanitized(t, signals(p.y)), cuda.FindingRace, ")")
+
+	waits := func(before bool) func() error {
+		return with(func(e *cuda.Event) error {
+			return errors.Join(p.x.AddScalar_(1).Err(), e.Record(defaultStream))
+		}, func(e *cuda.Event) error {
+			wait := func() error { return p.side.WaitEvent(e) }
+			use := func() error { return p.y.Add_(p.x).Err() }
+			if before {
+				return errors.Join(wait(), use())
+			}
+			return errors.Join(use(), wait())
+		}, nothing)
+	}
+	wantNone(t, sanitized(t, waits(true)))
+	wantFinding(t, sanitized(t, waits(false)), cuda.FindingRace, "cuda.DefaultStream(0))")
+}
+
 // Values that reach the host order it after their computation, and later launches after the host.
 func TestSanitizerSeesTheHostWait(t *testing.T) {
 	p := newPlanted(t)

@@ -246,6 +246,9 @@ func NewEvent(flags int32) (e *Event, err error) {
 		return nil, err
 	}
 	err = failure(C.ts_event_new(C.int32_t(flags), &e))
+	if s := sanitizer.Load(); s != nil && err == nil && flags&EventExternal != 0 {
+		s.check.External(eventKey(e))
+	}
 	return e, err
 }
 

@@ -54,6 +54,8 @@ type Checker struct {
 	findings []*Finding
 	serial   uint64
 	stats    Stats
+	signals  []Queue           // of waits for external events, by number in their capture
+	spare    map[Queue][]Queue // lanes of closed graphs, by stream
 }
 
 // Stats counts what a Checker has seen.
@@ -70,6 +72,7 @@ type queue struct {
 	name   string
 	made   *Place
 	device int32
+	of     Queue // the stream that a lane belongs to; 0 for streams
 }
 
 // world holds the clocks of queues. A capture has one of its own, because its work does not run
@@ -90,6 +93,8 @@ type event struct {
 	captured *capture // the capture that the latest record is in
 	place    *Place   // of the latest record
 	awaited  bool     // since the latest record
+	recorded bool
+	external bool
 }
 
 // New returns a Checker that has seen nothing.
@@ -100,7 +105,7 @@ func New(o Options) *Checker {
 	return &Checker{
 		o: o, queues: []queue{{name: "the host", device: hostDevice}},
 		spaces: map[int32]*space{}, events: map[uintptr]*event{}, graphs: map[uintptr]*graph{},
-		places: map[placeKey]*Place{}, found: map[findingKey]*Finding{},
+		places: map[placeKey]*Place{}, found: map[findingKey]*Finding{}, spare: map[Queue][]Queue{},
 	}
 }
 
@@ -199,9 +204,14 @@ func (c *Checker) Record(e uintptr, q Queue, at *Place) {
 		ev = &event{}
 		c.events[e] = ev
 	}
+	captured := c.capture != nil && c.capture.inside(q)
+	if captured && ev.external {
+		c.captureRecord(ev, q, at)
+		return
+	}
 	c.issue(q).copyTo(&ev.clock)
-	ev.captured, ev.place, ev.awaited = nil, at, false
-	if c.capture != nil && c.capture.inside(q) {
+	ev.captured, ev.place, ev.awaited, ev.recorded = nil, at, false, true
+	if captured {
 		ev.captured = c.capture
 	}
 }
@@ -212,11 +222,14 @@ func (c *Checker) WaitEvent(waiter Queue, e uintptr) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ev := c.events[e]
-	if ev == nil {
+	if ev == nil || !ev.recorded {
 		return false
 	}
 	ev.awaited = true
 	switch {
+	case ev.external && c.capture != nil && c.capture.inside(waiter):
+		c.captureWait(ev, waiter)
+		return true
 	case ev.captured != nil && (ev.captured != c.capture || waiter == Host):
 		return true // CUDA refuses the wait, as in the next case
 	case ev.captured != nil:
@@ -479,7 +492,7 @@ func (c *Checker) remember(a *Access, at *Place) {
 	own := *c.worldOf(a.Queue).clock(a.Queue)
 	list := c.accesses(b, a.Queue)
 	if list != &b.accesses {
-		c.capture.all[footKey{b, a.Region, a.Write}] = foot{b, a.Memory, a.Write, at}
+		c.capture.step(b, a, own, at)
 	}
 	*list = slices.DeleteFunc(*list, func(old access) bool {
 		if !a.Region.covers(old.region) || !a.Write && (old.write || old.queue != a.Queue) {

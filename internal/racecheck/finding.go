@@ -117,6 +117,9 @@ func (c *Checker) Findings() []Finding {
 }
 
 func (c *Checker) use(q Queue, p *Place, write bool, made *Place) Use {
+	if of := c.queues[q].of; of != Host {
+		q = of // reports name the stream, not a graph's lane
+	}
 	u := Use{Write: write, Stream: c.queues[q].name, Variable: c.variable(q)}
 	if at := c.queues[q].made; at != nil {
 		u.Made = at.Line().String()

@@ -9,7 +9,11 @@ type capture struct {
 	members map[Queue]bool
 	touched map[*block]*[]access
 	order   []*block // the keys of touched, in the order of their first access
-	all     map[footKey]foot
+	feet    []foot
+	known   map[footKey]int // numbers of feet
+	records []node          // of external events
+	waits   []*event        // external ones
+	signals []Queue         // of waits
 }
 
 func (c *capture) inside(q Queue) bool { return c.members[q] }
@@ -36,12 +40,32 @@ type foot struct {
 	mem   Memory
 	write bool
 	place *Place
+	queue Queue  // in the capture
+	time  uint64 // of the latest such access in the capture
+	waits []int  // that come before the first one
+	group int
 }
 
 type footKey struct {
 	block  *block
 	region Region
 	write  bool
+	queue  Queue
+}
+
+// step notes an access of the capture at the time of its queue. The same access later in the queue
+// comes after more waits and before fewer records, so the first time counts for those, and the last
+// time for these.
+func (c *capture) step(b *block, a *Access, own clock, at *Place) {
+	key := footKey{b, a.Region, a.Write, a.Queue}
+	if i, ok := c.known[key]; ok {
+		c.feet[i].time, c.feet[i].place = own.at(a.Queue), at
+		return
+	}
+	c.known[key] = len(c.feet)
+	c.feet = append(c.feet, foot{
+		block: b, mem: a.Memory, write: a.Write, place: at, queue: a.Queue, time: own.at(a.Queue), waits: c.waitsBefore(own),
+	})
 }
 
 // maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more
@@ -54,6 +78,12 @@ type graph struct {
 	at     *Place            // of the latest replay
 	pool   *pool
 	users  []Queue // of replays
+
+	// Of external events. All are empty for a graph without such nodes.
+	records []node
+	waits   []*event
+	groups  []group
+	lanes   map[Queue][]Queue // by stream
 }
 
 // pool is the memory that graphs share. Their replays are ordered.
@@ -63,7 +93,7 @@ type pool struct{ clock clock }
 func (c *Checker) Begin(origin Queue) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, all: map[footKey]foot{}}
+	c.capture = &capture{members: map[Queue]bool{origin: true}, touched: map[*block]*[]access{}, known: map[footKey]int{}}
 }
 
 // End ends the capture. The graph's number is the caller's; 0 stands for a capture that failed.
@@ -76,32 +106,69 @@ func (c *Checker) End(g, share uintptr) {
 	if was == nil || g == 0 {
 		return
 	}
-	made := &graph{pool: &pool{}}
+	made := &graph{pool: &pool{}, records: was.records, waits: was.waits}
 	if other := c.graphs[share]; other != nil {
 		made.pool = other.pool
 	}
 	byBlock := map[*block][]foot{}
-	for _, f := range was.all {
+	for _, f := range was.feet {
 		byBlock[f.block] = append(byBlock[f.block], f)
 	}
 	for _, b := range was.order {
-		feet := byBlock[b]
 		if b.captured && c.space(b.device).exact[b.begin] != b {
 			continue // freed in the capture: nothing outside of the graph can reach the memory
 		}
-		if len(feet) > maxFeet {
-			all := feet[0]
-			all.mem.Region = Bytes(b.begin, b.end-b.begin)
-			for _, f := range feet {
-				if f.write {
-					all.write, all.place = true, f.place
-				}
-			}
-			feet = []foot{all}
-		}
-		made.feet = append(made.feet, feet...)
+		made.feet = append(made.feet, made.footprint(was, byBlock[b])...)
 	}
 	c.graphs[g] = made
+}
+
+// footprint returns the accesses of replays to a block, from those of the capture.
+func (g *graph) footprint(was *capture, feet []foot) []foot {
+	if len(feet) == 0 {
+		return nil
+	}
+	external := len(g.records)+len(g.waits) > 0
+	if !external {
+		feet = anyQueue(feet)
+	}
+	b := feet[0].block
+	records := make([][]int, len(feet))
+	for i := range feet {
+		records[i] = was.recordsAfter(&feet[i])
+	}
+	if len(feet) > maxFeet {
+		all := feet[0]
+		all.mem.Region = Bytes(b.begin, b.end-b.begin)
+		before := records[0]
+		for i, f := range feet {
+			if f.write {
+				all.write, all.place = true, f.place
+			}
+			all.waits, before = common(all.waits, f.waits), common(before, records[i])
+		}
+		feet, records = []foot{all}, [][]int{before}
+	}
+	if !external {
+		return feet
+	}
+	for i := range feet {
+		feet[i].group = g.group(feet[i].waits, records[i])
+	}
+	return feet
+}
+
+// anyQueue returns accesses that differ in more than their queues. Of several it keeps the latest.
+func anyQueue(feet []foot) (some []foot) {
+	for _, f := range feet {
+		i := slices.IndexFunc(some, func(s foot) bool { return s.mem.Region == f.mem.Region && s.write == f.write })
+		if i < 0 {
+			some = append(some, f)
+		} else {
+			some[i] = f
+		}
+	}
+	return some
 }
 
 // Replay queues the graph's work, after that of the previous replay of any graph that shares its
@@ -114,9 +181,13 @@ func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
 		return
 	}
 	c.issue(q).join(gr.pool.clock)
+	lanes := c.enterLanes(gr, q)
 	accesses := make([]Access, len(gr.feet))
 	for i, f := range gr.feet {
 		accesses[i] = Access{Memory: f.mem, Queue: q, Write: f.write}
+		if len(lanes) > 0 {
+			accesses[i].Queue = lanes[f.group]
+		}
 	}
 	if !slices.Contains(gr.users, q) {
 		gr.users = append(gr.users, q)
@@ -131,6 +202,7 @@ func (c *Checker) Replay(g uintptr, q Queue, at *Place) {
 	for i := range accesses {
 		c.remember(&accesses[i], gr.place(c, i, at))
 	}
+	c.leaveLanes(gr, q, lanes)
 	c.issue(q).copyTo(&gr.pool.clock)
 	c.mu.Unlock()
 }
@@ -160,6 +232,7 @@ func (c *Checker) FreeGraph(g uintptr) {
 		return
 	}
 	delete(c.graphs, g)
+	c.freeLanes(gr)
 	for _, f := range gr.feet {
 		b := f.block
 		if c.space(b.device).exact[b.begin] != b {

@@ -19,8 +19,8 @@ type checked struct {
 	p    *Program
 	c    *racecheck.Checker
 	want order
-	// The order inside of the current capture; nil outside.
-	inside  *order
+	// The graph of the current capture; nil outside.
+	inside  *replayed
 	members map[int]bool
 
 	tensors []*memory
@@ -30,6 +30,8 @@ type checked struct {
 	next    uintptr
 	at      string // the current operation
 	refused bool   // CUDA refuses a capture: work is outside of it, or is not joined
+	// The events below this number are external.
+	externals int
 }
 
 // memory is a block of a device or a host buffer.
@@ -41,8 +43,9 @@ type memory struct {
 }
 
 type replayed struct {
-	reads, writes []*memory
-	last          int // node of the latest replay; -1: none
+	order          // inside of the graph
+	last  int      // node of the latest replay; -1: none
+	nodes []signal // of external events, in the graph's order
 }
 
 // order is a graph of the program's operations: an operation is ordered after another if a path
@@ -68,6 +71,7 @@ type race struct{ first, second string }
 const (
 	hostQueue      = -1
 	allocatorQueue = -2
+	graphQueue     = -3
 )
 
 func newOrder() order {
@@ -135,12 +139,18 @@ func (k *checked) place() *racecheck.Place { return &racecheck.Place{What: k.at}
 
 func (k *checked) order() *order {
 	if k.inside != nil {
-		return k.inside
+		return &k.inside.order
 	}
 	return &k.want
 }
 
 func runChecked(t *testing.T, p *Program) *checked {
+	k := newChecked(t, p)
+	k.run()
+	return k
+}
+
+func newChecked(t *testing.T, p *Program) *checked {
 	k := &checked{
 		t: t, p: p, c: racecheck.New(racecheck.Options{MaxFindings: 1 << 20}), want: newOrder(), tensors: make([]*memory, p.Tensors),
 		free: map[int][]*memory{}, graphs: make([]*replayed, p.Graphs), next: 1 << 20,
@@ -151,11 +161,14 @@ func runChecked(t *testing.T, p *Program) *checked {
 	for range p.HostBuffers {
 		k.hosts = append(k.hosts, k.block(-1, hostQueue))
 	}
-	for i, o := range p.Ops {
+	return k
+}
+
+func (k *checked) run() {
+	for i, o := range k.p.Ops {
 		k.at = fmt.Sprint(i)
 		k.do(o)
 	}
-	return k
 }
 
 func (k *checked) block(device int32, owner int) *memory {
@@ -216,10 +229,12 @@ func (k *checked) do(o Op) {
 		m.uses = append(m.uses, o.Stream)
 		k.c.Use(m.device, m.address, queue(o.Stream))
 	case Record:
-		k.order().events[o.A] = k.order().node(o.Stream)
+		if !k.external(o) {
+			k.order().events[o.A] = k.order().node(o.Stream)
+		}
 		k.c.Record(uintptr(o.A), queue(o.Stream), k.place())
 	case WaitEvent:
-		if e, ok := k.order().events[o.A]; ok {
+		if e, ok := k.order().events[o.A]; !k.external(o) && ok {
 			if k.inside != nil {
 				k.members[o.Stream] = true
 			}
@@ -306,38 +321,32 @@ func (k *checked) release(m *memory) {
 
 // capture checks the graph's own order: its first operation is ordered after everything before.
 func (k *checked) capture(o Op) {
-	g := &replayed{last: -1}
+	g := &replayed{order: newOrder(), last: -1}
 	k.graphs[o.Dst] = g
 	outside := slices.Clone(k.tensors)
-	inside := newOrder()
-	k.inside, k.members = &inside, map[int]bool{o.Stream: true}
+	k.inside, k.members = g, map[int]bool{o.Stream: true}
 	k.c.Begin(queue(o.Stream))
 	at := k.at
 	for i, op := range o.Body {
 		k.at = fmt.Sprintf("%s.%d", at, i)
-		if op.Kind == New {
-			g.reads = append(g.reads, outside[op.A], outside[op.B])
-		} else if op.Kind == Mix {
-			g.reads, g.writes = append(g.reads, outside[op.A]), append(g.writes, outside[op.Dst])
-		}
 		k.do(op)
 	}
-	end := inside.node(o.Stream)
+	end := g.node(o.Stream)
 	for s := range k.members {
-		if n, ok := inside.last[s]; ok && !inside.ordered(n, end) {
+		if n, ok := g.order.last[s]; ok && !g.ordered(n, end) {
 			k.refused = true
 		}
 	}
 	k.c.End(uintptr(o.Dst+1), 0)
 	k.at, k.inside, k.members = at, nil, nil
-	none := func(m *memory) bool { return m == nil }
-	g.reads, g.writes = slices.DeleteFunc(g.reads, none), slices.DeleteFunc(g.writes, none)
-	for r := range inside.races {
+	for r := range g.races {
 		k.want.races[r] = true
 	}
-	for s := range inside.second {
+	for s := range g.second {
 		k.want.second[s] = true
 	}
+	own := func(t touch) bool { return !slices.Contains(outside, t.m) }
+	g.touch = slices.DeleteFunc(g.touch, own)
 	for i, m := range k.tensors {
 		if outside[i] == nil && m != nil {
 			k.tensors[i] = nil // the graph's own
@@ -345,16 +354,35 @@ func (k *checked) capture(o Op) {
 	}
 }
 
+// replay adds the graph's operations to the program's, in their order inside of the graph.
 func (k *checked) replay(o Op) {
-	g := k.graphs[o.Dst]
-	n := k.want.node(o.Stream, g.last)
-	for _, m := range g.reads {
-		k.want.access(m, n, false, k.at)
+	g, w := k.graphs[o.Dst], &k.want
+	begin := w.node(o.Stream, g.last)
+	nodes := make([]int, len(g.before))
+	for i := range nodes {
+		after := []int{begin}
+		for j := range i {
+			if g.ordered(j, i) {
+				after = append(after, nodes[j])
+			}
+		}
+		for _, e := range g.nodes {
+			if recorded, ok := w.events[e.event]; ok && e.node == i && !e.record {
+				after = append(after, recorded)
+			}
+		}
+		nodes[i] = w.node(graphQueue, after...)
+		delete(w.last, graphQueue)
 	}
-	for _, m := range g.writes {
-		k.want.access(m, n, true, k.at)
+	for _, t := range g.touch {
+		w.access(t.m, nodes[t.node], t.write, k.at)
 	}
-	g.last = n
+	for _, e := range g.nodes {
+		if e.record {
+			w.events[e.event] = nodes[e.node]
+		}
+	}
+	g.last = w.node(o.Stream, nodes...)
 	k.c.Replay(uintptr(o.Dst+1), queue(o.Stream), k.place())
 }
 
