@@ -14,7 +14,8 @@ import sys
 FOLDERS = {
     "base": set(),
     "deflate": {"base"},
-    "image": {"base"},
+    "jpeg": set(),
+    "image": {"base", "jpeg"},
     "cuda": {"base"},
     "torch": {"base", "cuda"},
     "bench": {"base", "cuda"},

@@ -1,0 +1,404 @@
+// Decodes the Huffman codes of a segment, one symbol after the other, so that the threads of a warp
+// need not wait for each other at the ends of blocks.
+//
+// The decoder returns exactly the coefficients of image/jpeg_entropy.h, or reports a failure: a bad
+// code, data that end early, a marker out of turn, or an end that is not where the next entry
+// begins. It loads no byte outside of the plan, whatever the bytes and the entries.
+#pragma once
+
+#include <cstdint>
+
+#include "jpeg/plan.h"
+
+namespace ts::jpeg {
+
+constexpr int kLookBits = 10;
+
+// A look-up table by the next kLookBits bits: length << 8 | symbol; 0 for longer codes.
+struct HuffmanTable {
+  uint16_t look[1 << kLookBits];
+  // Of each length: the first 16-bit prefix without a code of this length or shorter, and for a
+  // code of this length its symbol's index minus the code.
+  uint32_t limit[17];
+  int32_t offset[17];
+  uint8_t symbols[256];
+};
+
+struct HuffmanTables {
+  HuffmanTable table[kMaxTables];
+  uint8_t natural[64];  // the natural order of the zigzag positions
+};
+
+TS_HOST_DEVICE uint8_t natural_place(int32_t i) {
+  constexpr uint8_t kOrder[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
+                                  12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
+                                  35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
+                                  58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+  return kOrder[i];
+}
+
+// Reports whether this is a prefix code without a code of all ones, whose DC symbols, if it is for
+// DC differences, are sizes of at most 15 bits. The planner asks it for every code.
+inline bool valid_code(const HuffmanCode& code, bool dc) {
+  uint32_t next = 0;
+  uint32_t symbols = 0;
+  for (int length = 1; length <= 16; ++length) {
+    const uint32_t count = code.counts[length - 1];
+    next += count;
+    symbols += count;
+    if (symbols > 256 || (count != 0 && next >= 1u << length)) return false;
+    next <<= 1;
+  }
+  for (uint32_t i = 0; dc && i < symbols; ++i) {
+    if (code.symbols[i] > 15) return false;
+  }
+  return true;
+}
+
+TS_HOST_DEVICE void build_limits(const HuffmanCode& code, HuffmanTable* table) {
+  uint32_t next = 0;
+  int32_t index = 0;
+  for (int length = 1; length <= 16; ++length) {
+    table->offset[length] = index - static_cast<int32_t>(next);
+    next += code.counts[length - 1];
+    index += code.counts[length - 1];
+    table->limit[length] = next << (16 - length);
+    next <<= 1;
+  }
+}
+
+// Returns the entry of `prefix`, after build_limits.
+TS_HOST_DEVICE uint16_t look_up_entry(const HuffmanCode& code, const HuffmanTable& table,
+                                      uint32_t prefix) {
+  const uint32_t bits = prefix << (16 - kLookBits);
+  for (int length = 1; length <= kLookBits; ++length) {
+    if (bits < table.limit[length]) {
+      const int32_t index = static_cast<int32_t>(bits >> (16 - length)) + table.offset[length];
+      return static_cast<uint16_t>(length << 8 | code.symbols[index & 255]);
+    }
+  }
+  return 0;
+}
+
+// Builds what thread `thread` of `threads` has to build of the tables, in two steps with a barrier
+// between them.
+TS_HOST_DEVICE void build_tables_1(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
+                                   uint32_t thread, uint32_t threads) {
+  const auto* codes = reinterpret_cast<const HuffmanCode*>(base + plan.codes_at);
+  for (uint32_t i = thread; i < plan.tables; i += threads)
+    build_limits(codes[i], &tables->table[i]);
+  for (uint32_t i = thread; i < 64; i += threads) {
+    tables->natural[i] = natural_place(static_cast<int32_t>(i));
+  }
+}
+
+TS_HOST_DEVICE void build_tables_2(const Plan& plan, const uint8_t* base, HuffmanTables* tables,
+                                   uint32_t thread, uint32_t threads) {
+  const auto* codes = reinterpret_cast<const HuffmanCode*>(base + plan.codes_at);
+  for (uint32_t t = 0; t < plan.tables; ++t) {
+    HuffmanTable& table = tables->table[t];
+    for (uint32_t i = thread; i < 256; i += threads) table.symbols[i] = codes[t].symbols[i];
+    for (uint32_t i = thread; i < 1u << kLookBits; i += threads) {
+      table.look[i] = look_up_entry(codes[t], table, i);
+    }
+  }
+}
+
+// ---- entry points ------------------------------------------------------------------------------
+
+struct Entry {
+  uint32_t bit;
+  int32_t dc[kMaxComponents];
+};
+
+// Returns `width` (at most 32) bits of little-endian words.
+TS_HOST_DEVICE uint32_t packed_field(const uint8_t* packed, uint64_t bit, uint32_t width) {
+  const auto* words = reinterpret_cast<const uint32_t*>(packed) + (bit >> 5);
+  const uint64_t both = uint64_t{words[1]} << 32 | words[0];
+  return static_cast<uint32_t>(both >> (bit & 31) & ((uint64_t{1} << width) - 1));
+}
+
+// Computes image/entries.h's Entries::at.
+TS_HOST_DEVICE Entry entry_at(const Plan& plan, const uint8_t* base, uint32_t i) {
+  const uint8_t* packed = base + plan.entries_at;
+  uint64_t bit = uint64_t{i} * plan.stride;
+  Entry entry;
+  entry.bit = static_cast<uint32_t>(static_cast<uint32_t>(plan.origin) +
+                                    static_cast<uint32_t>(uint64_t{i} * plan.slope >> 8) +
+                                    packed_field(packed, bit, plan.widths[0]));
+  bit += plan.widths[0];
+  for (int c = 0; c < kMaxComponents; ++c) {
+    const uint32_t width = plan.widths[1 + c];
+    entry.dc[c] = static_cast<int16_t>(static_cast<uint32_t>(plan.lowest[c]) +
+                                       packed_field(packed, bit, width));
+    bit += width;
+  }
+  return entry;
+}
+
+// ---- bits --------------------------------------------------------------------------------------
+
+struct BitReader {
+  const uint8_t* data;  // the plan's bytes
+  uint32_t next;        // the next byte to load
+  uint32_t limit;       // loading ends before this byte
+  uint32_t end;         // the end of the bytes, behind the limit
+  uint64_t bits;        // the next bits, from the top down; zeros behind them
+  int32_t count;        // valid bits and zeros that count as such
+  int32_t zeros;        // of count: zeros from behind the end
+};
+
+TS_HOST_DEVICE uint32_t load_big_endian(const uint8_t* from) {
+#if defined(__CUDA_ARCH__)
+  const auto address = reinterpret_cast<uintptr_t>(from);
+  const auto* words = reinterpret_cast<const uint32_t*>(address & ~uintptr_t{3});
+  const uint32_t word =
+      __funnelshift_r(__ldg(words), __ldg(words + 1), static_cast<uint32_t>(address & 3) * 8);
+  return __byte_perm(word, 0, 0x0123);
+#else
+  uint32_t word;
+  std::memcpy(&word, from, sizeof word);
+  return __builtin_bswap32(word);
+#endif
+}
+
+TS_HOST_DEVICE uint32_t leading_zeros(uint32_t word) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__clz(static_cast<int>(word)));
+#else
+  return word == 0 ? 32 : static_cast<uint32_t>(__builtin_clz(word));
+#endif
+}
+
+// Loads byte by byte, up to a marker or the limit. Zeros follow.
+TS_HOST_DEVICE void refill_slowly(BitReader* reader) {
+  while (reader->count <= 56) {
+    if (reader->next < reader->limit) {
+      const uint32_t byte = reader->data[reader->next];
+      const bool stuffed =
+          byte == 0xFF && reader->next + 1 < reader->end && reader->data[reader->next + 1] == 0;
+      if (byte != 0xFF || stuffed) {
+        reader->bits |= uint64_t{byte} << (56 - reader->count);
+        reader->count += 8;
+        reader->next += stuffed ? 2 : 1;
+        continue;
+      }
+    }
+    reader->count += 8;
+    reader->zeros += 8;
+  }
+}
+
+// Loads until at least 32 bits are there: a code of 16 bits and a value of 15 bits fit.
+TS_HOST_DEVICE void refill(BitReader* reader) {
+  while (reader->count < 32) {
+    // A word, and the byte behind it, which may be a stuffed one.
+    if (reader->next + 5 > reader->limit) return refill_slowly(reader);
+    uint32_t word = load_big_endian(reader->data + reader->next);
+    const uint32_t ones = ((word & 0x7F7F7F7F) + 0x01010101) & word & 0x80808080;
+    uint32_t bytes = 4;
+    uint32_t step = 4;
+    if (ones != 0) {  // a byte 0xFF: loads up to it, and steps over the stuffed byte
+      bytes = (leading_zeros(ones) >> 3) + 1;
+      step = bytes + 1;
+      if (reader->data[reader->next + bytes] != 0) return refill_slowly(reader);
+      word &= 0xFFFFFFFFu << (32 - 8 * bytes);
+    }
+    reader->bits |= uint64_t{word} << (32 - reader->count);
+    reader->count += static_cast<int32_t>(8 * bytes);
+    reader->next += step;
+  }
+}
+
+// Returns the byte that holds the next bit, if the reader has at least one bit that is no zero from
+// behind the end, or the byte behind the last one. Sets *part to the number of bits left of it, 1
+// to 8; 0 if all bytes that were loaded are used up.
+TS_HOST_DEVICE uint32_t current_byte(const BitReader& reader, int32_t* part) {
+  const int32_t left = reader.count - reader.zeros;
+  uint32_t byte = reader.next;
+  for (int32_t i = 0; i < left; i += 8) {
+    const bool stuffed = byte >= 2 && reader.data[byte - 1] == 0 && reader.data[byte - 2] == 0xFF;
+    byte -= stuffed ? 2 : 1;
+  }
+  *part = left == 0 ? 0 : (left - 1) % 8 + 1;
+  return byte;
+}
+
+// Passes to the next restart interval: less than a byte of padding, then the expected marker.
+TS_HOST_DEVICE bool restart(BitReader* reader, uint32_t expected) {
+  int32_t part;
+  uint32_t byte = current_byte(*reader, &part);
+  if (part != 0 && part != 8) {
+    const bool stuffed = reader->data[byte] == 0xFF;
+    byte += stuffed ? 2 : 1;
+  }
+  const uint32_t first = byte;
+  while (byte < reader->end && reader->data[byte] == 0xFF) ++byte;
+  if (byte == first || byte >= reader->end || reader->data[byte] != 0xD0 + expected) return false;
+  reader->next = byte + 1;
+  // The limit is behind the marker, unless an entry is forged.
+  if (reader->next > reader->limit) return false;
+  reader->bits = 0;
+  reader->count = reader->zeros = 0;
+  return true;
+}
+
+// ---- segments ----------------------------------------------------------------------------------
+
+// Where the decoder is: an MCU, a block of it and a coefficient.
+struct Cursor {
+  uint32_t mcu, column, row;
+  uint32_t block, coefficient;
+  int32_t dc[kMaxComponents];
+  int16_t* out;  // the block's coefficients, or NULL if the crop does not need them
+};
+
+TS_HOST_DEVICE int16_t* block_place(const Plan& plan, const Cursor& at, int16_t* coefficients) {
+  const uint32_t column = at.column - plan.mcu_x;
+  const uint32_t row = at.row - plan.mcu_y;
+  if (column >= plan.mcu_columns || row >= plan.mcu_rows) return nullptr;
+  const Component& component = plan.component[plan.block_component[at.block]];
+  const uint32_t x = column * static_cast<uint32_t>(component.across) + plan.block_x[at.block];
+  const uint32_t y = row * static_cast<uint32_t>(component.down) + plan.block_y[at.block];
+  const uint32_t block = component.first_block + y * component.block_columns + x;
+  return coefficients + uint64_t{block} * 64;
+}
+
+// Finds a code that the look-up does not hold. Returns length << 8 | symbol, or 0.
+TS_HOST_DEVICE uint32_t find_long_code(const HuffmanTable& table, uint32_t prefix) {
+  for (int length = kLookBits + 1; length <= 16; ++length) {
+    if (prefix < table.limit[length]) {
+      const int32_t index = static_cast<int32_t>(prefix >> (16 - length)) + table.offset[length];
+      return static_cast<uint32_t>(length) << 8 | table.symbols[index & 255];
+    }
+  }
+  return 0;
+}
+
+// Returns the value that `size` (0 to 15) bits encode: half of the codes are negative.
+TS_HOST_DEVICE int32_t extend(uint32_t bits, uint32_t size) {
+  const int32_t value = static_cast<int32_t>(bits);
+  return size == 0 || bits >> (size - 1) != 0 ? value : value + 1 - (1 << size);
+}
+
+// Decodes the next symbol. Returns false at a bad code or a run out of the block. At the block's
+// end the coefficient is 64.
+TS_HOST_DEVICE bool decode_symbol(const HuffmanTable& table, const uint8_t* natural,
+                                  uint32_t component, BitReader* reader, Cursor* at) {
+  uint32_t found = table.look[reader->bits >> (64 - kLookBits)];
+  if (found == 0) {
+    found = find_long_code(table, static_cast<uint32_t>(reader->bits >> 48));
+    if (found == 0) return false;
+  }
+  const uint32_t length = found >> 8;
+  const uint32_t size = found & 15;
+  const uint32_t run = found >> 4 & 15;
+  const uint64_t behind = reader->bits << length;
+  const int32_t value = extend(static_cast<uint32_t>(behind >> 1 >> (63 - size)), size);
+  reader->bits = behind << size;
+  reader->count -= static_cast<int32_t>(length + size);
+
+  if (at->coefficient == 0) {
+    // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
+    // slow memory on the device.
+    const int32_t before = component == 0 ? at->dc[0] : component == 1 ? at->dc[1] : at->dc[2];
+    const auto dc =
+        static_cast<int32_t>(static_cast<uint32_t>(before) + static_cast<uint32_t>(value));
+    if (component == 0) at->dc[0] = dc;
+    if (component == 1) at->dc[1] = dc;
+    if (component == 2) at->dc[2] = dc;
+    if (at->out != nullptr) at->out[0] = static_cast<int16_t>(dc);
+    at->coefficient = 1;
+    return true;
+  }
+  if (size == 0 && run != 15) {
+    at->coefficient = 64;
+    return true;
+  }
+  at->coefficient += run + 1;
+  if (at->coefficient > 64) return false;
+  if (size != 0 && at->out != nullptr) {
+    at->out[natural[at->coefficient - 1]] = static_cast<int16_t>(value);
+  }
+  return true;
+}
+
+// Reports whether the reader and the predictors are where the next entry says.
+TS_HOST_DEVICE bool meets(const Entry& entry, uint32_t shift, const BitReader& reader,
+                          const Cursor& at) {
+  int32_t part;
+  const uint32_t byte = current_byte(reader, &part);
+  const uint32_t used = part == 0 ? 0 : 8 - static_cast<uint32_t>(part);
+  bool same = byte - shift == entry.bit >> 3 && used == (entry.bit & 7);
+  for (int c = 0; c < kMaxComponents; ++c) same = same && at.dc[c] == entry.dc[c];
+  return same;
+}
+
+// Decodes segment `index` of the plan, which is at `base`. Writes the coefficients of the MCUs that
+// the crop needs into their blocks, in natural order; the others stay as they are, so the caller
+// has zeroed the memory. Returns false if the host must decode the image.
+TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
+                                   const HuffmanTables& tables, uint32_t index,
+                                   int16_t* coefficients) {
+  const Segment segment = reinterpret_cast<const Segment*>(base + plan.segments_at)[index];
+  const Entry entry = entry_at(plan, base, segment.entry);
+  const bool last = segment.entry + 1 >= plan.entries;
+  const Entry next = last ? Entry{} : entry_at(plan, base, segment.entry + 1);
+
+  BitReader reader;
+  reader.data = base + plan.scan_at;
+  reader.end = plan.scan_bytes;
+  reader.next = (entry.bit >> 3) + segment.shift;
+  // The entry may be within the last byte.
+  reader.limit = last ? reader.end : ((next.bit + 7) >> 3) + segment.shift;
+  if (reader.limit > reader.end || reader.next >= reader.limit) return false;
+  reader.bits = 0;
+  reader.count = reader.zeros = 0;
+  refill(&reader);
+  reader.bits <<= entry.bit & 7;
+  reader.count -= static_cast<int32_t>(entry.bit & 7);
+
+  Cursor at;
+  at.mcu = segment.entry * plan.spacing;
+  at.row = at.mcu / plan.mcus_per_row;
+  at.column = at.mcu - at.row * plan.mcus_per_row;
+  at.block = at.coefficient = 0;
+  for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = entry.dc[c];
+  at.out = block_place(plan, at, coefficients);
+  const uint32_t end = last ? plan.mcus : at.mcu + plan.spacing;
+  const uint32_t interval = plan.restart_interval;
+  uint32_t marker = interval == 0 ? 0 : at.mcu / interval & 7;
+  uint32_t to_restart = interval == 0 ? UINT32_MAX : interval - at.mcu % interval;
+
+  while (true) {
+    refill(&reader);
+    const uint32_t table = at.coefficient == 0 ? plan.block_dc[at.block] : plan.block_ac[at.block];
+    if (!decode_symbol(tables.table[table], tables.natural, plan.block_component[at.block], &reader,
+                       &at)) {
+      return false;
+    }
+    if (at.coefficient != 64) continue;
+    at.coefficient = 0;
+    if (++at.block == plan.blocks) {
+      at.block = 0;
+      if (reader.count < reader.zeros) return false;
+      ++at.mcu;
+      if (++at.column == plan.mcus_per_row) {
+        at.column = 0;
+        ++at.row;
+      }
+      // The entry behind a restart marker stands behind it.
+      if (--to_restart == 0 && at.mcu != plan.mcus) {
+        if (!restart(&reader, marker)) return false;
+        marker = (marker + 1) & 7;
+        to_restart = interval;
+        for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = 0;
+      }
+      if (at.mcu == end) break;
+    }
+    at.out = block_place(plan, at, coefficients);
+  }
+  return last || meets(next, segment.shift, reader, at);
+}
+
+}  // namespace ts::jpeg

@@ -1,0 +1,146 @@
+// A plan says how the crop of one JPEG is decoded from its segments, the parts of its scan between
+// two entry points. The host writes the plan and the segments' bytes into one piece of memory,
+// which travels to the device unchanged.
+//
+// Nothing in a plan but the compressed bytes and the entry points is untrusted: the planner
+// (image/jpeg_plan.h) has checked sizes, tables and offsets. The decoder checks the rest.
+#pragma once
+
+#include <cstdint>
+
+#include "jpeg/target.h"
+
+namespace ts::jpeg {
+
+constexpr int kMaxComponents = 3;
+constexpr int kMaxBlocks = 10;  // in an MCU, by the standard
+constexpr int kMaxTables = 4;   // Huffman tables of an image
+constexpr uint32_t kPlanMagic = 0x31505354;
+// Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
+constexpr uint32_t kPlanAlign = 16;
+// Bytes behind the compressed bytes that loads may touch.
+constexpr uint32_t kScanSlack = 16;
+
+// The number of codes of each length from 1 to 16, and their symbols in order.
+struct HuffmanCode {
+  uint8_t counts[16];
+  uint8_t symbols[256];
+};
+
+struct Component {
+  int32_t width, height;       // samples, without those that fill up the last blocks
+  int32_t across, down;        // blocks in an MCU
+  int32_t expand_x, expand_y;  // pixels of a sample
+  int32_t fancy_x, fancy_y;    // whether samples are interpolated between neighbours
+  uint32_t block_columns;      // of the plane that is decoded
+  uint32_t block_rows;         // likewise
+  uint32_t first_block;        // of the plane, among the image's blocks
+};
+
+enum Color : uint8_t { kGrey = 0, kYcc = 1, kRgb = 2 };
+
+enum Filter : int32_t { kIdentity = 0, kNearest = 1, kBilinear = 2, kBicubic = 3 };
+
+// How one axis of the crop box is resized.
+struct Axis {
+  int32_t filter;        // Filter
+  int32_t in, out;       // samples of the crop box, and outputs
+  int32_t begin, size;   // the outputs that are wanted
+  int32_t reversed;      // whether the last wanted output comes first
+  int32_t source_begin;  // the first sample that a wanted output needs
+  int32_t source_size;   // the number of samples from there to the last one
+  int32_t pitch;         // the maximum number of taps of an output
+};
+
+// A run of entries whose bytes lie together. Byte b of the scan is byte b + shift (modulo 2^32) of
+// the plan's bytes.
+struct Segment {
+  uint32_t entry;
+  uint32_t shift;
+};
+
+struct Plan {
+  uint32_t magic;
+  uint32_t bytes;  // of the plan with all its parts
+
+  // The scan.
+  uint32_t mcus, mcus_per_row;
+  uint32_t restart_interval;  // in MCUs; 0: none
+  uint8_t components, blocks, color, tables;
+  uint8_t block_component[kMaxBlocks];
+  uint8_t block_dc[kMaxBlocks], block_ac[kMaxBlocks];  // indexes of tables
+  uint8_t block_x[kMaxBlocks], block_y[kMaxBlocks];    // place in the component's part of the MCU
+  uint8_t padding[2];
+  Component component[kMaxComponents];
+
+  // The MCUs that the crop needs.
+  uint32_t mcu_x, mcu_y, mcu_columns, mcu_rows;
+  uint32_t total_blocks;  // in them
+
+  // Entry points, as in image/entries.h.
+  uint32_t spacing, entries, slope, stride;
+  int32_t origin;
+  int16_t lowest[kMaxComponents];
+  uint8_t widths[1 + kMaxComponents];
+  uint8_t padding2[2];
+
+  // Parts of the plan: bytes from its beginning.
+  uint32_t codes_at;       // HuffmanCode[tables]
+  uint32_t quantisers_at;  // uint16_t[components][64], in natural order
+  uint32_t entries_at;     // the packed entries
+  uint32_t segments_at;    // Segment[segments]
+  uint32_t scan_at;        // the bytes
+  uint32_t segments, scan_bytes;
+
+  // The pixels that the resize needs, in the upright frame: pixel (x, y) of them is pixel
+  // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.
+  int32_t stored_x, stored_y, x_by_x, x_by_y, y_by_x, y_by_y;
+  Axis x, y;
+};
+
+// The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
+// kScratchAlign.
+struct Scratch {
+  uint64_t coefficients, samples, pixels, columns, weights;
+  TS_HOST_DEVICE uint64_t total() const {
+    return coefficients + samples + pixels + columns + weights;
+  }
+};
+
+constexpr uint64_t kScratchAlign = 256;
+
+TS_HOST_DEVICE uint64_t aligned_scratch(uint64_t bytes) {
+  return (bytes + kScratchAlign - 1) / kScratchAlign * kScratchAlign;
+}
+
+// The layout of an axis' weights: the precision in 16 bytes, then int32_t first[size],
+// count[size], and int16_t weights[size][pitch].
+constexpr uint64_t kWeightsHeader = 16;
+
+TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
+  if (axis.filter == kIdentity) return 0;
+  const auto size = static_cast<uint64_t>(axis.size);
+  return aligned_scratch(kWeightsHeader + size * 8 +
+                         size * static_cast<uint64_t>(axis.pitch) * sizeof(int16_t));
+}
+
+TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
+  const auto width = static_cast<uint64_t>(plan.x.source_size);
+  const auto height = static_cast<uint64_t>(plan.y.source_size);
+  Scratch scratch = {};
+  scratch.coefficients = aligned_scratch(uint64_t{plan.total_blocks} * 64 * sizeof(int16_t));
+  scratch.samples = aligned_scratch(uint64_t{plan.total_blocks} * 64);
+  scratch.pixels = aligned_scratch(width * height * 4);
+  scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
+  scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
+  return scratch;
+}
+
+// Where an image's plan, scratch memory and result are, as byte offsets.
+struct Place {
+  uint64_t plan;                                             // in the staging memory
+  uint64_t coefficients, samples, pixels, columns, weights;  // in the scratch memory
+  uint64_t result;  // in the batch: rows of x.size * 3 bytes
+};
+
+}  // namespace ts::jpeg

@@ -1,0 +1,47 @@
+// Marks functions that g++ compiles for the host and nvcc for both the host and the device.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define TS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define TS_HOST_DEVICE inline
+#endif
+
+namespace ts::jpeg {
+
+template <typename T>
+TS_HOST_DEVICE T smaller(T a, T b) {
+  return b < a ? b : a;
+}
+
+template <typename T>
+TS_HOST_DEVICE T larger(T a, T b) {
+  return a < b ? b : a;
+}
+
+TS_HOST_DEVICE int32_t clamped(int32_t value, int32_t low, int32_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
+// Arithmetic whose rounding is part of a result. nvcc fuses a product and a sum unless the
+// intrinsics forbid it.
+TS_HOST_DEVICE double multiply(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+TS_HOST_DEVICE double add(double a, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+
+}  // namespace ts::jpeg
