@@ -130,6 +130,14 @@ EntryPoint Entries::at(uint32_t i) const {
   return entry;
 }
 
+PackedEntries Entries::packed() const {
+  PackedEntries packed = {
+      packed_, blob_bytes(count_, stride_) - kHeader, slope_, stride_, origin_, {}, {}};
+  std::memcpy(packed.lowest, lowest_, sizeof lowest_);
+  std::memcpy(packed.widths, widths_, sizeof widths_);
+  return packed;
+}
+
 size_t pack_entries(const EntriesOf& of, const std::vector<EntryPoint>& points, uint8_t* buffer,
                     size_t capacity) {
   if (of.bytes > UINT32_MAX || of.scan > of.bytes || of.mcus > UINT32_MAX || of.spacing == 0 ||

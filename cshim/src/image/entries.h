@@ -52,6 +52,16 @@ struct EntriesOf {
   uint32_t spacing;
 };
 
+// The packed entries of a blob, and the numbers that unpack them.
+struct PackedEntries {
+  const uint8_t* data;
+  size_t bytes;  // with the zeros behind them
+  uint32_t slope, stride;
+  int32_t origin;
+  int16_t lowest[kMaxComponents];
+  uint8_t widths[1 + kMaxComponents];
+};
+
 // Reads a blob in place.
 class Entries {
  public:
@@ -62,6 +72,7 @@ class Entries {
   uint32_t spacing() const { return of_.spacing; }
   uint32_t count() const { return count_; }
   EntryPoint at(uint32_t i) const;
+  PackedEntries packed() const;
 
  private:
   uint32_t field(uint64_t bit, uint32_t width) const;

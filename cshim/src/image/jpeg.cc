@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "image/entries.h"
 #include "image/jpeg_entropy.h"
+#include "image/jpeg_plan.h"
 #include "image/jpeg_scan.h"
 
 #define TS_STRING(x) #x
@@ -587,6 +588,23 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
   ++stats_.libjpeg;
   counted_ = true;
   rows(box, sink);
+}
+
+size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
+                         const ts_image_geometry& geometry, const EntriesIn& in, uint8_t* buffer,
+                         size_t capacity) {
+  Entries entries;
+  // Entries that no decode has verified yet are verified by one.
+  if (judge(in, data, bytes, &entries) != Trust::kJump) return 0;
+  JpegState* state = state_.get();
+  const End end_image{state};
+  open_image(data, bytes, {0, 0, header.width, header.height});
+  Scan scan;
+  if (!describe_scan(state->codec, data, bytes, codes_, &scan) || entries.of().scan != scan.begin ||
+      entries.of().mcus != uint64_t{scan.mcus_per_row} * scan.mcu_rows) {
+    return 0;
+  }
+  return plan_jpeg(state->codec, scan, entries, geometry, buffer, capacity);
 }
 
 namespace {

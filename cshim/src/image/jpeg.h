@@ -80,6 +80,14 @@ class JpegDecoder {
   // libjpeg-turbo cannot start to decode it.
   void make_entries(const uint8_t* data, size_t bytes, EntriesOut* out);
 
+  // Plans the decoding of the image's crop from its entries for another decoder, as plan_jpeg does
+  // (image/jpeg_plan.h). The geometry is that of the upright image, and valid for an image of this
+  // header. Returns 0 also unless the entries are proven, or trusted without a proof. Throws
+  // Failure if libjpeg-turbo cannot start to decode the image.
+  size_t plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
+              const ts_image_geometry& geometry, const EntriesIn& in, uint8_t* buffer,
+              size_t capacity);
+
   // Reports whether our own entropy decoder is used for the images that it can decode. It is not
   // used if the linked libjpeg has another layout than the one that it was written for.
   bool own() const { return own_; }

@@ -1,0 +1,354 @@
+#include "image/jpeg_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "image/exif.h"
+#include "image/resize.h"
+#include "jpeg/huffman.h"
+#include "jpeg/plan.h"
+#include "jpeg/resample.h"
+
+namespace ts::image {
+namespace {
+
+using jpeg::Plan;
+
+// The maximum number of blocks in a segment. One thread decodes a segment, so that entries that are
+// too far apart would hold up a whole batch.
+constexpr uint64_t kMaxSegmentBlocks = 1024;
+
+// Hands out the parts of a plan. Without room it only counts.
+class Room {
+ public:
+  Room(uint8_t* buffer, size_t capacity) : buffer_(buffer), capacity_(capacity) {}
+
+  // Returns the place of `bytes` bytes, or NULL if they do not fit.
+  uint8_t* take(size_t bytes, uint32_t* at) {
+    *at = static_cast<uint32_t>(used_);
+    const size_t begin = used_;
+    used_ = (used_ + bytes + jpeg::kPlanAlign - 1) / jpeg::kPlanAlign * jpeg::kPlanAlign;
+    return used_ <= capacity_ ? buffer_ + begin : nullptr;
+  }
+
+  size_t used() const { return used_; }
+  bool fits() const { return used_ <= capacity_; }
+
+ private:
+  uint8_t* buffer_;
+  size_t capacity_;
+  size_t used_ = 0;
+};
+
+bool same(const HuffmanCode& a, const HuffmanCode& b) {
+  return std::memcmp(a.counts + 1, b.counts + 1, 16) == 0 &&
+         std::memcmp(a.symbols, b.symbols, sizeof a.symbols) == 0;
+}
+
+// The Huffman codes of an image, each once.
+struct Codes {
+  const HuffmanCode* code[jpeg::kMaxTables];
+  bool dc[jpeg::kMaxTables];
+  uint8_t count = 0;
+
+  // Returns the index of a code, or -1 if the plan cannot have it.
+  int add(const HuffmanCode* wanted, bool is_dc) {
+    if (wanted == nullptr) return -1;
+    for (int i = 0; i < count; ++i) {
+      if (dc[i] == is_dc && same(*code[i], *wanted)) return i;
+    }
+    jpeg::HuffmanCode plain;
+    std::memcpy(plain.counts, wanted->counts + 1, sizeof plain.counts);
+    std::memcpy(plain.symbols, wanted->symbols, sizeof plain.symbols);
+    if (count == jpeg::kMaxTables || !jpeg::valid_code(plain, is_dc)) return -1;
+    code[count] = wanted;
+    dc[count] = is_dc;
+    return count++;
+  }
+};
+
+// Fills in the blocks of an MCU, and the codes.
+bool plan_scan(const Scan& scan, Plan* plan, Codes* codes) {
+  plan->mcus_per_row = scan.mcus_per_row;
+  const uint64_t mcus = uint64_t{scan.mcus_per_row} * scan.mcu_rows;
+  if (mcus > INT32_MAX) return false;
+  plan->mcus = static_cast<uint32_t>(mcus);
+  plan->restart_interval = scan.restart_interval;
+  plan->components = static_cast<uint8_t>(scan.components);
+  plan->blocks = static_cast<uint8_t>(scan.blocks);
+  int placed[jpeg::kMaxComponents] = {};
+  for (int i = 0; i < scan.blocks; ++i) {
+    const uint8_t c = scan.component[i];
+    const int dc = codes->add(scan.dc[scan.dc_table[i]], true);
+    const int ac = codes->add(scan.ac[scan.ac_table[i]], false);
+    if (dc < 0 || ac < 0) return false;
+    plan->block_component[i] = c;
+    plan->block_dc[i] = static_cast<uint8_t>(dc);
+    plan->block_ac[i] = static_cast<uint8_t>(ac);
+    plan->block_x[i] = static_cast<uint8_t>(placed[c] % plan->component[c].across);
+    plan->block_y[i] = static_cast<uint8_t>(placed[c] / plan->component[c].across);
+    ++placed[c];
+  }
+  plan->tables = codes->count;
+  return true;
+}
+
+// Fills in the components but for their planes, and how jdsample.c upsamples them.
+bool plan_components(const jpeg_decompress_struct& codec, Plan* plan) {
+  switch (codec.jpeg_color_space) {
+    case JCS_GRAYSCALE:
+      plan->color = jpeg::kGrey;
+      break;
+    case JCS_YCbCr:
+      plan->color = jpeg::kYcc;
+      break;
+    case JCS_RGB:
+      plan->color = jpeg::kRgb;
+      break;
+    default:
+      return false;
+  }
+  if ((plan->color == jpeg::kGrey) != (codec.num_components == 1)) return false;
+  for (int c = 0; c < codec.num_components; ++c) {
+    const jpeg_component_info& from = codec.comp_info[c];
+    jpeg::Component& to = plan->component[c];
+    if (codec.max_h_samp_factor % from.h_samp_factor != 0 ||
+        codec.max_v_samp_factor % from.v_samp_factor != 0 || from.quant_table == nullptr) {
+      return false;
+    }
+    to.width = static_cast<int32_t>(from.downsampled_width);
+    to.height = static_cast<int32_t>(from.downsampled_height);
+    to.across = from.MCU_width;
+    to.down = from.MCU_height;
+    to.expand_x = codec.max_h_samp_factor / from.h_samp_factor;
+    to.expand_y = codec.max_v_samp_factor / from.v_samp_factor;
+    // jdsample.c interpolates components of half the size, unless they are very narrow.
+    const bool wide = to.width > 2;
+    to.fancy_x = to.expand_x == 2 && to.expand_y <= 2 && wide;
+    to.fancy_y = to.expand_y == 2 && (to.expand_x == 1 || (to.expand_x == 2 && wide));
+  }
+  return true;
+}
+
+jpeg::Axis plan_axis(int32_t in, int32_t out, int32_t begin, int32_t size, bool reversed,
+                     int32_t interpolation) {
+  jpeg::Axis axis = {};
+  axis.filter = in == out                                   ? jpeg::kIdentity
+                : interpolation == TS_INTERPOLATION_NEAREST ? jpeg::kNearest
+                : interpolation == TS_INTERPOLATION_BICUBIC ? jpeg::kBicubic
+                                                            : jpeg::kBilinear;
+  axis.in = in;
+  axis.out = out;
+  axis.begin = begin;
+  axis.size = size;
+  axis.reversed = reversed;
+  const jpeg::Taps first = jpeg::taps_of(axis, begin);
+  const jpeg::Taps last = jpeg::taps_of(axis, begin + size - 1);
+  axis.source_begin = first.first;
+  axis.source_size = last.first + last.count - first.first;
+  axis.pitch = 1;
+  if (axis.filter == jpeg::kBilinear || axis.filter == jpeg::kBicubic) {
+    const double longest = std::ceil(jpeg::support_of(axis)) * 2 + 1;
+    axis.pitch = static_cast<int32_t>(std::min<double>(longest, in));
+  }
+  return axis;
+}
+
+// Fills in the resize, and the pixels that it needs. Returns their box in the stored image.
+Box plan_pixels(const jpeg_decompress_struct& codec, const ts_image_geometry& g, Plan* plan) {
+  plan->x =
+      plan_axis(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, g.interpolation);
+  plan->y = plan_axis(g.crop_height, g.resize_height, g.window_y, g.window_height, false,
+                      g.interpolation);
+  auto width = static_cast<int32_t>(codec.image_width);
+  auto height = static_cast<int32_t>(codec.image_height);
+  if (g.orientation >= 5) std::swap(width, height);
+  const auto place = [&](int32_t x, int32_t y, int32_t* to_x, int32_t* to_y) {
+    *to_x = g.crop_x + plan->x.source_begin + x;
+    *to_y = g.crop_y + plan->y.source_begin + y;
+    stored_place(g.orientation, width, height, to_x, to_y);
+  };
+  int32_t right_x, right_y, below_x, below_y, last_x, last_y;
+  place(0, 0, &plan->stored_x, &plan->stored_y);
+  place(1, 0, &right_x, &right_y);
+  place(0, 1, &below_x, &below_y);
+  place(plan->x.source_size - 1, plan->y.source_size - 1, &last_x, &last_y);
+  plan->x_by_x = right_x - plan->stored_x;
+  plan->y_by_x = right_y - plan->stored_y;
+  plan->x_by_y = below_x - plan->stored_x;
+  plan->y_by_y = below_y - plan->stored_y;
+  return {std::min(plan->stored_x, last_x), std::min(plan->stored_y, last_y),
+          std::max(plan->stored_x, last_x) + 1, std::max(plan->stored_y, last_y) + 1};
+}
+
+// Fills in the MCUs that the box needs, and the components' planes. Returns false for a crop that
+// is too large for the plan.
+bool plan_mcus(const jpeg_decompress_struct& codec, const Box& box, Plan* plan) {
+  const bool alone = codec.comps_in_scan == 1;
+  const int32_t mcu_width = DCTSIZE * (alone ? 1 : codec.max_h_samp_factor);
+  const int32_t mcu_height = DCTSIZE * (alone ? 1 : codec.max_v_samp_factor);
+  // An interpolated pixel needs the samples beside it, which are two pixels wide.
+  int32_t margin_x = 0;
+  int32_t margin_y = 0;
+  for (int c = 0; c < plan->components; ++c) {
+    if (plan->component[c].fancy_x != 0) margin_x = 2;
+    if (plan->component[c].fancy_y != 0) margin_y = 2;
+  }
+  const auto range = [](int32_t begin, int32_t end, int32_t margin, int32_t mcu, uint32_t count,
+                        uint32_t* first, uint32_t* size) {
+    *first = static_cast<uint32_t>(std::max(0, begin - margin) / mcu);
+    const auto last = static_cast<uint32_t>((end - 1 + margin) / mcu);
+    *size = std::min(last, count - 1) - *first + 1;
+  };
+  range(box.x0, box.x1, margin_x, mcu_width, plan->mcus_per_row, &plan->mcu_x, &plan->mcu_columns);
+  range(box.y0, box.y1, margin_y, mcu_height, plan->mcus / plan->mcus_per_row, &plan->mcu_y,
+        &plan->mcu_rows);
+  uint64_t blocks = 0;
+  for (int c = 0; c < plan->components; ++c) {
+    jpeg::Component& component = plan->component[c];
+    component.first_block = static_cast<uint32_t>(blocks);
+    component.block_columns = plan->mcu_columns * static_cast<uint32_t>(component.across);
+    component.block_rows = plan->mcu_rows * static_cast<uint32_t>(component.down);
+    blocks += uint64_t{component.block_columns} * component.block_rows;
+    if (blocks > INT32_MAX / 64) return false;
+  }
+  plan->total_blocks = static_cast<uint32_t>(blocks);
+  return true;
+}
+
+// Returns the byte of the file behind the scan's data: of the marker that ends it.
+size_t scan_end(const Scan& scan, size_t from) {
+  size_t at = from;
+  while (at < scan.end) {
+    const void* found = std::memchr(scan.data + at, 0xFF, scan.end - at);
+    if (found == nullptr) return scan.end;
+    at = static_cast<size_t>(static_cast<const uint8_t*>(found) - scan.data);
+    if (at + 1 >= scan.end) return scan.end;
+    const uint8_t next = scan.data[at + 1];
+    const bool inside =
+        next == 0 || next == 0xFF || (scan.restart_interval != 0 && next >= 0xD0 && next <= 0xD7);
+    if (!inside) return at;
+    at += next == 0xFF ? 1 : 2;
+  }
+  return scan.end;
+}
+
+// Entries whose bytes lie together: those from `first` to `last`, and bytes of the file.
+struct Run {
+  uint32_t first, last;
+  size_t begin, end;
+};
+
+// Calls use(run) for the runs of entries that the crop needs. Returns false if the entries are
+// impossible, or `use` returns false.
+template <typename Use>
+bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& use) {
+  const uint64_t spacing = plan.spacing;
+  int64_t done = -1;
+  for (uint32_t row = plan.mcu_y; row < plan.mcu_y + plan.mcu_rows;) {
+    const auto first_mcu = [&](uint32_t r) { return uint64_t{r} * plan.mcus_per_row + plan.mcu_x; };
+    const auto last_entry = [&](uint32_t r) {
+      return static_cast<int64_t>((first_mcu(r) + plan.mcu_columns - 1) / spacing);
+    };
+    const int64_t first = std::max(done + 1, static_cast<int64_t>(first_mcu(row) / spacing));
+    int64_t last = last_entry(row);
+    // Joins rows whose entries follow one another.
+    for (++row; row < plan.mcu_y + plan.mcu_rows &&
+                static_cast<int64_t>(first_mcu(row) / spacing) <= last + 1;
+         ++row) {
+      last = std::max(last, last_entry(row));
+    }
+    if (first > last) continue;
+    done = last;
+    Run run = {static_cast<uint32_t>(first), static_cast<uint32_t>(last), 0, 0};
+    run.begin = scan.begin + (entries.at(run.first).bit >> 3);
+    if (run.last + 1 < entries.count()) {
+      // The byte behind the last one may be a stuffed one.
+      run.end = scan.begin + ((size_t{entries.at(run.last + 1).bit} + 7) >> 3) + 1;
+    } else {
+      run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.at(run.last).bit >> 3)));
+    }
+    run.end = std::min(run.end, scan.end);
+    if (run.begin >= run.end || !use(run)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const Entries& entries,
+                 const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+  Plan plan = {};
+  Codes codes;
+  if (!plan_components(codec, &plan) || !plan_scan(scan, &plan, &codes)) return 0;
+  const Box box = plan_pixels(codec, geometry, &plan);
+  if (!plan_mcus(codec, box, &plan)) return 0;
+  const PackedEntries packed = entries.packed();
+  plan.spacing = entries.spacing();
+  plan.entries = entries.count();
+  plan.origin = packed.origin;
+  plan.slope = packed.slope;
+  plan.stride = packed.stride;
+  std::copy(std::begin(packed.lowest), std::end(packed.lowest), plan.lowest);
+  std::copy(std::begin(packed.widths), std::end(packed.widths), plan.widths);
+  if (uint64_t{plan.spacing} * plan.blocks > kMaxSegmentBlocks) return 0;
+
+  // Damaged entries could name the same bytes again and again.
+  const uint64_t max_bytes = uint64_t{scan.end - scan.begin} + plan.entries;
+  uint64_t scan_bytes = 0;
+  uint64_t segments = 0;
+  const bool possible = each_run(plan, scan, entries, [&](const Run& run) {
+    scan_bytes += run.end - run.begin;
+    segments += uint64_t{run.last} - run.first + 1;
+    return scan_bytes <= max_bytes;
+  });
+  if (!possible || scan_bytes > INT32_MAX / 2) return 0;
+  plan.scan_bytes = static_cast<uint32_t>(scan_bytes);
+  plan.segments = static_cast<uint32_t>(segments);
+
+  Room room(buffer, capacity);
+  uint32_t at;
+  uint8_t* const header = room.take(sizeof plan, &at);
+  uint8_t* const codes_to = room.take(plan.tables * sizeof(jpeg::HuffmanCode), &plan.codes_at);
+  uint8_t* const quantisers =
+      room.take(size_t{plan.components} * DCTSIZE2 * sizeof(uint16_t), &plan.quantisers_at);
+  uint8_t* const entries_to = room.take(packed.bytes, &plan.entries_at);
+  uint8_t* const segments_to =
+      room.take(size_t{plan.segments} * sizeof(jpeg::Segment), &plan.segments_at);
+  uint8_t* const scan_to = room.take(size_t{plan.scan_bytes} + jpeg::kScanSlack, &plan.scan_at);
+  if (room.used() > INT32_MAX) return 0;
+  if (!room.fits()) return room.used();
+  plan.magic = jpeg::kPlanMagic;
+  plan.bytes = static_cast<uint32_t>(room.used());
+
+  std::memcpy(header, &plan, sizeof plan);
+  for (size_t i = 0; i < plan.tables; ++i) {
+    uint8_t* const to = codes_to + i * sizeof(jpeg::HuffmanCode);
+    std::memcpy(to, codes.code[i]->counts + 1, 16);
+    std::memcpy(to + 16, codes.code[i]->symbols, 256);
+  }
+  for (size_t c = 0; c < plan.components; ++c) {
+    // JQUANT_TBL has natural order.
+    std::memcpy(quantisers + c * DCTSIZE2 * sizeof(uint16_t),
+                codec.comp_info[c].quant_table->quantval, DCTSIZE2 * sizeof(uint16_t));
+  }
+  std::memcpy(entries_to, packed.data, packed.bytes);
+  uint32_t copied = 0;
+  uint8_t* segment_to = segments_to;
+  each_run(plan, scan, entries, [&](const Run& run) {
+    const auto begin = static_cast<uint32_t>(run.begin - scan.begin);
+    std::memcpy(scan_to + copied, scan.data + run.begin, run.end - run.begin);
+    for (uint32_t entry = run.first; entry <= run.last; ++entry) {
+      const jpeg::Segment segment = {entry, copied - begin};
+      std::memcpy(segment_to, &segment, sizeof segment);
+      segment_to += sizeof segment;
+    }
+    copied += static_cast<uint32_t>(run.end - run.begin);
+    return true;
+  });
+  std::memset(scan_to + copied, 0, jpeg::kScanSlack);
+  return plan.bytes;
+}
+
+}  // namespace ts::image

@@ -1,0 +1,239 @@
+// The decoder of plans (src/jpeg), emulated on the host: the pixels of the host's decoder, and no
+// access outside of its memory whatever the bytes.
+#include <cstring>
+
+#include "image/emulate.h"
+#include "image/entropy.h"
+#include "image/jpeg_plan.h"
+
+namespace {
+
+using namespace samples;
+
+struct Blob {
+  Bytes bytes;
+  uint64_t proof = 0;
+};
+
+Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
+  Blob blob;
+  blob.bytes.resize(1 << 20);
+  EntriesOut out = {spacing, blob.bytes.data(), blob.bytes.size()};
+  decoder->make_entries(file.data(), file.size(), &out);
+  blob.bytes.resize(out.written);
+  blob.proof = out.proof;
+  return blob;
+}
+
+// Plans in memory of exactly the plan's size. Returns nothing for an image of the host's.
+Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry,
+              const Bytes& blob, uint64_t* proof) {
+  const Bytes exact(file);
+  const ts_image_info info = jpeg_header(exact.data(), exact.size());
+  const EntriesIn in = {blob.data(), blob.size(), proof};
+  Bytes plan;
+  const size_t size = decoder->plan(exact.data(), exact.size(), info, geometry, in, nullptr, 0);
+  plan.resize(size);
+  if (size == 0) return plan;
+  EXPECT_EQ(decoder->plan(exact.data(), exact.size(), info, geometry, in, plan.data(), size), size);
+  return plan;
+}
+
+Bytes host_pixels(ts_image_decoder* decoder, const Bytes& file, const ts_image_geometry& g) {
+  Image image;
+  const Outcome outcome = decode(decoder, file, g, &image);
+  EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
+  return image.pixels;
+}
+
+ts_image_geometry draw_geometry(Random& random, int width, int height) {
+  ts_image_geometry g = {};
+  g.size = sizeof g;
+  g.orientation = random() % 3 == 0 ? uniform(random, 2, 8) : uniform(random, 0, 1);
+  if (g.orientation >= 5) std::swap(width, height);
+  const Box box = draw_box(random, width, height);
+  g.crop_x = box.x0;
+  g.crop_y = box.y0;
+  g.crop_width = box.width();
+  g.crop_height = box.height();
+  g.resize_width = random() % 4 == 0 ? g.crop_width : uniform(random, 1, 90);
+  g.resize_height = random() % 4 == 0 ? g.crop_height : uniform(random, 1, 90);
+  const Box window = random() % 2 == 0 ? Box{0, 0, g.resize_width, g.resize_height}
+                                       : draw_box(random, g.resize_width, g.resize_height);
+  g.window_x = window.x0;
+  g.window_y = window.y0;
+  g.window_width = window.width();
+  g.window_height = window.height();
+  g.flip = random() % 2 == 0;
+  g.interpolation = uniform(random, 0, 3);
+  return g;
+}
+
+TEST(Plan, CropsEqualTheHostsDecoder) {
+  Random random(71);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  for (const Kind& kind : kKinds) {
+    for (int i = 0; i < 60 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      const Bytes file = usual(random, kind, width, height);
+      const uint32_t spacings[] = {1, 2, 3, 5, 8, 16, 60};
+      const uint32_t spacing = spacings[random() % 7];
+      Blob blob = make(&decoder, file, spacing);
+      ASSERT_GT(blob.bytes.size(), 0u);
+      for (int k = 0; k < 12; ++k) {
+        const ts_image_geometry g =
+            k == 0 ? crop(0, 0, width, height) : draw_geometry(random, width, height);
+        const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
+        ASSERT_GT(plan.size(), 0u) << kind.name;
+        emulate::Device device(plan);
+        ASSERT_TRUE(device.entropy())
+            << kind.name << " " << width << " x " << height << " spacing " << spacing;
+        device.finish();
+        const Bytes expected = host_pixels(host.get(), file, g);
+        ASSERT_EQ(device.result, expected)
+            << kind.name << " " << width << " x " << height << ": " << g.crop_width << " x "
+            << g.crop_height << " at " << g.crop_x << ", " << g.crop_y << " to " << g.resize_width
+            << " x " << g.resize_height << " orientation " << g.orientation << " spacing "
+            << spacing;
+      }
+    }
+  }
+}
+
+// Changes the quantisers to any values, so that coefficients leave the range of 8-bit samples and
+// the inverse DCT overflows.
+TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {
+  Random random(72);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  for (int i = 0; i < 400 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    Bytes file = usual(random, kKinds[random() % 8], width, height);
+    for (size_t at = 2; at + 4 < file.size() && file[at + 1] != 0xDA;) {
+      if (file[at + 1] == 0xFF) {
+        ++at;
+        continue;
+      }
+      const size_t length = size_t{file[at + 2]} << 8 | file[at + 3];
+      for (size_t k = at + 4; file[at + 1] == 0xDB && k < at + 2 + length;) {
+        const size_t bytes = file[k] >> 4 == 0 ? 64 : 128;
+        for (size_t q = k + 1; q <= k + bytes; ++q) {
+          if (random() % 4 == 0) file[q] = static_cast<uint8_t>(random() | 1);
+        }
+        k += bytes + 1;
+      }
+      at += 2 + length;
+    }
+    Blob blob = make(&decoder, file, 4);
+    ASSERT_GT(blob.bytes.size(), 0u);
+    const ts_image_geometry g = draw_geometry(random, width, height);
+    const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
+    ASSERT_GT(plan.size(), 0u);
+    emulate::Device device(plan);
+    ASSERT_TRUE(device.entropy());
+    device.finish();
+    ASSERT_EQ(device.result, host_pixels(host.get(), file, g)) << i;
+  }
+}
+
+// Corrects the digests, like a forger.
+void seal(Bytes* blob, const Bytes& file) {
+  const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
+  put(8, xxh64(file.data(), file.size(), 0));
+  put(16, static_cast<uint32_t>(file.size()));
+  put(56, xxh64(blob->data() + 64, blob->size() - 64, xxh64(blob->data(), 56, 0)));
+}
+
+TEST(Plan, ForgedEntriesDoNoHarm) {
+  Random random(73);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  int planned = 0, failed = 0, wrong = 0;
+  for (int i = 0; i < 3000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const Blob blob = make(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 4)));
+    Bytes forgery = blob.bytes;
+    for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
+      // Of the header only numbers that decide where entries are. The lowest predictors (bytes 44
+      // to 49) change all entries alike, so that they still meet: only the proof finds that.
+      const size_t at = 36 + random() % (forgery.size() - 36 - 8);
+      if (at >= 44 && at < 50) continue;
+      forgery[at] = static_cast<uint8_t>(forgery[at] ^ 1 << random() % 8);
+    }
+    seal(&forgery, file);
+    if (forgery == blob.bytes) continue;
+    const ts_image_geometry g = draw_geometry(random, width, height);
+    // A proof of other entries, and none at all, make no plan.
+    uint64_t other = blob.proof;
+    ASSERT_EQ(plan_of(&decoder, file, g, forgery, &other).size(), 0u);
+    other = 0;
+    ASSERT_EQ(plan_of(&decoder, file, g, forgery, &other).size(), 0u);
+    const Bytes plan = plan_of(&decoder, file, g, forgery, nullptr);
+    if (plan.empty()) continue;
+    ++planned;
+    emulate::Device device(plan);
+    const bool good = device.entropy();
+    device.finish();
+    failed += !good;
+    wrong += good && device.result != host_pixels(host.get(), file, g);
+  }
+  EXPECT_GT(planned, 200);
+  EXPECT_GT(failed, planned / 4);
+  // Nothing meets the end of an image's last segment. Its entry is proven, or trusted.
+  EXPECT_LT(wrong, planned / 10);
+}
+
+// Bytes that change on their way to the device.
+TEST(Plan, DamagedSegmentsDoNoHarm) {
+  Random random(74);
+  JpegDecoder decoder(1 << 24);
+  int failed = 0, tried = 0;
+  for (int i = 0; i < 3000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    Blob blob = make(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 9)));
+    const ts_image_geometry g = draw_geometry(random, width, height);
+    Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
+    ASSERT_GT(plan.size(), 0u);
+    const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan.data());
+    const uint32_t begin = random() % 4 == 0 ? header.entries_at : header.scan_at;
+    const uint32_t end =
+        begin == header.scan_at ? begin + header.scan_bytes : header.segments_at - 8;
+    for (int changes = uniform(random, 1, 40); changes > 0; --changes) {
+      uint8_t& byte = plan[begin + random() % (end - begin)];
+      byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+    }
+    ++tried;
+    emulate::Device device(plan);
+    failed += !device.entropy();
+    device.finish();
+  }
+  EXPECT_GT(failed, tried / 2);
+}
+
+TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
+  Random random(75);
+  JpegDecoder decoder(1 << 24);
+  const ts_image_geometry g = crop(0, 0, 100, 80);
+  const Bytes file = encode_jpeg(picture(random, 100, 80), {});
+  Blob blob = make(&decoder, file, 4);
+  EXPECT_GT(plan_of(&decoder, file, g, blob.bytes, &blob.proof).size(), 0u);
+  EXPECT_EQ(plan_of(&decoder, file, g, {}, nullptr).size(), 0u);
+  Blob far = make(&decoder, file, 1000);  // segments that are too long for a thread
+  ASSERT_GT(far.bytes.size(), 0u);
+  EXPECT_EQ(plan_of(&decoder, file, g, far.bytes, &far.proof).size(), 0u);
+  JpegOptions options;
+  options.coding = Coding::kProgressive;
+  const Bytes progressive = encode_jpeg(picture(random, 100, 80), options);
+  Bytes claimed = blob.bytes;
+  seal(&claimed, progressive);
+  EXPECT_EQ(plan_of(&decoder, progressive, g, claimed, nullptr).size(), 0u);
+}
+
+}  // namespace
