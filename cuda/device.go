@@ -14,7 +14,8 @@ type Device int32
 const CPU Device = capi.DeviceCPU
 
 // DeviceCount returns the number of GPUs that the process can use: 0 on a machine without a GPU or
-// without its driver. It never fails.
+// without its driver, and 0 if the shim cannot be loaded, for which other calls return
+// [ErrNoLibrary]. It never fails.
 func DeviceCount() int { return capi.DeviceCount() }
 
 // String returns LibTorch's name of the device: "cuda:0", "cpu".

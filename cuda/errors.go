@@ -19,6 +19,10 @@ var (
 	ErrOutOfMemory error = capi.CodeOutOfMemory
 	// The machine has no usable GPU, or fewer GPUs than the index needs.
 	ErrNoDevice error = capi.CodeNoDevice
+	// The shim or LibTorch is not installed, or has another version than this program needs. The
+	// message says what is there, what is wanted, and the command that installs it. Every call that
+	// can fail returns this error then.
+	ErrNoLibrary error = capi.CodeNoLibrary
 	// The driver or the runtime failed. After an illegal access, only ending the process helps.
 	ErrCUDA error = capi.CodeCUDA
 	// A stream was restored on another OS thread than the thread that set it.

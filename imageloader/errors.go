@@ -7,6 +7,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
 var (
@@ -14,6 +15,10 @@ var (
 	ErrClosed = errors.New("imageloader: the loader is closed")
 	// ErrNoSamples means that an archive or an epoch has no sample to deliver.
 	ErrNoSamples = index.ErrNoSamples
+	// ErrNoLibrary means that the image library is not installed, or has another version than this
+	// program needs. The message says what is there, what is wanted, and the command that installs
+	// it.
+	ErrNoLibrary error = imagecapi.CodeNoLibrary
 
 	// errStopped ends everything that reads or waits because the context has ended. The caller
 	// reports the context's own error in its place.

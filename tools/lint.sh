@@ -68,11 +68,9 @@ go vet ./... || fail "go vet"
 for module in imageloader/prometheus imageloader/blob; do
   (cd $module && go vet ./...) || fail "go vet in $module"
 done
-check "the build tags debug and notorch"
+check "the build tag debug"
 go vet -tags debug ./internal/origin ./leaks ./torch ./cuda ./prefetcher || fail "go vet -tags debug"
-go vet -tags notorch ./cmd/torchstream || fail "go vet -tags notorch"
 go tool staticcheck -tags debug ./internal/origin ./leaks || fail "staticcheck -tags debug"
-go tool staticcheck -tags notorch ./cmd/torchstream || fail "staticcheck -tags notorch"
 check "staticcheck"
 go tool staticcheck ./... || fail "staticcheck"
 staticcheck=$(go tool -n staticcheck)

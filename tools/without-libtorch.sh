@@ -16,11 +16,13 @@ libraries=$(ls cshim/build/lib)
   echo "without-libtorch: error: cshim/build/lib should have only the image library, but has: $libraries" >&2
   exit 1
 }
-go test -c -o loader.test ./imageloader
-go build -tags notorch -o torchstream.notorch ./cmd/torchstream
-for program in loader.test torchstream.notorch; do
-  if ldd $program | grep -E 'torch_|libc10|cudart|not found'; then
-    echo "without-libtorch: error: $program links the libraries above" >&2
-    exit 1
-  fi
-done
+if ldd cshim/build/lib/libtorchstream_image.so | grep -E 'torch_|libc10|cudart|not found'; then
+  echo "without-libtorch: error: the image library links the libraries above" >&2
+  exit 1
+fi
+# What needs LibTorch says which command installs it.
+said=$(go run ./cmd/torchstream doctor) && status=0 || status=$?
+[[ $status == 1 && $said == *"there is no libtorchstream.so"*"make -C $scratch shim"* ]] || {
+  echo "without-libtorch: error: torchstream doctor ended with status $status and printed: $said" >&2
+  exit 1
+}

@@ -1,5 +1,3 @@
-//go:build !notorch
-
 package main
 
 import (
@@ -11,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
@@ -35,6 +34,9 @@ func parseDevice(name string) (cuda.Device, error) {
 	n, err := strconv.Atoi(number)
 	if !found || err != nil || n < 0 {
 		return 0, usageError{fmt.Sprintf("-device %q: want cpu, cuda, or cuda:0, cuda:1, ...", name)}
+	}
+	if err := capi.Check(); err != nil {
+		return 0, err
 	}
 	if count := cuda.DeviceCount(); n >= count {
 		return 0, fmt.Errorf("-device %s: this machine has no such GPU (%d are usable): see torchstream doctor", name, count)

@@ -1,5 +1,3 @@
-//go:build !notorch
-
 package main
 
 import (
@@ -21,6 +19,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/library"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -75,10 +74,25 @@ func doctor(_ context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 func examine() []finding {
-	mapped := mappedLibraries()
 	found := []finding{
 		{"ok", "program", fmt.Sprintf("%s, %s/%s, %d CPUs for Go", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.GOMAXPROCS(0)), ""},
-		{"ok", "shim", "libtorchstream.so" + at(mapped["libtorchstream.so"]), ""},
+	}
+	if err := capi.Check(); err != nil {
+		found = append(found, finding{"missing", "shim", err.Error(), ""})
+	} else {
+		found = append(found, libtorch()...)
+	}
+	if err := imagecapi.Check(); err != nil {
+		return append(found, finding{"missing", "image library", err.Error(), ""}, cacheFolder())
+	}
+	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+}
+
+// libtorch examines the shim, which is loaded, and what it uses.
+func libtorch() []finding {
+	mapped := library.Mapped()
+	found := []finding{
+		{"ok", "shim", capi.LibraryName + at(mapped[capi.LibraryName]), ""},
 		{"ok", "LibTorch", capi.LibTorchVersion() + at(mapped["libtorch_cpu.so"]), ""},
 		{"ok", "CUDA", "built with " + capi.CUDAVersion() + at(mapped["libcudart.so"]), ""},
 	}
@@ -87,7 +101,7 @@ func examine() []finding {
 	for d := range cuda.DeviceCount() {
 		found = append(found, compute(cuda.Device(d)))
 	}
-	return append(found, codec("JPEG", imagecapi.JPEGVersion(), encodeJPEG), codec("PNG", "libpng", png.Encode), cacheFolder(), finding{"ok", "Python", "not needed to run", ""})
+	return found
 }
 
 func at(path string) string {
@@ -95,25 +109,6 @@ func at(path string) string {
 		return ""
 	}
 	return ", " + path
-}
-
-// mappedLibraries says from where this process has loaded the libraries that matter, by name
-// without version.
-func mappedLibraries() map[string]string {
-	out := map[string]string{}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		return out // no such file system: the report then names no paths
-	}
-	for line := range strings.SplitSeq(string(maps), "\n") {
-		if i := strings.IndexByte(line, '/'); i >= 0 {
-			path := line[i:]
-			if name, _, ok := strings.Cut(filepath.Base(path), ".so"); ok {
-				out[name+".so"] = path
-			}
-		}
-	}
-	return out
 }
 
 var driverVersion = regexp.MustCompile(`\b\d{3}\.\d+(\.\d+)?\b`)
@@ -230,13 +225,9 @@ func tryCodec(encode func(io.Writer, image.Image) error) error {
 // cacheFolder looks at where `make` installs LibTorch. It need not exist: LibTorch may come from
 // elsewhere.
 func cacheFolder() finding {
-	folder := os.Getenv("TORCHSTREAM_CACHE")
-	if folder == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return finding{"note", "cache", err.Error(), "set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}
-		}
-		folder = filepath.Join(home, ".cache", "torchstream")
+	folder, err := library.Cache()
+	if err != nil {
+		return finding{"note", "cache", err.Error(), "set TORCHSTREAM_CACHE to a folder of your own if `make` is to install LibTorch"}
 	}
 	entries, err := os.ReadDir(folder)
 	if err != nil {

@@ -11,8 +11,8 @@
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //	torchstream bench train                 images a second in training, beside PyTorch
 //
-// Built with the tag notorch the program links no LibTorch: it has inspect, index, preview and
-// bench loader to host memory, and the other commands say that they are missing.
+// The program opens the shim and LibTorch when a command needs them: inspect, index, preview and
+// bench loader to host memory need the image library alone.
 //
 // Results go to standard output, progress and errors to standard error. The exit status is 0 when
 // all is well, 1 when something failed or the command found something bad, 2 when the command line
@@ -55,8 +55,6 @@ type entry struct {
 	run   func(ctx context.Context, args []string, stdout, stderr io.Writer) error
 }
 
-// commands and benchmarks are the same in every build: what needs LibTorch is a function that says
-// so in one without (see notorch.go).
 func commands() []entry {
 	return []entry{
 		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
@@ -88,7 +86,7 @@ func usage(w io.Writer) error {
 	for _, e := range benchmarks() {
 		line(e, "bench ")
 	}
-	fmt.Fprintln(&b, "\nEach command explains its options with -h."+buildNote)
+	fmt.Fprintln(&b, "\nEach command explains its options with -h.")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -104,10 +102,7 @@ func (e usageError) Error() string { return e.message }
 
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	err := checkLibrary()
-	if err == nil {
-		err = dispatch(ctx, args, stdout, stderr)
-	}
+	err := dispatch(ctx, args, stdout, stderr)
 	var wrong usageError
 	switch {
 	case err == nil || errors.Is(err, flag.ErrHelp):

@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/torchstream/torchstream/internal/imagecapi"
 	"github.com/torchstream/torchstream/internal/interrupt"
+	"github.com/torchstream/torchstream/internal/library"
 )
 
 const childVariable = "TORCHSTREAM_TEST_ARGS"
@@ -37,6 +39,43 @@ func process(t *testing.T, args ...string) (*exec.Cmd, *bytes.Buffer) {
 	var stderr bytes.Buffer
 	command.Stderr = &stderr
 	return command, &stderr
+}
+
+// With the image library alone the commands that need no LibTorch work, and the others name what is
+// missing and the command that installs it.
+func TestWithoutLibTorch(t *testing.T) {
+	folder := t.TempDir()
+	if err := imagecapi.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName], filepath.Join(folder, imagecapi.LibraryName)); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args   []string
+		status int
+		says   string
+	}{
+		{[]string{"help"}, 0, "torchstream doctor"},
+		{[]string{"inspect", photos}, 0, "classes"},
+		{[]string{"bench", "loader", "-archive", photos, "-batch", "16", "-size", "32", "-seconds", "0.05"}, 0, "images/s"},
+		{[]string{"doctor"}, 1, "there is no libtorchstream.so in " + folder},
+		{[]string{"train", "-archive", photos}, 1, "there is no libtorchstream.so in " + folder},
+		{[]string{"bench", "streams"}, 1, "there is no libtorchstream.so in " + folder},
+		{[]string{"bench", "loader", "-archive", photos, "-device", "cuda"}, 1, "there is no libtorchstream.so in " + folder},
+	} {
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
+			command, stderr := process(t, c.args...)
+			command.Env = append(command.Env, "TORCHSTREAM_LIBRARY="+folder)
+			var stdout bytes.Buffer
+			command.Stdout = &stdout
+			_ = command.Run() // the status is checked
+			said := stdout.String() + stderr.String()
+			if status := command.ProcessState.ExitCode(); status != c.status || !strings.Contains(said, c.says) || status == 1 && !strings.Contains(said, "run `") {
+				t.Errorf("status %d, want %d and %q; said %s", status, c.status, c.says, said)
+			}
+		})
+	}
 }
 
 // TestCommandsRefusePipes: no command waits for a pipe that nobody writes to.

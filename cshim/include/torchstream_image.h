@@ -36,10 +36,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* A program that defines the functions itself, as jumps into a library that it opens, may define
+ * TS_API. */
+#if !defined(TS_API)
 #if defined(__GNUC__)
 #define TS_API __attribute__((visibility("default")))
 #else
 #define TS_API
+#endif
 #endif
 
 #ifdef __cplusplus

@@ -17,6 +17,9 @@ func Noop() { C.ts_bench_noop() }
 // place, out of place with each result freed at once, and out of place with results freed many at a
 // time.
 func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err error) {
+	if err := Check(); err != nil {
+		return inPlace, outOfPlace, held, err
+	}
 	computing.enter()
 	defer computing.leave()
 	var i, o, h C.double
@@ -26,6 +29,9 @@ func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err 
 
 // BenchPeer returns the seconds that one copy of the given bytes between two GPUs takes.
 func BenchPeer(dst, src int32, bytes, rounds int) (seconds float64, err error) {
+	if err := Check(); err != nil {
+		return seconds, err
+	}
 	waiting.enter()
 	defer waiting.leave()
 	var ns C.double

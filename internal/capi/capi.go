@@ -27,39 +27,97 @@
 package capi
 
 /*
-#cgo CFLAGS: -I${SRCDIR}/../../cshim/include
-#cgo LDFLAGS: -L${SRCDIR}/../../cshim/build/lib -ltorchstream -Wl,-rpath,${SRCDIR}/../../cshim/build/lib
+#cgo CFLAGS: -I${SRCDIR}/../../cshim/include -I${SRCDIR}/../../cshim/src/bench
 #include "torchstream.h"
+
+extern char torchstream_capi_absent;
+const char* torchstream_capi_bind(void* library);
 */
 import "C"
 
 import (
-	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/library"
 )
 
-// Check returns an error if the loaded shim, or the image library whose errors it returns, has
-// another ABI version than this package. Functions that create or find the first object of a kind
-// call it, so that a program with a wrong shim fails before it can reach any other function. The
-// first call also starts the stream sanitizer, if the environment asks for it.
-var Check = sync.OnceValue(func() error {
-	if err := imagecapi.Check(); err != nil {
+//go:generate go run ../trampoline -name capi -o table_gen.c ../../cshim/include/torchstream.h ../../cshim/src/bench/torchstream_bench.h
+
+// LibraryName is the file name of the shim.
+const LibraryName = "libtorchstream.so"
+
+// loaded is true once every function can be called.
+var loaded atomic.Bool
+
+// Check loads the shim and the image library, if nobody has done so yet, and returns an error that
+// wraps [CodeNoLibrary] if that is not possible: there is none, or it has another version than this
+// package. Every function that needs no object, and so can be the first of a program, calls Check.
+// The first call also starts the stream sanitizer, if the environment asks for it.
+func Check() error {
+	if loaded.Load() {
+		return nil
+	}
+	return load()
+}
+
+var loading struct {
+	once sync.Once
+	err  error
+}
+
+func load() error {
+	loading.once.Do(func() {
+		if loading.err = imagecapi.Check(); loading.err != nil {
+			return
+		}
+		if loading.err = open(library.Here(imagecapi.Version())); loading.err != nil {
+			return
+		}
+		loading.err = sanitizeFromEnvironment()
+		loaded.Store(loading.err == nil)
+	})
+	return loading.err
+}
+
+// open opens the shim, and checks that LibTorch has the version that the shim was built for.
+func open(search library.Search) error {
+	path, err := imagecapi.OpenLibrary(search, LibraryName, "ts_abi_version", C.TS_ABI_VERSION, bind)
+	if err != nil {
 		return err
 	}
-	if got := int(C.ts_abi_version()); got != C.TS_ABI_VERSION {
-		return &Error{Code: CodeInternal, Origin: "ts_abi_version", Message: fmt.Sprintf("libtorchstream.so has ABI version %d, this program needs %d: rebuild the shim with `make shim`", got, C.TS_ABI_VERSION)}
+	if message := search.OtherLibTorch(path, C.GoString(C.ts_libtorch_version())); message != "" {
+		return &Error{Code: CodeNoLibrary, Origin: LibraryName, Message: message}
 	}
-	return sanitizeFromEnvironment()
-})
+	return nil
+}
 
-// LibTorchVersion returns the version of the LibTorch that the shim was built with.
-func LibTorchVersion() string { return C.GoString(C.ts_libtorch_version()) }
+// bind fills the table of this package's functions.
+func bind(handle unsafe.Pointer) string {
+	if missing := C.torchstream_capi_bind(handle); missing != nil {
+		return C.GoString(missing)
+	}
+	return ""
+}
 
-// CUDAVersion returns the version of the CUDA that the shim was built with.
-func CUDAVersion() string { return C.GoString(C.ts_cuda_version()) }
+// LibTorchVersion returns the version of the LibTorch that the shim was built with, or "" without
+// the shim.
+func LibTorchVersion() string {
+	if Check() != nil {
+		return ""
+	}
+	return C.GoString(C.ts_libtorch_version())
+}
+
+// CUDAVersion returns the version of the CUDA that the shim was built with, or "" without the shim.
+func CUDAVersion() string {
+	if Check() != nil {
+		return ""
+	}
+	return C.GoString(C.ts_cuda_version())
+}
 
 // C reads these Go structs in place, so each must have the layout of its C counterpart. A size or
 // an offset that differs, in either direction, fails to compile.

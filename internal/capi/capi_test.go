@@ -140,6 +140,9 @@ func allocationsOnGPU(call func() error) func() error {
 }
 
 func BenchmarkNoop(b *testing.B) {
+	if err := Check(); err != nil {
+		b.Fatal(err)
+	}
 	for b.Loop() {
 		Noop()
 	}

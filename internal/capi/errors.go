@@ -1,6 +1,9 @@
 package capi
 
-// #include "torchstream.h"
+/*
+#include "torchstream.h"
+extern char torchstream_capi_absent;
+*/
 import "C"
 
 import (
@@ -31,12 +34,16 @@ const (
 	CodeCapture         = imagecapi.CodeCapture
 	CodeStale           = imagecapi.CodeStale
 	CodeBusy            = imagecapi.CodeBusy
+	CodeNoLibrary       = imagecapi.CodeNoLibrary
 )
 
 // failure takes ownership of a C error and returns its Go form; nil stays nil.
 func failure(e *C.ts_error) error {
 	if e == nil {
 		return nil
+	}
+	if unsafe.Pointer(e) == unsafe.Pointer(&C.torchstream_capi_absent) {
+		return imagecapi.NotLoaded(load())
 	}
 	return imagecapi.TakeError(unsafe.Pointer(e))
 }

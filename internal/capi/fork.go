@@ -12,6 +12,9 @@ import "C"
 import "unsafe"
 
 func ForkStreams(from Stream, to []Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_stream_fork(from.c(), cstream(unsafe.SliceData(to)), C.int64_t(len(to))))
@@ -22,6 +25,9 @@ func ForkStreams(from Stream, to []Stream) error {
 }
 
 func JoinStreams(into Stream, from []Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_stream_join(into.c(), cstream(unsafe.SliceData(from)), C.int64_t(len(from))))

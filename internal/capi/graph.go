@@ -48,6 +48,9 @@ func EndCapture(g *Graph) error {
 }
 
 func ReplayGraph(g *Graph, s Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_graph_replay(g, s.c()))
@@ -123,6 +126,9 @@ func FreeGraph(g *Graph) error {
 // a thread must not wait for another goroutine, since that goroutine may wait for the capture's
 // end.
 func CaptureHere() (bool, error) {
+	if err := Check(); err != nil {
+		return false, err
+	}
 	var here C.bool
 	err := failure(C.ts_capture_is_active(&here))
 	return bool(here), err

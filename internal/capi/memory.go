@@ -48,6 +48,9 @@ type AllocatorStats struct {
 }
 
 func DeviceAllocator(device int32) (AllocatorStats, error) {
+	if err := Check(); err != nil {
+		return AllocatorStats{}, err
+	}
 	computing.enter()
 	defer computing.leave()
 	s := C.ts_allocator_stats{size: C.sizeof_ts_allocator_stats}
@@ -69,6 +72,9 @@ type HostStats struct {
 }
 
 func HostAllocator() (HostStats, error) {
+	if err := Check(); err != nil {
+		return HostStats{}, err
+	}
 	computing.enter()
 	defer computing.leave()
 	s := C.ts_host_stats{size: C.sizeof_ts_host_stats}
@@ -83,12 +89,18 @@ func HostAllocator() (HostStats, error) {
 }
 
 func LimitMemory(device int32, fraction float64) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_allocator_limit(C.int32_t(device), C.double(fraction)))
 }
 
 func MemoryLimit(device int32) (float64, error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
 	computing.enter()
 	defer computing.leave()
 	var f C.double
@@ -130,6 +142,9 @@ func withString(s string, fn func(*C.char) error) error {
 }
 
 func CanAccessPeer(device, peer int32) (bool, error) {
+	if err := Check(); err != nil {
+		return false, err
+	}
 	var can C.bool
 	err := failure(C.ts_device_can_access_peer(C.int32_t(device), C.int32_t(peer), &can))
 	return bool(can), err
@@ -229,6 +244,9 @@ func ImportEvent(device int32, h EventHandle) (e *Event, err error) {
 
 // CopyPeer calls ts_tensor_copy_peer.
 func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {

@@ -55,6 +55,9 @@ func PostNotice(n *Notifier, token uint64) error {
 func FreeNotifier(n *Notifier) { C.ts_notifier_free(n) }
 
 func NotifyStream(s Stream, n *Notifier, token uint64) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	if on := sanitizer.Load(); on != nil {
@@ -63,22 +66,38 @@ func NotifyStream(s Stream, n *Notifier, token uint64) error {
 	return failure(C.ts_stream_notify(s.c(), n, C.uint64_t(token)))
 }
 
-var rangeListeners = sync.OnceValue(func() *int32 { return (*int32)(unsafe.Pointer(C.ts_range_listeners())) })
+var rangeListeners = sync.OnceValue(func() *int32 {
+	if Check() != nil {
+		return new(int32)
+	}
+	return (*int32)(unsafe.Pointer(C.ts_range_listeners()))
+})
 
 // RangeListening reports whether ranges have a listener. It reads one word of shared memory and
 // makes no call into C.
 func RangeListening() bool { return atomic.LoadInt32(rangeListeners()) != 0 }
 
 func StartRange(name string) (id uint64, err error) {
+	if err := Check(); err != nil {
+		return id, err
+	}
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
 	err = failure(C.ts_range_start(c, (*C.uint64_t)(&id)))
 	return id, err
 }
 
-func EndRange(id uint64) error { return failure(C.ts_range_end(C.uint64_t(id))) }
+func EndRange(id uint64) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_range_end(C.uint64_t(id)))
+}
 
 func MarkRange(name string) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
 	return failure(C.ts_range_mark(c))

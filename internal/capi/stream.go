@@ -58,7 +58,12 @@ const (
 	DeviceCurrent = C.TS_DEVICE_CURRENT
 )
 
-func DeviceCount() int { return int(C.ts_device_count()) }
+func DeviceCount() int {
+	if Check() != nil {
+		return 0
+	}
+	return int(C.ts_device_count())
+}
 
 type DeviceProperties struct {
 	Name            string
@@ -85,6 +90,9 @@ type MemoryStats struct {
 }
 
 func DeviceMemory(device int32) (MemoryStats, error) {
+	if err := Check(); err != nil {
+		return MemoryStats{}, err
+	}
 	computing.enter()
 	defer computing.leave()
 	m := C.ts_device_memory{size: C.sizeof_ts_device_memory}
@@ -95,7 +103,12 @@ func DeviceMemory(device int32) (MemoryStats, error) {
 		int64(m.peak_reserved_bytes), int64(m.free_bytes), int64(m.total_bytes)}, nil
 }
 
-func ResetPeak(device int32) error { return failure(C.ts_device_reset_peak_memory(C.int32_t(device))) }
+func ResetPeak(device int32) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_device_reset_peak_memory(C.int32_t(device)))
+}
 
 func EmptyCache() error {
 	return awaitCapture(func() error { return failure(C.ts_allocator_empty_cache()) })
@@ -133,16 +146,27 @@ func StreamFromPool(device, priority int32) (s Stream, err error) {
 }
 
 func DefaultStream(device int32) (s Stream, err error) {
+	if err := Check(); err != nil {
+		return s, err
+	}
 	err = failure(C.ts_stream_get_default(C.int32_t(device), cstream(&s)))
 	return s, err
 }
 
 func ExternalStream(handle uintptr, device int32) (s Stream, err error) {
+	if err := Check(); err != nil {
+		return s, err
+	}
 	err = failure(C.ts_stream_from_handle(C.uintptr_t(handle), C.int32_t(device), cstream(&s)))
 	return s, err
 }
 
-func ForgetStream(s Stream) error { return failure(C.ts_stream_forget(s.c())) }
+func ForgetStream(s Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_stream_forget(s.c()))
+}
 
 func NewStream(device, priority int32) (s Stream, err error) {
 	if err := Check(); err != nil {
@@ -157,33 +181,53 @@ func NewStream(device, priority int32) (s Stream, err error) {
 	return s, err
 }
 
-func FreeStream(s Stream) error { return failure(C.ts_stream_release(s.c())) }
+func FreeStream(s Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_stream_release(s.c()))
+}
 
 func SameStream(a, b Stream) (bool, error) {
+	if err := Check(); err != nil {
+		return false, err
+	}
 	var same C.bool
 	err := failure(C.ts_stream_is_same(a.c(), b.c(), &same))
 	return bool(same), err
 }
 
 func (s Stream) Handle() (uintptr, error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
 	var h C.uintptr_t
 	err := failure(C.ts_stream_get_handle(s.c(), &h))
 	return uintptr(h), err
 }
 
 func (s Stream) Priority() (int32, error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
 	var p C.int32_t
 	err := failure(C.ts_stream_get_priority(s.c(), &p))
 	return int32(p), err
 }
 
 func StreamPriorityRange() (least, greatest int32, err error) {
+	if err := Check(); err != nil {
+		return least, greatest, err
+	}
 	var l, g C.int32_t
 	err = failure(C.ts_stream_get_priority_range(&l, &g))
 	return int32(l), int32(g), err
 }
 
 func (s Stream) Query() (bool, error) {
+	if err := Check(); err != nil {
+		return false, err
+	}
 	var done C.bool
 	err := failure(C.ts_stream_query(s.c(), &done))
 	if on := sanitizer.Load(); on != nil && err == nil && bool(done) {
@@ -193,6 +237,9 @@ func (s Stream) Query() (bool, error) {
 }
 
 func (s Stream) Synchronize() error {
+	if err := Check(); err != nil {
+		return err
+	}
 	waiting.enter()
 	defer waiting.leave()
 	err := failure(C.ts_stream_synchronize(s.c()))
@@ -203,13 +250,24 @@ func (s Stream) Synchronize() error {
 }
 
 func GetCurrentCUDAStream(device int32) (s Stream, err error) {
+	if err := Check(); err != nil {
+		return s, err
+	}
 	err = failure(C.ts_get_current_cuda_stream(C.int32_t(device), cstream(&s)))
 	return s, err
 }
 
-func SetCUDAStream(s Stream) error { return failure(C.ts_set_cuda_stream(s.c())) }
+func SetCUDAStream(s Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_set_cuda_stream(s.c()))
+}
 
 func WaitCUDAStream(waiter, on Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_wait_cuda_stream(waiter.c(), on.c()))
@@ -225,11 +283,17 @@ type StreamGuard struct {
 }
 
 func StreamGuardEnter(s Stream) (g StreamGuard, err error) {
+	if err := Check(); err != nil {
+		return g, err
+	}
 	err = failure(C.ts_stream_guard_enter(s.c(), (*C.ts_stream_guard)(unsafe.Pointer(&g))))
 	return g, err
 }
 
 func (g StreamGuard) Exit() error {
+	if err := Check(); err != nil {
+		return err
+	}
 	return failure(C.ts_stream_guard_exit(C.ts_stream_guard{thread: C.uint64_t(g.Thread), serial: C.uint64_t(g.Serial)}))
 }
 
@@ -264,12 +328,18 @@ func FreeEvent(e *Event) {
 
 // DelayStream keeps the stream busy for at least d.
 func DelayStream(s Stream, d time.Duration) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_stream_delay(s.c(), C.int64_t(d.Nanoseconds())))
 }
 
 func RecordEvent(e *Event, s Stream) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_event_record(e, s.c()))
@@ -280,6 +350,9 @@ func RecordEvent(e *Event, s Stream) error {
 }
 
 func StreamWaitEvent(s Stream, e *Event) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_stream_wait_event(s.c(), e))
@@ -291,6 +364,9 @@ func StreamWaitEvent(s Stream, e *Event) error {
 
 // Capturing reports whether work that is queued on the stream is captured.
 func (s Stream) Capturing() (bool, error) {
+	if err := Check(); err != nil {
+		return false, err
+	}
 	var capturing C.bool
 	err := failure(C.ts_stream_is_capturing(s.c(), &capturing))
 	return bool(capturing), err
@@ -376,10 +452,30 @@ func FreePinned(p *Pinned) error {
 	return err
 }
 
-func PinnedBytesLive() int64 { return int64(C.ts_pinned_live_bytes()) }
+func PinnedBytesLive() int64 {
+	if Check() != nil {
+		return 0
+	}
+	return int64(C.ts_pinned_live_bytes())
+}
 
-func ThreadCount() int64 { return int64(C.ts_thread_count()) }
-func ThreadID() int64    { return int64(C.ts_thread_id()) }
+func ThreadCount() int64 {
+	if Check() != nil {
+		return 0
+	}
+	return int64(C.ts_thread_count())
+}
+func ThreadID() int64 {
+	if Check() != nil {
+		return 0
+	}
+	return int64(C.ts_thread_id())
+}
 
 // LibraryThreads returns the number of OS threads that hold handles of cuBLAS and its kin.
-func LibraryThreads() int64 { return int64(C.ts_library_thread_count()) }
+func LibraryThreads() int64 {
+	if Check() != nil {
+		return 0
+	}
+	return int64(C.ts_library_thread_count())
+}

@@ -211,7 +211,12 @@ func FreeTensors(ts []*Tensor) {
 	}
 }
 
-func TensorCount() int64 { return int64(C.ts_tensor_count()) }
+func TensorCount() int64 {
+	if Check() != nil {
+		return 0
+	}
+	return int64(C.ts_tensor_count())
+}
 
 type TensorInfo struct {
 	NumElements, Bytes                             int64
@@ -360,6 +365,9 @@ func RecordStream(t *Tensor, s Stream) error {
 
 // CopyBatch calls ts_tensor_copy_batch. after and done may be nil.
 func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	if len(dst) != len(src) {
@@ -578,6 +586,9 @@ func SetGrad(t, gradient *Tensor) error {
 }
 
 func ClearGrads(ts []*Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	err := failure(C.ts_tensor_clear_grads(unsafe.SliceData(ts), C.int64_t(len(ts))))
@@ -593,6 +604,9 @@ func SetRequiresGrad(t *Tensor, requires bool) error {
 
 // ManualSeed seeds LibTorch's generators. It waits for the end of a capture that is under way.
 func ManualSeed(seed uint64) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	return whileNotBusy(func() error { return failure(C.ts_random_seed(C.uint64_t(seed))) })
 }
 
@@ -660,6 +674,9 @@ const (
 
 // Grads calls ts_tensor_grads. with has a gradient, or nil, for each output.
 func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
 	computing.enter()
 	defer computing.leave()
 	if len(with) != len(outputs) {
@@ -689,6 +706,9 @@ func GeneratorState(device int32) (t *Tensor, err error) {
 // SetGeneratorState replaces the state of the device's default generator. It waits for the end of a
 // capture that is under way.
 func SetGeneratorState(device int32, t *Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	return whileNotBusy(func() error { return failure(C.ts_random_set_state(C.int32_t(device), t)) })
 }
 
@@ -733,12 +753,18 @@ func Numerics() (int32, error) {
 // SetNumThreads sets the number of LibTorch's threads for CPU operators. Like NumThreads, it
 // creates the calling thread's team of threads.
 func SetNumThreads(threads int32) error {
+	if err := Check(); err != nil {
+		return err
+	}
 	computing.enter()
 	defer computing.leave()
 	return failure(C.ts_parallelism_set(C.int32_t(threads)))
 }
 
 func NumThreads() int {
+	if Check() != nil {
+		return 0
+	}
 	computing.enter()
 	defer computing.leave()
 	return int(C.ts_parallelism())

@@ -38,6 +38,9 @@ const (
 
 // TraceLane returns the Lane of the stream's work.
 func TraceLane(s Stream) (int64, error) {
+	if err := Check(); err != nil {
+		return 0, err
+	}
 	var lane C.int64_t
 	err := failure(C.ts_trace_get_lane(s.c(), &lane))
 	return int64(lane), err
@@ -56,6 +59,9 @@ func StartTrace(flags int32) error {
 // StopTrace ends the recording and returns its events, in no order. TraceEvent.Name is an index of
 // names.
 func StopTrace() (events []TraceEvent, names []string, err error) {
+	if err := Check(); err != nil {
+		return events, names, err
+	}
 	waiting.enter()
 	defer waiting.leave()
 	var t *C.ts_trace

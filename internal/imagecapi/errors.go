@@ -28,6 +28,10 @@ const (
 	CodeCapture         Code = C.TS_ERROR_CAPTURE
 	CodeStale           Code = C.TS_ERROR_STALE
 	CodeBusy            Code = C.TS_ERROR_BUSY
+
+	// CodeNoLibrary is the code of errors of this package, not of C: a shared library is missing,
+	// or cannot be used.
+	CodeNoLibrary Code = -1
 )
 
 func (c Code) Error() string {
@@ -60,6 +64,8 @@ func (c Code) Error() string {
 		return "stale graph"
 	case CodeBusy:
 		return "busy"
+	case CodeNoLibrary:
+		return "library not loaded"
 	}
 	return "internal error"
 }
@@ -78,7 +84,19 @@ func failure(e *C.ts_error) error {
 	if e == nil {
 		return nil
 	}
+	if absent(unsafe.Pointer(e)) {
+		return NotLoaded(load())
+	}
 	return TakeError(unsafe.Pointer(e))
+}
+
+// NotLoaded returns the error of a call that was made before the library was loaded: that of
+// loading it, or, if loading it works, that the caller has not checked.
+func NotLoaded(err error) error {
+	if err == nil {
+		err = &Error{CodeInternal, "Check", "a function was called before its library was loaded: this is a defect of torchstream"}
+	}
+	return err
 }
 
 // TakeError takes ownership of a ts_error, which is not NULL, and returns its Go form. The pointer

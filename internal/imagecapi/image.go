@@ -37,6 +37,9 @@ type Info struct {
 }
 
 func Header(data []byte) (Info, error) {
+	if err := Check(); err != nil {
+		return Info{}, err
+	}
 	i := C.ts_image_info{size: C.sizeof_ts_image_info}
 	if err := failure(C.ts_image_get_info((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &i)); err != nil {
 		return Info{}, err

@@ -9,7 +9,6 @@ package imagecapi
 
 /*
 #cgo CFLAGS: -I${SRCDIR}/../../cshim/include
-#cgo LDFLAGS: -L${SRCDIR}/../../cshim/build/lib -ltorchstream_image -Wl,-rpath,${SRCDIR}/../../cshim/build/lib
 #include "torchstream_image.h"
 */
 import "C"
@@ -17,17 +16,44 @@ import "C"
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/library"
 )
 
-// Check returns an error if the loaded library has another ABI version than this package. Functions
-// that create an object call it, so that a program with a wrong library fails before it has one.
-var Check = sync.OnceValue(func() error {
-	if got := int(C.ts_image_abi_version()); got != C.TS_IMAGE_ABI_VERSION {
-		return &Error{CodeInternal, "ts_image_abi_version",
-			fmt.Sprintf("libtorchstream_image.so has ABI version %d, this program needs %d: rebuild it with `make image`", got, C.TS_IMAGE_ABI_VERSION)}
+//go:generate go run ../trampoline -name imagecapi -o table_gen.c ../../cshim/include/torchstream_image.h
+
+// LibraryName is the file name of the image library.
+const LibraryName = "libtorchstream_image.so"
+
+// Version returns the version of torchstream in the headers that the program was built with.
+func Version() string {
+	return fmt.Sprintf("%d.%d.%d", C.TS_VERSION_MAJOR, C.TS_VERSION_MINOR, C.TS_VERSION_PATCH)
+}
+
+// loaded is true once every function can be called.
+var loaded atomic.Bool
+
+// Check loads the image library, if nobody has done so yet, and returns an error that wraps
+// [CodeNoLibrary] if that is not possible. Functions that need no object call it.
+func Check() error {
+	if loaded.Load() {
+		return nil
 	}
-	return nil
+	return load()
+}
+
+var load = sync.OnceValue(func() error {
+	_, err := OpenLibrary(library.Here(Version()), LibraryName, "ts_image_abi_version", C.TS_IMAGE_ABI_VERSION, bind)
+	loaded.Store(err == nil)
+	return err
 })
 
-// JPEGVersion returns the name and version of the JPEG library, for example "libjpeg-turbo 2.1.5".
-func JPEGVersion() string { return C.GoString(C.ts_jpeg_version()) }
+// JPEGVersion returns the name and version of the JPEG library, for example "libjpeg-turbo 2.1.5",
+// or "" without the image library.
+func JPEGVersion() string {
+	if Check() != nil {
+		return ""
+	}
+	return C.GoString(C.ts_jpeg_version())
+}

@@ -20,8 +20,9 @@ LAYERS = {
     # The C headers as Go types. No other package uses cgo.
     "internal/picture": [],
     "internal/racecheck": ["internal/picture"],
-    "internal/imagecapi": [],
-    "internal/capi": ["internal/imagecapi", "internal/racecheck"],
+    "internal/library": [],
+    "internal/imagecapi": ["internal/library"],
+    "internal/capi": ["internal/imagecapi", "internal/library", "internal/racecheck"],
     # Small packages that import no other, or nearly none.
     "internal/origin": [],
     "internal/interrupt": [],
@@ -75,6 +76,7 @@ LAYERS = {
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.
     "torch/internal/opgen": ["torch/internal/schema"],
+    "internal/trampoline": [],
     "internal/simulate": [],
     "internal/streamprog": [],
     "internal/mutate": [],
@@ -86,6 +88,7 @@ LAYERS = {
         "internal/capi",
         "internal/imagecapi",
         "internal/interrupt",
+        "internal/library",
         "internal/printable",
         "internal/safefile",
         "models",
@@ -167,11 +170,9 @@ FREE = {
     "internal/ptfile": LIBTORCH,
     "prefetcher": {"imageloader"},
 }
-# The same for programs that are built with a tag.
-FREE_WITH_TAG = {"notorch": {"cmd/torchstream": LIBTORCH | {"prefetcher"}}}
 
 MODULES = [".", "imageloader/blob", "imageloader/prometheus"]
-TAGS = ["", "debug", "notorch"]
+TAGS = ["", "debug"]
 
 
 def packages(module, tags):
@@ -236,8 +237,7 @@ def main():
     bad = list(table_errors())
     for module in MODULES:
         for tags in TAGS if module == "." else [""]:
-            free = dict(FREE, **FREE_WITH_TAG.get(tags, {}))
-            bad += [e for e in graph_errors(packages(module, tags), free) if e not in bad]
+            bad += [e for e in graph_errors(packages(module, tags), FREE) if e not in bad]
     for line in bad:
         print("go_layers: error: " + line, file=sys.stderr)
     return 1 if bad else 0

@@ -1,0 +1,236 @@
+package capi
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/library"
+)
+
+// TestMain calls what the tests below ask for in a process of their own: a process loads the shim
+// once.
+func TestMain(m *testing.M) {
+	if os.Getenv("CAPI_TEST_FIRST_CALLS") == "" {
+		os.Exit(m.Run())
+	}
+	for _, call := range []func() error{
+		func() error { return SetCUDAStream(Stream{}) },
+		func() error { _, err := EmptyTensor(nil, Float32, DeviceCPU, Contiguous); return err },
+		func() error { return StreamGuard{}.Exit() },
+		func() error { return EmptyCache() },
+		func() error { _, err := imagecapi.NewInflater(0); return err },
+		Check,
+	} {
+		fmt.Println(call())
+	}
+	fmt.Println(DeviceCount(), NumThreads(), RangeListening(), CUDAVersion() == "")
+	FreeEvent(nil)
+	FreeTensors([]*Tensor{nil})
+}
+
+// firstCalls returns what a process prints that finds its libraries in the folder.
+func firstCalls(t *testing.T, folder string) []string {
+	t.Helper()
+	c := exec.Command(os.Args[0])
+	c.Env = append(os.Environ(), "CAPI_TEST_FIRST_CALLS=1", "TORCHSTREAM_LIBRARY="+folder)
+	text, err := c.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return strings.Split(strings.TrimSpace(string(text)), "\n")
+}
+
+// A program without the shim starts. Every call that can fail returns one error, which says what to
+// do, and the others return as on a machine without anything.
+func TestCallsWithoutTheShim(t *testing.T) {
+	folder := t.TempDir()
+	lines := firstCalls(t, folder)
+	for _, line := range lines[:len(lines)-1] {
+		for _, want := range []string{"library not loaded", "there is no " + imagecapi.LibraryName + " in " + folder, "TORCHSTREAM_LIBRARY", "run `"} {
+			if !strings.Contains(line, want) {
+				t.Errorf("%q does not say %q", line, want)
+			}
+		}
+	}
+	if last := lines[len(lines)-1]; len(lines) != 7 || last != "0 0 false true" {
+		t.Errorf("got %q", lines)
+	}
+}
+
+// With the image library alone, what needs no LibTorch works.
+func TestCallsWithTheImageLibraryAlone(t *testing.T) {
+	folder := t.TempDir()
+	imageLibrary(t, folder)
+	lines := firstCalls(t, folder)
+	for i, line := range lines[:len(lines)-1] {
+		if image := i == 4; image != (line == "<nil>") || !image && !strings.Contains(line, "there is no "+LibraryName+" in "+folder) {
+			t.Errorf("call %d: %s", i, line)
+		}
+	}
+}
+
+// imageLibrary puts the image library of this process into the folder.
+func imageLibrary(t *testing.T, folder string) {
+	t.Helper()
+	if err := Check(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(library.Mapped()[imagecapi.LibraryName], filepath.Join(folder, imagecapi.LibraryName)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A shim that was built for another LibTorch than the one that the process loads is refused, also
+// if the symbols agree.
+func TestOtherLibTorchIsRefused(t *testing.T) {
+	cc, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("needs a C compiler: ", err)
+	}
+	names := map[string]bool{}
+	for _, header := range []string{"../../cshim/include/torchstream.h", "../../cshim/src/bench/torchstream_bench.h"} {
+		text, err := os.ReadFile(header)
+		if err != nil {
+			t.Skip("needs the headers: ", err)
+		}
+		for _, m := range regexp.MustCompile(`(?m)^TS_API [^(]*\b(ts_\w+)\(`).FindAllStringSubmatch(string(text), -1) {
+			names[m[1]] = true
+		}
+	}
+	delete(names, "ts_abi_version")
+	delete(names, "ts_libtorch_version")
+	delete(names, "ts_range_listeners")
+	source := "int ts_abi_version(void) { return 3; }\nconst char* ts_libtorch_version(void) { return \"2.11.0\"; }\n" +
+		"static int listeners;\nint* ts_range_listeners(void) { return &listeners; }\n"
+	for name := range names {
+		source += "void* " + name + "(void) { return 0; }\n"
+	}
+	for version, refused := range map[string]bool{"2.12.0": true, "2.11.1": false} {
+		t.Run(version, func(t *testing.T) {
+			folder := t.TempDir()
+			imageLibrary(t, folder)
+			torch := filepath.Join(folder, "torch", "lib")
+			if err := os.MkdirAll(torch, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(folder, "torch", "version.py"), []byte("__version__ = '"+version+"+cu130'\n"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+			compile(t, cc, filepath.Join(torch, "libtorch_cpu.so"), "int other(void) { return 0; }")
+			compile(t, cc, filepath.Join(folder, LibraryName), source, "-Wl,--no-as-needed", "-L"+torch, "-ltorch_cpu", "-Wl,-rpath,$ORIGIN/torch/lib")
+			says := firstCalls(t, folder)[5]
+			if !refused {
+				if says != "<nil>" {
+					t.Error(says)
+				}
+				return
+			}
+			for _, want := range []string{folder, "was built for LibTorch 2.11.0", torch, "is LibTorch 2.12.0", "run `"} {
+				if !strings.Contains(says, want) {
+					t.Errorf("%q does not say %q", says, want)
+				}
+			}
+		})
+	}
+}
+
+func compile(t *testing.T, cc, library, source string, options ...string) {
+	t.Helper()
+	c := exec.Command(cc, append([]string{"-shared", "-fPIC", "-x", "c", "-", "-o", library}, options...)...)
+	c.Stdin = strings.NewReader(source)
+	if text, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+}
+
+// Every function that calls C without an object of C, so that it can be the first of a program,
+// calls Check.
+func TestFirstCallsCheck(t *testing.T) {
+	for _, folder := range []string{".", "../imagecapi"} {
+		functions := declared(t, folder)
+		if len(functions) == 0 {
+			t.Skip("needs the sources")
+		}
+		checks := map[string]bool{"Check": true}
+		callC := map[string]bool{}
+		for range 3 { // through helpers
+			for _, fn := range functions {
+				ast.Inspect(fn, func(n ast.Node) bool {
+					if call, ok := n.(*ast.CallExpr); ok {
+						name := types.ExprString(call.Fun)
+						checks[fn.Name.Name] = checks[fn.Name.Name] || checks[name]
+						callC[fn.Name.Name] = callC[fn.Name.Name] || strings.HasPrefix(name, "C.ts_")
+					}
+					return true
+				})
+			}
+		}
+		looked := 0
+		for _, fn := range functions {
+			name := fn.Name.Name
+			if callC[name] && fn.Name.IsExported() {
+				looked++
+				if !checks[name] && !takesObject(fn) && !cannotFail[name] {
+					t.Errorf("%s: %s takes no object and does not call Check", folder, name)
+				}
+			}
+		}
+		if looked < 10 {
+			t.Errorf("%s: looked at %d functions", folder, looked)
+		}
+	}
+}
+
+// declared returns the functions of a package, without those of its tests.
+func declared(t *testing.T, folder string) (all []*ast.FuncDecl) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok {
+				all = append(all, fn)
+			}
+		}
+	}
+	return all
+}
+
+// cannotFail has functions that return nothing that a program believes, so that they do not check.
+var cannotFail = map[string]bool{"Noop": true, "FreeTensors": true, "TakeBorrowed": true, "TakeError": true}
+
+// takesObject reports whether a function has a parameter or receiver that only a loaded library can
+// have made.
+func takesObject(fn *ast.FuncDecl) bool {
+	fields := fn.Type.Params.List
+	if fn.Recv != nil {
+		fields = append(fields, fn.Recv.List...)
+	}
+	for _, f := range fields {
+		if star, ok := f.Type.(*ast.StarExpr); ok {
+			if name, ok := star.X.(*ast.Ident); ok && !map[string]bool{"Geometry": true}[name.Name] {
+				return true
+			}
+		}
+	}
+	return false
+}

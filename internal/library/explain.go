@@ -1,0 +1,184 @@
+package library
+
+import (
+	"debug/elf"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// The functions below return messages that say what is there, what is wanted, and the command that
+// mends it.
+
+// Missing explains that no folder has the library.
+func (s Search) Missing(name string) string {
+	var searched []string
+	for _, p := range s.places() {
+		where := p.folder + " (" + p.why + ")"
+		if len(searched) == 0 || searched[len(searched)-1] != where {
+			searched = append(searched, where)
+		}
+	}
+	if s.Library != "" {
+		return fmt.Sprintf("there is no %s in %s; unset the variable, or run `%s` and unset it", name, searched[0], s.Setup(name))
+	}
+	return fmt.Sprintf("there is no %s; looked in %s: run `%s`", name, strings.Join(searched, ", "), s.Setup(name))
+}
+
+// OtherVersion explains that the library at path has another ABI version than the program needs.
+func (s Search) OtherVersion(path string, have, want int) string {
+	age := "an older"
+	if have > want {
+		age = "a newer"
+	}
+	return fmt.Sprintf("%s is of %s version of torchstream than the program: its ABI version is %d, and the program needs %d: run `%s`",
+		path, age, have, want, s.Setup(filepath.Base(path)))
+}
+
+// Lacks explains that the library at path does not have a function that the program needs.
+func (s Search) Lacks(path, function string) string {
+	return fmt.Sprintf("%s has no function %s, so it is of an older version of torchstream than the program, or another library: run `%s`",
+		path, function, s.Setup(filepath.Base(path)))
+}
+
+// OtherLibTorch explains that the process has another LibTorch than the library at path was built
+// for. It returns "" if their versions agree in the first two numbers, or if the version of what is
+// loaded is not known.
+func (s Search) OtherLibTorch(path, built string) string {
+	loaded := Mapped()["libtorch_cpu.so"]
+	have := LibTorchVersion(loaded)
+	if have == "" || release(have) == release(built) {
+		return ""
+	}
+	return s.otherLibTorch(path, built, loaded, have)
+}
+
+func (s Search) otherLibTorch(path, built, loaded, have string) string {
+	if built == "" {
+		built = "of another version"
+	}
+	return fmt.Sprintf("%s was built for LibTorch %s, and %s is LibTorch %s: run `%s`, with LIBTORCH= and LD_LIBRARY_PATH= unset or of that version",
+		path, built, loaded, have, s.Setup(filepath.Base(path)))
+}
+
+// release returns the first two numbers of a version.
+func release(version string) string {
+	parts := strings.SplitN(version, ".", 3)
+	return strings.Join(parts[:min(2, len(parts))], ".")
+}
+
+var (
+	cannotOpen = regexp.MustCompile(`^(\S+): cannot open shared object file`)
+	oldSystem  = regexp.MustCompile("version [`']((?:GLIBC|GLIBCXX|CXXABI)_[0-9.]+)' not found")
+)
+
+// Unusable explains why the dynamic loader refused the library at path. why is its message.
+func (s Search) Unusable(path, why string) string {
+	setup := s.Setup(filepath.Base(path))
+	if m := cannotOpen.FindStringSubmatch(why); m != nil {
+		if filepath.Base(m[1]) == filepath.Base(path) {
+			return fmt.Sprintf("%s: run `%s`", why, setup)
+		}
+		return fmt.Sprintf("%s needs %s%s, which is not where the dynamic loader looks (%s): run `%s`, or name its folder in LD_LIBRARY_PATH",
+			path, m[1], owner(m[1]), strings.Join(s.runPath(path), ":"), setup)
+	}
+	if m := oldSystem.FindStringSubmatch(why); m != nil {
+		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which has %s: build it here with `%s -build`",
+			why, m[1], strings.TrimSuffix(setup, " -build"))
+	}
+	if strings.Contains(why, "undefined symbol") {
+		for _, folder := range s.runPath(path) {
+			torch := filepath.Join(folder, "libtorch_cpu.so")
+			if have := LibTorchVersion(torch); have != "" {
+				return s.otherLibTorch(path, "", torch, have) + " (" + why + ")"
+			}
+		}
+	}
+	return fmt.Sprintf("%s: run `%s`", why, setup)
+}
+
+// owner says which product a library belongs to.
+func owner(name string) string {
+	switch {
+	case strings.HasPrefix(name, "libtorchstream"):
+		return ""
+	case strings.HasPrefix(name, "libtorch"), strings.HasPrefix(name, "libc10"), strings.HasPrefix(name, "libgomp-"):
+		return " of LibTorch"
+	case strings.HasPrefix(name, "libcu"), strings.HasPrefix(name, "libnv"), strings.HasPrefix(name, "libnccl"):
+		return " of CUDA"
+	}
+	return ""
+}
+
+// runPath returns the folders in which the dynamic loader looks for what the library at path needs,
+// before those of the system.
+func (s Search) runPath(path string) []string {
+	all := strings.Split(s.LoaderPath, ":")
+	f, err := elf.Open(path)
+	if err != nil {
+		return nonEmpty(all)
+	}
+	defer f.Close()
+	for _, tag := range []elf.DynTag{elf.DT_RUNPATH, elf.DT_RPATH} {
+		if values, err := f.DynString(tag); err == nil && len(values) > 0 {
+			origin := strings.NewReplacer("$ORIGIN", filepath.Dir(path), "${ORIGIN}", filepath.Dir(path))
+			for _, v := range values {
+				all = append(all, strings.Split(origin.Replace(v), ":")...)
+			}
+			break
+		}
+	}
+	return nonEmpty(all)
+}
+
+func nonEmpty(list []string) []string {
+	var out []string
+	for _, s := range list {
+		if s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+var wheelVersion = regexp.MustCompile(`(?m)^__version__ = '([0-9.]+)`)
+
+// LibTorchVersion returns the version of LibTorch whose libtorch_cpu.so is at path, for example
+// "2.11.0", from the files that come with it, or "" if they do not say it.
+func LibTorchVersion(path string) string {
+	root := filepath.Dir(filepath.Dir(path))
+	if path == "" || !exists(path) {
+		return ""
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "version.py")); err == nil { // of a wheel
+		if m := wheelVersion.FindSubmatch(text); m != nil {
+			return string(m[1])
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(root, "build-version")); err == nil { // of an archive without Python
+		version, _, _ := strings.Cut(strings.TrimSpace(string(text)), "+")
+		return version
+	}
+	return ""
+}
+
+// Mapped returns the paths of the shared libraries that the process has loaded, by their names
+// without a version: "libcuda.so".
+func Mapped() map[string]string {
+	out := map[string]string{}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return out // no such file system
+	}
+	for line := range strings.SplitSeq(string(maps), "\n") {
+		if i := strings.IndexByte(line, '/'); i >= 0 {
+			path := line[i:]
+			if name, _, ok := strings.Cut(filepath.Base(path), ".so"); ok {
+				out[name+".so"] = path
+			}
+		}
+	}
+	return out
+}
