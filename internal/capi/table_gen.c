@@ -17,6 +17,8 @@ static const char* absent_ts_libtorch_version(void) { return ""; }
 static const char* absent_ts_cuda_version(void) { return ""; }
 static int32_t absent_ts_device_count(void) { return 0; }
 static ts_error* absent_ts_device_get_info(int32_t device, ts_device_info* info) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_device_get_identity(int32_t device, ts_device_identity* identity) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_device_get_memory(int32_t device, ts_device_memory* memory) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_device_reset_peak_memory(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return (ts_error*)&torchstream_capi_absent; }
@@ -172,6 +174,8 @@ static struct {
   const char* (*ts_cuda_version)(void);
   int32_t (*ts_device_count)(void);
   ts_error* (*ts_device_get_info)(int32_t device, ts_device_info* info);
+  ts_error* (*ts_device_get_identity)(int32_t device, ts_device_identity* identity);
+  ts_error* (*ts_readings_get)(const char* pci_bus_id, ts_readings* readings);
   ts_error* (*ts_device_get_memory)(int32_t device, ts_device_memory* memory);
   ts_error* (*ts_device_reset_peak_memory)(int32_t device);
   ts_error* (*ts_device_can_access_peer)(int32_t device, int32_t peer, bool* accessible);
@@ -326,6 +330,8 @@ static struct {
   absent_ts_cuda_version,
   absent_ts_device_count,
   absent_ts_device_get_info,
+  absent_ts_device_get_identity,
+  absent_ts_readings_get,
   absent_ts_device_get_memory,
   absent_ts_device_reset_peak_memory,
   absent_ts_device_can_access_peer,
@@ -482,6 +488,8 @@ static const char* const names[] = {
   "ts_cuda_version",
   "ts_device_count",
   "ts_device_get_info",
+  "ts_device_get_identity",
+  "ts_readings_get",
   "ts_device_get_memory",
   "ts_device_reset_peak_memory",
   "ts_device_can_access_peer",
@@ -637,6 +645,8 @@ const char* ts_libtorch_version(void) { return table.ts_libtorch_version(); }
 const char* ts_cuda_version(void) { return table.ts_cuda_version(); }
 int32_t ts_device_count(void) { return table.ts_device_count(); }
 ts_error* ts_device_get_info(int32_t device, ts_device_info* info) { return table.ts_device_get_info(device, info); }
+ts_error* ts_device_get_identity(int32_t device, ts_device_identity* identity) { return table.ts_device_get_identity(device, identity); }
+ts_error* ts_readings_get(const char* pci_bus_id, ts_readings* readings) { return table.ts_readings_get(pci_bus_id, readings); }
 ts_error* ts_device_get_memory(int32_t device, ts_device_memory* memory) { return table.ts_device_get_memory(device, memory); }
 ts_error* ts_device_reset_peak_memory(int32_t device) { return table.ts_device_reset_peak_memory(device); }
 ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessible) { return table.ts_device_can_access_peer(device, peer, accessible); }
