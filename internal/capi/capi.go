@@ -44,7 +44,7 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-//go:generate go run ../trampoline -name capi -o table_gen.c ../../cshim/include/torchstream.h ../../cshim/src/bench/torchstream_bench.h
+//go:generate go run ../trampoline . ../../cshim/include/torchstream.h ../../cshim/src/bench/torchstream_bench.h
 
 // LibraryName is the file name of the shim.
 const LibraryName = "libtorchstream.so"

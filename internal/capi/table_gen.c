@@ -12,7 +12,6 @@
 // What functions return until the table is filled.
 TS_API char torchstream_capi_absent;
 
-static int32_t absent_ts_abi_version(void) { return 0; }
 static const char* absent_ts_libtorch_version(void) { return ""; }
 static const char* absent_ts_cuda_version(void) { return ""; }
 static int32_t absent_ts_device_count(void) { return 0; }
@@ -113,10 +112,8 @@ static const char* absent_ts_operator_schema(const ts_operator* op) { return "";
 static ts_error* absent_ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) {}
-static void absent_ts_tensor_list_free(ts_tensor_list* list) {}
 static ts_error* absent_ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) {}
-static void absent_ts_results_free(ts_results* results) {}
 static ts_error* absent_ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return (ts_error*)&torchstream_capi_absent; }
@@ -169,7 +166,6 @@ static ts_error* absent_ts_bench_add(int32_t device, int32_t rounds, double* in_
 static ts_error* absent_ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
 
 static struct {
-  int32_t (*ts_abi_version)(void);
   const char* (*ts_libtorch_version)(void);
   const char* (*ts_cuda_version)(void);
   int32_t (*ts_device_count)(void);
@@ -270,10 +266,8 @@ static struct {
   ts_error* (*ts_operator_call)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count);
   ts_error* (*ts_operator_call_list)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count);
   void (*ts_tensor_list_take)(ts_tensor_list* list, ts_tensor** tensors);
-  void (*ts_tensor_list_free)(ts_tensor_list* list);
   ts_error* (*ts_operator_call_results)(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size);
   void (*ts_results_take)(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints);
-  void (*ts_results_free)(ts_results* results);
   ts_error* (*ts_tensor_backward)(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph);
   ts_error* (*ts_tensor_grads)(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients);
   ts_error* (*ts_tensor_get_grad)(const ts_tensor* tensor, ts_tensor** gradient);
@@ -325,7 +319,6 @@ static struct {
   ts_error* (*ts_bench_add)(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held);
   ts_error* (*ts_bench_peer)(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds);
 } table = {
-  absent_ts_abi_version,
   absent_ts_libtorch_version,
   absent_ts_cuda_version,
   absent_ts_device_count,
@@ -426,10 +419,8 @@ static struct {
   absent_ts_operator_call,
   absent_ts_operator_call_list,
   absent_ts_tensor_list_take,
-  absent_ts_tensor_list_free,
   absent_ts_operator_call_results,
   absent_ts_results_take,
-  absent_ts_results_free,
   absent_ts_tensor_backward,
   absent_ts_tensor_grads,
   absent_ts_tensor_get_grad,
@@ -483,7 +474,6 @@ static struct {
 };
 
 static const char* const names[] = {
-  "ts_abi_version",
   "ts_libtorch_version",
   "ts_cuda_version",
   "ts_device_count",
@@ -584,10 +574,8 @@ static const char* const names[] = {
   "ts_operator_call",
   "ts_operator_call_list",
   "ts_tensor_list_take",
-  "ts_tensor_list_free",
   "ts_operator_call_results",
   "ts_results_take",
-  "ts_results_free",
   "ts_tensor_backward",
   "ts_tensor_grads",
   "ts_tensor_get_grad",
@@ -640,7 +628,6 @@ static const char* const names[] = {
   "ts_bench_peer",
 };
 
-int32_t ts_abi_version(void) { return table.ts_abi_version(); }
 const char* ts_libtorch_version(void) { return table.ts_libtorch_version(); }
 const char* ts_cuda_version(void) { return table.ts_cuda_version(); }
 int32_t ts_device_count(void) { return table.ts_device_count(); }
@@ -741,10 +728,8 @@ const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator
 ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor** results, int64_t capacity, int64_t* count) { return table.ts_operator_call(op, arguments, tensors, tensor_count, flags, results, capacity, count); }
 ts_error* ts_operator_call_list(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_tensor_list** list, int64_t* count) { return table.ts_operator_call_list(op, arguments, tensors, tensor_count, flags, list, count); }
 void ts_tensor_list_take(ts_tensor_list* list, ts_tensor** tensors) { table.ts_tensor_list_take(list, tensors); }
-void ts_tensor_list_free(ts_tensor_list* list) { table.ts_tensor_list_free(list); }
 ts_error* ts_operator_call_results(const ts_operator* op, ts_arguments arguments, ts_tensor* const* tensors, int64_t tensor_count, int32_t flags, ts_results** results, ts_results_size* size) { return table.ts_operator_call_results(op, arguments, tensors, tensor_count, flags, results, size); }
 void ts_results_take(ts_results* results, ts_arg* args, ts_tensor** tensors, int64_t* ints) { table.ts_results_take(results, args, tensors, ints); }
-void ts_results_free(ts_results* results) { table.ts_results_free(results); }
 ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient, bool retain_graph) { return table.ts_tensor_backward(tensor, gradient, retain_graph); }
 ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gradients, int64_t output_count, ts_tensor* const* inputs, int64_t input_count, int32_t flags, ts_tensor** gradients) { return table.ts_tensor_grads(outputs, output_gradients, output_count, inputs, input_count, flags, gradients); }
 ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { return table.ts_tensor_get_grad(tensor, gradient); }

@@ -21,7 +21,7 @@ import (
 	"github.com/torchstream/torchstream/internal/library"
 )
 
-//go:generate go run ../trampoline -name imagecapi -o table_gen.c ../../cshim/include/torchstream_image.h
+//go:generate go run ../trampoline . ../../cshim/include/torchstream_image.h
 
 // LibraryName is the file name of the image library.
 const LibraryName = "libtorchstream_image.so"

@@ -11,13 +11,11 @@
 // What functions return until the table is filled.
 TS_API char torchstream_imagecapi_absent;
 
-static int32_t absent_ts_image_abi_version(void) { return 0; }
 static const char* absent_ts_jpeg_version(void) { return ""; }
 static int32_t absent_ts_error_code(const ts_error* error) { return 0; }
 static const char* absent_ts_error_message(const ts_error* error) { return ""; }
 static const char* absent_ts_error_origin(const ts_error* error) { return ""; }
 static void absent_ts_error_free(ts_error* error) {}
-static ts_error* absent_ts_error_new(int32_t code, const char* origin, const char* message) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_image_decoder_free(ts_image_decoder* decoder) {}
@@ -39,13 +37,11 @@ static ts_error* absent_ts_inflater_run(ts_inflater* inflater, const uint8_t* in
 static ts_error* absent_ts_inflater_get_checkpoint(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint) { return (ts_error*)&torchstream_imagecapi_absent; }
 
 static struct {
-  int32_t (*ts_image_abi_version)(void);
   const char* (*ts_jpeg_version)(void);
   int32_t (*ts_error_code)(const ts_error* error);
   const char* (*ts_error_message)(const ts_error* error);
   const char* (*ts_error_origin)(const ts_error* error);
   void (*ts_error_free)(ts_error* error);
-  ts_error* (*ts_error_new)(int32_t code, const char* origin, const char* message);
   ts_error* (*ts_image_get_info)(const uint8_t* data, size_t bytes, ts_image_info* info);
   ts_error* (*ts_image_decoder_new)(int64_t max_pixels, ts_image_decoder** decoder);
   void (*ts_image_decoder_free)(ts_image_decoder* decoder);
@@ -66,13 +62,11 @@ static struct {
   ts_error* (*ts_inflater_run)(ts_inflater* inflater, const uint8_t* input, size_t bytes, bool last, uint8_t* buffer, size_t begin, size_t end, ts_inflate_progress* progress);
   ts_error* (*ts_inflater_get_checkpoint)(ts_inflater* inflater, ts_inflate_checkpoint* checkpoint);
 } table = {
-  absent_ts_image_abi_version,
   absent_ts_jpeg_version,
   absent_ts_error_code,
   absent_ts_error_message,
   absent_ts_error_origin,
   absent_ts_error_free,
-  absent_ts_error_new,
   absent_ts_image_get_info,
   absent_ts_image_decoder_new,
   absent_ts_image_decoder_free,
@@ -95,13 +89,11 @@ static struct {
 };
 
 static const char* const names[] = {
-  "ts_image_abi_version",
   "ts_jpeg_version",
   "ts_error_code",
   "ts_error_message",
   "ts_error_origin",
   "ts_error_free",
-  "ts_error_new",
   "ts_image_get_info",
   "ts_image_decoder_new",
   "ts_image_decoder_free",
@@ -123,13 +115,11 @@ static const char* const names[] = {
   "ts_inflater_get_checkpoint",
 };
 
-int32_t ts_image_abi_version(void) { return table.ts_image_abi_version(); }
 const char* ts_jpeg_version(void) { return table.ts_jpeg_version(); }
 int32_t ts_error_code(const ts_error* error) { return table.ts_error_code(error); }
 const char* ts_error_message(const ts_error* error) { return table.ts_error_message(error); }
 const char* ts_error_origin(const ts_error* error) { return table.ts_error_origin(error); }
 void ts_error_free(ts_error* error) { table.ts_error_free(error); }
-ts_error* ts_error_new(int32_t code, const char* origin, const char* message) { return table.ts_error_new(code, origin, message); }
 ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return table.ts_image_get_info(data, bytes, info); }
 ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) { return table.ts_image_decoder_new(max_pixels, decoder); }
 void ts_image_decoder_free(ts_image_decoder* decoder) { table.ts_image_decoder_free(decoder); }

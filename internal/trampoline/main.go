@@ -1,17 +1,17 @@
 // Command trampoline writes the C file through which a Go package calls a shared library that it
 // opens when it is first used.
 //
-//	go run ../trampoline -name NAME -o FILE HEADER...
+//	go run ../trampoline FOLDER HEADER...
 //
-// For each function of the headers the file has a definition with the same name, which jumps to an
-// entry of a table, so that cgo and Go see functions that are linked as usual. A call costs one
-// indirect jump, as it does through the procedure linkage table of a program that links the
-// library. torchstream_NAME_bind fills the table.
+// For each function of the headers that the Go files of the package in FOLDER call, the file
+// FOLDER/table_gen.c has a definition with the same name, which jumps to an entry of a table. So
+// cgo and Go see functions that are linked as usual. A call costs one indirect jump, as it does
+// through the procedure linkage table of a program that links the library. torchstream_NAME_bind,
+// with the package's name, fills the table.
 package main
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,17 +20,22 @@ import (
 )
 
 func main() {
-	name := flag.String("name", "", "the Go package, a part of the names of what the file has besides")
-	out := flag.String("o", "", "the file to write")
-	flag.Parse()
-	text, err := generate(*name, flag.Args())
-	if err == nil {
-		err = os.WriteFile(*out, text, 0o666)
+	err := fmt.Errorf("want a folder and its headers, not %q", os.Args[1:])
+	if len(os.Args) > 2 {
+		err = write(os.Args[1], os.Args[2:])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "trampoline:", err)
 		os.Exit(1)
 	}
+}
+
+func write(folder string, headers []string) error {
+	text, err := generate(folder, headers)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(folder, "table_gen.c"), text, 0o666)
 }
 
 // function is a declaration of a header.
@@ -45,6 +50,7 @@ var (
 	comment     = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	declaration = regexp.MustCompile(`TS_API\s+([^;()]*?)\b(ts_\w+)\(([^;()]*)\);`)
 	lastName    = regexp.MustCompile(`(\w+)$`)
+	call        = regexp.MustCompile(`\bC\.(ts_\w+)\(`)
 )
 
 // functions returns the functions that a header declares.
@@ -69,7 +75,35 @@ func functions(header string) ([]function, error) {
 	return all, nil
 }
 
-func generate(name string, headers []string) ([]byte, error) {
+// called returns the names of the C functions that the Go files of a folder call.
+func called(folder string) (map[string]bool, error) {
+	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	names := map[string]bool{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range call.FindAllStringSubmatch(string(text), -1) {
+			names[m[1]] = true
+		}
+	}
+	return names, nil
+}
+
+func generate(folder string, headers []string) ([]byte, error) {
+	absolute, err := filepath.Abs(folder)
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Base(absolute)
+	calls, err := called(folder)
+	if err != nil {
+		return nil, err
+	}
 	var all []function
 	var includes []string
 	for _, header := range headers {
@@ -81,7 +115,11 @@ func generate(name string, headers []string) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", header, err)
 		}
-		all = append(all, found...)
+		for _, f := range found {
+			if calls[f.name] {
+				all = append(all, f)
+			}
+		}
 		includes = append(includes, filepath.Base(header))
 	}
 	var b bytes.Buffer

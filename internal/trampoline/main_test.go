@@ -14,7 +14,7 @@ func TestTablesAreUpToDate(t *testing.T) {
 		"imagecapi": {include + "torchstream_image.h"},
 		"capi":      {include + "torchstream.h", bench + "torchstream_bench.h"},
 	} {
-		want, err := generate(name, headers)
+		want, err := generate("../"+name, headers)
 		if err != nil {
 			t.Fatal(err)
 		}
