@@ -50,7 +50,7 @@ install-image: prefix image ## install the image library alone below PREFIX=
 demo: shim ## train a small network on a .tgz of photographs (ARCHIVE=), then predict
 	@tools/demo.sh
 
-# -count=1, because Go's test cache does not know the shim.
+# -count=1, because Go's test cache knows neither LibTorch nor the driver.
 .PHONY: test
 test: setup ## run all tests: C++, go vet, Go, and loader and prefetcher under the race detector
 	@cshim/setup/shim.sh cshim/build -- all ts_tests
