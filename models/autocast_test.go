@@ -176,3 +176,32 @@ func (r autocastRecord) check(t *testing.T, net nn.Module, output, loss *torch.T
 		t.Errorf("%d running statistics, and PyTorch has %d", k, len(r.Running))
 	}
 }
+
+// Tokens are integers, which autocast casts no more than PyTorch does: a step of a GPT-2 under
+// autocast has logits of bfloat16 and gradients of float32.
+func TestAutocastOfTokens(t *testing.T) {
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 32, Positions: 8, Layers: 1, Heads: 2, Width: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	tokens, err := torch.FromInt64s([]int64{3, 1, 4, 1, 5, 9, 2, 6})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens = scope.Own(tokens)
+	logits := net.Forward(tokens.View(2, 4).Autocast(torch.BFloat16))
+	if logits.DType() != torch.BFloat16 {
+		t.Errorf("the logits are %v: %v", logits.DType(), logits.Err())
+	}
+	if err := logits.Flatten(0, 1).CrossEntropy(tokens).Backward(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range nn.NamedParameters(net) {
+		if g := p.Tensor.In(scope).Grad(); g.DType() != torch.Float32 {
+			t.Errorf("%s has a gradient of %v: %v", p.Name, g.DType(), g.Err())
+		}
+	}
+}
