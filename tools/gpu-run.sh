@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize streams bench demo train examples (default: tests bench demo); none only unpacks
+#   run.sh [STAGE...]      stages: tests sanitize streams bench training demo train examples (default: tests bench demo); none only unpacks
 #
 # OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
@@ -9,7 +9,7 @@
 # RUN=REGEXP         run only the Go tests that match
 # ONLY=REGEXP        in tests, sanitize and streams, run only the test programs whose names in the table match
 # DEVICE=cuda|cpu    for demo and train (default cuda)
-# ARCHIVE=FILE       archive for train (default: makes one with COUNT=8000 photographs, which needs Python's Pillow)
+# ARCHIVE=FILE       archive for train and training (default: makes one with COUNT=8000 photographs, which needs Python's Pillow)
 # TRAIN=OPTIONS      more options for train
 #
 # The exit status is 0 only if everything that ran passed. $OUT/summary.txt has the printed table.
@@ -44,6 +44,7 @@ for folder in "$(dirname "$torch")"/nvidia/*/lib; do [[ -d $folder ]] && path+=:
 for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do [[ -d $folder ]] && path+=:$folder; done
 export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export TMPDIR=${TMPDIR:-/tmp}
+archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
 
 say "torchstream $(cat "$here/VERSION"), LibTorch in $torch"
 say "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null || echo 'no nvidia-smi')"
@@ -213,14 +214,29 @@ step() {
 
 bench() {
   cd "$here/tree" || return
-  rm -f "$out/bench.txt" "$out/bench-streams.json" "$out/bench-train.json"
+  rm -f "$out/bench.txt" "$out/bench-streams.json"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
   # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"
-  # At most 90 seconds.
-  step "bench train" "$out/bench.txt" bash -c '"$0" bench train -json >"$1"; rc=$?; cat "$1"; exit $rc' \
-    "$here/bin/torchstream" "$out/bench-train.json"
+}
+
+# make_archive LOG: makes the archive of the benchmarks unless it is there.
+make_archive() {
+  [[ -f $archive ]] || step "an archive of ${COUNT:-8000} large photographs" "$1" \
+    python3 examples/data/make_photos.py big examples/data/photos-train.tgz "$archive" "${COUNT:-8000}"
+}
+
+# Measures training steps beside PyTorch, on resident data and fed from an archive: a table in training.txt, and its figures
+# as JSON. It takes three to four minutes.
+training() {
+  cd "$here/tree" || return
+  local log=$out/training.txt fed=()
+  rm -f "$log" "$out/bench-train.json"
+  make_archive "$log"
+  [[ ! -f $archive ]] || fed=(-archive "$archive")
+  step "bench train" "$log" bash -c 'json=$1; shift; "$@" >"$json"' - "$out/bench-train.json" \
+    "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 "${fed[@]}"
 }
 
 demo() {
@@ -234,10 +250,8 @@ demo() {
 # stays constant.
 train() {
   cd "$here/tree" || return
-  local archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
   rm -f "$out/train.txt"
-  [[ -f $archive ]] || step "an archive of ${COUNT:-8000} large photographs" "$out/train.txt" \
-    python3 examples/data/make_photos.py big examples/data/photos-train.tgz "$archive" "${COUNT:-8000}"
+  make_archive "$out/train.txt"
   step "bench loader" "$out/train.txt" "$here/bin/torchstream" bench loader -archive "$archive" -batch 256 -seconds 10
   # shellcheck disable=SC2086 # the words of TRAIN are arguments
   step "train, a busy GPU" "$out/train.txt" "$here/bin/01-train" train -device "$device" -archive "$archive" -size 224 -width 192 -batch 256 -epochs 5 -memory 4096 \
@@ -272,9 +286,9 @@ examples() {
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | streams | bench | demo | train | examples) "$stage" ;;
+    tests | sanitize | streams | bench | training | demo | train | examples) "$stage" ;;
     none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, demo, train or examples" >&2 && exit 2 ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, training, demo, train or examples" >&2 && exit 2 ;;
   esac
 done
 say ""

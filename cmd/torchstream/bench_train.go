@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	_ "embed"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,15 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/models"
-	"github.com/torchstream/torchstream/nn"
-	"github.com/torchstream/torchstream/optim"
-	"github.com/torchstream/torchstream/torch"
-	"github.com/torchstream/torchstream/train"
 )
 
 //go:embed pytorch_train.py
@@ -34,82 +30,128 @@ type trainReport struct {
 	CPUs     int         `json:"cpus"`
 	Method   string      `json:"method"`
 	Rows     []*trainRow `json:"rows"`
+	Issue    []*issueRow `json:"issue,omitempty"` // on a GPU
+	First    []*firstRow `json:"first_step,omitempty"`
+	Fed      []*fedRow   `json:"fed,omitempty"`
 	// PythonNote is the reason why PyTorch's figures are null or not comparable.
 	PythonNote string `json:"python_note,omitempty"`
 }
 
-// trainRow is one network, batch size and way to run a step.
+// trainRow is one network, batch size and way to run a step, on data that lie on the device.
 type trainRow struct {
 	Model   string       `json:"model"`
 	Batch   int          `json:"batch"`
 	Mode    string       `json:"mode"` // "eager" or "graph"
+	Unit    string       `json:"unit"` // "images" or "tokens"
 	Go      *trainFigure `json:"go"`
 	PyTorch *trainFigure `json:"pytorch"`
-	// Ratio is images per second, and IssueRatio the issue time, in Go by those of PyTorch.
-	Ratio      float64 `json:"ratio,omitempty"`
-	IssueRatio float64 `json:"issue_ratio,omitempty"`
+	// Ratio is Go's rate by that of PyTorch.
+	Ratio float64 `json:"ratio,omitempty"`
+	// Error is the reason why there is no figure of Go.
+	Error string `json:"error,omitempty"`
 	// MemoryBytes is what LibTorch reserved on the device at most, in Go.
 	MemoryBytes int64 `json:"memory_bytes,omitempty"`
 }
 
 type trainFigure struct {
-	ImagesPerSecond float64 `json:"images_per_second"`
-	StepMS          float64 `json:"step_ms"`
-	IssueMS         float64 `json:"issue_ms"` // of the host, for a step that finds the queue empty
+	PerSecond float64 `json:"per_second"` // images or tokens
+	StepMS    float64 `json:"step_ms"`
+}
+
+// issueRow is the host's time for a step.
+type issueRow struct {
+	Model   string       `json:"model"`
+	Mode    string       `json:"mode"`
+	Go      *issueFigure `json:"go"`
+	PyTorch *issueFigure `json:"pytorch"`
+	// Ratio is Go's issue time by that of PyTorch without a graph.
+	Ratio float64 `json:"ratio_to_eager,omitempty"`
+}
+
+// issueFigure is the host's time for a step. Drain is what the device still had to do afterwards:
+// if that is less than a step, the device was never far behind, and the host never waited for it.
+type issueFigure struct {
+	IssueMS float64 `json:"issue_ms"`
+	DrainMS float64 `json:"drain_ms"`
 }
 
 // trainBench is what bench train measures.
 type trainBench struct {
 	device  cuda.Device
 	size    int
+	context int
 	seconds float64
 	models  []string
-	batches []int
+	batches []int // nil: those of defaultBatches
+	first   int
+	archive string
+	memory  int64
+	workers int
 }
 
-// benchTrain measures training steps on data that lie on the device, beside PyTorch in the same
-// run.
+// defaultBatches are the batch sizes that a network is measured with.
+func defaultBatches(model string) []int {
+	switch {
+	case isGPT(model):
+		return []int{8}
+	case strings.HasPrefix(model, "vit"):
+		return []int{128, 64}
+	}
+	return []int{256, 64, 32}
+}
+
+func isGPT(model string) bool { return strings.HasPrefix(model, "gpt") }
+
+func (b *trainBench) batchesOf(model string) []int {
+	if b.batches != nil {
+		return b.batches
+	}
+	return defaultBatches(model)
+}
+
+// modes are the ways to run a step.
+func (b *trainBench) modes() []string {
+	if b.device == cuda.CPU {
+		return []string{"eager"}
+	}
+	return []string{"eager", "graph"}
+}
+
+// issues reports whether issue times are measured. On the CPU an operator returns when it is done.
+func (b *trainBench) issues() bool { return b.device != cuda.CPU }
+
+// benchTrain measures training steps, beside PyTorch in the same run.
 func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench train", "Measures training steps of ResNets: autocast to bfloat16, channels_last, SGD with momentum, data on the device; eager and, on a GPU, as\n"+
-		"CUDA graphs; beside PyTorch in the same run, if a python3 can import torch. The issue time is the host's for one step.", stderr)
+	set := flags("bench train", "Measures training steps on data that lie on the device, eager and, on a GPU, as CUDA graphs: ResNets with SGD and momentum, ViT and GPT-2\n"+
+		"with AdamW; on a GPU under autocast to bfloat16, images in channels_last. PyTorch does the same in the same run, if a python3 can import\n"+
+		"torch. The issue time is the host's for a step whose input is so small that the device waits for the host.", stderr)
+	var b trainBench
 	asJSON := set.Bool("json", false, "print one JSON object")
+	tableToo := set.Bool("table", false, "with -json: print the table too, on standard error")
 	python := set.String("python", "python3", "the Python whose torch is the peer; empty for none")
 	device := set.String("device", "", "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
-	names := set.String("models", "resnet50,resnet18", "the networks, by torchvision's names")
-	sizes := set.String("batches", "256,64,32", "images a batch")
-	size := set.Int("size", 224, "pixels of an image's side")
-	seconds := set.Float64("seconds", 0.7, "how long to measure each, after the warm-up")
+	names := set.String("models", "resnet50,resnet18,vit_b_16,gpt2", "the networks")
+	sizes := set.String("batches", "", "samples a batch (default: 256,64,32 for ResNets, 128,64 for a ViT, 8 for a GPT-2)")
+	set.IntVar(&b.size, "size", 224, "pixels of an image's side")
+	set.IntVar(&b.context, "context", 1024, "tokens of a sequence")
+	set.Float64Var(&b.seconds, "seconds", 0.7, "how long to measure each, after the warm-up")
+	set.IntVar(&b.first, "first", 0, "measure so many times how long a new process takes until it has made one step of the first network at its smallest batch")
+	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
+	set.Int64Var(&b.memory, "memory", 4096, "`MB` of compressed images: a .tgz that fits in is held in memory")
+	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
-	b := trainBench{device: cuda.Device(0), size: *size, seconds: *seconds, models: strings.Split(*names, ",")}
-	if cuda.DeviceCount() == 0 {
-		b.device = cuda.CPU
+	if err := b.check(*names, *sizes, *device); err != nil {
+		return err
 	}
-	if *device != "" {
-		var err error
-		if b.device, err = parseDevice(*device); err != nil {
-			return err
-		}
-	}
-	for _, text := range strings.Split(*sizes, ",") {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 2 {
-			return usageError{fmt.Sprintf("bench train: -batches %s: numbers from 2 on, separated by commas", *sizes)}
-		}
-		b.batches = append(b.batches, n)
-	}
-	if *size < 32 || *seconds <= 0 {
-		return usageError{"bench train: -size is at least 32, and -seconds more than 0"}
-	}
-	for _, name := range b.models {
-		if !slices.Contains(models.Names(), name) || strings.HasPrefix(name, "gpt") {
-			return usageError{fmt.Sprintf("bench train: -models %s: there is no classifier %q", *names, name)}
-		}
+	if *one {
+		return b.oneStep(stdout)
 	}
 	report := trainReport{
 		Device: b.device.String(), LibTorch: capi.LibTorchVersion(), CUDA: capi.CUDAVersion(), Go: runtime.Version(), CPUs: runtime.NumCPU(),
-		Method: fmt.Sprintf("%d by %d pixels, about %v s of steps each; issue_ms is the median of 9", *size, *size, *seconds),
+		Method: fmt.Sprintf("images of %d x %d pixels, sequences of %d tokens, about %v s of steps each; issue times: %s", b.size, b.size, b.context, b.seconds, issueMethod),
 	}
 	if b.device != cuda.CPU {
 		properties, err := b.device.Properties()
@@ -118,7 +160,13 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		}
 		report.Device = properties.Name
 	}
+	if err := b.measureFirst(ctx, *python, &report); err != nil {
+		return err
+	}
 	if err := b.run(ctx, &report); err != nil {
+		return err
+	}
+	if err := b.feed(ctx, &report, stderr); err != nil {
 		return err
 	}
 	if *python == "" {
@@ -130,179 +178,158 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 		report.PythonNote = err.Error()
 	}
 	if *asJSON {
-		return writeJSON(stdout, report)
+		err := writeJSON(stdout, report)
+		if *tableToo {
+			err = errors.Join(err, report.table(stderr))
+		}
+		return errors.Join(err, report.failure())
 	}
-	return report.table(stdout)
+	return errors.Join(report.table(stdout), report.failure())
+}
+
+// failure is an error if a figure of Go is missing.
+func (r *trainReport) failure() error {
+	var errs []error
+	for _, row := range r.Rows {
+		if row.Error != "" {
+			errs = append(errs, fmt.Errorf("bench train: %s, batch %d, %s: %s", row.Model, row.Batch, row.Mode, row.Error))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// check reads the options.
+func (b *trainBench) check(names, sizes, device string) error {
+	b.models, b.device = strings.Split(names, ","), cuda.Device(0)
+	if cuda.DeviceCount() == 0 {
+		b.device = cuda.CPU
+	}
+	if device != "" {
+		var err error
+		if b.device, err = parseDevice(device); err != nil {
+			return err
+		}
+	}
+	for _, text := range strings.Split(sizes, ",") {
+		if sizes == "" {
+			break
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 2 {
+			return usageError{fmt.Sprintf("bench train: -batches %s: numbers from 2 on, separated by commas", sizes)}
+		}
+		b.batches = append(b.batches, n)
+	}
+	switch {
+	case b.size < 32 || !(b.seconds > 0) || b.seconds > 3600:
+		return usageError{"bench train: -size is at least 32, and -seconds more than 0 and at most 3600"}
+	case b.context < 8 || b.context > 1024:
+		return usageError{"bench train: -context is from 8 to 1024, the positions of a GPT-2"}
+	case b.first < 0 || b.memory < 1 || b.workers < 0:
+		return usageError{"bench train: -first and -workers are at least 0, and -memory at least 1"}
+	}
+	for _, name := range b.models {
+		if !slices.Contains(models.Names(), name) {
+			return usageError{fmt.Sprintf("bench train: -models %s: there is no network %q: want some of %s", names, name, strings.Join(models.Names(), ", "))}
+		}
+		if strings.HasPrefix(name, "vit") && b.size%16 != 0 {
+			return usageError{fmt.Sprintf("bench train: -size %d: a ViT needs a multiple of 16", b.size)}
+		}
+	}
+	return nil
 }
 
 // run measures every row in Go.
 func (b *trainBench) run(ctx context.Context, report *trainReport) error {
-	before, err := torch.ProcessNumerics()
+	restore, err := searchAlgorithms()
 	if err != nil {
 		return err
 	}
-	during := before
-	during.Benchmark = true // as the peer does
-	if err := torch.SetProcessNumerics(during); err != nil {
-		return err
-	}
-	defer torch.SetProcessNumerics(before)
-	modes := []string{"eager"}
-	if b.device != cuda.CPU {
-		modes = append(modes, "graph")
-	}
+	defer restore()
 	for _, name := range b.models {
-		for _, batch := range b.batches {
-			for _, mode := range modes {
+		batches := b.batchesOf(name)
+		for i, batch := range batches {
+			for _, mode := range b.modes() {
 				if err := ctx.Err(); err != nil {
 					return err
 				}
-				row := &trainRow{Model: name, Batch: batch, Mode: mode}
-				if err := b.measure(row); err != nil {
-					return fmt.Errorf("bench train: %s, batch %d, %s: %w", name, batch, mode, err)
+				row := &trainRow{Model: name, Batch: batch, Mode: mode, Unit: "images"}
+				if isGPT(name) {
+					row.Unit = "tokens"
 				}
+				issue, err := b.measure(row, b.issues() && i == len(batches)-1)
 				report.Rows = append(report.Rows, row)
+				if err != nil { // the others count still
+					row.Go, row.Error = nil, err.Error()
+				} else if issue != nil {
+					report.Issue = append(report.Issue, issue)
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// measure trains one network for a while. All its memory is free afterwards.
-func (b *trainBench) measure(row *trainRow) (err error) {
-	scope := torch.NewScope("bench train")
-	defer func() {
-		scope.Close()
-		if b.device != cuda.CPU {
-			err = errors.Join(err, cuda.EmptyCache(), b.device.ResetPeak())
-		}
-	}()
-	net, err := models.ByName(row.Model, models.Options{})
-	if err != nil {
-		return err
-	}
-	defer nn.Close(net)
-	if err := errors.Join(nn.To(net, b.device), nn.ToMemoryFormat(net, torch.ChannelsLast)); err != nil {
-		return err
-	}
-	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9, Capturable: true})
-	if err != nil {
-		return err
-	}
-	defer opt.Close()
-	images, err := torch.Randn(b.device, torch.Float32, int64(row.Batch), 3, int64(b.size), int64(b.size))
-	if err != nil {
-		return err
-	}
-	images = scope.Own(scope.Own(images).Contiguous(torch.ChannelsLast))
-	numbers := make([]int64, row.Batch)
-	for i := range numbers {
-		numbers[i] = int64(i % 1000)
-	}
-	labels, err := torch.FromInt64s(numbers)
-	if err != nil {
-		return err
-	}
-	labels = scope.Own(scope.Own(labels).To(b.device))
-	step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: opt, Autocast: torch.BFloat16, Graph: row.Mode == "graph"})
-	if err != nil {
-		return err
-	}
-	defer step.Close()
-	if row.Go, err = b.time(row.Batch, func() error {
-		// Results join a scope that ends with the step, as those of a batch do.
-		turn := torch.NewScope("step")
-		defer turn.Close()
-		_, _, err := step.Step(images.In(turn), labels.In(turn))
-		return err
-	}); err != nil {
-		return err
-	}
-	if s := step.Stats(); row.Mode == "graph" && (s.Captures != 1 || s.Replays != s.Steps-1) {
-		return fmt.Errorf("%d of %d steps replayed a graph, and %d were captured", s.Replays, s.Steps, s.Captures)
-	}
-	if b.device != cuda.CPU {
-		memory, err := b.device.Memory()
-		if err != nil {
-			return err
-		}
-		row.MemoryBytes = memory.PeakReserved
-	}
-	return nil
+// peerJob is the argument of pytorch_train.py.
+type peerJob struct {
+	Device  string    `json:"device"`
+	Size    int       `json:"size"`
+	Context int       `json:"context"`
+	Seconds float64   `json:"seconds"`
+	Rows    []peerRow `json:"rows"`
+	OneStep bool      `json:"one_step"`
 }
 
-// time measures a step after a warm-up of three. It holds the OS thread, because LibTorch plans
-// cuDNN's convolutions for each thread anew.
-func (b *trainBench) time(batch int, step func() error) (*trainFigure, error) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	wait := func() error {
-		if b.device == cuda.CPU {
-			return nil
-		}
-		return b.device.Synchronize()
-	}
-	repeat := func(n int) (time.Duration, error) {
-		if err := wait(); err != nil {
-			return 0, err
-		}
-		start := time.Now()
-		for range n {
-			if err := step(); err != nil {
-				return 0, err
-			}
-		}
-		err := wait()
-		return time.Since(start), err
-	}
-	if _, err := repeat(3); err != nil {
-		return nil, err
-	}
-	took, err := repeat(3)
-	if err != nil {
-		return nil, err
-	}
-	n := max(5, int(b.seconds/max(1e-6, took.Seconds()/3)))
-	if took, err = repeat(n); err != nil {
-		return nil, err
-	}
-	issue := make([]time.Duration, 9)
-	for i := range issue {
-		start := time.Now()
-		if err := step(); err != nil {
-			return nil, err
-		}
-		issue[i] = time.Since(start)
-		if err := wait(); err != nil {
-			return nil, err
-		}
-	}
-	slices.Sort(issue)
-	ms := took.Seconds() * 1e3 / float64(n)
-	return &trainFigure{ImagesPerSecond: float64(batch) / ms * 1e3, StepMS: ms, IssueMS: issue[4].Seconds() * 1e3}, nil
+type peerRow struct {
+	Model string `json:"model"`
+	Batch int    `json:"batch"`
+	Issue bool   `json:"issue"` // measure the issue time too
+}
+
+func (b *trainBench) peerJob() peerJob {
+	return peerJob{Device: b.device.String(), Size: b.size, Context: b.context, Seconds: b.seconds}
 }
 
 // comparePython adds PyTorch's figures.
 func (b *trainBench) comparePython(ctx context.Context, python string, report *trainReport) error {
-	sizes := make([]string, len(b.batches))
-	for i, n := range b.batches {
-		sizes[i] = strconv.Itoa(n)
+	job := b.peerJob()
+	for _, name := range b.models {
+		batches := b.batchesOf(name)
+		for i, batch := range batches {
+			job.Rows = append(job.Rows, peerRow{Model: name, Batch: batch, Issue: b.issues() && i == len(batches)-1})
+		}
+	}
+	text, err := json.Marshal(job)
+	if err != nil {
+		return err
 	}
 	var peer struct {
-		Torch string                  `json:"torch"`
-		Rows  map[string]*trainFigure `json:"rows"`
+		Torch  string                  `json:"torch"`
+		Steps  map[string]float64      `json:"steps"` // milliseconds
+		Issue  map[string]*issueFigure `json:"issue"`
+		Errors []string                `json:"errors"`
 	}
-	if err := runPython(ctx, python, pytorchTrain, &peer, b.device.String(), strconv.Itoa(b.size), fmt.Sprint(b.seconds),
-		strings.Join(b.models, ","), strings.Join(sizes, ",")); err != nil {
+	if err := runPython(ctx, python, pytorchTrain, &peer, string(text)); err != nil {
 		return err
 	}
 	for _, row := range report.Rows {
-		f := peer.Rows[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Mode)]
-		if f == nil || f.StepMS <= 0 {
-			return fmt.Errorf("%s: no figure of %s, batch %d, %s", python, row.Model, row.Batch, row.Mode)
+		ms := peer.Steps[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Mode)]
+		if ms <= 0 {
+			continue
 		}
-		f.ImagesPerSecond = float64(row.Batch) / f.StepMS * 1e3
-		row.PyTorch, row.Ratio, row.IssueRatio = f, row.Go.ImagesPerSecond/f.ImagesPerSecond, row.Go.IssueMS/f.IssueMS
+		row.PyTorch = b.figure(row, ms)
+		if row.Go != nil {
+			row.Ratio = row.Go.PerSecond / row.PyTorch.PerSecond
+		}
+	}
+	for _, row := range report.Issue {
+		row.PyTorch = peer.Issue[row.Model+"/"+row.Mode]
+		if eager := peer.Issue[row.Model+"/eager"]; eager != nil && eager.IssueMS > 0 {
+			row.Ratio = row.Go.IssueMS / eager.IssueMS
+		}
+	}
+	if len(peer.Errors) > 0 {
+		return fmt.Errorf("%s: %s", python, strings.Join(peer.Errors, "; "))
 	}
 	if !strings.HasPrefix(peer.Torch, report.LibTorch) {
 		report.PythonNote = "another LibTorch: torch " + peer.Torch
@@ -310,25 +337,71 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 	return nil
 }
 
-func (r *trainReport) table(w io.Writer) error {
-	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; %s\n\n", r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method)
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(table, "network\tbatch\tmode\timages/s\tPyTorch\tratio\tissue ms\tPyTorch\tratio\tGB\t")
-	for _, row := range r.Rows {
-		theirs, ratio, issue, share := "-", "-", "-", "-"
-		if p := row.PyTorch; p != nil {
-			theirs, ratio = fmt.Sprintf("%.0f", p.ImagesPerSecond), fmt.Sprintf("%.3f", row.Ratio)
-			issue, share = fmt.Sprintf("%.2f", p.IssueMS), fmt.Sprintf("%.2f", row.IssueRatio)
-		}
-		fmt.Fprintf(table, "%s\t%d\t%s\t%.0f\t%s\t%s\t%.2f\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, row.Go.ImagesPerSecond, theirs, ratio,
-			row.Go.IssueMS, issue, share, float64(row.MemoryBytes)/1e9)
+// figure turns the time of a step into a rate.
+func (b *trainBench) figure(row *trainRow, ms float64) *trainFigure {
+	perStep := row.Batch
+	if isGPT(row.Model) {
+		perStep *= b.context
 	}
-	if err := table.Flush(); err != nil {
-		return err
+	return &trainFigure{PerSecond: float64(perStep) / ms * 1e3, StepMS: ms}
+}
+
+func (r *trainReport) table(w io.Writer) error {
+	fmt.Fprintf(w, "%s, LibTorch %s, CUDA %s, %s, %d CPUs; %s\n", r.Device, r.LibTorch, r.CUDA, r.Go, r.CPUs, r.Method)
+	table := func(title, header string, rows func(*tabwriter.Writer)) error {
+		fmt.Fprintf(w, "\n%s\n", title)
+		t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(t, header)
+		rows(t)
+		return t.Flush()
+	}
+	err := table("Resident data, a second", "network\tbatch\tmode\tGo\tPyTorch\tratio\tGB\t", func(t *tabwriter.Writer) {
+		for _, row := range r.Rows {
+			ours, theirs, ratio := "-", "-", "-"
+			if row.Go != nil {
+				ours = fmt.Sprintf("%.0f %s", row.Go.PerSecond, row.Unit)
+			}
+			if row.PyTorch != nil {
+				theirs = fmt.Sprintf("%.0f", row.PyTorch.PerSecond)
+			}
+			if row.Ratio > 0 {
+				ratio = fmt.Sprintf("%.3f", row.Ratio)
+			}
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, ours, theirs, ratio, float64(row.MemoryBytes)/1e9)
+		}
+	})
+	if len(r.Issue) > 0 {
+		err = errors.Join(err, table("The host's time for a step, ms (what the device still had to do afterwards)", "network\tmode\tGo\tPyTorch\tratio to PyTorch, eager\t", func(t *tabwriter.Writer) {
+			for _, row := range r.Issue {
+				theirs, ratio := "-", "-"
+				if p := row.PyTorch; p != nil {
+					theirs, ratio = fmt.Sprintf("%.2f (%.2f)", p.IssueMS, p.DrainMS), fmt.Sprintf("%.2f", row.Ratio)
+				}
+				fmt.Fprintf(t, "%s\t%s\t%.2f (%.2f)\t%s\t%s\t\n", row.Model, row.Mode, row.Go.IssueMS, row.Go.DrainMS, theirs, ratio)
+			}
+		}))
+	}
+	if len(r.First) > 0 {
+		err = errors.Join(err, table("From the start of a process to the end of its first step, s (median)", "network\tbatch\tGo\tPyTorch\tratio\t", func(t *tabwriter.Writer) {
+			for _, row := range r.First {
+				theirs, ratio := "-", "-"
+				if row.PyTorch > 0 {
+					theirs, ratio = fmt.Sprintf("%.2f", row.PyTorch), fmt.Sprintf("%.2f", row.Ratio)
+				}
+				fmt.Fprintf(t, "%s\t%d\t%.2f\t%s\t%s\t\n", row.Model, row.Batch, row.Go, theirs, ratio)
+			}
+		}))
+	}
+	if len(r.Fed) > 0 {
+		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tshare of resident\tshare waited\tworkers\t", func(t *tabwriter.Writer) {
+			for _, row := range r.Fed {
+				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.3f\t%.3f\t%d\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Share, row.WaitShare, row.Workers)
+			}
+		}))
 	}
 	if r.PythonNote != "" {
-		_, err := fmt.Fprintf(w, "\nPyTorch: %s\n", r.PythonNote)
-		return err
+		_, note := fmt.Fprintf(w, "\nPyTorch: %s\n", r.PythonNote)
+		err = errors.Join(err, note)
 	}
-	return nil
+	return err
 }

@@ -15,7 +15,8 @@ import (
 // Every row has positive figures, and PyTorch's where this machine has it.
 func TestBenchTrain(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	args := []string{"-json", "-models", "resnet18", "-batches", "2", "-size", "32", "-seconds", "0.001"}
+	archive := fewPhotos(t, map[string]int{"a": 8, "b": 8})
+	args := []string{"-json", "-table", "-models", "resnet18", "-batches", "4,2", "-size", "32", "-seconds", "0.001", "-archive", archive, "-workers", "1"}
 	if _, err := exec.LookPath("python3"); err != nil {
 		args = append(args, "-python", "")
 	}
@@ -40,23 +41,45 @@ func TestBenchTrain(t *testing.T) {
 			figures = append(figures, row.PyTorch)
 		}
 		for _, f := range figures {
-			if f == nil || f.ImagesPerSecond <= 0 || f.StepMS <= 0 || f.IssueMS <= 0 {
+			if f == nil || f.PerSecond <= 0 || f.StepMS <= 0 {
 				t.Errorf("%s: %+v", row.Mode, f)
 			}
 		}
 	}
-	if !slices.Equal(got, modes) {
-		t.Errorf("modes %v, want %v", got, modes)
+	if !slices.Equal(got, append(modes, modes...)) {
+		t.Errorf("modes %v, want twice %v", got, modes)
 	}
-	var table bytes.Buffer
-	if err := report.table(&table); err != nil || !strings.Contains(table.String(), "resnet18") {
-		t.Errorf("%v\n%s", err, table.String())
+	var issued []string
+	for _, row := range report.Issue {
+		issued = append(issued, row.Mode)
+		if row.Go.IssueMS <= 0 || row.Go.DrainMS < 0 || report.PythonNote == "" && row.Ratio <= 0 {
+			t.Errorf("issue time: %+v", row)
+		}
+	}
+	if cuda.DeviceCount() > 0 && !slices.Equal(issued, modes) || cuda.DeviceCount() == 0 && issued != nil {
+		t.Errorf("issue times of %v", issued)
+	}
+	if fed := report.Fed; len(fed) != 1 || fed[0].ImagesPerSecond <= 0 || fed[0].Share <= 0 || fed[0].Workers != 1 {
+		t.Errorf("fed: %+v", fed)
+	}
+	if table := stderr.String(); !strings.Contains(table, "resnet18") || !strings.Contains(table, archive) {
+		t.Errorf("the table:\n%s", table)
 	}
 	t.Log(report.PythonNote)
 }
 
+// A new process of this program makes a step and says so.
+func TestBenchTrainFirstStep(t *testing.T) {
+	command, stderr := process(t, "bench", "train", "-one-step", "-device", "cpu", "-models", "resnet18", "-batches", "2", "-size", "32")
+	out, err := command.Output()
+	if err != nil || string(out) != oneStepDone+"\n" {
+		t.Errorf("it printed %q: %v\n%s", out, err, stderr)
+	}
+}
+
 func TestBenchTrainArguments(t *testing.T) {
-	for _, args := range [][]string{{"-models", "gpt2"}, {"-models", "resnet19"}, {"-batches", "1"}, {"-batches", "8,x"}, {"-size", "8"}, {"-seconds", "0"}} {
+	for _, args := range [][]string{{"-models", "gpt3"}, {"-models", "resnet19"}, {"-batches", "1"}, {"-batches", "8,x"}, {"-size", "8"}, {"-seconds", "0"},
+		{"-seconds", "NaN"}, {"-context", "2000"}, {"-first", "-1"}, {"-models", "vit_b_16", "-size", "40"}} {
 		var wrong usageError
 		if err := benchTrain(t.Context(), args, &bytes.Buffer{}, &bytes.Buffer{}); !errors.As(err, &wrong) {
 			t.Errorf("%v: %v", args, err)

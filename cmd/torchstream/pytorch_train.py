@@ -1,9 +1,13 @@
-"""Measures training steps of PyTorch for `torchstream bench train`, which gives the arguments and reads the JSON.
+"""Measures training steps of PyTorch for `torchstream bench train`, which gives the argument and reads the JSON.
 
-    python pytorch_train.py DEVICE SIZE SECONDS MODEL,... BATCH,...
+    python pytorch_train.py '{"device": "cuda:0", "size": 224, "context": 1024, "seconds": 0.7, "rows": [
+        {"model": "resnet50", "batch": 32, "issue": true}], "one_step": false}'
 
-The network is under autocast to bfloat16, in channels_last, with SGD and momentum; the data are on the device. Networks
-are torchvision's if it is installed, else the same ResNet-18 and ResNet-50 of this file.
+Data are on the device. On a GPU the network is under autocast to bfloat16. ResNets have SGD with momentum, the others
+PyTorch's fused AdamW; images are in channels_last. ResNets and the ViT are torchvision's if it is installed, else the
+same networks of this file, as GPT-2 always is: Hugging Face's network with fewer layers of Python around it.
+
+With "one_step" it makes one step of the first row with this file's network and prints a line.
 """
 import json
 import sys
@@ -11,7 +15,7 @@ import time
 
 import torch
 from torch import nn
-
+from torch.nn import functional as F
 
 class Block(nn.Module):
     """torchvision's BasicBlock, or with wide its Bottleneck."""
@@ -47,76 +51,210 @@ def resnet(name):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(cin, 1000))
 
 
-def network(name):
-    try:
-        import torchvision
-    except ImportError:
-        return resnet(name)
-    return getattr(torchvision.models, name)()
+class Attend(nn.Module):
+    """A block of ViT-B/16, as torchvision's EncoderBlock."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x):
+        y = self.ln_1(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+class ViT(nn.Module):
+    """torchvision's vit_b_16."""
+
+    def __init__(self, size, width=768):
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (size // 16) ** 2 + 1, width) * .02)
+        self.blocks = nn.Sequential(*(Attend(width, 12) for _ in range(12)))
+        self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, 1000)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).permute(0, 2, 1)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.positions
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+class Conv1D(nn.Module):
+    """Hugging Face's Conv1D: a linear layer whose weight is transposed."""
+
+    def __init__(self, cin, out):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(cin, out) * .02), nn.Parameter(torch.zeros(out))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], -1)
+
+
+class GPT2Block(nn.Module):
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.heads, self.p = heads, dropout
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.c_attn, self.c_proj = Conv1D(width, 3 * width), Conv1D(width, width)
+        self.up, self.act, self.down = Conv1D(width, 4 * width), nn.GELU(approximate="tanh"), Conv1D(4 * width, width)
+        self.drop_1, self.drop_2 = nn.Dropout(dropout), nn.Dropout(dropout)
+
+    def forward(self, x):
+        n, t, width = x.shape
+        q, k, v = (part.view(n, t, self.heads, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.p if self.training else 0.)
+        x = self.drop_1(self.c_proj(y.transpose(1, 2).reshape(n, t, width))) + x
+        return x + self.drop_2(self.down(self.act(self.up(self.ln_2(x)))))
+
+
+class GPT2(nn.Module):
+    """Hugging Face's GPT2LMHeadModel of the smallest size."""
+
+    def __init__(self, layers=12, width=768, heads=12, dropout=.1, tokens=50257, positions=1024):
+        super().__init__()
+        self.wte, self.wpe, self.drop = nn.Embedding(tokens, width), nn.Embedding(positions, width), nn.Dropout(dropout)
+        nn.init.normal_(self.wte.weight, 0, .02)
+        nn.init.normal_(self.wpe.weight, 0, .02)
+        self.blocks = nn.Sequential(*(GPT2Block(width, heads, dropout) for _ in range(layers)))
+        self.ln_f = nn.LayerNorm(width)
+
+    def forward(self, x):
+        y = self.drop(self.wte(x) + self.wpe.weight[: x.shape[1]])
+        return F.linear(self.ln_f(self.blocks(y)), self.wte.weight)
+
+
+GPT2_SIZES = {"gpt2": {}, "gpt2-medium": dict(layers=24, width=1024, heads=16), "gpt2-large": dict(layers=36, width=1280, heads=20),
+              "gpt2-xl": dict(layers=48, width=1600, heads=25)}
+
+
+def network(name, size, plain=False):
+    if name in GPT2_SIZES:
+        return GPT2(**GPT2_SIZES[name])
+    if not plain:
+        try:
+            import torchvision
+            return getattr(torchvision.models, name)(**({"image_size": size} if name.startswith("vit") else {}))
+        except ImportError:
+            pass
+    return ViT(size) if name == "vit_b_16" else resnet(name)
+
+
+class Trainee:
+    """A network on the device, and what a step needs."""
+
+    def __init__(self, job, model, plain=False):
+        self.device, self.model = torch.device(job["device"]), model
+        self.gpu, self.gpt = self.device.type == "cuda", model in GPT2_SIZES
+        self.net = network(model, job["size"], plain).to(self.device)
+        if not self.gpt:
+            self.net = self.net.to(memory_format=torch.channels_last)
+        if self.gpt or model.startswith("vit"):
+            self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-4, fused=True, capturable=self.gpu)
+        else:
+            self.opt = torch.optim.SGD(self.net.parameters(), lr=.01, momentum=.9)
+        self.loss = nn.CrossEntropyLoss()
+
+    def step(self, batch, size, context):
+        """Return a function that makes a step on data of its own."""
+        device, net, opt, loss, gpt = self.device, self.net, self.opt, self.loss, self.gpt
+        if gpt:
+            x, y = (torch.randint(0, 50257, (batch, context), device=device) for _ in range(2))
+        else:
+            x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
+            y = torch.randint(0, 1000, (batch,), device=device)
+
+        def step():
+            opt.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.gpu):
+                output = net(x)
+                value = loss(output.flatten(0, 1), y.flatten()) if gpt else loss(output, y)
+            value.backward()
+            opt.step()
+
+        return step
 
 
 def main():
-    device, size, seconds = torch.device(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    models, batches = sys.argv[4].split(","), [int(b) for b in sys.argv[5].split(",")]
-    gpu = device.type == "cuda"
-    torch.backends.cudnn.benchmark = True
+    job = json.loads(sys.argv[1])
+    gpu, size, context = job["device"] != "cpu", job["size"], job["context"]
     sync = torch.cuda.synchronize if gpu else lambda: None
+    if gpu:
+        torch.cuda.set_device(job["device"])
+    if job["one_step"]:
+        row = job["rows"][0]
+        Trainee(job, row["model"], plain=True).step(row["batch"], size, context)()
+        sync()
+        print("first step done", flush=True)
+        return
+    torch.backends.cudnn.benchmark = True
 
-    def measure(run):
-        """Return milliseconds of a step, and of its call with an empty queue."""
+    def repeat(run, n):
+        """Return the seconds until the device has made n steps."""
         sync()
-        start = time.perf_counter()
-        for _ in range(3):
-            run()
-        sync()
-        n = max(5, int(seconds / max(1e-6, (time.perf_counter() - start) / 3)))
         start = time.perf_counter()
         for _ in range(n):
             run()
         sync()
-        step, issue = (time.perf_counter() - start) / n, []
-        for _ in range(9):
+        return time.perf_counter() - start
+
+    def measure(run):
+        """Return the milliseconds of a step."""
+        repeat(run, 3)
+        n = max(5, int(job["seconds"] / max(1e-6, repeat(run, 3) / 3)))
+        return repeat(run, n) / n * 1e3
+
+    def issue(run, n):
+        """Return the host's milliseconds for a step, in rounds of n, and those that the device still needed afterwards."""
+        repeat(run, 3)
+        issued, drained = [], []
+        for _ in range(5):
             start = time.perf_counter()
-            run()
-            issue.append(time.perf_counter() - start)
+            for _ in range(n):
+                run()
+            queued = time.perf_counter()
             sync()
-        return {"step_ms": step * 1e3, "issue_ms": sorted(issue)[4] * 1e3}
+            issued.append((queued - start) / n)
+            drained.append(time.perf_counter() - queued)
+        return {"issue_ms": sorted(issued)[2] * 1e3, "drain_ms": sorted(drained)[2] * 1e3}
 
-    rows = {}
-    for model in models:
-        for batch in batches:
-            net = network(model).to(device, memory_format=torch.channels_last)
-            opt, loss = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
-            x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
-            y = torch.randint(0, 1000, (batch,), device=device)
+    steps, issues = {}, {}
 
-            def step():
-                opt.zero_grad(set_to_none=True)
-                with torch.autocast(device.type, dtype=torch.bfloat16):
-                    value = loss(net(x), y)
-                value.backward()
-                opt.step()
-
+    def row(model, batch, with_issue):
+        trainee = Trainee(job, model)
+        step = trainee.step(batch, size, context)
+        steps[f"{model}/{batch}/eager"] = measure(step)
+        if with_issue:
+            small = size if model.startswith("vit") else min(size, 64)
+            issues[f"{model}/eager"] = issue(trainee.step(2, small, min(context, 128)), 10)
+        if not gpu:
+            return
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
             for _ in range(3):
                 step()
-            rows[f"{model}/{batch}/eager"] = measure(step)
-            if gpu:
-                side = torch.cuda.Stream()
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    for _ in range(3):
-                        step()
-                torch.cuda.current_stream().wait_stream(side)
-                graph = torch.cuda.CUDAGraph()
-                opt.zero_grad(set_to_none=True)
-                with torch.cuda.graph(graph):
-                    step()
-                rows[f"{model}/{batch}/graph"] = measure(graph.replay)
-                del graph
-            del net, opt, x, y
-            if gpu:
-                torch.cuda.empty_cache()
-    print(json.dumps({"torch": torch.__version__, "rows": rows}))
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        trainee.opt.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            step()
+        steps[f"{model}/{batch}/graph"] = measure(graph.replay)
+        if with_issue:
+            issues[f"{model}/graph"] = issue(graph.replay, 1)
+
+    errors = []
+    for r in job["rows"]:
+        try:
+            row(r["model"], r["batch"], r["issue"])
+        except Exception as e:
+            errors.append(f"{r['model']}, batch {r['batch']}: {type(e).__name__}: {e}")
+        if gpu:
+            torch.cuda.empty_cache()
+    print(json.dumps({"torch": torch.__version__, "steps": steps, "issue": issues, "errors": errors}))
 
 
 main()

@@ -1,0 +1,248 @@
+//go:build !notorch
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// firstRow is how long a new process takes until its first step is done.
+type firstRow struct {
+	Model   string  `json:"model"`
+	Batch   int     `json:"batch"`
+	Go      float64 `json:"go_seconds"`
+	PyTorch float64 `json:"pytorch_seconds,omitempty"`
+	Ratio   float64 `json:"ratio,omitempty"`
+}
+
+// fedRow is a training whose batches come from an archive.
+type fedRow struct {
+	Archive         string  `json:"archive"`
+	Model           string  `json:"model"`
+	Batch           int     `json:"batch"`
+	Mode            string  `json:"mode"`
+	Workers         int     `json:"workers"`
+	ImagesPerSecond float64 `json:"images_per_second"`
+	// Share is the rate by that of the same step on data that lie on the device.
+	Share float64 `json:"share_of_resident"`
+	// WaitShare is the share of the time that the device waited for a batch.
+	WaitShare float64 `json:"wait_share"`
+}
+
+const oneStepDone = "first step done"
+
+// smallest is the batch size of -first.
+func (b *trainBench) smallest() int { return slices.Min(b.batchesOf(b.models[0])) }
+
+// oneStep makes one step and says so.
+func (b *trainBench) oneStep(stdout io.Writer) (err error) {
+	t, err := b.newTrainee(b.models[0], "eager")
+	if err != nil {
+		return err
+	}
+	scope := torch.NewScope("bench train")
+	defer func() { err = errors.Join(err, scope.Close(), t.close()) }()
+	input, target, err := t.data(scope, b.smallest(), b.size, b.context)
+	if err != nil {
+		return err
+	}
+	if _, err := b.repeat(1, t.call(input, target)); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(stdout, oneStepDone)
+	return err
+}
+
+// measureFirst starts processes of Go and of Python in turn, and measures how long they take until
+// a step is done. One of each comes before, and fills the system's file cache.
+func (b *trainBench) measureFirst(ctx context.Context, python string, report *trainReport) error {
+	if b.first == 0 {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	row := &firstRow{Model: b.models[0], Batch: b.smallest()}
+	job := b.peerJob()
+	job.OneStep, job.Rows = true, []peerRow{{Model: row.Model, Batch: row.Batch}}
+	text, err := json.Marshal(job)
+	if err != nil {
+		return err
+	}
+	commands := [][]string{{self, "bench", "train", "-one-step", "-models", row.Model, "-batches", strconv.Itoa(row.Batch), "-size", strconv.Itoa(b.size),
+		"-context", strconv.Itoa(b.context), "-device", b.device.String()}}
+	if python != "" {
+		if python, err = exec.LookPath(python); err == nil {
+			python, err = filepath.Abs(python)
+		}
+		if err == nil {
+			commands = append(commands, []string{python, "-c", pytorchTrain, string(text)})
+		}
+	}
+	seconds := make([][]float64, len(commands))
+	for i := range b.first + 1 {
+		for k, command := range commands {
+			took, err := untilFirstStep(ctx, command)
+			switch {
+			case err != nil && k == 0:
+				return err
+			case err != nil: // comparePython gives the reason
+				commands = commands[:1]
+			case i > 0:
+				seconds[k] = append(seconds[k], took.Seconds())
+			}
+		}
+	}
+	row.Go = median(seconds[0])
+	if len(commands) > 1 {
+		row.PyTorch = median(seconds[1])
+		row.Ratio = row.Go / row.PyTorch
+	}
+	report.First = append(report.First, row)
+	return nil
+}
+
+func median(of []float64) float64 {
+	slices.Sort(of)
+	return of[len(of)/2]
+}
+
+// untilFirstStep runs a command, and measures how long it takes to print that its step is done.
+func untilFirstStep(ctx context.Context, command []string) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, command[0], command[1:]...)
+	c.Dir = os.TempDir() // in a clone of this project Python would import the folder torch
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	if err := c.Start(); err != nil {
+		return 0, err
+	}
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	took := time.Since(start)
+	io.Copy(io.Discard, out)
+	if err := c.Wait(); err != nil {
+		return 0, fmt.Errorf("%s: %w", command[0], err)
+	}
+	if line != oneStepDone+"\n" {
+		return 0, fmt.Errorf("%s: it printed %q, and not that its step is done", command[0], line)
+	}
+	return took, nil
+}
+
+// feed trains on batches of the archive.
+func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Writer) error {
+	if b.archive == "" {
+		return nil
+	}
+	restore, err := searchAlgorithms()
+	if err != nil {
+		return err
+	}
+	defer restore()
+	progress, done := readingProgress(stderr)
+	_, err = imageloader.MakeIndex(ctx, b.archive, imageloader.Options{}, progress)
+	done()
+	if err != nil {
+		return err
+	}
+	for _, name := range b.models {
+		if isGPT(name) {
+			continue
+		}
+		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager"}
+		if err := b.measureFed(ctx, row); err != nil {
+			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
+		}
+		for _, r := range report.Rows {
+			if r.Model == row.Model && r.Batch == row.Batch && r.Mode == row.Mode && r.Go != nil {
+				row.Share = row.ImagesPerSecond / r.Go.PerSecond
+			}
+		}
+		report.Fed = append(report.Fed, row)
+	}
+	return nil
+}
+
+// measureFed trains for a while, after a first pass over the archive.
+func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// An epoch of many passes, so that its beginning does not count.
+	loader, err := imageloader.OpenContext(ctx, b.archive, imageloader.Options{BatchSize: row.Batch, Transform: imageloader.Train(b.size), Shuffle: true,
+		Seed: 1, Repeat: 1 << 20, ShuffleBytes: b.memory << 20, Workers: b.workers, DropLast: true})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, loader.Close()) }()
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, feed.Close()) }()
+	t, err := b.newTrainee(row.Model, row.Mode)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.close()) }()
+
+	length := max(3*b.seconds, 3)
+	warm, steps := loader.Len()/row.Batch+5, 0
+	if b.device == cuda.CPU { // on which a first pass would take minutes
+		length, warm = b.seconds, min(warm, 5)
+	}
+	var start time.Time
+	var before prefetcher.Stats
+	var took time.Duration
+	for batch, err := range feed.Epoch(ctx, 0) {
+		if err != nil {
+			return err
+		}
+		if steps == warm {
+			if err := b.wait(); err != nil {
+				return err
+			}
+			start, before = time.Now(), feed.Stats()
+		}
+		if _, _, err := t.step.Step(batch.Images, batch.Labels); err != nil {
+			return err
+		}
+		steps++
+		if steps > warm+1 && time.Since(start).Seconds() >= length {
+			if err := b.wait(); err != nil {
+				return err
+			}
+			took = time.Since(start)
+			break
+		}
+	}
+	if took == 0 {
+		return errors.New("the epoch ended before the time was over")
+	}
+	after := feed.Stats()
+	row.ImagesPerSecond = float64((steps-warm)*row.Batch) / took.Seconds()
+	row.WaitShare = (after.ConsumerWait - before.ConsumerWait).Seconds() / took.Seconds()
+	row.Workers = loader.Stats().Workers
+	return nil
+}
