@@ -8,6 +8,8 @@
 # TEST_TIMEOUT=SECS  time limit of one test program (default 240)
 # RUN=REGEXP         run only the Go tests that match
 # ONLY=REGEXP        in tests, sanitize and streams, run only the test programs whose names in the table match
+# JOBS=N             test programs at a time in sanitize (default: three quarters of the cores)
+# SANITIZE_TIMEOUT=SECS  time limit of one test program in sanitize (default 420)
 # DEVICE=cuda|cpu    for demo and train (default cuda)
 # ARCHIVE=FILE       archive for train and training (default: makes one with COUNT=8000 photographs, which needs Python's Pillow)
 # TRAIN=OPTIONS      more options for train
@@ -105,60 +107,109 @@ tests() {
   } >>"$log"
 }
 
-# sanitized TOOL LIMIT NAME FOLDER COMMAND...: runs a program under a tool and prints a line of the table.
+# Only programs that link or open the shim can use the GPU. The loader's have the image library alone.
+uses_gpu() { grep -qaF libtorchstream.so "$1"; }
+
+# Tests that race on purpose: the controls of tests that prove an order.
+races_on_purpose='TestOrdering|TestFork|TestJoin|TestCopyBatchIsOrdered|TestCopyPeerIsOrdered|TestStridedCopiesAreOrdered'
+races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestGPUMissingEdges|TestUnlockedGoroutinesLoseTheirStream'
+
+# Tests that cannot hold under compute-sanitizer: it takes device memory for itself, it is slow, it may keep streams from
+# running side by side, and a process has either it or the profiler, which use the same interface.
+memory_figures='KeepDeviceMemoryFlat'
+times='^TestBench|^TestGPUCancelBehindKernels'
+profiler='^TestTrace|^TestRecordsOperatorsOfAllGoroutines|^TestOneRecordingAtATime'
+
+# sanitized TOOL FOLDER COMMAND...: runs a program under a tool. Leaves the output in $one and the status and the
+# seconds in $one.rc.
 sanitized() {
-  local tool=$1 seconds=$2 name=$3 folder=$4 one=$out/.one options rc errors
-  shift 4
+  local tool=$1 folder=$2 start=$SECONDS options=() each
   case $tool in
     # Tests cause errors of API calls on purpose: they ask for too much memory, and break captures.
     memcheck) options=(--report-api-errors no) ;;
     racecheck) options=(--kernel-name kns=normalize) ;;
   esac
+  # Each process needs ports of its own, and starts slowly beside others. Python and the copies of themselves that tests
+  # start are not checked.
+  for each in "--base-port $((49152 + 16 * number))" "--launch-timeout 120" "--target-processes application-only"; do
+    # shellcheck disable=SC2206 # two words
+    [[ $help != *"${each% *}"* ]] || options+=($each)
+  done
+  shift 2
   # --require-cuda-init no, because some programs never use a GPU.
-  (cd "$folder" && timeout -k 10 "$seconds" "$sanitizer" --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 99 "$@") >"$one" 2>&1 </dev/null
-  rc=$?
+  (cd "$folder" && OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} timeout -k 10 "$((seconds + 20))" \
+    "$sanitizer" --tool "$tool" "${options[@]}" --require-cuda-init no --error-exitcode 99 "$@") >"$one" 2>&1 </dev/null
+  echo "$? $((SECONDS - start))" >"$one.rc"
+}
+
+# report TOOL NAME: prints the line of a program in the table, and what failed.
+report() {
+  local rc took errors
+  read -r rc took <"$one.rc"
+  { echo "=== $2, $1 (exit status $rc)"; cat "$one"; } >>"$out/sanitize.log"
   if grep -qi 'device not supported' "$one"; then
-    say "$(printf '%-34s %-10s %s' "$name" "$tool" 'SKIPPED, compute-sanitizer does not support this device here')"
-  else
-    errors=$(grep -oE 'SUMMARY: [0-9]+ (error|hazard)' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
-    say "$(printf '%-34s %-10s %s errors, exit status %d' "$name" "$tool" "$errors" "$rc")"
-    if ((rc != 0 || errors != 0)); then
-      failures=$((failures + 1))
-      { grep -E '^=========' "$one" | head -30; grep -vE '^=========' "$one" | tail -20; } | sed 's/^/    /'
-    fi
+    say "$(printf '%-34s %-10s %s' "$2" "$1" 'SKIPPED, compute-sanitizer does not support this device here')"
+    return
   fi
-  { echo "=== $name, $tool (exit status $rc)"; cat "$one"; } >>"$out/sanitize.log"
-  rm -f "$one"
+  errors=$(grep -oE 'SUMMARY: [0-9]+ (error|hazard)' "$one" | grep -oE '[0-9]+' | awk '{n += $1} END {print n + 0}')
+  # Without a summary the tool has not run to its end.
+  grep -qE '^=+ .*SUMMARY:' "$one" || errors='?'
+  say "$(printf '%-34s %-10s %6s %11d %7d' "$2" "$1" "$errors" "$rc" "$took")"
+  [[ $rc != 0 || $errors != 0 ]] || return 0
+  failures=$((failures + 1))
+  {
+    grep -E '^=========' "$one" | head -30
+    grep -nE '^ *--- FAIL|^\[  FAILED|panic:|SIG[A-Z]+:|error while loading|_test\.(go|cc):[0-9]+' "$one" | head -20
+    grep -vE '^=========' "$one" | tail -n 5
+  } | sed 's/^/    /' | tee -a "$summary"
 }
 
 sanitize() {
-  local sanitizer folder name file kind
+  local sanitizer seconds=${SANITIZE_TIMEOUT:-420} jobs=${JOBS:-$(($(nproc) * 3 / 4))} number=0 begun=$SECONDS
+  local folder name file kind one extra help tools=() names=()
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -1)
   say ""
   if [[ -z $sanitizer ]]; then
     say "sanitize: SKIPPED, compute-sanitizer is not installed"
     return
   fi
+  help=$("$sanitizer" --help 2>&1)
   : >"$out/sanitize.log"
-  say "$(printf '%-34s %-10s %s' compute-sanitizer tool result)"
+  rm -rf "$out/sanitize" && mkdir -p "$out/sanitize"
+  # check TOOL COMMAND...: begins a check of the program, when fewer than the maximum are under way.
+  check() {
+    local tool=$1
+    shift
+    while (($(jobs -rp | wc -l) >= jobs && jobs > 0)); do wait -n; done
+    one=$out/sanitize/$number
+    tools+=("$tool") names+=("$name")
+    sanitized "$tool" "$folder" "$@" &
+    number=$((number + 1))
+  }
   while IFS=$'\t' read -r folder name file kind; do
-    # Only programs that link or open the shim can use the GPU.
-    grep -qaF libtorchstream.so "$file" || continue
-    # racecheck finds hazards between the threads of a block in shared memory. Our only kernels are in src/torch/normalize.cu, and
-    # this test runs all their variants. They use no shared memory today; racecheck is here for a later version that does.
-    [[ $name == cshim/torch_normalize_test ]] && sanitized racecheck "$limit" "$name" "$folder" "$file" '--gtest_filter=NormalizeGpu.*'
-    # The profiler and compute-sanitizer use the same interface, and a process can have only one of them.
-    if [[ $kind == go ]]; then
-      sanitized memcheck "$((4 * limit))" "$name" "$folder" "$file" -test.short -test.timeout "$((4 * limit))s" -test.skip '^TestTrace' ${RUN:+-test.run "$RUN"}
-    else
-      sanitized memcheck "$((4 * limit))" "$name" "$folder" "$file" '--gtest_filter=-TraceGpu.*'
+    uses_gpu "$file" || continue
+    # racecheck finds hazards between the threads of a block in shared memory. Our only kernels are in src/torch/normalize.cu,
+    # and this test runs all their variants. They use no shared memory today; racecheck is here for a later version that does.
+    [[ $name == cshim/torch_normalize_test ]] && check racecheck "$file" '--gtest_filter=NormalizeGpu.*'
+    if [[ $kind != go ]]; then
+      check memcheck "$file" '--gtest_filter=-Trace*'
+      continue
     fi
+    extra=()
+    # Fewer random programs: each of their kernels is slow now.
+    [[ $name == internal/streamprog ]] && extra=(-sanitized 50 -programs 50 -for 2s)
+    check memcheck "$file" -test.short -test.timeout "${seconds}s" -test.skip "$races_on_purpose|$memory_figures|$times|$profiler" \
+      ${RUN:+-test.run "$RUN"} "${extra[@]}"
   done < <(programs)
+  wait
+  say "$(printf '%-34s %-10s %6s %11s %7s' compute-sanitizer tool errors 'exit status' seconds)"
+  for ((number = 0; number < ${#names[@]}; number++)); do
+    one=$out/sanitize/$number
+    report "${tools[number]}" "${names[number]}"
+  done
+  say "sanitize: $((SECONDS - begun)) seconds, $jobs at a time"
+  rm -rf "$out/sanitize"
 }
-
-# Tests that race on purpose: the controls of tests that prove an order.
-races_on_purpose='TestOrdering|TestFork|TestJoin|TestCopyBatchIsOrdered|TestCopyPeerIsOrdered|TestStridedCopiesAreOrdered'
-races_on_purpose+='|TestFreedMemoryAndOtherStreams|TestProgramsWithoutEdgesOnGPUs|TestGPUMissingEdges|TestUnlockedGoroutinesLoseTheirStream'
 
 # watched NAME FOLDER COMMAND...: runs a program under the stream sanitizer and prints a line of the table.
 watched() {
@@ -190,7 +241,7 @@ streams() {
   say "stream sanitizer"
   while IFS=$'\t' read -r folder name file kind; do
     [[ $kind == go ]] || continue
-    grep -qaF libtorchstream.so "$file" || continue
+    uses_gpu "$file" || continue
     watched "$name" "$folder" "$file" -test.timeout "$((3 * limit))s" ${RUN:+-test.run "$RUN"}
   done < <(programs)
   [[ -z ${RUN:-} ]] || return 0
