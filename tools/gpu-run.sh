@@ -265,11 +265,12 @@ step() {
 
 bench() {
   cd "$here/tree" || return
-  rm -f "$out/bench.txt" "$out/bench-streams.json"
+  rm -f "$out/bench.txt" "$out/bench-streams.json" "$out/bench-operators.txt"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
   # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"
+  step "bench operators" "$out/bench-operators.txt" "$here/bin/torchstream" bench operators
 }
 
 # make_archive LOG: makes the archive of the benchmarks unless it is there.

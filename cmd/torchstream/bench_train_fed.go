@@ -1,5 +1,3 @@
-//go:build !notorch
-
 package main
 
 import (

@@ -9,7 +9,8 @@
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
-//	torchstream bench train                 images a second in training, beside PyTorch
+//	torchstream bench train                 images and tokens a second in training, beside PyTorch
+//	torchstream bench operators             what the call of an operator costs, beside C++
 //
 // The program opens the shim and LibTorch when a command needs them: inspect, index, preview and
 // bench loader to host memory need the image library alone.
@@ -69,7 +70,8 @@ func benchmarks() []entry {
 	return []entry{
 		{"loader", "-archive FILE", "how fast an archive becomes batches", benchLoader},
 		{"streams", "[-json]", "what the stream calls cost, on a GPU", benchStreams},
-		{"train", "[-json]", "images a second in training, beside PyTorch", benchTrain},
+		{"train", "[-json]", "images and tokens a second in training, beside PyTorch", benchTrain},
+		{"operators", "[-json]", "what the call of an operator costs, beside C++", benchOperators},
 	}
 }
 
@@ -127,7 +129,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	case "help", "-h", "-help", "--help":
 		return usage(stdout)
 	case "bench":
-		kind, known, want = "benchmark", benchmarks(), "loader, streams or train"
+		kind, known, want = "benchmark", benchmarks(), "loader, streams, train or operators"
 		name, args = first(args)
 	}
 	for _, e := range known {

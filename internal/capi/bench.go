@@ -5,10 +5,14 @@ package capi
 #cgo nocallback ts_bench_noop
 #cgo noescape ts_bench_add
 #cgo nocallback ts_bench_add
+#cgo noescape ts_bench_operator
+#cgo nocallback ts_bench_operator
 #cgo noescape ts_bench_peer
 #cgo nocallback ts_bench_peer
 */
 import "C"
+
+import "unsafe"
 
 // Noop makes a call into C that does nothing, to measure the cost of a call.
 func Noop() { C.ts_bench_noop() }
@@ -25,6 +29,20 @@ func BenchAdd(device int32, rounds int) (inPlace, outOfPlace, held float64, err 
 	var i, o, h C.double
 	err = failure(C.ts_bench_add(C.int32_t(device), C.int32_t(rounds), &i, &o, &h))
 	return float64(i), float64(o), float64(h), err
+}
+
+// BenchOperator returns the host nanoseconds that one call of an operator on tiny tensors takes in
+// C++. The names are those of cshim/src/bench/operators.cc.
+func BenchOperator(device int32, name string, rounds int) (nanoseconds float64, err error) {
+	if err := Check(); err != nil {
+		return nanoseconds, err
+	}
+	text := append([]byte(name), 0)
+	computing.enter()
+	defer computing.leave()
+	var ns C.double
+	err = failure(C.ts_bench_operator(C.int32_t(device), (*C.char)(unsafe.Pointer(&text[0])), C.int32_t(rounds), &ns))
+	return float64(ns), err
 }
 
 // BenchPeer returns the seconds that one copy of the given bytes between two GPUs takes.

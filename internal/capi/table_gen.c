@@ -163,6 +163,7 @@ static int64_t absent_ts_trace_name_count(const ts_trace* trace) { return 0; }
 static ts_error* absent_ts_trace_get_lane(ts_stream stream, int64_t* lane) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_bench_noop(void) {}
 static ts_error* absent_ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_bench_operator(int32_t device, const char* name, int32_t rounds, double* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds) { return (ts_error*)&torchstream_capi_absent; }
 
 static struct {
@@ -317,6 +318,7 @@ static struct {
   ts_error* (*ts_trace_get_lane)(ts_stream stream, int64_t* lane);
   void (*ts_bench_noop)(void);
   ts_error* (*ts_bench_add)(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held);
+  ts_error* (*ts_bench_operator)(int32_t device, const char* name, int32_t rounds, double* nanoseconds);
   ts_error* (*ts_bench_peer)(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds);
 } table = {
   absent_ts_libtorch_version,
@@ -470,6 +472,7 @@ static struct {
   absent_ts_trace_get_lane,
   absent_ts_bench_noop,
   absent_ts_bench_add,
+  absent_ts_bench_operator,
   absent_ts_bench_peer,
 };
 
@@ -625,6 +628,7 @@ static const char* const names[] = {
   "ts_trace_get_lane",
   "ts_bench_noop",
   "ts_bench_add",
+  "ts_bench_operator",
   "ts_bench_peer",
 };
 
@@ -779,6 +783,7 @@ int64_t ts_trace_name_count(const ts_trace* trace) { return table.ts_trace_name_
 ts_error* ts_trace_get_lane(ts_stream stream, int64_t* lane) { return table.ts_trace_get_lane(stream, lane); }
 void ts_bench_noop(void) { table.ts_bench_noop(); }
 ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place, double* out_of_place, double* held) { return table.ts_bench_add(device, rounds, in_place, out_of_place, held); }
+ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rounds, double* nanoseconds) { return table.ts_bench_operator(device, name, rounds, nanoseconds); }
 ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds, double* nanoseconds) { return table.ts_bench_peer(dst_device, src_device, bytes, rounds, nanoseconds); }
 
 // Fills the table with the functions of an open library. Returns the name of the first function

@@ -3,7 +3,6 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/ones.h>
 #include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "bench/host_time.h"
 #include "bench/torchstream_bench.h"
 #include "cuda/device.h"
 #include "torchstream.h"
@@ -19,27 +19,7 @@
 namespace ts {
 namespace {
 
-void finish(c10::Device device) {
-  if (!device.is_cuda()) return;
-  const DeviceScope scope(device.index());
-  c10::cuda::device_synchronize();
-}
-
 constexpr size_t kHeld = 400;
-
-// Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
-// do at the end is not counted.
-template <typename Call>
-double nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
-  constexpr int32_t kWarm = 100;
-  for (int32_t i = 0; i < kWarm; ++i) call();
-  finish(device);
-  const auto start = std::chrono::steady_clock::now();
-  for (int32_t i = 0; i < rounds; ++i) call();
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-  finish(device);
-  return took.count() / rounds;
-}
 
 }  // namespace
 }  // namespace ts
@@ -57,11 +37,11 @@ ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place, double*
     const auto options = at::TensorOptions().dtype(at::ScalarType::Float).device(where);
     const at::Tensor one = at::ones({1}, options);
     at::Tensor sum = at::ones({1}, options);
-    const double adding = ts::nanoseconds(where, rounds, [&] { sum.add_(one); });
+    const double adding = ts::host_nanoseconds(where, rounds, [&] { sum.add_(one); });
     const double making =
-        ts::nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
+        ts::host_nanoseconds(where, rounds, [&] { at::Tensor result = at::add(sum, one); });
     std::vector<at::Tensor> results;
-    const double keeping = ts::nanoseconds(where, rounds, [&] {
+    const double keeping = ts::host_nanoseconds(where, rounds, [&] {
       results.push_back(at::add(sum, one));
       if (results.size() == ts::kHeld) results.clear();
     });

@@ -1,0 +1,37 @@
+// Host time of calls, for the measurements of `torchstream bench`.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <chrono>
+#include <cstdint>
+
+#include "cuda/device.h"
+
+namespace ts {
+
+// Results are held and freed so many calls at a time.
+constexpr int32_t kHeldCalls = 100;
+
+inline void finish(c10::Device device) {
+  if (!device.is_cuda()) return;
+  const DeviceScope scope(device.index());
+  c10::cuda::device_synchronize();
+}
+
+// Nanoseconds a call on the host. The device has nothing queued at the start; what it still has to
+// do at the end is not counted.
+template <typename Call>
+double host_nanoseconds(c10::Device device, int32_t rounds, Call&& call) {
+  constexpr int32_t kWarm = 100;
+  for (int32_t i = 0; i < kWarm; ++i) call();
+  finish(device);
+  const auto start = std::chrono::steady_clock::now();
+  for (int32_t i = 0; i < rounds; ++i) call();
+  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+  finish(device);
+  return took.count() / rounds;
+}
+
+}  // namespace ts
