@@ -1,6 +1,7 @@
 // Command torchstream looks at the machine and at archives of images, trains classifiers, and
 // measures.
 //
+//	torchstream setup                       installs the shim and LibTorch
 //	torchstream doctor                      what is installed, what is missing, what to do
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
 //	torchstream inspect -fix OUT FILE       and writes an archive without the bad members
@@ -58,6 +59,7 @@ type entry struct {
 
 func commands() []entry {
 	return []entry{
+		{"setup", "[-from ARCHIVE]", "installs the shim and LibTorch, for programs outside of a clone", setupCommand},
 		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
 		{"inspect", "[-json] [-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
@@ -123,7 +125,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "doctor, inspect, index, preview, train or bench"
+	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train or bench"
 	name, args := first(args)
 	switch name {
 	case "help", "-h", "-help", "--help":

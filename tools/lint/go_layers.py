@@ -21,6 +21,8 @@ LAYERS = {
     "internal/picture": [],
     "internal/racecheck": ["internal/picture"],
     "internal/library": [],
+    "cshim": [],
+    "internal/setup": ["cshim", "internal/library"],
     "internal/imagecapi": ["internal/library"],
     "internal/capi": ["internal/imagecapi", "internal/library", "internal/racecheck"],
     # Small packages that import no other, or nearly none.
@@ -91,6 +93,7 @@ LAYERS = {
         "internal/library",
         "internal/printable",
         "internal/safefile",
+        "internal/setup",
         "models",
         "nn",
         "optim",

@@ -1,0 +1,207 @@
+package setup
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// fetch returns the path of the release archive, after comparing its checksum. An archive at a URL
+// is downloaded into the cache, for the caller to remove.
+func (o Options) fetch(ctx context.Context) (string, error) {
+	u, err := url.Parse(o.From)
+	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
+	if remote && u.Scheme != "https" {
+		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", o.From)
+	}
+	archive := o.From
+	if err == nil && u.Scheme == "file" {
+		archive = u.Path
+	}
+	want := strings.ToLower(o.SHA256)
+	if want == "" {
+		var text []byte
+		if remote {
+			text, err = get(ctx, o.From+".sha256", "")
+		} else {
+			text, err = os.ReadFile(archive + ".sha256")
+		}
+		if err != nil {
+			return "", fmt.Errorf("the archive's checksum: %w: give it with -sha256", err)
+		}
+		want, _, _ = strings.Cut(strings.ToLower(string(text)), " ")
+	}
+	if !hexSHA256.MatchString(strings.TrimSpace(want)) {
+		return "", fmt.Errorf("the archive's checksum is %q, and a SHA-256 has 64 hexadecimal digits", want)
+	}
+	if remote {
+		archive = filepath.Join(o.Cache, "release.tar.gz")
+		if err := download(ctx, o.From, archive, strings.TrimSpace(want), o.Log); err != nil {
+			return "", err
+		}
+		return archive, nil
+	}
+	return archive, verify(archive, strings.TrimSpace(want))
+}
+
+// verify compares a file's SHA-256.
+func verify(path, want string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return err
+	}
+	if have := hex.EncodeToString(h.Sum(nil)); have != want {
+		return fmt.Errorf("%s has the SHA-256 %s, and %s is wanted: it is damaged or another file", path, have, want)
+	}
+	return nil
+}
+
+// request makes a request, and returns the response if its status is one of the accepted ones.
+func request(ctx context.Context, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	if header != nil {
+		r.Header = header
+	}
+	if accept != "" {
+		r.Header.Set("Accept", accept)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range statuses {
+		if answer.StatusCode == s {
+			return answer, nil
+		}
+	}
+	answer.Body.Close()
+	return nil, &statusError{r.URL.Redacted(), answer.StatusCode}
+}
+
+type statusError struct {
+	address string
+	status  int
+}
+
+func (e *statusError) Error() string {
+	return fmt.Sprintf("%s: %d %s", e.address, e.status, http.StatusText(e.status))
+}
+
+// get returns a small document.
+func get(ctx context.Context, address, accept string) ([]byte, error) {
+	answer, err := request(ctx, address, accept, nil, http.StatusOK)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	const limit = 64 << 20
+	text, err := io.ReadAll(io.LimitReader(answer.Body, limit))
+	if err == nil && len(text) == limit {
+		err = fmt.Errorf("%s is longer than %d bytes", address, limit)
+	}
+	return text, err
+}
+
+// attempts is how often a download is continued after an error.
+const attempts = 5
+
+// download writes what is at a URL to a file whose SHA-256 is known. It continues a part that an
+// earlier call has left, and one that ends early.
+func download(ctx context.Context, address, path, want string, log io.Writer) error {
+	if verify(path, want) == nil {
+		return nil
+	}
+	part := path + ".part"
+	var err error
+	for n := range attempts {
+		if err = continued(ctx, address, part, log); err == nil {
+			if err = verify(part, want); err == nil {
+				return os.Rename(part, path)
+			}
+			os.Remove(part) // and once more from the beginning
+		}
+		var status *statusError
+		if ctx.Err() != nil || errors.As(err, &status) && status.status < 500 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Duration(n) * time.Second):
+		}
+	}
+	return err
+}
+
+// silence is how long a server may send nothing.
+const silence = time.Minute
+
+// awake reads from a server, and postpones the end of the request with every read.
+type awake struct {
+	io.Reader
+	end *time.Timer
+}
+
+func (a awake) Read(p []byte) (int, error) {
+	a.end.Reset(silence)
+	return a.Reader.Read(p)
+}
+
+// continued appends what a file lacks of what is at a URL.
+func continued(ctx context.Context, address, part string, log io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	end := time.AfterFunc(silence, cancel)
+	defer end.Stop()
+	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	at, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return err
+	}
+	header := http.Header{}
+	if at > 0 {
+		header.Set("Range", fmt.Sprintf("bytes=%d-", at))
+	}
+	answer, err := request(ctx, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	switch answer.StatusCode {
+	case http.StatusRequestedRangeNotSatisfiable:
+		return nil // complete, or another file: the checksum tells
+	case http.StatusOK:
+		if err := f.Truncate(0); err != nil {
+			return err
+		}
+		at = 0
+	}
+	if answer.ContentLength > 50<<20 {
+		fmt.Fprintf(log, "setup: downloading %s, %d MB\n", filepath.Base(part[:len(part)-len(".part")]), (at+answer.ContentLength)/1e6)
+	}
+	_, err = io.Copy(f, awake{answer.Body, end})
+	return errors.Join(err, f.Close())
+}

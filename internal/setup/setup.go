@@ -1,0 +1,300 @@
+// Package setup installs the shim, the image library and LibTorch for the programs of a user, where
+// package library finds them. It needs neither Python nor a clone of the module.
+package setup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/torchstream/torchstream/cshim"
+	"github.com/torchstream/torchstream/internal/library"
+)
+
+// Options say what to install.
+type Options struct {
+	From     string // release archive: a path or an https URL; "" builds the libraries
+	SHA256   string // of the archive; "" reads it from the file or URL From + ".sha256"
+	Image    bool   // only the image library, which needs no LibTorch
+	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
+	Release  string // the LibTorch to install for a build, such as "2.15"; "" is the default
+	Cache    string // where to install: see library.Cache
+	Version  string // of the C headers
+	Log      io.Writer
+}
+
+// defaultRelease is the LibTorch of a build that names none.
+const defaultRelease = "2.11"
+
+// Run installs, and returns the folder with the libraries. Whatever was installed there stays until
+// its successor is complete.
+func Run(ctx context.Context, o Options) (folder string, err error) {
+	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
+		return "", fmt.Errorf("torchstream runs on linux/amd64, and this is %s/%s", runtime.GOOS, runtime.GOARCH)
+	}
+	if o.From != "" && o.Release != "" {
+		return "", errors.New("a release archive is for one LibTorch: name a LibTorch only for a build")
+	}
+	if err := os.MkdirAll(o.Cache, 0o777); err != nil {
+		return "", fmt.Errorf("%w: set TORCHSTREAM_CACHE to a folder of your own", err)
+	}
+	target := library.Installed(o.Cache, o.Version)
+	unlock, err := lock(target+".lock", o.Log)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	stage := target + ".new" // of a set-up that was killed, if it exists
+	if err := os.RemoveAll(stage); err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(stage)
+	if o.From != "" {
+		err = o.release(ctx, stage)
+	} else {
+		err = o.build(ctx, stage)
+	}
+	if err != nil {
+		return "", err
+	}
+	if err := replace(stage, target); err != nil {
+		return "", err
+	}
+	return filepath.Join(target, "lib"), nil
+}
+
+// lock takes an exclusive lock that ends with the process.
+func lock(path string, log io.Writer) (unlock func(), err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+		fmt.Fprintf(log, "setup: waiting for another set-up that holds %s\n", path)
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	return func() { f.Close() }, nil
+}
+
+// replace puts a folder in the place of another one. Programs that have opened the libraries of the
+// old one keep them.
+func replace(stage, target string) error {
+	old := target + ".old"
+	if err := os.RemoveAll(old); err != nil {
+		return err
+	}
+	if err := os.Rename(target, old); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(stage, target); err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
+}
+
+// release unpacks a release archive, and gives its shim the LibTorch that it was built for.
+func (o Options) release(ctx context.Context, stage string) error {
+	archive, err := o.fetch(ctx)
+	if err != nil {
+		return err
+	}
+	if archive != o.From {
+		defer os.Remove(archive)
+	}
+	if err := unpack(archive, stage); err != nil {
+		return fmt.Errorf("%s: %w", o.From, err)
+	}
+	names := []string{"libtorchstream_image.so", "libtorchstream.so"}
+	if o.Image {
+		names = names[:1]
+	}
+	for _, name := range names {
+		if _, err := os.Stat(filepath.Join(stage, "lib", name)); err != nil {
+			return fmt.Errorf("%s has no lib/%s: it is no release archive of torchstream", o.From, name)
+		}
+	}
+	if o.Image {
+		return nil
+	}
+	locks, err := filepath.Glob(filepath.Join(stage, "share", "torchstream", "libtorch-*.lock"))
+	if err != nil {
+		return err
+	}
+	if len(locks) != 1 {
+		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", o.From, len(locks))
+	}
+	text, err := os.ReadFile(locks[0])
+	if err != nil {
+		return err
+	}
+	site, err := o.libtorch(ctx, string(text))
+	if err != nil {
+		return err
+	}
+	return link(site, filepath.Join(stage, "lib", "libtorch"))
+}
+
+// libtorch returns the folder with LibTorch: that of the options, or the wheels of a lock.
+func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
+	if o.LibTorch == "" {
+		return installer{o.Cache, environmentIndex(), needBytes, o.Log}.install(ctx, lockText)
+	}
+	given, err := filepath.Abs(o.LibTorch)
+	if err != nil {
+		return "", err
+	}
+	for _, folder := range []string{filepath.Join(given, "torch"), given} {
+		torch := filepath.Join(folder, "lib", "libtorch_cpu.so")
+		if _, err := os.Stat(torch); err != nil {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(folder, "lib", "libtorch_cuda.so")); err != nil {
+			return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim needs one with CUDA, which also runs on a CPU: unset LIBTORCH", given)
+		}
+		want, have := wheels(lockText).release(), library.LibTorchVersion(torch)
+		if have != "" && !strings.HasPrefix(have+".", want+".") {
+			return "", fmt.Errorf("LIBTORCH=%s is LibTorch %s, and LibTorch %s is wanted: point LIBTORCH at one, or unset it", given, have, want)
+		}
+		return folder, nil
+	}
+	return "", fmt.Errorf("LIBTORCH=%s: neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it", given)
+}
+
+// link makes the folder at path, in which the shim of a release looks for LibTorch and the CUDA
+// libraries beside it. torch is LibTorch's own folder.
+func link(torch, path string) error {
+	if err := os.MkdirAll(path, 0o777); err != nil {
+		return err
+	}
+	if err := os.Symlink(torch, filepath.Join(path, "torch")); err != nil {
+		return err
+	}
+	nvidia := filepath.Join(filepath.Dir(torch), "nvidia")
+	if _, err := os.Stat(nvidia); err != nil {
+		return nil // an unpacked archive has CUDA in its lib
+	}
+	return os.Symlink(nvidia, filepath.Join(path, "nvidia"))
+}
+
+// build compiles the libraries from the sources in the program.
+func (o Options) build(ctx context.Context, stage string) error {
+	release := o.Release
+	if release == "" {
+		release = defaultRelease
+	}
+	lockText, err := cshim.Sources.ReadFile("libtorch-" + release + ".lock")
+	if err != nil {
+		return fmt.Errorf("there is no LibTorch %s to install: want %s", release, strings.Join(Releases(), " or "))
+	}
+	if err := needs(o.Image); err != nil {
+		return err
+	}
+	root := stage + ".src"
+	if err := os.RemoveAll(root); err != nil {
+		return err
+	}
+	defer os.RemoveAll(root)
+	if err := writeSources(filepath.Join(root, "cshim")); err != nil {
+		return err
+	}
+	args, components := []string{filepath.Join(root, "build"), "-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON"}, []string{"image"}
+	environment := os.Environ()
+	if o.Image {
+		args = append([]string{"--image"}, args...)
+	} else {
+		torch := o.LibTorch // setup/libtorch.py checks it
+		if torch == "" {
+			if torch, err = o.libtorch(ctx, string(lockText)); err != nil {
+				return err
+			}
+		}
+		environment = append(environment, "LIBTORCH="+torch)
+		components = append(components, "torchstream")
+	}
+	if err := o.command(ctx, environment, filepath.Join(root, "cshim", "setup", "shim.sh"), args...); err != nil {
+		return err
+	}
+	for _, c := range components {
+		if err := o.command(ctx, environment, "cmake", "--install", filepath.Join(root, "build"), "--prefix", stage, "--component", c, "--strip"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (o Options) command(ctx context.Context, environment []string, name string, args ...string) error {
+	c := exec.CommandContext(ctx, name, args...)
+	c.Env = environment
+	c.Stdout, c.Stderr = o.Log, o.Log
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Base(name), err)
+	}
+	return nil
+}
+
+// Releases returns the LibTorch releases that can be installed for a build.
+func Releases() []string {
+	names, _ := fs.Glob(cshim.Sources, "libtorch-*.lock") // the pattern is valid
+	for i, name := range names {
+		names[i] = strings.TrimSuffix(strings.TrimPrefix(name, "libtorch-"), ".lock")
+	}
+	return names
+}
+
+// needs returns an error that names the system packages that a build lacks.
+func needs(image bool) error {
+	var missing []string
+	for _, p := range [][2]string{{"g++", "g++"}, {"cmake", "cmake"}, {"ninja", "ninja-build"}, {"python3", "python3"}} {
+		if _, err := exec.LookPath(p[0]); err != nil && !(image && p[0] == "python3") {
+			missing = append(missing, p[1])
+		}
+	}
+	for _, p := range [][2]string{{"jpeglib.h", "libjpeg-dev"}, {"png.h", "libpng-dev"}, {"webp/decode.h", "libwebp-dev"}, {"zlib.h", "zlib1g-dev"}} {
+		if !slices.ContainsFunc([]string{"/usr/include", "/usr/include/x86_64-linux-gnu", "/usr/local/include"}, func(folder string) bool {
+			_, err := os.Stat(path.Join(folder, p[0]))
+			return err == nil
+		}) {
+			missing = append(missing, p[1])
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("building the libraries needs system packages: run `apt-get install -y --no-install-recommends %s` as root, "+
+		"or install a release archive with -from", strings.Join(missing, " "))
+}
+
+// writeSources writes the sources to a folder.
+func writeSources(folder string) error {
+	return fs.WalkDir(cshim.Sources, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		to := filepath.Join(folder, name)
+		if d.IsDir() {
+			return os.MkdirAll(to, 0o777)
+		}
+		text, err := cshim.Sources.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o666)
+		if path.Dir(name) == "setup" {
+			mode = 0o777
+		}
+		return os.WriteFile(to, text, mode)
+	})
+}

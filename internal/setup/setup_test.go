@@ -1,0 +1,442 @@
+package setup
+
+import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cshim"
+	"github.com/torchstream/torchstream/internal/library"
+)
+
+func digest(b []byte) string {
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:])
+}
+
+// entry is a file of an archive.
+type entry struct {
+	name, text string
+	mode       fs.FileMode
+}
+
+func zipped(t *testing.T, files ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	for _, f := range files {
+		h := &zip.FileHeader{Name: f.name, Method: zip.Deflate}
+		h.SetMode(f.mode | 0o644)
+		w, err := z.CreateHeader(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, f.text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func tarred(t *testing.T, files ...entry) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	z := gzip.NewWriter(&b)
+	w := tar.NewWriter(z)
+	for _, f := range files {
+		h := &tar.Header{Name: f.name, Size: int64(len(f.text)), Mode: int64(f.mode | 0o644), Typeflag: tar.TypeReg}
+		if f.mode&fs.ModeSymlink != 0 {
+			h.Typeflag, h.Linkname, h.Size, f.text = tar.TypeSymlink, f.text, 0, ""
+		}
+		if f.mode&fs.ModeNamedPipe != 0 {
+			h.Typeflag = tar.TypeFifo
+		}
+		if err := w.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(w, f.text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// server is a package index, and a server of files that breaks off the first answer of each.
+type server struct {
+	*httptest.Server
+	html     bool
+	files    map[string][]byte // by path
+	requests atomic.Int64
+	ranges   atomic.Int64
+}
+
+func serve(t *testing.T, html bool, files map[string][]byte) *server {
+	s := &server{html: html, files: files}
+	broken := map[string]bool{}
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.requests.Add(1)
+		if name, ok := strings.CutPrefix(r.URL.Path, "/simple/"); ok {
+			s.page(w, r, strings.Trim(name, "/"))
+			return
+		}
+		text, ok := s.files[r.URL.Path]
+		if !ok {
+			http.NotFound(w, r)
+			return
+		}
+		if r.Header.Get("Range") != "" {
+			s.ranges.Add(1)
+		} else if !broken[r.URL.Path] {
+			broken[r.URL.Path] = true
+			w.Header().Set("Content-Length", fmt.Sprint(len(text)))
+			w.Write(text[:len(text)/2])
+			return
+		}
+		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(text))
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) page(w http.ResponseWriter, r *http.Request, name string) {
+	var links []string
+	for path, text := range s.files {
+		if strings.HasPrefix(path, "/files/"+strings.ReplaceAll(name, "-", "_")+"-") {
+			if s.html {
+				links = append(links, fmt.Sprintf(`<a data-x="1" href="../..%s#sha256=%s">x</a>`, path, digest(text)))
+			} else {
+				links = append(links, fmt.Sprintf(`{"filename":"x","url":"../..%s","hashes":{"sha256":"%s"}}`, path, digest(text)))
+			}
+		}
+	}
+	switch {
+	case len(links) == 0:
+		http.NotFound(w, r)
+	case s.html:
+		fmt.Fprintf(w, "<!DOCTYPE html><html><body>%s</body></html>", strings.Join(links, "<br/>\n"))
+	default:
+		w.Header().Set("Content-Type", "application/vnd.pypi.simple.v1+json")
+		fmt.Fprintf(w, `{"meta":{"api-version":"1.0"},"name":"x","files":[%s]}`, strings.Join(links, ","))
+	}
+}
+
+// libtorchWheels returns the wheels of a small LibTorch, and their lock.
+func libtorchWheels(t *testing.T) (files map[string][]byte, lock string) {
+	torch := zipped(t, entry{"torch/lib/libtorch_cpu.so", "cpu", 0}, entry{"torch/lib/libtorch_cuda.so", "cuda", 0}, entry{"torch/version.py", "__version__ = '2.11.0+cu130'\n", 0},
+		entry{"torch-2.11.0.data/purelib/extra/a.py", "a", 0}, entry{"torch-2.11.0.data/scripts/run", "#!", 0o111})
+	nvcc := zipped(t, entry{"nvidia/cu13/bin/nvcc", "#!", 0o111})
+	other := zipped(t, entry{"nothing", "of interest", 0})
+	files = map[string][]byte{
+		"/files/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl":                     torch,
+		"/files/torch-2.11.0-cp313-cp313-manylinux_2_28_x86_64.whl":                     other,
+		"/files/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_x86_64.whl":            nvcc,
+		"/files/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_aarch64.whl":           other,
+		"/files/nvidia_cuda_nvcc-13.1.0-py3-none-manylinux_2_17_x86_64.whl":             other,
+		"/files/nvidia_cuda_nvcc_headers-13.0.88-py3-none-manylinux_2_17_x86_64.x86.wh": other,
+	}
+	return files, "# a comment\n\ntorch==2.11.0 --hash=sha256:" + digest(torch) + "\nnvidia-cuda-nvcc==13.0.88 --hash=sha256:" + digest(nvcc) + "\n"
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// The wheels of the lock are found in an index of either form, downloaded through interruptions,
+// and unpacked as pip does. A second set-up asks for nothing.
+func TestWheelsAreInstalled(t *testing.T) {
+	for _, html := range []bool{false, true} {
+		t.Run(map[bool]string{false: "JSON", true: "HTML"}[html], func(t *testing.T) {
+			files, lockText := libtorchWheels(t)
+			s := serve(t, html, files)
+			i := installer{cache: t.TempDir(), from: index{urls: []string{s.URL + "/nowhere", s.URL + "/simple"}}, log: io.Discard}
+			site := wheels(lockText).folder(i.cache, "2.11.0")
+			if err := os.MkdirAll(filepath.Join(site+".tmp", "torch"), 0o777); err != nil { // of a set-up that was killed
+				t.Fatal(err)
+			}
+			torch, err := i.install(t.Context(), lockText)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if torch != filepath.Join(site, "torch") || read(t, filepath.Join(torch, "lib", "libtorch_cpu.so")) != "cpu" || read(t, filepath.Join(site, "extra", "a.py")) != "a" {
+				t.Errorf("LibTorch is in %s", torch)
+			}
+			if info, err := os.Stat(filepath.Join(site, "nvidia", "cu13", "bin", "nvcc")); err != nil || info.Mode()&0o111 == 0 {
+				t.Errorf("nvcc cannot be run: %v", err)
+			}
+			left, err := filepath.Glob(filepath.Join(i.cache, "*"))
+			if err != nil || len(left) != 2 {
+				t.Errorf("the cache has %v, want the folder and its lock", left)
+			}
+			if s.ranges.Load() < 2 {
+				t.Error("no interrupted download was continued")
+			}
+			before := s.requests.Load()
+			if again, err := i.install(t.Context(), lockText); err != nil || again != torch || s.requests.Load() != before {
+				t.Errorf("a second set-up: %s, %v, %d requests", again, err, s.requests.Load()-before)
+			}
+		})
+	}
+}
+
+func TestWheelsFromAFolder(t *testing.T) {
+	files, lockText := libtorchWheels(t)
+	folder := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(folder, filepath.Base(name)), text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	i := installer{cache: t.TempDir(), from: index{files: []string{folder}}, log: io.Discard}
+	if _, err := i.install(t.Context(), lockText); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(folder, "*")); len(left) != len(files) {
+		t.Errorf("%d wheels are left of %d", len(left), len(files))
+	}
+}
+
+// A set-up that cannot succeed says why, and leaves nothing that looks complete.
+func TestWheelsThatCannotBeInstalled(t *testing.T) {
+	files, lockText := libtorchWheels(t)
+	s := serve(t, false, files)
+	good := index{urls: []string{s.URL + "/simple"}}
+	evil := zipped(t, entry{"../../evil", "x", 0})
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "torch-2.11.0-cp312-cp312-linux_x86_64.whl"), evil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name, lock string
+		from       index
+		need       float64
+		want       string
+	}{
+		{"no such file", strings.Replace(lockText, "sha256:", "sha256:00000000", 1)[:len("# a comment\n\ntorch==2.11.0 --hash=sha256:")+64] + "\n", good, 0, "no package index has the file"},
+		{"no such package", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64), index{urls: []string{s.URL + "/nowhere"}}, 0, "PIP_INDEX_URL"},
+		{"no line", "torch 2.11.0\n", good, 0, `"torch 2.11.0"`},
+		{"no torch", "nvidia-nccl==1 --hash=sha256:" + strings.Repeat("0", 64), good, 0, "does not begin with torch"},
+		{"full disk", lockText, good, 1e30, "GB free"},
+		{"a wheel that leaves its folder", "torch==2.11.0 --hash=sha256:" + digest(evil), index{files: []string{folder}}, 0, "evil"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			i := installer{cache: t.TempDir(), from: c.from, need: c.need, log: io.Discard}
+			_, err := i.install(t.Context(), c.lock)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+			if found, _ := filepath.Glob(filepath.Join(i.cache, "*", stamp)); len(found) != 0 {
+				t.Errorf("%v says that it is complete", found)
+			}
+		})
+	}
+}
+
+// cshim/setup/libtorch.py and this package find each other's LibTorch.
+func TestFolderIsThatOfLibtorchPy(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs Python: ", err)
+	}
+	for _, release := range Releases() {
+		c := exec.Command(python, "-c", "import sys; sys.path.insert(0, '../../cshim/setup'); sys.dont_write_bytecode = True; import libtorch; print(libtorch.cached('/cache'))")
+		c.Env = append(os.Environ(), "TORCHSTREAM_LIBTORCH="+release)
+		out, err := c.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		lockText, err := cshim.Sources.ReadFile("libtorch-" + release + ".lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := wheels(string(lockText))
+		all, err := lines.parse()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := lines.folder("/cache", all[0].version), strings.TrimSpace(string(out)); got != want || lines.release() != release {
+			t.Errorf("LibTorch %s: %s, and libtorch.py says %s", release, got, want)
+		}
+	}
+}
+
+func TestIndexIsPips(t *testing.T) {
+	folder := t.TempDir()
+	conf := filepath.Join(folder, "pip.conf")
+	if err := os.WriteFile(conf, []byte("[install]\nindex-url = https://wrong\n[global]\nindex-url = https://conf/simple\nfind-links = /wheels file:///more https://page\n"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name        string
+		environment map[string]string
+		files       []string
+		want        index
+	}{
+		{"nothing", nil, nil, index{urls: []string{"https://pypi.org/simple"}}},
+		{"the environment", map[string]string{"PIP_INDEX_URL": "https://a/simple", "PIP_EXTRA_INDEX_URL": "https://b https://c"}, []string{conf},
+			index{urls: []string{"https://a/simple", "https://b", "https://c"}, files: []string{"/wheels", "/more"}}},
+		{"a file", nil, []string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
+		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
+	} {
+		got := readIndex(func(name string) string { return c.environment[name] }, c.files)
+		if fmt.Sprint(got) != fmt.Sprint(c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// options returns the options of a set-up from an archive, with a LibTorch that is installed.
+func options(t *testing.T, archive []byte) Options {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "torchstream.tar.gz")
+	if err := os.WriteFile(path, archive, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	site := t.TempDir()
+	if err := os.Mkdir(filepath.Join(site, "nvidia"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(site, "torch", "lib"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"lib/libtorch_cpu.so": "", "lib/libtorch_cuda.so": "", "version.py": "__version__ = '2.11.3'\n"} {
+		if err := os.WriteFile(filepath.Join(site, "torch", name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Options{From: path, SHA256: digest(archive), LibTorch: site, Cache: t.TempDir(), Version: "0.1.0", Log: io.Discard}
+}
+
+var lockEntry = entry{"t/share/torchstream/libtorch-2.11.lock", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64) + "\n", 0}
+
+// A release archive is unpacked where programs look, beside links to LibTorch, and replaces an
+// earlier one.
+func TestReleaseIsInstalled(t *testing.T) {
+	for _, version := range []string{"first", "second"} {
+		o := options(t, tarred(t, entry{"t/lib/libtorchstream.so", version, 0o111}, entry{"t/lib/libtorchstream_image.so", version, 0o111}, entry{"t/lib/link.so", "libtorchstream.so", fs.ModeSymlink}, lockEntry))
+		lib, err := Run(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lib != filepath.Join(library.Installed(o.Cache, "0.1.0"), "lib") || read(t, filepath.Join(lib, "link.so")) != version {
+			t.Errorf("installed in %s", lib)
+		}
+		for _, path := range []string{"libtorch/torch/lib/libtorch_cpu.so", "libtorch/nvidia"} {
+			if _, err := os.Stat(filepath.Join(lib, path)); err != nil {
+				t.Error(err)
+			}
+		}
+		if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
+			t.Errorf("the cache has %v", left)
+		}
+		// The next one replaces it.
+		o2 := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "image", 0}))
+		o2.Cache, o2.Image = o.Cache, true
+		if lib, err = Run(t.Context(), o2); err != nil || read(t, filepath.Join(lib, "libtorchstream_image.so")) != "image" {
+			t.Error(err)
+		}
+		if _, err := os.Stat(filepath.Join(lib, "libtorchstream.so")); err == nil {
+			t.Error("the new installation has files of the old one")
+		}
+	}
+}
+
+func TestReleasesThatAreRefused(t *testing.T) {
+	good := tarred(t, entry{"t/lib/libtorchstream.so", "", 0}, entry{"t/lib/libtorchstream_image.so", "", 0}, lockEntry)
+	for _, c := range []struct {
+		name    string
+		archive []byte
+		change  func(*Options)
+		want    string
+	}{
+		{"another checksum", good, func(o *Options) { o.SHA256 = strings.Repeat("0", 64) }, "damaged or another file"},
+		{"no checksum", good, func(o *Options) { o.SHA256 = "" }, "-sha256"},
+		{"not a checksum", good, func(o *Options) { o.SHA256 = "12" }, "64 hexadecimal digits"},
+		{"no archive", []byte("text"), nil, "no .tar.gz"},
+		{"cut off", good[:len(good)-20], nil, "unexpected EOF"},
+		{"without the shim", tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}, lockEntry), nil, "no lib/libtorchstream.so"},
+		{"without a lock", tarred(t, entry{"t/lib/libtorchstream.so", "", 0}, entry{"t/lib/libtorchstream_image.so", "", 0}), nil, "0 files share/torchstream/libtorch-*.lock"},
+		{"a name outside", tarred(t, entry{"t/../../evil", "", 0}), nil, "evil"},
+		{"through a link outside", tarred(t, entry{"t/out", "/tmp", fs.ModeSymlink}, entry{"t/out/evil", "x", 0}), nil, "evil"},
+		{"a pipe", tarred(t, entry{"t/pipe", "", fs.ModeNamedPipe}), nil, "which no release archive has"},
+		{"http", good, func(o *Options) { o.From = "http://127.0.0.1/x.tar.gz" }, "https://"},
+		{"a LibTorch release", good, func(o *Options) { o.Release = "2.15" }, "for one LibTorch"},
+		{"no LibTorch", good, func(o *Options) { o.LibTorch = o.Cache }, "libtorch_cpu.so"},
+		{"LibTorch without CUDA", good, func(o *Options) { os.Remove(filepath.Join(o.LibTorch, "torch", "lib", "libtorch_cuda.so")) }, "without CUDA"},
+		{"another LibTorch", good, func(o *Options) {
+			if err := os.WriteFile(filepath.Join(o.LibTorch, "torch", "version.py"), []byte("__version__ = '2.1.0'\n"), 0o666); err != nil {
+				t.Fatal(err)
+			}
+		}, "LibTorch 2.1.0, and LibTorch 2.11 is wanted"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o := options(t, c.archive)
+			if c.change != nil {
+				c.change(&o)
+			}
+			lib, err := Run(t.Context(), o)
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %q, %v, want %q", lib, err, c.want)
+			}
+			if _, err := os.Stat(library.Installed(o.Cache, "0.1.0")); err == nil {
+				t.Error("something is installed")
+			}
+		})
+	}
+}
+
+// The program has every file that a build needs, and scripts that can be run.
+func TestSourcesAreWhole(t *testing.T) {
+	folder := t.TempDir()
+	if err := writeSources(folder); err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"CMakeLists.txt", "cmake", "include", "src", "setup", "libtorch-2.11.lock"} {
+		err := filepath.WalkDir(filepath.Join("../../cshim", part), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || strings.Contains(path, "__pycache__") {
+				return err
+			}
+			if got := read(t, filepath.Join(folder, strings.TrimPrefix(path, "../../cshim/"))); got != read(t, path) {
+				t.Errorf("%s differs", path)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if info, err := os.Stat(filepath.Join(folder, "setup", "shim.sh")); err != nil || info.Mode()&0o100 == 0 {
+		t.Errorf("shim.sh cannot be run: %v", err)
+	}
+	if r := Releases(); len(r) == 0 || r[0] != defaultRelease {
+		t.Errorf("releases %q, and the default is %s", r, defaultRelease)
+	}
+}

@@ -1,0 +1,342 @@
+package setup
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"html"
+	"io"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+)
+
+// wheel is a line of a lock: a package, its version and the SHA-256 of one file.
+type wheel struct{ name, version, sha256 string }
+
+// lockLines are the lines of a lock without comments.
+type lockLines []string
+
+func wheels(lockText string) lockLines {
+	var lines lockLines
+	for line := range strings.Lines(lockText) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+var lockLine = regexp.MustCompile(`^([\w.-]+)==(\S+) --hash=sha256:([0-9a-f]{64})$`)
+
+func (l lockLines) parse() ([]wheel, error) {
+	var all []wheel
+	for _, line := range l {
+		m := lockLine.FindStringSubmatch(line)
+		if m == nil {
+			return nil, fmt.Errorf("the lock of LibTorch has the line %q, want NAME==VERSION --hash=sha256:HEX", line)
+		}
+		all = append(all, wheel{m[1], m[2], m[3]})
+	}
+	if len(all) == 0 || all[0].name != "torch" {
+		return nil, errors.New("the lock of LibTorch does not begin with torch")
+	}
+	return all, nil
+}
+
+// release returns the first two numbers of torch's version.
+func (l lockLines) release() string {
+	all, err := l.parse()
+	if err != nil {
+		return ""
+	}
+	numbers := strings.SplitN(all[0].version, ".", 3)
+	return strings.Join(numbers[:min(2, len(numbers))], ".")
+}
+
+// folder returns where the wheels of the lock are installed. cshim/setup/libtorch.py has the same
+// rule, so that both find what either has installed.
+func (l lockLines) folder(cache, version string) string {
+	digest := sha256.Sum256([]byte(strings.Join(l, "\n")))
+	return filepath.Join(cache, "libtorch-"+version+"-"+hex.EncodeToString(digest[:])[:12])
+}
+
+// stamp is the file that says that a folder is complete, and needBytes what the disk must have
+// room for: wheels and the unpacked files exist at the same time.
+const (
+	stamp     = ".torchstream-complete"
+	needBytes = 8e9
+)
+
+// installer installs wheels.
+type installer struct {
+	cache string
+	from  index
+	need  float64 // bytes that must be free
+	log   io.Writer
+}
+
+// install installs the wheels of a lock, unless they are installed, and returns the folder of
+// LibTorch in them. A set-up that was interrupted goes on where it stopped.
+func (i installer) install(ctx context.Context, lockText string) (torch string, err error) {
+	lines := wheels(lockText)
+	all, err := lines.parse()
+	if err != nil {
+		return "", err
+	}
+	target := lines.folder(i.cache, all[0].version)
+	unlock, err := lock(target+".lock", i.log)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	torch = filepath.Join(target, "torch")
+	if _, err := os.Stat(filepath.Join(target, stamp)); err == nil {
+		return torch, nil
+	}
+	files, site := target+".wheels", target+".tmp"
+	for _, folder := range []string{target, site} { // of a set-up that was killed
+		if err := os.RemoveAll(folder); err != nil {
+			return "", err
+		}
+	}
+	if err := errors.Join(os.MkdirAll(files, 0o777), os.MkdirAll(site, 0o777)); err != nil {
+		return "", err
+	}
+	if err := i.room(files); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; %d packages, 2.6 GB to download)\n", all[0].version, target, len(all))
+	for _, w := range all {
+		file := filepath.Join(files, w.name+"-"+w.version+".whl")
+		if err := i.from.wheel(ctx, w, file, i.log); err != nil {
+			return "", fmt.Errorf("%s %s: %w", w.name, w.version, err)
+		}
+	}
+	for _, w := range all {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if err := unzip(filepath.Join(files, w.name+"-"+w.version+".whl"), site); err != nil {
+			return "", fmt.Errorf("%s %s: %w", w.name, w.version, err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(site, "torch", "lib", "libtorch_cpu.so")); err != nil {
+		return "", fmt.Errorf("the wheels have no LibTorch: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(site, stamp), []byte(strings.Join(lines, "\n")+"\n"), 0o666); err != nil {
+		return "", err
+	}
+	if err := os.Rename(site, target); err != nil {
+		return "", err
+	}
+	return torch, os.RemoveAll(files)
+}
+
+// room returns an error if the disk is too small. The bytes of the wheels that are there count as
+// free.
+func (i installer) room(files string) error {
+	var disk syscall.Statfs_t
+	if err := syscall.Statfs(i.cache, &disk); err != nil {
+		return err
+	}
+	free := float64(disk.Bavail) * float64(disk.Bsize)
+	there, err := filepath.Glob(filepath.Join(files, "*"))
+	if err != nil {
+		return err
+	}
+	for _, f := range there {
+		if info, err := os.Stat(f); err == nil {
+			free += float64(info.Size())
+		}
+	}
+	if free < i.need {
+		return fmt.Errorf("%s has %.1f GB free, and LibTorch needs %.0f GB while it is installed (4.5 GB afterwards): "+
+			"free space, or set TORCHSTREAM_CACHE to a folder on a bigger disk", i.cache, free/1e9, i.need/1e9)
+	}
+	return nil
+}
+
+// index has the places of Python packages, as pip's options name them.
+type index struct {
+	urls  []string // of simple indexes
+	files []string // folders with wheels
+}
+
+// environmentIndex returns what the environment and pip's files of options name, or else the public
+// index.
+func environmentIndex() index {
+	var files []string
+	if home, err := os.UserHomeDir(); err == nil {
+		files = []string{filepath.Join(home, ".config", "pip", "pip.conf"), filepath.Join(home, ".pip", "pip.conf")}
+	}
+	return readIndex(os.Getenv, append(files, "/etc/xdg/pip/pip.conf", "/etc/pip.conf"))
+}
+
+func readIndex(getenv func(string) string, files []string) index {
+	if file := getenv("PIP_CONFIG_FILE"); file != "" {
+		files = append([]string{file}, files...)
+	}
+	option := func(name string) []string {
+		if v := getenv("PIP_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))); v != "" {
+			return strings.Fields(v)
+		}
+		for _, file := range files {
+			if v := configured(file, name); len(v) > 0 {
+				return v
+			}
+		}
+		return nil
+	}
+	var i index
+	for _, place := range option("find-links") {
+		if path, ok := strings.CutPrefix(place, "file://"); ok || !strings.Contains(place, "://") {
+			i.files = append(i.files, path)
+		}
+	}
+	i.urls = option("index-url")
+	if len(i.urls) == 0 {
+		i.urls = []string{"https://pypi.org/simple"}
+	}
+	i.urls = append(i.urls, option("extra-index-url")...)
+	return i
+}
+
+// configured returns the values of an option in the section [global] of a file of pip.
+func configured(file, name string) []string {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	section := ""
+	for s := bufio.NewScanner(f); s.Scan(); {
+		line := strings.TrimSpace(s.Text())
+		if strings.HasPrefix(line, "[") {
+			section = line
+			continue
+		}
+		key, value, ok := strings.Cut(line, "=")
+		if ok && section == "[global]" && strings.TrimSpace(key) == name {
+			return strings.Fields(value)
+		}
+	}
+	return nil
+}
+
+// wheel writes the file of a wheel to path.
+func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) error {
+	if verify(path, w.sha256) == nil {
+		return nil
+	}
+	for _, folder := range i.files {
+		found, err := filepath.Glob(filepath.Join(folder, strings.ReplaceAll(w.name, "-", "_")+"-"+w.version+"-*.whl"))
+		if err != nil {
+			return err
+		}
+		for _, f := range found {
+			if verify(f, w.sha256) == nil {
+				return hardLink(f, path)
+			}
+		}
+	}
+	failed := fmt.Errorf("no package index has the file with the SHA-256 %s", w.sha256)
+	for _, at := range i.urls {
+		address, err := find(ctx, at, w)
+		if err == nil && address != "" {
+			return download(ctx, address, path, w.sha256, log)
+		}
+		if err != nil {
+			failed = fmt.Errorf("%w; %w", failed, err)
+		}
+	}
+	return fmt.Errorf("%w: check the network, and PIP_INDEX_URL if you use a mirror", failed)
+}
+
+// hardLink makes path a hard link to a file, or, on another disk, a symbolic one.
+func hardLink(file, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if os.Link(file, path) == nil {
+		return nil
+	}
+	return os.Symlink(file, path)
+}
+
+var (
+	anchor     = regexp.MustCompile(`(?is)<a\s[^>]*href\s*=\s*["']([^"']+)["']`)
+	separators = regexp.MustCompile(`[-_.]+`)
+)
+
+// find returns the URL of the wheel in a simple index (PEP 503 and PEP 691), "" if it has none: the
+// file with the lock's SHA-256.
+func find(ctx context.Context, indexURL string, w wheel) (string, error) {
+	page, err := url.Parse(strings.TrimSuffix(indexURL, "/") + "/" + separators.ReplaceAllString(strings.ToLower(w.name), "-") + "/")
+	if err != nil {
+		return "", fmt.Errorf("the package index %q: %w", indexURL, err)
+	}
+	text, err := get(ctx, page.String(), "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
+	var status *statusError
+	if errors.As(err, &status) && status.status == 404 {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	resolve := func(link string) (string, error) {
+		u, err := page.Parse(link)
+		if err != nil {
+			return "", err
+		}
+		if u.User == nil && u.Host == page.Host {
+			u.User = page.User // the index wants the same name and password for its files
+		}
+		u.Fragment = ""
+		return u.String(), nil
+	}
+	var answer struct {
+		Files []struct {
+			URL    string
+			Hashes struct{ SHA256 string }
+		}
+	}
+	if json.Unmarshal(text, &answer) == nil {
+		for _, f := range answer.Files {
+			if strings.EqualFold(f.Hashes.SHA256, w.sha256) {
+				return resolve(f.URL)
+			}
+		}
+		return "", nil
+	}
+	prefix := separators.ReplaceAllString(strings.ToLower(w.name), "_") + "-" + w.version + "-"
+	named := ""
+	for _, m := range anchor.FindAllStringSubmatch(string(text), -1) {
+		link := html.UnescapeString(m[1])
+		if strings.HasSuffix(link, "#sha256="+w.sha256) {
+			return resolve(link)
+		}
+		// An index may give no checksums. The file's own is compared after the download.
+		base, _, _ := strings.Cut(path.Base(link), "#")
+		if !strings.Contains(link, "#sha256=") && strings.HasPrefix(strings.ToLower(base), prefix) && fits(base) {
+			named = link
+		}
+	}
+	if named == "" {
+		return "", nil
+	}
+	return resolve(named)
+}
+
+// fits reports whether a wheel's name is that of the platform of the locks.
+func fits(name string) bool {
+	return strings.HasSuffix(name, "x86_64.whl") && (strings.Contains(name, "-py3-") || strings.Contains(name, "-cp312-cp312-"))
+}
