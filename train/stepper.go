@@ -1,6 +1,7 @@
 package train
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -87,6 +88,10 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 // loss, detached. They are in the youngest scope of input and targets, or belong to the Stepper if
 // these have none, and are valid until the next Step. Everything else that a step computes ends
 // with it. Step queues work for the device and does not wait for it, except while it captures.
+//
+// After an error, such as cuda.ErrOutOfMemory in any part of the step, no gradient is left, so that
+// the next Step, perhaps on a smaller batch, begins anew. If the optimizer's step failed, some
+// parameters may be updated and others not.
 func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, loss *torch.Tensor, err error) {
 	arguments := append([]*torch.Tensor{input}, targets...)
 	var results []*torch.Tensor
@@ -96,7 +101,8 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 		results, err = s.graphed.CallEager(arguments...)
 	}
 	if err != nil {
-		return nil, nil, err
+		// The backward pass may have computed some gradients, which the next one would add to.
+		return nil, nil, errors.Join(err, s.o.Optimizer.ZeroGrad())
 	}
 	if s.scheduler != nil {
 		if err := s.scheduler.Step(); err != nil {

@@ -1,0 +1,353 @@
+package train_test
+
+import (
+	"errors"
+	"flag"
+	"math"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+var flatSteps = flag.Int("flat-steps", 10_000, "steps of TestStepsKeepMemoryFlat on the CPU")
+
+// usage is what a process holds.
+type usage struct {
+	threads, tensors    int64
+	caught              int64
+	native              int64 // resident bytes that are not the Go heap's
+	allocated, reserved int64 // on the GPU
+}
+
+// use reads the figures, after the garbage of Go is given back if collect is true.
+func use(t *testing.T, device cuda.Device, collect bool) usage {
+	t.Helper()
+	if collect {
+		debug.FreeOSMemory()
+	}
+	var u usage
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		n, _ := strconv.ParseInt(fields[1], 10, 64) // a line that is no number has another name
+		switch fields[0] {
+		case "Threads:":
+			u.threads = n
+		case "VmRSS:":
+			u.native = n << 10
+		}
+	}
+	var heap runtime.MemStats
+	runtime.ReadMemStats(&heap)
+	u.native -= int64(heap.HeapSys - heap.HeapReleased)
+	u.tensors, u.caught = torch.LiveTensors(), torch.Caught()
+	if device != cuda.CPU {
+		if err := device.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		m, err := device.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.allocated, u.reserved = m.Allocated, m.Reserved
+	}
+	return u
+}
+
+// Threads, tensors and memory stay what they are over thousands of steps, both without Go's garbage
+// collector, which so has no part in freeing memory, and with it running at random moments.
+func TestStepsKeepMemoryFlat(t *testing.T) {
+	for _, collector := range []string{"off", "at random"} {
+		t.Run("CPU, GC "+collector, func(t *testing.T) { keepFlat(t, cuda.CPU, false, collector == "off", *flatSteps) })
+		t.Run("GPU, GC "+collector, func(t *testing.T) {
+			needsGPU(t)
+			keepFlat(t, cuda.Device(0), false, collector == "off", 10_000)
+		})
+		t.Run("GPU with a graph, GC "+collector, func(t *testing.T) {
+			needsGPU(t)
+			keepFlat(t, cuda.Device(0), true, collector == "off", 10_000)
+		})
+	}
+}
+
+func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
+	if testing.Short() {
+		steps = min(steps, 1000)
+	}
+	s := newSmall(t, device)
+	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, ClipNorm: 1, Graph: graph})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer step.Close()
+	// A collection runs beside the steps, and ends before the test does.
+	collect, collected := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(collected)
+		for range collect {
+			runtime.GC()
+		}
+	}()
+	defer func() { <-collected }()
+	defer close(collect)
+	if off {
+		defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	run := func(n int) {
+		t.Helper()
+		for range n {
+			if !off && rng.IntN(20) == 0 {
+				select {
+				case collect <- struct{}{}:
+				default: // it runs
+				}
+			}
+			turn := torch.NewScope("step")
+			_, _, err := step.Step(s.x.In(turn), s.y.In(turn))
+			if err := errors.Join(err, turn.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	run(steps / 5)
+	before := use(t, device, !off)
+	run(steps)
+	after := use(t, device, !off)
+	t.Logf("before %+v, after %d more steps %+v", before, steps, after)
+	if after.tensors != before.tensors || after.caught != before.caught {
+		t.Errorf("%d tensors live after the steps, %d before, and the collector freed %d", after.tensors, before.tensors, after.caught-before.caught)
+	}
+	// Go starts a thread when one waits in a call, so that a few may still be missing.
+	if after.threads > before.threads+8 {
+		t.Errorf("%d threads after the steps, %d before", after.threads, before.threads)
+	}
+	if grown := after.native - before.native; grown > 8<<20 {
+		t.Errorf("the process has %d KiB more that are not Go's", grown>>10)
+	}
+	if after.allocated != before.allocated || after.reserved > before.reserved {
+		t.Errorf("device memory: %d bytes allocated and %d reserved, %d and %d before", after.allocated, after.reserved, before.allocated, before.reserved)
+	}
+}
+
+// exhausted is where memory runs out in a step.
+type exhausted struct {
+	optim.Optimizer
+	step func() // before the optimizer's step
+}
+
+func (e *exhausted) Step() error {
+	if e.step != nil {
+		e.step()
+	}
+	return e.Optimizer.Step()
+}
+
+// Memory that runs out in the forward pass, in the backward pass or in the optimizer's step is
+// ErrOutOfMemory. The step changes no parameter, leaves no gradient and no memory, and training
+// goes on with a smaller batch, to the parameters of a training in which nothing failed.
+func TestOutOfMemoryInAStep(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	device := cuda.Device(0)
+	for _, phase := range []string{"forward", "backward", "step"} {
+		t.Run(phase, func(t *testing.T) {
+			want := outOfMemory(t, device, "")
+			got := outOfMemory(t, device, phase)
+			for i := range want {
+				if math.Abs(got[i]-want[i]) > 1e-5*math.Abs(want[i]) {
+					t.Errorf("the sum of parameter %d is %v, and without a failure %v", i, got[i], want[i])
+				}
+			}
+		})
+	}
+}
+
+// outOfMemory makes a step on a large batch in which memory runs out in the phase, unless that is
+// "", and then three on a small batch. It returns the sum of each parameter.
+func outOfMemory(t *testing.T, device cuda.Device, phase string) []float64 {
+	t.Helper()
+	const width, large, few = 1024, 16384, 8 // a parameter of 4 MiB, activations of 64 MiB
+	if err := torch.ManualSeed(3); err != nil {
+		t.Fatal(err)
+	}
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	net := nn.NewSequential(nn.NewLinear(width, width, nn.LinearOptions{}), nn.NewReLU(), nn.NewLinear(width, width, nn.LinearOptions{}))
+	defer nn.Close(net)
+	if err := nn.To(net, device); err != nil {
+		t.Fatal(err)
+	}
+	opt, err := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	restore, filled := func() {}, torch.NewScope("filled")
+	defer filled.Close()
+	// What the allocator holds and does not use is filled too.
+	exhaust := func() {
+		restore = cudatest.OutOfMemory(t, device)
+		for size := int64(64 << 20); size >= 1<<20; size /= 2 {
+			for {
+				x, err := torch.Empty(device, torch.Uint8, size)
+				if err != nil {
+					break
+				}
+				filled.Own(x)
+			}
+		}
+	}
+	o := &exhausted{Optimizer: opt}
+	armed := false
+	step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: o, Loss: func(output *torch.Tensor, _ []*torch.Tensor) *torch.Tensor {
+		loss := output.Square().Mean()
+		if armed && phase == "backward" {
+			exhaust()
+		}
+		return loss
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer step.Close()
+	batch := func(n int64) *torch.Tensor {
+		x, err := torch.Ones(device, torch.Float32, n, width)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return scope.Own(x)
+	}
+	small := batch(few)
+	if phase != "" {
+		x := batch(large)
+		before := use(t, device, false)
+		switch armed = true; phase {
+		case "forward":
+			exhaust()
+		case "step":
+			o.step = exhaust
+		}
+		turn := torch.NewScope("step")
+		_, _, err := step.Step(x.In(turn))
+		if !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("%s: %v, want ErrOutOfMemory", phase, err)
+		}
+		turn.Close()
+		restore()
+		filled.Close()
+		armed, o.step = false, nil
+		if after := use(t, device, false); after.tensors != before.tensors || after.allocated > before.allocated {
+			t.Errorf("the failed step left tensors or memory: %+v, before %+v", after, before)
+		}
+		for i, p := range nn.Parameters(net) {
+			if g := p.Grad(); g != nil {
+				t.Errorf("the failed step left a gradient of parameter %d", i)
+				g.Close()
+			}
+		}
+	}
+	for range 3 {
+		turn := torch.NewScope("step")
+		_, _, err := step.Step(small.In(turn))
+		if err := errors.Join(err, turn.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var sums []float64
+	for _, p := range nn.Parameters(net) {
+		sum, err := p.NoGrad().In(scope).Sum().Float64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, sum)
+	}
+	return sums
+}
+
+// rescaled multiplies its input by a parameter, and then is linear. If huge, the gradient of that
+// parameter needs memory that no machine has: 256 TiB. It comes after those of the layer.
+type rescaled struct {
+	scale *torch.Tensor
+	layer *nn.Linear
+	huge  bool
+}
+
+func (s *rescaled) Forward(x *torch.Tensor) *torch.Tensor {
+	scale := s.scale
+	if s.huge {
+		expanded := s.scale.Expand(1 << 46)
+		defer expanded.Close() // it has no scope
+		scale = expanded.Narrow(0, 0, 1)
+		defer scale.Close()
+	}
+	return s.layer.Forward(x.Mul(scale))
+}
+
+func (s *rescaled) Parts() nn.Parts {
+	return nn.Parts{Parameters: []nn.Named{{Name: "scale", Tensor: s.scale}}, Modules: []nn.Child{{Name: "layer", Module: s.layer}}}
+}
+
+// The same on the CPU, where only sizes that no machine has run out of memory.
+func TestOutOfMemoryOnTheCPU(t *testing.T) {
+	for _, phase := range []string{"forward", "backward"} {
+		t.Run(phase, func(t *testing.T) {
+			s := newSmall(t, cuda.CPU)
+			net := &rescaled{scale: nn.NewParameter(nn.Constant(1), 1), layer: nn.NewLinear(6, 4, nn.LinearOptions{})}
+			defer nn.Close(net)
+			opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer opt.Close()
+			armed := false
+			step, err := train.NewStepper(train.StepperOptions{Model: net, Optimizer: opt, Loss: func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor {
+				if armed && phase == "forward" {
+					return output.Sum().Expand(1 << 46).Clone().Sum()
+				}
+				return output.CrossEntropy(targets[0])
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer step.Close()
+			losses := s.losses(t, step, 2)
+			live := torch.LiveTensors()
+			armed, net.huge = true, phase == "backward"
+			turn := torch.NewScope("step")
+			if _, _, err := step.Step(s.x.In(turn), s.y.In(turn)); !errors.Is(err, cuda.ErrOutOfMemory) {
+				t.Errorf("%v, want ErrOutOfMemory", err)
+			}
+			turn.Close()
+			if now := torch.LiveTensors(); now > live {
+				t.Errorf("the failed step left %d tensors", now-live)
+			}
+			for _, p := range nn.NamedParameters(net) {
+				if g := p.Tensor.Grad(); g != nil {
+					t.Errorf("the failed step left a gradient of %s", p.Name)
+					g.Close()
+				}
+			}
+			armed, net.huge = false, false
+			if more := s.losses(t, step, 1); !(more[0] < losses[1]) {
+				t.Errorf("losses %v, after the failure %v", losses, more)
+			}
+		})
+	}
+}
