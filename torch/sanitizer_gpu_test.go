@@ -478,45 +478,49 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
 }
 
-// A program whose time is that of its launches takes at most three times as long under the
-// sanitizer. The test prints the figures with -v.
-func TestSanitizerCost(t *testing.T) {
-	p := newPlanted(t)
+// BenchmarkSanitizer measures an operator of a program whose time is that of its launches, without a
+// sanitizer and under one, and the quotient of both.
+func BenchmarkSanitizer(b *testing.B) {
+	cudatest.RequireGPUs(b, 1)
 	if cuda.RunningSanitizer() != nil {
-		t.Skip("the environment has started a sanitizer")
+		b.Skip("the environment has started a sanitizer")
 	}
+	one, err := torch.Ones(gpu, torch.Float32, 1024)
+	x := must(b, one, err)
+	two, err := torch.Ones(gpu, torch.Float32, 1024)
+	y := must(b, two, err)
 	const operators = 600
-	// fastest returns the shortest time of several rounds for one operator.
-	fastest := func() time.Duration {
-		best := time.Hour
-		for range 9 {
-			if err := gpu.Synchronize(); err != nil {
-				t.Fatal(err)
-			}
-			began := time.Now()
-			for range operators / 3 {
-				sum := p.x.Add(p.y)
-				if err := errors.Join(sum.Mul_(p.y).Err(), p.x.AddScalar_(1).Err(), sum.Close()); err != nil {
-					t.Fatal(err)
-				}
-			}
-			best = min(best, time.Since(began))
+	check := func(err error) {
+		if err != nil {
+			b.Fatal(err)
 		}
-		return best / operators
 	}
-	off := fastest()
-	s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
-	if err != nil {
-		t.Fatal(err)
+	// round returns the time of one operator. The device has done all of its work before.
+	round := func() time.Duration {
+		check(gpu.Synchronize())
+		began := time.Now()
+		for range operators / 3 {
+			sum := x.Add(y)
+			check(errors.Join(sum.Mul_(y).Err(), x.AddScalar_(1).Err(), sum.Close()))
+		}
+		return time.Since(began) / operators
 	}
-	on := fastest()
-	s.Stop()
-	again := fastest()
-	t.Logf("an operator takes %v, under the sanitizer %v, after it %v", off, on, again)
-	if off = max(off, again); on > 3*off {
-		t.Errorf("%.1f times as long under the sanitizer, want at most 3", float64(on)/float64(off))
+	off, on := time.Hour, time.Hour
+	for b.Loop() {
+		off = min(off, round())
+		s, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+		check(err)
+		for range 3 { // the first one makes the places
+			on = min(on, round())
+		}
+		if found := s.Findings(); len(found) > 0 {
+			b.Errorf("found:\n%v", &found[0])
+		}
+		s.Stop()
+		off = min(off, round())
 	}
-	if n := s.Errors(); n > 0 {
-		t.Errorf("%d findings", n)
-	}
+	b.ReportMetric(float64(off.Nanoseconds()), "off-ns/operator")
+	b.ReportMetric(float64(on.Nanoseconds()), "on-ns/operator")
+	b.ReportMetric(float64(on)/float64(off), "times")
+	b.ReportMetric(0, "ns/op") // of the whole comparison
 }
