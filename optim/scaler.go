@@ -1,6 +1,7 @@
 package optim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -23,8 +24,8 @@ import (
 //
 // The scale and the finding lie in device memory. With [SGD] without Dampening, [Adam] and [AdamW]
 // the device itself skips a step: no call waits, and the calls can be captured in a graph, after a
-// step outside of it. With other optimizers, and parameters on several devices, Step waits for the
-// finding and cannot be captured.
+// step outside of it. With other optimizers, and parameters on several devices or on another one
+// than the scaler, Step waits for the finding and cannot be captured.
 //
 // A skipped step leaves parameters, state and step counts as they are, and drops the gradients as
 // any Step does. A schedule counts it. A GradScaler serves one goroutine at a time.
@@ -104,7 +105,7 @@ func (s *GradScaler) Unscale(o Optimizer) error {
 func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 	var open handles
 	defer open.close()
-	byDType := map[torch.DType][]*torch.Tensor{}
+	byKind := map[gradKind][]*torch.Tensor{}
 	index := 0
 	for _, g := range o.Groups() {
 		grads, err := gradients("GradScaler", g.Params, &open)
@@ -112,25 +113,55 @@ func (s *GradScaler) unscale(o Optimizer, step *scaledStep) error {
 			return err
 		}
 		for _, grad := range grads {
-			d := grad.DType()
-			if d == torch.Float16 {
+			k := gradKind{grad.Device(), grad.DType()}
+			if k.dtype == torch.Float16 {
 				return fmt.Errorf("optim.GradScaler: gradient %d is of float16, where unscaling makes zeros: keep the parameters in float32: %w",
 					index, cuda.ErrInvalidArgument)
 			}
-			byDType[d] = append(byDType[d], grad)
+			byKind[k] = append(byKind[k], grad)
 			index++
 		}
 	}
 	// In float64, as PyTorch does.
 	wide := open.add(s.scale.ToDType(torch.Float64))
 	inverse := open.add(open.add(wide.Reciprocal()).ToDType(torch.Float32))
-	for _, d := range slices.Sorted(maps.Keys(byDType)) {
-		if _, err := torch.Call("_amp_foreach_non_finite_check_and_unscale_", byDType[d], step.found, inverse); err != nil {
+	for _, k := range slices.SortedFunc(maps.Keys(byKind), gradKind.compare) {
+		if err := s.unscaleOn(k.device, byKind[k], step.found, inverse, &open); err != nil {
 			return err
 		}
 	}
 	step.unscaled = true
 	return nil
+}
+
+// gradKind is what the gradients of one call have in common.
+type gradKind struct {
+	device cuda.Device
+	dtype  torch.DType
+}
+
+func (k gradKind) compare(o gradKind) int {
+	return cmp.Or(cmp.Compare(k.device, o.device), cmp.Compare(k.dtype, o.dtype))
+}
+
+// unscaleOn multiplies gradients of one device and dtype by the inverse of the scale, and sets found
+// to 1 if one is not finite. found and inverse are on the scaler's device.
+func (s *GradScaler) unscaleOn(device cuda.Device, grads []*torch.Tensor, found, inverse *torch.Tensor, open *handles) error {
+	const unscale = "_amp_foreach_non_finite_check_and_unscale_"
+	if device == s.device {
+		_, err := torch.Call(unscale, grads, found, inverse)
+		return err
+	}
+	there, err := torch.Zeros(device, torch.Float32)
+	if err != nil {
+		return err
+	}
+	open.add(there)
+	if _, err := torch.Call(unscale, grads, there, open.add(inverse.To(device))); err != nil {
+		return err
+	}
+	either := open.add(found.Maximum(open.add(there.To(s.device))))
+	return found.CopyFrom(either, torch.CopyOptions{})
 }
 
 // of returns the state of the optimizer's step.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -295,6 +296,74 @@ func TestGradScalerRefuses(t *testing.T) {
 	} {
 		if !errors.Is(err, torch.ErrClosed) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Parameters may lie on several devices: a gradient that is not finite on one of them skips the step
+// of all.
+func TestGradScalerOverSeveralDevices(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	devices := []cuda.Device{cuda.CPU, 0}
+	if cuda.DeviceCount() > 1 {
+		devices = append(devices, 1)
+	}
+	for _, name := range []string{"sgd", "adam", "rmsprop"} { // the others are capturable, which needs one device
+		make := scalerMakers[name]
+		for bad := range len(devices) + 1 { // the last one: none is
+			t.Run(fmt.Sprint(name, ", not finite on device ", bad, " of ", len(devices)), func(t *testing.T) {
+				var params []*torch.Tensor
+				for _, d := range devices {
+					params = append(params, full(t, d, 1, 2))
+				}
+				opt, err := make(params)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opt.Close()
+				scaler := newScaler(t, gpu, optim.GradScalerOptions{InitScale: 1024})
+				turn := torch.NewScope("step")
+				defer turn.Close()
+				var loss *torch.Tensor
+				for i, p := range params {
+					factor := 1.0
+					if i == bad {
+						factor = math.Inf(1)
+					}
+					part := p.In(turn).MulScalar(factor).Sum().To(gpu)
+					if loss == nil {
+						loss = part
+					} else {
+						loss = loss.Add(part)
+					}
+				}
+				if err := errors.Join(scaler.Backward(loss), scaler.Step(opt), scaler.Update()); err != nil {
+					t.Fatal(err)
+				}
+				want := 1024.0
+				if bad < len(devices) {
+					want = 512
+				}
+				if scale, err := scaler.Scale(); err != nil || scale != want {
+					t.Errorf("the scale is %v (%v), want %v", scale, err, want)
+				}
+				var first []float32
+				for i, p := range params {
+					got, err := p.Float32s()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if stepped := got[0] != 1; stepped != (bad == len(devices)) {
+						t.Errorf("the parameter of device %d is %v", i, got)
+					}
+					if first == nil {
+						first = got
+					}
+					if math.Abs(float64(got[0]-first[0])) > 1e-5 {
+						t.Errorf("the parameter of device %d is %v, that of the first one %v", i, got, first)
+					}
+				}
+			})
 		}
 	}
 }
