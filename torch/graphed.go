@@ -46,6 +46,7 @@ type Graphed struct {
 	order   list.List                // of *graphedEntry, most recently used first
 	eager   []*Tensor                // results of the last call without a graph
 	warmed  map[string]bool          // kins with a graph, for WarmOnce
+	emptied int                      // captures before which the allocator's cache was emptied
 	stats   GraphedStats
 	closed  bool
 	buf     []byte
@@ -105,6 +106,9 @@ type capturer interface {
 	// begin surrounds one call: fn runs on the side stream, ordered after the caller's queued work,
 	// and the caller's stream is then ordered after the side stream.
 	begin(device cuda.Device, fn func() error) error
+	// makeRoom returns the allocator's cached memory to the driver, which waits for the device: if
+	// needed, and otherwise only where the driver has less left than the cache.
+	makeRoom(device cuda.Device, needed bool) error
 	capture(device cuda.Device, share replayer, fn func() error) (replayer, error)
 	replay(r replayer, device cuda.Device) error
 	// publish makes results that were allocated on the side stream usable on the caller's stream.
@@ -261,6 +265,9 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 				return nil
 			}
 		}
+		if err := g.makeRoom(device, ran); err != nil {
+			return err
+		}
 		e.graph, err = g.on.capture(device, g.pool(), func() (err error) {
 			e.results, err = g.run(arguments)
 			return err
@@ -268,7 +275,7 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		switch {
 		case err == nil:
 			g.stats.Captures++
-			g.warmed[e.kin] = true
+			g.noteWarm(e.kin)
 		case g.o.Fallback && errors.Is(err, cuda.ErrCapture):
 			g.stats.Refused, e.refused = err, true
 			closeAll(e.results) // of a function that could be run, but not captured
@@ -293,6 +300,33 @@ func (g *Graphed) warm(e *graphedEntry, device cuda.Device, arguments []*Tensor)
 		return e.results, nil
 	}
 	return results, g.on.publish(device, results)
+}
+
+// makeRoom prepares the device's memory for a capture. The memory of the runs before is cached for
+// their streams, and a graph cannot use it. The first captures release it, so that the memory of a
+// run and that of the graphs are not held at once. A Graphed that captures more often, because its
+// arguments do not come again, shares the device's memory with the work of others, and leaves the
+// cache alone as long as there is room beside it.
+func (g *Graphed) makeRoom(device cuda.Device, ran bool) error {
+	needed := ran && g.emptied < g.o.MaxGraphs
+	if needed {
+		g.emptied++
+	}
+	return g.on.makeRoom(device, needed)
+}
+
+// maxWarmed is the maximum number of kins that WarmOnce remembers.
+const maxWarmed = 1024
+
+// noteWarm remembers that arguments of this kin need no run before a capture.
+func (g *Graphed) noteWarm(kin string) {
+	if !g.o.WarmOnce {
+		return
+	}
+	if len(g.warmed) >= maxWarmed {
+		clear(g.warmed) // each kin runs once more
+	}
+	g.warmed[kin] = true
 }
 
 // run calls the function with handles of a temporary scope, and returns its results without a
@@ -568,10 +602,6 @@ func (s *sideStreams) capture(device cuda.Device, share replayer, fn func() erro
 	if err != nil {
 		return nil, err
 	}
-	// The memory of the runs before is cached for their streams, and a graph cannot use it.
-	if err := cuda.EmptyCache(); err != nil && !errors.Is(err, cuda.ErrBusy) {
-		return nil, err
-	}
 	o := cuda.CaptureOptions{Stream: own.Stream}
 	o.SharePool, _ = share.(*cuda.Graph)
 	graph, err := cuda.Capture(o, fn)
@@ -579,6 +609,23 @@ func (s *sideStreams) capture(device cuda.Device, share replayer, fn func() erro
 		return nil, err
 	}
 	return graph, nil
+}
+
+func (s *sideStreams) makeRoom(device cuda.Device, needed bool) error {
+	if !needed {
+		m, err := device.Memory()
+		if err != nil {
+			return err
+		}
+		needed = m.Free < m.Reserved-m.Allocated
+	}
+	if !needed {
+		return nil
+	}
+	if err := cuda.EmptyCache(); err != nil && !errors.Is(err, cuda.ErrBusy) {
+		return err
+	}
+	return nil
 }
 
 func (s *sideStreams) replay(r replayer, device cuda.Device) error {

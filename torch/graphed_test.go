@@ -15,6 +15,7 @@ import (
 type recorder struct {
 	captured, open, replays int
 	shared                  int
+	emptied                 int
 	stale                   bool // the next replay reports a moved tensor
 	refuse                  error
 	inside                  bool
@@ -48,6 +49,13 @@ func (r *recorder) capture(_ cuda.Device, share replayer, fn func() error) (repl
 	r.captured++
 	r.open++
 	return &recorded{r}, nil
+}
+
+func (r *recorder) makeRoom(_ cuda.Device, needed bool) error {
+	if needed {
+		r.emptied++
+	}
+	return nil
 }
 
 func (r *recorder) replay(replayer, cuda.Device) error {
@@ -166,6 +174,44 @@ func TestGraphedIsBounded(t *testing.T) {
 	}
 	if _, err := g.Call(a); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: got %v, want ErrClosed", err)
+	}
+}
+
+// Arguments that never come again capture at every call: the cache is emptied a few times, and what
+// WarmOnce remembers stays bounded.
+func TestGraphedOfEndlessArgumentsIsBounded(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		g, r := graphed(double, GraphedOptions{MaxGraphs: 3, WarmOnce: once})
+		for n := range 2 * maxWarmed {
+			x, err := Ones(cuda.CPU, Float32, int64(n+1))
+			if err == nil {
+				_, err = g.Call(x)
+			}
+			if err := errors.Join(err, x.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if r.captured != 2*maxWarmed || r.emptied != 3 {
+			t.Errorf("WarmOnce %v: %d captures, the cache was emptied %d times, want 3", once, r.captured, r.emptied)
+		}
+		if n := len(g.warmed); n > maxWarmed || once && n == 0 {
+			t.Errorf("WarmOnce %v: %d kinds of arguments are remembered, want at most %d", once, n, maxWarmed)
+		}
+		g.Close()
+	}
+}
+
+// The call that need not run the function before its capture leaves the cache alone.
+func TestGraphedWarmOnceEmptiesTheCacheOnce(t *testing.T) {
+	g, r := graphed(double, GraphedOptions{WarmOnce: true})
+	defer g.Close()
+	for range 4 {
+		if _, err := g.Call(vector(t, 4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r.captured != 4 || r.emptied != 1 {
+		t.Errorf("%d captures, the cache was emptied %d times, want 4 and 1", r.captured, r.emptied)
 	}
 }
 
