@@ -33,7 +33,7 @@ func TestFreedMemoryAndOtherStreams(t *testing.T) {
 					if x, err = capi.EmptyTensor([]int64{n}, capi.Float32, 0, capi.Contiguous); err != nil {
 						return err
 					}
-					address, err = capi.TensorData(x)
+					address, err = capi.TensorData(x, 0)
 					return errors.Join(err, fill(x, value))
 				}))
 				return x, address

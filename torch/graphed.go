@@ -478,7 +478,7 @@ func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 				return err
 			}
 			a.device, a.dtype, a.requiresGrad, a.marks = cuda.Device(info.Device), DType(info.DType), info.RequiresGrad, t.marks
-			a.address, err = capi.TensorData(c)
+			a.address, err = capi.TensorData(c, info.Device)
 			return err
 		})
 		if err != nil {

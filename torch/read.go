@@ -158,7 +158,11 @@ func (t *Tensor) CopyFrom(src *Tensor, o CopyOptions) error {
 func (t *Tensor) Pointer() (uintptr, error) {
 	var p uintptr
 	err := t.use("Pointer", func(c *capi.Tensor) (err error) {
-		p, err = capi.TensorData(c)
+		i, err := capi.DescribeTensor(c)
+		if err != nil {
+			return err
+		}
+		p, err = capi.TensorData(c, i.Device)
 		return err
 	})
 	return p, err

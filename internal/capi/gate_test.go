@@ -119,6 +119,7 @@ func TestCallsPassTheirGate(t *testing.T) {
 		}},
 		"CallOperator":            {computing, func() { CallOperator(nil, nil, nil, nil, nil, 0, nil) }},
 		"CallOperator that waits": {copying(false), func() { CallOperator(nil, nil, nil, nil, nil, CallWaits, nil) }},
+		"TensorData of the host":  {waiting, func() { TensorData(x, DeviceCPU) }},
 		"NotifyStream":            {computing, func() { NotifyStream(Stream{}, nil, 0) }},
 		"FreeGraph":               {computing, func() { FreeGraph(nil) }},
 		"BeginCapture":            {forCapture, func() { BeginCapture(Stream{}, nil) }},
@@ -146,6 +147,22 @@ func TestCallsPassTheirGate(t *testing.T) {
 		}
 		waitFor(t, &all)
 	}
+}
+
+// Goroutines that wait for the device do not hold back a call that works on its memory.
+func TestWaitersForADeviceLeaveRoom(t *testing.T) {
+	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer FreeTensor(x)
+	for range waiting.limit {
+		waiting.enter()
+		defer waiting.leave()
+	}
+	var all sync.WaitGroup
+	all.Go(func() { TensorData(x, 0) })
+	waitFor(t, &all)
 }
 
 // A full gate of waiters for a capture does not block the calls that a captured function makes.

@@ -238,10 +238,13 @@ func TensorShape(t *Tensor, size, stride []int64) error {
 	return failure(C.ts_tensor_get_shape(t, sizes(size), sizes(stride), C.int64_t(max(len(size), len(stride)))))
 }
 
-// TensorData waits for a copy to the tensor, if its memory is the host's.
-func TensorData(t *Tensor) (uintptr, error) {
-	waiting.enter()
-	defer waiting.leave()
+// TensorData returns the address of a tensor on the device. It waits for a copy to the tensor if
+// the memory is the host's, and does not wait otherwise.
+func TensorData(t *Tensor, device int32) (uintptr, error) {
+	if device == DeviceCPU {
+		waiting.enter()
+		defer waiting.leave()
+	}
 	s := sanitizer.Load()
 	if s == nil {
 		var p C.uintptr_t
@@ -263,7 +266,7 @@ func TensorBytes(t *Tensor) ([]byte, error) {
 	if i.Device != DeviceCPU || !i.Contiguous && !i.ChannelsLast {
 		return nil, &Error{Code: CodeInvalidArgument, Origin: "TensorBytes", Message: "only a contiguous CPU tensor's memory can be seen from Go"}
 	}
-	p, err := TensorData(t)
+	p, err := TensorData(t, i.Device)
 	if err != nil {
 		return nil, err
 	}
