@@ -144,8 +144,8 @@ func (k gradKind) compare(o gradKind) int {
 	return cmp.Or(cmp.Compare(k.device, o.device), cmp.Compare(k.dtype, o.dtype))
 }
 
-// unscaleOn multiplies gradients of one device and dtype by the inverse of the scale, and sets found
-// to 1 if one is not finite. found and inverse are on the scaler's device.
+// unscaleOn multiplies gradients of one device and dtype by the inverse of the scale, and sets
+// found to 1 if one is not finite. found and inverse are on the scaler's device.
 func (s *GradScaler) unscaleOn(device cuda.Device, grads []*torch.Tensor, found, inverse *torch.Tensor, open *handles) error {
 	const unscale = "_amp_foreach_non_finite_check_and_unscale_"
 	if device == s.device {

@@ -300,8 +300,8 @@ func TestGradScalerRefuses(t *testing.T) {
 	}
 }
 
-// Parameters may lie on several devices: a gradient that is not finite on one of them skips the step
-// of all.
+// Parameters may lie on several devices: a gradient that is not finite on one of them skips the
+// step of all.
 func TestGradScalerOverSeveralDevices(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
 	devices := []cuda.Device{cuda.CPU, 0}

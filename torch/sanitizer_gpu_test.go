@@ -478,8 +478,8 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
 }
 
-// BenchmarkSanitizer measures an operator of a program whose time is that of its launches, without a
-// sanitizer and under one, and the quotient of both.
+// BenchmarkSanitizer measures an operator of a program whose time is that of its launches, without
+// a sanitizer and under one, and the quotient of both.
 func BenchmarkSanitizer(b *testing.B) {
 	cudatest.RequireGPUs(b, 1)
 	if cuda.RunningSanitizer() != nil {
