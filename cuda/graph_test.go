@@ -553,6 +553,38 @@ func TestCaptureWithForks(t *testing.T) {
 	}
 }
 
+// Another goroutine may ask for a stream that is captured: the answer is ErrCapture, and the
+// capture goes on.
+func TestQueryOfACapturedStream(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	stream := newStreams(t, 1)[0]
+	errs := map[string]error{}
+	g := must[*Graph](t)(Capture(CaptureOptions{Stream: stream}, func() error {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, errs["Query"] = stream.Query()
+			errs["Synchronize"] = stream.Synchronize()
+		}()
+		<-done
+		return c.increase()
+	}))
+	defer g.Close()
+	for name, err := range errs {
+		if !errors.Is(err, ErrCapture) {
+			t.Errorf("%s: got %v, want ErrCapture", name, err)
+		}
+	}
+	check(t, g.Replay(stream))
+	if done := must[bool](t)(stream.Query()); !done {
+		check(t, stream.Synchronize())
+	}
+	if got := c.value(t); got != 1 {
+		t.Errorf("the graph counts to %v, want 1", got)
+	}
+}
+
 // Graphs that share memory need less, and their replays on different streams do not overlap.
 func TestSharedPool(t *testing.T) {
 	onGPU(t, 1)

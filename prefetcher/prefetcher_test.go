@@ -605,6 +605,41 @@ func TestScope(t *testing.T) {
 	})
 }
 
+// The tensors of a batch are in a slot: Keep and its error after the turn say Clone, and a clone
+// stays as it is when later batches fill the slot.
+func TestFieldsOfABatchAreClonedNotKept(t *testing.T) {
+	onDevices(t, func(t *testing.T, device cuda.Device) {
+		p := newFeed(t, &floatSource{rawSource: rawSource{batch: 4, samples: 40}}, Options{Device: device, Depth: 2})
+		defer closeFeed(t, p)
+		var cloned, field *torch.Tensor
+		var want []float32
+		for b, err := range p.Epoch(t.Context(), 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.Index > 0 {
+				continue
+			}
+			for name, x := range map[string]*torch.Tensor{"a field": b.Images, "a view": b.Images.Narrow(0, 1, 1)} {
+				if err := x.Keep().Err(); !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "Clone") {
+					t.Errorf("Keep of %s: %v, want ErrInvalidArgument that says Clone", name, err)
+				}
+			}
+			if want, err = b.Images.Float32s(); err != nil {
+				t.Fatal(err)
+			}
+			cloned, field = b.Images.Clone().Keep(), b.Images
+		}
+		defer cloned.Close()
+		if got, err := cloned.Float32s(); err != nil || !slices.Equal(got, want) {
+			t.Errorf("the clone is %v (%v), want %v", got, err, want)
+		}
+		if _, err := field.Float32s(); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "Clone") {
+			t.Errorf("a field after its turn: %v, want ErrClosed that says Clone", err)
+		}
+	})
+}
+
 func TestRetain(t *testing.T) {
 	onDevices(t, func(t *testing.T, device cuda.Device) {
 		for name, source := range sources(4, 40) {

@@ -40,6 +40,37 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	}
 }
 
+// A graph that shares memory leaves alone what earlier captured functions made and what is open at
+// its capture. Its own temporaries, which need as much memory, lie elsewhere.
+func TestResultsOfASharedPoolSurvive(t *testing.T) {
+	o := newOrdering(t)
+	var results [2]*torch.Tensor
+	work := func(i int, factor float64) func() error {
+		return func() error {
+			for range 4 { // memory that the graph gives back at once
+				made := o.src.MulScalar(-factor)
+				if err := errors.Join(made.Err(), made.Close()); err != nil {
+					return err
+				}
+			}
+			results[i] = o.src.MulScalar(factor)
+			return results[i].Err()
+		}
+	}
+	first := o.capture(nil, work(0, 2))
+	second := o.capture(first, work(1, 3))
+	o.reset()
+	for range 3 {
+		o.check(errors.Join(first.Replay(o.streams[0]), second.Replay(o.streams[1]), gpu.Synchronize()))
+		for i, want := range []float32{2 * staleValue, 3 * staleValue} {
+			got := read(t, results[i])
+			if got[0] != want || got[orderedElements-1] != want {
+				t.Errorf("the result of graph %d is %v and %v, want %v", i, got[0], got[orderedElements-1], want)
+			}
+		}
+	}
+}
+
 // Two graphs draw random numbers on two streams: the second graph's place in the sequence does not
 // reach the first, whose draw runs later.
 func TestRandomReplaysAreOrdered(t *testing.T) {

@@ -388,6 +388,26 @@ func TestSanitizerSeesReplays(t *testing.T) {
 	wantNone(t, sanitized(t, program(true)))
 }
 
+// An event that was recorded, and that nothing waited for before its Close, is noted.
+func TestSanitizerNotesAnEventThatNothingAwaits(t *testing.T) {
+	p := newPlanted(t)
+	program := func(wait bool) func() error {
+		return func() error {
+			e, err := cuda.NewEvent(cuda.EventOptions{})
+			if err != nil {
+				return err
+			}
+			err = errors.Join(p.on(p.side.Stream, p.x, p.x), e.Record(p.side.Stream))
+			if wait {
+				err = errors.Join(err, defaultStream.WaitEvent(e), p.y.Add_(p.x).Err())
+			}
+			return errors.Join(err, e.Close())
+		}
+	}
+	wantFinding(t, sanitized(t, program(false)), cuda.FindingEventNotAwaited, "stream.WaitEvent(event)")
+	wantNone(t, sanitized(t, program(true)))
+}
+
 // A stream that waits for an external event is ordered after the part of a replay that comes before
 // the record, and the part of a replay behind a wait is ordered after what was recorded.
 func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
