@@ -84,21 +84,21 @@ func (o operands) in(scope *torch.Scope) *operands {
 	return &o
 }
 
-// operatorEntry is an operator from Go. An error ends the measurement.
+// operatorEntry is an operator from Go.
 type operatorEntry struct {
 	name    string // of the peer in cshim/src/bench/operators.cc
 	generic bool
-	run     func(o *operands) error
+	run     func(o *operands) *torch.Tensor
 }
 
 // typed is an entry of an operator with one result.
 func typed(name string, f func(o *operands) *torch.Tensor) operatorEntry {
-	return operatorEntry{name, false, func(o *operands) error { return f(o).Err() }}
+	return operatorEntry{name, false, f}
 }
 
 // generic is an entry of an operator by its name in LibTorch.
 func generic(name, operator string, arguments func(o *operands) []any) operatorEntry {
-	return operatorEntry{name, true, func(o *operands) error { return torch.Call1(operator, arguments(o)...).Err() }}
+	return operatorEntry{name, true, func(o *operands) *torch.Tensor { return torch.Call1(operator, arguments(o)...) }}
 }
 
 // operatorTable lists the operators, with the names and operands of kPeers in
@@ -153,7 +153,13 @@ func operatorTable() []operatorEntry {
 		typed("Expand", func(o *operands) T { return o.a.Expand(3, 4) }),
 		typed("Narrow", func(o *operands) T { return o.m.Narrow(0, 1, 2) }),
 		typed("Select", func(o *operands) T { return o.m.Select(0, 1) }),
-		{"Chunk", false, func(o *operands) error { _, err := o.m.Chunk(2, 1); return err }},
+		typed("Chunk", func(o *operands) T {
+			parts, err := o.m.Chunk(2, 1)
+			if err != nil {
+				return torch.Fail("bench operators", err)
+			}
+			return parts[1]
+		}),
 		typed("Cat", func(o *operands) T { return torch.Cat([]T{o.a, o.b}, 0) }),
 		typed("Stack", func(o *operands) T { return torch.Stack([]T{o.a, o.b}, 0) }),
 		typed("IndexSelect", func(o *operands) T { return o.m.IndexSelect(0, o.index) }),
@@ -276,15 +282,16 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, calls int) (float64, error) {
 	const held = 100 // as in cshim/src/bench/host_time.h
 	run := func(n int) error {
+		var last *torch.Tensor
 		for n > 0 {
 			turn := torch.NewScope("turn")
 			mine := o.in(turn)
 			for i := 0; i < held && n > 0; i++ {
-				if err := entry.run(mine); err != nil {
-					turn.Close()
-					return err
-				}
+				last = entry.run(mine)
 				n--
+			}
+			if err := last.Err(); err != nil {
+				return errors.Join(err, turn.Close())
 			}
 			turn.Close()
 		}
