@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -276,6 +277,31 @@ func filled(t *testing.T, dtype tensor.DType, data []byte, shape ...int64) *ptfi
 		t.Fatal(err)
 	}
 	return x
+}
+
+// Tensors of a dtype without a type of storage are read as they were written.
+func TestWriteUntypedStorages(t *testing.T) {
+	for _, dtype := range []tensor.DType{tensor.Float8E5M2, tensor.Float8E4M3FN, tensor.DType(27)} {
+		size := int(map[tensor.DType]int64{27: 2}[dtype])
+		data := []byte{1, 2, 3, 4, 5, 6, 7, 8}
+		rows := int64(len(data) / max(size, 1) / 2)
+		var written bytes.Buffer
+		if err := ptfile.Write(&written, &ptfile.List{Items: []any{filled(t, dtype, data, rows, 2)}}); err != nil {
+			t.Fatal(err)
+		}
+		f, err := ptfile.Open(bytes.NewReader(written.Bytes()), int64(written.Len()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := f.Root.(*ptfile.List).Items[0].(*ptfile.Tensor)
+		if x.DType() != dtype || !slices.Equal(x.Shape, []int64{rows, 2}) {
+			t.Errorf("%v: %v%v", dtype, x.DType(), x.Shape)
+		}
+		got := make([]byte, len(data))
+		if err := x.ReadBytes(got); dtype.Known() && (err != nil || !bytes.Equal(got, data)) {
+			t.Errorf("%v: %v, %v", dtype, got, err)
+		}
+	}
 }
 
 func TestWriteRefuses(t *testing.T) {

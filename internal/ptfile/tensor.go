@@ -81,7 +81,7 @@ type Storage struct {
 // argument with the tensor's bytes, row-major and little-endian.
 func NewTensor(dtype tensor.DType, shape []int64, read func([]byte) error) (*Tensor, error) {
 	types := elementTypes()
-	i := slices.IndexFunc(types, func(e elementType) bool { return e.dtype == dtype && e.storage != "" })
+	i := slices.IndexFunc(types, func(e elementType) bool { return e.dtype == dtype })
 	if i < 0 {
 		return nil, fmt.Errorf("dtype %v cannot be written to a PyTorch file", dtype)
 	}

@@ -31,7 +31,9 @@ func TestPyTorchReadsWhatIsWritten(t *testing.T) {
 	dir := t.TempDir()
 	args := []string{filepath.Join("testdata", "check_written.py")}
 	var names []string
-	for name, want := range expected(t) {
+	files := expected(t)
+	files["other_dtypes.pt"] = nil // float8, uint16, complex64
+	for name, want := range files {
 		if name == "big_endian.pt" { // Write refuses it
 			continue
 		}

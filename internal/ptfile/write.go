@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -239,10 +240,12 @@ func (p *pickler) global(module, name string) {
 	p.out = append(p.out, module+"\n"+name+"\n"...)
 }
 
-// tensor writes a call of _rebuild_tensor_v2, inside one of _rebuild_parameter for a parameter.
+// tensor writes a call of _rebuild_tensor_v2, or, for a dtype without a type of storage, of
+// _rebuild_tensor_v3 with bytes and the dtype. The call is inside one of _rebuild_parameter for a
+// parameter.
 func (p *pickler) tensor(t *Tensor) error {
-	if t.element.storage == "" || t.Storage.big && t.element.size > 1 {
-		return fmt.Errorf("a tensor of dtype %s, or of a big-endian file, cannot be written to a PyTorch file", t.element.name)
+	if t.Storage.big && t.element.size > 1 {
+		return fmt.Errorf("a tensor of dtype %s of a big-endian file cannot be written to a PyTorch file", t.element.name)
 	}
 	number, ok := p.numbers[t.Storage]
 	if !ok {
@@ -258,18 +261,23 @@ func (p *pickler) tensor(t *Tensor) error {
 		p.global("torch._utils", "_rebuild_parameter")
 		p.op(opMark)
 	}
-	p.global("torch._utils", "_rebuild_tensor_v2")
+	typed := t.element.storage != ""
+	rebuild, module, storage, size := fnTensorTyped, "torch.storage", untypedStorage, int64(1)
+	if typed {
+		rebuild, module, storage, size = fnTensor, "torch", t.element.storage, t.element.size
+	}
+	p.global("torch._utils", strings.TrimPrefix(rebuild, "torch._utils."))
 	p.op(opMark, opMark)
 	if err := p.text("storage"); err != nil {
 		return err
 	}
-	p.global("torch", t.element.storage)
+	p.global(module, storage)
 	for _, s := range []string{fmt.Sprint(number), "cpu"} {
 		if err := p.text(s); err != nil {
 			return err
 		}
 	}
-	p.integer(t.Storage.Bytes / t.element.size)
+	p.integer(t.Storage.Bytes / size)
 	p.op(opTuple, opBinPersID)
 	p.integer(t.Offset)
 	for _, sizes := range [][]int64{t.Shape, t.Strides} {
@@ -285,6 +293,9 @@ func (p *pickler) tensor(t *Tensor) error {
 	}
 	p.op(grad)
 	p.emptyOrderedDict() // hooks
+	if !typed {
+		p.global("torch", t.element.name)
+	}
 	p.op(opTuple, opReduce)
 	if t.Parameter {
 		p.op(grad)
