@@ -110,8 +110,9 @@ func unlend(token int64) {
 	}
 }
 
-// reclaim returns the memory that no tensor uses any more.
+// reclaim returns the memory that no tensor uses any more, and the Go code that no graph calls.
 func reclaim() {
+	capi.ReleaseCallbacks()
 	if borrowed.count.Load() == 0 {
 		return
 	}

@@ -73,6 +73,10 @@
 // mode of its own. Evaluation is therefore net.Forward(images.NoGrad()), and w.NoGrad().Sub_(step)
 // changes a parameter in place.
 //
+// [Tensor.RegisterHook] and [Tensor.RegisterPostAccumulateGradHook] register Go functions that
+// backward calls; [Hook] says on which goroutine and stream. A [Function] is an operator in Go with
+// a backward of its own.
+//
 // # Mixed precision
 //
 // [Tensor.Autocast] marks a tensor in the same way: products and convolutions of it, and of what is

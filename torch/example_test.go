@@ -130,3 +130,68 @@ func ExampleTensor_NoGrad() {
 	// Output:
 	// true false
 }
+
+// A hook clips the gradient of one tensor, and a callback runs at the end of the pass.
+func ExampleTensor_RegisterHook() {
+	w, err := torch.FromFloat32s([]float32{1, 10}, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	if err := w.SetRequiresGrad(true); err != nil {
+		fmt.Println(err)
+		return
+	}
+	hook, err := w.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
+		return g.Clamp(-5, 5), torch.QueueCallback(func() error { fmt.Println("done"); return nil })
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer hook.Remove()
+	step := torch.NewScope("step")
+	defer step.Close()
+	if err := w.In(step).Square().Sum().Backward(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(w.In(step).Grad())
+	// Output:
+	// done
+	// float32[2] cpu: [2., 5.]
+}
+
+// An operator with a gradient of its own: it rounds, and its gradient is that of the identity.
+func ExampleFunction() {
+	round := torch.Function{
+		Name: "round",
+		Forward: func(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+			return []*torch.Tensor{in[0].Round()}, nil
+		},
+		Backward: func(c *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
+			return g, nil
+		},
+	}
+	w, err := torch.FromFloat32s([]float32{0.4, 2.6}, 2)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer w.Close()
+	if err := w.SetRequiresGrad(true); err != nil {
+		fmt.Println(err)
+		return
+	}
+	step := torch.NewScope("step")
+	defer step.Close()
+	y := round.Apply1(w.In(step))
+	if err := y.Square().Sum().Backward(); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(y, w.In(step).Grad())
+	// Output:
+	// float32[2] cpu: [0., 3.] float32[2] cpu: [0., 6.]
+}

@@ -265,6 +265,11 @@ func (t *Tensor) reference(op string, s *Scope) *Tensor {
 // operand record nothing for backward, and mark their results. NoGrad makes no call to LibTorch.
 func (t *Tensor) NoGrad() *Tensor { return t.mark("NoGrad", 0, noGrad) }
 
+// EnableGrad returns a handle to the same tensor without the mark of NoGrad, with the same owner.
+// It is for a hook, or the Backward of a [Function], that runs a forward pass and needs its
+// gradients: the handles that they get are marked. EnableGrad makes no call to LibTorch.
+func (t *Tensor) EnableGrad() *Tensor { return t.mark("EnableGrad", noGrad, 0) }
+
 // Autocast returns a marked handle to the same tensor, with the same owner. Operators with a marked
 // operand run under LibTorch's autocast, and mark their results: products and convolutions cast
 // their float32 operands to dtype, which is [BFloat16] or [Float16]; losses, norms and other

@@ -82,6 +82,7 @@ class Tensor {
   ts_tensor** out() { return &handle_; }
   operator ts_tensor*() const { return handle_; }  // NOLINT: as the C functions take it
   void free() { ts_tensor_free(std::exchange(handle_, nullptr)); }
+  ts_tensor* release() { return std::exchange(handle_, nullptr); }
 
  private:
   ts_tensor* handle_ = nullptr;

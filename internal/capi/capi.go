@@ -20,10 +20,11 @@
 // # Pointers
 //
 // C keeps no pointer beyond the call, with two exceptions: TensorFromMemory, whose memory must be C
-// memory, and RegisterPinned, which refuses Go memory unless a runtime.Pinner holds it. No function
-// of the header calls back into Go. Functions with out parameters or slices are therefore marked
-// noescape and nocallback, so that their arguments can live on the caller's stack; cgo honours
-// noescape only together with nocallback.
+// memory, and RegisterPinned, which refuses Go memory unless a runtime.Pinner holds it. The two
+// functions that run a backward pass call back into Go ([Callback]), and no other function of the
+// header does. The others with out parameters or slices are therefore marked noescape and
+// nocallback, so that their arguments can live on the caller's stack; cgo honours noescape only
+// together with nocallback.
 package capi
 
 /*

@@ -34,6 +34,7 @@ const (
 	CodeCapture         = imagecapi.CodeCapture
 	CodeStale           = imagecapi.CodeStale
 	CodeBusy            = imagecapi.CodeBusy
+	CodeCallback        = imagecapi.CodeCallback
 	CodeNoLibrary       = imagecapi.CodeNoLibrary
 )
 

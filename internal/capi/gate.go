@@ -42,4 +42,6 @@ var (
 	computing  = newGate(max(8, 2*runtime.NumCPU()))
 	waiting    = newGate(max(64, 2*runtime.NumCPU()))
 	forCapture = newGate(max(64, 2*runtime.NumCPU())) // waits for the end of a capture
+	// Backward passes wait for Go code that computes: hooks, and the backward of functions.
+	differentiating = newGate(max(8, 2*runtime.NumCPU()))
 )

@@ -120,6 +120,15 @@ static ts_error* absent_ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** 
 static ts_error* absent_ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_hook_remove(ts_hook* hook) {}
+static void absent_ts_hook_free(ts_hook* hook) {}
+static ts_error* absent_ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_function_attach(ts_function function, ts_tensor** results) { return (ts_error*)&torchstream_capi_absent; }
+static int32_t absent_ts_callback_depth(void) { return 0; }
+static int64_t absent_ts_callbacks_take(int64_t* contexts, int64_t capacity) { return 0; }
 static ts_error* absent_ts_random_seed(uint64_t seed) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_random_get_state(int32_t device, ts_tensor** state) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_random_set_state(int32_t device, const ts_tensor* state) { return (ts_error*)&torchstream_capi_absent; }
@@ -275,6 +284,15 @@ static struct {
   ts_error* (*ts_tensor_set_grad)(ts_tensor* tensor, const ts_tensor* gradient);
   ts_error* (*ts_tensor_clear_grads)(ts_tensor* const* tensors, int64_t count);
   ts_error* (*ts_tensor_set_requires_grad)(ts_tensor* tensor, bool requires_grad);
+  ts_error* (*ts_tensor_forget_accumulators)(ts_tensor* const* leaves, int64_t count);
+  ts_error* (*ts_tensor_add_gradient_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
+  ts_error* (*ts_tensor_add_accumulation_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
+  void (*ts_hook_remove)(ts_hook* hook);
+  void (*ts_hook_free)(ts_hook* hook);
+  ts_error* (*ts_backward_add_callback)(ts_autograd_callback callback, int64_t context);
+  ts_error* (*ts_function_attach)(ts_function function, ts_tensor** results);
+  int32_t (*ts_callback_depth)(void);
+  int64_t (*ts_callbacks_take)(int64_t* contexts, int64_t capacity);
   ts_error* (*ts_random_seed)(uint64_t seed);
   ts_error* (*ts_random_get_state)(int32_t device, ts_tensor** state);
   ts_error* (*ts_random_set_state)(int32_t device, const ts_tensor* state);
@@ -429,6 +447,15 @@ static struct {
   absent_ts_tensor_set_grad,
   absent_ts_tensor_clear_grads,
   absent_ts_tensor_set_requires_grad,
+  absent_ts_tensor_forget_accumulators,
+  absent_ts_tensor_add_gradient_hook,
+  absent_ts_tensor_add_accumulation_hook,
+  absent_ts_hook_remove,
+  absent_ts_hook_free,
+  absent_ts_backward_add_callback,
+  absent_ts_function_attach,
+  absent_ts_callback_depth,
+  absent_ts_callbacks_take,
   absent_ts_random_seed,
   absent_ts_random_get_state,
   absent_ts_random_set_state,
@@ -585,6 +612,15 @@ static const char* const names[] = {
   "ts_tensor_set_grad",
   "ts_tensor_clear_grads",
   "ts_tensor_set_requires_grad",
+  "ts_tensor_forget_accumulators",
+  "ts_tensor_add_gradient_hook",
+  "ts_tensor_add_accumulation_hook",
+  "ts_hook_remove",
+  "ts_hook_free",
+  "ts_backward_add_callback",
+  "ts_function_attach",
+  "ts_callback_depth",
+  "ts_callbacks_take",
   "ts_random_seed",
   "ts_random_get_state",
   "ts_random_set_state",
@@ -740,6 +776,15 @@ ts_error* ts_tensor_get_grad(const ts_tensor* tensor, ts_tensor** gradient) { re
 ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { return table.ts_tensor_set_grad(tensor, gradient); }
 ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return table.ts_tensor_clear_grads(tensors, count); }
 ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return table.ts_tensor_set_requires_grad(tensor, requires_grad); }
+ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return table.ts_tensor_forget_accumulators(leaves, count); }
+ts_error* ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_gradient_hook(tensor, callback, context, hook); }
+ts_error* ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_accumulation_hook(tensor, callback, context, hook); }
+void ts_hook_remove(ts_hook* hook) { table.ts_hook_remove(hook); }
+void ts_hook_free(ts_hook* hook) { table.ts_hook_free(hook); }
+ts_error* ts_backward_add_callback(ts_autograd_callback callback, int64_t context) { return table.ts_backward_add_callback(callback, context); }
+ts_error* ts_function_attach(ts_function function, ts_tensor** results) { return table.ts_function_attach(function, results); }
+int32_t ts_callback_depth(void) { return table.ts_callback_depth(); }
+int64_t ts_callbacks_take(int64_t* contexts, int64_t capacity) { return table.ts_callbacks_take(contexts, capacity); }
 ts_error* ts_random_seed(uint64_t seed) { return table.ts_random_seed(seed); }
 ts_error* ts_random_get_state(int32_t device, ts_tensor** state) { return table.ts_random_get_state(device, state); }
 ts_error* ts_random_set_state(int32_t device, const ts_tensor* state) { return table.ts_random_set_state(device, state); }

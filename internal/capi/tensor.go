@@ -65,8 +65,6 @@ package capi
 #cgo nocallback ts_generator_get_offset
 #cgo noescape ts_generator_get_state
 #cgo nocallback ts_generator_get_state
-#cgo noescape ts_tensor_grads
-#cgo nocallback ts_tensor_grads
 #cgo noescape ts_numerics_get
 #cgo nocallback ts_numerics_get
 #cgo noescape ts_tensor_clear_grads
@@ -561,14 +559,7 @@ func busy(err error) error {
 
 // Backward computes gradients. gradient may be nil if t is a scalar.
 func Backward(t, gradient *Tensor, retainGraph bool) error {
-	computing.enter()
-	defer computing.leave()
-	s := sanitizer.Load()
-	if s == nil {
-		return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph)))
-	}
-	return s.call(func() error { return failure(C.ts_tensor_backward(t, gradient, C.bool(retainGraph))) },
-		func() { s.freed("Tensor.Backward") })
+	return differentiate("Tensor.Backward", func() *C.ts_error { return C.ts_tensor_backward(t, gradient, C.bool(retainGraph)) })
 }
 
 // Grad returns nil, nil if there is no gradient.
@@ -680,20 +671,14 @@ func Grads(outputs, with, inputs []*Tensor, flags int32) ([]*Tensor, error) {
 	if err := Check(); err != nil {
 		return nil, err
 	}
-	computing.enter()
-	defer computing.leave()
 	if len(with) != len(outputs) {
 		return nil, &Error{Code: CodeInvalidArgument, Origin: "Grads", Message: "outputs and their gradients have different lengths"}
 	}
 	results := make([]*Tensor, len(inputs))
-	grads := func() error {
-		return failure(C.ts_tensor_grads(unsafe.SliceData(outputs), unsafe.SliceData(with), C.int64_t(len(outputs)),
-			unsafe.SliceData(inputs), C.int64_t(len(inputs)), C.int32_t(flags), unsafe.SliceData(results)))
-	}
-	if s := sanitizer.Load(); s != nil {
-		return results, s.call(grads, func() { s.freed("torch.Grad") })
-	}
-	return results, grads()
+	return results, differentiate("torch.Grad", func() *C.ts_error {
+		return C.ts_tensor_grads(unsafe.SliceData(outputs), unsafe.SliceData(with), C.int64_t(len(outputs)),
+			unsafe.SliceData(inputs), C.int64_t(len(inputs)), C.int32_t(flags), unsafe.SliceData(results))
+	})
 }
 
 // GeneratorState returns the state of the device's default generator, a CPU tensor. It waits for

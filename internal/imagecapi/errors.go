@@ -1,6 +1,12 @@
 package imagecapi
 
-// #include "torchstream_image.h"
+/*
+#include <stdlib.h>
+#include "torchstream_image.h"
+
+// An error does not copy its origin.
+static const char* callback_origin(void) { return "callback"; }
+*/
 import "C"
 
 import (
@@ -28,6 +34,7 @@ const (
 	CodeCapture         Code = C.TS_ERROR_CAPTURE
 	CodeStale           Code = C.TS_ERROR_STALE
 	CodeBusy            Code = C.TS_ERROR_BUSY
+	CodeCallback        Code = C.TS_ERROR_CALLBACK
 
 	// CodeNoLibrary is the code of errors of this package, not of C: a shared library is missing,
 	// or cannot be used.
@@ -64,6 +71,8 @@ func (c Code) Error() string {
 		return "stale graph"
 	case CodeBusy:
 		return "busy"
+	case CodeCallback:
+		return "error of a callback"
 	case CodeNoLibrary:
 		return "library not loaded"
 	}
@@ -106,4 +115,12 @@ func TakeError(p unsafe.Pointer) *Error {
 	err := &Error{Code: Code(C.ts_error_code(e)), Origin: C.GoString(C.ts_error_origin(e)), Message: C.GoString(C.ts_error_message(e))}
 	C.ts_error_free(e)
 	return err
+}
+
+// NewError returns a new ts_error of a Go function that C calls. The pointer is untyped as that of
+// TakeError.
+func NewError(code Code, message string) unsafe.Pointer {
+	text := C.CString(message)
+	defer C.free(unsafe.Pointer(text))
+	return unsafe.Pointer(C.ts_error_new(C.int32_t(code), C.callback_origin(), text))
 }

@@ -16,6 +16,7 @@ static int32_t absent_ts_error_code(const ts_error* error) { return 0; }
 static const char* absent_ts_error_message(const ts_error* error) { return ""; }
 static const char* absent_ts_error_origin(const ts_error* error) { return ""; }
 static void absent_ts_error_free(ts_error* error) {}
+static ts_error* absent_ts_error_new(int32_t code, const char* origin, const char* message) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return (ts_error*)&torchstream_imagecapi_absent; }
 static ts_error* absent_ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) { return (ts_error*)&torchstream_imagecapi_absent; }
 static void absent_ts_image_decoder_free(ts_image_decoder* decoder) {}
@@ -42,6 +43,7 @@ static struct {
   const char* (*ts_error_message)(const ts_error* error);
   const char* (*ts_error_origin)(const ts_error* error);
   void (*ts_error_free)(ts_error* error);
+  ts_error* (*ts_error_new)(int32_t code, const char* origin, const char* message);
   ts_error* (*ts_image_get_info)(const uint8_t* data, size_t bytes, ts_image_info* info);
   ts_error* (*ts_image_decoder_new)(int64_t max_pixels, ts_image_decoder** decoder);
   void (*ts_image_decoder_free)(ts_image_decoder* decoder);
@@ -67,6 +69,7 @@ static struct {
   absent_ts_error_message,
   absent_ts_error_origin,
   absent_ts_error_free,
+  absent_ts_error_new,
   absent_ts_image_get_info,
   absent_ts_image_decoder_new,
   absent_ts_image_decoder_free,
@@ -94,6 +97,7 @@ static const char* const names[] = {
   "ts_error_message",
   "ts_error_origin",
   "ts_error_free",
+  "ts_error_new",
   "ts_image_get_info",
   "ts_image_decoder_new",
   "ts_image_decoder_free",
@@ -120,6 +124,7 @@ int32_t ts_error_code(const ts_error* error) { return table.ts_error_code(error)
 const char* ts_error_message(const ts_error* error) { return table.ts_error_message(error); }
 const char* ts_error_origin(const ts_error* error) { return table.ts_error_origin(error); }
 void ts_error_free(ts_error* error) { table.ts_error_free(error); }
+ts_error* ts_error_new(int32_t code, const char* origin, const char* message) { return table.ts_error_new(code, origin, message); }
 ts_error* ts_image_get_info(const uint8_t* data, size_t bytes, ts_image_info* info) { return table.ts_image_get_info(data, bytes, info); }
 ts_error* ts_image_decoder_new(int64_t max_pixels, ts_image_decoder** decoder) { return table.ts_image_decoder_new(max_pixels, decoder); }
 void ts_image_decoder_free(ts_image_decoder* decoder) { table.ts_image_decoder_free(decoder); }

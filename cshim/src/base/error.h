@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
@@ -32,6 +33,12 @@ ts_error* classify(const char* origin, const std::exception& exception) noexcept
 
 inline void require(bool condition, const char* message) {
   if (!condition) throw Failure(TS_ERROR_INVALID_ARGUMENT, message);
+}
+
+// Throws what an error says, which it takes ownership of.
+[[noreturn]] inline void throw_error(ts_error* error) {
+  const std::unique_ptr<ts_error, decltype(&ts_error_free)> owned(error, &ts_error_free);
+  throw Failure(ts_error_code(error), ts_error_message(error));
 }
 
 // The size of a struct of the header before it grew.

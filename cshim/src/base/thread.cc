@@ -20,6 +20,7 @@
 namespace ts {
 
 __thread uint64_t thread_number __attribute__((tls_model("initial-exec"))) = 0;
+__thread bool library_thread __attribute__((tls_model("initial-exec"))) = false;
 
 namespace {
 

@@ -19,4 +19,14 @@ inline void enter_thread() noexcept {
   if (__builtin_expect(thread_number == 0, 0)) first_entry();
 }
 
+// Whether the calling thread is one of LibTorch's own, such as a device's thread of backward, and
+// has entered only to run code of the library's caller.
+extern __thread bool library_thread __attribute__((tls_model("initial-exec")));
+
+// What a call out of LibTorch into code of the library's caller begins with.
+inline void enter_from_library() noexcept {
+  if (thread_number == 0) library_thread = true;
+  enter_thread();
+}
+
 }  // namespace ts

@@ -47,8 +47,11 @@ class Seat {
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
 
+  // A thread of backward takes none: LibTorch's own products on it use its handle too, with a
+  // workspace of the thread's own and without the turn that run_here holds.
   bool take() noexcept {
     if (taken_) return true;
+    if (library_thread) return false;
     int count = seats_taken.load(std::memory_order_relaxed);
     while (count < kSeats) {
       if (!seats_taken.compare_exchange_weak(count, count + 1, std::memory_order_relaxed)) continue;
@@ -242,9 +245,7 @@ void run_with_libraries(Libraries used, DeviceIndex device, c10::function_ref<vo
     call.streams.push_back(c10::cuda::getCurrentCUDAStream(i));
   }
   all_stand_ins().run(call);
-  if (call.error == nullptr) return;
-  const std::unique_ptr<ts_error, decltype(&ts_error_free)> owned(call.error, &ts_error_free);
-  throw Failure(ts_error_code(call.error), ts_error_message(call.error));
+  if (call.error != nullptr) throw_error(call.error);
 }
 
 void prepare_libraries(DeviceIndex device) {

@@ -55,8 +55,9 @@ void append(Entry entry) noexcept {
 }
 
 void append_own(Entry entry) noexcept {
-  // A thread of autograd, for which the thread that called backward waits.
-  if (thread_number == 0) return append(entry);
+  // A thread of autograd, for which the thread that called backward waits. It has a number if it
+  // has run a hook.
+  if (thread_number == 0 || library_thread) return append(entry);
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
   try {

@@ -11,6 +11,8 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "torch/callback.h"
+#include "torch/node.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
@@ -50,6 +52,7 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     } else {
       ts::require(value.numel() == 1, "backward without a gradient needs a scalar");
     }
+    ts::refuse_in_accumulation();
     if (ts::somebody_captures()) {
       ts::hold_in_capture(with);
       ts::gradients_in_capture();
@@ -161,6 +164,24 @@ ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) {
     ts::require(!requires_grad || value.is_floating_point() || value.is_complex(),
                 "only floating point tensors can require grad");
     value.requires_grad_(requires_grad);
+  });
+}
+
+ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || leaves != nullptr, "leaves is NULL");
+    for (int64_t i = 0; i < count; ++i) {
+      ts::require(ts::value_of(leaves[i], "a leaf").is_leaf(), "a tensor is not a leaf");
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      auto* meta = torch::autograd::impl::get_autograd_meta(ts::value_of(leaves[i]));
+      if (meta == nullptr) continue;
+      using Weak = decltype(meta->grad_accumulator_);
+      const std::lock_guard<std::mutex> lock(meta->mutex_);
+      meta->grad_accumulator_ = Weak(ts::NodePointer());
+    }
   });
 }
 

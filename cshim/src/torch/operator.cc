@@ -841,6 +841,10 @@ bool has_form(const c10::TypePtr& type) {
 }
 
 std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::string& overload) {
+  // Its hooks would call back into a caller that expects no such call.
+  if (name == "aten::_backward") {
+    throw Failure(TS_ERROR_UNSUPPORTED, "call ts_tensor_backward instead of aten::_backward");
+  }
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   if (!handle.has_value()) throw_not_found(name, overload);
   auto op = std::make_unique<ts_operator>(ts_operator{*handle, full_name(name, overload), "", {}});

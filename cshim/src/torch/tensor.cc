@@ -21,6 +21,7 @@
 #include "cuda/device.h"
 #include "cuda/stream.h"
 #include "torch/pending.h"
+#include "torch/returned.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -135,45 +136,9 @@ size_t checked_extent(at::IntArrayRef sizes, const int64_t* strides, at::ScalarT
 }
 
 // The tokens of borrowed memory that no tensor uses any more.
-class Returned {
- public:
-  // Makes room for one more, so that put needs no memory.
-  void expect() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    tokens_.reserve(tokens_.size() + borrowed_ + 1);
-    ++borrowed_;
-  }
-  void put(int64_t token) noexcept {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    --borrowed_;
-    tokens_.push_back(token);
-  }
-  int64_t take(int64_t* tokens, int64_t capacity) noexcept {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    int64_t count = 0;
-    while (count < capacity && !tokens_.empty()) {
-      tokens[count++] = tokens_.back();
-      tokens_.pop_back();
-    }
-    return count;
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<int64_t> tokens_;
-  size_t borrowed_ = 0;
-};
-
 Returned& returned() {
   static auto* all = new Returned;  // never destroyed: a tensor may end after main
   return *all;
-}
-
-// Gives the caller's reference back.
-void drop(ts_tensor* tensor) noexcept {
-  if (tensor == nullptr) return;
-  tensor_handles.fetch_sub(1, std::memory_order_relaxed);
-  c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(tensor));
 }
 
 }  // namespace
@@ -324,12 +289,12 @@ ts_error* ts_tensor_retain(const ts_tensor* tensor, ts_tensor** reference) {
 
 void ts_tensor_free(ts_tensor* tensor) {
   ts::enter_thread();
-  ts::drop(tensor);
+  ts::take_handle(tensor);
 }
 
 void ts_tensor_free_all(ts_tensor* const* tensors, int64_t count) {
   ts::enter_thread();
-  for (int64_t i = 0; i < count; ++i) ts::drop(tensors[i]);
+  for (int64_t i = 0; i < count; ++i) ts::take_handle(tensors[i]);
 }
 
 int64_t ts_tensor_count(void) { return ts::tensor_handles.load(std::memory_order_relaxed); }

@@ -28,6 +28,19 @@ inline c10::TensorImpl* impl_of(const ts_tensor* tensor) noexcept {
   return reinterpret_cast<c10::TensorImpl*>(const_cast<ts_tensor*>(tensor));
 }
 
+// The tensor of a reference that the caller gives back; undefined for NULL.
+inline at::Tensor take_handle(ts_tensor* tensor) noexcept {
+  if (tensor == nullptr) return {};
+  tensor_handles.fetch_sub(1, std::memory_order_relaxed);
+  return at::Tensor(
+      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(impl_of(tensor)));
+}
+
+// A handle that is borrowed for a call; NULL for an undefined tensor.
+inline ts_tensor* borrowed_handle(const at::Tensor& tensor) noexcept {
+  return tensor.defined() ? reinterpret_cast<ts_tensor*>(tensor.unsafeGetTensorImpl()) : nullptr;
+}
+
 // The tensor of a handle that must be there.
 inline at::Tensor value_of(const ts_tensor* tensor, const char* name = "tensor") {
   if (tensor == nullptr) {

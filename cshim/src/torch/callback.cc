@@ -1,0 +1,293 @@
+#include "torch/callback.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/error.h"
+#include "base/thread.h"
+#include "torch/returned.h"
+#include "torch/tensor.h"
+
+struct ts_hook {
+  std::weak_ptr<ts::HookEntry> entry;
+};
+
+namespace ts {
+namespace {
+
+// How many callbacks the calling thread is in, and whether one is an accumulation hook.
+thread_local int32_t callback_depth = 0;
+thread_local bool accumulating = false;
+
+// The contexts of callbacks that nothing calls any more.
+Returned& returned_contexts() {
+  static auto* all = new Returned;  // never destroyed: a graph may end after main
+  return *all;
+}
+
+class Depth {
+ public:
+  Depth() { ++callback_depth; }
+  ~Depth() { --callback_depth; }
+  Depth(const Depth&) = delete;
+  Depth& operator=(const Depth&) = delete;
+};
+
+class Accumulating {
+ public:
+  Accumulating() : before_(std::exchange(accumulating, true)) {}
+  ~Accumulating() { accumulating = before_; }
+  Accumulating(const Accumulating&) = delete;
+  Accumulating& operator=(const Accumulating&) = delete;
+
+ private:
+  const bool before_;
+};
+
+class HookList {
+ public:
+  std::shared_ptr<HookEntry> add(Hook hook) {
+    auto entry = std::make_shared<HookEntry>(std::move(hook));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    drop_removed();
+    entries_.push_back(entry);
+    return entry;
+  }
+
+  // The hooks in the order of adding. A hook that is added or removed meanwhile counts for the next
+  // call.
+  std::vector<std::shared_ptr<const Hook>> hooks() {
+    std::vector<std::shared_ptr<const Hook>> found;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    drop_removed();
+    for (const auto& entry : entries_) {
+      if (auto hook = entry->hook()) found.push_back(std::move(hook));
+    }
+    return found;
+  }
+
+ private:
+  void drop_removed() {
+    entries_.erase(std::remove_if(entries_.begin(), entries_.end(),
+                                  [](const auto& entry) { return entry->hook() == nullptr; }),
+                   entries_.end());
+  }
+
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<HookEntry>> entries_;  // guarded by mutex_
+};
+
+void check_hooked(const at::Tensor& gradient, const at::Tensor& result) {
+  require(result.sizes() == gradient.sizes(),
+          "a hook's result has another shape than the gradient");
+  require(result.scalar_type() == gradient.scalar_type(),
+          "a hook's result has another dtype than the gradient");
+  require(result.device() == gradient.device(),
+          "a hook's result is on another device than the gradient");
+}
+
+// LibTorch's form of hooks on the gradient of one output of an operator, or of a leaf.
+class GradientHooks final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit GradientHooks(size_t output) : output(output) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    torch::autograd::variable_list changed = grads;
+    at::Tensor& gradient = changed.at(output);
+    for (const auto& hook : list.hooks()) {
+      if (!gradient.defined()) break;
+      at::Tensor result = (*hook)(gradient);
+      if (!result.defined()) continue;
+      check_hooked(gradient, result);
+      gradient = std::move(result);
+    }
+    return changed;
+  }
+
+  const size_t output;
+  HookList list;
+};
+
+class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  void operator()(const at::Tensor& leaf) override {
+    const Accumulating here;
+    for (const auto& hook : list.hooks()) (*hook)(leaf);
+  }
+
+  HookList list;
+};
+
+// The hooks among others of a tensor or an operator, or null.
+GradientHooks* find_hooks(
+    const std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& hooks, size_t output) {
+  for (const auto& each : hooks) {
+    auto* found = dynamic_cast<GradientHooks*>(each.get());
+    if (found != nullptr && found->output == output) return found;
+  }
+  return nullptr;
+}
+
+// Registers a callback as a hook that returns what the callback does.
+template <typename Add>
+void add_callback(ts_autograd_callback function, int64_t context, size_t results, ts_hook** hook,
+                  Add&& add) {
+  require(function != nullptr, "callback is NULL");
+  require(hook != nullptr, "hook is NULL");
+  auto made = std::make_unique<ts_hook>();
+  const auto callback = std::make_shared<Callback>(function, context);
+  made->entry = add([callback, results](const at::Tensor& tensor) {
+    const auto returned = (*callback)({tensor}, results);
+    return results == 0 ? at::Tensor() : returned.front();
+  });
+  callback->keep();
+  *hook = made.release();
+}
+
+}  // namespace
+
+Callback::Callback(ts_autograd_callback function, int64_t context)
+    : function_(function), context_(context) {
+  returned_contexts().expect();
+}
+
+Callback::~Callback() {
+  if (kept_) {
+    returned_contexts().put(context_);
+  } else {
+    returned_contexts().unexpect();
+  }
+}
+
+std::vector<at::Tensor> Callback::operator()(const std::vector<at::Tensor>& tensors,
+                                             size_t results) const {
+  if (!kept_) throw Failure(TS_ERROR_INTERNAL, "a callback whose registration failed");
+  enter_from_library();
+  std::vector<ts_tensor*> given;
+  given.reserve(tensors.size());
+  for (const at::Tensor& each : tensors) given.push_back(borrowed_handle(each));
+  std::vector<ts_tensor*> made(results, nullptr);
+  std::vector<at::Tensor> taken;
+  taken.reserve(results);
+  // LibTorch's mode is whether the gradients themselves are recorded. It is a flag here, because
+  // the mode of a thread would be lost where the caller goes on on another one.
+  const int32_t flags = at::GradMode::is_enabled() ? TS_CALLBACK_FLAG_CREATE_GRAPH : 0;
+  ts_error* error = nullptr;
+  {
+    const at::AutoGradMode recording(true);
+    const Depth deeper;
+    error = function_(context_, flags, given.data(), static_cast<int64_t>(given.size()),
+                      made.data(), static_cast<int64_t>(made.size()));
+  }
+  for (ts_tensor* each : made) taken.push_back(take_handle(each));
+  if (error != nullptr) throw_error(error);
+  return taken;
+}
+
+std::shared_ptr<const Hook> HookEntry::hook() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return hook_;
+}
+
+void HookEntry::remove() noexcept {
+  std::shared_ptr<const Hook> removed;  // ends after the lock
+  const std::lock_guard<std::mutex> lock(mutex_);
+  removed.swap(hook_);
+}
+
+std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook) {
+  namespace impl = torch::autograd::impl;
+  require(tensor.requires_grad(), "a tensor that does not require grad has no gradient to hook");
+  if (const auto& function = tensor.grad_fn()) {
+    const auto output = static_cast<size_t>(tensor.output_nr());
+    GradientHooks* hooks = find_hooks(function->tensor_pre_hooks(), output);
+    if (hooks == nullptr) {
+      auto made = std::make_unique<GradientHooks>(output);
+      hooks = made.get();
+      function->add_tensor_pre_hook(std::move(made));
+    }
+    return hooks->list.add(std::move(hook));
+  }
+  GradientHooks* hooks = find_hooks(impl::hooks(tensor), 0);
+  if (hooks == nullptr) {
+    auto made = std::make_unique<GradientHooks>(0);
+    hooks = made.get();
+    impl::add_hook(tensor, std::move(made));
+  }
+  return hooks->list.add(std::move(hook));
+}
+
+std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook) {
+  namespace impl = torch::autograd::impl;
+  require(leaf.is_leaf() && leaf.requires_grad(),
+          "only a leaf that requires grad accumulates a gradient");
+  auto* hooks = dynamic_cast<AccumulationHooks*>(impl::post_acc_grad_hooks(leaf).get());
+  if (hooks == nullptr) {
+    auto made = std::make_unique<AccumulationHooks>();
+    hooks = made.get();
+    impl::set_post_acc_grad_hooks(leaf, std::move(made));
+  }
+  return hooks->list.add(std::move(hook));
+}
+
+void refuse_in_accumulation() {
+  require(!accumulating,
+          "backward in a post-accumulate-gradient hook would wait for the gradient that the hook's "
+          "thread holds: call it after the backward pass, or in a callback at its end");
+}
+
+}  // namespace ts
+
+ts_error* ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback,
+                                      int64_t context, ts_hook** hook) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    ts::add_callback(callback, context, 1, hook,
+                     [&](ts::Hook made) { return ts::add_gradient_hook(value, std::move(made)); });
+  });
+}
+
+ts_error* ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback,
+                                          int64_t context, ts_hook** hook) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    ts::add_callback(callback, context, 0, hook, [&](ts::Hook made) {
+      return ts::add_accumulation_hook(value, std::move(made));
+    });
+  });
+}
+
+void ts_hook_remove(ts_hook* hook) {
+  if (hook == nullptr) return;
+  const auto entry = hook->entry.lock();
+  if (entry != nullptr) entry->remove();
+}
+
+void ts_hook_free(ts_hook* hook) { delete hook; }
+
+ts_error* ts_backward_add_callback(ts_autograd_callback callback, int64_t context) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(callback != nullptr, "callback is NULL");
+    ts::require(torch::autograd::get_current_graph_task_id() != -1,
+                "no backward pass is under way on this thread: call it in a hook, or in the "
+                "backward of a function");
+    const auto made = std::make_shared<ts::Callback>(callback, context);
+    torch::autograd::Engine::get_default_engine().queue_callback([made] { (*made)({}, 0); });
+    made->keep();
+  });
+}
+
+int32_t ts_callback_depth(void) { return ts::callback_depth; }
+
+int64_t ts_callbacks_take(int64_t* contexts, int64_t capacity) {
+  return contexts == nullptr ? 0 : ts::returned_contexts().take(contexts, capacity);
+}

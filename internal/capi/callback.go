@@ -1,0 +1,238 @@
+package capi
+
+/*
+#include <stdlib.h>
+#include "torchstream.h"
+#cgo noescape ts_function_attach
+#cgo nocallback ts_function_attach
+#cgo noescape ts_tensor_forget_accumulators
+#cgo nocallback ts_tensor_forget_accumulators
+#cgo nocallback ts_hook_remove
+#cgo nocallback ts_hook_free
+#cgo nocallback ts_callback_depth
+#cgo noescape ts_callbacks_take
+#cgo nocallback ts_callbacks_take
+#cgo nocallback ts_backward_add_callback
+#cgo noescape ts_tensor_add_gradient_hook
+#cgo nocallback ts_tensor_add_gradient_hook
+#cgo noescape ts_tensor_add_accumulation_hook
+#cgo nocallback ts_tensor_add_accumulation_hook
+
+ts_error* torchstreamAutogradCallback(int64_t, int32_t, ts_tensor**, int64_t, ts_tensor**, int64_t);
+
+// Go cannot declare pointers to const.
+static ts_error* call_go(int64_t context, int32_t flags, ts_tensor* const* tensors, int64_t count, ts_tensor** results,
+                         int64_t result_count) {
+	return torchstreamAutogradCallback(context, flags, (ts_tensor**)tensors, count, results, result_count);
+}
+static ts_autograd_callback autograd_callback(void) { return call_go; }
+*/
+import "C"
+
+import (
+	"errors"
+	"runtime/cgo"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// Callback is Go code that a backward pass calls. tensors are borrowed for the call, and may be
+// nil. The callback writes new references to results, or leaves nil. createGraph says whether the
+// computation of the gradients is recorded. A panic must not leave it.
+//
+// It runs on the OS thread that runs the backward pass, to which its goroutine is locked: that of
+// the caller of Backward for tensors on the CPU, LibTorch's thread of the device for others.
+type Callback func(tensors []*Tensor, results []*Tensor, createGraph bool) error
+
+// call implements ts_autograd_callback.
+func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
+	err := cgo.Handle(context).Value().(lent).fn(tensors, results, flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0)
+	if err == nil {
+		return nil
+	}
+	return (*C.ts_error)(imagecapi.NewError(CodeCallback, strconv.FormatInt(keepError(err), 10)))
+}
+
+// callbackErrors has the errors of callbacks on their way through C to the caller of Backward. A
+// pass with several GPUs may have several errors, of which LibTorch returns the first, so entries
+// may stay: the oldest ones go when there are too many.
+var callbackErrors struct {
+	mu   sync.Mutex
+	last int64
+	of   map[int64]error
+}
+
+const maxCallbackErrors = 256
+
+// keepError keeps the error and returns its number.
+func keepError(err error) int64 {
+	e := &callbackErrors
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.of == nil {
+		e.of = map[int64]error{}
+	}
+	e.last++
+	e.of[e.last] = err
+	delete(e.of, e.last-maxCallbackErrors)
+	return e.last
+}
+
+// callbackError returns the error of the callback that failed a call, instead of the C error that
+// stands for it.
+func callbackError(err error) error {
+	var c *Error
+	if !errors.As(err, &c) || c.Code != CodeCallback {
+		return err
+	}
+	number, _ := strconv.ParseInt(c.Message, 10, 64)
+	e := &callbackErrors
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if kept := e.of[number]; kept != nil {
+		delete(e.of, number)
+		return kept
+	}
+	return err
+}
+
+// differentiate makes a call that runs a backward pass. A pass inside a callback passes no gate:
+// those inside the gate may wait for that callback.
+func differentiate(what string, fn func() *C.ts_error) error {
+	if C.ts_callback_depth() == 0 {
+		differentiating.enter()
+		defer differentiating.leave()
+	}
+	defer ReleaseCallbacks()
+	pass := func() error { return callbackError(failure(fn())) }
+	if s := sanitizer.Load(); s != nil {
+		return s.call(pass, func() { s.freed(what) })
+	}
+	return pass()
+}
+
+// callbacks is the number of callbacks that C may call.
+var callbacks atomic.Int64
+
+// lent is what a context stands for.
+type lent struct {
+	fn    Callback
+	ended func() // nil, or called when C can no longer call fn
+}
+
+// lendCallback calls lend with a context for fn.
+func lendCallback(fn Callback, ended func(), lend func(context C.int64_t) *C.ts_error) error {
+	h := cgo.NewHandle(lent{fn, ended})
+	callbacks.Add(1)
+	err := failure(lend(C.int64_t(h)))
+	if err != nil {
+		h.Delete()
+		callbacks.Add(-1)
+	}
+	return err
+}
+
+// LiveCallbacks returns the number of callbacks that C may call, or that ReleaseCallbacks has yet
+// to release.
+func LiveCallbacks() int64 { return callbacks.Load() }
+
+// ReleaseCallbacks releases the callbacks that C can no longer call: their hooks were removed, or
+// their tensors or graph nodes have ended.
+func ReleaseCallbacks() {
+	if callbacks.Load() == 0 {
+		return
+	}
+	var contexts [32]int64
+	for n := len(contexts); n == len(contexts); {
+		n = int(C.ts_callbacks_take(sizes(contexts[:]), C.int64_t(len(contexts))))
+		for _, context := range contexts[:n] {
+			h := cgo.Handle(context)
+			ended := h.Value().(lent).ended
+			h.Delete()
+			if ended != nil {
+				ended()
+			}
+		}
+		callbacks.Add(int64(-n))
+	}
+}
+
+// Hook is a ts_hook.
+type Hook = C.ts_hook
+
+// AddGradientHook registers fn, which gets the gradient of t and may return another one.
+func AddGradientHook(t *Tensor, fn Callback) (h *Hook, err error) {
+	err = lendCallback(fn, nil, func(context C.int64_t) *C.ts_error {
+		return C.ts_tensor_add_gradient_hook(t, C.autograd_callback(), context, &h)
+	})
+	return h, err
+}
+
+// AddAccumulationHook registers fn, which gets the leaf t after its gradient has changed.
+func AddAccumulationHook(t *Tensor, fn Callback) (h *Hook, err error) {
+	err = lendCallback(fn, nil, func(context C.int64_t) *C.ts_error {
+		return C.ts_tensor_add_accumulation_hook(t, C.autograd_callback(), context, &h)
+	})
+	return h, err
+}
+
+func RemoveHook(h *Hook) {
+	C.ts_hook_remove(h)
+	ReleaseCallbacks()
+}
+
+func FreeHook(h *Hook) { C.ts_hook_free(h) }
+
+// AddBackwardCallback registers fn for the end of the backward pass that the calling thread runs.
+func AddBackwardCallback(fn Callback) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return lendCallback(fn, nil, func(context C.int64_t) *C.ts_error {
+		return C.ts_backward_add_callback(C.autograd_callback(), context)
+	})
+}
+
+// Function is a ts_function.
+type Function struct {
+	Name                   string
+	Inputs, Outputs, Saved []*Tensor
+	Constant               []bool // as many as Outputs
+	Backward               Callback
+	Ended                  func() // nil, or called when the graph node has ended; it must not block
+}
+
+// AttachFunction makes a graph node of the function, and returns its outputs with this history.
+func AttachFunction(f Function) ([]*Tensor, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	name := C.CString(f.Name)
+	defer C.free(unsafe.Pointer(name))
+	results := make([]*Tensor, len(f.Outputs))
+	err := lendCallback(f.Backward, f.Ended, func(context C.int64_t) *C.ts_error {
+		return C.ts_function_attach(C.ts_function{
+			name: name, inputs: unsafe.SliceData(f.Inputs), input_count: C.int64_t(len(f.Inputs)),
+			outputs: unsafe.SliceData(f.Outputs), output_count: C.int64_t(len(f.Outputs)),
+			constant: (*C.bool)(unsafe.Pointer(unsafe.SliceData(f.Constant))),
+			saved:    unsafe.SliceData(f.Saved), saved_count: C.int64_t(len(f.Saved)),
+			backward: C.autograd_callback(), context: context,
+		}, unsafe.SliceData(results))
+	})
+	return results, err
+}
+
+// ForgetAccumulators makes graphs recorded from now on add to the leaves' gradients with nodes of
+// their own.
+func ForgetAccumulators(leaves []*Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_tensor_forget_accumulators(unsafe.SliceData(leaves), C.int64_t(len(leaves))))
+}

@@ -1,0 +1,186 @@
+package torch
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Function is a differentiable function in Go: Forward computes the outputs, and Backward the
+// gradients of the inputs from those of the outputs. Its results take part in a backward pass as
+// those of an operator do. A Function is a value without state; any goroutine may apply it.
+//
+//	cube := torch.Function{
+//		Name: "cube",
+//		Forward: func(c *torch.FunctionContext, in []*torch.Tensor) ([]*torch.Tensor, error) {
+//			c.SaveForBackward(in[0])
+//			return []*torch.Tensor{in[0].Square().Mul(in[0])}, nil
+//		},
+//		Backward: func(c *torch.FunctionContext, g []*torch.Tensor) ([]*torch.Tensor, error) {
+//			return []*torch.Tensor{g[0].Mul(c.SavedTensors()[0].Square()).MulScalar(3)}, nil
+//		},
+//	}
+//	y := cube.Apply1(x)
+type Function struct {
+	// Name is the function's name in errors; "" means "Function".
+	Name string
+
+	// Forward returns the outputs, of any shape, dtype and device. Its handles of the inputs record
+	// nothing, have the inputs' marks of Autocast, and end with the call, as does what it computes;
+	// the outputs do not. An output may be an input or a view of one. Forward must not change an
+	// input in place. What an output depends on by other ways than the inputs gets no gradient.
+	Forward func(c *FunctionContext, inputs []*Tensor) ([]*Tensor, error)
+
+	// Backward gets the gradient of each output, with the output's shape, dtype and device: zeros
+	// where nothing used the output, nil where the output has no gradient. It returns the gradient
+	// of each input, or nil for zeros; it may return nil for an input that needs none
+	// (FunctionContext.NeedsInputGrad). [Hook] says on which goroutine and stream it runs, which
+	// marks and scope its handles have, and what becomes of its error or panic.
+	//
+	// With GradOptions.CreateGraph the operators of Backward on the gradients and the saved tensors
+	// are recorded, so gradients of the result exist where these operators are differentiable.
+	Backward func(c *FunctionContext, gradients []*Tensor) ([]*Tensor, error)
+}
+
+// FunctionContext connects the Forward and the Backward of one application of a [Function]. It is
+// valid during the call that it is an argument of.
+type FunctionContext struct {
+	// Data is for values other than tensors. What Forward leaves there Backward finds.
+	Data any
+
+	saved    []*Tensor
+	constant []*Tensor
+	needs    []bool
+}
+
+// SaveForBackward keeps tensors for Backward: inputs, outputs, or others. It is called in Forward;
+// each call adds to the tensors. They are kept until the first backward pass without RetainGraph,
+// or until the outputs are gone. If a saved input or output is changed in place before, Backward
+// fails.
+func (c *FunctionContext) SaveForBackward(tensors ...*Tensor) { c.saved = append(c.saved, tensors...) }
+
+// SavedTensors returns the tensors of SaveForBackward, in Backward.
+func (c *FunctionContext) SavedTensors() []*Tensor { return c.saved }
+
+// MarkNonDifferentiable says, in Forward, that outputs have no gradient. Outputs of integers and
+// bools never have one.
+func (c *FunctionContext) MarkNonDifferentiable(outputs ...*Tensor) {
+	c.constant = append(c.constant, outputs...)
+}
+
+// NeedsInputGrad reports whether the input requires gradients.
+func (c *FunctionContext) NeedsInputGrad(input int) bool {
+	return input >= 0 && input < len(c.needs) && c.needs[input]
+}
+
+// Apply calls Forward and returns its outputs, in the youngest scope of the inputs. If no input
+// requires gradients, or if one is marked NoGrad, the outputs have no history and Backward is not
+// called. A panic of Forward passes through.
+func (f Function) Apply(inputs ...*Tensor) ([]*Tensor, error) {
+	return f.apply(inputs, nil)
+}
+
+// Apply1 is [Function.Apply] for functions with one output. Its error is the tensor's.
+func (f Function) Apply1(inputs ...*Tensor) *Tensor {
+	out, err := f.Apply(inputs...)
+	switch {
+	case err != nil:
+		return failed(err)
+	case len(out) != 1:
+		closeAll(out)
+		return failed(opError(f.name(), inputs, invalid("Forward returned %d outputs: use Apply", len(out))))
+	}
+	return out[0]
+}
+
+func (f Function) name() string {
+	if f.Name == "" {
+		return "Function"
+	}
+	return f.Name
+}
+
+// apply implements Apply. The graph node's end calls ended, if it is not nil and there is a node.
+func (f Function) apply(inputs []*Tensor, ended func()) ([]*Tensor, error) {
+	op := f.name()
+	if f.Forward == nil || f.Backward == nil {
+		return nil, opError(op, inputs, invalid("the Function has no Forward or no Backward"))
+	}
+	scope := NewScope("a call of Forward of " + op)
+	defer scope.Close()
+	var p provenance
+	c := &FunctionContext{needs: make([]bool, len(inputs))}
+	in := make([]*Tensor, len(inputs))
+	recorded := false
+	for i, t := range inputs {
+		if in[i] = t.within(scope); in[i].failure() != nil {
+			return nil, opErrorOnce(op, inputs, in[i].failure())
+		}
+		c.needs[i] = t.RequiresGrad()
+		recorded = recorded || c.needs[i]
+		in[i].marks |= noGrad
+		p.scope = youngest(p.scope, t.scope)
+		p.marks |= t.marks
+	}
+	out, err := f.Forward(c, in)
+	if err == nil && len(out) == 0 {
+		err = invalid("Forward returned no outputs")
+	}
+	if err != nil {
+		return nil, opErrorOnce(op, inputs, err)
+	}
+	recorded = recorded && p.marks&noGrad == 0
+	constant := make([]bool, len(out))
+	for i, t := range out {
+		constant[i] = slices.ContainsFunc(c.constant, func(o *Tensor) bool { return o != nil && t != nil && o.h == t.h })
+		if history, _ := t.info(); history.RequiresGrad && !slices.ContainsFunc(in, func(o *Tensor) bool { return o.h == t.h }) {
+			out[i] = t.Detach()
+		}
+	}
+	var found []*capi.Tensor
+	all := slices.Concat(inputs, out, c.saved)
+	err = with(op, all, func(cs []*capi.Tensor) (err error) {
+		attached := capi.Function{
+			Name: op, Inputs: cs[:len(inputs)], Outputs: cs[len(inputs) : len(inputs)+len(out)], Saved: cs[len(inputs)+len(out):],
+			Constant: constant, Ended: ended,
+		}
+		if !recorded {
+			found, err = retainAll(attached.Outputs)
+			return err
+		}
+		needs, data := c.needs, c.Data
+		attached.Backward = callback(op, func(in []*Tensor) ([]*Tensor, error) {
+			c := &FunctionContext{Data: data, saved: in[len(out):], needs: needs}
+			gradients, err := f.Backward(c, in[:len(out):len(out)])
+			if err == nil && len(gradients) != len(inputs) {
+				err = invalid("Backward returned %d gradients for %d inputs", len(gradients), len(inputs))
+			}
+			return gradients, err
+		})
+		found, err = capi.AttachFunction(attached)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	results := make([]*Tensor, len(found))
+	for i, c := range found {
+		results[i] = p.result(c)
+		err = errors.Join(err, results[i].failure())
+	}
+	return results, err
+}
+
+// retainAll returns a new reference to each tensor.
+func retainAll(tensors []*capi.Tensor) (retained []*capi.Tensor, err error) {
+	for _, t := range tensors {
+		r, err := capi.RetainTensor(t)
+		if err != nil {
+			capi.FreeTensors(retained)
+			return nil, err
+		}
+		retained = append(retained, r)
+	}
+	return retained, nil
+}
