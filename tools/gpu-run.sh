@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize streams bench training demo train examples (default: tests bench demo); none only unpacks
+#   run.sh [STAGE...]      stages: tests sanitize streams bench decode training demo train examples (default: tests bench demo);
+#                          none only unpacks
 #
 # OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
@@ -127,7 +128,7 @@ sanitized() {
   case $tool in
     # Tests cause errors of API calls on purpose: they ask for too much memory, and break captures.
     memcheck) options=(--report-api-errors no) ;;
-    racecheck) options=(--kernel-name kns=normalize) ;;
+    racecheck) options=(--kernel-name "kns=$kernels") ;;
   esac
   # Each process needs ports of its own, and starts slowly beside others. Python and the copies of themselves that tests
   # start are not checked.
@@ -188,9 +189,12 @@ sanitize() {
   }
   while IFS=$'\t' read -r folder name file kind; do
     uses_gpu "$file" || continue
-    # racecheck finds hazards between the threads of a block in shared memory. Our only kernels are in src/torch/normalize.cu,
-    # and this test runs all their variants. They use no shared memory today; racecheck is here for a later version that does.
-    [[ $name == cshim/torch_normalize_test ]] && check racecheck "$file" '--gtest_filter=NormalizeGpu.*'
+    # racecheck finds hazards between the threads of a block in shared memory, which the kernels of src/decode use. That of
+    # src/torch/normalize.cu uses none today; racecheck is here for a later version that does.
+    case $name in
+      cshim/torch_normalize_test) kernels=normalize check racecheck "$file" '--gtest_filter=NormalizeGpu.*' ;;
+      cshim/decode_decode_test) kernels=decode check racecheck "$file" '--gtest_filter=DecodeGpu.*' ;;
+    esac
     if [[ $kind != go ]]; then
       check memcheck "$file" '--gtest_filter=-Trace*'
       continue
@@ -293,6 +297,13 @@ training() {
     "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 "${fed[@]}"
 }
 
+# Decodes batches of JPEGs on the GPU, compares them with the host's, and writes the time of each stage.
+decode() {
+  cd "$here/tree" || return
+  rm -f "$out/decode.txt" "$out/decode.json"
+  step "decode" "$out/decode.txt" bash -c '"$0" >"$1"; rc=$?; cat "$1"; exit $rc' "$here/shim/decode_bench" "$out/decode.json"
+}
+
 demo() {
   cd "$here/tree" || return
   rm -f "$out/demo.txt" "$out/demo.safetensors"
@@ -340,9 +351,9 @@ examples() {
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | streams | bench | training | demo | train | examples) "$stage" ;;
+    tests | sanitize | streams | bench | decode | training | demo | train | examples) "$stage" ;;
     none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, training, demo, train or examples" >&2 && exit 2 ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, decode, training, demo, train or examples" >&2 && exit 2 ;;
   esac
 done
 say ""

@@ -59,7 +59,11 @@ inline ts_image_geometry random_resized_crop(std::mt19937& random, int width, in
                                              int side) {
   std::uniform_real_distribution<double> area(0.08, 1);
   std::uniform_real_distribution<double> ratio(std::log(3.0 / 4), std::log(4.0 / 3));
-  ts_image_geometry g = {sizeof g, 0, 0, width, height, side, side, 0, 0, side, side, 0, false};
+  ts_image_geometry g = {};
+  g.size = sizeof g;
+  g.crop_width = width;
+  g.crop_height = height;
+  g.resize_width = g.resize_height = g.window_width = g.window_height = side;
   for (int i = 0; i < 10; ++i) {
     const double pixels = width * static_cast<double>(height) * area(random);
     const double aspect = std::exp(ratio(random));

@@ -938,6 +938,54 @@ TS_API void ts_sanitizer_stop(void);
  * and synchronisations of the calling thread. Cannot fail. */
 TS_API int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity);
 
+/* ---- decoding JPEGs on a GPU ----------------------------------------------------------------- */
+
+/* Decodes crops of JPEGs on a GPU from their entry points, as ts_image_decode_with_entries does on
+ * the host: the pixels are the same, byte for byte. ts_image_plan_segments plans an image into
+ * memory that travels to the device.
+ *
+ * A decoder holds device memory, allocated by ts_gpu_decoder_new and by no other call. Its runs
+ * share that memory, so they are on one stream, or on streams that are ordered. One thread uses a
+ * decoder at a time. */
+typedef struct ts_gpu_decoder ts_gpu_decoder;
+
+/* staging_bytes: the maximum of the plans of a run, with the head. scratch_bytes: coefficients and
+ * samples of the images that are decoded at once; a batch that needs more is decoded in parts, and
+ * an image that needs more by itself is refused. About 12 bytes a pixel of a crop at 4:4:4 hold it
+ * whole. */
+TS_API ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes,
+                                    size_t scratch_bytes, ts_gpu_decoder** decoder);
+/* Returns the memory to LibTorch's allocator, in the order of the streams of the runs. Waits for
+ * nothing. */
+TS_API void ts_gpu_decoder_free(ts_gpu_decoder* decoder);
+
+/* Returns the bytes at the beginning of the staging memory that a run of so many images writes. The
+ * plans lie behind them. */
+TS_API size_t ts_gpu_decoder_head_bytes(int64_t images);
+
+typedef struct ts_gpu_decode_image {
+  size_t plan;   /* byte of the staging memory where its plan begins, a multiple of 16 */
+  size_t result; /* byte of the results where its pixels begin: window_height rows of
+                    window_width * 3 bytes, without gaps */
+} ts_gpu_decode_image;
+
+/* Enqueues the decoding of `count` images, and returns. Neither allocates nor waits for the device.
+ *
+ * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head and plans, written by
+ * ts_image_plan_segments in this process. results: contiguous uint8 on the decoder's device.
+ * failed: pinned memory of `count` numbers. Both pieces of host memory are borrowed until the work
+ * that is enqueued here has completed.
+ *
+ * failed[i] is then 0, or 1 if the segments of image i are not as its plan says: its pixels are
+ * undefined, those of the others are right, and the host has to decode the image.
+ *
+ * TS_ERROR_INVALID_ARGUMENT, with nothing enqueued, for a plan that is none, for pixels that do not
+ * fit into the results, and for an image that needs more scratch memory than there is.
+ * TS_ERROR_CAPTURE while the stream is captured. */
+TS_API ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes,
+                                    const ts_gpu_decode_image* images, int64_t count,
+                                    ts_tensor* results, int32_t* failed, ts_stream stream);
+
 /* ---- traces ---------------------------------------------------------------------------------- */
 
 /* A recording of what ran when, made with LibTorch's profiler: operators of all threads and, with a

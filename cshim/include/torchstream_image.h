@@ -269,6 +269,22 @@ TS_API ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const u
                                               ts_image_entries entries, uint8_t* dst, size_t stride,
                                               uint64_t* proof);
 
+/* Plans what ts_image_decode_with_entries would decode, for ts_gpu_decoder_run of torchstream.h:
+ * writes the plan, with the compressed bytes that the geometry needs, to `buffer`, which is aligned
+ * to 16 bytes. The plan is meant for this process and this version of the library.
+ *
+ * planned: the plan's bytes, a multiple of 16. More than the capacity: the plan did not fit, and
+ * the buffer's content is undefined. 0: only the host decodes this image, geometry or entries. That
+ * is so without entries that are proven (`proof` as in ts_image_decode_with_entries, which verifies
+ * entries; this call does not), for entries that are too far apart, with dct_scaling where it would
+ * scale, for CMYK, and for unusual Huffman tables.
+ *
+ * Damage that libjpeg-turbo meets in the file's header is TS_ERROR_DECODE. */
+TS_API ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data,
+                                        size_t bytes, const ts_image_geometry* geometry,
+                                        ts_image_entries entries, uint64_t* proof, uint8_t* buffer,
+                                        size_t capacity, size_t* planned);
+
 /* How many JPEGs a decoder has decoded in which way. The pixels are the same in all of them. */
 typedef struct ts_image_decoder_stats {
   size_t size;              /* sizeof(ts_image_decoder_stats), set by the caller */

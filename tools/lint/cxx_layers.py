@@ -18,7 +18,8 @@ FOLDERS = {
     "image": {"base", "jpeg"},
     "cuda": {"base"},
     "torch": {"base", "cuda"},
-    "bench": {"base", "cuda"},
+    "decode": {"base", "cuda", "jpeg", "torch"},
+    "bench": {"base", "cuda", "torch", "decode"},
 }
 
 # The units of src/cuda, from the lowest up. Each includes only units before it.

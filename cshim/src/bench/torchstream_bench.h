@@ -26,6 +26,27 @@ TS_API ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rou
 TS_API ts_error* ts_bench_peer(int32_t dst_device, int32_t src_device, size_t bytes, int32_t rounds,
                                double* nanoseconds);
 
+/* The pieces of ts_bench_gpu_decode's time. */
+enum {
+  TS_BENCH_DECODE_COPY = 0, /* the staging memory to the device */
+  TS_BENCH_DECODE_ZERO = 1, /* the coefficients */
+  TS_BENCH_DECODE_ENTROPY = 2,
+  TS_BENCH_DECODE_TRANSFORM = 3,
+  TS_BENCH_DECODE_PIXELS = 4,
+  TS_BENCH_DECODE_WEIGHTS = 5,
+  TS_BENCH_DECODE_COLUMNS = 6,
+  TS_BENCH_DECODE_RESULTS = 7,
+  TS_BENCH_DECODE_ALL = 8, /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_DECODE_PIECES = 9
+};
+
+/* Does ts_gpu_decoder_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_DECODE_PIECES
+ * times of the device, the medians of the rounds; TS_BENCH_DECODE_ALL is a mean. */
+TS_API ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes,
+                                     const ts_gpu_decode_image* images, int64_t count,
+                                     ts_tensor* results, int32_t* failed, ts_stream stream,
+                                     int32_t rounds, double* milliseconds);
+
 #ifdef __cplusplus
 }
 #endif

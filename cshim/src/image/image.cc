@@ -13,6 +13,7 @@
 #include "image/png.h"
 #include "image/resize.h"
 #include "image/webp.h"
+#include "jpeg/plan.h"
 #include "torchstream_image.h"
 
 struct ts_image_decoder {
@@ -73,22 +74,28 @@ bool inside(int32_t begin, int32_t size, int32_t whole) {
 }
 
 // Returns the geometry, after it has checked everything that does not depend on the image's size.
-ts_image_geometry checked(const ts_image_geometry* geometry, const uint8_t* dst, size_t stride) {
+ts_image_geometry checked(const ts_image_geometry* geometry) {
   require_size(geometry, "geometry");
   const ts_image_geometry g = known(geometry);
-  require(dst != nullptr, "dst is NULL");
   require(g.resize_width >= 1 && g.resize_width <= kMaxOutputs && g.resize_height >= 1 &&
               g.resize_height <= kMaxOutputs,
           "geometry: the resized image must be from 1 to 65535 pixels a side");
   require(inside(g.window_x, g.window_width, g.resize_width) &&
               inside(g.window_y, g.window_height, g.resize_height),
           "geometry: the window is not inside the resized image");
-  require(stride >= static_cast<size_t>(g.window_width) * 3,
-          "stride is less than the window's width * 3 bytes");
   require(g.orientation >= 0 && g.orientation <= 8, "geometry: orientation is not in 0 to 8");
   require(
       g.interpolation >= TS_INTERPOLATION_DEFAULT && g.interpolation <= TS_INTERPOLATION_BICUBIC,
       "geometry: interpolation is none of TS_INTERPOLATION_");
+  return g;
+}
+
+// As above, for pixels that are written to dst.
+ts_image_geometry checked(const ts_image_geometry* geometry, const uint8_t* dst, size_t stride) {
+  const ts_image_geometry g = checked(geometry);
+  require(dst != nullptr, "dst is NULL");
+  require(stride >= static_cast<size_t>(g.window_width) * 3,
+          "stride is less than the window's width * 3 bytes");
   return g;
 }
 
@@ -311,6 +318,29 @@ ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const uint8_t*
     const ts_image_geometry known = ts::image::checked(geometry, dst, stride);
     const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
     ts::image::decode(decoder, data, bytes, known, dst, stride, &in);
+  });
+}
+
+ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                 const ts_image_geometry* geometry, ts_image_entries entries,
+                                 uint64_t* proof, uint8_t* buffer, size_t capacity,
+                                 size_t* planned) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
+    ts::require(buffer != nullptr || capacity == 0, "buffer is NULL");
+    ts::require(reinterpret_cast<uintptr_t>(buffer) % ts::jpeg::kPlanAlign == 0,
+                "buffer is not aligned to 16 bytes");
+    ts::require(planned != nullptr, "planned is NULL");
+    const ts_image_geometry known = ts::image::checked(geometry);
+    const ts_image_info info = ts::image::bounded_header(decoder, data, bytes);
+    ts::image::check_crop(known, info.width, info.height);
+    size_t size = 0;
+    if (info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1) {
+      const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
+      size = decoder->jpeg.plan(data, bytes, info, known, in, buffer, capacity);
+    }
+    *planned = size;
   });
 }
 

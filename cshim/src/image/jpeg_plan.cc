@@ -182,6 +182,13 @@ Box plan_pixels(const jpeg_decompress_struct& codec, const ts_image_geometry& g,
           std::max(plan->stored_x, last_x) + 1, std::max(plan->stored_y, last_y) + 1};
 }
 
+// Reports whether the pixels of every step can be counted by int32_t.
+bool small_enough(const Plan& plan) {
+  const auto fits = [](int32_t a, int32_t b) { return int64_t{a} * b <= INT32_MAX / 4; };
+  return fits(plan.x.source_size, plan.y.source_size) && fits(plan.x.size, plan.y.source_size) &&
+         fits(plan.x.size, plan.y.size);
+}
+
 // Fills in the MCUs that the box needs, and the components' planes. Returns false for a crop that
 // is too large for the plan.
 bool plan_mcus(const jpeg_decompress_struct& codec, const Box& box, Plan* plan) {
@@ -283,7 +290,7 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
   Codes codes;
   if (!plan_components(codec, &plan) || !plan_scan(scan, &plan, &codes)) return 0;
   const Box box = plan_pixels(codec, geometry, &plan);
-  if (!plan_mcus(codec, box, &plan)) return 0;
+  if (!small_enough(plan) || !plan_mcus(codec, box, &plan)) return 0;
   const PackedEntries packed = entries.packed();
   plan.spacing = entries.spacing();
   plan.entries = entries.count();

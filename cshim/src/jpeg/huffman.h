@@ -250,18 +250,25 @@ struct Cursor {
   uint32_t mcu, column, row;
   uint32_t block, coefficient;
   int32_t dc[kMaxComponents];
-  int16_t* out;  // the block's coefficients, or NULL if the crop does not need them
+  // Of the block:
+  uint32_t component, dc_table, ac_table;
+  int16_t* out;  // its coefficients, or NULL if the crop does not need them
 };
 
-TS_HOST_DEVICE int16_t* block_place(const Plan& plan, const Cursor& at, int16_t* coefficients) {
-  const uint32_t column = at.column - plan.mcu_x;
-  const uint32_t row = at.row - plan.mcu_y;
-  if (column >= plan.mcu_columns || row >= plan.mcu_rows) return nullptr;
-  const Component& component = plan.component[plan.block_component[at.block]];
-  const uint32_t x = column * static_cast<uint32_t>(component.across) + plan.block_x[at.block];
-  const uint32_t y = row * static_cast<uint32_t>(component.down) + plan.block_y[at.block];
+// Fills in the block's members.
+TS_HOST_DEVICE void enter_block(const Plan& plan, int16_t* coefficients, Cursor* at) {
+  at->component = plan.block_component[at->block];
+  at->dc_table = plan.block_dc[at->block];
+  at->ac_table = plan.block_ac[at->block];
+  at->out = nullptr;
+  const uint32_t column = at->column - plan.mcu_x;
+  const uint32_t row = at->row - plan.mcu_y;
+  if (column >= plan.mcu_columns || row >= plan.mcu_rows) return;
+  const Component& component = plan.component[at->component];
+  const uint32_t x = column * static_cast<uint32_t>(component.across) + plan.block_x[at->block];
+  const uint32_t y = row * static_cast<uint32_t>(component.down) + plan.block_y[at->block];
   const uint32_t block = component.first_block + y * component.block_columns + x;
-  return coefficients + uint64_t{block} * 64;
+  at->out = coefficients + uint64_t{block} * 64;
 }
 
 // Finds a code that the look-up does not hold. Returns length << 8 | symbol, or 0.
@@ -283,8 +290,8 @@ TS_HOST_DEVICE int32_t extend(uint32_t bits, uint32_t size) {
 
 // Decodes the next symbol. Returns false at a bad code or a run out of the block. At the block's
 // end the coefficient is 64.
-TS_HOST_DEVICE bool decode_symbol(const HuffmanTable& table, const uint8_t* natural,
-                                  uint32_t component, BitReader* reader, Cursor* at) {
+TS_HOST_DEVICE bool decode_symbol(const HuffmanTables& tables, BitReader* reader, Cursor* at) {
+  const HuffmanTable& table = tables.table[at->coefficient == 0 ? at->dc_table : at->ac_table];
   uint32_t found = table.look[reader->bits >> (64 - kLookBits)];
   if (found == 0) {
     found = find_long_code(table, static_cast<uint32_t>(reader->bits >> 48));
@@ -301,12 +308,14 @@ TS_HOST_DEVICE bool decode_symbol(const HuffmanTable& table, const uint8_t* natu
   if (at->coefficient == 0) {
     // Wraps like libjpeg's predictor. No array is indexed by a variable, which would put it into
     // slow memory on the device.
-    const int32_t before = component == 0 ? at->dc[0] : component == 1 ? at->dc[1] : at->dc[2];
+    const int32_t before = at->component == 0   ? at->dc[0]
+                           : at->component == 1 ? at->dc[1]
+                                                : at->dc[2];
     const auto dc =
         static_cast<int32_t>(static_cast<uint32_t>(before) + static_cast<uint32_t>(value));
-    if (component == 0) at->dc[0] = dc;
-    if (component == 1) at->dc[1] = dc;
-    if (component == 2) at->dc[2] = dc;
+    if (at->component == 0) at->dc[0] = dc;
+    if (at->component == 1) at->dc[1] = dc;
+    if (at->component == 2) at->dc[2] = dc;
     if (at->out != nullptr) at->out[0] = static_cast<int16_t>(dc);
     at->coefficient = 1;
     return true;
@@ -318,7 +327,7 @@ TS_HOST_DEVICE bool decode_symbol(const HuffmanTable& table, const uint8_t* natu
   at->coefficient += run + 1;
   if (at->coefficient > 64) return false;
   if (size != 0 && at->out != nullptr) {
-    at->out[natural[at->coefficient - 1]] = static_cast<int16_t>(value);
+    at->out[tables.natural[at->coefficient - 1]] = static_cast<int16_t>(value);
   }
   return true;
 }
@@ -364,7 +373,7 @@ TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
   at.column = at.mcu - at.row * plan.mcus_per_row;
   at.block = at.coefficient = 0;
   for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = entry.dc[c];
-  at.out = block_place(plan, at, coefficients);
+  enter_block(plan, coefficients, &at);
   const uint32_t end = last ? plan.mcus : at.mcu + plan.spacing;
   const uint32_t interval = plan.restart_interval;
   uint32_t marker = interval == 0 ? 0 : at.mcu / interval & 7;
@@ -372,11 +381,7 @@ TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
 
   while (true) {
     refill(&reader);
-    const uint32_t table = at.coefficient == 0 ? plan.block_dc[at.block] : plan.block_ac[at.block];
-    if (!decode_symbol(tables.table[table], tables.natural, plan.block_component[at.block], &reader,
-                       &at)) {
-      return false;
-    }
+    if (!decode_symbol(tables, &reader, &at)) return false;
     if (at.coefficient != 64) continue;
     at.coefficient = 0;
     if (++at.block == plan.blocks) {
@@ -396,7 +401,7 @@ TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
       }
       if (at.mcu == end) break;
     }
-    at.out = block_place(plan, at, coefficients);
+    enter_block(plan, coefficients, &at);
   }
   return last || meets(next, segment.shift, reader, at);
 }

@@ -228,12 +228,67 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   Blob far = make(&decoder, file, 1000);  // segments that are too long for a thread
   ASSERT_GT(far.bytes.size(), 0u);
   EXPECT_EQ(plan_of(&decoder, file, g, far.bytes, &far.proof).size(), 0u);
+  ts_image_geometry huge = g;  // more pixels than a plan can count
+  huge.resize_width = huge.resize_height = huge.window_width = huge.window_height = 65535;
+  EXPECT_EQ(plan_of(&decoder, file, huge, blob.bytes, &blob.proof).size(), 0u);
   JpegOptions options;
   options.coding = Coding::kProgressive;
   const Bytes progressive = encode_jpeg(picture(random, 100, 80), options);
   Bytes claimed = blob.bytes;
   seal(&claimed, progressive);
   EXPECT_EQ(plan_of(&decoder, progressive, g, claimed, nullptr).size(), 0u);
+}
+
+TEST(Plan, CFunctionPlansAndChecksItsArguments) {
+  Random random(76);
+  const Decoder decoder = new_decoder();
+  const Bytes file = encode_jpeg(picture(random, 400, 300), {});
+  Bytes blob(1 << 16);
+  ts_image_entries_made made = {};
+  ASSERT_EQ(Outcome(ts_image_make_entries(decoder.get(), file.data(), file.size(),
+                                          {blob.data(), blob.size(), 8}, &made))
+                .code,
+            TS_ERROR_NONE);
+  blob.resize(made.bytes);
+  ts_image_geometry g = crop(33, 50, 200, 100);
+  std::vector<uint64_t> memory(1 << 15);
+  auto* const buffer = reinterpret_cast<uint8_t*>(memory.data());
+  const auto plan = [&](uint8_t* to, size_t capacity, uint64_t* proof, size_t* planned) {
+    return Outcome(ts_image_plan_segments(decoder.get(), file.data(), file.size(), &g,
+                                          {blob.data(), blob.size()}, proof, to, capacity,
+                                          planned));
+  };
+  size_t planned = 0;
+  uint64_t proof = made.proof;
+  ASSERT_EQ(plan(nullptr, 0, &proof, &planned).code, TS_ERROR_NONE);
+  const size_t needed = planned;
+  ASSERT_GT(needed, 0u);
+  ASSERT_EQ(plan(buffer, needed, &proof, &planned).code, TS_ERROR_NONE);
+  EXPECT_EQ(planned, needed);
+  Image expected;
+  ASSERT_EQ(decode(decoder.get(), file, g, &expected).code, TS_ERROR_NONE);
+  emulate::Device device(Bytes(buffer, buffer + planned));
+  ASSERT_TRUE(device.entropy());
+  device.finish();
+  EXPECT_EQ(device.result, expected.pixels);
+
+  proof = 0;  // not verified yet
+  ASSERT_EQ(plan(buffer, needed, &proof, &planned).code, TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  EXPECT_EQ(plan(nullptr, 16, nullptr, &planned).code, TS_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(plan(buffer + 8, needed, nullptr, &planned).code, TS_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(plan(buffer, needed, nullptr, nullptr).code, TS_ERROR_INVALID_ARGUMENT);
+  g.crop_x = 300;
+  EXPECT_EQ(plan(buffer, needed, nullptr, &planned).code, TS_ERROR_INVALID_ARGUMENT);
+  g.crop_x = 33;
+  g.resize_width = g.window_width = 40;  // reduced by libjpeg-turbo's inverse DCT
+  g.resize_height = g.window_height = 20;
+  g.dct_scaling = true;
+  ASSERT_EQ(plan(buffer, 1 << 18, nullptr, &planned).code, TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  g.dct_scaling = false;
+  ASSERT_EQ(plan(buffer, 1 << 18, nullptr, &planned).code, TS_ERROR_NONE);
+  EXPECT_GT(planned, 0u);
 }
 
 }  // namespace

@@ -1,0 +1,260 @@
+// How fast a GPU decodes crops of JPEGs: decode_bench [IMAGES [ROUNDS [ARCHIVE.tar[.gz]]]]
+//
+// Decodes a batch of IMAGES (256) photographs of the archive, or of synthetic ones of about 109 KB,
+// three quarters of them 4:4:4, to RandomResizedCrop(224). Compares every pixel with the host's.
+// Prints a JSON object with the milliseconds of each stage, for an entry every 8 and every 16 MCUs.
+// Exits with 1 if a pixel differs.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+// jpeglib.h needs cstdio before it.
+#include <jpeglib.h>
+
+#include "bench/torchstream_bench.h"
+#include "image_bench.h"
+#include "torchstream.h"
+
+using namespace bench;
+
+namespace {
+
+constexpr int kSide = 224;
+constexpr size_t kPixels = size_t{kSide} * kSide * 3;
+constexpr size_t kAlign = 16;
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// Returns pixels with a photograph's spectrum: noise whose amplitude falls with its frequency.
+Bytes synthetic(std::mt19937& random, int width, int height) {
+  std::vector<double> sum(static_cast<size_t>(width) * static_cast<size_t>(height) * 3, 128.0);
+  std::normal_distribution<double> normal(0, 1);
+  for (int cell = 128; cell >= 1; cell /= 2) {
+    const int across = width / cell + 2;
+    const int down = height / cell + 2;
+    std::vector<double> grid(static_cast<size_t>(across) * static_cast<size_t>(down) * 3);
+    for (size_t i = 0; i < grid.size(); i += 3) {
+      const double light = normal(random);
+      for (size_t c = 0; c < 3; ++c) grid[i + c] = light + 0.35 * normal(random);
+    }
+    const double amplitude = 4.0 * std::pow(cell, 0.55);
+    for (int y = 0; y < height; ++y) {
+      for (int x = 0; x < width; ++x) {
+        const double fx = static_cast<double>(x % cell) / cell;
+        const double fy = static_cast<double>(y % cell) / cell;
+        const auto at = [&](int column, int row, int c) {
+          return grid[(static_cast<size_t>(row) * static_cast<size_t>(across) +
+                       static_cast<size_t>(column)) *
+                          3 +
+                      static_cast<size_t>(c)];
+        };
+        for (int c = 0; c < 3; ++c) {
+          const int gx = x / cell;
+          const int gy = y / cell;
+          const double top = at(gx, gy, c) * (1 - fx) + at(gx + 1, gy, c) * fx;
+          const double bottom = at(gx, gy + 1, c) * (1 - fx) + at(gx + 1, gy + 1, c) * fx;
+          sum[(static_cast<size_t>(y) * static_cast<size_t>(width) + static_cast<size_t>(x)) * 3 +
+              static_cast<size_t>(c)] += amplitude * (top * (1 - fy) + bottom * fy);
+        }
+      }
+    }
+  }
+  Bytes pixels(sum.size());
+  for (size_t i = 0; i < sum.size(); ++i) {
+    pixels[i] = static_cast<uint8_t>(std::clamp(sum[i], 0.0, 255.0));
+  }
+  return pixels;
+}
+
+Bytes encode(const Bytes& pixels, int width, int height, int quality, bool subsampled) {
+  jpeg_compress_struct codec;
+  jpeg_error_mgr errors;
+  codec.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&codec);
+  unsigned char* out = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&codec, &out, &size);
+  codec.image_width = static_cast<JDIMENSION>(width);
+  codec.image_height = static_cast<JDIMENSION>(height);
+  codec.input_components = 3;
+  codec.in_color_space = JCS_RGB;
+  jpeg_set_defaults(&codec);
+  jpeg_set_quality(&codec, quality, TRUE);
+  codec.optimize_coding = TRUE;  // every image has tables of its own
+  codec.comp_info[0].h_samp_factor = codec.comp_info[0].v_samp_factor = subsampled ? 2 : 1;
+  jpeg_start_compress(&codec, TRUE);
+  while (codec.next_scanline < codec.image_height) {
+    JSAMPROW row = const_cast<uint8_t*>(pixels.data()) +
+                   size_t{codec.next_scanline} * static_cast<size_t>(width) * 3;
+    jpeg_write_scanlines(&codec, &row, 1);
+  }
+  jpeg_finish_compress(&codec);
+  jpeg_destroy_compress(&codec);
+  Bytes bytes(out, out + size);
+  std::free(out);
+  return bytes;
+}
+
+std::vector<Bytes> photographs(size_t count) {
+  constexpr int kWidth = 470;
+  constexpr int kHeight = 400;
+  constexpr size_t kTypical = 109 << 10;
+  std::mt19937 random(1);
+  int quality[2] = {0, 0};
+  std::vector<Bytes> files;
+  for (size_t i = 0; i < count; ++i) {
+    const Bytes pixels = synthetic(random, kWidth, kHeight);
+    const bool subsampled = i % 4 == 3;
+    int& q = quality[subsampled ? 1 : 0];
+    for (; q == 0 || (q < 100 && i < 4 &&
+                      encode(pixels, kWidth, kHeight, q, subsampled).size() < kTypical);) {
+      q = std::max(q, 39) + 1;
+    }
+    files.push_back(encode(pixels, kWidth, kHeight, q, subsampled));
+  }
+  return files;
+}
+
+struct Batch {
+  std::vector<Bytes> files;
+  std::vector<ts_image_geometry> crops;
+};
+
+// The figures of one spacing, as a JSON object. Counts images that differ from the host's.
+std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong) {
+  const size_t count = batch.files.size();
+  ts_image_decoder* host = nullptr;
+  check(ts_image_decoder_new(0, &host));
+  size_t capacity = ts_gpu_decoder_head_bytes(static_cast<int64_t>(count));
+  size_t compressed = 0;
+  std::vector<Bytes> blobs;
+  for (const Bytes& file : batch.files) {
+    Bytes blob(file.size() + 1024);
+    ts_image_entries_made made = {};
+    check(ts_image_make_entries(host, file.data(), file.size(), {blob.data(), blob.size(), spacing},
+                                &made));
+    blob.resize(made.bytes);
+    capacity += file.size() + blob.size() + 65536;
+    compressed += file.size();
+    blobs.push_back(std::move(blob));
+  }
+  ts_pinned* pinned = nullptr;
+  check(ts_pinned_new(capacity, &pinned));
+  uint8_t* const staging = ts_pinned_data(pinned);
+  size_t used = 0;
+  double plan_seconds = 0;
+  std::vector<ts_gpu_decode_image> images;
+  for (int pass = 0; pass < 3; ++pass) {  // the last one counts
+    used = ts_gpu_decoder_head_bytes(static_cast<int64_t>(count));
+    images.clear();
+    const auto begin = std::chrono::steady_clock::now();
+    for (size_t i = 0; i < count; ++i) {
+      const Bytes& file = batch.files[i];
+      size_t planned = 0;
+      uint64_t* const trusted = nullptr;
+      check(ts_image_plan_segments(host, file.data(), file.size(), &batch.crops[i],
+                                   {blobs[i].data(), blobs[i].size()}, trusted, staging + used,
+                                   capacity - used, &planned));
+      if (planned == 0) stop("an image has no plan");
+      images.push_back({used, i * kPixels});
+      used += (planned + kAlign - 1) / kAlign * kAlign;
+    }
+    plan_seconds = seconds_since(begin);
+  }
+  Bytes expected(count * kPixels);
+  const auto begin = std::chrono::steady_clock::now();
+  for (size_t i = 0; i < count; ++i) {
+    const Bytes& file = batch.files[i];
+    check(ts_image_decode_with_entries(host, file.data(), file.size(), &batch.crops[i],
+                                       {blobs[i].data(), blobs[i].size()},
+                                       expected.data() + i * kPixels, kSide * 3, nullptr));
+  }
+  const double host_seconds = seconds_since(begin);
+
+  ts_gpu_decoder* decoder = nullptr;
+  check(ts_gpu_decoder_new(0, static_cast<int64_t>(count), capacity, count << 22, &decoder));
+  ts_stream stream = {};
+  check(ts_stream_from_pool(0, 0, &stream));
+  const int64_t shape[1] = {static_cast<int64_t>(count * kPixels)};
+  ts_tensor* results = nullptr;
+  check(ts_tensor_new(shape, 1, TS_DTYPE_UINT8, 0, TS_MEMORY_FORMAT_CONTIGUOUS, &results));
+  ts_pinned* flags = nullptr;
+  check(ts_pinned_new(count * sizeof(int32_t), &flags));
+  auto* const failed = reinterpret_cast<int32_t*>(ts_pinned_data(flags));
+  double times[TS_BENCH_DECODE_PIECES] = {};
+  check(ts_bench_gpu_decode(decoder, staging, used, images.data(), static_cast<int64_t>(count),
+                            results, failed, stream, rounds, times));
+  Bytes got(count * kPixels);
+  check(ts_tensor_read(results, got.data(), got.size()));
+  int different = 0;
+  for (size_t i = 0; i < count; ++i) {
+    different += failed[i] != 0 ||
+                 std::memcmp(got.data() + i * kPixels, expected.data() + i * kPixels, kPixels) != 0;
+  }
+  *wrong += different;
+  ts_tensor_free(results);
+  ts_gpu_decoder_free(decoder);
+  check(ts_pinned_destroy(flags));
+  check(ts_pinned_destroy(pinned));
+  ts_image_decoder_free(host);
+
+  const auto number = [](double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.4f", value);
+    return std::string(text);
+  };
+  const auto images_of = static_cast<double>(count);
+  const char* names[] = {"copy",    "zero",    "entropy", "transform", "pixels",
+                         "weights", "columns", "results", "all"};
+  std::string json = "{\"spacing\": " + std::to_string(spacing) +
+                     ", \"different\": " + std::to_string(different) +
+                     ", \"file_bytes\": " + number(static_cast<double>(compressed) / images_of) +
+                     ", \"staged_bytes\": " + number(static_cast<double>(used) / images_of) +
+                     ", \"plan_us\": " + number(plan_seconds * 1e6 / images_of) +
+                     ", \"host_decode_us\": " + number(host_seconds * 1e6 / images_of);
+  for (int i = 0; i < TS_BENCH_DECODE_PIECES; ++i) {
+    json += std::string(", \"") + names[i] + "_ms\": " + number(times[i]) + ", \"" + names[i] +
+            "_images_per_second\": " + number(1e3 * images_of / times[i]);
+  }
+  return json + "}";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int images = argc > 1 ? std::atoi(argv[1]) : 256;
+  const int rounds = argc > 2 ? std::atoi(argv[2]) : 30;
+  if (images < 1 || rounds < 1) stop("usage: decode_bench [IMAGES [ROUNDS [ARCHIVE.tar[.gz]]]]");
+  Batch batch;
+  if (argc > 3) {
+    for (Bytes& file : members(argv[3])) {
+      ts_image_info info = {};
+      info.size = sizeof info;
+      check(ts_image_get_info(file.data(), file.size(), &info));
+      if (info.format == TS_IMAGE_FORMAT_JPEG && !info.progressive && info.components != 4 &&
+          batch.files.size() < static_cast<size_t>(images)) {
+        batch.files.push_back(std::move(file));
+      }
+    }
+    if (batch.files.empty()) stop("no baseline JPEG in the archive");
+  } else {
+    batch.files = photographs(static_cast<size_t>(images));
+  }
+  std::mt19937 random(2);
+  for (const Bytes& file : batch.files) {
+    ts_image_info info = {};
+    info.size = sizeof info;
+    check(ts_image_get_info(file.data(), file.size(), &info));
+    batch.crops.push_back(random_resized_crop(random, info.width, info.height, kSide));
+  }
+  int wrong = 0;
+  std::string json = "{\"images\": " + std::to_string(batch.files.size()) +
+                     ", \"rounds\": " + std::to_string(rounds) + ", \"spacings\": [";
+  for (const int64_t spacing : {8, 16}) {
+    json += (spacing == 8 ? "" : ", ") + measure(batch, spacing, rounds, &wrong);
+  }
+  std::printf("%s]}\n", json.c_str());
+  return wrong == 0 ? 0 : 1;
+}

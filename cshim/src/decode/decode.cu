@@ -1,0 +1,191 @@
+#include <algorithm>
+
+#include "decode/launch.h"
+#include "jpeg/stages.h"
+
+namespace ts::decode {
+namespace {
+
+using jpeg::Axis;
+using jpeg::Memory;
+using jpeg::Plan;
+
+// Every kernel has a grid of (work of the largest image, images), so that a block works on one
+// image. Blocks behind the end of a smaller image return at once.
+constexpr uint32_t kSegmentThreads = 128;
+constexpr uint32_t kBlockThreads = 256;  // of the transform: eight a block of 8 x 8
+constexpr uint32_t kPixelThreads = 256;
+constexpr uint32_t kWeightThreads = 128;
+
+__device__ Memory memory_of_block(const Work& work) {
+  return jpeg::memory_of(work.places[blockIdx.y], work.staging, work.scratch, work.results);
+}
+
+// One thread a segment. The image's Huffman tables are in shared memory.
+__global__ void __launch_bounds__(kSegmentThreads) entropy(Work work) {
+  __shared__ Plan plan;
+  __shared__ jpeg::HuffmanTables tables;
+  const Memory memory = memory_of_block(work);
+  const uint32_t first = blockIdx.x * kSegmentThreads;
+  if (first >= jpeg::plan_at(memory.base).segments) return;
+  static_assert(sizeof(Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");
+  for (uint32_t i = threadIdx.x; i < sizeof(Plan) / sizeof(uint32_t); i += kSegmentThreads) {
+    reinterpret_cast<uint32_t*>(&plan)[i] = reinterpret_cast<const uint32_t*>(memory.base)[i];
+  }
+  __syncthreads();
+  jpeg::build_tables_1(plan, memory.base, &tables, threadIdx.x, kSegmentThreads);
+  __syncthreads();
+  jpeg::build_tables_2(plan, memory.base, &tables, threadIdx.x, kSegmentThreads);
+  __syncthreads();
+  const uint32_t segment = first + threadIdx.x;
+  if (segment >= plan.segments) return;
+  if (!jpeg::decode_segment(plan, memory.base, tables, segment, memory.coefficients)) {
+    work.failed[blockIdx.y] = 1;
+  }
+}
+
+// Eight threads a block: thread i dequantises row i, transforms column i, then row i. The rows of
+// the shared memory have a word more than eight, and blocks follow each other so that no two
+// threads of a warp use one bank at a time.
+__global__ void __launch_bounds__(kBlockThreads) transform(Work work) {
+  constexpr uint32_t kRow = 9;
+  constexpr uint32_t kPitch = 8 * kRow;
+  __shared__ int32_t shared[kBlockThreads / 8 * kPitch];
+  const Memory memory = memory_of_block(work);
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const uint32_t first = blockIdx.x * (kBlockThreads / 8);
+  if (first >= plan.total_blocks) return;
+  const uint32_t block = first + threadIdx.x / 8;
+  const uint32_t lane = threadIdx.x % 8;
+  const bool real = block < plan.total_blocks;
+  int32_t* const values = shared + threadIdx.x / 8 * kPitch;
+  jpeg::BlockPlace place = {};
+  uint32_t any = 0;
+  if (real) {
+    place = jpeg::place_of_block(plan, block);
+    const uint16_t* quantisers = jpeg::quantisers_of(plan, memory, place.component) + lane * 8;
+    const uint4 row =
+        reinterpret_cast<const uint4*>(memory.coefficients)[uint64_t{block} * 8 + lane];
+    const uint32_t words[4] = {row.x, row.y, row.z, row.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto coefficient = static_cast<int16_t>(words[i / 2] >> (i % 2 * 16) & 0xFFFF);
+      values[lane * kRow + i] = jpeg::dequantise(coefficient, quantisers[i]);
+    }
+    any = lane == 0 ? 0 : row.x | row.y | row.z | row.w;
+  }
+  const uint32_t ballot = __ballot_sync(0xFFFFFFFF, any != 0);
+  const bool flat = (ballot >> (threadIdx.x % 32 / 8 * 8) & 0xFF) == 0;
+  __syncwarp();
+  int32_t v[8];
+  if (real) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = values[i * kRow + lane];
+    if (flat) {
+      const int32_t value = jpeg::flat_column(v[0]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) v[i] = value;
+    } else {
+      jpeg::idct8(v, jpeg::kFirstPass);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i * kRow + lane] = v[i];
+  }
+  __syncwarp();
+  if (!real) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = values[lane * kRow + i];
+  jpeg::idct8(v, jpeg::kSecondPass);
+  uint32_t words[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    words[i / 4] |= static_cast<uint32_t>(jpeg::sample_of(v[i])) << (i % 4 * 8);
+  }
+  auto* to =
+      reinterpret_cast<uint2*>(memory.samples + place.sample + uint64_t{lane} * place.stride);
+  *to = make_uint2(words[0], words[1]);
+}
+
+__global__ void __launch_bounds__(kPixelThreads) pixels(Work work) {
+  const Memory memory = memory_of_block(work);
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
+  if (index < jpeg::pixel_count(plan)) jpeg::write_pixel(plan, memory, index);
+}
+
+// One block an axis.
+__global__ void __launch_bounds__(kWeightThreads) weights(Work work) {
+  __shared__ double largest[kWeightThreads];
+  const Memory memory = memory_of_block(work);
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const Axis axis = blockIdx.x == 0 ? plan.x : plan.y;
+  if (axis.filter == jpeg::kIdentity) return;
+  double mine = axis.filter == jpeg::kNearest ? 1.0 : 0.0;
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < axis.out; i += kWeightThreads) {
+    mine = jpeg::larger(mine, jpeg::largest_weight(axis, i));
+  }
+  largest[threadIdx.x] = mine;
+  __syncthreads();
+  for (uint32_t half = kWeightThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) {
+      largest[threadIdx.x] = jpeg::larger(largest[threadIdx.x], largest[threadIdx.x + half]);
+    }
+    __syncthreads();
+  }
+  const int32_t precision = jpeg::precision_of(largest[0]);
+  const jpeg::Weights to =
+      jpeg::weights_at(axis, memory.weights + (blockIdx.x == 0 ? 0 : jpeg::weights_bytes(plan.x)));
+  if (threadIdx.x == 0) *to.precision = precision;
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < axis.size; i += kWeightThreads) {
+    jpeg::write_weights(axis, precision, i, to);
+  }
+}
+
+__global__ void __launch_bounds__(kPixelThreads) columns(Work work) {
+  const Memory memory = memory_of_block(work);
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
+  if (index < jpeg::column_count(plan)) jpeg::write_column(plan, memory, index);
+}
+
+__global__ void __launch_bounds__(kPixelThreads) results(Work work) {
+  const Memory memory = memory_of_block(work);
+  const Plan& plan = jpeg::plan_at(memory.base);
+  const auto index = static_cast<int32_t>(blockIdx.x * kPixelThreads + threadIdx.x);
+  if (index < jpeg::result_count(plan)) jpeg::write_result(plan, memory, index);
+}
+
+uint32_t blocks_of(uint32_t work, uint32_t each) { return (work + each - 1) / each; }
+
+}  // namespace
+
+cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
+  switch (stage) {
+    case Stage::kEntropy:
+      entropy<<<dim3(blocks_of(work.segments, kSegmentThreads), work.images), kSegmentThreads, 0,
+                stream>>>(work);
+      break;
+    case Stage::kTransform:
+      transform<<<dim3(blocks_of(work.blocks, kBlockThreads / 8), work.images), kBlockThreads, 0,
+                  stream>>>(work);
+      break;
+    case Stage::kPixels:
+      pixels<<<dim3(blocks_of(work.pixels, kPixelThreads), work.images), kPixelThreads, 0,
+               stream>>>(work);
+      break;
+    case Stage::kWeights:
+      weights<<<dim3(2, work.images), kWeightThreads, 0, stream>>>(work);
+      break;
+    case Stage::kColumns:
+      columns<<<dim3(blocks_of(work.columns, kPixelThreads), work.images), kPixelThreads, 0,
+                stream>>>(work);
+      break;
+    case Stage::kResults:
+      results<<<dim3(blocks_of(work.outputs, kPixelThreads), work.images), kPixelThreads, 0,
+                stream>>>(work);
+      break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace ts::decode

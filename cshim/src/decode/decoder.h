@@ -1,0 +1,31 @@
+// A decoder of plans on one GPU: its memory, and the launches of a batch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "decode/launch.h"
+#include "torchstream.h"
+
+// No run allocates, or waits for the device.
+struct ts_gpu_decoder {
+  ts_gpu_decoder(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes);
+
+  // Is called before the first piece of work, which copies, and after each: the copy, the zeroing,
+  // and the stages in their order. Several times in a run if a batch needs more scratch memory than
+  // there is.
+  using Mark = std::function<void(int piece)>;
+  static constexpr int kPieces = 2 + ts::decode::kStages;
+
+  void run(uint8_t* from, size_t bytes, const ts_gpu_decode_image* images, int64_t count,
+           uint8_t* results, size_t results_bytes, int32_t* failed, c10::cuda::CUDAStream stream,
+           const Mark& mark);
+
+  int32_t device;
+  int64_t max_images;
+  at::Tensor staging, scratch, flags;
+};

@@ -1,0 +1,249 @@
+// The GPU's decoder of plans: the pixels of the host's decoder, byte for byte.
+#include <cstring>
+#include <memory>
+
+#include "image/entropy.h"
+#include "jpeg/plan.h"
+#include "support.h"
+
+namespace {
+
+using namespace samples;
+
+constexpr size_t kAlign = 16;
+
+struct Job {
+  Bytes file, blob, expected;
+  ts_image_geometry geometry;
+};
+
+// Returns a file, its entries, a geometry and the host's pixels.
+Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind) {
+  Job job;
+  int width, height;
+  draw_size(random, &width, &height);
+  if (random() % 4 == 0) {
+    width = uniform(random, 200, 500);
+    height = uniform(random, 200, 400);
+  }
+  job.file = usual(random, kind, width, height);
+  job.blob.resize(1 << 20);
+  ts_image_entries_made made = {};
+  const int spacings[] = {1, 2, 3, 5, 8, 16, 60};
+  EXPECT_OK(ts_image_make_entries(host, job.file.data(), job.file.size(),
+                                  {job.blob.data(), job.blob.size(), spacings[random() % 7]},
+                                  &made));
+  job.blob.resize(made.bytes);
+  ts_image_geometry& g = job.geometry;
+  g = {};
+  g.size = sizeof g;
+  g.orientation = random() % 3 == 0 ? uniform(random, 2, 8) : uniform(random, 0, 1);
+  if (g.orientation >= 5) std::swap(width, height);
+  const Box box = draw_box(random, width, height);
+  g.crop_x = box.x0;
+  g.crop_y = box.y0;
+  g.crop_width = box.width();
+  g.crop_height = box.height();
+  g.resize_width = random() % 4 == 0 ? g.crop_width : uniform(random, 1, 250);
+  g.resize_height = random() % 4 == 0 ? g.crop_height : uniform(random, 1, 250);
+  const Box window = random() % 2 == 0 ? Box{0, 0, g.resize_width, g.resize_height}
+                                       : draw_box(random, g.resize_width, g.resize_height);
+  g.window_x = window.x0;
+  g.window_y = window.y0;
+  g.window_width = window.width();
+  g.window_height = window.height();
+  g.flip = random() % 2 == 0;
+  g.interpolation = uniform(random, 0, 3);
+  Image image;
+  const Outcome outcome = decode(host, job.file, g, &image);
+  EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
+  job.expected = image.pixels;
+  return job;
+}
+
+struct FreeGpuDecoder {
+  void operator()(ts_gpu_decoder* decoder) const { ts_gpu_decoder_free(decoder); }
+};
+using GpuDecoder = std::unique_ptr<ts_gpu_decoder, FreeGpuDecoder>;
+
+GpuDecoder new_gpu_decoder(int64_t images, size_t staging, size_t scratch) {
+  ts_gpu_decoder* decoder = nullptr;
+  EXPECT_OK(ts_gpu_decoder_new(0, images, staging, scratch, &decoder));
+  return GpuDecoder(decoder);
+}
+
+// A batch in pinned memory.
+struct Staged {
+  test::Pinned memory;
+  size_t capacity;
+  size_t used;
+  std::vector<ts_gpu_decode_image> images;
+  size_t result_bytes = 0;
+
+  Staged(size_t bytes, int64_t count)
+      : memory(bytes), capacity(bytes), used(ts_gpu_decoder_head_bytes(count)) {}
+
+  bool add(ts_image_decoder* host, const Job& job) {
+    size_t planned = 0;
+    uint8_t* const to = memory.data() + used;
+    EXPECT_OK(ts_image_plan_segments(host, job.file.data(), job.file.size(), &job.geometry,
+                                     {job.blob.data(), job.blob.size()}, nullptr, to,
+                                     capacity - used, &planned));
+    if (planned == 0 || planned > capacity - used) return false;
+    images.push_back({used, result_bytes});
+    used += (planned + kAlign - 1) / kAlign * kAlign;
+    result_bytes += job.expected.size();
+    return true;
+  }
+};
+
+// Decodes the batch on a new stream, and returns the results and the flags.
+Bytes run(ts_gpu_decoder* decoder, const Staged& staged, std::vector<int32_t>* failed) {
+  const ts_stream stream = test::pool_stream();
+  const auto count = static_cast<int64_t>(staged.images.size());
+  test::Tensor results =
+      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, 0);
+  const test::Pinned flags(staged.images.size() * sizeof(int32_t));
+  // The results were allocated on another stream, which may still use their memory.
+  EXPECT_OK(ts_device_synchronize(0));
+  EXPECT_OK(ts_gpu_decoder_run(decoder, staged.memory.data(), staged.used, staged.images.data(),
+                               count, results, reinterpret_cast<int32_t*>(flags.data()), stream));
+  EXPECT_OK(ts_stream_synchronize(stream));
+  failed->resize(staged.images.size());
+  std::memcpy(failed->data(), flags.data(), failed->size() * sizeof(int32_t));
+  return test::read<uint8_t>(results);
+}
+
+TEST(Decode, WithoutAGpuThereIsNoDecoder) {
+  if (ts_device_count() > 0) GTEST_SKIP() << "there is a GPU";
+  ts_gpu_decoder* decoder = nullptr;
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "GPU", ts_gpu_decoder_new(0, 1, 1 << 20, 1 << 20, &decoder));
+  EXPECT_EQ(decoder, nullptr);
+  ts_gpu_decoder_free(nullptr);
+}
+
+TEST(DecodeGpu, CropsEqualTheHostsDecoder) {
+  NEEDS_GPUS(1);
+  Random random(81);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 96;
+  // The small scratch memory decodes a batch in parts.
+  for (const size_t scratch : {size_t{512} << 20, size_t{6} << 20}) {
+    const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, scratch);
+    ASSERT_NE(decoder, nullptr);
+    for (int batch = 0; batch < 12 * rounds(); ++batch) {
+      Staged staged(32 << 20, kBatch);
+      std::vector<Job> jobs;
+      for (int64_t i = 0; i < kBatch; ++i) {
+        Job job = draw_job(random, host.get(), kKinds[random() % 8]);
+        ASSERT_TRUE(staged.add(host.get(), job));
+        jobs.push_back(std::move(job));
+      }
+      std::vector<int32_t> failed;
+      const Bytes results = run(decoder.get(), staged, &failed);
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
+        const auto* got = results.data() + staged.images[i].result;
+        ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+            << "batch " << batch << ", image " << i << ": " << jobs[i].geometry.resize_width
+            << " x " << jobs[i].geometry.resize_height;
+      }
+    }
+  }
+}
+
+// Any bytes in the place of some images' segments: they are flagged or not, nothing faults, and the
+// images beside them are right.
+TEST(DecodeGpu, DamagedSegmentsDisturbNoNeighbour) {
+  NEEDS_GPUS(1);
+  Random random(82);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 64;
+  const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, size_t{256} << 20);
+  ASSERT_NE(decoder, nullptr);
+  int64_t flagged = 0;
+  for (int batch = 0; batch < 20 * rounds(); ++batch) {
+    Staged staged(32 << 20, kBatch);
+    std::vector<Job> jobs;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      Job job = draw_job(random, host.get(), kKinds[random() % 8]);
+      ASSERT_TRUE(staged.add(host.get(), job));
+      jobs.push_back(std::move(job));
+    }
+    for (size_t i = 0; i < jobs.size(); i += 2) {
+      uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
+      const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
+      for (int changes = uniform(random, 1, 60); changes > 0; --changes) {
+        uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
+        byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+      }
+    }
+    std::vector<int32_t> failed;
+    const Bytes results = run(decoder.get(), staged, &failed);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (i % 2 == 0) {
+        flagged += failed[i];
+        continue;
+      }
+      ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
+      const auto* got = results.data() + staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+          << "batch " << batch << ", image " << i;
+    }
+  }
+  EXPECT_GT(flagged, 20 * kBatch / 4);
+}
+
+TEST(DecodeGpu, WrongArgumentsAreErrors) {
+  NEEDS_GPUS(1);
+  Random random(83);
+  const Decoder host = new_decoder();
+  ts_gpu_decoder* none = nullptr;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "max_images",
+               ts_gpu_decoder_new(0, 0, 1 << 20, 1 << 20, &none));
+  EXPECT_FAILS(TS_ERROR_NO_DEVICE, "GPU",
+               ts_gpu_decoder_new(ts_device_count(), 1, 1 << 20, 1 << 20, &none));
+  const GpuDecoder decoder = new_gpu_decoder(2, 4 << 20, 4096);
+  ASSERT_NE(decoder, nullptr);
+  Staged staged(4 << 20, 1);
+  Job job = draw_job(random, host.get(), kKinds[0]);
+  job.geometry = crop(0, 0, 1, 1);
+  job.expected.resize(3);
+  ASSERT_TRUE(staged.add(host.get(), job));
+  test::Tensor results = test::empty({64}, TS_DTYPE_UINT8, 0);
+  const test::Pinned flags(64);
+  auto* failed = reinterpret_cast<int32_t*>(flags.data());
+  const ts_stream stream = test::pool_stream();
+  const auto call = [&](size_t bytes, const ts_gpu_decode_image& image, int64_t count) {
+    return ts_gpu_decoder_run(decoder.get(), staged.memory.data(), bytes, &image, count, results,
+                              failed, stream);
+  };
+  ts_gpu_decode_image image = staged.images[0];
+  EXPECT_OK(call(staged.used, image, 0));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "max_images", call(staged.used, image, 3));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "staging_bytes", call((4 << 20) + 1, image, 1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "head", call(8, image, 1));
+  image.plan = 0;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "inside", call(staged.used, image, 1));
+  image.plan = staged.images[0].plan + kAlign;
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "no plan", call(staged.used, image, 1));
+  image = {staged.images[0].plan, 63};
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "fit", call(staged.used, image, 1));
+  Staged large(4 << 20, 1);
+  const Bytes file = encode_jpeg(picture(random, 300, 300), {});
+  Job wide;
+  wide.file = file;
+  wide.geometry = crop(0, 0, 300, 300);
+  wide.blob.resize(1 << 16);
+  ts_image_entries_made made = {};
+  ASSERT_OK(ts_image_make_entries(host.get(), file.data(), file.size(),
+                                  {wide.blob.data(), wide.blob.size(), 8}, &made));
+  wide.blob.resize(made.bytes);
+  ASSERT_TRUE(large.add(host.get(), wide));
+  test::Tensor room = test::empty({300 * 300 * 3}, TS_DTYPE_UINT8, 0);
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "scratch",
+               ts_gpu_decoder_run(decoder.get(), large.memory.data(), large.used,
+                                  large.images.data(), 1, room, failed, stream));
+}
+
+}  // namespace
