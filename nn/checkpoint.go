@@ -105,6 +105,11 @@ func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 		return nil, err
 	}
 	defer c.Close()
+	return c.LoadInto(m, o)
+}
+
+// LoadInto is [LoadWith] of the open file.
+func (c *Checkpoint) LoadInto(m Module, o LoadOptions) (*LoadReport, error) {
 	report, common, err := c.compare(State(m))
 	if err == nil {
 		err = c.accept(report, o)
@@ -124,7 +129,7 @@ func LoadWith(path string, m Module, o LoadOptions) (*LoadReport, error) {
 	}
 	for i, n := range common {
 		if err := n.Tensor.CopyFrom(loaded[i], torch.CopyOptions{}); err != nil {
-			return nil, fmt.Errorf("nn: %s: tensor %s: %w", path, n.Name, err)
+			return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, n.Name, err)
 		}
 	}
 	return report, nil

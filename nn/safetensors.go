@@ -1,19 +1,14 @@
 package nn
 
 import (
-	"bufio"
 	"bytes"
-	"crypto/rand"
 	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"sync"
@@ -98,6 +93,9 @@ func OpenCheckpoint(path string) (*Checkpoint, error) {
 	}
 	return c, nil
 }
+
+// Path returns the path that OpenCheckpoint was given.
+func (c *Checkpoint) Path() string { return c.path }
 
 // Close closes the file. Tensors that were read or mapped stay.
 func (c *Checkpoint) Close() error {
@@ -409,65 +407,4 @@ func encode(w io.Writer, tensors []Named, metadata map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// writeAtomically writes a temporary file beside path and then renames it to path.
-// It replaces only a file of the given kind.
-func writeAtomically(path string, kind safefile.Kind, write func(io.Writer) error) (err error) {
-	if err := safefile.Check(path, kind); err != nil {
-		return err
-	}
-	file, err := createBeside(path)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			file.Close() // harmless if it is already closed
-			os.Remove(file.Name())
-		}
-	}()
-	if old, err := os.Stat(path); err == nil {
-		if err := file.Chmod(old.Mode().Perm()); err != nil {
-			return err
-		}
-	}
-	w := bufio.NewWriterSize(file, 1<<20)
-	if err := write(w); err != nil {
-		return err
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if err := file.Sync(); err != nil {
-		return err
-	}
-	if err := file.Close(); err != nil {
-		return err
-	}
-	// Check again, because writing took a while.
-	if err := safefile.Check(path, kind); err != nil {
-		return err
-	}
-	if err := os.Rename(file.Name(), path); err != nil {
-		return err
-	}
-	// A rename is durable only when the folder is on the disk. Some file systems cannot sync a
-	// folder, which is no failure of the file.
-	if dir, err := os.Open(filepath.Dir(path)); err == nil {
-		dir.Sync()
-		dir.Close()
-	}
-	return nil
-}
-
-func createBeside(path string) (*os.File, error) {
-	for {
-		var r [6]byte
-		rand.Read(r[:]) // never fails
-		file, err := os.OpenFile(path+".tmp-"+hex.EncodeToString(r[:]), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-		if !errors.Is(err, fs.ErrExist) {
-			return file, err
-		}
-	}
 }

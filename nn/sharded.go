@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -76,8 +77,13 @@ func parseIndex(r io.Reader) (shardIndex, error) {
 	if len(text) > maxIndexBytes {
 		return index, fmt.Errorf("the index has more than %d bytes", maxIndexBytes)
 	}
-	if err := json.Unmarshal(text, &index); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber() // a size stays the text that it is
+	if err := decoder.Decode(&index); err != nil {
 		return index, fmt.Errorf("the index: %w", err)
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return index, errors.New("the index: text after the object")
 	}
 	if len(index.WeightMap) == 0 {
 		return index, errors.New("the index has no \"weight_map\"")
@@ -121,7 +127,8 @@ func (c *Checkpoint) openShard(file string, names []string) error {
 //
 // The new index takes the old one's place when all files are on the disk, and then the files of the
 // old index that SaveSharded wrote are removed: a program that dies meanwhile leaves the old
-// checkpoint whole. SaveSharded blocks until everything is on the disk.
+// checkpoint whole. What it wrote until then is removed by the next SaveSharded to the path.
+// SaveSharded blocks until everything is on the disk.
 func SaveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
 	if err := saveSharded(path, tensors, metadata, maxBytes); err != nil {
 		return fmt.Errorf("nn: save %s: %w", path, err)
@@ -129,16 +136,12 @@ func SaveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 	return nil
 }
 
-func saveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) error {
+func saveSharded(path string, tensors []Named, metadata map[string]string, maxBytes int64) (err error) {
 	if !isIndexPath(path) {
 		return fmt.Errorf("the path of an index ends in %s: %w", indexSuffix, cuda.ErrInvalidArgument)
 	}
 	if maxBytes < 1 {
 		return fmt.Errorf("maxBytes is %d: %w", maxBytes, cuda.ErrInvalidArgument)
-	}
-	kind := safefile.Prefix("the index of a sharded checkpoint", "{")
-	if err := safefile.Check(path, kind); err != nil {
-		return err
 	}
 	shards, total, err := split(tensors, maxBytes)
 	if err != nil {
@@ -153,42 +156,53 @@ func saveSharded(path string, tensors []Named, metadata map[string]string, maxBy
 			index.Metadata[key] = value
 		}
 	}
-	dir := filepath.Dir(path)
-	var written []string
-	removeWritten := func() {
-		for _, name := range written {
-			os.Remove(filepath.Join(dir, name)) // what stays is in no index
-		}
-	}
+	names := make([]string, len(shards))
 	for i, shard := range shards {
-		name := fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1, len(shards), shardSuffix)
+		names[i] = fmt.Sprintf("%s-%s-%05d-of-%05d%s", base, hex.EncodeToString(number[:]), i+1, len(shards), shardSuffix)
 		for _, n := range shard {
 			if _, twice := index.WeightMap[n.Name]; twice {
-				removeWritten()
 				return fmt.Errorf("tensor %q: a name that comes twice", n.Name)
 			}
-			index.WeightMap[n.Name] = name
+			index.WeightMap[n.Name] = names[i]
 		}
-		if err := SaveTensors(filepath.Join(dir, name), shard, nil); err != nil {
-			removeWritten()
-			return err
-		}
-		written = append(written, name)
 	}
 	text, err := json.MarshalIndent(index, "", "  ")
 	if err != nil {
-		removeWritten()
 		return err
 	}
-	old := ownShards(path, base)
-	if err := writeAtomically(path, kind, func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
-		removeWritten()
+	// The index is written first, so that it names the files of a program that dies before the end.
+	f, err := newUnfinished(path, safefile.Prefix("the index of a sharded checkpoint", "{"))
+	if err != nil {
 		return err
 	}
-	for _, name := range old {
-		os.Remove(filepath.Join(dir, name)) // what stays is in no index
+	defer func() {
+		if err != nil {
+			removeShards(path, names)
+			f.abandon()
+		}
+	}()
+	if err := f.write(func(w io.Writer) error { _, err := w.Write(text); return err }); err != nil {
+		return err
 	}
+	dir := filepath.Dir(path)
+	for i, shard := range shards {
+		if err := SaveTensors(filepath.Join(dir, names[i]), shard, nil); err != nil {
+			return err
+		}
+	}
+	old := ownShards(path, path)
+	if err := f.finish(); err != nil {
+		return err
+	}
+	removeShards(path, old)
 	return nil
+}
+
+// removeShards removes files beside an index. What cannot be removed is in no index.
+func removeShards(path string, names []string) {
+	for _, name := range names {
+		os.Remove(filepath.Join(filepath.Dir(path), name))
+	}
 }
 
 // split distributes the tensors over files, in their order.
@@ -218,9 +232,10 @@ func split(tensors []Named, maxBytes int64) (shards [][]Named, total int64, err 
 // ownShard matches what SaveSharded appends to the base of the index's name and "-".
 var ownShard = regexp.MustCompile(`^[0-9a-f]{8}-\d{5,}-of-\d{5,}\.safetensors$`)
 
-// ownShards returns the files of an index that exists which have names as SaveSharded makes them.
-func ownShards(path, base string) []string {
-	f, err := safefile.Open(path)
+// ownShards returns the files that the index in file names, if it can be read, and that have names
+// as SaveSharded makes them for the index at path.
+func ownShards(path, file string) []string {
+	f, err := safefile.Open(file)
 	if err != nil {
 		return nil
 	}
@@ -229,6 +244,7 @@ func ownShards(path, base string) []string {
 	if err != nil {
 		return nil
 	}
+	base := strings.TrimSuffix(filepath.Base(path), indexSuffix)
 	var own []string
 	for _, name := range index.WeightMap {
 		rest, ok := strings.CutPrefix(name, base+"-")

@@ -253,3 +253,28 @@ func TestMap(t *testing.T) {
 		t.Errorf("the file changed, %v", err)
 	}
 }
+
+// The size in the index is a number without an exponent, however large.
+func TestShardedTotalSize(t *testing.T) {
+	x, err := torch.Zeros(cuda.CPU, torch.Float32, 600_000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.Close()
+	path := filepath.Join(t.TempDir(), "m.safetensors.index.json")
+	if err := nn.SaveSharded(path, []nn.Named{{Name: "x", Tensor: x}}, nil, 1<<30); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil || !strings.Contains(string(text), `"total_size": 2400000`) {
+		t.Errorf("%s, %v", text, err)
+	}
+	c, err := nn.OpenCheckpoint(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if size := c.Metadata()["total_size"]; size != "2400000" {
+		t.Errorf("total_size is %s", size)
+	}
+}

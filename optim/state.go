@@ -76,7 +76,12 @@ func Load(path string, o Optimizer) error {
 		return err
 	}
 	defer c.Close()
-	f := stateFile{path: path, c: c}
+	return LoadFrom(c, o)
+}
+
+// LoadFrom is [Load] of an open file.
+func LoadFrom(c *nn.Checkpoint, o Optimizer) error {
+	f := stateFile{path: c.Path(), c: c}
 	defer f.read.close()
 	s, err := f.state()
 	if err != nil {

@@ -67,8 +67,8 @@ const (
 
 // Save writes the file. A new file takes the old one's place as a whole, and only when it is on the
 // disk: a program or a machine that dies meanwhile leaves the old one. It may also leave the
-// unfinished file, whose name is the path with ".tmp-" and a number, and which only [Run] removes.
-// Save waits for the device.
+// unfinished file, whose name is the path with ".tmp-" and a number, and which the next Save to the
+// path removes. Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
 	file := map[string]any{metadataKey: metadata(c.Metadata)}
 	if c.Model != nil {
@@ -150,23 +150,23 @@ func (c *Checkpoint) Load(path string) error {
 		return err
 	}
 	defer file.Close()
-	if err := c.load(path, file); err != nil {
+	if err := c.load(file); err != nil {
 		return fmt.Errorf("train: %s: %w", path, err)
 	}
 	return nil
 }
 
-func (c *Checkpoint) load(path string, file *nn.Checkpoint) error {
+func (c *Checkpoint) load(file *nn.Checkpoint) error {
 	if err := c.texts(file); err != nil {
 		return err
 	}
 	if c.Model != nil {
-		if _, err := nn.Load(path, c.Model); err != nil {
+		if _, err := file.LoadInto(c.Model, nn.LoadOptions{}); err != nil {
 			return err
 		}
 	}
 	if c.Optimizer != nil {
-		if err := optim.Load(path, c.Optimizer); err != nil {
+		if err := optim.LoadFrom(file, c.Optimizer); err != nil {
 			return err
 		}
 	}

@@ -86,20 +86,27 @@ func (r *runner) openDir(ctx context.Context) error {
 		return fmt.Errorf("train: %w", err)
 	}
 	r.removeUnfinished()
-	if err != nil {
-		return nil
+	if err == nil {
+		return r.load(ctx, path)
 	}
-	return r.load(ctx, path)
+	if _, err := os.Lstat(r.path(bestFile)); !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
+		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace it: move it away, or name another folder", r.path(bestFile), lastFile)
+	}
+	// From now on best.pt is of the run of last.pt, wherever this process is killed.
+	return r.saveLast("training")
 }
 
-// removeUnfinished removes what a run that was killed while it saved has left: a file under another
-// name, which nobody finishes.
+// removeUnfinished removes what a run that was killed while it wrote its log or its curves has
+// left: a file under another name, which nobody finishes. Checkpoints remove theirs when they are
+// saved.
 func (r *runner) removeUnfinished() {
 	files, _ := os.ReadDir(r.Dir) // what cannot be read stays, and does no harm
 	for _, f := range files {
 		name := f.Name()
-		if strings.HasPrefix(name, lastFile+".tmp-") || strings.HasPrefix(name, bestFile+".tmp-") ||
-			(strings.HasPrefix(name, logFile+".") || strings.HasPrefix(name, pngFile+".")) && strings.HasSuffix(name, ".tmp") {
+		if (strings.HasPrefix(name, logFile+".") || strings.HasPrefix(name, pngFile+".")) && strings.HasSuffix(name, ".tmp") {
 			os.Remove(r.path(name))
 		}
 	}

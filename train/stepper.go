@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -65,8 +66,8 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	switch {
 	case o.Model == nil || o.Optimizer == nil:
 		return nil, fmt.Errorf("train.NewStepper: it needs Model and Optimizer: %w", cuda.ErrInvalidArgument)
-	case o.ClipNorm < 0:
-		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must not be negative: %w", o.ClipNorm, cuda.ErrInvalidArgument)
+	case !(o.ClipNorm >= 0) || math.IsInf(o.ClipNorm, 0):
+		return nil, fmt.Errorf("train.NewStepper: ClipNorm is %v, and must be finite and not negative: %w", o.ClipNorm, cuda.ErrInvalidArgument)
 	case o.Autocast != 0 && o.Autocast != torch.BFloat16 && o.Autocast != torch.Float16:
 		return nil, fmt.Errorf("train.NewStepper: Autocast is %v, and must be BFloat16 or Float16: %w", o.Autocast, cuda.ErrInvalidArgument)
 	}

@@ -179,6 +179,8 @@ func TestStepperRefuses(t *testing.T) {
 	for says, o := range map[string]train.StepperOptions{
 		"needs Model":      {Optimizer: s.opt},
 		"ClipNorm is -1":   {Model: s.net, Optimizer: s.opt, ClipNorm: -1},
+		"ClipNorm is NaN":  {Model: s.net, Optimizer: s.opt, ClipNorm: math.NaN()},
+		"ClipNorm is +Inf": {Model: s.net, Optimizer: s.opt, ClipNorm: math.Inf(1)},
 		"must be BFloat16": {Model: s.net, Optimizer: s.opt, Autocast: torch.Float64},
 		"Capturable":       {Model: s.net, Optimizer: plain, Graph: true},
 	} {

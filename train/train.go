@@ -64,9 +64,11 @@ type Config struct {
 	// so that what Dropout draws depends on nothing else. The generators belong to the process.
 	Seed uint64
 
-	Dir       string // folder of the files, made if missing; "" writes none
-	Resume    bool   // goes on from last.pt in Dir, if there is one
-	SaveSteps int    // saves last.pt every so many steps too; 0 for once an epoch
+	// Dir is the folder of the files, made if missing; "" writes none. A new run writes its first
+	// last.pt at once, and is refused in a folder that has a last.pt or best.pt of another run.
+	Dir       string
+	Resume    bool // goes on from last.pt in Dir, if there is one
+	SaveSteps int  // saves last.pt every so many steps too; 0 for once an epoch
 	// Patience, if not 0, ends the training after so many epochs without a better one.
 	Patience int
 	// TensorBoard writes the figures of each epoch to an event file in Dir too.
@@ -153,7 +155,7 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
 // ctx.Err() and says how to go on. If the evaluation was running, the resumed run repeats it. If
 // the loss becomes NaN or infinite, Run notices at the end of the epoch or at the next checkpoint,
-// saves nothing and returns an error.
+// leaves the files as they are and returns an error.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -201,8 +203,8 @@ func (c *Config) check() error {
 		return fmt.Errorf("train.Run: Config needs Model, Optimizer and Feed: %w", cuda.ErrInvalidArgument)
 	case c.Epochs < 1:
 		return fmt.Errorf("train.Run: Epochs is %d, and must be at least 1: %w", c.Epochs, cuda.ErrInvalidArgument)
-	case c.SaveSteps < 0 || c.ClipNorm < 0 || c.Patience < 0:
-		return fmt.Errorf("train.Run: SaveSteps is %d, ClipNorm %v and Patience %d: none may be negative: %w", c.SaveSteps, c.ClipNorm, c.Patience, cuda.ErrInvalidArgument)
+	case c.SaveSteps < 0 || c.Patience < 0:
+		return fmt.Errorf("train.Run: SaveSteps is %d and Patience %d: neither may be negative: %w", c.SaveSteps, c.Patience, cuda.ErrInvalidArgument)
 	case c.Dir == "" && (c.Resume || c.SaveSteps > 0 || c.TensorBoard):
 		return fmt.Errorf("train.Run: Resume, SaveSteps and TensorBoard need Dir: %w", cuda.ErrInvalidArgument)
 	}

@@ -485,8 +485,21 @@ func TestLossIsNotFinite(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
 		t.Error(err)
 	}
-	if _, err := os.Stat(filepath.Join(c.Dir, "last.pt")); err == nil {
-		t.Error("there is a checkpoint")
+	// last.pt is still the one of the beginning.
+	for _, tensor := range nn.State(c.Model) {
+		x := stored(t, filepath.Join(c.Dir, "last.pt"), "state_dict", tensor.Name)
+		values, err := x.ToDType(torch.Float64).Float64s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range values {
+			if math.IsNaN(v) {
+				t.Fatalf("%s in the checkpoint has a NaN", tensor.Name)
+			}
+		}
+	}
+	if _, err := os.Stat(filepath.Join(c.Dir, "best.pt")); err == nil {
+		t.Error("there is a best.pt")
 	}
 }
 
@@ -605,6 +618,9 @@ func TestMistakes(t *testing.T) {
 		"need Dir":                          func(c *train.Config) { c.Resume = true },
 		"checkpoint of an earlier run":      func(c *train.Config) { c.Dir = folder },
 		"had no EMA":                        func(c *train.Config) { c.Dir, c.Resume, c.EMA = folder, true, &optim.EMA{} },
+		"whose last.pt is gone":             func(c *train.Config) { c.Dir = withBest(t, c.Model) },
+		"best.pt is of an earlier run":      func(c *train.Config) { c.Dir, c.Resume = withBest(t, c.Model), true },
+		"ClipNorm is NaN":                   func(c *train.Config) { c.ClipNorm = math.NaN() },
 		"a file of another kind":            func(c *train.Config) { c.Dir = withFile(t, "log.csv", "my own table") },
 		"it is no checkpoint of a training": func(c *train.Config) { c.Dir, c.Resume = withModel(t, c.Model), true },
 		"the batches have no field":         func(c *train.Config) { c.Feed, c.Loader = feed(t, unlabelled{}), nil },
@@ -651,6 +667,15 @@ func withFile(t *testing.T, name, text string) string {
 	t.Helper()
 	folder := t.TempDir()
 	if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+func withBest(t *testing.T, m nn.Module) string {
+	t.Helper()
+	folder := t.TempDir()
+	if err := nn.Save(filepath.Join(folder, "best.pt"), m, nil); err != nil {
 		t.Fatal(err)
 	}
 	return folder

@@ -30,6 +30,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -163,13 +164,25 @@ func flags(name, about string, stderr io.Writer) *flag.FlagSet {
 	return set
 }
 
-// parse reads a command's options and checks that `want` arguments are left.
+// parse reads a command's options and checks that `want` arguments are left. Numbers are finite:
+// NaN and infinities, which flag accepts, would pass most comparisons.
 func parse(set *flag.FlagSet, args []string, want int) error {
 	if err := set.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return err
 		}
 		return usageError{err.Error()}
+	}
+	var infinite error
+	set.Visit(func(f *flag.Flag) {
+		if getter, ok := f.Value.(flag.Getter); ok {
+			if v, ok := getter.Get().(float64); ok && (math.IsNaN(v) || math.IsInf(v, 0)) {
+				infinite = usageError{fmt.Sprintf("-%s %v: must be a finite number", f.Name, f.Value)}
+			}
+		}
+	})
+	if infinite != nil {
+		return infinite
 	}
 	if set.NArg() != want {
 		plural := "s"

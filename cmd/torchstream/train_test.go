@@ -196,6 +196,9 @@ func TestTrainMistakes(t *testing.T) {
 		"-freeze needs":          {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":      {"-archive", photos, "-amp", "fp8"},
 		"-patience is not":       {"-archive", photos, "-patience", "-1"},
+		"-lr NaN: must be":       {"-archive", photos, "-lr", "nan"},
+		"-ema NaN: must be":      {"-archive", photos, "-ema", "nan"},
+		"-warmup +Inf: must":     {"-archive", photos, "-warmup", "inf"},
 		"-device \"tpu\"":        {"-archive", photos, "-device", "tpu"},
 		"train takes 0 argument": {photos},
 	} {
