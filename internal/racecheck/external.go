@@ -90,10 +90,6 @@ func (c *capture) recordsAfter(f *foot) (records []int) {
 	return records
 }
 
-func common(a, b []int) []int {
-	return slices.DeleteFunc(slices.Clone(a), func(i int) bool { return !slices.Contains(b, i) })
-}
-
 // lanes returns the graph's lanes on a stream, by group.
 func (c *Checker) lanes(g *graph, q Queue) []Queue {
 	if g.lanes == nil {

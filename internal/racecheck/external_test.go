@@ -78,6 +78,35 @@ func TestExternalEventIsRecordedByReplays(t *testing.T) {
 	}
 }
 
+// A graph that works on many parts of a piece of memory keeps those before a record apart from
+// those behind it.
+func TestExternalEventsDivideManyAccesses(t *testing.T) {
+	for _, write := range []bool{false, true} {
+		p := newExternal()
+		views := func(write bool) {
+			for i := range uintptr(2 * maxFeet) {
+				m := Memory{Storage: 4096, StorageBytes: 4096, Region: Bytes(4096+64*i, 64)}
+				p.Do(Launch{Accesses: []Access{{Memory: m, Queue: p.side, Write: write}}})
+			}
+		}
+		p.capture(func() {
+			views(true)
+			p.Record(1, p.side, nil)
+			views(write)
+		})
+		p.replay(p.side)
+		p.WaitEvent(p.last, 1)
+		p.Do(Launch{Accesses: []Access{{Memory: Memory{Storage: 4096, StorageBytes: 4096, Region: Bytes(4096, 4096)}, Queue: p.last}}})
+		found := p.Findings()
+		if (len(found) > 0) != write {
+			t.Errorf("the graph writes behind the record: %v, and there are %d findings", write, len(found))
+		}
+		if n := len(p.graphs[7].feet); n > 2 {
+			t.Errorf("the graph keeps %d accesses, want one before the record and one behind it", n)
+		}
+	}
+}
+
 // A finding about a replay names the stream of the replay.
 func TestFindingNamesTheStreamOfAReplay(t *testing.T) {
 	p := newExternal()

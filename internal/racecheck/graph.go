@@ -69,7 +69,7 @@ func (c *capture) step(b *block, a *Access, own clock, at *Place) {
 }
 
 // maxFeet is the maximum number of accesses that a graph keeps of one block. A graph with more
-// keeps one, of all of the block's memory.
+// keeps one for each group, of all of the block's memory.
 const maxFeet = 16
 
 type graph struct {
@@ -125,47 +125,45 @@ func (c *Checker) End(g, share uintptr) {
 
 // footprint returns the accesses of replays to a block, from those of the capture.
 func (g *graph) footprint(was *capture, feet []foot) []foot {
-	if len(feet) == 0 {
-		return nil
-	}
-	external := len(g.records)+len(g.waits) > 0
-	if !external {
+	if len(g.records)+len(g.waits) == 0 {
 		feet = anyQueue(feet)
-	}
-	b := feet[0].block
-	records := make([][]int, len(feet))
-	for i := range feet {
-		records[i] = was.recordsAfter(&feet[i])
+	} else {
+		for i := range feet {
+			feet[i].group = g.group(feet[i].waits, was.recordsAfter(&feet[i]))
+		}
 	}
 	if len(feet) > maxFeet {
-		all := feet[0]
-		all.mem.Region = Bytes(b.begin, b.end-b.begin)
-		before := records[0]
-		for i, f := range feet {
-			if f.write {
-				all.write, all.place = true, f.place
-			}
-			all.waits, before = common(all.waits, f.waits), common(before, records[i])
-		}
-		feet, records = []foot{all}, [][]int{before}
-	}
-	if !external {
-		return feet
-	}
-	for i := range feet {
-		feet[i].group = g.group(feet[i].waits, records[i])
+		feet = whole(feet)
 	}
 	return feet
 }
 
 // anyQueue returns accesses that differ in more than their queues. Of several it keeps the latest.
 func anyQueue(feet []foot) (some []foot) {
+	known := map[footKey]int{}
 	for _, f := range feet {
-		i := slices.IndexFunc(some, func(s foot) bool { return s.mem.Region == f.mem.Region && s.write == f.write })
-		if i < 0 {
+		key := footKey{region: f.mem.Region, write: f.write}
+		i, ok := known[key]
+		if !ok {
+			known[key] = len(some)
 			some = append(some, f)
-		} else {
-			some[i] = f
+			continue
+		}
+		some[i] = f
+	}
+	return some
+}
+
+// whole returns one access of all of the block's memory for each group.
+func whole(feet []foot) (some []foot) {
+	for _, f := range feet {
+		f.mem.Region = Bytes(f.block.begin, f.block.end-f.block.begin)
+		i := slices.IndexFunc(some, func(s foot) bool { return s.group == f.group })
+		switch {
+		case i < 0:
+			some = append(some, f)
+		case f.write:
+			some[i].write, some[i].place = true, f.place
 		}
 	}
 	return some
