@@ -130,6 +130,9 @@ typedef struct ts_allocator_stats {
 TS_API ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats);
 /* Returns the share of ts_allocator_limit; 1 if there is no limit. */
 TS_API ts_error* ts_allocator_get_limit(int32_t device, double* fraction);
+/* Copies the settings of the latest ts_allocator_configure, or of the environment, with a NUL, to
+ * `capacity` bytes. length: of the text, which is cut off if there is less room. */
+TS_API ts_error* ts_allocator_get_settings(char* settings, size_t capacity, size_t* length);
 /* Changes settings of LibTorch's allocators, in the form of the variable PYTORCH_ALLOC_CONF.
  * Settings that are not named take their defaults. TS_ERROR_OPERATOR for an unknown one. */
 TS_API ts_error* ts_allocator_configure(const char* settings);
@@ -185,6 +188,64 @@ TS_API ts_error* ts_memory_pool_exit(ts_memory_pool* pool);
  * allocator. */
 TS_API ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved,
                                           size_t* allocated);
+
+/* What a pool's memory is for. */
+enum {
+  TS_POOL_KIND_DEFAULT = 0, /* everything else */
+  TS_POOL_KIND_MEMORY_POOL = 1,
+  TS_POOL_KIND_GRAPH = 2, /* shared by the graphs that were captured with the same `share` */
+  TS_POOL_KIND_ENDED =
+      3 /* of a pool or graph that is gone, held by live tensors or not yet freed */
+};
+
+typedef struct ts_pool_stats {
+  int64_t id;   /* equal in two calls for the same pool; 0 for the default one */
+  int32_t kind; /* TS_POOL_KIND_ */
+  int32_t device;
+  size_t reserved_bytes;  /* held from the driver */
+  size_t allocated_bytes; /* in live tensors */
+  size_t requested_bytes; /* asked for by them, before rounding up */
+  size_t active_bytes;    /* live, or freed while a recorded stream still uses them */
+  size_t max_free_bytes;  /* the largest free part: what fits without the driver */
+  int64_t allocations;    /* live */
+  int64_t segments;       /* held from the driver */
+} ts_pool_stats;
+
+/* Writes the state of up to `capacity` pools of the device's caching allocator, the default one
+ * first. count: their number, which may be more. Walks all segments of the allocator. */
+TS_API ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity,
+                                        int64_t* count);
+/* Returns the state of one pool. Walks its segments. */
+TS_API ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats);
+
+/* A queue of the device allocations that failed, with a file descriptor. The thread whose
+ * allocation fails adds an entry, and writes a snapshot if one is wanted, without a lock of the
+ * allocator and before its call returns the error. No other code runs on that thread. */
+typedef struct ts_memory_observer ts_memory_observer;
+
+typedef struct ts_out_of_memory {
+  int64_t number; /* from 1 on, by observer. A gap: more entries than the queue has room for */
+  int32_t device;
+  bool snapshot;          /* the file is written */
+  size_t wanted_bytes;    /* rounded up by the allocator */
+  size_t free_bytes;      /* what the driver could give, to all processes */
+  size_t limit_bytes;     /* the device's memory, or the share of ts_allocator_limit */
+  size_t allocated_bytes; /* in live tensors */
+  size_t reserved_bytes;  /* held from the driver by the caching allocator */
+} ts_out_of_memory;
+
+/* Begins to observe the failures of all devices. snapshot_prefix: NULL, or the beginning of the
+ * paths of snapshots (see ts_allocator_dump), which goes on with the entry's number and ".pickle".
+ * max_snapshots: how many to write. Files that exist are not replaced. */
+TS_API ts_error* ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots,
+                                        ts_memory_observer** observer);
+/* Ends the observer. A failure under way may still write its snapshot. */
+TS_API void ts_memory_observer_free(ts_memory_observer* observer);
+/* Returns an eventfd, as ts_notifier_fd does. */
+TS_API int32_t ts_memory_observer_fd(const ts_memory_observer* observer);
+/* Takes up to `capacity` entries in the order of the failures. count: how many. Does not block. */
+TS_API ts_error* ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries,
+                                         int64_t capacity, int64_t* count);
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
@@ -527,6 +588,77 @@ TS_API ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst
  * CPU and the GPU. */
 TS_API ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean,
                                             const float* std, int64_t channels);
+
+/* ---- tensors of other libraries: DLPack -------------------------------------------------------
+ */
+
+/* The structs of dlpack.h (github.com/dmlc/dlpack), which this header does not include. A struct is
+ * the whole agreement between two libraries of one process: memory, shape, and a function that
+ * gives the memory back. It says nothing of streams, which the calls below name.
+ *
+ * A default stream stands for that of the tensor's device. flags: TS_DLPACK_FLAG_ values, added. */
+struct DLManagedTensor;
+struct DLManagedTensorVersioned;
+
+enum {
+  TS_DLPACK_FLAG_NO_ORDER = 1, /* the other library has ordered its stream; `stream` is not used */
+  TS_DLPACK_FLAG_READ_ONLY = 2 /* import memory that is not to be written; the caller does not */
+};
+
+/* Makes a struct over the tensor's memory, which lives until the struct's deleter is called, by any
+ * thread. The caller, or the library that it gives the struct to, calls the deleter once
+ * (ts_dlpack_free). stream: where the other library uses the memory of a GPU. Work enqueued there
+ * from now on starts after everything enqueued on the calling thread's current stream of the
+ * device, and the memory is marked as used there. TS_ERROR_INVALID_ARGUMENT for a tensor that
+ * requires a gradient, or without strided memory. TS_ERROR_CAPTURE in a capture. */
+TS_API ts_error* ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags,
+                                  struct DLManagedTensor** managed);
+TS_API ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream,
+                                            int32_t flags,
+                                            struct DLManagedTensorVersioned** managed);
+/* Makes a tensor over the struct's memory. Takes ownership of the struct if it succeeds. stream:
+ * where the other library made the values, and takes the memory back. Work enqueued on the calling
+ * thread's current stream of the device from now on starts after everything enqueued there so far.
+ * When the last tensor that shares the memory has gone, work enqueued on `stream` starts after the
+ * work so far of that current stream and of those of ts_tensor_record_stream, and then a thread of
+ * the library calls the struct's deleter: never a thread that is inside another call.
+ *
+ * The struct is checked: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
+ * whose memory the pointer is. TS_ERROR_INVALID_ARGUMENT says what is wrong. Whether the memory is
+ * as large as it says cannot be known. TS_ERROR_UNSUPPORTED for another major version of DLPack:
+ * the caller then calls the deleter. TS_ERROR_CAPTURE in a capture. */
+TS_API ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags,
+                                  ts_tensor** tensor);
+TS_API ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed,
+                                            ts_stream stream, int32_t flags, ts_tensor** tensor);
+/* Calls the deleter of a struct that no library has taken. */
+TS_API void ts_dlpack_free(struct DLManagedTensor* managed);
+TS_API void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed);
+
+/* ---- tensors of other processes ---------------------------------------------------------------
+ */
+
+#define TS_IPC_HANDLE_BYTES 64
+/* Writes the handle of TS_IPC_HANDLE_BYTES bytes of the allocation that the tensor on a GPU lies
+ * in, and the distance of its first element from the allocation's begin. The tensor has to live
+ * until no other process uses the memory. TS_ERROR_INVALID_ARGUMENT for memory of expandable
+ * segments, or of another library or process. */
+TS_API ts_error* ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset);
+/* Makes a tensor in the memory of another process, with `ndim` sizes and strides in elements. The
+ * current stream does not wait for the other process. When the last tensor that shares the memory
+ * has gone, and the work so far of the stream that was current at the call, and of those of
+ * ts_tensor_record_stream, is done, a thread of the library unmaps the memory and closes `lock`.
+ * lock: a file descriptor, or -1; taken over if the call succeeds. TS_ERROR_INVALID_ARGUMENT for
+ * elements outside of the allocation. */
+TS_API ts_error* ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset,
+                             const int64_t* sizes, const int64_t* strides, int64_t ndim,
+                             int32_t dtype, int32_t lock, ts_tensor** tensor);
+/* Makes a contiguous CPU tensor over a shared mapping of a file, from `offset` on, a multiple of
+ * the page size. file: a descriptor, taken over if the call succeeds; a thread of the library
+ * unmaps and closes it when the last tensor that shares the memory has gone. The file must not
+ * shrink. */
+TS_API ts_error* ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim,
+                               int32_t dtype, ts_tensor** tensor);
 
 /* Where the elements of a tensor lie, and the stream that an operator on it would run on: for a
  * stream sanitizer. The elements are in `rows` rows of row_bytes bytes; rows begin pitch bytes

@@ -32,7 +32,10 @@ CUDA = [
     "capture",  # the capture registry: whether a capture is under way, and what it allows
     "device",
     "readings",  # sensors of GPUs
+    "sanitizer",
+    "foreign",  # memory that another library or process owns
     "allocator",  # memory pools, statistics, the cache
+    "out_of_memory",  # observers of failed allocations
     "pinned",
     "stream",
     "order",  # wait, fork, join
@@ -40,7 +43,6 @@ CUDA = [
     "notify",
     "nvtx",
     "trace",
-    "sanitizer",
     "replay_order",  # between replays that share memory
     "randomness",  # random numbers in graphs
     "graph",

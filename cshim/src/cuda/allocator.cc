@@ -4,11 +4,13 @@
 #include <ATen/cuda/MemPool.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
+#include <fcntl.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +21,7 @@
 #include "base/thread.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
+#include "cuda/foreign.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -36,10 +39,11 @@ using UseKey = std::tuple<const c10::StorageImpl*, c10::DeviceIndex, c10::Stream
 struct Pools {
   // Held across calls of the allocator, which has locks of its own: never taken under those.
   std::mutex mutex;
-  int in_use = 0;                     // begun and not ended
-  std::map<UseKey, Use> uses;         // to be recorded when that is 0
-  std::list<c10::MempoolId_t> ended;  // whose memory the allocator may still hold, unused
-  int ended_host = 0;                 // of which the allocator of pinned memory keeps a record
+  int in_use = 0;                              // begun and not ended
+  std::map<UseKey, Use> uses;                  // to be recorded when that is 0
+  std::list<c10::MempoolId_t> ended;           // whose memory the allocator may still hold, unused
+  std::map<c10::MempoolId_t, PoolKind> kinds;  // of those that have not ended
+  int ended_host = 0;  // of which the allocator of pinned memory keeps a record
 };
 
 Pools& pools() {
@@ -59,15 +63,24 @@ bool is_captured(cudaStream_t stream) {
 
 }  // namespace
 
-PrivatePool::PrivatePool(c10::DeviceIndex device)
+PrivatePool::PrivatePool(c10::DeviceIndex device, PoolKind kind)
     : device_(device), id_{at::cuda::MemPool::graph_pool_handle()} {
-  allocator::createOrIncrefPool(device_, id());
+  Pools& all = pools();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto entry = all.kinds.try_emplace(id(), kind).first;
+  try {
+    allocator::createOrIncrefPool(device_, id());
+  } catch (...) {
+    all.kinds.erase(entry);
+    throw;
+  }
 }
 
 PrivatePool::~PrivatePool() {
   Pools& all = pools();
   const std::lock_guard<std::mutex> lock(all.mutex);
   allocator::releasePool(device_, id());
+  all.kinds.erase(id());
   all.ended.splice(all.ended.end(), id_);
 }
 
@@ -127,6 +140,7 @@ void empty_cache() {
 }
 
 void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream) {
+  if (Foreign* foreign = Foreign::of(*storage)) return foreign->use(stream);
   Pools& all = pools();
   const std::lock_guard<std::mutex> lock(all.mutex);
   if (all.in_use > 0) {
@@ -136,12 +150,72 @@ void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::
   }
 }
 
+void dump_allocator(const std::string& path, bool replace) {
+  const std::string pickled = torch::cuda::_memory_snapshot_pickled();
+  const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | (replace ? O_TRUNC : O_EXCL);
+  const int file = open(path.c_str(), flags, 0666);
+  bool written = file >= 0;
+  for (size_t at = 0; written && at < pickled.size();) {
+    const ssize_t count = write(file, pickled.data() + at, pickled.size() - at);
+    written = count >= 0 || errno == EINTR;
+    if (count > 0) at += static_cast<size_t>(count);
+  }
+  const int reason = errno;
+  const bool closed = file < 0 || close(file) == 0;
+  if (written && closed) return;
+  throw Failure(TS_ERROR_INVALID_ARGUMENT,
+                path + " cannot be written: " + std::strerror(written ? errno : reason));
+}
+
 bool inside_memory_pool() noexcept { return entered_here > 0; }
+
+namespace {
+
+using PoolStats = std::map<c10::MempoolId_t, ts_pool_stats>;
+
+void add_segment(ts_pool_stats& stats, const allocator::SegmentInfo& segment) {
+  stats.reserved_bytes += segment.total_size;
+  stats.allocated_bytes += segment.allocated_size;
+  stats.requested_bytes += segment.requested_size;
+  stats.active_bytes += segment.active_size;
+  ++stats.segments;
+  for (const auto& block : segment.blocks) {
+    if (block.allocated) ++stats.allocations;
+    if (!block.active) stats.max_free_bytes = std::max(stats.max_free_bytes, block.size);
+  }
+}
+
+// The kinds are those of before the walk: a pool that ends meanwhile may still have its kind.
+PoolStats pool_stats(c10::DeviceIndex device, c10::MempoolId_t only) {
+  PoolStats found;
+  std::map<c10::MempoolId_t, PoolKind> kinds;
+  {
+    Pools& all = pools();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    kinds = all.kinds;
+  }
+  for (const auto& segment : allocator::snapshot(only, /*include_traces=*/false).segments) {
+    if (segment.device == device) add_segment(found[segment.owner_private_pool_id], segment);
+  }
+  for (auto& [id, stats] : found) {
+    const auto kind = kinds.find(id);
+    stats.device = device;
+    // Ids of the library's pools differ in the second number, and LibTorch's own in the first.
+    stats.id = static_cast<int64_t>(id.second != 0 ? id.second : id.first);
+    stats.kind = kind != kinds.end()            ? static_cast<int32_t>(kind->second)
+                 : id == c10::MempoolId_t{0, 0} ? TS_POOL_KIND_DEFAULT
+                                                : TS_POOL_KIND_ENDED;
+  }
+  return found;
+}
+
+}  // namespace
 
 }  // namespace ts
 
 struct ts_memory_pool {
-  explicit ts_memory_pool(int32_t device) : pool(static_cast<c10::DeviceIndex>(device)) {}
+  explicit ts_memory_pool(int32_t device)
+      : pool(static_cast<c10::DeviceIndex>(device), ts::PoolKind::kMemoryPool) {}
 
   ts::PrivatePool pool;
   std::mutex mutex;
@@ -218,6 +292,42 @@ ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved,
     }
     *reserved = held;
     *allocated = live;
+  });
+}
+
+ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(pool != nullptr, "pool is NULL");
+    ts::require(stats != nullptr, "stats is NULL");
+    const c10::MempoolId_t id = pool->pool.id();
+    ts_pool_stats result{};
+    result.id = static_cast<int64_t>(id.second);
+    result.kind = TS_POOL_KIND_MEMORY_POOL;
+    result.device = pool->pool.device();
+    const auto found = ts::pool_stats(pool->pool.device(), id);
+    if (const auto at = found.find(id); at != found.end()) result = at->second;
+    *stats = result;
+  });
+}
+
+ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity,
+                                 int64_t* count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(count != nullptr, "count is NULL");
+    ts::require(capacity >= 0 && (capacity == 0 || pools != nullptr),
+                "pools is NULL or capacity negative");
+    ts::require_device(device);
+    ts::ensure_cuda();
+    auto found = ts::pool_stats(static_cast<c10::DeviceIndex>(device), {0, 0});
+    found[{0, 0}].device = device;  // also if it has no segment
+    int64_t at = 0;
+    for (const auto& [id, stats] : found) {
+      if (at < capacity) pools[at] = stats;
+      ++at;
+    }
+    *count = at;
   });
 }
 
@@ -318,6 +428,21 @@ ts_error* ts_allocator_configure(const char* settings) {
   });
 }
 
+ts_error* ts_allocator_get_settings(char* settings, size_t capacity, size_t* length) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(settings != nullptr && capacity > 0, "settings is NULL or capacity 0");
+    ts::require(length != nullptr, "length is NULL");
+    ts::require_device(0);
+    ts::ensure_cuda();
+    const std::string now = c10::CachingAllocator::getAllocatorSettings();
+    const size_t copied = std::min(capacity - 1, now.size());
+    std::memcpy(settings, now.data(), copied);
+    settings[copied] = '\0';
+    *length = now.size();
+  });
+}
+
 ts_error* ts_allocator_record_history(int64_t max_entries) {
   return ts::guard(__func__, [&] {
     ts::enter_thread();
@@ -337,14 +462,7 @@ ts_error* ts_allocator_dump(const char* path) {
     ts::require(path != nullptr, "path is NULL");
     ts::require_device(0);
     ts::ensure_cuda();
-    const std::string pickled = torch::cuda::_memory_snapshot_pickled();
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    file.write(pickled.data(), static_cast<std::streamsize>(pickled.size()));
-    file.close();
-    if (!file) {
-      throw ts::Failure(TS_ERROR_INVALID_ARGUMENT,
-                        std::string(path) + " cannot be written: " + std::strerror(errno));
-    }
+    ts::dump_allocator(path, /*replace=*/true);
   });
 }
 

@@ -12,16 +12,26 @@
 #include <c10/util/intrusive_ptr.h>
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <functional>
 #include <list>
+#include <string>
+
+#include "torchstream.h"
 
 namespace ts {
+
+// What a private pool is for.
+enum class PoolKind : int32_t {
+  kMemoryPool = TS_POOL_KIND_MEMORY_POOL,
+  kGraph = TS_POOL_KIND_GRAPH,
+};
 
 // A private pool on one device. Its tensors outlive it; after its end, release_ended_pools gives
 // its free memory back to the driver.
 class PrivatePool {
  public:
-  explicit PrivatePool(c10::DeviceIndex device);
+  PrivatePool(c10::DeviceIndex device, PoolKind kind);
   ~PrivatePool();
   PrivatePool(const PrivatePool&) = delete;
   PrivatePool& operator=(const PrivatePool&) = delete;
@@ -55,6 +65,9 @@ void empty_cache();
 // Marks memory as used on the stream: once its last reference is dropped it is not handed out again
 // before the stream's work until then is done.
 void record_use(const c10::intrusive_ptr<c10::StorageImpl>& storage, c10::cuda::CUDAStream stream);
+
+// Writes the allocators' state, and their history, for PyTorch's memory viewer.
+void dump_allocator(const std::string& path, bool replace);
 
 // Whether the calling thread has entered a ts_memory_pool.
 bool inside_memory_pool() noexcept;

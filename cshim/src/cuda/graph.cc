@@ -48,7 +48,7 @@ using c10::cuda::CUDAStream;
 // The allocators' private memory of one graph, or of several that share it.
 class Pool {
  public:
-  explicit Pool(c10::DeviceIndex device) : memory(device) {}
+  explicit Pool(c10::DeviceIndex device) : memory(device, PoolKind::kGraph) {}
   ~Pool() {
     const bool used = host_uses_ > 0;
     for (; host_uses_ > 0; --host_uses_) at::getHostAllocator(at::kCUDA)->release_pool(memory.id());

@@ -1,5 +1,7 @@
 // The log of a stream sanitizer: what LibTorch does by itself about memory and order. The program's
 // own calls are the caller's to log.
+#include "cuda/sanitizer.h"
+
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/core/impl/PyInterpreter.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -180,6 +182,9 @@ struct Tracer final : c10::impl::PyInterpreterVTable {
   }
 };
 
+// The number of an event that exists only in the log.
+std::atomic<uintptr_t> invented_events{0};
+
 // Neither can be detached again: both look at Log::running.
 void attach() {
   c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(trace_memory);
@@ -189,6 +194,24 @@ void attach() {
 }
 
 }  // namespace
+
+void log_order(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on) noexcept {
+  if (!running()) return;
+  const auto handle = [](c10::cuda::CUDAStream stream) {
+    return reinterpret_cast<uintptr_t>(stream.stream());
+  };
+  // Odd, as no address of an event is.
+  const uintptr_t event = 2 * invented_events.fetch_add(1, std::memory_order_relaxed) + 1;
+  append_own({TS_SANITIZER_EVENT_RECORDED, on.device_index(), event, handle(on), 0});
+  append_own({TS_SANITIZER_EVENT_AWAITED, waiter.device_index(), event, handle(waiter), 0});
+  append_own({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
+}
+
+void log_unmapped(c10::DeviceIndex device, const void* memory, size_t bytes) noexcept {
+  if (!running()) return;
+  append({TS_SANITIZER_UNMAPPED, device, reinterpret_cast<uintptr_t>(memory), 0, bytes});
+}
+
 }  // namespace ts
 
 ts_error* ts_sanitizer_start(void) {

@@ -6,6 +6,7 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <memory>
@@ -117,7 +118,14 @@ c10::MemoryFormat checked_format(int32_t memory_format, int64_t ndim) {
   return c10::MemoryFormat::ChannelsLast;
 }
 
-// The last byte of the last element is before this one.
+// The tokens of borrowed memory that no tensor uses any more.
+Returned& returned() {
+  static auto* all = new Returned;  // never destroyed: a tensor may end after main
+  return *all;
+}
+
+}  // namespace
+
 size_t checked_extent(at::IntArrayRef sizes, const int64_t* strides, at::ScalarType dtype) {
   if (checked_bytes(sizes, dtype) == 0) return 0;
   int64_t last = 1;
@@ -135,13 +143,17 @@ size_t checked_extent(at::IntArrayRef sizes, const int64_t* strides, at::ScalarT
   return static_cast<size_t>(bytes);
 }
 
-// The tokens of borrowed memory that no tensor uses any more.
-Returned& returned() {
-  static auto* all = new Returned;  // never destroyed: a tensor may end after main
-  return *all;
+std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes, at::ScalarType dtype) {
+  checked_bytes(sizes, dtype);
+  std::vector<int64_t> strides(sizes.size());
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<int64_t>(sizes[i], 1);
+  }
+  return strides;
 }
 
-}  // namespace
 }  // namespace ts
 
 ts_error* ts_tensor_new(const int64_t* sizes, int64_t ndim, int32_t dtype, int32_t device,

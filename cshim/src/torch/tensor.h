@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "cuda/storage.h"
@@ -57,6 +58,13 @@ inline at::Tensor value_or_undefined(const ts_tensor* tensor) {
 
 // The type of the number, if it is one that memory can be made of.
 at::ScalarType checked_dtype(int32_t dtype);
+
+// The bytes from the first element to the end of the last, 0 without elements. INVALID_ARGUMENT for
+// negative sizes or strides, and for more than memory can address.
+size_t checked_extent(at::IntArrayRef sizes, const int64_t* strides, at::ScalarType dtype);
+
+// The strides of a contiguous tensor, whose sizes are checked.
+std::vector<int64_t> contiguous_strides(at::IntArrayRef sizes, at::ScalarType dtype);
 
 // Whether host memory is pinned.
 bool is_pinned(const at::Tensor& tensor);

@@ -1,0 +1,157 @@
+#include "cuda/foreign.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
+
+#include <condition_variable>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "cuda/capture.h"
+#include "cuda/device.h"
+#include "cuda/same_stream.h"
+
+namespace ts {
+
+// The thread that gives memory back. It is started with the first foreign memory, and never ends.
+class Reaper {
+ public:
+  static Reaper& get() {
+    static auto* reaper = new Reaper;  // never destroyed: tensors may end after main
+    return *reaper;
+  }
+
+  // Needs no memory, since it is called where tensors end.
+  void take(std::unique_ptr<Foreign> memory) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Foreign* added = memory.release();
+    (last_ == nullptr ? first_ : last_->next_) = added;
+    last_ = added;
+    ready_.notify_one();
+  }
+
+ private:
+  Reaper() {
+    std::thread([this] { work(); }).detach();
+  }
+
+  [[noreturn]] void work() noexcept {
+    for (;;) next()->run();
+  }
+
+  std::unique_ptr<Foreign> next() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ready_.wait(lock, [this] { return first_ != nullptr; });
+    std::unique_ptr<Foreign> memory(first_);
+    first_ = std::exchange(memory->next_, nullptr);
+    if (first_ == nullptr) last_ = nullptr;
+    return memory;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  Foreign* first_ = nullptr;
+  Foreign* last_ = nullptr;
+};
+
+namespace {
+
+// Makes a device current, without errors: for code that must not throw.
+class OnDevice {
+ public:
+  explicit OnDevice(c10::DeviceIndex device) {
+    C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&previous_));
+    C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(device));
+  }
+  ~OnDevice() { C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(previous_)); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  c10::DeviceIndex previous_ = 0;
+};
+
+}  // namespace
+
+Foreign::~Foreign() {
+  for (const Use& use : uses_) {
+    const OnDevice device(use.stream.device_index());
+    C10_CUDA_IGNORE_ERROR(cudaEventDestroy(use.event));
+  }
+}
+
+Foreign* Foreign::of(const c10::StorageImpl& storage) noexcept {
+  const at::DataPtr& data = storage.data_ptr();
+  if (data.get_deleter() != &Foreign::release) return nullptr;
+  return static_cast<Foreign*>(data.get_context());
+}
+
+at::Tensor Foreign::tensor(std::unique_ptr<Foreign> memory, void* data, size_t bytes,
+                           at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype,
+                           c10::Device device) {
+  Reaper::get();  // fails here, if it does, and not where a tensor ends
+  Foreign* const kept = memory.get();
+  at::DataPtr pointer(data, memory.release(), &Foreign::release, device);
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                       std::move(pointer), /*allocator=*/nullptr,
+                                                       /*resizable=*/false);
+  const auto key = device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  auto made = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(dtype));
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  kept->armed_ = true;
+  return made;
+}
+
+void Foreign::use(c10::cuda::CUDAStream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const Use& use : uses_) {
+    if (same_stream(use.stream, stream)) return;
+  }
+  uses_.reserve(uses_.size() + 1);
+  const OnDevice device(stream.device_index());
+  cudaEvent_t event = nullptr;
+  C10_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync));
+  uses_.push_back({stream, event, false});
+}
+
+// A record on a stream that is captured would become a part of the graph.
+void Foreign::record(Use& use) noexcept {
+  const OnDevice device(use.stream.device_index());
+  auto status = cudaStreamCaptureStatusNone;
+  if (somebody_captures() && (cudaStreamIsCapturing(use.stream.stream(), &status) != cudaSuccess ||
+                              status != cudaStreamCaptureStatusNone)) {
+    C10_CUDA_CLEAR_ERROR();
+    return;
+  }
+  C10_CUDA_IGNORE_ERROR(cudaEventRecord(use.event, use.stream.stream()));
+  use.recorded = true;
+}
+
+void Foreign::release(void* context) noexcept {
+  std::unique_ptr<Foreign> memory(static_cast<Foreign*>(context));
+  if (!memory->armed_) return;
+  for (Use& use : memory->uses_) memory->record(use);
+  Reaper::get().take(std::move(memory));
+}
+
+void Foreign::run() noexcept {
+  ts_error_free(guard("Foreign::run", [this] {
+    for (Use& use : uses_) {
+      if (use.recorded) continue;
+      wait_for_no_capture();  // which the stream took part in
+      record(use);
+    }
+    // The owner's code may do what a capture elsewhere forbids to other threads.
+    std::optional<c10::cuda::CUDAStreamCaptureModeGuard> relaxed;
+    if (device_count() > 0) relaxed.emplace(cudaStreamCaptureModeRelaxed);
+    give_back(uses_);
+  }));
+}
+
+}  // namespace ts
