@@ -16,6 +16,7 @@ func calls(d Device) map[string]func() error {
 		"Device.Properties":    func() error { _, err := d.Properties(); return err },
 		"Device.Memory":        func() error { _, err := d.Memory(); return err },
 		"Device.ResetPeak":     d.ResetPeak,
+		"Device.Pools":         func() error { _, err := d.Pools(); return err },
 		"Device.UUID":          func() error { _, err := d.UUID(); return err },
 		"Device.PCIBusID":      func() error { _, err := d.PCIBusID(); return err },
 		"Device.Readings":      func() error { _, err := d.Readings(); return err },

@@ -104,6 +104,14 @@ func (d Device) MemoryLimit() (float64, error) {
 // It needs a GPU.
 func ConfigureAllocator(settings string) error { return checked(capi.ConfigureAllocator(settings)) }
 
+// AllocatorSettings returns the settings of the latest [ConfigureAllocator], or, before the first,
+// those of the variable PYTORCH_ALLOC_CONF. Settings that the text does not name have their
+// defaults. It needs a GPU.
+func AllocatorSettings() (string, error) {
+	s, err := capi.AllocatorSettings()
+	return s, checked(err)
+}
+
 // RecordMemoryHistory starts to record the allocations and frees of all devices, of which it keeps
 // the latest maxEntries, and forgets what was recorded before. 0 ends the recording.
 // [MemorySnapshot] contains the history. Recording makes each allocation a little slower.
@@ -240,20 +248,28 @@ func (p *MemoryPool) Use(fn func() error) (err error) {
 // live tensors. It walks the allocator's segments, so do not call it at every step. It waits for a
 // Use in another goroutine; in a captured function it returns [ErrBusy] instead.
 func (p *MemoryPool) Bytes() (reserved, allocated int64, err error) {
+	err = p.read("MemoryPool.Bytes", func(c *capi.MemoryPool) (err error) {
+		reserved, allocated, err = capi.MemoryPoolBytes(c)
+		return err
+	})
+	return reserved, allocated, err
+}
+
+// read calls fn while no other goroutine is inside a Use of the pool.
+func (p *MemoryPool) read(origin string, fn func(*capi.MemoryPool) error) error {
 	if p == nil || p.memoryPool == nil {
-		return 0, 0, invalid("MemoryPool.Bytes", "the MemoryPool is nil or zero: make pools with NewMemoryPool")
+		return invalid(origin, "the MemoryPool is nil or zero: make pools with NewMemoryPool")
 	}
 	if !p.inside() {
-		if err := p.lock("MemoryPool.Bytes"); err != nil {
-			return 0, 0, err
+		if err := p.lock(origin); err != nil {
+			return err
 		}
 		defer p.mu.Unlock()
 	}
 	if p.c == nil {
-		return 0, 0, ErrClosed
+		return ErrClosed
 	}
-	reserved, allocated, err = capi.MemoryPoolBytes(p.c)
-	return reserved, allocated, checked(err)
+	return checked(fn(p.c))
 }
 
 // Close ends the pool. Tensors in the pool stay valid. The memory of a tensor that is freed later

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/torchstream/torchstream/internal/capi"
@@ -81,14 +80,12 @@ func (b *dispatcher) open() error {
 	if err != nil {
 		return err
 	}
-	// Duplicate the descriptor, since the os.File closes its own. One fcntl call sets close-on-exec
-	// too, so that no process started meanwhile inherits the descriptor.
-	fd, _, errno := syscall.Syscall(syscall.SYS_FCNTL, uintptr(capi.NotifierFD(n)), syscall.F_DUPFD_CLOEXEC, 0)
-	if errno != 0 {
+	wake, err := duplicate(capi.NotifierFD(n), "notices") // since the os.File closes its own
+	if err != nil {
 		capi.FreeNotifier(n)
-		return os.NewSyscallError("fcntl", errno)
+		return err
 	}
-	b.notifier, b.wake, b.waiting = n, os.NewFile(fd, "notices"), map[uint64]notice{}
+	b.notifier, b.wake, b.waiting = n, wake, map[uint64]notice{}
 	return nil
 }
 

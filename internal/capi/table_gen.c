@@ -24,6 +24,7 @@ static ts_error* absent_ts_device_can_access_peer(int32_t device, int32_t peer, 
 static ts_error* absent_ts_device_synchronize(int32_t device) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_get_limit(int32_t device, double* fraction) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_allocator_get_settings(char* settings, size_t capacity, size_t* length) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_configure(const char* settings) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_record_history(int64_t max_entries) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_allocator_dump(const char* path) { return (ts_error*)&torchstream_capi_absent; }
@@ -35,6 +36,12 @@ static ts_error* absent_ts_memory_pool_destroy(ts_memory_pool* pool) { return (t
 static ts_error* absent_ts_memory_pool_enter(ts_memory_pool* pool) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_exit(ts_memory_pool* pool) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_memory_observer_free(ts_memory_observer* observer) {}
+static int32_t absent_ts_memory_observer_fd(const ts_memory_observer* observer) { return 0; }
+static ts_error* absent_ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_stream_forget(ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
@@ -106,6 +113,12 @@ static ts_error* absent_ts_tensor_record_stream(const ts_tensor* tensor, ts_stre
 static ts_error* absent_ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_dlpack_free(struct DLManagedTensor* managed) {}
+static void absent_ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) {}
 static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
 static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
@@ -188,6 +201,7 @@ static struct {
   ts_error* (*ts_device_synchronize)(int32_t device);
   ts_error* (*ts_allocator_get_stats)(int32_t device, ts_allocator_stats* stats);
   ts_error* (*ts_allocator_get_limit)(int32_t device, double* fraction);
+  ts_error* (*ts_allocator_get_settings)(char* settings, size_t capacity, size_t* length);
   ts_error* (*ts_allocator_configure)(const char* settings);
   ts_error* (*ts_allocator_record_history)(int64_t max_entries);
   ts_error* (*ts_allocator_dump)(const char* path);
@@ -199,6 +213,12 @@ static struct {
   ts_error* (*ts_memory_pool_enter)(ts_memory_pool* pool);
   ts_error* (*ts_memory_pool_exit)(ts_memory_pool* pool);
   ts_error* (*ts_memory_pool_get_bytes)(const ts_memory_pool* pool, size_t* reserved, size_t* allocated);
+  ts_error* (*ts_allocator_get_pools)(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count);
+  ts_error* (*ts_memory_pool_get_stats)(const ts_memory_pool* pool, ts_pool_stats* stats);
+  ts_error* (*ts_memory_observer_new)(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer);
+  void (*ts_memory_observer_free)(ts_memory_observer* observer);
+  int32_t (*ts_memory_observer_fd)(const ts_memory_observer* observer);
+  ts_error* (*ts_memory_observer_take)(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count);
   ts_error* (*ts_stream_from_pool)(int32_t device, int32_t priority, ts_stream* stream);
   ts_error* (*ts_stream_from_handle)(uintptr_t cuda_stream, int32_t device, ts_stream* stream);
   ts_error* (*ts_stream_forget)(ts_stream stream);
@@ -270,6 +290,12 @@ static struct {
   ts_error* (*ts_tensor_copy_batch)(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done);
   ts_error* (*ts_tensor_copy_peer)(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count);
   ts_error* (*ts_tensor_normalize_images)(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels);
+  ts_error* (*ts_dlpack_export)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed);
+  ts_error* (*ts_dlpack_export_versioned)(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed);
+  ts_error* (*ts_dlpack_import)(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
+  ts_error* (*ts_dlpack_import_versioned)(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
+  void (*ts_dlpack_free)(struct DLManagedTensor* managed);
+  void (*ts_dlpack_free_versioned)(struct DLManagedTensorVersioned* managed);
   ts_error* (*ts_tensor_get_extents)(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents);
   ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
   const char* (*ts_operator_schema)(const ts_operator* op);
@@ -351,6 +377,7 @@ static struct {
   absent_ts_device_synchronize,
   absent_ts_allocator_get_stats,
   absent_ts_allocator_get_limit,
+  absent_ts_allocator_get_settings,
   absent_ts_allocator_configure,
   absent_ts_allocator_record_history,
   absent_ts_allocator_dump,
@@ -362,6 +389,12 @@ static struct {
   absent_ts_memory_pool_enter,
   absent_ts_memory_pool_exit,
   absent_ts_memory_pool_get_bytes,
+  absent_ts_allocator_get_pools,
+  absent_ts_memory_pool_get_stats,
+  absent_ts_memory_observer_new,
+  absent_ts_memory_observer_free,
+  absent_ts_memory_observer_fd,
+  absent_ts_memory_observer_take,
   absent_ts_stream_from_pool,
   absent_ts_stream_from_handle,
   absent_ts_stream_forget,
@@ -433,6 +466,12 @@ static struct {
   absent_ts_tensor_copy_batch,
   absent_ts_tensor_copy_peer,
   absent_ts_tensor_normalize_images,
+  absent_ts_dlpack_export,
+  absent_ts_dlpack_export_versioned,
+  absent_ts_dlpack_import,
+  absent_ts_dlpack_import_versioned,
+  absent_ts_dlpack_free,
+  absent_ts_dlpack_free_versioned,
   absent_ts_tensor_get_extents,
   absent_ts_operator_find,
   absent_ts_operator_schema,
@@ -516,6 +555,7 @@ static const char* const names[] = {
   "ts_device_synchronize",
   "ts_allocator_get_stats",
   "ts_allocator_get_limit",
+  "ts_allocator_get_settings",
   "ts_allocator_configure",
   "ts_allocator_record_history",
   "ts_allocator_dump",
@@ -527,6 +567,12 @@ static const char* const names[] = {
   "ts_memory_pool_enter",
   "ts_memory_pool_exit",
   "ts_memory_pool_get_bytes",
+  "ts_allocator_get_pools",
+  "ts_memory_pool_get_stats",
+  "ts_memory_observer_new",
+  "ts_memory_observer_free",
+  "ts_memory_observer_fd",
+  "ts_memory_observer_take",
   "ts_stream_from_pool",
   "ts_stream_from_handle",
   "ts_stream_forget",
@@ -598,6 +644,12 @@ static const char* const names[] = {
   "ts_tensor_copy_batch",
   "ts_tensor_copy_peer",
   "ts_tensor_normalize_images",
+  "ts_dlpack_export",
+  "ts_dlpack_export_versioned",
+  "ts_dlpack_import",
+  "ts_dlpack_import_versioned",
+  "ts_dlpack_free",
+  "ts_dlpack_free_versioned",
   "ts_tensor_get_extents",
   "ts_operator_find",
   "ts_operator_schema",
@@ -680,6 +732,7 @@ ts_error* ts_device_can_access_peer(int32_t device, int32_t peer, bool* accessib
 ts_error* ts_device_synchronize(int32_t device) { return table.ts_device_synchronize(device); }
 ts_error* ts_allocator_get_stats(int32_t device, ts_allocator_stats* stats) { return table.ts_allocator_get_stats(device, stats); }
 ts_error* ts_allocator_get_limit(int32_t device, double* fraction) { return table.ts_allocator_get_limit(device, fraction); }
+ts_error* ts_allocator_get_settings(char* settings, size_t capacity, size_t* length) { return table.ts_allocator_get_settings(settings, capacity, length); }
 ts_error* ts_allocator_configure(const char* settings) { return table.ts_allocator_configure(settings); }
 ts_error* ts_allocator_record_history(int64_t max_entries) { return table.ts_allocator_record_history(max_entries); }
 ts_error* ts_allocator_dump(const char* path) { return table.ts_allocator_dump(path); }
@@ -691,6 +744,12 @@ ts_error* ts_memory_pool_destroy(ts_memory_pool* pool) { return table.ts_memory_
 ts_error* ts_memory_pool_enter(ts_memory_pool* pool) { return table.ts_memory_pool_enter(pool); }
 ts_error* ts_memory_pool_exit(ts_memory_pool* pool) { return table.ts_memory_pool_exit(pool); }
 ts_error* ts_memory_pool_get_bytes(const ts_memory_pool* pool, size_t* reserved, size_t* allocated) { return table.ts_memory_pool_get_bytes(pool, reserved, allocated); }
+ts_error* ts_allocator_get_pools(int32_t device, ts_pool_stats* pools, int64_t capacity, int64_t* count) { return table.ts_allocator_get_pools(device, pools, capacity, count); }
+ts_error* ts_memory_pool_get_stats(const ts_memory_pool* pool, ts_pool_stats* stats) { return table.ts_memory_pool_get_stats(pool, stats); }
+ts_error* ts_memory_observer_new(const char* snapshot_prefix, int64_t max_snapshots, ts_memory_observer** observer) { return table.ts_memory_observer_new(snapshot_prefix, max_snapshots, observer); }
+void ts_memory_observer_free(ts_memory_observer* observer) { table.ts_memory_observer_free(observer); }
+int32_t ts_memory_observer_fd(const ts_memory_observer* observer) { return table.ts_memory_observer_fd(observer); }
+ts_error* ts_memory_observer_take(ts_memory_observer* observer, ts_out_of_memory* entries, int64_t capacity, int64_t* count) { return table.ts_memory_observer_take(observer, entries, capacity, count); }
 ts_error* ts_stream_from_pool(int32_t device, int32_t priority, ts_stream* stream) { return table.ts_stream_from_pool(device, priority, stream); }
 ts_error* ts_stream_from_handle(uintptr_t cuda_stream, int32_t device, ts_stream* stream) { return table.ts_stream_from_handle(cuda_stream, device, stream); }
 ts_error* ts_stream_forget(ts_stream stream) { return table.ts_stream_forget(stream); }
@@ -762,6 +821,12 @@ ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) { r
 ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return table.ts_tensor_copy_batch(stream, after, dst, src, count, done); }
 ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return table.ts_tensor_copy_peer(dst_stream, dst, src_stream, src, count); }
 ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return table.ts_tensor_normalize_images(dst, src, mean, std, channels); }
+ts_error* ts_dlpack_export(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensor** managed) { return table.ts_dlpack_export(tensor, stream, flags, managed); }
+ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream stream, int32_t flags, struct DLManagedTensorVersioned** managed) { return table.ts_dlpack_export_versioned(tensor, stream, flags, managed); }
+ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import(managed, stream, flags, tensor); }
+ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import_versioned(managed, stream, flags, tensor); }
+void ts_dlpack_free(struct DLManagedTensor* managed) { table.ts_dlpack_free(managed); }
+void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) { table.ts_dlpack_free_versioned(managed); }
 ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return table.ts_tensor_get_extents(tensors, count, extents); }
 ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
 const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }

@@ -119,6 +119,18 @@ var edges = []edge{
 	{"RecordStream informs the allocator", "cshim/src/torch/tensor.cc",
 		"    ts::record_use(ts::storage_of(value), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
 
+	// ---- memory of other libraries
+	{"a DLPack consumer waits for the export", "cshim/src/torch/dlpack.cc", "  order_after(consumer, producer);\n", "", "torch", "TestDLPackIsOrdered", 1},
+	{"a DLPack import waits for its producer", "cshim/src/torch/dlpack.cc", "    order_after(*consumer, *producer);\n", "", "torch", "TestDLPackIsOrdered", 1},
+	{"exported DLPack memory is marked as used", "cshim/src/torch/dlpack.cc",
+		"  record_use(storage_of(tensor), consumer);\n", "", "torch", "TestDLPackMemoryWaitsForTheConsumer", 1},
+	{"a DLPack producer waits for the users of its memory", "cshim/src/torch/dlpack.cc",
+		"        C10_CUDA_IGNORE_ERROR(cudaStreamWaitEvent(producer_->stream(), use.event, 0));\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
+	{"the end of foreign memory is recorded", "cshim/src/cuda/foreign.cc",
+		"  C10_CUDA_IGNORE_ERROR(cudaEventRecord(use.event, use.stream.stream()));\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
+	{"RecordStream counts for foreign memory", "cshim/src/cuda/allocator.cc",
+		"  if (Foreign* foreign = Foreign::of(*storage)) return foreign->use(stream);\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
+
 	// ---- graphs
 	{"a replay waits for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
 	{"a replay is recorded for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.after(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},
