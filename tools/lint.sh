@@ -52,7 +52,7 @@ compare() { # LIBRARY HEADER...: fails if the library's symbols are not the head
   [[ -z $difference ]] || fail "$* (<) and $library (>) differ:"$'\n'"$difference"
 }
 compare libtorchstream_image.so cshim/include/torchstream_image.h
-compare libtorchstream.so cshim/include/torchstream.h cshim/src/bench/torchstream_bench.h
+compare libtorchstream.so cshim/include/torchstream.h cshim/include/bench/torchstream_bench.h
 
 check 'import "C" in two packages'
 others=$(grep -lE '^import "C"$' -r --include='*.go' . | grep -vE '^\./internal/(image)?capi/' || true)

@@ -98,7 +98,7 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 		t.Skip("needs a C compiler: ", err)
 	}
 	names := map[string]bool{}
-	for _, header := range []string{"../../cshim/include/torchstream.h", "../../cshim/src/bench/torchstream_bench.h"} {
+	for _, header := range []string{"../../cshim/include/torchstream.h", "../../cshim/include/bench/torchstream_bench.h"} {
 		text, err := os.ReadFile(header)
 		if err != nil {
 			t.Skip("needs the headers: ", err)

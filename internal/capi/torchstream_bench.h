@@ -1,1 +1,1 @@
-../../cshim/src/bench/torchstream_bench.h
+../../cshim/include/bench/torchstream_bench.h

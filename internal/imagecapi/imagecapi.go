@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	_ "github.com/torchstream/torchstream/cshim/include" // the headers, for go mod vendor
 	"github.com/torchstream/torchstream/internal/library"
 )
 

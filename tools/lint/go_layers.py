@@ -23,8 +23,16 @@ LAYERS = {
     "internal/library": [],
     "cshim": [],
     "internal/setup": ["cshim", "internal/library"],
-    "internal/imagecapi": ["internal/library"],
-    "internal/capi": ["internal/imagecapi", "internal/library", "internal/racecheck"],
+    "cshim/include": [],
+    "cshim/include/bench": [],
+    "internal/imagecapi": ["cshim/include", "internal/library"],
+    "internal/capi": [
+        "cshim/include",
+        "cshim/include/bench",
+        "internal/imagecapi",
+        "internal/library",
+        "internal/racecheck",
+    ],
     # Small packages that import no other, or nearly none.
     "internal/origin": [],
     "internal/interrupt": [],
