@@ -132,6 +132,15 @@ int main(int argc, char** argv) {
       decode(&own, i, crops[i], false, kept->blobs[i].empty() ? nullptr : &in);
     });
   }
+  std::vector<uint64_t> planned((largest + (256 << 10)) / sizeof(uint64_t));
+  row("crop, planned for a GPU", [&](size_t i) {
+    Made& kept = made_by_spacing[0];
+    const EntriesIn in = {kept.blobs[i].data(), kept.blobs[i].size(), &kept.proofs[i]};
+    check(ts::guard("plan", [&] {
+      own.plan(files[i].data(), files[i].size(), infos[i], crops[i], in,
+               reinterpret_cast<uint8_t*>(planned.data()), planned.size() * sizeof(uint64_t));
+    }));
+  });
   row("crop, entries verified", [&](size_t i) {
     uint64_t proof = 0;
     const Bytes& blob = made_by_spacing[0].blobs[i];
