@@ -2,7 +2,9 @@
 //
 // Decodes a batch of IMAGES (256) photographs of the archive, or of synthetic ones of about 109 KB,
 // three quarters of them 4:4:4, to RandomResizedCrop(224). Compares every pixel with the host's.
-// Prints a JSON object with the milliseconds of each stage, for an entry every 8 and every 16 MCUs.
+// Prints a JSON object with the milliseconds of each stage, for an entry every 8 and every 16 MCUs;
+// "turns" is a batch's time where two decoders on two streams take turns, and "issue" the host's
+// part of it.
 // Exits with 1 if a pixel differs.
 #include <algorithm>
 #include <chrono>
@@ -186,6 +188,27 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
   double times[TS_BENCH_DECODE_PIECES] = {};
   check(ts_bench_gpu_decode(decoder, staging, used, images.data(), static_cast<int64_t>(count),
                             results, failed, stream, rounds, times));
+  // Two decoders take turns, as a prefetcher's slots would: one copies while the other decodes.
+  ts_gpu_decoder* second = nullptr;
+  check(ts_gpu_decoder_new(0, static_cast<int64_t>(count), capacity, count << 22, &second));
+  ts_stream beside = {};
+  check(ts_stream_from_pool(0, 0, &beside));
+  std::chrono::steady_clock::time_point turns;
+  for (int round = -2; round < 2 * rounds; ++round) {
+    if (round == 0) {
+      check(ts_stream_synchronize(stream));
+      check(ts_stream_synchronize(beside));
+      turns = std::chrono::steady_clock::now();
+    }
+    // Both write the same places into the staging memory, and the same pixels.
+    check(ts_gpu_decoder_run(round % 2 == 0 ? decoder : second, staging, used, images.data(),
+                             static_cast<int64_t>(count), results, failed,
+                             round % 2 == 0 ? stream : beside));
+  }
+  const double issue_seconds = seconds_since(turns) / (2 * rounds);
+  check(ts_stream_synchronize(stream));
+  check(ts_stream_synchronize(beside));
+  const double turn_seconds = seconds_since(turns) / (2 * rounds);
   Bytes got(count * kPixels);
   check(ts_tensor_read(results, got.data(), got.size()));
   int different = 0;
@@ -196,6 +219,7 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
   *wrong += different;
   ts_tensor_free(results);
   ts_gpu_decoder_free(decoder);
+  ts_gpu_decoder_free(second);
   check(ts_pinned_destroy(flags));
   check(ts_pinned_destroy(pinned));
   ts_image_decoder_free(host);
@@ -213,7 +237,10 @@ std::string measure(const Batch& batch, int64_t spacing, int rounds, int* wrong)
                      ", \"file_bytes\": " + number(static_cast<double>(compressed) / images_of) +
                      ", \"staged_bytes\": " + number(static_cast<double>(used) / images_of) +
                      ", \"plan_us\": " + number(plan_seconds * 1e6 / images_of) +
-                     ", \"host_decode_us\": " + number(host_seconds * 1e6 / images_of);
+                     ", \"host_decode_us\": " + number(host_seconds * 1e6 / images_of) +
+                     ", \"issue_ms\": " + number(issue_seconds * 1e3) +
+                     ", \"turns_ms\": " + number(turn_seconds * 1e3) +
+                     ", \"turns_images_per_second\": " + number(images_of / turn_seconds);
   for (int i = 0; i < TS_BENCH_DECODE_PIECES; ++i) {
     json += std::string(", \"") + names[i] + "_ms\": " + number(times[i]) + ", \"" + names[i] +
             "_images_per_second\": " + number(1e3 * images_of / times[i]);
