@@ -1,4 +1,4 @@
-// Decodes the Huffman codes of a segment, one symbol after the other, so that the threads of a warp
+// Decodes the Huffman codes of a segment, some symbols at a time, so that the threads of a warp
 // need not wait for each other at the ends of blocks.
 //
 // The decoder returns exactly the coefficients of image/jpeg_entropy.h, or reports a failure: a bad
@@ -189,9 +189,9 @@ TS_HOST_DEVICE void refill_slowly(BitReader* reader) {
   }
 }
 
-// Loads until at least 32 bits are there: a code of 16 bits and a value of 15 bits fit.
+// Loads until more than 32 bits are there: a code of 16 bits and a value of 15 bits fit.
 TS_HOST_DEVICE void refill(BitReader* reader) {
-  while (reader->count < 32) {
+  while (reader->count <= 32) {
     // A word, and the byte behind it, which may be a stuffed one.
     if (reader->next + 5 > reader->limit) return refill_slowly(reader);
     uint32_t word = load_big_endian(reader->data + reader->next);
@@ -288,18 +288,25 @@ TS_HOST_DEVICE int32_t extend(uint32_t bits, uint32_t size) {
   return size == 0 || bits >> (size - 1) != 0 ? value : value + 1 - (1 << size);
 }
 
-// Decodes the next symbol. Returns false at a bad code or a run out of the block. At the block's
-// end the coefficient is 64.
-TS_HOST_DEVICE bool decode_symbol(const HuffmanTables& tables, BitReader* reader, Cursor* at) {
+// The number of symbols between two refills of a thread's bits. The threads of a warp do both at
+// the same time, as they pass to the next block, instead of waiting for whichever thread has to.
+constexpr int kSymbolsAtOnce = 4;
+
+enum class Step { kDecoded, kNeedsBits, kBad };
+
+// Decodes the next symbol, if its bits are there: 31 bits are enough for any. kBad is a bad code or
+// a run out of the block. At the block's end the coefficient is 64.
+TS_HOST_DEVICE Step decode_symbol(const HuffmanTables& tables, BitReader* reader, Cursor* at) {
   const HuffmanTable& table = tables.table[at->coefficient == 0 ? at->dc_table : at->ac_table];
   uint32_t found = table.look[reader->bits >> (64 - kLookBits)];
   if (found == 0) {
     found = find_long_code(table, static_cast<uint32_t>(reader->bits >> 48));
-    if (found == 0) return false;
+    if (found == 0) return reader->count < 16 ? Step::kNeedsBits : Step::kBad;
   }
   const uint32_t length = found >> 8;
   const uint32_t size = found & 15;
   const uint32_t run = found >> 4 & 15;
+  if (static_cast<int32_t>(length + size) > reader->count) return Step::kNeedsBits;
   const uint64_t behind = reader->bits << length;
   const int32_t value = extend(static_cast<uint32_t>(behind >> 1 >> (63 - size)), size);
   reader->bits = behind << size;
@@ -318,18 +325,18 @@ TS_HOST_DEVICE bool decode_symbol(const HuffmanTables& tables, BitReader* reader
     if (at->component == 2) at->dc[2] = dc;
     if (at->out != nullptr) at->out[0] = static_cast<int16_t>(dc);
     at->coefficient = 1;
-    return true;
+    return Step::kDecoded;
   }
   if (size == 0 && run != 15) {
     at->coefficient = 64;
-    return true;
+    return Step::kDecoded;
   }
   at->coefficient += run + 1;
-  if (at->coefficient > 64) return false;
+  if (at->coefficient > 64) return Step::kBad;
   if (size != 0 && at->out != nullptr) {
     at->out[tables.natural[at->coefficient - 1]] = static_cast<int16_t>(value);
   }
-  return true;
+  return Step::kDecoded;
 }
 
 // Reports whether the reader and the predictors are where the next entry says.
@@ -381,8 +388,12 @@ TS_HOST_DEVICE bool decode_segment(const Plan& plan, const uint8_t* base,
 
   while (true) {
     refill(&reader);
-    if (!decode_symbol(tables, &reader, &at)) return false;
-    if (at.coefficient != 64) continue;
+    for (int i = 0; i < kSymbolsAtOnce && at.coefficient < 64; ++i) {
+      const Step step = decode_symbol(tables, &reader, &at);
+      if (step == Step::kBad) return false;
+      if (step == Step::kNeedsBits) break;
+    }
+    if (at.coefficient < 64) continue;
     at.coefficient = 0;
     if (++at.block == plan.blocks) {
       at.block = 0;
