@@ -128,6 +128,9 @@ func TestBuildWithoutCgoSaysWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Skip("needs Go: ", err)
 	}
+	if _, err := os.Stat("nocgo.go"); err != nil {
+		t.Skip("needs the sources: ", err)
+	}
 	c := exec.Command(goTool, "build", ".")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0")
 	text, err := c.CombinedOutput()

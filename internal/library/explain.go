@@ -81,8 +81,8 @@ func (s Search) Unusable(path, why string) string {
 		if filepath.Base(m[1]) == filepath.Base(path) {
 			return fmt.Sprintf("%s: run `%s`", why, setup)
 		}
-		return fmt.Sprintf("%s needs %s%s, which is not where the dynamic loader looks (%s): run `%s`, or name its folder in LD_LIBRARY_PATH",
-			path, m[1], owner(m[1]), strings.Join(s.runPath(path), ":"), setup)
+		return fmt.Sprintf("%s needs %s%s, which is neither in the system's folders nor in %q: run `%s`, or name its folder in LD_LIBRARY_PATH",
+			path, m[1], owner(m[1]), s.runPath(path), setup)
 	}
 	if m := oldSystem.FindStringSubmatch(why); m != nil {
 		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which has %s: build it here with `%s -build`",
