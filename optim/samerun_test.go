@@ -78,7 +78,7 @@ func stepsOfPyTorch(t *testing.T, device cuda.Device) file {
 	if version := c.Metadata()["torch"]; version != capi.LibTorchVersion() {
 		t.Skipf("%s has PyTorch %s, not %s: set TORCHSTREAM_PYTHON to a Python that has", program, version, capi.LibTorchVersion())
 	}
-	return file{c}
+	return file{c: c}
 }
 
 // wellConditioned reports whether make_parity.py lists a case by this name, with the reasons.

@@ -18,6 +18,8 @@ FILE.pt holds the first two prefixes, and DTYPE/NAME/capturable/... for package 
 In parity.safetensors, float64 and float32 use PyTorch's plain formulas (foreach=False, fused=False). bfloat16 uses the
 operators that package optim uses, which round once per step where the plain formulas round after each operation.
 
+Another torch than 2.11 writes parity-RELEASE.safetensors, with what it computes otherwise than parity.safetensors has.
+
 FILE.pt uses the operators that package optim uses wherever PyTorch offers them, since a GPU rounds differently from a
 CPU. For example, the fused Adam of a GPU computes 1-beta2 from a float32 beta2: for 0.999 exp_avg_sq is 1.3e-5 smaller.
 
@@ -312,14 +314,21 @@ def main():
         out = {k: v.detach().cpu().clone().contiguous() for k, v in out.items()}
         torch.save(dict(state_dict=out, metadata=dict(torch=version)), arguments.out)
         return
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 
     optimizers(out)
-    resume(out)
     schedules(out)
     clip(out)
+    release = ".".join(version.split(".")[:2])
+    if release == "2.11":
+        resume(out)
     out = {k: v.detach().clone().contiguous() for k, v in out.items()}
-    save_file(out, HERE / "parity.safetensors", {"torch": version})
+    name = "parity.safetensors"
+    if release != "2.11":
+        known = load_file(HERE / name)
+        out = {k: v for k, v in out.items() if not torch.equal(v, known[k])}
+        name = f"parity-{release}.safetensors"
+    save_file(out, HERE / name, {"torch": version})
 
 
 main()
