@@ -31,6 +31,10 @@ python3 tools/lint/comment_width.py || fail "comments above are wider than 100 c
 check "cyclomatic complexity of Go functions"
 python3 tools/lint/complexity.py || fail "functions above are too complex"
 
+check "no anonymous namespace in CUDA sources, whose names would depend on the path of the clone"
+anonymous=$(grep -rln --include='*.cu' '^namespace {' cshim/src || true)
+[[ -z $anonymous ]] || fail "give the anonymous namespace a name, or releases cannot be reproduced:"$'\n'"$anonymous"
+
 check "the C headers alone, as C11"
 for header in torchstream_image.h torchstream.h; do
   printf '#include "%s"\n' "$header" |

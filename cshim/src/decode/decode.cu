@@ -4,7 +4,10 @@
 #include "jpeg/stages.h"
 
 namespace ts::decode {
-namespace {
+
+// Named, because nvcc gives an anonymous namespace a name with the path of its file, and two builds
+// of a release would differ.
+namespace kernels {
 
 using jpeg::Axis;
 using jpeg::Memory;
@@ -157,7 +160,9 @@ __global__ void __launch_bounds__(kPixelThreads) results(Work work) {
 
 uint32_t blocks_of(uint32_t work, uint32_t each) { return (work + each - 1) / each; }
 
-}  // namespace
+}  // namespace kernels
+
+using namespace kernels;
 
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
   switch (stage) {

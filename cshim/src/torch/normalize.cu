@@ -6,7 +6,10 @@
 #include "torch/normalize.h"
 
 namespace ts {
-namespace {
+
+// Named, because nvcc gives an anonymous namespace a name with the path of its file, and two builds
+// of a release would differ.
+namespace normalize {
 
 constexpr int kThreads = 256;
 constexpr int kPixels = 4;  // a thread's pixels in the vector kernel: C words in, C vectors out
@@ -140,7 +143,9 @@ cudaError_t launch_type(void* dst, PixelType type, const uint8_t* src, const Nor
   return cudaErrorInvalidValue;
 }
 
-}  // namespace
+}  // namespace normalize
+
+using namespace normalize;
 
 cudaError_t launch_normalize(void* dst, PixelType type, const uint8_t* src,
                              const NormalizeShape& shape, const Affine& affine,
