@@ -63,6 +63,13 @@ test: setup ## run all tests: C++, go vet, Go, and loader and prefetcher under t
 	cd imageloader/prometheus && go test -count=1 ./...
 	cd imageloader/blob && go test -count=1 ./...
 
+# Where PyTorch's values differ, the tests have those of both versions (optim/testdata).
+.PHONY: test-newest
+test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
+	@cshim/setup/packages.sh
+	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./nn ./optim ./prefetcher ./train
+
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.
 .PHONY: test-image
@@ -119,6 +126,14 @@ bench-loader: shim ## measure the loader and PyTorch, WebDataset, DALI, SPDL and
 gpu-bundle: shim ## make one folder with all tests, examples and run.sh for a GPU machine without Go
 	@tools/gpu-bundle.sh
 
+# LibTorch is not in the archive. `torchstream setup -from ARCHIVE` installs both.
+.PHONY: dist dist-test
+dist: setup ## make the release archive: libraries, headers, licences, a list of parts, checksums
+	@tools/dist.py
+
+dist-test: setup ## make the release archive in two folders, compare the bytes, and use it
+	@tools/dist-test.sh
+
 .PHONY: fuzz-bundle
 fuzz-bundle: image ## make one folder with all fuzzers and run.sh, for a larger machine without clang and Go
 	@tools/fuzz-bundle.sh
@@ -133,5 +148,5 @@ libtorch-path: ## print the folder of LibTorch (like a site-packages), and insta
 
 .PHONY: clean
 clean: ## remove build outputs and the indexes of archives in this folder; keep LibTorch's cache
-	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle bin
+	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle dist bin
 	find . -name '*.tsidx' -not -path '*/testdata/*' -not -path './.git/*' -delete
