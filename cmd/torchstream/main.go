@@ -8,6 +8,7 @@
 //	torchstream index FILE                  writes the index of an archive, which the first epoch makes otherwise
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
+//	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for machines without Go and LibTorch
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //	torchstream bench train                 images and tokens a second in training, beside PyTorch
@@ -66,6 +67,7 @@ func commands() []entry {
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
 		{"train", "-archive FILE", "trains a classifier of the archive's classes", trainCommand},
+		{"bundle", "PROGRAM -o DIR", "a program with all that it loads, for machines without Go and LibTorch", bundleCommand},
 	}
 }
 
@@ -126,7 +128,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train or bench"
+	kind, known, want := "command", commands(), "setup, doctor, inspect, index, preview, train, bundle or bench"
 	name, args := first(args)
 	switch name {
 	case "help", "-h", "-help", "--help":

@@ -91,10 +91,12 @@ LAYERS = {
     "internal/streamprog": [],
     "internal/mutate": [],
     # Programs.
+    "internal/bundle": [],
     "cmd/torchstream": [
         "cuda",
         "imageloader",
         "imageloader/transform",
+        "internal/bundle",
         "internal/capi",
         "internal/imagecapi",
         "internal/interrupt",
