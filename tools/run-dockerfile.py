@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Run the steps of a Dockerfile in folders that debootstrap makes, for machines without Docker. Needs root and Debian's mirror.
+
+  run-dockerfile.py DOCKERFILE CONTEXT FOLDER [ARGUMENT...]
+
+Every stage becomes FOLDER/NAME (or FOLDER/final). Its image must be one of Debian 12: a tag with "bookworm" or "debian:12".
+An image of golang gets a copy of this machine's Go. Then the last stage's entry point runs in its folder, without a
+network, with the arguments (default: CMD). Prints the size of each stage and the time of each step.
+
+Knows FROM, RUN, COPY, WORKDIR, ARG, ENV, USER, ENTRYPOINT and CMD, as far as examples/Dockerfile uses them.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+MIRROR = "http://deb.debian.org/debian"
+PATH = "/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Stage:
+    def __init__(self, folder, image):
+        self.folder, self.workdir, self.user, self.entry, self.cmd = folder, "/", "0:0", [], []
+        self.environment = {"PATH": PATH, "HOME": "/root", "GOTOOLCHAIN": "local"}
+        if "bookworm" not in image and not image.startswith("debian:12"):
+            sys.exit("run-dockerfile: error: FROM %s: only images of Debian 12 are known" % image)
+        run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", folder, MIRROR], quiet=True)
+        shutil.copy("/etc/resolv.conf", os.path.join(folder, "etc/resolv.conf"))
+        if image.startswith("golang:"):
+            shutil.copytree(os.path.realpath("/usr/local/go"), os.path.join(folder, "usr/local/go"), symlinks=True)
+
+    def inside(self, path):
+        return os.path.join(self.folder, os.path.normpath(os.path.join(self.workdir, path)).lstrip("/"))
+
+    def shell(self, command, network=True):
+        """Run a command in the stage's folder, in namespaces of its own."""
+        os.makedirs(self.inside("."), exist_ok=True)
+        script = (
+            'mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mount --rbind /sys "$1/sys" && '
+            'exec chroot --userspec="$2" "$1" sh -c \'cd "$0" && exec "$@"\' "$3" "${@:4}"'
+        )
+        spaces = ["unshare", "--mount", "--pid", "--fork"] + ([] if network else ["--net"])
+        run(spaces + ["bash", "-c", script, "bash", self.folder, self.user, self.workdir] + command, env=self.environment)
+
+
+def run(command, quiet=False, env=None):
+    done = subprocess.run(command, env=env, stdout=subprocess.DEVNULL if quiet else None)
+    if done.returncode != 0:
+        sys.exit("run-dockerfile: error: exit status %d: %s" % (done.returncode, " ".join(command)))
+
+
+def instructions(path):
+    with open(path, encoding="utf-8") as f:
+        lines = [line for line in f.read().splitlines() if not line.lstrip().startswith("#")]
+    for line in re.sub(r"\\\n", " ", "\n".join(lines)).splitlines():
+        if line.strip():
+            yield line.split(None, 1)
+
+
+def words(text):
+    """Return the words of the JSON form, or those of a shell."""
+    return json.loads(text) if text.startswith("[") else ["sh", "-c", text]
+
+
+def copy(stage, source, target, ignored):
+    """Copy what is in a folder, or a file, as COPY does."""
+    into = stage.inside(target)
+    os.makedirs(into if os.path.isdir(source) else os.path.dirname(into), exist_ok=True)
+    if not os.path.isdir(source):
+        shutil.copy(source, into)
+        return
+    exclude = ["--exclude=./" + name for name in ignored]
+    tar = subprocess.Popen(["tar", "-C", source] + exclude + ["-cf", "-", "."], stdout=subprocess.PIPE)
+    subprocess.run(["tar", "-C", into, "--no-same-owner", "-xf", "-"], stdin=tar.stdout, check=True)
+    if tar.wait() != 0:
+        sys.exit("run-dockerfile: error: cannot copy %s" % source)
+
+
+def main(dockerfile, context, folder, *arguments):
+    stages, stage = {}, None
+    ignored = []
+    if os.path.exists(os.path.join(context, ".dockerignore")):
+        with open(os.path.join(context, ".dockerignore"), encoding="utf-8") as f:
+            ignored = f.read().split()
+    for name, rest in instructions(dockerfile):
+        began = time.monotonic()
+        if name == "FROM":
+            image, _, label = re.match(r"(\S+)( AS (\S+))?$", rest, re.I).groups()
+            stage = stages[label or "final"] = Stage(os.path.join(os.path.abspath(folder), label or "final"), image)
+        elif name == "RUN":
+            stage.shell(["sh", "-c", rest])
+        elif name == "COPY":
+            options = shlex.split(rest)
+            if options[0].startswith("--from="):
+                source = stages[options[0].split("=", 1)[1]].folder + "/" + options[1].lstrip("/")
+                copy(stage, source, options[2], [])
+            else:
+                copy(stage, os.path.join(context, options[0]), options[1], ignored)
+        elif name in ("ARG", "ENV"):
+            key, value = rest.split("=", 1)
+            stage.environment[key] = value
+        elif name == "WORKDIR":
+            stage.workdir = os.path.join(stage.workdir, rest)
+        elif name == "USER":
+            stage.user = rest
+        elif name in ("ENTRYPOINT", "CMD"):
+            setattr(stage, "entry" if name == "ENTRYPOINT" else "cmd", words(rest))
+        else:
+            sys.exit("run-dockerfile: error: %s is not known here" % name)
+        print("run-dockerfile: %5d s  %s %s" % (time.monotonic() - began, name, rest[:80]), file=sys.stderr, flush=True)
+    for label, each in stages.items():
+        size = subprocess.run(["du", "-sm", each.folder], stdout=subprocess.PIPE, check=True, text=True).stdout.split()[0]
+        print("run-dockerfile: %s is %s MB" % (label, size), file=sys.stderr, flush=True)
+    stage.shell(stage.entry + (list(arguments) or stage.cmd), network=False)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 4:
+        print(__doc__.strip(), file=sys.stderr)
+        sys.exit(2)
+    main(*sys.argv[1:])
