@@ -1,6 +1,7 @@
 // Memory that processes share: of GPUs by CUDA's handles, of the host by files that are mapped.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -8,8 +9,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,18 +33,81 @@
 namespace ts {
 namespace {
 
-// A mapping that is about to end must not be found by an opening in LibTorch, which then fails.
-std::mutex& mappings() {
-  static auto* mutex = new std::mutex;  // never destroyed: memory may go back after main
-  return *mutex;
+using Handle = std::array<uint8_t, TS_IPC_HANDLE_BYTES>;
+
+// An allocation of another process, which CUDA maps once into a process. LibTorch has such a table
+// too, whose entries end the process if CUDA cannot unmap one.
+class Mapping {
+ public:
+  Mapping(c10::DeviceIndex device, const Handle& handle) : device_(device) {
+    cudaIpcMemHandle_t shared;
+    static_assert(sizeof shared == sizeof handle);
+    std::memcpy(&shared, handle.data(), sizeof shared);
+    const DeviceScope scope(device_);
+    const cudaError_t status =
+        cudaIpcOpenMemHandle(&begin_, shared, cudaIpcMemLazyEnablePeerAccess);
+    if (status == cudaSuccess) return;
+    C10_CUDA_CLEAR_ERROR();
+    throw Failure(
+        status == cudaErrorMemoryAllocation ? TS_ERROR_OUT_OF_MEMORY : TS_ERROR_INVALID_ARGUMENT,
+        std::string("the handle cannot be opened: its memory is this process's own, or "
+                    "of a process that has ended, or the two processes do not see the "
+                    "same GPU: ") +
+            cudaGetErrorString(status));
+  }
+  ~Mapping() {
+    c10::DeviceIndex previous = 0;
+    C10_CUDA_IGNORE_ERROR(c10::cuda::GetDevice(&previous));
+    C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(device_));
+    C10_CUDA_IGNORE_ERROR(cudaIpcCloseMemHandle(begin_));
+    C10_CUDA_IGNORE_ERROR(c10::cuda::MaybeSetDevice(previous));
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  uint8_t* begin() const noexcept { return static_cast<uint8_t*>(begin_); }
+
+ private:
+  const c10::DeviceIndex device_;
+  void* begin_ = nullptr;
+};
+
+struct Mappings {
+  std::mutex mutex;  // also held while one ends, since CUDA refuses to open it again before
+  std::map<Handle, std::weak_ptr<Mapping>> all;
+};
+
+Mappings& mappings() {
+  static auto* all = new Mappings;  // never destroyed: memory may go back after main
+  return *all;
+}
+
+std::shared_ptr<Mapping> open_mapping(c10::DeviceIndex device, const uint8_t* bytes) {
+  Handle handle{};
+  std::copy_n(bytes, handle.size(), handle.begin());
+  Mappings& open = mappings();
+  const std::lock_guard<std::mutex> lock(open.mutex);
+  for (auto it = open.all.begin(); it != open.all.end();) {
+    it = it->second.expired() ? open.all.erase(it) : std::next(it);
+  }
+  auto& entry = open.all[handle];
+  auto found = entry.lock();
+  if (found == nullptr) entry = found = std::make_shared<Mapping>(device, handle);
+  return found;
+}
+
+void close_mapping(std::shared_ptr<Mapping>& mapping) {
+  const std::lock_guard<std::mutex> lock(mappings().mutex);
+  mapping.reset();
 }
 
 // Memory of a GPU that another process owns.
 class DeviceMemory final : public Foreign {
  public:
-  DeviceMemory(std::shared_ptr<void> base, c10::DeviceIndex device, const uint8_t* data,
+  DeviceMemory(std::shared_ptr<Mapping> mapping, c10::DeviceIndex device, const uint8_t* data,
                size_t bytes)
-      : base_(std::move(base)), device_(device), data_(data), bytes_(bytes) {}
+      : mapping_(std::move(mapping)), device_(device), data_(data), bytes_(bytes) {}
+  ~DeviceMemory() override { close_mapping(mapping_); }
   void own(int lock) noexcept { lock_ = lock; }
 
  private:
@@ -49,13 +117,12 @@ class DeviceMemory final : public Foreign {
     log_unmapped(device_, data_, bytes_);
     {
       const auto turn = wait_for_no_capture();  // unmapping may wait for the device
-      const std::lock_guard<std::mutex> lock(mappings());
-      base_.reset();
+      close_mapping(mapping_);
     }
     if (lock_ >= 0) close(lock_);
   }
 
-  std::shared_ptr<void> base_;
+  std::shared_ptr<Mapping> mapping_;
   const c10::DeviceIndex device_;
   const uint8_t* const data_;
   const size_t bytes_;
@@ -80,42 +147,24 @@ class Mapped final : public Foreign {
   int file_ = -1;
 };
 
-// The number of bytes from an address to the end of its allocation.
-size_t bytes_behind(const uint8_t* address) {
+// The number of bytes of a mapping, or SIZE_MAX if the driver does not tell.
+size_t bytes_of_mapping(const Mapping& mapping) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   C10_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, 12000,
                                                   cudaEnableDefault, &found));
-  require(found == cudaDriverEntryPointSuccess, "the driver has no cuMemGetAddressRange");
+  if (found != cudaDriverEntryPointSuccess) return SIZE_MAX;
   CUdeviceptr begin = 0;
   size_t bytes = 0;
   const auto range = reinterpret_cast<decltype(&cuMemGetAddressRange)>(function);
-  const auto at = reinterpret_cast<CUdeviceptr>(address);
-  if (range(&begin, &bytes, at) != CUDA_SUCCESS || at - begin > bytes) {
-    throw Failure(TS_ERROR_CUDA, "the size of the other process's memory is unknown");
-  }
-  return bytes - (at - begin);
+  const auto at = reinterpret_cast<CUdeviceptr>(mapping.begin());
+  return range(&begin, &bytes, at) == CUDA_SUCCESS && begin == at ? bytes : SIZE_MAX;
 }
 
 std::vector<int64_t> copied(const int64_t* values, int64_t count) {
   require(count >= 0 && count <= 64, "ndim must be from 0 to 64");
   require(count == 0 || values != nullptr, "sizes or strides is NULL");
   return {values, values + count};
-}
-
-std::shared_ptr<void> open_mapping(const uint8_t* handle) {
-  const std::lock_guard<std::mutex> lock(mappings());
-  try {
-    // Of this length, LibTorch takes it for the handle of an allocation of cudaMalloc.
-    return c10::cuda::CUDACachingAllocator::getIpcDevPtr(
-        std::string(reinterpret_cast<const char*>(handle), TS_IPC_HANDLE_BYTES));
-  } catch (const c10::Error& error) {
-    throw Failure(TS_ERROR_INVALID_ARGUMENT,
-                  std::string("the handle cannot be opened: its memory is this process's own, or "
-                              "of a process that has ended, or the two processes do not see the "
-                              "same GPU: ") +
-                      error.what_without_backtrace());
-  }
 }
 
 }  // namespace
@@ -161,15 +210,14 @@ ts_error* ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, cons
     ts::refuse_in_capture("opening a shared tensor");
     ts::ensure_cuda();
     const ts::DeviceScope scope(device);
-    auto base = ts::open_mapping(handle);
-    const auto* begin = static_cast<const uint8_t*>(base.get());
-    const size_t room = ts::bytes_behind(begin);
+    const auto index = static_cast<c10::DeviceIndex>(device);
+    auto mapping = ts::open_mapping(index, handle);
+    const size_t room = ts::bytes_of_mapping(*mapping);
     ts::require(offset <= room && bytes <= room - offset,
                 "the elements are not inside of the shared allocation");
     ts::require(offset % c10::elementSize(type) == 0, "offset is not aligned to the element size");
-    auto* data = static_cast<uint8_t*>(base.get()) + offset;
-    const auto index = static_cast<c10::DeviceIndex>(device);
-    auto memory = std::make_unique<ts::DeviceMemory>(std::move(base), index, data, bytes);
+    uint8_t* const data = mapping->begin() + offset;
+    auto memory = std::make_unique<ts::DeviceMemory>(std::move(mapping), index, data, bytes);
     memory->use(c10::cuda::getCurrentCUDAStream(index));
     auto* const kept = memory.get();
     auto made = ts::Foreign::tensor(std::move(memory), data, bytes, shape, steps, type,
