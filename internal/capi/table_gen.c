@@ -119,6 +119,9 @@ static ts_error* absent_ts_dlpack_import(struct DLManagedTensor* managed, ts_str
 static ts_error* absent_ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_dlpack_free(struct DLManagedTensor* managed) {}
 static void absent_ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) {}
+static ts_error* absent_ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return (ts_error*)&torchstream_capi_absent; }
 static const char* absent_ts_operator_schema(const ts_operator* op) { return ""; }
@@ -296,6 +299,9 @@ static struct {
   ts_error* (*ts_dlpack_import_versioned)(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor);
   void (*ts_dlpack_free)(struct DLManagedTensor* managed);
   void (*ts_dlpack_free_versioned)(struct DLManagedTensorVersioned* managed);
+  ts_error* (*ts_ipc_export)(const ts_tensor* tensor, uint8_t* handle, size_t* offset);
+  ts_error* (*ts_ipc_open)(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor);
+  ts_error* (*ts_tensor_map)(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor);
   ts_error* (*ts_tensor_get_extents)(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents);
   ts_error* (*ts_operator_find)(const char* name, const char* overload, const ts_operator** op);
   const char* (*ts_operator_schema)(const ts_operator* op);
@@ -472,6 +478,9 @@ static struct {
   absent_ts_dlpack_import_versioned,
   absent_ts_dlpack_free,
   absent_ts_dlpack_free_versioned,
+  absent_ts_ipc_export,
+  absent_ts_ipc_open,
+  absent_ts_tensor_map,
   absent_ts_tensor_get_extents,
   absent_ts_operator_find,
   absent_ts_operator_schema,
@@ -650,6 +659,9 @@ static const char* const names[] = {
   "ts_dlpack_import_versioned",
   "ts_dlpack_free",
   "ts_dlpack_free_versioned",
+  "ts_ipc_export",
+  "ts_ipc_open",
+  "ts_tensor_map",
   "ts_tensor_get_extents",
   "ts_operator_find",
   "ts_operator_schema",
@@ -827,6 +839,9 @@ ts_error* ts_dlpack_import(struct DLManagedTensor* managed, ts_stream stream, in
 ts_error* ts_dlpack_import_versioned(struct DLManagedTensorVersioned* managed, ts_stream stream, int32_t flags, ts_tensor** tensor) { return table.ts_dlpack_import_versioned(managed, stream, flags, tensor); }
 void ts_dlpack_free(struct DLManagedTensor* managed) { table.ts_dlpack_free(managed); }
 void ts_dlpack_free_versioned(struct DLManagedTensorVersioned* managed) { table.ts_dlpack_free_versioned(managed); }
+ts_error* ts_ipc_export(const ts_tensor* tensor, uint8_t* handle, size_t* offset) { return table.ts_ipc_export(tensor, handle, offset); }
+ts_error* ts_ipc_open(int32_t device, const uint8_t* handle, size_t offset, const int64_t* sizes, const int64_t* strides, int64_t ndim, int32_t dtype, int32_t lock, ts_tensor** tensor) { return table.ts_ipc_open(device, handle, offset, sizes, strides, ndim, dtype, lock, tensor); }
+ts_error* ts_tensor_map(int32_t file, size_t offset, const int64_t* sizes, int64_t ndim, int32_t dtype, ts_tensor** tensor) { return table.ts_tensor_map(file, offset, sizes, ndim, dtype, tensor); }
 ts_error* ts_tensor_get_extents(ts_tensor* const* tensors, int64_t count, ts_tensor_extent* extents) { return table.ts_tensor_get_extents(tensors, count, extents); }
 ts_error* ts_operator_find(const char* name, const char* overload, const ts_operator** op) { return table.ts_operator_find(name, overload, op); }
 const char* ts_operator_schema(const ts_operator* op) { return table.ts_operator_schema(op); }

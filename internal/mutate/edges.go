@@ -119,7 +119,7 @@ var edges = []edge{
 	{"RecordStream informs the allocator", "cshim/src/torch/tensor.cc",
 		"    ts::record_use(ts::storage_of(value), used_on);\n", "    (void)used_on;\n", "cuda", "TestFreedMemoryAndOtherStreams", 1},
 
-	// ---- memory of other libraries
+	// ---- memory of other libraries and processes
 	{"a DLPack consumer waits for the export", "cshim/src/torch/dlpack.cc", "  order_after(consumer, producer);\n", "", "torch", "TestDLPackIsOrdered", 1},
 	{"a DLPack import waits for its producer", "cshim/src/torch/dlpack.cc", "    order_after(*consumer, *producer);\n", "", "torch", "TestDLPackIsOrdered", 1},
 	{"exported DLPack memory is marked as used", "cshim/src/torch/dlpack.cc",
@@ -130,6 +130,8 @@ var edges = []edge{
 		"  C10_CUDA_IGNORE_ERROR(cudaEventRecord(use.event, use.stream.stream()));\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
 	{"RecordStream counts for foreign memory", "cshim/src/cuda/allocator.cc",
 		"  if (Foreign* foreign = Foreign::of(*storage)) return foreign->use(stream);\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
+	{"an opened shared tensor waits for its owner", "torch/share.go",
+		"	if err := stream.WaitEvent(ready); err != nil {\n		return nil, err\n	}\n", "	_ = stream\n", "torch", "TestSharedGPUTensor", 1},
 
 	// ---- graphs
 	{"a replay waits for graphs that share its memory", "cshim/src/cuda/graph.cc", "  pool->order.before(on);\n", "", "torch", "TestReplaysOfASharedPoolAreOrdered", 1},

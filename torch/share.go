@@ -1,0 +1,363 @@
+package torch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/origin"
+)
+
+// Shared is a tensor whose memory other processes of the machine use: the owner's side. The owner
+// gives a [SharedHandle] to the other process, in whatever way, and that process calls
+// [OpenShared]. Nothing is copied then, and each process sees the changes of the others.
+//
+//	s, err := torch.Share(x)          // the owner
+//	bytes, err := s.Handle().MarshalBinary()
+//	...
+//	var h torch.SharedHandle          // another process
+//	err := h.UnmarshalBinary(bytes)
+//	y, err := torch.OpenShared(h)     // y.Close() when it is done
+//	...
+//	err = s.Wait(ctx)                 // the owner: waits for y.Close(), and closes s
+//
+// The processes must run as the same user and see each other's process numbers, and for a GPU's
+// memory both must see the GPU. They trust each other: each can write to the memory at any time.
+//
+// The owner must outlive its users. Close refuses while another process uses the memory, and a
+// process that ends, however it ends, uses it no longer. If the owner ends first, memory of the
+// host stays valid in the processes that have opened it, and that of a GPU may not:
+// [SharedHandle.Check] says that the owner has gone. A Shared that becomes unreachable before its
+// Close keeps the memory of a GPU for ever, since nobody would ask whether it is in use.
+//
+// Any number of goroutines may use a Shared at once.
+type Shared struct {
+	made    origin.Origin
+	handle  SharedHandle
+	tensor  *Tensor
+	keep    *capi.Tensor // a reference that only Close frees; nil on the CPU
+	ready   *cuda.Event  // nil on the CPU
+	cleanup runtime.Cleanup
+
+	mu      sync.Mutex
+	control *os.File // nil after Close; guarded by mu
+}
+
+// Share makes the tensor's memory usable by other processes.
+//
+// A GPU's tensor is shared as it is, and stays in memory until the Close of the Shared. Processes
+// that open it come after the work so far of the current stream: see [Shared.Ready]. LibTorch hands
+// out parts of larger allocations, and the other process maps the whole allocation that the tensor
+// lies in. It must not lie in an expandable segment (cuda.ConfigureAllocator).
+//
+// Of a tensor on the CPU Share makes a contiguous copy in shared memory, which [Shared.Tensor]
+// returns.
+//
+// Share refuses, with cuda.ErrInvalidArgument, tensors without elements, tensors of a slot, whose
+// memory later batches overwrite, and tensors whose memory belongs to another process or library.
+// In a captured function it returns cuda.ErrCapture.
+func Share(t *Tensor) (*Shared, error) {
+	s, err := share(t)
+	if err != nil {
+		if t == nil || t.failure() == nil {
+			err = opError("Share", []*Tensor{t}, err)
+		}
+		return nil, err
+	}
+	s.made = origin.New("shared tensor")
+	s.cleanup = runtime.AddCleanup(s, func(made origin.Origin) { made.Leaked(); made.Closed() }, s.made)
+	return s, nil
+}
+
+func share(t *Tensor) (s *Shared, err error) {
+	c, err := t.acquire()
+	if err != nil {
+		return nil, err
+	}
+	defer t.h.release()
+	if err := refuseLent(c); err != nil {
+		return nil, err
+	}
+	i, err := capi.DescribeTensor(c)
+	if err != nil {
+		return nil, err
+	}
+	if i.NumElements == 0 {
+		return nil, invalid("the tensor has no elements to share")
+	}
+	s = &Shared{handle: SharedHandle{h: sharedHandle{dtype: i.DType, size: make([]int64, i.Dims), stride: make([]int64, i.Dims)}}}
+	if err := capi.TensorShape(c, s.handle.h.size, s.handle.h.stride); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			s.drop()
+			s = nil
+		}
+	}()
+	if i.Device < 0 {
+		return s, s.shareHost(t, i.Bytes)
+	}
+	return s, s.shareDevice(t, c, cuda.Device(i.Device))
+}
+
+// shareHost copies the tensor into a file that other processes map.
+func (s *Shared) shareHost(t *Tensor, bytes int64) (err error) {
+	h := &s.handle.h
+	if s.control, err = newControl(h, bytes); err != nil {
+		return err
+	}
+	again, err := reopen(h)
+	if err != nil {
+		return err
+	}
+	c, err := capi.MapTensor(again, controlBytes, h.size, h.dtype)
+	if err != nil {
+		closeDescriptor(again)
+		return err
+	}
+	s.tensor = provenance{}.tensor(c)
+	if err := capi.TensorShape(c, nil, h.stride); err != nil { // of the copy
+		return err
+	}
+	return s.tensor.CopyFrom(t, CopyOptions{})
+}
+
+func (s *Shared) shareDevice(t *Tensor, c *capi.Tensor, d cuda.Device) (err error) {
+	h := &s.handle.h
+	h.gpu = true
+	uuid, err := capi.IdentifyDevice(int32(d))
+	if err != nil {
+		return err
+	}
+	h.uuid = uuid.UUID
+	if h.memory, h.offset, err = capi.ExportIPC(c); err != nil {
+		return err
+	}
+	if s.tensor = t.reference("Share", nil); s.tensor.Err() != nil {
+		return s.tensor.Err()
+	}
+	if s.keep, err = capi.RetainTensor(c); err != nil {
+		return err
+	}
+	if s.ready, err = cuda.NewEvent(cuda.EventOptions{Interprocess: true}); err != nil {
+		return err
+	}
+	event, err := s.ready.Export(d)
+	if err != nil {
+		return err
+	}
+	h.event = event
+	if err := s.Ready(); err != nil {
+		return err
+	}
+	s.control, err = newControl(h, 0)
+	return err
+}
+
+// Tensor returns the tensor in shared memory: of a GPU the shared one, on the CPU the copy. It is
+// valid until the Close of the Shared, which owns it.
+func (s *Shared) Tensor() *Tensor {
+	if s == nil {
+		return failed(invalid("the Shared is nil"))
+	}
+	return s.tensor
+}
+
+// Handle returns the handle for other processes.
+func (s *Shared) Handle() SharedHandle {
+	if s == nil {
+		return SharedHandle{}
+	}
+	return s.handle
+}
+
+// String returns a name for messages: "shared float32[2 3] cpu", "closed shared tensor".
+func (s *Shared) String() string {
+	if s == nil || !s.open() {
+		return "closed shared tensor"
+	}
+	return "shared " + s.tensor.describe()
+}
+
+func (s *Shared) open() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.control != nil
+}
+
+// Ready says that the values are written when the work so far of the current stream of the tensor's
+// GPU is done: processes that call [OpenShared] from now on read on their streams after it. Share
+// calls it first. It orders nothing for those that have opened the tensor: share an event with them
+// (cuda.EventOptions.Interprocess). On the CPU it does nothing.
+func (s *Shared) Ready() error {
+	if s == nil || s.tensor == nil {
+		return invalid("the Shared is nil or zero: make it with Share")
+	}
+	if s.ready == nil {
+		return s.tensor.use("Ready", func(*capi.Tensor) error { return nil })
+	}
+	stream, err := cuda.GetCurrentCUDAStream(s.tensor.Device())
+	if err != nil {
+		return err
+	}
+	return s.ready.Record(stream)
+}
+
+// InUse reports whether a process has the tensor open: a tensor of [OpenShared], or what shares its
+// memory, is not closed, or work on a GPU that uses it is not done.
+func (s *Shared) InUse() (bool, error) {
+	if s == nil {
+		return false, ErrClosed
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.control == nil {
+		return false, ErrClosed
+	}
+	return isLocked(s.control, usersByte)
+}
+
+// Close frees the memory, unless a process has the tensor open: then it returns an error that
+// matches cuda.ErrBusy, nothing has changed, and Close may be called again. Later calls of
+// OpenShared fail. Further calls, and calls on nil, do nothing and return nil.
+func (s *Shared) Close() error {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.control == nil {
+		return nil
+	}
+	switch free, err := lock(s.control, usersByte, exclusive); {
+	case err != nil:
+		return err
+	case !free:
+		return &capi.Error{
+			Code: capi.CodeBusy, Origin: "Shared.Close",
+			Message: "another process has the tensor open, and its memory would go away under it: wait for the process, or call Wait",
+		}
+	}
+	s.cleanup.Stop()
+	s.drop()
+	s.made.Closed()
+	return nil
+}
+
+// drop closes what s has. The caller holds mu, or nobody else has s.
+func (s *Shared) drop() {
+	if s.control != nil {
+		s.control.Close() // which gives up the owner's lock
+		s.control = nil
+	}
+	if s.tensor != nil {
+		s.tensor.Close()
+	}
+	if s.keep != nil {
+		capi.FreeTensor(s.keep)
+		s.keep = nil
+	}
+	s.ready.Close()
+}
+
+// Wait waits until no process has the tensor open, and closes the Shared. It looks every few
+// milliseconds. If ctx ends first, it returns the context's error, and the Shared stays open.
+func (s *Shared) Wait(ctx context.Context) error {
+	for pause := time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		if err := s.Close(); !errors.Is(err, cuda.ErrBusy) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// OpenShared returns a tensor over the memory of another process's [Shared]. The caller owns the
+// tensor; the owner's Shared counts it as a use until it and everything that shares its memory is
+// closed.
+//
+// A GPU's tensor is on the same GPU, whatever its index here. Work that is queued on the current
+// stream from now on comes after the owner's [Shared.Ready]. The use lasts until the work so far,
+// at the tensor's end, of the stream that is current now is done, and of those of
+// [Tensor.RecordStream]. The owner cannot open its own GPU's tensor. In a captured function
+// OpenShared returns cuda.ErrCapture.
+//
+// The error matches [ErrClosed] if the owner has closed the Shared, or has ended.
+func OpenShared(h SharedHandle) (*Tensor, error) {
+	c, err := openShared(&h.h)
+	return made("OpenShared", c, err)
+}
+
+func openShared(h *sharedHandle) (*capi.Tensor, error) {
+	if err := h.check(); err != nil {
+		return nil, err
+	}
+	d := cuda.CPU
+	if h.gpu {
+		if int(h.pid) == os.Getpid() {
+			return nil, invalid("the tensor is this process's own: use Shared.Tensor")
+		}
+		var err error
+		if d, err = h.device(); err != nil {
+			return nil, err
+		}
+	}
+	file, err := claim(h)
+	if err != nil {
+		return nil, err
+	}
+	var c *capi.Tensor
+	if h.gpu {
+		c, err = openDevice(h, d, file)
+	} else {
+		c, err = capi.MapTensor(file, controlBytes, h.size, h.dtype)
+	}
+	if err != nil {
+		closeDescriptor(file)
+	}
+	return c, err
+}
+
+// openDevice takes the descriptor if it succeeds.
+func openDevice(h *sharedHandle, d cuda.Device, file int) (*capi.Tensor, error) {
+	ready, err := cuda.ImportEvent(d, h.event)
+	if err != nil {
+		return nil, err
+	}
+	defer ready.Close()
+	stream, err := cuda.GetCurrentCUDAStream(d)
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.WaitEvent(ready); err != nil {
+		return nil, err
+	}
+	return capi.OpenIPC(int32(d), h.memory, h.offset, h.size, h.stride, h.dtype, file)
+}
+
+// device returns the GPU of the handle.
+func (h *sharedHandle) device() (cuda.Device, error) {
+	for i := range cuda.DeviceCount() {
+		id, err := capi.IdentifyDevice(int32(i))
+		if err != nil {
+			return 0, err
+		}
+		if id.UUID == h.uuid {
+			return cuda.Device(i), nil
+		}
+	}
+	return 0, &capi.Error{
+		Code: capi.CodeNoDevice, Origin: "OpenShared",
+		Message: fmt.Sprintf("the tensor is on the GPU %x, which this process does not see: check CUDA_VISIBLE_DEVICES", h.uuid),
+	}
+}

@@ -1,0 +1,33 @@
+package torch
+
+import (
+	"bytes"
+	"testing"
+)
+
+// Any bytes are refused, or are a handle that has the same bytes again.
+func FuzzSharedHandle(f *testing.F) {
+	for _, h := range []sharedHandle{
+		{pid: 1, dtype: int32(Float32), size: []int64{2, 3}, stride: []int64{3, 1}},
+		{pid: 1 << 30, fd: 5, dtype: int32(Bool), gpu: true, size: []int64{}, stride: []int64{}},
+	} {
+		b, err := SharedHandle{h}.MarshalBinary()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h SharedHandle
+		if h.UnmarshalBinary(b) != nil {
+			if h.h.pid != 0 {
+				t.Error("a refused handle has changed")
+			}
+			return
+		}
+		again, err := h.MarshalBinary()
+		if err != nil || !bytes.Equal(again, b) {
+			t.Errorf("got %x, %v, want %x", again, err, b)
+		}
+	})
+}
