@@ -1039,6 +1039,145 @@ TS_API ts_error* ts_capture_wait(void);
  * wait for the capture's end, or break it, then return TS_ERROR_CAPTURE at once. */
 TS_API ts_error* ts_capture_is_active(bool* active);
 
+/* ---- collectives of several processes -------------------------------------------------------- */
+
+/* A table of keys and values that the processes of a job share: LibTorch's TCPStore, or one inside
+ * of the process. Any number of threads may use it at once. */
+typedef struct ts_store ts_store;
+
+/* Connects with the store at host:port. serve: also runs the server, which ends with the store;
+ * port 0 then stands for a free port. Keys are put behind `prefix` and a slash, unless it is empty.
+ * Blocks until the server answers, for the timeout at most, which also bounds ts_store_get. */
+TS_API ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix,
+                                  int64_t timeout_nanoseconds, ts_store** store);
+/* Makes a store inside of the process. */
+TS_API ts_error* ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store);
+/* Frees a store. Groups that were made with it keep what they need of it. */
+TS_API void ts_store_free(ts_store* store);
+TS_API ts_error* ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes);
+/* Copies the value of the key, and blocks until there is one. bytes: its size.
+ * TS_ERROR_INVALID_ARGUMENT if it is larger than the capacity. */
+TS_API ts_error* ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity,
+                              size_t* bytes);
+
+/* One rank's part in a group of `size` ranks, each a process with one device: Gloo for the CPU,
+ * NCCL for a GPU. All ranks of a group call the same functions in the same order. One thread at a
+ * time calls those that launch.
+ *
+ * A group of GPUs runs a collective on the stream that the call names, in the stream's order; work
+ * must be NULL. The first error, of NCCL or because a collective did not end within the group's
+ * timeout, aborts what is under way: kernels that wait for other ranks end, their results are
+ * undefined, and every later collective fails.
+ *
+ * A group of CPUs runs a collective on threads of Gloo, which write the result until ts_work_wait
+ * returns. `stream` is ignored. */
+typedef struct ts_group ts_group;
+typedef struct ts_work ts_work;
+
+/* Connects with the other ranks of the group, and blocks until all have called. name: unique in the
+ * store. ranks: `size` ranks of the members in the whole job. device: a GPU, or TS_DEVICE_CPU.
+ * timeout: of a collective. TS_ERROR_UNSUPPORTED for a GPU if LibTorch has no NCCL. */
+TS_API ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size,
+                              const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds,
+                              ts_group** group);
+/* Ends the use of a group in order: waits for its work on GPUs. All ranks call it. */
+TS_API ts_error* ts_group_shutdown(ts_group* group);
+/* Ends what is under way, from any thread: kernels of NCCL stop, connections of Gloo are closed.
+ * Collectives under way and later ones fail here, and on the other ranks once they notice. */
+TS_API ts_error* ts_group_abort(ts_group* group);
+/* Frees a group. Waits for Gloo's threads, which give up a collective after the group's timeout. */
+TS_API void ts_group_free(ts_group* group);
+
+enum {
+  TS_GROUP_FAULT_NONE = 0,
+  TS_GROUP_FAULT_TIMEOUT = 1,
+  TS_GROUP_FAULT_COMMUNICATION = 2
+};
+
+/* Says whether NCCL has failed, or a collective on the GPU has not ended in time. Does not block.
+ * fault: a TS_GROUP_FAULT_; always TS_GROUP_FAULT_NONE for the CPU, whose work returns its error. */
+TS_API ts_error* ts_group_get_fault(ts_group* group, int32_t* fault);
+
+enum {
+  TS_REDUCTION_SUM = 0,
+  TS_REDUCTION_AVERAGE = 1, /* of floating point numbers */
+  TS_REDUCTION_PRODUCT = 2,
+  TS_REDUCTION_MIN = 3,
+  TS_REDUCTION_MAX = 4
+};
+
+/* Collectives. Tensors are contiguous (but see ts_group_broadcast), on the group's device, and borrowed for the call; the work
+ * keeps what it needs of them. work: NULL for a group of GPUs, otherwise new, freed with
+ * ts_work_free. */
+
+/* Overwrites the tensor of every rank with that of the rank `root`. Like that of an all-reduce, the
+ * tensor may have its dimensions in any order in memory, the same on all ranks, without gaps. */
+TS_API ts_error* ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor,
+                                    int32_t root, ts_work** work);
+/* Overwrites the tensor of every rank with the reduction of all. */
+TS_API ts_error* ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor,
+                                     int32_t reduction, ts_work** work);
+/* Reduces the inputs and writes part r of the result, of `size` equal ones, to the output of rank
+ * r. The input has `size` times the elements of the output. */
+TS_API ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output,
+                                         const ts_tensor* input, int32_t reduction,
+                                         ts_work** work);
+/* Writes the inputs of all ranks, in the order of ranks, to every output. */
+TS_API ts_error* ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output,
+                                     const ts_tensor* input, ts_work** work);
+/* Sends part r of the input to rank r, and writes what the ranks send here, in the order of ranks,
+ * to the output. output_rows, input_rows: `size` numbers of rows, or both NULL for equal parts. */
+TS_API ts_error* ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output,
+                                     const ts_tensor* input, const int64_t* output_rows,
+                                     const int64_t* input_rows, ts_work** work);
+/* Sends the tensor to a rank, which receives one of the same size and dtype. The timeout is the
+ * CPU's; on a GPU the group's holds. */
+TS_API ts_error* ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor,
+                               int32_t to, int64_t timeout_nanoseconds, ts_work** work);
+TS_API ts_error* ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor,
+                                  int32_t from, int64_t timeout_nanoseconds, ts_work** work);
+
+/* Blocks until the work is done. TS_ERROR_OPERATOR if it failed or was aborted. */
+TS_API ts_error* ts_work_wait(ts_work* work);
+/* Makes ts_work_wait fail at once, on all threads that are in it. What Gloo's threads still do goes
+ * on until the group's timeout. */
+TS_API ts_error* ts_work_abort(ts_work* work);
+TS_API void ts_work_free(ts_work* work);
+
+/* Averages gradients over a group of ranks while backward computes them. Gradients are copied into
+ * flat buckets; a bucket is reduced as soon as it and those before it are full, on the reducer's
+ * stream or on Gloo's threads, beside the rest of backward. Afterwards the gradients are views of
+ * the buckets, unless those have another dtype. All ranks have equal parameters and buckets. One
+ * thread at a time calls the functions, but for ts_reducer_abort. */
+typedef struct ts_reducer ts_reducer;
+
+/* Makes a reducer without buckets, and adds a hook to each parameter until it is freed. group:
+ * borrowed until then. stream: of a group of GPUs, on which buckets are reduced; used by nothing
+ * else. parameters: leaves that require grad, on the group's device. dtype: of the buckets, or -1
+ * for that of the parameters. */
+TS_API ts_error* ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters,
+                                int64_t count, int32_t dtype, ts_reducer** reducer);
+TS_API void ts_reducer_free(ts_reducer* reducer);
+/* Makes the buckets, in the order in which they are reduced. order: the indices of all parameters.
+ * Bucket b has those from ends[b - 1], or 0, to ends[b] - 1, which have one dtype. Gradients that
+ * are views of earlier buckets stay what they are. TS_ERROR_CAPTURE in a capture. */
+TS_API ts_error* ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends,
+                                    int64_t bucket_count);
+/* Begins to reduce the gradients of the backward that follows. A backward without it accumulates
+ * gradients on this rank alone. */
+TS_API ts_error* ts_reducer_begin(ts_reducer* reducer);
+/* Reduces what backward has left, with zeros for parameters without a gradient, and waits for all:
+ * the calling thread on the CPU, otherwise its current stream. unused: for each parameter whether
+ * this rank had no gradient. After an error ts_reducer_cancel must follow. */
+TS_API ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused);
+/* Ends what ts_reducer_begin began, after an error. Reductions under way go on. */
+TS_API ts_error* ts_reducer_cancel(ts_reducer* reducer);
+/* Makes a ts_reducer_join that waits, or will wait, fail, from any thread. */
+TS_API ts_error* ts_reducer_abort(ts_reducer* reducer);
+/* Returns the parameters in the order in which the last backward made their gradients. order: room
+ * for all. count: how many had one. */
+TS_API ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count);
+
 /* ---- sanitizer: what LibTorch does by itself about memory and order -------------------------- */
 
 #define TS_SANITIZER_ALLOCATED 1           /* address, bytes, stream */

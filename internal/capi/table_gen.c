@@ -175,6 +175,34 @@ static ts_error* absent_ts_graph_get_handles(const ts_graph* graph, uintptr_t* c
 static ts_error* absent_ts_graph_destroy(ts_graph* graph) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_capture_wait(void) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_capture_is_active(bool* active) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_store_free(ts_store* store) {}
+static ts_error* absent_ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_shutdown(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_abort(ts_group* group) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_group_free(ts_group* group) {}
+static ts_error* absent_ts_group_get_fault(ts_group* group, int32_t* fault) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_work_wait(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_work_abort(ts_work* work) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_work_free(ts_work* work) {}
+static ts_error* absent_ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_reducer_free(ts_reducer* reducer) {}
+static ts_error* absent_ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_begin(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_join(ts_reducer* reducer, bool* unused) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_cancel(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_abort(ts_reducer* reducer) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_sanitizer_start(void) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_sanitizer_stop(void) {}
 static int64_t absent_ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return 0; }
@@ -355,6 +383,34 @@ static struct {
   ts_error* (*ts_graph_destroy)(ts_graph* graph);
   ts_error* (*ts_capture_wait)(void);
   ts_error* (*ts_capture_is_active)(bool* active);
+  ts_error* (*ts_store_connect)(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store);
+  ts_error* (*ts_store_new_local)(int64_t timeout_nanoseconds, ts_store** store);
+  void (*ts_store_free)(ts_store* store);
+  ts_error* (*ts_store_set)(ts_store* store, const char* key, const uint8_t* data, size_t bytes);
+  ts_error* (*ts_store_get)(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes);
+  ts_error* (*ts_group_new)(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group);
+  ts_error* (*ts_group_shutdown)(ts_group* group);
+  ts_error* (*ts_group_abort)(ts_group* group);
+  void (*ts_group_free)(ts_group* group);
+  ts_error* (*ts_group_get_fault)(ts_group* group, int32_t* fault);
+  ts_error* (*ts_group_broadcast)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work);
+  ts_error* (*ts_group_all_reduce)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work);
+  ts_error* (*ts_group_reduce_scatter)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work);
+  ts_error* (*ts_group_all_gather)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work);
+  ts_error* (*ts_group_all_to_all)(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work);
+  ts_error* (*ts_group_send)(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work);
+  ts_error* (*ts_group_receive)(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work);
+  ts_error* (*ts_work_wait)(ts_work* work);
+  ts_error* (*ts_work_abort)(ts_work* work);
+  void (*ts_work_free)(ts_work* work);
+  ts_error* (*ts_reducer_new)(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer);
+  void (*ts_reducer_free)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_arrange)(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count);
+  ts_error* (*ts_reducer_begin)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_join)(ts_reducer* reducer, bool* unused);
+  ts_error* (*ts_reducer_cancel)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_abort)(ts_reducer* reducer);
+  ts_error* (*ts_reducer_get_order)(ts_reducer* reducer, int64_t* order, int64_t* count);
   ts_error* (*ts_sanitizer_start)(void);
   void (*ts_sanitizer_stop)(void);
   int64_t (*ts_sanitizer_take)(ts_sanitizer_entry* entries, int64_t capacity);
@@ -534,6 +590,34 @@ static struct {
   absent_ts_graph_destroy,
   absent_ts_capture_wait,
   absent_ts_capture_is_active,
+  absent_ts_store_connect,
+  absent_ts_store_new_local,
+  absent_ts_store_free,
+  absent_ts_store_set,
+  absent_ts_store_get,
+  absent_ts_group_new,
+  absent_ts_group_shutdown,
+  absent_ts_group_abort,
+  absent_ts_group_free,
+  absent_ts_group_get_fault,
+  absent_ts_group_broadcast,
+  absent_ts_group_all_reduce,
+  absent_ts_group_reduce_scatter,
+  absent_ts_group_all_gather,
+  absent_ts_group_all_to_all,
+  absent_ts_group_send,
+  absent_ts_group_receive,
+  absent_ts_work_wait,
+  absent_ts_work_abort,
+  absent_ts_work_free,
+  absent_ts_reducer_new,
+  absent_ts_reducer_free,
+  absent_ts_reducer_arrange,
+  absent_ts_reducer_begin,
+  absent_ts_reducer_join,
+  absent_ts_reducer_cancel,
+  absent_ts_reducer_abort,
+  absent_ts_reducer_get_order,
   absent_ts_sanitizer_start,
   absent_ts_sanitizer_stop,
   absent_ts_sanitizer_take,
@@ -715,6 +799,34 @@ static const char* const names[] = {
   "ts_graph_destroy",
   "ts_capture_wait",
   "ts_capture_is_active",
+  "ts_store_connect",
+  "ts_store_new_local",
+  "ts_store_free",
+  "ts_store_set",
+  "ts_store_get",
+  "ts_group_new",
+  "ts_group_shutdown",
+  "ts_group_abort",
+  "ts_group_free",
+  "ts_group_get_fault",
+  "ts_group_broadcast",
+  "ts_group_all_reduce",
+  "ts_group_reduce_scatter",
+  "ts_group_all_gather",
+  "ts_group_all_to_all",
+  "ts_group_send",
+  "ts_group_receive",
+  "ts_work_wait",
+  "ts_work_abort",
+  "ts_work_free",
+  "ts_reducer_new",
+  "ts_reducer_free",
+  "ts_reducer_arrange",
+  "ts_reducer_begin",
+  "ts_reducer_join",
+  "ts_reducer_cancel",
+  "ts_reducer_abort",
+  "ts_reducer_get_order",
   "ts_sanitizer_start",
   "ts_sanitizer_stop",
   "ts_sanitizer_take",
@@ -895,6 +1007,34 @@ ts_error* ts_graph_get_handles(const ts_graph* graph, uintptr_t* cuda_graph_exec
 ts_error* ts_graph_destroy(ts_graph* graph) { return table.ts_graph_destroy(graph); }
 ts_error* ts_capture_wait(void) { return table.ts_capture_wait(); }
 ts_error* ts_capture_is_active(bool* active) { return table.ts_capture_is_active(active); }
+ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix, int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_connect(host, port, serve, prefix, timeout_nanoseconds, store); }
+ts_error* ts_store_new_local(int64_t timeout_nanoseconds, ts_store** store) { return table.ts_store_new_local(timeout_nanoseconds, store); }
+void ts_store_free(ts_store* store) { table.ts_store_free(store); }
+ts_error* ts_store_set(ts_store* store, const char* key, const uint8_t* data, size_t bytes) { return table.ts_store_set(store, key, data, bytes); }
+ts_error* ts_store_get(ts_store* store, const char* key, uint8_t* data, size_t capacity, size_t* bytes) { return table.ts_store_get(store, key, data, capacity, bytes); }
+ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t size, const int32_t* ranks, int32_t device, int64_t timeout_nanoseconds, ts_group** group) { return table.ts_group_new(store, name, rank, size, ranks, device, timeout_nanoseconds, group); }
+ts_error* ts_group_shutdown(ts_group* group) { return table.ts_group_shutdown(group); }
+ts_error* ts_group_abort(ts_group* group) { return table.ts_group_abort(group); }
+void ts_group_free(ts_group* group) { table.ts_group_free(group); }
+ts_error* ts_group_get_fault(ts_group* group, int32_t* fault) { return table.ts_group_get_fault(group, fault); }
+ts_error* ts_group_broadcast(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t root, ts_work** work) { return table.ts_group_broadcast(group, stream, tensor, root, work); }
+ts_error* ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t reduction, ts_work** work) { return table.ts_group_all_reduce(group, stream, tensor, reduction, work); }
+ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, int32_t reduction, ts_work** work) { return table.ts_group_reduce_scatter(group, stream, output, input, reduction, work); }
+ts_error* ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, ts_work** work) { return table.ts_group_all_gather(group, stream, output, input, work); }
+ts_error* ts_group_all_to_all(ts_group* group, ts_stream stream, ts_tensor* output, const ts_tensor* input, const int64_t* output_rows, const int64_t* input_rows, ts_work** work) { return table.ts_group_all_to_all(group, stream, output, input, output_rows, input_rows, work); }
+ts_error* ts_group_send(ts_group* group, ts_stream stream, const ts_tensor* tensor, int32_t to, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_send(group, stream, tensor, to, timeout_nanoseconds, work); }
+ts_error* ts_group_receive(ts_group* group, ts_stream stream, ts_tensor* tensor, int32_t from, int64_t timeout_nanoseconds, ts_work** work) { return table.ts_group_receive(group, stream, tensor, from, timeout_nanoseconds, work); }
+ts_error* ts_work_wait(ts_work* work) { return table.ts_work_wait(work); }
+ts_error* ts_work_abort(ts_work* work) { return table.ts_work_abort(work); }
+void ts_work_free(ts_work* work) { table.ts_work_free(work); }
+ts_error* ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* parameters, int64_t count, int32_t dtype, ts_reducer** reducer) { return table.ts_reducer_new(group, stream, parameters, count, dtype, reducer); }
+void ts_reducer_free(ts_reducer* reducer) { table.ts_reducer_free(reducer); }
+ts_error* ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends, int64_t bucket_count) { return table.ts_reducer_arrange(reducer, order, ends, bucket_count); }
+ts_error* ts_reducer_begin(ts_reducer* reducer) { return table.ts_reducer_begin(reducer); }
+ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) { return table.ts_reducer_join(reducer, unused); }
+ts_error* ts_reducer_cancel(ts_reducer* reducer) { return table.ts_reducer_cancel(reducer); }
+ts_error* ts_reducer_abort(ts_reducer* reducer) { return table.ts_reducer_abort(reducer); }
+ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* count) { return table.ts_reducer_get_order(reducer, order, count); }
 ts_error* ts_sanitizer_start(void) { return table.ts_sanitizer_start(); }
 void ts_sanitizer_stop(void) { table.ts_sanitizer_stop(); }
 int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return table.ts_sanitizer_take(entries, capacity); }

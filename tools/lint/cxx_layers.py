@@ -19,6 +19,7 @@ FOLDERS = {
     "cuda": {"base"},
     "torch": {"base", "cuda"},
     "decode": {"base", "cuda", "jpeg", "torch"},
+    "dist": {"base", "cuda", "torch"},
     "bench": {"base", "cuda", "torch", "decode"},
 }
 
