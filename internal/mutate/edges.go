@@ -187,4 +187,14 @@ var edges = []edge{
 	{"Parallel's input is recorded on the branch's stream", "nn/parallel.go",
 		"	if err := x.RecordStream(l.stream); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelInputMayBeFreed", 1},
 	{"Parallel's output is recorded on the caller's stream", "nn/parallel.go", "		err = y.RecordStream(l.caller)\n", "", "nn", "TestParallelOutputMayBeFreed", 1},
+
+	// ---- collectives of several processes
+	{"an asynchronous collective waits for the caller's stream", "dist/collective.go",
+		"		if err := on.Wait(current); err != nil {", "		if err := error(nil); err != nil {", "dist", "TestGPUCollectivesAreInOrder", 2},
+	{"Work.Wait makes the caller's stream wait", "dist/collective.go",
+		"	return current.WaitEvent(w.event)\n", "	return current.Record(w.event)\n", "dist", "TestGPUCollectivesAreInOrder", 2},
+	{"a bucket is reduced after its gradients", "cshim/src/dist/reducer.cc",
+		"    order_after(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
+	{"the caller waits for the reduction of gradients", "cshim/src/dist/reducer.cc",
+		"    if (stream_) order_after(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
 }

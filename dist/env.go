@@ -1,0 +1,140 @@
+package dist
+
+import (
+	"fmt"
+	"net"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+)
+
+// Environment is a process's place in a job. [Init] reads it from the variables that launchers set.
+type Environment struct {
+	Rank      int // 0 to Size - 1
+	Size      int // number of processes
+	LocalRank int // the rank among the processes of this host
+	LocalSize int // number of processes of this host; 0 if the launcher does not say
+	// Address and Port are where rank 0, or the launcher, serves the store. They are empty only for
+	// a job of one process.
+	Address string
+	Port    int
+	// AgentStore says that the launcher runs the store's server (torchrun does), so rank 0 does
+	// not.
+	AgentStore bool
+	// Attempt is the number of restarts of the job under torchrun. Its store outlives them.
+	Attempt  int
+	Launcher string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
+}
+
+// ReadEnvironment returns the place in the job that the variables give:
+//
+//   - RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and LOCAL_WORLD_SIZE, which
+//     torchrun, Kubernetes' training operators and shell loops set. Without LOCAL_RANK, it is 0 if
+//     every process has a host of its own, which the launcher then promises.
+//   - Under srun, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID and SLURM_STEP_NODELIST, whose
+//     first host serves. The port is 20000 and SLURM_JOB_ID modulo
+//     20000, unless MASTER_PORT names another.
+//   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
+//     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
+//   - None of these: a job of one process.
+//
+// An incomplete or contradictory set is an error that names the variable. getenv is os.Getenv, or a
+// test's.
+func ReadEnvironment(getenv func(string) string) (Environment, error) {
+	r := variables{getenv: getenv}
+	var e Environment
+	switch {
+	case getenv("RANK") != "" || getenv("WORLD_SIZE") != "":
+		e = Environment{Launcher: "torchrun", Rank: r.number("RANK", -1), Size: r.number("WORLD_SIZE", -1), LocalRank: r.number("LOCAL_RANK", 0),
+			LocalSize: r.number("LOCAL_WORLD_SIZE", 0), AgentStore: getenv("TORCHELASTIC_USE_AGENT_STORE") == "True",
+			Attempt: r.number("TORCHELASTIC_RESTART_COUNT", 0), Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
+	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "":
+		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1), Size: r.number("SLURM_STEP_NUM_TASKS", -1),
+			LocalRank: r.number("SLURM_LOCALID", -1), Address: getenv("MASTER_ADDR"),
+			Port: r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000), Attempt: r.number("SLURM_RESTART_COUNT", 0)}
+		if e.Address == "" {
+			e.Address = firstHost(getenv("SLURM_STEP_NODELIST"))
+		}
+	case getenv("OMPI_COMM_WORLD_SIZE") != "":
+		e = Environment{Launcher: "openmpi", Rank: r.number("OMPI_COMM_WORLD_RANK", -1), Size: r.number("OMPI_COMM_WORLD_SIZE", -1),
+			LocalRank: r.number("OMPI_COMM_WORLD_LOCAL_RANK", -1), LocalSize: r.number("OMPI_COMM_WORLD_LOCAL_SIZE", 0),
+			Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 29500)}
+		if e.Address == "" && e.LocalSize == e.Size {
+			e.Address = "127.0.0.1"
+		}
+	default:
+		return Environment{Launcher: "none", Size: 1, LocalSize: 1}, nil
+	}
+	if r.err != nil {
+		return e, r.err
+	}
+	return e, e.check()
+}
+
+func (e Environment) check() error {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("dist: the environment of %s: %s: %w", e.Launcher, fmt.Sprintf(format, args...), cuda.ErrInvalidArgument)
+	}
+	switch {
+	case e.Size < 1 || e.Rank < 0 || e.Rank >= e.Size:
+		return bad("rank %d of %d processes: ranks are 0 to the number of processes - 1", e.Rank, e.Size)
+	case e.LocalRank < 0 || e.LocalRank > e.Rank:
+		return bad("local rank %d of rank %d: it must be 0 to the rank", e.LocalRank, e.Rank)
+	case e.LocalSize != 0 && e.LocalRank >= e.LocalSize:
+		return bad("local rank %d of %d processes of this host", e.LocalRank, e.LocalSize)
+	case e.Size > 1 && e.Address == "":
+		return bad("it has %d processes and no address where they meet: set MASTER_ADDR to the host of rank 0", e.Size)
+	case e.Size > 1 && (e.Port < 1 || e.Port > 65535):
+		return bad("port %d: set MASTER_PORT to a free port of the host of rank 0, 1 to 65535", e.Port)
+	}
+	return nil
+}
+
+// oneHost reports whether all processes are on this host.
+func (e Environment) oneHost() bool {
+	if e.LocalSize == e.Size || e.Address == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(e.Address)
+	return ip != nil && ip.IsLoopback()
+}
+
+// variables reads numbers, and keeps the first error.
+type variables struct {
+	getenv func(string) string
+	err    error
+}
+
+// number returns the value of a variable. Without the variable it is the default, and an error if
+// that is negative.
+func (r *variables) number(name string, without int) int {
+	text := r.getenv(name)
+	n, err := strconv.Atoi(text)
+	switch {
+	case text == "" && without >= 0:
+		return without
+	case text == "":
+		err = fmt.Errorf("dist: %s is not set, though the other variables of its launcher are: set it: %w", name, cuda.ErrInvalidArgument)
+	case err != nil || n < 0:
+		err = fmt.Errorf("dist: %s is %q, and must be a whole number from 0 on: %w", name, text, cuda.ErrInvalidArgument)
+	default:
+		return n
+	}
+	if r.err == nil {
+		r.err = err
+	}
+	return 0
+}
+
+var hostRange = regexp.MustCompile(`^([^,\[]*)\[([0-9]+)[^\]]*\]([^,]*)`)
+
+// firstHost returns the first host of one of SLURM's lists, such as "gpu[003-007,9],cpu1".
+func firstHost(list string) string {
+	if m := hostRange.FindStringSubmatch(list); m != nil {
+		return m[1] + m[2] + m[3]
+	}
+	first, _, _ := strings.Cut(list, ",")
+	return first
+}

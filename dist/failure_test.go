@@ -1,0 +1,264 @@
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// impatient are the times of jobs that lose a rank. Silence is longer than a busy machine keeps a
+// process waiting.
+var impatient = Options{CPU: true, Timeout: 60 * time.Second, Silence: 3 * time.Second}
+
+func init() {
+	workers["reduce for ever"] = reduceForEver
+	workers["one rank waits"] = oneRankWaits
+	workers["left behind"] = leftBehind
+	workers["cancelled"] = cancelled
+	workers["late"] = late
+}
+
+// reduceForEver makes collectives until one fails, and says how.
+func reduceForEver(ctx context.Context) error {
+	g, err := Init(ctx, impatient)
+	if err != nil {
+		return err
+	}
+	x := full(cuda.CPU, torch.Float32, 1, 1000)
+	for n := 0; ; n++ {
+		if err = g.AllReduce(x, Average); err != nil {
+			break
+		}
+		if n == 10 {
+			fmt.Println("running")
+		}
+	}
+	return failedWith(g, err)
+}
+
+// failedWith prints the error of a collective, and closes the group.
+func failedWith(g *Group, err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		return fmt.Errorf("not an Error: %w", err)
+	}
+	fmt.Printf("culprit %d lost=%v timeout=%v left=%v: %v\n", e.Culprit, errors.Is(err, ErrRankLost), errors.Is(err, ErrTimeout), errors.Is(err, ErrLeft), err)
+	begun := time.Now()
+	if err := g.Close(); err == nil {
+		return errors.New("Close returns nil after a failure")
+	}
+	if took := time.Since(begun); took > 2*time.Second {
+		return fmt.Errorf("Close took %v", took)
+	}
+	return nil
+}
+
+// requireErrors checks that the ranks name the culprit, and that they end. The culprit is not
+// checked if it cannot speak.
+func requireErrors(t *testing.T, all []*process, culprit int, speaks bool, within time.Duration, says ...string) {
+	t.Helper()
+	for _, p := range all {
+		if p.rank == culprit && !speaks {
+			continue
+		}
+		p.wait(t, within)
+		text := p.output.String()
+		if p.err != nil {
+			t.Errorf("rank %d: %v\n%s", p.rank, p.err, text)
+		}
+		for _, want := range append(says, fmt.Sprintf("culprit %d", culprit)) {
+			if !strings.Contains(text, want) {
+				t.Errorf("rank %d does not say %q:\n%s", p.rank, want, text)
+			}
+		}
+	}
+}
+
+func TestKilledRankIsNamed(t *testing.T) {
+	for _, culprit := range []int{0, 2} {
+		t.Run(fmt.Sprint(culprit), func(t *testing.T) {
+			all := launchJob(t, 3, "reduce for ever")
+			for _, p := range all {
+				p.expect(t, "running")
+			}
+			all[culprit].Process.Kill()
+			requireErrors(t, all, culprit, false, 10*time.Second, "lost=true", fmt.Sprintf("rank %d", culprit), "AllReduce #", "failure_test.go:")
+		})
+	}
+}
+
+func TestStoppedRankIsNamed(t *testing.T) {
+	for _, culprit := range []int{0, 1} {
+		t.Run(fmt.Sprint(culprit), func(t *testing.T) {
+			all := launchJob(t, 3, "reduce for ever")
+			for _, p := range all {
+				p.expect(t, "running")
+			}
+			all[culprit].Process.Signal(syscall.SIGSTOP)
+			requireErrors(t, all, culprit, false, 15*time.Second, "lost=true", "no sign of life for 3s", "AllReduce #")
+		})
+	}
+}
+
+// oneRankWaits has a rank that goes on and does not come to a collective.
+func oneRankWaits(ctx context.Context) error {
+	o := impatient
+	o.Timeout = 5 * time.Second
+	g, err := Init(ctx, o)
+	if err != nil {
+		return err
+	}
+	x := full(cuda.CPU, torch.Float32, 1, 1000)
+	if err := g.AllReduce(x, Sum); err != nil {
+		return err
+	}
+	if g.Rank() == 1 {
+		for g.Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+		return failedWith(g, g.Err())
+	}
+	if os.Getenv("BARRIER") != "" {
+		err = g.Barrier()
+	} else {
+		err = g.AllReduce(x, Sum)
+	}
+	return failedWith(g, err)
+}
+
+func TestRankThatDoesNotComeIsNamed(t *testing.T) {
+	for name, variable := range map[string]string{"Barrier #2": "BARRIER=1", "AllReduce #2": "BARRIER="} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := launchJob(t, 3, "one rank waits", variable)
+			requireErrors(t, all, 1, true, 40*time.Second, "timeout=true", name, "rank 1", "AllReduce #1 at failure_test.go")
+		})
+	}
+}
+
+// leftBehind has a rank that closes its group while the others go on.
+func leftBehind(ctx context.Context) error {
+	g, err := Init(ctx, impatient)
+	if err != nil {
+		return err
+	}
+	if g.Rank() == 1 {
+		if err := g.Close(); !errors.Is(err, ErrLeft) {
+			return fmt.Errorf("Close: %w", err)
+		}
+		return nil
+	}
+	return failedWith(g, g.AllReduce(full(cuda.CPU, torch.Float32, 1, 10), Sum))
+}
+
+func TestRankThatLeavesIsNamed(t *testing.T) {
+	all := launchJob(t, 3, "left behind")
+	requireErrors(t, all, 1, false, 20*time.Second, "left=true", "rank 1", "closed its group at failure_test.go", "AllReduce #1")
+	requireSuccess(t, all[1:2])
+}
+
+// cancelled has a rank whose context is cancelled while the others wait for it.
+func cancelled(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	g, err := Init(ctx, impatient)
+	if err != nil {
+		return err
+	}
+	if err := g.Barrier(); err != nil { // every rank has a group
+		return err
+	}
+	if g.Rank() == 2 {
+		cancel(errors.New("the operator pressed a button"))
+	}
+	x := full(cuda.CPU, torch.Float32, 1, 10)
+	for err == nil {
+		err = g.AllReduce(x, Sum)
+	}
+	return failedWith(g, err)
+}
+
+func TestCancelledContextEndsTheJob(t *testing.T) {
+	all := launchJob(t, 3, "cancelled")
+	requireErrors(t, all, 2, true, 20*time.Second, "left=true", "rank 2", "the operator pressed a button")
+}
+
+// late waits for more ranks than there are.
+func late(ctx context.Context) error {
+	o := impatient
+	o.Timeout = 3 * time.Second
+	_, err := Init(ctx, o)
+	if err == nil || !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "rank 2 (it never connected)") {
+		return fmt.Errorf("Init: %w", err)
+	}
+	return nil
+}
+
+func TestMissingRankIsNamed(t *testing.T) {
+	all := launchJob(t, 2, "late", "WORLD_SIZE=3", "LOCAL_WORLD_SIZE=3")
+	requireSuccess(t, all)
+}
+
+func TestDebugNamesBothLines(t *testing.T) {
+	o := quick
+	o.Debug = true
+	t.Run("equal", func(t *testing.T) {
+		requireNone(t, inProcess(t, 2, o, func(g *Group) error { return exercise(g, cuda.CPU) }))
+	})
+	for name, c := range map[string]struct {
+		run  func(g *Group) error
+		says []string
+	}{
+		"shapes": {func(g *Group) error {
+			return g.AllReduce(full(cuda.CPU, torch.Float32, 1, 3+int64(g.Rank())), Sum)
+		}, []string{"AllReduce(float32[4] cpu, sum) #1", "AllReduce(float32[3] cpu, sum)", "rank 1", "rank 0"}},
+		"order": {func(g *Group) error {
+			x := full(cuda.CPU, torch.Float32, 1, 3)
+			if g.Rank() == 0 {
+				return g.Broadcast(x, 0)
+			}
+			return g.AllReduce(x, Max)
+		}, []string{"AllReduce(float32[3] cpu, max)", "Broadcast(float32[3] cpu, 0)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for rank, err := range inProcess(t, 2, o, c.run) {
+				if !errors.Is(err, ErrMismatch) {
+					t.Fatalf("rank %d: %v", rank, err)
+				}
+				for _, want := range append(c.says, "failure_test.go:") {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("rank %d does not say %q: %v", rank, want, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// Ranks of other options, or another size, are refused when they meet.
+func TestUnequalOptionsAreRefused(t *testing.T) {
+	port := freePort(t)
+	errs := make(chan error, 2)
+	for rank := range 2 {
+		o := quick
+		o.CPU, o.Debug = true, rank == 1
+		o.Environment = &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1", Port: port}
+		go func() {
+			_, err := Init(context.Background(), o)
+			errs <- err
+		}()
+	}
+	for range 2 {
+		if err := <-errs; !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), "debug true") {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,593 @@
+package dist
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist/internal/control"
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// Options are the options of [Init]. The zero value works. All ranks of a job have equal options.
+type Options struct {
+	// CPU keeps the job off the GPUs. Otherwise a process uses the GPU whose number is its local
+	// rank, and the CPU if the machine has no GPU.
+	CPU bool
+	// Timeout is how long a collective may take, and how long Init and a barrier wait for the
+	// slowest rank; 0 stands for 5 minutes.
+	Timeout time.Duration
+	// Silence is how long a rank may give no sign of life before it counts as lost: stopped, or on
+	// the other side of a broken network. 0 stands for 30 seconds. A process that ends is noticed
+	// at once.
+	Silence time.Duration
+	// Debug compares name, operands and order of every collective on all ranks before it starts,
+	// and reports both lines of the program where they differ. Each collective then costs a round
+	// trip to rank 0.
+	Debug bool
+	// Environment replaces the process's environment variables.
+	Environment *Environment
+	// Log says what the job connects with, and why it ended; nil for silence.
+	Log *slog.Logger
+}
+
+const (
+	defaultTimeout = 5 * time.Minute
+	defaultSilence = 30 * time.Second
+	worldName      = "world"
+	controlKey     = "torchstream/control"
+)
+
+// Group is a set of ranks that call collectives together. The group that [Init] returns has all
+// ranks of the job; [Group.Subgroup] makes others.
+//
+// All ranks of a group make the same calls in the same order, with tensors of the same shapes and
+// dtypes. On one rank the calls of a group come from one goroutine at a time. Collectives of groups
+// that share ranks are called in the same order on all of these.
+type Group struct {
+	job   *job
+	name  string
+	ranks []int // of the members, in the job
+	rank  int   // in the group, -1 for a process that is no member
+
+	cpu, gpu *capi.Group
+	stream   *cuda.OwnedStream // of asynchronous collectives; nil without a GPU
+	aborting sync.WaitGroup    // calls that abort cpu and gpu
+
+	last      atomic.Pointer[control.Call]
+	mu        sync.Mutex // held while a collective is launched, and until one that blocks returns
+	seq       uint64
+	pairs     map[string]uint64 // the same of sends and receives, by their name in beats
+	subgroups int
+}
+
+// job is what all groups of a process share.
+type job struct {
+	env    Environment
+	o      Options
+	device cuda.Device
+	member *control.Member
+	hub    *control.Hub // of rank 0
+	store  *capi.Store
+
+	stop    context.CancelCauseFunc
+	ended   <-chan struct{} // closed with the context, the job's or the caller's
+	watched chan struct{}   // closed when watch has returned
+
+	mu     sync.Mutex
+	groups []*Group
+	closed bool
+}
+
+// Init makes this process a rank of the job that its environment describes (see [ReadEnvironment]),
+// and blocks until all ranks are connected. Started alone, the process is a job of one rank, for
+// which every collective is defined and nothing needs to be set.
+//
+// The context is that of the job: when it is cancelled, collectives under way and later ones fail
+// on all ranks, with [ErrLeft] and this rank's name on the others.
+//
+// It is an error that names the missing ranks if they do not all come within Options.Timeout.
+// Ranks connect through LibTorch's TCPStore at MASTER_ADDR:MASTER_PORT, through a port of rank 0
+// that the store announces, and through ports of Gloo and NCCL, which take the network interfaces
+// that GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name. Variables of NCCL, such as NCCL_NVLS_ENABLE,
+// hold as they are.
+//
+// The caller closes the group.
+func Init(ctx context.Context, o Options) (*Group, error) {
+	env, err := ReadEnvironment(os.Getenv)
+	if o.Environment != nil {
+		env, err = *o.Environment, o.Environment.check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	if o.Timeout < 0 || o.Silence < 0 {
+		return nil, fmt.Errorf("dist.Init: Timeout is %v and Silence %v, and neither may be negative: %w", o.Timeout, o.Silence, cuda.ErrInvalidArgument)
+	}
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.Silence == 0 {
+		o.Silence = defaultSilence
+	}
+	j := &job{env: env, o: o, watched: make(chan struct{})}
+	if j.device, err = deviceOf(env, o); err != nil {
+		return nil, err
+	}
+	jobContext, stop := context.WithCancelCause(ctx)
+	j.stop, j.ended = stop, jobContext.Done()
+	if err := j.connect(jobContext); err != nil {
+		stop(err)
+		j.disconnect()
+		return nil, fmt.Errorf("dist.Init: rank %d of %d: %w", env.Rank, env.Size, err)
+	}
+	go j.watch(jobContext)
+	world := make([]int, env.Size)
+	for r := range world {
+		world[r] = r
+	}
+	g, err := j.newGroup(jobContext, worldName, world)
+	if err != nil {
+		j.member.Abort(err.Error())
+		j.close()
+		return nil, fmt.Errorf("dist.Init: rank %d of %d: %w", env.Rank, env.Size, err)
+	}
+	if o.Log != nil {
+		o.Log.Info("dist: connected", "rank", env.Rank, "size", env.Size, "device", j.device.String(), "launcher", env.Launcher)
+	}
+	return g, nil
+}
+
+func deviceOf(e Environment, o Options) (cuda.Device, error) {
+	gpus := cuda.DeviceCount()
+	if o.CPU || gpus == 0 {
+		return cuda.CPU, nil
+	}
+	if e.LocalRank >= gpus {
+		return 0, fmt.Errorf("dist.Init: the process with local rank %d has no GPU: this machine has %d; start as many processes as it has GPUs, "+
+			"or set Options.CPU: %w", e.LocalRank, gpus, cuda.ErrNoDevice)
+	}
+	return cuda.Device(e.LocalRank), nil
+}
+
+// meeting is what rank 0 announces in the store.
+type meeting struct {
+	Addresses []string
+	Token     string
+}
+
+// connect joins store and hub, and waits until all ranks have.
+func (j *job) connect(ctx context.Context) error {
+	err := j.await(ctx, func() (err error) {
+		if j.env.Address == "" {
+			j.store, err = capi.LocalStore(j.o.Timeout)
+			return err
+		}
+		j.store, err = capi.ConnectStore(j.env.Address, j.env.Port, j.env.Rank == 0 && !j.env.AgentStore,
+			fmt.Sprintf("torchstream/attempt_%d", j.env.Attempt), j.o.Timeout)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
+	}
+	times := control.Options{Silence: j.o.Silence, Interval: min(time.Second, max(j.o.Silence/6, 20*time.Millisecond))}
+	var meet meeting
+	if j.env.Rank == 0 {
+		if meet, err = j.serve(times); err == nil {
+			var text []byte
+			if text, err = json.Marshal(meet); err == nil {
+				err = capi.SetStore(j.store, controlKey, text)
+			}
+		}
+	} else {
+		err = j.await(ctx, func() error {
+			text, err := capi.GetStore(j.store, controlKey)
+			if err == nil {
+				err = json.Unmarshal(text, &meet)
+			}
+			return err
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("meeting rank 0 through the store: %w", err)
+	}
+	if j.member, err = control.Dial(ctx, meet.Addresses, meet.Token, j.env.Rank, times); err != nil {
+		return err
+	}
+	what := fmt.Sprintf("%d ranks on %s, timeout %v, silence %v, debug %v", j.env.Size, j.kind(), j.o.Timeout, j.o.Silence, j.o.Debug)
+	all := make([]int, j.env.Size)
+	for r := range all {
+		all[r] = r
+	}
+	err = j.member.Arrive("job", all, control.Call{Seq: 1, Name: "Init", What: what, Line: caller()}, true, j.o.Timeout)
+	var v *control.Verdict
+	if errors.As(err, &v) {
+		return verdict{v}
+	}
+	return err
+}
+
+func (j *job) kind() string {
+	if j.device == cuda.CPU {
+		return "CPUs"
+	}
+	return "GPUs"
+}
+
+// serve starts the hub, which listens on the loopback interface alone if no other host needs it.
+func (j *job) serve(times control.Options) (meeting, error) {
+	at := ":0"
+	if j.env.Address == "" || j.env.oneHost() {
+		at = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", at)
+	if err != nil {
+		return meeting{}, err
+	}
+	secret := make([]byte, 16)
+	if _, err := rand.Read(secret); err != nil {
+		listener.Close()
+		return meeting{}, err
+	}
+	m := meeting{Token: hex.EncodeToString(secret)}
+	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
+	if at != ":0" {
+		m.Addresses = []string{net.JoinHostPort("127.0.0.1", port)}
+	} else {
+		if !j.env.AgentStore {
+			m.Addresses = append(m.Addresses, net.JoinHostPort(j.env.Address, port))
+		}
+		m.Addresses = append(m.Addresses, ownAddresses(port)...)
+	}
+	j.hub = control.NewHub(listener, j.env.Size, m.Token, times)
+	return m, nil
+}
+
+// ownAddresses returns the addresses of this host that others may reach.
+func ownAddresses(port string) (addresses []string) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil
+	}
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.IsGlobalUnicast() {
+			addresses = append(addresses, net.JoinHostPort(n.IP.String(), port))
+		}
+	}
+	return addresses
+}
+
+// await runs a call that cannot be cancelled. If the context or the job ends first, the call goes
+// on by itself until it gives up; what it wrote must not be read then.
+func (j *job) await(ctx context.Context, call func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	var failed <-chan struct{}
+	if j.member != nil {
+		failed = j.member.Failed()
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-failed:
+		return verdict{j.member.Verdict()}
+	}
+}
+
+// watch turns the end of the context and failures of NCCL into the end of the job, and the end of
+// the job into that of the groups' work.
+func (j *job) watch(ctx context.Context) {
+	defer close(j.watched)
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			j.mu.Lock()
+			closed := j.closed
+			j.mu.Unlock()
+			if !closed {
+				j.member.Abort(context.Cause(ctx).Error())
+				j.abort()
+			}
+			return
+		case <-j.member.Failed():
+			if j.o.Log != nil {
+				j.o.Log.Error("dist: the job has ended", "rank", j.env.Rank, "reason", j.member.Verdict().Text)
+			}
+			j.abort()
+			return
+		case <-ticker.C:
+			j.checkFaults()
+		}
+	}
+}
+
+// checkFaults reports failures of NCCL, which no call returns.
+func (j *job) checkFaults() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, g := range j.groups {
+		if g.gpu == nil {
+			continue
+		}
+		fault, err := capi.GroupFault(g.gpu)
+		if err != nil || fault == capi.FaultNone {
+			continue
+		}
+		text := "NCCL failed"
+		if fault == capi.FaultTimeout {
+			text = fmt.Sprintf("work of NCCL did not end within %v", j.o.Timeout)
+		}
+		j.member.Report(g.name, g.ranks, g.latest(), text)
+	}
+}
+
+// abort ends the work of all groups. It does not wait for LibTorch, which may hang.
+func (j *job) abort() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, g := range j.groups {
+		for _, c := range []*capi.Group{g.cpu, g.gpu} {
+			if c != nil {
+				g.aborting.Go(func() { capi.AbortGroup(c) })
+			}
+		}
+	}
+}
+
+// failure returns why the job has ended, or nil.
+func (j *job) failure() error {
+	if v := j.member.Verdict(); v != nil {
+		return verdict{v}
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.closed {
+		return ErrClosed
+	}
+	return nil
+}
+
+// newGroup connects the calling rank with the others of the group.
+func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, error) {
+	g := &Group{job: j, name: name, ranks: ranks, rank: slices.Index(ranks, j.env.Rank), pairs: map[string]uint64{}}
+	if g.rank < 0 {
+		return g, nil
+	}
+	j.member.Enter(name, control.Call{Name: "Subgroup", Line: caller(), Done: true})
+	members := make([]int32, len(ranks))
+	for i, r := range ranks {
+		members[i] = int32(r)
+	}
+	// Nobody begins to connect before all are there, since connecting cannot be cancelled.
+	if err := j.member.Arrive(name+"#connect", ranks, control.Call{Seq: 1, Name: "Subgroup", Line: caller()}, true, j.o.Timeout); err != nil {
+		return nil, j.reason(err)
+	}
+	connect := func(device cuda.Device) (*capi.Group, error) {
+		made := make(chan *capi.Group, 1)
+		err := j.await(ctx, func() error {
+			c, err := capi.NewGroup(j.store, name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
+			if err == nil {
+				made <- c
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return <-made, nil
+	}
+	var err error
+	if g.cpu, err = connect(cuda.CPU); err == nil && j.device != cuda.CPU {
+		if g.gpu, err = connect(j.device); err == nil {
+			g.stream, err = cuda.NewOwnedStream(j.device, cuda.StreamOptions{Priority: -1})
+		}
+	}
+	j.mu.Lock()
+	j.groups = append(j.groups, g)
+	j.mu.Unlock()
+	if err != nil {
+		return nil, j.reason(err)
+	}
+	return g, nil
+}
+
+// reason returns the job's verdict in place of an error that follows from it.
+func (j *job) reason(err error) error {
+	if v := j.member.Verdict(); v != nil {
+		return verdict{v}
+	}
+	return err
+}
+
+// close ends this rank's part in the job.
+func (j *job) close() {
+	j.mu.Lock()
+	j.closed = true
+	groups := j.groups
+	j.mu.Unlock()
+	failed := j.member.Verdict() != nil
+	j.stop(ErrClosed)
+	<-j.watched
+	for _, g := range groups {
+		if g.stream != nil {
+			g.stream.Close()
+		}
+		for _, c := range []*capi.Group{g.cpu, g.gpu} {
+			switch {
+			case c == nil:
+			case failed: // a thread of Gloo may be in a collective until its timeout
+				go func() {
+					g.aborting.Wait()
+					capi.FreeGroup(c)
+				}()
+			default:
+				capi.FreeGroup(c)
+			}
+		}
+	}
+	j.disconnect()
+}
+
+func (j *job) disconnect() {
+	if j.member != nil {
+		j.member.Close()
+	}
+	if j.hub != nil {
+		j.hub.Close()
+	}
+	if j.store != nil {
+		// The server of a store waits for its thread, and a client of a stopped server for an
+		// answer.
+		go capi.FreeStore(j.store)
+	}
+}
+
+// Close ends this rank's part in the job, and that of all its subgroups. It waits until all ranks
+// have called Close, so that no rank loses data that is still under way, or until the job fails. A
+// rank that waits in a collective for this one fails, with this rank's name. Close returns why the
+// job has ended, if it has not ended in order. Close may be called on any group, any number of
+// times.
+func (g *Group) Close() error {
+	j := g.job
+	j.mu.Lock()
+	closed := j.closed
+	j.mu.Unlock()
+	if closed {
+		return nil
+	}
+	err := j.reason(nil)
+	if err == nil {
+		err = j.shutdown()
+	}
+	j.close()
+	if err != nil {
+		return &Error{Call: "Close at " + caller(), Group: g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return nil
+}
+
+// shutdown parts from the other ranks in order.
+func (j *job) shutdown() error {
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	go func() {
+		select {
+		case <-j.ended:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	if err := j.member.Part(ctx, caller()); err != nil {
+		return j.reason(err)
+	}
+	for _, g := range slices.Backward(j.groups) {
+		if g.gpu != nil {
+			if err := j.await(ctx, func() error { return capi.ShutdownGroup(g.gpu) }); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func culprit(err error) int {
+	var v verdict
+	if errors.As(err, &v) {
+		return v.Rank
+	}
+	return -1
+}
+
+// Rank returns the process's rank in the group, 0 to Size() - 1, or -1 if it is no member.
+func (g *Group) Rank() int { return g.rank }
+
+// Size returns the number of ranks of the group.
+func (g *Group) Size() int { return len(g.ranks) }
+
+// Ranks returns the members' ranks in the job, in the order of their ranks in the group.
+func (g *Group) Ranks() []int { return slices.Clone(g.ranks) }
+
+// Device returns the device of this process: the GPU of its local rank, or the CPU.
+func (g *Group) Device() cuda.Device { return g.job.device }
+
+// Environment returns the process's place in the job.
+func (g *Group) Environment() Environment { return g.job.env }
+
+// Err returns why the job has ended, or nil while it goes on. On a GPU, where collectives return
+// before they are done, it is the first to know that one has failed.
+func (g *Group) Err() error {
+	if err := g.job.failure(); err != nil {
+		return &Error{Call: g.latest().String(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return nil
+}
+
+// Subgroup makes a group of some ranks of g, which become the ranks 0, 1, ... of the new group in
+// the order given. Every rank of g calls it with the same ranks, and the members wait for each
+// other. On other ranks the result has rank -1, and its collectives return [ErrNotMember]. The
+// group lives as long as the job.
+func (g *Group) Subgroup(ranks ...int) (*Group, error) {
+	if err := g.member(); err != nil {
+		return nil, err
+	}
+	inJob := make([]int, len(ranks))
+	for i, r := range ranks {
+		if r < 0 || r >= len(g.ranks) || slices.Contains(ranks[:i], r) {
+			return nil, fmt.Errorf("dist: Subgroup(%v): ranks must be distinct, from 0 to %d: %w", ranks, len(g.ranks)-1, cuda.ErrInvalidArgument)
+		}
+		inJob[i] = g.ranks[r]
+	}
+	if len(ranks) == 0 {
+		return nil, fmt.Errorf("dist: Subgroup without ranks: %w", cuda.ErrInvalidArgument)
+	}
+	g.mu.Lock()
+	g.subgroups++
+	name := fmt.Sprintf("%s/%d", g.name, g.subgroups)
+	g.mu.Unlock()
+	sub, err := g.job.newGroup(context.Background(), name, inJob)
+	if err != nil {
+		return nil, &Error{Call: "Subgroup at " + caller(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
+	}
+	return sub, nil
+}
+
+func (g *Group) member() error {
+	if g.rank < 0 {
+		return fmt.Errorf("%w %s of the ranks %v: this process is rank %d", ErrNotMember, g.name, g.ranks, g.job.env.Rank)
+	}
+	return nil
+}
+
+// caller returns the line of the program that called this package.
+func caller() string {
+	var pcs [32]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if !strings.HasPrefix(f.Function, "github.com/torchstream/torchstream/dist.") || strings.HasSuffix(f.File, "_test.go") {
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return "?"
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package dist
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// freePort returns a port that nobody listens at.
+func freePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// inProcess runs n ranks on the CPU as goroutines of this process, and returns their errors.
+func inProcess(t *testing.T, n int, o Options, run func(g *Group) error) []error {
+	t.Helper()
+	port := freePort(t)
+	errs := make([]error, n)
+	var all sync.WaitGroup
+	for rank := range n {
+		all.Go(func() {
+			own := o
+			own.CPU = true
+			own.Environment = &Environment{Launcher: "test", Rank: rank, Size: n, LocalRank: rank, LocalSize: n, Address: "127.0.0.1", Port: port}
+			g, err := Init(context.Background(), own)
+			if err != nil {
+				errs[rank] = err
+				return
+			}
+			errs[rank] = errors.Join(run(g), g.Close())
+		})
+	}
+	all.Wait()
+	return errs
+}
+
+func requireNone(t *testing.T, errs []error) {
+	t.Helper()
+	for rank, err := range errs {
+		if err != nil {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// workers are the programs of the tests that need processes of their own, by name.
+var workers = map[string]func(ctx context.Context) error{}
+
+const workerVariable = "TORCHSTREAM_DIST_TEST_WORKER"
+
+func TestMain(m *testing.M) {
+	name := os.Getenv(workerVariable)
+	if name == "" {
+		os.Exit(cudatest.Main(m))
+	}
+	if err := workers[name](context.Background()); err != nil {
+		fmt.Println("error:", err)
+		os.Exit(3)
+	}
+	os.Exit(0)
+}
+
+// process is a rank that runs in a process of its own.
+type process struct {
+	*exec.Cmd
+	rank   int
+	output lockedBuffer
+	done   chan struct{}
+	err    error
+}
+
+type lockedBuffer struct {
+	mu    sync.Mutex
+	bytes bytes.Buffer
+	wake  chan struct{}
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	n, err := b.bytes.Write(p)
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+	return n, err
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.bytes.String()
+}
+
+// expect waits until the process has printed the text.
+func (p *process) expect(t *testing.T, text string) {
+	t.Helper()
+	limit := time.NewTimer(60 * time.Second)
+	defer limit.Stop()
+	for !strings.Contains(p.output.String(), text) {
+		select {
+		case <-p.output.wake:
+		case <-p.done:
+			if !strings.Contains(p.output.String(), text) {
+				t.Fatalf("rank %d ended without printing %q: %v\n%s", p.rank, text, p.err, p.output.String())
+			}
+		case <-limit.C:
+			t.Fatalf("rank %d has not printed %q:\n%s", p.rank, text, p.output.String())
+		}
+	}
+}
+
+// wait waits for the end of the process, for the time at most.
+func (p *process) wait(t *testing.T, limit time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-p.done:
+	case <-timer.C:
+		t.Fatalf("rank %d has not ended within %v:\n%s", p.rank, limit, p.output.String())
+	}
+}
+
+// launch starts n processes that run the worker as ranks of one job.
+func launchJob(t *testing.T, n int, worker string, environment ...string) []*process {
+	t.Helper()
+	port := strconv.Itoa(freePort(t))
+	all := make([]*process, n)
+	for rank := range n {
+		r := strconv.Itoa(rank)
+		p := &process{Cmd: exec.Command(os.Args[0]), rank: rank, done: make(chan struct{})}
+		p.output.wake = make(chan struct{}, 1)
+		p.Stdout, p.Stderr = &p.output, &p.output
+		p.Env = append(os.Environ(), append([]string{workerVariable + "=" + worker, "RANK=" + r, "LOCAL_RANK=" + r, "WORLD_SIZE=" + strconv.Itoa(n),
+			"LOCAL_WORLD_SIZE=" + strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, "OMP_NUM_THREADS=1"}, environment...)...)
+		if err := p.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			p.Process.Kill()
+			<-p.done
+		})
+		go func() {
+			p.err = p.Wait()
+			close(p.done)
+		}()
+		all[rank] = p
+	}
+	return all
+}
+
+// requireSuccess waits until all processes have ended without an error.
+func requireSuccess(t *testing.T, all []*process) {
+	t.Helper()
+	for _, p := range all {
+		p.wait(t, 60*time.Second)
+		if p.err != nil {
+			t.Errorf("rank %d: %v\n%s", p.rank, p.err, p.output.String())
+		}
+	}
+}
+
+func full(device cuda.Device, dtype torch.DType, v float64, shape ...int64) *torch.Tensor {
+	x, err := torch.Full(device, dtype, v, shape...)
+	if err != nil {
+		return torch.Fail("Full", err)
+	}
+	return x
+}

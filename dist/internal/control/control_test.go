@@ -1,0 +1,231 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var times = Options{Interval: 20 * time.Millisecond, Silence: 2 * time.Second}
+
+const token = "secret"
+
+// job serves n ranks and connects them.
+func job(t *testing.T, n int) (*Hub, []*Member) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := NewHub(l, n, token, times)
+	t.Cleanup(h.Close)
+	members := make([]*Member, n)
+	for r := range members {
+		if members[r], err = Dial(t.Context(), []string{l.Addr().String()}, token, r, times); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(members[r].Close)
+	}
+	each(t, members, func(m *Member) error {
+		return m.Arrive("job", []int{0, 1, 2}[:n], Call{Seq: 1, Name: "Init"}, true, 10*time.Second)
+	})
+	return h, members
+}
+
+func each(t *testing.T, members []*Member, do func(m *Member) error) {
+	t.Helper()
+	var all sync.WaitGroup
+	for _, m := range members {
+		all.Go(func() {
+			if err := do(m); err != nil {
+				t.Errorf("rank %d: %v", m.rank, err)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// requireVerdict checks what ends the job of every member.
+func requireVerdict(t *testing.T, members []*Member, kind Kind, rank int, says ...string) {
+	t.Helper()
+	for _, m := range members {
+		select {
+		case <-m.Failed():
+		case <-time.After(20 * time.Second):
+			t.Fatalf("rank %d has no verdict", m.rank)
+		}
+		v := m.Verdict()
+		if v.Kind != kind || v.Rank != rank {
+			t.Errorf("rank %d: %+v, want %v of rank %d", m.rank, v, kind, rank)
+		}
+		for _, want := range says {
+			if !strings.Contains(v.Text, want) {
+				t.Errorf("rank %d: %q does not say %q", m.rank, v.Text, want)
+			}
+		}
+	}
+}
+
+func TestOrderlyEnd(t *testing.T) {
+	_, members := job(t, 3)
+	for seq := range uint64(3) {
+		each(t, members, func(m *Member) error {
+			return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: seq + 1, Name: "Barrier"}, false, 10*time.Second)
+		})
+	}
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here") })
+	for _, m := range members {
+		m.Close()
+		m.Close()
+		if v := m.Verdict(); v != nil {
+			t.Error(v)
+		}
+	}
+}
+
+func TestLostMember(t *testing.T) {
+	_, members := job(t, 3)
+	members[1].Enter("g", Call{Seq: 7, Name: "AllReduce", Line: "train.go:1"})
+	each(t, members, func(m *Member) error {
+		return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: 1}, false, 10*time.Second)
+	})
+	members[1].beatNow()
+	members[1].Close() // without Part
+	requireVerdict(t, []*Member{members[0], members[2]}, Lost, 1, "rank 1 (pid ", "AllReduce #7 at train.go:1")
+}
+
+// beatNow sends a beat before the next one is due.
+func (m *Member) beatNow() { m.send(m.status(message{Kind: kindBeat})) }
+
+func TestLostHub(t *testing.T) {
+	h, members := job(t, 2)
+	h.Close()
+	requireVerdict(t, members, Lost, 0, "rank 0, which serves the job, is lost")
+}
+
+// A member that is connected and silent.
+func TestSilentMember(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := NewHub(l, 2, token, Options{Interval: 10 * time.Millisecond, Silence: 300 * time.Millisecond})
+	defer h.Close()
+	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 0, Options{Interval: 10 * time.Millisecond, Silence: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	silent, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	fmt.Fprintf(silent, `{"k":"hello","r":1,"t":%q,"n":"rank 1 (pid 5 on b)"}`+"\n", token)
+	requireVerdict(t, []*Member{m}, Silent, 1, "rank 1 (pid 5 on b) has given no sign of life for 300ms", "it has called no collective")
+}
+
+func TestSilentHub(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m, err := Dial(t.Context(), []string{l.Addr().String()}, token, 1, Options{Interval: 10 * time.Millisecond, Silence: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	requireVerdict(t, []*Member{m}, Silent, 0, "rank 0, which serves the job, has given no sign of life for 200ms")
+}
+
+func TestMissingAtABarrier(t *testing.T) {
+	_, members := job(t, 3)
+	err := members[2].Arrive("g#b", []int{0, 1, 2}, Call{Seq: 4, Name: "Barrier", Line: "b.go:2"}, false, 50*time.Millisecond)
+	var v *Verdict
+	if !errors.As(err, &v) {
+		t.Fatal(err)
+	}
+	requireVerdict(t, members, Timeout, 0, "rank 0 (pid ", "rank 1 (pid ", "did not reach Barrier #4 at b.go:2 within 50ms")
+}
+
+func TestMismatch(t *testing.T) {
+	_, members := job(t, 2)
+	var all sync.WaitGroup
+	for r, what := range []string{"float32[3]", "float32[4]"} {
+		all.Go(func() {
+			members[r].Arrive("g#d", []int{0, 1}, Call{Seq: 2, Name: "AllReduce", What: what, Line: fmt.Sprintf("f.go:%d", r)}, true, 10*time.Second)
+		})
+	}
+	all.Wait()
+	requireVerdict(t, members, Mismatch, 1, "AllReduce(float32[4]) #2 at f.go:1", "AllReduce(float32[3]) at f.go:0")
+}
+
+func TestReportBlamesTheRankThatIsBehind(t *testing.T) {
+	_, members := job(t, 3)
+	for r, m := range members {
+		m.Enter("g", Call{Seq: uint64(3 + r%2), Name: "AllReduce", Line: fmt.Sprintf("f.go:%d", r)})
+	}
+	members[1].Report("g", []int{1, 2}, Call{Seq: 4, Name: "AllReduce", Line: "f.go:1"}, "connection reset")
+	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "has not entered it", "AllReduce #3 at f.go:2", "connection reset")
+}
+
+func TestAbort(t *testing.T) {
+	_, members := job(t, 2)
+	members[1].Abort("enough")
+	requireVerdict(t, members, Aborted, 1, "enough")
+}
+
+// A rank that parts while another waits for it in a collective.
+func TestLeftBehind(t *testing.T) {
+	_, members := job(t, 2)
+	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
+	members[1].Enter("g", Call{Done: true})
+	if err := members[1].Part(t.Context(), "b.go:9"); err == nil {
+		t.Error("Part returned nil while a rank waits")
+	}
+	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
+}
+
+// Connections that are not a rank's are closed, and the job goes on.
+func TestStrangersAreRefused(t *testing.T) {
+	h, members := job(t, 2)
+	for name, sent := range map[string]string{
+		"a wrong token":      `{"k":"hello","r":1,"t":"guess"}` + "\n",
+		"no hello":           `{"k":"beat","t":"secret"}` + "\n",
+		"a rank beyond all":  `{"k":"hello","r":2,"t":"secret"}` + "\n",
+		"a negative rank":    `{"k":"hello","r":-1,"t":"secret"}` + "\n",
+		"no JSON":            "GET / HTTP/1.1\r\n\r\n",
+		"a line without end": strings.Repeat("x", 3*maxHello),
+	} {
+		conn, err := net.Dial("tcp", h.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, sent) // may fail, if it is refused before its end
+		conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := conn.Read(make([]byte, 1)); n != 0 || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %d bytes, %v: want the end of the connection", name, n, err)
+		} else if e, ok := err.(net.Error); ok && e.Timeout() {
+			t.Errorf("%s: the connection stays open", name)
+		}
+		conn.Close()
+	}
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here") })
+}
+
+func TestSameRankTwice(t *testing.T) {
+	h, members := job(t, 2)
+	twin, err := Dial(t.Context(), []string{h.listener.Addr().String()}, token, 1, times)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer twin.Close()
+	requireVerdict(t, members, Mismatch, 1, "have the same rank")
+}

@@ -1,0 +1,454 @@
+package control
+
+import (
+	"bytes"
+	"crypto/subtle"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Hub is the side of rank 0. It takes no part in collectives.
+type Hub struct {
+	o        Options
+	size     int
+	token    string
+	listener net.Listener
+	stop     chan struct{}
+	running  sync.WaitGroup
+
+	mu       sync.Mutex
+	ranks    []peer
+	arrivals map[arrivalKey]*arrival
+	reports  []report
+	verdict  *Verdict
+}
+
+// peer is a rank as the hub knows it.
+type peer struct {
+	conn   net.Conn // nil before the hello, and after the end of the connection
+	out    chan message
+	name   string // "rank 2 (pid 41 on node7)"
+	heard  time.Time
+	calls  map[string]Call
+	callAt time.Time // when calls came
+	left   string    // the line that closed the group, or ""
+}
+
+type arrivalKey struct {
+	group string
+	seq   uint64
+}
+
+type arrival struct {
+	members  []int
+	calls    map[int]Call
+	compare  bool
+	timeout  time.Duration
+	deadline time.Time
+}
+
+// report is a failed collective that the hub is about to judge.
+type report struct {
+	rank    int
+	group   string
+	members []int
+	call    Call
+	text    string
+	due     time.Time
+}
+
+// queueLength is the number of messages that wait for a connection. A rank that does not read loses
+// its connection when more wait.
+const queueLength = 256
+
+// NewHub serves the ranks 0 to size - 1 on the listener, which it closes. token is a secret of the
+// job, without which a connection is refused.
+func NewHub(listener net.Listener, size int, token string, o Options) *Hub {
+	h := &Hub{
+		o: o, size: size, token: token, listener: listener, stop: make(chan struct{}),
+		ranks: make([]peer, size), arrivals: map[arrivalKey]*arrival{},
+	}
+	for r := range h.ranks {
+		h.ranks[r].name = fmt.Sprintf("rank %d", r)
+	}
+	h.running.Add(2)
+	go h.accept()
+	go h.watch()
+	return h
+}
+
+// Close ends all connections and waits for the hub's goroutines. Messages that are queued are still
+// sent.
+func (h *Hub) Close() {
+	h.mu.Lock()
+	select {
+	case <-h.stop:
+	default:
+		close(h.stop)
+	}
+	h.listener.Close()
+	h.mu.Unlock()
+	h.running.Wait()
+}
+
+func (h *Hub) accept() {
+	defer h.running.Done()
+	for {
+		conn, err := h.listener.Accept()
+		if err != nil {
+			return // the listener is closed
+		}
+		h.running.Add(1)
+		go h.serve(conn)
+	}
+}
+
+// serve reads one connection to its end.
+func (h *Hub) serve(conn net.Conn) {
+	defer h.running.Done()
+	stopped := make(chan struct{})
+	defer close(stopped)
+	h.running.Add(1)
+	go func() {
+		defer h.running.Done()
+		select {
+		case <-h.stop: // ends the reader, which closes the queue behind the messages in it
+			conn.SetReadDeadline(time.Now())
+		case <-stopped:
+		}
+	}()
+	hello, rest, err := readHello(conn, h.o.Silence)
+	if err != nil || !h.join(conn, hello) {
+		conn.Close()
+		return
+	}
+	conn.SetReadDeadline(time.Time{})
+	decoder := json.NewDecoder(io.MultiReader(rest, conn))
+	select {
+	case <-h.stop:
+		conn.SetReadDeadline(time.Now())
+	default:
+	}
+	for {
+		var m message
+		if err = decoder.Decode(&m); err != nil {
+			break
+		}
+		h.receive(hello.Rank, m)
+	}
+	h.gone(hello.Rank, err)
+}
+
+// readHello reads the first message, of which it believes no more than maxHello bytes. rest is what
+// it read beyond the message.
+func readHello(conn net.Conn, limit time.Duration) (m message, rest io.Reader, err error) {
+	conn.SetReadDeadline(time.Now().Add(limit))
+	var line []byte
+	for {
+		var chunk [512]byte
+		n, err := conn.Read(chunk[:])
+		line = append(line, chunk[:n]...)
+		if at := bytes.IndexByte(line, '\n'); at >= 0 {
+			return m, bytes.NewReader(line[at+1:]), json.Unmarshal(line[:at], &m)
+		}
+		switch {
+		case err != nil:
+			return m, nil, err
+		case len(line) > maxHello:
+			return m, nil, fmt.Errorf("no message in %d bytes", len(line))
+		}
+	}
+}
+
+// join makes the connection that of its rank, and reports whether it may be.
+func (h *Hub) join(conn net.Conn, hello message) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if hello.Kind != kindHello || subtle.ConstantTimeCompare([]byte(hello.Token), []byte(h.token)) != 1 ||
+		hello.Rank < 0 || hello.Rank >= h.size {
+		return false
+	}
+	p := &h.ranks[hello.Rank]
+	if p.out != nil {
+		h.judge(&Verdict{Mismatch, hello.Rank, fmt.Sprintf("%s and %s have the same rank", p.name, hello.Name)})
+		return false
+	}
+	p.conn, p.out, p.name, p.heard = conn, make(chan message, queueLength), hello.Name, time.Now()
+	h.running.Add(1)
+	go h.write(p.conn, p.out)
+	if h.verdict != nil {
+		h.send(hello.Rank, message{Kind: kindVerdict, Verdict: h.verdict})
+	}
+	return true
+}
+
+// write sends what is queued until the queue is closed, and then closes the connection.
+func (h *Hub) write(conn net.Conn, out <-chan message) {
+	defer h.running.Done()
+	defer conn.Close()
+	encoder := json.NewEncoder(conn)
+	for m := range out {
+		conn.SetWriteDeadline(time.Now().Add(h.o.Silence))
+		if encoder.Encode(m) != nil {
+			conn.Close() // the reader reports it
+			for range out {
+			}
+			return
+		}
+	}
+}
+
+// send queues a message for the rank. The caller holds the lock.
+func (h *Hub) send(rank int, m message) {
+	p := &h.ranks[rank]
+	if p.conn == nil {
+		return
+	}
+	select {
+	case p.out <- m:
+	default:
+		p.conn.Close()
+	}
+}
+
+func (h *Hub) gone(rank int, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := &h.ranks[rank]
+	close(p.out)
+	p.conn = nil
+	select {
+	case <-h.stop:
+		return
+	default:
+	}
+	if p.left == "" {
+		reason := "its process has ended"
+		if err != io.EOF {
+			reason = err.Error()
+		}
+		h.judge(&Verdict{Lost, rank, fmt.Sprintf("%s is lost: %s; %s", p.name, reason, h.last(rank, ""))})
+	}
+}
+
+// last describes the calls of a rank, or only that of the group. The caller holds the lock.
+func (h *Hub) last(rank int, group string) string {
+	p := &h.ranks[rank]
+	if group != "" {
+		c := p.calls[group]
+		return fmt.Sprintf("its last call in the group is %v", c)
+	}
+	var calls []string
+	for _, name := range slices.Sorted(keys(p.calls)) {
+		calls = append(calls, p.calls[name].String())
+	}
+	if calls == nil {
+		return "it has called no collective"
+	}
+	return "its last call is " + strings.Join(calls, ", ")
+}
+
+func keys(m map[string]Call) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for k := range m {
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// judge ends the job, unless it has ended. The caller holds the lock.
+func (h *Hub) judge(v *Verdict) {
+	if h.verdict != nil {
+		return
+	}
+	h.verdict = v
+	for r := h.size - 1; r >= 0; r-- { // rank 0, whose process may end at once, comes last
+		h.send(r, message{Kind: kindVerdict, Verdict: v})
+	}
+}
+
+func (h *Hub) receive(rank int, m message) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := &h.ranks[rank]
+	p.heard = time.Now()
+	switch m.Kind {
+	case kindBeat:
+		p.calls, p.callAt = m.Calls, p.heard
+	case kindArrive:
+		if m.Call != nil {
+			h.arrive(rank, m)
+		}
+	case kindReport:
+		if m.Call != nil {
+			// Another rank's end, or its next beat, may explain the failure.
+			h.reports = append(h.reports, report{rank, m.Name, m.Members, *m.Call, m.Text, p.heard.Add(2 * h.o.Interval)})
+		}
+	case kindAbort:
+		h.judge(&Verdict{Aborted, rank, fmt.Sprintf("%s has ended the job: %s", p.name, m.Text)})
+	case kindLeave:
+		p.calls, p.callAt, p.left = m.Calls, p.heard, m.Text
+		if h.allLeft() {
+			for r := range h.ranks {
+				h.send(r, message{Kind: kindLeave})
+			}
+		}
+	}
+}
+
+func (h *Hub) allLeft() bool {
+	return !slices.ContainsFunc(h.ranks, func(p peer) bool { return p.left == "" })
+}
+
+// arrive counts a rank in. The caller holds the lock.
+func (h *Hub) arrive(rank int, m message) {
+	key := arrivalKey{m.Name, m.Call.Seq}
+	a := h.arrivals[key]
+	if a == nil {
+		a = &arrival{members: m.Members, calls: map[int]Call{}, timeout: m.Timeout, deadline: time.Now().Add(m.Timeout)}
+		h.arrivals[key] = a
+	}
+	a.calls[rank] = *m.Call
+	a.compare = a.compare || m.Compare
+	if !slices.Equal(a.members, m.Members) {
+		h.judge(&Verdict{Mismatch, rank, fmt.Sprintf("%s has a group %q of the ranks %v, and others one of %v", h.ranks[rank].name, m.Name, m.Members, a.members)})
+		return
+	}
+	if len(a.calls) < len(a.members) {
+		return
+	}
+	delete(h.arrivals, key)
+	first := a.members[0]
+	for _, r := range a.members {
+		if other, one := a.calls[r], a.calls[first]; a.compare && (other.Name != one.Name || other.What != one.What) {
+			h.judge(&Verdict{Mismatch, r, fmt.Sprintf("%s calls %s(%s) #%d at %s where %s calls %s(%s) at %s",
+				h.ranks[r].name, other.Name, other.What, other.Seq, other.Line, h.ranks[first].name, one.Name, one.What, one.Line)})
+			return
+		}
+	}
+	for _, r := range a.members {
+		h.send(r, message{Kind: kindDone, Name: m.Name, Call: &Call{Seq: m.Call.Seq}})
+	}
+}
+
+// watch sends beats and judges what is due.
+func (h *Hub) watch() {
+	defer h.running.Done()
+	ticker := time.NewTicker(h.o.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case now := <-ticker.C:
+			h.mu.Lock()
+			h.check(now)
+			h.mu.Unlock()
+		}
+	}
+}
+
+func (h *Hub) check(now time.Time) {
+	for r := range h.ranks {
+		h.send(r, message{Kind: kindBeat})
+	}
+	if h.verdict != nil {
+		return
+	}
+	for r := range h.ranks {
+		if p := &h.ranks[r]; p.conn != nil && p.left == "" && now.Sub(p.heard) > h.o.Silence {
+			h.judge(&Verdict{Silent, r, fmt.Sprintf("%s has given no sign of life for %v: it is stopped, or its host or network is gone; %s",
+				p.name, h.o.Silence, h.last(r, ""))})
+			return
+		}
+	}
+	for key, a := range h.arrivals {
+		if now.After(a.deadline) {
+			h.judge(h.missing(key, a))
+			return
+		}
+	}
+	for _, rep := range h.reports {
+		if now.After(rep.due) {
+			h.judge(h.explain(rep))
+			return
+		}
+	}
+	h.checkLeft()
+}
+
+// missing is the verdict about a barrier that not all ranks have reached.
+func (h *Hub) missing(key arrivalKey, a *arrival) *Verdict {
+	var names []string
+	var call Call
+	rank := -1
+	for _, r := range a.members {
+		if c, ok := a.calls[r]; ok {
+			call = c
+			continue
+		}
+		if rank < 0 {
+			rank = r
+		}
+		group, _, _ := strings.Cut(key.group, "#")
+		names = append(names, fmt.Sprintf("%s (%s)", h.ranks[r].name, h.state(r, group)))
+	}
+	return &Verdict{Timeout, rank, fmt.Sprintf("%s did not reach %v within %v", strings.Join(names, ", "), call, a.timeout)}
+}
+
+// state describes a rank that others wait for. The caller holds the lock.
+func (h *Hub) state(rank int, group string) string {
+	p := &h.ranks[rank]
+	switch {
+	case p.out == nil:
+		return "it never connected"
+	case p.left != "":
+		return "it closed its group at " + p.left
+	}
+	return h.last(rank, group)
+}
+
+// explain is the verdict about a failed collective: the ranks that have not entered it are at
+// fault.
+func (h *Hub) explain(rep report) *Verdict {
+	var names []string
+	rank := -1
+	for _, r := range rep.members {
+		if c := h.ranks[r].calls[rep.group]; r != rep.rank && c.Seq < rep.call.Seq {
+			if rank < 0 {
+				rank = r
+			}
+			names = append(names, fmt.Sprintf("%s has not entered it (%s)", h.ranks[r].name, h.state(r, rep.group)))
+		}
+	}
+	text := fmt.Sprintf("%s failed at %v: %s", h.ranks[rep.rank].name, rep.call, rep.text)
+	if names == nil {
+		return &Verdict{Timeout, rep.rank, text}
+	}
+	return &Verdict{Timeout, rank, strings.Join(names, ", ") + "; " + text}
+}
+
+// checkLeft finds ranks that wait in a collective for one that has left. The caller holds the lock.
+func (h *Hub) checkLeft() {
+	for r := range h.ranks {
+		if h.ranks[r].left == "" {
+			continue
+		}
+		for other := range h.ranks {
+			for group, c := range h.ranks[other].calls {
+				if mine, ok := h.ranks[r].calls[group]; ok && mine.Seq < c.Seq && !c.Done {
+					h.judge(&Verdict{Left, r, fmt.Sprintf("%s closed its group at %s, and %s is in %v", h.ranks[r].name, h.ranks[r].left, h.ranks[other].name, c)})
+					return
+				}
+			}
+		}
+	}
+}
