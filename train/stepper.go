@@ -30,6 +30,9 @@ type StepperOptions struct {
 	Schedule optim.Schedule
 	// EMA, if not nil, is updated after each step.
 	EMA *optim.EMA
+	// Backward, if not nil, is called with the backward pass of each step, which it calls once.
+	// dist.DataParallel.Around averages the gradients of several processes.
+	Backward func(pass func() error) error
 
 	// Graph captures the step on a GPU as a CUDA graph and replays it: the host then makes a few
 	// calls a step in place of thousands. The optimizer must be Capturable. There is one graph for
@@ -147,10 +150,18 @@ func (s *Stepper) loss(output *torch.Tensor, targets []*torch.Tensor) *torch.Ten
 	return output.CrossEntropy(targets[0])
 }
 
+// backward makes the backward pass.
+func (s *Stepper) backward(pass func() error) error {
+	if s.o.Backward == nil {
+		return pass()
+	}
+	return s.o.Backward(pass)
+}
+
 // update makes the backward pass, clips and steps.
 func (s *Stepper) update(loss *torch.Tensor) error {
 	if s.o.Scaler == nil {
-		if err := loss.Backward(); err != nil {
+		if err := s.backward(loss.Backward); err != nil {
 			return err
 		}
 		if err := s.clip(); err != nil {
@@ -158,7 +169,7 @@ func (s *Stepper) update(loss *torch.Tensor) error {
 		}
 		return s.o.Optimizer.Step()
 	}
-	if err := s.o.Scaler.Backward(loss); err != nil {
+	if err := s.backward(func() error { return s.o.Scaler.Backward(loss) }); err != nil {
 		return err
 	}
 	if s.o.ClipNorm > 0 {
