@@ -33,7 +33,12 @@ type trainee struct {
 }
 
 // newTrainee makes a network on the device.
-func (b *trainBench) newTrainee(model, mode string) (_ *trainee, err error) {
+func (b *trainBench) newTrainee(model, mode string) (*trainee, error) {
+	return b.newTraineeAround(model, mode, nil)
+}
+
+// newTraineeAround is newTrainee with the Backward of the steps' options.
+func (b *trainBench) newTraineeAround(model, mode string, around func(pass func() error) error) (_ *trainee, err error) {
 	t := &trainee{b: b, model: model}
 	defer func() {
 		if err != nil {
@@ -50,7 +55,7 @@ func (b *trainBench) newTrainee(model, mode string) (_ *trainee, err error) {
 	if err = nn.To(t.net, b.device); err != nil {
 		return nil, err
 	}
-	o := train.StepperOptions{Model: t.net, Graph: mode == "graph"}
+	o := train.StepperOptions{Model: t.net, Graph: mode == "graph", Backward: around}
 	if b.device != cuda.CPU {
 		o.Autocast = torch.BFloat16
 	}

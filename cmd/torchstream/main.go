@@ -13,6 +13,7 @@
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //	torchstream bench train                 images and tokens a second in training, beside PyTorch
 //	torchstream bench operators             what the call of an operator costs, beside C++
+//	torchstream bench dist                  all-reduces and data-parallel training of several processes
 //
 // The program opens the shim and LibTorch when a command needs them: inspect, index, preview and
 // bench loader to host memory need the image library alone.
@@ -77,6 +78,7 @@ func benchmarks() []entry {
 		{"streams", "[-json]", "what the stream calls cost, on a GPU", benchStreams},
 		{"train", "[-json]", "images and tokens a second in training, beside PyTorch", benchTrain},
 		{"operators", "[-json]", "what the call of an operator costs, beside C++", benchOperators},
+		{"dist", "[-ranks N]", "all-reduces and data-parallel training of several processes", benchDist},
 	}
 }
 
@@ -134,7 +136,7 @@ func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) erro
 	case "help", "-h", "-help", "--help":
 		return usage(stdout)
 	case "bench":
-		kind, known, want = "benchmark", benchmarks(), "loader, streams, train or operators"
+		kind, known, want = "benchmark", benchmarks(), "loader, streams, train, operators or dist"
 		name, args = first(args)
 	}
 	for _, e := range known {

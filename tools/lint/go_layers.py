@@ -78,6 +78,9 @@ LAYERS = {
     # nn: names of tensors, and their files.
     "optim": ["cuda", "nn", "torch"],
     "models": ["cuda", "nn", "torch"],
+    # Processes that train together.
+    "dist/internal/control": [],
+    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
@@ -94,6 +97,7 @@ LAYERS = {
     "internal/bundle": [],
     "cmd/torchstream": [
         "cuda",
+        "dist",
         "imageloader",
         "imageloader/transform",
         "internal/bundle",
@@ -168,6 +172,17 @@ LAYERS = {
         "optim",
         "prefetcher",
         "tensor",
+        "torch",
+    ],
+    "examples/11-distributed": [
+        "cuda",
+        "dist",
+        "imageloader",
+        "internal/interrupt",
+        "models",
+        "nn",
+        "optim",
+        "prefetcher",
         "torch",
     ],
 }

@@ -1,0 +1,312 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// distReport is the output of bench dist.
+type distReport struct {
+	Device   string           `json:"device"`
+	Ranks    int              `json:"ranks"`
+	LibTorch string           `json:"libtorch"`
+	Method   string           `json:"method"`
+	Reduce   []*distReduceRow `json:"all_reduce"`
+	Train    []*distTrainRow  `json:"train"`
+}
+
+// distReduceRow is an all-reduce of float32.
+type distReduceRow struct {
+	Bytes   int64   `json:"bytes"`
+	MS      float64 `json:"ms"`
+	BusGBps float64 `json:"bus_gb_s"` // bytes * 2 (ranks - 1) / ranks / time
+}
+
+// distTrainRow compares ranks that train one model with ranks that each train their own.
+type distTrainRow struct {
+	Model    string  `json:"model"`
+	Batch    int     `json:"batch"` // of a rank
+	Mode     string  `json:"mode"`  // "eager" or "graph"
+	Alone    float64 `json:"alone_images_s_each"`
+	Together float64 `json:"together_images_s_each"`
+	// Linear is together by alone.
+	Linear float64 `json:"of_linear"`
+}
+
+// distBench is what bench dist measures.
+type distBench struct {
+	trainBench
+	world  *dist.Group
+	steps  int
+	rounds int
+	bf16   bool
+}
+
+// benchDist measures all-reduces and data-parallel training. Started alone it starts the ranks
+// itself; a launcher's ranks measure together.
+func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, on data that lie on the device. "+
+		"Without a launcher\nit starts -ranks processes on this machine.", stderr)
+	b := distBench{trainBench: trainBench{context: 1024}}
+	ranks := set.Int("ranks", max(cuda.DeviceCount(), 1), "processes to start")
+	asJSON := set.Bool("json", false, "print one JSON object")
+	names := set.String("models", "resnet50,resnet18", "the networks; empty for none")
+	sizes := set.String("batches", "256,32", "images in a batch of a rank")
+	largest := set.Int("mib", 1024, "size of the largest all-reduce, in MiB")
+	cpu := set.Bool("cpu", false, "measure the CPU and Gloo")
+	set.IntVar(&b.size, "size", 224, "pixels of an image's side")
+	set.IntVar(&b.steps, "steps", 40, "steps of a round")
+	set.IntVar(&b.rounds, "rounds", 3, "rounds, of which the best counts")
+	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
+	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	if *ranks < 1 || *largest < 1 || b.size < 1 || b.steps < 1 || b.rounds < 1 {
+		return errors.New("bench dist: -ranks, -mib, -size, -steps and -rounds must be 1 or more")
+	}
+	environment, err := dist.ReadEnvironment(os.Getenv)
+	if err != nil {
+		return err
+	}
+	if environment.Launcher == "none" && *ranks > 1 {
+		return startRanks(ctx, *ranks, args, stdout, stderr)
+	}
+	if b.world, err = dist.Init(ctx, dist.Options{CPU: *cpu}); err != nil {
+		return err
+	}
+	report, err := b.measureAll(*names, *sizes, *largest)
+	if err == nil && b.world.Rank() == 0 {
+		if *asJSON {
+			err = writeJSON(stdout, report)
+		} else {
+			err = report.table(stdout)
+		}
+	}
+	return errors.Join(err, b.world.Close())
+}
+
+// startRanks runs the command n times on this machine, as the ranks of a job.
+func startRanks(ctx context.Context, n int, args []string, stdout, stderr io.Writer) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	errs := make(chan error, n)
+	for rank := range n {
+		c := exec.CommandContext(ctx, self, append([]string{"bench", "dist"}, args...)...)
+		c.Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", n),
+			fmt.Sprintf("LOCAL_WORLD_SIZE=%d", n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port))
+		c.Stderr = stderr
+		if rank == 0 {
+			c.Stdout = stdout
+		}
+		if err := c.Start(); err != nil {
+			return err
+		}
+		go func() {
+			err := c.Wait()
+			if err != nil {
+				stop() // the others have nobody to reduce with
+				err = fmt.Errorf("bench dist: rank %d: %w", rank, err)
+			}
+			errs <- err
+		}()
+	}
+	var first error
+	for range n {
+		if err := <-errs; first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func (b *distBench) measureAll(names, sizes string, largest int) (*distReport, error) {
+	b.device = b.world.Device()
+	r := &distReport{
+		Device: b.device.String(), Ranks: b.world.Size(), LibTorch: capi.LibTorchVersion(),
+		Method: fmt.Sprintf("the slowest rank of the best of %d rounds; steps: %d of %d x %d pixels", b.rounds, b.steps, b.size, b.size),
+	}
+	if b.device != cuda.CPU {
+		properties, err := b.device.Properties()
+		if err != nil {
+			return nil, err
+		}
+		r.Device = properties.Name
+	}
+	for mib := 1; mib <= largest; mib *= 4 {
+		row, err := b.reduce(int64(mib) << 20)
+		if err != nil {
+			return nil, err
+		}
+		r.Reduce = append(r.Reduce, row)
+	}
+	if names == "" {
+		return r, nil
+	}
+	for model := range strings.SplitSeq(names, ",") {
+		for text := range strings.SplitSeq(sizes, ",") {
+			batch, err := strconv.Atoi(text)
+			if err != nil || batch < 1 {
+				return nil, fmt.Errorf("bench dist: -batches %q: want numbers of 1 or more", sizes)
+			}
+			for _, mode := range b.modes() {
+				row, err := b.train(model, batch, mode)
+				if err != nil {
+					return nil, err
+				}
+				r.Train = append(r.Train, row)
+			}
+		}
+	}
+	return r, nil
+}
+
+// best returns the seconds of a call: of the slowest rank, in the best round.
+func (b *distBench) best(calls int, call func() error) (float64, error) {
+	best := 0.0
+	for range b.rounds {
+		if err := errors.Join(b.wait(), b.world.Barrier()); err != nil {
+			return 0, err
+		}
+		begun := time.Now()
+		for range calls {
+			if err := call(); err != nil {
+				return 0, err
+			}
+		}
+		if err := b.wait(); err != nil {
+			return 0, err
+		}
+		all, err := dist.AllGatherObject(b.world, time.Since(begun).Seconds()/float64(calls))
+		if err != nil {
+			return 0, err
+		}
+		slowest := 0.0
+		for _, s := range all {
+			slowest = max(slowest, s)
+		}
+		if best == 0 || slowest < best {
+			best = slowest
+		}
+	}
+	return best, nil
+}
+
+func (b *distBench) reduce(bytes int64) (*distReduceRow, error) {
+	x, err := torch.Ones(b.device, torch.Float32, bytes/4)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	call := func() error { return b.world.AllReduce(x, dist.Average) }
+	if err := call(); err != nil {
+		return nil, err
+	}
+	s, err := b.best(20, call)
+	n := float64(b.world.Size())
+	return &distReduceRow{Bytes: bytes, MS: s * 1e3, BusGBps: float64(bytes) * 2 * (n - 1) / n / s / 1e9}, err
+}
+
+// train measures a network alone, and then with the others.
+func (b *distBench) train(model string, batch int, mode string) (*distTrainRow, error) {
+	row := &distTrainRow{Model: model, Batch: batch, Mode: mode}
+	for _, rate := range []*float64{&row.Alone, &row.Together} {
+		s, err := b.step(row, rate == &row.Together)
+		if err != nil {
+			return nil, fmt.Errorf("bench dist: %s, batch %d, %s: %w", model, batch, mode, err)
+		}
+		*rate = float64(batch) / s
+	}
+	row.Linear = row.Together / row.Alone
+	return row, nil
+}
+
+// step returns the seconds of a step.
+func (b *distBench) step(row *distTrainRow, together bool) (_ float64, err error) {
+	// LibTorch plans cuDNN's convolutions for each thread anew.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var around func(func() error) error
+	var parallel *dist.DataParallel
+	t, err := b.newTraineeAround(row.Model, row.Mode, func(pass func() error) error {
+		if around == nil {
+			return pass()
+		}
+		return around(pass)
+	})
+	if err != nil {
+		return 0, err
+	}
+	scope := torch.NewScope("bench dist")
+	defer func() {
+		err = errors.Join(err, t.step.Close()) // graphs end before what they have captured
+		if parallel != nil {
+			err = errors.Join(err, parallel.Close())
+		}
+		err = errors.Join(err, scope.Close(), t.close())
+	}()
+	if together {
+		var o dist.DataParallelOptions
+		if b.bf16 {
+			o.ReduceDType = torch.BFloat16
+		}
+		if parallel, err = dist.NewDataParallel(b.world, t.net, o); err != nil {
+			return 0, err
+		}
+		around = parallel.Around
+	}
+	input, target, err := t.data(scope, row.Batch, b.size, b.context)
+	if err != nil {
+		return 0, err
+	}
+	step := t.call(input, target)
+	for range 5 { // plans, graphs, buckets
+		if err := step(); err != nil {
+			return 0, err
+		}
+	}
+	return b.best(b.steps, step)
+}
+
+func (r *distReport) table(out io.Writer) error {
+	fmt.Fprintf(out, "%d ranks on %s, LibTorch %s; %s\n\n", r.Ranks, r.Device, r.LibTorch, r.Method)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\t")
+	for _, row := range r.Reduce {
+		fmt.Fprintf(w, "%d\t%.3f\t%.1f\t\n", row.Bytes>>20, row.MS, row.BusGBps)
+	}
+	if err := w.Flush(); err != nil || r.Train == nil {
+		return err
+	}
+	fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\t")
+	for _, row := range r.Train {
+		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,231 @@
+// Command 11-distributed trains a network on several GPUs, one process for each, from one archive:
+// the loader deals the samples to the ranks, and every rank steps to the same weights. Started
+// alone, it is a job of one process.
+//
+//	11-distributed -arch resnet18                                   alone
+//	examples/launch/loop.sh 4 11-distributed -arch resnet18         four processes of a shell
+//	torchrun --nproc-per-node=4 --no-python 11-distributed -arch resnet18
+//	srun 11-distributed -arch resnet18                              see examples/launch/slurm.sbatch
+//	mpirun -n 4 11-distributed -arch resnet18
+//
+// Without -arch it trains a small network, which two processes on two CPU cores do in seconds:
+//
+//	examples/launch/loop.sh 2 11-distributed -cpu
+package main
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/interrupt"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/torch"
+)
+
+type options struct {
+	archive, arch, save string
+	size, batch, epochs int
+	rate                float64
+	bfloat16            bool
+	seed                uint64
+	dist                dist.Options
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.archive, "archive", "examples/data/photos-train.tgz", "images to learn from")
+	flag.StringVar(&o.arch, "arch", "", "one of torchstream's models, such as resnet50 (default: a small network)")
+	flag.StringVar(&o.save, "save", "", "write the weights to this `file`, on rank 0")
+	flag.IntVar(&o.size, "size", 32, "pixels per side of an image")
+	flag.IntVar(&o.batch, "batch", 24, "images in a batch, of all ranks together")
+	flag.IntVar(&o.epochs, "epochs", 5, "epochs")
+	flag.Float64Var(&o.rate, "lr", 0.02, "learning rate")
+	flag.BoolVar(&o.bfloat16, "bfloat16", false, "forward pass and reduction in bfloat16")
+	flag.BoolVar(&o.dist.CPU, "cpu", false, "train on the CPU")
+	flag.BoolVar(&o.dist.Debug, "debug", false, "compare the collectives of all ranks")
+	flag.DurationVar(&o.dist.Timeout, "timeout", 0, "of a collective (default 5m)")
+	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
+	flag.Parse()
+	ctx, stop := interrupt.Context(interrupt.Grace)
+	_, err := run(ctx, o, os.Stdout)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "11-distributed:", err)
+		os.Exit(1)
+	}
+}
+
+// result is what a rank has learned.
+type result struct {
+	losses  []float64 // the mean of each epoch, over all ranks
+	weights string    // a checksum
+}
+
+func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
+	world, err := dist.Init(ctx, o.dist)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, world.Close()) }()
+	if world.Rank() != 0 {
+		out = io.Discard
+	}
+	fmt.Fprintf(out, "%d ranks, rank 0 on %v\n", world.Size(), world.Device())
+	if o.batch%world.Size() != 0 {
+		return nil, fmt.Errorf("-batch %d: %d ranks cannot share it equally", o.batch, world.Size())
+	}
+
+	// Every rank reads the same archive, and gets other samples of the same order.
+	loader, err := imageloader.OpenContext(ctx, o.archive, imageloader.Options{BatchSize: o.batch / world.Size(), Transform: imageloader.Train(o.size),
+		Shuffle: true, Seed: o.seed, Rank: world.Rank(), World: world.Size()})
+	if err != nil {
+		return nil, err
+	}
+	defer loader.Close()
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: world.Device()})
+	if err != nil {
+		return nil, err
+	}
+	defer feed.Close()
+
+	if err := torch.ManualSeed(o.seed); err != nil {
+		return nil, err
+	}
+	net, err := network(o.arch, len(loader.Classes()))
+	if err != nil {
+		return nil, err
+	}
+	defer nn.Close(net)
+	if err := nn.To(net, world.Device()); err != nil {
+		return nil, err
+	}
+	t := trainer{world: world, feed: feed, net: net, bfloat16: o.bfloat16}
+	var parallel dist.DataParallelOptions
+	if o.bfloat16 {
+		parallel.ReduceDType = torch.BFloat16
+	}
+	if t.parallel, err = dist.NewDataParallel(world, net, parallel); err != nil {
+		return nil, err
+	}
+	defer t.parallel.Close()
+	if t.opt, err = optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: o.rate, Momentum: 0.9}); err != nil {
+		return nil, err
+	}
+	defer t.opt.Close()
+
+	r = &result{}
+	for epoch := range o.epochs {
+		begun := time.Now()
+		loss, images, err := t.epoch(ctx, epoch)
+		if err != nil {
+			return nil, err
+		}
+		r.losses = append(r.losses, loss)
+		fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch, loss, float64(images)/time.Since(begun).Seconds())
+	}
+	if o.save != "" && world.Rank() == 0 {
+		if err := nn.Save(o.save, net, nil); err != nil {
+			return nil, err
+		}
+	}
+	return r, r.compare(world, net)
+}
+
+// network returns a model by its name, or a small one.
+func network(arch string, classes int) (nn.Module, error) {
+	if arch != "" {
+		return models.ByName(arch, models.Options{NumClasses: classes})
+	}
+	block := func(in, out int) nn.Module {
+		return nn.NewSequential(nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Stride: 2, Padding: 1, NoBias: true}),
+			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
+	}
+	return nn.NewSequential(block(3, 16), block(16, 32), block(32, 64), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+		nn.NewLinear(64, classes, nn.LinearOptions{})), nil
+}
+
+type trainer struct {
+	world    *dist.Group
+	feed     *prefetcher.Prefetcher
+	net      nn.Module
+	parallel *dist.DataParallel
+	opt      optim.Optimizer
+	bfloat16 bool
+}
+
+// epoch trains on all batches. It returns the mean loss and the number of images, of all ranks.
+func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images int, err error) {
+	sums, err := torch.Zeros(t.world.Device(), torch.Float64, 2) // of losses, and of images
+	if err != nil {
+		return 0, 0, err
+	}
+	defer sums.Close()
+	for batch, err := range t.feed.Epoch(ctx, epoch) {
+		if err != nil {
+			return 0, 0, err
+		}
+		x := batch.Images
+		if t.bfloat16 {
+			x = x.Autocast(torch.BFloat16)
+		}
+		loss := t.net.Forward(x).CrossEntropy(batch.Labels)
+		if err := t.parallel.Backward(loss); err != nil {
+			return 0, 0, err
+		}
+		if err := t.opt.Step(); err != nil {
+			return 0, 0, err
+		}
+		// The sum stays on the device, so that the host does not wait for each batch.
+		losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
+		err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(), counts.AddScalar_(float64(batch.N)).Err(),
+			losses.Close(), counts.Close())
+		if err != nil {
+			return 0, 0, err
+		}
+	}
+	if err := t.world.AllReduce(sums, dist.Sum); err != nil {
+		return 0, 0, err
+	}
+	values, err := sums.Float64s()
+	if err != nil {
+		return 0, 0, err
+	}
+	return values[0] / values[1], int(values[1]), nil
+}
+
+// compare requires that all ranks have the same weights.
+func (r *result) compare(world *dist.Group, net nn.Module) error {
+	sum := sha256.New()
+	for _, p := range nn.Parameters(net) {
+		onCPU := p.Detach().To(cuda.CPU)
+		b, err := onCPU.Bytes()
+		onCPU.Close()
+		if err != nil {
+			return err
+		}
+		sum.Write(b)
+	}
+	r.weights = fmt.Sprintf("%x", sum.Sum(nil))
+	all, err := dist.AllGatherObject(world, r.weights)
+	if err != nil {
+		return err
+	}
+	for rank, other := range all {
+		if other != all[0] {
+			return fmt.Errorf("rank %d has other weights than rank 0", rank)
+		}
+	}
+	return nil
+}
