@@ -37,8 +37,8 @@ var (
 	ErrCapture error = capi.CodeCapture
 	// The memory of a graph's operand is not where it was at the capture.
 	ErrStale error = capi.CodeStale
-	// A goroutine, possibly the caller, is inside a section that the call needs exclusively. Call
-	// again when the goroutine has left.
+	// A goroutine, possibly the caller, is inside a section that the call needs exclusively, or
+	// another process uses the memory. Call again when the goroutine, or the process, has left.
 	ErrBusy error = capi.CodeBusy
 	// A library that the call needs is not installed, or has no such function.
 	ErrUnsupported error = capi.CodeUnsupported

@@ -83,6 +83,12 @@
 // computed from it, run in bfloat16 or float16, and losses in float32. TF32 and deterministic
 // kernels are switches of the process: see [SetProcessNumerics].
 //
+// # Other libraries and processes
+//
+// [Tensor.ToDLPack] and [FromDLPack] pass tensors between libraries of one process in DLPack's
+// structs, and [Share] and [OpenShared] between processes of one machine. Nothing is copied, and
+// both order the streams of the two sides.
+//
 // # Concurrency
 //
 // Any goroutine may call all functions and methods. Closing a tensor or a scope while another

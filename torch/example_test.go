@@ -1,8 +1,10 @@
 package torch_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/torch"
@@ -194,4 +196,40 @@ func ExampleFunction() {
 	fmt.Println(y, w.In(step).Grad())
 	// Output:
 	// float32[2] cpu: [0., 3.] float32[2] cpu: [0., 6.]
+}
+
+// One process shares a tensor, and another opens it by the bytes of its handle. Here one process
+// does both.
+func ExampleShare() {
+	x, err := torch.FromFloat32s([]float32{1, 2, 3})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer x.Close()
+	s, err := torch.Share(x)
+	if err != nil {
+		log.Fatal(err)
+	}
+	message, err := s.Handle().MarshalBinary() // goes through a pipe, a socket or a file
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	var h torch.SharedHandle // in the other process
+	if err := h.UnmarshalBinary(message); err != nil {
+		log.Fatal(err)
+	}
+	y, err := torch.OpenShared(h)
+	if err != nil {
+		log.Fatal(err)
+	}
+	y.AddScalar_(10)
+	y.Close()
+
+	fmt.Println(s.Tensor())
+	if err := s.Wait(context.Background()); err != nil { // until no process has it open
+		log.Fatal(err)
+	}
+	// Output:
+	// float32[3] cpu: [11., 12., 13.]
 }

@@ -439,7 +439,7 @@ func TestSharedGPUTensor(t *testing.T) {
 	}
 	p.tell("")
 	p.hear("closed")
-	if err := s.Wait(soon(t)); err != nil {
+	if err := errors.Join(s.Wait(soon(t)), stream.Synchronize()); err != nil {
 		t.Error(err)
 	}
 	sums := func(from int64) float64 {
