@@ -56,6 +56,13 @@ type trainRow struct {
 type trainFigure struct {
 	PerSecond float64 `json:"per_second"` // images or tokens
 	StepMS    float64 `json:"step_ms"`
+	CPUMS     float64 `json:"cpu_ms"` // of all threads of the process, for a step
+}
+
+// stepTimes are milliseconds of a step.
+type stepTimes struct {
+	MS    float64 `json:"ms"`
+	CPUMS float64 `json:"cpu_ms"`
 }
 
 // issueRow is the host's time for a step.
@@ -308,7 +315,7 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 	}
 	var peer struct {
 		Torch  string                  `json:"torch"`
-		Steps  map[string]float64      `json:"steps"` // milliseconds
+		Steps  map[string]stepTimes    `json:"steps"`
 		Issue  map[string]*issueFigure `json:"issue"`
 		Errors []string                `json:"errors"`
 	}
@@ -316,11 +323,11 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 		return err
 	}
 	for _, row := range report.Rows {
-		ms := peer.Steps[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Mode)]
-		if ms <= 0 {
+		times := peer.Steps[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, row.Mode)]
+		if times.MS <= 0 {
 			continue
 		}
-		row.PyTorch = b.figure(row, ms)
+		row.PyTorch = b.figure(row, times)
 		if row.Go != nil {
 			row.Ratio = row.Go.PerSecond / row.PyTorch.PerSecond
 		}
@@ -341,12 +348,12 @@ func (b *trainBench) comparePython(ctx context.Context, python string, report *t
 }
 
 // figure turns the time of a step into a rate.
-func (b *trainBench) figure(row *trainRow, ms float64) *trainFigure {
+func (b *trainBench) figure(row *trainRow, times stepTimes) *trainFigure {
 	perStep := row.Batch
 	if isGPT(row.Model) {
 		perStep *= b.context
 	}
-	return &trainFigure{PerSecond: float64(perStep) / ms * 1e3, StepMS: ms}
+	return &trainFigure{PerSecond: float64(perStep) / times.MS * 1e3, StepMS: times.MS, CPUMS: times.CPUMS}
 }
 
 func (r *trainReport) table(w io.Writer) error {
@@ -358,19 +365,19 @@ func (r *trainReport) table(w io.Writer) error {
 		rows(t)
 		return t.Flush()
 	}
-	err := table("Resident data, a second", "network\tbatch\tmode\tGo\tPyTorch\tratio\tGB\t", func(t *tabwriter.Writer) {
+	err := table("Resident data, a second", "network\tbatch\tmode\tGo\tPyTorch\tratio\tCPU ms a step\tPyTorch\tGB\t", func(t *tabwriter.Writer) {
 		for _, row := range r.Rows {
-			ours, theirs, ratio := "-", "-", "-"
+			ours, theirs, ratio, cpu, theirCPU := "-", "-", "-", "-", "-"
 			if row.Go != nil {
-				ours = fmt.Sprintf("%.0f %s", row.Go.PerSecond, row.Unit)
+				ours, cpu = fmt.Sprintf("%.0f %s", row.Go.PerSecond, row.Unit), fmt.Sprintf("%.1f", row.Go.CPUMS)
 			}
 			if row.PyTorch != nil {
-				theirs = fmt.Sprintf("%.0f", row.PyTorch.PerSecond)
+				theirs, theirCPU = fmt.Sprintf("%.0f", row.PyTorch.PerSecond), fmt.Sprintf("%.1f", row.PyTorch.CPUMS)
 			}
 			if row.Ratio > 0 {
 				ratio = fmt.Sprintf("%.3f", row.Ratio)
 			}
-			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, ours, theirs, ratio, float64(row.MemoryBytes)/1e9)
+			fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%.1f\t\n", row.Model, row.Batch, row.Mode, ours, theirs, ratio, cpu, theirCPU, float64(row.MemoryBytes)/1e9)
 		}
 	})
 	if len(r.Issue) > 0 {

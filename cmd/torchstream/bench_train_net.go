@@ -155,11 +155,11 @@ func (b *trainBench) measure(row *trainRow, issue bool) (_ *issueRow, err error)
 		return nil, err
 	}
 	step := t.call(input, target)
-	ms, err := b.time(step)
+	times, err := b.time(step)
 	if err != nil {
 		return nil, err
 	}
-	row.Go = b.figure(row, ms)
+	row.Go = b.figure(row, times)
 	if s := t.step.Stats(); row.Mode == "graph" && (s.Captures != 1 || s.Replays != s.Steps-1) {
 		return nil, fmt.Errorf("%d of %d steps replayed a graph, and %d were captured", s.Replays, s.Steps, s.Captures)
 	}
@@ -218,18 +218,25 @@ func (b *trainBench) repeat(n int, step func() error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// time returns the milliseconds of a step, after a warm-up of three.
-func (b *trainBench) time(step func() error) (float64, error) {
+// time measures a step, after a warm-up of three.
+func (b *trainBench) time(step func() error) (times stepTimes, err error) {
 	if _, err := b.repeat(3, step); err != nil {
-		return 0, err
+		return times, err
 	}
 	took, err := b.repeat(3, step)
 	if err != nil {
-		return 0, err
+		return times, err
 	}
 	n := max(5, int(b.seconds/max(1e-6, took.Seconds()/3)))
-	took, err = b.repeat(n, step)
-	return took.Seconds() * 1e3 / float64(n), err
+	before, err := cpuTime()
+	if err != nil {
+		return times, err
+	}
+	if took, err = b.repeat(n, step); err != nil {
+		return times, err
+	}
+	after, err := cpuTime()
+	return stepTimes{MS: took.Seconds() * 1e3 / float64(n), CPUMS: (after - before).Seconds() * 1e3 / float64(n)}, err
 }
 
 // issue measures the host's time for a step, in rounds of n.

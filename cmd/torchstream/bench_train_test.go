@@ -41,7 +41,7 @@ func TestBenchTrain(t *testing.T) {
 			figures = append(figures, row.PyTorch)
 		}
 		for _, f := range figures {
-			if f == nil || f.PerSecond <= 0 || f.StepMS <= 0 {
+			if f == nil || f.PerSecond <= 0 || f.StepMS <= 0 || f.CPUMS <= 0 {
 				t.Errorf("%s: %+v", row.Mode, f)
 			}
 		}

@@ -202,10 +202,12 @@ def main():
         return time.perf_counter() - start
 
     def measure(run):
-        """Return the milliseconds of a step."""
+        """Return the milliseconds of a step, and those of all threads' CPU time."""
         repeat(run, 3)
         n = max(5, int(job["seconds"] / max(1e-6, repeat(run, 3) / 3)))
-        return repeat(run, n) / n * 1e3
+        cpu = time.process_time()
+        took = repeat(run, n)
+        return {"ms": took / n * 1e3, "cpu_ms": (time.process_time() - cpu) / n * 1e3}
 
     def issue(run, n):
         """Return the host's milliseconds for a step, in rounds of n, and those that the device still needed afterwards."""
