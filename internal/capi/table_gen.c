@@ -206,6 +206,10 @@ static ts_error* absent_ts_reducer_get_order(ts_reducer* reducer, int64_t* order
 static ts_error* absent_ts_sanitizer_start(void) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_sanitizer_stop(void) {}
 static int64_t absent_ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return 0; }
+static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
+static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
+static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_start(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_stop(ts_trace** trace) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_trace_free(ts_trace* trace) {}
@@ -414,6 +418,10 @@ static struct {
   ts_error* (*ts_sanitizer_start)(void);
   void (*ts_sanitizer_stop)(void);
   int64_t (*ts_sanitizer_take)(ts_sanitizer_entry* entries, int64_t capacity);
+  ts_error* (*ts_gpu_decoder_new)(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder);
+  void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
+  size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
+  ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
   ts_error* (*ts_trace_start)(int32_t flags);
   ts_error* (*ts_trace_stop)(ts_trace** trace);
   void (*ts_trace_free)(ts_trace* trace);
@@ -621,6 +629,10 @@ static struct {
   absent_ts_sanitizer_start,
   absent_ts_sanitizer_stop,
   absent_ts_sanitizer_take,
+  absent_ts_gpu_decoder_new,
+  absent_ts_gpu_decoder_free,
+  absent_ts_gpu_decoder_head_bytes,
+  absent_ts_gpu_decoder_run,
   absent_ts_trace_start,
   absent_ts_trace_stop,
   absent_ts_trace_free,
@@ -830,6 +842,10 @@ static const char* const names[] = {
   "ts_sanitizer_start",
   "ts_sanitizer_stop",
   "ts_sanitizer_take",
+  "ts_gpu_decoder_new",
+  "ts_gpu_decoder_free",
+  "ts_gpu_decoder_head_bytes",
+  "ts_gpu_decoder_run",
   "ts_trace_start",
   "ts_trace_stop",
   "ts_trace_free",
@@ -1038,6 +1054,10 @@ ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64_t* cou
 ts_error* ts_sanitizer_start(void) { return table.ts_sanitizer_start(); }
 void ts_sanitizer_stop(void) { table.ts_sanitizer_stop(); }
 int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity) { return table.ts_sanitizer_take(entries, capacity); }
+ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes, size_t scratch_bytes, ts_gpu_decoder** decoder) { return table.ts_gpu_decoder_new(device, max_images, staging_bytes, scratch_bytes, decoder); }
+void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
+size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
+ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
 ts_error* ts_trace_start(int32_t flags) { return table.ts_trace_start(flags); }
 ts_error* ts_trace_stop(ts_trace** trace) { return table.ts_trace_stop(trace); }
 void ts_trace_free(ts_trace* trace) { table.ts_trace_free(trace); }

@@ -8,6 +8,8 @@ package imagecapi
 #cgo nocallback ts_image_decode_make_entries
 #cgo noescape ts_image_make_entries
 #cgo nocallback ts_image_make_entries
+#cgo noescape ts_image_plan_segments
+#cgo nocallback ts_image_plan_segments
 #cgo noescape ts_image_decoder_get_stats
 #cgo nocallback ts_image_decoder_get_stats
 */
@@ -51,6 +53,20 @@ func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, pr
 	var made C.ts_image_entries_made
 	err = failure(C.ts_image_make_entries(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), entriesBuffer(buffer, spacing), &made))
 	return int(made.bytes), uint64(made.proof), err
+}
+
+// PlanSegments writes the plan of what DecodeEntries would decode, for capi.RunGPUDecoder, to
+// buffer and returns its size n in bytes. The buffer is aligned to 16 bytes. n is 0 if only the
+// host decodes the image. n is more than len(buffer) if the plan did not fit; then the buffer's
+// content is undefined. proof is as in DecodeEntries, but PlanSegments makes no comparison: n is 0
+// while the token is 0.
+func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, buffer []byte) (n int, err error) {
+	c := geometry(g)
+	var planned C.size_t
+	err = failure(C.ts_image_plan_segments(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
+		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
+	return int(planned), err
 }
 
 func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {

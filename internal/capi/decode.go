@@ -1,0 +1,93 @@
+package capi
+
+/*
+#include "torchstream.h"
+#cgo nocallback ts_gpu_decoder_new
+#cgo nocallback ts_gpu_decoder_free
+#cgo nocallback ts_gpu_decoder_head_bytes
+#cgo nocallback ts_gpu_decoder_run
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"github.com/torchstream/torchstream/internal/racecheck"
+)
+
+// GPUDecoder is a ts_gpu_decoder.
+type GPUDecoder = C.ts_gpu_decoder
+
+func NewGPUDecoder(device int32, maxImages, stagingBytes, scratchBytes int) (d *GPUDecoder, err error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	err = failure(C.ts_gpu_decoder_new(C.int32_t(device), C.int64_t(maxImages), C.size_t(stagingBytes), C.size_t(scratchBytes), &d))
+	return d, err
+}
+
+func FreeGPUDecoder(d *GPUDecoder) {
+	C.ts_gpu_decoder_free(d)
+	if s := sanitizer.Load(); s != nil {
+		s.freed("the end of a decoder")
+	}
+}
+
+// GPUDecoderHeadBytes returns the bytes at the beginning of the staging memory that a run of that
+// many images writes.
+func GPUDecoderHeadBytes(images int) int {
+	if Check() != nil {
+		return 0
+	}
+	return int(C.ts_gpu_decoder_head_bytes(C.int64_t(images)))
+}
+
+// GPUDecodeImage has the layout of ts_gpu_decode_image.
+type GPUDecodeImage struct {
+	Plan, Result uintptr
+}
+
+// It does not compile with another size than C's.
+var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeImage{})-C.sizeof_ts_gpu_decode_image]
+
+// RunGPUDecoder calls ts_gpu_decoder_run. staging and failed are pinned memory of C, which the
+// device uses after the call; failed has a number for each image.
+func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32, on Stream) error {
+	if len(failed) < len(images) {
+		return &Error{Code: CodeInvalidArgument, Origin: "RunGPUDecoder", Message: "failed has fewer numbers than there are images"}
+	}
+	computing.enter()
+	defer computing.leave()
+	err := failure(C.ts_gpu_decoder_run(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
+		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)), results,
+		(*C.int32_t)(unsafe.SliceData(failed)), on.c()))
+	if s := sanitizer.Load(); s != nil && err == nil && len(images) > 0 {
+		s.decoded(on, results, staging, failed[:len(images)])
+	}
+	return err
+}
+
+func (s *Sanitizer) decoded(on Stream, results *Tensor, staging []byte, failed []int32) {
+	var room [1]C.ts_tensor_extent
+	one := [1]*Tensor{results}
+	const what = "RunGPUDecoder"
+	at := s.check.Here(what, 2)
+	own := s.take(what, at)
+	q := s.queue(on)
+	host := func(begin unsafe.Pointer, bytes int, write bool) racecheck.Access {
+		b, n := uintptr(begin), uintptr(bytes)
+		return racecheck.Access{Queue: q, Write: write, Memory: racecheck.Memory{
+			Device: DeviceCPU, Storage: b, StorageBytes: n, Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
+	}
+	accesses := []racecheck.Access{
+		host(unsafe.Pointer(unsafe.SliceData(staging)), len(staging), false),
+		host(unsafe.Pointer(unsafe.SliceData(failed)), 4*len(failed), true),
+	}
+	if all := extents(room[:], one[:]); all != nil {
+		accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[0]), Queue: q, Write: true})
+	}
+	s.check.Do(racecheck.Launch{At: at, Accesses: accesses})
+	s.finish(own)
+}
