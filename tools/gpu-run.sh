@@ -294,7 +294,7 @@ training() {
   make_archive "$log"
   [[ ! -f $archive ]] || fed=(-archive "$archive")
   step "bench train" "$log" bash -c 'json=$1; shift; "$@" >"$json"' - "$out/bench-train.json" \
-    "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 "${fed[@]}"
+    "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 -workers 16 "${fed[@]}"
 }
 
 # Decodes batches of JPEGs on the GPU, compares them with the host's, and writes the time of each stage.
