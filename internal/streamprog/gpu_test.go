@@ -216,6 +216,16 @@ func (m *machine) checkTensor(o Op) (ok bool, err error) {
 	return ok, err
 }
 
+// handOver makes the stream to wait for from, as an export of from's tensor does.
+func (m *machine) handOver(from, to cuda.Stream) error {
+	x := m.load[slices.Index(m.streams, from)]
+	return cuda.WithStream(from, func() error {
+		p, err := x.ToDLPack(torch.DLPackOptions{Stream: to})
+		torch.FreeDLPack(p, torch.DLPackOptions{})
+		return err
+	})
+}
+
 // order runs an operation that frees memory, orders streams, or captures or replays a graph.
 func (m *machine) order(o Op) (err error) {
 	switch o.Kind {
@@ -236,6 +246,8 @@ func (m *machine) order(o Op) (err error) {
 		err = m.events[o.A].Synchronize()
 	case Wait:
 		err = m.streams[o.Stream].Wait(m.streams[o.Other])
+	case HandOver:
+		err = m.handOver(m.streams[o.Other], m.streams[o.Stream])
 	case Fork:
 		err = cuda.Fork(m.streams[o.Stream], m.streamsOf(o.Streams)...)
 	case Join:

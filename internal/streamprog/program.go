@@ -46,10 +46,11 @@ const (
 	// Records tensor Dst as used on Stream: its memory is reused only after the work that is queued
 	// on Stream when Dst is freed.
 	Use
+	HandOver // Stream waits for Other, of the same device: DLPack's export of a tensor
 )
 
 var kinds = [...]string{"New", "Mix", "Copy", "Upload", "Download", "HostFill", "Busy", "Check", "Free", "Drop", "Record", "Graph", "Replay", "Wait", "WaitEvent", "Fork",
-	"Join", "Sync", "SyncEvent", "Use"}
+	"Join", "Sync", "SyncEvent", "Use", "HandOver"}
 
 func (k Kind) String() string { return kinds[k] }
 
@@ -70,8 +71,8 @@ func (o Op) String() string {
 		return fmt.Sprintf("%v t%d <- t%d t%d %d on %d", o.Kind, o.Dst, o.A, o.B, o.K, o.Stream)
 	case Copy:
 		return fmt.Sprintf("Copy t%d <- t%d on %d (%d)", o.Dst, o.A, o.Stream, o.Other)
-	case Wait:
-		return fmt.Sprintf("Wait of %d for %d", o.Stream, o.Other)
+	case Wait, HandOver:
+		return fmt.Sprintf("%v of %d for %d", o.Kind, o.Stream, o.Other)
 	case Fork, Join:
 		return fmt.Sprintf("%v %d %v", o.Kind, o.Stream, o.Streams)
 	case Graph:
@@ -337,8 +338,12 @@ func (g *generator) edge(after stamp, actor int) []int {
 	case way <= 4:
 		return g.join(actor, append(g.others(actor, from), from))
 	}
+	kind := Wait
+	if way == 6 && g.body == nil && g.device(from) == g.device(actor) {
+		kind = HandOver
+	}
 	g.issue(from)
-	g.emit(Op{Kind: Wait, Stream: actor, Other: from})
+	g.emit(Op{Kind: kind, Stream: actor, Other: from})
 	g.enter(actor)
 	return g.clocks[from]
 }

@@ -246,7 +246,7 @@ func (k *checked) do(o Op) {
 			k.order().node(hostQueue, e)
 		}
 		k.c.WaitEvent(racecheck.Host, uintptr(o.A))
-	case Wait:
+	case Wait, HandOver:
 		k.wait(o.Stream, o.Other)
 		k.c.Wait(queue(o.Stream), queue(o.Other))
 	case Fork:

@@ -140,7 +140,7 @@ func (m *simulated) do(o Op) {
 		m.check(m.WaitEvent(o.Stream, m.events[o.A]))
 	case SyncEvent:
 		m.check(m.Synchronize(m.events[o.A], nil))
-	case Wait:
+	case Wait, HandOver:
 		m.order(o.Other, o.Stream)
 	case Fork:
 		for _, to := range o.Streams {
