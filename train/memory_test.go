@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -87,11 +88,43 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	}
 }
 
+// startTeams computes on as many OS threads as may be inside LibTorch at a time. OpenMP keeps a team
+// of threads for every thread that computes, and a goroutine that steps may change its thread after
+// a collection, so the number of threads rises until each has its team.
+func startTeams(t *testing.T) {
+	t.Helper()
+	ones, err := torch.Ones(cuda.CPU, torch.Float32, 1<<18)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ones.Close()
+	errs := make([]error, 2*runtime.NumCPU()+8)
+	var locked, done sync.WaitGroup
+	locked.Add(len(errs))
+	for i := range errs {
+		done.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			locked.Done()
+			locked.Wait() // so that every goroutine has a thread of its own
+			sum := ones.Add(ones)
+			errs[i] = errors.Join(sum.Err(), sum.Close())
+		})
+	}
+	done.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 	if testing.Short() {
 		steps = min(steps, 1000)
 	}
 	s := newSmall(t, device)
+	if device == cuda.CPU {
+		startTeams(t)
+	}
 	step, err := train.NewStepper(train.StepperOptions{Model: s.net, Optimizer: s.opt, ClipNorm: 1, Graph: graph})
 	if err != nil {
 		t.Fatal(err)
