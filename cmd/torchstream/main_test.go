@@ -34,7 +34,7 @@ func TestCommandLine(t *testing.T) {
 	}{
 		{nil, 2, "a command is needed"},
 		{[]string{"dokter"}, 2, `no command "dokter"`},
-		{[]string{"bench"}, 2, "loader, streams, train or operators"},
+		{[]string{"bench"}, 2, "loader, streams, train, operators or dist"},
 		{[]string{"bench", "gpu"}, 2, `no benchmark "gpu"`},
 		{[]string{"bench", "loader"}, 2, "-archive"},
 		{[]string{"bench", "loader", "-archive", photos, "-batch", "0"}, 2, "-batch"},
