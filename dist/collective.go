@@ -52,7 +52,9 @@ func (g *Group) begin(name string, detail any, tensors ...*torch.Tensor) (*call,
 	if err := g.check(name, tensors); err != nil {
 		return nil, err
 	}
-	g.mu.Lock()
+	if err := g.lock(); err != nil {
+		return nil, err
+	}
 	g.seq++
 	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.seq, Name: name, Line: caller()}}
 	if g.job.o.Debug {
@@ -76,7 +78,9 @@ func (g *Group) beginPair(name string, from, to int, t *torch.Tensor) (*call, er
 	if from == to || min(from, to) < 0 || max(from, to) >= len(g.ranks) {
 		return nil, fmt.Errorf("dist: %s from rank %d to rank %d of a group of %d: they must be two ranks of it: %w", name, from, to, len(g.ranks), cuda.ErrInvalidArgument)
 	}
-	g.mu.Lock()
+	if err := g.lock(); err != nil {
+		return nil, err
+	}
 	key := fmt.Sprintf("%s from %d to %d", g.name, from, to)
 	g.pairs[key]++
 	c := &call{g: g, key: key, of: []int{g.ranks[from], g.ranks[to]}, call: control.Call{Seq: g.pairs[key], Name: name, Line: caller()}}
@@ -234,11 +238,19 @@ func (c *call) explained(err error) error {
 	j.member.Report(c.key, c.of, c.call, err.Error())
 	timer := time.NewTimer(j.o.Silence)
 	defer timer.Stop()
-	select {
-	case <-j.member.Failed():
-		return j.member.Verdict()
-	case <-timer.C:
-		return err
+	ended := j.ended
+	for {
+		select {
+		case <-j.member.Failed():
+			return j.member.Verdict()
+		case <-ended:
+			ended = nil
+			if j.isClosed() {
+				return fmt.Errorf("%w: %v", ErrClosed, err)
+			}
+		case <-timer.C:
+			return err
+		}
 	}
 }
 
@@ -538,7 +550,9 @@ func (g *Group) Barrier() error {
 	if err := g.check("Barrier", nil); err != nil {
 		return err
 	}
-	g.mu.Lock()
+	if err := g.lock(); err != nil {
+		return err
+	}
 	defer g.mu.Unlock()
 	g.seq++
 	c := &call{g: g, key: g.name, of: g.ranks, call: control.Call{Seq: g.seq, Name: "Barrier", Line: caller()}}

@@ -228,3 +228,35 @@ func TestRefusedCalls(t *testing.T) {
 		return exercise(g, cuda.CPU)
 	}))
 }
+
+// A group is closed while another goroutine uses it.
+func TestCloseBesideCalls(t *testing.T) {
+	for range 5 {
+		errs := inProcess(t, 2, quick, func(g *Group) error {
+			x := full(cuda.CPU, torch.Float32, 1, 100)
+			defer x.Close()
+			begun, done := make(chan struct{}), make(chan error, 1)
+			go func() {
+				for n := 0; ; n++ {
+					if err := g.AllReduce(x, Sum); err != nil {
+						done <- err
+						return
+					}
+					if n == 3 {
+						close(begun)
+					}
+				}
+			}()
+			<-begun
+			closing := g.Close()
+			if err := <-done; !errors.Is(err, ErrClosed) && !errors.Is(err, ErrLeft) {
+				return fmt.Errorf("the call: %w", err)
+			}
+			if closing != nil && !errors.Is(closing, ErrLeft) {
+				return fmt.Errorf("Close: %w", closing)
+			}
+			return g.Close()
+		})
+		requireNone(t, errs)
+	}
+}

@@ -71,6 +71,7 @@ type Group struct {
 
 	last      atomic.Pointer[control.Call]
 	mu        sync.Mutex // held while a collective is launched, and until one that blocks returns
+	freed     bool       // cpu and gpu are gone
 	seq       uint64
 	pairs     map[string]uint64 // the same of sends and receives, by their name in beats
 	subgroups int
@@ -88,10 +89,12 @@ type job struct {
 	stop    context.CancelCauseFunc
 	ended   <-chan struct{} // closed with the context, the job's or the caller's
 	watched chan struct{}   // closed when watch has returned
+	running sync.WaitGroup  // calls of await, which use store and groups
 
-	mu     sync.Mutex
-	groups []*Group
-	closed bool
+	closing sync.Mutex // held by Close
+	mu      sync.Mutex
+	groups  []*Group
+	closed  bool
 }
 
 // Init makes this process a rank of the job that its environment describes (see [ReadEnvironment]),
@@ -144,7 +147,7 @@ func Init(ctx context.Context, o Options) (*Group, error) {
 	g, err := j.newGroup(jobContext, worldName, world)
 	if err != nil {
 		j.member.Abort(err.Error())
-		j.close()
+		j.close(false)
 		return nil, fmt.Errorf("dist.Init: rank %d of %d: %w", env.Rank, env.Size, err)
 	}
 	if o.Log != nil {
@@ -173,15 +176,14 @@ type meeting struct {
 
 // connect joins store and hub, and waits until all ranks have.
 func (j *job) connect(ctx context.Context) error {
-	err := j.await(ctx, func() (err error) {
+	store, err := await(ctx, j, func() (*capi.Store, error) {
 		if j.env.Address == "" {
-			j.store, err = capi.LocalStore(j.o.Timeout)
-			return err
+			return capi.LocalStore(j.o.Timeout)
 		}
-		j.store, err = capi.ConnectStore(j.env.Address, j.env.Port, j.env.Rank == 0 && !j.env.AgentStore,
+		return capi.ConnectStore(j.env.Address, j.env.Port, j.env.Rank == 0 && !j.env.AgentStore,
 			fmt.Sprintf("torchstream/attempt_%d", j.env.Attempt), j.o.Timeout)
-		return err
-	})
+	}, capi.FreeStore)
+	j.store = store
 	if err != nil {
 		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
 	}
@@ -195,13 +197,11 @@ func (j *job) connect(ctx context.Context) error {
 			}
 		}
 	} else {
-		err = j.await(ctx, func() error {
-			text, err := capi.GetStore(j.store, controlKey)
-			if err == nil {
-				err = json.Unmarshal(text, &meet)
-			}
-			return err
-		})
+		var text []byte
+		text, err = await(ctx, j, func() ([]byte, error) { return capi.GetStore(store, controlKey) }, func([]byte) {})
+		if err == nil {
+			err = json.Unmarshal(text, &meet)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("meeting rank 0 through the store: %w", err)
@@ -273,21 +273,37 @@ func ownAddresses(port string) (addresses []string) {
 }
 
 // await runs a call that cannot be cancelled. If the context or the job ends first, the call goes
-// on by itself until it gives up; what it wrote must not be read then.
-func (j *job) await(ctx context.Context, call func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- call() }()
+// on by itself until it gives up, and drop gets its result; what the call uses is freed after it.
+func await[T any](ctx context.Context, j *job, call func() (T, error), drop func(T)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done, abandoned := make(chan result), make(chan struct{})
+	j.running.Go(func() {
+		value, err := call()
+		select {
+		case done <- result{value, err}:
+		case <-abandoned:
+			if err == nil {
+				drop(value)
+			}
+		}
+	})
 	var failed <-chan struct{}
 	if j.member != nil {
 		failed = j.member.Failed()
 	}
+	var none T
 	select {
-	case err := <-done:
-		return err
+	case r := <-done:
+		return r.value, r.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		close(abandoned)
+		return none, context.Cause(ctx)
 	case <-failed:
-		return verdict{j.member.Verdict()}
+		close(abandoned)
+		return none, verdict{j.member.Verdict()}
 	}
 }
 
@@ -300,10 +316,7 @@ func (j *job) watch(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
-			j.mu.Lock()
-			closed := j.closed
-			j.mu.Unlock()
-			if !closed {
+			if !j.isClosed() {
 				j.member.Abort(context.Cause(ctx).Error())
 				j.abort()
 			}
@@ -358,12 +371,16 @@ func (j *job) failure() error {
 	if v := j.member.Verdict(); v != nil {
 		return verdict{v}
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.closed {
+	if j.isClosed() {
 		return ErrClosed
 	}
 	return nil
+}
+
+func (j *job) isClosed() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.closed
 }
 
 // newGroup connects the calling rank with the others of the group.
@@ -382,18 +399,9 @@ func (j *job) newGroup(ctx context.Context, name string, ranks []int) (*Group, e
 		return nil, j.reason(err)
 	}
 	connect := func(device cuda.Device) (*capi.Group, error) {
-		made := make(chan *capi.Group, 1)
-		err := j.await(ctx, func() error {
-			c, err := capi.NewGroup(j.store, name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
-			if err == nil {
-				made <- c
-			}
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-		return <-made, nil
+		return await(ctx, j, func() (*capi.Group, error) {
+			return capi.NewGroup(j.store, name, g.rank, len(ranks), members, int32(device), j.o.Timeout)
+		}, capi.FreeGroup)
 	}
 	var err error
 	if g.cpu, err = connect(cuda.CPU); err == nil && j.device != cuda.CPU {
@@ -418,33 +426,51 @@ func (j *job) reason(err error) error {
 	return err
 }
 
-// close ends this rank's part in the job.
-func (j *job) close() {
+// close ends this rank's part in the job. orderly says that no call of LibTorch is under way.
+func (j *job) close(orderly bool) {
 	j.mu.Lock()
 	j.closed = true
 	groups := j.groups
 	j.mu.Unlock()
-	failed := j.member.Verdict() != nil
 	j.stop(ErrClosed)
 	<-j.watched
+	// From here on nothing begins to abort the groups.
 	for _, g := range groups {
-		if g.stream != nil {
-			g.stream.Close()
-		}
-		for _, c := range []*capi.Group{g.cpu, g.gpu} {
-			switch {
-			case c == nil:
-			case failed: // a thread of Gloo may be in a collective until its timeout
-				go func() {
-					g.aborting.Wait()
-					capi.FreeGroup(c)
-				}()
-			default:
-				capi.FreeGroup(c)
-			}
+		if orderly && j.member.Verdict() == nil {
+			g.free()
+		} else { // a thread of Gloo may be in a collective until its timeout
+			go g.free()
 		}
 	}
 	j.disconnect()
+}
+
+// free frees what the group has in LibTorch, when no call uses it any more.
+func (g *Group) free() {
+	g.aborting.Wait()
+	g.job.running.Wait()
+	g.mu.Lock()
+	cpu, gpu := g.cpu, g.gpu
+	g.cpu, g.gpu, g.freed = nil, nil, true
+	g.mu.Unlock()
+	for _, c := range []*capi.Group{cpu, gpu} {
+		if c != nil {
+			capi.FreeGroup(c)
+		}
+	}
+	if g.stream != nil {
+		g.stream.Close()
+	}
+}
+
+// lock takes g.mu for a call, unless the group has ended.
+func (g *Group) lock() error {
+	g.mu.Lock()
+	if g.freed {
+		g.mu.Unlock()
+		return fmt.Errorf("dist: group %s: %w", g.name, ErrClosed)
+	}
+	return nil
 }
 
 func (j *job) disconnect() {
@@ -468,17 +494,16 @@ func (j *job) disconnect() {
 // times.
 func (g *Group) Close() error {
 	j := g.job
-	j.mu.Lock()
-	closed := j.closed
-	j.mu.Unlock()
-	if closed {
+	j.closing.Lock()
+	defer j.closing.Unlock()
+	if j.isClosed() {
 		return nil
 	}
 	err := j.reason(nil)
 	if err == nil {
 		err = j.shutdown()
 	}
-	j.close()
+	j.close(err == nil)
 	if err != nil {
 		return &Error{Call: "Close at " + caller(), Group: g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
 	}
@@ -499,9 +524,13 @@ func (j *job) shutdown() error {
 	if err := j.member.Part(ctx, caller()); err != nil {
 		return j.reason(err)
 	}
-	for _, g := range slices.Backward(j.groups) {
+	j.mu.Lock()
+	groups := slices.Clone(j.groups)
+	j.mu.Unlock()
+	for _, g := range slices.Backward(groups) {
 		if g.gpu != nil {
-			if err := j.await(ctx, func() error { return capi.ShutdownGroup(g.gpu) }); err != nil {
+			shutdown := func() (none struct{}, err error) { return none, capi.ShutdownGroup(g.gpu) }
+			if _, err := await(ctx, j, shutdown, func(struct{}) {}); err != nil {
 				return err
 			}
 		}
@@ -559,7 +588,9 @@ func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	if len(ranks) == 0 {
 		return nil, fmt.Errorf("dist: Subgroup without ranks: %w", cuda.ErrInvalidArgument)
 	}
-	g.mu.Lock()
+	if err := g.lock(); err != nil {
+		return nil, err
+	}
 	g.subgroups++
 	name := fmt.Sprintf("%s/%d", g.name, g.subgroups)
 	g.mu.Unlock()

@@ -176,6 +176,10 @@ func (m modelText) difference(other modelText) string {
 }
 
 func (d *DataParallel) prepare() (err error) {
+	if err := d.g.lock(); err != nil {
+		return err
+	}
+	defer d.g.mu.Unlock()
 	group, on := d.g.cpu, capi.Stream{}
 	if d.g.gpu != nil {
 		if d.stream, err = cuda.NewOwnedStream(d.g.Device(), cuda.StreamOptions{Priority: -1}); err != nil {
@@ -313,7 +317,9 @@ func (d *DataParallel) enter() (*call, error) {
 	if err := d.g.check("DataParallel.Backward", nil); err != nil {
 		return nil, err
 	}
-	d.g.mu.Lock()
+	if err := d.g.lock(); err != nil {
+		return nil, err
+	}
 	defer d.g.mu.Unlock()
 	d.g.seq++
 	c := &call{g: d.g, key: d.g.name, of: d.g.ranks, call: control.Call{Seq: d.g.seq, Name: "DataParallel.Backward", Line: caller()}}
