@@ -260,6 +260,9 @@ type GradOptions struct {
 	CreateGraph bool
 	// AllowUnused returns nil for an input that no output depends on, instead of an error.
 	AllowUnused bool
+
+	// noLeafHooks does not call the hooks of leaves, in a captured pass.
+	noLeafHooks bool
 }
 
 // Grad returns the gradients of the outputs with respect to the inputs, one for each input, and
@@ -283,7 +286,10 @@ func Grad(outputs, inputs []*Tensor, o GradOptions) ([]*Tensor, error) {
 		}
 	}
 	var flags int32
-	for flag, set := range map[int32]bool{capi.GradRetainGraph: o.RetainGraph, capi.GradCreateGraph: o.CreateGraph, capi.GradAllowUnused: o.AllowUnused} {
+	for flag, set := range map[int32]bool{
+		capi.GradRetainGraph: o.RetainGraph, capi.GradCreateGraph: o.CreateGraph, capi.GradAllowUnused: o.AllowUnused,
+		capi.GradNoLeafHooks: o.noLeafHooks,
+	} {
 		if set {
 			flags |= flag
 		}

@@ -345,16 +345,23 @@ func (g *Graphed) run(arguments []*Tensor) ([]*Tensor, error) {
 	results := make([]*Tensor, len(out))
 	for i, t := range out {
 		// Detach the result: the data of backward belongs to this call.
-		detached := t.Detach()
-		if results[i] = detached.reference("Keep", nil); detached.scope == nil {
-			detached.Close()
-		}
+		results[i] = unscoped(t.Detach())
 		if err := results[i].Err(); err != nil {
 			closeAll(results[:i])
 			return nil, err
 		}
 	}
 	return results, nil
+}
+
+// unscoped returns a handle to a new result that no scope owns. It closes the result's own handle,
+// unless a scope does.
+func unscoped(t *Tensor) *Tensor {
+	own := t.reference("Keep", nil)
+	if t.scope == nil {
+		t.Close()
+	}
+	return own
 }
 
 // keep holds the results of a call without a graph until the next such call.
@@ -463,11 +470,19 @@ type argument struct {
 
 // describe returns the descriptions of the arguments, and leaves their key in g.buf.
 func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
+	args, err := describeAll("Graphed.Call", arguments)
 	g.buf = g.buf[:0]
+	for i := range args {
+		g.buf = args[i].appendKey(g.buf)
+	}
+	return args, err
+}
+
+func describeAll(op string, arguments []*Tensor) ([]argument, error) {
 	args := make([]argument, len(arguments))
 	for i, t := range arguments {
 		a := &args[i]
-		err := t.use("Graphed.Call", func(c *capi.Tensor) error {
+		err := t.use(op, func(c *capi.Tensor) error {
 			info, err := capi.DescribeTensor(c)
 			if err != nil {
 				return err
@@ -484,7 +499,6 @@ func (g *Graphed) describe(arguments []*Tensor) ([]argument, error) {
 		if err != nil {
 			return nil, fmt.Errorf("argument %d: %w", i+1, err)
 		}
-		g.buf = a.appendKey(g.buf)
 	}
 	return args, nil
 }
@@ -516,7 +530,14 @@ func (a *argument) appendKey(b []byte) []byte {
 }
 
 func (a *argument) String() string {
-	s := fmt.Sprintf("%s at %#x with strides %v", header(a.dtype, a.shape, a.device), a.address, a.strides)
+	return a.describe(fmt.Sprintf(" at %#x", a.address))
+}
+
+// kind describes the argument without its address.
+func (a *argument) kind() string { return a.describe("") }
+
+func (a *argument) describe(place string) string {
+	s := fmt.Sprintf("%s%s with strides %v", header(a.dtype, a.shape, a.device), place, a.strides)
 	if a.requiresGrad && a.marks&noGrad == 0 {
 		s += " requiring gradients"
 	}

@@ -802,7 +802,10 @@ TS_API ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gr
 enum {
   TS_GRAD_FLAG_RETAIN_GRAPH = 1, /* keep the data of backward for another call */
   TS_GRAD_FLAG_CREATE_GRAPH = 2, /* record the computation of the gradients; implies retaining */
-  TS_GRAD_FLAG_ALLOW_UNUSED = 4  /* NULL for an input that no output depends on, not an error */
+  TS_GRAD_FLAG_ALLOW_UNUSED = 4, /* NULL for an input that no output depends on, not an error */
+  /* While a graph is captured: does not call the hooks of leaves, for gradients that the replays
+   * give to a pass that calls them. */
+  TS_GRAD_FLAG_NO_LEAF_HOOKS = 8
 };
 
 /* Computes the gradients of the outputs with respect to the inputs, which need not be leaves, and
@@ -823,6 +826,10 @@ TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_gr
  * their own. Otherwise a leaf has one such node as long as any graph uses it, and that node runs on
  * the stream on which it was first used, also for graphs of other streams, and of captures. */
 TS_API ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count);
+/* TS_ERROR_INVALID_ARGUMENT, with its shape, if a leaf that requires grad, other than these, gets a
+ * gradient in a backward pass from the outputs. */
+TS_API ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count,
+                                        ts_tensor* const* leaves, int64_t leaf_count);
 
 enum {
   TS_CALLBACK_FLAG_CREATE_GRAPH = 1 /* the pass records the computation of the gradients */

@@ -5,6 +5,8 @@ package capi
 #include "torchstream.h"
 #cgo noescape ts_function_attach
 #cgo nocallback ts_function_attach
+#cgo noescape ts_tensor_check_leaves
+#cgo nocallback ts_tensor_check_leaves
 #cgo noescape ts_tensor_forget_accumulators
 #cgo nocallback ts_tensor_forget_accumulators
 #cgo nocallback ts_hook_remove
@@ -235,4 +237,14 @@ func ForgetAccumulators(leaves []*Tensor) error {
 		return err
 	}
 	return failure(C.ts_tensor_forget_accumulators(unsafe.SliceData(leaves), C.int64_t(len(leaves))))
+}
+
+// CheckLeaves returns an error if the outputs depend on a leaf that requires gradients and is not
+// among the leaves.
+func CheckLeaves(outputs, leaves []*Tensor) error {
+	if err := Check(); err != nil {
+		return err
+	}
+	return failure(C.ts_tensor_check_leaves(unsafe.SliceData(outputs), C.int64_t(len(outputs)),
+		unsafe.SliceData(leaves), C.int64_t(len(leaves))))
 }

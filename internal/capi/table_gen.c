@@ -137,6 +137,7 @@ static ts_error* absent_ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* g
 static ts_error* absent_ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_hook_remove(ts_hook* hook) {}
@@ -349,6 +350,7 @@ static struct {
   ts_error* (*ts_tensor_clear_grads)(ts_tensor* const* tensors, int64_t count);
   ts_error* (*ts_tensor_set_requires_grad)(ts_tensor* tensor, bool requires_grad);
   ts_error* (*ts_tensor_forget_accumulators)(ts_tensor* const* leaves, int64_t count);
+  ts_error* (*ts_tensor_check_leaves)(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count);
   ts_error* (*ts_tensor_add_gradient_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
   ts_error* (*ts_tensor_add_accumulation_hook)(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook);
   void (*ts_hook_remove)(ts_hook* hook);
@@ -560,6 +562,7 @@ static struct {
   absent_ts_tensor_clear_grads,
   absent_ts_tensor_set_requires_grad,
   absent_ts_tensor_forget_accumulators,
+  absent_ts_tensor_check_leaves,
   absent_ts_tensor_add_gradient_hook,
   absent_ts_tensor_add_accumulation_hook,
   absent_ts_hook_remove,
@@ -773,6 +776,7 @@ static const char* const names[] = {
   "ts_tensor_clear_grads",
   "ts_tensor_set_requires_grad",
   "ts_tensor_forget_accumulators",
+  "ts_tensor_check_leaves",
   "ts_tensor_add_gradient_hook",
   "ts_tensor_add_accumulation_hook",
   "ts_hook_remove",
@@ -985,6 +989,7 @@ ts_error* ts_tensor_set_grad(ts_tensor* tensor, const ts_tensor* gradient) { ret
 ts_error* ts_tensor_clear_grads(ts_tensor* const* tensors, int64_t count) { return table.ts_tensor_clear_grads(tensors, count); }
 ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_grad) { return table.ts_tensor_set_requires_grad(tensor, requires_grad); }
 ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count) { return table.ts_tensor_forget_accumulators(leaves, count); }
+ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count, ts_tensor* const* leaves, int64_t leaf_count) { return table.ts_tensor_check_leaves(outputs, output_count, leaves, leaf_count); }
 ts_error* ts_tensor_add_gradient_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_gradient_hook(tensor, callback, context, hook); }
 ts_error* ts_tensor_add_accumulation_hook(const ts_tensor* tensor, ts_autograd_callback callback, int64_t context, ts_hook** hook) { return table.ts_tensor_add_accumulation_hook(tensor, callback, context, hook); }
 void ts_hook_remove(ts_hook* hook) { table.ts_hook_remove(hook); }

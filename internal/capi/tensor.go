@@ -664,6 +664,7 @@ const (
 	GradRetainGraph = C.TS_GRAD_FLAG_RETAIN_GRAPH
 	GradCreateGraph = C.TS_GRAD_FLAG_CREATE_GRAPH
 	GradAllowUnused = C.TS_GRAD_FLAG_ALLOW_UNUSED
+	GradNoLeafHooks = C.TS_GRAD_FLAG_NO_LEAF_HOOKS
 )
 
 // Grads calls ts_tensor_grads. with has a gradient, or nil, for each output.

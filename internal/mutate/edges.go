@@ -179,6 +179,10 @@ var edges = []edge{
 		"cuda.WithStream(own.Stream, fn), cuda.Join(caller, own.Stream))", "cuda.WithStream(own.Stream, fn))", "torch", "TestGraphedIsOrdered", 1},
 	{"a Graphed's result is recorded on the caller's stream", "torch/graphed.go",
 		"		if err := t.RecordStream(stream); err != nil {", "		_ = stream\n		if err := error(nil); err != nil {", "torch", "TestGraphedResultsMayBeFreed", 1},
+	{"a GraphedModule's call follows the previous one on another stream", "torch/graphed_module.go",
+		"		err = cuda.Join(now, *last)\n", "", "torch", "TestGraphedModuleIsOrdered", 1},
+	{"a GraphedModule's memory is recorded on its last stream", "torch/graphed_module.go",
+		"{ return t.RecordStream(last) }", "{ return nil }", "torch", "TestGraphedModuleMayBeClosed", 1},
 
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},

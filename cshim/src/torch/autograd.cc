@@ -3,10 +3,14 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <mutex>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <unordered_set>
+#include <vector>
 
 #include "base/thread.h"
 #include "cuda/capture.h"
@@ -29,8 +33,16 @@ void check_gradient(const at::Tensor& tensor, const at::Tensor& gradient) {
           "the gradient and the tensor are on different devices");
 }
 
-constexpr int32_t kGradFlags =
-    TS_GRAD_FLAG_RETAIN_GRAPH | TS_GRAD_FLAG_CREATE_GRAPH | TS_GRAD_FLAG_ALLOW_UNUSED;
+void check_leaf(const at::Tensor& leaf, const std::unordered_set<const c10::TensorImpl*>& known) {
+  if (known.count(leaf.unsafeGetTensorImpl()) != 0) return;
+  std::ostringstream text;
+  text << "a leaf that is not given requires grad: " << c10::toString(leaf.scalar_type()) << " "
+       << leaf.sizes();
+  throw Failure(TS_ERROR_INVALID_ARGUMENT, text.str());
+}
+
+constexpr int32_t kGradFlags = TS_GRAD_FLAG_RETAIN_GRAPH | TS_GRAD_FLAG_CREATE_GRAPH |
+                               TS_GRAD_FLAG_ALLOW_UNUSED | TS_GRAD_FLAG_NO_LEAF_HOOKS;
 
 constexpr int32_t kNumericsFlags = TS_NUMERICS_FLAG_MATMUL_TF32 |
                                    TS_NUMERICS_FLAG_CONVOLUTION_TF32 | TS_NUMERICS_FLAG_BENCHMARK |
@@ -97,6 +109,8 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     for (const at::Tensor& each : with) ts::await_pending(each);
     const ts::CaptureWatch watch("gradients");
     const bool create = (flags & TS_GRAD_FLAG_CREATE_GRAPH) != 0;
+    std::optional<ts::NoLeafHooks> quiet;
+    if ((flags & TS_GRAD_FLAG_NO_LEAF_HOOKS) != 0 && ts::in_capture()) quiet.emplace();
     const auto results =
         torch::autograd::grad(of, by, with, create || (flags & TS_GRAD_FLAG_RETAIN_GRAPH) != 0,
                               create, (flags & TS_GRAD_FLAG_ALLOW_UNUSED) != 0);
@@ -181,6 +195,43 @@ ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count)
       using Weak = decltype(meta->grad_accumulator_);
       const std::lock_guard<std::mutex> lock(meta->mutex_);
       meta->grad_accumulator_ = Weak(ts::NodePointer());
+    }
+  });
+}
+
+ts_error* ts_tensor_check_leaves(ts_tensor* const* outputs, int64_t output_count,
+                                 ts_tensor* const* leaves, int64_t leaf_count) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(output_count >= 0 && leaf_count >= 0, "a count is negative");
+    ts::require(output_count == 0 || outputs != nullptr, "outputs is NULL");
+    ts::require(leaf_count == 0 || leaves != nullptr, "leaves is NULL");
+    std::unordered_set<const c10::TensorImpl*> known;
+    for (int64_t i = 0; i < leaf_count; ++i) {
+      known.insert(ts::value_of(leaves[i], "a leaf").unsafeGetTensorImpl());
+    }
+    std::vector<torch::autograd::Node*> open;
+    for (int64_t i = 0; i < output_count; ++i) {
+      const at::Tensor output = ts::value_of(outputs[i], "an output");
+      if (!output.requires_grad()) continue;
+      if (output.is_leaf()) {
+        ts::check_leaf(output, known);
+      } else {
+        open.push_back(output.grad_fn().get());
+      }
+    }
+    std::unordered_set<torch::autograd::Node*> seen(open.begin(), open.end());
+    while (!open.empty()) {
+      torch::autograd::Node* node = open.back();
+      open.pop_back();
+      if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+        ts::check_leaf(leaf->variable, known);
+      }
+      for (const torch::autograd::Edge& edge : node->next_edges()) {
+        if (edge.is_valid() && seen.insert(edge.function.get()).second) {
+          open.push_back(edge.function.get());
+        }
+      }
     }
   });
 }

@@ -7,10 +7,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "cuda/capture.h"
 #include "torch/returned.h"
 #include "torch/tensor.h"
 
@@ -24,6 +26,9 @@ namespace {
 // How many callbacks the calling thread is in, and whether one is an accumulation hook.
 thread_local int32_t callback_depth = 0;
 thread_local bool accumulating = false;
+
+// The threads of a pass are not those of the capture.
+std::atomic<bool> no_leaf_hooks{false};
 
 // The contexts of callbacks that nothing calls any more.
 Returned& returned_contexts() {
@@ -95,9 +100,10 @@ void check_hooked(const at::Tensor& gradient, const at::Tensor& result) {
 // LibTorch's form of hooks on the gradient of one output of an operator, or of a leaf.
 class GradientHooks final : public torch::autograd::FunctionPreHook {
  public:
-  explicit GradientHooks(size_t output) : output(output) {}
+  GradientHooks(size_t output, bool leaf) : output(output), leaf_(leaf) {}
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (leaf_ && no_leaf_hooks.load(std::memory_order_acquire) && in_capture()) return grads;
     torch::autograd::variable_list changed = grads;
     at::Tensor& gradient = changed.at(output);
     for (const auto& hook : list.hooks()) {
@@ -112,6 +118,9 @@ class GradientHooks final : public torch::autograd::FunctionPreHook {
 
   const size_t output;
   HookList list;
+
+ private:
+  const bool leaf_;
 };
 
 class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
@@ -208,7 +217,7 @@ std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook
     const auto output = static_cast<size_t>(tensor.output_nr());
     GradientHooks* hooks = find_hooks(function->tensor_pre_hooks(), output);
     if (hooks == nullptr) {
-      auto made = std::make_unique<GradientHooks>(output);
+      auto made = std::make_unique<GradientHooks>(output, /*leaf=*/false);
       hooks = made.get();
       function->add_tensor_pre_hook(std::move(made));
     }
@@ -216,7 +225,7 @@ std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook
   }
   GradientHooks* hooks = find_hooks(impl::hooks(tensor), 0);
   if (hooks == nullptr) {
-    auto made = std::make_unique<GradientHooks>(0);
+    auto made = std::make_unique<GradientHooks>(0, /*leaf=*/true);
     hooks = made.get();
     impl::add_hook(tensor, std::move(made));
   }
@@ -235,6 +244,9 @@ std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook ho
   }
   return hooks->list.add(std::move(hook));
 }
+
+NoLeafHooks::NoLeafHooks() { no_leaf_hooks.store(true, std::memory_order_release); }
+NoLeafHooks::~NoLeafHooks() { no_leaf_hooks.store(false, std::memory_order_release); }
 
 void refuse_in_accumulation() {
   require(!accumulating,

@@ -59,6 +59,16 @@ std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook
 // not used. The thread holds the lock of the leaf's gradient meanwhile.
 std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook);
 
+// While it exists, captured backward passes do not call the hooks of leaves. There is one capture
+// in the process at a time, and this object's thread makes the capture.
+class NoLeafHooks {
+ public:
+  NoLeafHooks();
+  ~NoLeafHooks();
+  NoLeafHooks(const NoLeafHooks&) = delete;
+  NoLeafHooks& operator=(const NoLeafHooks&) = delete;
+};
+
 // INVALID_ARGUMENT in such a hook, for calls that would add to gradients, and wait for that lock.
 void refuse_in_accumulation();
 

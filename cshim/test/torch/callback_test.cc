@@ -216,6 +216,21 @@ TEST(Callback, GraphsAddToGradientsWithNodesOfTheirOwn) {
   ASSERT_OK(ts_tensor_forget_accumulators(nullptr, 0));
 }
 
+TEST(Callback, LeavesThatAreNotGivenAreFound) {
+  Tensor x = parameter({3});
+  Tensor w = parameter({4, 5});
+  Tensor product = Call("aten::mul", "Tensor").tensor(x).tensor(w).one();
+  ts_tensor* outputs[2] = {product, x};
+  ts_tensor* leaves[2] = {x, w};
+  EXPECT_OK(ts_tensor_check_leaves(outputs, 2, leaves, 2));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "Float [2]",
+               ts_tensor_check_leaves(outputs, 2, leaves, 1));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "Float [1]",
+               ts_tensor_check_leaves(outputs + 1, 1, leaves + 1, 1));
+  EXPECT_OK(ts_tensor_check_leaves(nullptr, 0, nullptr, 0));
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "NULL", ts_tensor_check_leaves(nullptr, 1, nullptr, 0));
+}
+
 TEST(Callback, RefusedArguments) {
   Tensor x = parameter({3});
   Tensor constant = make<float>({1}, {1});

@@ -1,0 +1,715 @@
+package torch
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// ErrPendingBackward is in the error of a [GraphedModule]'s Forward while its previous forward pass
+// can still have its backward pass: a second forward would overwrite what that backward needs. Call
+// Backward first, or close the results of a pass that has none (end the batch's scope); evaluate
+// under NoGrad; use one GraphedModule for each of several passes of one step.
+var ErrPendingBackward = errors.New("torch: the previous forward pass of the GraphedModule has not had its backward pass")
+
+// ErrOverwritten is in the error of a backward pass through a [GraphedModule] that another forward
+// pass has followed: what the backward needs is overwritten. Only a graph that BackwardOptions
+// .RetainGraph kept can come there.
+var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
+
+// GraphedModule runs a differentiable function of tensors, such as the forward pass of a module, as
+// two CUDA graphs inside of training that is otherwise eager: one replay for the forward pass, and
+// one for its part of Backward. PyTorch calls this make_graphed_callables. It pays where the host
+// is the limit, for parts of a model whose shapes do not change; [Graphed] and train.Stepper
+// capture a whole step.
+//
+// The first calls run the function eagerly (Warmup). The next one captures it and its backward, and
+// replays; nothing is computed twice, so running statistics and random numbers are those of the
+// eager function. A replay copies the arguments to memory of the graph and the results from it:
+// results and gradients are ordinary tensors, which later calls do not change. Gradients of
+// arguments and parameters reach Backward, Grad and the hooks of these tensors as usual.
+//
+// A call runs eagerly, and GraphedModuleStats says so, if
+//   - nothing requires gradients, or an argument is marked NoGrad;
+//   - an argument has another shape, dtype, device or mark of Autocast than at the capture, or
+//     requires gradients where it did not, or the reverse;
+//   - the tensors are on the CPU;
+//   - the caller's stream is being captured: the work becomes part of that graph;
+//   - the function could not be captured (GraphedModuleStats.Refused).
+//
+// The function must do the same work at every call and follow the rules of cuda.Capture: it must
+// not read values or wait. Modes that it reads on the host, such as training or evaluation of an
+// nn.Module, stay those of the capture: see nn.NewGraphed, which knows them. If a parameter or
+// another tensor that the function uses has received other memory (SetData, nn.To), it is captured
+// again.
+//
+// Between a forward pass and its backward pass no other forward pass may come: it returns
+// [ErrPendingBackward]. Gradients of gradients are not possible through the graphs, and are an
+// error of Grad.
+//
+// Calls may be made on any stream; a call on another stream than the previous one waits for the
+// work of that stream. The backward pass runs on the stream of its forward pass, as all operators
+// do. Several goroutines may use a GraphedModule, one pass after the other.
+type GraphedModule struct {
+	fn         func([]*Tensor) ([]*Tensor, error)
+	parameters []*Tensor
+	o          GraphedModuleOptions
+	pool       *modulePool
+
+	mu     sync.Mutex
+	entry  *moduleEntry // nil until a capture; guarded by mu, as are the following fields
+	kin    string       // of the arguments of the first call
+	args   []argument   // of the first call, for messages
+	warm   int          // eager calls with these arguments
+	busy   bool         // a goroutine captures
+	stats  GraphedModuleStats
+	closed bool
+
+	// The forward pass whose backward is possible, by its number; 0 for none. Not guarded by mu,
+	// since the end of a graph's node may come in any call.
+	pendingMu sync.Mutex
+	pending   uint64
+	passes    uint64 // guarded by mu
+}
+
+// GraphedModuleOptions are the options of [NewGraphedModule].
+type GraphedModuleOptions struct {
+	// Warmup is the number of eager calls before the capture; 0 means 3, as in PyTorch. Each should
+	// be followed by its backward pass, which prepares LibTorch's thread.
+	Warmup int
+
+	// SharePool is another GraphedModule whose graphs the new one shares memory with: memory that a
+	// graph needs only while it runs. Forward and backward passes of the modules may run in any
+	// order; the library orders their replays on the device.
+	SharePool *GraphedModule
+}
+
+// GraphedModuleStats counts the passes of a [GraphedModule].
+type GraphedModuleStats struct {
+	Calls    int64 // of Forward
+	Replays  int64 // calls that replayed the graph
+	Backward int64 // backward passes that replayed the graph
+	Eager    int64 // calls that ran the function: Calls - Replays, without those that failed
+	Captures int64
+	Stale    int64 // graphs dropped because a tensor that is no argument had moved
+	// Fallback says why the latest eager call did not replay; nil for calls that warm up.
+	Fallback error
+	// Refused says why the function could not be captured. It then always runs eagerly.
+	Refused error
+}
+
+// modulePool is the memory that the graphs of several modules share, and the stream on which they
+// are captured.
+type modulePool struct {
+	mu     sync.Mutex
+	on     moduleDevice
+	graphs []replayer // open graphs; any of them has the memory
+	used   bool       // there was a capture
+	users  int        // modules that are not closed
+}
+
+// moduleEntry is a captured pair of graphs.
+type moduleEntry struct {
+	device            cuda.Device
+	inputs            []*Tensor // of the graphs; leaves
+	recorded          []*Tensor // the results of the captured function, with their history
+	outputs           []*Tensor // the same memory without history
+	given             []*Tensor // gradients of the outputs; nil for an output without one
+	gradients         []*Tensor // of the arguments, then of the parameters; nil for none
+	needs             []bool    // whether these required gradients at the capture
+	forward, backward replayer
+	last              *cuda.Stream // of the latest pass; nil before the first
+}
+
+// NewGraphedModule returns fn as a GraphedModule, which the caller must close. fn receives handles
+// that end with the call, as [NewGraphed]'s function does. parameters are the leaves that fn uses
+// beside its arguments, whether or not they require gradients.
+//
+//	block := torch.NewGraphedModule(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+//		y := layer.Forward(in[0])
+//		return []*torch.Tensor{y}, y.Err()
+//	}, nn.Parameters(layer), torch.GraphedModuleOptions{})
+//	y, err := block.Forward(x)
+func NewGraphedModule(fn func(arguments []*Tensor) ([]*Tensor, error), parameters []*Tensor, o GraphedModuleOptions) *GraphedModule {
+	if o.Warmup < 1 {
+		o.Warmup = 3
+	}
+	m := &GraphedModule{fn: fn, parameters: parameters, o: o}
+	if o.SharePool != nil {
+		m.pool = o.SharePool.pool
+	}
+	if m.pool == nil {
+		m.pool = &modulePool{on: &sideStreams{}}
+	}
+	m.pool.mu.Lock()
+	m.pool.users++
+	m.pool.mu.Unlock()
+	return m
+}
+
+// Forward runs the function, or replays its graph, on the current stream, and returns the results
+// as an operator on the arguments does: in their youngest scope, with a history. The host does not
+// wait, except for some milliseconds during a capture.
+func (m *GraphedModule) Forward(arguments ...*Tensor) ([]*Tensor, error) {
+	const op = "GraphedModule.Forward"
+	if m == nil || m.fn == nil {
+		return nil, opError(op, arguments, invalid("the GraphedModule has no function: make one with NewGraphedModule"))
+	}
+	run, err := m.begin(arguments)
+	if err == nil && run == runCapture {
+		run, err = m.captureEntry(arguments)
+	}
+	var out []*Tensor
+	if err == nil && run == runReplay {
+		if out, err = m.replay(arguments); errors.Is(err, cuda.ErrStale) {
+			run, err = runEager, nil
+		}
+	}
+	if err == nil && run == runEager {
+		out, err = m.fn(arguments)
+	}
+	if err != nil {
+		return nil, opErrorOnce(op, arguments, err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if run == runEager {
+		m.stats.Eager++
+	} else {
+		m.stats.Replays++
+	}
+	return out, nil
+}
+
+// The ways of a call.
+const (
+	runEager = iota
+	runCapture
+	runReplay
+)
+
+// begin chooses the way of a call. For runCapture a call of captureEntry must follow.
+//
+// The function and its capture run without the lock, and so does what waits for a capture, because
+// a backward pass takes the lock on LibTorch's thread, which a capture needs.
+func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
+	args, err := describeAll("GraphedModule.Forward", arguments)
+	if err != nil {
+		return 0, err
+	}
+	capi.ReleaseCallbacks() // of results that were closed since: their backward will not come
+	var dropped *moduleEntry
+	defer func() { m.pool.free(dropped) }()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return 0, ErrClosed
+	}
+	m.stats.Calls++
+	m.stats.Fallback, err = m.refusal(args)
+	if err != nil || m.stats.Fallback != nil {
+		return runEager, err
+	}
+	if m.kin == "" {
+		m.kin, m.args = kin(args), args
+	}
+	switch {
+	case m.isPending() != 0:
+		return 0, ErrPendingBackward
+	case m.entry != nil && m.moved():
+		dropped = m.drop()
+		return runEager, nil
+	case m.entry != nil:
+		return runReplay, nil
+	case m.warm < m.o.Warmup:
+		m.warm++
+		return runEager, nil
+	}
+	m.busy = true
+	return runCapture, nil
+}
+
+// captureEntry makes the entry.
+func (m *GraphedModule) captureEntry(arguments []*Tensor) (run int, err error) {
+	var dropped *moduleEntry
+	defer func() { m.pool.free(dropped) }()
+	defer func() { // also if the function panics
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.busy = false
+	}()
+	e, err := m.capture(arguments)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case err == nil && m.closed:
+		dropped = e
+		return 0, ErrClosed
+	case err == nil:
+		m.entry = e
+		m.stats.Captures++
+		return runReplay, nil
+	case errors.Is(err, cuda.ErrCapture):
+		m.stats.Refused, m.stats.Fallback = err, err
+		return runEager, nil
+	}
+	return 0, err
+}
+
+// refusal returns why a call must run eagerly, or nil.
+func (m *GraphedModule) refusal(args []argument) (reason, err error) {
+	if m.stats.Refused != nil {
+		return m.stats.Refused, nil
+	}
+	if len(args) == 0 {
+		return invalid("there are no arguments"), nil
+	}
+	device, recorded := args[0].device, false
+	for i, a := range args {
+		if a.marks&noGrad != 0 {
+			return invalid("argument %d is marked NoGrad", i+1), nil
+		}
+		if a.device != device {
+			return invalid("argument %d is on %v, and argument 1 on %v", i+1, a.device, device), nil
+		}
+		recorded = recorded || a.requiresGrad
+	}
+	if !m.pool.on.captures(device) {
+		return invalid("argument 1 is on %v: graphs are for GPUs", device), nil
+	}
+	for i := 0; i < len(m.parameters) && !recorded; i++ {
+		recorded = m.parameters[i].RequiresGrad()
+	}
+	if !recorded {
+		return invalid("nothing requires gradients"), nil
+	}
+	if m.kin != "" && m.kin != kin(args) {
+		return otherKind(m.args, args), nil
+	}
+	if m.busy {
+		return invalid("another goroutine captures the function"), nil
+	}
+	capturing, err := m.pool.on.capturing(device)
+	if capturing {
+		reason = invalid("the current stream is being captured")
+	}
+	return reason, err
+}
+
+// otherKind returns an error that describes the first argument of another kind.
+func otherKind(was, is []argument) error {
+	if len(was) != len(is) {
+		return invalid("%d arguments, and the graph is for %d", len(is), len(was))
+	}
+	for i := range is {
+		if a, b := was[i].kind(), is[i].kind(); a != b {
+			return invalid("argument %d is %s, and the graph is for %s", i+1, b, a)
+		}
+	}
+	return invalid("the arguments are not those of the graph")
+}
+
+// capture returns a new entry.
+func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error) {
+	m.pool.mu.Lock()
+	defer m.pool.mu.Unlock()
+	e = &moduleEntry{device: arguments[0].Device()}
+	defer func() {
+		if err != nil {
+			m.pool.close(e)
+			e = nil
+		}
+	}()
+	// LibTorch has one node for each leaf that adds to its gradient, with a stream. The captured
+	// passes must not get that of an eager pass, nor later passes that of the capture.
+	if err := forgetAccumulators(m.parameters); err != nil {
+		return e, err
+	}
+	defer func() { err = errors.Join(err, forgetAccumulators(m.parameters)) }()
+	return e, m.pool.on.begin(e.device, func() error {
+		if err := e.makeInputs(arguments); err != nil {
+			return err
+		}
+		if err := m.pool.on.makeRoom(e.device, !m.pool.used); err != nil {
+			return err
+		}
+		m.pool.used = true
+		e.forward, err = m.pool.capture(e.device, func() error { return e.captureForward(m.fn) })
+		if err != nil {
+			return err
+		}
+		outputs, given, err := e.makeGradients(m.parameters)
+		if err != nil {
+			return err
+		}
+		e.backward, err = m.pool.capture(e.device, func() error { return e.captureBackward(outputs, given, m.parameters) })
+		return err
+	})
+}
+
+// makeGradients makes the gradients of the outputs that have some, for the backward graph, and
+// returns both.
+func (e *moduleEntry) makeGradients(parameters []*Tensor) (outputs, given []*Tensor, err error) {
+	// The gradient of another leaf would be missing.
+	leaves := append(append([]*Tensor(nil), e.inputs...), parameters...)
+	all := append(append([]*Tensor(nil), leaves...), e.recorded...)
+	err = with("GraphedModule.Forward", all, func(c []*capi.Tensor) error {
+		return capi.CheckLeaves(c[len(leaves):], c[:len(leaves)])
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, t := range e.recorded {
+		var g *Tensor
+		if t.RequiresGrad() {
+			g = unscoped(t.NoGrad().EmptyLike())
+			outputs, given = append(outputs, t), append(given, g)
+			err = errors.Join(err, g.Err())
+		}
+		e.given = append(e.given, g)
+	}
+	if len(outputs) == 0 {
+		err = &capi.Error{Code: capi.CodeCapture, Origin: "torch", Message: "no result depends on an argument or a parameter that requires gradients"}
+	}
+	return outputs, given, err
+}
+
+// makeInputs makes the inputs of the graphs, with the arguments' values.
+func (e *moduleEntry) makeInputs(arguments []*Tensor) error {
+	for _, a := range arguments {
+		x := unscoped(a.NoGrad().Clone())
+		x.marks = a.marks
+		e.inputs = append(e.inputs, x)
+		if err := x.Err(); err != nil {
+			return err
+		}
+		if a.RequiresGrad() {
+			if err := x.SetRequiresGrad(true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (e *moduleEntry) captureForward(fn func([]*Tensor) ([]*Tensor, error)) error {
+	scope := NewScope("a captured call of a GraphedModule")
+	defer scope.Close()
+	in := make([]*Tensor, len(e.inputs))
+	for i, t := range e.inputs {
+		in[i] = t.within(scope)
+	}
+	out, err := fn(in)
+	if err != nil {
+		return err
+	}
+	if len(out) == 0 {
+		return invalid("the function returned no results")
+	}
+	for _, t := range out {
+		// The history stays: it keeps what backward reads, so that no graph that is captured later
+		// in the same memory gets that memory.
+		e.recorded = append(e.recorded, t.reference("Keep", nil))
+		e.outputs = append(e.outputs, unscoped(t.Detach()))
+		if err := t.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *moduleEntry) captureBackward(outputs, given, parameters []*Tensor) error {
+	all := append(append([]*Tensor(nil), e.inputs...), parameters...)
+	e.gradients, e.needs = make([]*Tensor, len(all)), make([]bool, len(all))
+	var with []*Tensor
+	var at []int
+	for i, t := range all {
+		if e.needs[i] = t.RequiresGrad(); e.needs[i] {
+			with, at = append(with, t), append(at, i)
+		}
+	}
+	// The hooks of leaves are called in the passes that replay the graph.
+	found, err := Grad(outputs, with, GradOptions{Gradients: given, RetainGraph: true, AllowUnused: true, noLeafHooks: true})
+	for i, g := range found {
+		if g != nil {
+			e.gradients[at[i]] = unscoped(g)
+		}
+	}
+	return err
+}
+
+// moved reports whether parameters that required no gradients at the capture require some now. The
+// caller holds mu.
+func (m *GraphedModule) moved() bool {
+	for i, p := range m.parameters {
+		if !m.entry.needs[len(m.entry.inputs)+i] && p.RequiresGrad() {
+			return true
+		}
+	}
+	return false
+}
+
+// replay runs a call with the graphs.
+func (m *GraphedModule) replay(arguments []*Tensor) ([]*Tensor, error) {
+	var dropped *moduleEntry
+	defer func() { m.pool.free(dropped) }()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.entry
+	switch { // other goroutines may have been faster
+	case e == nil:
+		return nil, ErrClosed
+	case m.isPending() != 0:
+		return nil, ErrPendingBackward
+	}
+	// The previous pass may have run on another stream. There it reads the inputs and gradients of
+	// the graphs, and copies their results.
+	now, err := m.pool.on.follow(e.device, e.last)
+	if err != nil {
+		return nil, err
+	}
+	e.last = &now
+	for i, x := range e.inputs {
+		if err := x.CopyFrom(arguments[i], CopyOptions{NonBlocking: true}); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.pool.on.replay(e.forward, e.device); err != nil {
+		if errors.Is(err, cuda.ErrStale) {
+			dropped = m.drop()
+		}
+		return nil, err
+	}
+	return m.attach(e, arguments)
+}
+
+// attach returns copies of the graph's outputs, with the backward graph as their history.
+func (m *GraphedModule) attach(e *moduleEntry, arguments []*Tensor) ([]*Tensor, error) {
+	const op = "GraphedModule.Forward"
+	scope := NewScope("a call of a GraphedModule")
+	defer scope.Close()
+	var owner *Scope
+	for _, a := range arguments {
+		owner = youngest(owner, a.scope)
+	}
+	all := append(append([]*Tensor(nil), arguments...), m.parameters...)
+	inputs := len(all)
+	constant := make([]bool, len(e.outputs))
+	for i, t := range e.outputs {
+		constant[i] = e.given[i] == nil
+		all = append(all, t.within(scope).Clone())
+	}
+	m.passes++
+	pass := m.passes
+	var found []*capi.Tensor
+	err := with(op, all, func(c []*capi.Tensor) (err error) {
+		found, err = capi.AttachFunction(capi.Function{
+			Name: "GraphedModule", Inputs: c[:inputs], Outputs: c[inputs:], Constant: constant,
+			Backward: callback(op, func(in []*Tensor) ([]*Tensor, error) { return m.backward(e, pass, in) }),
+			Ended:    func() { m.setPending(pass, 0) },
+		})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	m.setPending(m.isPending(), pass)
+	out := make([]*Tensor, len(found))
+	for i, c := range found {
+		out[i] = provenance{owner, e.recorded[i].marks}.result(c)
+		err = errors.Join(err, out[i].failure())
+	}
+	return out, err
+}
+
+// backward runs in a backward pass, on the thread and stream that LibTorch chooses. gradients are
+// those of the outputs, nil for one without.
+func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tensor) ([]*Tensor, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.closed:
+		return nil, ErrClosed
+	case m.entry != e || m.passes != pass:
+		return nil, ErrOverwritten
+	}
+	var scope *Scope
+	for i, g := range gradients {
+		if g == nil {
+			continue
+		}
+		if g.marks&noGrad == 0 {
+			return nil, invalid("a GraphedModule has no gradients of gradients (CreateGraph): run its function eagerly")
+		}
+		scope = g.scope
+		if err := e.given[i].CopyFrom(g, CopyOptions{NonBlocking: true}); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.pool.on.replay(e.backward, e.device); err != nil {
+		return nil, err
+	}
+	results := make([]*Tensor, len(e.gradients))
+	var to, from []*Tensor
+	for i, g := range e.gradients {
+		if g != nil {
+			results[i] = g.within(scope).EmptyLike()
+			to, from = append(to, results[i]), append(from, g)
+		}
+	}
+	if len(to) > 0 {
+		if err := ForeachCopy_(to, from); err != nil {
+			return nil, err
+		}
+	}
+	m.setPending(pass, 0)
+	m.stats.Backward++
+	return results, nil
+}
+
+// isPending returns the pass whose backward has yet to come, or 0.
+func (m *GraphedModule) isPending() uint64 {
+	m.pendingMu.Lock()
+	defer m.pendingMu.Unlock()
+	return m.pending
+}
+
+// setPending replaces the pass whose backward has yet to come, if it is from.
+func (m *GraphedModule) setPending(from, to uint64) {
+	m.pendingMu.Lock()
+	defer m.pendingMu.Unlock()
+	if m.pending == from {
+		m.pending = to
+	}
+}
+
+// Stats returns the counts so far.
+func (m *GraphedModule) Stats() GraphedModuleStats {
+	if m == nil {
+		return GraphedModuleStats{}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stats
+}
+
+// Close frees the graphs. Results and gradients stay; queued replays still run. A backward pass
+// that has yet to come returns ErrClosed, and so does Forward. Further calls do nothing.
+func (m *GraphedModule) Close() error {
+	if m == nil || m.fn == nil {
+		return nil
+	}
+	m.mu.Lock()
+	if m.closed {
+		m.mu.Unlock()
+		return nil
+	}
+	m.closed = true
+	e := m.entry
+	m.entry = nil
+	m.mu.Unlock()
+	m.pool.free(e)
+	m.pool.mu.Lock()
+	defer m.pool.mu.Unlock()
+	if m.pool.users--; m.pool.users == 0 {
+		return m.pool.on.close()
+	}
+	return nil
+}
+
+// drop returns the entry, which the caller frees without the lock, after a tensor that is no
+// argument has moved. The next call is eager: libraries may prepare themselves for the new memory.
+func (m *GraphedModule) drop() *moduleEntry {
+	e := m.entry
+	m.entry = nil
+	m.stats.Stale++
+	m.warm = m.o.Warmup
+	return e
+}
+
+// capture captures fn with the memory of the pool. The caller holds mu.
+func (p *modulePool) capture(device cuda.Device, fn func() error) (replayer, error) {
+	var share replayer
+	if len(p.graphs) > 0 {
+		share = p.graphs[0]
+	}
+	graph, err := p.on.capture(device, share, fn)
+	if err == nil {
+		p.graphs = append(p.graphs, graph)
+	}
+	return graph, err
+}
+
+// free frees what the entry has, which may be nil.
+func (p *modulePool) free(e *moduleEntry) {
+	if e == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.close(e)
+}
+
+// close implements free. The caller holds mu.
+func (p *modulePool) close(e *moduleEntry) {
+	for _, each := range [][]*Tensor{e.inputs, e.recorded, e.outputs, e.given, e.gradients} {
+		for _, t := range each {
+			if t == nil {
+				continue
+			}
+			// The latest pass may still use the memory, on a stream that has not allocated it.
+			if e.last != nil && t.Err() == nil {
+				if err := p.on.release(t, *e.last); err != nil {
+					slog.Debug("torch: memory of a GraphedModule is not marked as used", "error", err)
+				}
+			}
+			t.Close()
+		}
+	}
+	for _, graph := range []replayer{e.forward, e.backward} {
+		if graph == nil {
+			continue
+		}
+		p.graphs = slices.DeleteFunc(p.graphs, func(g replayer) bool { return g == graph })
+		graph.Close()
+	}
+}
+
+// moduleDevice is the access of a GraphedModule to devices. Tests replace it.
+type moduleDevice interface {
+	capturer
+	// capturing reports whether the current stream is being captured.
+	capturing(device cuda.Device) (bool, error)
+	// follow returns the current stream, after making it wait for the work of the last one.
+	follow(device cuda.Device, last *cuda.Stream) (cuda.Stream, error)
+	// release makes the memory of a tensor, once freed, wait for the work of the stream.
+	release(t *Tensor, last cuda.Stream) error
+}
+
+func (s *sideStreams) capturing(device cuda.Device) (bool, error) {
+	stream, err := cuda.GetCurrentCUDAStream(device)
+	if err != nil {
+		return false, err
+	}
+	return stream.Capturing()
+}
+
+func (s *sideStreams) follow(device cuda.Device, last *cuda.Stream) (cuda.Stream, error) {
+	now, err := cuda.GetCurrentCUDAStream(device)
+	if err == nil && last != nil && *last != now {
+		err = cuda.Join(now, *last)
+	}
+	return now, err
+}
+
+func (s *sideStreams) release(t *Tensor, last cuda.Stream) error { return t.RecordStream(last) }
+
+// forgetAccumulators makes graphs recorded from now on add to the leaves' gradients with nodes of
+// their own.
+func forgetAccumulators(leaves []*Tensor) error {
+	return with("GraphedModule.Forward", leaves, capi.ForgetAccumulators)
+}

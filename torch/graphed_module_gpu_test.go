@@ -1,0 +1,274 @@
+package torch_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// blocks is a network of two blocks, each of which can be a GraphedModule.
+type blocks struct {
+	t       *testing.T
+	weights [2]*torch.Tensor
+	forward [2]func(...*torch.Tensor) ([]*torch.Tensor, error)
+	modules []*torch.GraphedModule
+	hooks   int
+	sums    int
+}
+
+func newBlocks(t *testing.T, graph bool) *blocks {
+	t.Helper()
+	if err := torch.ManualSeed(7); err != nil {
+		t.Fatal(err)
+	}
+	b := &blocks{t: t}
+	for i := range b.weights {
+		w, err := torch.Randn(cuda.CPU, torch.Float32, 64, 64)
+		must(t, w, err)
+		moved := w.MulScalar(0.1).To(gpu)
+		w = moved.Keep()
+		moved.Close()
+		b.weights[i] = must(t, w, errors.Join(w.Err(), w.SetRequiresGrad(true)))
+		fn := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+			y := in[0].MatMul(w).ReLU().Dropout(0.25, true).Add(in[0])
+			return []*torch.Tensor{y, y.Square().Mean()}, y.Err()
+		}
+		b.forward[i] = func(in ...*torch.Tensor) ([]*torch.Tensor, error) { return fn(in) }
+		if graph {
+			o := torch.GraphedModuleOptions{Warmup: 2}
+			if i > 0 {
+				o.SharePool = b.modules[0]
+			}
+			m := torch.NewGraphedModule(fn, []*torch.Tensor{w}, o)
+			t.Cleanup(func() { m.Close() })
+			b.modules, b.forward[i] = append(b.modules, m), m.Forward
+		}
+		h, err := w.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) {
+			b.hooks++
+			return g.MulScalar(2), nil
+		})
+		register(t, h, err)
+		h, err = w.RegisterPostAccumulateGradHook(func(*torch.Tensor) error { b.sums++; return nil })
+		register(t, h, err)
+	}
+	return b
+}
+
+// step makes one step, in the order of the blocks or in the other one, and returns the loss.
+func (b *blocks) step(n int, autocast bool) float32 {
+	b.t.Helper()
+	scope := torch.NewScope("step")
+	defer scope.Close()
+	x, err := torch.Full(gpu, torch.Float32, 0.01*float64(n+1), 32, 64)
+	x = scope.Own(x)
+	err = errors.Join(err, x.SetRequiresGrad(true)) // both blocks get an input that does
+	if autocast {
+		x = x.Autocast(torch.BFloat16)
+	}
+	order := [2]int{0, 1}
+	if n%2 == 1 {
+		order = [2]int{1, 0}
+	}
+	h, loss := x, x.Sum().MulScalar(0)
+	for _, i := range order {
+		out, e := b.forward[i](h)
+		if e != nil {
+			b.t.Fatal(e)
+		}
+		h, loss = out[0], loss.Add(out[1])
+	}
+	loss = loss.Add(h.Mean())
+	if err = errors.Join(err, loss.Backward()); err != nil {
+		b.t.Fatal(err)
+	}
+	if n%3 != 0 { // otherwise the next step adds to the gradients
+		for _, w := range b.weights {
+			err = errors.Join(err, w.NoGrad().Sub_(w.In(scope).Grad().MulScalar(0.1)).Err())
+		}
+		err = errors.Join(err, torch.ClearGrads(b.weights[:]...))
+	}
+	value, e := loss.Float64()
+	if err = errors.Join(err, e); err != nil {
+		b.t.Fatal(err)
+	}
+	return float32(value)
+}
+
+// Two modules in one pool, in both orders, train as they do without graphs: with dropout, hooks,
+// gradients that are added over two steps, and under autocast.
+func TestGraphedModulesTrainAsWithoutGraphs(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	for name, autocast := range map[string]bool{"float32": false, "autocast": true} {
+		t.Run(name, func(t *testing.T) {
+			const steps = 24
+			eager := newBlocks(t, false)
+			var want [steps]float32
+			for n := range want {
+				want[n] = eager.step(n, autocast)
+			}
+			graphed := newBlocks(t, true)
+			var reserved int64
+			for n := range want {
+				got := graphed.step(n, autocast)
+				if d := got - want[n]; d > 1e-2*want[n] || d < -1e-2*want[n] {
+					t.Errorf("step %d: loss %v, want %v", n, got, want[n])
+				}
+				if n == steps/2-1 { // without gradients, as after the last step
+					m, err := gpu.Memory()
+					if err != nil {
+						t.Fatal(err)
+					}
+					reserved = m.Allocated
+				}
+			}
+			m, err := gpu.Memory()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m.Allocated != reserved {
+				t.Errorf("%d bytes after %d steps, %d after %d", m.Allocated, steps, reserved, steps/2)
+			}
+			tolerance := cudatest.Tolerance{Relative: 2e-2, Absolute: 2e-3}
+			for i, w := range graphed.weights {
+				cudatest.Equal(t, w, eager.weights[i], tolerance)
+			}
+			for i, m := range graphed.modules {
+				if s := m.Stats(); s.Captures != 1 || s.Replays != steps-2 || s.Backward != steps-2 || s.Refused != nil {
+					t.Errorf("module %d: %+v", i, s)
+				}
+			}
+			if graphed.hooks != 2*steps || graphed.sums != 2*steps {
+				t.Errorf("%d and %d calls of hooks, want %d of each", graphed.hooks, graphed.sums, 2*steps)
+			}
+		})
+	}
+}
+
+// In a captured function a GraphedModule runs eagerly, as part of that graph.
+func TestGraphedModuleInACapture(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	w := onDevice(t, []float32{3})
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	m := torch.NewGraphedModule(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		return []*torch.Tensor{in[0].Mul(w)}, nil
+	}, []*torch.Tensor{w}, torch.GraphedModuleOptions{Warmup: 1})
+	defer m.Close()
+	outer := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) { return m.Forward(in...) }, torch.GraphedOptions{})
+	defer outer.Close()
+	x := onDevice(t, []float32{5})
+	for range 4 {
+		out, err := outer.Call(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantValues(t, out[0], 15)
+	}
+	if s := m.Stats(); s.Captures != 0 || s.Fallback == nil || !strings.Contains(s.Fallback.Error(), "is being captured") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// product is a module whose graphs are captured: x times 2, of the elements of an ordering.
+func product(o *ordering) (m *torch.GraphedModule, w *torch.Tensor) {
+	w, err := torch.Full(gpu, torch.Float32, 2, 1)
+	o.check(err)
+	w = o.scope.Own(w)
+	o.check(w.SetRequiresGrad(true))
+	m = torch.NewGraphedModule(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		return []*torch.Tensor{in[0].Mul(w)}, nil
+	}, []*torch.Tensor{w}, torch.GraphedModuleOptions{Warmup: 1})
+	o.t.Cleanup(func() { m.Close() })
+	o.check(gpu.Synchronize())
+	for m.Stats().Replays == 0 {
+		o.on(o.streams[0], func() error {
+			scope := torch.NewScope("warm up")
+			defer scope.Close()
+			return trained(m, o.src.In(scope)).Err()
+		})
+	}
+	o.check(errors.Join(torch.ClearGrads(w), gpu.Synchronize()))
+	return m, w
+}
+
+// trained returns the result of a forward pass, after its backward pass.
+func trained(m *torch.GraphedModule, x *torch.Tensor) *torch.Tensor {
+	out, err := m.Forward(x)
+	if err == nil {
+		err = out[0].Sum().Backward()
+	}
+	if err != nil {
+		return torch.Fail("trained", err)
+	}
+	return out[0]
+}
+
+// A call on another stream does not write the argument of the previous call, which is still to run,
+// into the graph's memory.
+func TestGraphedModuleIsOrdered(t *testing.T) {
+	o := newOrdering(t)
+	m, w := product(o)
+	for range 3 {
+		o.reset()
+		o.check(errors.Join(o.dst.Fill_(freshValue).Err(), torch.ClearGrads(w), gpu.Synchronize()))
+		o.on(o.streams[0], func() error {
+			if err := o.busy(); err != nil {
+				return err
+			}
+			return o.read.CopyFrom(trained(m, o.src.In(o.scope)), torch.CopyOptions{})
+		})
+		o.on(o.streams[1], func() error {
+			scope := torch.NewScope("another stream")
+			defer scope.Close()
+			_, err := m.Forward(o.dst.In(scope))
+			return err
+		})
+		o.want("the result of the earlier call", 2*staleValue)
+		g := w.Grad()
+		wantValues(t, g, staleValue*orderedElements)
+		g.Close()
+	}
+}
+
+// Close frees memory that a stream has still to use. It is not reused before.
+func TestGraphedModuleMayBeClosed(t *testing.T) {
+	o := newOrdering(t)
+	m, _ := product(o)
+	o.reset()
+	o.on(o.streams[0], func() error {
+		if err := o.busy(); err != nil {
+			return err
+		}
+		return errors.Join(o.read.CopyFrom(trained(m, o.src.In(o.scope)), torch.CopyOptions{}), m.Close())
+	})
+	// The module's stream has no work, so one of the next owned streams gets it at once.
+	var others []*torch.Tensor
+	for range 8 {
+		own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+		o.check(err)
+		defer own.Close()
+		o.on(own.Stream, func() error {
+			for range 3 {
+				x, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
+				if err != nil {
+					return err
+				}
+				others = append(others, o.scope.Own(x))
+			}
+			return nil
+		})
+	}
+	o.want("the result", 2*staleValue)
+	for _, x := range others {
+		got, err := x.Float32s()
+		o.check(err)
+		if got[0] != -1 || got[orderedElements-1] != -1 {
+			t.Fatalf("new memory has %v and %v, want -1: the module's copy wrote there", got[0], got[orderedElements-1])
+		}
+	}
+}
