@@ -677,5 +677,6 @@ func (s *sideStreams) close() (err error) {
 	for _, own := range s.streams {
 		err = errors.Join(err, own.Close())
 	}
+	s.streams = nil
 	return err
 }

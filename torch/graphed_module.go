@@ -95,7 +95,7 @@ type GraphedModuleStats struct {
 	Backward int64 // backward passes that replayed the graph
 	Eager    int64 // calls that ran the function: Calls - Replays, without those that failed
 	Captures int64
-	Stale    int64 // graphs dropped because a tensor that is no argument had moved
+	Stale    int64 // calls that dropped graphs, because a tensor that is no argument had moved
 	// Fallback says why the latest eager call did not replay; nil for calls that warm up.
 	Fallback error
 	// Refused says why the function could not be captured. It then always runs eagerly.
