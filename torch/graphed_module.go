@@ -39,7 +39,8 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 //     requires gradients where it did not, or the reverse;
 //   - the tensors are on the CPU;
 //   - the caller's stream is being captured: the work becomes part of that graph;
-//   - the function could not be captured (GraphedModuleStats.Refused).
+//   - the function could not be captured (GraphedModuleStats.Refused), or a parameter was given
+//     to a dist.DataParallel before the capture. Make the DataParallel after the first replay.
 //
 // The function must do the same work at every call and follow the rules of cuda.Capture: it must
 // not read values or wait. Modes that it reads on the host, such as training or evaluation of an

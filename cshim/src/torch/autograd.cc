@@ -187,7 +187,15 @@ ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count)
     ts::require(count >= 0, "count is negative");
     ts::require(count == 0 || leaves != nullptr, "leaves is NULL");
     for (int64_t i = 0; i < count; ++i) {
-      ts::require(ts::value_of(leaves[i], "a leaf").is_leaf(), "a tensor is not a leaf");
+      const at::Tensor leaf = ts::value_of(leaves[i], "a leaf");
+      ts::require(leaf.is_leaf(), "a tensor is not a leaf");
+      const auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
+      if (node != nullptr && !node->post_hooks().empty()) {
+        throw ts::Failure(
+            TS_ERROR_CAPTURE,
+            "what adds to a leaf's gradient has hooks, such as those of data-parallel "
+            "training, which would not be called any more");
+      }
     }
     for (int64_t i = 0; i < count; ++i) {
       auto* meta = torch::autograd::impl::get_autograd_meta(ts::value_of(leaves[i]));
