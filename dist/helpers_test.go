@@ -156,6 +156,9 @@ func launchJob(t *testing.T, n int, worker string, environment ...string) []*pro
 		p.Stdout, p.Stderr = &p.output, &p.output
 		p.Env = append(os.Environ(), append([]string{workerVariable + "=" + worker, "RANK=" + r, "LOCAL_RANK=" + r, "WORLD_SIZE=" + strconv.Itoa(n),
 			"LOCAL_WORLD_SIZE=" + strconv.Itoa(n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, "OMP_NUM_THREADS=1"}, environment...)...)
+		if os.Getenv("NCCL_NVLS_ENABLE") == "" { // multicast belongs to the whole machine
+			p.Env = append(p.Env, "NCCL_NVLS_ENABLE=0")
+		}
 		if err := p.Start(); err != nil {
 			t.Fatal(err)
 		}

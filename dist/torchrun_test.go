@@ -71,7 +71,7 @@ func TestTorchrunLaunches(t *testing.T) {
 	}
 	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer stop()
-	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", os.Args[0])
+	run := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--no-python", os.Args[0])
 	run.Env = append(os.Environ(), workerVariable+"=torchrun")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

@@ -46,6 +46,8 @@ for folder in "$(dirname "$torch")"/nvidia/*/lib; do [[ -d $folder ]] && path+=:
 # A LibTorch without NVIDIA's wheels beside it uses the system's toolkit.
 for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do [[ -d $folder ]] && path+=:$folder; done
 export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# NVLink multicast belongs to the whole machine, whose other GPUs may be somebody else's.
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 export TMPDIR=${TMPDIR:-/tmp}
 archive=${ARCHIVE:-$TMPDIR/torchstream-photos-${COUNT:-8000}.tgz}
 
