@@ -148,5 +148,5 @@ libtorch-path: ## print the folder of LibTorch (like a site-packages), and insta
 
 .PHONY: clean
 clean: ## remove build outputs and the indexes of archives in this folder; keep LibTorch's cache
-	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle dist bin
+	rm -rf cshim/build cshim/build-* gpu-bundle fuzz-bundle release bin
 	find . -name '*.tsidx' -not -path '*/testdata/*' -not -path './.git/*' -delete

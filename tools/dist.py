@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Make the release archive: both libraries, headers, pkg-config files, the CMake package, licences, and a list of parts.
 
-  dist.py [OUT]     write torchstream-VERSION-libtorch-VERSION-linux-x86_64.tar.gz and its .sha256 into OUT (default dist)
+  dist.py [OUT]     write torchstream-VERSION-libtorch-VERSION-linux-x86_64.tar.gz and its .sha256 into OUT (default release)
 
 The archive has no path of this machine. Two builds of one commit on one distribution have the same bytes: times are
 SOURCE_DATE_EPOCH (default: the time of the commit), names are sorted, owners are numbers. LibTorch is not in it: it lies
@@ -243,7 +243,7 @@ def main(args):
     if len(args) > 1 or args and args[0].startswith("-"):
         print(__doc__.strip(), file=sys.stderr)
         return 2
-    out = os.path.abspath(args[0] if args else os.path.join(ROOT, "dist"))
+    out = os.path.abspath(args[0] if args else os.path.join(ROOT, "release"))
     time = epoch()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
     subprocess.run([os.path.join(ROOT, "cshim", "setup", "shim.sh"), BUILD, "-DTS_RELOCATABLE=ON"], check=True)
