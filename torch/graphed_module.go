@@ -3,6 +3,7 @@ package torch
 import (
 	"errors"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 
@@ -27,8 +28,8 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 // is the limit, for parts of a model whose shapes do not change; [Graphed] and train.Stepper
 // capture a whole step.
 //
-// The first calls run the function eagerly (Warmup). The next one captures it and its backward, and
-// replays; nothing is computed twice, so running statistics and random numbers are those of the
+// The first calls run the function eagerly (Warmup), and the last of them then captures it and its
+// backward. Nothing is computed twice, so running statistics and random numbers are those of the
 // eager function. A replay copies the arguments to memory of the graph and the results from it:
 // results and gradients are ordinary tensors, which later calls do not change. Gradients of
 // arguments and parameters reach Backward, Grad and the hooks of these tensors as usual.
@@ -79,8 +80,9 @@ type GraphedModule struct {
 
 // GraphedModuleOptions are the options of [NewGraphedModule].
 type GraphedModuleOptions struct {
-	// Warmup is the number of eager calls before the capture; 0 means 3, as in PyTorch. Each should
-	// be followed by its backward pass, which prepares LibTorch's thread.
+	// Warmup is the number of eager calls before the first replay; 0 means 3, as in PyTorch. The
+	// last of them captures the function too. The others should be followed by their backward
+	// passes, which prepare LibTorch's thread.
 	Warmup int
 
 	// SharePool is another GraphedModule whose graphs the new one shares memory with: memory that a
@@ -161,27 +163,28 @@ func (m *GraphedModule) Forward(arguments ...*Tensor) ([]*Tensor, error) {
 		return nil, opError(op, arguments, invalid("the GraphedModule has no function: make one with NewGraphedModule"))
 	}
 	run, err := m.begin(arguments)
-	if err == nil && run == runCapture {
-		run, err = m.captureEntry(arguments)
-	}
 	var out []*Tensor
 	if err == nil && run == runReplay {
 		if out, err = m.replay(arguments); errors.Is(err, cuda.ErrStale) {
 			run, err = runEager, nil
 		}
 	}
-	if err == nil && run == runEager {
+	switch {
+	case err != nil:
+	case run == runEager:
 		out, err = m.fn(arguments)
+	case run == runCapture:
+		out, err = m.runAndCapture(arguments)
 	}
 	if err != nil {
 		return nil, opErrorOnce(op, arguments, err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if run == runEager {
-		m.stats.Eager++
-	} else {
+	if run == runReplay {
 		m.stats.Replays++
+	} else {
+		m.stats.Eager++
 	}
 	return out, nil
 }
@@ -193,7 +196,7 @@ const (
 	runReplay
 )
 
-// begin chooses the way of a call. For runCapture a call of captureEntry must follow.
+// begin chooses the way of a call. For runCapture a call of runAndCapture must follow.
 //
 // The function and its capture run without the lock, and so does what waits for a capture, because
 // a backward pass takes the lock on LibTorch's thread, which a capture needs.
@@ -226,7 +229,7 @@ func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
 		return runEager, nil
 	case m.entry != nil:
 		return runReplay, nil
-	case m.warm < m.o.Warmup:
+	case m.warm < m.o.Warmup-1:
 		m.warm++
 		return runEager, nil
 	}
@@ -234,8 +237,11 @@ func (m *GraphedModule) begin(arguments []*Tensor) (run int, err error) {
 	return runCapture, nil
 }
 
-// captureEntry makes the entry.
-func (m *GraphedModule) captureEntry(arguments []*Tensor) (run int, err error) {
+// runAndCapture runs the function eagerly and then captures it, for the calls that follow. Both are
+// on one OS thread, for which libraries prepare themselves at their first use.
+func (m *GraphedModule) runAndCapture(arguments []*Tensor) (out []*Tensor, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	var dropped *moduleEntry
 	defer func() { m.pool.free(dropped) }()
 	defer func() { // also if the function panics
@@ -243,22 +249,24 @@ func (m *GraphedModule) captureEntry(arguments []*Tensor) (run int, err error) {
 		defer m.mu.Unlock()
 		m.busy = false
 	}()
+	if out, err = m.fn(arguments); err != nil {
+		return nil, err
+	}
 	e, err := m.capture(arguments)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
 	case err == nil && m.closed:
 		dropped = e
-		return 0, ErrClosed
 	case err == nil:
 		m.entry = e
 		m.stats.Captures++
-		return runReplay, nil
 	case errors.Is(err, cuda.ErrCapture):
 		m.stats.Refused, m.stats.Fallback = err, err
-		return runEager, nil
+	default:
+		return nil, err
 	}
-	return 0, err
+	return out, nil
 }
 
 // refusal returns why a call must run eagerly, or nil.
@@ -623,12 +631,12 @@ func (m *GraphedModule) Close() error {
 }
 
 // drop returns the entry, which the caller frees without the lock, after a tensor that is no
-// argument has moved. The next call is eager: libraries may prepare themselves for the new memory.
+// argument has moved. The next call captures again.
 func (m *GraphedModule) drop() *moduleEntry {
 	e := m.entry
 	m.entry = nil
 	m.stats.Stale++
-	m.warm = m.o.Warmup
+	m.warm = m.o.Warmup - 1
 	return e
 }
 

@@ -175,7 +175,10 @@ func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
 // passes makes forward and backward passes until the module replays.
 func passes(t *testing.T, m *GraphedModule, x *Tensor) {
 	t.Helper()
-	for m.Stats().Replays == 0 {
+	for n := 0; m.Stats().Replays == 0; n++ {
+		if n == 10 {
+			t.Fatalf("no replay: %+v", m.Stats())
+		}
 		scope := NewScope("pass")
 		out, err := m.Forward(x.In(scope))
 		if err == nil {
@@ -373,8 +376,13 @@ func TestGraphedModuleThatCannotBeCaptured(t *testing.T) {
 			broken.Forward(x.In(s))
 		}
 	}()
-	if _, err := broken.Forward(x.In(s)); err != nil || broken.Stats().Replays != 1 {
-		t.Errorf("after a panic in the capture: %v, %+v", err, broken.Stats())
+	for range 2 {
+		if _, err := broken.Forward(x.In(s)); err != nil {
+			t.Errorf("after a panic in the capture: %v", err)
+		}
+	}
+	if st := broken.Stats(); st.Replays != 1 {
+		t.Errorf("after a panic in the capture: %+v", st)
 	}
 }
 
