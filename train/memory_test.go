@@ -160,6 +160,9 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 			}
 		}
 	}
+	// As in Run: LibTorch keeps a team of OpenMP threads for each thread that has called it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	run(steps / 5)
 	before := use(t, device, !off)
 	run(steps)

@@ -197,16 +197,16 @@ func operatorTable() []operatorEntry {
 // benchOperators measures the host time of operators on tiny tensors, from Go and from C++.
 func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench operators", "Measures the host time of operators on tiny tensors, called from Go and, in turn, from C++: what the way through Go costs. Results are\n"+
-		"freed 100 calls at a time, by a scope in Go, as those of a training step are.", stderr)
+		"freed 400 calls at a time, by a scope in Go, as those of a training step are.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
 	device := set.String("device", "", "cpu, cuda, cuda:1, ... (default: the first GPU, else the CPU)")
-	repeats := set.Int("repeats", 21, "pairs of each operator")
-	calls := set.Int("calls", 300, "calls of a repeat")
+	repeats := set.Int("repeats", 45, "pairs of each operator")
+	rounds := set.Int("rounds", 1, "rounds of 400 calls of a repeat")
 	if err := parse(set, args, 0); err != nil {
 		return err
 	}
-	if *repeats < 1 || *calls < 1 {
-		return usageError{"bench operators: -repeats and -calls are at least 1"}
+	if *repeats < 1 || *rounds < 1 {
+		return usageError{"bench operators: -repeats and -rounds are at least 1"}
 	}
 	if err := capi.Check(); err != nil {
 		return err
@@ -221,7 +221,7 @@ func benchOperators(ctx context.Context, args []string, stdout, stderr io.Writer
 			return err
 		}
 	}
-	report := operatorReport{Device: d.String(), LibTorch: capi.LibTorchVersion(), Go: runtime.Version(), Repeats: *repeats, Calls: *calls}
+	report := operatorReport{Device: d.String(), LibTorch: capi.LibTorchVersion(), Go: runtime.Version(), Repeats: *repeats, Calls: *rounds * heldCalls}
 	if d != cuda.CPU {
 		properties, err := d.Properties()
 		if err != nil {
@@ -261,10 +261,10 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 		row := &operatorPair{Operator: entry.name, Generic: entry.generic}
 		cpp, ours, differences := make([]float64, r.Repeats), make([]float64, r.Repeats), make([]float64, r.Repeats)
 		for i := range r.Repeats {
-			if cpp[i], err = capi.BenchOperator(int32(d), entry.name, r.Calls); err != nil {
+			if cpp[i], err = capi.BenchOperator(int32(d), entry.name, r.Calls/heldCalls); err != nil {
 				return err
 			}
-			if ours[i], err = hostNanoseconds(d, entry, o, r.Calls); err != nil {
+			if ours[i], err = hostNanoseconds(d, entry, o, r.Calls/heldCalls); err != nil {
 				return fmt.Errorf("%s: %w", entry.name, err)
 			}
 			differences[i] = ours[i] - cpp[i]
@@ -278,38 +278,36 @@ func (r *operatorReport) measure(ctx context.Context, d cuda.Device) (err error)
 	return nil
 }
 
-// hostNanoseconds measures calls of an operator as ts_bench_operator does.
-func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, calls int) (float64, error) {
-	const held = 100 // as in cshim/src/bench/host_time.h
-	run := func(n int) error {
+// heldCalls are the calls of a round, as in cshim/src/bench/operators.cc.
+const heldCalls = 400
+
+// hostNanoseconds measures calls of an operator as ts_bench_operator does: in rounds, whose results
+// a scope frees at the end.
+func hostNanoseconds(d cuda.Device, entry operatorEntry, o *operands, rounds int) (float64, error) {
+	var took time.Duration
+	for i := range rounds + 1 {
+		if d != cuda.CPU {
+			if err := d.Synchronize(); err != nil {
+				return 0, err
+			}
+		}
+		turn := torch.NewScope("turn")
+		mine := o.in(turn)
 		var last *torch.Tensor
-		for n > 0 {
-			turn := torch.NewScope("turn")
-			mine := o.in(turn)
-			for i := 0; i < held && n > 0; i++ {
-				last = entry.run(mine)
-				n--
-			}
-			if err := last.Err(); err != nil {
-				return errors.Join(err, turn.Close())
-			}
-			turn.Close()
+		start := time.Now()
+		for range heldCalls {
+			last = entry.run(mine)
 		}
-		return nil
-	}
-	wait := func() error {
-		if d == cuda.CPU {
-			return nil
+		err := last.Err()
+		turn.Close()
+		if i > 0 { // the first one warms up
+			took += time.Since(start)
 		}
-		return d.Synchronize()
+		if err != nil {
+			return 0, err
+		}
 	}
-	if err := errors.Join(run(held), wait()); err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	err := run(calls)
-	took := time.Since(start)
-	return float64(took.Nanoseconds()) / float64(calls), errors.Join(err, wait())
+	return float64(took.Nanoseconds()) / float64(rounds*heldCalls), nil
 }
 
 func (r *operatorReport) table(w io.Writer) error {

@@ -11,7 +11,7 @@ import (
 // Every operator of the table has a peer in C++, runs without an error and has a time.
 func TestBenchOperators(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if err := benchOperators(t.Context(), []string{"-json", "-repeats", "1", "-calls", "2"}, &stdout, &stderr); err != nil {
+	if err := benchOperators(t.Context(), []string{"-json", "-repeats", "1", "-rounds", "1"}, &stdout, &stderr); err != nil {
 		t.Fatal(err)
 	}
 	var report operatorReport
@@ -44,7 +44,7 @@ func TestBenchOperators(t *testing.T) {
 }
 
 func TestBenchOperatorsArguments(t *testing.T) {
-	for _, args := range [][]string{{"-repeats", "0"}, {"-calls", "0"}, {"-device", "gpu"}} {
+	for _, args := range [][]string{{"-repeats", "0"}, {"-rounds", "0"}, {"-device", "gpu"}} {
 		var wrong usageError
 		if err := benchOperators(t.Context(), args, &bytes.Buffer{}, &bytes.Buffer{}); !errors.As(err, &wrong) {
 			t.Errorf("%v: %v", args, err)

@@ -403,9 +403,9 @@ func (r *trainReport) table(w io.Writer) error {
 		}))
 	}
 	if len(r.Fed) > 0 {
-		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tshare of resident\tshare waited\tworkers\t", func(t *tabwriter.Writer) {
+		err = errors.Join(err, table("Fed from "+r.Fed[0].Archive, "network\tbatch\tmode\timages/s\tresident\tratio\tshare waited\tworkers\t", func(t *tabwriter.Writer) {
 			for _, row := range r.Fed {
-				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.3f\t%.3f\t%d\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Share, row.WaitShare, row.Workers)
+				fmt.Fprintf(t, "%s\t%d\t%s\t%.0f\t%.0f\t%.3f\t%.3f\t%d\t\n", row.Model, row.Batch, row.Mode, row.ImagesPerSecond, row.Resident, row.Share, row.WaitShare, row.Workers)
 			}
 		}))
 	}

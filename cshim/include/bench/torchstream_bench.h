@@ -17,8 +17,9 @@ TS_API void ts_bench_noop(void);
  * out_of_place: each result is freed at once; held: results are kept and freed 400 at a time. */
 TS_API ts_error* ts_bench_add(int32_t device, int32_t rounds, double* in_place,
                               double* out_of_place, double* held);
-/* Runs `rounds` calls of one operator, by its name in operators.cc, on tiny tensors of the device,
- * and returns host nanoseconds a call. Results are kept and freed 100 calls at a time. */
+/* Runs `rounds` rounds of 400 calls of one operator, by its name in operators.cc, on tiny tensors
+ * of the device, and returns host nanoseconds a call. The results of a round are kept and freed at
+ * its end. The device has nothing queued when a round begins. */
 TS_API ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rounds,
                                    double* nanoseconds);
 /* Runs `rounds` copies of `bytes` bytes between two GPUs by plain cudaMemcpyPeerAsync, one after

@@ -11,9 +11,6 @@
 
 namespace ts {
 
-// Results are held and freed so many calls at a time.
-constexpr int32_t kHeldCalls = 100;
-
 inline void finish(c10::Device device) {
   if (!device.is_cuda()) return;
   const DeviceScope scope(device.index());

@@ -1,6 +1,7 @@
 // The C++ peers of `torchstream bench operators`: the operators of its table, on the same operands.
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -44,7 +45,11 @@ struct Operands {
   }
 };
 
-// Results are kept and freed many at a time, as those of a training step are.
+// Calls of a round, whose results are freed together, as those of a training step are. The queue of
+// a GPU has room for them.
+constexpr int32_t kHeldCalls = 400;
+
+// The results of a round.
 class Held {
  public:
   void operator()(at::Tensor result) { results_.push_back(std::move(result)); }
@@ -157,12 +162,20 @@ ts_error* ts_bench_operator(int32_t device, const char* name, int32_t rounds, do
       if (std::strcmp(peer.name, name) != 0) continue;
       const ts::Operands operands(where);
       ts::Held held;
-      int32_t calls = 0;
-      const auto call = [&] {
-        peer.run(operands, held);
-        if (++calls % ts::kHeldCalls == 0) held.free();
+      const auto run = [&](int32_t calls) {
+        for (int32_t i = 0; i < calls; ++i) peer.run(operands, held);
+        held.free();
       };
-      *nanoseconds = ts::host_nanoseconds(where, rounds, call);
+      run(ts::kHeldCalls);
+      std::chrono::duration<double, std::nano> took{};
+      for (int32_t i = 0; i < rounds; ++i) {
+        ts::finish(where);
+        const auto start = std::chrono::steady_clock::now();
+        run(ts::kHeldCalls);
+        took += std::chrono::steady_clock::now() - start;
+      }
+      ts::finish(where);
+      *nanoseconds = took.count() / rounds / ts::kHeldCalls;
       return;
     }
     throw ts::Failure(TS_ERROR_INVALID_ARGUMENT, std::string("there is no operator ") + name);
