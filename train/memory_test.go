@@ -88,9 +88,9 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	}
 }
 
-// startTeams computes on as many OS threads as may be inside LibTorch at a time. OpenMP keeps a team
-// of threads for every thread that computes, and a goroutine that steps may change its thread after
-// a collection, so the number of threads rises until each has its team.
+// startTeams computes on as many OS threads as may be inside LibTorch at a time. OpenMP keeps a
+// team of threads for every thread that computes, and a goroutine that steps may change its thread
+// after a collection, so the number of threads rises until each has its team.
 func startTeams(t *testing.T) {
 	t.Helper()
 	ones, err := torch.Ones(cuda.CPU, torch.Float32, 1<<18)
@@ -160,9 +160,6 @@ func keepFlat(t *testing.T, device cuda.Device, graph, off bool, steps int) {
 			}
 		}
 	}
-	// As in Run: LibTorch keeps a team of OpenMP threads for each thread that has called it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	run(steps / 5)
 	before := use(t, device, !off)
 	run(steps)
