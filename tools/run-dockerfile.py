@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"  # the authorities that this machine trusts
 MIRROR = "http://deb.debian.org/debian"
 PATH = "/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -26,11 +27,12 @@ PATH = "/usr/local/go/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
 class Stage:
     def __init__(self, folder, image):
         self.folder, self.workdir, self.user, self.entry, self.cmd = folder, "/", "0:0", [], []
-        self.environment = {"PATH": PATH, "HOME": "/root", "GOTOOLCHAIN": "local"}
+        self.environment = {"PATH": PATH, "HOME": "/root", "GOTOOLCHAIN": "local", "SSL_CERT_FILE": BUNDLE, "PIP_CERT": BUNDLE}
         if "bookworm" not in image and not image.startswith("debian:12"):
             sys.exit("run-dockerfile: error: FROM %s: only images of Debian 12 are known" % image)
         run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", folder, MIRROR], quiet=True)
         shutil.copy("/etc/resolv.conf", os.path.join(folder, "etc/resolv.conf"))
+        shutil.copy(BUNDLE, folder + BUNDLE)
         if image.startswith("golang:"):
             shutil.copytree(os.path.realpath("/usr/local/go"), os.path.join(folder, "usr/local/go"), symlinks=True)
 
