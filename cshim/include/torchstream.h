@@ -1231,8 +1231,8 @@ typedef struct ts_gpu_decoder ts_gpu_decoder;
 
 /* staging_bytes: the maximum of the plans of a run, with the head. scratch_bytes: coefficients and
  * samples of the images that are decoded at once; a batch that needs more is decoded in parts, and
- * an image that needs more by itself is refused. About 12 bytes a pixel of a crop at 4:4:4 hold it
- * whole. */
+ * an image that needs more by itself is refused. A crop takes about 16 bytes a pixel at 4:4:4, and
+ * 12 at 4:2:0. */
 TS_API ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes,
                                     size_t scratch_bytes, ts_gpu_decoder** decoder);
 /* Returns the memory to LibTorch's allocator, in the order of the streams of the runs. Waits for

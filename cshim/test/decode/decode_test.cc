@@ -34,28 +34,9 @@ Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind) {
                                   {job.blob.data(), job.blob.size(), spacings[random() % 7]},
                                   &made));
   job.blob.resize(made.bytes);
-  ts_image_geometry& g = job.geometry;
-  g = {};
-  g.size = sizeof g;
-  g.orientation = random() % 3 == 0 ? uniform(random, 2, 8) : uniform(random, 0, 1);
-  if (g.orientation >= 5) std::swap(width, height);
-  const Box box = draw_box(random, width, height);
-  g.crop_x = box.x0;
-  g.crop_y = box.y0;
-  g.crop_width = box.width();
-  g.crop_height = box.height();
-  g.resize_width = random() % 4 == 0 ? g.crop_width : uniform(random, 1, 250);
-  g.resize_height = random() % 4 == 0 ? g.crop_height : uniform(random, 1, 250);
-  const Box window = random() % 2 == 0 ? Box{0, 0, g.resize_width, g.resize_height}
-                                       : draw_box(random, g.resize_width, g.resize_height);
-  g.window_x = window.x0;
-  g.window_y = window.y0;
-  g.window_width = window.width();
-  g.window_height = window.height();
-  g.flip = random() % 2 == 0;
-  g.interpolation = uniform(random, 0, 3);
+  job.geometry = draw_geometry(random, width, height, 250);
   Image image;
-  const Outcome outcome = decode(host, job.file, g, &image);
+  const Outcome outcome = decode(host, job.file, job.geometry, &image);
   EXPECT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
   job.expected = image.pixels;
   return job;

@@ -9,29 +9,6 @@ namespace {
 
 using namespace samples;
 
-struct Blob {
-  Bytes bytes;
-  uint64_t proof = 0;
-};
-
-Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
-  Blob blob;
-  blob.bytes.resize(1 << 20);
-  EntriesOut out = {spacing, blob.bytes.data(), blob.bytes.size()};
-  decoder->make_entries(file.data(), file.size(), &out);
-  blob.bytes.resize(out.written);
-  blob.proof = out.proof;
-  return blob;
-}
-
-// Corrects the digests, like a forger.
-void seal(Bytes* blob, const Bytes& file) {
-  const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
-  put(8, xxh64(file.data(), file.size(), 0));
-  put(16, static_cast<uint32_t>(file.size()));
-  put(56, xxh64(blob->data() + 64, blob->size() - 64, xxh64(blob->data(), 56, 0)));
-}
-
 TEST(Entries, DigestIsXxh64) {
   const auto digest = [](const std::string& text) {
     return xxh64(reinterpret_cast<const uint8_t*>(text.data()), text.size(), 0);
@@ -89,7 +66,7 @@ TEST(Entries, CropsEqualTheWholeDecode) {
       const Bytes file = usual(random, kind, width, height);
       const uint32_t spacings[] = {1, 2, 3, 5, 8, 16, 100};
       const uint32_t spacing = spacings[random() % 7];
-      Blob blob = make(&decoder, file, spacing);
+      Blob blob = make_blob(&decoder, file, spacing);
       ASSERT_GT(blob.bytes.size(), 0u);
       ASSERT_NE(blob.proof, 0u);
       for (int k = 0; k < 12; ++k) {
@@ -126,7 +103,7 @@ TEST(Entries, EntriesMadeWhileDecodingAreTheSame) {
     const int height = uniform(random, 20, 300);
     const Bytes file = usual(random, kKinds[random() % 8], width, height);
     const uint32_t spacing = static_cast<uint32_t>(uniform(random, 0, 9));
-    const Blob alone = make(&decoder, file, spacing);
+    const Blob alone = make_blob(&decoder, file, spacing);
     Bytes buffer(file.size());
     EntriesOut out = {spacing, buffer.data(), buffer.size()};
     const Box box = draw_box(random, width, height);
@@ -157,7 +134,7 @@ TEST(Entries, EntriesOfAnotherFileAreRefused) {
     draw_size(random, &width, &height);
     const Kind& kind = kKinds[random() % 8];
     const Bytes old = usual(random, kind, width, height);
-    Blob blob = make(&decoder, old, 3);
+    Blob blob = make_blob(&decoder, old, 3);
     Bytes file = usual(random, kind, width, height);
     if (i % 2 == 0) {  // the same file with one bit changed
       file = old;
@@ -199,7 +176,7 @@ TEST(Entries, ForgedEntriesGiveTheSamePixels) {
     draw_size(random, &width, &height);
     const Bytes file = usual(random, kKinds[random() % 8], width, height);
     const uint32_t spacing = static_cast<uint32_t>(uniform(random, 1, 4));
-    const Blob blob = make(&decoder, file, spacing);
+    const Blob blob = make_blob(&decoder, file, spacing);
     Bytes forgery = blob.bytes;
     if (i % 2 == 0) {
       for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
@@ -211,7 +188,7 @@ TEST(Entries, ForgedEntriesGiveTheSamePixels) {
     } else {
       // Points of this file that are one MCU further than they claim: each segment ends where the
       // next begins.
-      const Blob all = make(&decoder, file, 1);
+      const Blob all = make_blob(&decoder, file, 1);
       Entries points;
       ASSERT_TRUE(points.attach(all.bytes.data(), all.bytes.size()));
       std::vector<EntryPoint> shifted;
@@ -258,15 +235,16 @@ TEST(Entries, UnsuitableFilesGetNoEntries) {
   for (const Coding coding : {Coding::kProgressive, Coding::kArithmetic, Coding::kSeparateScans}) {
     JpegOptions options;
     options.coding = coding;
-    EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 400, 300), options), 4).bytes.size(), 0u);
+    EXPECT_EQ(make_blob(&decoder, encode_jpeg(picture(random, 400, 300), options), 4).bytes.size(),
+              0u);
   }
-  EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 400, 300, 4), {}), 4).bytes.size(), 0u);
-  EXPECT_EQ(make(&decoder, encode_jpeg(picture(random, 30, 20), {}), 0).bytes.size(), 0u);
+  EXPECT_EQ(make_blob(&decoder, encode_jpeg(picture(random, 400, 300, 4), {}), 4).bytes.size(), 0u);
+  EXPECT_EQ(make_blob(&decoder, encode_jpeg(picture(random, 30, 20), {}), 0).bytes.size(), 0u);
   Bytes damaged = encode_jpeg(picture(random, 400, 300), {});
-  EXPECT_GT(make(&decoder, damaged, 0).bytes.size(), 0u);
+  EXPECT_GT(make_blob(&decoder, damaged, 0).bytes.size(), 0u);
   const auto middle = damaged.begin() + static_cast<std::ptrdiff_t>(damaged.size() / 2);
   damaged.erase(middle, middle + 500);
-  EXPECT_EQ(make(&decoder, damaged, 0).bytes.size(), 0u);
+  EXPECT_EQ(make_blob(&decoder, damaged, 0).bytes.size(), 0u);
 }
 
 TEST(Entries, CFunctionsMakeVerifyAndCountEntries) {

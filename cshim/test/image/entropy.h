@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "base/error.h"
+#include "image/entries.h"
 #include "image/jpeg.h"
 #include "image/jpeg_entropy.h"
 #include "image/samples.h"
@@ -107,6 +109,54 @@ inline Box draw_box(Random& random, int width, int height) {
   const int x = uniform(random, 0, width - w);
   const int y = uniform(random, 0, height - h);
   return {x, y, x + w, y + h};
+}
+
+// Returns any geometry for an image of this size, resized to at most `side` pixels a side.
+inline ts_image_geometry draw_geometry(Random& random, int width, int height, int side) {
+  ts_image_geometry g = {};
+  g.size = sizeof g;
+  g.orientation = random() % 3 == 0 ? uniform(random, 2, 8) : uniform(random, 0, 1);
+  if (g.orientation >= 5) std::swap(width, height);
+  const Box box = draw_box(random, width, height);
+  g.crop_x = box.x0;
+  g.crop_y = box.y0;
+  g.crop_width = box.width();
+  g.crop_height = box.height();
+  g.resize_width = random() % 4 == 0 ? g.crop_width : uniform(random, 1, side);
+  g.resize_height = random() % 4 == 0 ? g.crop_height : uniform(random, 1, side);
+  const Box window = random() % 2 == 0 ? Box{0, 0, g.resize_width, g.resize_height}
+                                       : draw_box(random, g.resize_width, g.resize_height);
+  g.window_x = window.x0;
+  g.window_y = window.y0;
+  g.window_width = window.width();
+  g.window_height = window.height();
+  g.flip = random() % 2 == 0;
+  g.interpolation = uniform(random, 0, 3);
+  return g;
+}
+
+struct Blob {
+  Bytes bytes;
+  uint64_t proof = 0;
+};
+
+// Makes the entries of a file.
+inline Blob make_blob(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
+  Blob blob;
+  blob.bytes.resize(1 << 20);
+  EntriesOut out = {spacing, blob.bytes.data(), blob.bytes.size()};
+  decoder->make_entries(file.data(), file.size(), &out);
+  blob.bytes.resize(out.written);
+  blob.proof = out.proof;
+  return blob;
+}
+
+// Corrects the digests, like a forger.
+inline void seal(Bytes* blob, const Bytes& file) {
+  const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
+  put(8, xxh64(file.data(), file.size(), 0));
+  put(16, static_cast<uint32_t>(file.size()));
+  put(56, xxh64(blob->data() + 64, blob->size() - 64, xxh64(blob->data(), 56, 0)));
 }
 
 }  // namespace samples

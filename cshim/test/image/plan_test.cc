@@ -10,21 +10,6 @@ namespace {
 
 using namespace samples;
 
-struct Blob {
-  Bytes bytes;
-  uint64_t proof = 0;
-};
-
-Blob make(JpegDecoder* decoder, const Bytes& file, uint32_t spacing) {
-  Blob blob;
-  blob.bytes.resize(1 << 20);
-  EntriesOut out = {spacing, blob.bytes.data(), blob.bytes.size()};
-  decoder->make_entries(file.data(), file.size(), &out);
-  blob.bytes.resize(out.written);
-  blob.proof = out.proof;
-  return blob;
-}
-
 // Plans in memory of exactly the plan's size. Returns nothing for an image of the host's.
 Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry,
               const Bytes& blob, uint64_t* proof) {
@@ -46,29 +31,6 @@ Bytes host_pixels(ts_image_decoder* decoder, const Bytes& file, const ts_image_g
   return image.pixels;
 }
 
-ts_image_geometry draw_geometry(Random& random, int width, int height) {
-  ts_image_geometry g = {};
-  g.size = sizeof g;
-  g.orientation = random() % 3 == 0 ? uniform(random, 2, 8) : uniform(random, 0, 1);
-  if (g.orientation >= 5) std::swap(width, height);
-  const Box box = draw_box(random, width, height);
-  g.crop_x = box.x0;
-  g.crop_y = box.y0;
-  g.crop_width = box.width();
-  g.crop_height = box.height();
-  g.resize_width = random() % 4 == 0 ? g.crop_width : uniform(random, 1, 90);
-  g.resize_height = random() % 4 == 0 ? g.crop_height : uniform(random, 1, 90);
-  const Box window = random() % 2 == 0 ? Box{0, 0, g.resize_width, g.resize_height}
-                                       : draw_box(random, g.resize_width, g.resize_height);
-  g.window_x = window.x0;
-  g.window_y = window.y0;
-  g.window_width = window.width();
-  g.window_height = window.height();
-  g.flip = random() % 2 == 0;
-  g.interpolation = uniform(random, 0, 3);
-  return g;
-}
-
 TEST(Plan, CropsEqualTheHostsDecoder) {
   Random random(71);
   JpegDecoder decoder(1 << 24);
@@ -80,11 +42,11 @@ TEST(Plan, CropsEqualTheHostsDecoder) {
       const Bytes file = usual(random, kind, width, height);
       const uint32_t spacings[] = {1, 2, 3, 5, 8, 16, 60};
       const uint32_t spacing = spacings[random() % 7];
-      Blob blob = make(&decoder, file, spacing);
+      Blob blob = make_blob(&decoder, file, spacing);
       ASSERT_GT(blob.bytes.size(), 0u);
       for (int k = 0; k < 12; ++k) {
         const ts_image_geometry g =
-            k == 0 ? crop(0, 0, width, height) : draw_geometry(random, width, height);
+            k == 0 ? crop(0, 0, width, height) : draw_geometry(random, width, height, 90);
         const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
         ASSERT_GT(plan.size(), 0u) << kind.name;
         emulate::Device device(plan);
@@ -127,9 +89,9 @@ TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {
       }
       at += 2 + length;
     }
-    Blob blob = make(&decoder, file, 4);
+    Blob blob = make_blob(&decoder, file, 4);
     ASSERT_GT(blob.bytes.size(), 0u);
-    const ts_image_geometry g = draw_geometry(random, width, height);
+    const ts_image_geometry g = draw_geometry(random, width, height, 90);
     const Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
     ASSERT_GT(plan.size(), 0u);
     emulate::Device device(plan);
@@ -137,14 +99,6 @@ TEST(Plan, AbsurdQuantisersGiveTheHostsPixels) {
     device.finish();
     ASSERT_EQ(device.result, host_pixels(host.get(), file, g)) << i;
   }
-}
-
-// Corrects the digests, like a forger.
-void seal(Bytes* blob, const Bytes& file) {
-  const auto put = [&](size_t at, auto value) { std::memcpy(&(*blob)[at], &value, sizeof value); };
-  put(8, xxh64(file.data(), file.size(), 0));
-  put(16, static_cast<uint32_t>(file.size()));
-  put(56, xxh64(blob->data() + 64, blob->size() - 64, xxh64(blob->data(), 56, 0)));
 }
 
 TEST(Plan, ForgedEntriesDoNoHarm) {
@@ -156,7 +110,7 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
     int width, height;
     draw_size(random, &width, &height);
     const Bytes file = usual(random, kKinds[random() % 8], width, height);
-    const Blob blob = make(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 4)));
+    const Blob blob = make_blob(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 4)));
     Bytes forgery = blob.bytes;
     for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
       // Of the header only numbers that decide where entries are. The lowest predictors (bytes 44
@@ -167,7 +121,7 @@ TEST(Plan, ForgedEntriesDoNoHarm) {
     }
     seal(&forgery, file);
     if (forgery == blob.bytes) continue;
-    const ts_image_geometry g = draw_geometry(random, width, height);
+    const ts_image_geometry g = draw_geometry(random, width, height, 90);
     // A proof of other entries, and none at all, make no plan.
     uint64_t other = blob.proof;
     ASSERT_EQ(plan_of(&decoder, file, g, forgery, &other).size(), 0u);
@@ -197,8 +151,8 @@ TEST(Plan, DamagedSegmentsDoNoHarm) {
     int width, height;
     draw_size(random, &width, &height);
     const Bytes file = usual(random, kKinds[random() % 8], width, height);
-    Blob blob = make(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 9)));
-    const ts_image_geometry g = draw_geometry(random, width, height);
+    Blob blob = make_blob(&decoder, file, static_cast<uint32_t>(uniform(random, 1, 9)));
+    const ts_image_geometry g = draw_geometry(random, width, height, 90);
     Bytes plan = plan_of(&decoder, file, g, blob.bytes, &blob.proof);
     ASSERT_GT(plan.size(), 0u);
     const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan.data());
@@ -222,10 +176,10 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   JpegDecoder decoder(1 << 24);
   const ts_image_geometry g = crop(0, 0, 100, 80);
   const Bytes file = encode_jpeg(picture(random, 100, 80), {});
-  Blob blob = make(&decoder, file, 4);
+  Blob blob = make_blob(&decoder, file, 4);
   EXPECT_GT(plan_of(&decoder, file, g, blob.bytes, &blob.proof).size(), 0u);
   EXPECT_EQ(plan_of(&decoder, file, g, {}, nullptr).size(), 0u);
-  Blob far = make(&decoder, file, 1000);  // segments that are too long for a thread
+  Blob far = make_blob(&decoder, file, 1000);  // segments that are too long for a thread
   ASSERT_GT(far.bytes.size(), 0u);
   EXPECT_EQ(plan_of(&decoder, file, g, far.bytes, &far.proof).size(), 0u);
   ts_image_geometry huge = g;  // more pixels than a plan can count
