@@ -26,6 +26,7 @@ var cube = torch.Function{
 
 // Every level of gradients of x cubed: 3 x x, 6 x, 6.
 func TestFunctionHasGradientsOfGradients(t *testing.T) {
+	capi.ReleaseCallbacks() // those of earlier tests
 	before := capi.LiveCallbacks()
 	live := settled()
 	scope := torch.NewScope("pass")
@@ -117,6 +118,7 @@ func TestFunctionWithSeveralInputsAndOutputs(t *testing.T) {
 }
 
 func TestFunctionWithoutHistory(t *testing.T) {
+	capi.ReleaseCallbacks() // those of earlier tests
 	before := capi.LiveCallbacks()
 	w, x := leaf(t, []float32{2}), floats(t, []float32{2})
 	for name, in := range map[string]*torch.Tensor{"constant": x, "NoGrad": w.NoGrad()} {
@@ -202,6 +204,7 @@ func TestErrorsOfFunctions(t *testing.T) {
 		}, Backward: good}, nil, "modified by an inplace operation"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			capi.ReleaseCallbacks() // those of earlier tests
 			before := capi.LiveCallbacks()
 			w := leaf(t, []float32{1, 2})
 			scope := torch.NewScope("pass")
@@ -304,6 +307,7 @@ func TestFunctionThatComputesForwardAgain(t *testing.T) {
 }
 
 func TestFunctionOfManyGoroutines(t *testing.T) {
+	capi.ReleaseCallbacks() // those of earlier tests
 	before := capi.LiveCallbacks()
 	var wg sync.WaitGroup
 	for range 32 {

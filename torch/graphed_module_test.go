@@ -142,6 +142,7 @@ func step(t *testing.T, forward func(...*Tensor) ([]*Tensor, error), w, b, start
 }
 
 func TestGraphedModuleTrainsAsItsFunction(t *testing.T) {
+	capi.ReleaseCallbacks() // those of earlier tests
 	before := capi.LiveCallbacks()
 	run := func(graph bool) (steps []string) {
 		w, b, start := trainable(t, 1, 2, 3), trainable(t, 4, 5, 6), vector(t, 3)
