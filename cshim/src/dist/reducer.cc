@@ -4,9 +4,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <cstdint>
 #include <memory>
@@ -24,6 +21,7 @@
 #include "cuda/same_stream.h"
 #include "cuda/stream.h"
 #include "dist/group.h"
+#include "torch/callback.h"
 #include "torch/tensor.h"
 #include "torchstream.h"
 
@@ -35,15 +33,11 @@ using c10::cuda::CUDAStream;
 // Fused optimizers read gradients 16 bytes at a time, if all begin at such a boundary.
 constexpr int64_t kAlignment = 16;
 
-// The type of a pointer to a node differs between LibTorch's versions.
-using Accumulator =
-    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-
 struct Parameter {
   at::Tensor tensor;
-  // Keeps the node that accumulates the gradient, and with it the hook.
-  Accumulator accumulator;
-  uintptr_t hook = 0;
+  // On the tensor, and not on the node that accumulates its gradient: keeping that node would keep
+  // the stream of its first use too, which a capture on another stream must not meet.
+  std::shared_ptr<HookEntry> hook;
   size_t bucket = 0;
   at::Tensor view;  // its part of the bucket
   bool ready = false;
@@ -74,25 +68,22 @@ class Reducer {
   // Installs the hooks, which do not keep the reducer.
   static void attach(const std::shared_ptr<Reducer>& reducer) {
     for (size_t i = 0; i < reducer->parameters_.size(); ++i) {
-      Parameter& parameter = reducer->parameters_[i];
-      parameter.accumulator = torch::autograd::impl::grad_accumulator(parameter.tensor);
-      require(parameter.accumulator != nullptr, "a parameter does not require grad");
-      using torch::autograd::variable_list;
-      auto hook = [weak = std::weak_ptr<Reducer>(reducer), i](const variable_list& outputs,
-                                                              const variable_list&) {
+      auto hook = [weak = std::weak_ptr<Reducer>(reducer), i](const at::Tensor&) {
         if (const auto alive = weak.lock()) alive->ready(i);
-        return outputs;
+        return at::Tensor();
       };
-      parameter.hook = parameter.accumulator->add_post_hook(
-          std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+      Parameter& parameter = reducer->parameters_[i];
+      parameter.hook = add_accumulation_hook(parameter.tensor, std::move(hook));
     }
   }
 
-  void detach() {
+  ~Reducer() {
     for (Parameter& parameter : parameters_) {
-      if (parameter.accumulator != nullptr) parameter.accumulator->del_post_hook(parameter.hook);
+      if (parameter.hook != nullptr) parameter.hook->remove();
     }
   }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
 
   // Makes the buckets: each has the parameters from `order` up to its end.
   void arrange(const std::vector<size_t>& order, const std::vector<int64_t>& ends) {
@@ -356,10 +347,7 @@ ts_error* ts_reducer_new(ts_group* group, ts_stream stream, ts_tensor* const* pa
   });
 }
 
-void ts_reducer_free(ts_reducer* reducer) {
-  if (reducer != nullptr) reducer->reducer->detach();
-  delete reducer;
-}
+void ts_reducer_free(ts_reducer* reducer) { delete reducer; }
 
 ts_error* ts_reducer_arrange(ts_reducer* reducer, const int64_t* order, const int64_t* ends,
                              int64_t bucket_count) {
