@@ -68,7 +68,7 @@ test: setup ## run all tests: C++, go vet, Go, and loader and prefetcher under t
 test-newest: ## test the Go packages that compute with the newest LibTorch, which it installs and builds the shim for
 	@cshim/setup/packages.sh
 	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
-	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./nn ./optim ./prefetcher ./train
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./dist ./nn ./optim ./prefetcher ./train
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.
