@@ -85,8 +85,8 @@ func (s Search) Unusable(path, why string) string {
 			path, m[1], owner(m[1]), s.runPath(path), setup)
 	}
 	if m := oldSystem.FindStringSubmatch(why); m != nil {
-		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which has %s: build it here with `%s -build`",
-			why, m[1], strings.TrimSuffix(setup, " -build"))
+		return fmt.Sprintf("%s: this system is older than the one that the library was built on, which has %s: build it here with `%s`",
+			why, m[1], setup)
 	}
 	if strings.Contains(why, "undefined symbol") {
 		for _, folder := range s.runPath(path) {
