@@ -16,11 +16,11 @@ import (
 
 // setupCommand installs the libraries for the programs of this user, and tries them.
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.5 GB on disk) into TORCHSTREAM_CACHE, default\n"+
+	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.0 GB on disk) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
 		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch with CUDA 13.\n"+
 		"LibTorch's files come from pip's package index (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf); neither pip nor Python is run for them.", stderr)
-	from := set.String("from", "", "release archive: a path or an https URL")
+	from := set.String("from", "", "release archive: a path, or an https or file URL")
 	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file of the same name with .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
 	release := set.String("libtorch", "", "LibTorch release to build for: "+strings.Join(setup.Releases(), " or "))
@@ -37,19 +37,27 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	folder, err := setup.Run(ctx, setup.Options{
 		From: *from, SHA256: *sum, Image: *image, Release: *release,
 		LibTorch: os.Getenv("LIBTORCH"), Cache: cache, Version: imagecapi.Version(), Log: stderr,
+		Try: func(folder string) error { return tryLibraries(folder, *image) },
 	})
 	if err != nil {
 		return err
 	}
+	if *image {
+		fmt.Fprintf(stdout, "installed in %s: %s\n", folder, imagecapi.JPEGVersion())
+		return nil
+	}
+	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, CUDA %s, %d usable GPUs; 1 + 1 = 2\n",
+		folder, capi.LibTorchVersion(), capi.CUDAVersion(), cuda.DeviceCount())
+	return nil
+}
+
+// tryLibraries opens the libraries in a folder, and computes with them.
+func tryLibraries(folder string, image bool) error {
 	if err := os.Setenv("TORCHSTREAM_LIBRARY", folder); err != nil {
 		return err
 	}
-	if *image {
-		if err := imagecapi.Check(); err != nil {
-			return err
-		}
-		fmt.Fprintf(stdout, "installed in %s: %s\n", folder, imagecapi.JPEGVersion())
-		return nil
+	if image {
+		return imagecapi.Check()
 	}
 	if err := capi.Check(); err != nil {
 		return err
@@ -57,7 +65,5 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if f := compute(cuda.CPU); f.State != "ok" {
 		return fmt.Errorf("%s: %s", f.What, f.Found)
 	}
-	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, CUDA %s, %d usable GPUs; 1 + 1 = 2\n",
-		folder, capi.LibTorchVersion(), capi.CUDAVersion(), cuda.DeviceCount())
 	return nil
 }

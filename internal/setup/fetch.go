@@ -18,9 +18,9 @@ import (
 
 var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// fetch returns the path of the release archive, after comparing its checksum. An archive at a URL
-// is downloaded into the cache, for the caller to remove.
-func (o Options) fetch(ctx context.Context) (string, error) {
+// fetch returns the path of the release archive, after comparing its checksum. An archive at a
+// https URL is downloaded to the given path, for the caller to remove.
+func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	u, err := url.Parse(o.From)
 	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
 	if remote && u.Scheme != "https" {
@@ -47,11 +47,7 @@ func (o Options) fetch(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("the archive's checksum is %q, and a SHA-256 has 64 hexadecimal digits", want)
 	}
 	if remote {
-		archive = filepath.Join(o.Cache, "release.tar.gz")
-		if err := download(ctx, o.From, archive, strings.TrimSpace(want), o.Log); err != nil {
-			return "", err
-		}
-		return archive, nil
+		return downloaded, download(ctx, o.From, downloaded, strings.TrimSpace(want), o.Log)
 	}
 	return archive, verify(archive, strings.TrimSpace(want))
 }
@@ -168,9 +164,9 @@ func (a awake) Read(p []byte) (int, error) {
 
 // continued appends what a file lacks of what is at a URL.
 func continued(ctx context.Context, address, part string, log io.Writer) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	end := time.AfterFunc(silence, cancel)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	end := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
 	defer end.Stop()
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
@@ -186,6 +182,9 @@ func continued(ctx context.Context, address, part string, log io.Writer) error {
 		header.Set("Range", fmt.Sprintf("bytes=%d-", at))
 	}
 	answer, err := request(ctx, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -203,5 +202,8 @@ func continued(ctx context.Context, address, part string, log io.Writer) error {
 		fmt.Fprintf(log, "setup: downloading %s, %d MB\n", filepath.Base(part[:len(part)-len(".part")]), (at+answer.ContentLength)/1e6)
 	}
 	_, err = io.Copy(f, awake{answer.Body, end})
+	if errors.Is(err, context.Canceled) {
+		err = context.Cause(ctx)
+	}
 	return errors.Join(err, f.Close())
 }

@@ -23,7 +23,7 @@ import (
 
 // Options say what to install.
 type Options struct {
-	From     string // release archive: a path or an https URL; "" builds the libraries
+	From     string // release archive: a path, or an https or file URL; "" builds the libraries
 	SHA256   string // of the archive; "" reads it from the file or URL From + ".sha256"
 	Image    bool   // only the image library, which needs no LibTorch
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
@@ -31,13 +31,15 @@ type Options struct {
 	Cache    string // where to install: see library.Cache
 	Version  string // of the C headers
 	Log      io.Writer
+	// Try, if not nil, tries the libraries in a folder, before they replace the installed ones.
+	Try func(folder string) error
 }
 
 // defaultRelease is the LibTorch of a build that names none.
 const defaultRelease = "2.11"
 
 // Run installs, and returns the folder with the libraries. Whatever was installed there stays until
-// its successor is complete.
+// its successor is complete and passes Try.
 func Run(ctx context.Context, o Options) (folder string, err error) {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return "", fmt.Errorf("torchstream runs on linux/amd64, and this is %s/%s", runtime.GOOS, runtime.GOARCH)
@@ -54,6 +56,9 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 		return "", err
 	}
 	defer unlock()
+	if err := recoverOld(target); err != nil {
+		return "", err
+	}
 	stage := target + ".new" // of a set-up that was killed, if it exists
 	if err := os.RemoveAll(stage); err != nil {
 		return "", err
@@ -66,6 +71,11 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 	}
 	if err != nil {
 		return "", err
+	}
+	if o.Try != nil {
+		if err := o.Try(filepath.Join(stage, "lib")); err != nil {
+			return "", fmt.Errorf("the libraries are not installed, because they do not work: %w", err)
+		}
 	}
 	if err := replace(stage, target); err != nil {
 		return "", err
@@ -89,10 +99,24 @@ func lock(path string, log io.Writer) (unlock func(), err error) {
 	return func() { f.Close() }, nil
 }
 
+// old is the name that a folder has while its successor takes its place.
+func old(target string) string { return target + ".old" }
+
+// recoverOld gives a folder its name back that a set-up has left which was killed in replace.
+func recoverOld(target string) error {
+	if _, err := os.Lstat(target); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Rename(old(target), target); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // replace puts a folder in the place of another one. Programs that have opened the libraries of the
 // old one keep them.
 func replace(stage, target string) error {
-	old := target + ".old"
+	old := old(target)
 	if err := os.RemoveAll(old); err != nil {
 		return err
 	}
@@ -100,18 +124,19 @@ func replace(stage, target string) error {
 		return err
 	}
 	if err := os.Rename(stage, target); err != nil {
-		return err
+		return errors.Join(err, recoverOld(target))
 	}
 	return os.RemoveAll(old)
 }
 
 // release unpacks a release archive, and gives its shim the LibTorch that it was built for.
 func (o Options) release(ctx context.Context, stage string) error {
-	archive, err := o.fetch(ctx)
+	downloaded := stage + ".tar.gz" // its lock is that of stage
+	archive, err := o.fetch(ctx, downloaded)
 	if err != nil {
 		return err
 	}
-	if archive != o.From {
+	if archive == downloaded {
 		defer os.Remove(archive)
 	}
 	if err := unpack(archive, stage); err != nil {

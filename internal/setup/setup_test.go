@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -199,9 +200,15 @@ func TestWheelsAreInstalled(t *testing.T) {
 			if s.ranges.Load() < 2 {
 				t.Error("no interrupted download was continued")
 			}
+			if err := os.Mkdir(site+".wheels", 0o777); err != nil { // of a set-up that was killed at its end
+				t.Fatal(err)
+			}
 			before := s.requests.Load()
 			if again, err := i.install(t.Context(), lockText); err != nil || again != torch || s.requests.Load() != before {
 				t.Errorf("a second set-up: %s, %v, %d requests", again, err, s.requests.Load()-before)
+			}
+			if _, err := os.Stat(site + ".wheels"); err == nil {
+				t.Error("the wheels are left")
 			}
 		})
 	}
@@ -366,6 +373,54 @@ func TestReleaseIsInstalled(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(lib, "libtorchstream.so")); err == nil {
 			t.Error("the new installation has files of the old one")
 		}
+	}
+}
+
+// A local archive stays, by whatever name it is given.
+func TestLocalReleaseStays(t *testing.T) {
+	o := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}))
+	path := o.From
+	o.From, o.Image = "file://"+path, true
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error("the user's archive: ", err)
+	}
+}
+
+// What is installed stays if its successor does not work, and survives a set-up that was killed
+// while it replaced it.
+func TestInstalledStays(t *testing.T) {
+	archive := tarred(t, entry{"t/lib/libtorchstream_image.so", "first", 0})
+	o := options(t, archive)
+	o.Image = true
+	lib, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := ""
+	next := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "second", 0}))
+	next.Image, next.Cache = true, o.Cache
+	next.Try = func(folder string) error {
+		tried = read(t, filepath.Join(folder, "libtorchstream_image.so"))
+		return fs.ErrInvalid
+	}
+	if _, err := Run(t.Context(), next); !errors.Is(err, fs.ErrInvalid) || tried != "second" {
+		t.Errorf("%v after trying %q", err, tried)
+	}
+	target := filepath.Dir(lib)
+	if err := os.Rename(target, old(target)); err != nil { // where replace was killed
+		t.Fatal(err)
+	}
+	if _, err := Run(t.Context(), next); !errors.Is(err, fs.ErrInvalid) {
+		t.Error(err)
+	}
+	if got := read(t, filepath.Join(lib, "libtorchstream_image.so")); got != "first" {
+		t.Errorf("%q is installed", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(o.Cache, "*")); len(left) != 2 {
+		t.Errorf("the cache has %v", left)
 	}
 }
 

@@ -99,10 +99,10 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	}
 	defer unlock()
 	torch = filepath.Join(target, "torch")
-	if _, err := os.Stat(filepath.Join(target, stamp)); err == nil {
-		return torch, nil
-	}
 	files, site := target+".wheels", target+".tmp"
+	if _, err := os.Stat(filepath.Join(target, stamp)); err == nil {
+		return torch, os.RemoveAll(files) // of a set-up that was killed at its end
+	}
 	for _, folder := range []string{target, site} { // of a set-up that was killed
 		if err := os.RemoveAll(folder); err != nil {
 			return "", err
