@@ -12,7 +12,7 @@ import (
 )
 
 // bundleCommand copies a program and the libraries that it loads into a folder that can be moved.
-func bundleCommand(_ context.Context, args []string, stdout, stderr io.Writer) error {
+func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bundle PROGRAM", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
 		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM never loads is left out. Start DIR/bin/PROGRAM there.", stderr)
 	out := set.String("o", "", "`DIR` to make, or an empty one (required)")
@@ -39,7 +39,7 @@ func bundleCommand(_ context.Context, args []string, stdout, stderr io.Writer) e
 	if *shim != "" {
 		search.Library = *shim
 	}
-	r, err := bundle.Make(bundle.Options{Program: program, Out: *out, Find: search.Find})
+	r, err := bundle.Make(ctx, bundle.Options{Program: program, Out: *out, Find: search.Find})
 	if err != nil {
 		return fmt.Errorf("bundle: %w", err)
 	}

@@ -6,7 +6,8 @@
 //	bin/PROGRAM
 //	lib/libtorchstream.so, libtorchstream_image.so, the C++ runtime
 //	lib/libtorch/torch/lib/..., lib/libtorch/nvidia/...   LibTorch as it was installed
-//	share/licenses/PACKAGE/...                            of LibTorch's packages
+//	share/licenses/PACKAGE/...                            of LibTorch's packages, and of the shim if
+//	                                                      it is of a release archive
 //
 // Libraries find each other by run paths that begin with $ORIGIN. Make checks this as the dynamic
 // loader would, before it says that a bundle is complete.
@@ -14,6 +15,7 @@ package bundle
 
 import (
 	"bytes"
+	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -60,8 +62,8 @@ type Report struct {
 	LeftOutBytes int64  `json:"left_out_bytes"`
 }
 
-// Make writes the bundle. It leaves nothing behind if it fails.
-func Make(o Options) (*Report, error) {
+// Make writes the bundle. It leaves nothing behind if it fails or ctx ends.
+func Make(ctx context.Context, o Options) (*Report, error) {
 	if err := free(o.Out); err != nil {
 		return nil, err
 	}
@@ -85,7 +87,7 @@ func Make(o Options) (*Report, error) {
 	if tmp, err = filepath.EvalSymlinks(tmp); err != nil {
 		return nil, err
 	}
-	if err := p.write(tmp); err != nil {
+	if err := p.write(ctx, tmp); err != nil {
 		return nil, fmt.Errorf("bundle into %s: %w", out, err)
 	}
 	if err := check(tmp, p.roots()); err != nil {
@@ -303,9 +305,9 @@ func (p *plan) roots() []string {
 	return roots
 }
 
-func (p *plan) write(out string) error {
+func (p *plan) write(ctx context.Context, out string) error {
 	for _, f := range p.files {
-		if err := copyFile(filepath.Join(out, f.Path), f.source); err != nil {
+		if err := copyFile(ctx, filepath.Join(out, f.Path), f.source); err != nil {
 			return err
 		}
 		if name := filepath.Base(f.Path); name == shimName || name == imageName {
@@ -315,7 +317,7 @@ func (p *plan) write(out string) error {
 		}
 	}
 	program := filepath.Join(out, "bin", filepath.Base(p.program.path))
-	if err := copyFile(program, p.program.path); err != nil {
+	if err := copyFile(ctx, program, p.program.path); err != nil {
 		return err
 	}
 	if p.linked {
@@ -323,11 +325,18 @@ func (p *plan) write(out string) error {
 			return err
 		}
 	}
-	return p.licences(out)
+	return p.licences(ctx, out)
 }
 
-// licences copies the licences of LibTorch's packages that have a file in the bundle.
-func (p *plan) licences(out string) error {
+// licences copies the licences that come with the shim, and those of LibTorch's packages that have a
+// file in the bundle.
+func (p *plan) licences(ctx context.Context, out string) error {
+	if image := p.objects[imageName]; image != nil {
+		own := filepath.Join(filepath.Dir(image.dir), "share", "licenses", "torchstream")
+		if err := copyFiles(ctx, filepath.Join(out, "share", "licenses", "torchstream"), own, func(string) bool { return true }); err != nil {
+			return err
+		}
+	}
 	if p.torch == "" {
 		return nil
 	}
@@ -345,14 +354,9 @@ func (p *plan) licences(out string) error {
 		}
 		info := filepath.Dir(record)
 		name := strings.TrimSuffix(filepath.Base(info), ".dist-info")
-		err = filepath.WalkDir(info, func(path string, entry fs.DirEntry, err error) error {
-			if err != nil || !entry.Type().IsRegular() {
-				return err
-			}
-			if upper := strings.ToUpper(entry.Name()); !strings.HasPrefix(upper, "LICENSE") && !strings.HasPrefix(upper, "NOTICE") {
-				return nil
-			}
-			return copyFile(filepath.Join(out, "share", "licenses", name, entry.Name()), path)
+		err = copyFiles(ctx, filepath.Join(out, "share", "licenses", name), info, func(name string) bool {
+			name = strings.ToUpper(name)
+			return strings.HasPrefix(name, "LICENSE") || strings.HasPrefix(name, "NOTICE")
 		})
 		if err != nil {
 			return err
@@ -425,7 +429,25 @@ func exists(path string) bool {
 	return err == nil
 }
 
-func copyFile(to, from string) (err error) {
+// copyFiles copies the files below a folder whose names are wanted, with their folders. A folder that
+// does not exist has none.
+func copyFiles(ctx context.Context, to, from string, wanted func(name string) bool) error {
+	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) && path == from {
+			return nil
+		}
+		if err != nil || !entry.Type().IsRegular() || !wanted(entry.Name()) {
+			return err
+		}
+		inside, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		return copyFile(ctx, filepath.Join(to, inside), path)
+	})
+}
+
+func copyFile(ctx context.Context, to, from string) (err error) {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
@@ -443,7 +465,16 @@ func copyFile(to, from string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	_, err = io.Copy(out, in)
+	// In pieces, so that the end of ctx is noticed in a file of a gigabyte.
+	for err == nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		_, err = io.CopyN(out, in, 32<<20)
+	}
+	if err == io.EOF {
+		return nil
+	}
 	return err
 }
 

@@ -1,6 +1,8 @@
 package bundle
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -83,11 +85,16 @@ func (w world) shim(runPath string) {
 	w.library(torch+"libtorch_python.so", "$ORIGIN", torch+"libtorch_cpu.so")
 	w.library("clone/lib/"+imageName, "$ORIGIN")
 	w.library("clone/lib/"+shimName, runPath, "clone/lib/"+imageName, torch+"libtorch_cpu.so", torch+"libtorch_cuda.so")
-	if err := os.MkdirAll(w.path("site/torch-2.11.0.dist-info/licenses"), 0o755); err != nil {
-		w.Fatal(err)
-	}
-	for name, text := range map[string]string{"RECORD": "torch/lib/libtorch_cpu.so,sha256=x,1\n", "licenses/LICENSE": "theirs", "METADATA": "x"} {
-		if err := os.WriteFile(w.path("site/torch-2.11.0.dist-info/"+name), []byte(text), 0o600); err != nil {
+	const info = "site/torch-2.11.0.dist-info/"
+	for name, text := range map[string]string{
+		info + "RECORD": "torch/lib/libtorch_cpu.so,sha256=x,1\n", info + "METADATA": "x",
+		info + "licenses/LICENSE": "theirs", info + "licenses/third_party/gloo/LICENSE": "gloo's",
+		"clone/share/licenses/torchstream/png/copyright": "png's",
+	} {
+		if err := os.MkdirAll(filepath.Dir(w.path(name)), 0o755); err != nil {
+			w.Fatal(err)
+		}
+		if err := os.WriteFile(w.path(name), []byte(text), 0o600); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -118,7 +125,7 @@ func TestBundleRunsElsewhere(t *testing.T) {
 	if want < 3 {
 		t.Fatalf("the program itself does not run: %d, %s", want, text)
 	}
-	r, err := Make(Options{Program: w.path("clone/program"), Out: w.path("out")})
+	r, err := Make(t.Context(), Options{Program: w.path("clone/program"), Out: w.path("out")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +144,12 @@ func TestBundleRunsElsewhere(t *testing.T) {
 	if len(r.LeftOut) != 1 || r.LeftOut[0].Path != "torch/lib/libtorch_python.so" {
 		t.Errorf("left out: %v", r.LeftOut)
 	}
-	if got, err := os.ReadFile(w.path("out/share/licenses/torch-2.11.0/LICENSE")); err != nil || string(got) != "theirs" {
-		t.Errorf("licence: %q, %v", got, err)
+	for name, want := range map[string]string{
+		"torch-2.11.0/licenses/LICENSE": "theirs", "torch-2.11.0/licenses/third_party/gloo/LICENSE": "gloo's", "torchstream/png/copyright": "png's",
+	} {
+		if got, err := os.ReadFile(w.path("out/share/licenses/" + name)); err != nil || string(got) != want {
+			t.Errorf("licence %s: %q, %v", name, got, err)
+		}
 	}
 	// Without the clone and LibTorch, at another place.
 	for _, name := range []string{"clone", "site"} {
@@ -183,7 +194,7 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 			if out, err := exec.Command("cc", "-o", file, file+".c").CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			r, err := Make(Options{Program: file, Out: w.path("out-" + c.name), Find: func(name string) string { return w.path("clone/lib/" + name) }})
+			r, err := Make(t.Context(), Options{Program: file, Out: w.path("out-" + c.name), Find: func(name string) string { return w.path("clone/lib/" + name) }})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -196,7 +207,7 @@ func TestProgramThatOpensTheShim(t *testing.T) {
 			if !slices.Equal(got, c.want) {
 				t.Errorf("libraries %q, want %q", got, c.want)
 			}
-			if _, err := Make(Options{Program: file, Out: w.path("none-" + c.name)}); err == nil || !strings.Contains(err.Error(), "-shim") {
+			if _, err := Make(t.Context(), Options{Program: file, Out: w.path("none-" + c.name)}); err == nil || !strings.Contains(err.Error(), "-shim") {
 				t.Errorf("without a shim: %v", err)
 			}
 		})
@@ -244,7 +255,7 @@ func TestRefusedBundles(t *testing.T) {
 			if out == "" {
 				out = w.path("out")
 			}
-			_, err := Make(Options{Program: w.path(c.program), Out: out})
+			_, err := Make(t.Context(), Options{Program: w.path(c.program), Out: out})
 			if err == nil || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("got %v, want %q", err, c.says)
 			}
@@ -252,6 +263,21 @@ func TestRefusedBundles(t *testing.T) {
 				t.Errorf("left behind: %q", left)
 			}
 		})
+	}
+}
+
+// An interrupted bundle leaves nothing.
+func TestInterruptedBundle(t *testing.T) {
+	w := newWorld(t)
+	w.shim(w.runPath())
+	w.program("clone/program", w.path("clone/lib"), "clone/lib/"+shimName)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Make(ctx, Options{Program: w.path("clone/program"), Out: w.path("out")}); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(w.path("out*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }
 
