@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tarfile
 import uuid
+from urllib.parse import quote
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 BUILD = os.path.join(ROOT, "cshim", "build-dist")
@@ -113,13 +114,19 @@ def packages():
     return found
 
 
+def distribution():
+    """Return the ID in os-release, such as debian or ubuntu."""
+    found = re.search(r"^ID=(.*)$", read("/etc/os-release"), re.M)
+    return found.group(1).strip("\"'") if found else "debian"
+
+
 def torch_licences(site, version):
-    """Return the licence files of LibTorch, whose headers are compiled into the library."""
+    """Return (path below the package's folder, path) of LibTorch's licences, whose headers are compiled into the library."""
     folder = os.path.join(site, "torch-%s.dist-info" % version)
     files = [os.path.join(base, name) for base, _, names in os.walk(folder) for name in names if re.match("LICENSE|NOTICE", name)]
     if not files:
         raise DistError("%s has no LICENSE: make the archive with the LibTorch that the set-up installs (unset LIBTORCH)" % folder)
-    return sorted(files)
+    return sorted((os.path.relpath(path, folder), path) for path in files)
 
 
 def required(path, library):
@@ -144,7 +151,7 @@ def sbom(stage, version, torch, time):
     """Return the CycloneDX list of what is in the libraries, and of what they need."""
     parts, needs = [], []
     for name, package, package_version, licence, _ in packages():
-        purl = "pkg:deb/debian/%s@%s?arch=amd64" % (package, package_version)
+        purl = "pkg:deb/%s/%s@%s?arch=amd64" % (distribution(), quote(package), quote(package_version))
         parts.append(component(name, package_version, licence, purl=purl, description="linked statically into libtorchstream_image.so"))
     parts.append(component("LibTorch headers", torch, "BSD-3-Clause", description="inline functions, compiled into libtorchstream.so"))
     parts.append(
@@ -260,8 +267,8 @@ def main(args):
     write(os.path.join(licences, "LICENSE"), read(os.path.join(ROOT, "LICENSE")))
     for codec, _, _, _, text in packages():
         write(os.path.join(licences, codec, "copyright"), read(text))
-    for text in torch_licences(libtorch.find()["SITE"], torch):
-        write(os.path.join(licences, "libtorch", os.path.basename(text)), read(text))
+    for name, text in torch_licences(libtorch.find()["SITE"], torch):  # many have the name LICENSE
+        write(os.path.join(licences, "libtorch", name), read(text))
     write(os.path.join(stage, "sbom.cdx.json"), json.dumps(sbom(stage, version, torch, time), indent=1) + "\n")
     no_paths(stage)
     write(os.path.join(stage, "SHA256SUMS"), checksums(stage))
