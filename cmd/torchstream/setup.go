@@ -16,7 +16,7 @@ import (
 
 // setupCommand installs the libraries for the programs of this user, and tries them.
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.0 GB on disk) into TORCHSTREAM_CACHE, default\n"+
+	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
 		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch with CUDA 13.\n"+
 		"LibTorch's files come from pip's package index (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf); neither pip nor Python is run for them.", stderr)
