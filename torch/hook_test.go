@@ -3,8 +3,10 @@ package torch_test
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -585,5 +587,36 @@ func TestWorkInHooksOnTheGPU(t *testing.T) {
 	register(t, failing, err)
 	if err := a.Sum().Backward(); !errors.Is(err, errPlanned) {
 		t.Errorf("got %v, want the panic of the hook", err)
+	}
+}
+
+// Registers the first hooks of a tensor on two goroutines at once. Every hook must be called.
+func TestHooksOfOneTensorMayBeRegisteredAtOnce(t *testing.T) {
+	for range 500 {
+		w := leaf(t, []float32{1, 2})
+		result := w.Square()
+		var waiting, ofLeaf, ofResult, accumulated atomic.Int64
+		counting := func(count *atomic.Int64) func(*torch.Tensor) (*torch.Tensor, error) {
+			return func(*torch.Tensor) (*torch.Tensor, error) { count.Add(1); return nil, nil }
+		}
+		add := func() error {
+			waiting.Add(1)
+			for waiting.Load() < 2 {
+				runtime.Gosched()
+			}
+			_, a := w.RegisterPostAccumulateGradHook(func(*torch.Tensor) error { accumulated.Add(1); return nil })
+			_, b := w.RegisterHook(counting(&ofLeaf))
+			_, c := result.RegisterHook(counting(&ofResult))
+			return errors.Join(a, b, c)
+		}
+		other := make(chan error)
+		go func() { other <- add() }()
+		if err := errors.Join(add(), <-other); err != nil {
+			t.Fatal(err)
+		}
+		backward(t, result.Sum())
+		if a, b, c := ofLeaf.Load(), ofResult.Load(), accumulated.Load(); a != 2 || b != 2 || c != 2 {
+			t.Fatalf("%d hooks of the leaf, %d of the result and %d after accumulation were called, want 2 of each", a, b, c)
+		}
 	}
 }

@@ -133,6 +133,12 @@ class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
   HookList list;
 };
 
+// Held while hooks are registered: LibTorch's lists of them have no lock.
+std::mutex& registering() {
+  static auto* all = new std::mutex;  // never destroyed: threads may outlive main
+  return *all;
+}
+
 // The hooks among others of a tensor or an operator, or null.
 GradientHooks* find_hooks(
     const std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>& hooks, size_t output) {
@@ -213,6 +219,7 @@ void HookEntry::remove() noexcept {
 std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook) {
   namespace impl = torch::autograd::impl;
   require(tensor.requires_grad(), "a tensor that does not require grad has no gradient to hook");
+  const std::lock_guard<std::mutex> lock(registering());
   if (const auto& function = tensor.grad_fn()) {
     const auto output = static_cast<size_t>(tensor.output_nr());
     GradientHooks* hooks = find_hooks(function->tensor_pre_hooks(), output);
@@ -236,6 +243,7 @@ std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook ho
   namespace impl = torch::autograd::impl;
   require(leaf.is_leaf() && leaf.requires_grad(),
           "only a leaf that requires grad accumulates a gradient");
+  const std::lock_guard<std::mutex> lock(registering());
   auto* hooks = dynamic_cast<AccumulationHooks*>(impl::post_acc_grad_hooks(leaf).get());
   if (hooks == nullptr) {
     auto made = std::make_unique<AccumulationHooks>();
