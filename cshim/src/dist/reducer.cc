@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/thread.h"
+#include "cuda/allocator.h"
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/order.h"
@@ -161,6 +162,11 @@ class Reducer {
     if (stream_) order_after(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Bucket& bucket : buckets_) {
+      // The caller uses the gradients on this stream, and may drop them before its work is done.
+      // The memory belongs to the stream on which arrange allocated it.
+      if (stream_) {
+        record_use(storage_of(bucket.flat), c10::cuda::getCurrentCUDAStream(group_.device));
+      }
       if (divides(group_, TS_REDUCTION_AVERAGE)) bucket.flat.div_(backend_->getSize());
       hand_back(bucket);
     }
@@ -250,6 +256,10 @@ class Reducer {
       bucket.outcome.emplace(*work);
       return;
     }
+    // After a backward that fails nothing waits for the reductions that are under way, and the
+    // bucket may end before them.
+    record_use(storage_of(bucket.flat), c10::cuda::getCurrentCUDAStream(group_.device));
+    record_use(storage_of(bucket.flat), *stream_);
     order_after(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));
     const c10::cuda::CUDAStreamGuard on(*stream_);
     const CaptureWatch watch("the reduction of gradients");
