@@ -415,6 +415,35 @@ func TestReducedPrecision(t *testing.T) {
 	}))
 }
 
+// Hooks that the program registers behind NewDataParallel change gradients before their reduction.
+func TestHooksComeBeforeTheReduction(t *testing.T) {
+	want := aloneGradients(t, 0, 1)
+	var largest float64
+	for i := range want {
+		want[i] *= 2
+		largest = max(largest, math.Abs(want[i]))
+	}
+	// In bfloat16 a bucket is a copy, which a later change of the gradient does not reach.
+	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets, ReduceDType: torch.BFloat16}, func(g *Group, net nn.Module, d *DataParallel) error {
+		for _, p := range nn.Parameters(net) {
+			double := func(p *torch.Tensor) error { return p.Grad().MulScalar_(2).Err() }
+			if _, err := p.RegisterPostAccumulateGradHook(double); err != nil {
+				return err
+			}
+		}
+		scope := torch.NewScope("pass")
+		defer scope.Close()
+		loss, err := lossOf(net, scope, g.Rank())
+		if err == nil {
+			err = d.Backward(loss)
+		}
+		if err == nil {
+			err = requireGradients(net, want, largest/64)
+		}
+		return err
+	}))
+}
+
 // branch is a network with two heads, of which a pass uses those that are named.
 type branch struct {
 	nn.Module

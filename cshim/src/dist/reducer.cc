@@ -74,7 +74,8 @@ class Reducer {
         return at::Tensor();
       };
       Parameter& parameter = reducer->parameters_[i];
-      parameter.hook = add_accumulation_hook(parameter.tensor, std::move(hook));
+      // Hooks of the program may change the gradient, which is reduced from here on.
+      parameter.hook = add_accumulation_hook(parameter.tensor, std::move(hook), /*last=*/true);
     }
   }
 

@@ -128,9 +128,11 @@ class AccumulationHooks final : public torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor& leaf) override {
     const Accumulating here;
     for (const auto& hook : list.hooks()) (*hook)(leaf);
+    for (const auto& hook : last.hooks()) (*hook)(leaf);
   }
 
   HookList list;
+  HookList last;  // called after the others, whenever those are registered
 };
 
 // Held while hooks are registered: LibTorch's lists of them have no lock.
@@ -239,7 +241,7 @@ std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook
   return hooks->list.add(std::move(hook));
 }
 
-std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook) {
+std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook, bool last) {
   namespace impl = torch::autograd::impl;
   require(leaf.is_leaf() && leaf.requires_grad(),
           "only a leaf that requires grad accumulates a gradient");
@@ -250,7 +252,7 @@ std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook ho
     hooks = made.get();
     impl::set_post_acc_grad_hooks(leaf, std::move(made));
   }
-  return hooks->list.add(std::move(hook));
+  return (last ? hooks->last : hooks->list).add(std::move(hook));
 }
 
 NoLeafHooks::NoLeafHooks() { no_leaf_hooks.store(true, std::memory_order_release); }

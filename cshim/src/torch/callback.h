@@ -56,8 +56,10 @@ class HookEntry {
 // Adds a hook on the gradient of a tensor that requires gradients.
 std::shared_ptr<HookEntry> add_gradient_hook(const at::Tensor& tensor, Hook hook);
 // Adds a hook that runs when a backward pass has added to the gradient of the leaf. Its result is
-// not used. The thread holds the lock of the leaf's gradient meanwhile.
-std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook);
+// not used. The thread holds the lock of the leaf's gradient meanwhile. last: the hook runs after
+// those without this flag, also if they are added later.
+std::shared_ptr<HookEntry> add_accumulation_hook(const at::Tensor& leaf, Hook hook,
+                                                 bool last = false);
 
 // While it exists, captured backward passes do not call the hooks of leaves. There is one capture
 // in the process at a time, and this object's thread makes the capture.
