@@ -54,6 +54,9 @@ const (
 // ReduceDType is set. Dropping gradients before the next backward, as Optimizer.ZeroGrad does,
 // costs nothing.
 //
+// Hooks of Tensor.RegisterPostAccumulateGradHook see this rank's gradient, and may change it: it is
+// reduced after them, whenever they are registered.
+//
 // Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start; each rank
 // then keeps its own. Normalisation uses the samples of the rank.
 //
