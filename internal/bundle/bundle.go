@@ -328,8 +328,8 @@ func (p *plan) write(ctx context.Context, out string) error {
 	return p.licences(ctx, out)
 }
 
-// licences copies the licences that come with the shim, and those of LibTorch's packages that have a
-// file in the bundle.
+// licences copies the licences that come with the shim, and those of LibTorch's packages that have
+// a file in the bundle.
 func (p *plan) licences(ctx context.Context, out string) error {
 	if image := p.objects[imageName]; image != nil {
 		own := filepath.Join(filepath.Dir(image.dir), "share", "licenses", "torchstream")
@@ -429,8 +429,8 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// copyFiles copies the files below a folder whose names are wanted, with their folders. A folder that
-// does not exist has none.
+// copyFiles copies the files below a folder whose names are wanted, with their folders. A folder
+// that does not exist has none.
 func copyFiles(ctx context.Context, to, from string, wanted func(name string) bool) error {
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) && path == from {

@@ -130,11 +130,16 @@ func download(ctx context.Context, address, path, want string, log io.Writer) er
 	part := path + ".part"
 	var err error
 	for n := range attempts {
+		info, statErr := os.Stat(part)
+		resumed := statErr == nil && info.Size() > 0
 		if err = continued(ctx, address, part, log); err == nil {
 			if err = verify(part, want); err == nil {
 				return os.Rename(part, path)
 			}
-			os.Remove(part) // and once more from the beginning
+			os.Remove(part)
+			if !resumed {
+				return err // the server has another file
+			}
 		}
 		var status *statusError
 		if ctx.Err() != nil || errors.As(err, &status) && status.status < 500 {

@@ -376,6 +376,24 @@ func TestReleaseIsInstalled(t *testing.T) {
 	}
 }
 
+// A whole download of another file is the last one. After a continued one it is tried once more.
+func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
+	s := serve(t, false, map[string][]byte{"/x": []byte("another file")})
+	path := filepath.Join(t.TempDir(), "x")
+	for _, part := range []string{"", "old"} {
+		if err := os.WriteFile(path+".part", []byte(part), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		before := s.requests.Load()
+		if err := download(t.Context(), s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
+			t.Error("it is accepted")
+		}
+		if n := s.requests.Load() - before; n > 3 { // one breaks off, one goes on, one is whole
+			t.Errorf("after the part %q: %d requests", part, n)
+		}
+	}
+}
+
 // A local archive stays, by whatever name it is given.
 func TestLocalReleaseStays(t *testing.T) {
 	o := options(t, tarred(t, entry{"t/lib/libtorchstream_image.so", "", 0}))
