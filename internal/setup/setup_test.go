@@ -311,6 +311,7 @@ func TestIndexIsPips(t *testing.T) {
 		{"the environment", map[string]string{"PIP_INDEX_URL": "https://a/simple", "PIP_EXTRA_INDEX_URL": "https://b https://c"}, []string{conf},
 			index{urls: []string{"https://a/simple", "https://b", "https://c"}, files: []string{"/wheels", "/more"}}},
 		{"a file", nil, []string{conf}, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
+		{"no file", map[string]string{"PIP_CONFIG_FILE": os.DevNull}, []string{conf}, index{urls: []string{"https://pypi.org/simple"}}},
 		{"a named file", map[string]string{"PIP_CONFIG_FILE": conf}, nil, index{urls: []string{"https://conf/simple"}, files: []string{"/wheels", "/more"}}},
 	} {
 		got := readIndex(func(name string) string { return c.environment[name] }, c.files)

@@ -182,7 +182,11 @@ func environmentIndex() index {
 }
 
 func readIndex(getenv func(string) string, files []string) index {
-	if file := getenv("PIP_CONFIG_FILE"); file != "" {
+	switch file := getenv("PIP_CONFIG_FILE"); file {
+	case "":
+	case os.DevNull: // pip then reads no file at all
+		files = nil
+	default:
 		files = append([]string{file}, files...)
 	}
 	option := func(name string) []string {
