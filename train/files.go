@@ -81,7 +81,7 @@ func (r *runner) openDir(ctx context.Context) error {
 	_, err := os.Lstat(path)
 	switch {
 	case err == nil && !r.Resume:
-		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it, or name another folder", path)
+		return fmt.Errorf("train: %s is the checkpoint of an earlier run: resume it with the same options, name another folder, or delete %s", path, r.Dir)
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("train: %w", err)
 	}
@@ -96,7 +96,20 @@ func (r *runner) openDir(ctx context.Context) error {
 		return fmt.Errorf("train: %s is of an earlier run, whose %s is gone, and this run would replace it: move it away, or name another folder", r.path(bestFile), lastFile)
 	}
 	// From now on best.pt is of the run of last.pt, wherever this process is killed.
-	return r.saveLast("training")
+	if err := r.saveLast("training"); err != nil {
+		return err
+	}
+	r.first = true
+	return nil
+}
+
+// removeFirst removes the last.pt that a new run began with if nothing came after it, so that the
+// folder does not refuse the next run. A killed process leaves the file, from which the next run
+// resumes.
+func (r *runner) removeFirst() {
+	if r.first {
+		os.Remove(r.path(lastFile)) // a file that stays refuses a new run and says so
+	}
 }
 
 // removeUnfinished removes what a run that was killed while it wrote its log or its curves has
@@ -158,6 +171,7 @@ func (r *runner) saveLast(of string) error {
 			return err
 		}
 	}
+	r.first = false // also if Save fails: the new file may be there
 	return r.checkpoint(&s).Save(r.path(lastFile))
 }
 
@@ -166,6 +180,7 @@ func (r *runner) saveBest() error {
 	if r.Dir == "" {
 		return nil
 	}
+	r.first = false // best.pt belongs to last.pt
 	tensors := nn.State(r.Model)
 	if r.EMA != nil {
 		tensors = r.EMA.State()

@@ -65,7 +65,8 @@ type Config struct {
 	Seed uint64
 
 	// Dir is the folder of the files, made if missing; "" writes none. A new run writes its first
-	// last.pt at once, and is refused in a folder that has a last.pt or best.pt of another run.
+	// last.pt at once, and is refused in a folder that has a last.pt or best.pt of another run. If
+	// the run ends with an error before that file was replaced, Run removes it again.
 	Dir       string
 	Resume    bool // goes on from last.pt in Dir, if there is one
 	SaveSteps int  // saves last.pt every so many steps too; 0 for once an epoch
@@ -153,9 +154,11 @@ func (e *Epoch) betterThan(other *Epoch) bool {
 // anew.
 //
 // When ctx ends, Run finishes the current step, saves last.pt and returns an error that wraps
-// ctx.Err() and says how to go on. If the evaluation was running, the resumed run repeats it. If
-// the loss becomes NaN or infinite, Run notices at the end of the epoch or at the next checkpoint,
-// leaves the files as they are and returns an error.
+// ctx.Err() and says how to go on. Before the first step of a new run there is nothing to save. If
+// the evaluation was running, the resumed run repeats it. If the loss becomes NaN or infinite, Run
+// notices at the end of the epoch or at the next checkpoint, leaves the checkpoints with results as
+// they are and returns an error. With Loader, and without Loss, a model that has fewer outputs than
+// the loader has classes is an error before the first step.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r := &runner{Config: c, report: &Report{}}
 	if err := r.check(); err != nil {
@@ -181,6 +184,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if r.events != nil {
 		err = errors.Join(err, r.events.Close())
 	}
+	if err != nil {
+		r.removeFirst()
+	}
 	r.report.Steps, r.report.Stepper = r.at.Step, r.stepper.Stats()
 	return r.report, err
 }
@@ -195,6 +201,7 @@ type runner struct {
 	progress *progress
 	batch    *prefetcher.Batch // of the running step
 	events   *tfevents.Writer  // nil without TensorBoard, and before the first epoch
+	first    bool              // the folder has no more of this run than the last.pt that it began with
 }
 
 func (c *Config) check() error {
@@ -270,6 +277,9 @@ func (r *runner) ended(ctx context.Context, err error) error {
 		return r.failed(err)
 	}
 	r.report.Stopped = r.at.Epoch < r.Epochs
+	if r.at.Step == 0 && r.first {
+		return fmt.Errorf("train: stopped before the first step, so nothing is saved: run again: %w", ctx.Err())
+	}
 	if saved := r.saveLast("training"); saved != nil {
 		return r.failed(errors.Join(err, saved))
 	}
@@ -403,6 +413,14 @@ func (r *runner) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tens
 	}
 	if batch.Labels == nil {
 		return torch.Fail("train.Run", fmt.Errorf("the batches have no field \"labels\": set Config.Loss: %w", cuda.ErrInvalidArgument))
+	}
+	if r.Loader != nil && output.Err() == nil {
+		// On a GPU a label without an output stops the process's CUDA context.
+		shape, classes := output.Shape(), len(r.Loader.Classes())
+		if len(shape) == 2 && shape[1] < int64(classes) {
+			return torch.Fail("train.Run", fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
+				shape[1], classes, classes, cuda.ErrInvalidArgument))
+		}
 	}
 	return output.CrossEntropy(batch.Labels)
 }

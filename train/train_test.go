@@ -10,6 +10,7 @@ import (
 	"image"
 	"image/color"
 	"image/png"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -485,7 +486,17 @@ func TestLossIsNotFinite(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
 		t.Error(err)
 	}
-	// last.pt is still the one of the beginning.
+	// The folder is as new: nothing locks it.
+	if files, err := os.ReadDir(c.Dir); err != nil || len(files) > 0 {
+		t.Errorf("files are left: %v, %v", files, err)
+	}
+	// The checkpoint of the first step stays as it is.
+	dir := c.Dir
+	c = newFixed(t, source)
+	c.Dir, c.SaveSteps = dir, 1
+	if _, err := train.Run(context.Background(), c); err == nil || !strings.Contains(err.Error(), "the training loss is NaN") {
+		t.Error(err)
+	}
 	for _, tensor := range nn.State(c.Model) {
 		x := stored(t, filepath.Join(c.Dir, "last.pt"), "state_dict", tensor.Name)
 		values, err := x.ToDType(torch.Float64).Float64s()
@@ -500,6 +511,45 @@ func TestLossIsNotFinite(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(c.Dir, "best.pt")); err == nil {
 		t.Error("there is a best.pt")
+	}
+}
+
+// A new run that ends before its first step, or with an error in its first epoch, leaves a folder
+// for the next new run. One that resumes leaves the file that it found.
+func TestFailedRunLeavesTheFolder(t *testing.T) {
+	path, dir := archive(t), t.TempDir()
+	last := filepath.Join(dir, "last.pt")
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := train.Run(ended, newJob(t, job{path: path, Config: train.Config{Dir: dir}}).Config); !errors.Is(err, context.Canceled) ||
+		!strings.Contains(err.Error(), "nothing is saved") {
+		t.Error(err)
+	}
+	if _, err := os.Stat(last); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("last.pt after an interruption: %v", err)
+	}
+	failed := errors.New("failed")
+	fails := newJob(t, job{path: path, Config: train.Config{Dir: dir}})
+	fails.OnStep = func(train.Step) error { return failed }
+	if _, err := train.Run(context.Background(), fails.Config); !errors.Is(err, failed) {
+		t.Error(err)
+	}
+	newJob(t, job{path: path, Config: train.Config{Dir: dir, Epochs: 1}}).run(t)
+	if _, err := train.Run(ended, newJob(t, job{path: path, Config: train.Config{Dir: dir, Resume: true}}).Config); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if _, err := os.Stat(last); err != nil {
+		t.Error(err)
+	}
+}
+
+// A model with too few outputs for the classes of the loader is refused before it is trained.
+func TestTooFewOutputs(t *testing.T) {
+	j := newJob(t, job{})
+	j.Model = nn.NewSequential(nn.NewFlatten(), nn.NewLinear(3*side*side, classes-1, nn.LinearOptions{}))
+	report, err := train.Run(context.Background(), j.Config)
+	if err == nil || !strings.Contains(err.Error(), "the model has 2 outputs, and the loader 3 classes") || report.Steps != 0 {
+		t.Errorf("%+v, %v", report, err)
 	}
 }
 
