@@ -65,7 +65,7 @@ func floats(size int) imageloader.Transform {
 // benchLoader turns an archive into shuffled batches, as fast as it goes, and prints what that
 // took.
 func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bench loader", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
+	set := flags("bench loader -archive FILE", "Turns an archive into batches, epoch after epoch, for a while. The clock starts at the first batch. `make bench-loader` does the same\n"+
 		"with other libraries. Says what each stage took, and which one the others wait for.", stderr)
 	archive := set.String("archive", "", "`FILE`, .tgz or .tar, directory = class")
 	batch := set.Int("batch", 64, "images a batch")

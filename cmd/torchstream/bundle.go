@@ -13,7 +13,7 @@ import (
 
 // bundleCommand copies a program and the libraries that it loads into a folder that can be moved.
 func bundleCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	set := flags("bundle PROGRAM", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
+	set := flags("bundle PROGRAM -o DIR", "Copies PROGRAM and the libraries that it loads, with those of LibTorch and CUDA, into a folder that runs on any machine with glibc (and the driver, for\n"+
 		"its GPUs): no Go, LibTorch, CUDA, Python or compiler. What LibTorch's packages have and PROGRAM never loads is left out. Start DIR/bin/PROGRAM there.", stderr)
 	out := set.String("o", "", "`DIR` to make, or an empty one (required)")
 	shim := set.String("shim", "", "`DIR` with libtorchstream.so and libtorchstream_image.so (default: where programs find them)")

@@ -34,6 +34,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,7 +120,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errFound):
 		return 1
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "torchstream: %v\nRun `torchstream help` for what there is.\n", err)
+		fmt.Fprintf(stderr, "torchstream: %v\n%s\n", err, hint(args))
 		return 2
 	case ctx.Err() != nil:
 		fmt.Fprintln(stderr, "torchstream: interrupted")
@@ -127,6 +128,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	fmt.Fprintf(stderr, "torchstream: %s\n", printable.Text(err.Error()))
 	return 1
+}
+
+// hint names the help for a wrong command line.
+func hint(args []string) string {
+	name, rest := first(args)
+	known, prefix := commands(), ""
+	if name == "bench" {
+		name, _ = first(rest)
+		known, prefix = benchmarks(), "bench "
+	}
+	if slices.ContainsFunc(known, func(e entry) bool { return e.name == name }) {
+		return "See `torchstream " + prefix + name + " -h`."
+	}
+	return "Run `torchstream help` for what there is."
 }
 
 func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -157,12 +172,14 @@ func first(args []string) (string, []string) {
 	return args[0], args[1:]
 }
 
-// flags returns a flag set whose errors and explanations go to stderr.
+// flags returns a flag set whose explanations go to stderr. name has the command and the arguments
+// that it needs.
 func flags(name, about string, stderr io.Writer) *flag.FlagSet {
-	set := flag.NewFlagSet(name, flag.ContinueOnError)
+	command, _, _ := strings.Cut(name, " -")
+	set := flag.NewFlagSet(command, flag.ContinueOnError)
 	set.SetOutput(stderr)
 	set.Usage = func() {
-		fmt.Fprintf(stderr, "usage: torchstream %s\n%s\n", name, about)
+		fmt.Fprintf(stderr, "usage: torchstream %s [OPTIONS]\n%s\n", name, about)
 		set.PrintDefaults()
 	}
 	return set
@@ -171,11 +188,8 @@ func flags(name, about string, stderr io.Writer) *flag.FlagSet {
 // parse reads a command's options and checks that `want` arguments are left. Numbers are finite:
 // NaN and infinities, which flag accepts, would pass most comparisons.
 func parse(set *flag.FlagSet, args []string, want int) error {
-	if err := set.Parse(args); err != nil {
-		if errors.Is(err, flag.ErrHelp) {
-			return err
-		}
-		return usageError{err.Error()}
+	if err := parseOptions(set, args); err != nil {
+		return err
 	}
 	var infinite error
 	set.Visit(func(f *flag.Flag) {
@@ -196,6 +210,67 @@ func parse(set *flag.FlagSet, args []string, want int) error {
 		return usageError{fmt.Sprintf("%s takes %d argument%s, not %d: %q", set.Name(), want, plural, set.NArg(), set.Args())}
 	}
 	return nil
+}
+
+// parseOptions reads a command's options. The list of all options is printed for -h alone: after a
+// mistake it would hide the message.
+func parseOptions(set *flag.FlagSet, args []string) error {
+	list, out := set.Usage, set.Output()
+	set.Usage = func() {}
+	set.SetOutput(io.Discard)
+	err := set.Parse(args)
+	set.Usage = list
+	set.SetOutput(out)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, flag.ErrHelp):
+		list()
+		return err
+	}
+	name, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !unknown {
+		return usageError{err.Error()}
+	}
+	message := "no option -" + name
+	if near := nearest(set, name); near != "" {
+		message += ": did you mean -" + near + "?"
+	}
+	return usageError{message}
+}
+
+// nearest returns the option whose name differs least from a text, or "" if all differ in more than
+// a third of it.
+func nearest(set *flag.FlagSet, text string) string {
+	found, least := "", max(1, len(text)/3)+1
+	set.VisitAll(func(f *flag.Flag) {
+		if d := editDistance(f.Name, text); d < least {
+			found, least = f.Name, d
+		}
+	})
+	return found
+}
+
+// editDistance counts the insertions, deletions and substitutions of bytes that make one text the
+// other (Levenshtein's distance).
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }
 
 func writeJSON(w io.Writer, value any) error {

@@ -41,12 +41,19 @@ func TestCommandLine(t *testing.T) {
 		{[]string{"bench", "loader", "-archive", photos, "-quick"}, 2, "-quick"},
 		{[]string{"bench", "loader", "-archive", missing}, 1, missing},
 		{[]string{"bench", "loader", "-h"}, 0, "usage: torchstream bench loader"},
+		{[]string{"train", "-h"}, 0, "usage: torchstream train -archive FILE"},
+		{[]string{"train", "-epoch", "3"}, 2, "torchstream: no option -epoch: did you mean -epochs?\nSee `torchstream train -h`.\n"},
+		{[]string{"bench", "loader", "-zzzz"}, 2, "torchstream: no option -zzzz\nSee `torchstream bench loader -h`.\n"},
+		{[]string{"dokter"}, 2, "Run `torchstream help`"},
 		{[]string{"inspect"}, 2, "inspect FILE takes 1 argument"},
 		{[]string{"inspect", missing}, 1, missing},
 	} {
 		status, stdout, stderr := command(t, c.args...)
 		if status != c.status || !strings.Contains(stderr, c.says) {
 			t.Errorf("torchstream %q: status %d, want %d; stderr %q does not say %q", c.args, status, c.status, stderr, c.says)
+		}
+		if c.status == 2 && strings.Contains(stderr, "usage:") {
+			t.Errorf("torchstream %q: the list of options hides the mistake:\n%s", c.args, stderr)
 		}
 		if stdout != "" {
 			t.Errorf("torchstream %q: errors belong on stderr, stdout has %q", c.args, stdout)

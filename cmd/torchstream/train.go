@@ -44,7 +44,7 @@ type trainOptions struct {
 // trainCommand trains a classifier.
 func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var o trainOptions
-	set := flags("train", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
+	set := flags("train -archive FILE", "Trains a classifier on an archive of images (.tgz, .tar; directory = class). The folder of -out gets last.pt, from which -resume goes on,\n"+
 		"best.pt, log.csv and curves.png. Go (nn.Load) and PyTorch (torch.load) read both checkpoints. Interrupted, it finishes the step and writes last.pt.", stderr)
 	set.StringVar(&o.archive, "archive", "", "`FILE` to train on")
 	set.StringVar(&o.test, "test", "", "`FILE` of held-back images of the same classes, evaluated after every epoch")
@@ -95,16 +95,27 @@ func (o *trainOptions) check() error {
 		return usageError{fmt.Sprintf("-model %q: want one of %s", o.model, strings.Join(classifiers(), ", "))}
 	case o.optimizer != "adamw" && o.optimizer != "sgd":
 		return usageError{fmt.Sprintf("-optimizer %q: want adamw or sgd", o.optimizer)}
-	case o.epochs < 1 || o.batch < 1 || o.size < 32 || o.seed < 1 || o.out == "":
-		return usageError{"-epochs, -batch and -seed are at least 1, -size at least 32, and -out is not empty"}
-	case o.lr < 0 || o.clip < 0 || o.warmup < 0 || o.saveSteps < 0 || o.ema < 0 || o.ema >= 1:
-		return usageError{"-lr, -clip, -warmup and -save-steps are not negative, and -ema is from 0 to below 1"}
+	case o.seed < 1:
+		return usageError{"-seed 0: must be at least 1"}
+	case o.out == "":
+		return usageError{"-out is empty: name a folder"}
+	case o.ema < 0 || o.ema >= 1:
+		return usageError{fmt.Sprintf("-ema %v: must be from 0 to below 1", o.ema)}
 	case o.amp != "" && o.amp != "bf16" && o.amp != "fp16":
 		return usageError{fmt.Sprintf("-amp %q: want bf16 or fp16", o.amp)}
-	case o.patience < 0:
-		return usageError{"-patience is not negative"}
 	case o.freeze && o.pretrained == "":
 		return usageError{"-freeze needs -pretrained FILE: without it the frozen tensors would be random numbers"}
+	}
+	for _, option := range []struct {
+		name       string
+		value, min float64
+	}{
+		{"epochs", float64(o.epochs), 1}, {"batch", float64(o.batch), 1}, {"size", float64(o.size), 32}, {"lr", o.lr, 0}, {"clip", o.clip, 0},
+		{"warmup", o.warmup, 0}, {"save-steps", float64(o.saveSteps), 0}, {"patience", float64(o.patience), 0},
+	} {
+		if option.value < option.min {
+			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
+		}
 	}
 	lr, decay := 0.001, 0.01
 	if o.optimizer == "sgd" {
@@ -124,7 +135,33 @@ func (o *trainOptions) settings() map[string]string {
 	}
 }
 
-// compare refuses to resume with other settings or classes, and names the first difference.
+// checkFolder refuses a new run in the folder of an earlier one, before work begins, and says how
+// to go on.
+func (o *trainOptions) checkFolder() error {
+	if o.resume {
+		return nil
+	}
+	file, err := nn.OpenCheckpoint(filepath.Join(o.out, "last.pt"))
+	if err != nil {
+		return nil // train.Run refuses a file that is there
+	}
+	defer file.Close()
+	var place struct {
+		At struct {
+			Epoch int `json:"epoch"`
+		} `json:"at"`
+	}
+	value, err := file.Value("train")
+	text, ok := value.(string)
+	if err != nil || !ok || json.Unmarshal([]byte(text), &place) != nil {
+		return nil // train.Run refuses a file of another kind
+	}
+	epochs := printable.Text(file.Metadata()["epochs"])
+	return fmt.Errorf("%s has an earlier run (%d of %s epochs): -resume to go on with the same options, -out DIR for a new one, or delete %s",
+		printable.Name(o.out), place.At.Epoch, epochs, printable.Name(o.out))
+}
+
+// compare refuses to resume with other settings or classes, and names all differences.
 func (o *trainOptions) compare(now map[string]string) error {
 	path := filepath.Join(o.out, "last.pt")
 	file, err := nn.OpenCheckpoint(path)
@@ -138,13 +175,57 @@ func (o *trainOptions) compare(now map[string]string) error {
 	if err := file.Close(); err != nil {
 		return err
 	}
+	var differences []string
 	for _, key := range byName(now) {
-		if before[key] != now[key] {
-			return fmt.Errorf("%s is of a run with %s %s, not %s: resume with the same options, or name another folder with -out",
-				path, key, printable.Name(before[key]), printable.Name(now[key]))
+		switch {
+		case before[key] == now[key]:
+		case key == "classes":
+			differences = append(differences, otherClasses(before[key], now[key]))
+		default:
+			differences = append(differences, fmt.Sprintf("%s %s, not %s", key, printable.Name(before[key]), printable.Name(now[key])))
 		}
 	}
-	return nil
+	if len(differences) == 0 {
+		return nil
+	}
+	start := ""
+	if best := filepath.Join(o.out, "best.pt"); fileExists(best) {
+		start = fmt.Sprintf("; -pretrained %s -out DIR starts from its result with other options", best)
+	}
+	return fmt.Errorf("%s is of a run with %s: resume with the same options, or name another folder with -out%s", path, strings.Join(differences, "; "), start)
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// otherClasses says how two lists of classes, as JSON, differ.
+func otherClasses(before, now string) string {
+	var old, current []string
+	if json.Unmarshal([]byte(before), &old) != nil || json.Unmarshal([]byte(now), &current) != nil {
+		return "other classes"
+	}
+	without := func(list, other []string) (names []string) {
+		for _, name := range list {
+			if !slices.Contains(other, name) {
+				names = append(names, printable.Name(name))
+			}
+		}
+		return names
+	}
+	text := fmt.Sprintf("%d classes, and this archive has %d", len(old), len(current))
+	lacks, added := without(old, current), without(current, old)
+	if len(lacks) > 0 {
+		text += ", lacks " + strings.Join(lacks, ", ")
+	}
+	if len(added) > 0 {
+		text += ", has the new " + strings.Join(added, ", ")
+	}
+	if len(lacks)+len(added) == 0 {
+		text += ", in another order"
+	}
+	return text
 }
 
 func byName(of map[string]string) []string {
@@ -161,6 +242,14 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	device, err := o.pickDevice()
 	if err != nil {
 		return err
+	}
+	if err := o.checkFolder(); err != nil {
+		return err
+	}
+	if plain := !strings.ContainsAny(o.test, "{*?[") && !strings.Contains(o.test, "://"); o.test != "" && plain { // neither shards nor a URL
+		if _, err := os.Stat(o.test); err != nil {
+			return fmt.Errorf("-test: %w", err)
+		}
 	}
 	if err := printClasses(ctx, o.archive, stdout, stderr); err != nil {
 		return err
@@ -194,6 +283,9 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 		}
 		defer held.Close()
 		defer testFeed.Close()
+		if err := o.warnUntested(ctx, loader.Classes(), stdout, stderr); err != nil {
+			return err
+		}
 		c.Eval = testFeed
 	}
 	if err := o.build(&c, device, stdout); err != nil {
@@ -210,7 +302,11 @@ func (o *trainOptions) run(ctx context.Context, stdout, stderr io.Writer) error 
 	report, err := train.Run(ctx, c)
 	if err != nil {
 		if ctx.Err() != nil {
-			fmt.Fprintf(stderr, "torchstream: %s; -resume does so\n", printable.Text(err.Error()))
+			how := ""
+			if report.Steps > 0 {
+				how = "; -resume does so"
+			}
+			fmt.Fprintf(stderr, "torchstream: %s%s\n", printable.Text(err.Error()), how)
 		}
 		return err
 	}
@@ -391,6 +487,31 @@ func printClasses(ctx context.Context, path string, stdout, stderr io.Writer) er
 		fmt.Fprintf(stdout, "%d of the classes have less than a tenth of the median class's images, or one image: every directory with an image is a class\n", suspicious)
 	}
 	_, err = fmt.Fprintln(stdout)
+	return err
+}
+
+// warnUntested prints the classes of which -test has no image.
+func (o *trainOptions) warnUntested(ctx context.Context, classes []string, stdout, stderr io.Writer) error {
+	if info, err := os.Stat(o.test); err == nil && info.IsDir() {
+		return nil // a directory has no index
+	}
+	progress, done := readingProgress(stderr)
+	report, err := imageloader.InspectIndex(ctx, o.test, imageloader.Options{}, progress)
+	done()
+	if err != nil {
+		return err
+	}
+	var untested []string
+	for _, class := range classes {
+		if !slices.ContainsFunc(report.Classes, func(c imageloader.ClassReport) bool { return c.Name == class && c.Samples > 0 }) {
+			untested = append(untested, printable.Name(class))
+		}
+	}
+	if len(untested) == 0 {
+		return nil
+	}
+	_, err = fmt.Fprintf(stdout, "%s has no image of %d of the %d classes, so its accuracy says nothing about them: %s\n\n",
+		printable.Name(o.test), len(untested), len(classes), strings.Join(untested, ", "))
 	return err
 }
 

@@ -82,9 +82,10 @@ func TestTrain(t *testing.T) {
 	// The same folder is for -resume, with the same options, only.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	for says, args := range map[string][]string{
-		"resume it, or name another folder": same,
-		"batch 4, not 5":                    append(same, "-resume", "-batch", "5"),
-		"leaves nothing to train":           append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
+		"has an earlier run (2 of 2 epochs): -resume": same,
+		"batch 4, not 5; epochs 2, not 3: resume":     append(same, "-resume", "-batch", "5", "-epochs", "3"),
+		"best.pt -out DIR starts from its result":     append(same, "-resume", "-lr", "0.5"),
+		"leaves nothing to train":                     append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
@@ -191,11 +192,12 @@ func TestTrainMistakes(t *testing.T) {
 		"train needs -archive":   {},
 		"want one of resnet18":   {"-archive", photos, "-model", "gpt2"},
 		"want adamw or sgd":      {"-archive", photos, "-optimizer", "lion"},
-		"-size at least 32":      {"-archive", photos, "-size", "31"},
-		"-ema is from 0":         {"-archive", photos, "-ema", "1"},
+		"-size 31: must be at":   {"-archive", photos, "-size", "31"},
+		"-ema 1: must be from 0": {"-archive", photos, "-ema", "1"},
 		"-freeze needs":          {"-archive", photos, "-freeze"},
 		"want bf16 or fp16":      {"-archive", photos, "-amp", "fp8"},
-		"-patience is not":       {"-archive", photos, "-patience", "-1"},
+		"-lr -1: must be at":     {"-archive", photos, "-lr", "-1"},
+		"-patience -1: must be":  {"-archive", photos, "-patience", "-1"},
 		"-lr NaN: must be":       {"-archive", photos, "-lr", "nan"},
 		"-ema NaN: must be":      {"-archive", photos, "-ema", "nan"},
 		"-warmup +Inf: must":     {"-archive", photos, "-warmup", "inf"},
@@ -210,12 +212,35 @@ func TestTrainMistakes(t *testing.T) {
 	if status, _, stderr := command(t, "train", "-archive", missing, "-device", "cpu"); status != 1 || !strings.Contains(stderr, missing) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
+	if status, stdout, stderr := command(t, "train", "-archive", photos, "-test", missing, "-device", "cpu"); status != 1 || stdout != "" ||
+		!strings.Contains(stderr, "-test: stat "+missing) {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
+	}
 	// The test archive has a class that the training archive has not.
 	archive, test := fewPhotos(t, map[string]int{"cat": 2}), fewPhotos(t, map[string]int{"cat": 1, "cta": 1})
 	out := filepath.Join(t.TempDir(), "out")
 	if status, _, stderr := command(t, "train", "-archive", archive, "-test", test, "-size", "32", "-device", "cpu", "-epochs", "1", "-out", out); status != 1 ||
 		!strings.Contains(stderr, "cta") {
 		t.Errorf("status %d, %s", status, stderr)
+	}
+}
+
+// -test without an image of a class is pointed at, and a resume with other classes names them.
+func TestTrainOtherClasses(t *testing.T) {
+	archive, test := fewPhotos(t, map[string]int{"cat": 2, "dog": 2}), fewPhotos(t, map[string]int{"cat": 2})
+	out := filepath.Join(t.TempDir(), "out")
+	if stdout := trainSmall(t, archive, out, "-test", test, "-epochs", "1"); !strings.Contains(stdout, "has no image of 1 of the 2 classes") ||
+		!strings.Contains(stdout, "says nothing about them: dog\n") {
+		t.Errorf("printed\n%s", stdout)
+	}
+	other := fewPhotos(t, map[string]int{"cat": 2, "emu": 2})
+	args := []string{"train", "-archive", other, "-size", "32", "-batch", "4", "-epochs", "1", "-device", "cpu", "-out", out, "-resume"}
+	if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, "2 classes, and this archive has 2, lacks dog, has the new emu") ||
+		strings.Contains(stderr, "[") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+	if got := otherClasses(`["a","b"]`, `["b","a"]`); !strings.HasSuffix(got, "in another order") {
+		t.Error(got)
 	}
 }
 

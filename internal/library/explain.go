@@ -22,9 +22,24 @@ func (s Search) Missing(name string) string {
 		}
 	}
 	if s.Library != "" {
-		return fmt.Sprintf("there is no %s in %s; unset the variable, or run `%s` and unset it", name, searched[0], s.Setup(name))
+		elsewhere := s
+		elsewhere.Library = ""
+		if path := elsewhere.Find(name); path != "" {
+			return fmt.Sprintf("there is no %s in %s: unset the variable, and %s is used", name, searched[0], path)
+		}
+		return fmt.Sprintf("there is no %s in %s: unset the variable, and %s", name, searched[0], s.install(name))
 	}
-	return fmt.Sprintf("there is no %s; looked in %s: run `%s`", name, strings.Join(searched, ", "), s.Setup(name))
+	return fmt.Sprintf("there is no %s; looked in %s: %s", name, strings.Join(searched, ", "), s.install(name))
+}
+
+// install says what to run where no folder has the library: the command for all of torchstream
+// first, because the image library is the first that a program with a loader opens.
+func (s Search) install(name string) string {
+	run := "run `" + s.Setup("libtorchstream.so") + "`"
+	if own := s.Setup(name); "run `"+own+"`" != run {
+		run += " (`" + own + "` for the loader alone, without LibTorch)"
+	}
+	return run
 }
 
 // OtherVersion explains that the library at path has another ABI version than the program needs.

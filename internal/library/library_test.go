@@ -140,3 +140,24 @@ func TestUnusable(t *testing.T) {
 		}
 	}
 }
+
+// In a clone without the libraries the first message names the command for all of them. A folder in
+// TORCHSTREAM_LIBRARY without them is to be left out, and nothing is to be built that is there.
+func TestMissingSaysWhatToDo(t *testing.T) {
+	const image = "libtorchstream_image.so"
+	clone := touch(t, "Makefile")
+	says := func(s Search, name, want string) {
+		t.Helper()
+		if got := s.Missing(name); !strings.HasSuffix(got, want) {
+			t.Errorf("%q does not end with %q", got, want)
+		}
+	}
+	says(Search{Clone: clone}, image, "(the clone): run `make -C "+clone+" shim` (`make -C "+clone+" image` for the loader alone, without LibTorch)")
+	says(Search{Clone: clone}, "libtorchstream.so", ": run `make -C "+clone+" shim`")
+	says(Search{Version: "v1.2.3"}, image, "run `go run "+Module+"/cmd/torchstream@v1.2.3 setup`")
+	wrong := Search{Library: "/nowhere", Clone: clone}
+	says(wrong, "libtorchstream.so", "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and run `make -C "+clone+" shim`")
+	built := filepath.Join(clone, "cshim", "build", "lib", image)
+	write(t, built, "")
+	says(wrong, image, "/nowhere (TORCHSTREAM_LIBRARY): unset the variable, and "+built+" is used")
+}
