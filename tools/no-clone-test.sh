@@ -68,7 +68,7 @@ inside() {
 # The program and the commands of README.md.
 mkdir -p "$root/root/example"
 sed -n '1,/^```go$/!p' README.md | sed '/^```$/,$d' >"$root/root/example/main.go"
-sed -i 's/range 90 {/range 2 {/' "$root/root/example/main.go" # epochs
+sed -i 's/range 5 {/range 2 {/' "$root/root/example/main.go" # epochs
 grep -q 'func main' "$root/root/example/main.go" || { echo "no-clone-test: error: README.md has no program" >&2 && exit 1; }
 cp examples/data/photos-train.tgz "$root/root/example/train.tgz"
 mapfile -t commands < <(sed -n '/in an empty folder, and without a clone/,/^    go run \.$/s/^    //p' README.md)

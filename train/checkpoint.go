@@ -14,20 +14,9 @@ import (
 
 // Checkpoint is the state of a training, in one file: with it a program that was killed goes on to
 // the bits that it would have computed. Its fields name what to save, or where to load; nil fields
-// are left out.
-//
-//	c := train.Checkpoint{Model: net, Optimizer: opt, Scheduler: scheduler, Device: feed.Device()}
-//	if err := c.Load("last.pt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-//		return err
-//	}
-//	// c.Loader is the loader's place: loader.Restore(ctx, *c.Loader)
-//	for batch, err := range feed.Epoch(ctx, epoch) {
-//		// ... a step ...
-//		c.Loader = &batch.Info.(imageloader.Info).State
-//		if err := c.Save("last.pt"); err != nil {
-//			return err
-//		}
-//	}
+// are left out. A loop calls Load once before it begins, and then, if Loader is not nil, the
+// Restore of its loader; Load's error is fs.ErrNotExist in the first run. After a step it sets
+// Loader and calls Save. The example is such a loop.
 //
 // The file is PyTorch's: torch.load(path, weights_only=True) has the model's "state_dict", the
 // state_dicts "optimizer", "lr_scheduler" and "scaler", "ema" as tensors by name, "generators" as

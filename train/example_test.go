@@ -1,0 +1,134 @@
+package train_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log"
+
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/train"
+)
+
+// A loop of the program's own that saves its state after every step, and goes on from there when
+// the program is started again.
+func ExampleCheckpoint() {
+	run := func(ctx context.Context) error {
+		loader, err := imageloader.Open("train.tgz", imageloader.Options{BatchSize: 64, Transform: imageloader.Train(224), Shuffle: true, Seed: 1})
+		if err != nil {
+			return err
+		}
+		defer loader.Close()
+		feed, err := prefetcher.New(loader, prefetcher.Options{})
+		if err != nil {
+			return err
+		}
+		defer feed.Close()
+		net, err := models.ByName("resnet18", models.Options{NumClasses: len(loader.Classes())})
+		if err != nil {
+			return err
+		}
+		defer nn.Close(net)
+		if err := nn.To(net, feed.Device()); err != nil {
+			return err
+		}
+		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+		if err != nil {
+			return err
+		}
+		defer opt.Close()
+
+		c := train.Checkpoint{Model: net, Optimizer: opt, Device: feed.Device()}
+		if err := c.Load("last.pt"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		first := 0
+		if c.Loader != nil { // nil in the first run, which finds no file
+			if err := loader.Restore(ctx, *c.Loader); err != nil {
+				return err
+			}
+			first = c.Loader.Epoch()
+		}
+		for epoch := first; epoch < 10; epoch++ {
+			for batch, err := range feed.Epoch(ctx, epoch) {
+				if err != nil {
+					return err
+				}
+				if err := net.Forward(batch.Images).CrossEntropy(batch.Labels).Backward(); err != nil {
+					return err
+				}
+				if err := opt.Step(); err != nil {
+					return err
+				}
+				place := batch.Info.(imageloader.Info).State
+				c.Loader = &place
+				if err := c.Save("last.pt"); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	if err := run(context.Background()); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// The classes of an archive's images, by a best.pt that torchstream train wrote.
+func Example_predict() {
+	predict := func(ctx context.Context, checkpoint, archive string) error {
+		file, err := nn.OpenCheckpoint(checkpoint)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		var classes []string
+		if err := json.Unmarshal([]byte(file.Metadata()["classes"]), &classes); err != nil {
+			return err
+		}
+		net, err := models.ByName(file.Metadata()["model"], models.Options{NumClasses: len(classes)}) // a ViT also takes ImageSize
+		if err != nil {
+			return err
+		}
+		defer nn.Close(net)
+		if _, err := file.LoadInto(net, nn.LoadOptions{}); err != nil {
+			return err
+		}
+		loader, err := imageloader.OpenContext(ctx, archive, imageloader.Options{BatchSize: 64, Transform: imageloader.Eval(256, 224)}) // -size 224
+		if err != nil {
+			return err
+		}
+		defer loader.Close()
+		feed, err := prefetcher.New(loader, prefetcher.Options{})
+		if err != nil {
+			return err
+		}
+		defer feed.Close()
+		if err := nn.To(net, feed.Device()); err != nil {
+			return err
+		}
+		nn.Train(net, false)
+		for batch, err := range feed.Epoch(ctx, 0) {
+			if err != nil {
+				return err
+			}
+			best, err := net.Forward(batch.Images.NoGrad()).ArgMax(1, false).Int64s()
+			if err != nil {
+				return err
+			}
+			for i, sample := range batch.Info.(imageloader.Info).Samples {
+				fmt.Println(sample.Name, classes[best[i]])
+			}
+		}
+		return nil
+	}
+	if err := predict(context.Background(), "trained/best.pt", "photos.tgz"); err != nil {
+		log.Fatal(err)
+	}
+}
