@@ -164,6 +164,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if err := r.check(); err != nil {
 		return r.report, err
 	}
+	if c.Loader != nil {
+		r.classes = len(c.Loader.Classes())
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var err error
@@ -201,6 +204,7 @@ type runner struct {
 	progress *progress
 	batch    *prefetcher.Batch // of the running step
 	events   *tfevents.Writer  // nil without TensorBoard, and before the first epoch
+	classes  int               // of the Loader; 0 without
 	first    bool              // the folder has no more of this run than the last.pt that it began with
 }
 
@@ -414,12 +418,11 @@ func (r *runner) loss(output *torch.Tensor, batch *prefetcher.Batch) *torch.Tens
 	if batch.Labels == nil {
 		return torch.Fail("train.Run", fmt.Errorf("the batches have no field \"labels\": set Config.Loss: %w", cuda.ErrInvalidArgument))
 	}
-	if r.Loader != nil && output.Err() == nil {
-		// On a GPU a label without an output stops the process's CUDA context.
-		shape, classes := output.Shape(), len(r.Loader.Classes())
-		if len(shape) == 2 && shape[1] < int64(classes) {
+	if r.classes > 0 && output.Err() == nil {
+		// On a GPU the assertion about a label without an output ends the process's use of CUDA.
+		if shape := output.Shape(); len(shape) == 2 && shape[1] < int64(r.classes) {
 			return torch.Fail("train.Run", fmt.Errorf("the model has %d outputs, and the loader %d classes: give the model's last layer %d outputs: %w",
-				shape[1], classes, classes, cuda.ErrInvalidArgument))
+				shape[1], r.classes, r.classes, cuda.ErrInvalidArgument))
 		}
 	}
 	return output.CrossEntropy(batch.Labels)

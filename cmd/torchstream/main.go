@@ -179,7 +179,7 @@ func flags(name, about string, stderr io.Writer) *flag.FlagSet {
 	set := flag.NewFlagSet(command, flag.ContinueOnError)
 	set.SetOutput(stderr)
 	set.Usage = func() {
-		fmt.Fprintf(stderr, "usage: torchstream %s [OPTIONS]\n%s\n", name, about)
+		fmt.Fprintf(stderr, "usage: torchstream %s\n%s\n", name, about)
 		set.PrintDefaults()
 	}
 	return set

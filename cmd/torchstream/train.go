@@ -156,9 +156,15 @@ func (o *trainOptions) checkFolder() error {
 	if err != nil || !ok || json.Unmarshal([]byte(text), &place) != nil {
 		return nil // train.Run refuses a file of another kind
 	}
-	epochs := printable.Text(file.Metadata()["epochs"])
-	return fmt.Errorf("%s has an earlier run (%d of %s epochs): -resume to go on with the same options, -out DIR for a new one, or delete %s",
-		printable.Name(o.out), place.At.Epoch, epochs, printable.Name(o.out))
+	epochs, err := strconv.Atoi(file.Metadata()["epochs"])
+	if err != nil {
+		return nil // of another program
+	}
+	next := "-resume to go on with the same options, -out DIR for a new one"
+	if place.At.Epoch >= epochs {
+		next = "-out DIR for a new one, with -pretrained " + filepath.Join(o.out, "best.pt") + " to start from its result"
+	}
+	return fmt.Errorf("%s has an earlier run (%d of %d epochs): %s, or delete %s", printable.Name(o.out), place.At.Epoch, epochs, next, printable.Name(o.out))
 }
 
 // compare refuses to resume with other settings or classes, and names all differences.

@@ -82,10 +82,10 @@ func TestTrain(t *testing.T) {
 	// The same folder is for -resume, with the same options, only.
 	same := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	for says, args := range map[string][]string{
-		"has an earlier run (2 of 2 epochs): -resume": same,
-		"batch 4, not 5; epochs 2, not 3: resume":     append(same, "-resume", "-batch", "5", "-epochs", "3"),
-		"best.pt -out DIR starts from its result":     append(same, "-resume", "-lr", "0.5"),
-		"leaves nothing to train":                     append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
+		"has an earlier run (2 of 2 epochs): -out DIR": same,
+		"batch 4, not 5; epochs 2, not 3: resume":      append(same, "-resume", "-batch", "5", "-epochs", "3"),
+		"best.pt -out DIR starts from its result":      append(same, "-resume", "-lr", "0.5"),
+		"leaves nothing to train":                      append(same, "-pretrained", filepath.Join(out, "best.pt"), "-freeze", "-out", t.TempDir()),
 	} {
 		if status, _, stderr := command(t, args...); status != 1 || !strings.Contains(stderr, says) {
 			t.Errorf("%q: status %d, %s", args, status, stderr)
@@ -153,6 +153,9 @@ func TestTrainInterruptedAndResumed(t *testing.T) {
 	args := []string{"train", "-archive", archive, "-size", "32", "-batch", "4", "-epochs", "2", "-device", "cpu", "-out", out}
 	if status := run(ctx, args, stdout, stderr); status != 130 || !strings.Contains(stderr.String(), "-resume") {
 		t.Fatalf("status %d, %s", status, stderr)
+	}
+	if status, stdout, stderr := command(t, args...); status != 1 || stdout != "" || !strings.Contains(stderr, "has an earlier run (1 of 2 epochs): -resume to go on") {
+		t.Errorf("status %d, %s%s", status, stdout, stderr)
 	}
 	if resumed := trainSmall(t, archive, out, "-resume"); !strings.Contains(resumed, "resumes in epoch 2 of 2, after step 3") {
 		t.Errorf("the resumed run printed\n%s", resumed)
