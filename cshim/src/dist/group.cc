@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/env.h>
 
 #include <functional>
 #include <memory>
@@ -150,6 +151,18 @@ std::vector<int64_t> checked_parts(const ts_group& group, const at::Tensor& tens
   return {parts, parts + size};
 }
 
+// LibTorch's flight recorder enters a group's first collective into a map without a lock, so
+// concurrent collectives of several groups could end the process. Nothing here reads what it
+// records. It stays on if the program's environment sets its size.
+void switch_off_flight_recorder() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    if (!c10::utils::has_env("TORCH_NCCL_TRACE_BUFFER_SIZE")) {
+      c10::utils::set_env("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/false);
+    }
+  });
+}
+
 }  // namespace
 
 Outcome::Outcome(c10d::Work& work) {
@@ -217,6 +230,7 @@ ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t 
       members.ranks.push_back(static_cast<uint64_t>(ranks[i]));
     }
     members.timeout = ts::dist::checked_timeout(timeout_nanoseconds);
+    ts::dist::switch_off_flight_recorder();
     auto made = std::make_unique<ts_group>();
     made->device = device;
     if (device == TS_DEVICE_CPU) {
