@@ -17,9 +17,11 @@ import (
 // under NoGrad; use one GraphedModule for each of several passes of one step.
 var ErrPendingBackward = errors.New("torch: the previous forward pass of the GraphedModule has not had its backward pass")
 
-// ErrOverwritten is in the error of a backward pass through a [GraphedModule] that another forward
-// pass has followed: what the backward needs is overwritten. Only a graph that BackwardOptions
-// .RetainGraph kept can come there.
+// ErrOverwritten is in the error of a backward pass through a [GraphedModule] that another pass has
+// followed, which has overwritten what the backward needs: a forward pass of the module, after
+// BackwardOptions.RetainGraph kept the graph, or a pass of a module of the same pool that was
+// captured earlier. Call Backward of modules that share a pool in the reverse order of their
+// forward passes, as one Backward of all results does.
 var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModule has overwritten what this backward pass needs")
 
 // GraphedModule runs a differentiable function of tensors, such as the forward pass of a module, as
@@ -40,6 +42,7 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 //     requires gradients where it did not, or the reverse;
 //   - the tensors are on the CPU;
 //   - the caller's stream is being captured: the work becomes part of that graph;
+//   - a module of the same pool that was captured later waits for its backward pass;
 //   - the function could not be captured (GraphedModuleStats.Refused), or a parameter was given
 //     to a dist.DataParallel before the capture. Make the DataParallel after the first replay.
 //
@@ -86,8 +89,10 @@ type GraphedModuleOptions struct {
 	Warmup int
 
 	// SharePool is another GraphedModule whose graphs the new one shares memory with: memory that a
-	// graph needs only while it runs. Forward and backward passes of the modules may run in any
-	// order; the library orders their replays on the device.
+	// graph needs only while it runs. What a module keeps for its backward pass may lie in such
+	// memory of a module that was captured before it. So the modules should run in the order of
+	// their first calls: a call that comes while a later module waits for its backward pass runs
+	// eagerly. The library orders the replays on the device.
 	SharePool *GraphedModule
 }
 
@@ -113,6 +118,33 @@ type modulePool struct {
 	graphs []replayer // open graphs; any of them has the memory
 	used   bool       // there was a capture
 	users  int        // modules that are not closed
+
+	// order is held from the check that a pass overwrites nothing until the pass is enqueued. It
+	// guards the following fields and the entries' times.
+	order   sync.Mutex
+	entries []*moduleEntry // in the order of their captures
+	now     int64          // passes so far
+}
+
+// overwrites reports whether a pass of the entry may overwrite what another one keeps for its
+// backward pass. A graph is captured with the memory that earlier graphs need only while they run,
+// so only entries that were captured later are in danger. The caller holds order.
+func (p *modulePool) overwrites(e *moduleEntry) bool {
+	later := p.entries[slices.Index(p.entries, e)+1:]
+	return slices.ContainsFunc(later, func(l *moduleEntry) bool { return l.module.isPending() != 0 })
+}
+
+// overwritten reports whether another entry has had a pass since the entry's forward pass that may
+// have overwritten what its backward pass needs. The caller holds order.
+func (p *modulePool) overwritten(e *moduleEntry) bool {
+	earlier := p.entries[:max(0, slices.Index(p.entries, e))]
+	return slices.ContainsFunc(earlier, func(l *moduleEntry) bool { return l.passedAt > e.forwardAt })
+}
+
+// tick returns the time of a pass. The caller holds order.
+func (p *modulePool) tick() int64 {
+	p.now++
+	return p.now
 }
 
 // moduleEntry is a captured pair of graphs.
@@ -126,7 +158,13 @@ type moduleEntry struct {
 	needs             []bool    // whether these required gradients at the capture
 	forward, backward replayer
 	last              *cuda.Stream // of the latest pass; nil before the first
+
+	module              *GraphedModule
+	forwardAt, passedAt int64 // times of the latest forward pass, and of the latest pass
 }
+
+// errOverwrites makes a call run eagerly.
+var errOverwrites = invalid("a module of the pool that was captured later waits for its backward pass")
 
 // NewGraphedModule returns fn as a GraphedModule, which the caller must close. fn receives handles
 // that end with the call, as [NewGraphed]'s function does. parameters are the leaves that fn uses
@@ -165,7 +203,7 @@ func (m *GraphedModule) Forward(arguments ...*Tensor) ([]*Tensor, error) {
 	run, err := m.begin(arguments)
 	var out []*Tensor
 	if err == nil && run == runReplay {
-		if out, err = m.replay(arguments); errors.Is(err, cuda.ErrStale) {
+		if out, err = m.replay(arguments); err == errOverwrites || errors.Is(err, cuda.ErrStale) {
 			run, err = runEager, nil
 		}
 	}
@@ -326,7 +364,7 @@ func otherKind(was, is []argument) error {
 func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error) {
 	m.pool.mu.Lock()
 	defer m.pool.mu.Unlock()
-	e = &moduleEntry{device: arguments[0].Device()}
+	e = &moduleEntry{device: arguments[0].Device(), module: m}
 	defer func() {
 		if err != nil {
 			m.pool.close(e)
@@ -356,6 +394,11 @@ func (m *GraphedModule) capture(arguments []*Tensor) (e *moduleEntry, err error)
 			return err
 		}
 		e.backward, err = m.pool.capture(e.device, func() error { return e.captureBackward(outputs, given, m.parameters) })
+		if err == nil {
+			m.pool.order.Lock()
+			m.pool.entries = append(m.pool.entries, e)
+			m.pool.order.Unlock()
+		}
 		return err
 	})
 }
@@ -475,6 +518,12 @@ func (m *GraphedModule) replay(arguments []*Tensor) ([]*Tensor, error) {
 	case m.isPending() != 0:
 		return nil, ErrPendingBackward
 	}
+	m.pool.order.Lock()
+	defer m.pool.order.Unlock()
+	if m.pool.overwrites(e) {
+		m.stats.Fallback = errOverwrites
+		return nil, errOverwrites
+	}
 	// The previous pass may have run on another stream. There it reads the inputs and gradients of
 	// the graphs, and copies their results.
 	now, err := m.pool.on.follow(e.device, e.last)
@@ -482,6 +531,8 @@ func (m *GraphedModule) replay(arguments []*Tensor) ([]*Tensor, error) {
 		return nil, err
 	}
 	e.last = &now
+	e.forwardAt = m.pool.tick()
+	e.passedAt = e.forwardAt
 	for i, x := range e.inputs {
 		if err := x.CopyFrom(arguments[i], CopyOptions{NonBlocking: true}); err != nil {
 			return nil, err
@@ -546,6 +597,13 @@ func (m *GraphedModule) backward(e *moduleEntry, pass uint64, gradients []*Tenso
 	case m.entry != e || m.passes != pass:
 		return nil, ErrOverwritten
 	}
+	m.pool.order.Lock()
+	defer m.pool.order.Unlock()
+	if m.pool.overwritten(e) {
+		m.setPending(pass, 0)
+		return nil, ErrOverwritten
+	}
+	e.passedAt = m.pool.tick()
 	var scope *Scope
 	for i, g := range gradients {
 		if g == nil {
@@ -665,6 +723,9 @@ func (p *modulePool) free(e *moduleEntry) {
 
 // close implements free. The caller holds mu.
 func (p *modulePool) close(e *moduleEntry) {
+	p.order.Lock()
+	p.entries = slices.DeleteFunc(p.entries, func(x *moduleEntry) bool { return x == e })
+	p.order.Unlock()
 	for _, each := range [][]*Tensor{e.inputs, e.recorded, e.outputs, e.given, e.gradients} {
 		for _, t := range each {
 			if t == nil {

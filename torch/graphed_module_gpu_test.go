@@ -137,7 +137,11 @@ func TestGraphedModulesTrainAsWithoutGraphs(t *testing.T) {
 				cudatest.Equal(t, w, eager.weights[i], tolerance)
 			}
 			for i, m := range graphed.modules {
-				if s := m.Stats(); s.Captures != 1 || s.Replays != steps-2 || s.Backward != steps-2 || s.Refused != nil {
+				replays := int64(steps - 2)
+				if i == 0 { // in the other order it runs while the module that was captured later waits
+					replays /= 2
+				}
+				if s := m.Stats(); s.Captures != 1 || s.Replays != replays || s.Backward != replays || s.Refused != nil {
 					t.Errorf("module %d: %+v", i, s)
 				}
 			}
@@ -169,7 +173,7 @@ func TestGraphedModuleInACapture(t *testing.T) {
 		}
 		wantValues(t, out[0], 15)
 	}
-	if s := m.Stats(); s.Captures != 0 || s.Fallback == nil || !strings.Contains(s.Fallback.Error(), "is being captured") {
+	if s := m.Stats(); s.Replays != 0 || s.Fallback == nil || !strings.Contains(s.Fallback.Error(), "is being captured") {
 		t.Errorf("%+v", s)
 	}
 }

@@ -412,6 +412,56 @@ func TestGraphedModulesShareAPool(t *testing.T) {
 	}
 }
 
+// What a module keeps for its backward pass may lie in memory that an earlier module of the pool
+// uses while it runs. So the earlier one does not run its graph in between.
+func TestGraphedModulesOfAPoolDoNotOverwriteEachOther(t *testing.T) {
+	w, b := trainable(t, 1), trainable(t, 2)
+	x := vector(t, 2)
+	first, r := module(t, affine(w, b), []*Tensor{w, b}, GraphedModuleOptions{Warmup: 1})
+	passes(t, first, x)
+	second := NewGraphedModule(affine(w, b), []*Tensor{w, b}, GraphedModuleOptions{Warmup: 1, SharePool: first})
+	defer second.Close()
+	r.m = second
+	passes(t, second, x)
+	scope := NewScope("test")
+	defer scope.Close()
+	loss := func(m *GraphedModule) *Tensor {
+		r.m = m
+		out, err := m.Forward(x.In(scope))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out[0].Sum()
+	}
+	backward := func(m *GraphedModule, loss *Tensor) error {
+		r.m = m
+		return loss.Backward()
+	}
+	late := loss(second)
+	before := first.Stats()
+	early := loss(first)
+	if s := first.Stats(); s.Fallback != errOverwrites || s.Replays != before.Replays || s.Eager != before.Eager+1 {
+		t.Errorf("the earlier module while the later one waits: %+v, before %+v", s, before)
+	}
+	if err := errors.Join(early.Backward(), backward(second, late)); err != nil {
+		t.Error(err)
+	}
+	early, late = loss(first), loss(second)
+	if s := first.Stats(); s.Fallback != nil || s.Replays != before.Replays+1 {
+		t.Errorf("the earlier module first: %+v", s)
+	}
+	if err := backward(first, early); err != nil {
+		t.Error(err)
+	}
+	if err := backward(second, late); !errors.Is(err, ErrOverwritten) {
+		t.Errorf("the later module after a pass of the earlier one: got %v, want ErrOverwritten", err)
+	}
+	early, late = loss(first), loss(second)
+	if err := errors.Join(backward(second, late), backward(first, early)); err != nil {
+		t.Error(err)
+	}
+}
+
 // A call on another stream follows the previous one; what a call on the same stream waits for is in
 // order by itself.
 func TestGraphedModuleFollowsItsLastStream(t *testing.T) {
