@@ -267,8 +267,8 @@ func buckets[D comparable](order, sizes []int64, dtypes []D, first, limit int64)
 // The average is over ranks. For the gradients of the mean over all samples, where ranks have
 // different numbers of them, give it the loss that [DataParallel.Weigh] returns.
 //
-// The loss's own error is returned before anything happens. An error in backward ends the job,
-// since other ranks then wait for gradients that never come.
+// The loss's own error is returned before anything happens. An error or a panic in backward ends
+// the job, since other ranks then wait for gradients that never come.
 func (d *DataParallel) Backward(loss *torch.Tensor) error {
 	if loss == nil {
 		return d.around(func() error { return nil }, true)
@@ -297,20 +297,27 @@ func (d *DataParallel) around(backward func() error, empty bool) error {
 	if err := capi.BeginReducer(d.reducer); err != nil {
 		return c.local(err)
 	}
+	j := d.g.job
+	returned := false
+	defer func() {
+		if !returned { // The other ranks wait, although the program may recover from the panic.
+			capi.CancelReducer(d.reducer)
+			j.member.Abort(fmt.Sprintf("%v ended in a panic", c.call))
+		}
+	}()
 	err = backward()
 	if err == nil {
 		err = d.join()
 	}
+	returned = true
 	if err != nil {
 		capi.CancelReducer(d.reducer)
-		j := d.g.job
 		if v := j.member.Verdict(); v != nil {
 			return c.failed(v)
 		}
 		j.member.Abort(fmt.Sprintf("%v failed: %v", c.call, err))
 		return c.local(err)
 	}
-	j := d.g.job
 	j.member.Leave(c.key, c.call.Seq)
 	return d.afterwards(empty)
 }

@@ -651,6 +651,38 @@ func TestBackwardThatFailsEndsTheJob(t *testing.T) {
 	}
 }
 
+// A panic in a backward ends the job on the others, also if the program goes on after it.
+func TestBackwardThatPanicsEndsTheJob(t *testing.T) {
+	ended := make(chan struct{})
+	errs := onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
+		scope := torch.NewScope("pass")
+		defer scope.Close()
+		loss, err := lossOf(net, scope, g.Rank())
+		if err != nil {
+			return err
+		}
+		if g.Rank() == 0 {
+			defer close(ended)
+			return d.Backward(loss)
+		}
+		func() {
+			defer func() { recover() }()
+			d.Around(func() error { panic("a mishap") })
+			t.Error("Around has returned")
+		}()
+		<-ended // this rank does not leave, which would end the job too
+		return d.Backward(loss)
+	})
+	for rank, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), "ended in a panic") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+	if !errors.Is(errs[0], ErrLeft) {
+		t.Error(errs[0])
+	}
+}
+
 func TestBuckets(t *testing.T) {
 	order := []int64{5, 4, 3, 2, 1, 0}
 	sizes := []int64{10, 10, 10, 10, 10, 10}
