@@ -193,6 +193,28 @@ func TestLeftBehind(t *testing.T) {
 	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
 }
 
+// A rank's message about a group that cannot be ends the job, and not the process of rank 0.
+func TestGroupsThatCannotBe(t *testing.T) {
+	for name, members := range map[string][]int{
+		"no rank":           nil,
+		"a rank beyond all": {0, 1, 2},
+		"a negative rank":   {-1, 1},
+		"a rank twice":      {0, 1, 1},
+		"not its own rank":  {0},
+	} {
+		t.Run(name+" arrives", func(t *testing.T) {
+			_, all := job(t, 2)
+			all[1].Arrive("g#b", members, Call{Seq: 1, Name: "Barrier"}, false, time.Millisecond)
+			requireVerdict(t, all, Mismatch, 1, "rank 1 (pid ", `a group "g#b" of the ranks `+fmt.Sprint(members))
+		})
+		t.Run(name+" reports", func(t *testing.T) {
+			_, all := job(t, 2)
+			all[1].Report("g", members, Call{Seq: 1, Name: "AllReduce"}, "connection reset")
+			requireVerdict(t, all, Mismatch, 1, "rank 1 (pid ", `a group "g" of the ranks `+fmt.Sprint(members))
+		})
+	}
+}
+
 // Connections that are not a rank's are closed, and the job goes on.
 func TestStrangersAreRefused(t *testing.T) {
 	h, members := job(t, 2)

@@ -280,6 +280,10 @@ func (h *Hub) receive(rank int, m message) {
 	defer h.mu.Unlock()
 	p := &h.ranks[rank]
 	p.heard = time.Now()
+	if m.Call != nil && !h.isGroup(rank, m.Members) {
+		h.judge(&Verdict{Mismatch, rank, fmt.Sprintf("%s has a group %q of the ranks %v: want distinct ranks of %d, and its own", p.name, m.Name, m.Members, h.size)})
+		return
+	}
 	switch m.Kind {
 	case kindBeat:
 		p.calls, p.callAt = m.Calls, p.heard
@@ -302,6 +306,18 @@ func (h *Hub) receive(rank int, m message) {
 			}
 		}
 	}
+}
+
+// isGroup reports whether a rank can have a group of these members.
+func (h *Hub) isGroup(rank int, members []int) bool {
+	seen := make([]bool, h.size)
+	for _, r := range members {
+		if r < 0 || r >= h.size || seen[r] {
+			return false
+		}
+		seen[r] = true
+	}
+	return seen[rank]
 }
 
 func (h *Hub) allLeft() bool {
