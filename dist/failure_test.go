@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"syscall"
@@ -42,6 +43,25 @@ func reduceForEver(ctx context.Context) error {
 		}
 	}
 	return failedWith(g, err)
+}
+
+// A port that another job has is named, with what to set.
+func TestTakenPortIsNamed(t *testing.T) {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	o := quick
+	o.CPU = true
+	o.Environment = &Environment{Launcher: "environment", Size: 2, Address: "127.0.0.1", Port: l.Addr().(*net.TCPAddr).Port, LocalSize: 2}
+	g, err := Init(t.Context(), o)
+	if err == nil {
+		g.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "another job uses it: set MASTER_PORT to a free port") {
+		t.Error(err)
+	}
 }
 
 // failedWith prints the error of a collective, and closes the group.

@@ -185,6 +185,9 @@ func (j *job) connect(ctx context.Context) error {
 	}, capi.FreeStore)
 	j.store = store
 	if err != nil {
+		if strings.Contains(err.Error(), "EADDRINUSE") {
+			return fmt.Errorf("the store at %s:%d: another job uses it: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, err)
+		}
 		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
 	}
 	times := control.Options{Silence: j.o.Silence, Interval: min(time.Second, max(j.o.Silence/6, 20*time.Millisecond))}
