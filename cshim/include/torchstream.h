@@ -1097,14 +1097,11 @@ TS_API ts_error* ts_group_abort(ts_group* group);
 /* Frees a group. Waits for Gloo's threads, which give up a collective after the group's timeout. */
 TS_API void ts_group_free(ts_group* group);
 
-enum {
-  TS_GROUP_FAULT_NONE = 0,
-  TS_GROUP_FAULT_TIMEOUT = 1,
-  TS_GROUP_FAULT_COMMUNICATION = 2
-};
+enum { TS_GROUP_FAULT_NONE = 0, TS_GROUP_FAULT_TIMEOUT = 1, TS_GROUP_FAULT_COMMUNICATION = 2 };
 
 /* Says whether NCCL has failed, or a collective on the GPU has not ended in time. Does not block.
- * fault: a TS_GROUP_FAULT_; always TS_GROUP_FAULT_NONE for the CPU, whose work returns its error. */
+ * fault: a TS_GROUP_FAULT_; always TS_GROUP_FAULT_NONE for the CPU, whose work returns its error.
+ */
 TS_API ts_error* ts_group_get_fault(ts_group* group, int32_t* fault);
 
 enum {
@@ -1115,9 +1112,9 @@ enum {
   TS_REDUCTION_MAX = 4
 };
 
-/* Collectives. Tensors are contiguous (but see ts_group_broadcast), on the group's device, and borrowed for the call; the work
- * keeps what it needs of them. work: NULL for a group of GPUs, otherwise new, freed with
- * ts_work_free. */
+/* Collectives. Tensors are contiguous (but see ts_group_broadcast), on the group's device, and
+ * borrowed for the call; the work keeps what it needs of them. work: NULL for a group of GPUs,
+ * otherwise new, freed with ts_work_free. */
 
 /* Overwrites the tensor of every rank with that of the rank `root`. Like that of an all-reduce, the
  * tensor may have its dimensions in any order in memory, the same on all ranks, without gaps. */
@@ -1129,8 +1126,7 @@ TS_API ts_error* ts_group_all_reduce(ts_group* group, ts_stream stream, ts_tenso
 /* Reduces the inputs and writes part r of the result, of `size` equal ones, to the output of rank
  * r. The input has `size` times the elements of the output. */
 TS_API ts_error* ts_group_reduce_scatter(ts_group* group, ts_stream stream, ts_tensor* output,
-                                         const ts_tensor* input, int32_t reduction,
-                                         ts_work** work);
+                                         const ts_tensor* input, int32_t reduction, ts_work** work);
 /* Writes the inputs of all ranks, in the order of ranks, to every output. */
 TS_API ts_error* ts_group_all_gather(ts_group* group, ts_stream stream, ts_tensor* output,
                                      const ts_tensor* input, ts_work** work);

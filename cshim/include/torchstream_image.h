@@ -90,7 +90,7 @@ enum {
   TS_ERROR_STALE = 14,           /* a graph's operands have moved since the capture */
   TS_ERROR_BUSY = 15,            /* a capture owns the random generators: see ts_capture_wait; or a
                                     thread is inside a memory pool: see ts_allocator_empty_cache */
-  TS_ERROR_CALLBACK = 16         /* for the error of a caller's function, which this library calls */
+  TS_ERROR_CALLBACK = 16 /* for the error of a caller's function, which this library calls */
 };
 
 /* Returns the TS_ERROR_ code; TS_ERROR_NONE for NULL. */
