@@ -2,15 +2,16 @@
 // the loader deals the samples to the ranks, and every rank steps to the same weights. Started
 // alone, it is a job of one process.
 //
-//	11-distributed -arch resnet18                                   alone
-//	examples/launch/loop.sh 4 11-distributed -arch resnet18         four processes of a shell
-//	torchrun --nproc-per-node=4 --no-python 11-distributed -arch resnet18
-//	srun 11-distributed -arch resnet18                              see examples/launch/slurm.sbatch
-//	mpirun -n 4 11-distributed -arch resnet18
+//	go build -o 11-distributed ./examples/11-distributed
+//	./11-distributed -arch resnet18                                 alone
+//	examples/launch/loop.sh 4 ./11-distributed -arch resnet18       four processes of a shell
+//	torchrun --nproc-per-node=4 --no-python ./11-distributed -arch resnet18
+//	srun ./11-distributed -arch resnet18                            see examples/launch/slurm.sbatch
+//	mpirun -n 4 ./11-distributed -arch resnet18
 //
 // Without -arch it trains a small network, which two processes on two CPU cores do in seconds:
 //
-//	examples/launch/loop.sh 2 11-distributed -cpu
+//	examples/launch/loop.sh 2 ./11-distributed -cpu
 package main
 
 import (
@@ -74,6 +75,14 @@ type result struct {
 }
 
 func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
+	switch {
+	case o.epochs < 0:
+		return nil, fmt.Errorf("-epochs %d: want 0 or more", o.epochs)
+	case o.batch < 1:
+		return nil, fmt.Errorf("-batch %d: want 1 or more", o.batch)
+	case o.size < 1:
+		return nil, fmt.Errorf("-size %d: want 1 or more", o.size)
+	}
 	world, err := dist.Init(ctx, o.dist)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -86,8 +87,59 @@ func loop(t *testing.T, device string) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if strings.Count(string(out), "learned true") != 2 {
+	if strings.Count(string(out), "learned true") != 2 || strings.Contains(string(out), "loop.sh:") {
 		t.Errorf("%s", out)
+	}
+}
+
+// The loop has the status of the rank that fails, and ends the others.
+func TestShellLoopFails(t *testing.T) {
+	script := "../launch/loop.sh"
+	if _, err := os.Stat(script); err != nil {
+		t.Skip("needs examples/launch, which a bundle does not have")
+	}
+	for _, c := range []struct {
+		name, fails string
+		status      int
+	}{
+		{"at once", "exit 7", 7},
+		{"after the others have begun", `until [ -s "$PIDS" ]; do :; done; exit 7`, 7},
+		{"by a signal", "kill -KILL $$", 137},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pids := filepath.Join(t.TempDir(), "pids")
+			cmd := exec.CommandContext(t.Context(), script, "3", "bash", "-c", `[ $RANK = 1 ] && { `+c.fails+`; }; echo $$ >>"$PIDS"; exec sleep 600`)
+			cmd.Env = append(os.Environ(), "PIDS="+pids)
+			err := cmd.Run()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != c.status {
+				t.Errorf("got %v, want the status %d", err, c.status)
+			}
+			text, err := os.ReadFile(pids)
+			if err != nil && !errors.Is(err, os.ErrNotExist) { // a rank may end before it writes
+				t.Fatal(err)
+			}
+			for _, pid := range strings.Fields(string(text)) {
+				if _, err := os.Stat("/proc/" + pid); err == nil {
+					t.Errorf("the process %s is left", pid)
+				}
+			}
+		})
+	}
+}
+
+func TestNegativeFlagsAreRefused(t *testing.T) {
+	for name, change := range map[string]func(o *options){
+		"-epochs": func(o *options) { o.epochs = -1 },
+		"-batch":  func(o *options) { o.batch = -24 },
+		"-size":   func(o *options) { o.size = 0 },
+	} {
+		o := small()
+		o.dist.Environment = &dist.Environment{Launcher: "none", Size: 1}
+		change(&o)
+		if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("got %v, want an error with %q", err, name)
+		}
 	}
 }
 
