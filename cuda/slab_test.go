@@ -17,7 +17,9 @@ type fakeSlab struct {
 	pending map[*capi.Event]error
 }
 
-func newFakeSlab(slots, bytes, stride int) *fakeSlab {
+func newFakeSlab(t *testing.T, slots, bytes, stride int) *fakeSlab {
+	t.Helper()
+	check(t, capi.Check()) // no call makes the objects, and calls end them
 	f := &fakeSlab{newSlab(newPinned(nil, make([]byte, slots*stride)), slots, bytes, stride), map[*capi.Event]error{}}
 	f.done = func(c *capi.Event) (bool, error) {
 		err, pending := f.pending[c]
@@ -34,7 +36,7 @@ func TestSlabRefusesWrongSizesAndSlots(t *testing.T) {
 			}
 		})
 	}
-	s := newFakeSlab(2, 10, 256)
+	s := newFakeSlab(t, 2, 10, 256)
 	e := newEvent(nil)
 	defer e.Close()
 	for _, i := range []int{-1, 2} {
@@ -51,7 +53,7 @@ func TestSlabRefusesWrongSizesAndSlots(t *testing.T) {
 }
 
 func TestSlabSlotsAreAligned(t *testing.T) {
-	s := newFakeSlab(3, 10, 256)
+	s := newFakeSlab(t, 3, 10, 256)
 	for i := range s.Slots() {
 		memory := must[[]byte](t)(s.Slot(i))
 		if len(memory) != 10 || cap(memory) != 10 || &memory[0] != &s.pinned.Bytes()[256*i] {
@@ -62,7 +64,7 @@ func TestSlabSlotsAreAligned(t *testing.T) {
 
 // A slot in flight is neither handed out nor freed, even if its event is closed.
 func TestSlabInFlight(t *testing.T) {
-	s := newFakeSlab(2, 10, 256)
+	s := newFakeSlab(t, 2, 10, 256)
 	e := newEvent(nil)
 	s.pending[nil] = nil // every event of this test has a nil C event
 	check(t, s.InFlight(0, e))
