@@ -43,8 +43,9 @@ var ErrOverwritten = errors.New("torch: a later forward pass of the GraphedModul
 //   - the tensors are on the CPU;
 //   - the caller's stream is being captured: the work becomes part of that graph;
 //   - a module of the same pool that was captured later waits for its backward pass;
-//   - the function could not be captured (GraphedModuleStats.Refused), or a parameter was given
-//     to a dist.DataParallel before the capture. Make the DataParallel after the first replay.
+//   - the function could not be captured, or what adds to a parameter's gradient has hooks, as
+//     with c10d's own reducer (GraphedModuleStats.Refused). No test covers a GraphedModule whose
+//     parameters are in a dist.DataParallel.
 //
 // The function must do the same work at every call and follow the rules of cuda.Capture: it must
 // not read values or wait. Modes that it reads on the host, such as training or evaluation of an

@@ -5,10 +5,10 @@
 //	torchstream doctor                      what is installed, what is missing, what to do
 //	torchstream inspect FILE                classes, counts, sizes, formats and bad members of an archive
 //	torchstream inspect -fix OUT FILE       and writes an archive without the bad members
-//	torchstream index FILE                  writes the index of an archive, which the first epoch makes otherwise
+//	torchstream index FILE                  the index of an archive, otherwise made by the first epoch
 //	torchstream preview -archive FILE       a contact sheet of batches as a training loop gets them
 //	torchstream train -archive FILE         a classifier of the archive's classes, for Go and PyTorch
-//	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for machines without Go and LibTorch
+//	torchstream bundle PROGRAM -o DIR       a program with all that it loads, for other machines
 //	torchstream bench loader -archive FILE  how fast an archive becomes batches
 //	torchstream bench streams               what the stream calls cost, on a GPU
 //	torchstream bench train                 images and tokens a second in training, beside PyTorch

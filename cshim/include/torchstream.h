@@ -825,8 +825,8 @@ TS_API ts_error* ts_tensor_set_requires_grad(ts_tensor* tensor, bool requires_gr
 /* Makes graphs that are recorded from now on add to the gradients of `count` leaves with nodes of
  * their own. Otherwise a leaf has one such node as long as any graph uses it, and that node runs on
  * the stream on which it was first used, also for graphs of other streams, and of captures.
- * TS_ERROR_CAPTURE, before any effect, if such a node has hooks, as those of data-parallel training
- * are: they would not be called any more. */
+ * TS_ERROR_CAPTURE, before any effect, if such a node has hooks, as those of c10d's own reducer
+ * are: they would not be called any more. Hooks of the leaf itself stay, and do not count. */
 TS_API ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count);
 /* TS_ERROR_INVALID_ARGUMENT, with its shape, if a leaf that requires grad, other than these, gets a
  * gradient in a backward pass from the outputs. */

@@ -191,10 +191,9 @@ ts_error* ts_tensor_forget_accumulators(ts_tensor* const* leaves, int64_t count)
       ts::require(leaf.is_leaf(), "a tensor is not a leaf");
       const auto node = torch::autograd::impl::try_get_grad_accumulator(leaf);
       if (node != nullptr && !node->post_hooks().empty()) {
-        throw ts::Failure(
-            TS_ERROR_CAPTURE,
-            "what adds to a leaf's gradient has hooks, such as those of data-parallel "
-            "training, which would not be called any more");
+        throw ts::Failure(TS_ERROR_CAPTURE,
+                          "what adds to a leaf's gradient has hooks, such as those of c10d's own "
+                          "reducer, which would not be called any more");
       }
     }
     for (int64_t i = 0; i < count; ++i) {
