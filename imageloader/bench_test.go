@@ -155,12 +155,12 @@ func BenchmarkDCTScaling(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			defer d.close()
+			defer d.Close()
 			rng := rand.New(rand.NewPCG(1, 1))
 			size := c.transform.Size
 			for i := 0; b.Loop(); i++ {
 				data := files[i%len(files)]
-				info, err := d.header(data)
+				info, err := d.Header(data)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -174,7 +174,7 @@ func BenchmarkDCTScaling(b *testing.B) {
 					pixels[way] = make([]byte, 3*size*size)
 					g.DCTScaling = way == 1
 					began := cpu(b)
-					if err := d.decode(data, &g, pixels[way], 3*size); err != nil {
+					if err := d.Decode(data, &g, pixels[way], 3*size); err != nil {
 						b.Fatal(err)
 					}
 					spent[way] += cpu(b) - began

@@ -60,15 +60,15 @@ func decodedWhole(t *testing.T, data []byte, p DamagePolicy) ([]byte, error) {
 	if err != nil {
 		t.Skip(err)
 	}
-	defer d.close()
-	info, err := d.header(data)
+	defer d.Close()
+	info, err := d.Header(data)
 	if err != nil {
 		return nil, err
 	}
 	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height,
 		WindowWidth: info.Width, WindowHeight: info.Height}
 	pixels := make([]byte, 3*info.Width*info.Height)
-	return pixels, d.decode(data, &g, pixels, int(3*info.Width))
+	return pixels, d.Decode(data, &g, pixels, int(3*info.Width))
 }
 
 // TestDamagedImagesEqualPillow: damaged files that Pillow opens are decoded to Pillow's pixels,
@@ -210,14 +210,14 @@ func TestDamagedVerdictIgnoresCrop(t *testing.T) {
 			if failed != nil {
 				t.Fatal(failed)
 			}
-			defer d.close()
-			info, headerErr := d.header([]byte(m.Data))
+			defer d.Close()
+			info, headerErr := d.Header([]byte(m.Data))
 			if headerErr != nil {
 				continue
 			}
 			var top [3 * 16]byte
 			g := imagecapi.Geometry{CropWidth: 16, CropHeight: 1, ResizeWidth: 16, ResizeHeight: 1, WindowWidth: 16, WindowHeight: 1}
-			topErr := d.decode([]byte(m.Data), &g, top[:], len(top))
+			topErr := d.Decode([]byte(m.Data), &g, top[:], len(top))
 			// Damage to the entropy-coded bytes lies behind the first row.
 			if m.Name != "c/scan.jpg" && (err == nil) != (topErr == nil) {
 				t.Errorf("%s, %v: %v for all of it, %v for its first row", m.Name, p, err, topErr)

@@ -56,11 +56,11 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 	if blob := p.store.EntryPoints(i, b.buffer); len(blob) > 0 {
 		b.buffer = blob[:cap(blob)]
 		if p.trusted {
-			return b.d.decodeByEntryPoints(data, g, dst, stride, blob, nil)
+			return b.d.DecodeByEntryPoints(data, g, dst, stride, blob, nil)
 		}
 		before := p.proofs[i].Load()
 		b.proof = before
-		err := b.d.decodeByEntryPoints(data, g, dst, stride, blob, &b.proof)
+		err := b.d.DecodeByEntryPoints(data, g, dst, stride, blob, &b.proof)
 		if b.proof != before {
 			p.proofs[i].Store(b.proof)
 		}
@@ -69,7 +69,7 @@ func (b *workerEntryPoints) decode(i int, data []byte, g *imagecapi.Geometry, ds
 	if need := len(data)/64 + 64; len(b.buffer) < need {
 		b.buffer = make([]byte, 2*need)
 	}
-	n, proof, err := b.d.decodeMakingEntryPoints(data, g, dst, stride, b.buffer)
+	n, proof, err := b.d.DecodeMakingEntryPoints(data, g, dst, stride, b.buffer)
 	if err == nil && n > 0 && n <= len(b.buffer) {
 		p.store.KeepEntryPoints(i, b.buffer[:n])
 		p.proofs[i].Store(proof)

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -57,19 +58,19 @@ func TestEntryPointsChangeNoPixel(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
-	defer d.close()
-	shim := d.(*shimDecoder)
+	defer d.Close()
+	shim := d.(*codec.Decoder)
 	photos := [][]byte{photo(t, 1), photo(t, 2), photo(t, 3)}
 	g := imagecapi.Geometry{CropX: 100, CropY: 90, CropWidth: 150, CropHeight: 100, ResizeWidth: 64, ResizeHeight: 64, WindowWidth: 64, WindowHeight: 64, Flip: true}
 	want := make([][]byte, len(photos))
 	for i, p := range photos {
 		want[i] = make([]byte, 64*64*3)
-		if err := d.decode(p, &g, want[i], 64*3); err != nil {
+		if err := d.Decode(p, &g, want[i], 64*3); err != nil {
 			t.Fatal(err)
 		}
 	}
 	stats := func() imagecapi.Stats {
-		s, err := imagecapi.DecoderStats(shim.d)
+		s, err := shim.Stats()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -140,7 +141,7 @@ type countingCodec struct {
 }
 
 type countingDecoder struct {
-	*shimDecoder
+	*codec.Decoder
 	c countingCodec
 }
 
@@ -151,19 +152,19 @@ func (c countingCodec) newDecoder(maxPixels int64) (decoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return countingDecoder{d.(*shimDecoder), c}, nil
+	return countingDecoder{d.(*codec.Decoder), c}, nil
 }
 
-func (d countingDecoder) close() {
+func (d countingDecoder) Close() {
 	d.c.mu.Lock()
 	defer d.c.mu.Unlock()
-	if s, err := imagecapi.DecoderStats(d.d); err == nil {
+	if s, err := d.Stats(); err == nil {
 		d.c.sum.EntriesMade += s.EntriesMade
 		d.c.sum.EntriesUsed += s.EntriesUsed
 		d.c.sum.EntriesVerified += s.EntriesVerified
 		d.c.sum.EntriesRefused += s.EntriesRefused
 	}
-	d.shimDecoder.close()
+	d.Decoder.Close()
 }
 
 // TestEntryPointsChangeNoBatch: the first epoch makes entry points, and the second uses them. The

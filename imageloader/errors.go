@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -58,7 +59,7 @@ func (p BadSamplePolicy) String() string {
 // formats that are damaged are bad under every policy, as is everything that no pixel can be
 // decoded of. A damaged image that is decoded all the same is counted and named apart:
 // Stats.Warned, the log, and Report.Warned.
-type DamagePolicy int
+type DamagePolicy = codec.DamagePolicy
 
 // The policies.
 const (
@@ -66,27 +67,15 @@ const (
 	// warning, to the pixels of its repair, and a PNG whose image data inflates to all of the
 	// image, whatever its checksums (with a palette twice, or without an end, too). An image that
 	// is cut off is bad.
-	Warned DamagePolicy = iota
+	Warned = codec.Warned
 	// Partial also decodes images that are cut off, and PNGs with damaged image data, as Pillow
 	// does with LOAD_TRUNCATED_IMAGES: the missing part of a baseline JPEG is grey, of a PNG black
 	// or the palette's first colour.
-	Partial
+	Partial = codec.Partial
 	// Refuse has every damaged image be a bad sample. Damage below the part of a JPEG or PNG that a
 	// crop needs is found only if it is to the structure of the file, as under the other policies.
-	Refuse
+	Refuse = codec.Refuse
 )
-
-func (p DamagePolicy) String() string {
-	switch p {
-	case Warned:
-		return "warned"
-	case Partial:
-		return "partial"
-	case Refuse:
-		return "refuse"
-	}
-	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
-}
 
 // Reason is the reason why a sample is bad.
 type Reason string

@@ -362,10 +362,10 @@ type decoders struct {
 
 func (d *decoders) close() {
 	if d.warned != nil {
-		d.warned.close()
+		d.warned.Close()
 	}
 	if d.partial != nil {
-		d.partial.close()
+		d.partial.Close()
 	}
 }
 
@@ -381,19 +381,19 @@ func (d *decoders) rewrite(data []byte) (_ []byte, err error) {
 			}
 		}
 	}
-	info, err := d.partial.header(data)
+	info, err := d.partial.Header(data)
 	if err != nil {
 		return nil, err
 	}
 	g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 	var small [8 * 8 * 3]byte
-	err = d.warned.decode(data, &g, small[:], 8*3)
+	err = d.warned.Decode(data, &g, small[:], 8*3)
 	if !errors.Is(err, imagecapi.CodeDecode) {
 		return nil, err
 	}
 	g.ResizeWidth, g.ResizeHeight, g.WindowWidth, g.WindowHeight = info.Width, info.Height, info.Width, info.Height
 	pixels := rgb{make([]byte, 3*int(info.Width)*int(info.Height)), int(info.Width), int(info.Height)}
-	if err := d.partial.decode(data, &g, pixels.pix, 3*pixels.width); err != nil {
+	if err := d.partial.Decode(data, &g, pixels.pix, 3*pixels.width); err != nil {
 		return nil, err
 	}
 	return pixels.png(info.Orientation)

@@ -19,7 +19,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
-	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/raster"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -50,7 +50,7 @@ func realDecoder(t testing.TB) decoder {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(d.close)
+	t.Cleanup(d.Close)
 	return d
 }
 
@@ -61,10 +61,10 @@ func TestFormatsEqualPillow(t *testing.T) {
 	d := realDecoder(t)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		data := files[name]
-		if f := index.Sniff(data); f == "" || index.Sniff(data[:16]) != f {
+		if f := codec.Sniff(data); f == "" || codec.Sniff(data[:16]) != f {
 			t.Errorf("%s is recognised as %q", name, f)
 		}
-		info, err := d.header(data)
+		info, err := d.Header(data)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -76,7 +76,7 @@ func TestFormatsEqualPillow(t *testing.T) {
 		}
 		whole := make([]byte, 3*w*h)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
-		if err := d.decode(data, &g, whole, 3*w); err != nil {
+		if err := d.Decode(data, &g, whole, 3*w); err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
@@ -115,7 +115,7 @@ func TestRefusedFormatsAreNamed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := realDecoder(t).header(data); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), file[0]) {
+		if _, err := realDecoder(t).Header(data); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), file[0]) {
 			t.Errorf("%s: error %v, without %q", name, err, file[0])
 		}
 	}
@@ -167,7 +167,7 @@ func checkPart(d decoder, data, whole []byte, w, h int, orientation int32) error
 		return err
 	}
 	g.Orientation = orientation
-	if err := d.decode(data, &g, got, 3*7); err != nil {
+	if err := d.Decode(data, &g, got, 3*7); err != nil {
 		return err
 	}
 	if !slices.Equal(got, want) {
@@ -245,10 +245,10 @@ func TestDamagedFormatsAreTheFilesFault(t *testing.T) {
 	d := realDecoder(t)
 	pixels := make([]byte, 3*8*8)
 	try := func(name string, data []byte) {
-		info, err := d.header(data)
+		info, err := d.Header(data)
 		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
 			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
-			err = d.decode(data, &g, pixels, 3*8)
+			err = d.Decode(data, &g, pixels, 3*8)
 		}
 		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) {
 			t.Fatalf("%s: %v", name, err)
@@ -283,14 +283,14 @@ func FuzzRareFormats(f *testing.F) {
 	}
 	d := realDecoder(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		info, err := d.header(data)
+		info, err := d.Header(data)
 		if err != nil || int64(info.Width)*int64(info.Height) > 1<<18 {
 			return
 		}
 		w, h := int(info.Width), int(info.Height)
 		pixels := make([]byte, 3*w*h)
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: info.Width, ResizeHeight: info.Height, WindowWidth: info.Width, WindowHeight: info.Height}
-		if err := d.decode(data, &g, pixels, 3*w); err != nil {
+		if err := d.Decode(data, &g, pixels, 3*w); err != nil {
 			if !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) && !errors.Is(err, imagecapi.CodeInvalidArgument) {
 				t.Fatal(err)
 			}
@@ -320,10 +320,10 @@ func TestLongSidesAreRefused(t *testing.T) {
 		le.PutUint32(b[46:], 2)
 		return b
 	}
-	if _, err := (shimDecoder{}).header(header(raster.MaxSide)); err != nil {
+	if _, err := codec.Header(header(raster.MaxSide)); err != nil {
 		t.Error(err)
 	}
-	if _, err := (shimDecoder{}).header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
+	if _, err := codec.Header(header(raster.MaxSide + 1)); !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "a side") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -61,7 +61,7 @@ func wholeGeometry(width, height int32) *imagecapi.Geometry {
 func TestHEIFIsNearPillow(t *testing.T) {
 	d := realDecoder(t)
 	for name, data := range heifFiles(t) {
-		info, err := d.header(data)
+		info, err := d.Header(data)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -76,7 +76,7 @@ func TestHEIFIsNearPillow(t *testing.T) {
 		}
 		format := strings.ToUpper(strings.TrimPrefix(filepath.Ext(name), "."))
 		number := map[string]int32{"HEIC": imagecapi.HEIC, "AVIF": imagecapi.AVIF}[format]
-		if index.Sniff(data[:16]) != format || info.Format != number || info.Orientation != 1 {
+		if codec.Sniff(data[:16]) != format || info.Format != number || info.Orientation != 1 {
 			t.Errorf("%s: %+v", name, info)
 		}
 		if int(info.Width) != expected.Width || int(info.Height) != expected.Height {
@@ -86,7 +86,7 @@ func TestHEIFIsNearPillow(t *testing.T) {
 		w, h := int(info.Width), int(info.Height)
 		got, want := make([]byte, 3*w*h), make([]byte, 3*w*h)
 		for dst, source := range map[*[]byte][]byte{&got: data, &want: file} {
-			if err := d.decode(source, wholeGeometry(info.Width, info.Height), *dst, 3*w); err != nil {
+			if err := d.Decode(source, wholeGeometry(info.Width, info.Height), *dst, 3*w); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 		}
@@ -129,12 +129,12 @@ func TestHEIFIsBoundedByItsBitStream(t *testing.T) {
 		}
 		var pixels [3 * 40 * 40]byte
 		for what, file := range map[string][]byte{"as it is": data, "forged": forged} {
-			err := d.decode(file, wholeGeometry(40, 40), pixels[:], 3*40)
+			err := d.Decode(file, wholeGeometry(40, 40), pixels[:], 3*40)
 			if !errors.Is(err, imagecapi.CodeUnsupported) || !strings.Contains(err.Error(), "is over the limit of") {
 				t.Errorf("%s, %s: %v", name, what, err)
 			}
 		}
-		d.close()
+		d.Close()
 	}
 }
 
@@ -145,10 +145,10 @@ func TestDamagedHEIFIsTheFilesFault(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	var pixels [8 * 8 * 3]byte
 	try := func(name string, data []byte) {
-		info, err := d.header(data)
+		info, err := d.Header(data)
 		if err == nil && int64(info.Width)*int64(info.Height) <= 1<<20 {
 			g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
-			err = d.decode(data, &g, pixels[:], 3*8)
+			err = d.Decode(data, &g, pixels[:], 3*8)
 		}
 		if err != nil && !errors.Is(err, imagecapi.CodeDecode) && !errors.Is(err, imagecapi.CodeUnsupported) {
 			t.Fatalf("%s: %v", name, err)

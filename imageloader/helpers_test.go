@@ -35,15 +35,15 @@ func (c fakeCodec) newDecoder(int64) (decoder, error) {
 	return &fakeDecoder{c}, nil
 }
 
-func (fakeCodec) Header(data []byte) (imagecapi.Info, error) { return fakeDecoder{}.header(data) }
+func (fakeCodec) Header(data []byte) (imagecapi.Info, error) { return fakeDecoder{}.Header(data) }
 
 type fakeDecoder struct{ c fakeCodec }
 
-func (fakeDecoder) header([]byte) (imagecapi.Info, error) {
+func (fakeDecoder) Header([]byte) (imagecapi.Info, error) {
 	return imagecapi.Info{Format: imagecapi.PNG, Width: 40, Height: 30, Components: 3, BitDepth: 8}, nil
 }
 
-func (d fakeDecoder) decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+func (d fakeDecoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
 	if d.c.block != nil {
 		<-d.c.block
 	}
@@ -73,7 +73,7 @@ func fakePixels(data []byte, g *imagecapi.Geometry, dst []byte) {
 	}
 }
 
-func (d fakeDecoder) close() {
+func (d fakeDecoder) Close() {
 	if d.c.open != nil {
 		d.c.open.Add(-1)
 	}
@@ -91,7 +91,7 @@ func openFake(t testing.TB, path string, o Options) *Loader {
 }
 
 // inspect is Inspect with files and a codec of a test's own.
-func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codec) (*Report, error) {
+func inspect(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codecs) (*Report, error) {
 	l, err := inspectedBy(path, o, file, c)
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -61,7 +62,7 @@ func Inspect(ctx context.Context, path string, o Options, progress func(Progress
 }
 
 // inspectedBy returns what inspects an archive: a loader that has not opened it.
-func inspectedBy(path string, o Options, file func(string) (archive.File, error), c codec) (*Loader, error) {
+func inspectedBy(path string, o Options, file func(string) (archive.File, error), c codecs) (*Loader, error) {
 	o, err := Options{
 		WebDataset: o.WebDataset, List: o.List, Damaged: o.Damaged, MaxSampleBytes: o.MaxSampleBytes, MaxPixels: o.MaxPixels, OpenSource: o.OpenSource,
 	}.withDefaults()
@@ -217,7 +218,7 @@ func (in *inspection) work() {
 		in.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return
 	}
-	defer d.close()
+	defer d.Close()
 	var pixels [8 * 8 * 3]byte
 	for it := range in.items {
 		if in.ctx.Err() != nil {
@@ -249,18 +250,18 @@ func (in *inspection) inspect(it *inspectItem, d decoder, pixels []byte) (r insp
 		return r, nil
 	}
 	sample := Sample{Name: f.Name, Index: f.Index}
-	format := index.Sniff(it.data)
+	format := codec.Sniff(it.data)
 	if format == "" {
 		r.bad = judge.notImage(&sample, it.data)
 		return r, nil
 	}
-	info, err := d.header(it.data)
+	info, err := d.Header(it.data)
 	if err == nil {
 		if r.bad = judge.header(&sample, &info); r.bad != nil {
 			return r, nil
 		}
 		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
-		err = d.decode(it.data, &g, pixels, 8*3)
+		err = d.Decode(it.data, &g, pixels, 8*3)
 	}
 	if err != nil {
 		r.bad, fatal = judge.decoding(&sample, err)

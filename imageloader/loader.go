@@ -28,7 +28,7 @@ type Loader struct {
 	o        Options
 	plan     *transform.Plan                         // of o.Transform
 	openFile func(path string) (archive.File, error) // nil: the file system's; tests have others
-	codec    codec
+	codec    codecs
 	judge    judge
 	index    atomic.Pointer[index.Index] // nil until the archive has been read through
 	points   atomic.Pointer[entryPoints] // of the index; nil until a pass needs them
@@ -61,7 +61,7 @@ func OpenContext(ctx context.Context, path string, o Options) (*Loader, error) {
 	return open(ctx, path, o, nil, shimCodec{})
 }
 
-func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codec) (*Loader, error) {
+func open(ctx context.Context, path string, o Options, file func(string) (archive.File, error), c codecs) (*Loader, error) {
 	o, err := o.withDefaults()
 	if err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"image/png"
 	"math"
 
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -214,7 +215,7 @@ func (m *maskDecoder) levels(data []byte, width, height int) (l levels, err erro
 			err = maskError(imagecapi.CodeDecode, "the decoder failed: %v", p)
 		}
 	}()
-	if index.Sniff(data) != "PNG" {
+	if codec.Sniff(data) != "PNG" {
 		return l, maskError(imagecapi.CodeUnsupported, "it is no PNG: a mask has to be one, of grey levels or of a palette")
 	}
 	const header = 8 + 8 + 13 // the signature, and the first chunk without its checksum

@@ -181,14 +181,14 @@ func TestDecodingMemory(t *testing.T) {
 		var pixels [8 * 8 * 3]byte
 		before := peakBytes(t)
 		for range 3 { // memory that is kept from one image counts during the next image
-			info, err := d.header(data)
+			info, err := d.Header(data)
 			if err == nil {
 				g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height, ResizeWidth: 8, ResizeHeight: 8, WindowWidth: 8, WindowHeight: 8}
 				if strings.HasPrefix(filepath.Base(file), "mask") {
 					m := maskDecoder{o: &Masks{DType: tensor.Int64}}
 					err = m.decode(data, int(info.Width), int(info.Height), &g, nil, make([]byte, 8*8*8))
 				} else {
-					err = d.decode(data, &g, pixels[:], 8*3)
+					err = d.Decode(data, &g, pixels[:], 8*3)
 				}
 			}
 			fmt.Println("result", err)

@@ -342,7 +342,7 @@ func (p *pass) work() {
 		p.stop(fmt.Errorf("imageloader: no decoder: %w", err))
 		return
 	}
-	defer d.close()
+	defer d.Close()
 	w := worker{p: p, d: d, points: p.l.entryPoints(p.known).forWorker(d), mask: maskDecoder{o: &o.Masks}}
 	w.reset()
 	if w.augmenter, err = p.l.plan.NewAugmenter(); err != nil {

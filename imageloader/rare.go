@@ -80,7 +80,7 @@ var formatOfExtension = map[string]string{
 	"avif": "AVIF", "heic": "HEIC", "heif": "HEIC",
 }
 
-// animated reports whether an image of a format that index.Sniff knows has several frames.
+// animated reports whether an image of a format that codec.Sniff knows has several frames.
 func animated(format string, data []byte) bool {
 	switch format {
 	case "GIF":

@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/order"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -34,11 +34,11 @@ func (w *worker) decode(j *job) (flightState, error) {
 		return bad, j.bad
 	}
 	judge := &w.p.l.judge
-	if index.Sniff(j.data) == "" {
+	if codec.Sniff(j.data) == "" {
 		return bad, judge.notImage(&j.sample, j.data)
 	}
 	damage := ""
-	info, err := w.d.header(j.data)
+	info, err := w.d.Header(j.data)
 	if err == nil {
 		if e := judge.header(&j.sample, &info); e != nil {
 			return bad, e
@@ -51,7 +51,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive {
 			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
 		} else {
-			err = w.d.decode(j.data, &w.geometry, j.dst, stride)
+			err = w.d.Decode(j.data, &w.geometry, j.dst, stride)
 		}
 		w.count(&info)
 		if err == nil {
@@ -88,7 +88,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 // the sample bad.
 func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	judge, s := &w.p.l.judge, Sample{Name: j.mask.name, Index: j.sample.Index}
-	if index.Sniff(j.mask.data) == "" {
+	if codec.Sniff(j.mask.data) == "" {
 		return bad, judge.notImage(&s, j.mask.data)
 	}
 	width, height := int(info.Width), int(info.Height)
@@ -124,14 +124,14 @@ func (w *worker) count(info *imagecapi.Info) {
 		add(ByWebP, 1)
 	case imagecapi.AVIF, imagecapi.HEIC:
 		add(ByLibHEIF, 1)
-	case index.GIF, index.BMP, index.TIFF:
+	case codec.GIF, codec.BMP, codec.TIFF:
 		add(ByGo, 1)
 	case imagecapi.JPEG:
 		d, ok := w.d.(statsDecoder)
 		if !ok {
 			return
 		}
-		now, err := d.stats()
+		now, err := d.Stats()
 		if err != nil {
 			return // an open decoder always has them
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
 )
 
 const (
@@ -259,7 +260,7 @@ func classOf(name string) string {
 
 // claims reports whether a member claims to be an image, by its first bytes or its name.
 func claims(m *archive.Member, magic []byte) bool {
-	if Sniff(magic) != "" {
+	if codec.Sniff(magic) != "" {
 		return true
 	}
 	base := m.Name[strings.LastIndexByte(m.Name, '/')+1:]

@@ -1,10 +1,9 @@
-package imageloader
+package codec
 
 import (
 	"errors"
 	"fmt"
 
-	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/imageloader/internal/raster"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -13,7 +12,7 @@ import (
 // resized by the shim: their C libraries would bring more code, and more danger from hostile bytes,
 // than speed (Debian's libtiff.a alone draws in five others).
 //
-// A worker takes 3 bytes a pixel for the RGB, which it uses again for the next image. The maximum
+// A decoder takes 3 bytes a pixel for the RGB, which it uses again for the next image. The maximum
 // of ts_image_decoder is 8 bytes a pixel.
 
 type rareFormat struct {
@@ -23,13 +22,13 @@ type rareFormat struct {
 
 // rare returns the format of an image that is decoded in Go; nil for all other bytes.
 func rare(data []byte) *rareFormat {
-	switch index.Sniff(data) {
+	switch Sniff(data) {
 	case "GIF":
-		return &rareFormat{index.GIF, raster.ParseGIF}
+		return &rareFormat{GIF, raster.ParseGIF}
 	case "BMP":
-		return &rareFormat{index.BMP, raster.ParseBMP}
+		return &rareFormat{BMP, raster.ParseBMP}
 	case "TIFF":
-		return &rareFormat{index.TIFF, raster.ParseTIFF}
+		return &rareFormat{TIFF, raster.ParseTIFF}
 	}
 	return nil
 }

@@ -1,0 +1,145 @@
+// Package codec turns one compressed image into pixels: JPEG, PNG, WebP, AVIF and HEIC with the
+// image library, GIF, BMP and TIFF with package raster. The loader and package decode share it, so
+// the same bytes have the same pixels in both. It knows nothing of archives.
+package codec
+
+import (
+	"strconv"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// DamagePolicy decides which damaged images are decoded. Package imageloader documents it.
+type DamagePolicy int
+
+// The policies.
+const (
+	Warned DamagePolicy = iota
+	Partial
+	Refuse
+)
+
+func (p DamagePolicy) String() string {
+	switch p {
+	case Warned:
+		return "warned"
+	case Partial:
+		return "partial"
+	case Refuse:
+		return "refuse"
+	}
+	return "DamagePolicy(" + strconv.Itoa(int(p)) + ")"
+}
+
+// Decoder decodes images of all formats. One goroutine at a time uses it. Errors with the codes
+// imagecapi.CodeDecode and imagecapi.CodeUnsupported are the image's fault, others the machine's.
+type Decoder struct {
+	d         *imagecapi.Decoder
+	maxPixels int64
+	strict    *imagecapi.Decoder // of JPEGs inside other files, without tolerance of damage; nil before the first
+	rgb       []byte             // pixels of a rare format; reused
+	// rare reports whether the last image had a rare format, which the image library does not
+	// decode.
+	rare bool
+}
+
+// New makes a decoder, which refuses damaged images. maxPixels bounds an image's width * height.
+func New(maxPixels int64) (*Decoder, error) {
+	if err := imagecapi.Check(); err != nil {
+		return nil, err
+	}
+	d, err := imagecapi.NewDecoder(maxPixels)
+	if err != nil {
+		return nil, err
+	}
+	return &Decoder{d: d, maxPixels: maxPixels}, nil
+}
+
+// Header reads an image's header as a decoder does.
+func Header(data []byte) (imagecapi.Info, error) {
+	if f := rare(data); f != nil {
+		return f.header(data)
+	}
+	return imagecapi.Header(data)
+}
+
+// Header is the function Header.
+func (*Decoder) Header(data []byte) (imagecapi.Info, error) { return Header(data) }
+
+// Decode writes the pixels that g asks for to dst, in rows that begin stride bytes apart.
+func (d *Decoder) Decode(data []byte, g *imagecapi.Geometry, dst []byte, stride int) error {
+	f := rare(data)
+	if d.rare = f != nil; d.rare {
+		pixels, width, height, err := f.pixels(data, d.room, d.jpeg)
+		if err != nil {
+			return err
+		}
+		return imagecapi.Resize(d.d, pixels, width, height, 3*width, g, dst, stride)
+	}
+	return imagecapi.Decode(d.d, data, g, dst, stride)
+}
+
+// SetDamaged sets the policy for damaged images.
+func (d *Decoder) SetDamaged(p DamagePolicy) error {
+	return imagecapi.SetDamage(d.d, map[DamagePolicy]int32{
+		Warned: imagecapi.DamageWarn, Partial: imagecapi.DamagePartial, Refuse: imagecapi.DamageRefuse,
+	}[p])
+}
+
+// Tolerated returns the damage of the image that was decoded last, or "" if it had none.
+func (d *Decoder) Tolerated() string {
+	if d.rare {
+		return ""
+	}
+	return imagecapi.Tolerated(d.d)
+}
+
+// Close frees the decoder's memory.
+func (d *Decoder) Close() {
+	imagecapi.FreeDecoder(d.d)
+	if d.strict != nil {
+		imagecapi.FreeDecoder(d.strict)
+	}
+}
+
+// jpeg decodes the top left part of a JPEG inside a file of another format.
+func (d *Decoder) jpeg(data []byte, width, height int, dst []byte, stride int) (err error) {
+	if d.strict == nil {
+		if d.strict, err = imagecapi.NewDecoder(d.maxPixels); err != nil {
+			return err
+		}
+	}
+	w, h := int32(width), int32(height)
+	g := imagecapi.Geometry{CropWidth: w, CropHeight: h, ResizeWidth: w, ResizeHeight: h, WindowWidth: w, WindowHeight: h}
+	return imagecapi.Decode(d.strict, data, &g, dst, stride)
+}
+
+// maxRoom is the memory that a decoder keeps even if the next images are far smaller.
+const maxRoom = 16 << 20
+
+// room returns memory for the pixels of an image. Its content is undefined.
+func (d *Decoder) room(bytes int) []byte {
+	if cap(d.rgb) < bytes || cap(d.rgb) > max(4*bytes, maxRoom) {
+		d.rgb = nil // so that it can be collected before more is allocated
+		d.rgb = make([]byte, bytes)
+	}
+	return d.rgb[:bytes]
+}
+
+// Stats returns what became of the images so far.
+func (d *Decoder) Stats() (imagecapi.Stats, error) { return imagecapi.DecoderStats(d.d) }
+
+// DecodeByEntryPoints is Decode with a blob of entry points. *proof is 0, or the proof that an
+// earlier call or DecodeMakingEntryPoints has returned for these bytes; 0 has the blob compared
+// with the image, and sets the proof. With nil the blob's own digests are enough.
+func (d *Decoder) DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error {
+	d.rare = false
+	return imagecapi.DecodeEntries(d.d, data, g, dst, stride, blob, proof)
+}
+
+// DecodeMakingEntryPoints is Decode, and makes a blob of n bytes in buffer. There is none if n is 0
+// or over len(buffer).
+func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (int, uint64, error) {
+	d.rare = false
+	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
+}
