@@ -46,7 +46,8 @@ find . -path ./gpu-bundle -prune -o -path './cshim/build*' -prune -o -path ./.gi
   mkdir -p "$out/tree/$folder"
   cp -R "$folder/." "$out/tree/$folder/"
 done
-# Run-time paths point to this clone's build folder and to this machine's LibTorch, which do not exist elsewhere.
+# Run-time paths point to this clone's build folder and to this machine's LibTorch, which do not exist elsewhere. What is
+# relative to the file stays, for `torchstream bundle`.
 find "$out/bin" "$out/tree" "$out/lib" "$out/shim" -type f \( -perm -u+x -o -name "*.so" \) | while read -r file; do
   if readelf -h "$file" >/dev/null 2>&1; then
     cmake -DBINARY="$PWD/$file" -P tools/remove_rpath.cmake >/dev/null

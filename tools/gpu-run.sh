@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs torchstream's tests, benchmarks and demo on a machine that has a GPU and LibTorch 2.11, but needs no Go.
 #
-#   run.sh [STAGE...]      stages: tests sanitize streams bench decode training demo train examples (default: tests bench demo);
-#                          none only unpacks
+#   run.sh [STAGE...]      stages: tests sanitize streams bench decode training demo train examples bundle (default: tests
+#                          bench demo); none only unpacks
 #
 # OUT=DIR            folder for logs and results (default ./out)
 # LIBTORCH=DIR       a site-packages with torch/ in it, or the torch folder (default: python3's torch)
@@ -355,12 +355,47 @@ examples() {
   rm -f "$out/.one"
 }
 
+# Bundles the example with `torchstream bundle`, and runs it from there in an empty environment: it trains, predicts, and
+# passes the tests of package torch. Every library that these load must be in the bundle, of glibc or of the driver.
+bundle() {
+  local log=$out/bundle.txt scratch app driver libraries alone outside
+  rm -f "$log"
+  scratch=$(mktemp -d) || return # the bundle has 3.5 GB
+  scratch=$(cd "$scratch" && pwd -P)
+  app=$scratch/app
+  step bundle "$log" "$here/bin/torchstream" bundle "$here/bin/01-train" -o "$app" -shim "$here/lib"
+  if [[ -d $app ]]; then
+    cp "$here/tree/torch/torch.test" "$app/bin/"
+    # The driver's folder may be known to LD_LIBRARY_PATH alone.
+    driver=$(IFS=: && for folder in $LD_LIBRARY_PATH; do [[ ! -e $folder/libcuda.so.1 ]] || { echo "$folder" && break; }; done)
+    mkdir "$scratch/libraries"
+    libraries=$scratch/libraries/of
+    alone=(env -i HOME="$scratch" TMPDIR="$scratch" NCCL_NVLS_ENABLE="$NCCL_NVLS_ENABLE" LD_DEBUG=libs LD_DEBUG_OUTPUT="$libraries"
+      ${driver:+LD_LIBRARY_PATH="$driver"} ${TORCHSTREAM_REQUIRE_GPUS:+TORCHSTREAM_REQUIRE_GPUS="$TORCHSTREAM_REQUIRE_GPUS"})
+    cd "$here/tree" || return
+    step "the bundle trains on $device" "$log" "${alone[@]}" "$app/bin/01-train" train -device "$device" -checkpoint "$scratch/net.safetensors"
+    step "the bundle predicts" "$log" "${alone[@]}" "$app/bin/01-train" predict -device "$device" -checkpoint "$scratch/net.safetensors" \
+      examples/data/photos-test.tgz
+    cd "$here/tree/torch" || return
+    step "the tests of package torch with the bundle's libraries" "$log" "${alone[@]}" "$app/bin/torch.test" -test.timeout "${limit}s"
+    # The dynamic loader names every library that it has loaded.
+    sed -n 's/.*calling init: \(.*\)/\1/p' "$scratch"/libraries/of.* | sort -u >"$scratch/loaded"
+    outside=$(grep -vF "$app/" "$scratch/loaded" |
+      grep -vE '/(ld-linux-x86-64|libc|libm|libmvec|libdl|libpthread|librt|libutil|libresolv|libanl|libnsl|libcuda|libcudadebugger|libnvidia-[^/]*)\.so[^/]*$')
+    say "the bundle's programs loaded $(grep -cF "$app/" "$scratch/loaded") libraries of the bundle"
+    if ! grep -qF "$app/lib/libtorchstream.so" "$scratch/loaded" || [[ -n $outside ]]; then
+      say "bundle: FAILED, these libraries are not in the bundle:"$'\n'"${outside:-its own libtorchstream.so}" && failures=$((failures + 1))
+    fi
+  fi
+  cd "$here" && rm -rf "$scratch"
+}
+
 (($# > 0)) || set -- tests bench demo
 for stage; do
   case $stage in
-    tests | sanitize | streams | bench | decode | training | demo | train | examples) "$stage" ;;
+    tests | sanitize | streams | bench | decode | training | demo | train | examples | bundle) "$stage" ;;
     none) say "unpacked in $here; LD_LIBRARY_PATH=$LD_LIBRARY_PATH" ;;
-    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, decode, training, demo, train or examples" >&2 && exit 2 ;;
+    *) echo "run.sh: error: no stage \"$stage\": tests, sanitize, streams, bench, decode, training, demo, train, examples or bundle" >&2 && exit 2 ;;
   esac
 done
 say ""

@@ -1,2 +1,10 @@
-# cmake -DBINARY=file -P remove_rpath.cmake: removes a program's run-time path, as `cmake --install` does.
-file(RPATH_REMOVE FILE "${BINARY}")
+# cmake -DBINARY=file -P remove_rpath.cmake: removes from a program's or library's run-time path what is not relative to the
+# file.
+file(READ_ELF "${BINARY}" RUNPATH path RPATH inherited CAPTURE_ERROR error)
+list(FILTER path INCLUDE REGEX "^[$]ORIGIN")
+if(path)
+  list(JOIN path ":" path)
+  file(RPATH_SET FILE "${BINARY}" NEW_RPATH "${path}")
+else()
+  file(RPATH_REMOVE FILE "${BINARY}")
+endif()
