@@ -80,6 +80,22 @@ type issueRow struct {
 type issueFigure struct {
 	IssueMS float64 `json:"issue_ms"`
 	DrainMS float64 `json:"drain_ms"`
+	issueParts
+}
+
+// issueParts are the parts of an issue time, without a graph. The optimizer's part is the rest of
+// the step: the optimizer, and freeing the step's results and gradients.
+type issueParts struct {
+	ForwardMS   float64 `json:"forward_ms,omitempty"`
+	BackwardMS  float64 `json:"backward_ms,omitempty"`
+	OptimizerMS float64 `json:"optimizer_ms,omitempty"`
+}
+
+func (p issueParts) String() string {
+	if p == (issueParts{}) {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f + %.2f + %.2f", p.ForwardMS, p.BackwardMS, p.OptimizerMS)
 }
 
 // trainBench is what bench train measures.
@@ -381,13 +397,14 @@ func (r *trainReport) table(w io.Writer) error {
 		}
 	})
 	if len(r.Issue) > 0 {
-		err = errors.Join(err, table("The host's time for a step, ms (what the device still had to do afterwards)", "network\tmode\tGo\tPyTorch\tratio to PyTorch, eager\t", func(t *tabwriter.Writer) {
+		header := "network\tmode\tGo\tPyTorch\tratio to PyTorch, eager\tGo: forward + backward + optimizer\tPyTorch\t"
+		err = errors.Join(err, table("The host's time for a step, ms (what the device still had to do afterwards)", header, func(t *tabwriter.Writer) {
 			for _, row := range r.Issue {
-				theirs, ratio := "-", "-"
+				theirs, ratio, parts := "-", "-", "-"
 				if p := row.PyTorch; p != nil {
-					theirs, ratio = fmt.Sprintf("%.2f (%.2f)", p.IssueMS, p.DrainMS), fmt.Sprintf("%.2f", row.Ratio)
+					theirs, ratio, parts = fmt.Sprintf("%.2f (%.2f)", p.IssueMS, p.DrainMS), fmt.Sprintf("%.2f", row.Ratio), p.String()
 				}
-				fmt.Fprintf(t, "%s\t%s\t%.2f (%.2f)\t%s\t%s\t\n", row.Model, row.Mode, row.Go.IssueMS, row.Go.DrainMS, theirs, ratio)
+				fmt.Fprintf(t, "%s\t%s\t%.2f (%.2f)\t%s\t%s\t%v\t%s\t\n", row.Model, row.Mode, row.Go.IssueMS, row.Go.DrainMS, theirs, ratio, row.Go.issueParts, parts)
 			}
 		}))
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -30,6 +31,9 @@ type trainee struct {
 		Close() error
 	}
 	step *train.Stepper
+	// The parts of the steps so far, without a graph, if the steps have no other Backward.
+	forward, backward, rest time.Duration
+	passed                  time.Time // when the latest part ended
 }
 
 // newTrainee makes a network on the device.
@@ -56,6 +60,9 @@ func (b *trainBench) newTraineeAround(model, mode string, around func(pass func(
 		return nil, err
 	}
 	o := train.StepperOptions{Model: t.net, Graph: mode == "graph", Backward: around}
+	if around == nil {
+		o.Backward = t.pass
+	}
 	if b.device != cuda.CPU {
 		o.Autocast = torch.BFloat16
 	}
@@ -131,11 +138,36 @@ func (t *trainee) data(scope *torch.Scope, batch, size, context int) (input, tar
 // call returns a function that makes a step. Results of a step end with it, as those of a batch do.
 func (t *trainee) call(input, target *torch.Tensor) func() error {
 	return func() error {
+		t.passed = time.Now()
 		turn := torch.NewScope("step")
-		defer turn.Close()
 		_, _, err := t.step.Step(input.In(turn), target.In(turn))
+		turn.Close()
+		t.rest += t.part()
 		return err
 	}
+}
+
+// pass is a Stepper's Backward that measures the step's parts.
+func (t *trainee) pass(pass func() error) error {
+	t.forward += t.part()
+	err := pass()
+	t.backward += t.part()
+	return err
+}
+
+// part returns the time since the latest call of part, or since the step began.
+func (t *trainee) part() time.Duration {
+	before := t.passed
+	t.passed = time.Now()
+	return t.passed.Sub(before)
+}
+
+// parts returns the means of the parts over n steps, and begins anew.
+func (t *trainee) parts(n int) issueParts {
+	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 / float64(n) }
+	p := issueParts{ms(t.forward), ms(t.backward), ms(t.rest)}
+	t.forward, t.backward, t.rest = 0, 0, 0
+	return p
 }
 
 // measure trains one network for a while, and with issue measures the host's time for a step too.
@@ -182,7 +214,10 @@ func (b *trainBench) measure(row *trainRow, issue bool) (_ *issueRow, err error)
 		}
 		step = t.call(small, smallTarget)
 	}
-	result.Go, err = b.issue(step, rounds)
+	result.Go, err = b.issue(t, step, rounds)
+	if result.Go != nil && row.Mode == "graph" {
+		result.Go.issueParts = issueParts{} // a replay has none
+	}
 	return result, err
 }
 
@@ -239,13 +274,15 @@ func (b *trainBench) time(step func() error) (times stepTimes, err error) {
 	return stepTimes{MS: took.Seconds() * 1e3 / float64(n), CPUMS: (after - before).Seconds() * 1e3 / float64(n)}, err
 }
 
-// issue measures the host's time for a step, in rounds of n.
-func (b *trainBench) issue(step func() error, n int) (*issueFigure, error) {
+// issue measures the host's time for a step, in rounds of n. The parts are those of the round whose
+// time is the median.
+func (b *trainBench) issue(t *trainee, step func() error, n int) (*issueFigure, error) {
 	if _, err := b.repeat(3, step); err != nil {
 		return nil, err
 	}
-	var issued, drained [5]float64
-	for i := range issued {
+	var rounds [5]issueFigure
+	for i := range rounds {
+		t.parts(1)
 		start := time.Now()
 		for range n {
 			if err := step(); err != nil {
@@ -256,11 +293,13 @@ func (b *trainBench) issue(step func() error, n int) (*issueFigure, error) {
 		if err := b.wait(); err != nil {
 			return nil, err
 		}
-		issued[i], drained[i] = queued.Sub(start).Seconds()*1e3/float64(n), time.Since(queued).Seconds()*1e3
+		rounds[i] = issueFigure{queued.Sub(start).Seconds() * 1e3 / float64(n), time.Since(queued).Seconds() * 1e3, t.parts(n)}
 	}
-	slices.Sort(issued[:])
-	slices.Sort(drained[:])
-	return &issueFigure{IssueMS: issued[2], DrainMS: drained[2]}, nil
+	slices.SortFunc(rounds[:], func(a, b issueFigure) int { return cmp.Compare(a.DrainMS, b.DrainMS) })
+	drain := rounds[2].DrainMS
+	slices.SortFunc(rounds[:], func(a, b issueFigure) int { return cmp.Compare(a.IssueMS, b.IssueMS) })
+	rounds[2].DrainMS = drain
+	return &rounds[2], nil
 }
 
 // searchAlgorithms makes cuDNN measure its algorithms, as the peer does, until the returned

@@ -157,9 +157,10 @@ class Trainee:
         else:
             self.opt = torch.optim.SGD(self.net.parameters(), lr=.01, momentum=.9)
         self.loss = nn.CrossEntropyLoss()
+        self.parts = [0., 0., 0.]
 
     def step(self, batch, size, context):
-        """Return a function that makes a step on data of its own."""
+        """Return a function that makes a step on data of its own, and adds the seconds of its parts to self.parts."""
         device, net, opt, loss, gpt = self.device, self.net, self.opt, self.loss, self.gpt
         if gpt:
             x, y = (torch.randint(0, 50257, (batch, context), device=device) for _ in range(2))
@@ -167,13 +168,21 @@ class Trainee:
             x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
             y = torch.randint(0, 1000, (batch,), device=device)
 
+        clock, parts = time.perf_counter, self.parts
+
         def step():
+            begin = clock()
             opt.zero_grad(set_to_none=True)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.gpu):
                 output = net(x)
                 value = loss(output.flatten(0, 1), y.flatten()) if gpt else loss(output, y)
+            forward = clock()
             value.backward()
+            backward = clock()
             opt.step()
+            parts[0] += forward - begin
+            parts[1] += backward - forward
+            parts[2] += clock() - backward
 
         return step
 
@@ -209,19 +218,22 @@ def main():
         took = repeat(run, n)
         return {"ms": took / n * 1e3, "cpu_ms": (time.process_time() - cpu) / n * 1e3}
 
-    def issue(run, n):
-        """Return the host's milliseconds for a step, in rounds of n, and those that the device still needed afterwards."""
+    def issue(run, n, parts=None):
+        """Return the host's milliseconds for a step, in rounds of n, those that the device still needed afterwards, and the parts of the median round."""
         repeat(run, 3)
         issued, drained = [], []
         for _ in range(5):
+            if parts:
+                parts[:] = 0., 0., 0.
             start = time.perf_counter()
             for _ in range(n):
                 run()
             queued = time.perf_counter()
             sync()
-            issued.append((queued - start) / n)
+            issued.append(((queued - start) / n, [part / n * 1e3 for part in parts or ()]))
             drained.append(time.perf_counter() - queued)
-        return {"issue_ms": sorted(issued)[2] * 1e3, "drain_ms": sorted(drained)[2] * 1e3}
+        median, split = sorted(issued)[2]
+        return {"issue_ms": median * 1e3, "drain_ms": sorted(drained)[2] * 1e3, **dict(zip(("forward_ms", "backward_ms", "optimizer_ms"), split))}
 
     steps, issues = {}, {}
 
@@ -231,7 +243,7 @@ def main():
         steps[f"{model}/{batch}/eager"] = measure(step)
         if with_issue:
             small = size if model.startswith("vit") else min(size, 64)
-            issues[f"{model}/eager"] = issue(trainee.step(2, small, min(context, 128)), 10)
+            issues[f"{model}/eager"] = issue(trainee.step(2, small, min(context, 128)), 10, trainee.parts)
         if not gpu:
             return
         side = torch.cuda.Stream()
