@@ -59,6 +59,13 @@ LAYERS = {
     "imageloader/internal/sourcetest": ["imageloader/internal/archive"],
     "imageloader/internal/order": [],
     "imageloader/transform": ["internal/imagecapi", "tensor"],
+    "imageloader/decode": [
+        "imageloader/internal/codec",
+        "imageloader/internal/order",
+        "imageloader/transform",
+        "internal/imagecapi",
+        "internal/origin",
+    ],
     "imageloader": [
         "imageloader/internal/arena",
         "imageloader/internal/archive",
@@ -194,6 +201,7 @@ LIBTORCH = {"internal/capi", "cuda", "torch"}
 FREE = {
     "imageloader": LIBTORCH | {"prefetcher"},
     "imageloader/transform": LIBTORCH | {"prefetcher"},
+    "imageloader/decode": LIBTORCH | {"prefetcher", "imageloader", "imageloader/internal/archive"},
     "imageloader/blob": LIBTORCH | {"prefetcher"},
     "imageloader/prometheus": LIBTORCH | {"prefetcher"},
     "tensor": LIBTORCH,

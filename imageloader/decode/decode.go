@@ -1,0 +1,471 @@
+// Package decode turns single images into pixels: for a server that gets photographs in requests,
+// and for all that has an image in memory and no archive. It decodes the formats of package
+// imageloader, carries out the same transforms, and gives the same pixels, on the host. It needs
+// the image library and no LibTorch.
+//
+//	d, err := decode.New(decode.Options{Transform: transform.Eval(256, 224)})
+//	...
+//	pixels := make([]byte, d.Bytes())
+//	err = d.Decode(ctx, pixels, upload)
+//
+// A Decoder may serve all requests of a program at once. Its options bound the bytes, the pixels
+// and the memory that requests may cost, whatever is in them. The faults of images are [Errors],
+// with a kind, so that a server can choose its answer; all other errors are the machine's, or the
+// program's.
+package decode
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/torchstream/torchstream/imageloader/internal/codec"
+	"github.com/torchstream/torchstream/imageloader/internal/order"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+	"github.com/torchstream/torchstream/internal/origin"
+)
+
+// Options of a [Decoder]. The zero value resizes and centre-crops images to 224, and sets the
+// limits that the fields name.
+type Options struct {
+	// Transform is the way of an image to its pixels; zero value: Eval(256, 224). Mix, which mixes
+	// the samples of a batch, must be empty. Mean, Std, DType and Contiguous describe work on a
+	// device and are ignored.
+	Transform transform.Transform
+	// Seed is that of random transforms. Image i of a call gets what sample i gets in epoch 0 of a
+	// loader with this seed, so the same call always has the same pixels.
+	Seed uint64
+	// Planar writes the image as three planes, of red, green and blue [3, Size, Size]. The default
+	// is pixels of three bytes [Size, Size, 3].
+	Planar bool
+	// Damaged decides which damaged JPEGs and PNGs are decoded; zero value: Warned.
+	Damaged DamagePolicy
+
+	// MaxBytes bounds the compressed size of an image; 0: 64 MiB.
+	MaxBytes int64
+	// MaxPixels bounds width * height of an image; 0: 178,956,970, as in Pillow. A HEIC may have
+	// half as many, and an AVIF a quarter.
+	MaxPixels int64
+	// MaxMemory bounds the memory in bytes that decoding takes at a time, over all calls, as
+	// images' headers tell it; 0: 1 GiB. An image that needs more by itself is [ErrTooLarge],
+	// others wait for each other. The compressed bytes, the caller's pixels and up to 16 MiB that
+	// each of Workers keeps for its next image come on top.
+	MaxMemory int64
+	// Workers bounds the images that are decoded at a time, over all calls; 0: GOMAXPROCS.
+	Workers int
+}
+
+// DamagePolicy decides which damaged images are decoded. It is that of package imageloader.
+type DamagePolicy = codec.DamagePolicy
+
+// The policies.
+const (
+	Warned  = codec.Warned  // those that Pillow and torchvision decode
+	Partial = codec.Partial // also images that are cut off
+	Refuse  = codec.Refuse  // none
+)
+
+// Decoder decodes images. Several goroutines may use it at once, and share its limits. Close it
+// after use.
+type Decoder struct {
+	*pool
+	cleanup runtime.Cleanup
+}
+
+// pool is the part of a Decoder that calls in progress keep.
+type pool struct {
+	made    origin.Origin
+	o       Options
+	plan    *transform.Plan
+	slots   *semaphore.Weighted // Workers
+	memory  *semaphore.Weighted // MaxMemory
+	row     int                 // bytes of a transformed image
+	workers int
+
+	mu     sync.Mutex
+	idle   []*worker
+	closed bool
+}
+
+// worker decodes one image at a time.
+type worker struct {
+	d         *codec.Decoder
+	augmenter *transform.Augmenter // nil without Transform.Ops
+	source    rand.PCG
+	rng       *rand.Rand
+	info      imagecapi.Info
+	geometry  imagecapi.Geometry
+	scratch   []byte // of Options.Planar
+}
+
+// New makes a decoder. It fails if an option is wrong, and with [ErrNoLibrary] without the image
+// library.
+func New(o Options) (*Decoder, error) {
+	plan, err := transform.Compile(o.Transform)
+	if err != nil {
+		return nil, fmt.Errorf("decode: Options.Transform: %w", err)
+	}
+	if len(o.Transform.Mix) > 0 {
+		return nil, errors.New("decode: Options.Transform: field Mix mixes the samples of a batch: leave it out")
+	}
+	o.Transform = plan.Transform()
+	if err := o.setLimits(); err != nil {
+		return nil, err
+	}
+	if err := imagecapi.Check(); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	size := o.Transform.Size
+	p := &pool{
+		made: origin.New("image decoder"), o: o, plan: plan, row: 3 * size * size, workers: o.Workers,
+		slots: semaphore.NewWeighted(int64(o.Workers)), memory: semaphore.NewWeighted(o.MaxMemory),
+	}
+	d := &Decoder{pool: p}
+	d.cleanup = runtime.AddCleanup(d, func(p *pool) {
+		p.made.Leaked()
+		slog.Debug("decode: a Decoder became unreachable before Close; freed")
+		p.close()
+	}, p)
+	return d, nil
+}
+
+// setLimits replaces limits that are 0 by their defaults, and checks them.
+func (o *Options) setLimits() error {
+	if o.Damaged < Warned || o.Damaged > Refuse {
+		return fmt.Errorf("decode: Options.Damaged is %v, not Warned, Partial or Refuse", o.Damaged)
+	}
+	workers := int64(o.Workers)
+	for _, limit := range []struct {
+		name          string
+		value         *int64
+		fallback, max int64
+	}{
+		{"MaxBytes", &o.MaxBytes, 64 << 20, math.MaxInt32},
+		{"MaxPixels", &o.MaxPixels, 178_956_970, 1 << 31},
+		{"MaxMemory", &o.MaxMemory, 1 << 30, math.MaxInt64},
+		{"Workers", &workers, int64(runtime.GOMAXPROCS(0)), 1 << 12},
+	} {
+		if *limit.value == 0 {
+			*limit.value = limit.fallback
+		}
+		if *limit.value < 0 || *limit.value > limit.max {
+			return fmt.Errorf("decode: Options.%s is %d, not in 1 to %d", limit.name, *limit.value, limit.max)
+		}
+	}
+	o.Workers = int(workers)
+	return nil
+}
+
+// Close frees the decoder's memory. Images that are being decoded are decoded to their end; all
+// later calls return [ErrClosed]. Close never fails, and further calls do nothing.
+func (d *Decoder) Close() error {
+	d.cleanup.Stop()
+	d.close()
+	return nil
+}
+
+func (p *pool) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	p.closed = true
+	p.made.Closed()
+	for _, w := range p.idle {
+		w.close()
+	}
+	p.idle = nil
+}
+
+// Bytes returns the size of one transformed image: 3 * Size * Size.
+func (d *Decoder) Bytes() int { return d.row }
+
+// Transform returns the transform with its defaults filled in.
+func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
+
+// Decode decodes and transforms images, and writes that of images[i] to dst[i*Bytes() :
+// (i+1)*Bytes()]: uint8 [Size, Size, 3], or [3, Size, Size] with Options.Planar. dst has exactly
+// the room for all of them.
+//
+// Images at fault make an [Errors], which names each; their pixels are zero, and the others are
+// decoded all the same. After any other error, and when ctx ends, dst is undefined. Decode waits
+// for Workers and MaxMemory, which it shares with other calls, and for the images that it has
+// begun: ctx ends only the former wait. Decoding one image allocates nothing in the steady state.
+func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
+	p := d.pool
+	if len(dst) != len(images)*p.row {
+		return fmt.Errorf("decode: dst has %d bytes, and %d images of %d x %d pixels need %d",
+			len(dst), len(images), p.o.Transform.Size, p.o.Transform.Size, len(images)*p.row)
+	}
+	if len(images) == 1 {
+		return together([]error{p.decode(ctx, 0, images[0], dst)})
+	}
+	return p.decodeAll(ctx, dst, slices.Clone(images)) // the caller's slice stays on its stack
+}
+
+// decodeAll decodes several images at a time.
+func (p *pool) decodeAll(ctx context.Context, dst []byte, images [][]byte) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	failed := make([]error, len(images))
+	var next counter
+	var running sync.WaitGroup
+	for range min(len(images), p.workers) {
+		running.Go(func() {
+			for i := next.take(); i < len(images); i = next.take() {
+				failed[i] = p.decode(ctx, i, images[i], dst[i*p.row:][:p.row])
+				if failed[i] != nil && faultOf(failed[i]) == nil {
+					cancel(failed[i])
+					return
+				}
+			}
+		})
+	}
+	running.Wait()
+	return together(failed)
+}
+
+// decode decodes image i of a call into its row.
+func (p *pool) decode(ctx context.Context, i int, data, row []byte) error {
+	err := p.with(ctx, data, math.MaxInt, func(w *worker) error {
+		order.Seed(&w.source, p.o.Seed, order.OfSample, 0, i)
+		if err := p.plan.Geometry(w.rng, &w.info, &w.geometry); err != nil {
+			return fault(ErrUnsupported, err)
+		}
+		return w.pixels(p, data, row)
+	})
+	if f := faultOf(err); f != nil {
+		f.Image = i
+		clear(row)
+	}
+	return err
+}
+
+// pixels decodes by the worker's geometry, and transforms.
+func (w *worker) pixels(p *pool, data, row []byte) error {
+	to := row
+	if p.o.Planar {
+		w.scratch = grown(w.scratch, len(row))
+		to = w.scratch
+	}
+	if err := w.d.Decode(data, &w.geometry, to, 3*p.o.Transform.Size); err != nil {
+		return imageFault(err)
+	}
+	if w.augmenter != nil {
+		if err := w.augment(to); err != nil {
+			return err
+		}
+	}
+	if p.o.Planar {
+		planar(row, to)
+	}
+	return nil
+}
+
+// augment runs the steps of Transform.Ops. A panic of a Func is an error of the image, since it may
+// come from any goroutine.
+func (w *worker) augment(pixels []byte) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fault(ErrRejected, fmt.Errorf("a Func of the transform panicked: %v", v))
+		}
+	}()
+	if err = w.augmenter.Apply(w.rng, pixels); err == nil {
+		return nil
+	}
+	var rejected transform.FuncError
+	if errors.As(err, &rejected) {
+		return fault(ErrRejected, rejected.Err)
+	}
+	return fmt.Errorf("decode: %w", err)
+}
+
+// planar copies pixels of three bytes into three planes.
+func planar(dst, src []byte) {
+	n := len(src) / 3
+	red, green, blue := dst[:n], dst[n:2*n], dst[2*n:3*n]
+	for i := range n {
+		red[i], green[i], blue[i] = src[3*i], src[3*i+1], src[3*i+2]
+	}
+}
+
+// Whole decodes one image at its own size, without the transform (of which
+// Transform.ApplyEXIFOrientation is carried out, and nothing else). The pixels are in buffer if its
+// capacity suffices, else in new memory, which counts for Options.MaxMemory while Whole runs. They
+// are always of three bytes, and belong to the caller. Errors and waiting are those of
+// [Decoder.Decode]; after an error the content of buffer is undefined. A side has at most 65,535
+// pixels.
+func (d *Decoder) Whole(ctx context.Context, data, buffer []byte) (transform.Pixels, error) {
+	p := d.pool
+	var image transform.Pixels
+	err := p.with(ctx, data, cap(buffer), func(w *worker) error {
+		info := &w.info
+		if max(info.Width, info.Height) > maxSide {
+			return tooLarge("side", int64(max(info.Width, info.Height)), maxSide, "pixels a side")
+		}
+		g := imagecapi.Geometry{CropWidth: info.Width, CropHeight: info.Height}
+		if p.o.Transform.ApplyEXIFOrientation && info.Orientation > 1 {
+			if g.Orientation = info.Orientation; g.Orientation >= 5 { // the image lies on its side
+				g.CropWidth, g.CropHeight = info.Height, info.Width
+			}
+		}
+		g.ResizeWidth, g.ResizeHeight = g.CropWidth, g.CropHeight
+		g.WindowWidth, g.WindowHeight = g.CropWidth, g.CropHeight
+		stride := 3 * int(g.CropWidth)
+		pixels := grown(buffer, stride*int(g.CropHeight))
+		if err := w.d.Decode(data, &g, pixels, stride); err != nil {
+			return imageFault(err)
+		}
+		image = transform.Pixels{Pix: pixels, Width: int(g.CropWidth), Height: int(g.CropHeight), Stride: stride}
+		return nil
+	})
+	return image, together([]error{err})
+}
+
+// maxSide is the maximum side of the image library's results.
+const maxSide = 1<<16 - 1
+
+// grown returns n bytes, in b if they fit.
+func grown(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, n)
+	}
+	return b[:n]
+}
+
+// with checks an image against the limits and calls fn with a worker that has read its header. The
+// caller has room bytes for pixels: if the whole image needs more, they count as memory.
+func (p *pool) with(ctx context.Context, data []byte, room int, fn func(*worker) error) error {
+	switch {
+	case len(data) == 0:
+		return fault(ErrNotImage, errors.New("it has no bytes"))
+	case int64(len(data)) > p.o.MaxBytes:
+		return tooLarge("MaxBytes", int64(len(data)), p.o.MaxBytes, "bytes")
+	case codec.Sniff(data) == "":
+		return fault(ErrNotImage, fmt.Errorf("it begins with %q", data[:min(len(data), 8)]))
+	}
+	if err := acquire(ctx, p.slots, 1); err != nil {
+		return err
+	}
+	defer p.slots.Release(1)
+	w, err := p.take()
+	if err != nil {
+		return err
+	}
+	need := int64(0)
+	defer func() { p.put(w, need) }()
+	if w.info, err = codec.Header(data); err != nil {
+		return imageFault(err)
+	}
+	n := int64(w.info.Width) * int64(w.info.Height)
+	if n > p.o.MaxPixels {
+		return tooLarge("MaxPixels", n, p.o.MaxPixels, "pixels")
+	}
+	need = memoryOf(&w.info)
+	if int64(room) < 3*n {
+		need += 3 * n
+	}
+	if need > p.o.MaxMemory {
+		return tooLarge("MaxMemory", need, p.o.MaxMemory, "bytes of memory to decode it")
+	}
+	if err := acquire(ctx, p.memory, need); err != nil {
+		return err
+	}
+	defer p.memory.Release(need)
+	return fn(w)
+}
+
+// acquire waits for a part of a limit. When ctx ends first, or has ended, the error is its cause.
+func acquire(ctx context.Context, s *semaphore.Weighted, n int64) error {
+	if ctx.Err() != nil || s.Acquire(ctx, n) != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// take returns a worker. Its caller holds a slot.
+func (p *pool) take() (*worker, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, ErrClosed
+	}
+	if n := len(p.idle); n > 0 {
+		w := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		return w, nil
+	}
+	w := &worker{}
+	w.rng = rand.New(&w.source)
+	var err error
+	if w.d, err = codec.New(p.o.MaxPixels); err == nil {
+		err = w.d.SetDamaged(p.o.Damaged)
+	}
+	if err == nil {
+		w.augmenter, err = p.plan.NewAugmenter()
+	}
+	if err != nil {
+		w.close()
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	return w, nil
+}
+
+// keptMemory is the memory in bytes that an image may have needed for its worker to stay. Decoders
+// keep their memory for the next image.
+const keptMemory = 16 << 20
+
+// put gives a worker back, whose last image needed so much memory.
+func (p *pool) put(w *worker, need int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || need > keptMemory {
+		w.close()
+		return
+	}
+	p.idle = append(p.idle, w)
+}
+
+func (w *worker) close() {
+	w.augmenter.Close()
+	if w.d != nil {
+		w.d.Close()
+	}
+}
+
+// memoryOf returns the memory in bytes that decoding an image takes at most, by its header. The
+// figures are those of docs/imageloader.md, which TestDecodingMemory of package imageloader
+// measures.
+func memoryOf(i *imagecapi.Info) int64 {
+	pixels, rows := int64(i.Width)*int64(i.Height), 256*int64(i.Width)
+	perPixel := int64(0)
+	switch i.Format {
+	case imagecapi.JPEG:
+		if i.Progressive {
+			perPixel = 2 * int64(i.Components)
+		}
+	case imagecapi.PNG:
+		if i.Progressive {
+			perPixel = 3
+		}
+	case imagecapi.WebP:
+		perPixel = 8
+	case imagecapi.HEIC:
+		perPixel = 16
+	case imagecapi.AVIF:
+		perPixel = 32
+	default:
+		perPixel = 3 // GIF, BMP and TIFF
+	}
+	return perPixel*pixels + rows
+}

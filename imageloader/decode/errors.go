@@ -1,0 +1,127 @@
+package decode
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// The kinds of an image's faults, for errors.Is.
+var (
+	ErrNotImage    = errors.New("not an image") // none of the formats by its first bytes, or no bytes
+	ErrUnsupported = errors.New("unsupported")  // an image, but of a kind that is not handled
+	ErrDamaged     = errors.New("damaged")      // the bytes are cut off or corrupt
+	ErrTooLarge    = errors.New("too large")    // over a limit, which a [LimitError] names
+	ErrRejected    = errors.New("rejected")     // a Func of Transform.Ops returned an error, or panicked
+)
+
+var (
+	// ErrClosed is returned by the methods of a closed Decoder.
+	ErrClosed = errors.New("decode: the decoder is closed")
+	// ErrNoLibrary means that the image library is not installed, or has another version than this
+	// program needs. The message says what is there, what is wanted, and the command that installs
+	// it.
+	ErrNoLibrary error = imagecapi.CodeNoLibrary
+)
+
+// Errors are the images of a call that are at fault, in the call's order. Those that it does not
+// name were decoded. errors.Is and errors.As look into each.
+type Errors []*Error
+
+func (e Errors) Error() string {
+	if len(e) == 1 {
+		return e[0].Error()
+	}
+	return fmt.Sprintf("%v (and %d more images)", e[0], len(e)-1)
+}
+
+// Unwrap returns the errors.
+func (e Errors) Unwrap() []error {
+	list := make([]error, len(e))
+	for i, one := range e {
+		list[i] = one
+	}
+	return list
+}
+
+// Error is an image at fault.
+type Error struct {
+	Image int   // its position in the call
+	Kind  error // ErrNotImage, ErrUnsupported, ErrDamaged, ErrTooLarge or ErrRejected
+	Err   error // details; a *LimitError if the image is too large
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("decode: image %d: %v: %v", e.Image, e.Kind, e.Err)
+}
+
+// Unwrap returns the kind and the details.
+func (e *Error) Unwrap() []error { return []error{e.Kind, e.Err} }
+
+// LimitError is a limit that an image exceeds.
+type LimitError struct {
+	Limit string // the field of Options: "MaxBytes", "MaxPixels" or "MaxMemory"; or "side"
+	Value int64  // what the image has or needs
+	Max   int64
+	unit  string
+}
+
+func (e *LimitError) Error() string {
+	limit := "Options." + e.Limit
+	if e.Limit == "side" {
+		limit = "the limit"
+	}
+	return fmt.Sprintf("%d %s, over %s (%d)", e.Value, e.unit, limit, e.Max)
+}
+
+func fault(kind, err error) error { return &Error{Kind: kind, Err: err} }
+
+// faultOf returns the fault that err is; nil for other errors and for none.
+func faultOf(err error) *Error {
+	f, _ := err.(*Error)
+	return f
+}
+
+func tooLarge(limit string, value, most int64, unit string) error {
+	return fault(ErrTooLarge, &LimitError{limit, value, most, unit})
+}
+
+// imageFault is the error of an image that was not decoded. One that is not the image's fault stays
+// what it is.
+func imageFault(err error) error {
+	var e *imagecapi.Error
+	if !errors.As(err, &e) {
+		return fmt.Errorf("decode: %w", err)
+	}
+	switch e.Code {
+	case imagecapi.CodeDecode:
+		return fault(ErrDamaged, errors.New(e.Message))
+	case imagecapi.CodeUnsupported:
+		return fault(ErrUnsupported, errors.New(e.Message))
+	}
+	return fmt.Errorf("decode: %w", err)
+}
+
+// together makes one error of those of a call's images: an [Errors], or the first that is no fault
+// of an image.
+func together(failed []error) error {
+	var faults Errors
+	for _, err := range failed {
+		if f := faultOf(err); f != nil {
+			faults = append(faults, f)
+		} else if err != nil {
+			return err
+		}
+	}
+	if faults == nil {
+		return nil
+	}
+	return faults
+}
+
+// counter deals numbers from 0 to goroutines.
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) take() int { return int(c.n.Add(1)) - 1 }

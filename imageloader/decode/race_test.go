@@ -1,0 +1,7 @@
+//go:build race
+
+package decode_test
+
+// underRace reports whether the race detector is on. Its own memory is many times the memory that
+// it watches.
+const underRace = true
