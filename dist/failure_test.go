@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,6 +27,7 @@ func init() {
 	workers["left behind"] = leftBehind
 	workers["cancelled"] = cancelled
 	workers["late"] = late
+	workers["broken pipes"] = brokenPipes
 }
 
 // reduceForEver makes collectives until one fails, and says how.
@@ -113,6 +116,51 @@ func TestKilledRankIsNamed(t *testing.T) {
 			requireErrors(t, all, culprit, false, 10*time.Second, "lost=true", fmt.Sprintf("rank %d", culprit), "AllReduce #", "failure_test.go:")
 		})
 	}
+}
+
+// A write to the socket of a dead rank signals the thread that writes. Whichever thread of the
+// group that is, the process lives on to return the error.
+func TestBrokenPipesDoNotEndTheProcess(t *testing.T) {
+	requireSuccess(t, launchJob(t, 2, "broken pipes"))
+}
+
+// brokenPipes signals every thread that Init starts. Go's own threads ignore the signal.
+func brokenPipes(ctx context.Context) error {
+	x := full(cuda.CPU, torch.Float32, 1, 1000)
+	if err := x.Add(x).Err(); err != nil { // starts what LibTorch has without a group
+		return err
+	}
+	before, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	g, err := Init(ctx, impatient)
+	if err != nil {
+		return err
+	}
+	after, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	started := 0
+	for _, task := range after {
+		if slices.ContainsFunc(before, func(b os.DirEntry) bool { return b.Name() == task.Name() }) {
+			continue
+		}
+		id, err := strconv.Atoi(task.Name())
+		if err != nil {
+			return err
+		}
+		_, _, errno := syscall.Syscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(id), uintptr(syscall.SIGPIPE))
+		if errno != 0 && errno != syscall.ESRCH { // a thread may have ended
+			return errno
+		}
+		started++
+	}
+	if started == 0 {
+		return errors.New("Init has started no thread")
+	}
+	return errors.Join(g.AllReduce(x, Sum), g.Close())
 }
 
 func TestStoppedRankIsNamed(t *testing.T) {

@@ -20,6 +20,7 @@
 #include "cuda/device.h"
 #include "cuda/stream.h"
 #include "dist/backend.h"
+#include "dist/broken_pipe.h"
 #include "dist/store.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
@@ -233,6 +234,7 @@ ts_error* ts_group_new(ts_store* store, const char* name, int32_t rank, int32_t 
     ts::dist::switch_off_flight_recorder();
     auto made = std::make_unique<ts_group>();
     made->device = device;
+    const ts::dist::BrokenPipeBlocked blocked;
     if (device == TS_DEVICE_CPU) {
       made->backend = ts::dist::new_gloo(members);
     } else {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/thread.h"
+#include "dist/broken_pipe.h"
 
 ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const char* prefix,
                            int64_t timeout_nanoseconds, ts_store** store) {
@@ -26,6 +27,7 @@ ts_error* ts_store_connect(const char* host, int32_t port, bool serve, const cha
     options.waitWorkers = false;
     options.timeout = ts::dist::checked_timeout(timeout_nanoseconds);
     auto made = std::make_unique<ts_store>();
+    const ts::dist::BrokenPipeBlocked blocked;
     made->store = c10::make_intrusive<c10d::TCPStore>(host, options);
     if (prefix[0] != '\0') {
       made->store = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(made->store));
