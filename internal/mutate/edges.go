@@ -187,6 +187,8 @@ var edges = []edge{
 	{"Parallel's output is recorded on the caller's stream", "nn/parallel.go", "		err = y.RecordStream(l.caller)\n", "", "nn", "TestParallelOutputMayBeFreed", 1},
 
 	// ---- collectives of several processes
+	{"an asynchronous collective waits for the caller's stream", "dist/collective.go",
+		"		if err := on.Wait(current); err != nil {", "		if err := error(nil); err != nil {", "dist", "TestGPUCollectivesAreInOrder", 2},
 	{"Work.Wait makes the caller's stream wait", "dist/collective.go",
 		"	return current.WaitEvent(w.event)\n", "	return current.Record(w.event)\n", "dist", "TestGPUCollectivesAreInOrder", 2},
 	{"a bucket is reduced after its gradients", "cshim/src/dist/reducer.cc",
