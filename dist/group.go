@@ -611,13 +611,17 @@ func (g *Group) member() error {
 	return nil
 }
 
-// caller returns the line of the program that called this package.
+// caller returns the line of the program that called this package, or a module of a network that
+// did.
 func caller() string {
-	var pcs [32]uintptr
+	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	own := [...]string{"dist.", "nn.", "torch."}
 	for {
 		f, more := frames.Next()
-		if !strings.HasPrefix(f.Function, "github.com/torchstream/torchstream/dist.") || strings.HasSuffix(f.File, "_test.go") {
+		name, ours := strings.CutPrefix(f.Function, "github.com/torchstream/torchstream/")
+		ours = ours && slices.ContainsFunc(own[:], func(p string) bool { return strings.HasPrefix(name, p) })
+		if f.Function != "" && !ours && !strings.HasPrefix(f.Function, "runtime.") || strings.HasSuffix(f.File, "_test.go") {
 			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
 		}
 		if !more {

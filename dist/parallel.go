@@ -58,7 +58,8 @@ const (
 // reduced after them, whenever they are registered.
 //
 // Buffers, such as BatchNorm2d's running statistics, are made equal once, at the start; each rank
-// then keeps its own. Normalisation uses the samples of the rank.
+// then keeps its own. A BatchNorm normalises by the samples of the rank, unless
+// [ConvertSyncBatchNorm] has made it one of all ranks' samples.
 //
 // One goroutine at a time uses a DataParallel.
 type DataParallel struct {
@@ -461,11 +462,13 @@ func (d *DataParallel) NoSync(fn func() error) error {
 
 // Weigh returns the loss, the mean over this rank's samples, times its share: samples, divided by
 // the average number of samples of all ranks. The average of the gradients over ranks is then the
-// gradient of the mean over all samples. All ranks call it, one without samples with a nil loss and
-// 0, which returns nil. It makes a small collective, for which the host does not wait on a GPU.
+// gradient of the mean over all samples. All ranks call it. One without samples gives 0 and a nil
+// loss, for which Weigh returns nil; or, with [ConvertSyncBatchNorm], the loss of a batch without
+// rows, whose value may be NaN. Weigh makes a small collective, for which the host does not wait on
+// a GPU.
 func (d *DataParallel) Weigh(loss *torch.Tensor, samples int) *torch.Tensor {
-	if samples < 0 || (loss == nil) != (samples == 0) {
-		return torch.Fail("dist.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss, and one without has none: %w", samples, cuda.ErrInvalidArgument))
+	if samples < 0 || loss == nil && samples > 0 {
+		return torch.Fail("dist.Weigh", fmt.Errorf("%d samples: a rank with samples has a loss: %w", samples, cuda.ErrInvalidArgument))
 	}
 	total, err := torch.Full(d.g.Device(), torch.Float64, float64(samples))
 	if err != nil {

@@ -22,8 +22,21 @@ type BatchNorm struct {
 	RunningMean, RunningVar, NumBatches *torch.Tensor
 
 	momentum, eps float64
-	ranks         []int // the possible numbers of dimensions of an input
+	ranks         []int         // the possible numbers of dimensions of an input
+	shared        BatchNormFunc // of Synchronize; nil without
 }
+
+// BatchNormFunc computes the output of a [BatchNorm] in training: x normalised by the mean and
+// variance of each channel, which it also moves the running statistics by, in place. A tensor other
+// than x is nil if the module has none.
+type BatchNormFunc func(x, weight, bias, runningMean, runningVar *torch.Tensor, momentum, eps float64) *torch.Tensor
+
+// Synchronize makes the module call fn in training, in place of the operator that normalises by the
+// statistics of x alone; nil undoes that. A batch may then have one value per channel, or none,
+// since fn knows more of it: dist.ConvertSyncBatchNorm gives functions whose batch lies on several
+// ranks. Parameters, buffers and their names stay, and so does evaluation. Do not call Synchronize
+// while another goroutine uses the module.
+func (b *BatchNorm) Synchronize(fn BatchNormFunc) { b.shared = fn }
 
 // BatchNormOptions are the options of NewBatchNorm1d, NewBatchNorm2d and NewBatchNorm3d.
 type BatchNormOptions struct {
@@ -89,13 +102,16 @@ func (b *BatchNorm) Forward(x *torch.Tensor) *torch.Tensor { return b.result(b.n
 func (b *BatchNorm) normalise(x *torch.Tensor) *torch.Tensor {
 	training := b.training()
 	if training && x.Err() == nil {
-		if bad := checkStatistics(b.kind, x.Shape(), b.ranks, true, true); bad != nil {
+		if bad := checkStatistics(b.kind, x.Shape(), b.ranks, b.shared == nil, true); bad != nil {
 			return bad
 		}
 		if b.NumBatches != nil {
 			if counted := b.NumBatches.NoGrad().AddInt_(1); counted.Err() != nil {
 				return counted
 			}
+		}
+		if b.shared != nil {
+			return b.shared(x, b.Weight, b.Bias, b.RunningMean, b.RunningVar, b.momentum, b.eps)
 		}
 	}
 	own := training || b.RunningMean == nil // the batch's statistics
