@@ -37,7 +37,9 @@ type resume struct {
 // come with it. With another World, the rest of the epoch is dealt again: every sample that was in
 // no batch comes once, and no other comes, except as padding. That takes the states of all ranks
 // after the same number of batches. One state is enough if there was one rank, or if the policy is
-// not Skip (under Skip one rank may have used up more bad samples than another).
+// not Skip (under Skip one rank may have used up more bad samples than another). BatchSize may then
+// differ too: with World*BatchSize as it was, the ranks' batches together have the samples that
+// they would have had, in full batches.
 //
 // Restore refuses a state of another archive, other classes, or other options, with an error that
 // says what differs. Options that don't change a batch (Workers, Logger and the like) may differ.
@@ -126,7 +128,10 @@ func (l *Loader) fits(s, first State, total int) error {
 			"epoch %d after %d batches, rank %d of %d, and epoch %d after %d batches, rank %d of %d",
 			first.Epoch(), first.Batches(), f.rank, f.world, s.Epoch(), s.Batches(), r.rank, r.world)
 	}
-	d := l.dealOf(r, r.rank, total)
+	d, err := l.dealOf(r, r.rank, total)
+	if err != nil {
+		return err
+	}
 	n := len(r.done.Ahead)
 	if r.done.Len() > total || n > 0 && r.done.Ahead[n-1] >= total || s.turns > d.MaxTurns() || s.batches > d.Batches() {
 		return fmt.Errorf("it is damaged: epochs have %d samples, and it lies behind them", total)
@@ -135,10 +140,15 @@ func (l *Loader) fits(s, first State, total int) error {
 }
 
 // dealOf returns the deal that a rank of the run had.
-func (l *Loader) dealOf(r *run, rank, total int) order.Deal {
+func (l *Loader) dealOf(r *run, rank, total int) (order.Deal, error) {
 	share := l.o.share()
 	share.Rank, share.World = rank, r.world
-	return order.NewDeal(share, total, r.done)
+	size, err := strconv.Atoi(r.options[batchSize])
+	if err != nil || size < 1 || size > maxBatchSize {
+		return order.Deal{}, fmt.Errorf("it is damaged: its Options.%s is %q", batchSize, r.options[batchSize])
+	}
+	share.Batch = size
+	return order.NewDeal(share, total, r.done), nil
 }
 
 // takenBy returns the positions that all ranks of a run have taken. A rank without a state has
@@ -151,7 +161,10 @@ func (l *Loader) takenBy(byRank map[int]State, first State, total int) (order.Po
 			turns[rank] = s.turns
 		}
 	}
-	d := l.dealOf(first.run, first.run.rank, total)
+	d, err := l.dealOf(first.run, first.run.rank, total)
+	if err != nil {
+		return order.Positions{}, err
+	}
 	return d.Take(turns)
 }
 
@@ -219,6 +232,7 @@ func (l *Loader) accepts(r *run) error {
 			inMine, inState = true, true
 		}
 		switch {
+		case name == batchSize && inState && r.world != l.o.World: // the rest is dealt again
 		case !inState:
 			return fmt.Errorf("it was made by a version of this program without Options.%s", name)
 		case !inMine:
@@ -283,6 +297,12 @@ func (l *Loader) classesDigest() string {
 	}
 	return strconv.Itoa(len(classes)) + " " + hex.EncodeToString(h.Sum(nil)[:16])
 }
+
+// batchSize is the field that may differ in another World.
+const (
+	batchSize    = "BatchSize"
+	maxBatchSize = 1 << 24
+)
 
 // harmless are the fields of Options that do not change a batch, or that fingerprint treats by
 // themselves. What a List changes, samples and labels, is in the digest of the archive.

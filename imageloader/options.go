@@ -190,7 +190,7 @@ func (o *Options) setNumbers() error {
 		setNumber("ShuffleBytes", &o.ShuffleBytes, 256<<20, math.MaxInt64),
 		setNumber("MaxSampleBytes", &o.MaxSampleBytes, 256<<20, math.MaxInt32),
 		setNumber("MaxPixels", &o.MaxPixels, 178_956_970, 1<<31),
-		setNumber("BatchSize", &o.BatchSize, 32, 1<<24),
+		setNumber(batchSize, &o.BatchSize, 32, maxBatchSize),
 		setNumber("ShuffleBuffer", &o.ShuffleBuffer, 4096, math.MaxInt32),
 		setNumber("Workers", &o.Workers, workers, 1<<12),
 		setNumber("Repeat", &o.Repeat, 1, 1<<24),
