@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -16,11 +17,13 @@ import (
 // the bits that it would have computed. Its fields name what to save, or where to load; nil fields
 // are left out. A loop calls Load once before it begins, and then, if Loader is not nil, the
 // Restore of its loader; Load's error is fs.ErrNotExist in the first run. After a step it sets
-// Loader and calls Save. The example is such a loop.
+// Loader and calls Save, or SaveAsync, which writes beside the training. The example is such a
+// loop. With World a checkpoint is that of a job of several processes.
 //
 // The file is PyTorch's: torch.load(path, weights_only=True) has the model's "state_dict", the
 // state_dicts "optimizer", "lr_scheduler" and "scaler", "ema" as tensors by name, "generators" as
-// torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata".
+// torch.set_rng_state and torch.cuda.set_rng_state take them, and "metadata". That of a job also
+// has "ranks", a list with the "generators" and the "loader" of each rank.
 type Checkpoint struct {
 	Model     nn.Module
 	Optimizer optim.Optimizer
@@ -36,8 +39,16 @@ type Checkpoint struct {
 	Device cuda.Device
 	// Metadata are texts of the program, such as the classes. Load replaces it.
 	Metadata map[string]string
+	// World, if not nil, is the job whose ranks train together. Save, SaveAsync, Saving.Wait and
+	// Load are then collectives: every rank calls them after the same step, with a file that all
+	// hosts see. Rank 0 writes its model, optimizer and averages, which all ranks share, and the
+	// generators and loaders of all ranks. A job of any number of ranks, or a process alone, reads
+	// the file: see RestoreLoader. A rank that the file does not have draws from generators that
+	// are seeded by rank 0's and its rank. An error of one rank is one of all, which names it.
+	World *dist.Group
 
 	position *saved // of a Run
+	loaders  []imageloader.State
 }
 
 // Keys of the file's dict.
@@ -59,7 +70,50 @@ const (
 // unfinished file, whose name is the path with ".tmp-" and a number, and which the next Save to the
 // path removes. Save waits for the device.
 func (c *Checkpoint) Save(path string) error {
-	file := map[string]any{metadataKey: metadata(c.Metadata)}
+	file, all, free, err := c.collect()
+	defer free()
+	if err != nil {
+		return err
+	}
+	if c.writes() {
+		var freeRanks func()
+		freeRanks, err = addRanks(file, all)
+		defer freeRanks()
+		if err == nil {
+			err = nn.SavePyTorch(path, file)
+		}
+	}
+	if c.World != nil {
+		return c.agree(err)
+	}
+	return err
+}
+
+// writes reports whether this process writes the file.
+func (c *Checkpoint) writes() bool { return c.World == nil || c.World.Rank() == 0 }
+
+// collect returns the value of the file, and in a job the states of all ranks. free closes tensors
+// of the value. In a job an error is one of all ranks.
+func (c *Checkpoint) collect() (file map[string]any, all []rankState, free func(), err error) {
+	file = map[string]any{metadataKey: metadata(c.Metadata)}
+	states, err := generators(c.Device)
+	free = func() { closeAll(states) }
+	named := map[string]any{}
+	for _, n := range states {
+		named[n.Name] = n.Tensor
+	}
+	file[generatorsKey] = named
+	if err == nil {
+		err = c.fill(file)
+	}
+	if c.World != nil {
+		all, err = c.gather(states, err)
+	}
+	return file, all, free, err
+}
+
+// fill adds what the fields name to the value of the file.
+func (c *Checkpoint) fill(file map[string]any) error {
 	if c.Model != nil {
 		file[stateKey] = nn.State(c.Model)
 	}
@@ -94,17 +148,7 @@ func (c *Checkpoint) Save(path string) error {
 			file[key] = string(text)
 		}
 	}
-	states, err := generators(c.Device)
-	defer closeAll(states)
-	if err != nil {
-		return err
-	}
-	named := map[string]any{}
-	for _, n := range states {
-		named[n.Name] = n.Tensor
-	}
-	file[generatorsKey] = named
-	return nn.SavePyTorch(path, file)
+	return nil
 }
 
 // generators returns the states of the random generators that a training on the device draws from,
@@ -134,19 +178,33 @@ func closeAll(tensors []nn.Named) {
 // field whose state the file lacks is an error. Load compares names and shapes before it changes
 // the model or the optimizer; after an error, some fields may be loaded and others not.
 func (c *Checkpoint) Load(path string) error {
+	id, err := c.loadFile(path)
+	if c.World != nil {
+		return c.agreeLoaded(path, id, err)
+	}
+	return err
+}
+
+// loadFile reads a file on this rank. It returns the file's "id".
+func (c *Checkpoint) loadFile(path string) (id string, err error) {
 	file, err := nn.OpenCheckpoint(path)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer file.Close()
+	id, _ = value[string](file, idKey)
 	if err := c.load(file); err != nil {
-		return fmt.Errorf("train: %s: %w", path, err)
+		return id, fmt.Errorf("train: %s: %w", path, err)
 	}
-	return nil
+	return id, nil
 }
 
 func (c *Checkpoint) load(file *nn.Checkpoint) error {
 	if err := c.texts(file); err != nil {
+		return err
+	}
+	own, err := c.ranks(file)
+	if err != nil {
 		return err
 	}
 	if c.Model != nil {
@@ -183,12 +241,12 @@ func (c *Checkpoint) load(file *nn.Checkpoint) error {
 			return err
 		}
 	}
-	return c.loadGenerators(file)
+	return c.loadGenerators(file, own)
 }
 
 // texts reads what is not a tensor.
 func (c *Checkpoint) texts(file *nn.Checkpoint) error {
-	c.Loader, c.Metadata = nil, file.Metadata()
+	c.Loader, c.loaders, c.Metadata = nil, nil, file.Metadata()
 	if text, ok := value[string](file, loaderKey); ok {
 		if err := json.Unmarshal([]byte(text), &c.Loader); err != nil {
 			return fmt.Errorf("%q: %w", loaderKey, err)
@@ -207,12 +265,19 @@ func (c *Checkpoint) texts(file *nn.Checkpoint) error {
 	return c.position.check()
 }
 
-// loadGenerators sets the generators last, after everything that may draw.
-func (c *Checkpoint) loadGenerators(file *nn.Checkpoint) error {
+// loadGenerators sets the generators last, after everything that may draw. own is the state of this
+// rank in a file of several ranks, or nil.
+func (c *Checkpoint) loadGenerators(file *nn.Checkpoint, own map[any]any) error {
 	states, _ := value[map[any]any](file, generatorsKey)
+	if own != nil {
+		states = own
+	}
 	cpu, ok := states[cuda.CPU.String()].(*nn.StoredTensor)
 	if !ok {
 		return errors.New("it has no state of the random generators")
+	}
+	if own == nil && c.World != nil && c.World.Rank() > 0 {
+		return seedNewRank(cpu, c.World.Rank())
 	}
 	if err := loadGenerator(cuda.CPU, cpu); err != nil || c.Device == cuda.CPU {
 		return err

@@ -1,0 +1,365 @@
+package train
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// CheckRanks requires that the loaders of all ranks give the same epochs: the same archive, by the
+// digest of its samples' names, sizes and labels, the same options, the same number of batches, and
+// that each deals its own rank's samples. Every rank calls it once its loader is open. A difference
+// is an error on all ranks that names the rank, its archive, and what differs; errors.Is knows it
+// as dist.ErrMismatch.
+func CheckRanks(world *dist.Group, loader *imageloader.Loader) error {
+	all, err := dist.AllGatherObject(world, loader.Identity())
+	if err != nil {
+		return err
+	}
+	for rank, id := range all {
+		if id.World != world.Size() || id.Rank != rank {
+			return fmt.Errorf("train: rank %d of %d reads %s as rank %d of %d: open its loader with Options.Rank and World from the group: %w",
+				rank, world.Size(), id.Path, id.Rank, id.World, dist.ErrMismatch)
+		}
+		if d := id.Difference(all[0]); d != "" {
+			return fmt.Errorf("train: rank %d reads %s, and rank 0 %s: rank %d has %s: %w", rank, id.Path, all[0].Path, rank, d, dist.ErrMismatch)
+		}
+	}
+	return nil
+}
+
+// Keys of a file of several ranks.
+const (
+	idKey    = "id"    // a random text, so that ranks can tell files apart
+	ranksKey = "ranks" // a list by rank, of dicts with "generators" and "loader"
+)
+
+// rankState is what every rank has of its own.
+type rankState struct {
+	Error      string             `json:"error,omitempty"`
+	Generators map[string][]byte  `json:"generators"`
+	Loader     *imageloader.State `json:"loader"`
+}
+
+// gather returns the states of all ranks. own are this rank's generators, and failed is why it has
+// no file. An error of any rank is one of all.
+func (c *Checkpoint) gather(own []nn.Named, failed error) ([]rankState, error) {
+	mine := rankState{Loader: c.Loader, Generators: map[string][]byte{}}
+	for _, n := range own {
+		if failed == nil {
+			mine.Generators[n.Name], failed = n.Tensor.Bytes()
+		}
+	}
+	if failed != nil {
+		mine = rankState{Error: failed.Error()}
+	}
+	all, err := dist.AllGatherObject(c.World, mine)
+	if failed != nil || err != nil {
+		return nil, errors.Join(failed, err)
+	}
+	for rank, state := range all {
+		if state.Error != "" {
+			return nil, fmt.Errorf("train: rank %d has no checkpoint: %s", rank, state.Error)
+		}
+	}
+	return all, nil
+}
+
+// addRanks writes the states of all ranks, if there are any, into a file's dict. free closes its
+// tensors.
+func addRanks(file map[string]any, all []rankState) (free func(), err error) {
+	var made []nn.Named
+	free = func() { closeAll(made) }
+	if all == nil {
+		return free, nil
+	}
+	ranks := make([]any, len(all))
+	for rank, state := range all {
+		generators := map[string]any{}
+		for name, bytes := range state.Generators {
+			t, err := torch.FromBytes(bytes, int64(len(bytes)))
+			if err != nil {
+				return free, err
+			}
+			made = append(made, nn.Named{Name: name, Tensor: t})
+			generators[name] = t
+		}
+		entry := map[string]any{generatorsKey: generators}
+		if state.Loader != nil {
+			text, err := json.Marshal(state.Loader)
+			if err != nil {
+				return free, err
+			}
+			entry[loaderKey] = string(text)
+		}
+		ranks[rank] = entry
+	}
+	file[ranksKey] = ranks
+	file[idKey] = rand.Text()
+	return free, nil
+}
+
+// agree makes the result of rank 0's write that of all ranks.
+func (c *Checkpoint) agree(failed error) error {
+	text := ""
+	if failed != nil {
+		text = failed.Error()
+	}
+	said, err := dist.BroadcastObject(c.World, text, 0)
+	switch {
+	case failed != nil:
+		return failed
+	case err != nil:
+		return err
+	case said != "":
+		return fmt.Errorf("train: rank 0 could not write the checkpoint: %s", said)
+	}
+	return nil
+}
+
+// Saving is a checkpoint that is being written beside the training.
+type Saving struct {
+	of   *Checkpoint
+	done chan struct{}
+	err  error
+}
+
+// Wait waits until the file is on the disk, and returns the error of writing it. In a job it is a
+// collective: every rank calls it and gets the result of rank 0. Call it before the next Save or
+// SaveAsync to the same path.
+func (s *Saving) Wait() error {
+	<-s.done
+	if s.of.World != nil {
+		return s.of.agree(s.err)
+	}
+	return s.err
+}
+
+// SaveAsync is Save beside the training: it copies the state to the host's memory, and a goroutine
+// writes the file. It waits for the device. Between SaveAsync and the end of Wait the host has a
+// second copy of the tensors, in a job on rank 0. After an error of SaveAsync nothing is written.
+func (c *Checkpoint) SaveAsync(path string) (*Saving, error) {
+	file, all, free, err := c.collect()
+	defer free()
+	if err != nil {
+		return nil, err
+	}
+	s := &Saving{of: &Checkpoint{World: c.World}, done: make(chan struct{})}
+	if !c.writes() {
+		close(s.done)
+		return s, nil
+	}
+	freeRanks, err := addRanks(file, all)
+	defer freeRanks()
+	copies := hostCopies{}
+	var value any
+	if err == nil {
+		value, err = copies.of(file)
+	}
+	if err != nil {
+		copies.close()
+		if c.World == nil {
+			return nil, err
+		}
+		s.err = err // the other ranks learn it from Wait
+		close(s.done)
+		return s, nil
+	}
+	go func() {
+		defer close(s.done)
+		defer copies.close()
+		s.err = nn.SavePyTorch(path, value)
+	}()
+	return s, nil
+}
+
+// hostCopies are copies of tensors on the host, by the tensors that they are of.
+type hostCopies map[*torch.Tensor]*torch.Tensor
+
+func (h hostCopies) close() {
+	for _, t := range h {
+		t.Close()
+	}
+}
+
+// of returns a value for nn.SavePyTorch with copies in place of tensors.
+func (h hostCopies) of(value any) (any, error) {
+	switch v := value.(type) {
+	case *torch.Tensor:
+		return h.tensor(v)
+	case []nn.Named:
+		named := slices.Clone(v)
+		for i := range named {
+			var err error
+			if named[i].Tensor, err = h.tensor(v[i].Tensor); err != nil {
+				return nil, fmt.Errorf("%s: %w", v[i].Name, err)
+			}
+		}
+		return named, nil
+	case []any:
+		return copied(h, slices.All(v), make([]any, len(v)), func(to []any, i int, x any) { to[i] = x })
+	case map[string]any:
+		return copied(h, pairs(v), map[string]any{}, func(to map[string]any, k string, x any) { to[k] = x })
+	case map[any]any:
+		return copied(h, pairs(v), map[any]any{}, func(to map[any]any, k, x any) { to[k] = x })
+	}
+	return value, nil
+}
+
+func (h hostCopies) tensor(t *torch.Tensor) (*torch.Tensor, error) {
+	if h[t] == nil {
+		detached := t.Detach()
+		defer detached.Close()
+		made := detached.Clone
+		if t.Device() != cuda.CPU {
+			made = func() *torch.Tensor { return detached.To(cuda.CPU) }
+		}
+		host := made()
+		if err := host.Err(); err != nil {
+			return nil, err
+		}
+		h[t] = host
+	}
+	return h[t], nil
+}
+
+func pairs[K comparable](m map[K]any) func(yield func(K, any) bool) {
+	return func(yield func(K, any) bool) {
+		for k, v := range m {
+			if !yield(k, v) {
+				return
+			}
+		}
+	}
+}
+
+// copied copies a container's values with set.
+func copied[K, C any](h hostCopies, from func(yield func(K, any) bool), to C, set func(to C, k K, x any)) (C, error) {
+	for k, v := range from {
+		x, err := h.of(v)
+		if err != nil {
+			return to, err
+		}
+		set(to, k, x)
+	}
+	return to, nil
+}
+
+// RestoreLoader makes the loader go on at the place of the file that Load has read, at the same or
+// another number of ranks: see imageloader's Loader.Restore. It does nothing if the file has no
+// place, or none was read.
+func (c *Checkpoint) RestoreLoader(ctx context.Context, loader *imageloader.Loader) error {
+	states := c.loaders
+	if states == nil && c.Loader != nil {
+		states = []imageloader.State{*c.Loader}
+	}
+	if len(states) == 0 {
+		return nil
+	}
+	return loader.Restore(ctx, states...)
+}
+
+// ranks reads the states of all ranks. It returns that of this rank's generators, or nil if the
+// file has none.
+func (c *Checkpoint) ranks(file *nn.Checkpoint) (generators map[any]any, err error) {
+	entries, _ := value[[]any](file, ranksKey)
+	rank, world := 0, 1
+	if c.World != nil {
+		rank, world = c.World.Rank(), c.World.Size()
+	}
+	for r, e := range entries {
+		entry, ok := e.(map[any]any)
+		if !ok {
+			return nil, fmt.Errorf("%q: entry %d is no dict", ranksKey, r)
+		}
+		if text, ok := entry[loaderKey].(string); ok {
+			var s imageloader.State
+			if err := json.Unmarshal([]byte(text), &s); err != nil {
+				return nil, fmt.Errorf("%q of rank %d: %w", loaderKey, r, err)
+			}
+			c.loaders = append(c.loaders, s)
+			if r == rank && len(entries) == world {
+				c.Loader = &s
+			}
+		}
+		if r == rank {
+			generators, _ = entry[generatorsKey].(map[any]any)
+		}
+	}
+	return generators, nil
+}
+
+// seedNewRank seeds the generators of a rank that the file does not have, from the state of rank
+// 0's and the rank: the ranks of a job draw different numbers.
+func seedNewRank(cpu *nn.StoredTensor, rank int) error {
+	state, err := cpu.Read()
+	if err != nil {
+		return err
+	}
+	defer state.Close()
+	bytes, err := state.Bytes()
+	if err != nil {
+		return err
+	}
+	sum := sha256.Sum256(binary.LittleEndian.AppendUint64(bytes, uint64(rank)))
+	return torch.ManualSeed(binary.LittleEndian.Uint64(sum[:]))
+}
+
+// loaded is what a rank tells the others about the file that it has read.
+type loaded struct {
+	Error   string `json:"error,omitempty"`
+	Missing bool   `json:"missing,omitempty"` // there is no file
+	ID      string `json:"id"`
+}
+
+// agreeLoaded makes an error of one rank that of all, and requires that all have read the same
+// file.
+func (c *Checkpoint) agreeLoaded(path, id string, failed error) error {
+	mine := loaded{ID: id, Missing: errors.Is(failed, fs.ErrNotExist)}
+	if failed != nil {
+		mine.Error = failed.Error()
+	}
+	all, err := dist.AllGatherObject(c.World, mine)
+	if err != nil {
+		return errors.Join(failed, err)
+	}
+	var missing, has []string
+	for rank, l := range all {
+		if l.Missing {
+			missing = append(missing, fmt.Sprint(rank))
+		} else {
+			has = append(has, fmt.Sprint(rank))
+		}
+	}
+	switch {
+	case len(has) == 0:
+		return failed
+	case len(missing) > 0:
+		return fmt.Errorf("train: there is no %s on the ranks %s, and there is one on the ranks %s: all hosts need the same file: %w",
+			path, strings.Join(missing, ", "), strings.Join(has, ", "), dist.ErrMismatch)
+	case failed != nil:
+		return failed
+	}
+	for rank, l := range all {
+		if l.Error != "" {
+			return fmt.Errorf("train: rank %d: %s", rank, l.Error)
+		}
+		if l.ID != all[0].ID {
+			return fmt.Errorf("train: %s is another checkpoint on rank %d than on rank 0: all hosts need the same file: %w", path, rank, dist.ErrMismatch)
+		}
+	}
+	return nil
+}
