@@ -12,6 +12,14 @@
 // Without -arch it trains a small network, which two processes on two CPU cores do in seconds:
 //
 //	examples/launch/loop.sh 2 ./11-distributed -cpu
+//
+// With -checkpoint it goes on where an earlier run ended, with the same or another number of
+// processes, and without losing or repeating a sample of the epoch:
+//
+//	examples/launch/loop.sh 3 ./11-distributed -cpu -checkpoint last.pt -every 10    kill it
+//	examples/launch/loop.sh 2 ./11-distributed -cpu -checkpoint last.pt -every 10
+//
+// SIGTERM at any process makes all of them write the checkpoint and leave.
 package main
 
 import (
@@ -21,6 +29,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -33,22 +42,40 @@ import (
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
 )
 
 type options struct {
-	archive, arch, save string
-	size, batch, epochs int
-	rate                float64
-	bfloat16            bool
-	seed                uint64
-	dist                dist.Options
+	archive, arch, save, checkpoint string
+	size, batch, epochs, every      int
+	rate                            float64
+	bfloat16                        bool
+	seed                            uint64
+	dist                            dist.Options
+	onStep                          func(step) error // of a test
 }
+
+// step is what a rank has trained on.
+type step struct {
+	rank, epoch, batch int // batch is the number of batches of the epoch so far
+	images             *torch.Tensor
+	info               imageloader.Info
+	loss               *torch.Tensor
+}
+
+// grace is the time that the job has for its checkpoint after SIGTERM. Schedulers kill after 30 s.
+const grace = 25 * time.Second
+
+// errTerminated ends the program of a job that was told to.
+var errTerminated = errors.New("terminated")
 
 func main() {
 	var o options
 	flag.StringVar(&o.archive, "archive", "examples/data/photos-train.tgz", "images to learn from")
 	flag.StringVar(&o.arch, "arch", "", "one of torchstream's models, such as resnet50 (default: a small network)")
 	flag.StringVar(&o.save, "save", "", "write the weights to this `file`, on rank 0")
+	flag.StringVar(&o.checkpoint, "checkpoint", "", "go on from this `file` if it exists, and write it: after each epoch, -every so many steps, and at SIGTERM")
+	flag.IntVar(&o.every, "every", 0, "steps between checkpoints (default: an epoch)")
 	flag.IntVar(&o.size, "size", 32, "pixels per side of an image")
 	flag.IntVar(&o.batch, "batch", 24, "images in a batch, of all ranks together")
 	flag.IntVar(&o.epochs, "epochs", 5, "epochs")
@@ -59,11 +86,14 @@ func main() {
 	flag.DurationVar(&o.dist.Timeout, "timeout", 0, "of a collective (default 5m)")
 	flag.Uint64Var(&o.seed, "seed", 1, "of parameters and batches")
 	flag.Parse()
-	ctx, stop := interrupt.Context(interrupt.Grace)
+	ctx, stop := interrupt.Context(grace)
 	_, err := run(ctx, o, os.Stdout)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "11-distributed:", err)
+		if errors.Is(err, errTerminated) {
+			os.Exit(interrupt.Status)
+		}
 		os.Exit(1)
 	}
 }
@@ -74,15 +104,29 @@ type result struct {
 	weights string    // a checksum
 }
 
-func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
+func (o *options) check() error {
 	switch {
+	case o.every < 0 || o.every > 0 && o.checkpoint == "":
+		return fmt.Errorf("-every %d: want 0 or more, with -checkpoint", o.every)
 	case o.epochs < 0:
-		return nil, fmt.Errorf("-epochs %d: want 0 or more", o.epochs)
+		return fmt.Errorf("-epochs %d: want 0 or more", o.epochs)
 	case o.batch < 1:
-		return nil, fmt.Errorf("-batch %d: want 1 or more", o.batch)
+		return fmt.Errorf("-batch %d: want 1 or more", o.batch)
 	case o.size < 1:
-		return nil, fmt.Errorf("-size %d: want 1 or more", o.size)
+		return fmt.Errorf("-size %d: want 1 or more", o.size)
 	}
+	return nil
+}
+
+// run trains until its context ends, which makes all ranks leave after the same step.
+func run(terminated context.Context, o options, out io.Writer) (r *result, err error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	// Until the first step a signal ends the job at once.
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(terminated))
+	defer cancel(nil)
+	atOnce := context.AfterFunc(terminated, func() { cancel(errTerminated) })
 	world, err := dist.Init(ctx, o.dist)
 	if err != nil {
 		return nil, err
@@ -108,8 +152,12 @@ func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
 		return nil, err
 	}
 	defer feed.Close()
+	if err := train.CheckRanks(world, loader); err != nil {
+		return nil, err
+	}
 
-	if err := torch.ManualSeed(o.seed); err != nil {
+	// Ranks draw different numbers. The parameters are rank 0's.
+	if err := torch.ManualSeed(o.seed + uint64(world.Rank())); err != nil {
 		return nil, err
 	}
 	net, err := network(o.arch, len(loader.Classes()))
@@ -120,7 +168,7 @@ func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
 	if err := nn.To(net, world.Device()); err != nil {
 		return nil, err
 	}
-	t := trainer{world: world, feed: feed, net: net, bfloat16: o.bfloat16}
+	t := trainer{options: o, world: world, feed: feed, net: net}
 	var parallel dist.DataParallelOptions
 	if o.bfloat16 {
 		parallel.ReduceDType = torch.BFloat16
@@ -134,15 +182,28 @@ func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
 	}
 	defer t.opt.Close()
 
+	if err := t.begin(ctx, loader, out); err != nil {
+		return nil, err
+	}
+	t.stop = dist.NewFlag(world)
+	defer t.stop.Close()
+	if atOnce() {
+		defer context.AfterFunc(terminated, t.stop.Raise)()
+	}
 	r = &result{}
-	for epoch := range o.epochs {
+	for epoch := t.first; epoch < o.epochs; epoch++ {
 		begun := time.Now()
 		loss, images, err := t.epoch(ctx, epoch)
 		if err != nil {
 			return nil, err
 		}
-		r.losses = append(r.losses, loss)
-		fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch, loss, float64(images)/time.Since(begun).Seconds())
+		if images > 0 { // the checkpoint may be of the end of an epoch
+			r.losses = append(r.losses, loss)
+			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch, loss, float64(images)/time.Since(begun).Seconds())
+		}
+	}
+	if err := t.written(); err != nil {
+		return nil, err
 	}
 	if o.save != "" && world.Rank() == 0 {
 		if err := nn.Save(o.save, net, nil); err != nil {
@@ -152,26 +213,72 @@ func run(ctx context.Context, o options, out io.Writer) (r *result, err error) {
 	return r, r.compare(world, net)
 }
 
-// network returns a model by its name, or a small one.
+// network returns a model by its name, or a small one. The small one normalises each image by
+// itself, so that it learns the same with any number of ranks; a BatchNorm sees its rank's images.
 func network(arch string, classes int) (nn.Module, error) {
 	if arch != "" {
 		return models.ByName(arch, models.Options{NumClasses: classes})
 	}
 	block := func(in, out int) nn.Module {
 		return nn.NewSequential(nn.NewConv2d(in, out, 3, nn.Conv2dOptions{Stride: 2, Padding: 1, NoBias: true}),
-			nn.NewBatchNorm2d(out, nn.BatchNorm2dOptions{}), nn.NewReLU())
+			nn.NewGroupNorm(4, out, nn.GroupNormOptions{}), nn.NewReLU())
 	}
 	return nn.NewSequential(block(3, 16), block(16, 32), block(32, 64), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
 		nn.NewLinear(64, classes, nn.LinearOptions{})), nil
 }
 
 type trainer struct {
+	options
 	world    *dist.Group
 	feed     *prefetcher.Prefetcher
 	net      nn.Module
 	parallel *dist.DataParallel
 	opt      optim.Optimizer
-	bfloat16 bool
+	stop     *dist.Flag // up when a rank was told to leave
+	state    train.Checkpoint
+	saving   *train.Saving // the checkpoint that is being written; nil for none
+	first    int           // epoch
+}
+
+// begin goes on from the checkpoint, if there is one.
+func (t *trainer) begin(ctx context.Context, loader *imageloader.Loader, out io.Writer) error {
+	t.state = train.Checkpoint{Model: t.net, Optimizer: t.opt, Device: t.world.Device(), World: t.world}
+	if t.checkpoint == "" {
+		return nil
+	}
+	if err := t.state.Load(t.checkpoint); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	if err := t.state.RestoreLoader(ctx, loader); err != nil {
+		return err
+	}
+	if place := t.state.Loader; place != nil {
+		t.first = place.Epoch()
+		fmt.Fprintf(out, "goes on in epoch %d after batch %d\n", t.first, place.Batches())
+	}
+	return nil
+}
+
+// save begins to write a checkpoint, when the one before is written.
+func (t *trainer) save() (err error) {
+	if err := t.written(); err != nil || t.checkpoint == "" {
+		return err
+	}
+	t.saving, err = t.state.SaveAsync(t.checkpoint)
+	return err
+}
+
+// written waits for the checkpoint that is being written.
+func (t *trainer) written() error {
+	if t.saving == nil {
+		return nil
+	}
+	s := t.saving
+	t.saving = nil
+	return s.Wait()
 }
 
 // epoch trains on all batches. It returns the mean loss and the number of images, of all ranks.
@@ -181,26 +288,21 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images in
 		return 0, 0, err
 	}
 	defer sums.Close()
+	steps := 0
 	for batch, err := range t.feed.Epoch(ctx, epoch) {
 		if err != nil {
 			return 0, 0, err
 		}
-		x := batch.Images
-		if t.bfloat16 {
-			x = x.Autocast(torch.BFloat16)
-		}
-		loss := t.net.Forward(x).CrossEntropy(batch.Labels)
-		if err := t.parallel.Backward(loss); err != nil {
+		if err := t.step(epoch, batch, sums); err != nil {
 			return 0, 0, err
 		}
-		if err := t.opt.Step(); err != nil {
+		steps++
+		if err := t.afterwards(steps); err != nil {
 			return 0, 0, err
 		}
-		// The sum stays on the device, so that the host does not wait for each batch.
-		losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
-		err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(), counts.AddScalar_(float64(batch.N)).Err(),
-			losses.Close(), counts.Close())
-		if err != nil {
+	}
+	if steps > 0 {
+		if err := t.save(); err != nil {
 			return 0, 0, err
 		}
 	}
@@ -208,10 +310,51 @@ func (t *trainer) epoch(ctx context.Context, epoch int) (loss float64, images in
 		return 0, 0, err
 	}
 	values, err := sums.Float64s()
-	if err != nil {
+	if err != nil || values[1] == 0 {
 		return 0, 0, err
 	}
 	return values[0] / values[1], int(values[1]), nil
+}
+
+// step trains on a batch.
+func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) error {
+	x := batch.Images
+	if t.bfloat16 {
+		x = x.Autocast(torch.BFloat16)
+	}
+	loss := t.net.Forward(x).CrossEntropy(batch.Labels)
+	if err := t.parallel.Backward(loss); err != nil {
+		return err
+	}
+	if err := t.opt.Step(); err != nil {
+		return err
+	}
+	info := batch.Info.(imageloader.Info)
+	t.state.Loader = &info.State
+	// The sum stays on the device, so that the host does not wait for each batch.
+	losses, counts := sums.Narrow(0, 0, 1), sums.Narrow(0, 1, 1)
+	err := errors.Join(losses.Add_(loss.Detach().MulScalar(float64(batch.N))).Err(), counts.AddScalar_(float64(batch.N)).Err(),
+		losses.Close(), counts.Close())
+	if err != nil || t.onStep == nil {
+		return err
+	}
+	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), batch.Images, info, loss})
+}
+
+// afterwards writes a checkpoint when it is time, and ends the job after the same step on all ranks
+// when one was told to leave.
+func (t *trainer) afterwards(steps int) error {
+	leave, err := t.stop.Sync()
+	if err != nil {
+		return err
+	}
+	if leave {
+		return errors.Join(errTerminated, t.save(), t.written())
+	}
+	if t.every > 0 && steps%t.every == 0 {
+		return t.save()
+	}
+	return nil
 }
 
 // compare requires that all ranks have the same weights.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -31,18 +30,19 @@ func TestMain(m *testing.M) {
 	}
 	o := small()
 	o.dist.CPU = os.Getenv(variable) == "cpu"
-	r, err := run(context.Background(), o, os.Stdout)
-	if err != nil {
-		fmt.Println(err)
-		os.Exit(1)
+	if os.Getenv(checkpointVariable) != "" {
+		o = reportSteps(o)
 	}
-	fmt.Println("learned", r.losses[0] > r.losses[2], r.weights)
+	os.Exit(runRank(o))
 }
+
+// alone is the environment of a process that no launcher started.
+func alone() *dist.Environment { return &dist.Environment{Launcher: "none", Size: 1} }
 
 func TestOneProcess(t *testing.T) {
 	o := small()
 	o.save = filepath.Join(t.TempDir(), "net.safetensors")
-	o.dist.Environment = &dist.Environment{Launcher: "none", Size: 1}
+	o.dist.Environment = alone()
 	var out bytes.Buffer
 	r, err := run(t.Context(), o, &out)
 	if err != nil {
@@ -133,9 +133,10 @@ func TestNegativeFlagsAreRefused(t *testing.T) {
 		"-epochs": func(o *options) { o.epochs = -1 },
 		"-batch":  func(o *options) { o.batch = -24 },
 		"-size":   func(o *options) { o.size = 0 },
+		"-every":  func(o *options) { o.every = 3 },
 	} {
 		o := small()
-		o.dist.Environment = &dist.Environment{Launcher: "none", Size: 1}
+		o.dist.Environment = alone()
 		change(&o)
 		if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("got %v, want an error with %q", err, name)
@@ -146,7 +147,7 @@ func TestNegativeFlagsAreRefused(t *testing.T) {
 func TestMistakesSayWhatToDo(t *testing.T) {
 	o := small()
 	o.archive = "none.tgz"
-	o.dist.Environment = &dist.Environment{Launcher: "none", Size: 1}
+	o.dist.Environment = alone()
 	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), o.archive) {
 		t.Errorf("got %v, want an error with %q", err, o.archive)
 	}

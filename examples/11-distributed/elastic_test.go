@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"math"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/interrupt"
+)
+
+// checkpointVariable is the checkpoint's path in a rank that reports its steps.
+const checkpointVariable = "TORCHSTREAM_EXAMPLE_CHECKPOINT"
+
+const (
+	images        = 576
+	globalBatches = images / 24 // of an epoch
+)
+
+// report is a step as a rank prints it.
+type report struct {
+	Rank, Epoch, Batch int
+	Names              []string
+	Pixels             uint32 // a checksum
+	Loss               float64
+}
+
+const reportPrefix = "step "
+
+// reportSteps prints every step, and writes a checkpoint after each third.
+func reportSteps(o options) options {
+	o.checkpoint, o.every, o.epochs = os.Getenv(checkpointVariable), 3, 2
+	o.onStep = func(s step) error {
+		loss, err := s.loss.Float64s()
+		if err != nil {
+			return err
+		}
+		onHost := s.images.To(cuda.CPU)
+		defer onHost.Close()
+		pixels, err := onHost.Bytes()
+		if err != nil {
+			return err
+		}
+		r := report{Rank: s.rank, Epoch: s.epoch, Batch: s.batch, Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
+		for _, sample := range s.info.Samples {
+			r.Names = append(r.Names, sample.Name)
+		}
+		text, err := json.Marshal(r)
+		fmt.Printf("%s%s\n", reportPrefix, text)
+		return err
+	}
+	return o
+}
+
+// runRank is a rank of a test, in a process of its own.
+func runRank(o options) int {
+	ctx, stop := interrupt.Context(grace)
+	defer stop()
+	r, err := run(ctx, o, os.Stdout)
+	switch {
+	case errors.Is(err, errTerminated):
+		fmt.Println(err)
+		return interrupt.Status
+	case err != nil:
+		fmt.Println(err)
+		return 1
+	}
+	n := len(r.losses)
+	fmt.Println("learned", n > 0 && r.losses[n-1] < r.losses[0], r.weights)
+	return 0
+}
+
+// rank is a process of a job.
+type rank struct {
+	*exec.Cmd
+	lines chan string // closed at the end
+	text  strings.Builder
+	steps []report
+	err   error
+}
+
+// start starts the ranks of a job, which end with the test at the latest.
+func start(t *testing.T, world int, checkpoint string) []*rank {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
+	l.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 3*time.Minute)
+	ranks := make([]*rank, world)
+	for n := range ranks {
+		r := &rank{Cmd: exec.CommandContext(ctx, self), lines: make(chan string, 1024)}
+		number := strconv.Itoa(n)
+		r.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+checkpoint, "RANK="+number, "LOCAL_RANK="+number,
+			"WORLD_SIZE="+strconv.Itoa(world), "LOCAL_WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "OMP_NUM_THREADS=1")
+		out, err := r.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Stderr = r.Stdout
+		if err := r.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			defer close(r.lines)
+			for s := bufio.NewScanner(out); s.Scan(); {
+				r.lines <- s.Text()
+			}
+			r.err = r.Wait()
+		}()
+		ranks[n] = r
+	}
+	t.Cleanup(func() {
+		stop()
+		for _, r := range ranks {
+			for range r.lines {
+			}
+		}
+	})
+	return ranks
+}
+
+// follow reads what the ranks print to their ends, and calls at before it reads on after each step
+// of rank 0, with the number of its steps.
+func follow(t *testing.T, ranks []*rank, at func(step int)) {
+	t.Helper()
+	var all sync.WaitGroup
+	for n, r := range ranks {
+		all.Go(func() {
+			for line := range r.lines {
+				r.text.WriteString(line + "\n")
+				text, isStep := strings.CutPrefix(line, reportPrefix)
+				if !isStep {
+					continue
+				}
+				var s report
+				if err := json.Unmarshal([]byte(text), &s); err != nil {
+					t.Errorf("%q: %v", line, err)
+				}
+				r.steps = append(r.steps, s)
+				if n == 0 && at != nil {
+					at(len(r.steps))
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// place is a global batch.
+type place struct{ epoch, batch int }
+
+// history is what a training has done at each place.
+type history struct {
+	names  map[place][]string
+	losses map[place]float64
+	pixels map[place][]uint32 // by rank, if there were three
+}
+
+func newHistory() history {
+	return history{map[place][]string{}, map[place]float64{}, map[place][]uint32{}}
+}
+
+// add adds the steps that all ranks have made, in place of those that a checkpoint has undone.
+func (h history) add(t *testing.T, ranks []*rank) {
+	t.Helper()
+	count := len(ranks[0].steps)
+	for _, r := range ranks {
+		count = min(count, len(r.steps))
+	}
+	for i := range count {
+		at := place{ranks[0].steps[i].Epoch, ranks[0].steps[i].Batch}
+		var names []string
+		var pixels []uint32
+		loss := 0.0
+		for _, r := range ranks {
+			s := r.steps[i]
+			if (place{s.Epoch, s.Batch}) != at {
+				t.Fatalf("rank %d is at %d, %d, and rank 0 at %v", s.Rank, s.Epoch, s.Batch, at)
+			}
+			names, pixels, loss = append(names, s.Names...), append(pixels, s.Pixels), loss+s.Loss/float64(len(ranks))
+		}
+		slices.Sort(names)
+		h.names[at], h.losses[at] = names, loss
+		if len(ranks) == 3 {
+			h.pixels[at] = pixels
+		}
+	}
+}
+
+// requireEnd requires that the ranks have trained to the end, to equal weights.
+func requireEnd(t *testing.T, ranks []*rank) {
+	t.Helper()
+	for n, r := range ranks {
+		if r.err != nil || !strings.Contains(r.text.String(), "learned ") {
+			t.Fatalf("rank %d: %v\n%s", n, r.err, r.text.String())
+		}
+	}
+}
+
+// requireEqual compares a training that was interrupted with one that was not: the same samples at
+// each place, each once an epoch, and losses within the rounding of other orders of reduction.
+func requireEqual(t *testing.T, got, want history) {
+	t.Helper()
+	if len(want.names) != 2*globalBatches {
+		t.Fatalf("%d places", len(want.names))
+	}
+	if !reflect.DeepEqual(got.names, want.names) {
+		t.Error("the batches have other samples")
+	}
+	for epoch := range 2 {
+		seen := map[string]int{}
+		for at, names := range got.names {
+			for _, name := range names {
+				if at.epoch == epoch {
+					seen[name]++
+				}
+			}
+		}
+		for name, n := range seen {
+			if n != 1 {
+				t.Errorf("epoch %d has %s %d times", epoch, name, n)
+			}
+		}
+		if len(seen) != images {
+			t.Errorf("epoch %d has %d samples of %d", epoch, len(seen), images)
+		}
+	}
+	largest := 0.0
+	for at, loss := range want.losses {
+		largest = max(largest, math.Abs(got.losses[at]-loss))
+	}
+	t.Logf("losses differ by %.2g at most", largest)
+	if !(largest < 1e-4) {
+		t.Errorf("losses differ by %g", largest)
+	}
+	for at, pixels := range got.pixels {
+		if !slices.Equal(pixels, want.pixels[at]) {
+			t.Errorf("%v: a rank's batch has other pixels", at)
+		}
+	}
+}
+
+// A training whose processes are killed goes on from its checkpoint with fewer and with more of
+// them, as if nothing had happened.
+func TestElastic(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains five times")
+	}
+	want := newHistory()
+	ranks := start(t, 3, filepath.Join(t.TempDir(), "whole.pt"))
+	follow(t, ranks, nil)
+	requireEnd(t, ranks)
+	want.add(t, ranks)
+
+	got, path := newHistory(), filepath.Join(t.TempDir(), "last.pt")
+	for part, c := range []struct{ world, victim, after int }{{3, 1, 8}, {2, 0, 7}, {3, 2, 13}, {2, 1, 4}, {3, -1, 0}} {
+		ranks := start(t, c.world, path)
+		follow(t, ranks, func(step int) {
+			if step == c.after && c.victim >= 0 {
+				ranks[c.victim].Process.Kill()
+			}
+		})
+		got.add(t, ranks)
+		if c.victim < 0 {
+			requireEnd(t, ranks)
+			continue
+		}
+		for n, r := range ranks {
+			text := r.text.String()
+			if n == c.victim {
+				continue
+			}
+			if r.err == nil || !strings.Contains(text, fmt.Sprintf("rank %d", c.victim)) || !strings.Contains(text, "is lost") {
+				t.Errorf("part %d: rank %d does not name rank %d: %v\n%s", part, n, c.victim, r.err, text)
+			}
+			if part > 0 && n == 0 && !strings.Contains(text, "goes on in epoch") {
+				t.Errorf("part %d begins anew\n%s", part, text)
+			}
+		}
+	}
+	requireEqual(t, got, want)
+}
+
+// SIGTERM at one rank ends all of them behind the same step, with a checkpoint of it.
+func TestTerminated(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "last.pt")
+	ranks := start(t, 2, path)
+	follow(t, ranks, func(step int) {
+		if step == 4 {
+			ranks[1].Process.Signal(syscall.SIGTERM)
+		}
+	})
+	last := ranks[0].steps[len(ranks[0].steps)-1]
+	for n, r := range ranks {
+		var exit *exec.ExitError
+		if !errors.As(r.err, &exit) || exit.ExitCode() != interrupt.Status {
+			t.Errorf("rank %d: %v\n%s", n, r.err, r.text.String())
+		}
+		if got := r.steps[len(r.steps)-1]; got.Epoch != last.Epoch || got.Batch != last.Batch {
+			t.Errorf("rank %d left after batch %d of epoch %d, rank 0 after batch %d of epoch %d", n, got.Batch, got.Epoch, last.Batch, last.Epoch)
+		}
+	}
+	o := small()
+	o.checkpoint, o.epochs, o.dist.Environment = path, last.Epoch+1, alone()
+	var out bytes.Buffer
+	if _, err := run(t.Context(), o, &out); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch, last.Batch); !strings.Contains(out.String(), want) {
+		t.Errorf("%q is not in\n%s", want, out.String())
+	}
+}
