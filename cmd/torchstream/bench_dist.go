@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +13,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -28,6 +31,8 @@ type distReport struct {
 	Method   string           `json:"method"`
 	Reduce   []*distReduceRow `json:"all_reduce"`
 	Train    []*distTrainRow  `json:"train"`
+	// PythonNote says why figures of PyTorch are missing.
+	PythonNote string `json:"python_note,omitempty"`
 }
 
 // distReduceRow is an all-reduce of float32.
@@ -35,6 +40,7 @@ type distReduceRow struct {
 	Bytes   int64   `json:"bytes"`
 	MS      float64 `json:"ms"`
 	BusGBps float64 `json:"bus_gb_s"` // bytes * 2 (ranks - 1) / ranks / time
+	PyTorch float64 `json:"pytorch_ms,omitempty"`
 }
 
 // distTrainRow compares ranks that train one model with ranks that each train their own.
@@ -45,7 +51,18 @@ type distTrainRow struct {
 	Alone    float64 `json:"alone_images_s_each"`
 	Together float64 `json:"together_images_s_each"`
 	// Linear is together by alone.
-	Linear float64 `json:"of_linear"`
+	Linear  float64      `json:"of_linear"`
+	PyTorch *distTorchDP `json:"pytorch,omitempty"`
+}
+
+// distTorchDP has PyTorch's images a second for each rank: alone, with DistributedDataParallel as it
+// is, and with its static graph and gradients that are views of the buckets.
+type distTorchDP struct {
+	Alone        float64 `json:"alone"`
+	DDP          float64 `json:"ddp"`
+	Static       float64 `json:"ddp_static"`
+	Linear       float64 `json:"ddp_of_linear"`
+	StaticLinear float64 `json:"ddp_static_of_linear"`
 }
 
 // distBench is what bench dist measures.
@@ -61,7 +78,7 @@ type distBench struct {
 // itself; a launcher's ranks measure together.
 func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, on data that lie on the device. "+
-		"Without a launcher\nit starts -ranks processes on this machine.", stderr)
+		"Without a launcher\nit starts -ranks processes on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
 	b := distBench{trainBench: trainBench{context: 1024}}
 	ranks := set.Int("ranks", max(cuda.DeviceCount(), 1), "processes to start")
 	asJSON := set.Bool("json", false, "print one JSON object")
@@ -72,6 +89,7 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set.IntVar(&b.size, "size", 224, "pixels of an image's side")
 	set.IntVar(&b.steps, "steps", 40, "steps of a round")
 	set.IntVar(&b.rounds, "rounds", 3, "rounds, of which the best counts")
+	python := set.String("python", "python3", "the Python whose DistributedDataParallel is the peer; empty for none")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
 	if err := parse(set, args, 0); err != nil {
 		return err
@@ -84,28 +102,133 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		return err
 	}
 	if environment.Launcher == "none" && *ranks > 1 {
-		return startRanks(ctx, *ranks, args, stdout, stderr)
+		report, err := b.startAll(ctx, *ranks, args, *python, *cpu, stderr)
+		if err != nil {
+			return err
+		}
+		return report.write(stdout, *asJSON)
 	}
 	if b.world, err = dist.Init(ctx, dist.Options{CPU: *cpu}); err != nil {
 		return err
 	}
 	report, err := b.measureAll(*names, *sizes, *largest)
 	if err == nil && b.world.Rank() == 0 {
-		if *asJSON {
-			err = writeJSON(stdout, report)
-		} else {
-			err = report.table(stdout)
-		}
+		err = report.write(stdout, *asJSON)
 	}
 	return errors.Join(err, b.world.Close())
 }
 
-// startRanks runs the command n times on this machine, as the ranks of a job.
-func startRanks(ctx context.Context, n int, args []string, stdout, stderr io.Writer) error {
+// startAll measures in processes of their own, first this program's and then PyTorch's.
+func (b *distBench) startAll(ctx context.Context, ranks int, args []string, python string, cpu bool, stderr io.Writer) (*distReport, error) {
 	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	var report distReport
+	ours := func(ctx context.Context) *exec.Cmd {
+		return exec.CommandContext(ctx, self, append([]string{"bench", "dist", "-json"}, args...)...)
+	}
+	if err := startRanks(ctx, ranks, ours, &out, stderr); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(out.Bytes(), &report); err != nil {
+		return nil, fmt.Errorf("bench dist: cannot read what rank 0 printed: %w", err)
+	}
+	if python == "" {
+		report.PythonNote = "left out by -python"
+	} else if err := b.comparePyTorch(ctx, ranks, python, cpu, &report); err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		report.PythonNote = err.Error()
+	}
+	return &report, nil
+}
+
+// comparePyTorch adds PyTorch's figures.
+func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string, cpu bool, report *distReport) error {
+	device := "cuda"
+	if cpu || cuda.DeviceCount() == 0 {
+		device = "cpu"
+	}
+	type measured struct {
+		Bytes  []int64 `json:"bytes"`
+		Steps  int     `json:"steps"`
+		Rounds int     `json:"rounds"`
+	}
+	job := struct {
+		peerJob
+		Dist measured `json:"dist"`
+	}{peerJob{Device: device, Size: b.size, Context: b.context}, measured{nil, b.steps, b.rounds}}
+	for _, row := range report.Reduce {
+		job.Dist.Bytes = append(job.Dist.Bytes, row.Bytes)
+	}
+	for _, row := range report.Train {
+		if row.Mode == "eager" {
+			job.Rows = append(job.Rows, peerRow{Model: row.Model, Batch: row.Batch})
+		}
+	}
+	text, err := json.Marshal(job)
 	if err != nil {
 		return err
 	}
+	if python, err = absolutePython(python); err != nil {
+		return err
+	}
+	theirs := func(ctx context.Context) *exec.Cmd {
+		c := exec.CommandContext(ctx, python, "-c", pytorchTrain, string(text))
+		c.Dir = os.TempDir() // in a clone of this project Python would import the folder torch
+		return c
+	}
+	var out bytes.Buffer
+	var complaint lockedBuffer
+	if err := startRanks(ctx, ranks, theirs, &out, &complaint); err != nil {
+		return pythonFailure(python, err, complaint.Bytes())
+	}
+	var peer struct {
+		Torch  string             `json:"torch"`
+		Reduce []float64          `json:"all_reduce_ms"`
+		Rates  map[string]float64 `json:"rates"`
+		Errors []string           `json:"errors"`
+	}
+	if err := json.Unmarshal(out.Bytes(), &peer); err != nil {
+		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
+	}
+	for i, row := range report.Reduce[:min(len(report.Reduce), len(peer.Reduce))] {
+		row.PyTorch = peer.Reduce[i]
+	}
+	for _, row := range report.Train {
+		rate := func(way string) float64 { return peer.Rates[fmt.Sprintf("%s/%d/%s", row.Model, row.Batch, way)] }
+		if alone := rate("alone"); alone > 0 && row.Mode == "eager" {
+			ddp, static := rate("ddp"), rate("ddp_static")
+			row.PyTorch = &distTorchDP{alone, ddp, static, ddp / alone, static / alone}
+		}
+	}
+	if len(peer.Errors) > 0 {
+		return fmt.Errorf("%s: %s", python, strings.Join(peer.Errors, "; "))
+	}
+	if !strings.HasPrefix(peer.Torch, report.LibTorch) {
+		report.PythonNote = "another LibTorch: torch " + peer.Torch
+	}
+	return nil
+}
+
+// lockedBuffer takes what several processes write.
+type lockedBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+// startRanks runs n processes of the command on this machine, as the ranks of a job. The output of
+// rank 0 goes to stdout.
+func startRanks(ctx context.Context, n int, command func(context.Context) *exec.Cmd, stdout, stderr io.Writer) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -118,7 +241,7 @@ func startRanks(ctx context.Context, n int, args []string, stdout, stderr io.Wri
 	defer stop()
 	errs := make(chan error, n)
 	for rank := range n {
-		c := exec.CommandContext(ctx, self, append([]string{"bench", "dist"}, args...)...)
+		c := command(ctx)
 		c.Env = append(os.Environ(), fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank), fmt.Sprintf("WORLD_SIZE=%d", n),
 			fmt.Sprintf("LOCAL_WORLD_SIZE=%d", n), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port))
 		c.Stderr = stderr
@@ -294,19 +417,36 @@ func (b *distBench) step(row *distTrainRow, together bool) (_ float64, err error
 	return b.best(b.steps, step)
 }
 
+func (r *distReport) write(out io.Writer, asJSON bool) error {
+	if asJSON {
+		return writeJSON(out, r)
+	}
+	return r.table(out)
+}
+
 func (r *distReport) table(out io.Writer) error {
 	fmt.Fprintf(out, "%d ranks on %s, LibTorch %s; %s\n\n", r.Ranks, r.Device, r.LibTorch, r.Method)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\t")
+	fmt.Fprintln(w, "all-reduce, MiB\tms\tbus GB/s\tPyTorch, ms\t")
 	for _, row := range r.Reduce {
-		fmt.Fprintf(w, "%d\t%.3f\t%.1f\t\n", row.Bytes>>20, row.MS, row.BusGBps)
+		theirs := "-"
+		if row.PyTorch > 0 {
+			theirs = fmt.Sprintf("%.3f", row.PyTorch)
+		}
+		fmt.Fprintf(w, "%d\t%.3f\t%.1f\t%s\t\n", row.Bytes>>20, row.MS, row.BusGBps, theirs)
 	}
-	if err := w.Flush(); err != nil || r.Train == nil {
-		return err
+	if len(r.Train) > 0 {
+		fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\tPyTorch alone\tDDP\tof linear\twith its static graph\t")
 	}
-	fmt.Fprintln(w, "\nmodel\tbatch\tmode\timages/s alone\ttogether\tof linear\t")
 	for _, row := range r.Train {
-		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear)
+		theirs := "-\t-\t-\t-"
+		if p := row.PyTorch; p != nil {
+			theirs = fmt.Sprintf("%.0f\t%.0f\t%.1f %%\t%.1f %%", p.Alone, p.DDP, 100*p.Linear, 100*p.StaticLinear)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%s\t%.0f\t%.0f\t%.1f %%\t%s\t\n", row.Model, row.Batch, row.Mode, row.Alone, row.Together, 100*row.Linear, theirs)
+	}
+	if r.PythonNote != "" {
+		fmt.Fprintf(w, "\nPyTorch: %s\n", r.PythonNote)
 	}
 	return w.Flush()
 }

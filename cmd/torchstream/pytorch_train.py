@@ -7,9 +7,13 @@ Data are on the device. On a GPU the network is under autocast to bfloat16. ResN
 PyTorch's fused AdamW; images are in channels_last. ResNets and the ViT are torchvision's if it is installed, else the
 same networks of this file, as GPT-2 always is: Hugging Face's network with fewer layers of Python around it.
 
-With "one_step" it makes one step of the first row with this file's network and prints a line.
+With "one_step" it makes one step of the first row with this file's network and prints a line. With "dist", one process
+for each rank measures all-reduces and DistributedDataParallel for `torchstream bench dist`:
+
+    "dist": {"bytes": [1048576], "steps": 40, "rounds": 3}
 """
 import json
+import os
 import sys
 import time
 
@@ -187,8 +191,68 @@ class Trainee:
         return step
 
 
+def distributed(job):
+    """Print all-reduces, and the images a second of a rank alone and with DistributedDataParallel."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    gpu, rank, options = job["device"] != "cpu", int(os.environ["LOCAL_RANK"]), job["dist"]
+    job["device"] = f"cuda:{rank}" if gpu else "cpu"
+    device = torch.device(job["device"])
+    sync = torch.cuda.synchronize if gpu else lambda: None
+    if gpu:
+        torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True
+    dist.init_process_group("nccl" if gpu else "gloo", **({"device_id": device} if gpu else {}))
+
+    def best(run, n):
+        """Return the seconds of a call: of the slowest rank, in the best round."""
+        found = []
+        for _ in range(options["rounds"]):
+            sync()
+            dist.barrier()
+            start = time.perf_counter()
+            for _ in range(n):
+                run()
+            sync()
+            took = torch.tensor([(time.perf_counter() - start) / n], dtype=torch.float64, device=device)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            found.append(took.item())
+        return min(found)
+
+    reduced = []
+    for size in options["bytes"]:
+        x = torch.ones(size // 4, device=device)
+        dist.all_reduce(x)
+        reduced.append(best(lambda: dist.all_reduce(x), 20) * 1e3)
+        del x
+
+    rates, errors = {}, []
+    ways = {"alone": None, "ddp": {}, "ddp_static": dict(gradient_as_bucket_view=True, static_graph=True)}
+    for r in job["rows"]:
+        for way, kind in ways.items():
+            try:
+                trainee = Trainee(job, r["model"])
+                if kind is not None:
+                    trainee.net = DistributedDataParallel(trainee.net, device_ids=[rank] if gpu else None, **kind)
+                step = trainee.step(r["batch"], job["size"], job["context"])
+                for _ in range(12):  # plans, and the order of the buckets
+                    step()
+                rates[f"{r['model']}/{r['batch']}/{way}"] = r["batch"] / best(step, options["steps"])
+            except Exception as e:
+                errors.append(f"{r['model']}, batch {r['batch']}, {way}: {type(e).__name__}: {e}")
+            trainee = step = None
+            if gpu:
+                torch.cuda.empty_cache()
+    if dist.get_rank() == 0:
+        print(json.dumps({"torch": torch.__version__, "all_reduce_ms": reduced, "rates": rates, "errors": errors}))
+    dist.destroy_process_group()
+
+
 def main():
     job = json.loads(sys.argv[1])
+    if job.get("dist"):
+        distributed(job)
+        return
     gpu, size, context = job["device"] != "cpu", job["size"], job["context"]
     sync = torch.cuda.synchronize if gpu else lambda: None
     if gpu:

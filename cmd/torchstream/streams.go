@@ -462,27 +462,37 @@ print(json.dumps({"torch": torch.__version__, "means": means}))
 func runPython(ctx context.Context, python, program string, result any, arguments ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
-	// Run in another folder: in a clone of this project Python would import the folder torch.
-	python, err := exec.LookPath(python)
+	python, err := absolutePython(python)
 	if err != nil {
 		return err
 	}
-	if python, err = filepath.Abs(python); err != nil {
-		return err
-	}
 	command := exec.CommandContext(ctx, python, append([]string{"-c", program}, arguments...)...)
-	command.Dir = os.TempDir()
+	command.Dir = os.TempDir() // in a clone of this project Python would import the folder torch
 	var complaint bytes.Buffer
 	command.Stderr = &complaint
 	out, err := command.Output()
 	if err != nil {
-		lines := bytes.Split(bytes.TrimSpace(complaint.Bytes()), []byte("\n"))
-		return fmt.Errorf("%s: %w: %s", python, err, lines[len(lines)-1])
+		return pythonFailure(python, err, complaint.Bytes())
 	}
 	if err := json.Unmarshal(out, result); err != nil {
 		return fmt.Errorf("%s: cannot read what it printed: %w", python, err)
 	}
 	return nil
+}
+
+// absolutePython returns the path of an interpreter, for a command that runs in another folder.
+func absolutePython(name string) (string, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Abs(path)
+}
+
+// pythonFailure adds the last line that a failed program wrote.
+func pythonFailure(python string, err error, complaint []byte) error {
+	lines := bytes.Split(bytes.TrimSpace(complaint), []byte("\n"))
+	return fmt.Errorf("%s: %w: %s", python, err, lines[len(lines)-1])
 }
 
 func (r *streamsReport) measurePython(ctx context.Context, python string, device cuda.Device) error {
