@@ -55,8 +55,8 @@ type distTrainRow struct {
 	PyTorch *distTorchDP `json:"pytorch,omitempty"`
 }
 
-// distTorchDP has PyTorch's images a second for each rank: alone, with DistributedDataParallel as it
-// is, and with its static graph and gradients that are views of the buckets.
+// distTorchDP has PyTorch's images a second for each rank: alone, with DistributedDataParallel as
+// it is, and with its static graph and gradients that are views of the buckets.
 type distTorchDP struct {
 	Alone        float64 `json:"alone"`
 	DDP          float64 `json:"ddp"`
