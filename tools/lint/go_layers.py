@@ -94,6 +94,7 @@ LAYERS = {
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
     "train": ["cuda", "dist", "imageloader", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
+    "serve": ["cuda", "imageloader/decode", "tensor", "torch"],
     # For other people's tests.
     "cudatest": ["cuda", "internal/capi", "leaks", "torch"],
     # Generators, models and mutations: programs and packages for tests, which import nothing that ships.

@@ -1,0 +1,43 @@
+package serve_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/serve"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// One request: an encoded photograph to logits.
+func ExampleDecoder_Batch() {
+	d, err := serve.NewDecoder(serve.Options{
+		Decode: decode.Options{Transform: transform.Eval(256, 224), MaxBytes: 10 << 20},
+		Device: cuda.CPU, // the zero value would select the first GPU, if there is one
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer d.Close()
+	net := nn.NewSequential(nn.NewConv2d(3, 8, 7, nn.Conv2dOptions{Stride: 4}), nn.NewAdaptiveAvgPool2d(1), nn.NewFlatten(),
+		nn.NewLinear(8, 10, nn.LinearOptions{}))
+	upload, err := os.ReadFile("../cshim/test/data/420.jpg")
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	scope := torch.NewScope("request")
+	defer scope.Close() // frees the batch, and all that was computed from it
+	x, err := d.Batch(context.Background(), scope, upload)
+	if err != nil {
+		log.Fatal(err)
+	}
+	logits := net.Forward(x.NoGrad())
+	fmt.Println(x.Shape(), logits.Shape(), logits.Err())
+	// Output: [1 3 224 224] [1 10] <nil>
+}

@@ -1,0 +1,166 @@
+// Package serve turns the encoded images of a request into a network's input on a device.
+//
+//	d, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: transform.Eval(256, 224)}})
+//	...
+//	scope := torch.NewScope("request")
+//	defer scope.Close()
+//	x, err := d.Batch(ctx, scope, upload) // float32 [1, 3, 224, 224], normalised
+//	...
+//	logits := net.Forward(x.NoGrad())
+//
+// Package decode does the work on the host, and documents limits and errors. The numbers are those
+// that the prefetcher makes of a loader's batches.
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// Options of a [Decoder]. The zero value suits networks that were trained on ImageNet, on the first
+// GPU.
+type Options struct {
+	// Decode has the transform and the limits. Transform.Mean, Std and DType, or Bytes, are what
+	// the device makes of the pixels; Contiguous is the order of the elements in memory. Planar
+	// must not be set.
+	Decode decode.Options
+	// Device is the device of the batches. The zero value selects the first GPU, or the CPU on a
+	// machine without GPUs; cuda.CPU always selects the CPU.
+	Device cuda.Device
+}
+
+// Decoder decodes images to batches on a device. Several goroutines may use it at once. Close it
+// after use.
+type Decoder struct {
+	d      *decode.Decoder
+	device cuda.Device
+	output tensor.Spec
+	mean   []float32 // nil for bytes
+	std    []float32
+}
+
+// NewDecoder makes a decoder. It fails if an option is wrong, without the libraries, and with
+// [cuda.ErrNoDevice] for a GPU that is not there.
+func NewDecoder(o Options) (*Decoder, error) {
+	if o.Decode.Planar {
+		return nil, errors.New("serve: Options.Decode: Planar is for pixels on the host, and a tensor's layout is Transform.Contiguous: leave it out")
+	}
+	if o.Device == 0 && cuda.DeviceCount() == 0 {
+		o.Device = cuda.CPU
+	}
+	d, err := decode.New(o.Decode)
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	t := d.Transform()
+	size := int64(t.Size)
+	s := &Decoder{d: d, device: o.Device, output: tensor.Spec{DType: t.DType, Shape: []int64{3, size, size}}}
+	if !t.Contiguous {
+		s.output.MemoryFormat = tensor.ChannelsLast
+	}
+	if !t.Bytes {
+		s.mean, s.std = t.Mean[:], t.Std[:]
+	}
+	probe, err := torch.EmptySpec(s.device, s.output, 1)
+	if err != nil {
+		_ = d.Close() // never fails
+		return nil, fmt.Errorf("serve: Options.Device: %w", err)
+	}
+	return s, probe.Close()
+}
+
+// Close frees the memory for decoding. Batches stay valid, and calls in progress end as usual;
+// later ones return [decode.ErrClosed]. Close never fails, and further calls do nothing.
+func (d *Decoder) Close() error { return d.d.Close() }
+
+// Device returns the device of the batches: a GPU, or cuda.CPU.
+func (d *Decoder) Device() cuda.Device { return d.device }
+
+// Batch decodes one image or several and returns them as [N, 3, Size, Size] of Transform.DType,
+// normalised (or uint8 with Transform.Bytes), in channels-last memory unless Transform.Contiguous
+// is set. The scope owns the tensor; with nil the caller does, who closes it.
+//
+// On a GPU the pixels are copied from pinned memory and normalised on the current stream: Batch
+// returns when the work is queued, and waits for the decoding alone. The pinned memory, of
+// LibTorch's allocator, is used again when the copy is done. Batch is not for functions that are
+// captured as a graph, whose replays would not decode.
+//
+// If some of several images are at fault, Batch returns the tensor, in which their pixels are zero
+// before the normalisation, and a [decode.Errors] that names them. After every other error, and if
+// all images are at fault, the tensor is nil.
+func (d *Decoder) Batch(ctx context.Context, scope *torch.Scope, images ...[]byte) (*torch.Tensor, error) {
+	if len(images) == 0 {
+		return nil, errors.New("serve: Batch: no images")
+	}
+	host, faults, err := d.pixels(ctx, images)
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	out, err := d.finish(scope, host, int64(len(images)))
+	if err != nil {
+		return nil, fmt.Errorf("serve: %w", err)
+	}
+	return out, faults
+}
+
+// pixels decodes to a tensor on the host, uint8 [N Size Size 3]. faults are those of a part of the
+// images.
+func (d *Decoder) pixels(ctx context.Context, images [][]byte) (host *torch.Tensor, faults, err error) {
+	size := d.output.Shape[1]
+	o := torch.TensorOptions{Device: cuda.CPU, DType: torch.Uint8, Pinned: d.device != cuda.CPU}
+	if host, err = o.Empty(int64(len(images)), size, size, 3); err != nil {
+		return nil, nil, fmt.Errorf("serve: %w", err)
+	}
+	memory, err := host.Bytes()
+	if err == nil {
+		err = d.d.Decode(ctx, memory, images...)
+	}
+	var list decode.Errors
+	if errors.As(err, &list) && len(list) < len(images) {
+		return host, err, nil
+	}
+	if err != nil {
+		host.Close()
+		return nil, nil, err
+	}
+	return host, nil, nil
+}
+
+// finish queues the copy to the device and the normalisation on the current stream.
+func (d *Decoder) finish(scope *torch.Scope, host *torch.Tensor, n int64) (_ *torch.Tensor, err error) {
+	src := host
+	if d.device != cuda.CPU {
+		size := d.output.Shape[1]
+		if src, err = torch.Empty(d.device, torch.Uint8, n, size, size, 3); err != nil {
+			return nil, err
+		}
+		defer src.Close() // in the stream's order
+		if err := src.CopyFrom(host, torch.CopyOptions{NonBlocking: true}); err != nil {
+			return nil, err
+		}
+	}
+	o := torch.TensorOptions{Device: d.device, DType: d.output.DType, Scope: scope, MemoryFormat: d.output.MemoryFormat}
+	out, err := o.Empty(append([]int64{n}, d.output.Shape...)...)
+	if err != nil {
+		return nil, err
+	}
+	if d.mean != nil {
+		err = torch.NormalizeImages(out, src, d.mean, d.std)
+	} else {
+		channelsFirst := src.Permute(0, 3, 1, 2)
+		defer channelsFirst.Close()
+		err = out.CopyFrom(channelsFirst, torch.CopyOptions{NonBlocking: true})
+	}
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	return out, nil
+}
