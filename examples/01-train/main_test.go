@@ -1,13 +1,17 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -83,6 +87,20 @@ func TestTrainAndPredict(t *testing.T) {
 	if status != 0 || !strings.Contains(stdout, want) || !strings.Contains(stdout, "and 190 more") {
 		t.Errorf("status %d; %q is not in\n%s%s", status, want, stdout, stderr)
 	}
+	// Files are predicted as the archive's members are, in batches of any size.
+	paths := extract(t, 5)
+	status, stdout, stderr = command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu", "-batch", "2"}, paths...)...)
+	_, members, _ := command(t, "predict", "-checkpoint", checkpoint, "-device", "cpu", "-show", "5", testArchive)
+	files := strings.Split(stdout, "\n")
+	if status != 0 || len(files) != len(paths)+1 {
+		t.Fatalf("status %d, %s%s", status, stdout, stderr)
+	}
+	for i, line := range strings.Split(members, "\n")[:len(paths)] {
+		file, member := strings.Fields(files[i]), strings.Fields(strings.TrimSuffix(line, "wrong"))
+		if file[0] != paths[i] || !slices.Equal(file[1:], member[1:]) {
+			t.Errorf("%q for a file, %q for the archive's member", files[i], line)
+		}
+	}
 	text, err := os.ReadFile("../data/PROVENANCE.md")
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +120,39 @@ func TestTrainAndPredict(t *testing.T) {
 			}
 		})
 	}
+}
+
+// extract writes the first n photographs of the test archive to files, and returns their paths.
+func extract(t *testing.T, n int) (paths []string) {
+	t.Helper()
+	f, err := os.Open(testArchive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := tar.NewReader(z); len(paths) < n; {
+		h, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		data, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), filepath.Base(h.Name))
+		if err := os.WriteFile(path, data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		paths = append(paths, path)
+	}
+	return paths
 }
 
 // The figures do not depend on the number of decoding goroutines: the batches are identical.
@@ -221,7 +272,8 @@ func TestPipesAreRejected(t *testing.T) {
 		})
 	}
 	t.Run("predict FILE", func(t *testing.T) {
-		if err := pack(filepath.Join(t.TempDir(), "files.tar"), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
+		p := predictor{settings: settings{Size: 32}, device: cuda.CPU, batch: 1, out: io.Discard}
+		if err := p.files(t.Context(), []string{pipe}); err == nil || !strings.Contains(err.Error(), pipe) {
 			t.Error(err)
 		}
 	})

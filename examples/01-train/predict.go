@@ -1,24 +1,24 @@
 package main
 
 import (
-	"archive/tar"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/decode"
 	"github.com/torchstream/torchstream/internal/printable"
 	"github.com/torchstream/torchstream/internal/safefile"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/prefetcher"
+	"github.com/torchstream/torchstream/serve"
+	"github.com/torchstream/torchstream/torch"
 )
 
 // shownClasses is the number of classes printed for an image, the most probable first.
@@ -122,59 +122,47 @@ func (p predictor) archive(ctx context.Context, path string, limit int) error {
 	return nil
 }
 
-// files predicts single photographs. The loader reads archives, so pack them into a tar first.
+// files predicts single photographs, a batch of them at a time.
 func (p predictor) files(ctx context.Context, paths []string) error {
-	folder, err := os.MkdirTemp("", "01-train-")
+	decoder, err := serve.NewDecoder(serve.Options{Decode: decode.Options{Transform: evalTransform(p.settings.Size)}, Device: p.device})
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(folder)
-	packed := filepath.Join(folder, "files.tar")
-	if err := pack(packed, paths); err != nil {
-		return err
-	}
-	loader, err := imageloader.OpenContext(ctx, packed, imageloader.Options{
-		BatchSize: min(p.batch, len(paths)), Transform: evalTransform(p.settings.Size), Classes: []string{packedClass},
-	})
-	if err != nil {
-		return err
-	}
-	defer loader.Close()
+	defer decoder.Close()
 	table := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-	err = p.each(ctx, loader, func(sample imageloader.Sample, best []guess) { p.row(table, paths[sample.Index], best, "") })
-	var bad *imageloader.SampleError
-	if errors.As(err, &bad) {
-		detail := ""
-		if bad.Err != nil {
-			detail = ": " + bad.Err.Error()
+	for some := range slices.Chunk(paths, p.batch) {
+		if err := p.some(ctx, decoder, some, table); err != nil {
+			return err
 		}
-		return fmt.Errorf("%s: %s%s", paths[bad.Index], bad.Reason, detail)
 	}
-	return errors.Join(err, table.Flush())
+	return table.Flush()
 }
 
-const packedClass = "file"
-
-func pack(path string, paths []string) (err error) {
-	out, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, out.Close()) }()
-	archive := tar.NewWriter(out)
-	for i, path := range paths {
+// some predicts the photographs of one batch.
+func (p predictor) some(ctx context.Context, decoder *serve.Decoder, paths []string, table io.Writer) error {
+	var images [][]byte
+	for _, path := range paths {
 		data, err := safefile.ReadFile(path)
 		if err != nil {
 			return err
 		}
-		if err := archive.WriteHeader(&tar.Header{Name: fmt.Sprintf("%s/%d", packedClass, i), Size: int64(len(data)), Mode: 0o600}); err != nil {
-			return err
-		}
-		if _, err := archive.Write(data); err != nil {
-			return err
-		}
+		images = append(images, data)
 	}
-	return archive.Close()
+	scope := torch.NewScope("files")
+	defer scope.Close()
+	x, err := decoder.Batch(ctx, scope, images...)
+	var fault *decode.Error
+	if errors.As(err, &fault) {
+		return fmt.Errorf("%s: %v: %v", paths[fault.Image], fault.Kind, fault.Err)
+	}
+	if err != nil {
+		return err
+	}
+	best, err := p.best(x)
+	for i, path := range paths[:len(best)] {
+		p.row(table, path, best[i], "")
+	}
+	return err
 }
 
 // guess is a class and its probability, from 0 to 1.
@@ -190,30 +178,41 @@ func (p predictor) each(ctx context.Context, loader *imageloader.Loader, report 
 		return err
 	}
 	defer feed.Close()
-	k := min(shownClasses, len(p.settings.Classes))
 	for batch, err := range feed.Epoch(ctx, 0) {
 		if err != nil {
 			return err
 		}
-		values, indices := p.net.Forward(batch.Images.NoGrad()).Softmax(1).TopK(int64(k), 1)
-		probabilities, err := values.Float64s()
+		best, err := p.best(batch.Images)
 		if err != nil {
 			return err
 		}
-		classes, err := indices.Int64s()
-		if err != nil {
-			return err
-		}
-		samples := batch.Info.(imageloader.Info).Samples
-		for i, sample := range samples {
-			best := make([]guess, k)
-			for j := range best {
-				best[j] = guess{int(classes[i*k+j]), probabilities[i*k+j]}
-			}
-			report(sample, best)
+		for i, sample := range batch.Info.(imageloader.Info).Samples {
+			report(sample, best[i])
 		}
 	}
 	return nil
+}
+
+// best returns the most probable classes of every image of a batch.
+func (p predictor) best(images *torch.Tensor) (best [][]guess, err error) {
+	k := min(shownClasses, len(p.settings.Classes))
+	values, indices := p.net.Forward(images.NoGrad()).Softmax(1).TopK(int64(k), 1)
+	probabilities, err := values.Float64s()
+	if err != nil {
+		return nil, err
+	}
+	classes, err := indices.Int64s()
+	if err != nil {
+		return nil, err
+	}
+	for i := 0; i < len(classes); i += k {
+		row := make([]guess, k)
+		for j := range row {
+			row[j] = guess{int(classes[i+j]), probabilities[i+j]}
+		}
+		best = append(best, row)
+	}
+	return best, nil
 }
 
 func (p predictor) row(w io.Writer, name string, best []guess, mark string) {
