@@ -135,7 +135,19 @@ func (d *DataParallel) agree(m nn.Module) error {
 	if mine.Err == "" && len(d.params) == 0 {
 		mine.Err = "the model has no parameter to train"
 	}
-	all, err := AllGatherObject(d.g, mine)
+	return mine.agree(d.g)
+}
+
+// modelText describes a model and its options for comparison.
+type modelText struct {
+	Options string
+	Tensors []string
+	Err     string
+}
+
+// agree compares what the ranks have.
+func (m modelText) agree(g *Group) error {
+	all, err := AllGatherObject(g, m)
 	if err != nil {
 		return err
 	}
@@ -150,13 +162,6 @@ func (d *DataParallel) agree(m nn.Module) error {
 		}
 	}
 	return nil
-}
-
-// modelText describes a model and its options for comparison.
-type modelText struct {
-	Options string
-	Tensors []string
-	Err     string
 }
 
 // difference returns the first one, as "A, and B", or "".

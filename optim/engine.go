@@ -246,6 +246,9 @@ func (e *engine) SetLR(rates ...float64) error {
 // follows SetLR.
 func (e *engine) Capturable() bool { return e.common.capturable }
 
+// KeepsGradients reports whether Step leaves the gradients alone, as the option KeepGradients says.
+func (e *engine) KeepsGradients() bool { return e.common.keep }
+
 // ZeroGrad drops the gradients of all parameters.
 func (e *engine) ZeroGrad() error { return torch.ClearGrads(e.params...) }
 

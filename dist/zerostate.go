@@ -1,0 +1,263 @@
+package dist
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// StateBytes returns the bytes of state that this rank holds, masters included.
+func (z *ZeroRedundancyOptimizer) StateBytes() (int64, error) {
+	if z.inner == nil {
+		return 0, fmt.Errorf("dist: ZeroRedundancyOptimizer.StateBytes: %w", torch.ErrClosed)
+	}
+	s, err := z.inner.State()
+	if err != nil {
+		return 0, err
+	}
+	var n int64
+	for _, t := range s.Tensors {
+		n += t.Tensor.Elements() * int64(t.Tensor.DType().Size())
+	}
+	return n, nil
+}
+
+// shardedState describes a tensor of a rank's state.
+type shardedState struct {
+	Index  int    // of the parameter in the optimizer
+	Name   string // PyTorch's, such as "exp_avg"
+	DType  torch.DType
+	Scalar bool    // it is one number for the whole parameter, such as the step count
+	Value  float64 // of a scalar
+}
+
+// splitState splits "state.INDEX.NAME".
+func splitState(name string) (index int, rest string, ok bool) {
+	name, ok = strings.CutPrefix(name, "state.")
+	number, rest, found := strings.Cut(name, ".")
+	index, err := strconv.Atoi(number)
+	return index, rest, ok && found && err == nil && index >= 0
+}
+
+// State returns the state of all ranks, as the optimizer of one process would have it: it fits
+// that, and a ZeroRedundancyOptimizer of any number of ranks. The tensors are on the CPU, whole on
+// every rank, and are freed by the next Step, State, LoadState or Close. State is a collective,
+// which waits for the device: all ranks call it, and then one of them writes a file.
+//
+//	state, err := opt.State()
+//	if err == nil && world.Rank() == 0 {
+//		err = nn.SaveTensors("adamw.safetensors", state.Tensors, state.Metadata)
+//	}
+//
+// So optim.Save is called on all ranks too, with a path for each. train.Checkpoint with World does
+// all of this.
+func (z *ZeroRedundancyOptimizer) State() (optim.State, error) {
+	if z.inner == nil {
+		return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %w", torch.ErrClosed)
+	}
+	z.dropGathered()
+	own, err := z.inner.State()
+	kinds, err := z.describe(own, err)
+	if err != nil {
+		return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %w", err)
+	}
+	whole := optim.State{Metadata: own.Metadata}
+	scope := torch.NewScope("state on its way")
+	defer scope.Close()
+	rows := map[stateRow]*torch.Tensor{}
+	for _, k := range kinds {
+		t, err := z.wholeState(scope, rows, own, k)
+		if err != nil {
+			return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %s: %w", stateOf(k), err)
+		}
+		z.gathered = append(z.gathered, t)
+		whole.Tensors = append(whole.Tensors, nn.Named{Name: stateOf(k), Tensor: t})
+	}
+	return whole, nil
+}
+
+func stateOf(k shardedState) string { return fmt.Sprintf("state.%d.%s", k.Index, k.Name) }
+
+// describe returns the tensors of the whole state, which are the same on all ranks, or the failure
+// of one. Every rank that has elements of a parameter must have state of the same names.
+func (z *ZeroRedundancyOptimizer) describe(own optim.State, failure error) ([]shardedState, error) {
+	mine := struct {
+		State []shardedState
+		Err   string
+	}{}
+	if failure != nil {
+		mine.Err = failure.Error()
+	}
+	for _, n := range own.Tensors {
+		k := shardedState{DType: n.Tensor.DType()}
+		var ok bool
+		if k.Index, k.Name, ok = splitState(n.Name); !ok || k.Index >= len(z.order) {
+			mine.Err = fmt.Sprintf("%q is the state of no parameter", n.Name)
+			break
+		}
+		p := z.order[k.Index]
+		switch shape := n.Tensor.Shape(); {
+		case len(shape) == 0:
+			k.Scalar = true
+			v, err := n.Tensor.Float64()
+			if err != nil {
+				mine.Err = err.Error()
+			}
+			k.Value = v
+		case !slices.Equal(shape, []int64{p.hi - p.lo}):
+			mine.Err = fmt.Sprintf("%s has the shape %v for %d elements of its parameter", n.Name, shape, p.hi-p.lo)
+		}
+		mine.State = append(mine.State, k)
+	}
+	all, err := AllGatherObject(z.g, mine)
+	if err != nil {
+		return nil, err
+	}
+	type key struct {
+		index int
+		name  string
+	}
+	found := map[key]shardedState{}
+	owners := map[key]int64{}
+	for r, other := range all {
+		if other.Err != "" {
+			return nil, fmt.Errorf("rank %d: %s: %w", r, other.Err, cuda.ErrInvalidArgument)
+		}
+		for _, k := range other.State {
+			if at := (key{k.Index, k.Name}); owners[at] == 0 {
+				found[at] = k
+			}
+			owners[key{k.Index, k.Name}]++
+		}
+	}
+	for at, n := range owners {
+		if want := z.order[at.index].owners(); n != want {
+			return nil, fmt.Errorf("%w: %d ranks have the state %s, and %d have elements of its parameter", ErrMismatch, n, stateOf(found[at]), want)
+		}
+	}
+	return slices.SortedFunc(maps.Values(found), func(a, b shardedState) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Name, b.Name))
+	}), nil
+}
+
+// owners returns the number of ranks that update elements of the parameter.
+func (p *shardedParameter) owners() int64 {
+	if p.param.Elements() == 0 {
+		return 0
+	}
+	return (p.begin+p.param.Elements()-1)/p.flat.share - p.begin/p.flat.share + 1
+}
+
+// stateRow is the state of one name and dtype for all parameters of a flat memory.
+type stateRow struct {
+	flat  *flatParameters
+	name  string
+	dtype torch.DType
+}
+
+// wholeState returns a new tensor with the state of all ranks. rows has what was gathered so far.
+func (z *ZeroRedundancyOptimizer) wholeState(scope *torch.Scope, rows map[stateRow]*torch.Tensor, own optim.State, k shardedState) (*torch.Tensor, error) {
+	if k.Scalar {
+		return torch.Full(cuda.CPU, k.DType, k.Value)
+	}
+	p := z.order[k.Index]
+	at := stateRow{p.flat, k.Name, k.DType}
+	if rows[at] == nil {
+		row, err := z.gatherRow(scope, own, at)
+		if err != nil {
+			return nil, err
+		}
+		rows[at] = row
+	}
+	t := rows[at].Narrow(0, p.begin, p.param.Elements()).AsStrided(p.param.Shape(), p.param.Strides(), torch.AsStridedOptions{}).Keep()
+	return t, t.Err()
+}
+
+// gatherRow gathers the state of one name and dtype.
+func (z *ZeroRedundancyOptimizer) gatherRow(scope *torch.Scope, own optim.State, at stateRow) (*torch.Tensor, error) {
+	all, err := torch.Zeros(cuda.CPU, at.dtype, at.flat.share*int64(z.g.Size()))
+	if err != nil {
+		return nil, err
+	}
+	all = scope.Own(all)
+	first := int64(z.g.Rank()) * at.flat.share
+	mine := all.Narrow(0, first, at.flat.share)
+	for _, n := range own.Tensors {
+		index, name, _ := splitState(n.Name)
+		p := z.order[index]
+		if name != at.name || p.flat != at.flat || n.Tensor.DType() != at.dtype || p.lo == p.hi || len(n.Tensor.Shape()) == 0 {
+			continue
+		}
+		if err := mine.Narrow(0, p.begin+p.lo-first, p.hi-p.lo).CopyFrom(n.Tensor, torch.CopyOptions{}); err != nil {
+			return nil, err
+		}
+	}
+	c, err := z.g.begin("ZeroRedundancyOptimizer.State", at.name, mine, all)
+	if err != nil {
+		return nil, err
+	}
+	return all, c.sync([]*torch.Tensor{all, mine}, allGather)
+}
+
+// LoadState replaces the state by this rank's part of a whole state, which State or an optimizer of
+// one process made. It sets the learning rates too. It is no collective: every rank has s.
+func (z *ZeroRedundancyOptimizer) LoadState(s optim.State) error {
+	if z.inner == nil {
+		return fmt.Errorf("dist: ZeroRedundancyOptimizer.LoadState: %w", torch.ErrClosed)
+	}
+	scope := torch.NewScope("a part of a state")
+	defer scope.Close()
+	part := optim.State{Metadata: s.Metadata}
+	for _, n := range s.Tensors {
+		t, err := z.cut(scope, n)
+		if err != nil {
+			return fmt.Errorf("dist: ZeroRedundancyOptimizer.LoadState: %s: %w", n.Name, err)
+		}
+		if t != nil {
+			part.Tensors = append(part.Tensors, nn.Named{Name: n.Name, Tensor: t})
+		}
+	}
+	if err := z.inner.LoadState(part); err != nil {
+		return err
+	}
+	z.dropGathered()
+	return nil
+}
+
+// cut returns this rank's part of a tensor of a state, or nil for none.
+func (z *ZeroRedundancyOptimizer) cut(scope *torch.Scope, n nn.Named) (*torch.Tensor, error) {
+	if err := n.Tensor.Err(); err != nil {
+		return nil, err
+	}
+	index, name, ok := splitState(n.Name)
+	if !ok || index >= len(z.order) {
+		return n.Tensor, nil // the optimizer refuses it
+	}
+	p := z.order[index]
+	switch {
+	case name != "step" && !slices.Equal(n.Tensor.Shape(), p.param.Shape()):
+		return nil, fmt.Errorf("it has the shape %v, and its parameter %v: %w", n.Tensor.Shape(), p.param.Shape(), cuda.ErrInvalidArgument)
+	case p.lo == p.hi:
+		return nil, nil
+	case name == "step":
+		return n.Tensor, nil
+	}
+	row, err := torch.Empty(cuda.CPU, n.Tensor.DType(), p.param.Elements())
+	if err != nil {
+		return nil, err
+	}
+	row = scope.Own(row)
+	whole := row.AsStrided(p.param.Shape(), p.param.Strides(), torch.AsStridedOptions{})
+	if err := whole.CopyFrom(n.Tensor, torch.CopyOptions{}); err != nil {
+		return nil, err
+	}
+	return row.Narrow(0, p.lo, p.hi-p.lo), nil
+}
