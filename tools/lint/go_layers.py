@@ -89,7 +89,7 @@ LAYERS = {
     "models": ["cuda", "nn", "torch"],
     # Processes that train together.
     "dist/internal/control": [],
-    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "torch"],
+    "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "optim", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
     "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
