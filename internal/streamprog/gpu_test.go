@@ -5,7 +5,9 @@ import (
 	"flag"
 	"fmt"
 	"runtime"
+	"runtime/debug"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +31,44 @@ type machine struct {
 	graphs  []*cuda.Graph
 	want    []int64
 	program string // the current program, for messages
+
+	dog *time.Timer
+	now atomic.Pointer[step]
+}
+
+// step is what a machine does now.
+type step struct {
+	program string
+	what    string // "" for an operation
+	index   int
+	op      Op
+}
+
+func (s *step) String() string {
+	if s.what != "" {
+		return s.program + s.what
+	}
+	return fmt.Sprintf("%soperation %d, %v", s.program, s.index, s.op)
+}
+
+// stuck is much longer than any step takes, however busy the machine is.
+const stuck = 2 * time.Minute
+
+// begin notes the step that begins. If it takes longer than stuck, the program ends with the stacks
+// of all goroutines.
+func (m *machine) begin(s step) {
+	m.now.Store(&s)
+	m.dog.Reset(stuck)
+}
+
+// watch starts the watchdog, for a first step.
+func (m *machine) watch(what string) {
+	name := m.t.Name()
+	m.now.Store(&step{what: what})
+	m.dog = time.AfterFunc(stuck, func() {
+		debug.SetTraceback("all")
+		panic(fmt.Sprintf("%s: %v: takes longer than %v", name, m.now.Load(), stuck))
+	})
 }
 
 type host struct {
@@ -41,10 +81,10 @@ func newMachine(t *testing.T, devices int) *machine {
 	if n := cuda.DeviceCount(); n < devices {
 		t.Skipf("needs %d GPU(s), this machine has %d", devices, n)
 	}
-	dog := time.AfterFunc(2*time.Minute+*duration, func() { panic(t.Name() + " hangs") })
 	m := &machine{t: t, devices: devices}
+	m.watch("the streams")
 	t.Cleanup(func() {
-		dog.Stop()
+		m.dog.Stop()
 		for _, x := range m.load {
 			x.Close()
 		}
@@ -105,6 +145,7 @@ func (m *machine) run(p *Program) (wrong int) {
 		m.check(err)
 	}
 	for i, o := range p.Ops {
+		m.begin(step{program: m.program, index: i, op: o})
 		ok, err := m.do(o)
 		if err != nil {
 			m.t.Fatalf("%soperation %d, %v: %v", m.program, i, o, err)
@@ -113,6 +154,7 @@ func (m *machine) run(p *Program) (wrong int) {
 			wrong++
 		}
 	}
+	m.begin(step{program: m.program, what: "the end"})
 	for d := range m.devices {
 		m.check(cuda.Device(d).Synchronize())
 	}
