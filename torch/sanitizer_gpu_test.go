@@ -461,6 +461,92 @@ func TestSanitizerKnowsExternalEventsOfGraphs(t *testing.T) {
 	wantFinding(t, sanitized(t, waits(false)), cuda.FindingRace, "cuda.DefaultStream(0))")
 }
 
+// The engine orders the streams of a backward pass, and hooks on them. What a hook does on another
+// stream, or what is done elsewhere with the hook's results, it does not order.
+func TestSanitizerKnowsTheOrderOfBackward(t *testing.T) {
+	p := newPlanted(t)
+	forward, caller := cudatest.Stream(t, gpu), cudatest.Stream(t, gpu)
+	w, err := torch.Full(gpu, torch.Float32, 3, 1024)
+	w = must(t, w, err)
+	if err := w.SetRequiresGrad(true); err != nil {
+		t.Fatal(err)
+	}
+	// program calls the hook with the gradient of a result on forward, in a pass of caller.
+	program := func(hook func(g *torch.Tensor) error, after func() error) func() error {
+		return func() error {
+			scope := torch.NewScope("pass")
+			defer scope.Close()
+			err := cuda.Fork(defaultStream, forward, caller)
+			var loss *torch.Tensor
+			err = errors.Join(err, cuda.WithStream(forward, func() error {
+				square := w.In(scope).Square()
+				loss = square.Sum()
+				_, err := square.RegisterHook(func(g *torch.Tensor) (*torch.Tensor, error) { return nil, hook(g) })
+				return errors.Join(loss.Err(), err)
+			}))
+			err = errors.Join(err, caller.Wait(forward), cuda.WithStream(caller, func() error {
+				return errors.Join(loss.Backward(), after())
+			}))
+			return errors.Join(err, gpu.Synchronize(), torch.ClearGrads(w))
+		}
+	}
+	nothing := func() error { return nil }
+	here := func(g *torch.Tensor) error { return p.x.Add_(g).Err() } // on forward
+	elsewhere := func(wait bool) func(g *torch.Tensor) error {
+		return func(g *torch.Tensor) error {
+			var err error
+			if wait {
+				err = p.side.Wait(forward)
+			}
+			return errors.Join(err, p.on(p.side.Stream, p.y, g), g.RecordStream(p.side.Stream))
+		}
+	}
+	read := func(x *torch.Tensor) error {
+		sum := x.Sum()
+		return errors.Join(sum.Err(), sum.Close())
+	}
+	onSide := func(x *torch.Tensor) error {
+		return cuda.WithStream(p.side.Stream, func() error { return read(x) })
+	}
+
+	t.Run("a hook computes where it runs", func(t *testing.T) {
+		wantNone(t, sanitized(t, program(here, nothing)))
+	})
+	t.Run("the caller reads what a hook has written", func(t *testing.T) {
+		wantNone(t, sanitized(t, program(here, func() error { return read(p.x) })))
+	})
+	t.Run("another stream reads what a hook has written", func(t *testing.T) {
+		wantFinding(t, sanitized(t, program(here, func() error { return onSide(p.x) })), cuda.FindingRace, ")")
+		wantNone(t, sanitized(t, program(here, func() error { return errors.Join(p.side.Wait(caller), onSide(p.x)) })))
+	})
+	t.Run("a hook uses another stream", func(t *testing.T) {
+		wantNone(t, sanitized(t, program(elsewhere(true), nothing)))
+		races := 0
+		for _, f := range sanitized(t, program(elsewhere(false), nothing)) {
+			if f.Kind == cuda.FindingRace {
+				races++
+			}
+		}
+		if races == 0 {
+			t.Error("nothing is found")
+		}
+	})
+	t.Run("the caller reads a gradient", func(t *testing.T) {
+		gradient := func() error {
+			g := w.Grad()
+			return errors.Join(read(g), gpu.Synchronize(), g.Close())
+		}
+		wantNone(t, sanitized(t, program(here, gradient)))
+	})
+	t.Run("another stream reads a gradient", func(t *testing.T) {
+		gradient := func() error {
+			g := w.Grad()
+			return errors.Join(onSide(g), gpu.Synchronize(), g.Close())
+		}
+		wantFinding(t, sanitized(t, program(here, gradient)), cuda.FindingRace, ")")
+	})
+}
+
 // Values that reach the host order it after their computation, and later launches after the host.
 func TestSanitizerSeesTheHostWait(t *testing.T) {
 	p := newPlanted(t)

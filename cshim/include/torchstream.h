@@ -28,7 +28,7 @@ extern "C" {
 
 /* Changes whenever a signature, a fixed struct or an enumerator of this header changes. A client
  * compares it with ts_abi_version() once at load. */
-#define TS_ABI_VERSION 3
+#define TS_ABI_VERSION 4
 
 /* Returns the TS_ABI_VERSION of the loaded library. */
 TS_API int32_t ts_abi_version(void);
@@ -1194,6 +1194,9 @@ TS_API ts_error* ts_reducer_get_order(ts_reducer* reducer, int64_t* order, int64
 #define TS_SANITIZER_STREAM_SYNCHRONIZED 7 /* stream: the host has waited */
 #define TS_SANITIZER_EVENT_SYNCHRONIZED 8  /* address */
 #define TS_SANITIZER_DEVICE_SYNCHRONIZED 9
+#define TS_SANITIZER_READ 10    /* address, bytes, stream */
+#define TS_SANITIZER_WRITTEN 11 /* address, bytes, stream */
+#define TS_SANITIZER_USED 12    /* address, stream: as of ts_tensor_record_stream */
 
 typedef struct ts_sanitizer_entry {
   int32_t kind; /* TS_SANITIZER_ */
@@ -1201,6 +1204,7 @@ typedef struct ts_sanitizer_entry {
   uintptr_t address; /* of memory, or the cudaEvent_t */
   uintptr_t stream;  /* cudaStream_t; 0 is the device's default stream */
   size_t bytes;
+  bool of_call; /* made inside of a call of the thread that takes it */
 } ts_sanitizer_entry;
 
 /* Begins to log. Before, LibTorch calls nothing of this library; afterwards it does for ever, which
@@ -1209,9 +1213,10 @@ typedef struct ts_sanitizer_entry {
 TS_API ts_error* ts_sanitizer_start(void);
 /* Stops logging and drops what is logged. */
 TS_API void ts_sanitizer_stop(void);
-/* Moves up to `capacity` of the oldest entries into `entries` and returns their number: first those
- * of all threads, which are allocations, frees, and what LibTorch's own threads do, then the events
- * and synchronisations of the calling thread. Cannot fail. */
+/* Moves up to `capacity` of the oldest entries into `entries` and returns their number. First come
+ * those of all threads, in the order in which they happened: allocations, frees, and all that
+ * backward passes do outside of their hooks, on whatever threads. Then come the events, waits and
+ * synchronisations of the calling thread's calls (of_call). Cannot fail. */
 TS_API int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity);
 
 /* ---- decoding JPEGs on a GPU ----------------------------------------------------------------- */

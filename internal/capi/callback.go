@@ -52,6 +52,13 @@ type Callback func(tensors []*Tensor, results []*Tensor, createGraph bool) error
 
 // call implements ts_autograd_callback.
 func call(context int64, flags int32, tensors, results []*Tensor) *C.ts_error {
+	if s := sanitizer.Load(); s != nil {
+		gradients := tensors
+		if len(results) == 0 {
+			gradients = nil // a leaf, whose gradient has accumulated
+		}
+		s.calledBack(gradients)
+	}
 	err := cgo.Handle(context).Value().(lent).fn(tensors, results, flags&C.TS_CALLBACK_FLAG_CREATE_GRAPH != 0)
 	if err == nil {
 		return nil
@@ -112,6 +119,7 @@ func differentiate(what string, fn func() *C.ts_error) error {
 	defer ReleaseCallbacks()
 	pass := func() error { return callbackError(failure(fn())) }
 	if s := sanitizer.Load(); s != nil {
+		s.passing(what)
 		return s.call(pass, func() { s.freed(what) })
 	}
 	return pass()

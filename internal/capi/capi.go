@@ -52,6 +52,9 @@ import (
 // LibraryName is the file name of the shim.
 const LibraryName = "libtorchstream.so"
 
+// abiVersion is the version of the header that this package is compiled with.
+const abiVersion = C.TS_ABI_VERSION
+
 // loaded is true once every function can be called.
 var loaded atomic.Bool
 
@@ -87,7 +90,7 @@ func load() error {
 
 // open opens the shim, and checks that LibTorch has the version that the shim was built for.
 func open(search library.Search) error {
-	path, err := imagecapi.OpenLibrary(search, LibraryName, "ts_abi_version", C.TS_ABI_VERSION, bind)
+	path, err := imagecapi.OpenLibrary(search, LibraryName, "ts_abi_version", abiVersion, bind)
 	if err != nil {
 		return err
 	}

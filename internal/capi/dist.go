@@ -281,7 +281,7 @@ func JoinReducer(r *Reducer, unused []bool) error {
 	defer collective.leave()
 	err := failure(C.ts_reducer_join(r, (*C.bool)(unsafe.SliceData(unused))))
 	if s := sanitizer.Load(); s != nil {
-		s.freed("the reduction of gradients")
+		s.freed("the reduction of gradients") // the log of all threads has the whole reduction
 	}
 	return err
 }

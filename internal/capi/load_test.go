@@ -110,7 +110,7 @@ func TestOtherLibTorchIsRefused(t *testing.T) {
 	delete(names, "ts_abi_version")
 	delete(names, "ts_libtorch_version")
 	delete(names, "ts_range_listeners")
-	source := "int ts_abi_version(void) { return 3; }\nconst char* ts_libtorch_version(void) { return \"2.11.0\"; }\n" +
+	source := fmt.Sprintf("int ts_abi_version(void) { return %d; }\n", abiVersion) + "const char* ts_libtorch_version(void) { return \"2.11.0\"; }\n" +
 		"static int listeners;\nint* ts_range_listeners(void) { return &listeners; }\n"
 	for name := range names {
 		source += "void* " + name + "(void) { return 0; }\n"

@@ -6,8 +6,6 @@ package capi
 #cgo nocallback ts_tensor_get_extents
 #cgo nocallback ts_sanitizer_start
 #cgo nocallback ts_sanitizer_stop
-#cgo noescape ts_sanitizer_take
-#cgo nocallback ts_sanitizer_take
 */
 import "C"
 
@@ -39,6 +37,7 @@ type Sanitizer struct {
 	notices map[uint64][]uint64 // clocks by token
 	graph   *Graph              // the one being captured
 	share   *Graph
+	pass    *racecheck.Place // of the latest backward pass
 }
 
 type queueKey struct {
@@ -60,10 +59,14 @@ func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error)
 	return s, check, err
 }
 
-func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
-	s := &Sanitizer{
+func newSanitizer(check *racecheck.Checker) *Sanitizer {
+	return &Sanitizer{
 		check: check, streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
 	}
+}
+
+func startSanitizer(check *racecheck.Checker) (*Sanitizer, error) {
+	s := newSanitizer(check)
 	if !sanitizer.CompareAndSwap(nil, s) {
 		return nil, ErrSanitizing
 	}
@@ -137,13 +140,16 @@ func (s *Sanitizer) handleLocked(device int32, handle uintptr) racecheck.Queue {
 	return q
 }
 
+// maxPoolStream is more than any id of a stream of LibTorch's pool, and less than any address.
+const maxPoolStream = 1 << 14
+
 // nameOf names a stream for reports. The id of a stream outside of LibTorch's pool is an address,
 // which says nothing.
 func nameOf(st Stream, q racecheck.Queue) string {
 	switch {
 	case st.ID == 0:
 		return fmt.Sprintf("cuda:%d default stream", st.Device)
-	case st.ID > 1<<32:
+	case st.ID > maxPoolStream:
 		return fmt.Sprintf("cuda:%d stream own%d", st.Device, q)
 	}
 	return fmt.Sprintf("cuda:%d stream %d", st.Device, st.ID)
@@ -214,91 +220,6 @@ func (s *Sanitizer) noticed(tokens []uint64) {
 		s.check.WaitSnapshot(taken)
 	}
 }
-
-// ---- The log
-
-// take applies what LibTorch has done by itself since the last call: allocations and frees, and
-// then the events and waits of this call. what names the call for the places of frees and
-// allocations; at is its place, or nil. It returns the events and waits, for finish.
-//
-// LibTorch waits for some events before the work of an operator, and records others behind it. So
-// events and waits for them apply before the accesses, and again after them.
-func (s *Sanitizer) take(what string, at *racecheck.Place) (own []C.ts_sanitizer_entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var some [64]C.ts_sanitizer_entry
-	for n := len(some); n == len(some); {
-		n = int(C.ts_sanitizer_take(&some[0], C.int64_t(len(some))))
-		for i := range some[:n] {
-			e := &some[i]
-			if at == nil && (e.kind == C.TS_SANITIZER_ALLOCATED || e.kind == C.TS_SANITIZER_FREED) {
-				at = s.check.Here(what, 1)
-			}
-			if !s.memory(e, at) {
-				s.event(e)
-				own = append(own, *e)
-			}
-		}
-	}
-	return own
-}
-
-// finish applies the events and waits of a call after its accesses.
-func (s *Sanitizer) finish(own []C.ts_sanitizer_entry) {
-	if len(own) == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range own {
-		e := &own[i]
-		switch e.kind {
-		case C.TS_SANITIZER_EVENT_DELETED:
-			s.check.Drop(libraryKey(e), nil)
-		case C.TS_SANITIZER_STREAM_SYNCHRONIZED:
-			s.check.Wait(racecheck.Host, s.handleLocked(int32(e.device), uintptr(e.stream)))
-		case C.TS_SANITIZER_DEVICE_SYNCHRONIZED:
-			s.check.WaitAll(int32(e.device))
-		default:
-			s.event(e)
-		}
-	}
-}
-
-// memory applies an allocation or a free, and returns false for another entry.
-func (s *Sanitizer) memory(e *C.ts_sanitizer_entry, at *racecheck.Place) bool {
-	device, address, bytes := int32(e.device), uintptr(e.address), uintptr(e.bytes)
-	switch e.kind {
-	case C.TS_SANITIZER_ALLOCATED:
-		s.check.Allocate(device, address, bytes, s.handleLocked(device, uintptr(e.stream)), at)
-	case C.TS_SANITIZER_FREED:
-		s.check.Free(device, address, at)
-	case C.TS_SANITIZER_UNMAPPED:
-		s.check.Unmap(device, address, bytes)
-	default:
-		return false
-	}
-	return true
-}
-
-// libraryKey distinguishes LibTorch's events from those of this library, which may come to have the
-// address of one that is deleted.
-func libraryKey(e *C.ts_sanitizer_entry) uintptr { return uintptr(e.address) | 1<<63 }
-
-// event applies the record of one of LibTorch's events, or a wait for one.
-func (s *Sanitizer) event(e *C.ts_sanitizer_entry) {
-	switch e.kind {
-	case C.TS_SANITIZER_EVENT_RECORDED:
-		s.check.Record(libraryKey(e), s.handleLocked(int32(e.device), uintptr(e.stream)), nil)
-	case C.TS_SANITIZER_EVENT_AWAITED:
-		s.check.WaitEvent(s.handleLocked(int32(e.device), uintptr(e.stream)), libraryKey(e))
-	case C.TS_SANITIZER_EVENT_SYNCHRONIZED:
-		s.check.WaitEvent(racecheck.Host, libraryKey(e))
-	}
-}
-
-// freed follows a call that may have freed tensors, and has no accesses.
-func (s *Sanitizer) freed(what string) { s.finish(s.take(what, nil)) }
 
 // ---- Tensors
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -32,9 +33,10 @@ constexpr size_t kMaxOwn = 4096;
 
 struct Log {
   std::mutex mutex;
+  // Memory of all threads, and the order that backward passes make, as it happened.
   std::deque<Entry> entries;
-  // Events and waits by the number of their thread. The thread that takes them knows which operator
-  // they belong to. A thread that stands in for another one has its number.
+  // Events and waits of calls, by the number of their thread. The thread that takes them knows
+  // which call they belong to. A thread that stands in for another one has its number.
   std::unordered_map<uint64_t, std::vector<Entry>> own;
   std::atomic<bool> running{false};
   std::once_flag attached;
@@ -47,6 +49,14 @@ Log& the_log() {
 
 bool running() { return the_log().running.load(std::memory_order_acquire); }
 
+using Doer = LoggedFor::Doer;
+thread_local Doer doer = Doer::kUnknown;
+
+bool in_backward() {
+  if (doer != Doer::kUnknown) return doer == Doer::kBackward;
+  return thread_number == 0 || library_thread;
+}
+
 void append(Entry entry) noexcept {
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
@@ -56,10 +66,14 @@ void append(Entry entry) noexcept {
   }
 }
 
-void append_own(Entry entry) noexcept {
-  // A thread of autograd, for which the thread that called backward waits. It has a number if it
-  // has run a hook.
-  if (thread_number == 0 || library_thread) return append(entry);
+// Appends an event, a wait, a synchronisation or an access. A hook that runs inside of a backward
+// pass needs the order that the pass has made so far, on whatever threads: so it goes to the log of
+// all.
+void append_order(int32_t kind, int32_t device, uintptr_t address, uintptr_t stream,
+                  size_t bytes = 0) noexcept {
+  const bool of_call = !in_backward();
+  const Entry entry{kind, device, address, stream, bytes, of_call};
+  if (!of_call) return append(entry);
   Log& log = the_log();
   const std::lock_guard<std::mutex> lock(log.mutex);
   try {
@@ -87,8 +101,8 @@ void trace_memory(const TraceEntry& entry) {
     default:
       return;
   }
-  append(
-      {kind, entry.device_, entry.addr_, reinterpret_cast<uintptr_t>(entry.stream_), entry.size_});
+  append({kind, entry.device_, entry.addr_, reinterpret_cast<uintptr_t>(entry.stream_), entry.size_,
+          /*of_call=*/false});
 }
 
 // LibTorch reports its events and waits to one tracer, which in Python is the interpreter. Only the
@@ -149,28 +163,28 @@ struct Tracer final : c10::impl::PyInterpreterVTable {
 
   void trace_gpu_event_creation(c10::DeviceType /*type*/, uintptr_t /*event*/) const override {}
   void trace_gpu_event_deletion(c10::DeviceType /*type*/, uintptr_t event) const override {
-    if (running()) append_own({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
+    if (running()) append_order(TS_SANITIZER_EVENT_DELETED, -1, event, 0);
   }
   void trace_gpu_event_record(c10::DeviceType /*type*/, uintptr_t event,
                               uintptr_t stream) const override {
-    if (running()) append_own({TS_SANITIZER_EVENT_RECORDED, current(), event, stream, 0});
+    if (running()) append_order(TS_SANITIZER_EVENT_RECORDED, current(), event, stream);
   }
   void trace_gpu_event_wait(c10::DeviceType /*type*/, uintptr_t event,
                             uintptr_t stream) const override {
-    if (running()) append_own({TS_SANITIZER_EVENT_AWAITED, current(), event, stream, 0});
+    if (running()) append_order(TS_SANITIZER_EVENT_AWAITED, current(), event, stream);
   }
   void trace_gpu_memory_allocation(c10::DeviceType /*type*/, uintptr_t /*memory*/) const override {}
   void trace_gpu_memory_deallocation(c10::DeviceType /*type*/,
                                      uintptr_t /*memory*/) const override {}
   void trace_gpu_stream_creation(c10::DeviceType /*type*/, uintptr_t /*stream*/) const override {}
   void trace_gpu_device_synchronization(c10::DeviceType /*type*/) const override {
-    if (running()) append_own({TS_SANITIZER_DEVICE_SYNCHRONIZED, current(), 0, 0, 0});
+    if (running()) append_order(TS_SANITIZER_DEVICE_SYNCHRONIZED, current(), 0, 0);
   }
   void trace_gpu_stream_synchronization(c10::DeviceType /*type*/, uintptr_t stream) const override {
-    if (running()) append_own({TS_SANITIZER_STREAM_SYNCHRONIZED, current(), 0, stream, 0});
+    if (running()) append_order(TS_SANITIZER_STREAM_SYNCHRONIZED, current(), 0, stream);
   }
   void trace_gpu_event_synchronization(c10::DeviceType /*type*/, uintptr_t event) const override {
-    if (running()) append_own({TS_SANITIZER_EVENT_SYNCHRONIZED, current(), event, 0, 0});
+    if (running()) append_order(TS_SANITIZER_EVENT_SYNCHRONIZED, current(), event, 0);
   }
   void reset_backward_hooks(const c10::TensorImpl* /*self*/) const override {}
 
@@ -202,14 +216,31 @@ void log_order(c10::cuda::CUDAStream waiter, c10::cuda::CUDAStream on) noexcept 
   };
   // Odd, as no address of an event is.
   const uintptr_t event = 2 * invented_events.fetch_add(1, std::memory_order_relaxed) + 1;
-  append_own({TS_SANITIZER_EVENT_RECORDED, on.device_index(), event, handle(on), 0});
-  append_own({TS_SANITIZER_EVENT_AWAITED, waiter.device_index(), event, handle(waiter), 0});
-  append_own({TS_SANITIZER_EVENT_DELETED, -1, event, 0, 0});
+  append_order(TS_SANITIZER_EVENT_RECORDED, on.device_index(), event, handle(on));
+  append_order(TS_SANITIZER_EVENT_AWAITED, waiter.device_index(), event, handle(waiter));
+  append_order(TS_SANITIZER_EVENT_DELETED, -1, event, 0);
 }
+
+void log_access(const at::Tensor& tensor, c10::cuda::CUDAStream stream, bool write) noexcept {
+  if (!running() || !tensor.is_cuda() || !tensor.is_non_overlapping_and_dense()) return;
+  const int32_t kind = write ? TS_SANITIZER_WRITTEN : TS_SANITIZER_READ;
+  append_order(kind, tensor.get_device(), reinterpret_cast<uintptr_t>(tensor.const_data_ptr()),
+               reinterpret_cast<uintptr_t>(stream.stream()), tensor.nbytes());
+}
+
+void log_use(const at::Tensor& tensor, c10::cuda::CUDAStream stream) noexcept {
+  if (!running() || !tensor.is_cuda()) return;
+  append_order(TS_SANITIZER_USED, tensor.get_device(),
+               reinterpret_cast<uintptr_t>(tensor.storage().data()),
+               reinterpret_cast<uintptr_t>(stream.stream()));
+}
+
+LoggedFor::LoggedFor(Doer now) noexcept : before_(std::exchange(doer, now)) {}
+LoggedFor::~LoggedFor() { doer = before_; }
 
 void log_unmapped(c10::DeviceIndex device, const void* memory, size_t bytes) noexcept {
   if (!running()) return;
-  append({TS_SANITIZER_UNMAPPED, device, reinterpret_cast<uintptr_t>(memory), 0, bytes});
+  append({TS_SANITIZER_UNMAPPED, device, reinterpret_cast<uintptr_t>(memory), 0, bytes, false});
 }
 
 }  // namespace ts

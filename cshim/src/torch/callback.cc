@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "cuda/capture.h"
+#include "cuda/sanitizer.h"
 #include "torch/returned.h"
 #include "torch/tensor.h"
 
@@ -199,6 +200,7 @@ std::vector<at::Tensor> Callback::operator()(const std::vector<at::Tensor>& tens
   {
     const at::AutoGradMode recording(true);
     const Depth deeper;
+    const LoggedFor calls(LoggedFor::Doer::kCall);
     error = function_(context_, flags, given.data(), static_cast<int64_t>(given.size()),
                       made.data(), static_cast<int64_t>(made.size()));
   }
