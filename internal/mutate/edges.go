@@ -192,7 +192,7 @@ var edges = []edge{
 	{"Work.Wait makes the caller's stream wait", "dist/collective.go",
 		"	return current.WaitEvent(w.event)\n", "	return current.Record(w.event)\n", "dist", "TestGPUCollectivesAreInOrder", 2},
 	{"a bucket is reduced after its gradients", "cshim/src/dist/reducer.cc",
-		"    order_after(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
+		"    order(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
 	{"the caller waits for the reduction of gradients", "cshim/src/dist/reducer.cc",
-		"    if (stream_) order_after(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
+		"    if (stream_) order(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);\n", "", "dist", "TestGPUBucketsAreInOrder", 2},
 }

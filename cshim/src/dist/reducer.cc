@@ -20,6 +20,7 @@
 #include "cuda/device.h"
 #include "cuda/order.h"
 #include "cuda/same_stream.h"
+#include "cuda/sanitizer.h"
 #include "cuda/stream.h"
 #include "dist/group.h"
 #include "torch/callback.h"
@@ -160,14 +161,12 @@ class Reducer {
     for (Bucket& bucket : buckets_) {
       if (bucket.outcome) bucket.outcome->wait();
     }
-    if (stream_) order_after(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);
+    if (stream_) order(c10::cuda::getCurrentCUDAStream(group_.device), *stream_);
     const std::lock_guard<std::mutex> lock(mutex_);
     for (Bucket& bucket : buckets_) {
       // The caller uses the gradients on this stream, and may drop them before its work is done.
       // The memory belongs to the stream on which arrange allocated it.
-      if (stream_) {
-        record_use(storage_of(bucket.flat), c10::cuda::getCurrentCUDAStream(group_.device));
-      }
+      if (stream_) use(bucket.flat, c10::cuda::getCurrentCUDAStream(group_.device));
       if (divides(group_, TS_REDUCTION_AVERAGE)) bucket.flat.div_(backend_->getSize());
       hand_back(bucket);
     }
@@ -237,13 +236,7 @@ class Reducer {
     if (stream_) {
       const CUDAStream current = c10::cuda::getCurrentCUDAStream(group_.device);
       for (const CUDAStream stream : bucket.streams) {
-        if (same_stream(stream, current)) continue;
-        order_after(current, stream);
-        for (const size_t i : bucket.parameters) {
-          if (grad_of(parameters_[i]).defined()) {
-            grad_of(parameters_[i]).record_stream(current.unwrap());
-          }
-        }
+        if (!same_stream(stream, current)) order(current, stream);
       }
       if (somebody_captures()) hold_in_capture(bucket.flat);
     }
@@ -259,11 +252,12 @@ class Reducer {
     }
     // After a backward that fails nothing waits for the reductions that are under way, and the
     // bucket may end before them.
-    record_use(storage_of(bucket.flat), c10::cuda::getCurrentCUDAStream(group_.device));
-    record_use(storage_of(bucket.flat), *stream_);
-    order_after(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));
+    use(bucket.flat, c10::cuda::getCurrentCUDAStream(group_.device));
+    use(bucket.flat, *stream_);
+    order(*stream_, c10::cuda::getCurrentCUDAStream(group_.device));
     const c10::cuda::CUDAStreamGuard on(*stream_);
     const CaptureWatch watch("the reduction of gradients");
+    log_access(bucket.flat, *stream_, /*write=*/true);
     backend_->allreduce(tensors, options);
   }
 
@@ -275,12 +269,17 @@ class Reducer {
       const at::Tensor& grad = grad_of(parameter);
       if (!grad.defined()) {
         parameter.view.zero_();
+        if (stream_) {
+          log_access(parameter.view, c10::cuda::getCurrentCUDAStream(group_.device), true);
+        }
       } else if (!grad.is_same(parameter.view) && grad.data_ptr() != parameter.view.data_ptr()) {
         views.push_back(parameter.view);
         grads.push_back(grad);
+        // The bucket takes the gradient's place, whose memory may be another stream's.
+        if (stream_) use(grad, c10::cuda::getCurrentCUDAStream(group_.device));
       }
     }
-    if (!views.empty()) at::_foreach_copy_(views, grads);
+    copy(views, grads);
     if (dtype_) return;
     for (const size_t i : bucket.parameters) {
       if (!grad_of(parameters_[i]).is_same(parameters_[i].view)) {
@@ -302,7 +301,28 @@ class Reducer {
       views.push_back(parameter.view);
       grads.push_back(grad_of(parameter));
     }
-    at::_foreach_copy_(grads, views);
+    copy(grads, views);
+  }
+
+  static void order(CUDAStream waiter, CUDAStream on) {
+    order_after(waiter, on);
+    log_order(waiter, on);
+  }
+
+  static void use(const at::Tensor& tensor, CUDAStream stream) {
+    record_use(storage_of(tensor), stream);
+    log_use(tensor, stream);
+  }
+
+  void copy(const std::vector<at::Tensor>& into, const std::vector<at::Tensor>& from) {
+    if (into.empty()) return;
+    at::_foreach_copy_(into, from);
+    if (!stream_) return;
+    const CUDAStream current = c10::cuda::getCurrentCUDAStream(group_.device);
+    for (size_t i = 0; i < into.size(); ++i) {
+      log_access(from[i], current, /*write=*/false);
+      log_access(into[i], current, /*write=*/true);
+    }
   }
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
@@ -400,6 +420,7 @@ ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) {
     ts::enter_thread();
     ts::require(reducer != nullptr && unused != nullptr, "reducer or unused is NULL");
     if (ts::somebody_captures()) ts::gradients_in_capture();
+    const ts::LoggedFor backward(ts::LoggedFor::Doer::kBackward);  // which this call completes
     reducer->reducer->join(unused);
   });
 }
