@@ -26,6 +26,8 @@ type Environment struct {
 	// Attempt is the number of restarts of the job under torchrun. Its store outlives them.
 	Attempt  int
 	Launcher string // "torchrun", "slurm", "openmpi", or "none" for a process that was started alone
+	// Job tells jobs apart that meet at one port by mistake; "" if the launcher does not name them.
+	Job string
 }
 
 // ReadEnvironment returns the place in the job that the variables give:
@@ -39,6 +41,9 @@ type Environment struct {
 //   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
 //     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
 //   - None of these: a job of one process.
+//
+// The job's name is in TORCHSTREAM_JOB, which a shell loop may set, or else TORCHELASTIC_RUN_ID,
+// SLURM_JOB_ID and SLURM_STEP_ID, or PMIX_NAMESPACE.
 //
 // An incomplete or contradictory set is an error that names the variable. getenv is os.Getenv, or a
 // test's.
@@ -67,10 +72,33 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 	default:
 		return Environment{Launcher: "none", Size: 1, LocalSize: 1}, nil
 	}
+	e.Job = jobName(getenv, e.Launcher)
 	if r.err != nil {
 		return e, r.err
 	}
 	return e, e.check()
+}
+
+// jobName returns the launcher's name of the job, or "".
+func jobName(getenv func(string) string, launcher string) string {
+	name := getenv("TORCHSTREAM_JOB")
+	if name != "" {
+		return name
+	}
+	switch launcher {
+	case "torchrun":
+		if name = getenv("TORCHELASTIC_RUN_ID"); name == "none" { // torchrun's default
+			name = ""
+		}
+	case "slurm":
+		name = getenv("SLURM_JOB_ID")
+		if step := getenv("SLURM_STEP_ID"); name != "" && step != "" {
+			name += "." + step
+		}
+	case "openmpi":
+		name = getenv("PMIX_NAMESPACE")
+	}
+	return name
 }
 
 func (e Environment) check() error {

@@ -67,6 +67,48 @@ func TestTakenPortIsNamed(t *testing.T) {
 	}
 }
 
+// A process of another job that finds this job's store is refused by the names of both jobs, and
+// this one goes on.
+func TestAnotherJobAtThePortIsNamed(t *testing.T) {
+	port := freePort(t)
+	environment := func(rank int, job string) *Environment {
+		return &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1", Port: port, Job: job}
+	}
+	for _, c := range []struct{ job, stranger, says string }{
+		{"first", "second", `is of the job "first", and this process is of the job "second": set MASTER_PORT`},
+		{"first", "", "have the same rank: another job uses this address: set MASTER_PORT"},
+	} {
+		errs := make(chan error, 2)
+		met, refused := make(chan bool, 2), make(chan bool)
+		for rank := range 2 {
+			go func() {
+				o := quick
+				o.CPU, o.Environment = true, environment(rank, c.job)
+				g, err := Init(t.Context(), o)
+				met <- true
+				if err == nil {
+					<-refused
+					err = errors.Join(g.AllReduce(full(cuda.CPU, torch.Float32, 1, 10), Sum), g.Close())
+				}
+				errs <- err
+			}()
+		}
+		<-met
+		<-met
+		o := quick
+		o.CPU, o.Environment = true, environment(1, c.stranger)
+		if _, err := Init(t.Context(), o); !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("the stranger: %v", err)
+		}
+		close(refused)
+		for range 2 {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
 // failedWith prints the error of a collective, and closes the group.
 func failedWith(g *Group, err error) error {
 	var e *Error

@@ -172,6 +172,7 @@ func deviceOf(e Environment, o Options) (cuda.Device, error) {
 type meeting struct {
 	Addresses []string
 	Token     string
+	Job       string // as the launcher names it, or ""
 }
 
 // connect joins store and hub, and waits until all ranks have.
@@ -208,6 +209,10 @@ func (j *job) connect(ctx context.Context) error {
 	}
 	if err != nil {
 		return fmt.Errorf("meeting rank 0 through the store: %w", err)
+	}
+	if mine := j.env.Job; mine != "" && meet.Job != "" && mine != meet.Job {
+		return fmt.Errorf("the store at %s:%d is of the job %q, and this process is of the job %q: set MASTER_PORT to a free port for each job: %w",
+			j.env.Address, j.env.Port, meet.Job, mine, ErrMismatch)
 	}
 	if j.member, err = control.Dial(ctx, meet.Addresses, meet.Token, j.env.Rank, times); err != nil {
 		return err
@@ -247,7 +252,7 @@ func (j *job) serve(times control.Options) (meeting, error) {
 		listener.Close()
 		return meeting{}, err
 	}
-	m := meeting{Token: hex.EncodeToString(secret)}
+	m := meeting{Token: hex.EncodeToString(secret), Job: j.env.Job}
 	port := strconv.Itoa(listener.Addr().(*net.TCPAddr).Port)
 	if at != ":0" {
 		m.Addresses = []string{net.JoinHostPort("127.0.0.1", port)}
@@ -491,8 +496,9 @@ func (j *job) disconnect() {
 }
 
 // Close ends this rank's part in the job, and that of all its subgroups. It waits until all ranks
-// have called Close, so that no rank loses data that is still under way, or until the job fails. A
-// rank that waits in a collective for this one fails, with this rank's name. Close returns why the
+// have called Close, so that no rank loses data that is still under way, or until the job fails: a
+// rank that does not call Close within Options.Timeout of the first one is at fault. A rank that
+// waits in a collective for this one fails, with this rank's name. Close returns why the
 // job has ended, if it has not ended in order. Close may be called on any group, any number of
 // times.
 func (g *Group) Close() error {
@@ -524,7 +530,7 @@ func (j *job) shutdown() error {
 		case <-ctx.Done():
 		}
 	}()
-	if err := j.member.Part(ctx, caller()); err != nil {
+	if err := j.member.Part(ctx, caller(), j.o.Timeout); err != nil {
 		return j.reason(err)
 	}
 	j.mu.Lock()

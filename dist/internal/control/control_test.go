@@ -79,7 +79,7 @@ func TestOrderlyEnd(t *testing.T) {
 			return m.Arrive("g#b", []int{0, 1, 2}, Call{Seq: seq + 1, Name: "Barrier"}, false, 10*time.Second)
 		})
 	}
-	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here") })
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
 	for _, m := range members {
 		m.Close()
 		m.Close()
@@ -187,7 +187,7 @@ func TestLeftBehind(t *testing.T) {
 	_, members := job(t, 2)
 	members[0].Enter("g", Call{Seq: 1, Name: "AllReduce", Line: "a.go:1"})
 	members[1].Enter("g", Call{Done: true})
-	if err := members[1].Part(t.Context(), "b.go:9"); err == nil {
+	if err := members[1].Part(t.Context(), "b.go:9", 20*time.Second); err == nil {
 		t.Error("Part returned nil while a rank waits")
 	}
 	requireVerdict(t, members, Left, 1, "closed its group at b.go:9", "AllReduce #1 at a.go:1")
@@ -221,8 +221,6 @@ func TestStrangersAreRefused(t *testing.T) {
 	for name, sent := range map[string]string{
 		"a wrong token":      `{"k":"hello","r":1,"t":"guess"}` + "\n",
 		"no hello":           `{"k":"beat","t":"secret"}` + "\n",
-		"a rank beyond all":  `{"k":"hello","r":2,"t":"secret"}` + "\n",
-		"a negative rank":    `{"k":"hello","r":-1,"t":"secret"}` + "\n",
 		"no JSON":            "GET / HTTP/1.1\r\n\r\n",
 		"a line without end": strings.Repeat("x", 3*maxHello),
 	} {
@@ -239,15 +237,54 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 		conn.Close()
 	}
-	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here") })
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
 }
 
+// Two processes of a rank end a job that has not met yet.
 func TestSameRankTwice(t *testing.T) {
-	h, members := job(t, 2)
-	twin, err := Dial(t.Context(), []string{h.listener.Addr().String()}, token, 1, times)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer twin.Close()
+	h := NewHub(l, 3, token, times)
+	t.Cleanup(h.Close)
+	var members []*Member
+	for _, rank := range []int{0, 1, 1} {
+		m, err := Dial(t.Context(), []string{l.Addr().String()}, token, rank, times)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Close)
+		members = append(members, m)
+	}
 	requireVerdict(t, members, Mismatch, 1, "have the same rank")
+}
+
+// A process of another job that knows the token is refused by name, and the job goes on.
+func TestRankOfAnotherJobIsRefused(t *testing.T) {
+	h, members := job(t, 2)
+	for rank, says := range map[int]string{0: "have the same rank", 1: "have the same rank", 2: "is no rank of the job of 2 ranks", -1: "is no rank of"} {
+		stranger, err := Dial(t.Context(), []string{h.listener.Addr().String()}, token, rank, times)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stranger.Close()
+		err = stranger.Arrive("job", []int{0, 1, 2}, Call{Seq: 1, Name: "Init"}, true, 10*time.Second)
+		if err == nil {
+			t.Error("the stranger has arrived")
+		}
+		requireVerdict(t, []*Member{stranger}, Mismatch, rank, says, "set MASTER_PORT", fmt.Sprintf("rank %d (pid ", rank))
+	}
+	each(t, members, func(m *Member) error { return m.Part(t.Context(), "here", 20*time.Second) })
+}
+
+// A rank that goes on and never leaves is named to those that wait for it.
+func TestRankThatDoesNotPart(t *testing.T) {
+	_, members := job(t, 3)
+	members[2].Enter("g", Call{Seq: 5, Name: "AllReduce", Line: "a.go:1", Done: true})
+	members[2].beatNow()
+	for _, m := range members[:2] {
+		go m.Part(t.Context(), "b.go:9", 100*time.Millisecond)
+	}
+	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
 }

@@ -25,6 +25,7 @@ type Hub struct {
 	mu       sync.Mutex
 	ranks    []peer
 	arrivals map[arrivalKey]*arrival
+	formed   bool // all ranks have met
 	reports  []report
 	verdict  *Verdict
 }
@@ -38,6 +39,7 @@ type peer struct {
 	calls  map[string]Call
 	callAt time.Time // when calls came
 	left   string    // the line that closed the group, or ""
+	until  time.Time // when the others must have closed theirs, if left
 }
 
 type arrivalKey struct {
@@ -124,8 +126,12 @@ func (h *Hub) serve(conn net.Conn) {
 		}
 	}()
 	hello, rest, err := readHello(conn, h.o.Silence)
-	if err != nil || !h.join(conn, hello) {
+	if err != nil || hello.Kind != kindHello || subtle.ConstantTimeCompare([]byte(hello.Token), []byte(h.token)) != 1 {
 		conn.Close()
+		return
+	}
+	if refused := h.join(conn, hello); refused != "" {
+		h.refuse(conn, hello.Rank, refused)
 		return
 	}
 	conn.SetReadDeadline(time.Time{})
@@ -166,18 +172,39 @@ func readHello(conn net.Conn, limit time.Duration) (m message, rest io.Reader, e
 	}
 }
 
-// join makes the connection that of its rank, and reports whether it may be.
-func (h *Hub) join(conn net.Conn, hello message) bool {
+// refuse tells the process at the other end why it cannot be a rank, and ends the connection. It
+// reads on until the process has closed its end, since data that nobody reads would end the
+// connection before the message is read.
+func (h *Hub) refuse(conn net.Conn, rank int, why string) {
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(h.o.Silence))
+	select {
+	case <-h.stop:
+		return
+	default:
+	}
+	if json.NewEncoder(conn).Encode(message{Kind: kindVerdict, Verdict: &Verdict{Mismatch, rank, why}}) == nil {
+		io.Copy(io.Discard, conn)
+	}
+}
+
+// join makes the connection that of its rank, or says why it cannot be. A second process of a rank
+// ends a job that has not met yet: either may be meant. Later it is of another job, which begins
+// with the same address.
+func (h *Hub) join(conn net.Conn, hello message) (refused string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if hello.Kind != kindHello || subtle.ConstantTimeCompare([]byte(hello.Token), []byte(h.token)) != 1 ||
-		hello.Rank < 0 || hello.Rank >= h.size {
-		return false
+	const another = "another job uses this address: set MASTER_PORT to a free port for each job"
+	if hello.Rank < 0 || hello.Rank >= h.size {
+		return fmt.Sprintf("%s is no rank of the job of %d ranks that %s serves: %s", hello.Name, h.size, h.ranks[0].name, another)
 	}
 	p := &h.ranks[hello.Rank]
 	if p.out != nil {
-		h.judge(&Verdict{Mismatch, hello.Rank, fmt.Sprintf("%s and %s have the same rank", p.name, hello.Name)})
-		return false
+		text := fmt.Sprintf("%s and %s have the same rank", p.name, hello.Name)
+		if !h.formed {
+			h.judge(&Verdict{Mismatch, hello.Rank, text})
+		}
+		return text + ": " + another
 	}
 	p.conn, p.out, p.name, p.heard = conn, make(chan message, queueLength), hello.Name, time.Now()
 	h.running.Add(1)
@@ -185,7 +212,7 @@ func (h *Hub) join(conn net.Conn, hello message) bool {
 	if h.verdict != nil {
 		h.send(hello.Rank, message{Kind: kindVerdict, Verdict: h.verdict})
 	}
-	return true
+	return ""
 }
 
 // write sends what is queued until the queue is closed, and then closes the connection.
@@ -299,7 +326,7 @@ func (h *Hub) receive(rank int, m message) {
 	case kindAbort:
 		h.judge(&Verdict{Aborted, rank, fmt.Sprintf("%s has ended the job: %s", p.name, m.Text)})
 	case kindLeave:
-		p.calls, p.callAt, p.left = m.Calls, p.heard, m.Text
+		p.calls, p.callAt, p.left, p.until = m.Calls, p.heard, m.Text, p.heard.Add(m.Timeout)
 		if h.allLeft() {
 			for r := range h.ranks {
 				h.send(r, message{Kind: kindLeave})
@@ -342,6 +369,7 @@ func (h *Hub) arrive(rank int, m message) {
 		return
 	}
 	delete(h.arrivals, key)
+	h.formed = h.formed || len(a.members) == h.size
 	first := a.members[0]
 	for _, r := range a.members {
 		if other, one := a.calls[r], a.calls[first]; a.compare && (other.Name != one.Name || other.What != one.What) {
@@ -399,6 +427,7 @@ func (h *Hub) check(now time.Time) {
 		}
 	}
 	h.checkLeft()
+	h.checkParting(now)
 }
 
 // missing is the verdict about a barrier that not all ranks have reached.
@@ -467,4 +496,25 @@ func (h *Hub) checkLeft() {
 			}
 		}
 	}
+}
+
+// checkParting finds ranks that do not leave in time after another one. The caller holds the lock.
+func (h *Hub) checkParting(now time.Time) {
+	first := slices.IndexFunc(h.ranks, func(p peer) bool { return p.left != "" && now.After(p.until) })
+	if first < 0 || h.allLeft() {
+		return
+	}
+	var names []string
+	rank := -1
+	for r := range h.ranks {
+		if h.ranks[r].left != "" {
+			continue
+		}
+		if rank < 0 {
+			rank = r
+		}
+		names = append(names, fmt.Sprintf("%s (%s)", h.ranks[r].name, h.last(r, "")))
+	}
+	h.judge(&Verdict{Timeout, rank, fmt.Sprintf("%s did not close its group in time after %s, which closed it at %s",
+		strings.Join(names, ", "), h.ranks[first].name, h.ranks[first].left)})
 }

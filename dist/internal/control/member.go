@@ -122,9 +122,10 @@ func (m *Member) Report(group string, members []int, c Call, text string) {
 func (m *Member) Abort(text string) { m.send(message{Kind: kindAbort, Text: text}) }
 
 // Part waits until all ranks have called it, or the job or the context ends. at is the program's
-// line. Ranks that wait for this one in a collective end the job.
-func (m *Member) Part(ctx context.Context, at string) error {
-	m.send(m.status(message{Kind: kindLeave, Text: at}))
+// line. Ranks that wait for this one in a collective end the job, and so do ranks that do not call
+// Part within the timeout of the first one.
+func (m *Member) Part(ctx context.Context, at string, timeout time.Duration) error {
+	m.send(m.status(message{Kind: kindLeave, Text: at, Timeout: timeout}))
 	select {
 	case <-m.left:
 		return nil

@@ -72,7 +72,7 @@ const (
 	kindDone    = "done"    // all members are: Name, Call
 	kindReport  = "report"  // a collective failed at a member: Name, Members, Call, Text
 	kindAbort   = "abort"   // a member ends the job: Text
-	kindLeave   = "leave"   // a member closes its group; from the hub: all have left
+	kindLeave   = "leave"   // a member closes its group: Text, Timeout; from the hub: all have left
 	kindVerdict = "verdict" // the hub ends the job
 )
 
