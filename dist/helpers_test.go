@@ -117,19 +117,26 @@ func (b *lockedBuffer) String() string {
 // expect waits until the process has printed the text.
 func (p *process) expect(t *testing.T, text string) {
 	t.Helper()
-	limit := time.NewTimer(60 * time.Second)
-	defer limit.Stop()
+	if !p.await(text, 60*time.Second) {
+		t.Fatalf("rank %d has not printed %q: %v\n%s", p.rank, text, p.err, p.output.String())
+	}
+}
+
+// await waits until the process has printed the text, and reports whether it has. Its end and the
+// limit of time end the waiting.
+func (p *process) await(text string, limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
 	for !strings.Contains(p.output.String(), text) {
 		select {
 		case <-p.output.wake:
 		case <-p.done:
-			if !strings.Contains(p.output.String(), text) {
-				t.Fatalf("rank %d ended without printing %q: %v\n%s", p.rank, text, p.err, p.output.String())
-			}
-		case <-limit.C:
-			t.Fatalf("rank %d has not printed %q:\n%s", p.rank, text, p.output.String())
+			return strings.Contains(p.output.String(), text)
+		case <-timer.C:
+			return false
 		}
 	}
+	return true
 }
 
 // wait waits for the end of the process, for the time at most.

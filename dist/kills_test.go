@@ -1,0 +1,392 @@
+package dist_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/train"
+)
+
+var (
+	kills    = flag.Int("kills", 7, "how many faults TestKills makes")
+	killSeed = flag.Uint64("kill-seed", 0, "seed of the faults of TestKills; 0 draws one")
+)
+
+// Times of the jobs of TestKills, and what a busy machine adds to them.
+const (
+	killTimeout = 8 * time.Second
+	killSilence = 3 * time.Second
+	killSlack   = 8 * time.Second
+	killSteps   = 12
+)
+
+// faults are what happens to a rank.
+var faults = map[string]func(world *dist.Group){
+	"kill": func(*dist.Group) { syscall.Kill(os.Getpid(), syscall.SIGKILL) },
+	"stop": func(*dist.Group) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) },
+	"cut":  func(*dist.Group) { cutSocket() },
+	"disk": func(*dist.Group) { fillDisk() },
+	// A straggler comes late to a collective, and a stuck rank never.
+	"straggle": func(*dist.Group) { work(1 << 20) },
+	"stuck": func(world *dist.Group) {
+		for world != nil && world.Err() == nil {
+			work(1000)
+		}
+	},
+}
+
+// A fault on the rank's own goroutine holds up its next collective. The others come beside it.
+var inLine = map[string]bool{"straggle": true, "stuck": true, "disk": true}
+
+// work computes for some time that depends on count.
+func work(count int) {
+	var sum [32]byte
+	for range count {
+		sum = sha256.Sum256(sum[:])
+	}
+	if sum == [32]byte{1} {
+		fmt.Println(sum)
+	}
+}
+
+// cutSocket ends one of the process's connections, of the store, of the job or of Gloo.
+func cutSocket() {
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return
+	}
+	var connected []int
+	for _, f := range files {
+		fd, err := strconv.Atoi(f.Name())
+		if err != nil {
+			continue
+		}
+		if peer, err := syscall.Getpeername(fd); err == nil {
+			if _, ok := peer.(*syscall.SockaddrUnix); !ok {
+				connected = append(connected, fd)
+			}
+		}
+	}
+	if len(connected) > 0 {
+		syscall.Shutdown(connected[rand.IntN(len(connected))], syscall.SHUT_RDWR)
+	}
+}
+
+// fillDisk makes every file end after some bytes.
+func fillDisk() {
+	signal.Ignore(syscall.SIGXFSZ)
+	var limit syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &limit); err == nil {
+		limit.Cur = uint64(rand.IntN(3000))
+		syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limit)
+	}
+}
+
+// fault is what happens to a rank of a job, and when: before the given call of the rank's loop, or
+// before Init if it is negative, and after some work.
+type fault struct {
+	Kind       string
+	Rank, Call int
+	Work       int
+}
+
+const (
+	faultVariable = "TORCHSTREAM_DIST_TEST_FAULT"
+	pathVariable  = "TORCHSTREAM_DIST_TEST_PATH"
+	faultSays     = "the fault begins"
+)
+
+func init() { dist.AddWorker("training with a fault", trainingWithAFault) }
+
+// trainingWithAFault trains from its checkpoint on, and prints the weights or its error.
+func trainingWithAFault(ctx context.Context) error {
+	var f fault
+	if err := json.Unmarshal([]byte(os.Getenv(faultVariable)), &f); err != nil {
+		return err
+	}
+	mine := os.Getenv("RANK") == strconv.Itoa(f.Rank)
+	call := -1
+	at := func(world *dist.Group) {
+		if mine && call == f.Call {
+			happen := func() {
+				work(f.Work)
+				fmt.Println(faultSays)
+				faults[f.Kind](world)
+			}
+			if inLine[f.Kind] {
+				happen()
+			} else {
+				go happen()
+			}
+		}
+		call++
+	}
+	weights, err := trainFrom(ctx, os.Getenv(pathVariable), at)
+	if err != nil {
+		fmt.Println("failed:", err)
+		return nil
+	}
+	text, err := json.Marshal(weights)
+	fmt.Println("learned:", string(text))
+	return err
+}
+
+// trainFrom trains to killSteps. It calls at before each call that other ranks take part in.
+func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (weights []float64, err error) {
+	at(nil)
+	world, err := dist.Init(ctx, dist.Options{CPU: true, Timeout: killTimeout, Silence: killSilence})
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		at(world)
+		err = errors.Join(err, world.Close())
+	}()
+	if err := torch.ManualSeed(5); err != nil {
+		return nil, err
+	}
+	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
+	if err := nn.ToDType(net, torch.Float64); err != nil {
+		return nil, err
+	}
+	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
+	if err != nil {
+		return nil, err
+	}
+	if err := torch.ManualSeed(uint64(6 + world.Rank())); err != nil {
+		return nil, err
+	}
+	c := train.Checkpoint{Model: net, Optimizer: opt, Device: cuda.CPU, World: world}
+	at(world)
+	if err := c.Load(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	at(world)
+	parallel, err := dist.NewDataParallel(world, net, dist.DataParallelOptions{})
+	if err != nil {
+		return nil, err
+	}
+	defer parallel.Close()
+	first, _ := strconv.Atoi(c.Metadata["step"])
+	var saving *train.Saving
+	for step := first; step < killSteps; step++ {
+		x, err := torch.Randn(cuda.CPU, torch.Float64, 4, 6)
+		if err != nil {
+			return nil, err
+		}
+		at(world)
+		if err := parallel.Backward(net.Forward(x).Square().Mean()); err != nil {
+			return nil, err
+		}
+		if err := errors.Join(opt.Step(), opt.ZeroGrad()); err != nil {
+			return nil, err
+		}
+		at(world)
+		if err := exchange(world, step); err != nil {
+			return nil, err
+		}
+		if saving != nil {
+			if err := saving.Wait(); err != nil {
+				return nil, err
+			}
+		}
+		c.Metadata = map[string]string{"step": strconv.Itoa(step + 1)}
+		at(world)
+		if saving, err = c.SaveAsync(path); err != nil {
+			return nil, err
+		}
+	}
+	if saving != nil {
+		if err := saving.Wait(); err != nil {
+			return nil, err
+		}
+	}
+	for _, n := range nn.State(net) {
+		values, err := n.Tensor.NoGrad().Float64s()
+		if err != nil {
+			return nil, err
+		}
+		weights = append(weights, values...)
+	}
+	return weights, nil
+}
+
+// exchange makes one of the collectives that training does not.
+func exchange(world *dist.Group, step int) error {
+	switch step % 4 {
+	case 0:
+		return world.Barrier()
+	case 1:
+		all, err := dist.AllGatherObject(world, world.Rank())
+		if err == nil && len(all) != world.Size() {
+			err = fmt.Errorf("%v from %d ranks", all, world.Size())
+		}
+		return err
+	case 2:
+		x, err := torch.Zeros(cuda.CPU, torch.Float32, 1<<16)
+		if err != nil {
+			return err
+		}
+		defer x.Close()
+		w, err := world.AllReduceAsync(x, dist.Max)
+		if err != nil {
+			return err
+		}
+		return errors.Join(w.Wait(), w.Close())
+	}
+	_, err := world.Subgroup(1, 0)
+	return err
+}
+
+// Whatever happens to a rank at any moment, every other rank ends within the stated time, with an
+// error that names a rank, and the job that is started again computes what it would have computed.
+// A fault that does no harm, such as a straggler that is not too late, changes nothing.
+func TestKills(t *testing.T) {
+	seed := *killSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	random := rand.New(rand.NewPCG(seed, 0))
+	want := map[int][]float64{}
+	for size := 2; size <= 3; size++ {
+		all := launchTraining(t, size, filepath.Join(t.TempDir(), "whole.pt"), fault{Rank: -1})
+		want[size] = learned(t, all)
+	}
+	kinds := []string{"kill", "stop", "cut", "disk", "straggle", "stuck", "kill"}
+	ended := map[string]int{}
+	for n := range *kills {
+		size := 2 + random.IntN(2)
+		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12)}
+		if f.Kind == "disk" {
+			f.Rank = 0 // writes the checkpoint
+		}
+		if f.Call < 0 {
+			f.Work = random.IntN(1 << 20) // until some moment of Init
+		}
+		if t.Run(fmt.Sprintf("%d %s rank %d of %d", n, f.Kind, f.Rank, size), func(t *testing.T) {
+			t.Logf("seed %d: %+v", seed, f)
+			path := filepath.Join(t.TempDir(), "last.pt")
+			if kill(t, size, path, f) {
+				ended[f.Kind]++
+			}
+			requireWeights(t, size, learned(t, launchTraining(t, size, path, fault{Rank: -1})), want[size])
+			if left, _ := filepath.Glob(path + ".tmp*"); len(left) > 0 {
+				t.Errorf("files are left: %v", left)
+			}
+		}); t.Failed() {
+			break
+		}
+	}
+	t.Logf("seed %d: of %d faults these ended the job: %v", seed, *kills, ended)
+}
+
+func launchTraining(t *testing.T, size int, path string, f fault) []*dist.Process {
+	t.Helper()
+	text, err := json.Marshal(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dist.LaunchJob(t, size, "training with a fault", pathVariable+"="+path, faultVariable+"="+string(text))
+}
+
+// learned waits for the end of a training, and returns the weights of its ranks, which are equal.
+func learned(t *testing.T, all []*dist.Process) (weights []float64) {
+	t.Helper()
+	for rank, p := range all {
+		p.Await("no such text", time.Minute)
+		_, text, ok := strings.Cut(p.Text(), "learned: ")
+		var own []float64
+		if !ok || json.Unmarshal([]byte(strings.TrimSpace(text)), &own) != nil {
+			t.Fatalf("rank %d has not learned:\n%s", rank, p.Text())
+		}
+		if rank == 0 {
+			weights = own
+		}
+		requireWeights(t, 2, own, weights)
+	}
+	return weights
+}
+
+// requireWeights compares weights. Three ranks may have been added up in another order, since a
+// training that goes on arranges its buckets again.
+func requireWeights(t *testing.T, size int, got, want []float64) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("%d weights, want %d", len(got), len(want))
+	}
+	for i := range want {
+		if size == 2 && got[i] != want[i] || math.Abs(got[i]-want[i]) > 1e-14 {
+			t.Fatalf("weight %d is %v, want %v", i, got[i], want[i])
+		}
+	}
+}
+
+// kill runs a training with a fault, and reports whether that has ended the job.
+func kill(t *testing.T, size int, path string, f fault) bool {
+	t.Helper()
+	all := launchTraining(t, size, path, f)
+	victim := all[f.Rank]
+	victim.Await(faultSays, time.Minute) // or its end
+	begun := time.Now()
+	limit := time.NewTimer(killTimeout + killSilence + killSlack)
+	defer limit.Stop()
+	failed := false
+	for rank, p := range all {
+		if rank == f.Rank && f.Kind == "stop" {
+			continue // it is stopped, or done
+		}
+		select {
+		case <-p.Ended():
+		case <-limit.C:
+			t.Fatalf("rank %d has not ended %v after the fault:\n%s", rank, time.Since(begun), p.Text())
+		}
+		text := p.Text()
+		if rank == f.Rank && f.Kind == "kill" && strings.Contains(text, faultSays) {
+			failed = true
+			continue
+		}
+		if strings.Contains(text, "learned: ") {
+			continue
+		}
+		failed = true
+		_, reason, ok := strings.Cut(text, "failed: ")
+		named := fmt.Sprintf("rank %d", f.Rank)
+		if f.Kind == "cut" { // either end of the connection may be named
+			named = "rank "
+		}
+		if !ok || rank != f.Rank && !strings.Contains(reason, named) {
+			t.Errorf("rank %d does not name %q:\n%s", rank, named, text)
+		}
+	}
+	if f.Kind == "stop" { // as a launcher does before it starts the job again
+		victim.Process.Kill()
+		<-victim.Ended()
+	}
+	for rank, p := range all {
+		if failed && f.Kind != "cut" && strings.Contains(p.Text(), "learned: ") && rank != f.Rank {
+			t.Errorf("rank %d has learned, and others have failed:\n%s", rank, p.Text())
+		}
+	}
+	t.Logf("ended the job: %v, after %.1f s", failed, time.Since(begun).Seconds())
+	return failed
+}
