@@ -277,7 +277,8 @@ TS_API ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const u
  * the buffer's content is undefined. 0: only the host decodes this image, geometry or entries. That
  * is so without entries that are proven (`proof` as in ts_image_decode_with_entries, which verifies
  * entries; this call does not), for entries that are too far apart, with dct_scaling where it would
- * scale, for CMYK, and for unusual Huffman tables.
+ * scale, for CMYK, for unusual Huffman tables, and for a crop whose decoding takes more than 256 MiB
+ * of scratch memory (ts_gpu_decoder_new).
  *
  * Damage that libjpeg-turbo meets in the file's header is TS_ERROR_DECODE. */
 TS_API ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data,

@@ -291,6 +291,7 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
   if (!plan_components(codec, &plan) || !plan_scan(scan, &plan, &codes)) return 0;
   const Box box = plan_pixels(codec, geometry, &plan);
   if (!small_enough(plan) || !plan_mcus(codec, box, &plan)) return 0;
+  if (jpeg::scratch_of(plan).total() > jpeg::kMaxPlanScratch) return 0;
   const PackedEntries packed = entries.packed();
   plan.spacing = entries.spacing();
   plan.entries = entries.count();

@@ -109,6 +109,10 @@ struct Scratch {
 
 constexpr uint64_t kScratchAlign = 256;
 
+// The maximum of Scratch::total of a plan, so that a decoder with so much scratch memory takes any
+// plan. It is enough for a crop of 16 million pixels.
+constexpr uint64_t kMaxPlanScratch = uint64_t{256} << 20;
+
 TS_HOST_DEVICE uint64_t aligned_scratch(uint64_t bytes) {
   return (bytes + kScratchAlign - 1) / kScratchAlign * kScratchAlign;
 }

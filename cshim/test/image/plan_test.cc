@@ -185,6 +185,14 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   ts_image_geometry huge = g;  // more pixels than a plan can count
   huge.resize_width = huge.resize_height = huge.window_width = huge.window_height = 65535;
   EXPECT_EQ(plan_of(&decoder, file, huge, blob.bytes, &blob.proof).size(), 0u);
+  const Bytes high = encode_jpeg(picture(random, 100, 2000), {});
+  Blob marked = make_blob(&decoder, high, 4);
+  ts_image_geometry wide = crop(0, 0, 100, 2000);
+  wide.resize_height = wide.window_height = 10;
+  wide.resize_width = wide.window_width = 20000;
+  EXPECT_GT(plan_of(&decoder, high, wide, marked.bytes, &marked.proof).size(), 0u);
+  wide.resize_width = wide.window_width = 40000;  // 320 MB of columns
+  EXPECT_EQ(plan_of(&decoder, high, wide, marked.bytes, &marked.proof).size(), 0u);
   JpegOptions options;
   options.coding = Coding::kProgressive;
   const Bytes progressive = encode_jpeg(picture(random, 100, 80), options);
