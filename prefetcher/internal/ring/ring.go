@@ -48,6 +48,12 @@ type Device[S comparable, E any] interface {
 	Copy(slot, host, n int, released []E, copied E) error
 	// Finish enqueues on P the work that converts the copied samples to the consumer's.
 	Finish(slot, host, n int) error
+	// Check waits, on the host, until the device knows whether it has made the batch that Finish
+	// has enqueued last for the slot, and makes what the device could not. It returns Unchecked as
+	// soon as busy reports true. bad is an error that ends the epoch before this batch, err one of
+	// the device. The ring calls Check only with Config.Checked, in the order of the batches, with
+	// the epoch's ctx.
+	Check(ctx context.Context, slot, n int, info any, busy func() bool) (checked Checked, bad, err error)
 	// Record records the event on the stream.
 	Record(event E, stream S) error
 	// Wait makes the stream wait for the event's latest record. The host does not block.
@@ -56,6 +62,15 @@ type Device[S comparable, E any] interface {
 	// error, which it returns. It calls stop at least every few milliseconds.
 	HostWait(host int, copied E, stop func() error) error
 }
+
+// Checked is the outcome of Device.Check.
+type Checked int
+
+const (
+	Unchecked Checked = iota // Check is to be called again
+	Good                     // the batch is as Finish has enqueued it
+	Mended                   // Check has enqueued more work on P for it
+)
 
 // Scheduler starts the ring's goroutines and lets them wait for each other. It provides one lock
 // and waiting for a condition that the lock guards.
@@ -79,7 +94,10 @@ type Config struct {
 	Batch int // samples that fit in a slot
 	// Direct omits the copy: the consumer reads the host slot itself, so the source cannot refill
 	// it before the batch is released.
-	Direct    bool
+	Direct bool
+	// Checked holds every batch back until Device.Check has passed it. Meanwhile the next batches
+	// are copied.
+	Checked   bool
 	Scheduler Scheduler // nil selects the Go runtime
 
 	maxReleased int // maximum number of release events per slot; 0 stands for 16
@@ -143,6 +161,7 @@ type epoch struct {
 	ctx     context.Context
 	lent    []loan
 	filled  []batch
+	copied  []batch // enqueued and not checked, with Config.Checked
 	ready   []batch
 	index   int   // index of the next batch
 	err     error // the error that stopped the driver
@@ -279,17 +298,36 @@ func (r *Ring[S, E]) open() error {
 	return nil
 }
 
-// step waits for a filled host slot and a free device slot and enqueues the copy from one to the
-// other. It returns false when the driver must stop. The lock is held on entry and on return.
+// step waits for a batch to copy or to check, and does so. It returns false when the driver must
+// stop. The lock is held on entry and on return.
 func (r *Ring[S, E]) step() bool {
-	r.sched.Wait(func() bool {
-		ep := r.epoch
-		return r.stopping || ep != nil && !ep.left && ep.err == nil && len(ep.filled) > 0 && len(r.freeSlots) > 0
-	})
-	if r.stopping {
+	r.sched.Wait(func() bool { return r.stopping || r.canCopy() || r.canCheck() })
+	switch {
+	case r.stopping:
 		return false
+	case r.canCopy():
+		r.copy(r.epoch)
+	default:
+		r.check(r.epoch)
 	}
+	return true
+}
+
+// canCopy reports whether there are a filled host slot and a free device slot. The lock is held.
+func (r *Ring[S, E]) canCopy() bool {
 	ep := r.epoch
+	return ep != nil && !ep.left && ep.err == nil && len(ep.filled) > 0 && len(r.freeSlots) > 0
+}
+
+// canCheck reports whether a batch is to be checked. The lock is held.
+func (r *Ring[S, E]) canCheck() bool {
+	ep := r.epoch
+	return ep != nil && !ep.left && ep.ctx.Err() == nil && r.broken == nil && len(ep.copied) > 0
+}
+
+// copy enqueues the copy from the oldest filled host slot to a free device slot. The lock is held
+// on entry and on return.
+func (r *Ring[S, E]) copy(ep *epoch) {
 	b := popFront(&ep.filled)
 	b.slot = popFront(&r.freeSlots)
 	slot := &r.slots[b.slot]
@@ -324,10 +362,61 @@ func (r *Ring[S, E]) step() bool {
 		if !r.cfg.Direct {
 			r.freeHosts = append(r.freeHosts, b.host)
 		}
-		ep.ready = append(ep.ready, b)
+		if r.cfg.Checked {
+			ep.copied = append(ep.copied, b)
+		} else {
+			ep.ready = append(ep.ready, b)
+		}
 	}
 	r.sched.Wake()
-	return true
+}
+
+// check waits until the oldest copied batch is known to be good, or another can be copied. The lock
+// is held on entry and on return.
+func (r *Ring[S, E]) check(ep *epoch) {
+	b := ep.copied[0]
+	slot := &r.slots[b.slot]
+	r.moving = true
+	r.sched.Unlock()
+
+	checked, bad, fatal := r.checkBatch(ep, b)
+	if bad == nil && fatal == nil && checked == Mended {
+		fatal = r.dev.Record(slot.ready, r.dev.P())
+	}
+
+	r.sched.Lock()
+	r.moving = false
+	switch {
+	case fatal != nil:
+		r.fail(fatal)
+	case bad != nil:
+		// P wrote the slots and is also the next to write them.
+		ep.err = bad
+		for _, b := range ep.copied {
+			r.freeSlots = append(r.freeSlots, b.slot)
+			if r.cfg.Direct {
+				r.freeHosts = append(r.freeHosts, b.host)
+			}
+		}
+		ep.copied = nil
+	case checked != Unchecked:
+		ep.ready = append(ep.ready, popFront(&ep.copied))
+	}
+	r.sched.Wake()
+}
+
+// checkBatch calls Device.Check, in which the source decodes: it may panic.
+func (r *Ring[S, E]) checkBatch(ep *epoch, b batch) (checked Checked, bad, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			bad = fmt.Errorf("the source panicked while it decoded an image again: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return r.dev.Check(ep.ctx, b.slot, b.n, b.info, func() bool {
+		r.sched.Lock()
+		defer r.sched.Unlock()
+		return r.canCopy() || ep.left || ep.ctx.Err() != nil
+	})
 }
 
 // finish calls the source's Finish, which may panic.
@@ -501,7 +590,7 @@ func (r *Ring[S, E]) next(ep *epoch) (*Lease[S, E], error) {
 		return nil, err
 	}
 	start := time.Now()
-	drained := func() bool { return ep.ended && len(ep.filled) == 0 && !r.moving }
+	drained := func() bool { return ep.ended && len(ep.filled) == 0 && len(ep.copied) == 0 && !r.moving }
 	stuck := func() bool { return len(ep.filled) > 0 && r.held == r.cfg.Slots }
 	r.sched.Wait(func() bool { return len(ep.ready) > 0 || r.over(ep) != nil || drained() || stuck() })
 	waited := time.Since(start)
@@ -547,6 +636,8 @@ func (r *Ring[S, E]) over(ep *epoch) error {
 	case r.broken != nil:
 		r.reported = true
 		return r.broken
+	case len(ep.copied) > 0:
+		return nil
 	}
 	return ep.err
 }
@@ -570,7 +661,7 @@ func (r *Ring[S, E]) leave(ep *epoch, cancel context.CancelCauseFunc) {
 	ep.left = true
 	r.sched.Wake()
 	r.sched.Wait(func() bool { return ep.ended && !r.moving })
-	for _, b := range ep.ready {
+	for _, b := range append(ep.ready, ep.copied...) {
 		r.freeSlots = append(r.freeSlots, b.slot)
 		if r.cfg.Direct {
 			r.freeHosts = append(r.freeHosts, b.host)

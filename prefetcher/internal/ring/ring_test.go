@@ -22,6 +22,7 @@ var (
 var (
 	errSource   = errors.New("source failed")
 	errFinish   = errors.New("finish failed")
+	errCheck    = errors.New("check failed")
 	errCanceled = errors.New("cancelled by the test")
 )
 
@@ -43,8 +44,12 @@ const (
 	bySourcePanic
 	bySourceCancel // a worker of the source fails and cancels the source's own context
 	byFinishError
+	byCheckError
 	endings
 )
+
+// badCheck is the number of samples of a batch whose check fails.
+const badCheck = 3
 
 // program is one schedule: a ring, its source and its consumer, all drawn from the seed.
 type program struct {
@@ -79,6 +84,7 @@ func runSchedule(seed uint64, mutate func(simulated) simulated, trace func(strin
 	p.cfg = Config{Slots: 1 + w.Rand.IntN(3), Hosts: 1 + w.Rand.IntN(4), Batch: 8, Scheduler: w, maxReleased: 1 + w.Rand.IntN(3)}
 	onCPU := mutate == nil && w.Rand.IntN(8) == 0
 	p.cfg.Direct = onCPU && w.Rand.IntN(2) == 0
+	p.cfg.Checked = !onCPU && w.Rand.IntN(2) == 0
 	gpu := newSimDevice(w, p.cfg)
 	p.dev = gpu
 	if onCPU {
@@ -211,6 +217,9 @@ func (p *program) plan(epoch int) plan {
 	} else {
 		e.ending = toTheEnd
 	}
+	if e.ending == byCheckError && !p.cfg.Checked {
+		e.ending = byFinishError
+	}
 	e.retains = rng.IntN(3) == 0
 	return e
 }
@@ -279,6 +288,8 @@ func (p *program) checkEnd(e plan, seen int, panicked bool, err error) {
 		ok = err != nil && strings.Contains(err.Error(), "source panicked: at") && seen == e.at
 	case byFinishError:
 		ok = errors.Is(err, errFinish) && seen == e.at
+	case byCheckError:
+		ok = errors.Is(err, errCheck) && seen == e.at
 	case byBreak, byPanic:
 		ok = err == nil && seen == e.at+1 && panicked == (e.ending == byPanic)
 	}
@@ -331,6 +342,9 @@ func (p *program) source(e plan) func(context.Context, Lend, Deliver) error {
 			n := 2
 			if i == e.at && e.ending == byFinishError {
 				n = 1
+			}
+			if i == e.at && e.ending == byCheckError {
+				n = badCheck
 			}
 			if err := deliver(n, 100*e.epoch+i+1); err != nil {
 				return err
@@ -445,6 +459,8 @@ type (
 	wrongRelease struct{ simulated }
 	earlyCopied  struct{ *simDevice }
 	noCloseWaits struct{ simulated }
+	noCheckWait  struct{ *simDevice }
+	noReadyAgain struct{ *simDevice }
 	noUseWait    struct {
 		simulated
 		w *world
@@ -492,6 +508,21 @@ func (m noUseWait) Wait(stream int, e *simEvent) error {
 	return m.simulated.Wait(stream, e)
 }
 
+// Check does not wait for the flags.
+func (m noCheckWait) Check(ctx context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
+	decoded := m.decoded[slot]
+	m.decoded[slot] = &simEvent{}
+	m.RecordEvent(m.decoded[slot], 2)
+	defer func() { m.decoded[slot] = decoded }()
+	return m.simDevice.Check(ctx, slot, n, info, busy)
+}
+
+// Check keeps quiet about the work that it has enqueued.
+func (m noReadyAgain) Check(ctx context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
+	checked, bad, err := m.simDevice.Check(ctx, slot, n, info, busy)
+	return min(checked, Good), bad, err
+}
+
 func (m noCloseWaits) Close([]*simEvent) error { return m.simulated.Close(nil) }
 
 // TestMissingEdges leaves out each edge in turn. The simulation must report each one by its name,
@@ -513,6 +544,16 @@ func TestMissingEdges(t *testing.T) {
 		{"copied(k) is recorded before the copy", "copied", func(d simulated) simulated {
 			f := d.(*failing)
 			f.simulated = earlyCopied{f.simulated.(*simDevice)}
+			return f
+		}},
+		{"a check does not wait for the flags", "decoded", func(d simulated) simulated {
+			f := d.(*failing)
+			f.simulated = noCheckWait{f.simulated.(*simDevice)}
+			return f
+		}},
+		{"ready(j) is not recorded after a batch is mended", "ready", func(d simulated) simulated {
+			f := d.(*failing)
+			f.simulated = noReadyAgain{f.simulated.(*simDevice)}
 			return f
 		}},
 		{"Close does not wait for released(j)", "close", func(d simulated) simulated { return noCloseWaits{d} }},

@@ -113,6 +113,22 @@ func (d *freeDevice) Finish(slot, host, n int) error {
 	return nil
 }
 
+// Check waits for all work on P, unless the ring has something better to do.
+func (d *freeDevice) Check(_ context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
+	idle, errBusy := &freeEvent{}, errors.New("busy")
+	_ = d.Record(idle, 0)
+	err := d.HostWait(0, idle, func() error {
+		if busy() {
+			return errBusy
+		}
+		return nil
+	})
+	if err != nil {
+		return Unchecked, nil, nil
+	}
+	return Mended, nil, nil
+}
+
 func (d *freeDevice) Record(e *freeEvent, stream int) error {
 	d.mu.Lock()
 	e.latest = new(bool)
@@ -186,7 +202,7 @@ type runtimeRun struct {
 
 func runOnRuntime(t *testing.T, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4}
+	cfg := Config{Slots: 1 + rng.IntN(3), Hosts: 1 + rng.IntN(3), Batch: 4, Checked: rng.IntN(2) == 0}
 	r := &runtimeRun{t: t, seed: seed, rng: rng, dev: newFreeDevice(cfg)}
 	var err error
 	if r.ring, err = New(Device[int, *freeEvent](r.dev), cfg); err != nil {

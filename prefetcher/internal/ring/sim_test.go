@@ -1,6 +1,7 @@
 package ring
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,6 +26,8 @@ const (
 	byFinish   = "a finish"
 	byConsumer = "the consumer's kernel"
 	byFree     = "the ring's free"
+	byFlags    = "the flags' copy"
+	byCheck    = "the check of the flags"
 )
 
 // freed is the generation of the ring's free: it comes after all batches.
@@ -39,6 +42,8 @@ func edge(cell *simulate.Cell, write, read simulate.Access) string {
 		return "close"
 	case read.By == byConsumer && write.Gen > read.Gen:
 		return "released"
+	case read.By == byCheck || write.By == byFlags:
+		return "decoded"
 	case read.By == byConsumer && !host:
 		return "ready"
 	case host && write.Gen > read.Gen:
@@ -57,6 +62,12 @@ type simDevice struct {
 	slot  []*cell
 	open  bool
 	gen   int // generation of the batch that the driver works on
+
+	// With Config.Checked, by device slot: the flags that the device writes to host memory after
+	// the finish, the event behind them, and whether the next check mends the batch.
+	flags   []*cell
+	decoded []*simEvent
+	mends   []bool
 }
 
 func newSimDevice(w *world, cfg Config) *simDevice {
@@ -67,6 +78,11 @@ func newSimDevice(w *world, cfg Config) *simDevice {
 	}
 	for j := range cfg.Slots {
 		d.slot = append(d.slot, &cell{Name: fmt.Sprint("device slot ", j)})
+		if cfg.Checked {
+			d.flags = append(d.flags, &cell{Name: fmt.Sprint("flags of slot ", j)})
+			d.decoded = append(d.decoded, &simEvent{})
+			d.mends = append(d.mends, false)
+		}
 	}
 	return d
 }
@@ -167,7 +183,54 @@ func (d *simDevice) Finish(slot, host, n int) error {
 		d.TouchOn(0, c, dst, byFinish, gen, true)
 		dst.Value = src.Value
 	})
-	return nil
+	if d.flags == nil {
+		return nil
+	}
+	// A batch that is to be mended has a wrong value until then.
+	mend := d.Rand.IntN(4) == 0
+	d.mends[slot] = mend
+	d.Enqueue(0, fmt.Sprintf("flags of slot %d", slot), func(c *clock) {
+		d.TouchOn(0, c, d.flags[slot], byFlags, gen, true)
+		d.flags[slot].Value = gen
+		if mend {
+			d.TouchOn(0, c, dst, byFinish, gen, true)
+			dst.Value = -gen
+		}
+	})
+	return d.Record(d.decoded[slot], 0)
+}
+
+var errNotYet = errors.New("not yet")
+
+// Check waits for the flags of a batch, and makes up for a batch that the device has got wrong.
+func (d *simDevice) Check(_ context.Context, slot, n int, info any, busy func() bool) (Checked, error, error) {
+	d.driver("Check")
+	for {
+		if busy() {
+			return Unchecked, nil, nil
+		}
+		if err := d.Synchronize(d.decoded[slot], func() error { return errNotYet }); err == nil {
+			break
+		} else if err != errNotYet {
+			return Unchecked, nil, err
+		}
+	}
+	d.Touch(d.flags[slot], byCheck, info.(int), false)
+	if d.flags[slot].Value != info {
+		d.Report("the flags of slot %d are those of batch %d, not %v", slot, d.flags[slot].Value, info)
+	}
+	if n == badCheck {
+		return Unchecked, errCheck, nil
+	}
+	if !d.mends[slot] {
+		return Good, nil, nil
+	}
+	m, gen := d.slot[slot], info.(int)
+	d.Enqueue(0, fmt.Sprintf("mend slot %d", slot), func(c *clock) {
+		d.TouchOn(0, c, m, byFinish, gen, true)
+		m.Value = gen
+	})
+	return Mended, nil, nil
 }
 
 func (d *simDevice) Record(e *simEvent, stream int) error {
@@ -223,6 +286,10 @@ func (d *cpuDevice) Record(*simEvent, int) error                        { return
 func (d *cpuDevice) Wait(int, *simEvent) error                          { return nil }
 func (d *cpuDevice) Copy(_, _, _ int, _ []*simEvent, _ *simEvent) error { return nil }
 func (d *cpuDevice) HostWait(int, *simEvent, func() error) error        { return nil }
+
+func (d *cpuDevice) Check(context.Context, int, int, any, func() bool) (Checked, error, error) {
+	return Good, nil, nil
+}
 
 func (d *cpuDevice) Finish(slot, host, n int) error {
 	d.driver("Finish")
