@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
 // assembly turns samples that are decoded in any order into batches in sequence order. The samples
@@ -87,6 +89,8 @@ type slot struct {
 	labels []byte // or masks
 	owner  []int  // the position of each row's sample, or noOwner
 	fresh  int    // rows that were given to samples, once at least
+
+	staging *staging // nil without plans
 }
 
 const noOwner = -1 // the owner of a row without a sample
@@ -129,7 +133,7 @@ func (s *slot) targetOf(row, bytes int) []byte {
 }
 
 // add takes the slot that was asked for.
-func (a *assembly) add(images, labels []byte) error {
+func (a *assembly) add(images, labels []byte, plans *decodeplan.Plans) error {
 	label, what := labelBytes(a.soft, a.target), "labels"
 	if a.target > 0 {
 		what = "masks or targets"
@@ -138,7 +142,11 @@ func (a *assembly) add(images, labels []byte) error {
 		return fmt.Errorf("imageloader: the lent slot has %d and %d bytes, a batch needs %d for images and %d for %s",
 			len(images), len(labels), a.size*a.row, a.size*label, what)
 	}
-	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*label], owner: make([]int, a.size)}
+	staging, err := newStaging(plans, a.size)
+	if err != nil {
+		return err
+	}
+	s := &slot{images: images[:a.size*a.row], labels: labels[:a.size*label], owner: make([]int, a.size), staging: staging}
 	for i := range s.owner {
 		s.owner[i] = noOwner
 	}
@@ -420,6 +428,7 @@ func (a *assembly) arrange(s *slot) {
 		other := s.owner[row]
 		a.exchange(s.image(row, a.row), from.image(fromRow, a.row), other != noOwner)
 		a.exchange(s.targetOf(row, a.target), from.targetOf(fromRow, a.target), other != noOwner)
+		exchangePlans(s, row, from, fromRow, other != noOwner)
 		s.owner[row], f.slot, f.row = p, s, row
 		from.owner[fromRow] = other
 		if other != noOwner {
@@ -462,6 +471,9 @@ func (a *assembly) substitute(s *slot, samples []Sample) error {
 		}
 		copy(s.image(row, a.row), s.image(from, a.row))
 		copy(s.targetOf(row, a.target), s.targetOf(from, a.target))
+		if s.staging != nil {
+			s.staging.take(row, s.staging, from)
+		}
 		samples[row] = samples[from]
 	}
 	return nil

@@ -1,5 +1,7 @@
 package imageloader
 
+import "github.com/torchstream/torchstream/imageloader/internal/index"
+
 // Batch is a batch of Epoch, with pixels in ordinary memory. It is valid until the next turn of the
 // loop, or the loop's end; after that another batch may use its memory. Only the batch that a loop
 // is left with (by break, return or a panic) stays valid.
@@ -17,4 +19,7 @@ type Batch struct {
 type Info struct {
 	Samples []Sample // one for each row
 	State   State    // the position after this batch: see Loader.Restore
+
+	known   *index.Index
+	repeats []repeat // one for each row, for DecodeRow
 }

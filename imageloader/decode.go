@@ -69,3 +69,8 @@ type entryPointDecoder interface {
 	DecodeByEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, blob []byte, proof *uint64) error
 	DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, dst []byte, stride int, buffer []byte) (n int, proof uint64, err error)
 }
+
+// planDecoder is a decoder that can plan what DecodeByEntryPoints would decode.
+type planDecoder interface {
+	Plan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, buffer []byte) (n int, err error)
+}

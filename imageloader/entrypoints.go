@@ -2,7 +2,9 @@ package imageloader
 
 import (
 	"sync/atomic"
+	"unsafe"
 
+	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -46,6 +48,44 @@ type workerEntryPoints struct {
 	d      entryPointDecoder
 	proof  uint64
 	buffer []byte // for a blob that is used, or made
+	plans  []byte // for a plan, aligned; reused
+}
+
+// plan returns the plan of sample i for another decoder, valid until the next call, or nothing if
+// only the host decodes the image, also when nobody has compared its entry points yet.
+func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry) []byte {
+	d, ok := b.d.(planDecoder)
+	if !ok {
+		return nil
+	}
+	blob := b.points.store.EntryPoints(i, b.buffer)
+	if len(blob) == 0 {
+		return nil
+	}
+	b.buffer = blob[:cap(blob)]
+	proof := &b.proof
+	if b.points.trusted {
+		proof = nil
+	} else if b.proof = b.points.proofs[i].Load(); b.proof == 0 {
+		return nil
+	}
+	for {
+		n, err := d.Plan(data, g, blob, proof, b.plans)
+		if err != nil || n == 0 { // the host says what is wrong with the image
+			return nil
+		}
+		if n <= len(b.plans) {
+			return b.plans[:n]
+		}
+		b.plans = alignedBytes(2 * n)
+	}
+}
+
+// alignedBytes returns memory that is aligned for plans.
+func alignedBytes(n int) []byte {
+	memory := make([]byte, n+decodeplan.Align)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
+	return memory[skip:][:n:n]
 }
 
 // decode decodes sample i as the decoder's decode does. When a blob is first used in this process,

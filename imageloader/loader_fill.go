@@ -7,6 +7,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader/internal/archive"
 	"github.com/torchstream/torchstream/imageloader/internal/arena"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 )
 
 // Fill produces the batches of one epoch, in order. A prefetcher calls it.
@@ -29,6 +30,17 @@ import (
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause: within the time that one image takes to decode.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
+	return l.fill(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+		fields, err := lend(ctx)
+		return fields, nil, err
+	}, deliver)
+}
+
+// lender lends the memory of a batch's fields, and for its plans, or nil: see FillPlans.
+type lender func(context.Context) ([][]byte, *decodeplan.Plans, error)
+
+// fill implements Fill and FillPlans.
+func (l *Loader) fill(ctx context.Context, epoch int, lend lender, deliver func(n int, info any) error) error {
 	l.mu.Lock()
 	if l.isClosed() {
 		l.mu.Unlock()

@@ -94,8 +94,10 @@ type job struct {
 	item
 	position  int
 	dst       []byte
-	dstTarget []byte // empty without targets: see assembly.target
-	borrowed  bool   // data is the index's: read only, and not to be recycled
+	dstTarget []byte   // empty without targets: see assembly.target
+	staging   *staging // for the plan of the row; nil: the image is decoded here
+	row       int      // of staging
+	borrowed  bool     // data is the index's: read only, and not to be recycled
 }
 
 // begin sets where in the epoch the pass begins.
@@ -117,7 +119,7 @@ func (p *pass) begin() {
 }
 
 // run starts the goroutines of the pass and delivers its batches.
-func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+func (p *pass) run(lend lender, deliver func(int, any) error) error {
 	o := &p.l.o
 	p.asm = newAssembly(o.BatchSize, 3*o.Transform.Size*o.Transform.Size, o.BadSamples)
 	soft, err := p.l.soft()
@@ -187,19 +189,19 @@ func (p *pass) run(lend func(context.Context) ([][]byte, error), deliver func(in
 
 // lend asks the consumer for a slot when place needs one. It is a goroutine of its own because
 // place may get a row in another way in the meantime.
-func (p *pass) lend(lend func(context.Context) ([][]byte, error)) {
+func (p *pass) lend(lend lender) {
 	for {
 		select {
 		case <-p.ctx.Done():
 			return
 		case <-p.asm.ask:
 		}
-		fields, err := lend(p.ctx)
+		fields, plans, err := lend(p.ctx)
 		if err == nil && len(fields) != 2 {
 			err = fmt.Errorf("imageloader: the lent slot has %d fields, not 2: see Loader.Fields", len(fields))
 		}
 		if err == nil {
-			err = p.asm.add(fields[0], fields[1])
+			err = p.asm.add(fields[0], fields[1], plans)
 		}
 		if err != nil {
 			p.stop(err) // no effect if the pass has ended already
@@ -229,7 +231,7 @@ func (p *pass) place(to chan<- job) {
 			return
 		}
 		select {
-		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target)}:
+		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target), staging: slot.staging, row: row}:
 		case <-p.ctx.Done():
 			return
 		}

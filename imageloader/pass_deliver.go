@@ -69,10 +69,13 @@ func (d *delivery) hand(r *ready, whole bool) error {
 		d.state.batches++
 		d.state.turns = turns
 	}
+	if err := p.decodeLost(r); err != nil {
+		return err
+	}
 	if d.mixer.mixer != nil {
 		d.mixer.run(r.slot.images, r.slot.labels, r.samples)
 	}
-	if err := d.deliver(n, Info{r.samples, d.state}); err != nil {
+	if err := d.deliver(n, p.info(r, d.state)); err != nil {
 		return err
 	}
 	p.l.counters.samples.Add(int64(n))

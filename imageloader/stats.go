@@ -60,6 +60,7 @@ type DecodePath string
 // The paths. Other formats than JPEG have one each.
 const (
 	ByEntryPoints DecodePath = "jpeg by entry points" // only the part that the crop needs
+	ByPlan        DecodePath = "jpeg by plan"         // left to the consumer: see FillPlans
 	ByHuffman     DecodePath = "jpeg by own huffman"  // our Huffman decoder, the rest by libjpeg-turbo
 	ByLibJPEG     DecodePath = "jpeg by libjpeg"      // all by libjpeg-turbo: progressive, CMYK, ...
 	ByPNG         DecodePath = "png"
@@ -68,7 +69,7 @@ const (
 	ByGo          DecodePath = "gif, bmp or tiff" // by Go code
 )
 
-var paths = [...]DecodePath{ByEntryPoints, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
+var paths = [...]DecodePath{ByEntryPoints, ByPlan, ByHuffman, ByLibJPEG, ByPNG, ByWebP, ByLibHEIF, ByGo}
 
 // Since returns the counts and times after an earlier Stats of the same loader. Gauges (Workers,
 // Queue, QueueBytes, Ignored), BadNamed and WarnedNamed keep their present values.

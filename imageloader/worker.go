@@ -23,6 +23,8 @@ type worker struct {
 	mask      maskDecoder
 	target    []float32       // of Options.Target, for one sample
 	counted   imagecapi.Stats // of the decoder, at the last count
+	// pixelsOnly leaves out what Options.Target writes.
+	pixelsOnly bool
 }
 
 func (w *worker) reset() { w.rng = rand.New(&w.source) }
@@ -48,13 +50,16 @@ func (w *worker) decode(j *job) (flightState, error) {
 		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
 			return bad, judge.bad(&j.sample, Unsupported, err)
 		}
-		if w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive {
+		switch {
+		case w.plan(j, &info):
+			w.countPlan(&info)
+		case w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive:
 			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
-		} else {
+			w.count(&info)
+			damage = tolerated(w.d)
+		default:
 			err = w.d.Decode(j.data, &w.geometry, j.dst, stride)
-		}
-		w.count(&info)
-		if err == nil {
+			w.count(&info)
 			damage = tolerated(w.d)
 		}
 		if err == nil && w.augmenter != nil {
@@ -66,7 +71,7 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return state, err
 		}
 	}
-	if err == nil && (w.p.l.o.Target != nil || w.p.l.o.MultiLabel) {
+	if err == nil && !w.pixelsOnly && (w.p.l.o.Target != nil || w.p.l.o.MultiLabel) {
 		if err := w.writeTarget(j); err != nil {
 			return bad, judge.bad(&j.sample, Rejected, err)
 		}
@@ -106,12 +111,23 @@ func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	return bad, e
 }
 
+// countPlan counts the image that the worker has planned last.
+func (w *worker) countPlan(info *imagecapi.Info) {
+	w.countCrop(info)
+	w.p.l.counters.decoded[slices.Index(paths[:], ByPlan)].Add(1)
+}
+
+// countCrop counts an image of which a crop is wanted.
+func (w *worker) countCrop(info *imagecapi.Info) {
+	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
+		w.p.l.counters.cropped.Add(1)
+	}
+}
+
 // count counts the image that the worker has decoded last.
 func (w *worker) count(info *imagecapi.Info) {
 	c := &w.p.l.counters
-	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
-		c.cropped.Add(1)
-	}
+	w.countCrop(info)
 	add := func(p DecodePath, n int64) {
 		if n > 0 {
 			c.decoded[slices.Index(paths[:], p)].Add(n)

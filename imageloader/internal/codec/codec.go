@@ -143,3 +143,10 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 	d.rare = false
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
+
+// Plan writes the plan of what DecodeByEntryPoints would decode to buffer, which is aligned to 16
+// bytes. n is its size, 0 if only the host decodes the image, also while *proof is 0, or over
+// len(buffer) if it did not fit.
+func (d *Decoder) Plan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, buffer []byte) (n int, err error) {
+	return imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
+}

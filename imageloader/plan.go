@@ -1,0 +1,276 @@
+package imageloader
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archive"
+	"github.com/torchstream/torchstream/imageloader/internal/index"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/internal/imagecapi"
+)
+
+// PlanBytes returns how many bytes the plans of a batch take, as far as that can be known: images
+// whose plans have no room are decoded on the host. It returns an error that says why, if these
+// options leave no image to a GPU. A prefetcher calls it.
+func (l *Loader) PlanBytes() (int, error) {
+	t := &l.o.Transform
+	switch {
+	case len(t.Ops) > 0 || len(t.Mix) > 0:
+		return 0, errors.New("imageloader: Transform.Ops and Transform.Mix run on the host: leave them out, or decode on the host")
+	case l.o.NoEntryPoints:
+		return 0, errors.New("imageloader: a GPU decodes by entry points, and Options.NoEntryPoints is set")
+	case l.o.NoIndex:
+		return 0, errors.New("imageloader: a GPU decodes by the entry points of an index, and Options.NoIndex is set")
+	}
+	// A plan has the crop's share of the file, a few kilobytes of tables, and the entry points.
+	const typical, tables, minimum, maximum = 128 << 10, 8 << 10, 1 << 20, 512 << 20
+	mean := int64(typical)
+	if x := l.index.Load(); x != nil && x.Len() > 0 {
+		mean = meanSize(x)
+	}
+	return int(min(max(int64(l.o.BatchSize)*(mean+tables), minimum), maximum)), nil
+}
+
+// meanSize returns the mean size of an index's samples, from about a thousand of them.
+func meanSize(x *index.Index) int64 {
+	sum, n := int64(0), int64(0)
+	for i := 0; i < x.Len(); i += 1 + x.Len()/1000 {
+		sum += x.Sample(i).Size
+		n++
+	}
+	return sum / n
+}
+
+// FillPlans is Fill for a consumer that decodes images itself: lend also returns the memory for the
+// plans of a slot, or nil. A row with a plan has undefined pixels in the slot; all other rows, and
+// the second field, are as Fill's. The plans describe the pixels that Fill would write, to the bit,
+// and which samples are bad does not depend on who decodes. Only baseline JPEGs get a plan, of an
+// archive with random access, by entry points that were compared with their images, or that
+// Options.TrustIndex trusts: so a first epoch has none.
+//
+// The info of deliver is what DecodeRow takes.
+func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error),
+	deliver func(n int, info any) error) error {
+	if _, err := l.PlanBytes(); err != nil {
+		return err
+	}
+	return l.fill(ctx, epoch, lend, deliver)
+}
+
+// DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *
+// Size * 3 bytes. A consumer calls it for rows whose plan it could not decode, which it reads from
+// the archive again. info is the batch's. It returns an error if the archive has changed, if ctx
+// ends or the loader is closed, and for an image that turns out to be bad: only where
+// Options.TrustIndex trusts entry points that were made for another image on purpose.
+func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) (err error) {
+	batch, ok := info.(Info)
+	if !ok || row < 0 || row >= len(batch.repeats) {
+		return fmt.Errorf("imageloader: DecodeRow of row %d: the batch is not one of FillPlans, or has no such row", row)
+	}
+	if size := 3 * l.o.Transform.Size * l.o.Transform.Size; len(dst) < size {
+		return fmt.Errorf("imageloader: DecodeRow needs %d bytes for the pixels, not %d", size, len(dst))
+	}
+	l.mu.Lock()
+	if l.isClosed() {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.running.Add(1)
+	l.mu.Unlock()
+	defer l.running.Done()
+	a, err := archive.Open(ctx, l.path, l.archiveConfig())
+	if err != nil {
+		return stopCause(ctx, err)
+	}
+	defer func() { _ = a.Close() }() // nothing was written
+	if batch.known == nil || !batch.known.Matches(a) {
+		return fmt.Errorf("imageloader: %s has changed since it was opened: open the loader again", l.path)
+	}
+	return stopCause(ctx, l.decodeAgain(batch.known, a, batch.Samples[row], batch.repeats[row], dst))
+}
+
+// repeat is what it takes to decode a sample again, beside the Sample: see item.
+type repeat struct {
+	size  int64
+	epoch int
+	again uint64
+}
+
+// decodeAgain reads a sample of an archive with random access, and decodes it on the host without
+// entry points.
+func (l *Loader) decodeAgain(known *index.Index, a *archive.Archive, s Sample, again repeat, dst []byte) error {
+	r := index.NewReader(known, a)
+	defer r.Close()
+	data := known.InMemory(s.Index)
+	if data == nil {
+		data = make([]byte, again.size)
+		if err := r.Read(s.Index, data); err != nil {
+			return err
+		}
+	}
+	defer runtime.KeepAlive(known) // data may be the index's
+	d, err := newDecoder(l.codec, l.o.MaxPixels, l.o.Damaged)
+	if err != nil {
+		return fmt.Errorf("imageloader: no decoder: %w", err)
+	}
+	defer d.Close()
+	w := worker{p: &pass{l: l, known: known}, d: d, pixelsOnly: true}
+	w.reset()
+	j := job{item: item{sample: s, size: again.size, data: data, epoch: again.epoch, again: again.again}, dst: dst}
+	state, err := w.decode(&j)
+	if state == good {
+		if e, ok := err.(*SampleError); ok {
+			l.counters.tolerated(e, l.o.Damaged, l.o.Logger)
+		}
+		return nil
+	}
+	return err
+}
+
+// staging is a slot's memory for plans. Workers put plans into it, each for a row of its own.
+type staging struct {
+	plans *decodeplan.Plans
+	used  atomic.Int64
+	rows  []rowPlan
+}
+
+// rowPlan says where a row's pixels come from.
+type rowPlan struct {
+	decodeplan.Row // without bytes: the host's
+	repeat         repeat
+	// lost says that the row's plan had no room in the slot that its sample was moved to: the host
+	// has to decode it again.
+	lost bool
+}
+
+func newStaging(plans *decodeplan.Plans, size int) (*staging, error) {
+	if plans == nil {
+		return nil, nil
+	}
+	if len(plans.Rows) < size || uintptr(unsafe.Pointer(unsafe.SliceData(plans.Memory)))%decodeplan.Align != 0 {
+		return nil, fmt.Errorf("imageloader: the lent memory for plans has %d rows, not %d, or is not aligned to %d bytes", len(plans.Rows), size, decodeplan.Align)
+	}
+	return &staging{plans: plans, rows: make([]rowPlan, size)}, nil
+}
+
+// put copies a plan into the memory. It returns false if there is no room.
+func (s *staging) put(plan []byte) (decodeplan.Row, bool) {
+	bytes := (int64(len(plan)) + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align
+	for {
+		at := s.used.Load()
+		if at+bytes > int64(len(s.plans.Memory)) {
+			return decodeplan.Row{}, false
+		}
+		if s.used.CompareAndSwap(at, at+bytes) {
+			copy(s.plans.Memory[at:], plan)
+			return decodeplan.Row{At: int(at), Bytes: len(plan)}, true
+		}
+	}
+}
+
+// plan returns the memory of a row's plan.
+func (s *staging) plan(row int) []byte {
+	r := s.rows[row].Row
+	return s.plans.Memory[r.At : r.At+r.Bytes]
+}
+
+// take makes a row of s that of another slot's row.
+func (s *staging) take(row int, from *staging, fromRow int) {
+	r := from.rows[fromRow]
+	if from != s && r.Bytes > 0 {
+		var fits bool
+		r.Row, fits = s.put(from.plan(fromRow))
+		r.lost = !fits
+	}
+	s.rows[row] = r
+}
+
+// exchangePlans moves a row's plan from one slot to another, and if both rows are wanted the other
+// way too.
+func exchangePlans(to *slot, row int, from *slot, fromRow int, both bool) {
+	if to.staging == nil {
+		return
+	}
+	before := to.staging.rows[row]
+	to.staging.take(row, from.staging, fromRow)
+	if !both {
+		return
+	}
+	if to == from {
+		from.staging.rows[fromRow] = before
+		return
+	}
+	if before.Bytes > 0 { // its memory in to.staging is still as it was
+		var fits bool
+		plan := to.staging.plans.Memory[before.At : before.At+before.Bytes]
+		before.Row, fits = from.staging.put(plan)
+		before.lost = !fits
+	}
+	from.staging.rows[fromRow] = before
+}
+
+// publish writes the places of the plans of the first n rows for the consumer.
+func (s *staging) publish(n int) {
+	clear(s.plans.Rows)
+	for row := range s.rows[:n] {
+		s.plans.Rows[row] = s.rows[row].Row
+	}
+	s.plans.Used = int(s.used.Load())
+}
+
+// decodeLost decodes the rows of a complete batch whose plans were lost.
+func (p *pass) decodeLost(r *ready) error {
+	if r.slot.staging == nil {
+		return nil
+	}
+	for row := range r.samples {
+		if again := &r.slot.staging.rows[row]; again.lost {
+			if err := p.l.decodeAgain(p.known, p.archive, r.samples[row], again.repeat, r.slot.image(row, p.asm.row)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// info returns what travels with a batch.
+func (p *pass) info(r *ready, state State) Info {
+	info := Info{Samples: r.samples, State: state}
+	if s := r.slot.staging; s != nil {
+		s.publish(len(r.samples))
+		info.known = p.known
+		info.repeats = make([]repeat, len(r.samples))
+		for row := range info.repeats {
+			info.repeats[row] = s.rows[row].repeat
+		}
+	}
+	return info
+}
+
+// plan writes the plan of a job's image, and returns false if the host has to decode it.
+func (w *worker) plan(j *job, info *imagecapi.Info) bool {
+	s := j.staging
+	if s == nil {
+		return false
+	}
+	again := repeat{j.size, j.epoch, j.again}
+	s.rows[j.row] = rowPlan{repeat: again}
+	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
+		return false
+	}
+	plan := w.points.plan(j.sample.Index, j.data, &w.geometry)
+	if len(plan) == 0 {
+		return false
+	}
+	row, fits := s.put(plan)
+	if !fits {
+		return false
+	}
+	s.rows[j.row] = rowPlan{Row: row, repeat: again}
+	return true
+}

@@ -1,0 +1,327 @@
+package imageloader
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+)
+
+// planned is a consumer of FillPlans. It decodes every row that has a plan with DecodeRow.
+type planned struct {
+	capacity int // of a slot's memory for plans
+	slots    int
+	rows     int // that had a plan, of all epochs
+
+	// seen has the digest of the plan of each sample in each epoch: a sample has one plan, in
+	// whichever slot and row.
+	seen map[[2]int][32]byte
+}
+
+// epoch returns the batches of an epoch as collect does.
+func (c *planned) epoch(t *testing.T, l *Loader, epoch int) (batches []copied, err error) {
+	t.Helper()
+	size, batch := 3*l.o.Transform.Size*l.o.Transform.Size, l.o.BatchSize
+	type slot struct {
+		fields [][]byte
+		plans  decodeplan.Plans
+	}
+	free := make(chan *slot, c.slots)
+	lent := make(chan *slot, c.slots)
+	for range c.slots {
+		s := &slot{fields: [][]byte{make([]byte, batch*size), make([]byte, 8*batch)}}
+		s.plans = decodeplan.Plans{Memory: alignedBytes(c.capacity), Rows: make([]decodeplan.Row, batch)}
+		free <- s
+	}
+	err = l.FillPlans(t.Context(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+		select {
+		case s := <-free:
+			for i := range s.fields[0] { // what nobody writes must not be seen
+				s.fields[0][i] = 0xEE
+			}
+			for i := range s.plans.Rows {
+				s.plans.Rows[i] = decodeplan.Row{At: -1, Bytes: 1 << 40}
+			}
+			lent <- s
+			return s.fields, &s.plans, nil
+		case <-ctx.Done():
+			return nil, nil, context.Cause(ctx)
+		}
+	}, func(n int, info any) error {
+		s := <-lent
+		defer func() { free <- s }()
+		samples := info.(Info).Samples
+		for row := range n {
+			if p := s.plans.Rows[row]; p.Bytes > 0 {
+				c.rows++
+				c.check(t, &s.plans, p, epoch, samples[row].Index)
+				if err := l.DecodeRow(t.Context(), info, row, s.fields[0][row*size:]); err != nil {
+					return err
+				}
+			}
+		}
+		if rest := s.plans.Rows[n:]; slices.ContainsFunc(rest, func(p decodeplan.Row) bool { return p.Bytes > 0 }) {
+			t.Errorf("rows behind the %d of a batch have plans", n)
+		}
+		var labels []int64
+		for row := range n {
+			labels = append(labels, int64(binary.LittleEndian.Uint64(s.fields[1][8*row:])))
+		}
+		batches = append(batches, copied{bytes.Clone(s.fields[0][:n*size]), labels, samples})
+		return nil
+	})
+	return batches, err
+}
+
+func (c *planned) check(t *testing.T, plans *decodeplan.Plans, p decodeplan.Row, epoch, sample int) {
+	t.Helper()
+	if p.At < 0 || p.At%decodeplan.Align != 0 || p.At+p.Bytes > plans.Used || plans.Used > len(plans.Memory) {
+		t.Fatalf("a plan of %d bytes at %d, of %d that are used", p.Bytes, p.At, plans.Used)
+	}
+	plan := plans.Memory[p.At:][:p.Bytes]
+	if !bytes.HasPrefix(plan, []byte("TSP1")) || int(binary.LittleEndian.Uint32(plan[4:])) != p.Bytes {
+		t.Fatalf("what lies at %d is no plan of %d bytes", p.At, p.Bytes)
+	}
+	sum, key := sha256.Sum256(plan), [2]int{epoch, sample}
+	if before, ok := c.seen[key]; ok && before != sum {
+		t.Errorf("sample %d of epoch %d has another plan than before", sample, epoch)
+	}
+	if c.seen == nil {
+		c.seen = map[[2]int][32]byte{}
+	}
+	c.seen[key] = sum
+}
+
+// planArchive returns an archive of photographs, and others that only the host decodes: a PNG, a
+// JPEG that is too small for entry points, and damaged files.
+func planArchive(t *testing.T, name string, photos, damaged int) string {
+	t.Helper()
+	var members []archivetest.Member
+	add := func(kind string, i int, data string) {
+		members = append(members, archivetest.Member{Name: fmt.Sprintf("train/%c/%03d%s", 'a'+i%3, i, kind), Data: data})
+	}
+	for i := range photos {
+		add(".jpg", i, string(photo(t, uint64(i))))
+		if i < damaged {
+			add("bad.jpg", i, string(photo(t, uint64(i))[:3000]))
+		}
+	}
+	add(".png", photos, archivetest.PNG(t, archivetest.Gradient(50, 40)))
+	data := archivetest.Tar(t, members...)
+	if strings.HasSuffix(name, ".tgz") {
+		data = archivetest.Gzip(t, data)
+	}
+	return archivetest.WriteFile(t, name, data)
+}
+
+// TestPlansChangeNoBatch: batches whose images another decoder decodes, from plans, are those of
+// Fill: their samples, in their order, bad ones treated alike, after a resume, with any number of
+// workers, and where plans have no room.
+func TestPlansChangeNoBatch(t *testing.T) {
+	if d, err := (shimCodec{}).newDecoder(0); err != nil {
+		t.Skip(err)
+	} else {
+		d.Close()
+	}
+	const photos, damaged = 40, 9
+	c := &planned{slots: 3}
+	for _, name := range []string{"t.tar", "t.tgz"} {
+		path := planArchive(t, name, photos, damaged)
+		for _, policy := range []BadSamplePolicy{Skip, Substitute} {
+			for _, geometry := range []struct {
+				name string
+				o    Transform
+			}{{"train", Train(64)}, {"eval", Eval(80, 64)}} {
+				for _, workers := range []int{1, 4} {
+					for _, capacity := range []int{1 << 20, 40 << 10} {
+						t.Run(fmt.Sprintf("%s, %v, %s, %d workers, %d bytes", name, policy, geometry.name, workers, capacity), func(t *testing.T) {
+							o := Options{BatchSize: 8, Transform: geometry.o, Shuffle: true, Workers: workers, BadSamples: policy, IndexFile: filepath.Join(t.TempDir(), "index")}
+							plain, err := Open(path, o)
+							if err != nil {
+								t.Fatal(err)
+							}
+							defer plain.Close()
+							l, err := Open(path, o)
+							if err != nil {
+								t.Fatal(err)
+							}
+							defer l.Close()
+							c.seen = nil // the other transform has other plans
+							for epoch := range 4 {
+								want, err := collect(t, plain, epoch, 3)
+								if err != nil {
+									t.Fatal(err)
+								}
+								c.capacity, c.rows = capacity, 0
+								got, err := c.epoch(t, l, epoch)
+								if err != nil {
+									t.Fatal(err)
+								}
+								if digest(got) != digest(want) {
+									t.Errorf("epoch %d has other batches: %v, want %v", epoch, names(got), names(want))
+								}
+								switch {
+								case epoch == 0 && name == "t.tgz":
+									// Its order is that of a stream.
+								case epoch == 0 && c.rows != 0:
+									t.Errorf("%d rows have plans before their entry points are known", c.rows)
+								case epoch > 1 && c.rows == 0, epoch > 1 && capacity == 1<<20 && c.rows < photos:
+									t.Errorf("epoch %d: %d rows of %d photographs have plans", epoch, c.rows, photos)
+								case capacity != 1<<20 && c.rows == photos:
+									t.Error("every plan had room")
+								}
+							}
+							a, b := plain.Stats(), l.Stats()
+							if a.Bad != b.Bad || a.Samples != b.Samples || b.Decoded[ByPlan] == 0 || a.Decoded[ByPlan] != 0 {
+								t.Errorf("%+v, want %+v", b, a)
+							}
+						})
+					}
+				}
+			}
+		}
+	}
+}
+
+// A resumed epoch of plans has the batches that the whole one has from there on.
+func TestPlansResume(t *testing.T) {
+	path := planArchive(t, "t.tar", 24, 2)
+	o := Options{BatchSize: 4, Transform: Train(32), Shuffle: true, Workers: 2, BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")}
+	l, err := Open(path, o)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer l.Close()
+	var state State
+	for b, err := range l.Epoch(t.Context(), 0) { // makes the entry points
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = b
+	}
+	want, err := collect(t, l, 1, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for b, err := range l.Epoch(t.Context(), 1) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = b.State
+		break
+	}
+	if err := l.Restore(t.Context(), state); err != nil {
+		t.Fatal(err)
+	}
+	c := planned{slots: 2, capacity: 1 << 20}
+	got, err := c.epoch(t, l, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.rows == 0 || digest(got) != digest(want[1:]) {
+		t.Errorf("%v, want %v; %d plans", names(got), names(want[1:]), c.rows)
+	}
+}
+
+// TestPlansAreMoved: exchanged rows keep their plans; without room the rows are lost to the host.
+func TestPlansAreMoved(t *testing.T) {
+	plan := func(b byte, n int) []byte { return bytes.Repeat([]byte{b}, n) }
+	slots := func(capacity int) (a, b *slot) {
+		for _, s := range []**slot{&a, &b} {
+			st, err := newStaging(&decodeplan.Plans{Memory: alignedBytes(capacity), Rows: make([]decodeplan.Row, 3)}, 3)
+			if err != nil {
+				t.Fatal(err)
+			}
+			*s = &slot{staging: st}
+		}
+		return a, b
+	}
+	set := func(s *slot, row int, p []byte) {
+		r, ok := s.staging.put(p)
+		if !ok {
+			t.Fatal("no room")
+		}
+		s.staging.rows[row] = rowPlan{Row: r, repeat: repeat{size: int64(len(p))}}
+	}
+	a, b := slots(100)
+	set(a, 0, plan('a', 20))
+	set(b, 2, plan('b', 30))
+	exchangePlans(a, 0, b, 2, true)
+	if got := a.staging.plan(0); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].repeat.size != 30 {
+		t.Errorf("%q", got)
+	}
+	if got := b.staging.plan(2); !bytes.Equal(got, plan('a', 20)) || b.staging.rows[2].repeat.size != 20 {
+		t.Errorf("%q", got)
+	}
+	exchangePlans(a, 0, a, 1, true)
+	if got := a.staging.plan(1); !bytes.Equal(got, plan('b', 30)) || a.staging.rows[0].Bytes != 0 {
+		t.Errorf("%q", got)
+	}
+	exchangePlans(b, 0, a, 1, false) // 32 bytes behind 64
+	if !b.staging.rows[0].lost && b.staging.rows[0].Bytes != 30 {
+		t.Errorf("%+v", b.staging.rows[0])
+	}
+	a, b = slots(48)
+	set(a, 0, plan('a', 40))
+	set(b, 0, plan('b', 40))
+	exchangePlans(a, 0, b, 0, true)
+	for _, s := range []*slot{a, b} {
+		if r := s.staging.rows[0]; !r.lost || r.Bytes != 0 || r.repeat.size != 40 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+func TestPlansAreRefused(t *testing.T) {
+	path := planArchive(t, "t.tar", 1, 0)
+	side := filepath.Join(t.TempDir(), "index")
+	for name, o := range map[string]Options{
+		"Ops":           {Transform: Transform{Size: 8, Ops: []transform.Op{transform.RandomGrayscale{P: 1}}}},
+		"NoEntryPoints": {NoEntryPoints: true},
+		"NoIndex":       {NoIndex: true},
+	} {
+		if !o.NoIndex {
+			o.IndexFile = side
+		}
+		l, err := Open(path, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.PlanBytes(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := l.FillPlans(t.Context(), 0, nil, nil); err == nil {
+			t.Errorf("%s: FillPlans has no error", name)
+		}
+		l.Close()
+	}
+	l, err := Open(path, Options{IndexFile: side})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{
+		"no info":     l.DecodeRow(t.Context(), nil, 0, nil),
+		"no such row": l.DecodeRow(t.Context(), Info{}, 0, nil),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	l.Close()
+	info := Info{Samples: make([]Sample, 1), repeats: make([]repeat, 1), known: l.index.Load()}
+	if err := l.DecodeRow(t.Context(), info, 0, make([]byte, 3*224*224)); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	_ = os.Remove(side)
+}
