@@ -1,6 +1,7 @@
 package prefetcher
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/prefetcher/internal/ring"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -26,6 +28,7 @@ type slots struct {
 	anyWork      bool
 	batch        int64 // samples per slot
 	depth, hosts int
+	decode       *decoding // nil: the source decodes
 
 	host []hostSlot
 	// GPU: the copies' destinations for fields with work; one set, since only P uses it.
@@ -208,6 +211,7 @@ type gpuDevice struct {
 	restore func() error
 	begun   []*cuda.Event     // the beginning of the copies, by host slot, for CopyTime
 	copyTo  [][]*torch.Tensor // the copies' destinations, by device slot
+	gpu     *gpuDecoding      // nil: the source decodes
 }
 
 func (d *gpuDevice) Open() (err error) {
@@ -237,7 +241,7 @@ func (d *gpuDevice) Open() (err error) {
 	}
 	d.staged = make([]*torch.Tensor, len(d.fields))
 	for i, spec := range d.fields {
-		if d.work[i] {
+		if d.work[i] && (d.decode == nil || i != d.decode.images) {
 			if d.staged[i], err = d.own(torch.EmptySpec(d.device, spec, d.batch)); err != nil {
 				return err
 			}
@@ -251,6 +255,9 @@ func (d *gpuDevice) Open() (err error) {
 			}
 		}
 		d.copyTo = append(d.copyTo, to)
+	}
+	if d.decode != nil {
+		return d.openDecoding()
 	}
 	return nil
 }
@@ -290,6 +297,9 @@ func (d *gpuDevice) Close(released []*cuda.Event) error {
 		}
 		errs = append(errs, d.p.Synchronize())
 	}
+	if d.gpu != nil {
+		errs = append(errs, d.gpu.close())
+	}
 	errs = append(errs, d.close())
 	for _, e := range d.begun {
 		errs = append(errs, e.Close())
@@ -323,6 +333,9 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 	if err := d.begun[host].Record(d.p); err != nil {
 		return err
 	}
+	if d.gpu != nil {
+		return d.gpu.copy(d, slot, host, n, copied)
+	}
 	err := d.rows(n, func(lists ...[]*torch.Tensor) error {
 		return torch.CopyBatch(d.p, nil, lists[0], lists[1], copied)
 	}, d.copyTo[slot], d.host[host].tensors)
@@ -336,12 +349,25 @@ func (d *gpuDevice) Copy(slot, host, n int, released []*cuda.Event, copied *cuda
 }
 
 func (d *gpuDevice) Finish(slot, host, n int) error {
+	from := d.copyTo[slot]
+	if d.gpu != nil {
+		from = d.gpu.units[d.gpu.turn].to[slot]
+	}
+	var err error
 	if d.enqueue != nil {
-		if err := d.finish(d.out[slot], d.copyTo[slot], n); err != nil {
-			return err
-		}
+		err = d.finish(d.out[slot], from, n)
+	}
+	if d.gpu != nil { // also after an error, because a part of the finish may be enqueued
+		err = errors.Join(err, d.gpu.units[d.gpu.turn].finished.Record(d.p))
+	}
+	if err != nil {
+		return err
 	}
 	return d.starved.arrive(slot, d.p)
+}
+
+func (d *gpuDevice) Check(ctx context.Context, slot, _ int, info any, busy func() bool) (ring.Checked, error, error) {
+	return d.gpu.check(ctx, d, slot, info, busy)
 }
 
 // HostWait polls, because a thread that waits inside CUDA cannot be interrupted when the context
@@ -420,6 +446,11 @@ func (d *cpuDevice) Current() (cuda.Stream, error)                 { return cuda
 func (d *cpuDevice) Record(*cuda.Event, cuda.Stream) error         { return nil }
 func (d *cpuDevice) Wait(cuda.Stream, *cuda.Event) error           { return nil }
 func (d *cpuDevice) HostWait(int, *cuda.Event, func() error) error { return nil }
+
+// Check is not called: only a GPU decodes.
+func (d *cpuDevice) Check(context.Context, int, int, any, func() bool) (ring.Checked, error, error) {
+	return ring.Good, nil, nil
+}
 
 // Copy copies the fields without work, such as labels, if another field has work. They are small.
 func (d *cpuDevice) Copy(slot, host, n int, _ []*cuda.Event, _ *cuda.Event) error {

@@ -60,6 +60,13 @@
 // on batch.Images itself, or a view of it, is an error, since later batches overwrite the slot: use
 // Clone instead.
 //
+// # Decoding
+//
+// With [Options.Decode] a GPU decodes the images of a source that can plan them (imageloader). Two
+// decoders, on streams of their own, take turns; their images go through the same finish on P. The
+// prefetcher hands a batch out when the GPU has reported which images it could not decode, and the
+// host has decoded those. The batches are those that the source's workers would decode, to the bit.
+//
 // # Without a GPU
 //
 // On a machine without a GPU, or with Device: cuda.CPU, the same types run without copies: the

@@ -75,11 +75,19 @@ type Options struct {
 	// or the CPU on a machine without GPUs; cuda.CPU always selects the CPU.
 	Device cuda.Device
 	// Depth is the number of device slots, which hold batches in use or ready. 0 stands for 2: the
-	// consumer works on one while the next is copied.
+	// consumer works on one while the next is copied. With Decode on the device it stands for 3,
+	// because a batch is handed out when it is decoded, and two are decoded in turns.
 	Depth int
 	// HostSlots is the number of pinned slots that the source can fill, at least 2. 0 stands for
 	// Depth + 1: while copies are in flight one slot remains to fill.
 	HostSlots int
+	// Decode selects where images are decoded. The zero value is Host: the source's workers decode
+	// them. With Auto and Device an imageloader.Loader leaves the baseline JPEGs of an indexed
+	// archive to the GPU, from the epoch on in which their entry points are known to be right, and
+	// decodes all other images beside them. The batches are those of Host, to the bit. It takes up
+	// to 1 GiB of device memory (Stats.DecoderBytes), and as much pinned memory for each host slot
+	// as PlanBytes of the source says.
+	Decode Decode
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
 	// finish runs before compute that is already queued.
 	Priority int
@@ -147,18 +155,24 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 	if o.Device == 0 && cuda.DeviceCount() == 0 {
 		o.Device = cuda.CPU
 	}
+	s, err := newSlots(source)
+	if err != nil {
+		return nil, err
+	}
+	if s.decode, err = o.decoding(source, s); err != nil {
+		return nil, err
+	}
 	if o.Depth == 0 {
 		o.Depth = 2
+		if s.decode != nil {
+			o.Depth = 1 + decoders
+		}
 	}
 	if o.HostSlots == 0 {
 		o.HostSlots = max(2, o.Depth+1)
 	}
 	if o.Depth < 1 || o.HostSlots < 2 {
 		return nil, fmt.Errorf("Options.Depth is %d and Options.HostSlots %d: they must be at least 1 and 2", o.Depth, o.HostSlots)
-	}
-	s, err := newSlots(source)
-	if err != nil {
-		return nil, err
 	}
 	cfg := ring.Config{Slots: o.Depth, Hosts: o.HostSlots, Batch: int(s.batch), Direct: o.Device == cuda.CPU && !s.anyWork}
 	s.depth, s.hosts = cfg.Slots, cfg.HostSlots()
@@ -180,7 +194,9 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		device = gpu
 		tracer.copiesOn(&gpu.p)
 	}
-	r, err := ring.New(wrap(device), cfg)
+	device = wrap(device)
+	cfg.Checked = s.decode != nil
+	r, err := ring.New(device, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -193,6 +209,24 @@ func open(source Source, o Options, wrap func(ringDevice) ringDevice) (*Prefetch
 		logger.Warn("prefetcher: a Prefetcher became unreachable before Close; closed", "error", r.Close())
 	}, r)
 	return p, nil
+}
+
+// decoding returns nil if the source decodes.
+func (o *Options) decoding(source Source, s *slots) (*decoding, error) {
+	if o.Decode < Host || o.Decode > Device {
+		return nil, fmt.Errorf("Options.Decode is %v: it must be Host, Auto or Device", o.Decode)
+	}
+	if o.Decode == Host {
+		return nil, nil
+	}
+	d, err := newDecoding(source, s)
+	if err == nil && o.Device == cuda.CPU {
+		d, err = nil, errors.New("the device is the CPU")
+	}
+	if err != nil && o.Decode == Device {
+		return nil, fmt.Errorf("Options.Decode is Device: %w", err)
+	}
+	return d, nil
 }
 
 // public converts the ring's errors to this package's.
@@ -238,6 +272,9 @@ func (p *Prefetcher) run(ctx context.Context, epoch int, yield func(*Batch, erro
 	var failed error
 	left := false
 	fill := func(ctx context.Context, lend ring.Lend, deliver ring.Deliver) error {
+		if p.slots.decode != nil {
+			return p.slots.decode.fill(ctx, epoch, p.slots, lend, deliver)
+		}
 		return p.source.Fill(ctx, epoch, func(ctx context.Context) ([][]byte, error) {
 			k, err := lend(ctx)
 			if err != nil {
@@ -322,8 +359,13 @@ type Stats struct {
 	Batches, Images int64 // handed to the consumer; Images counts samples
 	Bytes           int64 // copied to the GPU; 0 on the CPU
 	// CopyTime is the time that the copies took on the device, as far as the source has waited for
-	// them; 0 on the CPU.
+	// them; 0 on the CPU. With Options.Decode on the device it includes the decoding.
 	CopyTime time.Duration
+	// Decoded counts the images that the device was given to decode (Options.Decode), and
+	// DecodedAgain those of them that it handed back, because their bytes did not end where their
+	// entry points say: the host has decoded these.
+	Decoded, DecodedAgain int64
+	DecoderBytes          int64 // device memory of the decoders, with their results
 	// FinishTime is the host time for queueing the finish; on the CPU, for executing it.
 	FinishTime time.Duration
 	Elapsed    time.Duration // in epochs
@@ -357,6 +399,9 @@ func (p *Prefetcher) Stats() Stats {
 		Batches: r.Batches, Images: r.Samples, Bytes: p.slots.bytes.Load(), CopyTime: time.Duration(p.slots.copyTime.Load()),
 		FinishTime: time.Duration(p.slots.finishes.Load()),
 		Elapsed:    r.Elapsed, ConsumerWait: r.ConsumerWait, FirstWait: r.FirstWait, HostWait: r.ConsumerWait, SourceWait: r.SourceWait,
+	}
+	if d := p.slots.decode; d != nil {
+		s.Decoded, s.DecodedAgain, s.DecoderBytes = d.decoded.Load(), d.again.Load(), d.memory.Load()
 	}
 	if p.starved != nil {
 		s.ConsumerWait = r.FirstWait + p.starved.time()

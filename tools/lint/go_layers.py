@@ -34,6 +34,7 @@ LAYERS = {
         "internal/racecheck",
     ],
     # Small packages that import no other, or nearly none.
+    "internal/decodeplan": [],
     "internal/origin": [],
     "internal/interrupt": [],
     "internal/printable": [],
@@ -73,6 +74,7 @@ LAYERS = {
         "imageloader/internal/index",
         "imageloader/internal/order",
         "imageloader/transform",
+        "internal/decodeplan",
         "internal/imagecapi",
         "internal/safefile",
         "tensor",
@@ -92,7 +94,17 @@ LAYERS = {
     "dist": ["cuda", "dist/internal/control", "internal/capi", "nn", "optim", "torch"],
     "trace": ["internal/capi", "internal/picture", "internal/safefile"],
     "prefetcher/internal/ring": [],
-    "prefetcher": ["cuda", "internal/origin", "prefetcher/internal/ring", "tensor", "torch", "trace"],
+    # internal/capi: the decoder.
+    "prefetcher": [
+        "cuda",
+        "internal/capi",
+        "internal/decodeplan",
+        "internal/origin",
+        "prefetcher/internal/ring",
+        "tensor",
+        "torch",
+        "trace",
+    ],
     "train": ["cuda", "dist", "imageloader", "internal/safefile", "internal/tfevents", "nn", "optim", "prefetcher", "torch"],
     "serve": ["cuda", "imageloader/decode", "tensor", "torch"],
     # For other people's tests.

@@ -1,0 +1,394 @@
+package prefetcher
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/jpeg"
+	"image/png"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// decodeArchive writes an archive of photographs of several sizes, a few of which only the host
+// decodes: PNG files, damaged files, and JPEGs that are too small for entry points.
+func decodeArchive(t *testing.T, photos int) string {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(5, 6))
+	path := filepath.Join(t.TempDir(), "set.tar")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tar.NewWriter(file)
+	add := func(name string, data []byte) {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range photos {
+		width, height := 200+rng.IntN(200), 150+rng.IntN(250)
+		if i%11 == 10 {
+			width, height = 20, 30
+		}
+		m := image.NewRGBA(image.Rect(0, 0, width, height))
+		for p := range m.Pix {
+			m.Pix[p] = byte(p/4*(i+3)/7 + rng.IntN(40))
+		}
+		var b bytes.Buffer
+		if i%9 == 8 {
+			err = png.Encode(&b, m)
+		} else {
+			err = jpeg.Encode(&b, m, &jpeg.Options{Quality: 60 + i%40})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := fmt.Sprintf("set/%c/%03d", 'a'+i%4, i)
+		add(name+".jpg", b.Bytes())
+		if i%13 == 12 {
+			add(name+"-damaged.jpg", b.Bytes()[:b.Len()/3])
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// epochValues returns the elements and the labels of the batches of an epoch.
+func epochValues(t *testing.T, p *Prefetcher, epoch int) (values [][]float32, labels [][]int64) {
+	t.Helper()
+	for b, err := range p.Epoch(t.Context(), epoch) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		v, err := b.Images.ToDType(torch.Float32).Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := b.Labels.Int64s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		values, labels = append(values, v), append(labels, l)
+	}
+	return values, labels
+}
+
+// newLoader opens a loader of the archive with an index of its own.
+func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Loader {
+	t.Helper()
+	o.IndexFile = filepath.Join(t.TempDir(), "index")
+	o.BatchSize, o.Shuffle, o.Workers = 16, true, 4
+	l, err := imageloader.Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// TestGPUDecodeEqualsTheHost: the batches of Decode: Device are those of Decode: Host, to the bit,
+// for every finish, and after epochs that were left early.
+func TestGPUDecodeEqualsTheHost(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := decodeArchive(t, 150)
+	train, eval := imageloader.Train(64), imageloader.Eval(90, 72)
+	raw, half, bicubic := train, eval, train
+	raw.Bytes, raw.DType = true, tensor.Uint8
+	half.DType = tensor.BFloat16
+	half.Contiguous = true
+	bicubic.Interpolation = transform.Bicubic
+	for _, test := range []struct {
+		name   string
+		o      imageloader.Transform
+		policy imageloader.BadSamplePolicy
+	}{
+		{"train", train, imageloader.Skip}, {"eval", eval, imageloader.Substitute}, {"bytes", raw, imageloader.Skip},
+		{"bfloat16", half, imageloader.Skip}, {"bicubic", bicubic, imageloader.Substitute},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o := imageloader.Options{Transform: test.o, BadSamples: test.policy}
+			plain, l := newLoader(t, path, o), newLoader(t, path, o)
+			nothingLeft(t, func() {
+				host := newFeed(t, plain, Options{})
+				device := newFeed(t, l, Options{Decode: Device})
+				for epoch := range 4 {
+					if epoch == 2 { // leaves batches in flight
+						for b, err := range device.Epoch(t.Context(), epoch) {
+							if err != nil {
+								t.Fatal(err)
+							}
+							if b.Index == 1 {
+								break
+							}
+						}
+					}
+					want, wantLabels := epochValues(t, host, epoch)
+					got, gotLabels := epochValues(t, device, epoch)
+					if len(got) != len(want) {
+						t.Fatalf("epoch %d has %d batches, want %d", epoch, len(got), len(want))
+					}
+					for i := range want {
+						if !slices.Equal(got[i], want[i]) || !slices.Equal(gotLabels[i], wantLabels[i]) {
+							t.Errorf("batch %d of epoch %d is another one", i, epoch)
+						}
+					}
+				}
+				st := device.Stats()
+				if st.Decoded < 3*100 || st.DecodedAgain != 0 || st.DecoderBytes < minScratch {
+					t.Errorf("%+v", st)
+				}
+				if st := host.Stats(); st.Decoded != 0 || st.DecoderBytes != 0 {
+					t.Errorf("the host's: %+v", st)
+				}
+				closeFeed(t, host)
+				closeFeed(t, device)
+			})
+		})
+	}
+}
+
+// corruptingSource damages the plan of one row of every batch, another one in each.
+type corruptingSource struct {
+	*imageloader.Loader
+	rng  *rand.Rand
+	rows func(batch, row int) bool // the rows to damage
+	hits int
+}
+
+func (s *corruptingSource) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
+	var mu sync.Mutex
+	var lent []*decodeplan.Plans
+	batch := 0
+	return s.Loader.FillPlans(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+		fields, plans, err := lend(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		lent = append(lent, plans)
+		return fields, plans, err
+	}, func(n int, info any) error {
+		mu.Lock()
+		plans := lent[0]
+		lent = lent[1:]
+		mu.Unlock()
+		for row, p := range plans.Rows[:n] {
+			if p.Bytes == 0 || !s.rows(batch, row) {
+				continue
+			}
+			s.hits++
+			// The second half of a plan is compressed bytes.
+			data := plans.Memory[p.At+p.Bytes/2 : p.At+p.Bytes]
+			for i := range data {
+				if i%5 == 0 {
+					data[i] = byte(s.rng.Uint32())
+				}
+			}
+		}
+		batch++
+		return deliver(n, info)
+	})
+}
+
+// TestGPUDecodeHandsDamageBack: images whose bytes are damaged on their way to the device, in every
+// place of a batch, alone and beside each other, are decoded again, and disturb no neighbour.
+func TestGPUDecodeHandsDamageBack(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := decodeArchive(t, 150)
+	for name, rows := range map[string]func(batch, row int) bool{
+		"one in each batch": func(batch, row int) bool { return row == batch%16 },
+		"every second one":  func(batch, row int) bool { return row%2 == batch%2 },
+		"all":               func(int, int) bool { return true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip, Repeat: 2}
+			plain, l := newLoader(t, path, o), newLoader(t, path, o)
+			source := &corruptingSource{Loader: l, rng: rand.New(rand.NewPCG(1, 2)), rows: rows}
+			nothingLeft(t, func() {
+				host, device := newFeed(t, plain, Options{}), newFeed(t, source, Options{Decode: Device})
+				for epoch := range 3 {
+					want, _ := epochValues(t, host, epoch)
+					got, _ := epochValues(t, device, epoch)
+					for i := range want {
+						if !slices.Equal(got[i], want[i]) {
+							t.Errorf("batch %d of epoch %d is another one", i, epoch)
+						}
+					}
+				}
+				if st := device.Stats(); source.hits == 0 || st.DecodedAgain != int64(source.hits) || st.Decoded <= st.DecodedAgain && name != "all" {
+					t.Errorf("%d images are damaged: %+v", source.hits, st)
+				}
+				closeFeed(t, host)
+				closeFeed(t, device)
+			})
+		})
+	}
+}
+
+// TestGPUDecodeOrder runs a consumer that is slower than the decoders, so that finishes are late:
+// no batch may overwrite the decoded images of an earlier one, and none may be read before it is
+// there. The stream sanitizer sees every edge, too.
+func TestGPUDecodeOrder(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := decodeArchive(t, 150)
+	o := imageloader.Options{Transform: imageloader.Train(160), BadSamples: imageloader.Skip}
+	plain, l := newLoader(t, path, o), newLoader(t, path, o)
+	stream, err := cuda.NewStream(0, cuda.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sanitizer *cuda.Sanitizer
+	if cuda.RunningSanitizer() == nil {
+		if sanitizer, err = cuda.StartSanitizer(cuda.SanitizerOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		defer sanitizer.Stop()
+	}
+	// sums returns a number for each sample of an epoch, computed behind the load of a consumer.
+	sums := func(p *Prefetcher, epoch int) (all []float32) {
+		var results []*torch.Tensor
+		if err := cuda.WithStream(stream, func() error {
+			s := newStrained(t)
+			defer s.close()
+			for b, err := range p.Epoch(t.Context(), epoch) {
+				if err != nil {
+					return err
+				}
+				s.compute(b)
+				sum := b.Images.Abs().Reshape(int64(b.N), -1).SumDim([]int64{1}, false)
+				if err := sum.Keep().Err(); err != nil {
+					return err
+				}
+				results = append(results, sum)
+			}
+			for _, r := range results {
+				v, err := r.Float32s()
+				if err != nil {
+					return err
+				}
+				all = append(all, v...)
+				r.Close()
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	host, device := newFeed(t, plain, Options{}), newFeed(t, l, Options{Decode: Device})
+	for epoch := range 6 {
+		if got, want := sums(device, epoch), sums(host, epoch); !slices.Equal(got, want) {
+			t.Errorf("epoch %d has other images", epoch)
+		}
+	}
+	closeFeed(t, host)
+	closeFeed(t, device)
+	if sanitizer != nil {
+		for _, f := range sanitizer.Findings() {
+			if !f.Kind.Note() {
+				t.Errorf("found in a correct program:\n%v", &f)
+			}
+		}
+	}
+}
+
+// TestGPUDecodeFlagsOfAnAbandonedBatch: an epoch that is left may have a batch on one decoder when
+// the other one gets the next batch of the same slot. The flags of the two are written in order.
+func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	if cuda.RunningSanitizer() != nil {
+		t.Skip("the environment has started a sanitizer")
+	}
+	l := newLoader(t, decodeArchive(t, 40), imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip})
+	for _, err := range l.Epoch(t.Context(), 0) { // finds the entry points
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	sanitizer, err := cuda.StartSanitizer(cuda.SanitizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sanitizer.Stop()
+	s, err := newSlots(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.decode, err = newDecoding(l, s); err != nil {
+		t.Fatal(err)
+	}
+	s.depth, s.hosts = 1, 2
+	d := &gpuDevice{slots: s, device: 0, starved: &starved{device: 0}}
+	driven := make(chan error)
+	go func() { // Open locks its thread
+		driven <- func() error {
+			if err := d.Open(); err != nil {
+				return err
+			}
+			// The first batches of an epoch, in both host slots.
+			enough := errors.New("enough")
+			var counts []int
+			lent := 0
+			err := s.decode.fill(context.Background(), 1, s, func(ctx context.Context) (int, error) {
+				if lent == s.hosts {
+					<-ctx.Done()
+					return 0, context.Cause(ctx)
+				}
+				lent++
+				return lent - 1, nil
+			}, func(n int, _ any) error {
+				if counts = append(counts, n); len(counts) == s.hosts {
+					return enough
+				}
+				return nil
+			})
+			if !errors.Is(err, enough) {
+				return err
+			}
+			for host, n := range counts {
+				copied, err := d.NewEvent(true)
+				if err != nil {
+					return err
+				}
+				defer copied.Close()
+				if err := errors.Join(d.Copy(0, host, n, nil, copied), d.Finish(0, host, n)); err != nil {
+					return err
+				}
+				if len(s.decode.rows[0]) == 0 {
+					return fmt.Errorf("batch %d has no plans", host)
+				}
+			}
+			return d.Close(nil)
+		}()
+	}()
+	if err := <-driven; err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range sanitizer.Findings() {
+		if !f.Kind.Note() {
+			t.Errorf("found in a correct program:\n%v", &f)
+		}
+	}
+}

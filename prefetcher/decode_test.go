@@ -1,0 +1,303 @@
+package prefetcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/internal/decodeplan"
+	"github.com/torchstream/torchstream/prefetcher/internal/ring"
+	"github.com/torchstream/torchstream/tensor"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// plannedSource is a rawSource whose images become float32, and that plans most of them. A plan has
+// the value of the image's pixels, and whether the decoder is to flag it.
+type plannedSource struct {
+	rawSource
+	refuses  error               // of PlanBytes
+	again    func(row int) error // of DecodeRow
+	repeated atomic.Int64        // calls of DecodeRow
+}
+
+func (s *plannedSource) Outputs() []tensor.Spec {
+	n := int64(s.size())
+	return []tensor.Spec{{Name: "images", DType: torch.Float32, Shape: []int64{3, n, n}, MemoryFormat: torch.ChannelsLast}, {Name: "labels", DType: torch.Int64}}
+}
+
+func (s *plannedSource) Finishes() []tensor.Finish {
+	return []tensor.Finish{{Mean: []float32{0, 0, 0}, Std: []float32{1, 1, 1}}, {}}
+}
+
+func (s *plannedSource) PlanBytes() (int, error) { return decodeplan.Align * s.batch, s.refuses }
+
+// host reports whether the source decodes a sample, and flagged whether the decoder flags it.
+func (s *plannedSource) host(epoch, sample int) bool    { return (epoch+sample)%5 == 0 || epoch == 1 }
+func (s *plannedSource) flagged(epoch, sample int) bool { return sample%3 == 0 && epoch != 3 }
+
+func (s *plannedSource) FillPlans(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, *decodeplan.Plans, error), deliver func(int, any) error) error {
+	var mu sync.Mutex
+	var lent []*decodeplan.Plans
+	batch := 0
+	return s.Fill(ctx, epoch, func(ctx context.Context) ([][]byte, error) {
+		fields, plans, err := lend(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		lent = append(lent, plans)
+		return fields, err
+	}, func(n int, info any) error {
+		mu.Lock()
+		plans := lent[0]
+		lent = lent[1:]
+		mu.Unlock()
+		first := batch * s.batch
+		batch++
+		clear(plans.Rows)
+		plans.Used = 0
+		for row := range n {
+			if s.host(epoch, first+row) {
+				continue
+			}
+			at := plans.Used
+			plans.Memory[at], plans.Memory[at+1] = value(epoch, first+row), 0
+			if s.flagged(epoch, first+row) {
+				plans.Memory[at+1] = 1
+			}
+			plans.Rows[row] = decodeplan.Row{At: at, Bytes: 2}
+			plans.Used += decodeplan.Align
+		}
+		return deliver(n, info)
+	})
+}
+
+func (s *plannedSource) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
+	s.repeated.Add(1)
+	var epoch, batch int
+	if _, err := fmt.Sscanf(info.(string), "epoch %d batch %d", &epoch, &batch); err != nil {
+		return err
+	}
+	sample := batch*s.batch + row
+	if s.again != nil {
+		if err := s.again(sample); err != nil {
+			return err
+		}
+	}
+	for i := range dst {
+		dst[i] = value(epoch, sample)
+	}
+	return ctx.Err()
+}
+
+// fakeDecoding is the CPU's device with a decoder of plannedSource's plans.
+type fakeDecoding struct {
+	*cpuDevice
+	pixels *torch.Tensor
+	memory []byte
+	wait   atomic.Int64 // the number of times that Check has nothing yet
+}
+
+// decodes makes the prefetcher's CPU decode plans.
+func decodes(t *testing.T, source Source) func(ringDevice) ringDevice {
+	return func(device ringDevice) ringDevice {
+		d := &fakeDecoding{cpuDevice: device.(*cpuDevice)}
+		var err error
+		if d.decode, err = newDecoding(source, d.slots); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+}
+
+func (d *fakeDecoding) Open() (err error) {
+	if err = d.cpuDevice.Open(); err != nil {
+		return err
+	}
+	g := d.decode
+	for range d.hosts {
+		g.plans = append(g.plans, decodeplan.Plans{Memory: make([]byte, g.bytes), Rows: make([]decodeplan.Row, d.batch)})
+	}
+	for range d.depth {
+		g.rows = append(g.rows, nil)
+		g.flags = append(g.flags, make([]int32, d.batch))
+	}
+	if d.pixels, err = d.own(torch.EmptySpec(cuda.CPU, d.fields[g.images], 1)); err != nil {
+		return err
+	}
+	d.memory, err = d.pixels.Bytes()
+	return errors.Join(err, d.pixels.Lend(true))
+}
+
+func (d *fakeDecoding) Copy(slot, host, n int, released []*cuda.Event, copied *cuda.Event) error {
+	g := d.decode
+	images := d.host[host].bytes[g.images]
+	i := 0
+	g.planned(slot, host, n, func(row, at int) {
+		plan := g.plans[host].Memory[at:]
+		pixels := images[row*g.row:][:g.row]
+		g.flags[slot][i] = int32(plan[1])
+		i++
+		for p := range pixels {
+			pixels[p] = plan[0] ^ plan[1]*255
+		}
+	})
+	var runs int
+	if err := g.hostRuns(slot, n, func(first, rows int) error {
+		for row := first; row < first+rows; row++ {
+			if g.plans[host].Rows[row].Bytes > 0 {
+				return fmt.Errorf("row %d has a plan", row)
+			}
+		}
+		runs += rows
+		return nil
+	}); err != nil || runs+i != n {
+		return fmt.Errorf("%d rows are copied and %d decoded, of %d: %w", runs, i, n, err)
+	}
+	d.wait.Store(2)
+	return d.cpuDevice.Copy(slot, host, n, released, copied)
+}
+
+func (d *fakeDecoding) Check(ctx context.Context, slot, _ int, info any, busy func() bool) (ring.Checked, error, error) {
+	for d.wait.Add(-1) > 0 {
+		if busy() {
+			return ring.Unchecked, nil, nil
+		}
+	}
+	mended, bad, err := d.decode.mend(ctx, slot, info, d.memory, func(row int) error {
+		return d.decode.finishRow(d.out[slot][d.decode.images], row, d.pixels)
+	})
+	if mended {
+		return ring.Mended, bad, err
+	}
+	return ring.Good, bad, err
+}
+
+// TestDecodeHandsOutTheSourcesPixels: rows that the source decodes, rows that the device decodes
+// and rows that it hands back have the source's pixels, in every order of batches and epochs.
+func TestDecodeHandsOutTheSourcesPixels(t *testing.T) {
+	for _, depth := range []int{1, 3} {
+		t.Run(fmt.Sprint("depth ", depth), func(t *testing.T) {
+			nothingLeft(t, func() {
+				s := &plannedSource{rawSource: rawSource{batch: 8, samples: 61, ahead: 2}}
+				p, err := open(s, Options{Device: cuda.CPU, Depth: depth, HostSlots: 3}, decodes(t, s))
+				if err != nil {
+					t.Fatal(err)
+				}
+				planned, flagged := int64(0), int64(0)
+				for epoch := range 4 {
+					seen := 0
+					for b, err := range p.Epoch(t.Context(), epoch) {
+						if err != nil {
+							t.Fatal(err)
+						}
+						check(t, b, s.batch)
+						for i := range b.N {
+							if !s.host(epoch, seen+i) {
+								planned++
+								if s.flagged(epoch, seen+i) {
+									flagged++
+								}
+							}
+						}
+						seen += b.N
+					}
+					if seen != s.samples {
+						t.Errorf("epoch %d has %d samples", epoch, seen)
+					}
+				}
+				if st := p.Stats(); st.Decoded != planned || st.DecodedAgain != flagged || s.repeated.Load() != flagged || flagged == 0 {
+					t.Errorf("%+v; %d images have plans, %d are flagged", st, planned, flagged)
+				}
+				closeFeed(t, p)
+			})
+		})
+	}
+}
+
+// TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses: the batches before it are handed out.
+func TestDecodeEndsTheEpochAtAnImageThatTheHostRefuses(t *testing.T) {
+	errImage := errors.New("no image")
+	s := &plannedSource{rawSource: rawSource{batch: 8, samples: 64, ahead: 2}}
+	s.again = func(sample int) error {
+		if sample >= 27 {
+			return errImage
+		}
+		return nil
+	}
+	nothingLeft(t, func() {
+		p, err := open(s, Options{Device: cuda.CPU, Depth: 3}, decodes(t, s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := 0
+		var last error
+		for b, err := range p.Epoch(t.Context(), 0) {
+			if last = err; err == nil {
+				check(t, b, s.batch)
+				seen += b.N
+			}
+		}
+		if !errors.Is(last, errImage) || seen != 24 {
+			t.Errorf("%d samples, then %v", seen, last)
+		}
+		s.again = func(int) error { panic("decoder") }
+		for _, err := range p.Epoch(t.Context(), 0) {
+			last = err
+		}
+		if last == nil || !strings.Contains(last.Error(), "panicked") {
+			t.Errorf("after a panic: %v", last)
+		}
+		s.again = nil
+		for b, err := range p.Epoch(t.Context(), 2) { // the prefetcher is as good as new
+			if err != nil {
+				t.Fatal(err)
+			}
+			check(t, b, s.batch)
+			if b.Index == 2 {
+				break
+			}
+		}
+		closeFeed(t, p)
+	})
+}
+
+func TestDecodeOption(t *testing.T) {
+	cannot := errors.New("cannot plan")
+	for _, test := range []struct {
+		name   string
+		source Source
+		o      Options
+		want   string
+	}{
+		{"Host", &plannedSource{rawSource: rawSource{batch: 1}}, Options{}, ""},
+		{"Auto on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Auto}, ""},
+		{"Auto of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Auto}, ""},
+		{"Device on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Device}, "the device is the CPU"},
+		{"Device of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Device}, "cannot plan"},
+		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
+		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
+		{"a negative value", &rawSource{batch: 1}, Options{Decode: -1}, "Decode(-1)"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.o.Device = cuda.CPU
+			p, err := New(test.source, test.o)
+			if test.want == "" {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.slots.decode != nil {
+					t.Error("the CPU decodes")
+				}
+				closeFeed(t, p)
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
