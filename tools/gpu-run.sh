@@ -280,6 +280,9 @@ bench() {
   cd "$here/tree" || return
   rm -f "$out/bench.txt" "$out/bench-streams.json" "$out/bench-operators.txt"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
+  if grep -q 'compute on cuda:1' "$out/bench.txt"; then
+    step "doctor -dist" "$out/bench.txt" "$here/bin/torchstream" doctor -dist
+  fi
   # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
     "$here/bin/torchstream" "$out/bench-streams.json"

@@ -32,12 +32,18 @@ type finding struct {
 }
 
 // doctor prints what is installed and what is missing. Whatever it calls ok it has tried.
-func doctor(_ context.Context, args []string, stdout, stderr io.Writer) error {
+func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("doctor", "Says what is installed, what is missing and what to do about it. Exit status 1 if something needed is missing; a machine without\n"+
-		"a GPU is fine.", stderr)
+		"a GPU is fine. With -dist it tests the links between processes instead: those of a launcher, or -nproc that it starts. Exit status 1 if one is slow.", stderr)
 	asJSON := set.Bool("json", false, "print one JSON object")
+	links := set.Bool("dist", false, "test the links between processes, and name the slow ones")
+	ranks := set.Int("nproc", 0, "with -dist: processes to start (default: one for each GPU, or 2 on the CPU)")
+	cpu := set.Bool("cpu", false, "with -dist: test the CPU and Gloo")
 	if err := parse(set, args, 0); err != nil {
 		return err
+	}
+	if *links {
+		return doctorDist(ctx, *ranks, *cpu, *asJSON, stdout, stderr)
 	}
 	findings := examine()
 	missing := 0

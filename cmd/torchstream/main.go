@@ -64,7 +64,7 @@ type entry struct {
 func commands() []entry {
 	return []entry{
 		{"setup", "[-from ARCHIVE]", "installs the shim and LibTorch, for programs outside of a clone", setupCommand},
-		{"doctor", "[-json]", "what is installed, what is missing, what to do", doctor},
+		{"doctor", "[-dist] [-json]", "what is installed, what is missing, what to do; -dist: the links between GPUs", doctor},
 		{"inspect", "[-json] [-fix OUT] FILE", "classes, counts, sizes, formats and bad members of an archive", inspect},
 		{"index", "[-json] FILE", "writes the index of an archive, which the first epoch makes otherwise", index},
 		{"preview", "-archive FILE", "a contact sheet of batches as a training loop gets them", preview},
