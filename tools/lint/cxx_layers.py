@@ -14,11 +14,11 @@ import sys
 FOLDERS = {
     "base": set(),
     "deflate": {"base"},
-    "jpeg": set(),
+    "jpeg": {"base"},
     "image": {"base", "jpeg"},
     "cuda": {"base"},
     "torch": {"base", "cuda"},
-    "decode": {"base", "cuda", "jpeg", "torch"},
+    "decode": {"base", "cuda", "deflate", "jpeg", "torch"},
     "dist": {"base", "cuda", "torch"},
     "bench": {"base", "cuda", "torch", "decode"},
 }

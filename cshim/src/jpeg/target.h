@@ -1,14 +1,10 @@
-// Marks functions that g++ compiles for the host and nvcc for both the host and the device.
+// Small functions of the host and the device.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-#if defined(__CUDACC__)
-#define TS_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define TS_HOST_DEVICE inline
-#endif
+#include "base/target.h"
 
 namespace ts::jpeg {
 
