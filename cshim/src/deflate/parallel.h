@@ -1,0 +1,739 @@
+// Inflates a range of a raw deflate stream (RFC 1951) with the threads of a team, which is a block
+// of threads on a GPU and a loop in the tests.
+//
+// A range is entered at a checkpoint before it: at the beginning of a deflate block, with the
+// window of the output before that. The threads decode the codes of a block side by side: thread k
+// decodes from the guess that a code begins at bit k * kSubsequence, until it comes to the
+// beginning of thread k + 1, which then decodes again if its guess was another. Wrong guesses meet
+// the right codes after some time, because prefix codes synchronise (Weissenberger and Schmidt,
+// ICPP 2018), and in the worst case the threads decode one after the other. Then the number of
+// bytes that each thread makes gives its place in the output, and it decodes a last time, to write.
+//
+// No bytes of a stream make a team read outside of its input and its room, write outside of its
+// room, or run for ever. A damaged stream fails as it does in deflate/inflate.h, unless the damage
+// lies behind the range. So does one of a great many tiny blocks, which no compressor makes.
+#pragma once
+
+#include <cstdint>
+
+#include "base/target.h"
+
+namespace ts::deflate {
+
+constexpr uint32_t kThreads = 256;      // of a team
+constexpr uint32_t kSubsequence = 512;  // bits of a thread in one step
+constexpr uint32_t kWindow = 32768;     // bytes before the output
+// Maximum numbers of bytes of an input, and of the output from the checkpoint to the end of a
+// range. A place in bits has 32 bits.
+constexpr uint32_t kMaxInput = 1u << 28;
+constexpr uint32_t kMaxOutput = 1u << 30;
+// Inputs and rooms begin at multiples of this number of bytes.
+constexpr uint32_t kAlign = 16;
+// Maximum number of blocks of a range: so many, and one more for each kBlockInput bytes of input. A
+// block costs a team tens of microseconds, if it has ten bits or a thousand.
+constexpr uint32_t kBlocks = 1024;
+constexpr uint32_t kBlockInput = 64;
+
+// What to inflate. Places are bytes of the staging memory, that of the room of the rooms.
+struct Range {
+  uint64_t input, window, room;
+  uint32_t input_bytes;
+  uint32_t skip_bits;     // of the first byte: they belong to the block before
+  uint32_t window_bytes;  // of the packed window, as docs/index-format.md describes it
+  uint32_t skip;          // bytes of output before the range
+  uint32_t bytes;         // of the range
+  uint32_t unused;
+};
+
+struct Result {
+  int32_t failed;     // 1 if the range must be inflated on the host, which finds out why
+  uint32_t checksum;  // CRC-32 of the range
+};
+
+// ---- codes -------------------------------------------------------------------------------------
+
+TS_HOST_DEVICE uint32_t smaller(uint32_t a, uint32_t b) { return b < a ? b : a; }
+
+TS_HOST_DEVICE uint32_t reversed(uint32_t v) {
+#if defined(__CUDA_ARCH__)
+  return __brev(v);
+#else
+  v = (v >> 1 & 0x55555555) | (v & 0x55555555) << 1;
+  v = (v >> 2 & 0x33333333) | (v & 0x33333333) << 2;
+  v = (v >> 4 & 0x0f0f0f0f) | (v & 0x0f0f0f0f) << 4;
+  return __builtin_bswap32(v);
+#endif
+}
+
+constexpr uint32_t kMaxCodeBits = 15;
+
+// A Huffman code whose code words of up to kBits bits are looked up at once.
+template <uint32_t kBits, uint32_t kSymbols>
+struct Code {
+  uint16_t look[1u << kBits];  // by the next bits: symbol << 4 | length; 0: a longer code word
+  uint16_t symbols[kSymbols];  // in the order of their code words
+  uint32_t count[kMaxCodeBits + 1];  // code words of each length
+  // Of each length: the first prefix of 15 bits, the first bit the highest, behind the code words
+  // of up to this length; and the place in `symbols` of the first one, minus its code word.
+  uint32_t limit[kMaxCodeBits + 1];
+  int32_t offset[kMaxCodeBits + 1];
+};
+
+// Returns the number of the first n symbols whose code words have this length.
+TS_HOST_DEVICE uint32_t count_of(const uint8_t* lengths, uint32_t n, uint32_t length) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < n; ++i) count += lengths[i] == length;
+  return count;
+}
+
+// Computes `limit` and `offset` from `count`. Returns false if the lengths are not those of a
+// prefix code. Code words may stay unused if `single` is set and the only code word has one bit, or
+// if there is none: then they are invalid.
+template <typename C>
+TS_HOST_DEVICE bool set_limits(C* code, bool single) {
+  uint32_t next = 0;
+  uint32_t index = 0;
+  uint32_t longest = 0;
+  bool fits = true;
+  code->limit[0] = 0;
+  for (uint32_t length = 1; length <= kMaxCodeBits; ++length) {
+    next <<= 1;
+    code->offset[length] = static_cast<int32_t>(index) - static_cast<int32_t>(next);
+    next += code->count[length];
+    index += code->count[length];
+    if (code->count[length] != 0) longest = length;
+    fits = fits && next <= 1u << length;
+    next = smaller(next, 1u << length);
+    code->limit[length] = next << (kMaxCodeBits - length);
+  }
+  return fits && (next == 1u << kMaxCodeBits || (single && longest <= 1));
+}
+
+// Places symbol i among the symbols, after set_limits. `rank` is the number of symbols before it
+// with code words of the same length.
+template <typename C>
+TS_HOST_DEVICE void place_symbol(C* code, uint32_t length, uint32_t i, uint32_t rank) {
+  // The first code word of the length begins where those of up to the length before end.
+  const uint32_t first = code->limit[length - 1] >> (kMaxCodeBits - length);
+  code->symbols[static_cast<uint32_t>(static_cast<int32_t>(first) + code->offset[length]) + rank] =
+      static_cast<uint16_t>(i);
+}
+
+// Finds the code word of from kFirst to kLast bits at the beginning of `bits`. Returns its symbol
+// << 4 | length, or 0 if there is none.
+template <uint32_t kFirst, uint32_t kLast, typename C>
+TS_HOST_DEVICE uint32_t search(const C& code, uint32_t bits) {
+  const uint32_t prefix = reversed(bits) >> (32 - kMaxCodeBits);
+  for (uint32_t length = kFirst; length <= kLast; ++length) {
+    if (prefix < code.limit[length]) {
+      const int32_t index =
+          static_cast<int32_t>(prefix >> (kMaxCodeBits - length)) + code.offset[length];
+      return static_cast<uint32_t>(code.symbols[index]) << 4 | length;
+    }
+  }
+  return 0;
+}
+
+// Fills in entry `bits` of the look-up table, after all symbols are placed.
+template <uint32_t kBits, uint32_t kSymbols>
+TS_HOST_DEVICE void fill_entry(Code<kBits, kSymbols>* code, uint32_t bits) {
+  code->look[bits] = static_cast<uint16_t>(search<1, kBits>(*code, bits));
+}
+
+// Returns the next code word's symbol << 4 | length, or 0 if it is invalid.
+template <uint32_t kBits, uint32_t kSymbols>
+TS_HOST_DEVICE uint32_t look_up(const Code<kBits, kSymbols>& code, uint32_t bits) {
+  const uint32_t entry = code.look[bits & ((1u << kBits) - 1)];
+  if (entry != 0 || kBits >= kMaxCodeBits) return entry;
+  return search<kBits + 1, kMaxCodeBits>(code, bits);
+}
+
+constexpr uint32_t kLitlens = 288;  // symbols for literals and lengths, two of them invalid
+constexpr uint32_t kDists = 32;     // symbols for distances, two of them invalid
+constexpr uint32_t kPrecodes = 19;
+
+using LitlenCode = Code<10, kLitlens>;
+using DistCode = Code<8, kDists>;
+using Precode = Code<7, kPrecodes>;  // no code word is longer
+
+// ---- bits --------------------------------------------------------------------------------------
+
+struct Input {
+  const uint8_t* data;  // aligned to kAlign
+  uint32_t bytes;
+
+  TS_HOST_DEVICE uint32_t bits() const { return 8 * bytes; }
+  // Returns 32 bits. Those behind the end are 0.
+  TS_HOST_DEVICE uint32_t word(uint32_t i) const {
+    if (i < bytes / 4) return reinterpret_cast<const uint32_t*>(data)[i];
+    uint32_t word = 0;
+    for (uint32_t at = 4 * i; at < bytes; ++at) word |= uint32_t{data[at]} << (at % 4 * 8);
+    return word;
+  }
+};
+
+class Bits {
+ public:
+  TS_HOST_DEVICE Bits(const Input& input, uint32_t bit)
+      : input_(input), next_(bit / 32 + 1), bits_(input.word(bit / 32) >> bit % 32) {
+    count_ = 32 - bit % 32;
+  }
+  // Makes at least 33 bits ready.
+  TS_HOST_DEVICE void fill() {
+    if (count_ > 32) return;
+    bits_ |= uint64_t{input_.word(next_++)} << count_;
+    count_ += 32;
+  }
+  TS_HOST_DEVICE uint32_t peek() const { return static_cast<uint32_t>(bits_); }
+  TS_HOST_DEVICE void drop(uint32_t n) {
+    bits_ >>= n;
+    count_ -= n;
+  }
+  TS_HOST_DEVICE uint32_t take(uint32_t n) {  // at most 16, after fill
+    const uint32_t v = peek() & ((1u << n) - 1);
+    drop(n);
+    return v;
+  }
+  TS_HOST_DEVICE uint32_t position() const { return 32 * next_ - count_; }
+
+ private:
+  const Input input_;
+  uint32_t next_;  // the next word
+  uint32_t count_;
+  uint64_t bits_;
+};
+
+// ---- symbols -----------------------------------------------------------------------------------
+
+enum Kind : uint32_t { kLiteral, kMatch, kEnd, kBad };
+
+struct Symbol {
+  Kind kind;
+  uint32_t length;  // bytes of output
+  uint32_t value;   // the literal, or the distance
+};
+
+// Reads a literal, or a length and its distance.
+TS_HOST_DEVICE Symbol next_symbol(const LitlenCode& litlen, const DistCode& dist, Bits* bits) {
+  bits->fill();
+  uint32_t entry = look_up(litlen, bits->peek());
+  bits->drop(entry & 15);
+  uint32_t symbol = entry >> 4;
+  if (entry == 0) return {kBad, 0, 0};
+  if (symbol < 256) return {kLiteral, 1, symbol};
+  if (symbol == 256) return {kEnd, 0, 0};
+  symbol -= 257;
+  if (symbol > 28) return {kBad, 0, 0};
+  // 3 to 10, then four lengths for each number of extra bits, up to 257, then 258.
+  uint32_t length = 3 + symbol;
+  if (symbol == 28) {
+    length = 258;
+  } else if (symbol >= 8) {
+    const uint32_t extra = symbol / 4 - 1;
+    length = 3 + ((4 + symbol % 4) << extra) + bits->take(extra);
+  }
+  bits->fill();
+  entry = look_up(dist, bits->peek());
+  bits->drop(entry & 15);
+  symbol = entry >> 4;
+  if (entry == 0 || symbol > 29) return {kBad, 0, 0};
+  // 1 to 4, then two distances for each number of extra bits.
+  uint32_t distance = 1 + symbol;
+  if (symbol >= 4) {
+    const uint32_t extra = symbol / 2 - 1;
+    distance = 1 + ((2 + symbol % 2) << extra) + bits->take(extra);
+  }
+  return {kMatch, length, distance};
+}
+
+// ---- checksums ---------------------------------------------------------------------------------
+
+// The CRC-32 of gzip. Bit 31 of a number is the coefficient of x^0.
+constexpr uint32_t kPolynomial = 0xedb88320;
+
+TS_HOST_DEVICE uint32_t checksum_entry(uint32_t byte) {
+  for (int i = 0; i < 8; ++i) byte = byte >> 1 ^ (byte & 1 ? kPolynomial : 0);
+  return byte;
+}
+
+// Returns a * b modulo the polynomial.
+TS_HOST_DEVICE uint32_t product(uint32_t a, uint32_t b) {
+  uint32_t sum = 0;
+  for (; a != 0; a <<= 1) {
+    if (a >> 31) sum ^= b;
+    b = b >> 1 ^ (b & 1 ? kPolynomial : 0);
+  }
+  return sum;
+}
+
+// Returns what a checksum of some bytes adds to that of those bytes and n more.
+TS_HOST_DEVICE uint32_t shifted(uint32_t checksum, uint32_t n) {
+  uint32_t power = 1u << 23;  // x^8
+  for (; n != 0; n >>= 1) {
+    if (n & 1) checksum = product(power, checksum);
+    power = product(power, power);
+  }
+  return checksum;
+}
+
+// ---- a range -----------------------------------------------------------------------------------
+
+constexpr uint32_t kPackedBytes = 1024;  // of a packed window, at once
+constexpr uint32_t kRuns = 128;          // of a window, at once
+
+struct Run {
+  uint32_t place, from, length;
+};
+
+// How far the packed window is read.
+struct Unpacking {
+  uint32_t at, place, runs;
+  bool bad;
+};
+
+enum BlockKind : uint32_t { kStored, kFixed, kDynamic, kDamaged };
+
+struct Header {
+  BlockKind kind;
+  bool last;
+  uint32_t bit;     // where the block's content begins
+  uint32_t length;  // of a stored block
+  uint32_t litlens, dists;
+};
+
+// The shared memory of a team.
+struct State {
+  LitlenCode litlen;
+  DistCode dist;
+  Precode precode;
+  uint8_t lengths[kLitlens + kDists];
+  uint8_t precode_lengths[kPrecodes];
+  bool fits[2];
+  Header header;
+  Unpacking unpacking;
+  Run runs[kRuns];
+  uint8_t packed[kPackedBytes];
+  uint32_t checksums[256];
+  // Of each thread: its place in the input; where the next one's codes begin; how it got there; the
+  // bytes that it makes; their place in the output; and how many of them are written, which its own
+  // thread knows first and the others after a barrier.
+  uint32_t bit[kThreads];
+  uint32_t end[kThreads];
+  uint32_t state[kThreads];  // Kind: kLiteral, or how the block ended
+  uint32_t bytes[kThreads];
+  uint32_t begin[kThreads];
+  uint32_t cursor[kThreads];
+  uint32_t done[kThreads];
+  bool again[kThreads];
+  uint32_t total;
+};
+
+// Reads a number of up to 5 bytes. Returns the place behind it, or 0 if it does not end.
+TS_HOST_DEVICE uint32_t read_varint(const uint8_t* data, uint32_t at, uint32_t end, uint64_t* v) {
+  *v = 0;
+  for (uint32_t i = 0; i < 5 && at < end; ++i, ++at) {
+    *v |= uint64_t{data[at] & 0x7fu} << (7 * i);
+    if (data[at] < 0x80) return at + 1;
+  }
+  return 0;
+}
+
+// Reads the runs whose headers lie in State::packed, the packed bytes from `begin` on.
+TS_HOST_DEVICE void read_runs(uint32_t begin, uint32_t bytes, State* s) {
+  constexpr uint32_t kHeaderBytes = 10;
+  Unpacking u = s->unpacking;
+  const uint32_t end = smaller(bytes - begin, kPackedBytes);
+  u.runs = 0;
+  while (u.runs < kRuns && u.at < bytes) {
+    const uint32_t at = u.at - begin;
+    if (at + kHeaderBytes > end && begin + end < bytes) break;
+    uint64_t skip = 0;
+    uint64_t length = 0;
+    uint32_t next = read_varint(s->packed, at, end, &skip);
+    if (next != 0) next = read_varint(s->packed, next, end, &length);
+    const uint32_t from = begin + next;
+    u.bad = next == 0 || skip > kWindow - u.place || length > kWindow - u.place - skip ||
+            length > bytes - from;
+    if (u.bad) break;
+    u.place += static_cast<uint32_t>(skip);
+    const auto n = static_cast<uint32_t>(length);
+    s->runs[u.runs++] = {u.place, from, n};
+    u.place += n;
+    u.at = from + n;
+  }
+  s->unpacking = u;
+}
+
+// Writes the window to `room`. Returns false if it is damaged.
+template <typename Team>
+TS_DEVICE bool unpack_window(Team& team, const uint8_t* packed, uint32_t bytes, uint8_t* room,
+                             State* s) {
+  team.each([&](uint32_t t) {
+    auto* const words = reinterpret_cast<uint64_t*>(room);
+    for (uint32_t i = t; i < kWindow / 8; i += kThreads) words[i] = 0;
+    if (t == 0) s->unpacking = {0, 0, 0, false};
+  });
+  for (uint32_t at = 0; at < bytes;) {
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < kPackedBytes && i < bytes - at; i += kThreads) {
+        s->packed[i] = packed[at + i];
+      }
+    });
+    team.each([&](uint32_t t) {
+      if (t == 0) read_runs(at, bytes, s);
+    });
+    const Unpacking u = team.read(s->unpacking);
+    if (u.bad) return false;
+    team.each([&](uint32_t t) {
+      for (uint32_t r = t / 32; r < u.runs; r += kThreads / 32) {
+        const Run run = s->runs[r];
+        for (uint32_t i = t % 32; i < run.length; i += 32) {
+          room[run.place + i] = packed[run.from + i];
+        }
+      }
+    });
+    at = u.at;
+  }
+  return true;
+}
+
+// Reads the beginning of a block, and of a dynamic one the precode.
+TS_HOST_DEVICE Header read_header(const Input& input, uint32_t bit, State* s) {
+  constexpr uint8_t kOrder[] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
+  Header header = {kDamaged, false, 0, 0, 0, 0};
+  Bits bits(input, bit);
+  bits.fill();
+  header.last = bits.take(1) == 1;
+  switch (bits.take(2)) {
+    case 0: {
+      bits.drop((8 - bits.position() % 8) % 8);
+      bits.fill();
+      header.length = bits.take(16);
+      header.kind = (bits.take(16) ^ header.length) == 0xffff ? kStored : kDamaged;
+      break;
+    }
+    case 1:
+      header.kind = kFixed;
+      break;
+    case 2: {
+      header.litlens = bits.take(5) + 257;
+      header.dists = bits.take(5) + 1;
+      const uint32_t precodes = bits.take(4) + 4;
+      if (header.litlens > 286 || header.dists > 30) break;
+      for (uint32_t i = 0; i < kPrecodes; ++i) {
+        bits.fill();
+        s->precode_lengths[kOrder[i]] = static_cast<uint8_t>(i < precodes ? bits.take(3) : 0);
+      }
+      for (uint32_t length = 1; length <= kMaxCodeBits; ++length) {
+        s->precode.count[length] = count_of(s->precode_lengths, kPrecodes, length);
+      }
+      if (!set_limits(&s->precode, false)) break;
+      header.kind = kDynamic;
+      break;
+    }
+    default:
+      break;
+  }
+  header.bit = bits.position();
+  if (header.bit > input.bits()) header.kind = kDamaged;
+  return header;
+}
+
+// Reads the lengths of the code words of a dynamic block. Returns false if they are damaged.
+// State::lengths is zero before.
+TS_HOST_DEVICE bool read_lengths(const Input& input, Header* header, State* s) {
+  Bits bits(input, header->bit);
+  const uint32_t all = header->litlens + header->dists;
+  uint8_t before = 0;
+  for (uint32_t i = 0; i < all;) {
+    bits.fill();
+    const uint32_t entry = look_up(s->precode, bits.peek());
+    bits.drop(entry & 15);
+    const uint32_t symbol = entry >> 4;
+    uint32_t times = 1;
+    if (symbol < 16) {
+      before = static_cast<uint8_t>(symbol);
+    } else if (symbol == 16) {
+      if (i == 0) return false;
+      times = 3 + bits.take(2);
+    } else {
+      before = 0;
+      times = symbol == 17 ? 3 + bits.take(3) : 11 + bits.take(7);
+    }
+    if (times > all - i || bits.position() > input.bits()) return false;
+    for (; times > 0; --times, ++i) {
+      s->lengths[i < header->litlens ? i : kLitlens + i - header->litlens] = before;
+    }
+  }
+  header->bit = bits.position();
+  return s->lengths[256] != 0;
+}
+
+// Builds the codes of State::lengths. Returns false if they are impossible.
+template <typename Team>
+TS_DEVICE bool build_codes(Team& team, State* s) {
+  team.each([&](uint32_t t) {
+    const uint32_t length = t % 16;
+    if (t < 16) s->litlen.count[length] = count_of(s->lengths, kLitlens, length);
+    if (t >= 16 && t < 32) s->dist.count[length] = count_of(s->lengths + kLitlens, kDists, length);
+  });
+  team.each([&](uint32_t t) {
+    if (t == 0) s->fits[0] = set_limits(&s->litlen, true);
+    if (t == 32) s->fits[1] = set_limits(&s->dist, true);
+  });
+  const bool fits_litlen = team.read(s->fits[0]);
+  const bool fits_dist = team.read(s->fits[1]);
+  if (!fits_litlen || !fits_dist) return false;
+  team.each([&](uint32_t t) {
+    for (uint32_t i = t; i < kLitlens + kDists; i += kThreads) {
+      const uint32_t length = s->lengths[i];
+      if (length == 0) continue;
+      if (i < kLitlens) {
+        place_symbol(&s->litlen, length, i, count_of(s->lengths, i, length));
+      } else {
+        const uint32_t symbol = i - kLitlens;
+        place_symbol(&s->dist, length, symbol, count_of(s->lengths + kLitlens, symbol, length));
+      }
+    }
+  });
+  team.each([&](uint32_t t) {
+    for (uint32_t i = t; i < sizeof(s->litlen.look) / 2; i += kThreads) fill_entry(&s->litlen, i);
+    for (uint32_t i = t; i < sizeof(s->dist.look) / 2; i += kThreads) fill_entry(&s->dist, i);
+  });
+  return true;
+}
+
+// Reads a block's header and builds its codes. Returns kDamaged if that fails.
+template <typename Team>
+TS_DEVICE Header begin_block(Team& team, const Input& input, uint32_t bit, State* s) {
+  team.each([&](uint32_t t) {
+    for (uint32_t i = t; i < kLitlens + kDists; i += kThreads) s->lengths[i] = 0;
+    if (t == 0) s->header = read_header(input, bit, s);
+  });
+  Header header = team.read(s->header);
+  if (header.kind == kDynamic) {
+    team.each([&](uint32_t t) {
+      const uint32_t length = t < kPrecodes ? s->precode_lengths[t] : 0;
+      if (length != 0) {
+        place_symbol(&s->precode, length, t, count_of(s->precode_lengths, t, length));
+      }
+    });
+    team.each([&](uint32_t t) {
+      if (t < sizeof(s->precode.look) / 2) fill_entry(&s->precode, t);
+    });
+    team.each([&](uint32_t t) {
+      if (t == 0 && !read_lengths(input, &s->header, s)) s->header.kind = kDamaged;
+    });
+    header = team.read(s->header);
+  } else if (header.kind == kFixed) {
+    team.each([&](uint32_t t) {
+      for (uint32_t i = t; i < kLitlens + kDists; i += kThreads) {
+        const uint32_t litlen = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8;
+        s->lengths[i] = static_cast<uint8_t>(i < kLitlens ? litlen : 5);
+      }
+    });
+  }
+  if ((header.kind == kDynamic || header.kind == kFixed) && !build_codes(team, s)) {
+    header.kind = kDamaged;
+  }
+  return header;
+}
+
+// Decodes the codes of thread t from its place to `stop`, and counts the bytes that they make.
+TS_HOST_DEVICE void follow(const Input& input, uint32_t t, uint32_t stop, State* s) {
+  Bits bits(input, s->bit[t]);
+  uint32_t bytes = 0;
+  Kind state = kLiteral;
+  while (bits.position() < stop) {
+    const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
+    if (symbol.kind >= kEnd || bits.position() > input.bits()) {
+      state = bits.position() > input.bits() ? kBad : symbol.kind;
+      break;
+    }
+    bytes += symbol.length;
+  }
+  s->end[t] = bits.position();
+  s->bytes[t] = bytes;
+  s->state[t] = state;
+}
+
+// Reports whether the output in [from, to), which lies before that of thread t, is written.
+TS_HOST_DEVICE bool written(const State& s, uint32_t t, uint32_t from, uint32_t to) {
+  // The last thread that begins at or before `from`.
+  uint32_t low = 0;
+  uint32_t high = t;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    (s.begin[middle] <= from ? low : high) = middle;
+  }
+  for (; low < t && s.begin[low] < to; ++low) {
+    if (s.done[low] < smaller(to, s.begin[low + 1])) return false;
+  }
+  return true;
+}
+
+TS_HOST_DEVICE void copy_match(uint8_t* to, uint32_t distance, uint32_t length) {
+  const uint8_t* const from = to - distance;
+  uint32_t i = 0;
+  if (distance == 1) {
+    for (const uint8_t value = *from; i < length; ++i) to[i] = value;
+  } else if (distance >= 4) {
+    // The device waits for four loads at once.
+    for (; i + 4 <= length; i += 4) {
+      const uint8_t a = from[i];
+      const uint8_t b = from[i + 1];
+      const uint8_t c = from[i + 2];
+      const uint8_t d = from[i + 3];
+      to[i] = a;
+      to[i + 1] = b;
+      to[i + 2] = c;
+      to[i + 3] = d;
+    }
+  }
+  for (; i < length; ++i) to[i] = from[i];
+}
+
+// Writes the bytes of thread t to `output`, from its cursor on, up to a match of bytes that other
+// threads have not written yet. `first` bytes were written before this step of the team; no byte
+// from `wanted` on is written. Returns whether some are left.
+TS_HOST_DEVICE bool write(const Input& input, uint32_t t, uint32_t first, uint32_t wanted,
+                          uint8_t* output, State* s) {
+  const uint32_t begin = s->begin[t];
+  const uint32_t end = smaller(begin + s->bytes[t], wanted);
+  uint32_t at = s->cursor[t];
+  if (at >= end) return false;
+  uint32_t bit = s->bit[t];
+  Bits bits(input, bit);
+  while (at < end) {
+    const Symbol symbol = next_symbol(s->litlen, s->dist, &bits);
+    if (symbol.kind == kLiteral) {
+      output[at++] = static_cast<uint8_t>(symbol.value);
+    } else {
+      // Positions count from the beginning of the window here.
+      const uint32_t from = kWindow + at - symbol.value;
+      const uint32_t to = from + smaller(symbol.length, symbol.value);
+      if (to > kWindow + first && from < kWindow + begin &&
+          !written(*s, t, from < kWindow + first ? first : from - kWindow,
+                   smaller(to - kWindow, begin))) {
+        break;
+      }
+      const uint32_t length = smaller(symbol.length, end - at);
+      copy_match(output + at, symbol.value, length);
+      at += length;
+    }
+    bit = bits.position();
+  }
+  s->bit[t] = bit;
+  s->cursor[t] = at;
+  return at < end;
+}
+
+// Inflates the codes of a block from `bit` on, and returns where they end. Sets *produced to the
+// bytes of output, which may be more than `wanted`. Returns 0 if the block is damaged.
+template <typename Team>
+TS_DEVICE uint32_t inflate_codes(Team& team, const Input& input, uint32_t bit, uint32_t wanted,
+                                 uint8_t* output, uint32_t* produced, State* s) {
+  for (;;) {
+    const uint32_t first = *produced;
+    team.each([&](uint32_t t) {
+      s->bit[t] = bit + t * kSubsequence;
+      follow(input, t, bit + (t + 1) * kSubsequence, s);
+    });
+    // A round settles at least one thread more. Threads behind the end of the block keep their
+    // guess.
+    while (team.any([&](uint32_t t) {
+      s->again[t] = t > 0 && s->state[t - 1] == kLiteral && s->bit[t] != s->end[t - 1];
+      if (s->again[t]) s->bit[t] = s->end[t - 1];
+      return s->again[t];
+    })) {
+      team.each([&](uint32_t t) {
+        if (s->again[t]) follow(input, t, bit + (t + 1) * kSubsequence, s);
+      });
+    }
+    const uint32_t last =
+        team.min([&](uint32_t t) { return s->state[t] == kLiteral ? kThreads : t; });
+    team.scan([&](uint32_t t) { return t <= last ? s->bytes[t] : 0; },
+              [&](uint32_t t, uint32_t before) {
+                if (t > last) s->bytes[t] = 0;
+                s->begin[t] = s->cursor[t] = s->done[t] = first + before;
+                if (t == kThreads - 1) s->total = before + s->bytes[t];
+              });
+    *produced = first + team.read(s->total);
+    const bool bad = last < kThreads && team.read(s->state[last]) == kBad;
+    if (bad && *produced < wanted) return 0;
+    while (team.any([&](uint32_t t) { return write(input, t, first, wanted, output, s); })) {
+      team.each([&](uint32_t t) { s->done[t] = s->cursor[t]; });
+    }
+    bit = team.read(s->end[smaller(last, kThreads - 1)]);
+    if (last < kThreads || *produced >= wanted) return bit;
+  }
+}
+
+// Returns the CRC-32 of bytes.
+template <typename Team>
+TS_DEVICE uint32_t checksum(Team& team, const uint8_t* data, uint32_t bytes, State* s) {
+  const uint32_t each = (bytes + kThreads - 1) / kThreads;
+  team.each([&](uint32_t t) {
+    for (uint32_t i = t; i < 256; i += kThreads) s->checksums[i] = checksum_entry(i);
+  });
+  team.each([&](uint32_t t) {
+    const uint32_t end = smaller((t + 1) * each, bytes);
+    uint32_t sum = t == 0 ? 0xffffffff : 0;
+    for (uint32_t i = t * each; i < end; ++i) {
+      sum = s->checksums[(sum ^ data[i]) & 0xff] ^ sum >> 8;
+    }
+    s->bytes[t] = shifted(sum, bytes - end);
+  });
+  team.each([&](uint32_t t) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; t == 0 && i < kThreads; ++i) sum ^= s->bytes[i];
+    if (t == 0) s->total = ~sum;
+  });
+  return team.read(s->total);
+}
+
+// Inflates a range to its room: kWindow bytes of window, then `skip` bytes of output, then the
+// range.
+//
+// A team has kThreads threads. each(f) calls f(thread) in each of them, any(f) also returns whether
+// one f returned true, and min(f) the minimum; scan(value, use) calls use(thread, sum of the values
+// of the threads before it); read(v) returns a copy of v. After each of these calls all threads see
+// what all have written, and may write what others have read.
+template <typename Team>
+TS_DEVICE Result inflate(Team& team, const Range& range, const uint8_t* staging, uint8_t* rooms,
+                         State* s) {
+  const Result failed = {1, 0};
+  const Input input = {staging + range.input, range.input_bytes};
+  uint8_t* const room = rooms + range.room;
+  uint8_t* const output = room + kWindow;
+  if (!unpack_window(team, staging + range.window, range.window_bytes, room, s)) return failed;
+  const uint32_t wanted = range.skip + range.bytes;
+  uint32_t produced = 0;
+  uint32_t bit = range.skip_bits;
+  uint32_t blocks = kBlocks + input.bytes / kBlockInput;
+  for (bool last = false; produced < wanted; --blocks) {
+    if (last || blocks == 0) return failed;
+    const Header header = begin_block(team, input, bit, s);
+    last = header.last;
+    bit = header.bit;
+    if (header.kind == kDamaged) return failed;
+    if (header.kind == kStored) {
+      const uint32_t from = bit / 8;
+      const uint32_t length = smaller(header.length, wanted - produced);
+      if (length > input.bytes - from) return failed;
+      team.each([&](uint32_t t) {
+        for (uint32_t i = t; i < length; i += kThreads) {
+          output[produced + i] = input.data[from + i];
+        }
+      });
+      produced += length;
+      bit += 8 * length;
+    } else {
+      bit = inflate_codes(team, input, bit, wanted, output, &produced, s);
+      if (bit == 0) return failed;
+    }
+  }
+  return {0, checksum(team, output + range.skip, range.bytes, s)};
+}
+
+}  // namespace ts::deflate
