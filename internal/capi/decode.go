@@ -64,27 +64,26 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)), results,
 		(*C.int32_t)(unsafe.SliceData(failed)), on.c()))
 	if s := sanitizer.Load(); s != nil && err == nil && len(images) > 0 {
-		s.decoded(on, results, staging, failed[:len(images)])
+		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
+		s.filled("RunGPUDecoder", on, results, staging, written)
 	}
 	return err
 }
 
-func (s *Sanitizer) decoded(on Stream, results *Tensor, staging []byte, failed []int32) {
+// filled tells the stream sanitizer of work on a stream that reads staging and writes the memory of
+// a tensor and, on the host, written.
+func (s *Sanitizer) filled(what string, on Stream, results *Tensor, staging, written []byte) {
 	var room [1]C.ts_tensor_extent
 	one := [1]*Tensor{results}
-	const what = "RunGPUDecoder"
 	at := s.check.Here(what, 2)
 	own := s.take(what, at)
 	q := s.queue(on)
-	host := func(begin unsafe.Pointer, bytes int, write bool) racecheck.Access {
-		b, n := uintptr(begin), uintptr(bytes)
+	host := func(bytes []byte, write bool) racecheck.Access {
+		b, n := uintptr(unsafe.Pointer(unsafe.SliceData(bytes))), uintptr(len(bytes))
 		return racecheck.Access{Queue: q, Write: write, Memory: racecheck.Memory{
 			Device: DeviceCPU, Storage: b, StorageBytes: n, Region: racecheck.Region{Begin: b, Row: n, Rows: 1, Pitch: n}, Track: true}}
 	}
-	accesses := []racecheck.Access{
-		host(unsafe.Pointer(unsafe.SliceData(staging)), len(staging), false),
-		host(unsafe.Pointer(unsafe.SliceData(failed)), 4*len(failed), true),
-	}
+	accesses := []racecheck.Access{host(staging, false), host(written, true)}
 	if all := extents(room[:], one[:]); all != nil {
 		accesses = append(accesses, racecheck.Access{Memory: memoryOf(&all[0]), Queue: q, Write: true})
 	}

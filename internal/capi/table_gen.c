@@ -211,6 +211,10 @@ static ts_error* absent_ts_gpu_decoder_new(int32_t device, int64_t max_images, s
 static void absent_ts_gpu_decoder_free(ts_gpu_decoder* decoder) {}
 static size_t absent_ts_gpu_decoder_head_bytes(int64_t images) { return 0; }
 static ts_error* absent_ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return (ts_error*)&torchstream_capi_absent; }
+static void absent_ts_gpu_inflater_free(ts_gpu_inflater* inflater) {}
+static size_t absent_ts_gpu_inflater_head_bytes(int64_t ranges) { return 0; }
+static ts_error* absent_ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_start(int32_t flags) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_trace_stop(ts_trace** trace) { return (ts_error*)&torchstream_capi_absent; }
 static void absent_ts_trace_free(ts_trace* trace) {}
@@ -424,6 +428,10 @@ static struct {
   void (*ts_gpu_decoder_free)(ts_gpu_decoder* decoder);
   size_t (*ts_gpu_decoder_head_bytes)(int64_t images);
   ts_error* (*ts_gpu_decoder_run)(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream);
+  ts_error* (*ts_gpu_inflater_new)(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater);
+  void (*ts_gpu_inflater_free)(ts_gpu_inflater* inflater);
+  size_t (*ts_gpu_inflater_head_bytes)(int64_t ranges);
+  ts_error* (*ts_gpu_inflater_run)(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream);
   ts_error* (*ts_trace_start)(int32_t flags);
   ts_error* (*ts_trace_stop)(ts_trace** trace);
   void (*ts_trace_free)(ts_trace* trace);
@@ -636,6 +644,10 @@ static struct {
   absent_ts_gpu_decoder_free,
   absent_ts_gpu_decoder_head_bytes,
   absent_ts_gpu_decoder_run,
+  absent_ts_gpu_inflater_new,
+  absent_ts_gpu_inflater_free,
+  absent_ts_gpu_inflater_head_bytes,
+  absent_ts_gpu_inflater_run,
   absent_ts_trace_start,
   absent_ts_trace_stop,
   absent_ts_trace_free,
@@ -850,6 +862,10 @@ static const char* const names[] = {
   "ts_gpu_decoder_free",
   "ts_gpu_decoder_head_bytes",
   "ts_gpu_decoder_run",
+  "ts_gpu_inflater_new",
+  "ts_gpu_inflater_free",
+  "ts_gpu_inflater_head_bytes",
+  "ts_gpu_inflater_run",
   "ts_trace_start",
   "ts_trace_stop",
   "ts_trace_free",
@@ -1063,6 +1079,10 @@ ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_
 void ts_gpu_decoder_free(ts_gpu_decoder* decoder) { table.ts_gpu_decoder_free(decoder); }
 size_t ts_gpu_decoder_head_bytes(int64_t images) { return table.ts_gpu_decoder_head_bytes(images); }
 ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t bytes, const ts_gpu_decode_image* images, int64_t count, ts_tensor* results, int32_t* failed, ts_stream stream) { return table.ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream); }
+ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes, ts_gpu_inflater** inflater) { return table.ts_gpu_inflater_new(device, max_ranges, staging_bytes, inflater); }
+void ts_gpu_inflater_free(ts_gpu_inflater* inflater) { table.ts_gpu_inflater_free(inflater); }
+size_t ts_gpu_inflater_head_bytes(int64_t ranges) { return table.ts_gpu_inflater_head_bytes(ranges); }
+ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms, ts_gpu_inflate_result* results, ts_stream stream) { return table.ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream); }
 ts_error* ts_trace_start(int32_t flags) { return table.ts_trace_start(flags); }
 ts_error* ts_trace_stop(ts_trace** trace) { return table.ts_trace_stop(trace); }
 void ts_trace_free(ts_trace* trace) { table.ts_trace_free(trace); }
