@@ -15,7 +15,7 @@ rm -rf gpu-bundle
 mkdir -p "$out"/{bin,lib,shim,tree}
 
 say "C++ libraries and tests"
-cshim/setup/shim.sh cshim/build -- all ts_tests decode_bench
+cshim/setup/shim.sh cshim/build -- all ts_tests decode_bench inflate_bench
 # Installing and stripping remove symbols and the paths of this machine.
 cmake --install cshim/build --prefix "$PWD/$out" --component tests --strip >/dev/null
 cp cshim/build/lib/libtorchstream.so cshim/build/lib/libtorchstream_image.so "$out/lib/"

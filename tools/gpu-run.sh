@@ -201,6 +201,7 @@ sanitize() {
     case $name in
       cshim/torch_normalize_test) kernels=normalize check racecheck "$file" '--gtest_filter=NormalizeGpu.*' ;;
       cshim/decode_decode_test) kernels=decode check racecheck "$file" '--gtest_filter=DecodeGpu.*' ;;
+      cshim/decode_inflate_test) kernels=inflate check racecheck "$file" '--gtest_filter=InflateGpu.*' ;;
     esac
     if [[ $kind != go ]]; then
       check memcheck "$file" '--gtest_filter=-Trace*:Nvtx*'
@@ -307,11 +308,13 @@ training() {
     "$here/bin/torchstream" bench train -json -table -seconds 0.5 -first 2 -workers 16 "${fed[@]}"
 }
 
-# Decodes batches of JPEGs on the GPU, compares them with the host's, and writes the time of each stage.
+# Decodes batches of JPEGs and inflates members of a .tgz on the GPU, compares both with the host's, and writes the time of
+# each stage.
 decode() {
   cd "$here/tree" || return
-  rm -f "$out/decode.txt" "$out/decode.json"
+  rm -f "$out/decode.txt" "$out/decode.json" "$out/inflate.json"
   step "decode" "$out/decode.txt" bash -c '"$0" >"$1"; rc=$?; cat "$1"; exit $rc' "$here/shim/decode_bench" "$out/decode.json"
+  step "inflate" "$out/decode.txt" bash -c '"$0" >"$1"; rc=$?; cat "$1"; exit $rc' "$here/shim/inflate_bench" "$out/inflate.json"
 }
 
 demo() {

@@ -48,6 +48,21 @@ TS_API ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, 
                                      ts_tensor* results, int32_t* failed, ts_stream stream,
                                      int32_t rounds, double* milliseconds);
 
+/* The pieces of ts_bench_gpu_inflate's time. */
+enum {
+  TS_BENCH_INFLATE_COPY = 0,   /* the staging memory to the device */
+  TS_BENCH_INFLATE_KERNEL = 1, /* the inflating and the checksums */
+  TS_BENCH_INFLATE_ALL = 2,    /* a whole run, of several that are enqueued behind one another */
+  TS_BENCH_INFLATE_PIECES = 3
+};
+
+/* Does ts_gpu_inflater_run `rounds` times, twice, and waits. milliseconds: TS_BENCH_INFLATE_PIECES
+ * times of the device, the medians of the rounds; TS_BENCH_INFLATE_ALL is a mean. */
+TS_API ts_error* ts_bench_gpu_inflate(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes,
+                                      const ts_gpu_inflate_range* ranges, int64_t count,
+                                      ts_tensor* rooms, ts_gpu_inflate_result* results,
+                                      ts_stream stream, int32_t rounds, double* milliseconds);
+
 #ifdef __cplusplus
 }
 #endif

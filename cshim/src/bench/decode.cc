@@ -1,9 +1,9 @@
-// How long each stage of decoding a batch on a GPU takes.
+// How long each stage of decoding or inflating a batch on a GPU takes.
 #include <c10/cuda/CUDAException.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <vector>
 
 #include "base/error.h"
@@ -12,12 +12,14 @@
 #include "cuda/device.h"
 #include "cuda/stream.h"
 #include "decode/decoder.h"
+#include "decode/inflater.h"
 #include "torch/tensor.h"
 
 namespace ts {
 namespace {
 
 static_assert(ts_gpu_decoder::kPieces == TS_BENCH_DECODE_ALL, "the pieces have these numbers");
+static_assert(ts_gpu_inflater::kPieces == TS_BENCH_INFLATE_ALL, "the pieces have these numbers");
 
 // A timing event of the current device.
 class Timer {
@@ -42,6 +44,44 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+using Mark = std::function<void(int piece)>;
+
+// Does a run `rounds` times, twice: behind one another, for its whole time, and each by itself with
+// a mark after each piece of work.
+void time_pieces(cudaStream_t stream, int32_t rounds, int pieces,
+                 const std::function<void(const Mark&)>& run, double* milliseconds) {
+  Timer begin, end;
+  begin.record(stream);
+  for (int32_t i = 0; i < rounds; ++i) run(nullptr);
+  end.record(stream);
+  C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+  milliseconds[pieces] = end.since(begin) / rounds;
+
+  std::vector<std::vector<double>> took(static_cast<size_t>(pieces));
+  constexpr size_t kMarks = 1024;
+  std::vector<Timer> timers(kMarks);
+  for (int32_t i = 0; i < rounds; ++i) {
+    std::vector<int> marked;
+    run([&](int piece) {
+      require(marked.size() < kMarks, "the batch is done in too many parts");
+      timers[marked.size()].record(stream);
+      marked.push_back(piece);
+    });
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::vector<double> sum(took.size());
+    for (size_t k = 1; k < marked.size(); ++k) {
+      sum[static_cast<size_t>(marked[k])] += timers[k].since(timers[k - 1]);
+    }
+    for (size_t k = 0; k < sum.size(); ++k) took[k].push_back(sum[k]);
+  }
+  for (size_t k = 0; k < took.size(); ++k) milliseconds[k] = median(took[k]);
+}
+
+// Throws what a call of the library returned.
+void checked(ts_error* error) {
+  if (error != nullptr) throw_error(error);
+}
+
 }  // namespace
 }  // namespace ts
 
@@ -54,12 +94,8 @@ ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t 
     ts::require(rounds > 0, "rounds must be at least 1");
     ts::require(milliseconds != nullptr, "milliseconds is NULL");
     // Checks the arguments, and loads the kernels.
-    if (ts_error* error =
-            ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream)) {
-      const ts::Failure failure(ts_error_code(error), ts_error_message(error));
-      ts_error_free(error);
-      throw failure;
-    }
+    ts::checked(
+        ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream));
     const at::Tensor to = ts::value_of(results, "results");
     const auto on = ts::checked_stream(stream);
     const ts::DeviceScope scope(decoder->device);
@@ -68,30 +104,29 @@ ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t 
       decoder->run(staging, bytes, images, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(),
                    failed, on, mark);
     };
-    ts::Timer begin, end;
-    begin.record(on.stream());
-    for (int32_t i = 0; i < rounds; ++i) run(nullptr);
-    end.record(on.stream());
-    C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
-    milliseconds[TS_BENCH_DECODE_ALL] = end.since(begin) / rounds;
+    ts::time_pieces(on.stream(), rounds, ts_gpu_decoder::kPieces, run, milliseconds);
+  });
+}
 
-    std::array<std::vector<double>, TS_BENCH_DECODE_ALL> pieces;
-    constexpr size_t kMarks = 1024;
-    std::vector<ts::Timer> timers(kMarks);
-    for (int32_t i = 0; i < rounds; ++i) {
-      std::vector<int> marked;
-      run([&](int piece) {
-        ts::require(marked.size() < kMarks, "the batch is decoded in too many parts");
-        timers[marked.size()].record(on.stream());
-        marked.push_back(piece);
-      });
-      C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
-      std::array<double, TS_BENCH_DECODE_ALL> took{};
-      for (size_t k = 1; k < marked.size(); ++k) {
-        took[static_cast<size_t>(marked[k])] += timers[k].since(timers[k - 1]);
-      }
-      for (size_t k = 0; k < took.size(); ++k) pieces[k].push_back(took[k]);
-    }
-    for (size_t k = 0; k < pieces.size(); ++k) milliseconds[k] = ts::median(pieces[k]);
+ts_error* ts_bench_gpu_inflate(ts_gpu_inflater* inflater, uint8_t* staging, size_t bytes,
+                               const ts_gpu_inflate_range* ranges, int64_t count, ts_tensor* rooms,
+                               ts_gpu_inflate_result* results, ts_stream stream, int32_t rounds,
+                               double* milliseconds) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(rounds > 0, "rounds must be at least 1");
+    ts::require(milliseconds != nullptr, "milliseconds is NULL");
+    // Checks the arguments, and loads the kernel.
+    ts::checked(
+        ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream));
+    const at::Tensor to = ts::value_of(rooms, "rooms");
+    const auto on = ts::checked_stream(stream);
+    const ts::DeviceScope scope(inflater->device);
+    C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
+    const auto run = [&](const ts_gpu_inflater::Mark& mark) {
+      inflater->run(staging, bytes, ranges, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(),
+                    results, on, mark);
+    };
+    ts::time_pieces(on.stream(), rounds, ts_gpu_inflater::kPieces, run, milliseconds);
   });
 }
