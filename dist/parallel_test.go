@@ -531,13 +531,27 @@ func TestUnusedParameters(t *testing.T) {
 
 // A gradient that overflows on one rank is infinite on all, so all skip the step.
 func TestScalerAndClippingAgree(t *testing.T) {
+	sgd := func(params []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewSGD(params, optim.SGDOptions{LR: 0.1})
+	}
+	t.Run("whole state", func(t *testing.T) {
+		scalerAndClippingAgree(t, func(_ *Group, params []*torch.Tensor) (optim.Optimizer, error) { return sgd(params) })
+	})
+	t.Run("divided state", func(t *testing.T) {
+		scalerAndClippingAgree(t, func(g *Group, params []*torch.Tensor) (optim.Optimizer, error) {
+			return NewZeroRedundancyOptimizer(g, params, sgd)
+		})
+	})
+}
+
+func scalerAndClippingAgree(t *testing.T, build func(*Group, []*torch.Tensor) (optim.Optimizer, error)) {
 	requireNone(t, onRanks(t, 2, DataParallelOptions{BucketBytes: smallBuckets}, func(g *Group, net nn.Module, d *DataParallel) error {
 		scaler, err := optim.NewGradScaler(cuda.CPU, optim.GradScalerOptions{InitScale: 1024})
 		if err != nil {
 			return err
 		}
 		defer scaler.Close()
-		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1})
+		opt, err := build(g, nn.Parameters(net))
 		if err != nil {
 			return err
 		}

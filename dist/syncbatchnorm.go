@@ -32,10 +32,15 @@ import (
 //	err := parallel.Backward(parallel.Weigh(loss, 0))
 //
 // All ranks together need more than one value per channel: the CPU refuses less, and a GPU, whose
-// host does not know the numbers of other ranks, makes NaN. Nothing waits for a GPU, and passes can
-// be captured in a graph. Gradients of gradients are not possible through the collective.
+// host does not know the numbers of other ranks, makes NaN. Nothing waits for a GPU, and a whole
+// step can be captured in a graph; a BatchNorm inside of an nn.Graphed is refused. Gradients of
+// gradients are not possible through the collective.
 func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
-	norms := batchNorms(nil, m)
+	norms, graphed := batchNorms(m)
+	if graphed {
+		return fmt.Errorf("dist.ConvertSyncBatchNorm: a BatchNorm is inside of an nn.Graphed, whose graphs one rank may replay while another runs eagerly: "+
+			"capture the whole step instead (torch.Graphed, train.StepperOptions.Graph): %w", cuda.ErrInvalidArgument)
+	}
 	counts, err := AllGatherObject(g, len(norms))
 	if err != nil {
 		return fmt.Errorf("dist.ConvertSyncBatchNorm: %w", err)
@@ -77,18 +82,23 @@ type batchNorm interface {
 	Synchronize(fn nn.BatchNormFunc)
 }
 
-// batchNorms appends the BatchNorms of m and all modules in it.
-func batchNorms(found []batchNorm, m nn.Module) []batchNorm {
+// batchNorms returns the BatchNorms of m and all modules in it, and whether one is inside of an
+// nn.Graphed.
+func batchNorms(m nn.Module) (found []batchNorm, graphed bool) {
 	if m == nil {
-		return found
+		return nil, false
 	}
 	if n, ok := m.(batchNorm); ok {
 		found = append(found, n)
 	}
 	for _, c := range m.Parts().Modules {
-		found = batchNorms(found, c.Module)
+		inside, within := batchNorms(c.Module)
+		found, graphed = append(found, inside...), graphed || within
 	}
-	return found
+	if _, ok := m.(*nn.Graphed); ok {
+		graphed = len(found) > 0
+	}
+	return found, graphed
 }
 
 // syncBatchNorm is one call of a normalisation.
