@@ -99,6 +99,9 @@ func (o operator) run(in []*Tensor, args []capi.Arg, ints []int64, text []byte, 
 	if operators[o].gaps {
 		flags |= checkedNil
 	}
+	if o.castsOperands() {
+		flags |= takesCasts
+	}
 	e, err := o.entry()
 	return invoke(operators[o].method, e, err, in, args, ints, text, flags, out, all)
 }
@@ -109,6 +112,9 @@ const checkedNil int32 = 1 << 29
 
 // anyResults, a flag of invoke, says that all takes results of any type, and not a list of tensors.
 const anyResults int32 = 1 << 28
+
+// takesCasts, a flag of invoke, says that the casts of a ParameterCasts may be the operands.
+const takesCasts int32 = 1 << 27
 
 // invoke runs the operator e, whose name in errors is op. unknown is the error of looking e up; an
 // operand's own error precedes it. The results are in out if all is nil, else in all.
@@ -143,8 +149,13 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 		p.marks |= t.marks
 	}
 	if err == nil {
+		if flags&takesCasts != 0 && p.scope != nil {
+			if pass := p.scope.casts.Load(); pass != nil {
+				pass.replace(in, cs, p.marks)
+			}
+		}
 		anything := flags&anyResults != 0
-		flags &^= checkedNil | anyResults
+		flags &^= checkedNil | anyResults | takesCasts
 		flags |= int32(p.marks)
 		switch {
 		case unknown != nil:

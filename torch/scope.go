@@ -23,6 +23,7 @@ type Scope struct {
 	// fresh holds Tensors for later results; guarded by s.mu. It is not in scopeState, because a
 	// Tensor refers to its Scope.
 	fresh []Tensor
+	casts atomic.Pointer[passCasts] // set by ParameterCasts.Begin
 }
 
 // scopeState is the part of a Scope that the cleanup needs. It has no reference to the Scope, which

@@ -282,10 +282,10 @@ func (t *Tensor) EnableGrad() *Tensor { return t.mark("EnableGrad", noGrad, 0) }
 //
 // Parameters stay float32 and get float32 gradients; only casts of them are of lower precision.
 // Unlike PyTorch, an operator keeps no cast for the next one, so a weight that a forward pass uses
-// several times is cast as often, and its gradients are added in float32. Backward runs each
-// operator in the dtypes of its forward pass, outside of autocast. Float16 needs a scaled loss:
-// see GradScaler in package optim. Operands of one operator that are marked with different dtypes
-// are an error.
+// several times is cast as often, and its gradients are added in float32; [ParameterCasts] casts
+// the weights of a pass once. Backward runs each operator in the dtypes of its forward pass,
+// outside of autocast. Float16 needs a scaled loss: see GradScaler in package optim. Operands of
+// one operator that are marked with different dtypes are an error.
 func (t *Tensor) Autocast(dtype DType) *Tensor {
 	var as marks
 	switch dtype {

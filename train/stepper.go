@@ -20,7 +20,8 @@ type StepperOptions struct {
 	// Loss computes a scalar of the model's output and the targets of Step. nil stands for the
 	// cross-entropy of the output and the first target.
 	Loss func(output *torch.Tensor, targets []*torch.Tensor) *torch.Tensor
-	// Autocast runs the forward pass under autocast to BFloat16 or Float16; 0 for none.
+	// Autocast runs the forward pass under autocast to BFloat16 or Float16; 0 for none. Weights are
+	// cast together when a step begins ([torch.ParameterCasts]), so Forward must not change them.
 	Autocast torch.DType
 	// Scaler, if not nil, scales the loss and skips steps whose gradients overflowed.
 	Scaler *optim.GradScaler
@@ -51,6 +52,7 @@ type Stepper struct {
 	o         StepperOptions
 	scheduler *optim.Scheduler
 	params    []*torch.Tensor
+	casts     *torch.ParameterCasts // with Autocast
 	graphed   *torch.Graphed
 	shapes    [][]int64 // of input and targets that graphs are for
 	said      map[string]bool
@@ -81,6 +83,12 @@ func NewStepper(o StepperOptions) (*Stepper, error) {
 	if o.Schedule != nil {
 		var err error
 		if s.scheduler, err = optim.NewScheduler(o.Optimizer, o.Schedule); err != nil {
+			return nil, err
+		}
+	}
+	if o.Autocast != 0 {
+		var err error
+		if s.casts, err = torch.NewParameterCasts(o.Autocast, s.params); err != nil {
 			return nil, err
 		}
 	}
@@ -119,6 +127,11 @@ func (s *Stepper) Step(input *torch.Tensor, targets ...*torch.Tensor) (output, l
 
 // run makes the step but for the schedule, which writes the next rate from the host.
 func (s *Stepper) run(in []*torch.Tensor) ([]*torch.Tensor, error) {
+	if s.casts != nil {
+		if err := s.casts.Begin(in[0].Scope()); err != nil {
+			return nil, err
+		}
+	}
 	output := s.o.Model.Forward(s.input(in[0]))
 	loss := s.loss(output, in[1:])
 	if err := s.update(loss); err != nil {

@@ -549,6 +549,12 @@ TS_API ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_b
  */
 TS_API ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype,
                               bool non_blocking, ts_tensor** result);
+/* Casts `count` tensors to dtype, TS_DTYPE_BFLOAT16 or TS_DTYPE_FLOAT16, as autocast does with the
+ * weights of one operator, but in a few kernels for all tensors, and with one graph node for those
+ * that require grad: the node casts their gradients back to float32 when all of them are computed.
+ * casts: count new references, NULL for a tensor that is not float32. */
+TS_API ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype,
+                                    ts_tensor** casts);
 /* Copies the elements, in logical order and contiguous, to `bytes` bytes of host memory, exactly as
  * many as they take. Blocks until they have arrived. */
 TS_API ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes);

@@ -106,6 +106,7 @@ static ts_error* absent_ts_tensor_set_lent(const ts_tensor* tensor, bool lent) {
 static ts_error* absent_ts_tensor_is_lent(const ts_tensor* tensor, bool* lent) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_item(const ts_tensor* tensor, double* value) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return (ts_error*)&torchstream_capi_absent; }
@@ -323,6 +324,7 @@ static struct {
   ts_error* (*ts_tensor_is_lent)(const ts_tensor* tensor, bool* lent);
   ts_error* (*ts_tensor_copy)(ts_tensor* dst, const ts_tensor* src, bool non_blocking);
   ts_error* (*ts_tensor_to)(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result);
+  ts_error* (*ts_tensor_cast_all)(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts);
   ts_error* (*ts_tensor_read)(const ts_tensor* tensor, uint8_t* data, size_t bytes);
   ts_error* (*ts_tensor_get_item)(const ts_tensor* tensor, double* value);
   ts_error* (*ts_tensor_get_item_int)(const ts_tensor* tensor, int64_t* value);
@@ -539,6 +541,7 @@ static struct {
   absent_ts_tensor_is_lent,
   absent_ts_tensor_copy,
   absent_ts_tensor_to,
+  absent_ts_tensor_cast_all,
   absent_ts_tensor_read,
   absent_ts_tensor_get_item,
   absent_ts_tensor_get_item_int,
@@ -757,6 +760,7 @@ static const char* const names[] = {
   "ts_tensor_is_lent",
   "ts_tensor_copy",
   "ts_tensor_to",
+  "ts_tensor_cast_all",
   "ts_tensor_read",
   "ts_tensor_get_item",
   "ts_tensor_get_item_int",
@@ -974,6 +978,7 @@ ts_error* ts_tensor_set_lent(const ts_tensor* tensor, bool lent) { return table.
 ts_error* ts_tensor_is_lent(const ts_tensor* tensor, bool* lent) { return table.ts_tensor_is_lent(tensor, lent); }
 ts_error* ts_tensor_copy(ts_tensor* dst, const ts_tensor* src, bool non_blocking) { return table.ts_tensor_copy(dst, src, non_blocking); }
 ts_error* ts_tensor_to(const ts_tensor* tensor, int32_t device, int32_t dtype, bool non_blocking, ts_tensor** result) { return table.ts_tensor_to(tensor, device, dtype, non_blocking, result); }
+ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype, ts_tensor** casts) { return table.ts_tensor_cast_all(tensors, count, dtype, casts); }
 ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) { return table.ts_tensor_read(tensor, data, bytes); }
 ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value) { return table.ts_tensor_get_item(tensor, value); }
 ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return table.ts_tensor_get_item_int(tensor, value); }

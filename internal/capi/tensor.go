@@ -32,6 +32,8 @@ package capi
 #cgo nocallback ts_tensor_get_address
 #cgo noescape ts_tensor_to
 #cgo nocallback ts_tensor_to
+#cgo noescape ts_tensor_cast_all
+#cgo nocallback ts_tensor_cast_all
 #cgo noescape ts_tensor_read
 #cgo nocallback ts_tensor_read
 #cgo noescape ts_tensor_get_item
@@ -310,6 +312,33 @@ func TensorTo(t *Tensor, device, dtype int32, nonBlocking bool) (r *Tensor, err 
 		return failure(C.ts_tensor_to(t, C.int32_t(device), C.int32_t(dtype), C.bool(nonBlocking), &made))
 	}, func() { s.moved("a copy", made, t, true, nonBlocking) })
 	return made, err
+}
+
+// CastTensors casts tensors to dtype in one call. The result is nil for a tensor that is not
+// float32.
+func CastTensors(tensors []*Tensor, dtype int32) ([]*Tensor, error) {
+	if err := Check(); err != nil {
+		return nil, err
+	}
+	computing.enter()
+	defer computing.leave()
+	casts := make([]*Tensor, len(tensors))
+	cast := func() error {
+		return failure(C.ts_tensor_cast_all(unsafe.SliceData(tensors), C.int64_t(len(tensors)), C.int32_t(dtype), unsafe.SliceData(casts)))
+	}
+	s := sanitizer.Load()
+	if s == nil {
+		return casts, cast()
+	}
+	return casts, s.call(cast, func() {
+		var made, from []*Tensor
+		for i, c := range casts {
+			if c != nil {
+				made, from = append(made, c), append(from, tensors[i])
+			}
+		}
+		s.used("a cast of parameters", true, made, from)
+	})
 }
 
 func ReadTensor(t *Tensor, data []byte) error {

@@ -1,0 +1,115 @@
+// Casts of many tensors to a lower precision in one call, with one node of backward.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/thread.h"
+#include "cuda/capture.h"
+#include "torch/node.h"
+#include "torch/pending.h"
+#include "torch/tensor.h"
+#include "torchstream.h"
+
+namespace ts {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Copies of the tensors with another dtype and the same memory layout, by as few kernels as their
+// devices allow. Records nothing.
+std::vector<at::Tensor> cast(const std::vector<at::Tensor>& from, at::ScalarType dtype) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> to;
+  to.reserve(from.size());
+  for (const at::Tensor& each : from)
+    to.push_back(at::empty_like(each, each.options().dtype(dtype)));
+  if (!from.empty()) at::_foreach_copy_(to, from);
+  return to;
+}
+
+// Casts the gradients of the casts back. Like the nodes that add to the leaves' gradients, the node
+// runs as soon as it can, not in the reverse order of the forward pass: an optimizer or a reduction
+// of gradients may wait for it, and it frees the gradients that it gets.
+class CastsBackward final : public torch::autograd::Node {
+ public:
+  CastsBackward() : Node(/*sequence_nr=*/std::numeric_limits<uint64_t>::max()) {}
+
+  std::string name() const override { return "CastsBackward"; }
+
+  variable_list apply(variable_list&& gradients) override {
+    variable_list results = std::move(gradients);
+    if (at::GradMode::is_enabled()) {  // for gradients of gradients
+      for (at::Tensor& each : results) {
+        if (each.defined()) each = each.to(at::kFloat);
+      }
+      return results;
+    }
+    std::vector<at::Tensor> narrow;
+    for (const at::Tensor& each : results) {
+      if (each.defined()) narrow.push_back(each);
+    }
+    std::vector<at::Tensor> wide = cast(narrow, at::kFloat);
+    auto next = wide.begin();
+    for (at::Tensor& each : results) {
+      if (each.defined()) each = std::move(*next++);
+    }
+    return results;
+  }
+};
+
+// Makes the casts of those tensors that require grad differentiable.
+void record(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+  if (!at::GradMode::is_enabled()) return;
+  variable_list inputs;
+  variable_list outputs;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (!from[i].requires_grad()) continue;
+    inputs.push_back(from[i]);
+    outputs.push_back(to[i]);
+  }
+  if (inputs.empty()) return;
+  auto node = make_node<CastsBackward>();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  torch::autograd::set_history(outputs, node);
+}
+
+}  // namespace
+}  // namespace ts
+
+ts_error* ts_tensor_cast_all(ts_tensor* const* tensors, int64_t count, int32_t dtype,
+                             ts_tensor** casts) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    ts::require(count >= 0, "count is negative");
+    ts::require(count == 0 || (tensors != nullptr && casts != nullptr), "an array is NULL");
+    const at::ScalarType type = ts::checked_dtype(dtype);
+    ts::require(type == at::kBFloat16 || type == at::kHalf, "dtype is not bfloat16 or float16");
+    std::vector<at::Tensor> from;
+    std::vector<int64_t> index;
+    for (int64_t i = 0; i < count; ++i) {
+      at::Tensor value = ts::value_of(tensors[i]);
+      if (value.scalar_type() != at::kFloat) continue;
+      ts::await_pending(value);
+      if (ts::somebody_captures()) ts::hold_in_capture(value);
+      from.push_back(std::move(value));
+      index.push_back(i);
+    }
+    const ts::CaptureWatch watch("the casts of parameters");
+    std::vector<at::Tensor> to = ts::cast(from, type);
+    ts::record(from, to);
+    if (ts::somebody_captures()) {
+      for (const at::Tensor& each : to) ts::made_in_capture(each);
+    }
+    // Nothing below fails: a failed call has made no handle.
+    for (int64_t i = 0; i < count; ++i) casts[i] = nullptr;
+    for (size_t i = 0; i < to.size(); ++i) casts[index[i]] = ts::to_handle(std::move(to[i]));
+  });
+}

@@ -1,0 +1,127 @@
+package torch
+
+import (
+	"sync/atomic"
+
+	"github.com/torchstream/torchstream/internal/capi"
+)
+
+// ParameterCasts casts parameters to the dtype of autocast once for a forward pass, together, in
+// place of one cast for each operator. The results of products and convolutions are the same, with
+// fewer kernels and less work for the host. A parameter that a pass uses several times is cast
+// once, and its gradients are added in the lower precision, as PyTorch's autocast does it.
+//
+// Only parameters that an earlier pass used as operands of such an operator are cast, so the first
+// pass works as without ParameterCasts. One goroutine at a time uses a ParameterCasts.
+type ParameterCasts struct {
+	dtype      DType
+	parameters []*Tensor
+	index      map[*handle]int
+	used       []atomic.Bool // by parameter: an operator had use of a cast
+}
+
+// castsTogether is the number of parameters that are cast in one call. Their gradients are ready
+// together, so a small number lets a reduction of gradients start while backward goes on, and holds
+// fewer gradients of both dtypes at a time.
+const castsTogether = 16
+
+// passCasts are the casts of one pass.
+type passCasts struct {
+	of   *ParameterCasts
+	mark marks
+	// tensors has the cast of each parameter, nil without one.
+	tensors []*Tensor
+}
+
+// NewParameterCasts returns the casts of parameters to dtype, BFloat16 or Float16. It keeps the
+// parameters' handles, which the modules that compute with them must have.
+func NewParameterCasts(dtype DType, parameters []*Tensor) (*ParameterCasts, error) {
+	if dtype != BFloat16 && dtype != Float16 {
+		return nil, opError("NewParameterCasts", nil, invalid("to %v: want BFloat16 or Float16", dtype))
+	}
+	c := &ParameterCasts{dtype: dtype, parameters: parameters, index: map[*handle]int{}, used: make([]atomic.Bool, len(parameters))}
+	for i, p := range parameters {
+		if err := p.Err(); err != nil {
+			return nil, opError("NewParameterCasts", parameters, err)
+		}
+		c.index[p.h] = i
+	}
+	return c, nil
+}
+
+// Begin casts the parameters. Operators under autocast to the same dtype whose results join the
+// scope use the casts, which end with the scope. The parameters must not change before the scope's
+// last such operator. Begin enqueues work on the current stream, and does not wait.
+func (c *ParameterCasts) Begin(scope *Scope) error {
+	pass := &passCasts{of: c, mark: autocastBFloat16, tensors: make([]*Tensor, len(c.parameters))}
+	if c.dtype == Float16 {
+		pass.mark = autocastFloat16
+	}
+	var parameters []*Tensor
+	var at []int
+	cast := func() error {
+		err := with("ParameterCasts.Begin", parameters, func(cs []*capi.Tensor) error {
+			casts, err := capi.CastTensors(cs, int32(c.dtype))
+			for i, made := range casts {
+				if made != nil {
+					pass.tensors[at[i]] = provenance{scope: scope}.tensor(made)
+				}
+			}
+			return err
+		})
+		parameters, at = parameters[:0], at[:0]
+		return err
+	}
+	for i, p := range c.parameters {
+		if !c.used[i].Load() {
+			continue
+		}
+		if parameters, at = append(parameters, p), append(at, i); len(at) == castsTogether {
+			if err := cast(); err != nil {
+				return err
+			}
+		}
+	}
+	if len(at) > 0 {
+		if err := cast(); err != nil {
+			return err
+		}
+	}
+	scope.casts.Store(pass)
+	return nil
+}
+
+// castsOperands reports whether autocast casts all operands of the operator to its dtype.
+func (o operator) castsOperands() bool {
+	switch o {
+	case opLinear, opMatMul, opMM, opAddMM, opBMM, opBAddBMM, opConv1d, opConv2d, opConv3d,
+		opConvTranspose1d, opConvTranspose2d, opConvTranspose3d:
+		return true
+	}
+	return false
+}
+
+// replace puts the casts of parameters in place of the operands, which are held.
+func (p *passCasts) replace(in []*Tensor, cs []*capi.Tensor, m marks) {
+	if m&(autocastBFloat16|autocastFloat16) != p.mark {
+		return
+	}
+	for i, t := range in {
+		if t == nil || t.scope != nil {
+			continue
+		}
+		at, ok := p.of.index[t.h]
+		if !ok {
+			continue
+		}
+		cast := p.tensors[at]
+		if cast == nil {
+			p.of.used[at].Store(true)
+			continue
+		}
+		if c, err := cast.acquire(); err == nil {
+			t.h.release()
+			in[i], cs[i] = cast, c
+		}
+	}
+}

@@ -1,0 +1,201 @@
+package torch_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// castNet has weights of 20 linear layers, so that they are cast in two calls, a convolution, a
+// weight that needs no grad, one that two layers use, and a norm, whose weight stays float32.
+type castNet struct {
+	linear             []*torch.Tensor
+	kernel, shift      *torch.Tensor
+	scale, fixed, tied *torch.Tensor
+}
+
+func newCastNet(t *testing.T) *castNet {
+	t.Helper()
+	if err := torch.ManualSeed(5); err != nil {
+		t.Fatal(err)
+	}
+	parameter := func(requires bool, shape ...int64) *torch.Tensor {
+		p, err := torch.Randn(cuda.CPU, torch.Float32, shape...)
+		if err == nil {
+			err = p.SetRequiresGrad(requires)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { p.Close() })
+		return p
+	}
+	n := &castNet{}
+	for range 20 {
+		n.linear = append(n.linear, parameter(true, 8, 8))
+	}
+	n.kernel, n.shift = parameter(true, 2, 2, 3, 3), parameter(true, 2)
+	n.scale, n.fixed, n.tied = parameter(true, 8), parameter(false, 8, 8), parameter(true, 8, 8)
+	return n
+}
+
+func (n *castNet) parameters() []*torch.Tensor {
+	return append(slices.Clone(n.linear), n.kernel, n.shift, n.scale, n.fixed, n.tied)
+}
+
+// forward takes x [2 2 8 8].
+func (n *castNet) forward(x *torch.Tensor) *torch.Tensor {
+	x = x.Conv2d(n.kernel, n.shift, torch.Conv2dOptions{Padding: []int64{1}})
+	for _, w := range n.linear {
+		x = x.Linear(w, nil).Tanh()
+	}
+	x = x.LayerNorm([]int64{8}, n.scale, nil, 1e-5).MatMul(n.fixed)
+	return x.Linear(n.tied, nil).Sum()
+}
+
+// gradients returns the loss and the gradients of a pass, with the casts that begin.
+func (n *castNet) gradients(t *testing.T, begin func(*torch.Scope) error) (loss float64, grads [][]float32) {
+	t.Helper()
+	scope := torch.NewScope("pass")
+	defer scope.Close()
+	values := make([]float32, 2*2*8*8)
+	for i := range values {
+		values[i] = float32(i%13)/6 - 1
+	}
+	x, err := torch.FromFloat32s(values, 2, 2, 8, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x = scope.Own(x)
+	if begin != nil {
+		if err := begin(scope); err != nil {
+			t.Fatal(err)
+		}
+	}
+	value := n.forward(x.Autocast(torch.BFloat16))
+	if err := value.Backward(); err != nil {
+		t.Fatal(err)
+	}
+	if loss, err = value.Float64(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range n.parameters() {
+		g := p.Grad()
+		if g == nil {
+			grads = append(grads, nil)
+			continue
+		}
+		if g.DType() != torch.Float32 {
+			t.Errorf("a gradient of %v", g.DType())
+		}
+		all, err := g.Float32s()
+		if err != nil {
+			t.Fatal(err)
+		}
+		grads = append(grads, all)
+		g.Close()
+	}
+	if err := torch.ClearGrads(n.parameters()...); err != nil {
+		t.Fatal(err)
+	}
+	return loss, grads
+}
+
+// Casts of all parameters together give the bits of a cast for each operator.
+func TestParameterCastsKeepTheBits(t *testing.T) {
+	n := newCastNet(t)
+	want, grads := n.gradients(t, nil)
+	casts, err := torch.NewParameterCasts(torch.BFloat16, n.parameters())
+	if err != nil {
+		t.Fatal(err)
+	}
+	live := torch.LiveTensors()
+	for pass := range 3 { // the first one learns which parameters are cast
+		var made int
+		got, gotGrads := n.gradients(t, func(s *torch.Scope) error {
+			before := s.Len()
+			err := casts.Begin(s)
+			made = s.Len() - before
+			return err
+		})
+		if pass > 0 && made != len(n.parameters())-1 || pass == 0 && made != 0 {
+			t.Errorf("pass %d: %d casts: want one for each parameter but the norm's, from the second pass on", pass, made)
+		}
+		if got != want {
+			t.Errorf("pass %d: loss %v, want %v", pass, got, want)
+		}
+		for i, g := range gotGrads {
+			if !slices.Equal(g, grads[i]) {
+				t.Errorf("pass %d: another gradient of parameter %d", pass, i)
+			}
+		}
+	}
+	if now := torch.LiveTensors(); now != live {
+		t.Errorf("%d tensors are left", now-live)
+	}
+}
+
+// The casts are those of one pass: the next one sees changed parameters, and so does work beside.
+func TestParameterCastsFollowTheParameters(t *testing.T) {
+	n := newCastNet(t)
+	casts, err := torch.NewParameterCasts(torch.BFloat16, n.parameters())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.gradients(t, casts.Begin)
+	before, _ := n.gradients(t, casts.Begin)
+	for _, p := range n.parameters() {
+		if err := p.NoGrad().MulScalar_(0.5).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, grads := n.gradients(t, nil)
+	got, gotGrads := n.gradients(t, casts.Begin)
+	if got != want || got == before || !slices.EqualFunc(grads, gotGrads, slices.Equal[[]float32]) {
+		t.Errorf("loss %v after the parameters changed: want %v, not %v", got, want, before)
+	}
+	// Another dtype, and no autocast, take the parameters themselves.
+	scope := torch.NewScope("pass")
+	defer scope.Close()
+	if err := casts.Begin(scope); err != nil {
+		t.Fatal(err)
+	}
+	ones, err := torch.Ones(cuda.CPU, torch.Float32, 8, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := scope.Own(ones)
+	if y := x.Linear(n.tied, nil); y.DType() != torch.Float32 {
+		t.Errorf("without autocast the result is %v: %v", y.DType(), y.Err())
+	}
+	if y := x.Autocast(torch.Float16).Linear(n.tied, nil); y.DType() != torch.Float16 {
+		t.Errorf("under autocast to float16 the result is %v: %v", y.DType(), y.Err())
+	}
+}
+
+func TestParameterCastsRefuse(t *testing.T) {
+	n := newCastNet(t)
+	if _, err := torch.NewParameterCasts(torch.Float32, n.parameters()); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("to float32: %v", err)
+	}
+	if _, err := torch.NewParameterCasts(torch.BFloat16, []*torch.Tensor{nil}); err == nil {
+		t.Error("a nil parameter is accepted")
+	}
+	casts, err := torch.NewParameterCasts(torch.BFloat16, n.parameters())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.gradients(t, casts.Begin)
+	n.tied.Close()
+	scope := torch.NewScope("pass")
+	defer scope.Close()
+	if err := casts.Begin(scope); !errors.Is(err, torch.ErrClosed) {
+		t.Errorf("a closed parameter: %v", err)
+	}
+	if n := scope.Len(); n != 16 { // those of the first call
+		t.Errorf("%d casts", n)
+	}
+}
