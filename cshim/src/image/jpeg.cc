@@ -607,6 +607,17 @@ size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info&
   return plan_jpeg(state->codec, scan, entries, geometry, buffer, capacity);
 }
 
+size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
+                              const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+  jpeg_check(data, bytes);
+  JpegState* state = state_.get();
+  const End end_image{state};
+  open_image(data, bytes, {0, 0, header.width, header.height});
+  Scan scan;
+  if (!describe_scan(state->codec, data, bytes, codes_, &scan)) return 0;
+  return plan_whole_scan(state->codec, scan, geometry, buffer, capacity);
+}
+
 namespace {
 
 // Reports, after a whole decode, whether the file's end is missing together with pixels.

@@ -88,6 +88,11 @@ class JpegDecoder {
               const ts_image_geometry& geometry, const EntriesIn& in, uint8_t* buffer,
               size_t capacity);
 
+  // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
+  // is plan; but throws Failure also if jpeg_check refuses the file.
+  size_t plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
+                   const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity);
+
   // Reports whether our own entropy decoder is used for the images that it can decode. It is not
   // used if the linked libjpeg has another layout than the one that it was written for.
   bool own() const { return own_; }

@@ -241,16 +241,10 @@ size_t scan_end(const Scan& scan, size_t from) {
   return scan.end;
 }
 
-// Entries whose bytes lie together: those from `first` to `last`, and bytes of the file.
-struct Run {
-  uint32_t first, last;
-  size_t begin, end;
-};
-
-// Calls use(run) for the runs of entries that the crop needs. Returns false if the entries are
-// impossible, or `use` returns false.
+// Calls use(first, last) for the entries that the crop needs, in runs of entries that follow one
+// another. Returns false if `use` does.
 template <typename Use>
-bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& use) {
+bool each_entries(const Plan& plan, Use&& use) {
   const uint64_t spacing = plan.spacing;
   int64_t done = -1;
   for (uint32_t row = plan.mcu_y; row < plan.mcu_y + plan.mcu_rows;) {
@@ -268,7 +262,23 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
     }
     if (first > last) continue;
     done = last;
-    Run run = {static_cast<uint32_t>(first), static_cast<uint32_t>(last), 0, 0};
+    if (!use(static_cast<uint32_t>(first), static_cast<uint32_t>(last))) return false;
+  }
+  return true;
+}
+
+// Entries whose bytes lie together: those from `first` to `last`, and bytes of the file.
+struct Run {
+  uint32_t first, last;
+  size_t begin, end;
+};
+
+// Calls use(run) for the runs of entries that the crop needs. Returns false if the entries are
+// impossible, or `use` returns false.
+template <typename Use>
+bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& use) {
+  return each_entries(plan, [&](uint32_t first, uint32_t last) {
+    Run run = {first, last, 0, 0};
     run.begin = scan.begin + (entries.at(run.first).bit >> 3);
     if (run.last + 1 < entries.count()) {
       // The byte behind the last one may be a stuffed one.
@@ -277,10 +287,68 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
       run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.at(run.last).bit >> 3)));
     }
     run.end = std::min(run.end, scan.end);
-    if (run.begin >= run.end || !use(run)) return false;
-  }
-  return true;
+    return run.begin < run.end && use(run);
+  });
 }
+
+// Fills in all but the entries and the parts. Returns false for an image or geometry that only the
+// host decodes.
+bool plan_image(const jpeg_decompress_struct& codec, const Scan& scan,
+                const ts_image_geometry& geometry, Plan* plan, Codes* codes) {
+  if (!plan_components(codec, plan) || !plan_scan(scan, plan, codes)) return false;
+  const Box box = plan_pixels(codec, geometry, plan);
+  return small_enough(*plan) && plan_mcus(codec, box, plan);
+}
+
+// The parts of a plan, in its buffer.
+struct Parts {
+  uint8_t *header, *codes, *quantisers, *entries, *segments, *scan;
+};
+
+// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many, and more
+// than the capacity if the buffer is too small.
+size_t place_parts(size_t entries_bytes, uint8_t* buffer, size_t capacity, Plan* plan,
+                   Parts* parts) {
+  if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
+  Room room(buffer, capacity);
+  uint32_t at;
+  parts->header = room.take(sizeof *plan, &at);
+  parts->codes = room.take(plan->tables * sizeof(jpeg::HuffmanCode), &plan->codes_at);
+  parts->quantisers =
+      room.take(size_t{plan->components} * DCTSIZE2 * sizeof(uint16_t), &plan->quantisers_at);
+  parts->entries = room.take(entries_bytes, &plan->entries_at);
+  parts->segments = room.take(size_t{plan->segments} * sizeof(jpeg::Segment), &plan->segments_at);
+  parts->scan = room.take(size_t{plan->scan_bytes} + jpeg::kScanSlack, &plan->scan_at);
+  if (room.used() > INT32_MAX) return 0;
+  plan->magic = jpeg::kPlanMagic;
+  plan->bytes = static_cast<uint32_t>(room.used());
+  return room.used();
+}
+
+// Writes the header, the codes and the quantisers.
+void write_head(const jpeg_decompress_struct& codec, const Plan& plan, const Codes& codes,
+                const Parts& parts) {
+  std::memcpy(parts.header, &plan, sizeof plan);
+  for (size_t i = 0; i < plan.tables; ++i) {
+    uint8_t* const to = parts.codes + i * sizeof(jpeg::HuffmanCode);
+    std::memcpy(to, codes.code[i]->counts + 1, 16);
+    std::memcpy(to + 16, codes.code[i]->symbols, 256);
+  }
+  for (size_t c = 0; c < plan.components; ++c) {
+    // JQUANT_TBL has natural order.
+    std::memcpy(parts.quantisers + c * DCTSIZE2 * sizeof(uint16_t),
+                codec.comp_info[c].quant_table->quantval, DCTSIZE2 * sizeof(uint16_t));
+  }
+}
+
+uint8_t* write_segment(uint32_t entry, uint32_t shift, uint8_t* to) {
+  const jpeg::Segment segment = {entry, shift};
+  std::memcpy(to, &segment, sizeof segment);
+  return to + sizeof segment;
+}
+
+// MCUs of a segment of a plan without entries.
+constexpr uint32_t kScanSpacing = 8;
 
 }  // namespace
 
@@ -288,10 +356,7 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
                  const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
   Plan plan = {};
   Codes codes;
-  if (!plan_components(codec, &plan) || !plan_scan(scan, &plan, &codes)) return 0;
-  const Box box = plan_pixels(codec, geometry, &plan);
-  if (!small_enough(plan) || !plan_mcus(codec, box, &plan)) return 0;
-  if (jpeg::scratch_of(plan).total() > jpeg::kMaxPlanScratch) return 0;
+  if (!plan_image(codec, scan, geometry, &plan, &codes)) return 0;
   const PackedEntries packed = entries.packed();
   plan.spacing = entries.spacing();
   plan.entries = entries.count();
@@ -315,47 +380,64 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
   plan.scan_bytes = static_cast<uint32_t>(scan_bytes);
   plan.segments = static_cast<uint32_t>(segments);
 
-  Room room(buffer, capacity);
-  uint32_t at;
-  uint8_t* const header = room.take(sizeof plan, &at);
-  uint8_t* const codes_to = room.take(plan.tables * sizeof(jpeg::HuffmanCode), &plan.codes_at);
-  uint8_t* const quantisers =
-      room.take(size_t{plan.components} * DCTSIZE2 * sizeof(uint16_t), &plan.quantisers_at);
-  uint8_t* const entries_to = room.take(packed.bytes, &plan.entries_at);
-  uint8_t* const segments_to =
-      room.take(size_t{plan.segments} * sizeof(jpeg::Segment), &plan.segments_at);
-  uint8_t* const scan_to = room.take(size_t{plan.scan_bytes} + jpeg::kScanSlack, &plan.scan_at);
-  if (room.used() > INT32_MAX) return 0;
-  if (!room.fits()) return room.used();
-  plan.magic = jpeg::kPlanMagic;
-  plan.bytes = static_cast<uint32_t>(room.used());
-
-  std::memcpy(header, &plan, sizeof plan);
-  for (size_t i = 0; i < plan.tables; ++i) {
-    uint8_t* const to = codes_to + i * sizeof(jpeg::HuffmanCode);
-    std::memcpy(to, codes.code[i]->counts + 1, 16);
-    std::memcpy(to + 16, codes.code[i]->symbols, 256);
-  }
-  for (size_t c = 0; c < plan.components; ++c) {
-    // JQUANT_TBL has natural order.
-    std::memcpy(quantisers + c * DCTSIZE2 * sizeof(uint16_t),
-                codec.comp_info[c].quant_table->quantval, DCTSIZE2 * sizeof(uint16_t));
-  }
-  std::memcpy(entries_to, packed.data, packed.bytes);
+  Parts parts;
+  const size_t size = place_parts(packed.bytes, buffer, capacity, &plan, &parts);
+  if (size == 0 || size > capacity) return size;
+  write_head(codec, plan, codes, parts);
+  std::memcpy(parts.entries, packed.data, packed.bytes);
   uint32_t copied = 0;
-  uint8_t* segment_to = segments_to;
+  uint8_t* segment_to = parts.segments;
   each_run(plan, scan, entries, [&](const Run& run) {
     const auto begin = static_cast<uint32_t>(run.begin - scan.begin);
-    std::memcpy(scan_to + copied, scan.data + run.begin, run.end - run.begin);
+    std::memcpy(parts.scan + copied, scan.data + run.begin, run.end - run.begin);
     for (uint32_t entry = run.first; entry <= run.last; ++entry) {
-      const jpeg::Segment segment = {entry, copied - begin};
-      std::memcpy(segment_to, &segment, sizeof segment);
-      segment_to += sizeof segment;
+      segment_to = write_segment(entry, copied - begin, segment_to);
     }
     copied += static_cast<uint32_t>(run.end - run.begin);
     return true;
   });
-  std::memset(scan_to + copied, 0, jpeg::kScanSlack);
+  std::memset(parts.scan + copied, 0, jpeg::kScanSlack);
+  return plan.bytes;
+}
+
+size_t plan_whole_scan(const jpeg_decompress_struct& codec, const Scan& scan,
+                       const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+  Plan plan = {};
+  Codes codes;
+  if (!plan_image(codec, scan, geometry, &plan, &codes)) return 0;
+  const size_t bytes = scan_end(scan, scan.begin) - scan.begin;
+  // Bits and blocks are counted by uint32_t.
+  if (bytes == 0 || bytes > INT32_MAX / 8 || uint64_t{plan.mcus} * plan.blocks > INT32_MAX) {
+    return 0;
+  }
+  plan.scan_bytes = static_cast<uint32_t>(bytes);
+  plan.subsequences = (plan.scan_bytes + jpeg::kSubsequenceBytes - 1) / jpeg::kSubsequenceBytes;
+  plan.spacing = kScanSpacing;
+  plan.entries = (plan.mcus + kScanSpacing - 1) / kScanSpacing;
+  plan.stride = jpeg::kScanEntryBytes * 8;
+  plan.widths[0] = 32;
+  std::fill(plan.widths + 1, std::end(plan.widths), uint8_t{16});
+  each_entries(plan, [&](uint32_t first, uint32_t last) {
+    plan.segments += last - first + 1;
+    return true;
+  });
+  // An entry is read by eight bytes at a time.
+  const size_t entries_bytes = size_t{plan.entries} * jpeg::kScanEntryBytes + 8;
+
+  Parts parts;
+  const size_t size = place_parts(entries_bytes, buffer, capacity, &plan, &parts);
+  if (size == 0 || size > capacity) return size;
+  write_head(codec, plan, codes, parts);
+  std::memset(parts.entries, 0, entries_bytes);
+  uint8_t* segment_to = parts.segments;
+  each_entries(plan, [&](uint32_t first, uint32_t last) {
+    for (uint32_t entry = first; entry <= last; ++entry) {
+      segment_to = write_segment(entry, 0, segment_to);
+    }
+    return true;
+  });
+  std::memcpy(parts.scan, scan.data + scan.begin, bytes);
+  std::memset(parts.scan + bytes, 0, jpeg::kScanSlack);
   return plan.bytes;
 }
 

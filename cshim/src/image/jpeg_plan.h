@@ -22,4 +22,9 @@ namespace ts::image {
 size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const Entries& entries,
                  const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity);
 
+// Writes a plan of an image without entries, which the decoder finds by itself (jpeg/sync.h): it
+// has all bytes of the scan. Otherwise this is plan_jpeg.
+size_t plan_whole_scan(const jpeg_decompress_struct& codec, const Scan& scan,
+                       const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity);
+
 }  // namespace ts::image

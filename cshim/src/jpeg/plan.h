@@ -18,6 +18,11 @@ constexpr int kMaxTables = 4;   // Huffman tables of an image
 constexpr uint32_t kPlanMagic = 0x31505354;
 // Every part of a plan begins at a multiple of this number of bytes, as does the plan itself.
 constexpr uint32_t kPlanAlign = 16;
+// Of a plan of a whole scan (subsequences != 0), whose entries are not known yet: the bytes of the
+// parts that jpeg/sync.h cuts the scan into, and of an entry, which is a bit (uint32_t) and three
+// predictors (int16_t).
+constexpr uint32_t kSubsequenceBytes = 128;
+constexpr uint32_t kScanEntryBytes = 10;
 // Bytes behind the compressed bytes that loads may touch.
 constexpr uint32_t kScanSlack = 16;
 
@@ -91,6 +96,9 @@ struct Plan {
   uint32_t segments_at;    // Segment[segments]
   uint32_t scan_at;        // the bytes
   uint32_t segments, scan_bytes;
+  // Parts of the whole scan, which is in the plan without gaps. The device finds the entries and
+  // writes them to entries_at before it decodes segments. 0: the plan has the entries.
+  uint32_t subsequences;
 
   // The pixels that the resize needs, in the upright frame: pixel (x, y) of them is pixel
   // (stored_x + x * x_by_x + y * x_by_y, stored_y + x * y_by_x + y * y_by_y) of the stored image.

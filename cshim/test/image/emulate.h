@@ -1,11 +1,13 @@
 // Decodes plans on the host, with loops in the place of the device's grids.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "jpeg/stages.h"
+#include "jpeg/sync.h"
 
 namespace emulate {
 
@@ -34,13 +36,79 @@ struct Device {
             columns.data(), weights.data(),      result.data()};
   }
 
+  std::unique_ptr<HuffmanTables> build_tables() const {
+    auto tables = std::make_unique<HuffmanTables>();
+    constexpr uint32_t kThreads = 3;
+    for (uint32_t t = 0; t < kThreads; ++t) {
+      build_tables_1(plan(), base(), tables.get(), t, kThreads);
+    }
+    for (uint32_t t = 0; t < kThreads; ++t) {
+      build_tables_2(plan(), base(), tables.get(), t, kThreads);
+    }
+    return tables;
+  }
+
+  // Finds the entries of a plan of a whole scan, as decode/sync.cu does with blocks of `threads`
+  // threads. Returns false if the host must decode the image.
+  bool synchronise(uint32_t threads, uint32_t launches) {
+    const Plan& p = plan();
+    const auto tables = build_tables();
+    const uint32_t count = p.subsequences;
+    starts.resize(count);
+    ends.resize(count);
+    sums.resize(count);
+    for (uint32_t launch = 0; launch < launches; ++launch) {
+      const std::vector<SyncState> before = ends;  // of the launch before
+      for (uint32_t first = 0; first < count; first += threads) {
+        const uint32_t size = std::min(threads, count - first);
+        std::vector<bool> changed(size, launch == 0);
+        for (uint32_t t = 0; t < size && launch == 0; ++t) {
+          starts[first + t] = first_state(p, base(), first + t);
+        }
+        if (launch != 0 && first != 0 && !(starts[first] == before[first - 1])) {
+          starts[first] = before[first - 1];
+          changed[0] = true;
+        }
+        for (bool any = true; any;) {
+          for (uint32_t t = 0; t < size; ++t) {
+            if (!changed[t]) continue;
+            const uint32_t i = first + t;
+            ends[i] = starts[i];
+            sums[i] = pass_subsequence(p, base(), *tables, end_of_subsequence(p, i), &ends[i]);
+            ++passes;
+          }
+          any = false;
+          for (uint32_t t = 1; t < size; ++t) {
+            changed[t] = !(starts[first + t] == ends[first + t - 1]);
+            starts[first + t] = ends[first + t - 1];
+            any = any || changed[t];
+          }
+          changed[0] = false;
+        }
+      }
+    }
+    SyncSum sum = {};
+    std::vector<SyncSum> before;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (i != 0 && !(starts[i] == ends[i - 1])) return false;
+      before.push_back(sum);
+      sum = joined(sum, sums[i]);
+    }
+    if (sum.blocks < p.mcus * p.blocks) return false;
+    auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
+    bool good = true;
+    for (uint32_t i = 0; i < count; ++i) {
+      good = write_entries(p, base(), *tables, end_of_subsequence(p, i), starts[i], before[i],
+                           ends[i], entries) &&
+             good;
+    }
+    return good;
+  }
+
   // Decodes all segments. Returns false if one of them fails.
   bool entropy() {
     const Plan& p = plan();
-    auto tables = std::make_unique<HuffmanTables>();
-    constexpr uint32_t kThreads = 3;
-    for (uint32_t t = 0; t < kThreads; ++t) build_tables_1(p, base(), tables.get(), t, kThreads);
-    for (uint32_t t = 0; t < kThreads; ++t) build_tables_2(p, base(), tables.get(), t, kThreads);
+    const auto tables = build_tables();
     bool good = true;
     for (uint32_t i = 0; i < p.segments; ++i) {
       good = decode_segment(p, base(), *tables, i, coefficients.data()) && good;
@@ -76,6 +144,11 @@ struct Device {
     for (int32_t i = 0; i < column_count(p); ++i) write_column(p, memory(), i);
     for (int32_t i = 0; i < result_count(p); ++i) write_result(p, memory(), i);
   }
+
+  // Of the subsequences, after synchronise, and the number of times that one was decoded.
+  std::vector<SyncState> starts, ends;
+  std::vector<SyncSum> sums;
+  uint64_t passes = 0;
 
   std::vector<uint64_t> plan_memory;
   size_t plan_size;

@@ -1,0 +1,273 @@
+// Finds the entry points of a scan that has none, with many threads: after Weissenberger and
+// Schmidt, "Accelerating JPEG Decompression on GPUs" (arXiv 2111.09219), on bytes as they are
+// stored, with restart markers.
+//
+// The scan is cut into subsequences of equal size. One thread decodes each, from a guess: that a
+// block begins with the subsequence. Huffman codes synchronise: after some symbols a decoder that
+// began at a wrong place mostly stands where the right one does. So each thread hands the state in
+// which it leaves its subsequence to the next one, which decodes again if it began with another
+// state, until no state changes. The first thread's state is true, so then all are. Sums over the
+// threads give the number of blocks before each subsequence, and its DC predictors. With these
+// each thread decodes its subsequence once more, and writes the entries of the MCUs that begin in
+// it.
+//
+// Whatever the bytes, a pass through a subsequence loads no byte outside of the scan, and ends. The
+// last step finds every anomaly that decode_segment would find, or returns that the host must
+// decode the image.
+#pragma once
+
+#include <cstdint>
+
+#include "jpeg/huffman.h"
+#include "jpeg/plan.h"
+
+namespace ts::jpeg {
+
+// Where a decoder stands before a symbol.
+struct SyncState {
+  uint32_t bit;    // of the scan, in the byte that holds the next bit; never in a stuffed byte
+  uint16_t place;  // 64 * the block of the MCU + the coefficient; 0 of a block is its DC difference
+  uint16_t ended;  // 1: the data have ended
+};
+
+TS_HOST_DEVICE bool operator==(const SyncState& a, const SyncState& b) {
+  return a.bit == b.bit && a.place == b.place && a.ended == b.ended;
+}
+
+// What lies between two states.
+struct SyncSum {
+  uint32_t blocks;             // that end there
+  uint32_t markers;            // restart markers
+  int32_t dc[kMaxComponents];  // sums of DC differences, since the last marker if there is one
+};
+
+// Returns the sum of two parts that follow each other.
+TS_HOST_DEVICE SyncSum joined(const SyncSum& a, const SyncSum& b) {
+  SyncSum sum;
+  sum.blocks = a.blocks + b.blocks;
+  sum.markers = a.markers + b.markers;
+  for (int c = 0; c < kMaxComponents; ++c) {
+    const uint32_t before = b.markers == 0 ? static_cast<uint32_t>(a.dc[c]) : 0;
+    sum.dc[c] = static_cast<int32_t>(before + static_cast<uint32_t>(b.dc[c]));
+  }
+  return sum;
+}
+
+// The threads of a device block synchronise this many subsequences that follow each other, and the
+// blocks' last states synchronise the blocks, in this many launches.
+constexpr uint32_t kSyncThreads = 128;
+constexpr uint32_t kSyncLaunches = 4;
+
+// Returns the bit at which the states of subsequence `index` end.
+TS_HOST_DEVICE uint32_t end_of_subsequence(const Plan& plan, uint32_t index) {
+  return index + 1 >= plan.subsequences ? UINT32_MAX : (index + 1) * kSubsequenceBytes * 8;
+}
+
+// Returns the state from which subsequence `index` is decoded first: the true one of the first
+// subsequence, a guess for the others.
+TS_HOST_DEVICE SyncState first_state(const Plan& plan, const uint8_t* base, uint32_t index) {
+  uint32_t byte = index * kSubsequenceBytes;
+  // The byte behind 0xFF is stuffed, or belongs to a marker.
+  if (index != 0 && base[plan.scan_at + byte - 1] == 0xFF) ++byte;
+  return {byte * 8, 0, 0};
+}
+
+TS_HOST_DEVICE BitReader reader_at(const Plan& plan, const uint8_t* base, uint32_t bit) {
+  BitReader reader;
+  reader.data = base + plan.scan_at;
+  reader.limit = reader.end = plan.scan_bytes;
+  reader.next = smaller(bit >> 3, reader.end);
+  reader.bits = 0;
+  reader.count = reader.zeros = 0;
+  refill(&reader);
+  reader.bits <<= bit & 7;
+  reader.count -= static_cast<int32_t>(bit & 7);
+  return reader;
+}
+
+// Returns the place of the next bit.
+TS_HOST_DEVICE uint32_t position_of(const BitReader& reader) {
+  int32_t part;
+  const uint32_t byte = current_byte(reader, &part);
+  return byte * 8 + (part == 0 ? 0 : 8 - static_cast<uint32_t>(part));
+}
+
+// Returns a bit that the next one does not lie behind. It lies before it by the stuffed bytes among
+// those that were loaded.
+TS_HOST_DEVICE uint32_t bound_of(const BitReader& reader) {
+  return reader.next * 8 - static_cast<uint32_t>(reader.count - reader.zeros);
+}
+
+// The bits of kSymbolsAtOnce symbols.
+constexpr uint32_t kMaxStepBits = kSymbolsAtOnce * 31;
+
+// Fills in the block's members of a cursor that stores nothing.
+TS_HOST_DEVICE void enter_block(const Plan& plan, Cursor* at) {
+  at->component = plan.block_component[at->block];
+  at->dc_table = plan.block_dc[at->block];
+  at->ac_table = plan.block_ac[at->block];
+}
+
+TS_HOST_DEVICE Cursor cursor_at(const Plan& plan, const SyncState& state) {
+  Cursor at = {};
+  at.block = state.place >> 6;
+  at.coefficient = state.place & 63;
+  enter_block(plan, &at);
+  return at;
+}
+
+TS_HOST_DEVICE SyncState state_of(const BitReader& reader, const Cursor& at) {
+  return {position_of(reader), static_cast<uint16_t>(at.block << 6 | at.coefficient), 0};
+}
+
+// Passes from the end of the data to behind the restart marker there. Returns false if there is
+// none.
+TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader* reader) {
+  uint32_t byte = reader->next;
+  while (byte < reader->end && reader->data[byte] == 0xFF) ++byte;
+  if (plan.restart_interval == 0 || byte == reader->next || byte >= reader->end ||
+      (reader->data[byte] & 0xF8) != 0xD0) {
+    return false;
+  }
+  *reader = reader_at(plan, base, (byte + 1) * 8);
+  return true;
+}
+
+// Decodes from *state to the first symbol that begins at or behind bit `until`, and leaves *state
+// there. Goes on behind whatever is no symbol: in a state that is wrong, nothing means anything.
+// What the next symbol is depends on the state and the bytes alone.
+TS_HOST_DEVICE SyncSum pass_subsequence(const Plan& plan, const uint8_t* base,
+                                        const HuffmanTables& tables, uint32_t until,
+                                        SyncState* state) {
+  SyncSum sum = {};
+  if (state->ended != 0) return sum;
+  Cursor at = cursor_at(plan, *state);
+  BitReader reader = reader_at(plan, base, state->bit);
+  while (true) {
+    refill(&reader);
+    const uint32_t bound = bound_of(reader);
+    if (bound >= until && position_of(reader) >= until) break;
+    // Close to the end of the subsequence, or of the data, every symbol is looked at by itself.
+    const bool close = reader.zeros != 0 || bound >= until - smaller(until, kMaxStepBits);
+    bool ended = false;
+    for (int i = 0; i < (close ? 1 : kSymbolsAtOnce) && at.coefficient < 64; ++i) {
+      const BitReader before = reader;
+      const Cursor was = at;
+      const Step step = decode_symbol(tables, &reader, &at);
+      if (step == Step::kNeedsBits) break;
+      const bool beyond = reader.count < reader.zeros;
+      const bool unknown = step == Step::kBad && at.coefficient < 64;
+      if (beyond || (unknown && reader.count - reader.zeros < 16)) {
+        reader = before;
+        at = was;
+        ended = true;
+        break;
+      }
+      if (unknown) {  // no code
+        reader.bits <<= 1;
+        --reader.count;
+      } else if (step == Step::kBad) {  // a run out of the block
+        at.coefficient = 64;
+      }
+    }
+    if (ended) {
+      if (!pass_marker(plan, base, &reader)) {
+        *state = {plan.scan_bytes * 8, 0, 1};
+        for (int c = 0; c < kMaxComponents; ++c) sum.dc[c] = at.dc[c];
+        return sum;
+      }
+      ++sum.markers;
+      at = cursor_at(plan, {0, 0, 0});
+      continue;
+    }
+    if (at.coefficient < 64) continue;
+    at.coefficient = 0;
+    ++sum.blocks;
+    if (++at.block == plan.blocks) at.block = 0;
+    enter_block(plan, &at);
+  }
+  for (int c = 0; c < kMaxComponents; ++c) sum.dc[c] = at.dc[c];
+  *state = state_of(reader, at);
+  return sum;
+}
+
+// Writes entry `index` in the form of a plan that plans a scan (see kScanEntryBytes). Returns false
+// if a predictor does not fit.
+TS_HOST_DEVICE bool write_entry(uint8_t* entries, uint32_t index, uint32_t bit,
+                                const int32_t dc[kMaxComponents]) {
+  auto* const to = reinterpret_cast<uint16_t*>(entries + uint64_t{index} * kScanEntryBytes);
+  to[0] = static_cast<uint16_t>(bit);
+  to[1] = static_cast<uint16_t>(bit >> 16);
+  bool fits = true;
+  for (int c = 0; c < kMaxComponents; ++c) {
+    to[2 + c] = static_cast<uint16_t>(dc[c]);
+    fits = fits && static_cast<int16_t>(dc[c]) == dc[c];
+  }
+  return fits;
+}
+
+// Decodes a subsequence from its true state, and writes the entries of the MCUs that begin in it.
+// `before` is the sum of all subsequences before it, `end` the state in which it was left. Returns
+// false if the host must decode the image.
+TS_HOST_DEVICE bool write_entries(const Plan& plan, const uint8_t* base,
+                                  const HuffmanTables& tables, uint32_t until,
+                                  const SyncState& state, const SyncSum& before,
+                                  const SyncState& end, uint8_t* entries) {
+  const uint32_t total = plan.mcus * plan.blocks;
+  if (before.blocks >= total) return true;  // behind the last MCU
+  if (state.ended != 0) return false;
+  uint32_t mcu = before.blocks / plan.blocks;
+  Cursor at = cursor_at(plan, state);
+  if (before.blocks - mcu * plan.blocks != at.block) return false;
+  for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = before.dc[c];
+  const uint32_t interval = plan.restart_interval;
+  uint32_t to_restart = UINT32_MAX;
+  if (interval != 0) {
+    to_restart = interval - mcu % interval;
+    uint32_t markers = mcu / interval;
+    // At the end of an interval the marker may be the next thing to pass.
+    if (markers == before.markers + 1 && to_restart == interval && state.place == 0) {
+      to_restart = 0;
+      --markers;
+    }
+    if (markers != before.markers) return false;
+  }
+  uint32_t marker = before.markers & 7;
+  BitReader reader = reader_at(plan, base, state.bit);
+  while (true) {
+    refill(&reader);
+    const uint32_t bound = bound_of(reader);
+    if (bound >= until && position_of(reader) >= until) break;
+    if (at.block == 0 && at.coefficient == 0) {
+      if (mcu == plan.mcus) return true;
+      if (to_restart == 0) {
+        if (!restart(&reader, marker)) return false;
+        marker = (marker + 1) & 7;
+        to_restart = interval;
+        for (int c = 0; c < kMaxComponents; ++c) at.dc[c] = 0;
+        continue;
+      }
+      if (mcu % plan.spacing == 0 &&
+          !write_entry(entries, mcu / plan.spacing, position_of(reader), at.dc)) {
+        return false;
+      }
+    }
+    const bool close = bound >= until - smaller(until, kMaxStepBits);
+    for (int i = 0; i < (close ? 1 : kSymbolsAtOnce) && at.coefficient < 64; ++i) {
+      const Step step = decode_symbol(tables, &reader, &at);
+      if (step == Step::kBad || reader.count < reader.zeros) return false;
+      if (step == Step::kNeedsBits) break;
+    }
+    if (at.coefficient < 64) continue;
+    at.coefficient = 0;
+    if (++at.block == plan.blocks) {
+      at.block = 0;
+      ++mcu;
+      if (interval != 0) --to_restart;
+    }
+    enter_block(plan, &at);
+  }
+  return state_of(reader, at) == end;
+}
+
+}  // namespace ts::jpeg

@@ -1,0 +1,203 @@
+// The search for the entry points of a scan (jpeg/sync.h), emulated on the host: the states and the
+// entries of a decoder that reads the scan from its beginning, and no access outside of the scan
+// whatever the bytes.
+#include <cstring>
+
+#include "image/emulate.h"
+#include "image/entropy.h"
+
+namespace {
+
+using namespace samples;
+using ts::jpeg::SyncState;
+
+constexpr uint32_t kSpacing = 8;  // of plans of a whole scan
+
+Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry) {
+  const Bytes exact(file);
+  const ts_image_info info = jpeg_header(exact.data(), exact.size());
+  Bytes plan(decoder->plan_scan(exact.data(), exact.size(), info, geometry, nullptr, 0));
+  if (plan.empty()) return plan;
+  EXPECT_EQ(
+      decoder->plan_scan(exact.data(), exact.size(), info, geometry, plan.data(), plan.size()),
+      plan.size());
+  return plan;
+}
+
+// Returns the states at the beginnings of the subsequences of a decoder that goes through the whole
+// scan.
+std::vector<SyncState> sequential(const emulate::Device& device) {
+  const auto tables = device.build_tables();
+  const ts::jpeg::Plan& plan = device.plan();
+  SyncState state = {};
+  std::vector<SyncState> states;
+  for (uint32_t i = 0; i < plan.subsequences; ++i) {
+    states.push_back(state);
+    ts::jpeg::pass_subsequence(plan, device.base(), *tables, ts::jpeg::end_of_subsequence(plan, i),
+                               &state);
+  }
+  return states;
+}
+
+// Compares the entries that were found with a blob's. Returns the number of entries that differ.
+int other_entries(const emulate::Device& device, const Bytes& blob) {
+  Entries entries;
+  if (!entries.attach(blob.data(), blob.size())) return -1;
+  EXPECT_EQ(entries.count(), device.plan().entries);
+  int differ = 0;
+  for (uint32_t i = 0; i < entries.count(); ++i) {
+    const EntryPoint want = entries.at(i);
+    const ts::jpeg::Entry got = ts::jpeg::entry_at(device.plan(), device.base(), i);
+    differ += got.bit != want.bit || got.dc[0] != want.dc[0] || got.dc[1] != want.dc[1] ||
+              got.dc[2] != want.dc[2];
+  }
+  return differ;
+}
+
+TEST(Sync, EntriesAreTheIndexes) {
+  Random random(91);
+  JpegDecoder decoder(1 << 24);
+  uint64_t passes = 0, subsequences = 0;
+  for (const Kind& kind : kKinds) {
+    for (int i = 0; i < 60 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      const Bytes file = usual(random, kind, width, height);
+      const Blob blob = make_blob(&decoder, file, kSpacing);
+      ASSERT_GT(blob.bytes.size(), 0u);
+      const Bytes plan = plan_of(&decoder, file, crop(0, 0, width, height));
+      ASSERT_GT(plan.size(), 0u) << kind.name;
+      // One launch is enough for one block. Small blocks need many.
+      for (const auto& [threads, launches] :
+           {std::pair<uint32_t, uint32_t>{1 << 20, 1}, {3, 400}}) {
+        emulate::Device device(plan);
+        ASSERT_TRUE(device.synchronise(threads, launches))
+            << kind.name << " " << width << " x " << height << ", " << threads << " threads";
+        ASSERT_EQ(other_entries(device, blob.bytes), 0)
+            << kind.name << " " << width << " x " << height << ", " << threads << " threads";
+        const std::vector<SyncState> states = sequential(device);
+        ASSERT_TRUE(states == device.starts) << kind.name;
+        if (launches == 1) {
+          passes += device.passes;
+          subsequences += device.plan().subsequences;
+        }
+      }
+    }
+  }
+  std::printf("%.2f passes a subsequence\n",
+              static_cast<double>(passes) / static_cast<double>(subsequences));
+}
+
+TEST(Sync, CropsEqualTheHostsDecoder) {
+  Random random(92);
+  JpegDecoder decoder(1 << 24);
+  const Decoder host = new_decoder();
+  for (const Kind& kind : kKinds) {
+    for (int i = 0; i < 20 * rounds(); ++i) {
+      int width, height;
+      draw_size(random, &width, &height);
+      const Bytes file = usual(random, kind, width, height);
+      for (int k = 0; k < 6; ++k) {
+        const ts_image_geometry g = draw_geometry(random, width, height, 90);
+        const Bytes plan = plan_of(&decoder, file, g);
+        ASSERT_GT(plan.size(), 0u) << kind.name;
+        emulate::Device device(plan);
+        ASSERT_TRUE(device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches));
+        ASSERT_TRUE(device.entropy()) << kind.name << " " << width << " x " << height;
+        device.finish();
+        Image image;
+        const Outcome outcome = decode(host.get(), file, g, &image);
+        ASSERT_EQ(outcome.code, TS_ERROR_NONE) << outcome.message;
+        ASSERT_EQ(device.result, image.pixels) << kind.name << " " << width << " x " << height;
+      }
+    }
+  }
+}
+
+// Any bytes in the place of a scan's: the entries that are found are those of the host's decoder,
+// or the host is told to decode the image.
+TEST(Sync, DamagedScansAreFound) {
+  Random random(93);
+  JpegDecoder decoder(1 << 24);
+  int found = 0, tried = 0, good = 0;
+  for (int i = 0; i < 4000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    const Bytes file = usual(random, kKinds[random() % 8], width, height);
+    Bytes plan = plan_of(&decoder, file, crop(0, 0, width, height));
+    ASSERT_GT(plan.size(), 0u);
+    const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan.data());
+    for (int changes = uniform(random, 1, 20); changes > 0; --changes) {
+      uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
+      byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+    }
+    ++tried;
+    emulate::Device device(plan);
+    if (!device.synchronise(static_cast<uint32_t>(uniform(random, 1, 9)),
+                            static_cast<uint32_t>(uniform(random, 1, 60)))) {
+      ++found;
+      continue;
+    }
+    // What is left is a scan without an anomaly: the segments meet each other too.
+    ++good;
+    ASSERT_TRUE(device.entropy()) << i;
+  }
+  EXPECT_GT(found, tried / 2);
+  EXPECT_GT(good, tried / 100);
+}
+
+// The same damage in a file: the host's decoder finds it, or has the same entries.
+TEST(Sync, VerdictsAreTheHosts) {
+  Random random(94);
+  JpegDecoder decoder(1 << 24);
+  int same = 0, refused = 0;
+  for (int i = 0; i < 4000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    Bytes file = usual(random, kKinds[random() % 8], width, height);
+    const Bytes whole = plan_of(&decoder, file, crop(0, 0, width, height));
+    ASSERT_GT(whole.size(), 0u);
+    const size_t scan =
+        file.size() - reinterpret_cast<const ts::jpeg::Plan*>(whole.data())->scan_bytes - 2;
+    for (int changes = uniform(random, 1, 3); changes > 0; --changes) {
+      file[scan + random() % (file.size() - scan)] = static_cast<uint8_t>(random());
+    }
+    Blob blob;
+    Bytes plan;
+    try {
+      blob = make_blob(&decoder, file, kSpacing);
+      plan = plan_of(&decoder, file, crop(0, 0, width, height));
+    } catch (const ts::Failure&) {
+      continue;  // the file's structure is damaged
+    }
+    ASSERT_GT(plan.size(), 0u);
+    emulate::Device device(plan);
+    const bool good = device.synchronise(64, 20);
+    ASSERT_EQ(good, blob.bytes.size() > 0) << i;
+    if (good) {
+      ASSERT_EQ(other_entries(device, blob.bytes), 0) << i;
+      ++same;
+    } else {
+      ++refused;
+    }
+  }
+  EXPECT_GT(same, 100);
+  EXPECT_GT(refused, 100);
+}
+
+TEST(Sync, WhatOnlyTheHostDecodesHasNoPlan) {
+  Random random(95);
+  JpegDecoder decoder(1 << 24);
+  JpegOptions options;
+  options.coding = Coding::kProgressive;
+  const Bytes progressive = encode_jpeg(picture(random, 100, 80), options);
+  EXPECT_EQ(plan_of(&decoder, progressive, crop(0, 0, 100, 80)).size(), 0u);
+  ts_image_geometry huge = crop(0, 0, 100, 80);  // more pixels than a plan can count
+  huge.resize_width = huge.resize_height = huge.window_width = huge.window_height = 65535;
+  const Bytes file = encode_jpeg(picture(random, 100, 80), {});
+  EXPECT_EQ(plan_of(&decoder, file, huge).size(), 0u);
+  EXPECT_THROW(plan_of(&decoder, Bytes(file.begin(), file.end() - 100), crop(0, 0, 100, 80)),
+               ts::Failure);
+}
+
+}  // namespace
