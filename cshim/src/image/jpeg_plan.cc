@@ -305,8 +305,8 @@ struct Parts {
   uint8_t *header, *codes, *quantisers, *entries, *segments, *scan;
 };
 
-// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many, and more
-// than the capacity if the buffer is too small.
+// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many, and
+// more than the capacity if the buffer is too small.
 size_t place_parts(size_t entries_bytes, uint8_t* buffer, size_t capacity, Plan* plan,
                    Parts* parts) {
   if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
