@@ -17,6 +17,7 @@ import (
 
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/internal/safefile"
+	"github.com/torchstream/torchstream/tensor"
 )
 
 // loaderResult is what `bench loader` prints. Everything but OpenSeconds, FirstBatchSeconds and
@@ -42,6 +43,12 @@ type loaderResult struct {
 	Bottleneck           imageloader.Stage `json:"bottleneck"`
 	Advice               string            `json:"advice"`
 	FinishSeconds        float64           `json:"finish_seconds"` // of the host, on queueing the finish; on the CPU, on doing it
+	HostCores            float64           `json:"host_cores"`     // CPU seconds a second
+	Decode               string            `json:"decode,omitempty"`
+	BusBytesPerImage     float64           `json:"bus_bytes_per_image,omitempty"` // copied to the GPU
+	DecodedOnDevice      int64             `json:"decoded_on_device,omitempty"`   // images that the GPU was given
+	DecodedAgain         int64             `json:"decoded_again,omitempty"`       // those of them that the host has decoded after all
+	DecoderBytes         int64             `json:"decoder_bytes,omitempty"`       // device memory of the decoders
 	Stats                imageloader.Stats `json:"stats"`
 	RSSAfterEpoch        []int64           `json:"rss_bytes_after_epoch,omitempty"` // with -epochs
 }
@@ -50,15 +57,23 @@ type loaderResult struct {
 var contracts = map[string]struct {
 	transform func(size int) imageloader.Transform
 	says      string
+	floats    bool // normalised by the finish
 }{
-	"train":       {imageloader.Train, "RandomResizedCrop(%d) antialiased + flip, uint8"},
-	"train-float": {floats, "RandomResizedCrop(%d) antialiased + flip, normalised float32 NCHW"},
-	"eval":        {func(size int) imageloader.Transform { return imageloader.Transform{Size: size} }, "Resize and CenterCrop(%d) antialiased, uint8"},
+	"train":          {imageloader.Train, "RandomResizedCrop(%d) antialiased + flip, uint8", false},
+	"train-float":    {floats, "RandomResizedCrop(%d) antialiased + flip, normalised float32 NCHW", true},
+	"train-bfloat16": {halves, "RandomResizedCrop(%d) antialiased + flip, normalised bfloat16 channels_last", true},
+	"eval":           {func(size int) imageloader.Transform { return imageloader.Transform{Size: size} }, "Resize and CenterCrop(%d) antialiased, uint8", false},
 }
 
 func floats(size int) imageloader.Transform {
 	t := imageloader.Train(size)
 	t.Contiguous = true
+	return t
+}
+
+func halves(size int) imageloader.Transform {
+	t := imageloader.Train(size)
+	t.DType = tensor.BFloat16
 	return t
 }
 
@@ -72,12 +87,16 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	workers := set.Int("workers", 0, "goroutines that decode (default: the CPUs that there are)")
 	size := set.Int("size", 224, "pixels of a result's side")
 	memory := set.Int64("memory", 256, "`MB` of compressed images: a .tgz that fits in is read once, a larger one is inflated and shuffled anew every epoch")
-	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32) or eval (resize and centre crop, bytes)")
+	contract := set.String("contract", "train", "what an image becomes: train (random crop and flip, bytes), train-float (the same, normalised float32), train-bfloat16 (bfloat16, channels last) or eval (resize and centre crop, bytes)")
 	device := set.String("device", "", "where the batches are wanted, normalised: cpu, cuda, cuda:1, ... (default: host memory, as bytes; for train-float cpu)")
+	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
+	trust := set.Bool("trust-index", false, "do not compare the index's entry points with the images: the GPU decodes from the first epoch on")
+	warm := set.Int("warm", 0, "run so many epochs before the clock starts: the first one makes entry points")
+	repeat := set.Int("repeat", 1, "go over the archive so many times in an epoch")
 	noIndex := set.Bool("no-index", false, "neither read nor write the archive's index: every epoch of a .tgz that is larger than -memory is one stream")
 	seconds := set.Float64("seconds", 10, "how long to measure")
 	epochs := set.Int("epochs", 0, "measure so many whole epochs instead, and say how large the process is after each")
-	outputs := set.String("outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float)")
+	outputs := set.String("outputs", "", "measure nothing; write the pixels of the first -images images, by name, to this `FILE`: bytes [images, size, size, 3] (not for train-float and train-bfloat16)")
 	images := set.Int("images", 64, "for -outputs")
 	asJSON := set.Bool("json", false, "print one JSON object")
 	if err := parse(set, args, 0); err != nil {
@@ -87,15 +106,17 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	switch {
 	case *archive == "":
 		return usageError{"bench loader needs -archive FILE"}
-	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0:
-		return usageError{"-batch, -size, -memory and -seconds are more than 0, -workers and -epochs at least 0"}
+	case *batch < 1 || *size < 1 || *workers < 0 || *memory < 1 || *seconds <= 0 || *epochs < 0 || *warm < 0 || *repeat < 1:
+		return usageError{"-batch, -size, -memory, -seconds and -repeat are more than 0, -workers, -epochs and -warm at least 0"}
 	case !known:
 		return usageError{fmt.Sprintf("there is no contract %q: %s are known", *contract, strings.Join(slices.Sorted(maps.Keys(contracts)), ", "))}
-	case *contract == "train-float" && *device == "":
+	case *device == "" && *decode != "host":
+		return usageError{"-decode " + *decode + " needs -device"}
+	case kind.floats && *device == "":
 		*device = "cpu"
 	}
 	if *outputs != "" {
-		if *contract == "train-float" || *images < 1 {
+		if kind.floats || *images < 1 {
 			return usageError{"-outputs is for the contracts of bytes, and -images at least 1"}
 		}
 		n, err := writeOutputs(ctx, *outputs, *archive, *images, imageloader.Options{BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), NoIndex: *noIndex})
@@ -104,19 +125,20 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 		}
 		return writeJSON(stdout, map[string]int{"images": n})
 	}
-	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs}
+	m := measurement{archive: *archive, length: time.Duration(*seconds * float64(time.Second)), epochs: *epochs, warm: *warm}
 	if *device != "" {
 		var err error
-		if m.target, err = pickTarget(*device); err != nil {
+		if m.target, err = pickTarget(*device, *decode); err != nil {
 			return err
 		}
 	}
 	m.o = imageloader.Options{
 		BatchSize: *batch, Workers: *workers, Transform: kind.transform(*size), Shuffle: true, ShuffleBytes: *memory << 20, Seed: 1, BadSamples: imageloader.Skip, NoIndex: *noIndex,
+		TrustIndex: *trust, Repeat: *repeat,
 	}
 	m.r.Contract, m.r.Device = fmt.Sprintf(kind.says, *size), "host memory"
 	if m.target != nil {
-		m.r.Device = m.target.String()
+		m.r.Device, m.r.Decode = m.target.String(), *decode
 	}
 	if err := m.run(ctx, stderr); err != nil {
 		return err
@@ -125,7 +147,18 @@ func benchLoader(ctx context.Context, args []string, stdout, stderr io.Writer) e
 	if *asJSON {
 		return writeJSON(stdout, result)
 	}
+	return result.print(stdout)
+}
+
+// print prints the result for people.
+func (result *loaderResult) print(stdout io.Writer) error {
 	s := result.Stats
+	if result.DecodedOnDevice > 0 {
+		if _, err := fmt.Fprintf(stdout, "%d of %d images decoded on %s, %d of them again on the host; %.0f bytes an image on the bus, %.1f host cores\n",
+			result.DecodedOnDevice, result.Images, result.Device, result.DecodedAgain, result.BusBytesPerImage, result.HostCores); err != nil {
+			return err
+		}
+	}
 	_, err := fmt.Fprintf(stdout, "%.0f images/s, %.2f CPU seconds per 1,000 images, %.0f MB peak memory\n%d workers on %d cores, batches of %d, %d x %d pixels, in %s; %d bad samples\n"+
 		"busy of %.1f s: reading %.1f s, inflating %.1f s, decoding %.1f s on %d workers, finish %.1f s; waiting: workers for samples %.1f s, samples for a slot %.1f s\n%s\n",
 		result.ImagesPerSecond, result.CPUSecondsPer1000, float64(result.PeakRSSBytes)/1e6, result.Workers, result.Cores, result.Batch, result.Size, result.Size, result.Device,
@@ -188,9 +221,15 @@ type target interface {
 type feeder interface {
 	// epoch calls count for each batch, of n images, until count returns false or an error.
 	epoch(ctx context.Context, epoch int, count func(n int) (more bool, err error)) error
-	// finishTime is what the finish has taken on the host since the feeder began.
-	finishTime() time.Duration
+	// stats is what has happened since the feeder began.
+	stats() deviceStats
 	Close() error
+}
+
+// deviceStats are figures of a device.
+type deviceStats struct {
+	finish                                     time.Duration // of the host
+	bytes, decoded, decodedAgain, decoderBytes int64
 }
 
 // measurement is one run of `bench loader`.
@@ -198,15 +237,17 @@ type measurement struct {
 	archive string
 	length  time.Duration
 	epochs  int // 0: length counts
+	warm    int // epochs before the clock starts
 	o       imageloader.Options
 	target  target // nil: host memory
 
 	r      loaderResult
+	warmed int // epochs so far
 	first  bool
 	begin  time.Time
 	cpu    time.Duration
 	stats  imageloader.Stats // when the clock started
-	finish time.Duration     // then, too
+	device deviceStats       // then, too
 }
 
 func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
@@ -227,6 +268,11 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 			return err
 		}
 		defer feed.Close()
+	}
+	for ; m.warmed < m.warm; m.warmed++ {
+		if err := m.epoch(ctx, loader, feed); err != nil {
+			return err
+		}
 	}
 	m.begin, m.first = time.Now(), true
 	for !m.over() {
@@ -257,9 +303,14 @@ func (m *measurement) run(ctx context.Context, stderr io.Writer) error {
 	}
 	r.Stats = loader.Stats().Since(m.stats)
 	if feed != nil {
-		r.FinishSeconds = (feed.finishTime() - m.finish).Seconds()
+		now, before := feed.stats(), m.device
+		r.FinishSeconds = (now.finish - before.finish).Seconds()
+		r.BusBytesPerImage = float64(now.bytes-before.bytes) / float64(r.Images)
+		r.DecodedOnDevice, r.DecodedAgain = now.decoded-before.decoded, now.decodedAgain-before.decodedAgain
+		r.DecoderBytes = now.decoderBytes
 	}
 	r.Seconds = elapsed.Seconds()
+	r.HostCores = (after - m.cpu).Seconds() / r.Seconds
 	r.ImagesPerSecond = float64(r.Images) / r.Seconds
 	r.CPUSecondsPer1000 = (after - m.cpu).Seconds() / float64(r.Images) * 1000
 	r.PeakRSSBytes = usage.Maxrss * 1024
@@ -282,9 +333,9 @@ func (m *measurement) over() bool {
 func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, feed feeder) error {
 	count := func(n int) (bool, error) { return m.count(n, loader, feed) }
 	if feed != nil {
-		return feed.epoch(ctx, m.r.Epochs, count)
+		return feed.epoch(ctx, m.warmed+m.r.Epochs, count)
 	}
-	for batch, err := range loader.Epoch(ctx, m.r.Epochs) {
+	for batch, err := range loader.Epoch(ctx, m.warmed+m.r.Epochs) {
 		if err != nil {
 			return err
 		}
@@ -297,12 +348,15 @@ func (m *measurement) epoch(ctx context.Context, loader *imageloader.Loader, fee
 
 // count takes a batch of n images; the first one starts the clock.
 func (m *measurement) count(n int, loader *imageloader.Loader, feed feeder) (more bool, err error) {
+	if m.warmed < m.warm {
+		return true, nil
+	}
 	if m.first {
 		m.first = false
 		m.r.FirstBatchSeconds = time.Since(m.begin).Seconds()
 		m.stats = loader.Stats()
 		if feed != nil {
-			m.finish = feed.finishTime()
+			m.device = feed.stats()
 		}
 		m.cpu, err = cpuTime()
 		m.begin = time.Now()

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/imageloader"
@@ -13,13 +12,17 @@ import (
 	"github.com/torchstream/torchstream/prefetcher"
 )
 
-// pickTarget reads -device of a benchmark.
-func pickTarget(name string) (target, error) {
+// pickTarget reads -device and -decode of a benchmark.
+func pickTarget(name, decode string) (target, error) {
+	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[decode]
+	if !known {
+		return nil, usageError{fmt.Sprintf("-decode %q: want host, auto or device", decode)}
+	}
 	d, err := parseDevice(name)
 	if err != nil {
 		return nil, err
 	}
-	return device{d}, nil
+	return device{d, where}, nil
 }
 
 // parseDevice reads -device.
@@ -45,10 +48,13 @@ func parseDevice(name string) (cuda.Device, error) {
 }
 
 // device is a target that a prefetcher feeds.
-type device struct{ cuda.Device }
+type device struct {
+	cuda.Device
+	decode prefetcher.Decode
+}
 
 func (d device) feed(loader *imageloader.Loader) (feeder, error) {
-	p, err := prefetcher.New(loader, prefetcher.Options{Device: d.Device})
+	p, err := prefetcher.New(loader, prefetcher.Options{Device: d.Device, Decode: d.decode})
 	if err != nil {
 		return nil, err
 	}
@@ -69,4 +75,7 @@ func (p prefetched) epoch(ctx context.Context, epoch int, count func(n int) (mor
 	return nil
 }
 
-func (p prefetched) finishTime() time.Duration { return p.Stats().FinishTime }
+func (p prefetched) stats() deviceStats {
+	s := p.Stats()
+	return deviceStats{s.FinishTime, s.Bytes, s.Decoded, s.DecodedAgain, s.DecoderBytes}
+}

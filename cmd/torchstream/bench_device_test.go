@@ -10,8 +10,10 @@ func TestBenchLoaderOnDevice(t *testing.T) {
 	checkContracts(t, []contractCase{
 		{"-contract train-float -epochs 2", "RandomResizedCrop(16) antialiased + flip, normalised float32 NCHW", "cpu"},
 		{"-contract train -device cpu -epochs 2", "RandomResizedCrop(16) antialiased + flip, uint8", "cpu"},
+		{"-contract train-bfloat16 -epochs 2 -warm 1 -repeat 2 -decode host", "RandomResizedCrop(16) antialiased + flip, normalised bfloat16 channels_last", "cpu"},
+		{"-contract train -device cpu -decode auto -trust-index -epochs 2", "RandomResizedCrop(16) antialiased + flip, uint8", "cpu"},
 	})
-	checkUsage(t, [][]string{{"-device", "tpu"}, {"-device", "cuda:x"}})
+	checkUsage(t, [][]string{{"-device", "tpu"}, {"-device", "cuda:x"}, {"-device", "cpu", "-decode", "gpu"}, {"-decode", "auto"}, {"-warm", "-1"}, {"-repeat", "0"}})
 	if status, _, stderr := command(t, "bench", "loader", "-archive", photos, "-device", "cuda:99"); status != 1 || !strings.Contains(stderr, "no such GPU") {
 		t.Errorf("status %d, %s", status, stderr)
 	}

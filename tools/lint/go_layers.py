@@ -134,6 +134,7 @@ LAYERS = {
         "nn",
         "optim",
         "prefetcher",
+        "tensor",
         "torch",
         "trace",
         "train",
