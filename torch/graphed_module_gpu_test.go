@@ -2,8 +2,10 @@ package torch_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
@@ -217,12 +219,13 @@ func trained(m *torch.GraphedModule, x *torch.Tensor) *torch.Tensor {
 	return out[0]
 }
 
-// A call on another stream does not write the argument of the previous call, which is still to run,
-// into the graph's memory.
+// A call on another stream than the previous one, which has yet to run, comes after it: neither
+// has the other's argument.
 func TestGraphedModuleIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	m, w := product(o)
-	for range 3 {
+	// Two streams may be in one queue of the driver, which orders them without an edge.
+	for _, other := range []cuda.Stream{o.streams[1], o.streams[2]} {
 		o.reset()
 		o.check(errors.Join(o.dst.Fill_(freshValue).Err(), torch.ClearGrads(w), gpu.Synchronize()))
 		o.on(o.streams[0], func() error {
@@ -231,53 +234,90 @@ func TestGraphedModuleIsOrdered(t *testing.T) {
 			}
 			return o.read.CopyFrom(trained(m, o.src.In(o.scope)), torch.CopyOptions{})
 		})
-		o.on(o.streams[1], func() error {
+		var second []float32
+		o.on(other, func() error {
 			scope := torch.NewScope("another stream")
 			defer scope.Close()
-			_, err := m.Forward(o.dst.In(scope))
+			out, err := m.Forward(o.dst.In(scope))
+			if err == nil {
+				second, err = out[0].Float32s()
+			}
 			return err
 		})
 		o.want("the result of the earlier call", 2*staleValue)
+		if second[0] != 2*freshValue || second[orderedElements-1] != 2*freshValue {
+			t.Errorf("the result of the later call: %v and %v, want %v", second[0], second[orderedElements-1], 2*freshValue)
+		}
 		g := w.Grad()
 		wantValues(t, g, staleValue*orderedElements)
 		g.Close()
 	}
 }
 
-// Close frees memory that a stream has still to use. It is not reused before.
+// Close frees the graphs' memory while results are still to be copied out of it, behind the replay
+// and on its stream. A module that is captured next in the same pool, and whose replays come after
+// that replay, does not get this memory before.
 func TestGraphedModuleMayBeClosed(t *testing.T) {
 	o := newOrdering(t)
-	m, _ := product(o)
-	o.reset()
-	o.on(o.streams[0], func() error {
-		if err := o.busy(); err != nil {
-			return err
-		}
-		return errors.Join(o.read.CopyFrom(trained(m, o.src.In(o.scope)), torch.CopyOptions{}), m.Close())
-	})
-	// The module's stream has no work, so one of the next owned streams gets it at once.
-	var others []*torch.Tensor
-	for range 8 {
-		own, err := cuda.NewOwnedStream(gpu, cuda.StreamOptions{})
+	const parts, elements = 128, 1 << 25
+	full := func(value float64, n int64) *torch.Tensor {
+		x, err := torch.Full(gpu, torch.Float32, value, n)
 		o.check(err)
-		defer own.Close()
-		o.on(own.Stream, func() error {
-			for range 3 {
-				x, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
-				if err != nil {
-					return err
-				}
-				others = append(others, o.scope.Own(x))
-			}
+		return o.scope.Own(x)
+	}
+	early, late, w := full(staleValue, elements), full(freshValue, elements), full(1, 1)
+	o.check(w.SetRequiresGrad(true))
+	// The results are copied one after the other, for longer than one kernel needs to write the
+	// memory of all of them.
+	fn := func(in []*torch.Tensor) ([]*torch.Tensor, error) {
+		rows, err := in[0].MulScalar(2).View(parts, elements/parts).Unbind(0)
+		return append([]*torch.Tensor{w.In(in[0].Scope()).MulScalar(2)}, rows...), err
+	}
+	module := func(share *torch.GraphedModule) *torch.GraphedModule {
+		m := torch.NewGraphedModule(fn, []*torch.Tensor{w}, torch.GraphedModuleOptions{Warmup: 1, SharePool: share})
+		t.Cleanup(func() { m.Close() })
+		return m
+	}
+	call := func(m *torch.GraphedModule, x *torch.Tensor, scope *torch.Scope) []*torch.Tensor {
+		out, err := m.Forward(x.In(scope))
+		o.check(err)
+		return out
+	}
+	keeper := module(nil) // of the pool
+	// One of the streams is in another queue of the driver than streams[0].
+	for _, other := range o.streams[1:] {
+		closed, next := module(keeper), module(keeper)
+		scope := torch.NewScope("calls")
+		o.on(o.streams[0], func() error {
+			warm := torch.NewScope("warm up")
+			call(keeper, early, warm)
+			call(closed, early, warm)
+			warm.Close()
+			return gpu.Synchronize()
+		})
+		var out []*torch.Tensor
+		o.on(o.streams[0], func() error {
+			cudatest.Delay(t, o.streams[0], 300*time.Millisecond)
+			out = call(closed, early, scope)[1:]
+			return closed.Close()
+		})
+		o.on(other, func() error {
+			call(next, late, scope)
+			call(next, late, scope)
 			return nil
 		})
-	}
-	o.want("the result", 2*staleValue)
-	for _, x := range others {
-		got, err := x.Float32s()
-		o.check(err)
-		if got[0] != -1 || got[orderedElements-1] != -1 {
-			t.Fatalf("new memory has %v and %v, want -1: the module's copy wrote there", got[0], got[orderedElements-1])
+		if a, b := closed.Stats(), next.Stats(); a.Replays != 1 || b.Replays != 1 {
+			t.Fatalf("no replay: %+v, %+v", a, b)
 		}
+		o.check(gpu.Synchronize())
+		for i, x := range out {
+			got, err := x.Float32s()
+			o.check(err)
+			if slices.Min(got) != 2*staleValue || slices.Max(got) != 2*staleValue {
+				t.Fatalf("result %d: from %v to %v, want %v: another module's replay wrote there", i, slices.Min(got), slices.Max(got), 2*staleValue)
+			}
+		}
+		scope.Close()
+		o.check(next.Close())
 	}
 }

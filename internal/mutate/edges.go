@@ -143,6 +143,8 @@ var edges = []edge{
 		"        C10_CUDA_IGNORE_ERROR(cudaStreamWaitEvent(producer_->stream(), use.event, 0));\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
 	{"the end of foreign memory is recorded", "cshim/src/cuda/foreign.cc",
 		"  C10_CUDA_IGNORE_ERROR(cudaEventRecord(use.event, use.stream.stream()));\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
+	{"RecordStream counts for foreign memory", "cshim/src/cuda/allocator.cc",
+		"  if (Foreign* foreign = Foreign::of(*storage)) return foreign->use(stream);\n", "", "torch", "TestDLPackGivesMemoryBackInOrder", 1},
 	{"an opened shared tensor waits for its owner", "torch/share.go",
 		"	if err := stream.WaitEvent(ready); err != nil {\n		return nil, err\n	}\n", "	_ = stream\n", "torch", "TestSharedGPUTensor", 1},
 
@@ -192,6 +194,10 @@ var edges = []edge{
 		"cuda.WithStream(own.Stream, fn), cuda.Join(caller, own.Stream))", "cuda.WithStream(own.Stream, fn))", "torch", "TestGraphedIsOrdered", 1},
 	{"a Graphed's result is recorded on the caller's stream", "torch/graphed.go",
 		"		if err := t.RecordStream(stream); err != nil {", "		_ = stream\n		if err := error(nil); err != nil {", "torch", "TestGraphedResultsMayBeFreed", 1},
+	{"a GraphedModule's call follows the previous one on another stream", "torch/graphed_module.go",
+		"		err = cuda.Join(now, *last)\n", "", "torch", "TestGraphedModuleIsOrdered", 1},
+	{"a GraphedModule's memory is recorded on its last stream", "torch/graphed_module.go",
+		"{ return t.RecordStream(last) }", "{ return nil }", "torch", "TestGraphedModuleMayBeClosed", 1},
 
 	// ---- Parallel
 	{"Parallel forks", "nn/parallel.go", "	if err := eachCaller(lanes, cuda.Fork); err != nil {", "	if err := error(nil); err != nil {", "nn", "TestParallelForksAndJoins", 1},
