@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
 	"image"
 	"image/draw"
@@ -14,11 +15,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"syscall"
 	"testing"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
+	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
 
@@ -191,4 +194,65 @@ func BenchmarkDCTScaling(b *testing.B) {
 			b.ReportMetric(20*math.Log10(255/math.Sqrt(squares/values)), "dB")
 		})
 	}
+}
+
+// BenchmarkFillPlans is BenchmarkEpoch for images that another decoder decodes: the host's part.
+func BenchmarkFillPlans(b *testing.B) {
+	const batch, slots = 64, 3
+	l, err := Open(benchArchive(b), Options{BatchSize: batch, Transform: Train(224), Shuffle: true, IndexFile: filepath.Join(b.TempDir(), "index")})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	for _, err := range l.Epoch(context.Background(), 0) { // finds the entry points
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	bytes, err := l.PlanBytes()
+	if err != nil {
+		b.Fatal(err)
+	}
+	type slot struct {
+		fields [][]byte
+		plans  decodeplan.Plans
+	}
+	free, lent := make(chan *slot, slots), make(chan *slot, slots)
+	for range slots {
+		free <- &slot{[][]byte{make([]byte, batch*224*224*3), make([]byte, batch*8)}, decodeplan.Plans{Memory: alignedBytes(bytes), Rows: make([]decodeplan.Row, batch)}}
+	}
+	b.ReportAllocs()
+	before, n, used := cpu(b), 0, 0
+	enough := errors.New("enough")
+	b.ResetTimer()
+	for epoch := 1; n < b.N; epoch++ {
+		err := l.FillPlans(context.Background(), epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+			select {
+			case s := <-free:
+				lent <- s
+				return s.fields, &s.plans, nil
+			case <-ctx.Done():
+				return nil, nil, context.Cause(ctx)
+			}
+		}, func(rows int, _ any) error {
+			s := <-lent
+			n += rows
+			used += s.plans.Used
+			free <- s
+			if n >= b.N {
+				return enough
+			}
+			return nil
+		})
+		if err != nil && err != enough {
+			b.Fatal(err)
+		}
+		for len(lent) > 0 {
+			free <- <-lent
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "img/s")
+	b.ReportMetric((cpu(b)-before)/float64(n), "cpu-µs/op")
+	b.ReportMetric(float64(used)/float64(n), "plan-B/op")
 }

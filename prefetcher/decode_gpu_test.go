@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"image"
@@ -171,6 +172,17 @@ func TestGPUDecodeEqualsTheHost(t *testing.T) {
 	}
 }
 
+// compressed returns the compressed bytes of a plan, which are its last part. All else in a plan is
+// trusted: its parts are where the header says.
+func compressed(plan []byte) ([]byte, error) {
+	const scanAt, scanBytes, slack = 276, 284, 16 // offsets in Plan of cshim/src/jpeg/plan.h, and kScanSlack
+	at, n := int(binary.LittleEndian.Uint32(plan[scanAt:])), int(binary.LittleEndian.Uint32(plan[scanBytes:]))
+	if want := (at + n + slack + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align; n == 0 || at < scanBytes || want != len(plan) {
+		return nil, fmt.Errorf("a plan of %d bytes with %d compressed ones at %d: cshim/src/jpeg/plan.h has changed", len(plan), n, at)
+	}
+	return plan[at : at+n], nil
+}
+
 // corruptingSource damages the plan of one row of every batch, another one in each.
 type corruptingSource struct {
 	*imageloader.Loader
@@ -199,8 +211,10 @@ func (s *corruptingSource) FillPlans(ctx context.Context, epoch int, lend func(c
 				continue
 			}
 			s.hits++
-			// The second half of a plan is compressed bytes.
-			data := plans.Memory[p.At+p.Bytes/2 : p.At+p.Bytes]
+			data, err := compressed(plans.Memory[p.At : p.At+p.Bytes])
+			if err != nil {
+				return err
+			}
 			for i := range data {
 				if i%5 == 0 {
 					data[i] = byte(s.rng.Uint32())
