@@ -30,17 +30,32 @@ func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 // contains a process for the host and one process per device, a thread per OS thread and per
 // stream, and an arrow from each CUDA call to the work that the call enqueued.
 func (t *Trace) WriteChrome(w io.Writer) error {
+	named, out := t.chrome(-1)
+	return encodeChrome(w, append(named, out...))
+}
+
+func encodeChrome(w io.Writer, events []chromeEvent) error {
+	return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+// chrome returns the names of the rows, and the events. rank is that of a job, or -1.
+func (t *Trace) chrome(rank int) (named, out []chromeEvent) {
+	prefix, process, id := "", func(device int) int { return device + 1 }, func(correlation int64) int64 { return correlation }
+	if rank >= 0 {
+		prefix = fmt.Sprintf("rank %d ", rank)
+		process = func(device int) int { return rank<<8 + device + 1 }
+		id = func(correlation int64) int64 { return int64(rank)<<40 + correlation }
+	}
 	type row struct {
 		device int
 		lane   int64
 	}
 	rows := map[row]bool{}
 	calls := map[int64]Event{}
-	var out []chromeEvent
 	for _, e := range t.Events {
 		rows[row{e.Device, e.Lane}] = true
 		dur := micro(e.Duration)
-		c := chromeEvent{Phase: "X", Name: e.Name, Category: e.Kind.String(), Process: e.Device + 1, Thread: e.Lane, Time: micro(e.Start), Duration: &dur}
+		c := chromeEvent{Phase: "X", Name: e.Name, Category: e.Kind.String(), Process: process(e.Device), Thread: e.Lane, Time: micro(e.Start), Duration: &dur}
 		if e.OnDevice() {
 			c.Args = map[string]any{"stream": e.Lane}
 			if e.Bytes > 0 {
@@ -58,12 +73,11 @@ func (t *Trace) WriteChrome(w io.Writer) error {
 	for _, e := range t.Events {
 		if call, ok := calls[e.Correlation]; ok && e.OnDevice() {
 			out = append(out,
-				chromeEvent{Phase: "s", Name: "enqueues", Category: "flow", Process: call.Device + 1, Thread: call.Lane, Time: micro(call.Start), ID: e.Correlation},
-				chromeEvent{Phase: "f", Name: "enqueues", Category: "flow", Process: e.Device + 1, Thread: e.Lane, Time: micro(e.Start), ID: e.Correlation, Binding: "e"})
+				chromeEvent{Phase: "s", Name: "enqueues", Category: "flow", Process: process(call.Device), Thread: call.Lane, Time: micro(call.Start), ID: id(e.Correlation)},
+				chromeEvent{Phase: "f", Name: "enqueues", Category: "flow", Process: process(e.Device), Thread: e.Lane, Time: micro(e.Start), ID: id(e.Correlation), Binding: "e"})
 		}
 	}
 	processes := map[int]bool{}
-	var named []chromeEvent
 	for r := range rows {
 		if !processes[r.device] {
 			processes[r.device] = true
@@ -71,16 +85,16 @@ func (t *Trace) WriteChrome(w io.Writer) error {
 			if r.device != Host {
 				name = fmt.Sprintf("cuda:%d", r.device)
 			}
-			named = append(named, chromeEvent{Phase: "M", Name: "process_name", Process: r.device + 1, Args: map[string]any{"name": name}})
+			named = append(named, chromeEvent{Phase: "M", Name: "process_name", Process: process(r.device), Args: map[string]any{"name": prefix + name}})
 		}
 		name := fmt.Sprintf("thread %d", r.lane)
 		if r.device != Host {
 			name = t.name(Stream{r.device, r.lane})
 		}
-		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: r.device + 1, Thread: r.lane, Args: map[string]any{"name": name}})
+		named = append(named, chromeEvent{Phase: "M", Name: "thread_name", Process: process(r.device), Thread: r.lane, Args: map[string]any{"name": name}})
 	}
 	slices.SortFunc(named, cmpEvents)
-	return json.NewEncoder(w).Encode(map[string]any{"displayTimeUnit": "ms", "traceEvents": append(named, out...)})
+	return named, out
 }
 
 func cmpEvents(a, b chromeEvent) int {

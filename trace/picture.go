@@ -50,6 +50,7 @@ const (
 	classOperator
 	classHidden
 	classExposed
+	classLate
 	classes
 )
 
@@ -77,6 +78,8 @@ func (c class) style() (name string, fill, text color.RGBA) {
 		return "operator", picture.RGB(0xdde3ea), ink
 	case classHidden:
 		return "copying, hidden under compute", picture.RGB(0x3a9d5d), white
+	case classLate:
+		return "waiting for the last rank", picture.RGB(0xd64545), white
 	default:
 		return "copying, nothing computes", picture.RGB(0xd64545), white
 	}
@@ -110,6 +113,8 @@ func classOf(e Event) class {
 		return classHidden
 	case exposed:
 		return classExposed
+	case late:
+		return classLate
 	}
 	return classOperator
 }
@@ -143,23 +148,30 @@ func (p *painter) at(t time.Duration) float64 {
 
 // draw lays out the picture.
 func (t *Trace) draw(o PictureOptions) picture.Picture {
+	part := t.cut(o.From, o.To)
+	s := part.Summary()
+	from, to := o.From, o.To
+	if from == 0 && to == 0 {
+		from, to = part.window(s)
+	}
+	p := newPainter(o, from, to)
+	y := p.header(margin, o.Title, s)
+	y = p.legend(y, part)
+	return p.finish(p.body(y, part, s))
+}
+
+// newPainter begins a picture of the time from from to to.
+func newPainter(o PictureOptions, from, to time.Duration) *painter {
 	width := float64(o.Width)
 	if o.Width <= 0 {
 		width = 1200
 	}
 	width = max(width, 480)
-	part := t.cut(o.From, o.To)
-	s := part.Summary()
-	p := &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: o.From, to: o.To, left: margin + gutter, wide: width - 2*margin - gutter}
-	if p.from == 0 && p.to == 0 {
-		p.from, p.to = part.window(s)
-	}
-	if p.to <= p.from {
-		p.to = p.from + 1
-	}
-	y := p.header(margin, o.Title, s)
-	y = p.legend(y, part)
-	y = p.body(y, part, s)
+	return &painter{Picture: picture.Picture{Width: width, Measure: measure}, from: from, to: max(to, from+1), left: margin + gutter, wide: width - 2*margin - gutter}
+}
+
+// finish ends the picture at a height, and puts its background behind it.
+func (p *painter) finish(y float64) picture.Picture {
 	p.Height = math.Ceil(y + margin/2)
 	back := picture.Shape{Rect: &picture.Rectangle{W: p.Width, H: p.Height, Fill: white}}
 	p.Shapes = slices.Insert(p.Shapes, 0, back)
@@ -273,8 +285,11 @@ type row struct {
 }
 
 func (p *painter) body(y float64, t *Trace, s Summary) float64 {
-	rows := deviceRows(t, s)
-	rows = append(rows, hostRows(t)...)
+	return p.rows(y, append(deviceRows(t, s), hostRows(t)...))
+}
+
+// rows draws the rows below a ruler.
+func (p *painter) rows(y float64, rows []row) float64 {
 	top := y + 18
 	bottom := top
 	for _, r := range rows {
@@ -480,10 +495,12 @@ func deviceRows(t *Trace, s Summary) []row {
 	return rows
 }
 
-// Kinds of the strip below a device's streams, which the picture draws as events.
+// Kinds of the strips below a device's streams and a rank's rows, which the picture draws as
+// events.
 const (
 	hidden Kind = -1 - iota
 	exposed
+	late
 )
 
 // hostRows returns the rows of the threads that made the most calls, or, without calls, ran the

@@ -9,6 +9,7 @@ import (
 	"math"
 	"sync"
 
+	"github.com/torchstream/torchstream/internal/picture"
 	"golang.org/x/image/font"
 	"golang.org/x/image/font/gofont/gobold"
 	"golang.org/x/image/font/gofont/goregular"
@@ -22,8 +23,9 @@ import (
 const scale = 2
 
 // WritePNG draws the same picture as [Trace.WriteSVG].
-func (t *Trace) WritePNG(w io.Writer, o PictureOptions) error {
-	p := t.draw(o)
+func (t *Trace) WritePNG(w io.Writer, o PictureOptions) error { return writePNG(w, t.draw(o)) }
+
+func writePNG(w io.Writer, p picture.Picture) error {
 	canvas := image.NewRGBA(image.Rect(0, 0, int(math.Ceil(p.Width*scale)), int(math.Ceil(p.Height*scale))))
 	draw.Draw(canvas, canvas.Bounds(), image.White, image.Point{}, draw.Src)
 	faces := map[[2]float64]font.Face{}

@@ -164,6 +164,8 @@ func (k Kind) String() string {
 		return "operator"
 	case Range:
 		return "range"
+	case late:
+		return "wait"
 	}
 	return fmt.Sprintf("kind %d", int(k))
 }

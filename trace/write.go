@@ -13,7 +13,16 @@ import (
 // WriteFile writes a picture or a file for Perfetto, depending on the extension of the name: .svg,
 // .png or .json. WriteFile ignores the options for .json. It replaces an empty file or a file of
 // the same format. It leaves any other file unchanged and returns an error.
-func (t *Trace) WriteFile(name string, o PictureOptions) (err error) {
+func (t *Trace) WriteFile(name string, o PictureOptions) (err error) { return writeFile(name, t, o) }
+
+// writer writes a recording in each form.
+type writer interface {
+	WriteSVG(w io.Writer, o PictureOptions) error
+	WritePNG(w io.Writer, o PictureOptions) error
+	WriteChrome(w io.Writer) error
+}
+
+func writeFile(name string, t writer, o PictureOptions) (err error) {
 	var write func(io.Writer) error
 	switch strings.ToLower(filepath.Ext(name)) {
 	case ".svg":

@@ -20,6 +20,8 @@
 //	examples/launch/loop.sh 2 ./11-distributed -cpu -checkpoint last.pt -every 10
 //
 // SIGTERM at any process makes all of them write the checkpoint and leave.
+//
+// With -timeline it draws some steps of all processes on one clock, and names a straggler.
 package main
 
 import (
@@ -42,17 +44,18 @@ import (
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/prefetcher"
 	"github.com/torchstream/torchstream/torch"
+	"github.com/torchstream/torchstream/trace"
 	"github.com/torchstream/torchstream/train"
 )
 
 type options struct {
-	archive, arch, save, checkpoint string
-	size, batch, epochs, every      int
-	rate                            float64
-	bfloat16                        bool
-	seed                            uint64
-	dist                            dist.Options
-	onStep                          func(step) error // of a test
+	archive, arch, save, checkpoint, timeline string
+	size, batch, epochs, every                int
+	rate                                      float64
+	bfloat16                                  bool
+	seed                                      uint64
+	dist                                      dist.Options
+	onStep                                    func(step) error // of a test
 }
 
 // step is what a rank has trained on.
@@ -75,6 +78,7 @@ func main() {
 	flag.StringVar(&o.arch, "arch", "", "one of torchstream's models, such as resnet50 (default: a small network)")
 	flag.StringVar(&o.save, "save", "", "write the weights to this `file`, on rank 0")
 	flag.StringVar(&o.checkpoint, "checkpoint", "", "go on from this `file` if it exists, and write it: after each epoch, -every so many steps, and at SIGTERM")
+	flag.StringVar(&o.timeline, "timeline", "", "draw the steps 4 to 8 of all ranks to this .svg, .png or .json `file`")
 	flag.IntVar(&o.every, "every", 0, "steps between checkpoints (default: an epoch)")
 	flag.IntVar(&o.size, "size", 32, "pixels per side of an image")
 	flag.IntVar(&o.batch, "batch", 24, "images in a batch, of all ranks together")
@@ -238,6 +242,7 @@ type trainer struct {
 	state    train.Checkpoint
 	saving   *train.Saving // the checkpoint that is being written; nil for none
 	first    int           // epoch
+	rec      *trace.Recorder
 }
 
 // begin goes on from the checkpoint, if there is one.
@@ -351,10 +356,44 @@ func (t *trainer) afterwards(steps int) error {
 	if leave {
 		return errors.Join(errTerminated, t.save(), t.written())
 	}
+	if t.timeline != "" {
+		if err := t.record(steps); err != nil {
+			return err
+		}
+	}
 	if t.every > 0 && steps%t.every == 0 {
 		return t.save()
 	}
 	return nil
+}
+
+// record records some steps on every rank, and draws them on rank 0.
+func (t *trainer) record(steps int) (err error) {
+	switch steps {
+	case 3:
+		if t.rec == nil {
+			t.rec, err = trace.Start(trace.Options{})
+		}
+		return err
+	case 8:
+	default:
+		return nil
+	}
+	tr, err := t.rec.Stop()
+	if err != nil {
+		return err
+	}
+	offset, _, err := dist.ClockOffset(t.world)
+	if err != nil {
+		return err
+	}
+	tr.Begin = tr.Begin.Add(offset) // rank 0's clock
+	all, err := dist.AllGatherObject(t.world, tr)
+	if err == nil && t.world.Rank() == 0 {
+		err = trace.Ranks(all).WriteFile(t.timeline, trace.PictureOptions{})
+	}
+	t.timeline = "" // once
+	return err
 }
 
 // compare requires that all ranks have the same weights.

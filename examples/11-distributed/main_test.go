@@ -42,6 +42,7 @@ func alone() *dist.Environment { return &dist.Environment{Launcher: "none", Size
 func TestOneProcess(t *testing.T) {
 	o := small()
 	o.save = filepath.Join(t.TempDir(), "net.safetensors")
+	o.timeline = filepath.Join(t.TempDir(), "ranks.svg")
 	o.dist.Environment = alone()
 	var out bytes.Buffer
 	r, err := run(t.Context(), o, &out)
@@ -51,8 +52,10 @@ func TestOneProcess(t *testing.T) {
 	if len(r.losses) != 3 || r.losses[2] >= r.losses[0] || !strings.Contains(out.String(), "1 ranks, rank 0 on cpu") {
 		t.Errorf("losses %v\n%s", r.losses, out.String())
 	}
-	if _, err := os.Stat(o.save); err != nil {
-		t.Error(err)
+	for _, name := range []string{o.save, o.timeline} {
+		if _, err := os.Stat(name); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -209,6 +209,7 @@ LAYERS = {
         "optim",
         "prefetcher",
         "torch",
+        "trace",
         "train",
     ],
 }
