@@ -382,8 +382,9 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 		victim.Process.Kill()
 		<-victim.Ended()
 	}
+	// A rank that dies while it closes the group may have done its part.
 	for rank, p := range all {
-		if failed && f.Kind != "cut" && strings.Contains(p.Text(), "learned: ") && rank != f.Rank {
+		if failed && f.Call < 3*killSteps && f.Kind != "cut" && strings.Contains(p.Text(), "learned: ") && rank != f.Rank {
 			t.Errorf("rank %d has learned, and others have failed:\n%s", rank, p.Text())
 		}
 	}

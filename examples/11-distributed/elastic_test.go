@@ -221,8 +221,8 @@ func requireEnd(t *testing.T, ranks []*rank) {
 }
 
 // requireEqual compares a training that was interrupted with one that was not: the same samples at
-// each place, each once an epoch, and losses within the rounding of other orders of reduction. Where
-// as many ranks had a batch, each had the same pixels.
+// each place, each once an epoch, and losses within the rounding of other orders of reduction.
+// Where as many ranks had a batch, each had the same pixels.
 func requireEqual(t *testing.T, got, want history, rounding float64) {
 	t.Helper()
 	if len(want.names) != 2*globalBatches {
