@@ -317,6 +317,21 @@ func TestMissingRankIsNamed(t *testing.T) {
 	requireSuccess(t, all)
 }
 
+// Without rank 0 there is no store: the others say so in time.
+func TestMissingRankZeroIsNamed(t *testing.T) {
+	o := quick
+	o.CPU, o.Timeout = true, time.Second
+	o.Environment = &Environment{Launcher: "test", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Address: "127.0.0.1", Port: freePort(t)}
+	begun := time.Now()
+	_, err := Init(t.Context(), o)
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("Init took %v", took)
+	}
+	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "rank 0 did not serve it within 1s") {
+		t.Error(err)
+	}
+}
+
 func TestDebugNamesBothLines(t *testing.T) {
 	o := quick
 	o.Debug = true

@@ -177,7 +177,14 @@ type meeting struct {
 
 // connect joins store and hub, and waits until all ranks have.
 func (j *job) connect(ctx context.Context) error {
-	store, err := await(ctx, j, func() (*capi.Store, error) {
+	server := "rank 0"
+	if j.env.AgentStore {
+		server = "the launcher"
+	}
+	// LibTorch tries again after its own timeout.
+	inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("%s did not serve it within %v: %w", server, j.o.Timeout, ErrTimeout))
+	defer stop()
+	store, err := await(inTime, j, func() (*capi.Store, error) {
 		if j.env.Address == "" {
 			return capi.LocalStore(j.o.Timeout)
 		}
@@ -202,7 +209,9 @@ func (j *job) connect(ctx context.Context) error {
 		}
 	} else {
 		var text []byte
-		text, err = await(ctx, j, func() ([]byte, error) { return capi.GetStore(store, controlKey) }, func([]byte) {})
+		inTime, stop := context.WithTimeoutCause(ctx, j.o.Timeout, fmt.Errorf("rank 0 did not announce itself within %v: %w", j.o.Timeout, ErrTimeout))
+		defer stop()
+		text, err = await(inTime, j, func() ([]byte, error) { return capi.GetStore(store, controlKey) }, func([]byte) {})
 		if err == nil {
 			err = json.Unmarshal(text, &meet)
 		}
