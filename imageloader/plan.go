@@ -28,7 +28,7 @@ func (l *Loader) PlanBytes() (int, error) {
 		return 0, errors.New("imageloader: a GPU decodes by the entry points of an index, and Options.NoIndex is set")
 	}
 	// A plan has the crop's share of the file, a few kilobytes of tables, and the entry points.
-	const typical, tables, minimum, maximum = 128 << 10, 8 << 10, 1 << 20, 512 << 20
+	const typical, tables, minimum, maximum = 128 << 10, 8 << 10, 1 << 20, 256 << 20
 	mean := int64(typical)
 	if x := l.index.Load(); x != nil && x.Len() > 0 {
 		mean = meanSize(x)

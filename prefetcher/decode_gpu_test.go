@@ -406,3 +406,86 @@ func TestGPUDecodeFlagsOfAnAbandonedBatch(t *testing.T) {
 		}
 	}
 }
+
+// TestGPUDecodeOnTwoGPUs: two prefetchers of one process decode at the same time, each on its GPU,
+// and both get the host's batches.
+func TestGPUDecodeOnTwoGPUs(t *testing.T) {
+	gpus := cudatest.RequireGPUs(t, 2)
+	path := decodeArchive(t, 150)
+	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}
+	host := newFeed(t, newLoader(t, path, o), Options{})
+	want := make([][][]float32, 4)
+	for epoch := range want {
+		want[epoch], _ = epochValues(t, host, epoch)
+	}
+	closeFeed(t, host)
+	var all sync.WaitGroup
+	for _, gpu := range gpus[:2] {
+		device := newFeed(t, newLoader(t, path, o), Options{Device: gpu, Decode: Device})
+		all.Go(func() {
+			for epoch := range want {
+				batch := 0
+				for b, err := range device.Epoch(t.Context(), epoch) {
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					v, err := b.Images.ToDType(torch.Float32).Float32s()
+					if err != nil || batch >= len(want[epoch]) || !slices.Equal(v, want[epoch][batch]) {
+						t.Errorf("%v: batch %d of epoch %d is another one (%v)", gpu, batch, epoch, err)
+						return
+					}
+					batch++
+				}
+			}
+			if st := device.Stats(); st.Decoded < 3*100 || st.DecodedAgain != 0 {
+				t.Errorf("%v: %+v", gpu, st)
+			}
+		})
+		defer closeFeed(t, device)
+	}
+	all.Wait()
+}
+
+// TestGPUDecodeBesideCaptures: a loop captures and replays graphs while its prefetcher decodes.
+func TestGPUDecodeBesideCaptures(t *testing.T) {
+	cudatest.RequireGPUs(t, 1)
+	path := decodeArchive(t, 150)
+	o := imageloader.Options{Transform: imageloader.Train(64), BadSamples: imageloader.Skip}
+	host, device := newFeed(t, newLoader(t, path, o), Options{}), newFeed(t, newLoader(t, path, o), Options{Decode: Device})
+	count, err := torch.Zeros(0, torch.Float32, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer count.Close()
+	captures := 0
+	for epoch := range 4 {
+		want, _ := epochValues(t, host, epoch)
+		for b, err := range device.Epoch(t.Context(), epoch) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			graph, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return count.NoGrad().AddScalar_(1).Err() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			captures++
+			v, err := b.Images.Float32s()
+			if err != nil || !slices.Equal(v, want[b.Index]) {
+				t.Errorf("batch %d of epoch %d is another one (%v)", b.Index, epoch, err)
+			}
+			if err := graph.Replay(cuda.DefaultStream(0)); err != nil {
+				t.Error(err)
+			}
+			graph.Close()
+		}
+	}
+	if v, err := count.Float32s(); err != nil || v[0] != float32(captures) {
+		t.Errorf("%v after %d replays (%v)", v, captures, err)
+	}
+	if st := device.Stats(); st.Decoded < 3*100 || st.DecodedAgain != 0 {
+		t.Errorf("%+v", st)
+	}
+	closeFeed(t, host)
+	closeFeed(t, device)
+}
