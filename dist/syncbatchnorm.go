@@ -3,6 +3,7 @@ package dist
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
@@ -34,7 +35,7 @@ import (
 // All ranks together need more than one value per channel: the CPU refuses less, and a GPU, whose
 // host does not know the numbers of other ranks, makes NaN. Nothing waits for a GPU, and a whole
 // step can be captured in a graph; a BatchNorm inside of an nn.Graphed is refused. Gradients of
-// gradients are not possible through the collective.
+// gradients (CreateGraph) are an error.
 func ConvertSyncBatchNorm(g *Group, m nn.Module) error {
 	norms, graphed := batchNorms(m)
 	if graphed {
@@ -365,6 +366,9 @@ func perChannel(x, values *torch.Tensor) *torch.Tensor {
 // weight and bias are those of this rank, which DataParallel averages.
 func (s *syncBatchNorm) backward(c *torch.FunctionContext, gradients []*torch.Tensor) ([]*torch.Tensor, error) {
 	saved := c.SavedTensors()
+	if slices.ContainsFunc(saved, (*torch.Tensor).RequiresGrad) {
+		return nil, fmt.Errorf("a SyncBatchNorm has no gradients of gradients (CreateGraph): %w", cuda.ErrInvalidArgument)
+	}
 	x, mean, invstd, counts := saved[0], saved[1], saved[2], saved[3]
 	var weight *torch.Tensor
 	if s.weight {

@@ -305,3 +305,25 @@ func TestSyncBatchNormNeedsTwoValues(t *testing.T) {
 		}
 	}
 }
+
+// The collective of a backward pass is not recorded, so gradients of gradients would be wrong.
+func TestSyncBatchNormRefusesGradientsOfGradients(t *testing.T) {
+	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
+		norm := nn.NewBatchNorm1d(3, nn.BatchNorm1dOptions{})
+		if err := ConvertSyncBatchNorm(g, norm); err != nil {
+			return err
+		}
+		scope := torch.NewScope("batch")
+		defer scope.Close()
+		x := scope.Own(full(cuda.CPU, torch.Float32, float64(g.Rank()), 2, 3))
+		if err := x.SetRequiresGrad(true); err != nil {
+			return err
+		}
+		_, err := torch.Grad([]*torch.Tensor{norm.Forward(x).Square().Sum()}, []*torch.Tensor{x}, torch.GradOptions{CreateGraph: true})
+		return err
+	}) {
+		if !errors.Is(err, cuda.ErrInvalidArgument) || !strings.Contains(err.Error(), "no gradients of gradients") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package dist
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -70,6 +71,8 @@ const alignment = 16
 
 // NewZeroRedundancyOptimizer returns the optimizer that build makes, with its state divided. Each
 // rank calls it with the same parameters, which are on the group's device, and with the same build.
+// An error of one rank is one of all, and leaves the parameters as they were.
+//
 // build gets this rank's part of each parameter, in their order: shard[i] has elements of
 // params[i], as a row, or none. It returns an optimizer of all of them, in any groups: choose a
 // group by params[i].
@@ -83,15 +86,7 @@ func NewZeroRedundancyOptimizer(g *Group, params []*torch.Tensor, build func(sha
 	z := &ZeroRedundancyOptimizer{g: g}
 	err := z.agree(params)
 	if err == nil {
-		if err = z.construct(build); err != nil {
-			g.job.member.Abort(fmt.Sprintf("NewZeroRedundancyOptimizer at %s failed: %v", caller(), err))
-		}
-	}
-	if err == nil {
-		err = z.gatherParameters("NewZeroRedundancyOptimizer")
-	}
-	if err == nil {
-		err = z.synchronize()
+		err = z.construct(build)
 	}
 	if err != nil {
 		z.Close()
@@ -147,42 +142,62 @@ func dense(shape, strides []int64) bool {
 	return true
 }
 
-// construct moves the parameters to flat memory and makes the optimizer of this rank's part.
+// construct makes the optimizer of this rank's part, and moves the parameters to flat memory when
+// all ranks have theirs.
 func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
-	if build == nil {
-		return fmt.Errorf("build is nil: %w", cuda.ErrInvalidArgument)
-	}
-	z.layOut()
 	scope := torch.NewScope("parameters on their way")
 	defer scope.Close()
-	views, err := z.fill(scope)
-	if err != nil {
+	z.layOut()
+	views, failure := z.fill(scope)
+	if failure == nil {
+		failure = z.build(build)
+	}
+	mine := modelText{}
+	if failure != nil {
+		mine.Err = failure.Error()
+	}
+	if err := mine.agree(z.g); err != nil || failure != nil {
+		return cmp.Or(failure, err)
+	}
+	for i := range z.parts {
+		p := &z.parts[i]
+		err := p.param.SetData(views[i])
+		if err == nil {
+			p.address, err = p.param.Pointer()
+		}
+		if err != nil {
+			z.g.job.member.Abort(fmt.Sprintf("NewZeroRedundancyOptimizer at %s failed: %v", caller(), err))
+			return err
+		}
+	}
+	if err := z.gatherParameters("NewZeroRedundancyOptimizer"); err != nil {
 		return err
+	}
+	return z.synchronize()
+}
+
+// build makes the optimizer of this rank's part.
+func (z *ZeroRedundancyOptimizer) build(build func([]*torch.Tensor) (optim.Optimizer, error)) error {
+	if build == nil {
+		return fmt.Errorf("build is nil: %w", cuda.ErrInvalidArgument)
 	}
 	shard := make([]*torch.Tensor, len(z.parts))
 	for i := range z.parts {
 		shard[i] = z.parts[i].piece
 	}
 	inner, err := build(shard)
+	if err != nil {
+		return err
+	}
+	if inner == nil {
+		return fmt.Errorf("build returned no optimizer: %w", cuda.ErrInvalidArgument)
+	}
 	z.inner = inner
 	switch inner.(type) {
 	case *optim.LAMB, *optim.Muon:
-		err = errors.Join(err, fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument))
-	case nil:
-		if err == nil {
-			err = fmt.Errorf("build returned no optimizer: %w", cuda.ErrInvalidArgument)
-		}
+		return fmt.Errorf("%T computes with whole parameters, of which a rank has a part: use an optimizer of single elements, such as AdamW: %w", inner, cuda.ErrInvalidArgument)
 	}
-	if err == nil {
-		err = z.index()
-	}
-	for i := 0; i < len(z.parts) && err == nil; i++ {
-		p := &z.parts[i]
-		if err = p.param.SetData(views[i]); err == nil {
-			p.address, err = p.param.Pointer()
-		}
-	}
-	return err
+	return z.index()
 }
 
 // index finds the optimizer's parameters among the parts.
@@ -275,6 +290,9 @@ func (z *ZeroRedundancyOptimizer) synchronize() error {
 // gatherParameters makes all parameters those of the ranks that update them.
 func (z *ZeroRedundancyOptimizer) gatherParameters(name string) error {
 	for _, f := range z.flats {
+		if f.share == 0 {
+			continue
+		}
 		c, err := z.g.begin(name, "", f.mine, f.all)
 		if err != nil {
 			return err

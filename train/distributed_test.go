@@ -43,7 +43,7 @@ func TestJobProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	switch way {
-	case "train":
+	case "train", dividedWay:
 		trainRank(t, world)
 	case "errors":
 		checkpointErrors(t, world)
@@ -104,7 +104,7 @@ func dropoutJob(t *testing.T, world *dist.Group) *train.Checkpoint {
 		t.Fatal(err)
 	}
 	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewReLU(), nn.NewDropout(0.5), nn.NewLinear(8, 3, nn.LinearOptions{}))
-	opt, err := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
+	opt, err := jobOptimizer(world, nn.Parameters(net))
 	if err != nil {
 		t.Fatal(err)
 	}

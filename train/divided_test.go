@@ -1,0 +1,68 @@
+package train_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/optim"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// dividedWay is the way of ranks whose optimizers divide their state.
+const dividedWay = "train with divided state"
+
+// jobOptimizer returns the optimizer of a rank, or of a process alone.
+func jobOptimizer(world *dist.Group, params []*torch.Tensor) (optim.Optimizer, error) {
+	build := func(params []*torch.Tensor) (optim.Optimizer, error) {
+		return optim.NewAdamW(params, optim.AdamWOptions{LR: 0.01})
+	}
+	if world == nil || os.Getenv(jobWay) != dividedWay {
+		return build(params)
+	}
+	return dist.NewZeroRedundancyOptimizer(world, params, build)
+}
+
+// A job whose ranks have parts of the optimizer's state writes the file of one process. It goes on
+// to the bits of a job that does not end, and other numbers of ranks and a process alone read it.
+func TestCheckpointOfDividedState(t *testing.T) {
+	dir := t.TempDir()
+	whole, part := filepath.Join(dir, "whole.pt"), filepath.Join(dir, "part.pt")
+	want := startJob(t, 2, dividedWay, whole, 6)
+	startJob(t, 2, dividedWay, part, 4)
+	kept, err := os.ReadFile(part)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for rank, got := range startJob(t, 2, dividedWay, part, 6) {
+		if g, w := line(t, got, "first"), strings.Replace(line(t, want[rank], "first"), "first 0", "first 4", 1); g != w {
+			t.Errorf("rank %d: %q, want %q", rank, g, w)
+		}
+	}
+	for _, j := range []struct {
+		size int
+		way  string
+	}{{3, dividedWay}, {2, "train"}} {
+		if err := os.WriteFile(part, kept, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		for _, got := range startJob(t, j.size, j.way, part, 5) {
+			if !strings.HasPrefix(line(t, got, "first"), "first 4 ") {
+				t.Errorf("%d ranks, %s: %s", j.size, j.way, got)
+			}
+		}
+	}
+	if err := os.WriteFile(part, kept, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c := dropoutJob(t, nil)
+	if err := c.Load(part); err != nil || c.Metadata["step"] != "4" {
+		t.Fatalf("%v, %v", c.Metadata, err)
+	}
+	state, err := c.Optimizer.State()
+	if err != nil || len(state.Tensors) != 3*4 {
+		t.Errorf("%d tensors of state, %v", len(state.Tensors), err)
+	}
+}
