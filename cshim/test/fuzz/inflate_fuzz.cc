@@ -1,7 +1,8 @@
-// libFuzzer: deflate streams. Compares our inflater with zlib's, in steps that follow from a hash
-// of the input, from the beginning and from every checkpoint.
+// libFuzzer: deflate streams. Compares our inflaters with zlib's, that of the host in steps that
+// follow from a hash of the input, from the beginning and from every checkpoint.
 #include <zlib.h>
 
+#include "../deflate/team.h"
 #include "base/error.h"
 #include "deflate/inflate.h"
 #include "fuzz.h"
@@ -63,6 +64,31 @@ bool inflated(Inflater* inflater, const uint8_t* data, size_t size, size_t in, s
   return whole;
 }
 
+// Compares the team's inflater with zlib's bytes, and with itself where there is nothing else to
+// compare with: from any bit, with the first bytes as a packed window.
+void compare_team(const Bytes& stream, const Bytes& want, bool whole, uint32_t hash) {
+  const auto bytes = static_cast<uint32_t>(want.size());
+  const uint32_t skip = hash / 8 % (bytes + 1);
+  const auto got = team::inflate<team::Loop>(stream, 0, {}, skip, bytes - skip);
+  // A longer stream may have too many blocks.
+  constexpr size_t kFewBlocks = 1280;
+  demand(!got.failed || stream.size() > kFewBlocks);
+  if (!got.failed) {
+    demand(std::equal(want.begin(), want.end(), got.room.begin() + kWindow));
+    demand(got.checksum == crc32(0, want.data() + skip, bytes - skip));
+  }
+  if (whole) demand(team::inflate<team::Loop>(stream, 0, {}, 0, bytes + 1).failed);
+
+  const auto middle = stream.begin() + static_cast<ptrdiff_t>(hash / 64 % (stream.size() + 1));
+  const Bytes window(stream.begin(), middle);
+  const Bytes rest(middle, stream.end());
+  const uint32_t some = hash / 128 % 5000;
+  const auto one = team::inflate<team::Loop>(rest, hash % 8, window, some, 700);
+  const auto other = team::inflate<team::Reverse>(rest, hash % 8, window, some, 700);
+  demand(one.failed == other.failed && one.checksum == other.checksum);
+  demand(one.failed || one.room == other.room);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -81,6 +107,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool ok = inflate(&z, Z_FINISH) == Z_STREAM_END;
   want.resize(z.total_out);
   inflateEnd(&z);
+  compare_team({data, data + size}, want, ok, hash);
 
   Inflater inflater(hash % 2 == 0 ? 64 : 0,
                     hash % 4 < 2 ? Instructions::kBaseline : best_instructions());
