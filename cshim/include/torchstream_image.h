@@ -270,17 +270,17 @@ TS_API ts_error* ts_image_decode_with_entries(ts_image_decoder* decoder, const u
                                               uint64_t* proof);
 
 /* Plans what ts_image_decode_with_entries would decode, for ts_gpu_decoder_run of torchstream.h:
- * writes the plan, with the compressed bytes that the geometry needs, to `buffer`, which is aligned
- * to 16 bytes. The plan is meant for this process and this version of the library.
- *
+ * writes the plan, with the compressed bytes that it needs, to `buffer`, aligned to 16 bytes, for
+ * this process and version of the library. With both entries.data and proof NULL the GPU finds the
+ * entries in the scan, all of which is in the plan; it flags damage, of which the host is judge.
  * planned: the plan's bytes, a multiple of 16. More than the capacity: the plan did not fit, and
  * the buffer's content is undefined. 0: only the host decodes this image, geometry or entries. That
- * is so without entries that are proven (`proof` as in ts_image_decode_with_entries, which verifies
- * entries; this call does not), for entries that are too far apart, with dct_scaling where it would
- * scale, for CMYK, for unusual Huffman tables, and for a crop whose decoding takes more than 256 MiB
- * of scratch memory (ts_gpu_decoder_new).
- *
- * Damage that libjpeg-turbo meets in the file's header is TS_ERROR_DECODE. */
+ * is so for entries that are not proven (`proof` as in ts_image_decode_with_entries, which verifies
+ * entries; this call does not), or that are too far apart; with dct_scaling where it would scale,
+ * for CMYK, for unusual Huffman tables, and for a crop whose decoding takes more than 256 MiB of
+ * scratch memory (ts_gpu_decoder_new). TS_ERROR_DECODE is damage that libjpeg-turbo meets in the
+ * file's header, and, without entries, a file that is cut off or has wrong segments or markers.
+ */
 TS_API ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data,
                                         size_t bytes, const ts_image_geometry* geometry,
                                         ts_image_entries entries, uint64_t* proof, uint8_t* buffer,

@@ -59,7 +59,8 @@ func MakeEntries(d *Decoder, data []byte, spacing int, buffer []byte) (n int, pr
 // buffer and returns its size n in bytes. The buffer is aligned to 16 bytes. n is 0 if only the
 // host decodes the image. n is more than len(buffer) if the plan did not fit; then the buffer's
 // content is undefined. proof is as in DecodeEntries, but PlanSegments makes no comparison: n is 0
-// while the token is 0.
+// while the token is 0. With entries and proof nil, the GPU finds the entry points in the whole
+// scan; an image that is cut off, or has wrong segments, is then an error with CodeDecode.
 func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, buffer []byte) (n int, err error) {
 	c := geometry(g)
 	var planned C.size_t

@@ -166,6 +166,8 @@ using namespace kernels;
 
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream) {
   switch (stage) {
+    case Stage::kSync:
+      return launch_sync(work, stream);
     case Stage::kEntropy:
       entropy<<<dim3(blocks_of(work.segments, kSegmentThreads), work.images), kSegmentThreads, 0,
                 stream>>>(work);

@@ -61,6 +61,7 @@ void widen(const Plan& plan, Work* work) {
   const auto count = [](const jpeg::Axis& a, int32_t b) {
     return static_cast<uint32_t>(a.size) * static_cast<uint32_t>(b);
   };
+  work->subsequences = std::max(work->subsequences, plan.subsequences);
   work->segments = std::max(work->segments, plan.segments);
   work->blocks = std::max(work->blocks, plan.total_blocks);
   work->pixels = std::max(work->pixels, static_cast<uint32_t>(plan.x.source_size) *
@@ -117,6 +118,7 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
       place.pixels = place.samples + needs.samples;
       place.columns = place.pixels + needs.pixels;
       place.weights = place.columns + needs.columns;
+      place.sync = place.weights + needs.weights;
       place.result = images[i].result;
       coefficient += needs.coefficients;
       other += needs.total() - needs.coefficients;
@@ -151,7 +153,7 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
       zeroed = places[end].coefficients + ts::jpeg::scratch_of(plan).coefficients;
     }
     work.places = static_cast<const Place*>(staging.const_data_ptr()) + first;
-    work.staging = static_cast<const uint8_t*>(staging.const_data_ptr());
+    work.staging = static_cast<uint8_t*>(staging.mutable_data_ptr());
     work.scratch = static_cast<uint8_t*>(scratch.mutable_data_ptr());
     work.results = results;
     work.failed = flag + first;

@@ -9,23 +9,27 @@
 
 namespace ts::decode {
 
-// The stages of a batch, in their order. Each is one kernel, and the coefficients are zeroed first.
-enum class Stage { kEntropy, kTransform, kPixels, kWeights, kColumns, kResults };
-constexpr int kStages = 6;
+// The stages of a batch, in their order. Each is one kernel but the first, which is launch_sync.
+// The coefficients are zeroed first.
+enum class Stage { kSync, kEntropy, kTransform, kPixels, kWeights, kColumns, kResults };
+constexpr int kStages = 7;
 
 // Images that are decoded at once. Pointers are to the device's memory.
 struct Work {
   const jpeg::Place* places;  // one an image
-  const uint8_t* staging;
+  uint8_t* staging;           // the plans; kSync writes entries into those of whole scans
   uint8_t* scratch;
   uint8_t* results;
   int32_t* failed;  // one an image: set to 1 if the host must decode it
   uint32_t images;
   // The maximum of all images.
-  uint32_t segments, blocks, pixels, columns, outputs;
+  uint32_t subsequences, segments, blocks, pixels, columns, outputs;
 };
 
 // Enqueues a stage on the stream of the current device.
 cudaError_t launch(Stage stage, const Work& work, cudaStream_t stream);
+
+// Enqueues the search for the entries of the plans of whole scans, if there are any.
+cudaError_t launch_sync(const Work& work, cudaStream_t stream);
 
 }  // namespace ts::decode

@@ -337,8 +337,12 @@ ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data,
     ts::image::check_crop(known, info.width, info.height);
     size_t size = 0;
     if (info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1) {
-      const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
-      size = decoder->jpeg.plan(data, bytes, info, known, in, buffer, capacity);
+      if (entries.data == nullptr && proof == nullptr) {
+        size = decoder->jpeg.plan_scan(data, bytes, info, known, buffer, capacity);
+      } else {
+        const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
+        size = decoder->jpeg.plan(data, bytes, info, known, in, buffer, capacity);
+      }
     }
     *planned = size;
   });

@@ -109,9 +109,9 @@ struct Plan {
 // The device memory that an image needs while it is decoded, in bytes. Each part is a multiple of
 // kScratchAlign.
 struct Scratch {
-  uint64_t coefficients, samples, pixels, columns, weights;
+  uint64_t coefficients, samples, pixels, columns, weights, sync;
   TS_HOST_DEVICE uint64_t total() const {
-    return coefficients + samples + pixels + columns + weights;
+    return coefficients + samples + pixels + columns + weights + sync;
   }
 };
 
@@ -136,6 +136,16 @@ TS_HOST_DEVICE uint64_t weights_bytes(const Axis& axis) {
                          size * static_cast<uint64_t>(axis.pitch) * sizeof(int16_t));
 }
 
+// The search for entries in a whole scan (jpeg/sync.h): the subsequences of one block of threads,
+// and the bytes for each subsequence and each block.
+constexpr uint32_t kSyncThreads = 128;
+constexpr uint64_t kSubsequenceScratch = 56;
+constexpr uint64_t kSyncBlockScratch = 16;
+
+TS_HOST_DEVICE uint32_t sync_blocks(const Plan& plan) {
+  return (plan.subsequences + kSyncThreads - 1) / kSyncThreads;
+}
+
 TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   const auto width = static_cast<uint64_t>(plan.x.source_size);
   const auto height = static_cast<uint64_t>(plan.y.source_size);
@@ -145,13 +155,15 @@ TS_HOST_DEVICE Scratch scratch_of(const Plan& plan) {
   scratch.pixels = aligned_scratch(width * height * 4);
   scratch.columns = aligned_scratch(static_cast<uint64_t>(plan.x.size) * height * 4);
   scratch.weights = weights_bytes(plan.x) + weights_bytes(plan.y);
+  scratch.sync = aligned_scratch(plan.subsequences * kSubsequenceScratch +
+                                 sync_blocks(plan) * kSyncBlockScratch);
   return scratch;
 }
 
 // Where an image's plan, scratch memory and result are, as byte offsets.
 struct Place {
-  uint64_t plan;                                             // in the staging memory
-  uint64_t coefficients, samples, pixels, columns, weights;  // in the scratch memory
+  uint64_t plan;                                                   // in the staging memory
+  uint64_t coefficients, samples, pixels, columns, weights, sync;  // in the scratch memory
   uint64_t result;  // in the batch: rows of x.size * 3 bytes
 };
 

@@ -53,10 +53,32 @@ TS_HOST_DEVICE SyncSum joined(const SyncSum& a, const SyncSum& b) {
   return sum;
 }
 
-// The threads of a device block synchronise this many subsequences that follow each other, and the
-// blocks' last states synchronise the blocks, in this many launches.
-constexpr uint32_t kSyncThreads = 128;
+// A block of threads synchronises kSyncThreads subsequences that follow each other in one launch.
+// The blocks' last states synchronise the blocks, in this many launches: the first decodes, the
+// second mends the beginnings of blocks, and for nearly all images changes no block's last state.
 constexpr uint32_t kSyncLaunches = 4;
+
+// The memory of an image's search. Of each subsequence: the states in which it begins and ends, its
+// sum, and that of all before it. Of each block of threads: its last state after the latest launch,
+// and after the launch before, in turns.
+struct SyncMemory {
+  SyncState *starts, *ends, *borders;
+  SyncSum *sums, *before;
+};
+
+static_assert(2 * sizeof(SyncState) + 2 * sizeof(SyncSum) == kSubsequenceScratch &&
+                  2 * sizeof(SyncState) == kSyncBlockScratch,
+              "jpeg/plan.h has the sizes");
+
+TS_HOST_DEVICE SyncMemory sync_memory(const Plan& plan, uint8_t* scratch) {
+  SyncMemory memory;
+  memory.starts = reinterpret_cast<SyncState*>(scratch);
+  memory.ends = memory.starts + plan.subsequences;
+  memory.borders = memory.ends + plan.subsequences;
+  memory.sums = reinterpret_cast<SyncSum*>(memory.borders + 2 * sync_blocks(plan));
+  memory.before = memory.sums + plan.subsequences;
+  return memory;
+}
 
 // Returns the bit at which the states of subsequence `index` end.
 TS_HOST_DEVICE uint32_t end_of_subsequence(const Plan& plan, uint32_t index) {

@@ -17,8 +17,8 @@ struct Job {
   ts_image_geometry geometry;
 };
 
-// Returns a file, its entries, a geometry and the host's pixels.
-Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind) {
+// Returns a file, its entries (or none), a geometry and the host's pixels.
+Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind, bool entries = true) {
   Job job;
   int width, height;
   draw_size(random, &width, &height);
@@ -27,13 +27,15 @@ Job draw_job(Random& random, ts_image_decoder* host, const Kind& kind) {
     height = uniform(random, 200, 400);
   }
   job.file = usual(random, kind, width, height);
-  job.blob.resize(1 << 20);
-  ts_image_entries_made made = {};
-  const int spacings[] = {1, 2, 3, 5, 8, 16, 60};
-  EXPECT_OK(ts_image_make_entries(host, job.file.data(), job.file.size(),
-                                  {job.blob.data(), job.blob.size(), spacings[random() % 7]},
-                                  &made));
-  job.blob.resize(made.bytes);
+  if (entries) {
+    job.blob.resize(1 << 20);
+    ts_image_entries_made made = {};
+    const int spacings[] = {1, 2, 3, 5, 8, 16, 60};
+    EXPECT_OK(ts_image_make_entries(host, job.file.data(), job.file.size(),
+                                    {job.blob.data(), job.blob.size(), spacings[random() % 7]},
+                                    &made));
+    job.blob.resize(made.bytes);
+  }
   job.geometry = draw_geometry(random, width, height, 250);
   Image image;
   const Outcome outcome = decode(host, job.file, job.geometry, &image);
@@ -155,6 +157,79 @@ TEST(DecodeGpu, DamagedSegmentsDisturbNoNeighbour) {
       uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
       const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
       for (int changes = uniform(random, 1, 60); changes > 0; --changes) {
+        uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
+        byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
+      }
+    }
+    std::vector<int32_t> failed;
+    const Bytes results = run(decoder.get(), staged, &failed);
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      if (i % 2 == 0) {
+        flagged += failed[i];
+        continue;
+      }
+      ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i;
+      const auto* got = results.data() + staged.images[i].result;
+      ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+          << "batch " << batch << ", image " << i;
+    }
+  }
+  EXPECT_GT(flagged, 20 * kBatch / 4);
+}
+
+// Plans without entries, beside plans with entries.
+TEST(DecodeGpu, WholeScansEqualTheHostsDecoder) {
+  NEEDS_GPUS(1);
+  Random random(84);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 96;
+  for (const size_t scratch : {size_t{512} << 20, size_t{8} << 20}) {
+    const GpuDecoder decoder = new_gpu_decoder(kBatch, 48 << 20, scratch);
+    ASSERT_NE(decoder, nullptr);
+    for (int batch = 0; batch < 12 * rounds(); ++batch) {
+      Staged staged(48 << 20, kBatch);
+      std::vector<Job> jobs;
+      for (int64_t i = 0; i < kBatch; ++i) {
+        Job job = draw_job(random, host.get(), kKinds[random() % 8], random() % 4 == 0);
+        ASSERT_TRUE(staged.add(host.get(), job));
+        jobs.push_back(std::move(job));
+      }
+      std::vector<int32_t> failed;
+      const Bytes results = run(decoder.get(), staged, &failed);
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        ASSERT_EQ(failed[i], 0) << "batch " << batch << ", image " << i << ", "
+                                << jobs[i].file.size() << " bytes, entries " << jobs[i].blob.size();
+        const auto* got = results.data() + staged.images[i].result;
+        ASSERT_EQ(std::memcmp(got, jobs[i].expected.data(), jobs[i].expected.size()), 0)
+            << "batch " << batch << ", image " << i << ", entries " << jobs[i].blob.size();
+      }
+    }
+  }
+}
+
+// Any bytes in the place of some scans: the images beside them are right, and nothing faults.
+TEST(DecodeGpu, DamagedScansDisturbNoNeighbour) {
+  NEEDS_GPUS(1);
+  Random random(85);
+  const Decoder host = new_decoder();
+  constexpr int64_t kBatch = 64;
+  const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, size_t{256} << 20);
+  ASSERT_NE(decoder, nullptr);
+  int64_t flagged = 0;
+  for (int batch = 0; batch < 20 * rounds(); ++batch) {
+    Staged staged(32 << 20, kBatch);
+    std::vector<Job> jobs;
+    for (int64_t i = 0; i < kBatch; ++i) {
+      Job job = draw_job(random, host.get(), kKinds[random() % 8], false);
+      ASSERT_TRUE(staged.add(host.get(), job));
+      jobs.push_back(std::move(job));
+    }
+    for (size_t i = 0; i < jobs.size(); i += 2) {
+      uint8_t* const plan = staged.memory.data() + staged.images[i].plan;
+      const auto& header = *reinterpret_cast<const ts::jpeg::Plan*>(plan);
+      const bool noise = random() % 4 == 0;  // nothing synchronises
+      for (int changes = noise ? static_cast<int>(header.scan_bytes) : uniform(random, 1, 60);
+           changes > 0; --changes) {
         uint8_t& byte = plan[header.scan_at + random() % header.scan_bytes];
         byte = random() % 4 == 0 ? 0xFF : static_cast<uint8_t>(random());
       }

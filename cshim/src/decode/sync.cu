@@ -1,0 +1,165 @@
+// The search for the entries of whole scans: jpeg/sync.h has its arithmetic.
+#include "decode/launch.h"
+#include "jpeg/stages.h"
+#include "jpeg/sync.h"
+
+namespace ts::decode {
+
+// Named, as the kernels of decode.cu.
+namespace kernels {
+
+using jpeg::Plan;
+using jpeg::SyncMemory;
+using jpeg::SyncState;
+using jpeg::SyncSum;
+
+// Every kernel has a grid of (blocks of the largest image, images), as those of decode.cu.
+constexpr uint32_t kThreads = jpeg::kSyncThreads;
+constexpr uint32_t kSumThreads = 256;
+
+__device__ const uint8_t* plan_of_block(const Work& work) {
+  return work.staging + work.places[blockIdx.y].plan;
+}
+
+__device__ SyncMemory sync_of_block(const Work& work, const Plan& plan) {
+  return jpeg::sync_memory(plan, work.scratch + work.places[blockIdx.y].sync);
+}
+
+// Copies the plan and builds its tables in shared memory. All threads of the block call it.
+__device__ void load_plan(const uint8_t* base, Plan* plan, jpeg::HuffmanTables* tables) {
+  static_assert(sizeof(Plan) % sizeof(uint32_t) == 0, "a plan is copied by words");
+  for (uint32_t i = threadIdx.x; i < sizeof(Plan) / sizeof(uint32_t); i += kThreads) {
+    reinterpret_cast<uint32_t*>(plan)[i] = reinterpret_cast<const uint32_t*>(base)[i];
+  }
+  __syncthreads();
+  jpeg::build_tables_1(*plan, base, tables, threadIdx.x, kThreads);
+  __syncthreads();
+  jpeg::build_tables_2(*plan, base, tables, threadIdx.x, kThreads);
+  __syncthreads();
+}
+
+// One thread a subsequence. In each round a thread decodes its subsequence if the state in which it
+// begins has changed, and hands its last state to the thread behind it. After n rounds the states
+// of the first n threads no longer change, so there are no more rounds than threads, and one.
+__global__ void __launch_bounds__(kThreads) synchronise(Work work, uint32_t launch) {
+  __shared__ Plan plan;
+  __shared__ jpeg::HuffmanTables tables;
+  __shared__ SyncState last[kThreads];
+  const uint8_t* const base = plan_of_block(work);
+  const uint32_t first = blockIdx.x * kThreads;
+  if (first >= jpeg::plan_at(base).subsequences) return;
+  const SyncMemory memory = sync_of_block(work, jpeg::plan_at(base));
+  const uint32_t blocks = jpeg::sync_blocks(jpeg::plan_at(base));
+  const SyncState* const before = memory.borders + (launch + 1) % 2 * blocks;
+  SyncState* const after = memory.borders + launch % 2 * blocks;
+  if (launch != 0 && (first == 0 || before[blockIdx.x - 1] == memory.starts[first])) {
+    // The block has begun with the right state.
+    if (threadIdx.x == 0) after[blockIdx.x] = before[blockIdx.x];
+    return;
+  }
+  load_plan(base, &plan, &tables);
+  const uint32_t index = first + threadIdx.x;
+  const bool real = index < plan.subsequences;
+  SyncState start = {};
+  SyncState end = {};
+  SyncSum sum = {};
+  bool changed = false;
+  if (real && launch == 0) {
+    start = jpeg::first_state(plan, base, index);
+    changed = true;
+  } else if (real) {
+    start = memory.starts[index];
+    end = memory.ends[index];
+    sum = memory.sums[index];
+    if (threadIdx.x == 0) {
+      start = before[blockIdx.x - 1];
+      changed = true;
+    }
+  }
+  do {
+    if (changed) {
+      end = start;
+      sum = jpeg::pass_subsequence(plan, base, tables, jpeg::end_of_subsequence(plan, index), &end);
+    }
+    last[threadIdx.x] = end;
+    __syncthreads();
+    changed = false;
+    if (real && threadIdx.x != 0) {
+      const SyncState now = last[threadIdx.x - 1];
+      changed = !(now == start);
+      start = now;
+    }
+  } while (__syncthreads_or(changed) != 0);
+  if (!real) return;
+  memory.starts[index] = start;
+  memory.ends[index] = end;
+  memory.sums[index] = sum;
+  if (threadIdx.x == kThreads - 1 || index + 1 == plan.subsequences) after[blockIdx.x] = end;
+}
+
+// One block an image: the sums of all subsequences before each. The image fails if a state is not
+// the one in which the subsequence before ends, or if blocks are missing.
+__global__ void __launch_bounds__(kSumThreads) sums(Work work) {
+  __shared__ SyncSum parts[kSumThreads];
+  const Plan& plan = jpeg::plan_at(plan_of_block(work));
+  if (plan.subsequences == 0) return;
+  const SyncMemory memory = sync_of_block(work, plan);
+  const uint32_t each = (plan.subsequences + kSumThreads - 1) / kSumThreads;
+  const uint32_t begin = jpeg::smaller(threadIdx.x * each, plan.subsequences);
+  const uint32_t end = jpeg::smaller(begin + each, plan.subsequences);
+  SyncSum sum = {};
+  bool good = true;
+  for (uint32_t i = begin; i < end; ++i) {
+    sum = jpeg::joined(sum, memory.sums[i]);
+    good = good && (i == 0 || memory.starts[i] == memory.ends[i - 1]);
+  }
+  parts[threadIdx.x] = sum;
+  __syncthreads();
+  for (uint32_t step = 1; step < kSumThreads; step *= 2) {
+    if (threadIdx.x >= step) sum = jpeg::joined(parts[threadIdx.x - step], sum);
+    __syncthreads();
+    parts[threadIdx.x] = sum;
+    __syncthreads();
+  }
+  if (threadIdx.x == kSumThreads - 1) good = good && sum.blocks >= plan.mcus * plan.blocks;
+  sum = threadIdx.x == 0 ? SyncSum{} : parts[threadIdx.x - 1];
+  for (uint32_t i = begin; i < end; ++i) {
+    memory.before[i] = sum;
+    sum = jpeg::joined(sum, memory.sums[i]);
+  }
+  if (!good) work.failed[blockIdx.y] = 1;
+}
+
+// One thread a subsequence, as in synchronise.
+__global__ void __launch_bounds__(kThreads) entries(Work work) {
+  __shared__ Plan plan;
+  __shared__ jpeg::HuffmanTables tables;
+  const uint8_t* const base = plan_of_block(work);
+  const uint32_t first = blockIdx.x * kThreads;
+  if (first >= jpeg::plan_at(base).subsequences) return;
+  load_plan(base, &plan, &tables);
+  const uint32_t index = first + threadIdx.x;
+  if (index >= plan.subsequences) return;
+  const SyncMemory memory = sync_of_block(work, plan);
+  uint8_t* const to = work.staging + work.places[blockIdx.y].plan + plan.entries_at;
+  if (!jpeg::write_entries(plan, base, tables, jpeg::end_of_subsequence(plan, index),
+                           memory.starts[index], memory.before[index], memory.ends[index], to)) {
+    work.failed[blockIdx.y] = 1;
+  }
+}
+
+}  // namespace kernels
+
+cudaError_t launch_sync(const Work& work, cudaStream_t stream) {
+  using namespace kernels;
+  if (work.subsequences == 0) return cudaSuccess;
+  const dim3 grid((work.subsequences + kThreads - 1) / kThreads, work.images);
+  for (uint32_t launch = 0; launch < jpeg::kSyncLaunches; ++launch) {
+    synchronise<<<grid, kThreads, 0, stream>>>(work, launch);
+  }
+  sums<<<dim3(1, work.images), kSumThreads, 0, stream>>>(work);
+  entries<<<grid, kThreads, 0, stream>>>(work);
+  return cudaGetLastError();
+}
+
+}  // namespace ts::decode
