@@ -142,11 +142,16 @@ TS_HOST_DEVICE SyncState state_of(const BitReader& reader, const Cursor& at) {
   return {position_of(reader), static_cast<uint16_t>(at.block << 6 | at.coefficient), 0};
 }
 
+// The maximum number of bytes 0xFF before a restart marker's number. The host decodes an image with
+// more: every thread that begins among them would look at all.
+constexpr uint32_t kMaxFill = 64;
+
 // Passes from the end of the data to behind the restart marker there. Returns false if there is
 // none.
 TS_HOST_DEVICE bool pass_marker(const Plan& plan, const uint8_t* base, BitReader* reader) {
   uint32_t byte = reader->next;
-  while (byte < reader->end && reader->data[byte] == 0xFF) ++byte;
+  const uint32_t end = smaller(reader->end, reader->next + kMaxFill);
+  while (byte < end && reader->data[byte] == 0xFF) ++byte;
   if (plan.restart_interval == 0 || byte == reader->next || byte >= reader->end ||
       (reader->data[byte] & 0xF8) != 0xD0) {
     return false;

@@ -234,6 +234,21 @@ TEST(Plan, CFunctionPlansAndChecksItsArguments) {
   device.finish();
   EXPECT_EQ(device.result, expected.pixels);
 
+  // Without entries and proof the plan has the whole scan.
+  const auto scan = [&](const Bytes& from, uint8_t* to, size_t capacity) {
+    return Outcome(ts_image_plan_segments(decoder.get(), from.data(), from.size(), &g, {nullptr, 0},
+                                          nullptr, to, capacity, &planned));
+  };
+  ASSERT_EQ(scan(file, nullptr, 0).code, TS_ERROR_NONE);
+  ASSERT_GT(planned, needed);
+  ASSERT_LE(planned, memory.size() * sizeof memory[0]);
+  ASSERT_EQ(scan(file, buffer, planned).code, TS_ERROR_NONE);
+  emulate::Device searching(Bytes(buffer, buffer + planned));
+  ASSERT_TRUE(searching.synchronise(128, 4) && searching.entropy());
+  searching.finish();
+  EXPECT_EQ(searching.result, expected.pixels);
+  EXPECT_EQ(scan(Bytes(file.begin(), file.end() - 50), buffer, needed).code, TS_ERROR_DECODE);
+
   proof = 0;  // not verified yet
   ASSERT_EQ(plan(buffer, needed, &proof, &planned).code, TS_ERROR_NONE);
   EXPECT_EQ(planned, 0u);

@@ -185,6 +185,26 @@ TEST(Sync, VerdictsAreTheHosts) {
   EXPECT_GT(refused, 100);
 }
 
+TEST(Sync, ManyFillBytesAreTheHosts) {
+  Random random(96);
+  JpegDecoder decoder(1 << 24);
+  JpegOptions options;
+  options.restart_interval = 3;
+  const Bytes file = encode_jpeg(picture(random, 200, 150), options);
+  size_t marker = 0;
+  for (size_t i = 0; i + 1 < file.size(); ++i) {
+    if (file[i] == 0xFF && file[i + 1] == 0xD0 + 5) marker = i;
+  }
+  ASSERT_GT(marker, 0u);
+  for (const auto& [fill, good] : {std::pair<size_t, bool>{60, true}, {64, false}, {5000, false}}) {
+    Bytes filled = file;
+    filled.insert(filled.begin() + static_cast<std::ptrdiff_t>(marker), fill, 0xFF);
+    ASSERT_GT(make_blob(&decoder, filled, kSpacing).bytes.size(), 0u);
+    emulate::Device device(plan_of(&decoder, filled, crop(0, 0, 200, 150)));
+    EXPECT_EQ(device.synchronise(128, 4), good) << fill;
+  }
+}
+
 TEST(Sync, WhatOnlyTheHostDecodesHasNoPlan) {
   Random random(95);
   JpegDecoder decoder(1 << 24);
