@@ -103,9 +103,8 @@ func (c *Checkpoint) collect() (file map[string]any, all []rankState, free func(
 		named[n.Name] = n.Tensor
 	}
 	file[generatorsKey] = named
-	if err == nil {
-		err = c.fill(file)
-	}
+	// Whatever failed, all ranks ask the optimizer, whose State may be a collective.
+	err = errors.Join(err, c.fill(file))
 	if c.World != nil {
 		all, err = c.gather(states, err)
 	}
@@ -114,9 +113,6 @@ func (c *Checkpoint) collect() (file map[string]any, all []rankState, free func(
 
 // fill adds what the fields name to the value of the file.
 func (c *Checkpoint) fill(file map[string]any) error {
-	if c.Model != nil {
-		file[stateKey] = nn.State(c.Model)
-	}
 	if c.Optimizer != nil {
 		state, err := c.Optimizer.State()
 		if err != nil {
@@ -125,6 +121,9 @@ func (c *Checkpoint) fill(file map[string]any) error {
 		if file[optimizerKey], err = state.PyTorch(); err != nil {
 			return err
 		}
+	}
+	if c.Model != nil {
+		file[stateKey] = nn.State(c.Model)
 	}
 	if c.Scheduler != nil {
 		file[schedulerKey] = map[string]any{countKey: c.Scheduler.Count()}
