@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -29,16 +30,23 @@ import (
 
 var (
 	kills    = flag.Int("kills", 7, "how many faults TestKills makes")
-	killSeed = flag.Uint64("kill-seed", 0, "seed of the faults of TestKills; 0 draws one")
+	gpuKills = flag.Int("gpu-kills", 4, "how many faults TestGPUKills makes")
+	killSeed = flag.Uint64("kill-seed", 0, "seed of the faults of TestKills and TestGPUKills; 0 draws one")
 )
 
-// Times of the jobs of TestKills, and what a busy machine adds to them.
-const (
-	killTimeout = 8 * time.Second
-	killSilence = 3 * time.Second
-	killSlack   = 8 * time.Second
-	killSteps   = 12
-)
+// killSteps is the number of steps of the trainings of TestKills.
+const killSteps = 12
+
+// killSlack is what a busy machine adds to the times of the jobs of TestKills.
+const killSlack = 8 * time.Second
+
+// killOptions are the options of the jobs of TestKills. A GPU takes longer to connect.
+func killOptions(gpu bool) dist.Options {
+	if gpu {
+		return dist.Options{Timeout: 40 * time.Second, Silence: 5 * time.Second}
+	}
+	return dist.Options{CPU: true, Timeout: 8 * time.Second, Silence: 3 * time.Second}
+}
 
 // faults are what happens to a rank.
 var faults = map[string]func(world *dist.Group){
@@ -108,6 +116,7 @@ type fault struct {
 	Kind       string
 	Rank, Call int
 	Work       int
+	GPU        bool // the job is one of GPUs
 }
 
 const (
@@ -141,7 +150,7 @@ func trainingWithAFault(ctx context.Context) error {
 		}
 		call++
 	}
-	weights, err := trainFrom(ctx, os.Getenv(pathVariable), at)
+	weights, err := trainFrom(ctx, os.Getenv(pathVariable), killOptions(f.GPU), at)
 	if err != nil {
 		fmt.Println("failed:", err)
 		return nil
@@ -152,9 +161,9 @@ func trainingWithAFault(ctx context.Context) error {
 }
 
 // trainFrom trains to killSteps. It calls at before each call that other ranks take part in.
-func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (weights []float64, err error) {
+func trainFrom(ctx context.Context, path string, o dist.Options, at func(world *dist.Group)) (weights []float64, err error) {
 	at(nil)
-	world, err := dist.Init(ctx, dist.Options{CPU: true, Timeout: killTimeout, Silence: killSilence})
+	world, err := dist.Init(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +175,7 @@ func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (we
 		return nil, err
 	}
 	net := nn.NewSequential(nn.NewLinear(6, 8, nn.LinearOptions{}), nn.NewTanh(), nn.NewLinear(8, 3, nn.LinearOptions{}))
-	if err := nn.ToDType(net, torch.Float64); err != nil {
+	if err := errors.Join(nn.ToDType(net, torch.Float64), nn.To(net, world.Device())); err != nil {
 		return nil, err
 	}
 	opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.01, Momentum: 0.9})
@@ -176,7 +185,7 @@ func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (we
 	if err := torch.ManualSeed(uint64(6 + world.Rank())); err != nil {
 		return nil, err
 	}
-	c := train.Checkpoint{Model: net, Optimizer: opt, Device: cuda.CPU, World: world}
+	c := train.Checkpoint{Model: net, Optimizer: opt, Device: world.Device(), World: world}
 	at(world)
 	if err := c.Load(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -190,7 +199,7 @@ func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (we
 	first, _ := strconv.Atoi(c.Metadata["step"])
 	var saving *train.Saving
 	for step := first; step < killSteps; step++ {
-		x, err := torch.Randn(cuda.CPU, torch.Float64, 4, 6)
+		x, err := torch.Randn(world.Device(), torch.Float64, 4, 6)
 		if err != nil {
 			return nil, err
 		}
@@ -222,7 +231,7 @@ func trainFrom(ctx context.Context, path string, at func(world *dist.Group)) (we
 		}
 	}
 	for _, n := range nn.State(net) {
-		values, err := n.Tensor.NoGrad().Float64s()
+		values, err := n.Tensor.NoGrad().To(cuda.CPU).Float64s()
 		if err != nil {
 			return nil, err
 		}
@@ -243,7 +252,7 @@ func exchange(world *dist.Group, step int) error {
 		}
 		return err
 	case 2:
-		x, err := torch.Zeros(cuda.CPU, torch.Float32, 1<<16)
+		x, err := torch.Zeros(world.Device(), torch.Float32, 1<<16)
 		if err != nil {
 			return err
 		}
@@ -262,21 +271,31 @@ func exchange(world *dist.Group, step int) error {
 // error that names a rank, and the job that is started again computes what it would have computed.
 // A fault that does no harm, such as a straggler that is not too late, changes nothing.
 func TestKills(t *testing.T) {
+	makeFaults(t, *kills, 3, fault{Rank: -1}, "kill", "stop", "cut", "disk", "straggle", "stuck", "kill")
+}
+
+func TestGPUKills(t *testing.T) {
+	cudatest.RequireGPUs(t, 2)
+	makeFaults(t, *gpuKills, 2, fault{Rank: -1, GPU: true}, "kill", "stop", "disk", "cut")
+}
+
+// makeFaults makes faults of the kinds in turn, in jobs of two ranks up to the largest size.
+func makeFaults(t *testing.T, count, largest int, none fault, kinds ...string) {
+	t.Helper()
 	seed := *killSeed
 	if seed == 0 {
 		seed = rand.Uint64()
 	}
 	random := rand.New(rand.NewPCG(seed, 0))
 	want := map[int][]float64{}
-	for size := 2; size <= 3; size++ {
-		all := launchTraining(t, size, filepath.Join(t.TempDir(), "whole.pt"), fault{Rank: -1})
+	for size := 2; size <= largest; size++ {
+		all := launchTraining(t, size, filepath.Join(t.TempDir(), "whole.pt"), none)
 		want[size] = learned(t, all)
 	}
-	kinds := []string{"kill", "stop", "cut", "disk", "straggle", "stuck", "kill"}
 	ended := map[string]int{}
-	for n := range *kills {
-		size := 2 + random.IntN(2)
-		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12)}
+	for n := range count {
+		size := 2 + random.IntN(largest-1)
+		f := fault{Kind: kinds[n%len(kinds)], Rank: random.IntN(size), Call: random.IntN(3*killSteps+5) - 1, Work: random.IntN(1 << 12), GPU: none.GPU}
 		if f.Kind == "disk" {
 			f.Rank = 0 // writes the checkpoint
 		}
@@ -289,7 +308,7 @@ func TestKills(t *testing.T) {
 			if kill(t, size, path, f) {
 				ended[f.Kind]++
 			}
-			requireWeights(t, size, learned(t, launchTraining(t, size, path, fault{Rank: -1})), want[size])
+			requireWeights(t, size, learned(t, launchTraining(t, size, path, none)), want[size])
 			if left, _ := filepath.Glob(path + ".tmp*"); len(left) > 0 {
 				t.Errorf("files are left: %v", left)
 			}
@@ -297,7 +316,7 @@ func TestKills(t *testing.T) {
 			break
 		}
 	}
-	t.Logf("seed %d: of %d faults these ended the job: %v", seed, *kills, ended)
+	t.Logf("seed %d: of %d faults these ended the job: %v", seed, count, ended)
 }
 
 func launchTraining(t *testing.T, size int, path string, f fault) []*dist.Process {
@@ -348,7 +367,8 @@ func kill(t *testing.T, size int, path string, f fault) bool {
 	victim := all[f.Rank]
 	victim.Await(faultSays, time.Minute) // or its end
 	begun := time.Now()
-	limit := time.NewTimer(killTimeout + killSilence + killSlack)
+	o := killOptions(f.GPU)
+	limit := time.NewTimer(o.Timeout + o.Silence + killSlack)
 	defer limit.Stop()
 	failed := false
 	for rank, p := range all {
