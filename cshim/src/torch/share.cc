@@ -73,7 +73,7 @@ class Mapping {
 };
 
 struct Mappings {
-  std::mutex mutex;  // also held while one ends, since CUDA refuses to open it again before
+  std::mutex mutex;  // also held while a mapping ends
   std::map<Handle, std::weak_ptr<Mapping>> all;
 };
 
@@ -82,7 +82,29 @@ Mappings& mappings() {
   return *all;
 }
 
-std::shared_ptr<Mapping> open_mapping(c10::DeviceIndex device, const uint8_t* bytes) {
+// A use of a mapping, which ends with this object, under the lock of the table: CUDA refuses to
+// open memory again before it is closed.
+class MappingUse {
+ public:
+  explicit MappingUse(std::shared_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
+  ~MappingUse() { end(); }
+  MappingUse(MappingUse&&) noexcept = default;
+  MappingUse& operator=(MappingUse&&) = delete;
+
+  const Mapping& operator*() const noexcept { return *mapping_; }
+  const Mapping* operator->() const noexcept { return mapping_.get(); }
+
+  void end() noexcept {
+    if (mapping_ == nullptr) return;
+    const std::lock_guard<std::mutex> lock(mappings().mutex);
+    mapping_.reset();
+  }
+
+ private:
+  std::shared_ptr<Mapping> mapping_;
+};
+
+MappingUse open_mapping(c10::DeviceIndex device, const uint8_t* bytes) {
   Handle handle{};
   std::copy_n(bytes, handle.size(), handle.begin());
   Mappings& open = mappings();
@@ -93,21 +115,14 @@ std::shared_ptr<Mapping> open_mapping(c10::DeviceIndex device, const uint8_t* by
   auto& entry = open.all[handle];
   auto found = entry.lock();
   if (found == nullptr) entry = found = std::make_shared<Mapping>(device, handle);
-  return found;
-}
-
-void close_mapping(std::shared_ptr<Mapping>& mapping) {
-  const std::lock_guard<std::mutex> lock(mappings().mutex);
-  mapping.reset();
+  return MappingUse(std::move(found));
 }
 
 // Memory of a GPU that another process owns.
 class DeviceMemory final : public Foreign {
  public:
-  DeviceMemory(std::shared_ptr<Mapping> mapping, c10::DeviceIndex device, const uint8_t* data,
-               size_t bytes)
+  DeviceMemory(MappingUse mapping, c10::DeviceIndex device, const uint8_t* data, size_t bytes)
       : mapping_(std::move(mapping)), device_(device), data_(data), bytes_(bytes) {}
-  ~DeviceMemory() override { close_mapping(mapping_); }
   void own(int lock) noexcept { lock_ = lock; }
 
  private:
@@ -117,12 +132,12 @@ class DeviceMemory final : public Foreign {
     log_unmapped(device_, data_, bytes_);
     {
       const auto turn = wait_for_no_capture();  // unmapping may wait for the device
-      close_mapping(mapping_);
+      mapping_.end();
     }
     if (lock_ >= 0) close(lock_);
   }
 
-  std::shared_ptr<Mapping> mapping_;
+  MappingUse mapping_;
   const c10::DeviceIndex device_;
   const uint8_t* const data_;
   const size_t bytes_;
