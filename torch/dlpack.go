@@ -14,6 +14,10 @@ type DLPackOptions struct {
 	// Stream is where the other library works on a GPU's memory; cuda.ExternalStream makes one of a
 	// cudaStream_t. The zero value, as any default stream, is the default stream of the tensor's
 	// GPU. It has no meaning for memory of the host.
+	//
+	// The other library must not destroy its stream before the struct's deleter is called, which
+	// may be later than the Close of an imported tensor, nor before the end of an exported tensor
+	// and all that shares its memory: the memory goes back in order with the stream.
 	Stream cuda.Stream
 	// NoOrder leaves the order to the program: no stream waits for another. The specification's
 	// stream -1.
@@ -68,7 +72,9 @@ func refuseLent(c *capi.Tensor) error {
 // Work that is queued on the current stream from now on starts after the work so far of o.Stream.
 // When the tensor and everything that shares its memory have gone, o.Stream waits for the work so
 // far of the stream that is current now, and of those of [Tensor.RecordStream]; then a thread of
-// the library calls the struct's deleter. So the deleter may be a Go function.
+// the library calls the struct's deleter. So the deleter may be a Go function. One thread gives
+// back all foreign memory, that of shared tensors ([OpenShared]) too, in the order in which the
+// tensors end: a deleter that blocks holds back what follows, and no call of the program.
 //
 // The struct may be wrong: dimensions, sizes, strides, dtype, alignment, device, and whose memory
 // the pointer of a GPU's is are checked before the memory is touched (cuda.ErrInvalidArgument).

@@ -602,7 +602,9 @@ TS_API ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src
  * the whole agreement between two libraries of one process: memory, shape, and a function that
  * gives the memory back. It says nothing of streams, which the calls below name.
  *
- * A default stream stands for that of the tensor's device. flags: TS_DLPACK_FLAG_ values, added. */
+ * A default stream stands for that of the tensor's device. The other library's stream must exist
+ * until the struct's deleter is called and the memory of an exported tensor has gone. flags:
+ * TS_DLPACK_FLAG_ values, added. */
 struct DLManagedTensor;
 struct DLManagedTensorVersioned;
 
@@ -627,7 +629,8 @@ TS_API ts_error* ts_dlpack_export_versioned(const ts_tensor* tensor, ts_stream s
  * thread's current stream of the device from now on starts after everything enqueued there so far.
  * When the last tensor that shares the memory has gone, work enqueued on `stream` starts after the
  * work so far of that current stream and of those of ts_tensor_record_stream, and then a thread of
- * the library calls the struct's deleter: never a thread that is inside another call.
+ * the library calls the struct's deleter: never a thread that is inside another call. It is one
+ * thread for all foreign memory, so a deleter that blocks holds back those that follow.
  *
  * The struct is checked: dimensions, sizes, strides, dtype, alignment, device and, for a GPU,
  * whose memory the pointer is. TS_ERROR_INVALID_ARGUMENT says what is wrong. Whether the memory is
