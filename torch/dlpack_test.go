@@ -312,15 +312,7 @@ func TestDLPackMemoryWaitsForTheConsumer(t *testing.T) {
 func TestDLPackGivesMemoryBackInOrder(t *testing.T) {
 	o := newOrdering(t)
 	producer, user := o.streams[0], o.streams[1]
-	// The driver has fewer queues than there are streams: work of two streams in one queue is in
-	// order without an edge. One of several streams has another queue than the producer's.
-	readers := []cuda.Stream{user, o.streams[2]}
-	for range 3 {
-		s, err := cuda.NewStream(gpu, cuda.StreamOptions{})
-		o.check(err)
-		readers = append(readers, s)
-	}
-	for i, reader := range readers {
+	for i, reader := range append([]cuda.Stream{user}, o.others()[1:]...) {
 		name := "the stream of the import"
 		o.reset()
 		before := allocated(t)

@@ -224,8 +224,7 @@ func trained(m *torch.GraphedModule, x *torch.Tensor) *torch.Tensor {
 func TestGraphedModuleIsOrdered(t *testing.T) {
 	o := newOrdering(t)
 	m, w := product(o)
-	// Two streams may be in one queue of the driver, which orders them without an edge.
-	for _, other := range []cuda.Stream{o.streams[1], o.streams[2]} {
+	for _, other := range o.others() {
 		o.reset()
 		o.check(errors.Join(o.dst.Fill_(freshValue).Err(), torch.ClearGrads(w), gpu.Synchronize()))
 		o.on(o.streams[0], func() error {
@@ -284,8 +283,7 @@ func TestGraphedModuleMayBeClosed(t *testing.T) {
 		return out
 	}
 	keeper := module(nil) // of the pool
-	// One of the streams is in another queue of the driver than streams[0].
-	for _, other := range o.streams[1:] {
+	for _, other := range o.others()[:3] {
 		closed, next := module(keeper), module(keeper)
 		scope := torch.NewScope("calls")
 		o.on(o.streams[0], func() error {
