@@ -15,6 +15,7 @@
 #include "cuda/capture.h"
 #include "cuda/device.h"
 #include "cuda/same_stream.h"
+#include "cuda/sanitizer.h"
 
 namespace ts {
 
@@ -41,6 +42,7 @@ class Reaper {
   }
 
   [[noreturn]] void work() noexcept {
+    const LoggedFor library(LoggedFor::Doer::kLibrary);  // also after a deleter's calls
     for (;;) next()->run();
   }
 

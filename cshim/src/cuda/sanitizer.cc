@@ -33,7 +33,7 @@ constexpr size_t kMaxOwn = 4096;
 
 struct Log {
   std::mutex mutex;
-  // Memory of all threads, and the order that backward passes make, as it happened.
+  // Memory of all threads, and the order that the library's own work makes, as it happened.
   std::deque<Entry> entries;
   // Events and waits of calls, by the number of their thread. The thread that takes them knows
   // which call they belong to. A thread that stands in for another one has its number.
@@ -52,8 +52,8 @@ bool running() { return the_log().running.load(std::memory_order_acquire); }
 using Doer = LoggedFor::Doer;
 thread_local Doer doer = Doer::kUnknown;
 
-bool in_backward() {
-  if (doer != Doer::kUnknown) return doer == Doer::kBackward;
+bool works_for_library() {
+  if (doer != Doer::kUnknown) return doer == Doer::kLibrary;
   return thread_number == 0 || library_thread;
 }
 
@@ -71,7 +71,7 @@ void append(Entry entry) noexcept {
 // all.
 void append_order(int32_t kind, int32_t device, uintptr_t address, uintptr_t stream,
                   size_t bytes = 0) noexcept {
-  const bool of_call = !in_backward();
+  const bool of_call = !works_for_library();
   const Entry entry{kind, device, address, stream, bytes, of_call};
   if (!of_call) return append(entry);
   Log& log = the_log();

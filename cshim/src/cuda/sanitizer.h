@@ -21,12 +21,12 @@ void log_access(const at::Tensor& tensor, c10::cuda::CUDAStream stream, bool wri
 // The tensor's memory is recorded as used on `stream`.
 void log_use(const at::Tensor& tensor, c10::cuda::CUDAStream stream) noexcept;
 
-// Says whose work the calling thread does while this object exists: that of a backward pass, or
-// that of calls, as in a hook. Without such an object, LibTorch's own threads do the work of a
-// backward pass, and all others that of calls.
+// Says whose work the calling thread does while this object exists: that of calls, or the
+// library's own, as in a backward pass outside of its hooks. Without such an object, LibTorch's own
+// threads do the library's work, and all others that of calls.
 class LoggedFor {
  public:
-  enum class Doer : int8_t { kUnknown, kCall, kBackward };
+  enum class Doer : int8_t { kUnknown, kCall, kLibrary };
 
   explicit LoggedFor(Doer doer) noexcept;
   ~LoggedFor();

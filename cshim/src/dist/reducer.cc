@@ -420,7 +420,7 @@ ts_error* ts_reducer_join(ts_reducer* reducer, bool* unused) {
     ts::enter_thread();
     ts::require(reducer != nullptr && unused != nullptr, "reducer or unused is NULL");
     if (ts::somebody_captures()) ts::gradients_in_capture();
-    const ts::LoggedFor backward(ts::LoggedFor::Doer::kBackward);  // which this call completes
+    const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);  // which this call completes
     reducer->reducer->join(unused);
   });
 }

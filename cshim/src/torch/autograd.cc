@@ -72,7 +72,7 @@ ts_error* ts_tensor_backward(const ts_tensor* tensor, const ts_tensor* gradient,
     }
     ts::await_pending(with);
     const ts::CaptureWatch watch("backward");
-    const ts::LoggedFor backward(ts::LoggedFor::Doer::kBackward);
+    const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);
     value.backward(with, retain_graph, /*create_graph=*/false);
   });
 }
@@ -110,7 +110,7 @@ ts_error* ts_tensor_grads(ts_tensor* const* outputs, ts_tensor* const* output_gr
     }
     for (const at::Tensor& each : with) ts::await_pending(each);
     const ts::CaptureWatch watch("gradients");
-    const ts::LoggedFor backward(ts::LoggedFor::Doer::kBackward);
+    const ts::LoggedFor backward(ts::LoggedFor::Doer::kLibrary);
     const bool create = (flags & TS_GRAD_FLAG_CREATE_GRAPH) != 0;
     std::optional<ts::NoLeafHooks> quiet;
     if ((flags & TS_GRAD_FLAG_NO_LEAF_HOOKS) != 0 && ts::in_capture()) quiet.emplace();
