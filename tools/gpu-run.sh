@@ -244,6 +244,12 @@ watched() {
   rm -f "$one"
 }
 
+# Prints what the stream sanitizer costs in a program whose time is that of its launches.
+cost() {
+  [[ ! -e $here/tree/torch/torch.test ]] || say "cost: $(cd "$here/tree/torch" &&
+    timeout -k 10 "$limit" ./torch.test -test.run '^$' -test.bench '^BenchmarkSanitizer$' -test.benchtime 20x 2>&1 </dev/null | grep -E '^Benchmark|^ ' | tr -s '\t ' ' ')"
+}
+
 # Runs the tests and the examples under the stream sanitizer, which must find nothing.
 streams() {
   local folder name file kind program
@@ -251,6 +257,7 @@ streams() {
   : >"$out/streams.log"
   say ""
   say "stream sanitizer"
+  [[ -n ${RUN:-} ]] || cost
   while IFS=$'\t' read -r folder name file kind; do
     [[ $kind == go ]] || continue
     uses_gpu "$file" || continue
@@ -262,8 +269,6 @@ streams() {
   watched 07-chargpt "$here/tree" "$here/bin/07-chargpt" -steps 60 -text "$bundle/run.sh"
   watched 08-finetune "$here/tree" "$here/bin/08-finetune" -pretrain 1 -epochs 1
   watched 09-dcgan "$here/tree" "$here/bin/09-dcgan" -steps 60
-  [[ ! -e $here/tree/torch/torch.test ]] || say "cost: $(cd "$here/tree/torch" &&
-    timeout -k 10 "$limit" ./torch.test -test.run '^$' -test.bench '^BenchmarkSanitizer$' -test.benchtime 20x 2>&1 </dev/null | grep -E '^Benchmark|^ ' | tr -s '\t ' ' ')"
 }
 
 # step NAME LOG COMMAND...: runs a command with a time limit, prints its output and appends the output to a log.
