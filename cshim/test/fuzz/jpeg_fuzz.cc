@@ -1,7 +1,9 @@
 // libFuzzer: JPEGs. Compares our entropy decoder, without and with entry points, with libjpeg-turbo
-// alone, and tolerated damaged files with libjpeg-turbo's whole decode.
+// alone, tolerated damaged files with libjpeg-turbo's whole decode, and the GPU's decoder of a
+// whole scan, emulated, with both.
 //
 // A hash of the file determines the operations on it, so that any JPEG is a seed.
+#include "../image/emulate.h"
 #include "../image/libjpeg_whole.h"
 #include "base/error.h"
 #include "fuzz.h"
@@ -49,6 +51,46 @@ void same(const Result& a, const Result& b) {
   demand(a.pixels == b.pixels);
 }
 
+// Finds the entries of the scan as the GPU does. Those that are found are the ones that the host's
+// decoder makes, and so are the pixels of the box.
+void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_info& info,
+            const Box& box, const Result& expected, fuzz::Choices choices) {
+  const ts_image_geometry g = {sizeof g,     box.x0, box.y0, box.width(), box.height(), box.width(),
+                               box.height(), 0,      0,      box.width(), box.height(), 0,
+                               false,        0,      false};
+  std::vector<uint8_t> plan, blob(1 << 18);
+  EntriesOut out = {8, blob.data(), blob.size()};  // the spacing of plans of whole scans
+  ts_error* error = ts::guard(__func__, [&] {
+    plan.resize(own->plan_scan(file.data(), file.size(), info, g, nullptr, 0));
+    if (plan.empty()) return;
+    own->plan_scan(file.data(), file.size(), info, g, plan.data(), plan.size());
+    own->make_entries(file.data(), file.size(), &out);
+  });
+  if (error != nullptr) {
+    demand(ts_error_code(error) == TS_ERROR_DECODE || ts_error_code(error) == TS_ERROR_UNSUPPORTED);
+    ts_error_free(error);
+    return;
+  }
+  if (plan.empty()) return;
+  emulate::Device device(plan);
+  const auto threads = static_cast<uint32_t>(choices.draw(1, 9));
+  if (!device.synchronise(threads, static_cast<uint32_t>(choices.draw(1, 40)))) return;
+  demand(out.written != 0);
+  if (out.written <= blob.size()) {
+    Entries entries;
+    demand(entries.attach(blob.data(), out.written) && entries.count() == device.plan().entries);
+    for (uint32_t i = 0; i < entries.count(); ++i) {
+      const EntryPoint want = entries.at(i);
+      const ts::jpeg::Entry got = ts::jpeg::entry_at(device.plan(), device.base(), i);
+      demand(got.bit == want.bit);
+      for (int c = 0; c < kMaxComponents; ++c) demand(got.dc[c] == want.dc[c]);
+    }
+  }
+  demand(device.entropy());
+  device.finish();
+  demand(expected.code == TS_ERROR_NONE && device.result == expected.pixels);
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
@@ -91,6 +133,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
 
   const Result expected = decode(&libjpeg, file.data(), file.size(), box);
   same(decode(&own, file.data(), file.size(), box), expected);
+
+  search(&own, file, info, box, expected, choices);
 
   std::vector<uint8_t> blob(1 << 18);
   EntriesOut out = {static_cast<uint32_t>(draw(1, 9)), blob.data(), blob.size()};

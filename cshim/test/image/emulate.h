@@ -25,7 +25,7 @@ struct Device {
     samples.resize(size_t{p.total_blocks} * 64);
     pixels.resize(static_cast<size_t>(pixel_count(p)));
     columns.resize(static_cast<size_t>(column_count(p)));
-    weights.resize(scratch.weights);
+    weights.resize(std::max(scratch.weights, kWeightsHeader));  // never NULL
     result.resize(static_cast<size_t>(result_count(p)) * 3);
   }
 
