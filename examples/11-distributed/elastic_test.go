@@ -38,6 +38,7 @@ const (
 // report is a step as a rank prints it.
 type report struct {
 	Rank, Epoch, Batch int
+	PID                int
 	Names              []string
 	Pixels             uint32 // a checksum
 	Loss               float64
@@ -59,7 +60,7 @@ func reportSteps(o options) options {
 		if err != nil {
 			return err
 		}
-		r := report{Rank: s.rank, Epoch: s.epoch, Batch: s.batch, Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
+		r := report{Rank: s.rank, Epoch: s.epoch, Batch: s.batch, PID: os.Getpid(), Pixels: crc32.ChecksumIEEE(pixels), Loss: loss[0]}
 		for _, sample := range s.info.Samples {
 			r.Names = append(r.Names, sample.Name)
 		}
@@ -347,5 +348,57 @@ func TestTerminated(t *testing.T) {
 	}
 	if want := fmt.Sprintf("goes on in epoch %d after batch %d", last.Epoch, last.Batch); !strings.Contains(out.String(), want) {
 		t.Errorf("%q is not in\n%s", want, out.String())
+	}
+}
+
+// torchrun starts the ranks again when one is killed, and they go on from the checkpoint. The test
+// needs a Python that has torch.
+func TestTorchrunRestarts(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3")
+	}
+	if err := exec.Command(python, "-c", "import torch.distributed.run").Run(); err != nil {
+		t.Skip("needs a python3 with torch")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer stop()
+	c := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts=1", "--no-python", self)
+	c.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), "OMP_NUM_THREADS=1")
+	out, err := c.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stderr = c.Stdout
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var text strings.Builder
+	steps := 0
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		step, isStep := strings.CutPrefix(lines.Text(), reportPrefix)
+		var r report
+		if !isStep || json.Unmarshal([]byte(step), &r) != nil {
+			text.WriteString(lines.Text() + "\n")
+		} else if r.Rank == 1 {
+			if steps++; steps == 8 {
+				syscall.Kill(r.PID, syscall.SIGKILL)
+			}
+		}
+	}
+	if err := c.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, text.String())
+	}
+	for _, want := range []string{"goes on in epoch 0 after batch ", "rank 1 (pid ", "is lost"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("%q is not in\n%s", want, text.String())
+		}
+	}
+	if n := strings.Count(text.String(), "learned "); n != 2 {
+		t.Errorf("%d ranks have learned\n%s", n, text.String())
 	}
 }
