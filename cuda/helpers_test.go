@@ -58,6 +58,10 @@ func threadsUsed(goroutines int, fn func()) int {
 func onGPU(t *testing.T, count int) {
 	t.Helper()
 	if n := DeviceCount(); n < count {
+		// As cudatest.RequireGPUs, which is above this package.
+		if promised, err := strconv.Atoi(os.Getenv("TORCHSTREAM_REQUIRE_GPUS")); err == nil && promised >= count {
+			t.Fatalf("needs %d GPU(s), this machine has %d of the %d that TORCHSTREAM_REQUIRE_GPUS promises", count, n, promised)
+		}
 		t.Skipf("needs %d GPU(s), this machine has %d", count, n)
 	}
 	dog := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })

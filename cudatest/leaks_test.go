@@ -43,6 +43,16 @@ func TestNoLeaksFindsWhatIsLeft(t *testing.T) {
 	t.Run("forgotten tensor", func(t *testing.T) {
 		inner(t, func(t testing.TB) { noLeaks(t, grace); ones(t, cuda.CPU) }).mustFail(t, "1 tensor(s) that the garbage collector")
 	})
+	t.Run("scope", func(t *testing.T) {
+		var scope *torch.Scope
+		r := inner(t, func(t testing.TB) {
+			noLeaks(t, grace)
+			scope = torch.NewScope("left")
+			scope.Own(ones(t, cuda.CPU))
+		})
+		scope.Close()
+		r.mustFail(t, "1 open tensor(s)")
+	})
 	t.Run("goroutine", func(t *testing.T) {
 		end := make(chan struct{})
 		r := inner(t, func(t testing.TB) { noLeaks(t, grace); go waitFor(end) })
@@ -94,6 +104,26 @@ func TestNoLeaksFindsWhatIsLeft(t *testing.T) {
 				t.Fatal(err)
 			}
 		}).mustFail(t, "1 event(s) that the garbage collector")
+	})
+	t.Run("forgotten pinned memory", func(t *testing.T) {
+		RequireGPUs(t, 1)
+		inner(t, func(t testing.TB) {
+			noLeaks(t, grace)
+			if _, err := cuda.NewPinned(4096); err != nil {
+				t.Fatal(err)
+			}
+		}).mustFail(t, "1 pinned buffer(s)")
+	})
+	t.Run("graph", func(t *testing.T) {
+		gpu := RequireGPUs(t, 1)[0]
+		x := ones(t, gpu)
+		defer x.Close()
+		inner(t, func(t testing.TB) {
+			noLeaks(t, grace)
+			if _, err := cuda.Capture(cuda.CaptureOptions{}, func() error { return x.Fill_(1).Err() }); err != nil {
+				t.Fatal(err)
+			}
+		}).mustFail(t, "1 graph(s) that the garbage collector")
 	})
 	t.Run("owned stream", func(t *testing.T) {
 		gpu := RequireGPUs(t, 1)[0]

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -11,9 +12,7 @@ import (
 // BenchmarkParallel measures the host time of a forward pass of four branches with one small
 // operator each, concurrently and in turn. The difference is the cost of Parallel.
 func BenchmarkParallel(b *testing.B) {
-	if cuda.DeviceCount() == 0 {
-		b.Skip("no GPU")
-	}
+	cudatest.RequireGPUs(b, 1)
 	var branches []nn.Module
 	for range 4 {
 		branches = append(branches, quick(2))

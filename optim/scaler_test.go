@@ -162,9 +162,7 @@ func TestGradScalerState(t *testing.T) {
 
 // A captured step skips infinite gradients, adapts the scale and goes on, without the host.
 func TestGradScalerInAGraph(t *testing.T) {
-	if cuda.DeviceCount() == 0 {
-		t.Skip("needs a GPU")
-	}
+	cudatest.RequireGPUs(t, 1)
 	for name, newOptimizer := range map[string]func(p []*torch.Tensor) (optim.Optimizer, error){
 		"AdamW": func(p []*torch.Tensor) (optim.Optimizer, error) {
 			return optim.NewAdamW(p, optim.AdamWOptions{LR: 0.1, Capturable: true})

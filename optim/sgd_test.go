@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 )
@@ -296,9 +297,7 @@ func TestCapturableStepEqualsPlainStep(t *testing.T) {
 
 // After a leaf moves to the GPU, as nn.To moves it, its velocity and Capturable's rate follow.
 func TestVelocitiesFollowParameters(t *testing.T) {
-	if cuda.DeviceCount() == 0 {
-		t.Skip("no GPU")
-	}
+	cudatest.RequireGPUs(t, 1)
 	for _, capturable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("capturable=%v", capturable), func(t *testing.T) {
 			w := leaf(t, 8)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/imageloader"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
@@ -108,7 +109,7 @@ func TestKilled(t *testing.T) {
 }
 
 func TestKilledOnGPU(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	n := 5
 	if testing.Short() {
 		n = 1

@@ -78,11 +78,11 @@ func TestStepsKeepMemoryFlat(t *testing.T) {
 	for _, collector := range []string{"off", "at random"} {
 		t.Run("CPU, GC "+collector, func(t *testing.T) { keepFlat(t, cuda.CPU, false, collector == "off", *flatSteps) })
 		t.Run("GPU, GC "+collector, func(t *testing.T) {
-			needsGPU(t)
+			cudatest.RequireGPUs(t, 1)
 			keepFlat(t, cuda.Device(0), false, collector == "off", 10_000)
 		})
 		t.Run("GPU with a graph, GC "+collector, func(t *testing.T) {
-			needsGPU(t)
+			cudatest.RequireGPUs(t, 1)
 			keepFlat(t, cuda.Device(0), true, collector == "off", 10_000)
 		})
 	}

@@ -11,18 +11,12 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
 	"github.com/torchstream/torchstream/train"
 )
-
-func needsGPU(t *testing.T) {
-	t.Helper()
-	if cuda.DeviceCount() == 0 {
-		t.Skip("needs a GPU")
-	}
-}
 
 // small is a network with its optimizer, and data without a scope.
 type small struct {
@@ -207,7 +201,7 @@ func TestStepperRefuses(t *testing.T) {
 // On a GPU the graph's steps are those without a graph; a batch of fewer rows runs without it, and
 // is logged once.
 func TestStepperGraph(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	schedule := optim.CosineLR{Steps: 20}
 	run := func(graph bool, o train.StepperOptions) ([]float64, train.StepperStats, string) {
 		s := newSmall(t, cuda.Device(0))
@@ -264,7 +258,7 @@ func (c curious) Forward(x *torch.Tensor) *torch.Tensor {
 
 // A step that cannot be captured runs without a graph and takes the same steps.
 func TestStepperFallsBack(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	var losses [2][]float64
 	for i, graph := range []bool{false, true} {
 		s := newSmall(t, cuda.Device(0))
@@ -292,7 +286,7 @@ func TestStepperFallsBack(t *testing.T) {
 // A training on a GPU with graphs ends near the one without: two slots, short batches, evaluation,
 // Dropout and averages.
 func TestRunWithGraphs(t *testing.T) {
-	needsGPU(t)
+	cudatest.RequireGPUs(t, 1)
 	path := archive(t)
 	run := func(graph bool) *train.Report {
 		o := job{gpu: true, adam: true, dropout: true, ema: true, withEval: true, path: path,

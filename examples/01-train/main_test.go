@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/torchstream/torchstream/cuda"
+	"github.com/torchstream/torchstream/cudatest"
 )
 
 const (
@@ -228,9 +229,7 @@ type writerFunc func(p []byte) (int, error)
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 func TestTrainOnGPU(t *testing.T) {
-	if cuda.DeviceCount() == 0 {
-		t.Skip("needs a GPU")
-	}
+	cudatest.RequireGPUs(t, 1)
 	result, checkpoint := small(t, "-test", testArchive, "-device", "cuda", "-epochs", "5")
 	last := result.Epochs[4]
 	if last.TestAccuracy == nil || *last.TestAccuracy < 4.0/12 {
