@@ -134,7 +134,7 @@ func TestPlansChangeNoBatch(t *testing.T) {
 	} else {
 		d.Close()
 	}
-	const photos, damaged = 40, 9
+	const photos, damaged = 24, 6
 	c := &planned{slots: 3}
 	for _, name := range []string{"t.tar", "t.tgz"} {
 		path := planArchive(t, name, photos, damaged)
