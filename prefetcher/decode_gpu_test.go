@@ -291,8 +291,8 @@ func TestGPUDecodeOrder(t *testing.T) {
 					return err
 				}
 				s.compute(b)
-				sum := b.Images.Abs().Reshape(int64(b.N), -1).SumDim([]int64{1}, false)
-				if err := sum.Keep().Err(); err != nil {
+				sum := b.Images.Abs().Reshape(int64(b.N), -1).SumDim([]int64{1}, false).Keep()
+				if err := sum.Err(); err != nil {
 					return err
 				}
 				results = append(results, sum)

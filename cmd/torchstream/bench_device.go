@@ -14,15 +14,24 @@ import (
 
 // pickTarget reads -device and -decode of a benchmark.
 func pickTarget(name, decode string) (target, error) {
-	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[decode]
-	if !known {
-		return nil, usageError{fmt.Sprintf("-decode %q: want host, auto or device", decode)}
+	where, err := parseDecode(decode)
+	if err != nil {
+		return nil, err
 	}
 	d, err := parseDevice(name)
 	if err != nil {
 		return nil, err
 	}
 	return device{d, where}, nil
+}
+
+// parseDecode reads -decode.
+func parseDecode(name string) (prefetcher.Decode, error) {
+	where, known := map[string]prefetcher.Decode{"host": prefetcher.Host, "auto": prefetcher.Auto, "device": prefetcher.Device}[name]
+	if !known {
+		return 0, usageError{fmt.Sprintf("-decode %q: want host, auto or device", name)}
+	}
+	return where, nil
 }
 
 // parseDevice reads -device.

@@ -16,6 +16,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/models"
+	"github.com/torchstream/torchstream/prefetcher"
 )
 
 //go:embed pytorch_train.py
@@ -110,6 +111,7 @@ type trainBench struct {
 	archive string
 	memory  int64
 	workers int
+	decode  prefetcher.Decode
 }
 
 // defaultBatches are the batch sizes that a network is measured with.
@@ -162,8 +164,13 @@ func benchTrain(ctx context.Context, args []string, stdout, stderr io.Writer) er
 	set.StringVar(&b.archive, "archive", "", "`FILE` (.tgz, .tar): feed the first batch size of every network of images from it too")
 	set.Int64Var(&b.memory, "memory", 4096, "`MB` of compressed images: a .tgz that fits in is held in memory")
 	set.IntVar(&b.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	decode := set.String("decode", "host", "where images are decoded: host, device, or auto, which is the device if it can")
 	one := set.Bool("one-step", false, "only make one step of the first network at its smallest batch, and print a line: what -first runs")
 	if err := parse(set, args, 0); err != nil {
+		return err
+	}
+	var err error
+	if b.decode, err = parseDecode(*decode); err != nil {
 		return err
 	}
 	if err := b.check(*names, *sizes, *device); err != nil {

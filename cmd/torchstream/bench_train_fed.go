@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/torchstream/torchstream/cuda"
@@ -36,6 +37,7 @@ type fedRow struct {
 	Model           string  `json:"model"`
 	Batch           int     `json:"batch"`
 	Mode            string  `json:"mode"`
+	Decode          string  `json:"decode"` // where images are decoded
 	Workers         int     `json:"workers"`
 	ImagesPerSecond float64 `json:"images_per_second"`
 	// Resident is the rate of the same step on data that lie on the device, measured as long, right
@@ -171,7 +173,7 @@ func (b *trainBench) feed(ctx context.Context, report *trainReport, stderr io.Wr
 		if isGPT(name) {
 			continue
 		}
-		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager"}
+		row := &fedRow{Archive: b.archive, Model: name, Batch: b.batchesOf(name)[0], Mode: "eager", Decode: strings.ToLower(b.decode.String())}
 		if err := b.measureFed(ctx, row); err != nil {
 			return fmt.Errorf("bench train: %s from %s: %w", name, b.archive, err)
 		}
@@ -191,7 +193,7 @@ func (b *trainBench) measureFed(ctx context.Context, row *fedRow) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, loader.Close()) }()
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device})
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: b.device, Decode: b.decode})
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ type trainOptions struct {
 	lr, decay, warmup, clip, ema                             float64
 	seed                                                     uint64
 	resume, freeze                                           bool
-	amp, profile                                             string
+	amp, profile, decode                                     string
 	channelsLast, graph, tensorBoard                         bool
 	patience                                                 int
 }
@@ -60,6 +60,7 @@ func trainCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	set.Float64Var(&o.ema, "ema", 0, "decay of an average of the parameters, which is evaluated and saved as best.pt (default: no average)")
 	set.StringVar(&o.device, "device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
 	set.IntVar(&o.workers, "workers", 0, "goroutines that decode (default: the number of CPUs)")
+	set.StringVar(&o.decode, "decode", "host", "where images are decoded: host, device (a GPU), or auto, which is the device if it can; the images are the same")
 	set.Uint64Var(&o.seed, "seed", 1, "of the parameters, the order, the crops and Dropout; at least 1")
 	set.StringVar(&o.out, "out", "trained", "`DIR` of the results")
 	set.BoolVar(&o.resume, "resume", false, "go on from last.pt in the folder, if there is one; the other options must be those of the interrupted run")
@@ -116,6 +117,9 @@ func (o *trainOptions) check() error {
 		if option.value < option.min {
 			return usageError{fmt.Sprintf("-%s %v: must be at least %v", option.name, option.value, option.min)}
 		}
+	}
+	if _, err := parseDecode(o.decode); err != nil {
+		return err
 	}
 	lr, decay := 0.001, 0.01
 	if o.optimizer == "sgd" {
@@ -336,7 +340,8 @@ func (o *trainOptions) open(ctx context.Context, device cuda.Device, path string
 	if err != nil {
 		return nil, nil, err
 	}
-	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Trace: window})
+	decode, _ := parseDecode(o.decode) // check has found no error
+	feed, err := prefetcher.New(loader, prefetcher.Options{Device: device, Decode: decode, Trace: window})
 	if err != nil {
 		loader.Close()
 		return nil, nil, err
