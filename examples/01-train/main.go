@@ -4,6 +4,7 @@
 //	01-train train                              train on examples/data, in the repository's root
 //	01-train train -archive A.tgz -test B.tgz   train on other images: directory = class
 //	01-train predict FILE...                    predict photographs, or archives of them
+//	01-train serve                              predict photographs that are uploaded over HTTP
 //
 // Start reading in train.go: train sets everything up, and trainer.epoch has the training loop.
 package main
@@ -31,9 +32,9 @@ func main() {
 
 // run executes one command line and returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand}
+	commands := map[string]func(context.Context, []string, io.Writer, io.Writer) error{"train": trainCommand, "predict": predictCommand, "serve": serveCommand}
 	if len(args) == 0 || commands[args[0]] == nil {
-		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\nBoth list their options with -h.")
+		fmt.Fprintln(stderr, "usage: 01-train train [options]\n       01-train predict [options] FILE...\n       01-train serve [options]\nAll list their options with -h.")
 		return 2
 	}
 	err := commands[args[0]](ctx, args[1:], stdout, stderr)

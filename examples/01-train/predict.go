@@ -36,19 +36,11 @@ func predictCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 	if set.NArg() == 0 || *batch < 1 {
 		return usageError{"predict needs JPEG or PNG files, or archives (.tgz, .tar) of them, and a -batch of at least 1"}
 	}
-	device, err := pickDevice(*deviceName)
+	p, err := newPredictor(*checkpoint, *deviceName)
 	if err != nil {
 		return err
 	}
-	net, s, err := loadCheckpoint(*checkpoint)
-	if err != nil {
-		return err
-	}
-	if err := nn.To(net, device); err != nil {
-		return err
-	}
-	nn.Train(net, false)
-	p := predictor{net: net, settings: s, device: device, batch: *batch, out: stdout}
+	p.batch, p.out = *batch, stdout
 
 	var files []string
 	for _, path := range set.Args() {
@@ -76,6 +68,18 @@ type predictor struct {
 	device   cuda.Device
 	batch    int
 	out      io.Writer
+}
+
+// newPredictor loads a checkpoint's network to a device.
+func newPredictor(checkpoint, deviceName string) (p predictor, err error) {
+	if p.device, err = pickDevice(deviceName); err != nil {
+		return p, err
+	}
+	if p.net, p.settings, err = loadCheckpoint(checkpoint); err != nil {
+		return p, err
+	}
+	nn.Train(p.net, false)
+	return p, nn.To(p.net, p.device)
 }
 
 // archive predicts every image and prints the first ones. It also prints how many are correct,

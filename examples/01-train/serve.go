@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/torchstream/torchstream/imageloader/decode"
+	"github.com/torchstream/torchstream/serve"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// maxUpload bounds the bytes of a photograph.
+const maxUpload = 10 << 20
+
+func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	set := flag.NewFlagSet("01-train serve", flag.ContinueOnError)
+	checkpoint := set.String("checkpoint", "01-train.safetensors", "checkpoint `FILE` that train wrote")
+	deviceName := set.String("device", "", "cpu, cuda or cuda:N (default: a GPU if there is one)")
+	address := set.String("address", "localhost:8080", "`HOST:PORT` to listen on; port 0 picks a free one")
+	if err := parse(set, args, stderr); err != nil {
+		return err
+	}
+	if set.NArg() > 0 {
+		return usageError{"serve takes no arguments: clients upload photographs"}
+	}
+	p, err := newPredictor(*checkpoint, *deviceName)
+	if err != nil {
+		return err
+	}
+	handler, err := newHandler(p)
+	if err != nil {
+		return err
+	}
+	defer handler.decoder.Close()
+	listener, err := net.Listen("tcp", *address)
+	if err != nil {
+		return fmt.Errorf("-address %s: %w", *address, err)
+	}
+	fmt.Fprintf(stdout, "curl --data-binary @photo.jpg http://%v/\n", listener.Addr())
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	answered := make(chan error, 1)
+	cancel := context.AfterFunc(ctx, func() { answered <- server.Shutdown(context.WithoutCancel(ctx)) })
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		cancel()
+		return err
+	}
+	return <-answered // once the requests that have begun are answered
+}
+
+// handler answers an uploaded photograph with its most probable classes, as JSON.
+type handler struct {
+	p       predictor
+	decoder *serve.Decoder
+}
+
+// answer is one class of an answer.
+type answer struct {
+	Class       string  `json:"class"`
+	Probability float64 `json:"probability"`
+}
+
+// newHandler makes a handler. Its decoder's limits hold over all requests.
+func newHandler(p predictor) (*handler, error) {
+	decoder, err := serve.NewDecoder(serve.Options{
+		Decode: decode.Options{Transform: evalTransform(p.settings.Size), MaxBytes: maxUpload, MaxPixels: 100_000_000},
+		Device: p.device,
+	})
+	return &handler{p, decoder}, err
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodPost {
+		http.Error(w, "POST a photograph", http.StatusMethodNotAllowed)
+		return
+	}
+	upload, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxUpload))
+	var long *http.MaxBytesError
+	if errors.As(err, &long) {
+		http.Error(w, fmt.Sprintf("over %d bytes", maxUpload), http.StatusRequestEntityTooLarge)
+		return
+	}
+	if err != nil {
+		return // the client is gone
+	}
+	answers, err := h.predict(r.Context(), upload)
+	if err != nil {
+		code, text := statusOf(err)
+		http.Error(w, text, code)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(answers) // fails if the client is gone
+}
+
+// predict returns the most probable classes. Requests compute at the same time; the scope frees
+// what each has computed.
+func (h *handler) predict(ctx context.Context, upload []byte) (answers []answer, err error) {
+	scope := torch.NewScope("request")
+	defer scope.Close()
+	x, err := h.decoder.Batch(ctx, scope, upload)
+	if err != nil {
+		return nil, err
+	}
+	best, err := h.p.best(x)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range best[0] {
+		answers = append(answers, answer{h.p.settings.Classes[g.class], g.probability})
+	}
+	return answers, nil
+}
+
+// statusOf returns the HTTP status of an error. Only what is wrong with the upload is told.
+func statusOf(err error) (code int, text string) {
+	var fault *decode.Error
+	switch {
+	case !errors.As(err, &fault):
+		return http.StatusServiceUnavailable, "the photograph could not be predicted: try again"
+	case fault.Kind == decode.ErrTooLarge:
+		code = http.StatusRequestEntityTooLarge
+	case fault.Kind == decode.ErrDamaged:
+		code = http.StatusUnprocessableEntity
+	default:
+		code = http.StatusUnsupportedMediaType
+	}
+	return code, fmt.Sprintf("%v: %v", fault.Kind, fault.Err)
+}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestServerAnswersAsPredictDoes: uploads get the classes that the command prints for the files,
+// also beside each other, and faults of images get statuses of their own.
+func TestServerAnswersAsPredictDoes(t *testing.T) {
+	_, checkpoint := small(t, "-epochs", "1")
+	p, err := newPredictor(checkpoint, "cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := newHandler(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.decoder.Close()
+	paths := extract(t, 4)
+	_, stdout, _ := command(t, append([]string{"predict", "-checkpoint", checkpoint, "-device", "cpu"}, paths...)...)
+	lines := strings.Split(stdout, "\n")
+	var all sync.WaitGroup
+	for i, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", bytes.NewReader(data)))
+			var got []answer
+			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != http.StatusOK {
+				t.Errorf("%s: status %d, %s", path, w.Code, w.Body)
+				return
+			}
+			fields := []string{path}
+			for _, a := range got {
+				fields = append(fields, a.Class, fmt.Sprintf("%.1f", 100*a.Probability), "%")
+			}
+			if !slices.Equal(fields, strings.Fields(lines[i])) {
+				t.Errorf("%q, and predict prints %q", fields, lines[i])
+			}
+		})
+	}
+	all.Wait()
+
+	image, err := os.ReadFile(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		method string
+		body   io.Reader
+		status int
+		words  string
+	}{
+		"GET":            {http.MethodGet, nil, http.StatusMethodNotAllowed, "POST"},
+		"text":           {http.MethodPost, strings.NewReader("hello"), http.StatusUnsupportedMediaType, "not an image"},
+		"half an image":  {http.MethodPost, bytes.NewReader(image[:len(image)/2]), http.StatusUnprocessableEntity, "damaged"},
+		"too many bytes": {http.MethodPost, io.LimitReader(zeros{}, maxUpload+1), http.StatusRequestEntityTooLarge, "bytes"},
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(c.method, "/", c.body))
+		if w.Code != c.status || !strings.Contains(w.Body.String(), c.words) {
+			t.Errorf("%s: status %d, %q", name, w.Code, w.Body)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// TestServeEndsWithItsContext: the command says where it listens, and ends without an error when it
+// is interrupted.
+func TestServeEndsWithItsContext(t *testing.T) {
+	_, checkpoint := small(t, "-epochs", "1")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read, write := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- serveCommand(ctx, []string{"-checkpoint", checkpoint, "-device", "cpu", "-address", "localhost:0"}, write, io.Discard)
+	}()
+	line := make([]byte, 200)
+	n, err := read.Read(line)
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := strings.TrimSpace(string(line[strings.Index(string(line[:n]), "http"):n]))
+	r, err := http.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Body.Close()
+	if r.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("status %d", r.StatusCode)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
