@@ -138,11 +138,16 @@ func invoke(op string, e *capi.Operator, unknown error, in []*Tensor, args []cap
 			held++
 			continue
 		}
-		if cs[i], err = t.acquire(); err != nil {
-			if t.failure() == nil {
-				err = opError(op, in, err)
+		if t.h != nil { // it did not fail
+			cs[i] = t.h.acquire()
+		}
+		if cs[i] == nil {
+			if cs[i], err = t.acquire(); err != nil {
+				if t.failure() == nil {
+					err = opError(op, in, err)
+				}
+				break
 			}
-			break
 		}
 		held++
 		p.scope = youngest(p.scope, t.scope)
@@ -195,7 +200,7 @@ func named(args []capi.Arg, i int) bool {
 // one calls an operator with one result.
 func (o operator) one(in []*Tensor, args []capi.Arg, ints []int64, text []byte) *Tensor {
 	var out [1]*capi.Tensor
-	p, err := o.call(in, args, ints, text, 0, out[:])
+	p, err := o.run(in, args, ints, text, 0, out[:], nil)
 	if err != nil {
 		return failed(err)
 	}

@@ -68,8 +68,18 @@ func (h *handle) acquire() *capi.Tensor {
 	return h.c
 }
 
+// release is small enough to be inlined: each operator calls it for each operand.
 func (h *handle) release() {
-	if h.state.Add(-1) == closing && h.state.CompareAndSwap(closing, 2*closing) {
+	if h.state.Add(-1) == closing {
+		h.free()
+	}
+}
+
+// free frees the tensor of a closed handle after its last user has left.
+//
+//go:noinline
+func (h *handle) free() {
+	if h.state.CompareAndSwap(closing, 2*closing) {
 		capi.FreeTensor(h.c)
 	}
 }

@@ -46,8 +46,15 @@ package capi
 #cgo nocallback ts_tensor_normalize_images
 #cgo noescape ts_operator_find
 #cgo nocallback ts_operator_find
-#cgo noescape ts_operator_call
-#cgo nocallback ts_operator_call
+
+// ts_operator_call with the handles as numbers: cgo checks every pointer to memory with pointers
+// in it, and these are C's.
+static inline ts_error* call_operator(const ts_operator* op, ts_arguments arguments, const uintptr_t* tensors, int64_t tensor_count,
+                                      int32_t flags, uintptr_t* results, int64_t capacity, int64_t* count) {
+  return ts_operator_call(op, arguments, (ts_tensor* const*)tensors, tensor_count, flags, (ts_tensor**)results, capacity, count);
+}
+#cgo noescape call_operator
+#cgo nocallback call_operator
 #cgo noescape ts_operator_call_list
 #cgo nocallback ts_operator_call_list
 #cgo noescape ts_tensor_list_take
@@ -483,6 +490,11 @@ func arguments(args []Arg, ints []int64, text []byte) C.ts_arguments {
 	}
 }
 
+// numbers returns the handles for call_operator.
+func numbers(handles []*Tensor) *C.uintptr_t {
+	return (*C.uintptr_t)(unsafe.Pointer(unsafe.SliceData(handles)))
+}
+
 // CallOperator calls the operator, writes its results to out, and returns their number. If out is
 // empty, results are dropped. The slices do not escape, so a caller can keep them on its stack. An
 // operator that draws random numbers waits for the end of a capture that is under way.
@@ -493,8 +505,8 @@ func CallOperator(op *Operator, args []Arg, tensors []*Tensor, ints []int64, tex
 	for {
 		gate.enter()
 		var n C.int64_t
-		e := C.ts_operator_call(op, arguments(args, ints, text), unsafe.SliceData(tensors), C.int64_t(len(tensors)),
-			C.int32_t(flags&^CallWaits), unsafe.SliceData(out), C.int64_t(len(out)), &n)
+		e := C.call_operator(op, arguments(args, ints, text), numbers(tensors), C.int64_t(len(tensors)),
+			C.int32_t(flags&^CallWaits), numbers(out), C.int64_t(len(out)), &n)
 		gate.leave()
 		if e == nil {
 			if s != nil {
