@@ -243,8 +243,9 @@ func syncNormGraph(g *Group) error {
 			return fmt.Errorf("nothing was replayed: %+v", stats)
 		}
 	}
-	if !slices.Equal(all[0], all[1]) {
-		return fmt.Errorf("the graph's weights differ by %g", difference(all[0], all[1]))
+	// In a capture the libraries may choose kernels that sum in another order.
+	if d := difference(all[0], all[1]); !(d < 1e-12) {
+		return fmt.Errorf("the graph's weights differ by %g", d)
 	}
 	return nil
 }
