@@ -52,14 +52,15 @@ std::vector<Checkpoint> checkpoints(const Bytes& stream, size_t bytes, double* s
   check(ts_inflater_new(kSpacing, &inflater));
   check(ts_inflater_reset(inflater, 0, 0));
   std::vector<Checkpoint> found = {{0, 0, {}}};
-  Bytes output(bytes);
+  // Without room behind the output the inflater would not look for the end of the stream.
+  Bytes output(bytes + 1);
   const double begin = cpu_seconds();
   size_t in = 0;
   size_t out = 0;
   for (bool done = false; !done;) {
     ts_inflate_progress p = {};
     check(ts_inflater_run(inflater, stream.data() + in, stream.size() - in, true, output.data(),
-                          out, std::min(bytes, out + (128 << 10)), &p));
+                          out, std::min(output.size(), out + (128 << 10)), &p));
     in += p.consumed;
     out += p.produced;
     done = p.done;
