@@ -63,11 +63,11 @@ func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Con
 }
 
 // DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *
-// Size * 3 bytes. A consumer calls it for rows whose plan it could not decode, which it reads from
-// the archive again. info is the batch's. It returns an error if the archive has changed, if ctx
-// ends or the loader is closed, and for an image that turns out to be bad: only where
-// Options.TrustIndex trusts entry points that were made for another image on purpose.
-func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) (err error) {
+// Size * 3 bytes. A consumer calls it for rows whose plan it could not decode. It reads the image
+// from the archive again. info is the batch's. It returns an error if the archive has changed, if
+// reading fails or ctx ends meanwhile, if the loader is closed, and for an image that turns out to
+// be bad: only where Options.TrustIndex trusts entry points that were forged on purpose.
+func (l *Loader) DecodeRow(ctx context.Context, info any, row int, dst []byte) error {
 	batch, ok := info.(Info)
 	if !ok || row < 0 || row >= len(batch.repeats) {
 		return fmt.Errorf("imageloader: DecodeRow of row %d: the batch is not one of FillPlans, or has no such row", row)

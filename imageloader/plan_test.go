@@ -325,3 +325,40 @@ func TestPlansAreRefused(t *testing.T) {
 	}
 	_ = os.Remove(side)
 }
+
+// TestDecodeRowJudgesAsFillDoes: good images have the pixels of Fill, and bad ones its errors.
+func TestDecodeRowJudgesAsFillDoes(t *testing.T) {
+	path := planArchive(t, "t.tar", 3, 1)
+	l, err := Open(path, Options{BatchSize: 2, Transform: Train(32), BadSamples: Skip, IndexFile: filepath.Join(t.TempDir(), "index")})
+	if err != nil {
+		t.Skip(err)
+	}
+	defer l.Close()
+	want, err := collect(t, l, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := l.index.Load()
+	good := map[int][]byte{}
+	for _, b := range want {
+		for row, s := range b.samples {
+			good[s.Index] = b.images[row*3*32*32:][:3*32*32]
+		}
+	}
+	if len(good) == x.Len() {
+		t.Fatal("no sample is bad")
+	}
+	for i := range x.Len() {
+		s := x.Sample(i)
+		info := Info{Samples: []Sample{{Name: s.Name, Index: i, Label: s.Label}}, known: x, repeats: []repeat{{size: s.Size}}}
+		dst := make([]byte, 3*32*32)
+		err := l.DecodeRow(t.Context(), info, 0, dst)
+		var bad *SampleError
+		switch pixels, ok := good[i]; {
+		case ok && (err != nil || !bytes.Equal(dst, pixels)):
+			t.Errorf("%s: %v, or other pixels", s.Name, err)
+		case !ok && (!errors.As(err, &bad) || bad.Name != s.Name):
+			t.Errorf("%s: %v, want its SampleError", s.Name, err)
+		}
+	}
+}
