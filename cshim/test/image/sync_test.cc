@@ -185,6 +185,31 @@ TEST(Sync, VerdictsAreTheHosts) {
   EXPECT_GT(refused, 100);
 }
 
+// Nothing synchronises a decoder in the equal bits of a flat image: its subsequences are decoded
+// one behind the other, within a block of threads in one launch.
+TEST(Sync, FlatImagesAreFound) {
+  JpegDecoder decoder(1 << 24);
+  uint64_t passes = 0, subsequences = 0;
+  for (const Kind& kind : kKinds) {
+    JpegOptions options;
+    for (int c = 0; c < 3; ++c) {
+      options.sampling[c][0] = kind.factors[c][0];
+      options.sampling[c][1] = kind.factors[c][1];
+    }
+    Image image{1200, 900, kind.channels, {}};
+    image.pixels.assign(size_t{1200} * 900 * static_cast<size_t>(kind.channels), 250);
+    const Bytes file = encode_jpeg(image, options);
+    const Blob blob = make_blob(&decoder, file, kSpacing);
+    emulate::Device device(plan_of(&decoder, file, crop(0, 0, 1200, 900)));
+    EXPECT_TRUE(device.synchronise(ts::jpeg::kSyncThreads, ts::jpeg::kSyncLaunches)) << kind.name;
+    EXPECT_EQ(other_entries(device, blob.bytes), 0) << kind.name;
+    passes += device.passes;
+    subsequences += device.plan().subsequences;
+  }
+  std::printf("%.2f passes a subsequence\n",
+              static_cast<double>(passes) / static_cast<double>(subsequences));
+}
+
 TEST(Sync, ManyFillBytesAreTheHosts) {
   Random random(96);
   JpegDecoder decoder(1 << 24);
