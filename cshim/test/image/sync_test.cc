@@ -84,8 +84,7 @@ TEST(Sync, EntriesAreTheIndexes) {
       }
     }
   }
-  std::printf("%.2f passes a subsequence\n",
-              static_cast<double>(passes) / static_cast<double>(subsequences));
+  EXPECT_LT(passes, 9 * subsequences);  // 7.4: half of the files are noise
 }
 
 TEST(Sync, CropsEqualTheHostsDecoder) {
@@ -206,8 +205,7 @@ TEST(Sync, FlatImagesAreFound) {
     passes += device.passes;
     subsequences += device.plan().subsequences;
   }
-  std::printf("%.2f passes a subsequence\n",
-              static_cast<double>(passes) / static_cast<double>(subsequences));
+  EXPECT_LT(passes, 14 * subsequences);  // 11.7
 }
 
 TEST(Sync, ManyFillBytesAreTheHosts) {
