@@ -7,13 +7,14 @@
 
 With LIBTORCH set, that LibTorch is used: the site-packages that contains torch/, the torch package folder itself, or
 an unpacked libtorch zip. Otherwise the wheels in cshim/libtorch-VERSION.lock are installed, once, under
-TORCHSTREAM_CACHE (default ~/.cache/torchstream). TORCHSTREAM_LIBTORCH sets VERSION (default 2.11). Results go to stdout,
-progress and errors to stderr; the exit status is 1 on an error.
+TORCHSTREAM_CACHE (default ~/.cache/torchstream). TORCHSTREAM_LIBTORCH sets VERSION (default 2.11; 2.11-cpu is without CUDA).
+Results go to stdout, progress and errors to stderr; the exit status is 1 on an error.
 
 Needs only Python 3.9 or newer and its standard library.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import glob
 import hashlib
@@ -31,8 +32,8 @@ DEFAULT = "2.11"
 STAMP = ".torchstream-complete"
 # The first and the last version that the shim is built and tested with. One between them is accepted as LIBTORCH=.
 OLDEST, NEWEST = (2, 11), (2, 15)
-# Wheels (2.6 GB) and the unpacked tree (4.3 GB) exist at the same time until the install ends.
-NEED_GB = 8
+# Wheels and the unpacked tree exist at the same time until the install ends, and wheels have up to 0.65 of the tree's size.
+NEED = 1.7
 # pip accepts a wheel only if its tag is listed. These are all tags that glibc 2.28 supports.
 PLATFORMS = ["manylinux_2_%d_x86_64" % minor for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64",
@@ -86,20 +87,9 @@ def version_of(torch):
     raise SetupError("%s: no torch/version.h in its include folder, so this is not a LibTorch with headers" % torch)
 
 
-def locate(torch, why):
-    """Return all locations of the LibTorch in the folder `torch`, which has include/ and lib/. Errors name it as `why`."""
+def toolkit(torch, why):
+    """Return the locations of the CUDA toolkit for the LibTorch in the folder `torch`, which has CUDA."""
     site = os.path.dirname(torch)
-    found = version_of(torch)
-    if not OLDEST <= found[:2] <= NEWEST:
-        raise SetupError(
-            "%s is LibTorch %d.%d.%d, torchstream needs %d.%d to %d.%d: point LIBTORCH at one, or unset LIBTORCH to have one "
-            "installed (TORCHSTREAM_LIBTORCH=%s)" % ((why,) + found + OLDEST + NEWEST + (" or ".join(locked()),))
-        )
-    if not os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
-        raise SetupError(
-            "%s is a CPU build (no lib/libtorch_cuda.so); torchstream needs a CUDA 13 build, which also runs on machines "
-            "without a GPU: point LIBTORCH at one, or unset LIBTORCH to have it installed" % why
-        )
     cuda = first_folder(
         [
             os.path.join(site, "nvidia", "cu13"),
@@ -124,17 +114,39 @@ def locate(torch, why):
         runtime = re.search(r"#define CUDART_VERSION\s+(\d+)", f.read())
     if not runtime or int(runtime.group(1)) // 1000 != 13:
         raise SetupError(
-            "%s is CUDA %s, LibTorch %d.%d was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit"
-            % ((cuda, int(runtime.group(1)) / 1000 if runtime else "?") + found[:2])
+            "%s is CUDA %s, %s was built with CUDA 13: set CUDA_HOME to a CUDA 13 toolkit"
+            % (cuda, int(runtime.group(1)) / 1000 if runtime else "?", why)
         )
     cuda_lib = first_folder([os.path.join(cuda, d) for d in ("lib", "lib64", "targets/x86_64-linux/lib")], "libcudart.so.13")
     if not cuda_lib:
         raise SetupError('%s: no libcudart.so.13 in lib or lib64; pip install "cuda-toolkit[cudart]==13.*"' % cuda)
     # The zip has its own CUDA runtime under another name. Use it, so that a process has only one runtime.
     own = sorted(glob.glob(os.path.join(glob.escape(torch), "lib", "libcudart*.so.13*")))
-    libs = [os.path.join(torch, "lib"), cuda_lib]
+    return {
+        "CUDA": cuda,
+        "CUDA_INCLUDE": include,
+        "CUDA_LIB": cuda_lib,
+        "CUDART": own[0] if own else os.path.join(cuda_lib, "libcudart.so.13"),
+    }
+
+
+def locate(torch, why):
+    """Return all locations of the LibTorch in the folder `torch`, which has include/ and lib/. Errors name it as `why`."""
+    site = os.path.dirname(torch)
+    found = version_of(torch)
+    if not OLDEST <= found[:2] <= NEWEST:
+        raise SetupError(
+            "%s is LibTorch %d.%d.%d, torchstream needs %d.%d to %d.%d: point LIBTORCH at one, or unset LIBTORCH to have one "
+            "installed (TORCHSTREAM_LIBTORCH=%s)" % ((why,) + found + OLDEST + NEWEST + (" or ".join(locked()),))
+        )
+    libs = [os.path.join(torch, "lib")]
+    # Empty for a LibTorch without CUDA, for which the shim is built without CUDA too.
+    cuda = dict.fromkeys(("CUDA", "CUDA_INCLUDE", "CUDA_LIB", "CUDART"), "")
+    if os.path.exists(os.path.join(torch, "lib", "libtorch_cuda.so")):
+        cuda = toolkit(torch, why)
+        libs.append(cuda["CUDA_LIB"])
     nvidia = os.path.join(site, "nvidia")
-    if os.path.isdir(nvidia):
+    if cuda["CUDA"] and os.path.isdir(nvidia):
         libs += [
             os.path.join(nvidia, d, "lib")
             for d in sorted(os.listdir(nvidia))
@@ -145,10 +157,7 @@ def locate(torch, why):
         "SITE": site,
         "TORCH": torch,
         "LIBTORCH_VERSION": "%d.%d.%d" % found,
-        "CUDA": cuda,
-        "CUDA_INCLUDE": include,
-        "CUDA_LIB": cuda_lib,
-        "CUDART": own[0] if own else os.path.join(cuda_lib, "libcudart.so.13"),
+        **cuda,
         "LIBRARY_PATH": ":".join(libs),
         "NATIVE_FUNCTIONS": os.path.join(yaml, "native_functions.yaml") if yaml else "",
     }
@@ -162,7 +171,10 @@ def given(value):
         raise SetupError(why + ": no such folder")
     for torch in (os.path.join(path, "torch"), path):
         if os.path.exists(os.path.join(torch, "lib", "libtorch_cpu.so")):
-            return locate(torch, why)
+            found = locate(torch, why)
+            if not found["CUDA"]:
+                say(why + " has no CUDA: the shim is built without CUDA, and finds no GPU")
+            return found
     raise SetupError(
         why + ": neither torch/lib/libtorch_cpu.so nor lib/libtorch_cpu.so is in it. Give the site-packages that contains torch/, "
         "the torch package folder, or an unpacked libtorch zip (the folder with include/ and lib/)"
@@ -172,7 +184,8 @@ def given(value):
 def locked():
     """Return the versions that have a lock, the oldest first."""
     names = glob.glob(glob.escape(os.path.dirname(HERE)) + "/libtorch-*.lock")
-    return sorted((re.search(r"libtorch-(.*)\.lock$", name).group(1) for name in names), key=lambda v: minor_of(v))
+    versions = (re.search(r"libtorch-(.*)\.lock$", name).group(1) for name in names)
+    return sorted(versions, key=lambda v: ("cpu" in v, minor_of(v.partition("-")[0])))
 
 
 def lock():
@@ -191,6 +204,13 @@ def requirements():
     with open(lock(), encoding="utf-8") as f:
         lines = [line.strip() for line in f]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def described(name):
+    """Return what the lock's comment `# name: text` says, or ""."""
+    with open(lock(), encoding="utf-8") as f:
+        found = re.search(r"^# %s: (.*)$" % re.escape(name), f.read(), re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def cached(cache):
@@ -298,12 +318,14 @@ def install_locked(cache, target, keep):
     shutil.rmtree(target, ignore_errors=True)  # it has no stamp, so it is incomplete
     os.makedirs(wheels, exist_ok=True)
     free = (shutil.disk_usage(cache).free + size_of(wheels)) / 1e9
-    if free < NEED_GB:
+    size = described("on disk")
+    need = NEED * float(size.split()[0])
+    if free < need:
         raise SetupError(
-            "%s has %.1f GB free and LibTorch needs %d GB while it is installed (4.5 GB afterwards): free space, or set "
-            "TORCHSTREAM_CACHE to a folder on a bigger disk" % (cache, free, NEED_GB)
+            "%s has %.1f GB free and LibTorch needs %.1f GB while it is installed (%s afterwards): free space, or set "
+            "TORCHSTREAM_CACHE to a folder on a bigger disk" % (cache, free, need, size)
         )
-    say("installing LibTorch into %s (once; %d packages, 2.6 GB to download)" % (target, len(lines)))
+    say("installing LibTorch into %s (once; packages: %d; on disk: %s)" % (target, len(lines), size))
     venv, site = os.path.join(tmp, "venv"), os.path.join(tmp, "site")
     for folder in (tmp, site, os.path.join(tmp, "tmp")):
         os.makedirs(folder)
@@ -313,6 +335,8 @@ def install_locked(cache, target, keep):
     only = ["--no-deps", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp", "--require-hashes"]
     for tag in PLATFORMS:
         only += ["--platform", tag]
+    if described("index"):
+        only += ["--extra-index-url", described("index")]
     one = os.path.join(tmp, "one.txt")
     # Downloads one package at a time, so that an interrupted set-up continues where it stopped.
     for n, line in enumerate(lines, 1):
@@ -334,6 +358,8 @@ def install_locked(cache, target, keep):
             keep,
         )
     locate(os.path.join(site, "torch"), "the LibTorch just installed")
+    # What the stamp says must hold after a crash of the machine too.
+    sync(site)
     with open(os.path.join(site, STAMP), "w", encoding="utf-8") as f:
         f.write("\n".join(lines) + "\n")
         f.flush()
@@ -342,6 +368,16 @@ def install_locked(cache, target, keep):
     shutil.rmtree(wheels, ignore_errors=True)
     shutil.rmtree(tmp, ignore_errors=True)
     say("installed")
+
+
+def sync(folder):
+    """Write what the folder's file system has in memory to the disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            raise SetupError("cannot write %s to the disk: %s" % (folder, os.strerror(ctypes.get_errno())))
+    finally:
+        os.close(fd)
 
 
 def complete(target):

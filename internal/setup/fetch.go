@@ -24,7 +24,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	u, err := url.Parse(o.From)
 	remote := err == nil && u.Scheme != "" && u.Scheme != "file"
 	if remote && u.Scheme != "https" {
-		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", o.From)
+		return "", fmt.Errorf("-from %s: want a path, or a URL that begins with https:// or file://", redacted(o.From))
 	}
 	archive := o.From
 	if err == nil && u.Scheme == "file" {
@@ -34,7 +34,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 	if want == "" {
 		var text []byte
 		if remote {
-			text, err = get(ctx, o.From+".sha256", "")
+			text, err = get(ctx, http.DefaultClient, o.From+".sha256", "")
 		} else {
 			text, err = os.ReadFile(archive + ".sha256")
 		}
@@ -47,7 +47,7 @@ func (o Options) fetch(ctx context.Context, downloaded string) (string, error) {
 		return "", fmt.Errorf("the archive's checksum is %q, and a SHA-256 has 64 hexadecimal digits", want)
 	}
 	if remote {
-		return downloaded, download(ctx, o.From, downloaded, strings.TrimSpace(want), o.Log)
+		return downloaded, download(ctx, http.DefaultClient, o.From, downloaded, strings.TrimSpace(want), o.Log)
 	}
 	return archive, verify(archive, strings.TrimSpace(want))
 }
@@ -69,11 +69,30 @@ func verify(path, want string) error {
 	return nil
 }
 
+// redacted returns a URL as a message may show it: a name, a password or a token in it may be
+// secret. It need not be a valid URL.
+func redacted(address string) string {
+	scheme, rest, found := strings.Cut(address, "://")
+	if !found {
+		return address // a path
+	}
+	if i := strings.LastIndexByte(rest, '@'); i >= 0 { // a password may have any other character
+		rest = "***" + rest[i:]
+	}
+	if i := strings.IndexAny(rest, "?#"); i >= 0 {
+		rest = rest[:i] + "?***"
+	}
+	return scheme + "://" + rest
+}
+
+// invalid is the error for a text that is no URL. The parser's own quotes the text.
+func invalid(address string) error { return fmt.Errorf("%s is no valid URL", redacted(address)) }
+
 // request makes a request, and returns the response if its status is one of the accepted ones.
-func request(ctx context.Context, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
+func request(ctx context.Context, client *http.Client, address, accept string, header http.Header, statuses ...int) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return nil, err
+		return nil, invalid(address)
 	}
 	if header != nil {
 		r.Header = header
@@ -81,7 +100,11 @@ func request(ctx context.Context, address, accept string, header http.Header, st
 	if accept != "" {
 		r.Header.Set("Accept", accept)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	answer, err := client.Do(r)
+	var named *url.Error
+	if errors.As(err, &named) {
+		return nil, fmt.Errorf("%s: %w", redacted(named.URL), named.Err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +114,7 @@ func request(ctx context.Context, address, accept string, header http.Header, st
 		}
 	}
 	answer.Body.Close()
-	return nil, &statusError{r.URL.Redacted(), answer.StatusCode}
+	return nil, &statusError{redacted(address), answer.StatusCode}
 }
 
 type statusError struct {
@@ -104,8 +127,8 @@ func (e *statusError) Error() string {
 }
 
 // get returns a small document.
-func get(ctx context.Context, address, accept string) ([]byte, error) {
-	answer, err := request(ctx, address, accept, nil, http.StatusOK)
+func get(ctx context.Context, client *http.Client, address, accept string) ([]byte, error) {
+	answer, err := request(ctx, client, address, accept, nil, http.StatusOK)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +136,7 @@ func get(ctx context.Context, address, accept string) ([]byte, error) {
 	const limit = 64 << 20
 	text, err := io.ReadAll(io.LimitReader(answer.Body, limit))
 	if err == nil && len(text) == limit {
-		err = fmt.Errorf("%s is longer than %d bytes", address, limit)
+		err = fmt.Errorf("%s is longer than %d bytes", redacted(address), limit)
 	}
 	return text, err
 }
@@ -123,7 +146,7 @@ const attempts = 5
 
 // download writes what is at a URL to a file whose SHA-256 is known. It continues a part that an
 // earlier call has left, and one that ends early.
-func download(ctx context.Context, address, path, want string, log io.Writer) error {
+func download(ctx context.Context, client *http.Client, address, path, want string, log io.Writer) error {
 	if verify(path, want) == nil {
 		return nil
 	}
@@ -132,13 +155,13 @@ func download(ctx context.Context, address, path, want string, log io.Writer) er
 	for n := range attempts {
 		info, statErr := os.Stat(part)
 		resumed := statErr == nil && info.Size() > 0
-		if err = continued(ctx, address, part, log); err == nil {
+		if err = continued(ctx, client, address, part, log); err == nil {
 			if err = verify(part, want); err == nil {
 				return os.Rename(part, path)
 			}
 			os.Remove(part)
 			if !resumed {
-				return err // the server has another file
+				return fmt.Errorf("%s: %w", redacted(address), err) // the server has another file
 			}
 		}
 		var status *statusError
@@ -168,7 +191,7 @@ func (a awake) Read(p []byte) (int, error) {
 }
 
 // continued appends what a file lacks of what is at a URL.
-func continued(ctx context.Context, address, part string, log io.Writer) error {
+func continued(ctx context.Context, client *http.Client, address, part string, log io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	end := time.AfterFunc(silence, func() { cancel(fmt.Errorf("the server has sent nothing for %v", silence)) })
@@ -186,7 +209,7 @@ func continued(ctx context.Context, address, part string, log io.Writer) error {
 	if at > 0 {
 		header.Set("Range", fmt.Sprintf("bytes=%d-", at))
 	}
-	answer, err := request(ctx, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
+	answer, err := request(ctx, client, address, "", header, http.StatusOK, http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable)
 	if errors.Is(err, context.Canceled) {
 		err = context.Cause(ctx)
 	}

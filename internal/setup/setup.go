@@ -3,6 +3,7 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/torchstream/torchstream/cshim"
 	"github.com/torchstream/torchstream/internal/library"
 )
@@ -27,7 +30,7 @@ type Options struct {
 	SHA256   string // of the archive; "" reads it from the file or URL From + ".sha256"
 	Image    bool   // only the image library, which needs no LibTorch
 	LibTorch string // an installed LibTorch: site-packages, its torch folder, or an unpacked archive; "" installs one
-	Release  string // the LibTorch to install for a build, such as "2.15"; "" is the default
+	Release  string // the LibTorch to install for a build, such as "2.15" or "2.11-cpu"; "" is the default
 	Cache    string // where to install: see library.Cache
 	Version  string // of the C headers
 	Log      io.Writer
@@ -35,8 +38,12 @@ type Options struct {
 	Try func(folder string) error
 }
 
-// defaultRelease is the LibTorch of a build that names none.
-const defaultRelease = "2.11"
+const (
+	// DefaultRelease is the LibTorch of a build that names none.
+	DefaultRelease = "2.11"
+	// WithoutCUDA ends the names of releases that have no CUDA.
+	WithoutCUDA = "-cpu"
+)
 
 // Run installs, and returns the folder with the libraries. Whatever was installed there stays until
 // its successor is complete and passes Try.
@@ -76,6 +83,9 @@ func Run(ctx context.Context, o Options) (folder string, err error) {
 		if err := o.Try(filepath.Join(stage, "lib")); err != nil {
 			return "", fmt.Errorf("the libraries are not installed, because they do not work: %w", err)
 		}
+	}
+	if err := syncFiles(stage); err != nil {
+		return "", err
 	}
 	if err := replace(stage, target); err != nil {
 		return "", err
@@ -129,6 +139,20 @@ func replace(stage, target string) error {
 	return os.RemoveAll(old)
 }
 
+// syncFiles writes what the folder's file system has in memory to the disk, so that what a name or
+// a stamp then says of the folder also holds after a crash of the machine.
+func syncFiles(folder string) error {
+	f, err := os.Open(folder)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		return fmt.Errorf("writing %s to the disk: %w", folder, err)
+	}
+	return nil
+}
+
 // release unpacks a release archive, and gives its shim the LibTorch that it was built for.
 func (o Options) release(ctx context.Context, stage string) error {
 	downloaded := stage + ".tar.gz" // its lock is that of stage
@@ -140,7 +164,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 		defer os.Remove(archive)
 	}
 	if err := unpack(archive, stage); err != nil {
-		return fmt.Errorf("%s: %w", o.From, err)
+		return fmt.Errorf("%s: %w", redacted(o.From), err)
 	}
 	names := []string{"libtorchstream_image.so", "libtorchstream.so"}
 	if o.Image {
@@ -148,7 +172,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 	}
 	for _, name := range names {
 		if _, err := os.Stat(filepath.Join(stage, "lib", name)); err != nil {
-			return fmt.Errorf("%s has no lib/%s: it is no release archive of torchstream", o.From, name)
+			return fmt.Errorf("%s has no lib/%s: it is no release archive of torchstream", redacted(o.From), name)
 		}
 	}
 	if o.Image {
@@ -159,7 +183,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 		return err
 	}
 	if len(locks) != 1 {
-		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", o.From, len(locks))
+		return fmt.Errorf("%s has %d files share/torchstream/libtorch-*.lock, and a release archive has one", redacted(o.From), len(locks))
 	}
 	text, err := os.ReadFile(locks[0])
 	if err != nil {
@@ -175,7 +199,7 @@ func (o Options) release(ctx context.Context, stage string) error {
 // libtorch returns the folder with LibTorch: that of the options, or the wheels of a lock.
 func (o Options) libtorch(ctx context.Context, lockText string) (string, error) {
 	if o.LibTorch == "" {
-		return installer{o.Cache, environmentIndex(), needBytes, o.Log}.install(ctx, lockText)
+		return installer{o.Cache, environmentIndex(), o.Log}.install(ctx, lockText)
 	}
 	given, err := filepath.Abs(o.LibTorch)
 	if err != nil {
@@ -186,8 +210,8 @@ func (o Options) libtorch(ctx context.Context, lockText string) (string, error) 
 		if _, err := os.Stat(torch); err != nil {
 			continue
 		}
-		if _, err := os.Stat(filepath.Join(folder, "lib", "libtorch_cuda.so")); err != nil {
-			return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim needs one with CUDA, which also runs on a CPU: unset LIBTORCH", given)
+		if _, err := os.Stat(filepath.Join(folder, "lib", "libtorch_cuda.so")); err != nil && !wheels(lockText).cpu() {
+			return "", fmt.Errorf("LIBTORCH=%s is a LibTorch without CUDA, and the shim of this archive is for one with CUDA, which also runs on a CPU: unset LIBTORCH", given)
 		}
 		want, have := wheels(lockText).release(), library.LibTorchVersion(torch)
 		if have != "" && !strings.HasPrefix(have+".", want+".") {
@@ -218,7 +242,7 @@ func link(torch, path string) error {
 func (o Options) build(ctx context.Context, stage string) error {
 	release := o.Release
 	if release == "" {
-		release = defaultRelease
+		release = DefaultRelease
 	}
 	lockText, err := cshim.Sources.ReadFile("libtorch-" + release + ".lock")
 	if err != nil {
@@ -270,12 +294,16 @@ func (o Options) command(ctx context.Context, environment []string, name string,
 	return nil
 }
 
-// Releases returns the LibTorch releases that can be installed for a build.
+// Releases returns the LibTorch releases that can be installed for a build, those without CUDA
+// last.
 func Releases() []string {
 	names, _ := fs.Glob(cshim.Sources, "libtorch-*.lock") // the pattern is valid
 	for i, name := range names {
 		names[i] = strings.TrimSuffix(strings.TrimPrefix(name, "libtorch-"), ".lock")
 	}
+	slices.SortStableFunc(names, func(a, b string) int {
+		return cmp.Compare(strings.Count(a, WithoutCUDA), strings.Count(b, WithoutCUDA))
+	})
 	return names
 }
 

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -244,18 +245,17 @@ func TestWheelsThatCannotBeInstalled(t *testing.T) {
 	for _, c := range []struct {
 		name, lock string
 		from       index
-		need       float64
 		want       string
 	}{
-		{"no such file", strings.Replace(lockText, "sha256:", "sha256:00000000", 1)[:len("# a comment\n\ntorch==2.11.0 --hash=sha256:")+64] + "\n", good, 0, "no package index has the file"},
-		{"no such package", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64), index{urls: []string{s.URL + "/nowhere"}}, 0, "PIP_INDEX_URL"},
-		{"no line", "torch 2.11.0\n", good, 0, `"torch 2.11.0"`},
-		{"no torch", "nvidia-nccl==1 --hash=sha256:" + strings.Repeat("0", 64), good, 0, "does not begin with torch"},
-		{"full disk", lockText, good, 1e30, "GB free"},
-		{"a wheel that leaves its folder", "torch==2.11.0 --hash=sha256:" + digest(evil), index{files: []string{folder}}, 0, "evil"},
+		{"no such file", strings.Replace(lockText, "sha256:", "sha256:00000000", 1)[:len("# a comment\n\ntorch==2.11.0 --hash=sha256:")+64] + "\n", good, "no package index has the file"},
+		{"no such package", "torch==2.11.0 --hash=sha256:" + strings.Repeat("0", 64), index{urls: []string{s.URL + "/nowhere"}}, "PIP_INDEX_URL"},
+		{"no line", "torch 2.11.0\n", good, `"torch 2.11.0"`},
+		{"no torch", "nvidia-nccl==1 --hash=sha256:" + strings.Repeat("0", 64), good, "does not begin with torch"},
+		{"full disk", "# on disk: 1e9 GB\n" + lockText, good, "GB free"},
+		{"a wheel that leaves its folder", "torch==2.11.0 --hash=sha256:" + digest(evil), index{files: []string{folder}}, "evil"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			i := installer{cache: t.TempDir(), from: c.from, need: c.need, log: io.Discard}
+			i := installer{cache: t.TempDir(), from: c.from, log: io.Discard}
 			_, err := i.install(t.Context(), c.lock)
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
@@ -289,7 +289,8 @@ func TestFolderIsThatOfLibtorchPy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := lines.folder("/cache", all[0].version), strings.TrimSpace(string(out)); got != want || lines.release() != release {
+		if got, want := lines.folder("/cache", all[0].version), strings.TrimSpace(string(out)); got != want || lines.release() != strings.TrimSuffix(release, WithoutCUDA) ||
+			lines.cpu() != strings.HasSuffix(release, WithoutCUDA) {
 			t.Errorf("LibTorch %s: %s, and libtorch.py says %s", release, got, want)
 		}
 	}
@@ -317,6 +318,126 @@ func TestIndexIsPips(t *testing.T) {
 		got := readIndex(func(name string) string { return c.environment[name] }, c.files)
 		if fmt.Sprint(got) != fmt.Sprint(c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// The proxy and the certificates are those of pip's options.
+func TestIndexIsAskedByPipsProxyWithPipsCertificates(t *testing.T) {
+	files, lockText := libtorchWheels(t)
+	s := serve(t, true, files)
+	secure := httptest.NewTLSServer(s.Config.Handler)
+	t.Cleanup(secure.Close)
+	var asked atomic.Int64
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		if r.Host != "index.invalid" {
+			t.Errorf("the proxy is asked for %s", r.Host)
+		}
+		s.Config.Handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(proxy.Close)
+	cert := filepath.Join(t.TempDir(), "cert.pem")
+	block := &pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw}
+	if err := os.WriteFile(cert, pem.EncodeToMemory(block), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name    string
+		options map[string]string
+		want    string
+	}{
+		{"proxy", map[string]string{"PIP_INDEX_URL": "http://index.invalid/simple", "PIP_PROXY": strings.TrimPrefix(proxy.URL, "http://")}, ""},
+		{"certificate", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert}, ""},
+		{"no certificate", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple"}, "certificate"},
+		{"no file", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": cert + "s"}, "pip's option cert"},
+		{"a file without certificates", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_CERT": "setup_test.go"}, "no certificate in PEM"},
+		{"no URL", map[string]string{"PIP_INDEX_URL": secure.URL + "/simple", "PIP_PROXY": "http://a:secret@b:c"}, "pip's option proxy: http://***@b:c is no"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			from := readIndex(func(name string) string { return c.options[name] }, nil)
+			_, err := installer{cache: t.TempDir(), from: from, log: io.Discard}.install(t.Context(), lockText)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+	if asked.Load() == 0 {
+		t.Error("the proxy was not asked")
+	}
+}
+
+// An index whose file is another one, or that has the page but not the file, does not end the
+// search. The lock's own index is asked last.
+func TestNextIndexIsAsked(t *testing.T) {
+	files, lockText := libtorchWheels(t)
+	good := serve(t, false, files)
+	for name, handler := range map[string]http.HandlerFunc{
+		"another file": func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasPrefix(r.URL.Path, "/simple/") { // without checksums
+				fmt.Fprint(w, `<a href="/torch-2.11.0-cp312-cp312-manylinux_2_28_x86_64.whl">x</a><a href="/nvidia_cuda_nvcc-13.0.88-py3-none-manylinux_2_17_x86_64.whl">x</a>`)
+				return
+			}
+			fmt.Fprint(w, "another file")
+		},
+		"no file": func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasPrefix(r.URL.Path, "/simple/") {
+				for path, text := range files {
+					fmt.Fprintf(w, `<a href="%s#sha256=%s">x</a>`, path, digest(text))
+				}
+				return
+			}
+			http.NotFound(w, r)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bad := httptest.NewServer(handler)
+			t.Cleanup(bad.Close)
+			i := installer{cache: t.TempDir(), from: index{urls: []string{bad.URL + "/simple", good.URL + "/simple"}}, log: io.Discard}
+			if _, err := i.install(t.Context(), lockText); err != nil {
+				t.Error(err)
+			}
+			i = installer{cache: t.TempDir(), from: index{urls: []string{bad.URL + "/simple"}}, log: io.Discard}
+			if _, err := i.install(t.Context(), "# index: "+good.URL+"/simple\n"+lockText); err != nil {
+				t.Error(err)
+			}
+			if _, err := i.install(t.Context(), lockText+"nvidia-nccl==1 --hash=sha256:"+strings.Repeat("0", 64)+"\n"); err == nil || !strings.Contains(err.Error(), bad.URL) {
+				t.Errorf("got %v, want one that names %s", err, bad.URL)
+			}
+		})
+	}
+}
+
+// No message has the name, the password or the token in a URL.
+func TestErrorsKeepSecrets(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/links/") {
+			fmt.Fprintf(w, `<a href="http://user:secret@%s:x/torch-1-py3-none-x86_64.whl">x</a>`, r.Host)
+			return
+		}
+		http.Error(w, "", http.StatusForbidden)
+	}))
+	t.Cleanup(s.Close)
+	host := strings.TrimPrefix(s.URL, "http://")
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	lockText := "torch==1 --hash=sha256:" + strings.Repeat("0", 64) + "\n"
+	for _, address := range []string{
+		"http://user:secret@" + host + "/simple", "http://secret@" + host + "/simple", "http://user:secret@" + host + "/links",
+		"http://user:secret@" + strings.TrimPrefix(closed.URL, "http://"), "http://user:sec\x7fret@" + host, "http://user:secret/x@" + host,
+		"http://user:secret#x@" + host, "http://user:secret@" + host + ":port",
+	} {
+		i := installer{cache: t.TempDir(), from: index{urls: []string{address}}, log: io.Discard}
+		_, err := i.install(t.Context(), lockText)
+		if err == nil || strings.Contains(err.Error(), "sec") || strings.Contains(err.Error(), "user") {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+	for _, address := range []string{"https://user:secret@" + host + "/x.tar.gz?token=secret", "http://user:secret@" + host} {
+		o := options(t, nil)
+		o.From, o.SHA256 = address, ""
+		if _, err := Run(t.Context(), o); err == nil || strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "user") {
+			t.Errorf("%q: %v", address, err)
 		}
 	}
 }
@@ -386,7 +507,7 @@ func TestAnotherFileIsNotDownloadedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := s.requests.Load()
-		if err := download(t.Context(), s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
+		if err := download(t.Context(), http.DefaultClient, s.URL+"/x", path, strings.Repeat("0", 64), io.Discard); err == nil {
 			t.Error("it is accepted")
 		}
 		if n := s.requests.Load() - before; n > 3 { // one breaks off, one goes on, one is whole
@@ -510,7 +631,7 @@ func TestSourcesAreWhole(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(folder, "setup", "shim.sh")); err != nil || info.Mode()&0o100 == 0 {
 		t.Errorf("shim.sh cannot be run: %v", err)
 	}
-	if r := Releases(); len(r) == 0 || r[0] != defaultRelease {
-		t.Errorf("releases %q, and the default is %s", r, defaultRelease)
+	if r := Releases(); len(r) == 0 || r[0] != DefaultRelease {
+		t.Errorf("releases %q, and the default is %s", r, DefaultRelease)
 	}
 }

@@ -4,17 +4,22 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"html"
 	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -69,18 +74,33 @@ func (l lockLines) folder(cache, version string) string {
 	return filepath.Join(cache, "libtorch-"+version+"-"+hex.EncodeToString(digest[:])[:12])
 }
 
-// stamp is the file that says that a folder is complete, and needBytes what the disk must have
-// room for: wheels and the unpacked files exist at the same time.
+// cpu reports whether the lock is of a LibTorch without CUDA.
+func (l lockLines) cpu() bool {
+	all, err := l.parse()
+	return err == nil && strings.HasSuffix(all[0].version, "+cpu")
+}
+
+// described returns what the comment "# name: text" of a lock says, "" if there is none.
+func described(lockText, name string) string {
+	for line := range strings.Lines(lockText) {
+		if text, ok := strings.CutPrefix(line, "# "+name+": "); ok {
+			return strings.TrimSpace(text)
+		}
+	}
+	return ""
+}
+
 const (
-	stamp     = ".torchstream-complete"
-	needBytes = 8e9
+	stamp = ".torchstream-complete" // the file that says that a folder is complete
+	// While LibTorch is installed, the disk has the wheels and the unpacked files, whose size is in
+	// the lock. Wheels have up to 0.65 of that.
+	needFactor = 1.7
 )
 
 // installer installs wheels.
 type installer struct {
 	cache string
 	from  index
-	need  float64 // bytes that must be free
 	log   io.Writer
 }
 
@@ -111,10 +131,14 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	if err := errors.Join(os.MkdirAll(files, 0o777), os.MkdirAll(site, 0o777)); err != nil {
 		return "", err
 	}
-	if err := i.room(files); err != nil {
+	size := described(lockText, "on disk")
+	if err := i.room(files, size); err != nil {
 		return "", err
 	}
-	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; %d packages, 2.6 GB to download)\n", all[0].version, target, len(all))
+	if extra := described(lockText, "index"); extra != "" {
+		i.from.urls = append(slices.Clip(i.from.urls), extra)
+	}
+	fmt.Fprintf(i.log, "setup: installing LibTorch %s into %s (once; packages: %d; on disk: %s)\n", all[0].version, target, len(all), size)
 	for _, w := range all {
 		file := filepath.Join(files, w.name+"-"+w.version+".whl")
 		if err := i.from.wheel(ctx, w, file, i.log); err != nil {
@@ -132,6 +156,9 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	if _, err := os.Stat(filepath.Join(site, "torch", "lib", "libtorch_cpu.so")); err != nil {
 		return "", fmt.Errorf("the wheels have no LibTorch: %w", err)
 	}
+	if err := syncFiles(site); err != nil {
+		return "", err
+	}
 	if err := os.WriteFile(filepath.Join(site, stamp), []byte(strings.Join(lines, "\n")+"\n"), 0o666); err != nil {
 		return "", err
 	}
@@ -141,9 +168,17 @@ func (i installer) install(ctx context.Context, lockText string) (torch string, 
 	return torch, os.RemoveAll(files)
 }
 
-// room returns an error if the disk is too small. The bytes of the wheels that are there count as
-// free.
-func (i installer) room(files string) error {
+// room returns an error if the disk is too small for a LibTorch of the size that a lock names. The
+// bytes of the wheels that are there count as free.
+func (i installer) room(files, size string) error {
+	if size == "" {
+		return nil
+	}
+	number, _, _ := strings.Cut(size, " ")
+	onDisk, err := strconv.ParseFloat(number, 64) // GB
+	if err != nil {
+		return fmt.Errorf("the lock of LibTorch says %q for its size on disk, want a number and GB", size)
+	}
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(i.cache, &disk); err != nil {
 		return err
@@ -158,9 +193,9 @@ func (i installer) room(files string) error {
 			free += float64(info.Size())
 		}
 	}
-	if free < i.need {
-		return fmt.Errorf("%s has %.1f GB free, and LibTorch needs %.0f GB while it is installed (4.5 GB afterwards): "+
-			"free space, or set TORCHSTREAM_CACHE to a folder on a bigger disk", i.cache, free/1e9, i.need/1e9)
+	if need := needFactor * onDisk; free < need*1e9 {
+		return fmt.Errorf("%s has %.1f GB free, and LibTorch needs %.1f GB while it is installed (%s afterwards): "+
+			"free space, or set TORCHSTREAM_CACHE to a folder on a bigger disk", i.cache, free/1e9, need, size)
 	}
 	return nil
 }
@@ -169,6 +204,40 @@ func (i installer) room(files string) error {
 type index struct {
 	urls  []string // of simple indexes
 	files []string // folders with wheels
+	proxy string   // URL; "": what HTTPS_PROXY and HTTP_PROXY name
+	cert  string   // file of the certificates to trust; "": those of the system
+}
+
+// client returns what makes requests with the index's proxy and certificates.
+func (i index) client() (*http.Client, error) {
+	transport, ok := http.DefaultTransport.(*http.Transport)
+	if !ok || i.proxy == "" && i.cert == "" {
+		return http.DefaultClient, nil
+	}
+	transport = transport.Clone()
+	if i.proxy != "" {
+		address := i.proxy
+		if !strings.Contains(address, "://") { // as pip takes it
+			address = "http://" + address
+		}
+		proxy, err := url.Parse(address)
+		if err != nil {
+			return nil, fmt.Errorf("pip's option proxy: %w", invalid(address))
+		}
+		transport.Proxy = http.ProxyURL(proxy)
+	}
+	if i.cert != "" {
+		text, err := os.ReadFile(i.cert)
+		if err != nil {
+			return nil, fmt.Errorf("pip's option cert: %w", err)
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("pip's option cert: %s has no certificate in PEM", i.cert)
+		}
+		transport.TLSClientConfig = &tls.Config{RootCAs: roots}
+	}
+	return &http.Client{Transport: transport}, nil
 }
 
 // environmentIndex returns what the environment and pip's files of options name, or else the public
@@ -211,6 +280,8 @@ func readIndex(getenv func(string) string, files []string) index {
 		i.urls = []string{"https://pypi.org/simple"}
 	}
 	i.urls = append(i.urls, option("extra-index-url")...)
+	i.proxy = strings.Join(option("proxy"), "")
+	i.cert = strings.Join(option("cert"), " ")
 	return i
 }
 
@@ -252,14 +323,23 @@ func (i index) wheel(ctx context.Context, w wheel, path string, log io.Writer) e
 			}
 		}
 	}
+	client, err := i.client()
+	if err != nil {
+		return err
+	}
 	failed := fmt.Errorf("no package index has the file with the SHA-256 %s", w.sha256)
 	for _, at := range i.urls {
-		address, err := find(ctx, at, w)
+		address, err := find(ctx, client, at, w)
 		if err == nil && address != "" {
-			return download(ctx, address, path, w.sha256, log)
+			if err = download(ctx, client, address, path, w.sha256, log); err == nil {
+				return nil
+			}
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		if err != nil {
-			failed = fmt.Errorf("%w; %w", failed, err)
+			failed = fmt.Errorf("%w; %w", failed, err) // another index may have it
 		}
 	}
 	return fmt.Errorf("%w: check the network, and PIP_INDEX_URL if you use a mirror", failed)
@@ -283,12 +363,12 @@ var (
 
 // find returns the URL of the wheel in a simple index (PEP 503 and PEP 691), "" if it has none: the
 // file with the lock's SHA-256.
-func find(ctx context.Context, indexURL string, w wheel) (string, error) {
+func find(ctx context.Context, client *http.Client, indexURL string, w wheel) (string, error) {
 	page, err := url.Parse(strings.TrimSuffix(indexURL, "/") + "/" + separators.ReplaceAllString(strings.ToLower(w.name), "-") + "/")
 	if err != nil {
-		return "", fmt.Errorf("the package index %q: %w", indexURL, err)
+		return "", fmt.Errorf("the package index: %w", invalid(indexURL))
 	}
-	text, err := get(ctx, page.String(), "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
+	text, err := get(ctx, client, page.String(), "application/vnd.pypi.simple.v1+json, text/html;q=0.5")
 	var status *statusError
 	if errors.As(err, &status) && status.status == 404 {
 		return "", nil
@@ -299,7 +379,7 @@ func find(ctx context.Context, indexURL string, w wheel) (string, error) {
 	resolve := func(link string) (string, error) {
 		u, err := page.Parse(link)
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("%s: a link: %w", redacted(page.String()), invalid(link))
 		}
 		if u.User == nil && u.Host == page.Host {
 			u.User = page.User // the index wants the same name and password for its files
