@@ -1,7 +1,7 @@
 # Every target does the set-up that it needs: system packages (apt when root), LibTorch and a CUDA compiler (LIBTORCH=,
 # or wheels installed once under TORCHSTREAM_CACHE), and the C++ shim. `make help` lists the targets.
 #
-#   TORCHSTREAM_LIBTORCH=V install LibTorch V (2.11, which is the default, or 2.15) if LIBTORCH is not set
+#   TORCHSTREAM_LIBTORCH=V install LibTorch V (2.11, which is the default, 2.15, or 2.11-cpu) if LIBTORCH is not set
 #   LIBTORCH=DIR           use this LibTorch (2.11 to 2.15): site-packages, its torch folder, or an unpacked libtorch zip
 #   TORCHSTREAM_CACHE=DIR  install LibTorch here if LIBTORCH is not set (default ~/.cache/torchstream)
 #   ARCHIVE=FILE           make demo: train on this .tgz of labelled images (TEST= held-back archive, DEVICE=cuda or cpu)
@@ -69,6 +69,14 @@ test-newest: ## test the Go packages that compute with the newest LibTorch, whic
 	@cshim/setup/packages.sh
 	@LIBTORCH= TORCHSTREAM_LIBTORCH=2.15 cshim/setup/shim.sh cshim/build-2.15
 	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-2.15/lib" go test -count=1 ./internal/capi ./cuda ./torch ./dist ./nn ./optim ./prefetcher ./train
+
+# LIBTORCH= names an installed LibTorch without CUDA.
+.PHONY: test-cpu-only
+test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11-cpu, which it installs) and run the tests
+	@cshim/setup/packages.sh
+	@TORCHSTREAM_LIBTORCH=2.11-cpu cshim/setup/shim.sh cshim/build-cpu -- all ts_tests
+	ctest --test-dir cshim/build-cpu --output-on-failure --no-tests=error -j2
+	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-cpu/lib" go test -count=1 ./...
 
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.

@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/torchstream/torchstream/internal/capi"
 )
 
 // fakeDriver is the part of an NVIDIA driver that says for which CUDA it is. It has no GPU.
@@ -41,6 +43,12 @@ func TestErrorsNameTheDriver(t *testing.T) {
 			t.Fatalf("%v\n%s", err, text)
 		}
 		return string(text)
+	}
+	if capi.CUDAVersion() == "" {
+		if text := said(t); !strings.Contains(text, "built for a LibTorch without CUDA") || strings.Contains(text, "nvidia-smi") {
+			t.Errorf("it says %s", text)
+		}
+		return
 	}
 	t.Run("too old", func(t *testing.T) {
 		cc, err := exec.LookPath("cc")

@@ -56,11 +56,14 @@ func checked(err error) error {
 }
 
 func advised(err error) error {
-	if errors.Is(err, ErrNoDevice) && DeviceCount() == 0 {
-		return fmt.Errorf("%w; check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide the GPU "+
-			"(torchstream doctor says more), or run on cuda.CPU", err)
+	if !errors.Is(err, ErrNoDevice) || DeviceCount() > 0 {
+		return err
 	}
-	return err
+	advice := "check that nvidia-smi lists a GPU and that CUDA_VISIBLE_DEVICES does not hide the GPU (torchstream doctor says more)"
+	if capi.CUDAVersion() == "" {
+		advice = "torchstream doctor says more"
+	}
+	return fmt.Errorf("%w; %s, or run on cuda.CPU", err, advice)
 }
 
 func invalid(origin, format string, args ...any) error {

@@ -251,6 +251,8 @@ def main(args):
         print(__doc__.strip(), file=sys.stderr)
         return 2
     out = os.path.abspath(args[0] if args else os.path.join(ROOT, "release"))
+    if not libtorch.find()["CUDA"]:
+        raise DistError("release archives are of the shim with CUDA: unset LIBTORCH and TORCHSTREAM_LIBTORCH, which name a LibTorch without it")
     time = epoch()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
     subprocess.run([os.path.join(ROOT, "cshim", "setup", "shim.sh"), BUILD, "-DTS_RELOCATABLE=ON"], check=True)

@@ -22,6 +22,9 @@ rm -f /tmp/clang-format.$$
 check "includes between the C++ sources point down"
 python3 tools/lint/cxx_layers.py || fail "includes of the C++ sources are out of order"
 
+check "what stands in for CUDA in a build without it"
+python3 tools/lint/nocuda.py || fail "the build without CUDA lacks functions"
+
 check "imports between the Go packages point down"
 python3 tools/lint/go_layers.py || fail "imports of the Go packages are out of order"
 

@@ -100,14 +100,26 @@ func libtorch() []finding {
 	found := []finding{
 		{"ok", "shim", capi.LibraryName + at(mapped[capi.LibraryName]), ""},
 		{"ok", "LibTorch", capi.LibTorchVersion() + at(mapped["libtorch_cpu.so"]), ""},
-		{"ok", "CUDA", "built with " + capi.CUDAVersion() + at(mapped["libcudart.so"]), ""},
+		{"ok", "CUDA", builtWith() + at(mapped["libcudart.so"]), ""},
 	}
-	found = append(found, driverAndDevices(mapped["libcuda.so"])...)
+	if capi.CUDAVersion() == "" {
+		found = append(found, finding{"note", "GPU", "not used: the shim is for a LibTorch without CUDA", "everything runs on the CPU; for a GPU set up a LibTorch with CUDA: `torchstream setup`, or `make shim` in a clone"})
+	} else {
+		found = append(found, driverAndDevices(mapped["libcuda.so"])...)
+	}
 	found = append(found, compute(cuda.CPU))
 	for d := range cuda.DeviceCount() {
 		found = append(found, compute(cuda.Device(d)))
 	}
 	return found
+}
+
+// builtWith says what CUDA the shim was built with.
+func builtWith() string {
+	if version := capi.CUDAVersion(); version != "" {
+		return "built with CUDA " + version
+	}
+	return "built without CUDA"
 }
 
 func at(path string) string {

@@ -18,14 +18,22 @@ import (
 func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	set := flags("setup", "Installs the shim, the image library and LibTorch (2.6 GB to download, 4.3 GB on disk; 4.8 GB for 2.15) into TORCHSTREAM_CACHE, default\n"+
 		"~/.cache/torchstream, where every program of this version of torchstream finds them. Without -from it builds the libraries, which\n"+
-		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch with CUDA 13.\n"+
-		"LibTorch's files come from pip's package index (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf); neither pip nor Python is run for them.", stderr)
+		"needs g++, cmake, ninja, python3 and the packages of the image codecs. LIBTORCH=FOLDER uses an installed LibTorch: with CUDA 13, or\n"+
+		"without CUDA, for which the shim is built without CUDA too. LibTorch's files come from pip's package index; neither pip nor Python is\n"+
+		"run for them. Of pip's options (PIP_INDEX_URL and others, pip.conf) index-url, extra-index-url, find-links, proxy and cert count.", stderr)
 	from := set.String("from", "", "release archive: a path, or an https or file URL")
 	sum := set.String("sha256", "", "SHA-256 of the release archive (default: from the file of the same name with .sha256 at its end)")
 	image := set.Bool("image", false, "install only the image library, which package imageloader needs; no LibTorch")
 	release := set.String("libtorch", "", "LibTorch release to build for: "+strings.Join(setup.Releases(), " or "))
+	cpu := set.Bool("cpu", false, "build for a LibTorch without CUDA, which is a fifth of the size: the same as -libtorch "+setup.DefaultRelease+setup.WithoutCUDA)
 	if err := parse(set, args, 0); err != nil {
 		return err
+	}
+	if *cpu {
+		if *release != "" || *from != "" || *image {
+			return usageError{"setup: -cpu chooses the LibTorch of a build: it goes with neither -libtorch, -from nor -image"}
+		}
+		*release = setup.DefaultRelease + setup.WithoutCUDA
 	}
 	if *release == "" && *from == "" {
 		*release = os.Getenv("TORCHSTREAM_LIBTORCH")
@@ -46,8 +54,7 @@ func setupCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		fmt.Fprintf(stdout, "installed in %s: %s\n", folder, imagecapi.JPEGVersion())
 		return nil
 	}
-	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, CUDA %s, %d usable GPUs; 1 + 1 = 2\n",
-		folder, capi.LibTorchVersion(), capi.CUDAVersion(), cuda.DeviceCount())
+	fmt.Fprintf(stdout, "installed in %s: LibTorch %s, %s, %d usable GPUs; 1 + 1 = 2\n", folder, capi.LibTorchVersion(), builtWith(), cuda.DeviceCount())
 	return nil
 }
 

@@ -117,7 +117,8 @@ func LibTorchVersion() string {
 	return C.GoString(C.ts_libtorch_version())
 }
 
-// CUDAVersion returns the version of the CUDA that the shim was built with, or "" without the shim.
+// CUDAVersion returns the version of the CUDA that the shim was built with, or "" if it was built
+// without CUDA, or without the shim.
 func CUDAVersion() string {
 	if Check() != nil {
 		return ""

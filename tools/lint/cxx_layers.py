@@ -21,6 +21,7 @@ FOLDERS = {
     "decode": {"base", "cuda", "deflate", "jpeg", "torch"},
     "dist": {"base", "cuda", "torch"},
     "bench": {"base", "cuda", "torch", "decode"},
+    "nocuda": {"base", "cuda", "torch", "decode"},  # in place of CUDA, for a LibTorch without it
 }
 
 # The units of src/cuda, from the lowest up. Each includes only units before it.
@@ -31,6 +32,7 @@ CUDA = [
     "workspaces",  # cuBLAS' memory
     "libraries",  # the threads that have handles of cuBLAS and its kin
     "capture",  # the capture registry: whether a capture is under way, and what it allows
+    "toolkit",  # what depends on the CUDA of the build
     "device",
     "readings",  # sensors of GPUs
     "sanitizer",

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "cuda/capture.h"
+#include "cuda/toolkit.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -23,36 +24,11 @@ int32_t device_count() noexcept {
   return count;
 }
 
-namespace {
-
-// Says why there is no usable GPU, by the version of CUDA that the driver is for.
-std::string no_usable_gpu() {
-  int driver = 0;
-  int runtime = 0;
-  cudaDriverGetVersion(&driver);  // 0 if there is no driver
-  cudaRuntimeGetVersion(&runtime);
-  const auto cuda = [](int version) {
-    return "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-  };
-  std::string message = "there is no usable GPU: ";
-  if (driver == 0) {
-    return message + "this machine has no NVIDIA driver, and " + cuda(runtime) +
-           " needs driver 580 or newer";
-  }
-  if (driver / 1000 < runtime / 1000) {
-    return message + "the NVIDIA driver is too old: it is for " + cuda(driver) + ", and " +
-           cuda(runtime) + " needs driver 580 or newer";
-  }
-  return message + "the NVIDIA driver is for " + cuda(driver) + ", but lists no GPU";
-}
-
-}  // namespace
-
 void throw_no_device(int32_t device) {
   const int32_t count = device_count();
   std::string message = "device " + std::to_string(device);
   if (count == 0) {
-    message += ": " + no_usable_gpu();
+    message += ": there is no usable GPU: " + why_no_gpu();
   } else if (count == 1) {
     message += ": there is one GPU, device 0";
   } else {

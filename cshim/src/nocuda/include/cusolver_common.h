@@ -1,0 +1,4 @@
+// The types of cuSOLVER that LibTorch's headers name, for a build without CUDA.
+#pragma once
+
+enum cusolverStatus_t : int;
