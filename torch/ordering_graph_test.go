@@ -23,10 +23,19 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	other, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
 	o.check(err)
 	other = o.scope.Own(other)
+	// The event comes when the first graph has written the memory that it shares, and before it reads
+	// the memory again.
+	written, err := cuda.NewEvent(cuda.EventOptions{External: true})
+	o.check(err)
+	t.Cleanup(func() { written.Close() })
 	first := o.capture(nil, func() error {
 		made := o.src.MulScalar(1)
 		defer made.Close()
-		return errors.Join(o.busy(), o.read.CopyFrom(made, torch.CopyOptions{}))
+		on, err := cuda.GetCurrentCUDAStream(gpu)
+		if err == nil {
+			err = written.Record(on)
+		}
+		return errors.Join(err, o.busy(), o.read.CopyFrom(made, torch.CopyOptions{}))
 	})
 	second := o.capture(first, func() error {
 		made := other.MulScalar(1)
@@ -36,7 +45,7 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	o.reset()
 	for range 3 { // a busy host may be later than the first graph, and would then find no error
 		for _, later := range o.others() {
-			o.check(errors.Join(first.Replay(o.streams[0]), second.Replay(later)))
+			o.check(errors.Join(first.Replay(o.streams[0]), later.WaitEvent(written), second.Replay(later)))
 			o.want("the result of the first graph", staleValue)
 		}
 	}
