@@ -25,6 +25,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/internal/interrupt"
+	"github.com/torchstream/torchstream/nn"
 )
 
 // checkpointVariable is the checkpoint's path in a rank that reports its steps.
@@ -41,7 +42,15 @@ type report struct {
 	PID                int
 	Names              []string
 	Pixels             uint32 // a checksum
+	Weights            []parameter
 	Loss               float64
+}
+
+// parameter is a parameter after a step.
+type parameter struct {
+	Name string
+	Bits uint32 // a checksum
+	Sum  float64
 }
 
 const reportPrefix = "step "
@@ -64,11 +73,35 @@ func reportSteps(o options) options {
 		for _, sample := range s.info.Samples {
 			r.Names = append(r.Names, sample.Name)
 		}
+		if r.Weights, err = parametersOf(s.net); err != nil {
+			return err
+		}
 		text, err := json.Marshal(r)
 		fmt.Printf("%s%s\n", reportPrefix, text)
 		return err
 	}
 	return o
+}
+
+func parametersOf(net nn.Module) (all []parameter, err error) {
+	for _, n := range nn.NamedParameters(net) {
+		onHost := n.Tensor.Detach().To(cuda.CPU)
+		defer onHost.Close()
+		bits, err := onHost.Bytes()
+		if err != nil {
+			return nil, err
+		}
+		values, err := onHost.Float64s()
+		if err != nil {
+			return nil, err
+		}
+		p := parameter{Name: n.Name, Bits: crc32.ChecksumIEEE(bits)}
+		for _, v := range values {
+			p.Sum += v
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // runRank is a rank of a test, in a process of its own.
@@ -203,11 +236,23 @@ func (h history) add(t *testing.T, ranks []*rank) {
 			if (place{s.Epoch, s.Batch}) != at {
 				t.Fatalf("rank %d is at %d, %d, and rank 0 at %v", s.Rank, s.Epoch, s.Batch, at)
 			}
+			requireSameWeights(t, s, ranks[0].steps[i])
 			names, pixels, loss = append(names, s.Names...), append(pixels, s.Pixels), loss+s.Loss/float64(len(ranks))
 		}
 		slices.Sort(names)
 		h.names[at], h.losses[at] = names, loss
 		h.pixels[at] = pixels
+	}
+}
+
+// requireSameWeights compares the parameters of two ranks after a step.
+func requireSameWeights(t *testing.T, got, want report) {
+	t.Helper()
+	for i, p := range got.Weights {
+		if w := want.Weights[i]; p.Bits != w.Bits {
+			t.Fatalf("epoch %d, after batch %d: %s differs on the ranks %d and %d: their sums are %v and %v",
+				got.Epoch, got.Batch, p.Name, got.Rank, want.Rank, p.Sum, w.Sum)
+		}
 	}
 }
 
@@ -289,8 +334,8 @@ func elastic(t *testing.T, device string, rounding float64, parts ...part) {
 	want := newHistory()
 	ranks := start(t, device, parts[0].world, filepath.Join(t.TempDir(), "whole.pt"))
 	follow(t, ranks, nil)
-	requireEnd(t, ranks)
 	want.add(t, ranks)
+	requireEnd(t, ranks)
 
 	got, path := newHistory(), filepath.Join(t.TempDir(), "last.pt")
 	for part, c := range parts {

@@ -61,6 +61,7 @@ type options struct {
 // step is what a rank has trained on.
 type step struct {
 	rank, epoch, batch int // batch is the number of batches of the epoch so far
+	net                nn.Module
 	images             *torch.Tensor
 	info               imageloader.Info
 	loss               *torch.Tensor
@@ -343,7 +344,7 @@ func (t *trainer) step(epoch int, batch *prefetcher.Batch, sums *torch.Tensor) e
 	if err != nil || t.onStep == nil {
 		return err
 	}
-	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), batch.Images, info, loss})
+	return t.onStep(step{t.world.Rank(), epoch, info.State.Batches(), t.net, batch.Images, info, loss})
 }
 
 // afterwards writes a checkpoint when it is time, and ends the job after the same step on all ranks
@@ -402,11 +403,10 @@ func (r *result) compare(world *dist.Group, net nn.Module) error {
 	for _, p := range nn.Parameters(net) {
 		onCPU := p.Detach().To(cuda.CPU)
 		b, err := onCPU.Bytes()
-		onCPU.Close()
-		if err != nil {
+		sum.Write(b) // the bytes are the tensor's memory
+		if err := errors.Join(err, onCPU.Close()); err != nil {
 			return err
 		}
-		sum.Write(b)
 	}
 	r.weights = fmt.Sprintf("%x", sum.Sum(nil))
 	all, err := dist.AllGatherObject(world, r.weights)
