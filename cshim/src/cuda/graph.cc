@@ -286,7 +286,7 @@ void ts_graph::end() {
   workspaces = ts::take_workspaces(record.streams);
   cudaGraph_t captured = nullptr;
   const cudaError_t status = capture->end(&captured);
-  const auto turn = capture->take_turn();  // the stream is needed once more, for the upload
+  const auto turn = capture->take_turn();  // no other capture begins before this graph is complete
   capture.reset();
   record.made.clear();
   record.known.clear();
@@ -307,7 +307,8 @@ void ts_graph::end() {
   C10_CUDA_CHECK(cudaGraphInstantiateWithFlags(
       &exec, captured,
       cudaGraphInstantiateFlagAutoFreeOnLaunch | cudaGraphInstantiateFlagUseNodePriority));
-  C10_CUDA_CHECK(cudaGraphUpload(exec, record.stream.stream()));
+  // The first launch uploads the graph, on its own stream. CUDA orders no launch on another stream
+  // after an upload here, behind whatever the stream of the capture has still to do.
   if (debug) kept = std::move(owned);
   if (!record.gradients) return;
   for (ts::Held& each : record.held) each.gradient = each.tensor.unsafeGetTensorImpl()->grad();
