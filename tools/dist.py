@@ -269,8 +269,8 @@ def main(args):
     write(os.path.join(licences, "LICENSE"), read(os.path.join(ROOT, "LICENSE")))
     for codec, _, _, _, text in packages():
         write(os.path.join(licences, codec, "copyright"), read(text))
-    for name, text in torch_licences(libtorch.find()["SITE"], torch):  # many have the name LICENSE
-        write(os.path.join(licences, "libtorch", name), read(text))
+    for file, text in torch_licences(libtorch.find()["SITE"], torch):  # many have the name LICENSE
+        write(os.path.join(licences, "libtorch", file), read(text))
     write(os.path.join(stage, "sbom.cdx.json"), json.dumps(sbom(stage, version, torch, time), indent=1) + "\n")
     no_paths(stage)
     write(os.path.join(stage, "SHA256SUMS"), checksums(stage))
