@@ -23,8 +23,8 @@ func TestReplaysOfASharedPoolAreOrdered(t *testing.T) {
 	other, err := torch.Full(gpu, torch.Float32, -1, orderedElements)
 	o.check(err)
 	other = o.scope.Own(other)
-	// The event comes when the first graph has written the memory that it shares, and before it reads
-	// the memory again.
+	// The event comes when the first graph has written the memory that it shares, and before the
+	// graph reads the memory again.
 	written, err := cuda.NewEvent(cuda.EventOptions{External: true})
 	o.check(err)
 	t.Cleanup(func() { written.Close() })
