@@ -77,13 +77,14 @@ func TestSlowLinksAreNamed(t *testing.T) {
 		report *linkReport
 		says   []string
 	}{
-		"all is well":         {report(even, 450, 1, 1.1, 1), []string{"ok links"}},
-		"a rank computes":     {report(even, 450, 1, 1, 2), []string{"slow rank 2 computes 2.0 times longer"}},
-		"one of two computes": {report(map[[2]int]float64{{0, 1}: 350}, 450, 3, 1), []string{"slow rank 0 computes 3.0 times"}},
-		"a link":              {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 345}, 450, 1, 1, 1), []string{"slow link of the ranks 0 and 1 40.0 GB/s over NVLink x18, which carries 450"}},
-		"all links of a rank": {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 45}, 450, 1, 1, 1), []string{"slow rank 1 has 45.0 GB/s on its best link, and the others have 350.0"}},
-		"two ranks":           {report(map[[2]int]float64{{0, 1}: 12}, 450, 1, 1), []string{"slow link of the ranks 0 and 1"}},
-		"hardware unknown":    {report(map[[2]int]float64{{0, 1}: 12}, 0, 1, 1), []string{"ok links"}},
+		"all is well":           {report(even, 450, 1, 1.1, 1), []string{"ok links"}},
+		"a rank computes":       {report(even, 450, 1, 1, 2), []string{"slow rank 2 computes 2.0 times longer"}},
+		"one of two computes":   {report(map[[2]int]float64{{0, 1}: 350}, 450, 3, 1), []string{"slow rank 0 computes 3.0 times"}},
+		"a link of a busy rank": {report(map[[2]int]float64{{0, 1}: 77}, 450, 5, 1), []string{"slow rank 0 computes 5.0 times", "note link of the ranks 0 and 1 77.0 GB/s"}},
+		"a link":                {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 345}, 450, 1, 1, 1), []string{"slow link of the ranks 0 and 1 40.0 GB/s over NVLink x18, which carries 450"}},
+		"all links of a rank":   {report(map[[2]int]float64{{0, 1}: 40, {0, 2}: 350, {1, 2}: 45}, 450, 1, 1, 1), []string{"slow rank 1 has 45.0 GB/s on its best link, and the others have 350.0"}},
+		"two ranks":             {report(map[[2]int]float64{{0, 1}: 12}, 450, 1, 1), []string{"slow link of the ranks 0 and 1"}},
+		"hardware unknown":      {report(map[[2]int]float64{{0, 1}: 12}, 0, 1, 1), []string{"ok links"}},
 	} {
 		var got []string
 		for _, f := range c.report.Findings {
