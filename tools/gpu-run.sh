@@ -287,7 +287,8 @@ bench() {
   rm -f "$out/bench.txt" "$out/bench-streams.json" "$out/bench-operators.txt"
   step doctor "$out/bench.txt" "$here/bin/torchstream" doctor
   if grep -q 'compute on cuda:1' "$out/bench.txt"; then
-    step "doctor -dist" "$out/bench.txt" "$here/bin/torchstream" doctor -dist
+    # Slow links and ranks are a finding about the machine, which other jobs may share, and no failure.
+    step "doctor -dist" "$out/bench.txt" bash -c 'said=$("$0" doctor -dist); echo "$said"; [[ $said == *all-reduce* ]]' "$here/bin/torchstream"
   fi
   # Writes the JSON object alone to a file, and all output to the log.
   step "bench streams" "$out/bench.txt" bash -c '"$0" bench streams -json >"$1"; rc=$?; cat "$1"; exit $rc' \
