@@ -157,8 +157,11 @@ libtorch() {
   if [[ -n ${LIBTORCH:-} ]]; then
     local folder
     for folder in "$LIBTORCH/torch" "$LIBTORCH"; do
-      if [[ -e $folder/lib/libtorch_cpu.so ]]; then
+      if [[ -e $folder/lib/libtorch_cuda.so ]]; then
         row ok LibTorch "LIBTORCH=$LIBTORCH"
+        return
+      elif [[ -e $folder/lib/libtorch_cpu.so ]]; then
+        row note LibTorch "LIBTORCH=$LIBTORCH, which has no CUDA" "the shim is built without CUDA too, and uses no GPU"
         return
       fi
     done
