@@ -202,6 +202,7 @@ func (d *Decoder) Transform() transform.Transform { return d.plan.Transform() }
 // for Workers and MaxMemory, which it shares with other calls, and for the images that it has
 // begun: ctx ends only the former wait. Decoding one image allocates nothing in the steady state.
 func (d *Decoder) Decode(ctx context.Context, dst []byte, images ...[]byte) error {
+	defer runtime.KeepAlive(d) // its cleanup would close the pool between two images
 	p := d.pool
 	if len(dst) != len(images)*p.row {
 		return fmt.Errorf("decode: dst has %d bytes, and %d images of %d x %d pixels need %d",
@@ -306,6 +307,7 @@ func planar(dst, src []byte) {
 // [Decoder.Decode]; after an error the content of buffer is undefined. A side has at most 65,535
 // pixels.
 func (d *Decoder) Whole(ctx context.Context, data, buffer []byte) (transform.Pixels, error) {
+	defer runtime.KeepAlive(d)
 	p := d.pool
 	var image transform.Pixels
 	err := p.with(ctx, data, cap(buffer), func(w *worker) error {

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -291,6 +292,36 @@ func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
 	d := newDecoder(t, o)
 	err := d.Decode(t.Context(), make([]byte, 2*d.Bytes()), photo(t), photo(t))
 	if list := faulty(t, err); !slices.Equal(list, []int{0, 1}) || !errors.Is(err, decode.ErrRejected) || !strings.Contains(err.Error(), "broken") {
+		t.Error(err)
+	}
+}
+
+// TestACallKeepsItsDecoder: a decoder that its caller uses for the last time is not collected before
+// the last image of the call.
+func TestACallKeepsItsDecoder(t *testing.T) {
+	o := decode.Options{Transform: transform.Eval(32, 32), Workers: 1}
+	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
+		// The cleanup of an object that is unreachable for certain says when cleanups have run.
+		for range 3 {
+			cleaned := make(chan struct{})
+			runtime.AddCleanup(&[64]byte{}, func(c chan struct{}) { close(c) }, cleaned)
+			for collected := false; !collected; {
+				runtime.GC()
+				select {
+				case <-cleaned:
+					collected = true
+				default:
+					runtime.Gosched()
+				}
+			}
+		}
+		return nil
+	})}
+	d, err := decode.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Decode(t.Context(), make([]byte, 4*d.Bytes()), slices.Repeat([][]byte{photo(t)}, 4)...); err != nil {
 		t.Error(err)
 	}
 }
