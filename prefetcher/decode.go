@@ -67,6 +67,9 @@ type decoding struct {
 	decoded, again, memory atomic.Int64 // see Stats
 }
 
+// maxDecoded is the maximum of max_images of ts_gpu_decoder_new.
+const maxDecoded = 65535
+
 // newDecoding returns nil if the host decodes, for the reason in err.
 func newDecoding(source Source, s *slots) (*decoding, error) {
 	p, ok := source.(planner)
@@ -76,6 +79,9 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 	bytes, err := p.PlanBytes()
 	if err != nil {
 		return nil, err
+	}
+	if s.batch > maxDecoded {
+		return nil, fmt.Errorf("a batch has %d images, and a GPU decodes at most %d at once", s.batch, maxDecoded)
 	}
 	images := s.field("images")
 	if images < 0 || !s.work[images] {

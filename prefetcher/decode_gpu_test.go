@@ -437,6 +437,9 @@ func TestGPUDecodeOnTwoGPUs(t *testing.T) {
 					}
 					batch++
 				}
+				if batch != len(want[epoch]) {
+					t.Errorf("%v: epoch %d has %d batches, want %d", gpu, epoch, batch, len(want[epoch]))
+				}
 			}
 			if st := device.Stats(); st.Decoded < 3*100 || st.DecodedAgain != 0 {
 				t.Errorf("%v: %+v", gpu, st)

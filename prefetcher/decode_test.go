@@ -278,6 +278,7 @@ func TestDecodeOption(t *testing.T) {
 		{"Auto of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Auto}, ""},
 		{"Device on the CPU", &plannedSource{rawSource: rawSource{batch: 1}}, Options{Decode: Device}, "the device is the CPU"},
 		{"Device of a source that cannot", &plannedSource{rawSource: rawSource{batch: 1}, refuses: cannot}, Options{Decode: Device}, "cannot plan"},
+		{"Device of too large batches", &plannedSource{rawSource: rawSource{batch: 65536}}, Options{Decode: Device}, "at most 65535"},
 		{"Device of a source without plans", &rawSource{batch: 1}, Options{Decode: Device}, "does not plan"},
 		{"another value", &rawSource{batch: 1}, Options{Decode: 3}, "Decode(3)"},
 		{"a negative value", &rawSource{batch: 1}, Options{Decode: -1}, "Decode(-1)"},
