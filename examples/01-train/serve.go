@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -44,7 +45,8 @@ func serveCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return fmt.Errorf("-address %s: %w", *address, err)
 	}
 	fmt.Fprintf(stdout, "curl --data-binary @photo.jpg http://%v/\n", listener.Addr())
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second}
+	// Shutdown waits for uploads that have begun, so that a client that stalls must not hold it up.
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute}
 	answered := make(chan error, 1)
 	cancel := context.AfterFunc(ctx, func() { answered <- server.Shutdown(context.WithoutCancel(ctx)) })
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -87,11 +89,15 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if err != nil {
-		return // the client is gone
+		http.Error(w, "the photograph did not arrive whole", http.StatusBadRequest)
+		return
 	}
 	answers, err := h.predict(r.Context(), upload)
 	if err != nil {
 		code, text := statusOf(err)
+		if code == http.StatusServiceUnavailable {
+			slog.Error("01-train: predicting an upload", "error", err)
+		}
 		http.Error(w, text, code)
 		return
 	}

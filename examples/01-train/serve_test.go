@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 )
 
 // TestServerAnswersAsPredictDoes: uploads get the classes that the command prints for the files,
@@ -69,6 +70,7 @@ func TestServerAnswersAsPredictDoes(t *testing.T) {
 		"GET":            {http.MethodGet, nil, http.StatusMethodNotAllowed, "POST"},
 		"text":           {http.MethodPost, strings.NewReader("hello"), http.StatusUnsupportedMediaType, "not an image"},
 		"half an image":  {http.MethodPost, bytes.NewReader(image[:len(image)/2]), http.StatusUnprocessableEntity, "damaged"},
+		"broken upload":  {http.MethodPost, io.MultiReader(bytes.NewReader(image), iotest.ErrReader(io.ErrUnexpectedEOF)), http.StatusBadRequest, "whole"},
 		"too many bytes": {http.MethodPost, io.LimitReader(zeros{}, maxUpload+1), http.StatusRequestEntityTooLarge, "bytes"},
 	} {
 		w := httptest.NewRecorder()
