@@ -296,8 +296,8 @@ func TestPanicOfAFuncIsItsImagesFault(t *testing.T) {
 	}
 }
 
-// TestACallKeepsItsDecoder: a decoder that its caller uses for the last time is not collected before
-// the last image of the call.
+// TestACallKeepsItsDecoder: a decoder that its caller uses for the last time is not collected
+// before the last image of the call.
 func TestACallKeepsItsDecoder(t *testing.T) {
 	o := decode.Options{Transform: transform.Eval(32, 32), Workers: 1}
 	o.Transform.Ops = []transform.Op{transform.Func(func(*rand.Rand, *transform.Pixels) error {
