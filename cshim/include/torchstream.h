@@ -34,8 +34,8 @@ extern "C" {
 TS_API int32_t ts_abi_version(void);
 /* Returns the version of LibTorch, for example "2.11.0". Static. */
 TS_API const char* ts_libtorch_version(void);
-/* Returns the version of the CUDA toolkit that the library was built with, for example "13.0"; "" if
- * it was built for a LibTorch without CUDA: then no machine has a usable GPU. Static. */
+/* Returns the version of the CUDA toolkit that the library was built with, for example "13.0"; ""
+ * if it was built for a LibTorch without CUDA: then no machine has a usable GPU. Static. */
 TS_API const char* ts_cuda_version(void);
 
 /* ---- devices --------------------------------------------------------------------------------- */
