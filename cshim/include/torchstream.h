@@ -1313,8 +1313,9 @@ typedef struct ts_gpu_inflate_range {
 } ts_gpu_inflate_range;
 
 typedef struct ts_gpu_inflate_result {
-  int32_t failed;    /* 0, or 1 if the stream is damaged, ends before the range does, or has more
-                        blocks than 1024 and one for each 64 bytes of input */
+  int32_t failed;    /* 0, or 1 if the stream or the window is damaged, if the stream ends before
+                        the range does or has more blocks than 1024 and one for each 64 bytes of
+                        input, or if the packed window has more than 128 KiB */
   uint32_t checksum; /* CRC-32 (IEEE) of the range; 0 if it failed */
 } ts_gpu_inflate_result;
 

@@ -27,6 +27,9 @@ constexpr uint32_t kWindow = 32768;     // bytes before the output
 // range. A place in bits has 32 bits.
 constexpr uint32_t kMaxInput = 1u << 28;
 constexpr uint32_t kMaxOutput = 1u << 30;
+// The maximum number of bytes of a packed window, twice what the index's writer can make of the
+// worst one. A forged window of empty runs would keep a team busy for seconds.
+constexpr uint32_t kMaxPackedWindow = 4 * kWindow;
 // Inputs and rooms begin at multiples of this number of bytes.
 constexpr uint32_t kAlign = 16;
 // Maximum number of blocks of a range: so many, and one more for each kBlockInput bytes of input. A
@@ -368,6 +371,7 @@ TS_HOST_DEVICE void read_runs(uint32_t begin, uint32_t bytes, State* s) {
 template <typename Team>
 TS_DEVICE bool unpack_window(Team& team, const uint8_t* packed, uint32_t bytes, uint8_t* room,
                              State* s) {
+  if (bytes > kMaxPackedWindow) return false;
   team.each([&](uint32_t t) {
     auto* const words = reinterpret_cast<uint64_t*>(room);
     for (uint32_t i = t; i < kWindow / 8; i += kThreads) words[i] = 0;

@@ -257,4 +257,14 @@ TEST(ParallelInflate, UnpacksWindows) {
   EXPECT_GT(refused, 300);
 }
 
+// Windows of empty runs say nothing, whatever their size: one that is too large is refused.
+TEST(ParallelInflate, RefusesLongWindows) {
+  std::mt19937 rng(9);
+  const Bytes stream = deflated({1, 2, 3}, 6, Z_DEFAULT_STRATEGY);
+  for (const size_t bytes : {size_t{4} * kWindow, size_t{4} * kWindow + 2}) {
+    const Inflated got = inflate(&rng, stream, 0, Bytes(bytes), 1, 2);
+    EXPECT_EQ(got.failed, bytes > 4 * kWindow);
+  }
+}
+
 }  // namespace
