@@ -4,7 +4,7 @@
 #
 #   loop.sh N PROGRAM [ARGUMENT...]
 set -euo pipefail
-(($# >= 2)) || { echo "usage: loop.sh N PROGRAM [ARGUMENT...]" >&2; exit 2; }
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { echo "usage: loop.sh N PROGRAM [ARGUMENT...]" >&2; exit 2; }
 export WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1 MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29500} TORCHSTREAM_JOB="loop $$ at $(date +%s)"
 shift
 declare -A running=()
