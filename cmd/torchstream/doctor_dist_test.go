@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cudatest"
 )
@@ -131,6 +134,23 @@ func TestTopologyOfGPUs(t *testing.T) {
 	}
 	if kind, rate := gpuLink("", rankRow{Place: "none"}, rankRow{Place: "none"}); kind != "PCI Express" || rate != 0 {
 		t.Errorf("%s, %v", kind, rate)
+	}
+}
+
+// A driver that hangs does not hold the doctor up.
+func TestTopologyOfAHangingDriver(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "nvidia-smi"), []byte("#!/bin/sh\nexec cat /proc/self/fd/0 <>\"$0.pipe\"\n"), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(folder, "nvidia-smi.pipe"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", folder+string(os.PathListSeparator)+os.Getenv("PATH"))
+	ctx, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer stop()
+	if got := readTopology(ctx); len(got) != 0 || ctx.Err() == nil {
+		t.Errorf("%v", got)
 	}
 }
 
