@@ -53,6 +53,9 @@ func NewParameterCasts(dtype DType, parameters []*Tensor) (*ParameterCasts, erro
 // scope use the casts, which end with the scope. The parameters must not change before the scope's
 // last such operator. Begin enqueues work on the current stream, and does not wait.
 func (c *ParameterCasts) Begin(scope *Scope) error {
+	if scope == nil {
+		return opError("ParameterCasts.Begin", nil, invalid("the scope is nil: the casts end with one"))
+	}
 	pass := &passCasts{of: c, mark: autocastBFloat16, tensors: make([]*Tensor, len(c.parameters))}
 	if c.dtype == Float16 {
 		pass.mark = autocastFloat16

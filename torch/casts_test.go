@@ -189,6 +189,9 @@ func TestParameterCastsRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.gradients(t, casts.Begin)
+	if err := casts.Begin(nil); !errors.Is(err, cuda.ErrInvalidArgument) {
+		t.Errorf("no scope: %v", err)
+	}
 	n.tied.Close()
 	scope := torch.NewScope("pass")
 	defer scope.Close()
