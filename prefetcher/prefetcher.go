@@ -87,8 +87,8 @@ type Options struct {
 	// decodes all other images beside them. The batches are those of Host, to the bit. It takes up
 	// to 1 GiB of device memory (Stats.DecoderBytes), and as much pinned memory for each host slot
 	// as PlanBytes of the source says.
-	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the workers,
-	// and takes time of the GPU.
+	// Use Auto where the loader's Stats.Bottleneck is imageloader.Decoding: it relieves the
+	// workers, and takes time of the GPU.
 	Decode Decode
 	// Priority is the priority of the stream P, as in cuda.StreamOptions: with -1 and lower the
 	// finish runs before compute that is already queued.
