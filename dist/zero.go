@@ -166,8 +166,7 @@ func (z *ZeroRedundancyOptimizer) construct(build func([]*torch.Tensor) (optim.O
 			p.address, err = p.param.Pointer()
 		}
 		if err != nil {
-			z.g.job.member.Abort(fmt.Sprintf("NewZeroRedundancyOptimizer at %s failed: %v", caller(), err))
-			return err
+			return z.abort("NewZeroRedundancyOptimizer", err)
 		}
 	}
 	if err := z.gatherParameters("NewZeroRedundancyOptimizer"); err != nil {
@@ -318,7 +317,8 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	}
 	for i, p := range z.parts {
 		if at, err := p.param.Pointer(); err != nil || at != p.address {
-			return errors.Join(err, fmt.Errorf("dist: ZeroRedundancyOptimizer.Step: parameter %d has moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument))
+			return z.abort("ZeroRedundancyOptimizer.Step",
+				errors.Join(err, fmt.Errorf("dist: ZeroRedundancyOptimizer.Step: parameter %d has moved to other memory: make the optimizer after nn.To: %w", i, cuda.ErrInvalidArgument)))
 		}
 	}
 	z.dropGathered()
@@ -327,8 +327,7 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 	case errors.Is(err, optim.ErrNoGradients), errors.Is(err, cuda.ErrCapture):
 		return err // on all ranks
 	case err != nil:
-		z.g.job.member.Abort(fmt.Sprintf("ZeroRedundancyOptimizer.Step at %s failed: %v", caller(), err))
-		return err
+		return z.abort("ZeroRedundancyOptimizer.Step", err)
 	}
 	if err := z.gatherParameters("ZeroRedundancyOptimizer.Step"); err != nil {
 		return err
@@ -337,6 +336,13 @@ func (z *ZeroRedundancyOptimizer) Step() error {
 		return nil
 	}
 	return z.ZeroGrad()
+}
+
+// abort ends the job after an error of this rank alone, and returns it: the other ranks wait for
+// this one in a collective, or would match this rank's next one with it.
+func (z *ZeroRedundancyOptimizer) abort(name string, err error) error {
+	z.g.job.member.Abort(fmt.Sprintf("%s at %s failed: %v", name, caller(), err))
+	return err
 }
 
 // update steps this rank's part.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/nn"
@@ -412,8 +413,7 @@ func TestZeroRedundancyOptimizerRefuses(t *testing.T) {
 	}
 }
 
-// A parameter that moves away, and a state of other shapes, are errors, and so is a step without
-// gradients or after Close.
+// A state of other shapes is an error, and so is a step without gradients or after Close.
 func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 	requireNone(t, inProcess(t, 2, quick, func(g *Group) error {
 		r, err := startZero(g, cuda.CPU, zeroCases[0])
@@ -430,12 +430,6 @@ func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "state.0.momentum_buffer: it has the shape [7], and its parameter [20 6]") {
 			return fmt.Errorf("a state of another shape: %v", err)
 		}
-		if err := nn.ToDType(r.net, torch.Float32); err != nil {
-			return err
-		}
-		if err := r.opt.Step(); err == nil || !strings.Contains(err.Error(), "parameter 0 has moved") {
-			return fmt.Errorf("moved: %v", err)
-		}
 		if err := r.opt.Close(); err != nil {
 			return err
 		}
@@ -444,4 +438,63 @@ func TestZeroRedundancyOptimizerErrors(t *testing.T) {
 		}
 		return nil
 	}))
+}
+
+// What fails on one rank ends the job at once, so that the others do not wait for that rank.
+func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail func(z *ZeroRedundancyOptimizer, net nn.Module) error // on rank 1
+		call func(z *ZeroRedundancyOptimizer) error
+		says string
+	}{
+		"a parameter has moved": {func(_ *ZeroRedundancyOptimizer, net nn.Module) error { return nn.ToDType(net, torch.Float32) },
+			(*ZeroRedundancyOptimizer).Step, "parameter 0 has moved"},
+		// Behind the first collective of State, so that rank 0 waits in the second one.
+		"a state does not fit": {func(z *ZeroRedundancyOptimizer, _ nn.Module) error {
+			wide := full(cuda.CPU, torch.Float64, 0, 20, 1200)
+			z.order[0].param = wide.Narrow(1, 0, 6)
+			return errors.Join(z.order[0].param.Err(), wide.Close())
+		}, func(z *ZeroRedundancyOptimizer) error { _, err := z.State(); return err }, "state.0.exp_avg: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := quick
+			o.Timeout = 20 * time.Second
+			begun := time.Now()
+			for rank, err := range inProcess(t, 2, o, func(g *Group) error {
+				r, err := startZero(g, cuda.CPU, zeroCases[2]) // Adam
+				if err != nil {
+					return err
+				}
+				defer r.end()
+				if err := r.train(cuda.CPU, false, []int{4}); err != nil {
+					return err
+				}
+				z := r.opt.(*ZeroRedundancyOptimizer)
+				x := full(cuda.CPU, torch.Float64, 0, 2, 6)
+				defer x.Close()
+				if err := r.parallel.Backward(r.net.Forward(x).Sum()); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					if err := c.fail(z, r.net); err != nil {
+						return err
+					}
+				}
+				err = c.call(z)
+				select { // The other rank has not closed its group.
+				case <-g.job.member.Failed():
+				case <-time.After(o.Timeout):
+				}
+				return err
+			}) {
+				var e *Error
+				if err == nil || !strings.Contains(err.Error(), c.says) || rank == 0 && (!errors.As(err, &e) || e.Culprit != 1) {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+			if took := time.Since(begun); took >= o.Timeout {
+				t.Errorf("the job has ended by its timeout, after %v", took)
+			}
+		})
+	}
 }

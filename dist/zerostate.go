@@ -2,6 +2,7 @@ package dist
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -50,7 +51,8 @@ func splitState(name string) (index int, rest string, ok bool) {
 // State returns the state of all ranks, as the optimizer of one process would have it: it fits
 // that, and a ZeroRedundancyOptimizer of any number of ranks. The tensors are on the CPU, whole on
 // every rank, and are freed by the next Step, State, LoadState or Close. State is a collective,
-// which waits for the device: all ranks call it, and then one of them writes a file.
+// which waits for the device: all ranks call it, and then one of them writes a file. An error of
+// one rank ends the job.
 //
 //	state, err := opt.State()
 //	if err == nil && world.Rank() == 0 {
@@ -76,7 +78,11 @@ func (z *ZeroRedundancyOptimizer) State() (optim.State, error) {
 	for _, k := range kinds {
 		t, err := z.wholeState(scope, rows, own, k)
 		if err != nil {
-			return optim.State{}, fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %s: %w", stateOf(k), err)
+			err = fmt.Errorf("dist: ZeroRedundancyOptimizer.State: %s: %w", stateOf(k), err)
+			if known := new(Error); errors.As(err, &known) { // of the collective
+				return optim.State{}, err
+			}
+			return optim.State{}, z.abort("ZeroRedundancyOptimizer.State", err)
 		}
 		z.gathered = append(z.gathered, t)
 		whole.Tensors = append(whole.Tensors, nn.Named{Name: stateOf(k), Tensor: t})
