@@ -255,6 +255,7 @@ def main(args):
         raise DistError("release archives are of the shim with CUDA: unset LIBTORCH and TORCHSTREAM_LIBTORCH, which name a LibTorch without it")
     time = epoch()
     os.environ["SOURCE_DATE_EPOCH"] = str(time)
+    os.environ["CCACHE_BASEDIR"] = ""  # with it the compiler sees other paths, which errors name
     subprocess.run([os.path.join(ROOT, "cshim", "setup", "shim.sh"), BUILD, "-DTS_RELOCATABLE=ON"], check=True)
     version, torch = cache("CMAKE_PROJECT_VERSION"), libtorch.find()["LIBTORCH_VERSION"]
     name = "torchstream-%s-libtorch-%s-linux-x86_64" % (version, torch)
