@@ -80,14 +80,19 @@ func benchDist(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	set := flags("bench dist", "Measures all-reduces, and training steps of ranks that average their gradients beside ranks that do not, on data that lie on the device. "+
 		"Without a launcher\nit starts -ranks processes on this machine, and then those of PyTorch, if a python3 can import its torch.", stderr)
 	b := distBench{trainBench: trainBench{context: 1024}}
+	// Without a GPU the work takes a minute at most.
+	models, batches, mib, size, steps := "resnet50,resnet18", "256,32", 1024, 224, 40
+	if cuda.DeviceCount() == 0 {
+		models, batches, mib, size, steps = "resnet18", "8", 64, 64, 5
+	}
 	ranks := set.Int("ranks", max(cuda.DeviceCount(), 1), "processes to start")
 	asJSON := set.Bool("json", false, "print one JSON object")
-	names := set.String("models", "resnet50,resnet18", "the networks; empty for none")
-	sizes := set.String("batches", "256,32", "images in a batch of a rank")
-	largest := set.Int("mib", 1024, "size of the largest all-reduce, in MiB")
+	names := set.String("models", models, "the networks; empty for none")
+	sizes := set.String("batches", batches, "images in a batch of a rank")
+	largest := set.Int("mib", mib, "size of the largest all-reduce, in MiB")
 	cpu := set.Bool("cpu", false, "measure the CPU and Gloo")
-	set.IntVar(&b.size, "size", 224, "pixels of an image's side")
-	set.IntVar(&b.steps, "steps", 40, "steps of a round")
+	set.IntVar(&b.size, "size", size, "pixels of an image's side")
+	set.IntVar(&b.steps, "steps", steps, "steps of a round")
 	set.IntVar(&b.rounds, "rounds", 3, "rounds, of which the best counts")
 	python := set.String("python", "python3", "the Python whose DistributedDataParallel is the peer; empty for none")
 	set.BoolVar(&b.bf16, "bfloat16", false, "reduce gradients in bfloat16")
