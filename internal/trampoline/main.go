@@ -50,7 +50,7 @@ var (
 	comment     = regexp.MustCompile(`(?s)/\*.*?\*/`)
 	declaration = regexp.MustCompile(`TS_API\s+([^;()]*?)\b(ts_\w+)\(([^;()]*)\);`)
 	lastName    = regexp.MustCompile(`(\w+)$`)
-	call        = regexp.MustCompile(`\bC\.(ts_\w+)\(`)
+	call        = regexp.MustCompile(`\b(?:C\.|return )(ts_\w+)\(`) // in Go, or in a C function in front of it
 )
 
 // functions returns the functions that a header declares.
