@@ -28,7 +28,7 @@ func TestMainFailsAfterAFinding(t *testing.T) {
 	mode := os.Getenv(mainVariable)
 	if mode == "" {
 		for mode, want := range map[string]int{"race": 66, "ordered": 0} {
-			c := exec.Command(os.Args[0], "-test.run=^TestMainFailsAfterAFinding$", "-test.count=1")
+			c := exec.Command(os.Args[0], "-test.run=^TestMainFailsAfterAFinding$", "-test.count=1", "-test.v")
 			c.Env = append(os.Environ(), mainVariable+"="+mode, "TORCHSTREAM_SANITIZE=1", "TORCHSTREAM_SANITIZE_IGNORE=",
 				"TORCHSTREAM_SANITIZE_DIR="+t.TempDir())
 			text, err := c.CombinedOutput()
@@ -36,7 +36,7 @@ func TestMainFailsAfterAFinding(t *testing.T) {
 			if err != nil && !errors.As(err, &exit) {
 				t.Fatal(err)
 			}
-			if got := c.ProcessState.ExitCode(); got != want || !strings.Contains(string(text), "PASS") {
+			if got := c.ProcessState.ExitCode(); got != want || !strings.Contains(string(text), "--- PASS") {
 				t.Errorf("%s: exit status %d, want %d:\n%s", mode, got, want, text)
 			}
 		}

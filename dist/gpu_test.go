@@ -172,6 +172,9 @@ func bucketOrderOnGPUs(g *Group) error {
 		return err
 	}
 	defer side.Close()
+	if err := side.Wait(cuda.DefaultStream(d)); err != nil { // for the parameters of rank 0
+		return err
+	}
 	return cuda.WithStream(side.Stream, func() error {
 		for pass := range 6 {
 			scope := torch.NewScope("pass")
