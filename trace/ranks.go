@@ -91,7 +91,8 @@ func collective(e Event) string {
 // Collectives returns the collectives that all ranks have recorded, by the time of the last rank.
 // It matches, of the collectives of one name, those that overlap and whose ends are closest: none
 // ends on any rank before it has begun on all, and all end at about the same time. One that some
-// ranks have not recorded is left out.
+// ranks have not recorded is left out, such as one of Gloo's just before Stop, whose record ends
+// after its wait.
 func (r Ranks) Collectives() []Collective { return r.aligned().collectives() }
 
 func (r Ranks) collectives() []Collective {
