@@ -243,7 +243,7 @@ func syncNormGraph(g *Group) error {
 			return fmt.Errorf("nothing was replayed: %+v", stats)
 		}
 	}
-	// In a capture the libraries may choose kernels that sum in another order.
+	// On an H200 the two differed by 3e-16, a rounding. Which kernel makes it is not known.
 	if d := difference(all[0], all[1]); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}

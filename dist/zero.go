@@ -19,9 +19,10 @@ import (
 //
 //	parallel, err := dist.NewDataParallel(world, net, dist.DataParallelOptions{})
 //	...
-//	opt, err := dist.NewZeroRedundancyOptimizer(world, nn.Parameters(net), func(shard []*torch.Tensor) (optim.Optimizer, error) {
+//	adamW := func(shard []*torch.Tensor) (optim.Optimizer, error) {
 //		return optim.NewAdamW(shard, optim.AdamWOptions{LR: 1e-3})
-//	})
+//	}
+//	opt, err := dist.NewZeroRedundancyOptimizer(world, nn.Parameters(net), adamW)
 //	...
 //	err = parallel.Backward(loss)
 //	...
