@@ -70,7 +70,7 @@ func TestTakenPortIsNamed(t *testing.T) {
 // A process of another job that finds this job's store is refused by the names of both jobs, and
 // this one goes on.
 func TestAnotherJobAtThePortIsNamed(t *testing.T) {
-	port := freePort(t)
+	var port int
 	environment := func(rank int, job string) *Environment {
 		return &Environment{Launcher: "test", Rank: rank, Size: 2, LocalRank: rank, LocalSize: 2, Address: "127.0.0.1", Port: port, Job: job}
 	}
@@ -78,6 +78,7 @@ func TestAnotherJobAtThePortIsNamed(t *testing.T) {
 		{"first", "second", `is of the job "first", and this process is of the job "second": set MASTER_PORT`},
 		{"first", "", "have the same rank: another job uses this address: set MASTER_PORT"},
 	} {
+		port = freePort(t)
 		errs := make(chan error, 2)
 		met, refused := make(chan bool, 2), make(chan bool)
 		for rank := range 2 {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/imageloader"
+	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/nn"
 	"github.com/torchstream/torchstream/optim"
 	"github.com/torchstream/torchstream/torch"
@@ -58,12 +58,10 @@ func TestJobProcess(t *testing.T) {
 // startJob runs TestJobProcess as the ranks of a job to their ends, and returns what they print.
 func startJob(t *testing.T, size int, way, path string, steps int) []string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-	l.Close()
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +74,7 @@ func startJob(t *testing.T, size int, way, path string, steps int) []string {
 		c := exec.CommandContext(ctx, program, "-test.run=^TestJobProcess$", "-test.count=1")
 		number := strconv.Itoa(rank)
 		c.Env = append(os.Environ(), jobWay+"="+way, jobPath+"="+path, jobSteps+"="+strconv.Itoa(steps), "RANK="+number, "LOCAL_RANK="+number,
-			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "OMP_NUM_THREADS=1")
+			"WORLD_SIZE="+strconv.Itoa(size), "LOCAL_WORLD_SIZE="+strconv.Itoa(size), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 		c.Stdout, c.Stderr = &texts[rank], &texts[rank]
 		if err := c.Start(); err != nil {
 			t.Fatal(err)

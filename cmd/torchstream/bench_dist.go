@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
@@ -20,6 +19,7 @@ import (
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/internal/capi"
+	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/torch"
 )
 
@@ -234,12 +234,8 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 // startRanks runs n processes of the command on this machine, as the ranks of a job. The output of
 // rank 0 goes to stdout.
 func startRanks(ctx context.Context, n int, command func(context.Context) *exec.Cmd, stdout, stderr io.Writer) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Find()
 	if err != nil {
-		return err
-	}
-	port := l.Addr().(*net.TCPAddr).Port
-	if err := l.Close(); err != nil {
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)

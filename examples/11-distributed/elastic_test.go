@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,6 +23,7 @@ import (
 
 	"github.com/torchstream/torchstream/cuda"
 	"github.com/torchstream/torchstream/cudatest"
+	"github.com/torchstream/torchstream/internal/freeport"
 	"github.com/torchstream/torchstream/internal/interrupt"
 	"github.com/torchstream/torchstream/nn"
 )
@@ -134,12 +134,10 @@ type rank struct {
 // start starts the ranks of a job on "cpu" or "gpu", which end with the test at the latest.
 func start(t *testing.T, device string, world int, checkpoint string) []*rank {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
-	l.Close()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +148,7 @@ func start(t *testing.T, device string, world int, checkpoint string) []*rank {
 		r := &rank{Cmd: exec.CommandContext(ctx, self), lines: make(chan string, 1024)}
 		number := strconv.Itoa(n)
 		r.Env = append(os.Environ(), variable+"="+device, checkpointVariable+"="+checkpoint, "RANK="+number, "LOCAL_RANK="+number,
-			"WORLD_SIZE="+strconv.Itoa(world), "LOCAL_WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+port, "OMP_NUM_THREADS=1")
+			"WORLD_SIZE="+strconv.Itoa(world), "LOCAL_WORLD_SIZE="+strconv.Itoa(world), "MASTER_ADDR=127.0.0.1", "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
 		out, err := r.StdoutPipe()
 		if err != nil {
 			t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/dist"
+	"github.com/torchstream/torchstream/internal/freeport"
 )
 
 func small() options {
@@ -72,12 +72,10 @@ func loop(t *testing.T, device string) {
 	if _, err := os.Stat(script); err != nil {
 		t.Skip("needs examples/launch, which a bundle does not have")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.Find()
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	l.Close()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -36,6 +36,7 @@ LAYERS = {
     # Small packages that import no other, or nearly none.
     "internal/decodeplan": [],
     "internal/origin": [],
+    "internal/freeport": [],
     "internal/interrupt": [],
     "internal/printable": [],
     "internal/safefile": [],
@@ -124,6 +125,7 @@ LAYERS = {
         "imageloader/transform",
         "internal/bundle",
         "internal/capi",
+        "internal/freeport",
         "internal/imagecapi",
         "internal/interrupt",
         "internal/library",
