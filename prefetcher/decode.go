@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/torchstream/torchstream/internal/capi"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/tensor"
 	"github.com/torchstream/torchstream/torch"
@@ -59,10 +60,13 @@ type decoding struct {
 	finish tensor.Finish // of the field
 	row    int           // bytes of a row's pixels
 	bytes  int           // of a slot's memory for plans
+	head   int           // bytes that a run of a decoder writes in front of the plans
 
 	plans []decodeplan.Plans // by host slot
 	rows  [][]int            // by device slot: the row of each image that the device was to decode
 	flags [][]int32          // by device slot, for each of them: not 0 if the host must decode it
+
+	request []capi.GPUDecodeImage // of the batch that is decoded next; reused
 
 	decoded, again, memory atomic.Int64 // see Stats
 }
@@ -87,7 +91,8 @@ func newDecoding(source Source, s *slots) (*decoding, error) {
 	if images < 0 || !s.work[images] {
 		return nil, errors.New("the source has no field \"images\" that needs a finish")
 	}
-	return &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes}, nil
+	return &decoding{source: p, images: images, finish: p.Finishes()[images], row: int(s.fields[images].Bytes()), bytes: bytes,
+		head: capi.GPUDecoderHeadBytes(int(s.batch))}, nil
 }
 
 // fill runs an epoch of the source.
@@ -112,6 +117,15 @@ func (d *decoding) planned(slot, host, n int, use func(row, plan int)) {
 		}
 	}
 	d.decoded.Add(int64(len(d.rows[slot])))
+}
+
+// requests sets request to the images of the first n rows of a host slot that the device decodes
+// into a device slot. The results of a run are rows of pixels, one for each row of the batch.
+func (d *decoding) requests(slot, host, n int) {
+	d.request = d.request[:0]
+	d.planned(slot, host, n, func(row, plan int) {
+		d.request = append(d.request, capi.GPUDecodeImage{Plan: uintptr(d.head + plan), Result: uintptr(row * d.row)})
+	})
 }
 
 // hostRuns calls use with each run of rows whose pixels the source has written.

@@ -35,11 +35,9 @@ type gpuDecoding struct {
 	*decoding
 	units   [decoders]gpuDecoder
 	turn    int // of the unit that has the batch between Copy and Finish
-	head    int // bytes that a run of the decoder writes in front of the plans
 	staging []*cuda.Pinned
 	flagged *cuda.Pinned
-	arrived []*cuda.Event         // by device slot: its images are decoded, and their flags are on the host
-	request []capi.GPUDecodeImage // reused
+	arrived []*cuda.Event // by device slot: its images are decoded, and their flags are on the host
 
 	pinned           *cuda.Pinned  // pixels of an image that the host has decoded
 	pixels, uploaded *torch.Tensor // pinned, as a tensor; its copy on the device
@@ -59,7 +57,6 @@ func (d *gpuDevice) openDecoding() error {
 	g := &gpuDecoding{decoding: d.decode}
 	d.gpu = g
 	batch, field := int(d.batch), d.fields[g.images]
-	g.head = capi.GPUDecoderHeadBytes(batch)
 	for range d.hosts {
 		p, err := cuda.NewPinned(g.head + g.bytes)
 		if err != nil {
@@ -152,10 +149,7 @@ func (g *gpuDecoding) close() error {
 func (g *gpuDecoding) copy(d *gpuDevice, slot, host, n int, copied *cuda.Event) error {
 	g.turn = (g.turn + 1) % decoders
 	u := &g.units[g.turn]
-	g.request = g.request[:0]
-	g.planned(slot, host, n, func(row, plan int) {
-		g.request = append(g.request, capi.GPUDecodeImage{Plan: uintptr(g.head + plan), Result: uintptr(row * g.row)})
-	})
+	g.requests(slot, host, n)
 	if len(g.request) > 0 {
 		// An epoch that was left early may have a batch on the other decoder whose flags are those
 		// of this slot.

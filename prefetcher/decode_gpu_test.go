@@ -78,6 +78,13 @@ func decodeArchive(t *testing.T, photos int) string {
 	return path
 }
 
+// decoderFeed returns a prefetcher whose device decodes.
+type decoderFeed func(*testing.T, Source) *Prefetcher
+
+func onGPU(t *testing.T, source Source) *Prefetcher {
+	return newFeed(t, source, Options{Decode: Device})
+}
+
 // epochValues returns the elements and the labels of the batches of an epoch.
 func epochValues(t *testing.T, p *Prefetcher, epoch int) (values [][]float32, labels [][]int64) {
 	t.Helper()
@@ -115,6 +122,10 @@ func newLoader(t *testing.T, path string, o imageloader.Options) *imageloader.Lo
 // for every finish, and after epochs that were left early.
 func TestGPUDecodeEqualsTheHost(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
+	decodeEqualsTheHost(t, onGPU)
+}
+
+func decodeEqualsTheHost(t *testing.T, decoder decoderFeed) {
 	path := decodeArchive(t, 150)
 	train, eval := imageloader.Train(64), imageloader.Eval(90, 72)
 	raw, half, bicubic := train, eval, train
@@ -135,7 +146,7 @@ func TestGPUDecodeEqualsTheHost(t *testing.T) {
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			nothingLeft(t, func() {
 				host := newFeed(t, plain, Options{})
-				device := newFeed(t, l, Options{Decode: Device})
+				device := decoder(t, l)
 				for epoch := range 4 {
 					if epoch == 2 { // leaves batches in flight
 						for b, err := range device.Epoch(t.Context(), epoch) {
@@ -159,7 +170,7 @@ func TestGPUDecodeEqualsTheHost(t *testing.T) {
 					}
 				}
 				st := device.Stats()
-				if st.Decoded < 3*100 || st.DecodedAgain != 0 || st.DecoderBytes < minScratch {
+				if st.Decoded < 3*100 || st.DecodedAgain != 0 || st.DecoderBytes == 0 {
 					t.Errorf("%+v", st)
 				}
 				if st := host.Stats(); st.Decoded != 0 || st.DecoderBytes != 0 {
@@ -230,6 +241,10 @@ func (s *corruptingSource) FillPlans(ctx context.Context, epoch int, lend func(c
 // place of a batch, alone and beside each other, are decoded again, and disturb no neighbour.
 func TestGPUDecodeHandsDamageBack(t *testing.T) {
 	cudatest.RequireGPUs(t, 1)
+	decodeHandsDamageBack(t, onGPU)
+}
+
+func decodeHandsDamageBack(t *testing.T, decoder decoderFeed) {
 	path := decodeArchive(t, 150)
 	for name, rows := range map[string]func(batch, row int) bool{
 		"one in each batch": func(batch, row int) bool { return row == batch%16 },
@@ -241,7 +256,7 @@ func TestGPUDecodeHandsDamageBack(t *testing.T) {
 			plain, l := newLoader(t, path, o), newLoader(t, path, o)
 			source := &corruptingSource{Loader: l, rng: rand.New(rand.NewPCG(1, 2)), rows: rows}
 			nothingLeft(t, func() {
-				host, device := newFeed(t, plain, Options{}), newFeed(t, source, Options{Decode: Device})
+				host, device := newFeed(t, plain, Options{}), decoder(t, source)
 				for epoch := range 3 {
 					want, _ := epochValues(t, host, epoch)
 					got, _ := epochValues(t, device, epoch)

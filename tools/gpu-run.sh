@@ -200,11 +200,11 @@ sanitize() {
     # src/torch/normalize.cu uses none today; racecheck is here for a later version that does.
     case $name in
       cshim/torch_normalize_test) kernels=normalize check racecheck "$file" '--gtest_filter=NormalizeGpu.*' ;;
-      cshim/decode_decode_test) kernels=decode check racecheck "$file" '--gtest_filter=DecodeGpu.*' ;;
-      cshim/decode_inflate_test) kernels=inflate check racecheck "$file" '--gtest_filter=InflateGpu.Small*' ;;
+      cshim/decode_decode_test) kernels=decode check racecheck "$file" '--gtest_filter=Gpu/*' ;;
+      cshim/decode_inflate_test) kernels=inflate check racecheck "$file" '--gtest_filter=Gpu/*.Small*' ;;
     esac
     if [[ $kind != go ]]; then
-      check memcheck "$file" '--gtest_filter=-Trace*:Nvtx*'
+      check memcheck "$file" '--gtest_filter=-Trace*:Nvtx*:Cpu/*'
       continue
     fi
     extra=()

@@ -1236,13 +1236,17 @@ TS_API int64_t ts_sanitizer_take(ts_sanitizer_entry* entries, int64_t capacity);
  *
  * A decoder holds device memory, allocated by ts_gpu_decoder_new and by no other call. Its runs
  * share that memory, so they are on one stream, or on streams that are ordered. One thread uses a
- * decoder at a time. */
+ * decoder at a time.
+ *
+ * A decoder of TS_DEVICE_CPU runs the same arithmetic on the calling thread, image by image, and
+ * its runs return when they are done: for tests on machines without a GPU. It is slower than
+ * ts_image_decode_with_entries. */
 typedef struct ts_gpu_decoder ts_gpu_decoder;
 
-/* staging_bytes: the maximum of the plans of a run, with the head. scratch_bytes: coefficients and
- * samples of the images that are decoded at once; a batch that needs more is decoded in parts, and
- * an image that needs more by itself is refused. A crop takes about 16 bytes a pixel at 4:4:4, and
- * 12 at 4:2:0. */
+/* device: a GPU, or TS_DEVICE_CPU. staging_bytes: the maximum of the plans of a run, with the head.
+ * scratch_bytes: coefficients and samples of the images that are decoded at once; a batch that
+ * needs more is decoded in parts, and an image that needs more by itself is refused. A crop takes
+ * about 16 bytes a pixel at 4:4:4, and 12 at 4:2:0. */
 TS_API ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_bytes,
                                     size_t scratch_bytes, ts_gpu_decoder** decoder);
 /* Returns the memory to LibTorch's allocator, in the order of the streams of the runs. Waits for
@@ -1264,7 +1268,8 @@ typedef struct ts_gpu_decode_image {
  * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head and plans, written by
  * ts_image_plan_segments in this process. results: contiguous uint8 on the decoder's device.
  * failed: pinned memory of `count` numbers. Both pieces of host memory are borrowed until the work
- * that is enqueued here has completed.
+ * that is enqueued here has completed. A decoder of the CPU takes any host memory, and a stream
+ * whose device is TS_DEVICE_CPU.
  *
  * failed[i] is then 0, or 1 if the segments of image i are not as its plan says: its pixels are
  * undefined, those of the others are right, and the host has to decode the image.
@@ -1284,10 +1289,11 @@ TS_API ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, s
  *
  * An inflater holds device memory, allocated by ts_gpu_inflater_new and by no other call. Its runs
  * share that memory, so they are on one stream, or on streams that are ordered. One thread uses an
- * inflater at a time. */
+ * inflater at a time. One of TS_DEVICE_CPU is as such a ts_gpu_decoder: for tests. */
 typedef struct ts_gpu_inflater ts_gpu_inflater;
 
-/* staging_bytes: the maximum of the inputs and windows of a run, with the head. */
+/* device: a GPU, or TS_DEVICE_CPU. staging_bytes: the maximum of the inputs and windows of a run,
+ * with the head. */
 TS_API ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging_bytes,
                                      ts_gpu_inflater** inflater);
 /* Returns the memory to LibTorch's allocator, in the order of the streams of the runs. Waits for
@@ -1325,7 +1331,8 @@ typedef struct ts_gpu_inflate_result {
  * staging: pinned memory, aligned to 16 bytes, with `bytes` bytes of head, inputs and windows.
  * rooms: contiguous uint8 on the inflater's device, aligned to 16 bytes. results: pinned memory of
  * `count` results. Both pieces of host memory are borrowed until the work that is enqueued here has
- * completed.
+ * completed. An inflater of the CPU takes any host memory, and a stream whose device is
+ * TS_DEVICE_CPU.
  *
  * The room of a range that failed is undefined, those of the others are right: no bytes of an input
  * or a window make the device read anything but these and the range's own room, or write anything

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -321,6 +322,38 @@ class Pinned {
 
  private:
   ts_pinned* handle_ = nullptr;
+};
+
+// Returns a new stream of a GPU, or the CPU's.
+inline ts_stream stream_on(int32_t device) {
+  return device == TS_DEVICE_CPU ? ts_stream{0, device} : pool_stream(device);
+}
+
+// Waits for all work of the device, which for the CPU is done.
+inline void synchronize(int32_t device) {
+  if (device != TS_DEVICE_CPU) EXPECT_OK(ts_device_synchronize(device));
+}
+
+// Host memory that the calls for a device take: pinned, or for TS_DEVICE_CPU any that is aligned.
+class HostMemory {
+ public:
+  HostMemory(int32_t device, size_t bytes) {
+    if (device != TS_DEVICE_CPU) {
+      pinned_ = std::make_unique<Pinned>(bytes);
+    } else {
+      own_.resize(bytes / sizeof(Unit) + 1);
+    }
+  }
+  uint8_t* data() const {
+    return pinned_ ? pinned_->data() : reinterpret_cast<uint8_t*>(const_cast<Unit*>(own_.data()));
+  }
+
+ private:
+  struct alignas(64) Unit {
+    uint8_t bytes[64];
+  };
+  std::unique_ptr<Pinned> pinned_;
+  std::vector<Unit> own_;
 };
 
 // Returns a stream that runs while other streams wait. Its priority differs from theirs, so that it

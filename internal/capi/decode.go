@@ -53,7 +53,8 @@ type GPUDecodeImage struct {
 var _ = [1]struct{}{}[unsafe.Sizeof(GPUDecodeImage{})-C.sizeof_ts_gpu_decode_image]
 
 // RunGPUDecoder calls ts_gpu_decoder_run. staging and failed are pinned memory of C, which the
-// device uses after the call; failed has a number for each image.
+// device uses after the call; failed has a number for each image. A decoder of DeviceCPU has used
+// them when the call returns.
 func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, results *Tensor, failed []int32, on Stream) error {
 	if len(failed) < len(images) {
 		return &Error{Code: CodeInvalidArgument, Origin: "RunGPUDecoder", Message: "failed has fewer numbers than there are images"}
@@ -63,7 +64,7 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 	err := failure(C.ts_gpu_decoder_run(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
 		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)), results,
 		(*C.int32_t)(unsafe.SliceData(failed)), on.c()))
-	if s := sanitizer.Load(); s != nil && err == nil && len(images) > 0 {
+	if s := sanitizer.Load(); s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
 		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
 		s.filled("RunGPUDecoder", on, results, staging, written)
 	}

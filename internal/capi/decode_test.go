@@ -17,11 +17,56 @@ func TestGPUDecoderNeedsAFlagForEachImage(t *testing.T) {
 	}
 }
 
-// A batch of crops of one JPEG, with one window. cshim/test/decode has every kind of image.
-func TestGPUDecoderDecodesTheHostsPixels(t *testing.T) {
-	if DeviceCount() == 0 {
-		t.Skip("needs 1 GPU(s), this machine has 0")
+// onDevices runs a test on a GPU and on the CPU. memory returns host memory that calls for the
+// device take, and queue a stream of the device.
+func onDevices(t *testing.T, test func(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream)) {
+	t.Run("GPU", func(t *testing.T) {
+		if DeviceCount() == 0 {
+			t.Skip("needs 1 GPU(s), this machine has 0")
+		}
+		test(t, 0, func(bytes int) []byte {
+			memory, err := NewPinned(bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { FreePinned(memory) })
+			return PinnedBytes(memory)
+		}, func() Stream {
+			stream, err := StreamFromPool(0, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// The results' memory comes from another stream.
+			if err := SynchronizeDevice(0); err != nil {
+				t.Fatal(err)
+			}
+			return stream
+		})
+	})
+	t.Run("CPU", func(t *testing.T) {
+		const align = 16
+		test(t, DeviceCPU, func(bytes int) []byte {
+			memory := make([]byte, bytes+align)
+			skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % align
+			return memory[skip:][:bytes]
+		}, func() Stream { return Stream{Device: DeviceCPU} })
+	})
+}
+
+// waitForStream waits for a stream of onDevices.
+func waitForStream(t *testing.T, queue Stream) {
+	t.Helper()
+	if queue.Device != DeviceCPU {
+		if err := queue.Synchronize(); err != nil {
+			t.Fatal(err)
+		}
 	}
+}
+
+// A batch of crops of one JPEG, with one window. cshim/test/decode has every kind of image.
+func TestGPUDecoderDecodesTheHostsPixels(t *testing.T) { onDevices(t, decoderDecodes) }
+
+func decoderDecodes(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream) {
 	const side, count = 64, 5
 	const pixels = side * side * 3
 	picture := image.NewRGBA(image.Rect(0, 0, 300, 200))
@@ -44,18 +89,8 @@ func TestGPUDecoderDecodesTheHostsPixels(t *testing.T) {
 	}
 	blob = blob[:n]
 
-	memory, err := NewPinned(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer FreePinned(memory)
-	staging, used := PinnedBytes(memory), GPUDecoderHeadBytes(count)
-	flags, err := NewPinned(4 * count)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer FreePinned(flags)
-	failed := unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(PinnedBytes(flags)))), count)
+	staging, used := memory(1<<20), GPUDecoderHeadBytes(count)
+	failed := unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(memory(4*count)))), count)
 	want := make([]byte, count*pixels)
 	var images []GPUDecodeImage
 	for i := range count {
@@ -72,30 +107,21 @@ func TestGPUDecoderDecodesTheHostsPixels(t *testing.T) {
 		used += n
 	}
 
-	decoder, err := NewGPUDecoder(0, count, 1<<20, 64<<20)
+	decoder, err := NewGPUDecoder(device, count, 1<<20, 64<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer FreeGPUDecoder(decoder)
-	results, err := EmptyTensor([]int64{count, side, side, 3}, Uint8, 0, Contiguous)
+	results, err := EmptyTensor([]int64{count, side, side, 3}, Uint8, device, Contiguous)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer FreeTensor(results)
-	stream, err := StreamFromPool(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The results' memory comes from another stream.
-	if err := SynchronizeDevice(0); err != nil {
-		t.Fatal(err)
-	}
+	stream := queue()
 	if err := RunGPUDecoder(decoder, staging[:used], images, results, failed, stream); err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	waitForStream(t, stream)
 	got := make([]byte, len(want))
 	if err := ReadTensor(results, got); err != nil {
 		t.Fatal(err)

@@ -16,10 +16,9 @@ func TestGPUInflaterNeedsAResultForEachRange(t *testing.T) {
 }
 
 // A batch of ranges of one stream. cshim/test/decode has every kind of stream.
-func TestGPUInflaterInflates(t *testing.T) {
-	if DeviceCount() == 0 {
-		t.Skip("needs 1 GPU(s), this machine has 0")
-	}
+func TestGPUInflaterInflates(t *testing.T) { onDevices(t, inflaterInflates) }
+
+func inflaterInflates(t *testing.T, device int32, memory func(bytes int) []byte, queue func() Stream) {
 	const count, size, room = 5, 100_000, 32768 + 100_000
 	content := make([]byte, size)
 	for i := range content {
@@ -37,50 +36,31 @@ func TestGPUInflaterInflates(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	memory, err := NewPinned(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer FreePinned(memory)
-	staging := PinnedBytes(memory)
+	staging := memory(1 << 20)
 	head := GPUInflaterHeadBytes(count)
 	used := head + copy(staging[head:], stream.Bytes())
-	outcomes, err := NewPinned(8 * count)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer FreePinned(outcomes)
-	results := unsafe.Slice((*GPUInflateResult)(unsafe.Pointer(unsafe.SliceData(PinnedBytes(outcomes)))), count)
+	results := unsafe.Slice((*GPUInflateResult)(unsafe.Pointer(unsafe.SliceData(memory(8*count)))), count)
 	var ranges []GPUInflateRange
 	for i := range uintptr(count) {
 		ranges = append(ranges, GPUInflateRange{Input: uintptr(head), InputBytes: uintptr(stream.Len()), Skip: 1000 * i, Bytes: size - 3000*i, Room: room * i})
 	}
 	ranges[3].InputBytes /= 4 // cut off
 
-	inflater, err := NewGPUInflater(0, count, 1<<20)
+	inflater, err := NewGPUInflater(device, count, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer FreeGPUInflater(inflater)
-	rooms, err := EmptyTensor([]int64{count, room}, Uint8, 0, Contiguous)
+	rooms, err := EmptyTensor([]int64{count, room}, Uint8, device, Contiguous)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer FreeTensor(rooms)
-	on, err := StreamFromPool(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The rooms' memory comes from another stream.
-	if err := SynchronizeDevice(0); err != nil {
-		t.Fatal(err)
-	}
+	on := queue()
 	if err := RunGPUInflater(inflater, staging[:used], ranges, rooms, results, on); err != nil {
 		t.Fatal(err)
 	}
-	if err := on.Synchronize(); err != nil {
-		t.Fatal(err)
-	}
+	waitForStream(t, on)
 	got := make([]byte, count*room)
 	if err := ReadTensor(rooms, got); err != nil {
 		t.Fatal(err)

@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "bench/torchstream_bench.h"
-#include "cuda/device.h"
 #include "cuda/stream.h"
 #include "decode/decoder.h"
 #include "decode/inflater.h"
@@ -98,11 +97,11 @@ ts_error* ts_bench_gpu_decode(ts_gpu_decoder* decoder, uint8_t* staging, size_t 
         ts_gpu_decoder_run(decoder, staging, bytes, images, count, results, failed, stream));
     const at::Tensor to = ts::value_of(results, "results");
     const auto on = ts::checked_stream(stream);
-    const ts::DeviceScope scope(decoder->device);
+    const ts::decode::Queue queue(stream);
     C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
     const auto run = [&](const ts_gpu_decoder::Mark& mark) {
       decoder->run(staging, bytes, images, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(),
-                   failed, on, mark);
+                   failed, queue, mark);
     };
     ts::time_pieces(on.stream(), rounds, ts_gpu_decoder::kPieces, run, milliseconds);
   });
@@ -121,11 +120,11 @@ ts_error* ts_bench_gpu_inflate(ts_gpu_inflater* inflater, uint8_t* staging, size
         ts_gpu_inflater_run(inflater, staging, bytes, ranges, count, rooms, results, stream));
     const at::Tensor to = ts::value_of(rooms, "rooms");
     const auto on = ts::checked_stream(stream);
-    const ts::DeviceScope scope(inflater->device);
+    const ts::decode::Queue queue(stream);
     C10_CUDA_CHECK(cudaStreamSynchronize(on.stream()));
     const auto run = [&](const ts_gpu_inflater::Mark& mark) {
       inflater->run(staging, bytes, ranges, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(),
-                    results, on, mark);
+                    results, queue, mark);
     };
     ts::time_pieces(on.stream(), rounds, ts_gpu_inflater::kPieces, run, milliseconds);
   });

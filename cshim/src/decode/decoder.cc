@@ -1,19 +1,11 @@
 #include "decode/decoder.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <memory>
 #include <string>
 
 #include "base/error.h"
 #include "base/thread.h"
-#include "cuda/capture.h"
-#include "cuda/device.h"
-#include "cuda/stream.h"
 #include "jpeg/plan.h"
 #include "torch/tensor.h"
 
@@ -51,11 +43,6 @@ const Plan& checked_plan(int64_t index, const ts_gpu_decode_image& image, const 
   return plan;
 }
 
-at::Tensor bytes_on(int32_t device, size_t bytes) {
-  return at::empty({static_cast<int64_t>(bytes)},
-                   at::TensorOptions().dtype(at::ScalarType::Byte).device(checked_device(device)));
-}
-
 // Adds an image's needs to those of the images that are decoded with it.
 void widen(const Plan& plan, Work* work) {
   const auto count = [](const jpeg::Axis& a, int32_t b) {
@@ -77,13 +64,13 @@ ts_gpu_decoder::ts_gpu_decoder(int32_t on, int64_t images, size_t staging_bytes,
                                size_t scratch_bytes)
     : device(on),
       max_images(images),
-      staging(ts::decode::bytes_on(on, staging_bytes)),
-      scratch(ts::decode::bytes_on(on, scratch_bytes)),
-      flags(ts::decode::bytes_on(on, static_cast<size_t>(images) * sizeof(int32_t))) {}
+      staging(ts::decode::memory_on(on, staging_bytes)),
+      scratch(ts::decode::memory_on(on, scratch_bytes)),
+      flags(ts::decode::memory_on(on, static_cast<size_t>(images) * sizeof(int32_t))) {}
 
 void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image* images,
                          int64_t count, uint8_t* results, size_t results_bytes, int32_t* failed,
-                         c10::cuda::CUDAStream stream, const Mark& mark) {
+                         const ts::decode::Queue& queue, const Mark& mark) {
   using namespace ts::decode;
   const auto capacity = static_cast<uint64_t>(scratch.nbytes());
   const size_t head = head_bytes(count);
@@ -127,20 +114,15 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
   }
   if (count == 0) return;
 
-  const ts::DeviceScope scope(device);
-  // The memory may be freed before the work is done: it returns to the allocator afterwards.
-  for (const at::Tensor* memory : {&staging, &scratch, &flags}) {
-    c10::cuda::CUDACachingAllocator::recordStream(memory->storage().data_ptr(), stream);
-  }
+  for (const at::Tensor* memory : {&staging, &scratch, &flags}) queue.keep(*memory);
   auto* const flag = static_cast<int32_t*>(flags.mutable_data_ptr());
   const size_t flag_bytes = static_cast<size_t>(count) * sizeof(int32_t);
   const auto done = [&](int piece) {
     if (mark) mark(piece);
   };
   done(-1);
-  C10_CUDA_CHECK(cudaMemcpyAsync(staging.mutable_data_ptr(), from, bytes, cudaMemcpyHostToDevice,
-                                 stream.stream()));
-  C10_CUDA_CHECK(cudaMemsetAsync(flag, 0, flag_bytes, stream.stream()));
+  queue.copy_in(staging.mutable_data_ptr(), from, bytes);
+  queue.zero(flag, flag_bytes);
   done(0);
   for (int64_t first = 0; first < count;) {
     Work work = {};
@@ -158,16 +140,15 @@ void ts_gpu_decoder::run(uint8_t* from, size_t bytes, const ts_gpu_decode_image*
     work.results = results;
     work.failed = flag + first;
     work.images = static_cast<uint32_t>(end - first);
-    C10_CUDA_CHECK(cudaMemsetAsync(work.scratch, 0, zeroed, stream.stream()));
+    queue.zero(work.scratch, zeroed);
     done(1);
     for (int stage = 0; stage < kStages; ++stage) {
-      C10_CUDA_CHECK(launch(static_cast<Stage>(stage), work, stream.stream()));
+      queue.launch(static_cast<Stage>(stage), work);
       done(2 + stage);
     }
     first = end;
   }
-  C10_CUDA_CHECK(
-      cudaMemcpyAsync(failed, flag, flag_bytes, cudaMemcpyDeviceToHost, stream.stream()));
+  queue.copy_out(failed, flag, flag_bytes);
 }
 
 size_t ts_gpu_decoder_head_bytes(int64_t images) {
@@ -181,9 +162,7 @@ ts_error* ts_gpu_decoder_new(int32_t device, int64_t max_images, size_t staging_
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(max_images >= 1 && max_images <= 65535, "max_images must be from 1 to 65535");
     ts::require(staging_bytes > 0 && scratch_bytes > 0, "memory of 0 bytes");
-    ts::require_device(device);
-    ts::refuse_in_capture("a decoder's memory");
-    ts::ensure_cuda();
+    ts::decode::ready_device(device, "a decoder's memory");
     *decoder = std::make_unique<ts_gpu_decoder>(device, max_images, staging_bytes, scratch_bytes)
                    .release();
   });
@@ -208,16 +187,15 @@ ts_error* ts_gpu_decoder_run(ts_gpu_decoder* decoder, uint8_t* staging, size_t b
                 "staging is not aligned to 16 bytes");
     ts::require(bytes >= ts_gpu_decoder_head_bytes(count), "the staging memory has no head");
     const at::Tensor to = ts::value_of(results, "results");
-    const auto on = ts::checked_stream(stream);
+    const ts::decode::Queue queue(stream);
     ts::require(
-        on.device_index() == decoder->device && to.is_cuda() && to.get_device() == decoder->device,
+        queue.device() == decoder->device && ts::device_index(to.device()) == decoder->device,
         "stream, results and decoder are on different devices");
     ts::require(to.scalar_type() == at::ScalarType::Byte && to.is_contiguous(),
                 "results must be contiguous uint8");
-    ts::require_no_capture(on);
-    c10::cuda::CUDACachingAllocator::recordStream(to.storage().data_ptr(), on);
+    queue.keep(to);
     decoder->run(staging, bytes, images, count, to.mutable_data_ptr<uint8_t>(), to.nbytes(), failed,
-                 on, nullptr);
+                 queue, nullptr);
     ts::mark_written(to);
   });
 }

@@ -1,14 +1,14 @@
-// A decoder of plans on one GPU: its memory, and the launches of a batch.
+// A decoder of plans on one GPU or the CPU: its memory, and the launches of a batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 
 #include "decode/launch.h"
+#include "decode/queue.h"
 #include "torchstream.h"
 
 // No run allocates, or waits for the device.
@@ -22,7 +22,7 @@ struct ts_gpu_decoder {
   static constexpr int kPieces = 2 + ts::decode::kStages;
 
   void run(uint8_t* from, size_t bytes, const ts_gpu_decode_image* images, int64_t count,
-           uint8_t* results, size_t results_bytes, int32_t* failed, c10::cuda::CUDAStream stream,
+           uint8_t* results, size_t results_bytes, int32_t* failed, const ts::decode::Queue& queue,
            const Mark& mark);
 
   int32_t device;

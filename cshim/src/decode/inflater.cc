@@ -1,18 +1,10 @@
 #include "decode/inflater.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAException.h>
-#include <cuda_runtime_api.h>
-
 #include <memory>
 #include <string>
 
 #include "base/error.h"
 #include "base/thread.h"
-#include "cuda/capture.h"
-#include "cuda/device.h"
-#include "cuda/stream.h"
 #include "decode/inflate.h"
 #include "torch/tensor.h"
 
@@ -71,11 +63,6 @@ Range checked_range(int64_t index, const ts_gpu_inflate_range& r, size_t head, s
   return range;
 }
 
-at::Tensor memory_on(int32_t device, size_t bytes) {
-  return at::empty({static_cast<int64_t>(bytes)},
-                   at::TensorOptions().dtype(at::ScalarType::Byte).device(checked_device(device)));
-}
-
 }  // namespace
 }  // namespace ts::decode
 
@@ -88,7 +75,7 @@ ts_gpu_inflater::ts_gpu_inflater(int32_t on, int64_t ranges, size_t staging_byte
 
 void ts_gpu_inflater::run(uint8_t* from, size_t bytes, const ts_gpu_inflate_range* ranges,
                           int64_t count, uint8_t* rooms, size_t rooms_bytes,
-                          ts_gpu_inflate_result* results, c10::cuda::CUDAStream stream,
+                          ts_gpu_inflate_result* results, const ts::decode::Queue& queue,
                           const Mark& mark) {
   using namespace ts::decode;
   const size_t head = range_head_bytes(count);
@@ -99,17 +86,12 @@ void ts_gpu_inflater::run(uint8_t* from, size_t bytes, const ts_gpu_inflate_rang
   }
   if (count == 0) return;
 
-  const ts::DeviceScope scope(device);
-  // The memory may be freed before the work is done: it returns to the allocator afterwards.
-  for (const at::Tensor* memory : {&staging, &outcomes}) {
-    c10::cuda::CUDACachingAllocator::recordStream(memory->storage().data_ptr(), stream);
-  }
+  for (const at::Tensor* memory : {&staging, &outcomes}) queue.keep(*memory);
   const auto done = [&](int piece) {
     if (mark) mark(piece);
   };
   done(-1);
-  C10_CUDA_CHECK(cudaMemcpyAsync(staging.mutable_data_ptr(), from, bytes, cudaMemcpyHostToDevice,
-                                 stream.stream()));
+  queue.copy_in(staging.mutable_data_ptr(), from, bytes);
   done(0);
   InflateWork work = {};
   work.ranges = static_cast<const ts::deflate::Range*>(staging.const_data_ptr());
@@ -117,11 +99,9 @@ void ts_gpu_inflater::run(uint8_t* from, size_t bytes, const ts_gpu_inflate_rang
   work.rooms = rooms;
   work.results = static_cast<ts::deflate::Result*>(outcomes.mutable_data_ptr());
   work.count = static_cast<uint32_t>(count);
-  C10_CUDA_CHECK(launch(work, stream.stream()));
+  queue.launch(work);
   done(1);
-  C10_CUDA_CHECK(cudaMemcpyAsync(results, work.results,
-                                 static_cast<size_t>(count) * sizeof(ts::deflate::Result),
-                                 cudaMemcpyDeviceToHost, stream.stream()));
+  queue.copy_out(results, work.results, static_cast<size_t>(count) * sizeof(ts::deflate::Result));
 }
 
 size_t ts_gpu_inflater_head_bytes(int64_t ranges) {
@@ -135,9 +115,7 @@ ts_error* ts_gpu_inflater_new(int32_t device, int64_t max_ranges, size_t staging
     ts::require(inflater != nullptr, "inflater is NULL");
     ts::require(max_ranges >= 1 && max_ranges <= 1 << 20, "max_ranges must be from 1 to 2^20");
     ts::require(staging_bytes > 0, "memory of 0 bytes");
-    ts::require_device(device);
-    ts::refuse_in_capture("an inflater's memory");
-    ts::ensure_cuda();
+    ts::decode::ready_device(device, "an inflater's memory");
     *inflater = std::make_unique<ts_gpu_inflater>(device, max_ranges, staging_bytes).release();
   });
 }
@@ -161,18 +139,17 @@ ts_error* ts_gpu_inflater_run(ts_gpu_inflater* inflater, uint8_t* staging, size_
                 "staging is not aligned to 16 bytes");
     ts::require(bytes >= ts_gpu_inflater_head_bytes(count), "the staging memory has no head");
     const at::Tensor to = ts::value_of(rooms, "rooms");
-    const auto on = ts::checked_stream(stream);
-    ts::require(on.device_index() == inflater->device && to.is_cuda() &&
-                    to.get_device() == inflater->device,
-                "stream, rooms and inflater are on different devices");
+    const ts::decode::Queue queue(stream);
+    ts::require(
+        queue.device() == inflater->device && ts::device_index(to.device()) == inflater->device,
+        "stream, rooms and inflater are on different devices");
     ts::require(to.scalar_type() == at::ScalarType::Byte && to.is_contiguous(),
                 "rooms must be contiguous uint8");
     auto* const memory = to.mutable_data_ptr<uint8_t>();
     ts::require(reinterpret_cast<uintptr_t>(memory) % ts::deflate::kAlign == 0,
                 "rooms is not aligned to 16 bytes");
-    ts::require_no_capture(on);
-    c10::cuda::CUDACachingAllocator::recordStream(to.storage().data_ptr(), on);
-    inflater->run(staging, bytes, ranges, count, memory, to.nbytes(), results, on, nullptr);
+    queue.keep(to);
+    inflater->run(staging, bytes, ranges, count, memory, to.nbytes(), results, queue, nullptr);
     ts::mark_written(to);
   });
 }

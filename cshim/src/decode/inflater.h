@@ -1,13 +1,13 @@
-// An inflater of ranges on one GPU: its memory, and the launches of a batch.
+// An inflater of ranges on one GPU or the CPU: its memory, and the launches of a batch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAStream.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 
+#include "decode/queue.h"
 #include "torchstream.h"
 
 // No run allocates, or waits for the device.
@@ -20,7 +20,7 @@ struct ts_gpu_inflater {
 
   void run(uint8_t* from, size_t bytes, const ts_gpu_inflate_range* ranges, int64_t count,
            uint8_t* rooms, size_t rooms_bytes, ts_gpu_inflate_result* results,
-           c10::cuda::CUDAStream stream, const Mark& mark);
+           const ts::decode::Queue& queue, const Mark& mark);
 
   int32_t device;
   int64_t max_ranges;

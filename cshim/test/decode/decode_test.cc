@@ -1,4 +1,4 @@
-// The GPU's decoder of plans: the pixels of the host's decoder, byte for byte.
+// The decoder of plans, on a GPU and on the CPU: the pixels of the host's decoder, byte for byte.
 #include <cstring>
 #include <memory>
 
@@ -49,22 +49,23 @@ struct FreeGpuDecoder {
 };
 using GpuDecoder = std::unique_ptr<ts_gpu_decoder, FreeGpuDecoder>;
 
-GpuDecoder new_gpu_decoder(int64_t images, size_t staging, size_t scratch) {
+GpuDecoder new_gpu_decoder(int32_t device, int64_t images, size_t staging, size_t scratch) {
   ts_gpu_decoder* decoder = nullptr;
-  EXPECT_OK(ts_gpu_decoder_new(0, images, staging, scratch, &decoder));
+  EXPECT_OK(ts_gpu_decoder_new(device, images, staging, scratch, &decoder));
   return GpuDecoder(decoder);
 }
 
-// A batch in pinned memory.
+// A batch in host memory.
 struct Staged {
-  test::Pinned memory;
+  int32_t device;
+  test::HostMemory memory;
   size_t capacity;
   size_t used;
   std::vector<ts_gpu_decode_image> images;
   size_t result_bytes = 0;
 
-  Staged(size_t bytes, int64_t count)
-      : memory(bytes), capacity(bytes), used(ts_gpu_decoder_head_bytes(count)) {}
+  Staged(int32_t on, size_t bytes, int64_t count)
+      : device(on), memory(on, bytes), capacity(bytes), used(ts_gpu_decoder_head_bytes(count)) {}
 
   bool add(ts_image_decoder* host, const Job& job) {
     size_t planned = 0;
@@ -82,16 +83,16 @@ struct Staged {
 
 // Decodes the batch on a new stream, and returns the results and the flags.
 Bytes run(ts_gpu_decoder* decoder, const Staged& staged, std::vector<int32_t>* failed) {
-  const ts_stream stream = test::pool_stream();
+  const ts_stream stream = test::stream_on(staged.device);
   const auto count = static_cast<int64_t>(staged.images.size());
   test::Tensor results =
-      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, 0);
-  const test::Pinned flags(staged.images.size() * sizeof(int32_t));
+      test::empty({static_cast<int64_t>(staged.result_bytes)}, TS_DTYPE_UINT8, staged.device);
+  const test::HostMemory flags(staged.device, staged.images.size() * sizeof(int32_t));
   // The results were allocated on another stream, which may still use their memory.
-  EXPECT_OK(ts_device_synchronize(0));
+  test::synchronize(staged.device);
   EXPECT_OK(ts_gpu_decoder_run(decoder, staged.memory.data(), staged.used, staged.images.data(),
                                count, results, reinterpret_cast<int32_t*>(flags.data()), stream));
-  EXPECT_OK(ts_stream_synchronize(stream));
+  test::synchronize(staged.device);
   failed->resize(staged.images.size());
   std::memcpy(failed->data(), flags.data(), failed->size() * sizeof(int32_t));
   return test::read<uint8_t>(results);
@@ -105,17 +106,26 @@ TEST(Decode, WithoutAGpuThereIsNoDecoder) {
   ts_gpu_decoder_free(nullptr);
 }
 
-TEST(DecodeGpu, CropsEqualTheHostsDecoder) {
-  NEEDS_GPUS(1);
+class DecodeOn : public testing::TestWithParam<int32_t> {
+ protected:
+  void SetUp() override {
+    if (GetParam() != TS_DEVICE_CPU) NEEDS_GPUS(1);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, DecodeOn, testing::Values(0));
+INSTANTIATE_TEST_SUITE_P(Cpu, DecodeOn, testing::Values(TS_DEVICE_CPU));
+
+TEST_P(DecodeOn, CropsEqualTheHostsDecoder) {
   Random random(81);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 96;
   // The small scratch memory decodes a batch in parts.
   for (const size_t scratch : {size_t{512} << 20, size_t{6} << 20}) {
-    const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, scratch);
+    const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, scratch);
     ASSERT_NE(decoder, nullptr);
     for (int batch = 0; batch < 12 * rounds(); ++batch) {
-      Staged staged(32 << 20, kBatch);
+      Staged staged(GetParam(), 32 << 20, kBatch);
       std::vector<Job> jobs;
       for (int64_t i = 0; i < kBatch; ++i) {
         Job job = draw_job(random, host.get(), kKinds[random() % 8]);
@@ -137,16 +147,15 @@ TEST(DecodeGpu, CropsEqualTheHostsDecoder) {
 
 // Any bytes in the place of some images' segments: they are flagged or not, nothing faults, and the
 // images beside them are right.
-TEST(DecodeGpu, DamagedSegmentsDisturbNoNeighbour) {
-  NEEDS_GPUS(1);
+TEST_P(DecodeOn, DamagedSegmentsDisturbNoNeighbour) {
   Random random(82);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 64;
-  const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, size_t{256} << 20);
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, size_t{256} << 20);
   ASSERT_NE(decoder, nullptr);
   int64_t flagged = 0;
   for (int batch = 0; batch < 20 * rounds(); ++batch) {
-    Staged staged(32 << 20, kBatch);
+    Staged staged(GetParam(), 32 << 20, kBatch);
     std::vector<Job> jobs;
     for (int64_t i = 0; i < kBatch; ++i) {
       Job job = draw_job(random, host.get(), kKinds[random() % 8]);
@@ -178,16 +187,15 @@ TEST(DecodeGpu, DamagedSegmentsDisturbNoNeighbour) {
 }
 
 // Plans without entries, beside plans with entries.
-TEST(DecodeGpu, WholeScansEqualTheHostsDecoder) {
-  NEEDS_GPUS(1);
+TEST_P(DecodeOn, WholeScansEqualTheHostsDecoder) {
   Random random(84);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 48;  // racecheck takes a hundred times as long
   for (const size_t scratch : {size_t{512} << 20, size_t{8} << 20}) {
-    const GpuDecoder decoder = new_gpu_decoder(kBatch, 48 << 20, scratch);
+    const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 48 << 20, scratch);
     ASSERT_NE(decoder, nullptr);
     for (int batch = 0; batch < 2 * rounds(); ++batch) {
-      Staged staged(48 << 20, kBatch);
+      Staged staged(GetParam(), 48 << 20, kBatch);
       std::vector<Job> jobs;
       for (int64_t i = 0; i < kBatch; ++i) {
         Job job = draw_job(random, host.get(), kKinds[random() % 8], random() % 4 == 0);
@@ -208,16 +216,15 @@ TEST(DecodeGpu, WholeScansEqualTheHostsDecoder) {
 }
 
 // Any bytes in the place of some scans: the images beside them are right, and nothing faults.
-TEST(DecodeGpu, DamagedScansDisturbNoNeighbour) {
-  NEEDS_GPUS(1);
+TEST_P(DecodeOn, DamagedScansDisturbNoNeighbour) {
   Random random(85);
   const Decoder host = new_decoder();
   constexpr int64_t kBatch = 32;
-  const GpuDecoder decoder = new_gpu_decoder(kBatch, 32 << 20, size_t{256} << 20);
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), kBatch, 32 << 20, size_t{256} << 20);
   ASSERT_NE(decoder, nullptr);
   int64_t flagged = 0;
   for (int batch = 0; batch < 4 * rounds(); ++batch) {
-    Staged staged(32 << 20, kBatch);
+    Staged staged(GetParam(), 32 << 20, kBatch);
     std::vector<Job> jobs;
     for (int64_t i = 0; i < kBatch; ++i) {
       Job job = draw_job(random, host.get(), kKinds[random() % 8], false);
@@ -250,8 +257,7 @@ TEST(DecodeGpu, DamagedScansDisturbNoNeighbour) {
   EXPECT_GT(flagged, 4 * kBatch / 4);
 }
 
-TEST(DecodeGpu, WrongArgumentsAreErrors) {
-  NEEDS_GPUS(1);
+TEST_P(DecodeOn, WrongArgumentsAreErrors) {
   Random random(83);
   const Decoder host = new_decoder();
   ts_gpu_decoder* none = nullptr;
@@ -259,23 +265,28 @@ TEST(DecodeGpu, WrongArgumentsAreErrors) {
                ts_gpu_decoder_new(0, 0, 1 << 20, 1 << 20, &none));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "GPU",
                ts_gpu_decoder_new(ts_device_count(), 1, 1 << 20, 1 << 20, &none));
-  const GpuDecoder decoder = new_gpu_decoder(2, 4 << 20, 4096);
+  const GpuDecoder decoder = new_gpu_decoder(GetParam(), 2, 4 << 20, 4096);
   ASSERT_NE(decoder, nullptr);
-  Staged staged(4 << 20, 1);
+  Staged staged(GetParam(), 4 << 20, 1);
   Job job = draw_job(random, host.get(), kKinds[0]);
   job.geometry = crop(0, 0, 1, 1);
   job.expected.resize(3);
   ASSERT_TRUE(staged.add(host.get(), job));
-  test::Tensor results = test::empty({64}, TS_DTYPE_UINT8, 0);
-  const test::Pinned flags(64);
+  test::Tensor results = test::empty({64}, TS_DTYPE_UINT8, GetParam());
+  const test::HostMemory flags(GetParam(), 64);
   auto* failed = reinterpret_cast<int32_t*>(flags.data());
-  const ts_stream stream = test::pool_stream();
+  const ts_stream stream = test::stream_on(GetParam());
   const auto call = [&](size_t bytes, const ts_gpu_decode_image& image, int64_t count) {
     return ts_gpu_decoder_run(decoder.get(), staged.memory.data(), bytes, &image, count, results,
                               failed, stream);
   };
   ts_gpu_decode_image image = staged.images[0];
   EXPECT_OK(call(staged.used, image, 0));
+  if (GetParam() != TS_DEVICE_CPU) {
+    EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "different devices",
+                 ts_gpu_decoder_run(decoder.get(), staged.memory.data(), staged.used, &image, 1,
+                                    results, failed, test::stream_on(TS_DEVICE_CPU)));
+  }
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "max_images", call(staged.used, image, 3));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "staging_bytes", call((4 << 20) + 1, image, 1));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "head", call(8, image, 1));
@@ -285,7 +296,7 @@ TEST(DecodeGpu, WrongArgumentsAreErrors) {
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "no plan", call(staged.used, image, 1));
   image = {staged.images[0].plan, 63};
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "fit", call(staged.used, image, 1));
-  Staged large(4 << 20, 1);
+  Staged large(GetParam(), 4 << 20, 1);
   const Bytes file = encode_jpeg(picture(random, 300, 300), {});
   Job wide;
   wide.file = file;
@@ -296,7 +307,7 @@ TEST(DecodeGpu, WrongArgumentsAreErrors) {
                                   {wide.blob.data(), wide.blob.size(), 8}, &made));
   wide.blob.resize(made.bytes);
   ASSERT_TRUE(large.add(host.get(), wide));
-  test::Tensor room = test::empty({300 * 300 * 3}, TS_DTYPE_UINT8, 0);
+  test::Tensor room = test::empty({300 * 300 * 3}, TS_DTYPE_UINT8, GetParam());
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "scratch",
                ts_gpu_decoder_run(decoder.get(), large.memory.data(), large.used,
                                   large.images.data(), 1, room, failed, stream));

@@ -1,5 +1,5 @@
-// The GPU's inflater: the bytes, checksums and verdicts of the same code on the host, which
-// deflate/parallel_test.cc compares with zlib.
+// The inflater of ranges, on a GPU and on the CPU: the bytes, checksums and verdicts of the team of
+// the tests, which deflate/parallel_test.cc compares with zlib.
 #include <cstring>
 #include <memory>
 #include <random>
@@ -26,9 +26,9 @@ struct FreeInflater {
 };
 using GpuInflater = std::unique_ptr<ts_gpu_inflater, FreeInflater>;
 
-GpuInflater new_gpu_inflater(int64_t ranges, size_t staging) {
+GpuInflater new_gpu_inflater(int32_t device, int64_t ranges, size_t staging) {
   ts_gpu_inflater* inflater = nullptr;
-  EXPECT_OK(ts_gpu_inflater_new(0, ranges, staging, &inflater));
+  EXPECT_OK(ts_gpu_inflater_new(device, ranges, staging, &inflater));
   return GpuInflater(inflater);
 }
 
@@ -79,15 +79,18 @@ team::Inflated by_host(const Job& job) {
   return team::inflate<team::Loop>(job.input, job.skip_bits, job.window, job.skip, job.bytes);
 }
 
-// A batch in pinned memory, whose rooms have gaps between them.
+// A batch in host memory, whose rooms have gaps between them.
 struct Staged {
-  test::Pinned memory;
+  int32_t device;
+  test::HostMemory memory;
   size_t used;
   std::vector<ts_gpu_inflate_range> ranges;
   size_t rooms = kAlign;
 
-  Staged(size_t capacity, const std::vector<Job>& jobs)
-      : memory(capacity), used(ts_gpu_inflater_head_bytes(static_cast<int64_t>(jobs.size()))) {
+  Staged(int32_t on, size_t capacity, const std::vector<Job>& jobs)
+      : device(on),
+        memory(on, capacity),
+        used(ts_gpu_inflater_head_bytes(static_cast<int64_t>(jobs.size()))) {
     for (const Job& job : jobs) {
       ts_gpu_inflate_range range = {};
       range.input = place(job.input);
@@ -114,20 +117,20 @@ struct Staged {
 // Inflates the batch on a new stream into poisoned rooms, and returns these and the results.
 Bytes run(ts_gpu_inflater* inflater, const Staged& staged,
           std::vector<ts_gpu_inflate_result>* results) {
-  const ts_stream stream = test::pool_stream();
+  const ts_stream stream = test::stream_on(staged.device);
   const test::Tensor poison =
       test::make(Bytes(staged.rooms, kPoison), {static_cast<int64_t>(staged.rooms)});
   test::Tensor rooms;
-  EXPECT_OK(ts_tensor_to(poison, 0, -1, false, rooms.out()));
+  EXPECT_OK(ts_tensor_to(poison, staged.device, -1, false, rooms.out()));
   const size_t bytes = staged.ranges.size() * sizeof(ts_gpu_inflate_result);
-  const test::Pinned outcomes(bytes);
+  const test::HostMemory outcomes(staged.device, bytes);
   std::memset(outcomes.data(), kPoison, bytes);
   // The rooms were written on another stream.
-  EXPECT_OK(ts_device_synchronize(0));
+  test::synchronize(staged.device);
   EXPECT_OK(ts_gpu_inflater_run(inflater, staged.memory.data(), staged.used, staged.ranges.data(),
                                 static_cast<int64_t>(staged.ranges.size()), rooms,
                                 reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()), stream));
-  EXPECT_OK(ts_stream_synchronize(stream));
+  test::synchronize(staged.device);
   results->resize(staged.ranges.size());
   std::memcpy(results->data(), outcomes.data(), bytes);
   return test::read<uint8_t>(rooms);
@@ -158,12 +161,21 @@ TEST(Inflate, WithoutAGpuThereIsNoInflater) {
   ts_gpu_inflater_free(nullptr);
 }
 
-TEST(InflateGpu, BytesEqualTheHosts) {
-  NEEDS_GPUS(1);
+class InflateOn : public testing::TestWithParam<int32_t> {
+ protected:
+  void SetUp() override {
+    if (GetParam() != TS_DEVICE_CPU) NEEDS_GPUS(1);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, InflateOn, testing::Values(0));
+INSTANTIATE_TEST_SUITE_P(Cpu, InflateOn, testing::Values(TS_DEVICE_CPU));
+
+TEST_P(InflateOn, BytesEqualTheHosts) {
   Random random(91);
   constexpr size_t kBatch = 150;
   constexpr size_t kCapacity = 64 << 20;
-  const GpuInflater inflater = new_gpu_inflater(kBatch, kCapacity);
+  const GpuInflater inflater = new_gpu_inflater(GetParam(), kBatch, kCapacity);
   ASSERT_NE(inflater, nullptr);
   for (int batch = 0; batch < 8; ++batch) {
     std::vector<Job> jobs;
@@ -173,7 +185,7 @@ TEST(InflateGpu, BytesEqualTheHosts) {
       expected.push_back(by_host(jobs.back()));
       ASSERT_FALSE(expected.back().failed);
     }
-    const Staged staged(kCapacity, jobs);
+    const Staged staged(GetParam(), kCapacity, jobs);
     for (int turn = 0; turn < 3; ++turn) {
       std::vector<ts_gpu_inflate_result> results;
       const Bytes rooms = run(inflater.get(), staged, &results);
@@ -185,12 +197,11 @@ TEST(InflateGpu, BytesEqualTheHosts) {
 
 // Damaged inputs and windows in every position of a batch have the host's verdict, nothing faults,
 // and the ranges beside them are right.
-TEST(InflateGpu, DamagedRangesDisturbNoNeighbour) {
-  NEEDS_GPUS(1);
+TEST_P(InflateOn, DamagedRangesDisturbNoNeighbour) {
   Random random(92);
   constexpr size_t kBatch = 64;
   constexpr size_t kCapacity = 32 << 20;
-  const GpuInflater inflater = new_gpu_inflater(kBatch, kCapacity);
+  const GpuInflater inflater = new_gpu_inflater(GetParam(), kBatch, kCapacity);
   ASSERT_NE(inflater, nullptr);
   size_t failed = 0;
   for (size_t batch = 0; batch < 20; ++batch) {
@@ -210,7 +221,7 @@ TEST(InflateGpu, DamagedRangesDisturbNoNeighbour) {
       failed += expected.back().failed;
       jobs.push_back(std::move(job));
     }
-    const Staged staged(kCapacity, jobs);
+    const Staged staged(GetParam(), kCapacity, jobs);
     std::vector<ts_gpu_inflate_result> results;
     const Bytes rooms = run(inflater.get(), staged, &results);
     ASSERT_NO_FATAL_FAILURE(expect_outcomes(expected, staged, results, rooms)) << "batch " << batch;
@@ -220,12 +231,11 @@ TEST(InflateGpu, DamagedRangesDisturbNoNeighbour) {
 
 // One small batch, good and damaged, with steps behind steps: for compute-sanitizer's racecheck,
 // under which the tests above take too long.
-TEST(InflateGpu, SmallBatchEqualsTheHosts) {
-  NEEDS_GPUS(1);
+TEST_P(InflateOn, SmallBatchEqualsTheHosts) {
   Random random(93);
   constexpr size_t kBatch = 16;
   constexpr size_t kCapacity = 4 << 20;
-  const GpuInflater inflater = new_gpu_inflater(kBatch, kCapacity);
+  const GpuInflater inflater = new_gpu_inflater(GetParam(), kBatch, kCapacity);
   ASSERT_NE(inflater, nullptr);
   std::vector<Job> jobs;
   std::vector<team::Inflated> expected;
@@ -235,29 +245,28 @@ TEST(InflateGpu, SmallBatchEqualsTheHosts) {
     expected.push_back(by_host(job));
     jobs.push_back(std::move(job));
   }
-  const Staged staged(kCapacity, jobs);
+  const Staged staged(GetParam(), kCapacity, jobs);
   std::vector<ts_gpu_inflate_result> results;
   const Bytes rooms = run(inflater.get(), staged, &results);
   ASSERT_NO_FATAL_FAILURE(expect_outcomes(expected, staged, results, rooms));
 }
 
-TEST(InflateGpu, WrongArgumentsAreErrors) {
-  NEEDS_GPUS(1);
+TEST_P(InflateOn, WrongArgumentsAreErrors) {
   ts_gpu_inflater* none = nullptr;
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "max_ranges", ts_gpu_inflater_new(0, 0, 1, &none));
   EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "0 bytes", ts_gpu_inflater_new(0, 1, 0, &none));
   EXPECT_FAILS(TS_ERROR_NO_DEVICE, "GPU", ts_gpu_inflater_new(ts_device_count(), 1, 1, &none));
   constexpr size_t kCapacity = 4096;
-  const GpuInflater inflater = new_gpu_inflater(2, kCapacity);
+  const GpuInflater inflater = new_gpu_inflater(GetParam(), 2, kCapacity);
   ASSERT_NE(inflater, nullptr);
   Job job;
   job.input = deflated({1, 2, 3, 4}, 6, Z_DEFAULT_STRATEGY);
   job.bytes = 4;
-  const Staged staged(kCapacity, {job});
+  const Staged staged(GetParam(), kCapacity, {job});
   const auto room = static_cast<int64_t>(staged.rooms);
-  test::Tensor rooms = test::empty({room}, TS_DTYPE_UINT8, 0);
-  const test::Pinned outcomes(64);
-  const ts_stream stream = test::pool_stream();
+  test::Tensor rooms = test::empty({room}, TS_DTYPE_UINT8, GetParam());
+  const test::HostMemory outcomes(GetParam(), 64);
+  const ts_stream stream = test::stream_on(GetParam());
   const auto call = [&](size_t bytes, const ts_gpu_inflate_range& range, int64_t count) {
     return ts_gpu_inflater_run(inflater.get(), staged.memory.data(), bytes, &range, count, rooms,
                                reinterpret_cast<ts_gpu_inflate_result*>(outcomes.data()), stream);
@@ -284,7 +293,7 @@ TEST(InflateGpu, WrongArgumentsAreErrors) {
   refused("1 GiB", [](ts_gpu_inflate_range* r) { r->bytes = SIZE_MAX; });
   refused("its room", [](ts_gpu_inflate_range* r) { r->room += 1; });
   refused("its room", [](ts_gpu_inflate_range* r) { r->bytes = 64; });
-  EXPECT_OK(ts_stream_synchronize(stream));
+  test::synchronize(GetParam());
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The team of deflate/parallel.h as loops, and what its tests need: streams, checkpoints and packed
-// windows.
+// The team of deflate/loop.h with its threads in the opposite order, and what the tests of
+// deflate/parallel.h need: streams, checkpoints and packed windows.
 #pragma once
 
 #include <zlib.h>
@@ -10,44 +10,16 @@
 #include <memory>
 #include <vector>
 
-#include "deflate/parallel.h"
+#include "deflate/loop.h"
 
 namespace team {
 
 using Bytes = std::vector<uint8_t>;
 using ts::deflate::kThreads;
 
-// Runs the threads one after the other, from a barrier to the next.
-struct Loop {
-  template <typename F>
-  void each(F f) {
-    for (uint32_t t = 0; t < kThreads; ++t) f(t);
-  }
-  template <typename F>
-  bool any(F f) {
-    bool any = false;
-    for (uint32_t t = 0; t < kThreads; ++t) any = f(t) || any;
-    return any;
-  }
-  template <typename F>
-  uint32_t min(F f) {
-    uint32_t min = UINT32_MAX;
-    for (uint32_t t = 0; t < kThreads; ++t) min = std::min(min, f(t));
-    return min;
-  }
-  template <typename Value, typename Use>
-  void scan(Value value, Use use) {
-    std::vector<uint32_t> values(kThreads);
-    for (uint32_t t = 0; t < kThreads; ++t) values[t] = value(t);
-    for (uint32_t t = 0, sum = 0; t < kThreads; sum += values[t++]) use(t, sum);
-  }
-  template <typename T>
-  T read(const T& v) {
-    return v;
-  }
-};
+using ts::deflate::Loop;
 
-// The same, with the threads in the opposite order.
+// Loop, with the threads in the opposite order.
 struct Reverse : Loop {
   template <typename F>
   void each(F f) {

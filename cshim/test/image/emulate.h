@@ -1,4 +1,4 @@
-// Decodes plans on the host, with loops in the place of the device's grids.
+// Decodes plans on the host, by jpeg/loops.h.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "jpeg/stages.h"
-#include "jpeg/sync.h"
+#include "jpeg/loops.h"
 
 namespace emulate {
 
@@ -38,13 +37,7 @@ struct Device {
 
   std::unique_ptr<HuffmanTables> build_tables() const {
     auto tables = std::make_unique<HuffmanTables>();
-    constexpr uint32_t kThreads = 3;
-    for (uint32_t t = 0; t < kThreads; ++t) {
-      build_tables_1(plan(), base(), tables.get(), t, kThreads);
-    }
-    for (uint32_t t = 0; t < kThreads; ++t) {
-      build_tables_2(plan(), base(), tables.get(), t, kThreads);
-    }
+    ts::jpeg::build_tables(plan(), base(), tables.get());
     return tables;
   }
 
@@ -52,97 +45,28 @@ struct Device {
   // threads. Returns false if the host must decode the image.
   bool synchronise(uint32_t threads, uint32_t launches) {
     const Plan& p = plan();
-    const auto tables = build_tables();
-    const uint32_t count = p.subsequences;
-    starts.resize(count);
-    ends.resize(count);
-    sums.resize(count);
-    for (uint32_t launch = 0; launch < launches; ++launch) {
-      const std::vector<SyncState> before = ends;  // of the launch before
-      for (uint32_t first = 0; first < count; first += threads) {
-        const uint32_t size = std::min(threads, count - first);
-        std::vector<bool> changed(size, launch == 0);
-        for (uint32_t t = 0; t < size && launch == 0; ++t) {
-          starts[first + t] = first_state(p, base(), first + t);
-        }
-        if (launch != 0 && first != 0 && !(starts[first] == before[first - 1])) {
-          starts[first] = before[first - 1];
-          changed[0] = true;
-        }
-        for (bool any = true; any;) {
-          for (uint32_t t = 0; t < size; ++t) {
-            if (!changed[t]) continue;
-            const uint32_t i = first + t;
-            ends[i] = starts[i];
-            sums[i] = pass_subsequence(p, base(), *tables, end_of_subsequence(p, i), &ends[i]);
-            ++passes;
-          }
-          any = false;
-          for (uint32_t t = 1; t < size; ++t) {
-            changed[t] = !(starts[first + t] == ends[first + t - 1]);
-            starts[first + t] = ends[first + t - 1];
-            any = any || changed[t];
-          }
-          changed[0] = false;
-        }
-      }
-    }
-    SyncSum sum = {};
-    std::vector<SyncSum> before;
-    for (uint32_t i = 0; i < count; ++i) {
-      if (i != 0 && !(starts[i] == ends[i - 1])) return false;
-      before.push_back(sum);
-      sum = joined(sum, sums[i]);
-    }
-    if (sum.blocks < p.mcus * p.blocks) return false;
+    starts.resize(p.subsequences);
+    ends.resize(p.subsequences);
+    sums.resize(p.subsequences);
+    std::vector<SyncSum> before(p.subsequences);
+    std::vector<SyncState> borders(2 * ((size_t{p.subsequences} + threads - 1) / threads));
+    const SyncMemory memory = {starts.data(), ends.data(), borders.data(), sums.data(),
+                               before.data()};
     auto* const entries = reinterpret_cast<uint8_t*>(plan_memory.data()) + p.entries_at;
-    bool good = true;
-    for (uint32_t i = 0; i < count; ++i) {
-      good = write_entries(p, base(), *tables, end_of_subsequence(p, i), starts[i], before[i],
-                           ends[i], entries) &&
-             good;
-    }
-    return good;
+    return ts::jpeg::synchronise(p, base(), *build_tables(), memory, threads, launches, entries,
+                                 &passes);
   }
 
   // Decodes all segments. Returns false if one of them fails.
-  bool entropy() {
-    const Plan& p = plan();
-    const auto tables = build_tables();
-    bool good = true;
-    for (uint32_t i = 0; i < p.segments; ++i) {
-      good = decode_segment(p, base(), *tables, i, coefficients.data()) && good;
-    }
-    return good;
-  }
-
-  void transform() {
-    const Plan& p = plan();
-    for (uint32_t i = 0; i < p.total_blocks; ++i) {
-      const BlockPlace place = place_of_block(p, i);
-      idct_block(coefficients.data() + size_t{i} * 64, quantisers_of(p, memory(), place.component),
-                 samples.data() + place.sample, place.stride);
-    }
-  }
-
-  void weigh(const Axis& axis, uint8_t* to) {
-    if (axis.filter == kIdentity) return;
-    double largest = axis.filter == kNearest ? 1.0 : 0.0;
-    for (int32_t i = 0; i < axis.out; ++i) largest = larger(largest, largest_weight(axis, i));
-    const Weights out = weights_at(axis, to);
-    *out.precision = precision_of(largest);
-    for (int32_t i = 0; i < axis.size; ++i) write_weights(axis, *out.precision, i, out);
-  }
+  bool entropy() { return decode_segments(plan(), base(), *build_tables(), coefficients.data()); }
 
   // Computes the pixels after the entropy decoder, whatever it has left.
   void finish() {
-    const Plan& p = plan();
-    transform();
-    for (int32_t i = 0; i < pixel_count(p); ++i) write_pixel(p, memory(), i);
-    weigh(p.x, weights.data());
-    weigh(p.y, weights.data() + weights_bytes(p.x));
-    for (int32_t i = 0; i < column_count(p); ++i) write_column(p, memory(), i);
-    for (int32_t i = 0; i < result_count(p); ++i) write_result(p, memory(), i);
+    transform_blocks(plan(), memory());
+    write_pixels(plan(), memory());
+    weigh_axes(plan(), memory());
+    write_columns(plan(), memory());
+    write_results(plan(), memory());
   }
 
   // Of the subsequences, after synchronise, and the number of times that one was decoded.

@@ -1,0 +1,13 @@
+// The work of the kernels, done on the host.
+#pragma once
+
+#include "decode/inflate.h"
+#include "decode/launch.h"
+
+namespace ts::decode {
+
+// Does a stage's work, or inflates, before it returns. All memory is the host's.
+void run_on_host(Stage stage, const Work& work);
+void run_on_host(const InflateWork& work);
+
+}  // namespace ts::decode
