@@ -53,6 +53,7 @@ func TestMainFailsAfterAFinding(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The sanitizer must not take this wait for one behind the first write.
 	if err := gpu.Synchronize(); err != nil {
 		t.Fatal(err)
 	}

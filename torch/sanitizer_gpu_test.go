@@ -584,6 +584,28 @@ func TestSanitizerSeesTheHostWait(t *testing.T) {
 	wantFinding(t, sanitized(t, program(func() error { return nil })), cuda.FindingRace, ")")
 }
 
+// A wait of the host orders what comes before it, and not the first call behind it.
+func TestSanitizerSeesRacesBehindTheHostsWait(t *testing.T) {
+	p := newPlanted(t)
+	for name, wait := range map[string]func() error{
+		"Stream.Synchronize": p.side.Synchronize,
+		"Device.Synchronize": gpu.Synchronize,
+		"Event.Synchronize":  func() error { return errors.Join(p.event.Record(p.side.Stream), p.event.Synchronize()) },
+		"Float32s": func() error {
+			return cuda.WithStream(p.side.Stream, func() error { _, err := p.x.Float32s(); return err })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			found := sanitized(t, func() error {
+				return cuda.WithStream(p.side.Stream, func() error { // on one thread, as the waits' entries in the log
+					return errors.Join(wait(), p.x.AddScalar_(1).Err(), cuda.WithStream(defaultStream, func() error { return p.y.Add_(p.x).Err() }))
+				})
+			})
+			wantFinding(t, found, cuda.FindingRace, ")")
+		})
+	}
+}
+
 // BenchmarkSanitizer measures an operator of a program whose time is that of its launches, without
 // a sanitizer and under one, and the quotient of both.
 func BenchmarkSanitizer(b *testing.B) {

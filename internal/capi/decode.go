@@ -61,10 +61,13 @@ func RunGPUDecoder(d *GPUDecoder, staging []byte, images []GPUDecodeImage, resul
 	}
 	computing.enter()
 	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err := failure(C.ts_gpu_decoder_run(d, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
 		(*C.ts_gpu_decode_image)(unsafe.Pointer(unsafe.SliceData(images))), C.int64_t(len(images)), results,
 		(*C.int32_t)(unsafe.SliceData(failed)), on.c()))
-	if s := sanitizer.Load(); s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
+	if s != nil && err == nil && len(images) > 0 && on.Device != DeviceCPU {
 		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(failed))), 4*len(images))
 		s.filled("RunGPUDecoder", on, results, staging, written)
 	}

@@ -174,6 +174,8 @@ func launch(what string, on Stream, gpu bool, writes, reads []*Tensor, call func
 	defer collective.leave()
 	s := sanitizer.Load()
 	if !gpu {
+		s.begin()
+		defer s.end()
 		var work *C.ts_work
 		err := failure(call(&work))
 		if s != nil && err == nil {

@@ -70,10 +70,13 @@ func RunGPUInflater(i *GPUInflater, staging []byte, ranges []GPUInflateRange, ro
 	}
 	computing.enter()
 	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err := failure(C.ts_gpu_inflater_run(i, (*C.uint8_t)(unsafe.SliceData(staging)), C.size_t(len(staging)),
 		(*C.ts_gpu_inflate_range)(unsafe.Pointer(unsafe.SliceData(ranges))), C.int64_t(len(ranges)), rooms,
 		(*C.ts_gpu_inflate_result)(unsafe.Pointer(unsafe.SliceData(results))), on.c()))
-	if s := sanitizer.Load(); s != nil && err == nil && len(ranges) > 0 && on.Device != DeviceCPU {
+	if s != nil && err == nil && len(ranges) > 0 && on.Device != DeviceCPU {
 		written := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(results))), len(ranges)*int(unsafe.Sizeof(results[0])))
 		s.filled("RunGPUInflater", on, rooms, staging, written)
 	}

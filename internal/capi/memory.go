@@ -252,8 +252,11 @@ func CopyPeer(dstStream Stream, dst []*Tensor, srcStream Stream, src []*Tensor) 
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyPeer", Message: "dst and src have different lengths"}
 	}
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err := failure(C.ts_tensor_copy_peer(dstStream.c(), unsafe.SliceData(dst), srcStream.c(), unsafe.SliceData(src), C.int64_t(len(dst))))
-	if s := sanitizer.Load(); s != nil && err == nil {
+	if s != nil && err == nil {
 		s.copyPeer(dstStream, dst, srcStream, src)
 	}
 	return err

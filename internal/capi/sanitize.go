@@ -29,9 +29,11 @@ var sanitizer atomic.Pointer[Sanitizer]
 // Sanitizer tells a racecheck.Checker what the calls of this package read, write and order.
 type Sanitizer struct {
 	check     *racecheck.Checker
-	operators sync.Map // of *racecheck.Operator by *Operator
+	operators sync.Map               // of *racecheck.Operator by *Operator
+	log       func(room []entry) int // takeLog, but in tests
 
 	mu      sync.Mutex // one goroutine at a time takes entries of the log, and applies them
+	room    [64]entry  // for take
 	streams map[Stream]racecheck.Queue
 	handles map[queueKey]racecheck.Queue
 	notices map[uint64][]uint64 // clocks by token
@@ -61,7 +63,8 @@ func StartSanitizer(o racecheck.Options) (*Sanitizer, *racecheck.Checker, error)
 
 func newSanitizer(check *racecheck.Checker) *Sanitizer {
 	return &Sanitizer{
-		check: check, streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
+		check: check, log: takeLog,
+		streams: map[Stream]racecheck.Queue{}, handles: map[queueKey]racecheck.Queue{}, notices: map[uint64][]uint64{},
 	}
 }
 
@@ -264,19 +267,30 @@ func (s *Sanitizer) queueOf(e *C.ts_tensor_extent) racecheck.Queue {
 	return s.queue(Stream{int64(e.stream.id), int32(e.stream.device)})
 }
 
-// begin precedes a call whose synchronisations the log has: they are those of the calling thread,
-// to which the goroutine is locked until operated or failed. s may be nil.
+// begin precedes a call whose events and synchronisations the log has: they are those of the
+// calling thread, to which the goroutine is locked until end. s may be nil.
+//
+// What earlier calls of the thread have left in the log applies now. The entries of this call apply
+// after its accesses too, so a synchronisation from before it would hide its races.
 func (s *Sanitizer) begin() {
 	if s != nil {
 		runtime.LockOSThread()
+		s.freed("an earlier call")
 	}
 }
 
-// failed follows a call that returned an error. s may be nil.
+// end follows what begin precedes. s may be nil.
+func (s *Sanitizer) end() {
+	if s != nil {
+		runtime.UnlockOSThread()
+	}
+}
+
+// failed follows a call that returned an error, in place of end. s may be nil.
 func (s *Sanitizer) failed(what string) {
 	if s != nil {
 		s.freed(what)
-		runtime.UnlockOSThread()
+		s.end()
 	}
 }
 
@@ -288,14 +302,14 @@ func (s *Sanitizer) call(fn func() error, after func()) error {
 		return err
 	}
 	after()
-	runtime.UnlockOSThread()
+	s.end()
 	return nil
 }
 
 // operated follows an operator's call that succeeded.
 func (s *Sanitizer) operated(op *Operator, args []Arg, tensors, results []*Tensor) {
 	s.operator(op, args, tensors, results)
-	runtime.UnlockOSThread()
+	s.end()
 }
 
 func (s *Sanitizer) effects(op *Operator) *racecheck.Operator {

@@ -42,6 +42,11 @@ const (
 	logUsed               = C.TS_SANITIZER_USED
 )
 
+// takeLog moves the oldest entries of the log into room, and returns their number.
+func takeLog(room []entry) int {
+	return int(C.ts_sanitizer_take((*C.ts_sanitizer_entry)(unsafe.Pointer(unsafe.SliceData(room))), C.int64_t(len(room))))
+}
+
 // take applies what LibTorch has done by itself since the last call: first the memory of all
 // threads and the order of backward passes, in turn, and then the events and waits of this call.
 // what names the call for the places of frees and allocations; at is its place, or nil. take
@@ -52,11 +57,10 @@ const (
 func (s *Sanitizer) take(what string, at *racecheck.Place) (own []entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var some [64]entry
-	for n := len(some); n == len(some); {
-		n = int(C.ts_sanitizer_take((*C.ts_sanitizer_entry)(unsafe.Pointer(&some[0])), C.int64_t(len(some))))
-		for i := range some[:n] {
-			e := &some[i]
+	for n := len(s.room); n == len(s.room); {
+		n = s.log(s.room[:])
+		for i := range s.room[:n] {
+			e := &s.room[i]
 			if at == nil && e.placed() {
 				at = s.check.Here(what, 1)
 			}

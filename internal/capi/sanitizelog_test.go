@@ -134,3 +134,102 @@ func TestAccessesOfTheLibraryAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// A synchronisation before an operator's call orders nothing of that call: it applies before the
+// call's accesses, and not behind them as the call's own entries do.
+func TestWaitsBeforeACallDoNotHideItsRaces(t *testing.T) {
+	for name, c := range map[string]struct {
+		wait   entry
+		before bool // the wait comes before the call
+		races  int
+	}{
+		"a device, before the call": {entry{kind: logDeviceSynchronized, ofCall: true}, true, 1},
+		"a stream, before the call": {entry{kind: logStreamSynchronized, handle: caller, ofCall: true}, true, 1},
+		"a device, in the call":     {entry{kind: logDeviceSynchronized, ofCall: true}, false, 0},
+		"a stream, in the call":     {entry{kind: logStreamSynchronized, handle: caller, ofCall: true}, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLogged(t)
+			var left []entry
+			l.s.log = func(room []entry) int {
+				n := copy(room, left)
+				left = left[n:]
+				return n
+			}
+			if c.before {
+				left = []entry{c.wait}
+			}
+			l.s.begin()
+			defer l.s.end()
+			if !c.before {
+				left = []entry{c.wait}
+			}
+			own := l.s.take("an operator", l.check.Here("an operator", 0))
+			l.operator(caller, true)
+			l.s.finish(own)
+			l.operator(side, false)
+			l.want(c.races)
+		})
+	}
+}
+
+// A call whose events the log has takes those of earlier calls first. Calls on the CPU, and those
+// that fail, take no others.
+func TestCallsTakeWhatEarlierOnesLeft(t *testing.T) {
+	x, err := TensorFromData([]byte{1, 2, 3, 4}, []int64{4}, Uint8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer FreeTensor(x)
+	clone, unbind := operator(t, "aten::clone", ""), operator(t, "aten::unbind", "int")
+	self, on := []Arg{{Kind: ArgTensor}}, []*Tensor{x}
+	s := newLogged(t).s
+	taken := 0
+	s.log = func([]entry) int {
+		taken++
+		return 0
+	}
+	if !sanitizer.CompareAndSwap(nil, s) {
+		t.Skip("the environment has started a sanitizer")
+	}
+	defer sanitizer.Store(nil)
+	one := func(r *Tensor, _ error) []*Tensor { return []*Tensor{r} }
+	for name, call := range map[string]func() []*Tensor{
+		"EmptyTensor":     func() []*Tensor { return one(EmptyTensor([]int64{1}, Float32, DeviceCPU, Contiguous)) },
+		"PinnedTensor":    func() []*Tensor { return one(PinnedTensor([]int64{1}, Float32, Contiguous)) },
+		"TensorFromData":  func() []*Tensor { return one(TensorFromData([]byte{1}, []int64{1}, Uint8)) },
+		"TensorTo":        func() []*Tensor { return one(TensorTo(x, DeviceCPU, Float32, false)) },
+		"CopyTensor":      func() []*Tensor { CopyTensor(x, x, false); return nil },
+		"MapTensor":       func() []*Tensor { return one(MapTensor(-1, 0, []int64{1}, Uint8)) },
+		"OpenIPC":         func() []*Tensor { return one(OpenIPC(1000, IPCHandle{}, 0, []int64{1}, []int64{1}, Uint8, -1)) },
+		"NormalizeImages": func() []*Tensor { NormalizeImages(x, x, nil, nil); return nil },
+		"CopyBatch":       func() []*Tensor { CopyBatch(Stream{Device: 1000}, nil, on, on, nil); return nil },
+		"CopyPeer":        func() []*Tensor { CopyPeer(Stream{Device: 1000}, on, Stream{}, on); return nil },
+		"CallOperator": func() []*Tensor {
+			out := make([]*Tensor, 1)
+			CallOperator(clone, self, on, nil, nil, 0, out)
+			return out
+		},
+		"CallOperatorList": func() []*Tensor {
+			out, _ := CallOperatorList(unbind, self, on, nil, nil, 0)
+			return out
+		},
+		"CallOperatorResults": func() []*Tensor {
+			r, _ := CallOperatorResults(clone, self, on, nil, nil, 0)
+			return r.Tensors
+		},
+		"SynchronizeDevice": func() []*Tensor { SynchronizeDevice(1000); return nil },
+		"Synchronize":       func() []*Tensor { Stream{Device: 1000}.Synchronize(); return nil },
+	} {
+		taken = 0
+		made := call()
+		if taken == 0 {
+			t.Errorf("%s leaves the entries of earlier calls in the log", name)
+		}
+		for _, r := range made {
+			if r != nil {
+				FreeTensor(r)
+			}
+		}
+	}
+}

@@ -115,11 +115,17 @@ func EmptyCache() error {
 }
 
 func SynchronizeDevice(device int32) error {
-	err := awaitCapture(func() error { return failure(C.ts_device_synchronize(C.int32_t(device))) })
-	if s := sanitizer.Load(); s != nil && err == nil {
-		s.check.WaitAll(device)
+	wait := func() error {
+		return awaitCapture(func() error { return failure(C.ts_device_synchronize(C.int32_t(device))) })
 	}
-	return err
+	s := sanitizer.Load()
+	if s == nil {
+		return wait()
+	}
+	return s.call(wait, func() {
+		s.freed("Device.Synchronize")
+		s.check.WaitAll(device)
+	})
 }
 
 // Stream has the layout of ts_stream.
@@ -242,11 +248,15 @@ func (s Stream) Synchronize() error {
 	}
 	waiting.enter()
 	defer waiting.leave()
-	err := failure(C.ts_stream_synchronize(s.c()))
-	if on := sanitizer.Load(); on != nil && err == nil {
-		on.synchronized(s)
+	wait := func() error { return failure(C.ts_stream_synchronize(s.c())) }
+	on := sanitizer.Load()
+	if on == nil {
+		return wait()
 	}
-	return err
+	return on.call(wait, func() {
+		on.freed("Stream.Synchronize")
+		on.synchronized(s)
+	})
 }
 
 func GetCurrentCUDAStream(device int32) (s Stream, err error) {

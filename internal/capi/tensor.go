@@ -119,8 +119,11 @@ func EmptyTensor(size []int64, dtype, device, memoryFormat int32) (t *Tensor, er
 	}
 	computing.enter()
 	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err = failure(C.ts_tensor_new(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(device), C.int32_t(memoryFormat), &t))
-	if s := sanitizer.Load(); s != nil && err == nil {
+	if s != nil && err == nil {
 		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
 	}
 	return t, err
@@ -133,8 +136,11 @@ func PinnedTensor(size []int64, dtype, memoryFormat int32) (t *Tensor, err error
 	}
 	computing.enter()
 	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err = failure(C.ts_tensor_new_pinned(sizes(size), C.int64_t(len(size)), C.int32_t(dtype), C.int32_t(memoryFormat), &t))
-	if s := sanitizer.Load(); s != nil && err == nil {
+	if s != nil && err == nil {
 		s.used("the allocation of torch.Empty", true, []*Tensor{t}, nil)
 	}
 	return t, err
@@ -155,8 +161,11 @@ func TensorFromData(data []byte, size []int64, dtype int32) (t *Tensor, err erro
 	}
 	computing.enter()
 	defer computing.leave()
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err = failure(C.ts_tensor_from_data((*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), sizes(size), C.int64_t(len(size)), C.int32_t(dtype), &t))
-	if s := sanitizer.Load(); s != nil && err == nil {
+	if s != nil && err == nil {
 		s.used("torch.FromBytes", true, []*Tensor{t}, nil)
 	}
 	return t, err
@@ -410,8 +419,11 @@ func CopyBatch(s Stream, after *Event, dst, src []*Tensor, done *Event) error {
 	if len(dst) != len(src) {
 		return &Error{Code: CodeInvalidArgument, Origin: "CopyBatch", Message: "dst and src have different lengths"}
 	}
+	on := sanitizer.Load()
+	on.begin()
+	defer on.end()
 	err := failure(C.ts_tensor_copy_batch(s.c(), after, unsafe.SliceData(dst), unsafe.SliceData(src), C.int64_t(len(dst)), done))
-	if on := sanitizer.Load(); on != nil && err == nil {
+	if on != nil && err == nil {
 		on.copyBatch(s, after, dst, src, done)
 	}
 	return err
@@ -423,8 +435,11 @@ func NormalizeImages(dst, src *Tensor, mean, std []float32) error {
 	if len(mean) != len(std) {
 		return &Error{Code: CodeInvalidArgument, Origin: "NormalizeImages", Message: "mean and std have different lengths"}
 	}
+	s := sanitizer.Load()
+	s.begin()
+	defer s.end()
 	err := failure(C.ts_tensor_normalize_images(dst, src, (*C.float)(unsafe.SliceData(mean)), (*C.float)(unsafe.SliceData(std)), C.int64_t(len(mean))))
-	if s := sanitizer.Load(); s != nil && err == nil {
+	if s != nil && err == nil {
 		s.used("torch.NormalizeImages", false, []*Tensor{dst}, []*Tensor{src})
 	}
 	return err
