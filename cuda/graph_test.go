@@ -219,6 +219,37 @@ func TestCaptureBesideOtherWork(t *testing.T) {
 	}
 }
 
+// Device.Synchronize on another goroutine does not return during a capture, and does not break it.
+func TestDeviceWaitsForTheEndOfACapture(t *testing.T) {
+	onGPU(t, 1)
+	c := newCounter(t)
+	for range 5 {
+		thread, ended := make(chan int64, 1), make(chan struct{})
+		var waited error
+		g, err := Capture(CaptureOptions{}, func() error {
+			go func() {
+				defer close(ended)
+				runtime.LockOSThread()
+				defer runtime.UnlockOSThread()
+				thread <- capi.ThreadID()
+				waited = Device(0).Synchronize()
+			}()
+			if !sleepsIn(t, <-thread, "ts_device_synchronize", ended) {
+				t.Errorf("Device.Synchronize returned during a capture: %v", waited)
+			}
+			return c.increase()
+		})
+		check(t, err)
+		<-ended
+		check(t, waited)
+		check(t, g.Replay(DefaultStream(0)))
+		check(t, g.Close())
+	}
+	if got := c.value(t); got != 5 {
+		t.Errorf("the counter is %v after 5 replays", got)
+	}
+}
+
 // Capture refuses each call that would break the capture and names the call. The capture then
 // continues without the call, and afterwards everything works.
 func TestCaptureRefusesBreakingCalls(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -264,4 +265,39 @@ func mapped(t *testing.T, bytes int) []byte {
 	check(t, err)
 	t.Cleanup(func() { syscall.Munmap(m) })
 	return m
+}
+
+// sleepsIn waits until the thread sleeps inside of the C function, and returns true, or until ended
+// is closed, and returns false. A goroutine that is locked to the thread makes one call of the
+// function, and no other goroutine calls it. Whatever the load, true means that the call has not
+// returned: it was under way before and after the look at the thread.
+func sleepsIn(t *testing.T, thread int64, function string, ended <-chan struct{}) bool {
+	t.Helper()
+	stacks := make([]byte, 1<<20)
+	inside := func() bool {
+		for _, one := range strings.Split(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			state, _, _ := strings.Cut(one, "\n")
+			if strings.Contains(state, "[syscall") && strings.Contains(one, "._Cfunc_"+function+"(") {
+				return true
+			}
+		}
+		return false
+	}
+	asleep := func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", thread))
+		check(t, err)
+		_, state, _ := strings.Cut(string(stat[max(0, strings.LastIndexByte(string(stat), ')')):]), " ")
+		return strings.HasPrefix(state, "S")
+	}
+	for {
+		select {
+		case <-ended:
+			return false
+		default:
+		}
+		if inside() && asleep() && inside() {
+			return true
+		}
+		runtime.Gosched()
+	}
 }

@@ -183,7 +183,7 @@ var edges = []edge{
 	{"a captured copy waits on the host for the copy into its source", "cshim/src/torch/pending.cc",
 		"  if (somebody_captures() && in_capture(stream)) return await_pending(host);\n", "", "torch", "TestCapturedCopyFromMemoryThatACopyFills", 1},
 	{"waiting for a device waits for the end of a capture", "cshim/src/cuda/capture.cc",
-		"  return std::shared_lock<std::shared_mutex>(under_way().turn);\n", "  return {};\n", "cuda", "TestCaptureBesideOtherWork", 1},
+		"  return std::shared_lock<std::shared_mutex>(under_way().turn);\n", "  return {};\n", "cuda", "TestDeviceWaitsForTheEndOfACapture", 1},
 	{"a read of host memory waits for the copy into it", "cshim/src/torch/pending.cc",
 		"    copy.event->synchronize();\n", "    static_cast<void>(copy);\n", "torch", "TestCopiesToTheHostAreThereWhenRead", 1},
 	{"a copy from host memory waits for the copy into it", "cshim/src/torch/pending.cc",
