@@ -253,7 +253,9 @@ func (c *Checkpoint) Map(name string) (*torch.Tensor, error) {
 	defer bytes.Close()
 	flat := torch.Call1("view.dtype", bytes, e.dtype)
 	defer flat.Close()
-	t := flat.View(e.shape...).Keep()
+	shaped := flat.View(e.shape...)
+	defer shaped.Close()
+	t := shaped.Keep() // stays as it is in a scope, unlike the result of an operator
 	if err := t.Err(); err != nil {
 		return nil, fmt.Errorf("nn: %s: tensor %s: %w", c.path, name, err)
 	}

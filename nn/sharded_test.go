@@ -214,6 +214,7 @@ func TestMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	mapped := map[string]*torch.Tensor{}
+	live := torch.LiveTensors()
 	for _, n := range tensors {
 		m, err := c.Map(n.Name)
 		if err != nil {
@@ -221,6 +222,9 @@ func TestMap(t *testing.T) {
 		}
 		defer m.Close()
 		mapped[n.Name] = m
+	}
+	if n := torch.LiveTensors(); n > live+int64(len(tensors))+1 {
+		t.Errorf("%d handles of %d tensors and the file", n-live, len(tensors))
 	}
 	if _, err := c.Map("none"); err == nil {
 		t.Error("a name that is not there is no error")
