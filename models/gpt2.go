@@ -67,7 +67,30 @@ func NewGPT2(o GPT2Options) (*GPT2, error) {
 
 // Forward computes the logits [N T VocabSize] of the token after each of the tokens [N T].
 func (g *GPT2) Forward(tokens *torch.Tensor) *torch.Tensor {
-	return g.transformer.Forward(tokens).Linear(g.transformer.tokens.Weight, nil)
+	return g.head(g.transformer.Forward(tokens))
+}
+
+// Embed computes what the first of Blocks takes: the vectors [N T Width] of the tokens [N T], with
+// their positions. Embed, the Blocks one after the other, and Logits are Forward, to the bit. A
+// program calls them itself to have something between two blocks, such as the next block's
+// parameters on their way to the device.
+func (g *GPT2) Embed(tokens *torch.Tensor) *torch.Tensor { return g.transformer.embed(tokens, 0) }
+
+// Blocks returns the layers of the transformer, each a module of vectors [N T Width]. They are the
+// model's own, with its parameters.
+func (g *GPT2) Blocks() []nn.Module {
+	blocks := make([]nn.Module, len(g.transformer.blocks))
+	for i, b := range g.transformer.blocks {
+		blocks[i] = b
+	}
+	return blocks
+}
+
+// Logits computes the logits [N T VocabSize] from the result [N T Width] of the last block.
+func (g *GPT2) Logits(x *torch.Tensor) *torch.Tensor { return g.head(g.transformer.norm.Forward(x)) }
+
+func (g *GPT2) head(x *torch.Tensor) *torch.Tensor {
+	return x.Linear(g.transformer.tokens.Weight, nil)
 }
 
 // GenerateOptions are the options of [GPT2.Generate].
@@ -121,9 +144,7 @@ func (g *GPT2) Generate(tokens *torch.Tensor, o GenerateOptions) *torch.Tensor {
 func (g *GPT2) next(tokens *torch.Tensor, caches []*nn.KVCache, o GenerateOptions) *torch.Tensor {
 	scope := torch.NewScope("models.GPT2.Generate: a token")
 	defer scope.Close()
-	t := g.transformer
-	x := t.run(scope.Own(tokens.Keep()).NoGrad(), caches).Index(torch.All, -1)
-	logits := x.Linear(t.tokens.Weight, nil)
+	logits := g.head(g.transformer.run(scope.Own(tokens.Keep()).NoGrad(), caches).Index(torch.All, -1))
 	if o.Temperature <= 0 {
 		return logits.ArgMax(1, true).Keep()
 	}
@@ -159,6 +180,26 @@ func (g *gpt2Transformer) Forward(tokens *torch.Tensor) *torch.Tensor { return g
 
 // run is Forward, with a cache for each block if tokens follow those that the caches have.
 func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch.Tensor {
+	past := int64(0)
+	if caches != nil {
+		past = int64(caches[0].Len())
+	}
+	x := g.embed(tokens, past)
+	if x.Err() != nil {
+		return x
+	}
+	for i, b := range g.blocks {
+		var cache *nn.KVCache
+		if caches != nil {
+			cache = caches[i]
+		}
+		x = b.run(x, cache)
+	}
+	return g.norm.Forward(x)
+}
+
+// embed returns the vectors [N T Width] of the tokens [N T] at the positions from past on.
+func (g *gpt2Transformer) embed(tokens *torch.Tensor, past int64) *torch.Tensor {
 	shape := tokens.Shape()
 	if shape == nil {
 		return g.tokens.Forward(tokens) // reports what is wrong with the tokens
@@ -169,22 +210,10 @@ func (g *gpt2Transformer) run(tokens *torch.Tensor, caches []*nn.KVCache) *torch
 	if shape[1] > g.longest {
 		return torch.Fail("models.GPT2", fmt.Errorf("a sequence has %d tokens, and the model has %d positions: %w", shape[1], g.longest, cuda.ErrInvalidArgument))
 	}
-	past := int64(0)
-	if caches != nil {
-		past = int64(caches[0].Len())
-	}
 	positions := g.positions.Weight.Narrow(0, past, shape[1])
 	x := g.tokens.Forward(tokens).Add(positions)
 	positions.Close() // it has no scope
-	x = g.dropout.Forward(x)
-	for i, b := range g.blocks {
-		var cache *nn.KVCache
-		if caches != nil {
-			cache = caches[i]
-		}
-		x = b.run(x, cache)
-	}
-	return g.norm.Forward(x)
+	return g.dropout.Forward(x)
 }
 
 // Parts returns the parts by Hugging Face's names.

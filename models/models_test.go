@@ -668,3 +668,33 @@ func TestGPT2GeneratesAsWholePasses(t *testing.T) {
 		}
 	}
 }
+
+// Embed, Blocks and Logits are the parts of Forward, to the bit.
+func TestGPT2InParts(t *testing.T) {
+	net, err := models.NewGPT2(models.GPT2Options{VocabSize: 13, Positions: 12, Layers: 3, Heads: 2, Width: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nn.Close(net)
+	nn.Train(net, false)
+	scope := torch.NewScope("test")
+	defer scope.Close()
+	tokens, err := torch.FromInt64s([]int64{3, 1, 4, 11, 5, 9}, 2, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokens = scope.Own(tokens)
+	if n := len(net.Blocks()); n != 3 {
+		t.Fatalf("%d blocks of 3", n)
+	}
+	x := net.Embed(tokens.NoGrad())
+	for _, b := range net.Blocks() {
+		x = b.Forward(x)
+	}
+	if same, err := net.Logits(x).Equal(net.Forward(tokens)); err != nil || !same {
+		t.Errorf("the parts compute other logits than Forward: %v", err)
+	}
+	if err := net.Embed(scope.Own(tokens.ToDType(torch.Float32))).Err(); err == nil || !strings.Contains(err.Error(), "Embedding") {
+		t.Errorf("tokens of float32: %v", err)
+	}
+}
