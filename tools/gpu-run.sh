@@ -269,6 +269,7 @@ streams() {
   watched 07-chargpt "$here/tree" "$here/bin/07-chargpt" -steps 60 -text "$bundle/run.sh"
   watched 08-finetune "$here/tree" "$here/bin/08-finetune" -pretrain 1 -epochs 1
   watched 09-dcgan "$here/tree" "$here/bin/09-dcgan" -steps 60
+  watched 12-weights "$here/tree" "$here/bin/12-weights" -device "$device"
 }
 
 # step NAME LOG COMMAND...: runs a command with a time limit, prints its output and appends the output to a log.
@@ -378,6 +379,12 @@ examples() {
     fi
   done
   rm -f "$out/.one"
+  # 6 GiB of parameters, which it writes first, in 3 GiB of the GPU's memory.
+  if [[ $device == cuda ]]; then
+    step 12-weights "$out/examples.txt" "$here/bin/12-weights" -device cuda -width 2048 -heads 16 -layers 32 -batch 8 -prompt 512 -memory 3 \
+      -timeline "$out/12-weights.svg"
+    rm -f 12-weights-*.safetensors*
+  fi
 }
 
 # Bundles the example with `torchstream bundle`, and runs it from there in an empty environment: it trains, predicts, and

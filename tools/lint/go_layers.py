@@ -214,6 +214,17 @@ LAYERS = {
         "trace",
         "train",
     ],
+    "examples/12-weights": [
+        "cuda",
+        "examples/internal/lesson",
+        "examples/internal/study",
+        "internal/interrupt",
+        "models",
+        "nn",
+        "prefetcher",
+        "torch",
+        "trace",
+    ],
 }
 
 LIBTORCH = {"internal/capi", "cuda", "torch"}

@@ -17,9 +17,12 @@ import (
 	"github.com/torchstream/torchstream/torch"
 )
 
-// Device parses the value of a flag -device: "cpu", "cuda:N", or "" for the first GPU if there is
-// one.
+// Device parses the value of a flag -device: "cpu", "cuda:N", "cuda" for the first GPU, or "" for
+// the first GPU if there is one.
 func Device(name string) (cuda.Device, error) {
+	if name == "cuda" {
+		name = "cuda:0"
+	}
 	switch n, ok := strings.CutPrefix(name, "cuda:"); {
 	case name == "cpu" || name == "" && cuda.DeviceCount() == 0:
 		return cuda.CPU, nil

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/torchstream/torchstream/nn"
+	"github.com/torchstream/torchstream/torch"
+)
+
+// weights is a source of a network's blocks for a prefetcher: a sample is a block, its fields are
+// the block's parameters, and the blocks come in turn without an end. They lie in mapped files,
+// which the system reads when a block is first copied.
+type weights struct {
+	specs  []torch.Spec
+	blocks [][]*torch.Tensor // by block and field
+	bytes  [][][]byte        // the memory of blocks
+}
+
+// openWeights maps the parameters of the given number of blocks, h.0 and so on in the file, each of
+// which has the shapes of block. The source must be closed, after the prefetcher.
+func openWeights(file *nn.Checkpoint, block nn.Module, layers int) (*weights, error) {
+	w := &weights{}
+	for _, p := range nn.State(block) {
+		w.specs = append(w.specs, torch.Spec{Name: p.Name, DType: p.Tensor.DType(), Shape: p.Tensor.Shape()})
+	}
+	for i := range layers {
+		var tensors []*torch.Tensor
+		var memory [][]byte
+		for _, spec := range w.specs {
+			t, err := mapTensor(file, fmt.Sprintf("h.%d.%s", i, spec.Name), spec)
+			if err == nil {
+				tensors = append(tensors, t)
+				var b []byte
+				b, err = t.Bytes()
+				memory = append(memory, b)
+			}
+			if err != nil {
+				w.blocks = append(w.blocks, tensors)
+				return nil, errors.Join(err, w.Close())
+			}
+		}
+		w.blocks, w.bytes = append(w.blocks, tensors), append(w.bytes, memory)
+	}
+	return w, nil
+}
+
+// mapTensor returns a tensor of the file, of the dtype and the shape of spec.
+func mapTensor(file *nn.Checkpoint, name string, spec torch.Spec) (*torch.Tensor, error) {
+	t, err := file.Map(name)
+	if err != nil {
+		return nil, err
+	}
+	if t.DType() != spec.DType || !slices.Equal(t.Shape(), spec.Shape) {
+		defer t.Close()
+		return nil, fmt.Errorf("%s: tensor %s is %v%v, and the model has %v%v: give the sizes of the model in the file, or another file",
+			file.Path(), name, t.DType(), t.Shape(), spec.DType, spec.Shape)
+	}
+	return t, nil
+}
+
+// Fields returns the parameters of a block.
+func (w *weights) Fields() []torch.Spec { return w.specs }
+
+// BatchSize returns 1: a slot holds one block.
+func (w *weights) BatchSize() int { return 1 }
+
+const piece = 16 << 20 // bytes that a goroutine copies
+
+// Fill delivers the blocks in turn until ctx ends, each with its number. So the first block of a
+// pass is on its way while the last block of the pass before it computes.
+func (w *weights) Fill(ctx context.Context, _ int, lend func(context.Context) ([][]byte, error), deliver func(int, any) error) error {
+	for i := 0; ; i = (i + 1) % len(w.bytes) {
+		slot, err := lend(ctx) // waits until the copy of an earlier block has read the slot
+		if err != nil {
+			return err
+		}
+		var copies sync.WaitGroup // one core is slower than the bus
+		for field, memory := range slot {
+			from := w.bytes[i][field]
+			for at := 0; at < len(from); at += piece {
+				copies.Go(func() { copy(memory[at:], from[at:min(at+piece, len(from))]) })
+			}
+		}
+		copies.Wait()
+		if err := deliver(1, i); err != nil {
+			return err
+		}
+	}
+}
+
+// Close unmaps the files.
+func (w *weights) Close() error {
+	var errs []error
+	for _, tensors := range w.blocks {
+		for _, t := range tensors {
+			errs = append(errs, t.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
