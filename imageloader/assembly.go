@@ -37,7 +37,7 @@ type assembly struct {
 	wanted int
 
 	mu       sync.Mutex
-	progress sync.Cond // next waits: for the sample at cursor, a row of closing, or the end
+	progress sync.Cond // next waits: for the sample at awaited, one that is not good, a row of closing, or the end
 	space    sync.Cond // place waits: for a hole or a slot, or to learn if more samples are wanted
 	ask      chan struct{}
 	asked    bool // a slot is on its way
@@ -56,6 +56,8 @@ type assembly struct {
 	lost    int  // bad samples; Skip only
 	ended   bool // no positions come after those in flights
 	failure error
+
+	awaited int // a position that next waits for, of a sample or of one that is yet to be placed
 
 	// Only next uses these.
 	cursor  int // the position that judge looks at
@@ -173,8 +175,9 @@ func labelBytes(soft, target int) int {
 }
 
 // place gives a row to the next sample of the sequence, and waits until a row is free. ok is false
-// after stop, and when no more samples are wanted: the sequence has then ended.
-func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
+// after stop, and when no more samples are wanted: the sequence has then ended. Without wait, ok is
+// also false if place would have to wait.
+func (a *assembly) place(s Sample, wait bool) (position int, at *slot, row int, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var since time.Time
@@ -184,6 +187,9 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 			a.progress.Signal()
 			return 0, nil, 0, false
 		}
+		if !wait {
+			return 0, nil, 0, false
+		}
 		a.space.Wait()
 	}
 	for {
@@ -191,6 +197,9 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 			return 0, nil, 0, false
 		}
 		if len(a.flights) >= len(a.slots)*a.size+2*maxBad { // as many as have rows, and bad ones
+			if !wait {
+				return 0, nil, 0, false
+			}
 			a.space.Wait()
 			continue
 		}
@@ -200,6 +209,9 @@ func (a *assembly) place(s Sample) (position int, at *slot, row int, ok bool) {
 		if !a.asked {
 			a.asked = true
 			a.ask <- struct{}{} // never blocks: there is one request at a time
+		}
+		if !wait {
+			return 0, nil, 0, false
 		}
 		if since.IsZero() {
 			since = time.Now()
@@ -241,6 +253,21 @@ func (a *assembly) freeRow() (*slot, int) {
 // resolve notes the outcome of the sample at a position.
 func (a *assembly) resolve(position int, state flightState, err error) {
 	a.mu.Lock()
+	a.note(position, state, err)
+	a.mu.Unlock()
+}
+
+// resolveGood notes that the samples at some positions are good.
+func (a *assembly) resolveGood(positions []int) {
+	a.mu.Lock()
+	for _, position := range positions {
+		a.note(position, good, nil)
+	}
+	a.mu.Unlock()
+}
+
+// note is resolve for a caller that holds mu.
+func (a *assembly) note(position int, state flightState, err error) {
 	f := &a.flights[position-a.base]
 	f.state, f.err = state, err
 	a.pending--
@@ -250,7 +277,7 @@ func (a *assembly) resolve(position int, state flightState, err error) {
 		}
 		a.space.Signal()
 	}
-	if position == a.cursor || f.slot == a.closing {
+	if position == a.awaited || state != good || f.slot == a.closing {
 		a.progress.Signal()
 	}
 	if state == bad && a.policy == Skip {
@@ -260,7 +287,6 @@ func (a *assembly) resolve(position int, state flightState, err error) {
 			a.space.Signal()
 		}
 	}
-	a.mu.Unlock()
 }
 
 // end says that no sample follows those that were placed. failure, if not nil, says why the
@@ -352,12 +378,12 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 			if a.ended {
 				return true, a.failure
 			}
-			a.progress.Wait()
+			a.await()
 			continue
 		}
 		switch f := &a.flights[a.cursor-a.base]; f.state {
 		case pending:
-			a.progress.Wait()
+			a.await()
 			continue
 		case bad:
 			e := f.err.(*SampleError)
@@ -383,6 +409,20 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 		a.cursor++
 	}
 	return true, nil
+}
+
+// await waits for the samples of the next batch that are pending, or to be placed. Waking for each
+// of them in turn would cost more than a sample's way through the assembly, so it waits for the last
+// of them, for one that is not good, or for the end.
+func (a *assembly) await() {
+	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
+	if a.ended || last < end {
+		for last = min(last, end-1); a.flights[last-a.base].state != pending; {
+			last--
+		}
+	}
+	a.awaited = last
+	a.progress.Wait()
 }
 
 // settle brings the members of the next batch to their rows of s, the oldest slot, and waits until

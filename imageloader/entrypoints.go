@@ -51,6 +51,12 @@ type workerEntryPoints struct {
 	plans  []byte // for a plan, aligned; reused
 }
 
+// plannable reports whether sample i may have a plan: its entry points were compared with the image,
+// or need no comparison.
+func (b *workerEntryPoints) plannable(i int) bool {
+	return b.points.trusted || b.points.proofs[i].Load() != 0
+}
+
 // plan returns the plan of sample i for another decoder, valid until the next call, or nothing if
 // only the host decodes the image, also when nobody has compared its entry points yet.
 func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry) []byte {

@@ -30,7 +30,7 @@ import (
 // When ctx ends, the loader is closed, or lend or deliver fails, Fill stops its goroutines, waits
 // for them, and returns the cause: within the time that one image takes to decode.
 func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context) ([][]byte, error), deliver func(n int, info any) error) error {
-	return l.fill(ctx, epoch, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
+	return l.fill(ctx, epoch, false, func(ctx context.Context) ([][]byte, *decodeplan.Plans, error) {
 		fields, err := lend(ctx)
 		return fields, nil, err
 	}, deliver)
@@ -39,8 +39,8 @@ func (l *Loader) Fill(ctx context.Context, epoch int, lend func(context.Context)
 // lender lends the memory of a batch's fields, and for its plans, or nil: see FillPlans.
 type lender func(context.Context) ([][]byte, *decodeplan.Plans, error)
 
-// fill implements Fill and FillPlans.
-func (l *Loader) fill(ctx context.Context, epoch int, lend lender, deliver func(n int, info any) error) error {
+// fill implements Fill, and with plans FillPlans.
+func (l *Loader) fill(ctx context.Context, epoch int, plans bool, lend lender, deliver func(n int, info any) error) error {
 	l.mu.Lock()
 	if l.isClosed() {
 		l.mu.Unlock()
@@ -52,7 +52,7 @@ func (l *Loader) fill(ctx context.Context, epoch int, lend lender, deliver func(
 
 	inner, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, known: l.index.Load(), budget: newBudget(l.queueBytes)}
+	p := &pass{l: l, ctx: inner, stop: stop, epoch: epoch, plans: plans, known: l.index.Load(), budget: newBudget(l.queueBytes)}
 	p.begin()
 	p.buffers = arena.NewBuffers(l.queueBytes + l.o.ShuffleBytes/4)
 	defer p.buffers.Close() // when no goroutine of the pass is left

@@ -29,13 +29,16 @@ const queueBytes = 64 << 20
 //
 // An archive with random access is not read before a row is known:
 //
-//	list (1) --> place (1) --> fetch (readers: read, inflate) --> work (Workers: decode)
+//	list (1: a row for each sample) --> fetch (readers: read, inflate) --> work (Workers: decode)
 //	--> assembly --> deliver (1, in order)
+//
+// With plans (see FillPlans) fetch also plans the images that it can, and hands the others to work.
 type pass struct {
 	l     *Loader
 	ctx   context.Context
 	stop  context.CancelCauseFunc
 	epoch int
+	plans bool // the consumer decodes images from plans: see FillPlans
 
 	archive *archive.Archive
 	known   *index.Index   // nil in the first pass over a compressed archive with given classes
@@ -52,7 +55,8 @@ type pass struct {
 	next  int // the turn that readStream sends next
 
 	items   chan item
-	fetches chan job // of samples whose content does not come in the archive's order
+	fetches chan []job // of samples whose content does not come in the archive's order
+	groups  chan []job // that fetch has emptied, for list
 	jobs    chan job
 	readErr error // why items ended early; written before items is closed
 	asm     *assembly
@@ -131,7 +135,6 @@ func (p *pass) run(lend lender, deliver func(int, any) error) error {
 	if o.BadSamples == Skip && p.deal.Fixed {
 		p.asm.wanted = p.wanted()
 	}
-	p.items = make(chan item, 2*o.Workers)
 	p.jobs = make(chan job, o.Workers)
 
 	c := &p.l.counters
@@ -159,7 +162,8 @@ func (p *pass) run(lend lender, deliver func(int, any) error) error {
 		all.Go(p.report)
 	}
 	if p.known != nil && p.known.Random() {
-		p.fetches = make(chan job, o.Workers)
+		p.fetches = make(chan []job, o.Workers)
+		p.groups = make(chan []job, o.Workers)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
 		// Those of a gzip file inflate, which takes more than half as long as decoding.
@@ -170,16 +174,10 @@ func (p *pass) run(lend lender, deliver func(int, any) error) error {
 			fetching.Wait()
 			close(p.jobs)
 		})
-		all.Go(func() {
-			defer close(p.fetches)
-			p.place(p.fetches)
-		})
 	} else {
+		p.items = make(chan item, 2*o.Workers)
 		all.Go(p.readStream)
-		all.Go(func() {
-			defer close(p.jobs)
-			p.place(p.jobs)
-		})
+		all.Go(p.place)
 	}
 	for range o.Workers {
 		all.Go(p.work)
@@ -210,8 +208,9 @@ func (p *pass) lend(lend lender) {
 	}
 }
 
-// place gives every sample a row, and sends it to be fetched or decoded.
-func (p *pass) place(to chan<- job) {
+// place gives every sample of a stream a row, and sends it to be decoded.
+func (p *pass) place() {
+	defer close(p.jobs)
 	for {
 		var it item
 		var more bool
@@ -224,54 +223,86 @@ func (p *pass) place(to chan<- job) {
 			p.asm.end(p.readErr)
 			return
 		}
-		waited := p.asm.waited
-		position, slot, row, ok := p.asm.place(it.sample)
-		p.l.counters.waitSlot.Add(int64(p.asm.waited - waited)) // only place writes it
+		j, ok := p.row(&it, true)
 		if !ok {
 			return
-		}
-		select {
-		case to <- job{item: it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target), staging: slot.staging, row: row}:
-		case <-p.ctx.Done():
-			return
-		}
-	}
-}
-
-// fetch reads samples from an archive with random access.
-func (p *pass) fetch() {
-	r := index.NewReader(p.known, p.archive)
-	defer r.Close()
-	for {
-		var j job
-		var more bool
-		select {
-		case j, more = <-p.fetches:
-		case <-p.ctx.Done():
-			return
-		}
-		if !more {
-			return
-		}
-		if info, known := p.known.Oversize(j.sample.Index); known && j.bad == nil {
-			j.bad = p.l.judge.header(&j.sample, &info)
-		}
-		if j.bad == nil {
-			ok, err := p.contents(&j, r)
-			if !ok {
-				return
-			}
-			if err != nil {
-				p.recycle(&j)
-				p.asm.resolve(j.position, fatal, err)
-				continue
-			}
 		}
 		select {
 		case p.jobs <- j:
 		case <-p.ctx.Done():
 			return
 		}
+	}
+}
+
+// row gives an item its row. ok is that of assembly.place.
+func (p *pass) row(it *item, wait bool) (j job, ok bool) {
+	waited := p.asm.waited
+	position, slot, row, ok := p.asm.place(it.sample, wait)
+	p.l.counters.waitSlot.Add(int64(p.asm.waited - waited)) // only one goroutine places samples
+	if !ok {
+		return job{}, false
+	}
+	return job{item: *it, position: position, dst: slot.image(row, p.asm.row), dstTarget: slot.targetOf(row, p.asm.target), staging: slot.staging, row: row}, true
+}
+
+// fetch reads samples from an archive with random access, and plans the images that it can plan.
+func (p *pass) fetch() {
+	r := index.NewReader(p.known, p.archive)
+	defer r.Close()
+	plan, err := p.newPlanner(r)
+	if err != nil {
+		p.stop(err)
+		return
+	}
+	defer plan.close()
+	for {
+		var group []job
+		var more bool
+		select {
+		case group, more = <-p.fetches:
+		case <-p.ctx.Done():
+			return
+		}
+		if !more {
+			return
+		}
+		plan.begin()
+		for i := range group {
+			if j := &group[i]; !plan.try(j) && !p.fetchJob(j, r) {
+				return
+			}
+		}
+		plan.end()
+		select {
+		case p.groups <- group[:0]:
+		default:
+		}
+	}
+}
+
+// fetchJob reads the contents of a job, and hands it to work. It returns false if the pass has
+// ended.
+func (p *pass) fetchJob(j *job, r *index.Reader) bool {
+	if info, known := p.known.Oversize(j.sample.Index); known && j.bad == nil {
+		j.bad = p.l.judge.header(&j.sample, &info)
+	}
+	if j.bad == nil {
+		ok, err := p.contents(j, r)
+		if !ok {
+			return false
+		}
+		if err != nil {
+			p.recycle(j)
+			p.asm.resolve(j.position, fatal, err)
+			return true
+		}
+	}
+	select {
+	case p.jobs <- *j:
+		return true
+	case <-p.ctx.Done():
+		return false
 	}
 }
 

@@ -71,9 +71,22 @@ func newBuffer[T any](p *pass, epoch int) *order.Shuffler[T] {
 // others.
 const repeated = 1 << 40
 
-// list sends the samples of an archive with random access, without their contents.
+// maxGroup is the maximum number of samples that list hands on at once.
+const maxGroup = 16
+
+// groupSize is the number of samples that list hands on at once. Planning an image takes little
+// longer than waking the goroutine that does it. Decoding takes far longer, so samples that are to
+// be decoded here go to any goroutine that is free.
+func (p *pass) groupSize() int {
+	if !p.plans {
+		return 1
+	}
+	return max(1, min(maxGroup, p.l.o.BatchSize/p.l.o.Workers))
+}
+
+// list gives the samples of an archive with random access their rows, and sends them to be read.
 func (p *pass) list() {
-	defer close(p.items)
+	defer close(p.fetches)
 	n, o := p.known.Len(), &p.l.o
 	s := order.Sequence{Kind: p.order, Seed: o.Seed, Epoch: p.epoch, Rounds: o.Repeat, PerRound: p.l.perRound(p.known), Weights: p.l.weights}
 	s.Shuffled = func(epoch int) []int32 {
@@ -82,14 +95,43 @@ func (p *pass) list() {
 		}
 		return order.Permutation(n, o.Seed, epoch)
 	}
+	size := p.groupSize()
+	group := make([]job, 0, size)
+	hand := func() bool {
+		p.queue(int64(len(group)))
+		select {
+		case p.fetches <- group:
+		case <-p.ctx.Done():
+			return false
+		}
+		select {
+		case group = <-p.groups:
+		default:
+			group = make([]job, 0, size)
+		}
+		return true
+	}
 	for turn := p.turn; turn < p.end(); turn++ {
 		position, before := p.deal.At(turn)
 		i, epoch, again := s.At(position)
 		it := p.item(i)
 		it.epoch, it.again = epoch, again+uint64(before)*repeated
-		if p.send(it) != nil {
+		j, ok := p.row(&it, len(group) == 0)
+		if !ok && len(group) > 0 { // a row may become free only after those of the group
+			if !hand() {
+				return
+			}
+			j, ok = p.row(&it, true)
+		}
+		if !ok {
 			return
 		}
+		if group = append(group, j); len(group) == size && !hand() {
+			return
+		}
+	}
+	if len(group) == 0 || hand() {
+		p.asm.end(nil)
 	}
 }
 

@@ -59,7 +59,7 @@ func (l *Loader) FillPlans(ctx context.Context, epoch int, lend func(context.Con
 	if _, err := l.PlanBytes(); err != nil {
 		return err
 	}
-	return l.fill(ctx, epoch, lend, deliver)
+	return l.fill(ctx, epoch, true, lend, deliver)
 }
 
 // DecodeRow decodes a row of a batch of FillPlans on the host, as Fill does: dst gets its Size *

@@ -261,6 +261,9 @@ func (c *counters) streamed(a *archive.Archive, all, spent time.Duration) {
 	c.inflate.Add(int64(all - read))
 }
 
+// planned counts images that were left to the consumer.
+func (c *counters) planned(n int64) { c.decoded[slices.Index(paths[:], ByPlan)].Add(n) }
+
 // met counts and logs a bad sample.
 func (c *counters) met(e *SampleError, p BadSamplePolicy, log *slog.Logger) {
 	c.mu.Lock()

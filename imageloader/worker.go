@@ -46,13 +46,13 @@ func (w *worker) decode(j *job) (flightState, error) {
 			return bad, e
 		}
 		stride := 3 * w.p.l.o.Transform.Size
-		order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
-		if err := w.p.l.plan.Geometry(w.rng, &info, &w.geometry); err != nil {
+		if err := w.draw(j, &info); err != nil {
 			return bad, judge.bad(&j.sample, Unsupported, err)
 		}
 		switch {
 		case w.plan(j, &info):
-			w.countPlan(&info)
+			w.countCrop(&info)
+			w.p.l.counters.planned(1)
 		case w.points != nil && info.Format == imagecapi.JPEG && !info.Progressive:
 			err = w.points.decode(j.sample.Index, j.data, &w.geometry, j.dst, stride)
 			w.count(&info)
@@ -111,15 +111,21 @@ func (w *worker) decodeMask(j *job, info *imagecapi.Info) (flightState, error) {
 	return bad, e
 }
 
-// countPlan counts the image that the worker has planned last.
-func (w *worker) countPlan(info *imagecapi.Info) {
-	w.countCrop(info)
-	w.p.l.counters.decoded[slices.Index(paths[:], ByPlan)].Add(1)
+// draw draws the geometry of a job's image.
+func (w *worker) draw(j *job, info *imagecapi.Info) error {
+	order.SeedRepeat(&w.source, w.p.l.o.Seed, order.OfSample, j.epoch, j.sample.Index, j.again)
+	return w.p.l.plan.Geometry(w.rng, info, &w.geometry)
+}
+
+// crops reports whether only a crop of the image is wanted.
+func (w *worker) crops(info *imagecapi.Info) bool {
+	g := &w.geometry
+	return int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height)
 }
 
 // countCrop counts an image of which a crop is wanted.
 func (w *worker) countCrop(info *imagecapi.Info) {
-	if g := &w.geometry; int64(g.CropWidth)*int64(g.CropHeight) < int64(info.Width)*int64(info.Height) {
+	if w.crops(info) {
 		w.p.l.counters.cropped.Add(1)
 	}
 }

@@ -24,6 +24,7 @@ type Reader struct {
 	x       *Index
 	archive *archive.Reader
 	segment []byte // several samples, or the header and the content of a sample in a tar
+	content []byte // of Content, with room for headers before it
 }
 
 // NewReader returns a Reader for an Index whose Random is true, and an open archive that has not
@@ -40,7 +41,26 @@ func (r *Reader) Close() { r.archive.Close() }
 
 // Read fills p, whose length is the size of sample i's content, with the content. The sample must
 // be a regular file. Errors are *archive.Error, or archive.ErrStopped.
-func (r *Reader) Read(i int, p []byte) error {
+func (r *Reader) Read(i int, p []byte) error { return r.read(i, p, nil) }
+
+// Content returns the content of sample i, in memory that is valid until the next call, or the
+// index's. The caller must not change it. The sample and errors are as in Read.
+func (r *Reader) Content(i int) ([]byte, error) {
+	if data := r.x.InMemory(i); data != nil {
+		return data, nil
+	}
+	const lead = 3 * archive.BlockBytes // the maximum of archive.Lead
+	size := lead + int(r.x.Size(i))
+	if cap(r.content) < size {
+		r.content = make([]byte, size+size/2)
+	}
+	room := r.content[:size]
+	return room[lead:], r.read(i, room[lead:], room)
+}
+
+// read is Read. room, if it is not nil, is memory that ends with p, and begins with room for the
+// headers before it.
+func (r *Reader) read(i int, p, room []byte) error {
 	x, at := r.x, r.x.at(i)
 	m := &x.samples[at]
 	defer runtime.KeepAlive(x) // the collection of an index frees its memory
@@ -56,7 +76,7 @@ func (r *Reader) Read(i int, p []byte) error {
 		}
 	}
 	s := &x.shards[m.shard]
-	err := r.readFrom(s, m, x.Name(i), p)
+	err := r.readFrom(s, m, x.Name(i), p, room)
 	if err == nil && (!m.matches(p) || !x.sameContent(at, p)) {
 		err = ErrStale
 	}
@@ -72,13 +92,13 @@ func (r *Reader) Read(i int, p []byte) error {
 	return nil
 }
 
-// readFrom reads the content of a record from its shard.
-func (r *Reader) readFrom(s *shard, m *record, name string, p []byte) error {
+// readFrom reads the content of a record from its shard. room is that of read.
+func (r *Reader) readFrom(s *shard, m *record, name string, p, room []byte) error {
 	switch s.format {
 	case archive.Tree:
 		return r.archive.ReadFile(int(m.shard), name, p)
 	case archive.Tar:
-		return r.readTar(s, m, name, p)
+		return r.readTar(s, m, name, p, room)
 	}
 	return r.readGzip(s, m, name, p)
 }
@@ -109,25 +129,35 @@ func (r *Reader) readGzip(s *shard, m *record, name string, p []byte) error {
 // readTar reads the content of a record of a plain tar. A file of the same size and time may still
 // be another file, also behind a URL (in another run), and the index may be forged. So the header
 // before the content must be the header that was indexed, and must have the record's name and size.
-func (r *Reader) readTar(s *shard, m *record, name string, p []byte) error {
+// room is that of read: with room, headers and content are one request.
+func (r *Reader) readTar(s *shard, m *record, name string, p, room []byte) error {
 	shard := int(m.shard)
 	lead := min(m.offset, archive.Lead(name))
 	if lead < archive.BlockBytes {
 		return ErrStale
 	}
-	part := int(lead) // plus the content, if it is read at the same time
-	if archive.IsURL(s.path) && len(p) <= segmentBytes {
-		part += len(p) // a copy costs less than a second request
+	var segment []byte // the headers, with the content if it is read at the same time
+	switch {
+	case room != nil:
+		segment = room[len(room)-len(p)-int(lead):]
+	case archive.IsURL(s.path) && len(p) <= segmentBytes:
+		r.segment = slices.Grow(r.segment[:0], int(lead)+len(p))[:int(lead)+len(p)] // a copy costs less than a second request
+		segment = r.segment
+	default:
+		r.segment = slices.Grow(r.segment[:0], int(lead))[:lead]
+		segment = r.segment
 	}
-	r.segment = slices.Grow(r.segment[:0], part)[:part]
-	if n, err := r.archive.ReadAt(shard, r.segment, m.offset-lead); n < part {
+	if n, err := r.archive.ReadAt(shard, segment, m.offset-lead); n < len(segment) {
 		return err
 	}
-	heads := r.segment[lead%archive.BlockBytes : lead]
+	heads := segment[lead%archive.BlockBytes : lead]
 	if m.flags&recordBlock != 0 && crc32.ChecksumIEEE(heads[len(heads)-archive.BlockBytes:]) != m.crc {
 		return ErrStale
 	}
-	n := copy(p, r.segment[lead:])
+	n := len(segment) - int(lead)
+	if room == nil {
+		copy(p, segment[lead:])
+	}
 	headed := archive.Heads(heads, name, m.size)
 	for _, lead := range []int64{archive.HeaderBytes, maxLead} { // the name may be in an earlier header
 		if headed {
