@@ -412,8 +412,8 @@ func (a *assembly) judge(r *ready) (ok bool, err error) {
 }
 
 // await waits for the samples of the next batch that are pending, or to be placed. Waking for each
-// of them in turn would cost more than a sample's way through the assembly, so it waits for the last
-// of them, for one that is not good, or for the end.
+// of them in turn would cost more than a sample's way through the assembly, so it waits for the
+// last of them, for one that is not good, or for the end.
 func (a *assembly) await() {
 	last, end := a.cursor+a.size-len(a.members)-1, a.base+len(a.flights)
 	if a.ended || last < end {

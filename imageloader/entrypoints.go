@@ -51,8 +51,8 @@ type workerEntryPoints struct {
 	plans  []byte // for a plan, aligned; reused
 }
 
-// plannable reports whether sample i may have a plan: its entry points were compared with the image,
-// or need no comparison.
+// plannable reports whether sample i may have a plan: its entry points were compared with the
+// image, or need no comparison.
 func (b *workerEntryPoints) plannable(i int) bool {
 	return b.points.trusted || b.points.proofs[i].Load() != 0
 }

@@ -163,11 +163,11 @@ func (p *pass) run(lend lender, deliver func(int, any) error) error {
 	}
 	if p.known != nil && p.known.Random() {
 		p.fetches = make(chan []job, o.Workers)
-		p.groups = make(chan []job, o.Workers)
+		fetchers := max(readers, o.Workers) // those of a gzip file inflate, which takes more than half as long as decoding
+		p.groups = make(chan []job, cap(p.fetches)+fetchers+1)
 		all.Go(p.list)
 		var fetching sync.WaitGroup
-		// Those of a gzip file inflate, which takes more than half as long as decoding.
-		for range max(readers, o.Workers) {
+		for range fetchers {
 			fetching.Go(p.fetch)
 		}
 		all.Go(func() {
@@ -383,7 +383,7 @@ func (p *pass) work() {
 		return
 	}
 	defer w.augmenter.Close()
-	idle := time.Now()
+	planned, idle := p.fetchPlans(), time.Now()
 	for {
 		var j job
 		var more bool
@@ -399,7 +399,9 @@ func (p *pass) work() {
 		began := time.Now()
 		state, err := w.decode(&j)
 		now := time.Now()
-		c.waitData.Add(int64(began.Sub(idle)))
+		if !planned { // otherwise hardly any sample comes here
+			c.waitData.Add(int64(began.Sub(idle)))
+		}
 		c.decode.Add(int64(now.Sub(began)))
 		c.bytes.Add(int64(len(j.data) + len(j.mask.data)))
 		idle = now

@@ -28,10 +28,17 @@ type planner struct {
 	began   time.Time     // when the present group began
 }
 
-// newPlanner returns nil if the pass has no plans, or none that fetch could make.
+// fetchPlans reports whether fetch plans images. Masks, and what takes the place of a label, are
+// the workers'.
+func (p *pass) fetchPlans() bool {
+	o := &p.l.o
+	return p.plans && p.known != nil && p.known.Random() && o.Target == nil && !o.MultiLabel && !o.Masks.masked()
+}
+
+// newPlanner returns nil if fetch does not plan.
 func (p *pass) newPlanner(r *index.Reader) (*planner, error) {
 	o := &p.l.o
-	if !p.plans || o.Target != nil || o.MultiLabel || o.Masks.masked() {
+	if !p.fetchPlans() {
 		return nil, nil
 	}
 	d, err := newDecoder(p.l.codec, o.MaxPixels, o.Damaged)

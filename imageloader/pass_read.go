@@ -78,7 +78,7 @@ const maxGroup = 16
 // longer than waking the goroutine that does it. Decoding takes far longer, so samples that are to
 // be decoded here go to any goroutine that is free.
 func (p *pass) groupSize() int {
-	if !p.plans {
+	if !p.fetchPlans() {
 		return 1
 	}
 	return max(1, min(maxGroup, p.l.o.BatchSize/p.l.o.Workers))

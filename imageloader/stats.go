@@ -47,9 +47,9 @@ type Stats struct {
 	Elapsed time.Duration // in epochs; epochs that run at the same time count each
 	Read    time.Duration // waiting for the disk, or the network
 	Inflate time.Duration // inflating, with the checksums and headers of a compressed archive
-	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform
+	Decode  time.Duration // header, decode, crop, resize, and the operations of the transform; or planning
 
-	WaitData     time.Duration // workers waiting for samples: high if reading or the consumer is the bottleneck
+	WaitData     time.Duration // workers, or those who plan, waiting for samples: high if reading or the consumer is the bottleneck
 	WaitSlot     time.Duration // samples waiting for a free slot: high if the consumer is the bottleneck, as is good
 	ConsumerWait time.Duration // the loop over Epoch waiting for a batch; a prefetcher has its own count
 }
