@@ -12,6 +12,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -30,6 +31,7 @@
 #include "torch/generator.h"
 #include "torch/pending.h"
 #include "torch/tensor.h"
+#include "torch/unboxed.h"
 #include "torchstream.h"
 
 namespace ts {
@@ -162,6 +164,11 @@ struct Parameter {
   c10::IValue default_value;
   std::string name;
   std::string type_name;  // as the schema writes it, for messages
+  // The default for an unboxed call, with what it points to. Its kind is TS_ARG_KIND_DEFAULT if
+  // there is none.
+  UnboxedArg unboxed_default = {};
+  std::vector<int64_t> default_ints;
+  std::string default_text;
 };
 
 Parameter parameter_of(const c10::Argument& argument) {
@@ -218,6 +225,22 @@ const char* kind_name(int32_t kind) {
   }
 }
 
+// Whether an int is a value of the type. Enumerations travel as ints, and LibTorch does not look
+// before it uses one as an index.
+bool is_enumerator(Type type, int64_t value) {
+  switch (type) {
+    case Type::kDtype:
+      return value >= 0 && value < static_cast<int64_t>(at::ScalarType::NumOptions) &&
+             value != static_cast<int64_t>(at::ScalarType::Undefined);
+    case Type::kLayout:
+      return value >= 0 && value < static_cast<int64_t>(at::Layout::NumOptions);
+    case Type::kMemoryFormat:
+      return value >= 0 && value < static_cast<int64_t>(at::MemoryFormat::NumOptions);
+    default:
+      return true;
+  }
+}
+
 double double_of(int64_t bits) {
   double value;
   std::memcpy(&value, &bits, sizeof value);
@@ -256,6 +279,7 @@ struct ts_operator {
   bool reads_values = false;  // its result, or the result's shape, makes the host wait for values
   int32_t non_blocking = -1;  // which parameter is this; -1: none
   ts::Libraries libraries = ts::Libraries::kNone;  // what it may use on a GPU
+  ts::UnboxedCall unboxed = nullptr;               // NULL: it is always called boxed
 };
 
 struct ts_tensor_list {
@@ -373,22 +397,11 @@ class Filler {
     return value == 1;
   }
 
-  // Enumerations travel as ints, and LibTorch does not look before it uses one as an index.
   void check_enum(const Parameter& parameter, int64_t value) const {
-    if (parameter.type == Type::kInt || parameter.type == Type::kScalar) return;
-    if (parameter.type == Type::kDtype) {
-      if (value < 0 || value >= static_cast<int64_t>(at::ScalarType::NumOptions) ||
-          value == static_cast<int64_t>(at::ScalarType::Undefined)) {
-        fail(parameter, std::to_string(value) + " is not a dtype");
-      }
-      return;
-    }
-    const auto options = parameter.type == Type::kLayout
-                             ? static_cast<int64_t>(at::Layout::NumOptions)
-                             : static_cast<int64_t>(at::MemoryFormat::NumOptions);
-    if (value < 0 || value >= options) {
-      fail(parameter, std::to_string(value) + " is not one of " + parameter.type_name);
-    }
+    if (is_enumerator(parameter.type, value)) return;
+    fail(parameter, parameter.type == Type::kDtype
+                        ? std::to_string(value) + " is not a dtype"
+                        : std::to_string(value) + " is not one of " + parameter.type_name);
   }
 
   void push_device(const Parameter& parameter, int64_t value) const {
@@ -768,6 +781,22 @@ class Autocast {
   On cuda_;
 };
 
+// The modes of one call, by its flags, until the end of the block.
+class Modes {
+ public:
+  explicit Modes(int32_t flags) {
+    if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad_.emplace();
+    if ((flags & kAutocastFlags) != 0) {
+      autocast_.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf
+                                                                         : at::kBFloat16);
+    }
+  }
+
+ private:
+  std::optional<c10::NoGradGuard> no_grad_;
+  std::optional<Autocast> autocast_;
+};
+
 // Leaves the results on the stack.
 void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::jit::Stack& stack) {
   fill_stack(op, operands, stack);
@@ -780,13 +809,7 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   const c10::DeviceIndex copied_from =
       !captured && is_non_blocking(op, stack) ? gpu_of(stack) : static_cast<c10::DeviceIndex>(-1);
   const auto call = [&] {
-    std::optional<c10::NoGradGuard> no_grad;
-    if ((flags & TS_OPERATOR_FLAG_NO_GRAD) != 0) no_grad.emplace();
-    std::optional<Autocast> autocast;
-    if ((flags & kAutocastFlags) != 0) {
-      autocast.emplace((flags & TS_OPERATOR_FLAG_AUTOCAST_FLOAT16) != 0 ? at::kHalf
-                                                                        : at::kBFloat16);
-    }
+    const Modes modes(flags);
     op.handle.callBoxed(&stack);
   };
   const c10::DeviceIndex gpu = op.libraries == Libraries::kNone ? -1 : gpu_of(stack);
@@ -797,6 +820,134 @@ void run(const ts_operator& op, const Operands& operands, int32_t flags, torch::
   }
   if (captured) note_results(stack);
   if (copied_from >= 0) note_copies(stack, copied_from);
+}
+
+using UnboxedArgs = std::array<UnboxedArg, kMaxUnboxedArgs>;
+
+// Whether [value, value + count) is inside of an array of that length.
+bool is_inside(const ts_arg& arg, int64_t length) {
+  return arg.count >= 0 && arg.value >= 0 && arg.value <= length && arg.count <= length - arg.value;
+}
+
+// An argument for an unboxed call. Returns false for one that needs the boxed call, which also says
+// what is wrong with it.
+bool unbox(const Parameter& parameter, const ts_arg& arg, const Operands& operands,
+           UnboxedArg& out) {
+  if (arg.kind == TS_ARG_KIND_DEFAULT) {
+    out = parameter.unboxed_default;
+    return out.kind != TS_ARG_KIND_DEFAULT;
+  }
+  if (arg.kind < 0 || arg.kind > TS_ARG_KIND_GENERATOR || (parameter.kinds & bit(arg.kind)) == 0) {
+    return false;
+  }
+  out.kind = arg.kind;
+  out.count = arg.count;
+  out.value = arg.value;
+  switch (arg.kind) {
+    case TS_ARG_KIND_NONE:
+    case TS_ARG_KIND_DOUBLE:
+      return true;
+    case TS_ARG_KIND_TENSOR:
+      if (arg.value < 0 || arg.value >= operands.tensor_count) return false;
+      out.tensors = operands.tensors + arg.value;
+      out.count = 1;
+      return *out.tensors != nullptr;
+    case TS_ARG_KIND_TENSORS:
+      if (!is_inside(arg, operands.tensor_count)) return false;
+      out.tensors = operands.tensors + arg.value;
+      return std::find(out.tensors, out.tensors + out.count, nullptr) == out.tensors + out.count;
+    case TS_ARG_KIND_INT:
+      return is_enumerator(parameter.type, arg.value);
+    case TS_ARG_KIND_BOOL:
+      return arg.value == 0 || arg.value == 1;
+    case TS_ARG_KIND_INTS:
+    case TS_ARG_KIND_DOUBLES:
+      if (!is_inside(arg, operands.int_count)) return false;
+      out.ints = operands.ints + arg.value;
+      return true;
+    case TS_ARG_KIND_STRING:
+      if (!is_inside(arg, operands.text_bytes)) return false;
+      out.text = operands.text + arg.value;
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The GPU of the first tensor that lies on one, or -1.
+c10::DeviceIndex gpu_of(const UnboxedArg* args, size_t count) {
+  for (const UnboxedArg* arg = args; arg != args + count; ++arg) {
+    if (arg->kind != TS_ARG_KIND_TENSOR && arg->kind != TS_ARG_KIND_TENSORS) continue;
+    for (int32_t i = 0; i < arg->count; ++i) {
+      const c10::TensorImpl& tensor = *impl_of(arg->tensors[i]);
+      if (tensor.is_cuda()) return tensor.device().index();
+    }
+  }
+  return -1;
+}
+
+// Calls the operator unboxed, if it is one of the frequent ones, its arguments can be unboxed, and
+// neither a capture nor a copy to the host that is under way has to be told of its operands.
+// Otherwise returns false, and has done nothing. results: NULL drops them.
+bool run_unboxed(const ts_operator& op, const Operands& operands, int32_t flags,
+                 ts_tensor** results) {
+  const size_t count = op.parameters.size();
+  if (op.unboxed == nullptr || somebody_captures() || any_pending() ||
+      operands.arg_count > static_cast<int64_t>(count)) {
+    return false;
+  }
+  constexpr ts_arg kDefault{TS_ARG_KIND_DEFAULT, 0, 0};
+  UnboxedArgs args;  // unbox initialises what the kind has
+  for (size_t i = 0; i < count; ++i) {
+    const bool given = static_cast<int64_t>(i) < operands.arg_count;
+    if (!unbox(op.parameters[i], given ? operands.args[i] : kDefault, operands, args[i])) {
+      return false;
+    }
+  }
+  const bool asks_for_gpu = op.libraries != Libraries::kNone || op.random;
+  const c10::DeviceIndex gpu = asks_for_gpu ? gpu_of(args.data(), count) : -1;
+  std::optional<RandomTurn> turn;
+  if (op.random && gpu >= 0) turn.emplace();
+  const auto call = [&] {
+    const Modes modes(flags);
+    op.unboxed(args.data(), results);
+  };
+  if (gpu < 0 || op.libraries == Libraries::kNone) {
+    call();
+  } else {
+    run_with_libraries(op.libraries, gpu, call);
+  }
+  return true;
+}
+
+// Writes down the default of a parameter for unboxed calls.
+void unbox_default(Parameter& parameter) {
+  UnboxedArg& arg = parameter.unboxed_default;
+  if ((parameter.kinds & bit(TS_ARG_KIND_DEFAULT)) == 0) return;
+  const c10::IValue& value = parameter.default_value;
+  if (value.isNone()) {
+    arg.kind = TS_ARG_KIND_NONE;
+  } else if (value.isInt()) {
+    arg.kind = TS_ARG_KIND_INT;
+    arg.value = value.toInt();
+  } else if (value.isDouble()) {
+    arg.kind = TS_ARG_KIND_DOUBLE;
+    arg.value = bits_of(value.toDouble());
+  } else if (value.isBool()) {
+    arg.kind = TS_ARG_KIND_BOOL;
+    arg.value = value.toBool() ? 1 : 0;
+  } else if (value.isIntList()) {
+    arg.kind = TS_ARG_KIND_INTS;
+    parameter.default_ints = value.toIntVector();
+    arg.count = static_cast<int32_t>(parameter.default_ints.size());
+    arg.ints = parameter.default_ints.data();
+  } else if (value.isString()) {
+    arg.kind = TS_ARG_KIND_STRING;
+    parameter.default_text = value.toStringRef();
+    arg.count = static_cast<int32_t>(parameter.default_text.size());
+    arg.text = parameter.default_text.data();
+  }
+  if ((parameter.kinds & bit(arg.kind)) == 0) arg.kind = TS_ARG_KIND_DEFAULT;
 }
 
 void check_flags(int32_t flags) {
@@ -870,6 +1021,9 @@ std::unique_ptr<ts_operator> read_operator(const std::string& name, const std::s
     if (op->tensor_returns >= 0 && type_of(result.type()) == Type::kTensor) ++op->tensor_returns;
     if (!has_form(result.type())) op->unknown_return = result.type()->str();
   }
+  op->unboxed =
+      op->non_blocking < 0 && !op->reads_values ? unboxed_call_of(name, overload) : nullptr;
+  for (Parameter& parameter : op->parameters) unbox_default(parameter);
   return op;
 }
 
@@ -927,6 +1081,10 @@ ts_error* ts_operator_call(const ts_operator* op, ts_arguments arguments, ts_ten
     const ts::Operands operands = ts::operands_of(arguments, tensors, tensor_count);
     ts::check_arrays(operands);
     ts::check_capacity(*op, capacity);
+    if (ts::run_unboxed(*op, operands, flags, capacity > 0 ? results : nullptr)) {
+      *count = op->tensor_returns;
+      return;
+    }
     ts::CallStack call;
     ts::run(*op, operands, flags, *call);
     const int64_t returned = ts::count_results(*call);

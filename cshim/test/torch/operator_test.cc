@@ -216,6 +216,137 @@ TEST(Operator, InPlaceResultsCanBeDropped) {
   EXPECT_EQ(ts_tensor_count(), before + 1);
 }
 
+// Operators that are called unboxed, with every type of argument that they have. The call of a list
+// of results, which is always boxed, says what they return.
+TEST(Operator, UnboxedCallsEqualBoxedOnes) {
+  Tensor a = make<float>({1, -2, 3, 4, -5, 6}, {2, 3});
+  Tensor b = make<float>({2, 7, 1, 8, 2, 8}, {2, 3});
+  Tensor row = make<float>({1, 2, 4}, {3});
+  Tensor image = make<float>({1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7}, {1, 1, 4, 4});
+  Tensor kernel = make<float>({1, 0, 2, 1}, {1, 1, 2, 2});
+  Tensor bias = make<float>({0.5F}, {1});
+  Tensor two = make<int64_t>({1, 0}, {2});
+  Tensor mask = make<float>({0, -1e9F, 0, 0}, {2, 2});
+  Tensor heads = make<float>({1, 2, 3, 4}, {1, 1, 2, 2});
+  const auto bytes = [](const ts_tensor* tensor) {
+    std::vector<uint8_t> all(static_cast<size_t>(test::describe(tensor).bytes));
+    EXPECT_OK(ts_tensor_read(tensor, all.data(), all.size()));
+    return all;
+  };
+  const std::vector<Call> calls = {
+      Call("aten::neg").tensor(a),
+      Call("aten::add", "Tensor").tensor(a).tensor(b),
+      Call("aten::add", "Tensor").tensor(a).tensor(b).fallback(),
+      Call("aten::add", "Tensor").tensor(a).tensor(b).integer(3),
+      Call("aten::add", "Tensor").tensor(a).tensor(b).real(0.25),
+      Call("aten::mul", "Scalar").tensor(two).boolean(true),
+      Call("aten::mul", "Scalar").tensor(two).real(1.5),
+      Call("aten::mul", "Scalar").tensor(two).integer(2),
+      Call("aten::clamp").tensor(a).real(-1).none(),
+      Call("aten::clamp").tensor(a).none().integer(2),
+      Call("aten::sum").tensor(a),
+      Call("aten::sum").tensor(a).integer(TS_DTYPE_FLOAT64),
+      Call("aten::sum", "dim_IntList").tensor(a).none(),
+      Call("aten::sum", "dim_IntList").tensor(a).ints({-1}).boolean(true),
+      Call("aten::sum", "dim_IntList").tensor(a).ints({}),
+      Call("aten::amax").tensor(a),
+      Call("aten::argmax").tensor(a).none(),
+      Call("aten::argmax").tensor(a).integer(1),
+      Call("aten::max", "dim").tensor(a).integer(1),
+      Call("aten::topk").tensor(a).integer(2).integer(1).boolean(false),
+      Call("aten::cat").tensors({a, b, a}).integer(1),
+      Call("aten::stack").tensors({a, b}),
+      Call("aten::reshape").tensor(a).ints({3, -1}),
+      Call("aten::permute").tensor(a).ints({1, 0}),
+      Call("aten::select", "int").tensor(a).integer(0).integer(-1),
+      Call("aten::slice", "Tensor").tensor(a).integer(1).integer(1).none().integer(1),
+      Call("aten::slice", "Tensor").tensor(a).integer(1).none().integer(INT64_MAX),
+      Call("aten::clone").tensor(image).integer(TS_MEMORY_FORMAT_CHANNELS_LAST),
+      Call("aten::gelu").tensor(a),
+      Call("aten::gelu").tensor(a).text("tanh"),
+      Call("aten::conv2d").tensor(image).tensor(kernel),
+      Call("aten::conv2d").tensor(image).tensor(kernel).tensor(bias).ints({2}).ints({1, 0}),
+      Call("aten::conv2d").tensor(image).tensor(kernel).none().fallback().ints({1}),
+      Call("aten::layer_norm").tensor(a).ints({3}).tensor(row).none().real(1e-3),
+      Call("aten::rms_norm").tensor(a).ints({3}).tensor(row).none(),
+      Call("aten::rms_norm").tensor(a).ints({3}).none().real(0.5),
+      Call("aten::batch_norm")
+          .tensor(image)
+          .tensor(bias)
+          .none()
+          .tensor(bias)
+          .tensor(bias)
+          .boolean(false)
+          .real(0.1)
+          .real(1e-5)
+          .boolean(true),
+      Call("aten::upsample_nearest2d", "vec").tensor(image).none().doubles({1.5, 2.0}),
+      Call("aten::upsample_nearest2d", "vec").tensor(image).ints({5, 6}).none(),
+      Call("aten::scaled_dot_product_attention").tensor(heads).tensor(heads).tensor(heads),
+      Call("aten::scaled_dot_product_attention")
+          .tensor(heads)
+          .tensor(heads)
+          .tensor(heads)
+          .tensor(mask)
+          .real(0)
+          .boolean(false)
+          .real(0.125),
+      Call("aten::cross_entropy_loss").tensor(a).tensor(two),
+      Call("aten::embedding").tensor(a).tensor(two),
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    SCOPED_TRACE("call " + std::to_string(i));
+    const std::vector<Tensor> boxed = calls[i].all();
+    ts_tensor* out[2] = {};
+    int64_t count = 0;
+    ASSERT_OK(calls[i].run(out, 2, &count));
+    ASSERT_EQ(count, static_cast<int64_t>(boxed.size()));
+    for (size_t j = 0; j < boxed.size(); ++j) {
+      Tensor unboxed;
+      *unboxed.out() = out[j];
+      EXPECT_EQ(test::describe(unboxed).dtype, test::describe(boxed[j]).dtype);
+      EXPECT_EQ(test::describe(unboxed).channels_last, test::describe(boxed[j]).channels_last);
+      EXPECT_EQ(shape(unboxed), shape(boxed[j]));
+      EXPECT_EQ(bytes(unboxed), bytes(boxed[j]));
+    }
+  }
+}
+
+// The memory's token comes back once no tensor refers to it: an unboxed call neither keeps a
+// reference to an operand nor gives one back that is the caller's.
+TEST(Operator, UnboxedCallsKeepReferenceCounts) {
+  std::vector<float> memory = {1, 2, 3, 4};
+  const int64_t size[1] = {4};
+  const int64_t stride[1] = {1};
+  int64_t token = 0;
+  Tensor other = make<float>({1, 1, 1, 1}, {4});
+  Tensor three = make<float>({1, 1, 1}, {3});
+  {
+    Tensor a;
+    ASSERT_OK(ts_tensor_borrow(reinterpret_cast<uint8_t*>(memory.data()), 16, size, stride, 1,
+                               TS_DTYPE_FLOAT32, 4711, a.out()));
+    for (int i = 0; i < 3; ++i) {
+      Call("aten::neg").tensor(a).one();
+      Call("aten::cat").tensors({a, a, other}).one();
+      Call("aten::view").tensor(a).ints({2, 2}).one();
+      Call("aten::contiguous").tensor(a).one();
+      Call("aten::layer_norm").tensor(a).ints({4}).tensor(a).tensor(a).one();
+      Call("aten::add_", "Tensor").tensor(a).tensor(a).one();
+      ASSERT_OK(Call("aten::add_", "Tensor").tensor(a).tensor(other).drop());
+      ASSERT_OK(Call("aten::_foreach_mul_", "Scalar").tensors({a, other}).real(0.5).drop());
+      EXPECT_FAILS(TS_ERROR_OPERATOR, "size",
+                   Call("aten::add", "Tensor").tensor(a).tensor(three).drop());
+      EXPECT_FAILS(TS_ERROR_OPERATOR, "", Call("aten::cat").tensors({a, a}).integer(7).drop());
+      EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "", Call("aten::cat").tensors({a, nullptr}).drop());
+    }
+    EXPECT_EQ(ts_borrowed_take(&token, 1), 0);
+    EXPECT_EQ(read<float>(Call("aten::mul", "Scalar").tensor(a).real(0).one()),
+              (Floats{0, 0, 0, 0}));
+  }
+  EXPECT_EQ(ts_borrowed_take(&token, 1), 1);
+  EXPECT_EQ(token, 4711);
+}
+
 TEST(Operator, NamesTheArgumentAndBothTypes) {
   Tensor a = make<float>({1}, {1});
   const auto add = [&] { return std::move(Call("aten::add", "Tensor").tensor(a)); };

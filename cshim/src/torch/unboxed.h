@@ -1,0 +1,35 @@
+// Calls of frequent operators as C++ code makes them: their arguments become C++ values, where the
+// general call makes boxed ones and LibTorch unboxes them. A boxed tensor costs two changes of its
+// reference count, and a boxed list an allocation or two.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "torchstream.h"
+
+namespace ts {
+
+// An argument that was checked against its parameter, which takes its kind. Its range is inside of
+// the call's arrays, and its tensors are there.
+struct UnboxedArg {
+  int32_t kind;  // NONE, TENSOR, TENSORS, INT, DOUBLE, BOOL, INTS, DOUBLES or STRING
+  int32_t count;
+  int64_t value;              // of INT, DOUBLE (its bits) and BOOL
+  const int64_t* ints;        // of INTS and DOUBLES (their bits)
+  const char* text;           // of STRING
+  ts_tensor* const* tensors;  // of TENSOR and TENSORS
+};
+
+// The maximum number of parameters of such an operator.
+constexpr size_t kMaxUnboxedArgs = 16;
+
+// Calls an operator. args: one for each parameter of its schema. results: room for all its tensors,
+// written if the call succeeds; NULL drops them.
+using UnboxedCall = void (*)(const UnboxedArg* args, ts_tensor** results);
+
+// The call of an operator ("aten::add", "Tensor"), or NULL if it is not one of the frequent ones.
+UnboxedCall unboxed_call_of(const std::string& name, const std::string& overload);
+
+}  // namespace ts
