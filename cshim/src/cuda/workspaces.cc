@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -45,10 +47,33 @@ Shared& shared() {
   return *all;
 }
 
+// How often workspaces left the tables. It changes behind the tables, under Shared's mutex.
+std::atomic<uint64_t> takings{0};
+
+// What the calling thread found at its latest product. Most are on the stream of the one before,
+// and find the same without a lock of all threads.
+struct Latest {
+  c10::DeviceIndex device;
+  void* stream;
+  std::mutex* turn;  // NULL before the first product
+  // The handle whose workspace the tables had, and takings before they were looked at.
+  cublasHandle_t handle;
+  uint64_t takings;
+};
+thread_local Latest latest
+    __attribute__((tls_model("initial-exec"))) = {-1, nullptr, nullptr, nullptr, 0};
+
 std::mutex& turn_of(CUDAStream stream) {
+  const c10::DeviceIndex device = stream.device_index();
+  void* const handle = stream.stream();
+  if (latest.turn != nullptr && latest.device == device && latest.stream == handle) {
+    return *latest.turn;
+  }
   Shared& all = shared();
   const std::lock_guard<std::mutex> only(all.mutex);
-  return all.turns[{stream.device_index(), stream.stream()}];
+  std::mutex& turn = all.turns[{device, handle}];
+  latest = {device, handle, &turn, nullptr, 0};
+  return turn;
 }
 
 void release(void* holder) {
@@ -117,11 +142,17 @@ bool bound(const std::tuple<void*, void*>& key) {
 
 std::unique_lock<std::mutex> bind_workspace(cublasHandle_t handle, CUDAStream stream) {
   std::unique_lock<std::mutex> turn(turn_of(stream));
+  if (!keeps_workspaces()) return turn;
+  const uint64_t before = takings.load(std::memory_order_acquire);
+  if (latest.handle == handle && latest.takings == before) return turn;
   const std::tuple<void*, void*> key(handle, stream.stream());
-  if (!keeps_workspaces() || bound(key)) return turn;
-  Shared& all = shared();
-  const std::lock_guard<std::mutex> only(all.mutex);
-  for (Kind& kind : all.kinds) bind(kind, key, stream);
+  if (!bound(key)) {
+    Shared& all = shared();
+    const std::lock_guard<std::mutex> only(all.mutex);
+    for (Kind& kind : all.kinds) bind(kind, key, stream);
+  }
+  latest.handle = handle;
+  latest.takings = before;
   return turn;
 }
 
@@ -135,6 +166,7 @@ std::vector<Workspace> take_workspaces(const std::set<void*>& streams) {
       it = streams.count(it->first.second) != 0 ? kind.of.erase(it) : std::next(it);
     }
   }
+  takings.fetch_add(1, std::memory_order_release);
   return taken;
 }
 
