@@ -109,14 +109,14 @@ func Call1(name string, args ...any) *Tensor {
 	if err != nil {
 		return failed(opError(name, operandsOf(args), err))
 	}
-	out, err := n.call(args)
+	out, err := n.one(args)
 	switch {
 	case err != nil:
 		return failed(err)
-	case out[0] == nil:
+	case out == nil:
 		return failed(opError(name, operandsOf(args), invalid("LibTorch returned an undefined result")))
 	}
-	return out[0]
+	return out
 }
 
 // Schema returns the schema of an operator, in LibTorch's notation. The name is as in [Call].
@@ -268,13 +268,41 @@ func parameterOf(a schema.Arg) parameter {
 
 // arguments collects the arguments of one call.
 type arguments struct {
-	in         []*Tensor
-	args       []capi.Arg
-	ints       []int64
+	in         short[*Tensor]
+	args       short[capi.Arg]
+	ints       short[int64]
 	text       []byte
 	generators []*Generator // to release after the call
 	err        error
 }
+
+// short is a list that needs no allocation while it is short.
+type short[T any] struct {
+	first [10]T
+	n     int // elements in first
+	all   []T // instead of first, once there are more
+}
+
+func (s *short[T]) add(v T) {
+	switch {
+	case s.all != nil:
+		s.all = append(s.all, v)
+	case s.n < len(s.first):
+		s.first[s.n] = v
+		s.n++
+	default:
+		s.all = append(slices.Clone(s.first[:]), v)
+	}
+}
+
+func (s *short[T]) list() []T {
+	if s.all != nil {
+		return s.all
+	}
+	return s.first[:s.n]
+}
+
+func (s *short[T]) len() int { return len(s.list()) }
 
 func (a *arguments) release() {
 	for _, g := range a.generators {
@@ -282,22 +310,30 @@ func (a *arguments) release() {
 	}
 }
 
+// invoke runs the operator with the collected arguments, as the function invoke does.
+func (n *namedOperator) invoke(a *arguments, flags int32, out []*capi.Tensor, all *capi.Results) (provenance, error) {
+	if n.waits {
+		flags |= capi.CallWaits
+	}
+	return invoke(n.name, n.op, nil, a.in.list(), a.args.list(), a.ints.list(), a.text, checkedNil|flags, out, all)
+}
+
 func (n *namedOperator) call(given []any) ([]*Tensor, error) {
+	if n.results == 1 && !n.list {
+		t, err := n.one(given)
+		return []*Tensor{t}, err
+	}
 	var a arguments
 	defer a.release()
 	if err := n.collect(&a, given); err != nil {
 		return n.fail(opError(n.name, operandsOf(given), err))
-	}
-	flags := checkedNil
-	if n.waits {
-		flags |= capi.CallWaits
 	}
 	out := make([]*capi.Tensor, n.results)
 	var all *capi.Results
 	if n.list {
 		all = new(capi.Results)
 	}
-	p, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, flags, out, all)
+	p, err := n.invoke(&a, 0, out, all)
 	if err != nil {
 		return n.fail(err)
 	}
@@ -305,6 +341,36 @@ func (n *namedOperator) call(given []any) ([]*Tensor, error) {
 		out = all.Tensors
 	}
 	return n.wrap(p, &a, out)
+}
+
+// one calls an operator with one result, which is nil if LibTorch leaves it undefined.
+func (n *namedOperator) one(given []any) (*Tensor, error) {
+	var a arguments
+	defer a.release()
+	if err := n.collect(&a, given); err != nil {
+		err = opError(n.name, operandsOf(given), err)
+		return failed(err), err
+	}
+	var room [1]*capi.Tensor
+	out := room[:]
+	if n.written[0] >= 0 {
+		out = nil // the result is an operand
+	}
+	p, err := n.invoke(&a, 0, out, nil)
+	switch {
+	case err != nil:
+		return failed(err), err
+	case out == nil:
+		return a.operand(n.written[0]).marked(p.marks), nil // the marks of other operands propagate
+	case room[0] == nil:
+		return nil, nil
+	}
+	t := p.result(room[0])
+	if err := t.failure(); err != nil {
+		err = opError(n.name, a.in.list(), err)
+		return failed(err), err
+	}
+	return t, nil
 }
 
 // values implements CallValues.
@@ -315,7 +381,7 @@ func (n *namedOperator) values(given []any) ([]any, error) {
 		return nil, opError(n.name, operandsOf(given), err)
 	}
 	var all capi.Results
-	p, err := invoke(n.name, n.op, nil, a.in, a.args, a.ints, a.text, checkedNil|anyResults, nil, &all)
+	p, err := n.invoke(&a, anyResults, nil, &all)
 	if err != nil {
 		return nil, err
 	}
@@ -398,7 +464,7 @@ func (n *namedOperator) wrapEach(p provenance, a *arguments, results []*capi.Ten
 		}
 		out[i] = p.result(c)
 		if e := out[i].failure(); e != nil {
-			out[i] = failed(opError(n.name, a.in, e))
+			out[i] = failed(opError(n.name, a.in.list(), e))
 			err = errors.Join(err, out[i].failure())
 		}
 	}
@@ -406,7 +472,7 @@ func (n *namedOperator) wrapEach(p provenance, a *arguments, results []*capi.Ten
 }
 
 // operand returns the tensor of argument i.
-func (a *arguments) operand(i int) *Tensor { return a.in[a.args[i].Value] }
+func (a *arguments) operand(i int) *Tensor { return a.in.list()[a.args.list()[i].Value] }
 
 // collect puts the arguments into the schema's order.
 func (n *namedOperator) collect(a *arguments, given []any) error {
@@ -428,7 +494,6 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 			return invalid("argument %s is given by position and by name", word)
 		}
 	}
-	a.args = make([]capi.Arg, 0, len(n.params))
 	for i := range n.params {
 		p := &n.params[i]
 		var v any
@@ -451,7 +516,7 @@ func (n *namedOperator) collect(a *arguments, given []any) error {
 		if !known {
 			return invalid("argument %s is %s, and got %s", p.name, p.text, typeName(v))
 		}
-		a.args = append(a.args, arg)
+		a.args.add(arg)
 	}
 	return nil
 }
@@ -472,8 +537,8 @@ func (a *arguments) arg(p *parameter, v any) (capi.Arg, bool) {
 		if !ok || t == nil {
 			return capi.Arg{}, false
 		}
-		a.in = append(a.in, t)
-		return tensorArg(len(a.in) - 1), true
+		a.in.add(t)
+		return tensorArg(a.in.len() - 1), true
 	case kindTensors, kindOptionalTensors:
 		return a.tensors(v, p.kind == kindOptionalTensors)
 	case kindInts, kindFloats, kindBools, kindScalars:
@@ -490,8 +555,10 @@ func (a *arguments) arg(p *parameter, v any) (capi.Arg, bool) {
 		return a.generator(v)
 	case kindScalar:
 		if c, ok := v.(complex128); ok {
-			var arg capi.Arg
-			arg, a.ints = complexArg(a.ints, c)
+			arg, parts := complexArg(nil, c)
+			arg.Value = int64(a.ints.len())
+			a.ints.add(parts[0])
+			a.ints.add(parts[1])
 			return arg, true
 		}
 	}
@@ -541,8 +608,10 @@ func (a *arguments) tensors(v any, gaps bool) (capi.Arg, bool) {
 	if !ok || !gaps && slices.Contains(list, nil) {
 		return capi.Arg{}, false
 	}
-	at := len(a.in)
-	a.in = append(a.in, list...)
+	at := a.in.len()
+	for _, t := range list {
+		a.in.add(t)
+	}
 	return tensorsArg(at, len(list)), true
 }
 
@@ -589,36 +658,44 @@ func integer(v any) (int64, bool) {
 // numbers converts a list of numbers, or a number that stands for all elements of a list of fixed
 // length.
 func (a *arguments) numbers(p *parameter, v any) (capi.Arg, bool) {
-	at := len(a.ints)
+	at := a.ints.len()
 	made := func(kind int32) capi.Arg {
-		return capi.Arg{Kind: kind, Value: int64(at), Count: int32(len(a.ints) - at)}
+		return capi.Arg{Kind: kind, Value: int64(at), Count: int32(a.ints.len() - at)}
 	}
 	switch v := v.(type) {
 	case []int64:
-		a.ints = append(a.ints, v...)
+		for _, i := range v {
+			a.ints.add(i)
+		}
 		return made(capi.ArgInts), p.kind == kindInts || p.kind == kindScalars
 	case []int:
 		for _, i := range v {
-			a.ints = append(a.ints, int64(i))
+			a.ints.add(int64(i))
 		}
 		return made(capi.ArgInts), p.kind == kindInts || p.kind == kindScalars
 	case []float64:
 		for _, f := range v {
-			a.ints = append(a.ints, int64(math.Float64bits(f)))
+			a.ints.add(int64(math.Float64bits(f)))
 		}
 		return made(capi.ArgDoubles), p.kind == kindFloats || p.kind == kindScalars
 	case []bool:
 		for _, b := range v {
-			a.ints = append(a.ints, boolArg(b).Value)
+			a.ints.add(boolArg(b).Value)
 		}
 		return made(capi.ArgBools), p.kind == kindBools || p.kind == kindScalars
 	case bool:
-		a.ints = append(a.ints, slices.Repeat([]int64{boolArg(v).Value}, p.size)...)
+		a.repeat(boolArg(v).Value, p.size)
 		return made(capi.ArgBools), p.kind == kindBools && p.size > 0
 	}
 	i, ok := integer(v)
-	a.ints = append(a.ints, slices.Repeat([]int64{i}, p.size)...)
+	a.repeat(i, p.size)
 	return made(capi.ArgInts), ok && p.kind == kindInts && p.size > 0
+}
+
+func (a *arguments) repeat(v int64, count int) {
+	for range count {
+		a.ints.add(v)
+	}
 }
 
 // typeName describes an argument for an error.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,9 @@ func TestCallRunsAnyOperator(t *testing.T) {
 		{"list of operands", call(t, "cat", []*torch.Tensor{x, x}, 1), [][]float64{{1, 2, 1, 2, 3, 4, 3, 4}}},
 		{"list with gaps", call(t, "index.Tensor", x, []*torch.Tensor{nil, index}), [][]float64{{2, 4}}},
 		{"absent tensor", call(t, "linear", x, x, nil), [][]float64{{5, 11, 11, 25}}},
+		{"many operands", call(t, "cat", slices.Repeat([]*torch.Tensor{index}, 23)), [][]float64{slices.Repeat([]float64{1}, 23)}},
+		{"many ints", call(t, "view", x, []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 4}), [][]float64{{1, 2, 3, 4}}},
+		{"in place", call(t, "add_.Tensor", call(t, "clone", x)[0], x), [][]float64{{2, 4, 6, 8}}},
 		{"bools", call(t, "native_layer_norm_backward", x, x, []int{2}, floats(t, []float32{0, 0}, 2, 1), floats(t, []float32{1, 1}, 2, 1), nil, nil,
 			[]bool{false, false, false}), [][]float64{nil, nil, nil}},
 	}
