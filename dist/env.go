@@ -35,9 +35,10 @@ type Environment struct {
 //   - RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, and LOCAL_RANK and LOCAL_WORLD_SIZE, which
 //     torchrun, Kubernetes' training operators and shell loops set. Without LOCAL_RANK, it is 0 if
 //     every process has a host of its own, which the launcher then promises.
-//   - Under srun, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID and SLURM_STEP_NODELIST, whose
-//     first host serves. The port is 20000 and SLURM_JOB_ID modulo
-//     20000, unless MASTER_PORT names another.
+//   - Under srun, SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE with
+//     SLURM_NODEID, and SLURM_STEP_NODELIST, whose first host serves, unless MASTER_ADDR names
+//     another. A step on one host needs no name of it, and meets at 127.0.0.1. The port is 20000
+//     and SLURM_JOB_ID modulo 20000, unless MASTER_PORT names another.
 //   - Under Open MPI, OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. A job of several
 //     hosts also needs MASTER_ADDR. The port is 29500, unless MASTER_PORT names another.
 //   - None of these: a job of one process.
@@ -57,9 +58,14 @@ func ReadEnvironment(getenv func(string) string) (Environment, error) {
 			Attempt: r.number("TORCHELASTIC_RESTART_COUNT", 0), Address: getenv("MASTER_ADDR"), Port: r.number("MASTER_PORT", 0)}
 	case getenv("SLURM_STEP_NUM_TASKS") != "" && getenv("SLURM_PROCID") != "":
 		e = Environment{Launcher: "slurm", Rank: r.number("SLURM_PROCID", -1), Size: r.number("SLURM_STEP_NUM_TASKS", -1),
-			LocalRank: r.number("SLURM_LOCALID", -1), Address: getenv("MASTER_ADDR"),
-			Port: r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000), Attempt: r.number("SLURM_RESTART_COUNT", 0)}
-		if e.Address == "" {
+			LocalRank: r.number("SLURM_LOCALID", -1), LocalSize: tasksOf(getenv("SLURM_STEP_TASKS_PER_NODE"), r.number("SLURM_NODEID", 0)),
+			Address: getenv("MASTER_ADDR"),
+			Port:    r.number("MASTER_PORT", 20000+r.number("SLURM_JOB_ID", 0)%20000), Attempt: r.number("SLURM_RESTART_COUNT", 0)}
+		switch {
+		case e.Address != "":
+		case e.LocalSize == e.Size:
+			e.Address = "127.0.0.1"
+		default:
 			e.Address = firstHost(getenv("SLURM_STEP_NODELIST"))
 		}
 	case getenv("OMPI_COMM_WORLD_SIZE") != "":
@@ -165,4 +171,27 @@ func firstHost(list string) string {
 	}
 	first, _, _ := strings.Cut(list, ",")
 	return first
+}
+
+var tasksOfNodes = regexp.MustCompile(`^([0-9]+)(?:\(x([0-9]+)\))?$`)
+
+// tasksOf returns the number of tasks of a node in one of SLURM's lists, such as "4(x2),3". It is 0
+// if the list does not say.
+func tasksOf(list string, node int) int {
+	for part := range strings.SplitSeq(list, ",") {
+		m := tasksOfNodes.FindStringSubmatch(part)
+		if m == nil {
+			return 0
+		}
+		nodes := 1
+		if m[2] != "" {
+			nodes, _ = strconv.Atoi(m[2])
+		}
+		if node < nodes {
+			tasks, _ := strconv.Atoi(m[1])
+			return tasks
+		}
+		node -= nodes
+	}
+	return 0
 }

@@ -338,6 +338,16 @@ func TestMissingRankZeroIsNamed(t *testing.T) {
 	}
 }
 
+func TestAddressThatDoesNotResolveIsNamed(t *testing.T) {
+	o := quick
+	o.CPU, o.Timeout = true, time.Second
+	o.Environment = &Environment{Launcher: "test", Rank: 1, Size: 2, LocalRank: 0, Address: "rank0.invalid", Port: freePort(t)} // RFC 2606
+	_, err := Init(t.Context(), o)
+	if !errors.Is(err, ErrTimeout) || !strings.Contains(err.Error(), "set MASTER_ADDR") || !strings.Contains(err.Error(), "rank0.invalid") {
+		t.Error(err)
+	}
+}
+
 func TestDebugNamesBothLines(t *testing.T) {
 	o := quick
 	o.Debug = true

@@ -196,6 +196,9 @@ func (j *job) connect(ctx context.Context) error {
 		if strings.Contains(err.Error(), "EADDRINUSE") {
 			return fmt.Errorf("the store at %s:%d: another job uses it: set MASTER_PORT to a free port: %w", j.env.Address, j.env.Port, err)
 		}
+		if unknown := unresolved(ctx, j.env.Address); unknown != nil {
+			err = fmt.Errorf("%w: %w", err, unknown)
+		}
 		return fmt.Errorf("the store at %s:%d: %w", j.env.Address, j.env.Port, err)
 	}
 	times := control.Options{Silence: j.o.Silence, Interval: min(time.Second, max(j.o.Silence/6, 20*time.Millisecond))}
@@ -237,6 +240,20 @@ func (j *job) connect(ctx context.Context) error {
 		return verdict{v}
 	}
 	return err
+}
+
+// unresolved returns an error if the address is a name that this host cannot resolve. A cluster may
+// give hosts their names after their processes begin, so a name is looked up only after a failure.
+func unresolved(ctx context.Context, address string) error {
+	if ctx.Err() != nil || address == "" {
+		return nil
+	}
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	if _, err := net.DefaultResolver.LookupHost(ctx, address); err != nil {
+		return fmt.Errorf("set MASTER_ADDR to an address of the host of rank 0 that every host can resolve: %w", err)
+	}
+	return nil
 }
 
 func (j *job) kind() string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -9,12 +10,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/torchstream/torchstream/cudatest"
 	"github.com/torchstream/torchstream/dist"
 	"github.com/torchstream/torchstream/internal/freeport"
+	"github.com/torchstream/torchstream/internal/interrupt"
 )
 
 func small() options {
@@ -124,6 +127,67 @@ func TestShellLoopFails(t *testing.T) {
 				if _, err := os.Stat("/proc/" + pid); err == nil {
 					t.Errorf("the process %s is left", pid)
 				}
+			}
+		})
+	}
+}
+
+// SIGTERM at the loop, and a terminal's Ctrl-C, reach each rank once. A second signal would kill it
+// before its checkpoint is written.
+func TestShellLoopIsTerminated(t *testing.T) {
+	script := "../launch/loop.sh"
+	if _, err := os.Stat(script); err != nil {
+		t.Skip("needs examples/launch, which a bundle does not have")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		signal func(loop *os.Process) error
+	}{
+		{"the loop", func(loop *os.Process) error { return loop.Signal(syscall.SIGTERM) }},
+		{"the terminal's foreground", func(loop *os.Process) error { return syscall.Kill(-loop.Pid, syscall.SIGINT) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			port, err := freeport.Find()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer stop()
+			cmd := exec.CommandContext(ctx, script, "2", self)
+			cmd.Env = append(os.Environ(), variable+"=cpu", checkpointVariable+"="+filepath.Join(t.TempDir(), "last.pt"), "MASTER_PORT="+strconv.Itoa(port), "OMP_NUM_THREADS=1")
+			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+			out, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd.Stderr = cmd.Stdout
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var text strings.Builder
+			terminated, steps := 0, 0
+			for lines := bufio.NewScanner(out); lines.Scan(); {
+				switch line := lines.Text(); {
+				case strings.HasPrefix(line, reportPrefix):
+					if steps++; steps == 4 {
+						if err := c.signal(cmd.Process); err != nil {
+							t.Fatal(err)
+						}
+					}
+				case line == errTerminated.Error():
+					terminated++
+				default:
+					text.WriteString(line + "\n")
+				}
+			}
+			err = cmd.Wait()
+			var exit *exec.ExitError
+			if !errors.As(err, &exit) || exit.ExitCode() != interrupt.Status || terminated != 2 {
+				t.Errorf("got %v, want the status %d; %d of 2 ranks say that they were terminated\n%s", err, interrupt.Status, terminated, text.String())
 			}
 		})
 	}
