@@ -70,19 +70,31 @@ func verify(path, want string) error {
 }
 
 // redacted returns a URL as a message may show it: a name, a password or a token in it may be
-// secret. It need not be a valid URL.
+// secret. It need not be a valid URL. A path that begins with / or . is shown as it is.
 func redacted(address string) string {
 	scheme, rest, found := strings.Cut(address, "://")
-	if !found {
-		return address // a path
+	switch {
+	case found:
+		scheme += "://"
+	case strings.HasPrefix(address, "/"), strings.HasPrefix(address, "."):
+		return address
+	default:
+		scheme, rest = "", address
 	}
-	if i := strings.LastIndexByte(rest, '@'); i >= 0 { // a password may have any other character
-		rest = "***" + rest[i:]
-	}
+	shown, hidden := rest, ""
 	if i := strings.IndexAny(rest, "?#"); i >= 0 {
-		rest = rest[:i] + "?***"
+		shown, hidden = rest[:i], rest[i:]
 	}
-	return scheme + "://" + rest
+	switch i := strings.LastIndexByte(shown, '@'); {
+	case strings.Contains(hidden, "@"): // what is before it may be of a password with ? or #
+		shown = "***"
+	case i >= 0: // a password may have any other character
+		shown = "***" + shown[i:]
+	}
+	if hidden != "" {
+		hidden = "?***"
+	}
+	return scheme + shown + hidden
 }
 
 // invalid is the error for a text that is no URL. The parser's own quotes the text.
