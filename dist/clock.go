@@ -43,7 +43,10 @@ func ClockOffset(g *Group) (offset, uncertainty time.Duration, err error) {
 // askTime asks rank 0 for its time once.
 func askTime(g *Group, now *torch.Tensor) (offset, uncertainty time.Duration, err error) {
 	asked := time.Now()
-	if err := errors.Join(g.Send(now, 0), g.Receive(now, 0)); err != nil {
+	if err := g.Send(now, 0); err != nil {
+		return 0, 0, err // rank 0 has no question to answer
+	}
+	if err := g.Receive(now, 0); err != nil {
 		return 0, 0, err
 	}
 	took := time.Since(asked)

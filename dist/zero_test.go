@@ -498,3 +498,54 @@ func TestZeroRedundancyOptimizerFailsOnAllRanks(t *testing.T) {
 		})
 	}
 }
+
+// otherState is an optimizer whose state has another dtype.
+type otherState struct {
+	optim.Optimizer
+	dtype torch.DType
+	scope *torch.Scope
+}
+
+func (o otherState) State() (optim.State, error) {
+	s, err := o.Optimizer.State()
+	if err != nil {
+		return s, err
+	}
+	s.Tensors = slices.Clone(s.Tensors)
+	for i, n := range s.Tensors {
+		t := n.Tensor.ToDType(o.dtype).In(o.scope)
+		if err := t.Err(); err != nil {
+			return s, err
+		}
+		s.Tensors[i].Tensor = t
+	}
+	return s, nil
+}
+
+// A parameter whose elements are on two ranks has state of one dtype.
+func TestZeroRedundancyStateOfTwoDTypesIsNamed(t *testing.T) {
+	for rank, err := range inProcess(t, 2, quick, func(g *Group) error {
+		r, err := startZero(g, cuda.CPU, zeroCases[2]) // Adam
+		if err != nil {
+			return err
+		}
+		defer r.end()
+		if err := r.train(cuda.CPU, false, []int{4}); err != nil {
+			return err
+		}
+		z := r.opt.(*ZeroRedundancyOptimizer)
+		scope := torch.NewScope("state of another dtype")
+		defer scope.Close()
+		if g.Rank() == 1 {
+			own := z.inner
+			z.inner = otherState{own, torch.Float32, scope}
+			defer func() { z.inner = own }()
+		}
+		_, err = z.State()
+		return err
+	}) {
+		if !errors.Is(err, ErrMismatch) || !strings.Contains(err.Error(), ".exp_avg is a tensor of float64 on rank 0 and a tensor of float32 on rank 1") {
+			t.Errorf("rank %d: %v", rank, err)
+		}
+	}
+}

@@ -40,6 +40,13 @@ type shardedState struct {
 	Value  float64 // of a scalar
 }
 
+func (k shardedState) kind() string {
+	if k.Scalar {
+		return fmt.Sprintf("one %v", k.DType)
+	}
+	return fmt.Sprintf("a tensor of %v", k.DType)
+}
+
 // splitState splits "state.INDEX.NAME".
 func splitState(name string) (index int, rest string, ok bool) {
 	name, ok = strings.CutPrefix(name, "state.")
@@ -132,16 +139,21 @@ func (z *ZeroRedundancyOptimizer) describe(own optim.State, failure error) ([]sh
 		name  string
 	}
 	found := map[key]shardedState{}
+	foundOn := map[key]int{} // the first rank that has it
 	owners := map[key]int64{}
 	for r, other := range all {
 		if other.Err != "" {
 			return nil, fmt.Errorf("rank %d: %s: %w", r, other.Err, cuda.ErrInvalidArgument)
 		}
 		for _, k := range other.State {
-			if at := (key{k.Index, k.Name}); owners[at] == 0 {
-				found[at] = k
+			at := key{k.Index, k.Name}
+			if owners[at] == 0 {
+				found[at], foundOn[at] = k, r
 			}
-			owners[key{k.Index, k.Name}]++
+			if first := found[at]; first.DType != k.DType || first.Scalar != k.Scalar {
+				return nil, fmt.Errorf("%w: the state %s is %s on rank %d and %s on rank %d", ErrMismatch, stateOf(k), first.kind(), foundOn[at], k.kind(), r)
+			}
+			owners[at]++
 		}
 	}
 	for at, n := range owners {

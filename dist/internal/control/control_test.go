@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -287,4 +288,51 @@ func TestRankThatDoesNotPart(t *testing.T) {
 		go m.Part(t.Context(), "b.go:9", 100*time.Millisecond)
 	}
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
+}
+
+// lateConn sets a deadline in the future as late as another goroutine's in the past, if there is one.
+type lateConn struct {
+	net.Conn
+	past chan struct{}
+	once sync.Once
+}
+
+func (c *lateConn) SetReadDeadline(at time.Time) error {
+	if !at.After(time.Now()) {
+		err := c.Conn.SetReadDeadline(at)
+		c.once.Do(func() { close(c.past) })
+		return err
+	}
+	for range 1000 {
+		select {
+		case <-c.past:
+			return c.Conn.SetReadDeadline(at)
+		default:
+			runtime.Gosched()
+		}
+	}
+	return c.Conn.SetReadDeadline(at)
+}
+
+// A connection that has sent nothing when the hub closes does not keep Close for the hello's time.
+func TestCloseEndsAConnectionWithoutHello(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := NewHub(l, 2, token, Options{Interval: 10 * time.Millisecond, Silence: time.Hour})
+	h.Close()
+	here, there := net.Pipe()
+	defer there.Close()
+	h.running.Add(1)
+	done := make(chan struct{})
+	go func() {
+		h.serve(&lateConn{Conn: here, past: make(chan struct{})})
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Error("the connection is still served")
+	}
 }

@@ -114,6 +114,7 @@ func (h *Hub) accept() {
 // serve reads one connection to its end.
 func (h *Hub) serve(conn net.Conn) {
 	defer h.running.Done()
+	conn.SetReadDeadline(time.Now().Add(h.o.Silence)) // before the goroutine that ends the reader
 	stopped := make(chan struct{})
 	defer close(stopped)
 	h.running.Add(1)
@@ -125,7 +126,7 @@ func (h *Hub) serve(conn net.Conn) {
 		case <-stopped:
 		}
 	}()
-	hello, rest, err := readHello(conn, h.o.Silence)
+	hello, rest, err := readHello(conn)
 	if err != nil || hello.Kind != kindHello || subtle.ConstantTimeCompare([]byte(hello.Token), []byte(h.token)) != 1 {
 		conn.Close()
 		return
@@ -153,8 +154,7 @@ func (h *Hub) serve(conn net.Conn) {
 
 // readHello reads the first message, of which it believes no more than maxHello bytes. rest is what
 // it read beyond the message.
-func readHello(conn net.Conn, limit time.Duration) (m message, rest io.Reader, err error) {
-	conn.SetReadDeadline(time.Now().Add(limit))
+func readHello(conn net.Conn) (m message, rest io.Reader, err error) {
 	var line []byte
 	for {
 		var chunk [512]byte
