@@ -219,17 +219,21 @@ func (b *distBench) comparePyTorch(ctx context.Context, ranks int, python string
 	return nil
 }
 
-// lockedBuffer takes what several processes write.
+// lockedBuffer takes what several processes write. It does not embed the buffer, whose ReadFrom
+// io.Copy would call without the lock.
 type lockedBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
 func (b *lockedBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
+	return b.text.Write(p)
 }
+
+// Bytes returns what was written. The processes have ended.
+func (b *lockedBuffer) Bytes() []byte { return b.text.Bytes() }
 
 // startRanks runs n processes of the command on this machine, as the ranks of a job. The output of
 // rank 0 goes to stdout.

@@ -444,7 +444,7 @@ func (r *linkReport) judge() {
 		}
 		if m := median(others); row.MS > slowRank*m {
 			busy[row.Rank] = true
-			f := finding{"slow", fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("computes %.1f times longer than the others: %.3f ms on %s of %s, and %.3f ms",
+			f := finding{row.slow(), fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("computes %.1f times longer than the others: %.3f ms on %s of %s, and %.3f ms",
 				row.MS/m, row.MS, row.Device, row.Host, m), "see what else runs there; every collective waits for this rank"}
 			if row.Throttle != "" {
 				f.ToDo = "its clocks are low: " + row.Throttle
@@ -467,8 +467,17 @@ func (r *linkReport) judge() {
 		}
 	}
 	if len(r.Findings) == 0 {
-		r.add(finding{"ok", "links", fmt.Sprintf("%d links and %d ranks, none slower than it should be", len(r.Links), len(r.Ranks)), ""})
+		r.add(finding{"ok", "links", fmt.Sprintf("none slower than it should be; links: %d, ranks: %d", len(r.Links), len(r.Ranks)), ""})
 	}
+}
+
+// slow returns the state of a finding about a slow rank. Ranks on the CPU share cores with each other
+// and with all that runs there, so their times are no fault.
+func (r rankRow) slow() string {
+	if r.Device == cuda.CPU.String() {
+		return "note"
+	}
+	return "slow"
 }
 
 // judgeRanksByLinks finds ranks all of whose links are slow beside those of the others.
@@ -488,7 +497,7 @@ func (r *linkReport) judgeRanksByLinks() (named map[int]bool) {
 		}
 		if m := median(others); slices.Max(own) < slowLinks*m {
 			named[row.Rank] = true
-			r.add(finding{"slow", fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("has %.1f GB/s on its best link, and the others have %.1f: %s of %s",
+			r.add(finding{row.slow(), fmt.Sprintf("rank %d", row.Rank), fmt.Sprintf("has %.1f GB/s on its best link, and the others have %.1f: %s of %s",
 				slices.Max(own), m, row.Device, row.Host), "see its network, its PCI Express slot, and what else runs on its host"})
 		}
 	}

@@ -105,6 +105,16 @@ func TestSlowLinksAreNamed(t *testing.T) {
 	}
 }
 
+// Ranks on the CPU share its cores: which of them is slow is chance, and no failure.
+func TestSlowRanksOnTheCPUAreNotes(t *testing.T) {
+	r := &linkReport{Ranks: []rankRow{{Rank: 0, Device: "cpu", MS: 1}, {Rank: 1, Device: "cpu", MS: 5}, {Rank: 2, Device: "cpu", MS: 1}},
+		Links: []linkRow{{A: 0, B: 1, Kind: "loopback", GBps: 0.4, Expected: 1}, {A: 0, B: 2, Kind: "loopback", GBps: 1, Expected: 1}, {A: 1, B: 2, Kind: "loopback", GBps: 0.4, Expected: 1}}}
+	r.judge()
+	if len(r.Findings) != 2 || r.Findings[0].State != "note" || r.Findings[0].What != "rank 1" || r.Findings[1].State != "note" || r.Slow != 0 {
+		t.Errorf("%+v, %d slow", r.Findings, r.Slow)
+	}
+}
+
 func TestPairsOfManyRanksAreNeighbours(t *testing.T) {
 	if n := len(pairsOf(8)); n != 28 {
 		t.Errorf("%d pairs of 8 ranks", n)

@@ -492,7 +492,10 @@ func absolutePython(name string) (string, error) {
 // pythonFailure adds the last line that a failed program wrote.
 func pythonFailure(python string, err error, complaint []byte) error {
 	lines := bytes.Split(bytes.TrimSpace(complaint), []byte("\n"))
-	return fmt.Errorf("%s: %w: %s", python, err, lines[len(lines)-1])
+	if last := lines[len(lines)-1]; len(last) > 0 {
+		return fmt.Errorf("%s: %w: %s", python, err, last)
+	}
+	return fmt.Errorf("%s: %w, without a message", python, err)
 }
 
 func (r *streamsReport) measurePython(ctx context.Context, python string, device cuda.Device) error {
