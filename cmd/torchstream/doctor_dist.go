@@ -471,8 +471,8 @@ func (r *linkReport) judge() {
 	}
 }
 
-// slow returns the state of a finding about a slow rank. Ranks on the CPU share cores with each other
-// and with all that runs there, so their times are no fault.
+// slow returns the state of a finding about a slow rank. Ranks on the CPU share cores with each
+// other and with all that runs there, so their times are no fault.
 func (r rankRow) slow() string {
 	if r.Device == cuda.CPU.String() {
 		return "note"

@@ -290,7 +290,7 @@ func TestRankThatDoesNotPart(t *testing.T) {
 	requireVerdict(t, members, Timeout, 2, "rank 2 (pid ", "did not close its group in time", "closed it at b.go:9", "AllReduce #5 at a.go:1")
 }
 
-// lateConn sets a deadline in the future as late as another goroutine's in the past, if there is one.
+// lateConn sets a deadline in the future behind another goroutine's in the past, if there is one.
 type lateConn struct {
 	net.Conn
 	past chan struct{}
