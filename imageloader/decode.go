@@ -1,6 +1,8 @@
 package imageloader
 
 import (
+	"sync/atomic"
+
 	"github.com/torchstream/torchstream/imageloader/internal/codec"
 	"github.com/torchstream/torchstream/imageloader/internal/index"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -72,5 +74,5 @@ type entryPointDecoder interface {
 
 // planDecoder is a decoder that can plan what DecodeByEntryPoints would decode.
 type planDecoder interface {
-	Plan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, buffer []byte) (n int, err error)
+	AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error)
 }

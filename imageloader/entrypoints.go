@@ -2,7 +2,6 @@ package imageloader
 
 import (
 	"sync/atomic"
-	"unsafe"
 
 	"github.com/torchstream/torchstream/internal/decodeplan"
 	"github.com/torchstream/torchstream/internal/imagecapi"
@@ -48,7 +47,6 @@ type workerEntryPoints struct {
 	d      entryPointDecoder
 	proof  uint64
 	buffer []byte // for a blob that is used, or made
-	plans  []byte // for a plan, aligned; reused
 }
 
 // plannable reports whether sample i may have a plan: its entry points were compared with the
@@ -57,41 +55,30 @@ func (b *workerEntryPoints) plannable(i int) bool {
 	return b.points.trusted || b.points.proofs[i].Load() != 0
 }
 
-// plan returns the plan of sample i for another decoder, valid until the next call, or nothing if
-// only the host decodes the image, also when nobody has compared its entry points yet.
-func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry) []byte {
+// plan writes the plan of sample i, for another decoder, to a slot's memory for plans. The row has
+// no bytes if only the host decodes the image, also when nobody has compared its entry points yet,
+// and if there is no room.
+func (b *workerEntryPoints) plan(i int, data []byte, g *imagecapi.Geometry, to *staging) decodeplan.Row {
 	d, ok := b.d.(planDecoder)
 	if !ok {
-		return nil
+		return decodeplan.Row{}
 	}
 	blob := b.points.store.EntryPoints(i, b.buffer)
 	if len(blob) == 0 {
-		return nil
+		return decodeplan.Row{}
 	}
 	b.buffer = blob[:cap(blob)]
 	proof := &b.proof
 	if b.points.trusted {
 		proof = nil
 	} else if b.proof = b.points.proofs[i].Load(); b.proof == 0 {
-		return nil
+		return decodeplan.Row{}
 	}
-	for {
-		n, err := d.Plan(data, g, blob, proof, b.plans)
-		if err != nil || n == 0 { // the host says what is wrong with the image
-			return nil
-		}
-		if n <= len(b.plans) {
-			return b.plans[:n]
-		}
-		b.plans = alignedBytes(2 * n)
+	at, n, err := d.AppendPlan(data, g, blob, proof, to.plans.Memory, &to.used)
+	if err != nil { // the host says what is wrong with the image
+		return decodeplan.Row{}
 	}
-}
-
-// alignedBytes returns memory that is aligned for plans.
-func alignedBytes(n int) []byte {
-	memory := make([]byte, n+decodeplan.Align)
-	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
-	return memory[skip:][:n:n]
+	return decodeplan.Row{At: at, Bytes: n}
 }
 
 // decode decodes sample i as the decoder's decode does. When a blob is first used in this process,

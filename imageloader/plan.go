@@ -135,7 +135,7 @@ func (l *Loader) decodeAgain(known *index.Index, a *archive.Archive, s Sample, a
 // staging is a slot's memory for plans. Workers put plans into it, each for a row of its own.
 type staging struct {
 	plans *decodeplan.Plans
-	used  atomic.Int64
+	used  atomic.Uint64
 	rows  []rowPlan
 }
 
@@ -158,12 +158,12 @@ func newStaging(plans *decodeplan.Plans, size int) (*staging, error) {
 	return &staging{plans: plans, rows: make([]rowPlan, size)}, nil
 }
 
-// put copies a plan into the memory. It returns false if there is no room.
+// put copies a plan of another slot into the memory. It returns false if there is no room.
 func (s *staging) put(plan []byte) (decodeplan.Row, bool) {
-	bytes := (int64(len(plan)) + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align
+	bytes := (uint64(len(plan)) + decodeplan.Align - 1) / decodeplan.Align * decodeplan.Align
 	for {
 		at := s.used.Load()
-		if at+bytes > int64(len(s.plans.Memory)) {
+		if at+bytes > uint64(len(s.plans.Memory)) {
 			return decodeplan.Row{}, false
 		}
 		if s.used.CompareAndSwap(at, at+bytes) {
@@ -263,14 +263,7 @@ func (w *worker) plan(j *job, info *imagecapi.Info) bool {
 	if w.points == nil || !w.p.known.Random() || info.Format != imagecapi.JPEG || info.Progressive {
 		return false
 	}
-	plan := w.points.plan(j.sample.Index, j.data, &w.geometry)
-	if len(plan) == 0 {
-		return false
-	}
-	row, fits := s.put(plan)
-	if !fits {
-		return false
-	}
+	row := w.points.plan(j.sample.Index, j.data, &w.geometry, s)
 	s.rows[j.row] = rowPlan{Row: row, repeat: again}
-	return true
+	return row.Bytes > 0
 }

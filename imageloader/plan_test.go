@@ -12,11 +12,19 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/torchstream/torchstream/imageloader/internal/archivetest"
 	"github.com/torchstream/torchstream/imageloader/transform"
 	"github.com/torchstream/torchstream/internal/decodeplan"
 )
+
+// alignedBytes returns memory that is aligned for plans.
+func alignedBytes(n int) []byte {
+	memory := make([]byte, n+decodeplan.Align)
+	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(memory))) % decodeplan.Align
+	return memory[skip:][:n:n]
+}
 
 // planned is a consumer of FillPlans. It decodes every row that has a plan with DecodeRow.
 type planned struct {

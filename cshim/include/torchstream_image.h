@@ -286,6 +286,22 @@ TS_API ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t
                                         ts_image_entries entries, uint64_t* proof, uint8_t* buffer,
                                         size_t capacity, size_t* planned);
 
+/* Memory that several threads write plans to, aligned to 16 bytes. */
+typedef struct ts_image_plans {
+  uint8_t* data;
+  size_t bytes;
+  uint64_t* used; /* the bytes from the beginning that plans have taken, a multiple of 16 */
+} ts_image_plans;
+
+/* Does ts_image_plan_segments, with entries, behind the plans that `plans` has: takes the memory by
+ * one atomic addition to *plans.used, when the plan's size is known, and writes the plan there,
+ * *at bytes from plans.data. planned: the plan's bytes, 0 also if there is no room for it; no
+ * memory is taken then, nor after an error. */
+TS_API ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                                      const ts_image_geometry* geometry, ts_image_entries entries,
+                                      uint64_t* proof, ts_image_plans plans, size_t* at,
+                                      size_t* planned);
+
 /* How many JPEGs a decoder has decoded in which way. The pixels are the same in all of them. */
 typedef struct ts_image_decoder_stats {
   size_t size;              /* sizeof(ts_image_decoder_stats), set by the caller */

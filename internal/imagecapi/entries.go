@@ -10,12 +10,17 @@ package imagecapi
 #cgo nocallback ts_image_make_entries
 #cgo noescape ts_image_plan_segments
 #cgo nocallback ts_image_plan_segments
+#cgo noescape ts_image_plan_append
+#cgo nocallback ts_image_plan_append
 #cgo noescape ts_image_decoder_get_stats
 #cgo nocallback ts_image_decoder_get_stats
 */
 import "C"
 
-import "unsafe"
+import (
+	"sync/atomic"
+	"unsafe"
+)
 
 // DecodeEntries is Decode with the entry points in the blob entries.
 //
@@ -68,6 +73,20 @@ func PlanSegments(d *Decoder, data []byte, g *Geometry, entries []byte, proof *u
 		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
 		(*C.uint8_t)(unsafe.SliceData(buffer)), C.size_t(len(buffer)), &planned))
 	return int(planned), err
+}
+
+// PlanAppend is PlanSegments with entry points, for memory that several goroutines write plans to,
+// aligned to 16 bytes. used is the number of bytes from its beginning that are taken, a multiple of
+// 16. The plan takes its bytes with one atomic addition, and begins at at. n is 0 also if there is
+// no room; then, and after an error, it takes none.
+func PlanAppend(d *Decoder, data []byte, g *Geometry, entries []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
+	c := geometry(g)
+	var place, planned C.size_t
+	err = failure(C.ts_image_plan_append(d, (*C.uint8_t)(unsafe.SliceData(data)), C.size_t(len(data)), &c,
+		C.ts_image_entries{data: (*C.uint8_t)(unsafe.SliceData(entries)), bytes: C.size_t(len(entries))}, (*C.uint64_t)(proof),
+		C.ts_image_plans{data: (*C.uint8_t)(unsafe.SliceData(memory)), bytes: C.size_t(len(memory)), used: (*C.uint64_t)(unsafe.Pointer(used))},
+		&place, &planned))
+	return int(place), int(planned), err
 }
 
 func entriesBuffer(buffer []byte, spacing int) C.ts_image_entries_buffer {

@@ -201,6 +201,26 @@ void decode(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
   }
 }
 
+PlanMemory plan_memory(uint8_t* data, size_t bytes, uint64_t* used) {
+  require(data != nullptr || bytes == 0, "the plan's memory is NULL");
+  require(reinterpret_cast<uintptr_t>(data) % jpeg::kPlanAlign == 0,
+          "the plan's memory is not aligned to 16 bytes");
+  return {data, bytes, used};
+}
+
+size_t plan(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+            const ts_image_geometry& geometry, ts_image_entries entries, uint64_t* proof,
+            PlanMemory* to) {
+  const ts_image_info info = bounded_header(decoder, data, bytes);
+  check_crop(geometry, info.width, info.height);
+  if (info.format != TS_IMAGE_FORMAT_JPEG || reduction_of(geometry) != 1) return 0;
+  if (entries.data == nullptr && proof == nullptr) {
+    return decoder->jpeg.plan_scan(data, bytes, info, geometry, to);
+  }
+  const EntriesIn in = {entries.data, entries.bytes, proof};
+  return decoder->jpeg.plan(data, bytes, info, geometry, in, to);
+}
+
 EntriesOut entries_out(const ts_image_entries_buffer& buffer, const ts_image_entries_made* made) {
   require(buffer.spacing >= 0 && buffer.spacing <= INT32_MAX, "buffer.spacing is out of range");
   require(buffer.data != nullptr || buffer.capacity == 0, "buffer.data is NULL");
@@ -328,23 +348,27 @@ ts_error* ts_image_plan_segments(ts_image_decoder* decoder, const uint8_t* data,
   return ts::guard(__func__, [&] {
     ts::require(decoder != nullptr, "decoder is NULL");
     ts::require(entries.data != nullptr || entries.bytes == 0, "entries.data is NULL");
-    ts::require(buffer != nullptr || capacity == 0, "buffer is NULL");
-    ts::require(reinterpret_cast<uintptr_t>(buffer) % ts::jpeg::kPlanAlign == 0,
-                "buffer is not aligned to 16 bytes");
+    ts::image::PlanMemory to = ts::image::plan_memory(buffer, capacity, nullptr);
     ts::require(planned != nullptr, "planned is NULL");
-    const ts_image_geometry known = ts::image::checked(geometry);
-    const ts_image_info info = ts::image::bounded_header(decoder, data, bytes);
-    ts::image::check_crop(known, info.width, info.height);
-    size_t size = 0;
-    if (info.format == TS_IMAGE_FORMAT_JPEG && ts::image::reduction_of(known) == 1) {
-      if (entries.data == nullptr && proof == nullptr) {
-        size = decoder->jpeg.plan_scan(data, bytes, info, known, buffer, capacity);
-      } else {
-        const ts::image::EntriesIn in = {entries.data, entries.bytes, proof};
-        size = decoder->jpeg.plan(data, bytes, info, known, in, buffer, capacity);
-      }
-    }
-    *planned = size;
+    *planned =
+        ts::image::plan(decoder, data, bytes, ts::image::checked(geometry), entries, proof, &to);
+  });
+}
+
+ts_error* ts_image_plan_append(ts_image_decoder* decoder, const uint8_t* data, size_t bytes,
+                               const ts_image_geometry* geometry, ts_image_entries entries,
+                               uint64_t* proof, ts_image_plans plans, size_t* at, size_t* planned) {
+  return ts::guard(__func__, [&] {
+    ts::require(decoder != nullptr, "decoder is NULL");
+    ts::require(entries.data != nullptr, "entries.data is NULL");
+    ts::require(plans.used != nullptr, "plans.used is NULL");
+    ts::image::PlanMemory to = ts::image::plan_memory(plans.data, plans.bytes, plans.used);
+    ts::require(at != nullptr && planned != nullptr, "at or planned is NULL");
+    to.at = SIZE_MAX;
+    const size_t size =
+        ts::image::plan(decoder, data, bytes, ts::image::checked(geometry), entries, proof, &to);
+    *planned = to.at == SIZE_MAX ? 0 : size;
+    *at = to.at == SIZE_MAX ? 0 : to.at;
   });
 }
 

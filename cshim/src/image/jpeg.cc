@@ -384,7 +384,7 @@ bool JpegDecoder::works() {
   Scan scan;
   uint8_t pixels[8][16 * 3 + kRowSlack] = {};
   bool good = open(state, file, sizeof file, &box) &&
-              describe_scan(state->codec, file, sizeof file, codes_, &scan) &&
+              describe_scan(state->codec, file, sizeof file, tables_.codes, &scan) &&
               state->entropy.start(scan);
   state->own = good;
   good = good && start(state, &box) && read(state, pixels[0], sizeof pixels[0], 8) &&
@@ -402,8 +402,8 @@ bool JpegDecoder::works() {
 bool JpegDecoder::attach(const uint8_t* data, size_t bytes) {
   JpegState* state = state_.get();
   Scan scan;
-  state->own =
-      own_ && describe_scan(state->codec, data, bytes, codes_, &scan) && state->entropy.start(scan);
+  state->own = own_ && describe_scan(state->codec, data, bytes, tables_.codes, &scan) &&
+               state->entropy.start(scan);
   scan_begin_ = state->own ? scan.begin : 0;
   mcus_ = state->own ? uint64_t{scan.mcus_per_row} * scan.mcu_rows : 0;
   return state->own;
@@ -591,31 +591,41 @@ void JpegDecoder::decode(const uint8_t* data, size_t bytes, const Box& box, Resi
 }
 
 size_t JpegDecoder::plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                         const ts_image_geometry& geometry, const EntriesIn& in, uint8_t* buffer,
-                         size_t capacity) {
+                         const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to) {
   Entries entries;
   // Entries that no decode has verified yet are verified by one.
   if (judge(in, data, bytes, &entries) != Trust::kJump) return 0;
+  Frame frame;
+  Scan scan;
+  const auto planned = [&] {
+    const bool same = entries.of().scan == scan.begin &&
+                      entries.of().mcus == uint64_t{scan.mcus_per_row} * scan.mcu_rows;
+    return same ? plan_jpeg(frame, scan, entries, geometry, to) : 0;
+  };
+  if (read_frame(data, bytes, &tables_, &frame, &scan)) return planned();
   JpegState* state = state_.get();
   const End end_image{state};
   open_image(data, bytes, {0, 0, header.width, header.height});
-  Scan scan;
-  if (!describe_scan(state->codec, data, bytes, codes_, &scan) || entries.of().scan != scan.begin ||
-      entries.of().mcus != uint64_t{scan.mcus_per_row} * scan.mcu_rows) {
+  if (!describe_scan(state->codec, data, bytes, tables_.codes, &scan) ||
+      !frame_of(state->codec, &frame)) {
     return 0;
   }
-  return plan_jpeg(state->codec, scan, entries, geometry, buffer, capacity);
+  return planned();
 }
 
 size_t JpegDecoder::plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                              const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+                              const ts_image_geometry& geometry, PlanMemory* to) {
   jpeg_check(data, bytes);
   JpegState* state = state_.get();
   const End end_image{state};
   open_image(data, bytes, {0, 0, header.width, header.height});
+  Frame frame;
   Scan scan;
-  if (!describe_scan(state->codec, data, bytes, codes_, &scan)) return 0;
-  return plan_whole_scan(state->codec, scan, geometry, buffer, capacity);
+  if (!describe_scan(state->codec, data, bytes, tables_.codes, &scan) ||
+      !frame_of(state->codec, &frame)) {
+    return 0;
+  }
+  return plan_whole_scan(frame, scan, geometry, to);
 }
 
 namespace {

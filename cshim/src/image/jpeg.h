@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "image/entries.h"
-#include "image/jpeg_entropy.h"
+#include "image/jpeg_frame.h"
+#include "image/jpeg_plan.h"
 #include "image/resize.h"
 #include "torchstream_image.h"
 
@@ -85,13 +86,12 @@ class JpegDecoder {
   // header. Returns 0 also unless the entries are proven, or trusted without a proof. Throws
   // Failure if libjpeg-turbo cannot start to decode the image.
   size_t plan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-              const ts_image_geometry& geometry, const EntriesIn& in, uint8_t* buffer,
-              size_t capacity);
+              const ts_image_geometry& geometry, const EntriesIn& in, PlanMemory* to);
 
   // Plans the decoding of the image's crop without entries, as plan_whole_scan does. Otherwise this
   // is plan; but throws Failure also if jpeg_check refuses the file.
   size_t plan_scan(const uint8_t* data, size_t bytes, const ts_image_info& header,
-                   const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity);
+                   const ts_image_geometry& geometry, PlanMemory* to);
 
   // Reports whether our own entropy decoder is used for the images that it can decode. It is not
   // used if the linked libjpeg has another layout than the one that it was written for.
@@ -117,7 +117,7 @@ class JpegDecoder {
 
   std::unique_ptr<JpegState> state_;
   std::vector<uint8_t> band_;  // the rows of one push
-  HuffmanCode codes_[2][4];    // the image's, as the file has them
+  Tables tables_;              // the image's, as the file has them
   bool own_ = false;
   size_t scan_begin_ = 0;
   uint64_t mcus_ = 0;

@@ -19,25 +19,18 @@ using jpeg::Plan;
 // too far apart would hold up a whole batch.
 constexpr uint64_t kMaxSegmentBlocks = 1024;
 
-// Hands out the parts of a plan. Without room it only counts.
-class Room {
+// Hands out places for the parts of a plan.
+class Layout {
  public:
-  Room(uint8_t* buffer, size_t capacity) : buffer_(buffer), capacity_(capacity) {}
-
-  // Returns the place of `bytes` bytes, or NULL if they do not fit.
-  uint8_t* take(size_t bytes, uint32_t* at) {
-    *at = static_cast<uint32_t>(used_);
-    const size_t begin = used_;
+  uint32_t take(size_t bytes) {
+    const size_t at = used_;
     used_ = (used_ + bytes + jpeg::kPlanAlign - 1) / jpeg::kPlanAlign * jpeg::kPlanAlign;
-    return used_ <= capacity_ ? buffer_ + begin : nullptr;
+    return static_cast<uint32_t>(at);
   }
 
   size_t used() const { return used_; }
-  bool fits() const { return used_ <= capacity_; }
 
  private:
-  uint8_t* buffer_;
-  size_t capacity_;
   size_t used_ = 0;
 };
 
@@ -95,34 +88,18 @@ bool plan_scan(const Scan& scan, Plan* plan, Codes* codes) {
 }
 
 // Fills in the components but for their planes, and how jdsample.c upsamples them.
-bool plan_components(const jpeg_decompress_struct& codec, Plan* plan) {
-  switch (codec.jpeg_color_space) {
-    case JCS_GRAYSCALE:
-      plan->color = jpeg::kGrey;
-      break;
-    case JCS_YCbCr:
-      plan->color = jpeg::kYcc;
-      break;
-    case JCS_RGB:
-      plan->color = jpeg::kRgb;
-      break;
-    default:
-      return false;
-  }
-  if ((plan->color == jpeg::kGrey) != (codec.num_components == 1)) return false;
-  for (int c = 0; c < codec.num_components; ++c) {
-    const jpeg_component_info& from = codec.comp_info[c];
+bool plan_components(const Frame& frame, Plan* plan) {
+  plan->color = frame.color;
+  for (int c = 0; c < frame.components; ++c) {
+    const Frame::Component& from = frame.component[c];
     jpeg::Component& to = plan->component[c];
-    if (codec.max_h_samp_factor % from.h_samp_factor != 0 ||
-        codec.max_v_samp_factor % from.v_samp_factor != 0 || from.quant_table == nullptr) {
-      return false;
-    }
-    to.width = static_cast<int32_t>(from.downsampled_width);
-    to.height = static_cast<int32_t>(from.downsampled_height);
-    to.across = from.MCU_width;
-    to.down = from.MCU_height;
-    to.expand_x = codec.max_h_samp_factor / from.h_samp_factor;
-    to.expand_y = codec.max_v_samp_factor / from.v_samp_factor;
+    if (frame.max_h % from.h != 0 || frame.max_v % from.v != 0) return false;
+    to.width = from.width;
+    to.height = from.height;
+    to.across = from.across;
+    to.down = from.down;
+    to.expand_x = frame.max_h / from.h;
+    to.expand_y = frame.max_v / from.v;
     // jdsample.c interpolates components of half the size, unless they are very narrow.
     const bool wide = to.width > 2;
     to.fancy_x = to.expand_x == 2 && to.expand_y <= 2 && wide;
@@ -156,13 +133,13 @@ jpeg::Axis plan_axis(int32_t in, int32_t out, int32_t begin, int32_t size, bool 
 }
 
 // Fills in the resize, and the pixels that it needs. Returns their box in the stored image.
-Box plan_pixels(const jpeg_decompress_struct& codec, const ts_image_geometry& g, Plan* plan) {
+Box plan_pixels(const Frame& frame, const ts_image_geometry& g, Plan* plan) {
   plan->x =
       plan_axis(g.crop_width, g.resize_width, g.window_x, g.window_width, g.flip, g.interpolation);
   plan->y = plan_axis(g.crop_height, g.resize_height, g.window_y, g.window_height, false,
                       g.interpolation);
-  auto width = static_cast<int32_t>(codec.image_width);
-  auto height = static_cast<int32_t>(codec.image_height);
+  int32_t width = frame.width;
+  int32_t height = frame.height;
   if (g.orientation >= 5) std::swap(width, height);
   const auto place = [&](int32_t x, int32_t y, int32_t* to_x, int32_t* to_y) {
     *to_x = g.crop_x + plan->x.source_begin + x;
@@ -191,10 +168,10 @@ bool small_enough(const Plan& plan) {
 
 // Fills in the MCUs that the box needs, and the components' planes. Returns false for a crop that
 // is too large for the plan.
-bool plan_mcus(const jpeg_decompress_struct& codec, const Box& box, Plan* plan) {
-  const bool alone = codec.comps_in_scan == 1;
-  const int32_t mcu_width = DCTSIZE * (alone ? 1 : codec.max_h_samp_factor);
-  const int32_t mcu_height = DCTSIZE * (alone ? 1 : codec.max_v_samp_factor);
+bool plan_mcus(const Frame& frame, const Box& box, Plan* plan) {
+  const bool alone = frame.components == 1;
+  const int32_t mcu_width = DCTSIZE * (alone ? 1 : frame.max_h);
+  const int32_t mcu_height = DCTSIZE * (alone ? 1 : frame.max_v);
   // An interpolated pixel needs the samples beside it, which are two pixels wide.
   int32_t margin_x = 0;
   int32_t margin_y = 0;
@@ -293,41 +270,48 @@ bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& 
 
 // Fills in all but the entries and the parts. Returns false for an image or geometry that only the
 // host decodes.
-bool plan_image(const jpeg_decompress_struct& codec, const Scan& scan,
-                const ts_image_geometry& geometry, Plan* plan, Codes* codes) {
-  if (!plan_components(codec, plan) || !plan_scan(scan, plan, codes)) return false;
-  const Box box = plan_pixels(codec, geometry, plan);
-  return small_enough(*plan) && plan_mcus(codec, box, plan);
+bool plan_image(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry, Plan* plan,
+                Codes* codes) {
+  if (!plan_components(frame, plan) || !plan_scan(scan, plan, codes)) return false;
+  const Box box = plan_pixels(frame, geometry, plan);
+  return small_enough(*plan) && plan_mcus(frame, box, plan);
 }
 
-// The parts of a plan, in its buffer.
+// The parts of a plan, in its memory.
 struct Parts {
   uint8_t *header, *codes, *quantisers, *entries, *segments, *scan;
 };
 
-// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many, and
-// more than the capacity if the buffer is too small.
-size_t place_parts(size_t entries_bytes, uint8_t* buffer, size_t capacity, Plan* plan,
-                   Parts* parts) {
+// Places the parts. Returns the plan's bytes, 0 if they or the scratch memory are too many. Without
+// room for them parts->header is NULL.
+size_t place_parts(size_t entries_bytes, PlanMemory* to, Plan* plan, Parts* parts) {
   if (jpeg::scratch_of(*plan).total() > jpeg::kMaxPlanScratch) return 0;
-  Room room(buffer, capacity);
-  uint32_t at;
-  parts->header = room.take(sizeof *plan, &at);
-  parts->codes = room.take(plan->tables * sizeof(jpeg::HuffmanCode), &plan->codes_at);
-  parts->quantisers =
-      room.take(size_t{plan->components} * DCTSIZE2 * sizeof(uint16_t), &plan->quantisers_at);
-  parts->entries = room.take(entries_bytes, &plan->entries_at);
-  parts->segments = room.take(size_t{plan->segments} * sizeof(jpeg::Segment), &plan->segments_at);
-  parts->scan = room.take(size_t{plan->scan_bytes} + jpeg::kScanSlack, &plan->scan_at);
-  if (room.used() > INT32_MAX) return 0;
+  Layout layout;
+  layout.take(sizeof *plan);
+  plan->codes_at = layout.take(plan->tables * sizeof(jpeg::HuffmanCode));
+  plan->quantisers_at = layout.take(size_t{plan->components} * DCTSIZE2 * sizeof(uint16_t));
+  plan->entries_at = layout.take(entries_bytes);
+  plan->segments_at = layout.take(size_t{plan->segments} * sizeof(jpeg::Segment));
+  plan->scan_at = layout.take(size_t{plan->scan_bytes} + jpeg::kScanSlack);
+  const size_t bytes = layout.used();
+  if (bytes > INT32_MAX) return 0;
   plan->magic = jpeg::kPlanMagic;
-  plan->bytes = static_cast<uint32_t>(room.used());
-  return room.used();
+  plan->bytes = static_cast<uint32_t>(bytes);
+  uint8_t* const memory = to->take(bytes);
+  *parts = {};
+  if (memory != nullptr) {
+    *parts = {memory,
+              memory + plan->codes_at,
+              memory + plan->quantisers_at,
+              memory + plan->entries_at,
+              memory + plan->segments_at,
+              memory + plan->scan_at};
+  }
+  return bytes;
 }
 
 // Writes the header, the codes and the quantisers.
-void write_head(const jpeg_decompress_struct& codec, const Plan& plan, const Codes& codes,
-                const Parts& parts) {
+void write_head(const Frame& frame, const Plan& plan, const Codes& codes, const Parts& parts) {
   std::memcpy(parts.header, &plan, sizeof plan);
   for (size_t i = 0; i < plan.tables; ++i) {
     uint8_t* const to = parts.codes + i * sizeof(jpeg::HuffmanCode);
@@ -335,9 +319,8 @@ void write_head(const jpeg_decompress_struct& codec, const Plan& plan, const Cod
     std::memcpy(to + 16, codes.code[i]->symbols, 256);
   }
   for (size_t c = 0; c < plan.components; ++c) {
-    // JQUANT_TBL has natural order.
-    std::memcpy(parts.quantisers + c * DCTSIZE2 * sizeof(uint16_t),
-                codec.comp_info[c].quant_table->quantval, DCTSIZE2 * sizeof(uint16_t));
+    std::memcpy(parts.quantisers + c * DCTSIZE2 * sizeof(uint16_t), frame.component[c].quantisers,
+                DCTSIZE2 * sizeof(uint16_t));
   }
 }
 
@@ -352,11 +335,26 @@ constexpr uint32_t kScanSpacing = 8;
 
 }  // namespace
 
-size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const Entries& entries,
-                 const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+uint8_t* PlanMemory::take(size_t wanted) {
+  if (used == nullptr) {
+    at = 0;
+    return wanted <= bytes ? data : nullptr;
+  }
+  uint64_t before = __atomic_load_n(used, __ATOMIC_RELAXED);
+  do {
+    if (before > bytes || wanted > bytes - before) return nullptr;
+    // Nothing is read that another thread has written: the memory of plans is disjoint.
+  } while (!__atomic_compare_exchange_n(used, &before, before + wanted, true, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED));
+  at = static_cast<size_t>(before);
+  return data + at;
+}
+
+size_t plan_jpeg(const Frame& frame, const Scan& scan, const Entries& entries,
+                 const ts_image_geometry& geometry, PlanMemory* to) {
   Plan plan = {};
   Codes codes;
-  if (!plan_image(codec, scan, geometry, &plan, &codes)) return 0;
+  if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
   const PackedEntries packed = entries.packed();
   plan.spacing = entries.spacing();
   plan.entries = entries.count();
@@ -380,10 +378,10 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
   plan.scan_bytes = static_cast<uint32_t>(scan_bytes);
   plan.segments = static_cast<uint32_t>(segments);
 
-  Parts parts;
-  const size_t size = place_parts(packed.bytes, buffer, capacity, &plan, &parts);
-  if (size == 0 || size > capacity) return size;
-  write_head(codec, plan, codes, parts);
+  Parts parts = {};
+  const size_t size = place_parts(packed.bytes, to, &plan, &parts);
+  if (parts.header == nullptr) return size;
+  write_head(frame, plan, codes, parts);
   std::memcpy(parts.entries, packed.data, packed.bytes);
   uint32_t copied = 0;
   uint8_t* segment_to = parts.segments;
@@ -400,11 +398,11 @@ size_t plan_jpeg(const jpeg_decompress_struct& codec, const Scan& scan, const En
   return plan.bytes;
 }
 
-size_t plan_whole_scan(const jpeg_decompress_struct& codec, const Scan& scan,
-                       const ts_image_geometry& geometry, uint8_t* buffer, size_t capacity) {
+size_t plan_whole_scan(const Frame& frame, const Scan& scan, const ts_image_geometry& geometry,
+                       PlanMemory* to) {
   Plan plan = {};
   Codes codes;
-  if (!plan_image(codec, scan, geometry, &plan, &codes)) return 0;
+  if (!plan_image(frame, scan, geometry, &plan, &codes)) return 0;
   const size_t bytes = scan_end(scan, scan.begin) - scan.begin;
   // Bits and blocks are counted by uint32_t.
   if (bytes == 0 || bytes > INT32_MAX / 8 || uint64_t{plan.mcus} * plan.blocks > INT32_MAX) {
@@ -424,10 +422,10 @@ size_t plan_whole_scan(const jpeg_decompress_struct& codec, const Scan& scan,
   // An entry is read by eight bytes at a time.
   const size_t entries_bytes = size_t{plan.entries} * jpeg::kScanEntryBytes + 8;
 
-  Parts parts;
-  const size_t size = place_parts(entries_bytes, buffer, capacity, &plan, &parts);
-  if (size == 0 || size > capacity) return size;
-  write_head(codec, plan, codes, parts);
+  Parts parts = {};
+  const size_t size = place_parts(entries_bytes, to, &plan, &parts);
+  if (parts.header == nullptr) return size;
+  write_head(frame, plan, codes, parts);
   std::memset(parts.entries, 0, entries_bytes);
   uint8_t* segment_to = parts.segments;
   each_entries(plan, [&](uint32_t first, uint32_t last) {

@@ -61,9 +61,11 @@ void search(JpegDecoder* own, const std::vector<uint8_t>& file, const ts_image_i
   std::vector<uint8_t> plan, blob(1 << 18);
   EntriesOut out = {8, blob.data(), blob.size()};  // the spacing of plans of whole scans
   ts_error* error = ts::guard(__func__, [&] {
-    plan.resize(own->plan_scan(file.data(), file.size(), info, g, nullptr, 0));
+    PlanMemory to = {};
+    plan.resize(own->plan_scan(file.data(), file.size(), info, g, &to));
     if (plan.empty()) return;
-    own->plan_scan(file.data(), file.size(), info, g, plan.data(), plan.size());
+    to = {plan.data(), plan.size(), nullptr};
+    own->plan_scan(file.data(), file.size(), info, g, &to);
     own->make_entries(file.data(), file.size(), &out);
   });
   if (error != nullptr) {

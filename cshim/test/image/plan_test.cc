@@ -1,10 +1,14 @@
 // The decoder of plans (src/jpeg), emulated on the host: the pixels of the host's decoder, and no
 // access outside of its memory whatever the bytes.
+#include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "image/emulate.h"
 #include "image/entropy.h"
 #include "image/jpeg_plan.h"
+#include "image/jpeg_scan.h"
+#include "image/libjpeg_whole.h"
 
 namespace {
 
@@ -17,10 +21,12 @@ Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& 
   const ts_image_info info = jpeg_header(exact.data(), exact.size());
   const EntriesIn in = {blob.data(), blob.size(), proof};
   Bytes plan;
-  const size_t size = decoder->plan(exact.data(), exact.size(), info, geometry, in, nullptr, 0);
+  PlanMemory to = {};
+  const size_t size = decoder->plan(exact.data(), exact.size(), info, geometry, in, &to);
   plan.resize(size);
   if (size == 0) return plan;
-  EXPECT_EQ(decoder->plan(exact.data(), exact.size(), info, geometry, in, plan.data(), size), size);
+  to = {plan.data(), size, nullptr};
+  EXPECT_EQ(decoder->plan(exact.data(), exact.size(), info, geometry, in, &to), size);
   return plan;
 }
 
@@ -199,6 +205,180 @@ TEST(Plan, WhatOnlyTheHostDecodesHasNone) {
   Bytes claimed = blob.bytes;
   seal(&claimed, progressive);
   EXPECT_EQ(plan_of(&decoder, progressive, g, claimed, nullptr).size(), 0u);
+}
+
+// What a plan has of an image's headers.
+struct Headers {
+  Frame frame;
+  Scan scan;
+  Tables tables;
+  std::vector<uint16_t> quantisers;
+
+  bool operator==(const Headers& other) const {
+    const Frame &a = frame, &b = other.frame;
+    if (a.width != b.width || a.height != b.height || a.max_h != b.max_h || a.max_v != b.max_v ||
+        a.components != b.components || a.color != b.color || quantisers != other.quantisers) {
+      return false;
+    }
+    for (int c = 0; c < a.components; ++c) {
+      const Frame::Component &x = a.component[c], &y = b.component[c];
+      if (x.width != y.width || x.height != y.height || x.across != y.across || x.down != y.down ||
+          x.h != y.h || x.v != y.v) {
+        return false;
+      }
+    }
+    const Scan &p = scan, &q = other.scan;
+    if (p.begin != q.begin || p.end != q.end || p.components != q.components ||
+        p.blocks != q.blocks || p.mcus_per_row != q.mcus_per_row || p.mcu_rows != q.mcu_rows ||
+        p.restart_interval != q.restart_interval) {
+      return false;
+    }
+    const auto same_code = [](const HuffmanCode* x, const HuffmanCode* y) {
+      return std::memcmp(x->counts + 1, y->counts + 1, 16) == 0 &&
+             std::memcmp(x->symbols, y->symbols, sizeof x->symbols) == 0;
+    };
+    for (int i = 0; i < p.blocks; ++i) {
+      if (p.component[i] != q.component[i] || p.dc_table[i] != q.dc_table[i] ||
+          p.ac_table[i] != q.ac_table[i] || !same_code(p.dc[p.dc_table[i]], q.dc[q.dc_table[i]]) ||
+          !same_code(p.ac[p.ac_table[i]], q.ac[q.ac_table[i]])) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  void keep_quantisers() {
+    quantisers.clear();
+    for (int c = 0; c < frame.components; ++c) {
+      const uint16_t* const from = frame.component[c].quantisers;
+      quantisers.insert(quantisers.end(), from, from + 64);
+    }
+  }
+};
+
+// Reads the headers with libjpeg. Its errors and warnings jump, so no frame below owns anything.
+bool read_with_libjpeg(const Bytes& file, Headers* headers) {
+  libjpeg_whole::Codec state;
+  jpeg_decompress_struct* codec = &state.codec;
+  codec->err = jpeg_std_error(&state.errors);
+  codec->client_data = &state;
+  state.errors.error_exit = [](j_common_ptr failed) {
+    std::longjmp(static_cast<libjpeg_whole::Codec*>(failed->client_data)->jump, 1);
+  };
+  state.errors.emit_message = [](j_common_ptr warned, int level) {
+    if (level < 0) warned->err->error_exit(warned);
+  };
+  bool good = false;
+  if (setjmp(state.jump) == 0) {
+    jpeg_create_decompress(codec);
+    jpeg_mem_src(codec, file.data(), static_cast<unsigned long>(file.size()));
+    jpeg_read_header(codec, TRUE);
+    jpeg_start_decompress(codec);
+    good = describe_scan(*codec, file.data(), file.size(), headers->tables.codes, &headers->scan) &&
+           frame_of(*codec, &headers->frame);
+    if (good) headers->keep_quantisers();
+  }
+  jpeg_destroy_decompress(codec);
+  return good;
+}
+
+// Usual headers are read without libjpeg. Any that are read so are as libjpeg reads them.
+TEST(Plan, HeadersAreLibjpegs) {
+  Random random(77);
+  int read = 0, refused = 0;
+  for (int i = 0; i < 6000 * rounds(); ++i) {
+    int width, height;
+    draw_size(random, &width, &height);
+    Bytes file = usual(random, kKinds[random() % 8], width, height);
+    Headers own, expected;
+    ASSERT_TRUE(read_frame(file.data(), file.size(), &own.tables, &own.frame, &own.scan));
+    const bool damaged = random() % 4 != 0;
+    for (int changes = damaged ? uniform(random, 1, 3) : 0; changes > 0; --changes) {
+      file[2 + random() % (own.scan.begin - 2)] ^= static_cast<uint8_t>(1 << random() % 8);
+    }
+    if (damaged && random() % 8 == 0) file.resize(random() % own.scan.begin);
+    const Bytes exact(file);
+    if (!read_frame(exact.data(), exact.size(), &own.tables, &own.frame, &own.scan)) {
+      ASSERT_TRUE(damaged);
+      continue;
+    }
+    own.keep_quantisers();
+    if (!read_with_libjpeg(exact, &expected)) {
+      ++refused;  // no proof of such a file exists
+      continue;
+    }
+    ++read;
+    ASSERT_TRUE(own == expected) << i;
+  }
+  EXPECT_GT(read, 2000 * rounds());
+  EXPECT_LT(refused, read / 2);
+}
+
+TEST(Plan, SharedMemoryIsFilledByThreads) {
+  Random random(78);
+  const Bytes file = encode_jpeg(picture(random, 300, 200), {});
+  JpegDecoder maker(1 << 24);
+  const Blob blob = make_blob(&maker, file, 8);
+  const ts_image_geometry g = crop(33, 50, 200, 100);
+  uint64_t proof = blob.proof;
+  const Bytes alone = plan_of(&maker, file, g, blob.bytes, &proof);
+  ASSERT_GT(alone.size(), 0u);
+  constexpr size_t kPlans = 40, kThreads = 4;
+  std::vector<uint64_t> memory((kPlans * alone.size() + alone.size() / 2) / 8);
+  auto* const data = reinterpret_cast<uint8_t*>(memory.data());
+  uint64_t used = 0;
+  std::vector<size_t> places[kThreads];
+  std::vector<std::thread> threads;
+  for (auto& mine : places) {
+    threads.emplace_back([&] {
+      const Decoder decoder = new_decoder();
+      uint64_t own = blob.proof;
+      for (size_t i = 0; i < kPlans; ++i) {
+        size_t at = 0, planned = 0;
+        EXPECT_EQ(Outcome(ts_image_plan_append(decoder.get(), file.data(), file.size(), &g,
+                                               {blob.bytes.data(), blob.bytes.size()}, &own,
+                                               {data, memory.size() * 8, &used}, &at, &planned))
+                      .code,
+                  TS_ERROR_NONE);
+        if (planned != 0) {
+          EXPECT_EQ(planned, alone.size());
+          mine.push_back(at);
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::vector<size_t> all;
+  for (const auto& mine : places) all.insert(all.end(), mine.begin(), mine.end());
+  std::sort(all.begin(), all.end());
+  ASSERT_EQ(all.size(), kPlans);
+  EXPECT_EQ(used, kPlans * alone.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i], i * alone.size());
+    EXPECT_EQ(Bytes(data + all[i], data + all[i] + alone.size()), alone);
+  }
+  // A refused call takes no memory.
+  const Decoder decoder = new_decoder();
+  const auto append = [&](uint64_t token, ts_image_plans plans, size_t* planned) {
+    size_t at;
+    return Outcome(ts_image_plan_append(decoder.get(), file.data(), file.size(), &g,
+                                        {blob.bytes.data(), blob.bytes.size()}, &token, plans, &at,
+                                        planned))
+        .code;
+  };
+  size_t planned = 1;
+  used = 16;
+  EXPECT_EQ(append(0, {data, memory.size() * 8, &used}, &planned), TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  EXPECT_EQ(used, 16u);
+  used = UINT64_MAX - 15;
+  planned = 1;
+  EXPECT_EQ(append(blob.proof, {data, memory.size() * 8, &used}, &planned), TS_ERROR_NONE);
+  EXPECT_EQ(planned, 0u);
+  EXPECT_EQ(append(blob.proof, {data, memory.size() * 8, nullptr}, &planned),
+            TS_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(append(blob.proof, {data + 8, 16, &used}, &planned), TS_ERROR_INVALID_ARGUMENT);
+  EXPECT_EQ(append(blob.proof, {nullptr, 16, &used}, &planned), TS_ERROR_INVALID_ARGUMENT);
 }
 
 TEST(Plan, CFunctionPlansAndChecksItsArguments) {

@@ -16,11 +16,11 @@ constexpr uint32_t kSpacing = 8;  // of plans of a whole scan
 Bytes plan_of(JpegDecoder* decoder, const Bytes& file, const ts_image_geometry& geometry) {
   const Bytes exact(file);
   const ts_image_info info = jpeg_header(exact.data(), exact.size());
-  Bytes plan(decoder->plan_scan(exact.data(), exact.size(), info, geometry, nullptr, 0));
+  PlanMemory to = {};
+  Bytes plan(decoder->plan_scan(exact.data(), exact.size(), info, geometry, &to));
   if (plan.empty()) return plan;
-  EXPECT_EQ(
-      decoder->plan_scan(exact.data(), exact.size(), info, geometry, plan.data(), plan.size()),
-      plan.size());
+  to = {plan.data(), plan.size(), nullptr};
+  EXPECT_EQ(decoder->plan_scan(exact.data(), exact.size(), info, geometry, &to), plan.size());
   return plan;
 }
 

@@ -5,6 +5,7 @@ package codec
 
 import (
 	"strconv"
+	"sync/atomic"
 
 	"github.com/torchstream/torchstream/internal/imagecapi"
 )
@@ -144,9 +145,10 @@ func (d *Decoder) DecodeMakingEntryPoints(data []byte, g *imagecapi.Geometry, ds
 	return imagecapi.DecodeMakeEntries(d.d, data, g, dst, stride, 0, buffer)
 }
 
-// Plan writes the plan of what DecodeByEntryPoints would decode to buffer, which is aligned to 16
-// bytes. n is its size, 0 if only the host decodes the image, also while *proof is 0, or over
-// len(buffer) if it did not fit.
-func (d *Decoder) Plan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, buffer []byte) (n int, err error) {
-	return imagecapi.PlanSegments(d.d, data, g, blob, proof, buffer)
+// AppendPlan writes the plan of what DecodeByEntryPoints would decode behind the plans in memory,
+// which other goroutines write to at the same time. The memory is aligned to 16 bytes, and used is
+// how much of it the plans take. n is the plan's size, and at its place; n is 0 if only the host
+// decodes the image, also while *proof is 0, and if there is no room.
+func (d *Decoder) AppendPlan(data []byte, g *imagecapi.Geometry, blob []byte, proof *uint64, memory []byte, used *atomic.Uint64) (at, n int, err error) {
+	return imagecapi.PlanAppend(d.d, data, g, blob, proof, memory, used)
 }
