@@ -276,56 +276,36 @@ func trainOnGPUs(g *Group) error {
 
 // graphOnGPUs captures forward, backward with its reduction, and optimizer as one graph.
 func graphOnGPUs(g *Group) error {
+	scope := torch.NewScope("fixed")
+	defer scope.Close()
+	x, y, err := batch([]int{g.Rank(), g.Rank() + 2, g.Rank() + 4})
+	if err != nil {
+		return err
+	}
 	d := g.Device()
-	var all [2][]float64
-	for i := range all {
-		net, err := smallNetOn(d, 1)
-		if err != nil {
-			return err
-		}
-		defer nn.Close(net)
-		parallel, err := NewDataParallel(g, net, DataParallelOptions{BucketBytes: smallBuckets})
-		if err != nil {
-			return err
-		}
-		defer parallel.Close()
-		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, Capturable: true})
-		if err != nil {
-			return err
-		}
-		defer opt.Close()
-		graphed := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
-			loss := net.Forward(in[0]).MSELoss(in[1])
-			return []*torch.Tensor{loss}, errors.Join(parallel.Backward(loss), opt.Step())
-		}, torch.GraphedOptions{})
-		defer graphed.Close()
-		x, y, err := batch([]int{g.Rank(), g.Rank() + 2, g.Rank() + 4})
-		if err != nil {
-			return err
-		}
-		scope := torch.NewScope("fixed")
-		defer scope.Close()
-		x, y = scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d))
-		for range 8 {
-			call := graphed.CallEager
-			if i == 1 {
-				call = graphed.Call
-			}
-			if _, err := call(x, y); err != nil {
-				return err
-			}
-		}
-		if all[i], err = weights(net); err != nil {
-			return err
-		}
-		if stats := graphed.Stats(); i == 1 && stats.Hits == 0 {
-			return fmt.Errorf("nothing was replayed: %+v", stats)
-		}
+	eager, replayed, err := eagerAndReplayed(scope.Own(scope.Own(x).To(d)), scope.Own(scope.Own(y).To(d)), func() (*steps, error) {
+		return startSteps(g, func() (nn.Module, error) { return smallNetOn(d, 1) })
+	})
+	if err == nil && !slices.Equal(eager, replayed) {
+		err = fmt.Errorf("the graph's weights differ by %g", difference(eager, replayed))
 	}
-	if !slices.Equal(all[0], all[1]) {
-		return fmt.Errorf("the graph's weights differ by %g", difference(all[0], all[1]))
+	return err
+}
+
+// TestCallsOfStepsAreEqual runs the comparison of the tests above and below where nothing is
+// captured.
+func TestCallsOfStepsAreEqual(t *testing.T) {
+	for name, compare := range map[string]func(*Group) error{
+		"DataParallel": graphOnGPUs, "SyncBatchNorm": syncNormGraph, "ZeroRedundancyOptimizer": zeroGraph,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for rank, err := range inProcess(t, 2, quick, compare) {
+				if err != nil {
+					t.Errorf("rank %d: %v", rank, err)
+				}
+			}
+		})
 	}
-	return nil
 }
 
 // reduceForEverOnGPUs is reduceForEver with NCCL.

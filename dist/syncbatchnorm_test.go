@@ -197,54 +197,28 @@ func TestGPUSyncBatchNormIsAGraph(t *testing.T)    { onGPUs(t, "sync batch norm 
 
 // syncNormGraph compares captured steps with eager ones. Rank 0 has fewer samples than rank 1.
 func syncNormGraph(g *Group) error {
+	scope := torch.NewScope("fixed")
+	defer scope.Close()
 	d := g.Device()
-	var all [2][]float64
-	for i := range all {
-		net, err := normNet(1, d, torch.Float64)
-		if err != nil {
-			return err
-		}
-		defer nn.Close(net)
-		if err := ConvertSyncBatchNorm(g, net); err != nil {
-			return err
-		}
-		parallel, err := NewDataParallel(g, net, DataParallelOptions{BucketBytes: smallBuckets})
-		if err != nil {
-			return err
-		}
-		defer parallel.Close()
-		opt, err := optim.NewSGD(nn.Parameters(net), optim.SGDOptions{LR: 0.1, Momentum: 0.9, Capturable: true})
-		if err != nil {
-			return err
-		}
-		defer opt.Close()
-		graphed := torch.NewGraphed(func(in []*torch.Tensor) ([]*torch.Tensor, error) {
-			loss := net.Forward(in[0]).MSELoss(in[1])
-			return []*torch.Tensor{loss}, errors.Join(parallel.Backward(loss), opt.Step())
-		}, torch.GraphedOptions{})
-		defer graphed.Close()
-		scope := torch.NewScope("fixed")
-		defer scope.Close()
-		x, y := images(scope, []int{1, 2, 3, 4}[:2+2*g.Rank()], d, torch.Float64)
-		x, y = scope.Own(x), scope.Own(y)
-		for range 8 {
-			call := graphed.CallEager
-			if i == 1 {
-				call = graphed.Call
+	x, y := images(scope, []int{1, 2, 3, 4}[:2+2*g.Rank()], d, torch.Float64)
+	eager, replayed, err := eagerAndReplayed(scope.Own(x), scope.Own(y), func() (*steps, error) {
+		return startSteps(g, func() (nn.Module, error) {
+			net, err := normNet(1, d, torch.Float64)
+			if err == nil {
+				err = ConvertSyncBatchNorm(g, net)
 			}
-			if _, err := call(x, y); err != nil {
-				return err
-			}
-		}
-		if all[i], err = weights(net); err != nil {
-			return err
-		}
-		if stats := graphed.Stats(); i == 1 && stats.Hits == 0 {
-			return fmt.Errorf("nothing was replayed: %+v", stats)
-		}
+			return net, err
+		})
+	})
+	if err != nil {
+		return err
 	}
-	// On an H200 the two differed by 3e-16, a rounding. Which kernel makes it is not known.
-	if d := difference(all[0], all[1]); !(d < 1e-12) {
+	// On an H200 the two differed by 3e-16, a rounding. No run has shown the kernel that makes it.
+	// Of a step's work only the gradients of the convolutions' weights have an order that may
+	// change: cuDNN may add them up with atomics, so that two eager runs differ as well. LibTorch's
+	// kernels of batch norms add in one order, and the sum of two ranks has the same bits in either.
+	// The nets of graphOnGPUs and zeroGraph have no convolutions, and equal bits.
+	if d := difference(eager, replayed); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}
 	return nil
