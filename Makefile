@@ -78,6 +78,16 @@ test-cpu-only: ## build the shim for a LibTorch without CUDA (LIBTORCH=, or 2.11
 	ctest --test-dir cshim/build-cpu --output-on-failure --no-tests=error -j2
 	TORCHSTREAM_LIBRARY="$$PWD/cshim/build-cpu/lib" go test -count=1 ./...
 
+# Tests of GPUs that compare no results of kernels.
+.PHONY: test-null-device
+test-null-device: export NULL_DEVICES = 2
+test-null-device: shim ## run the stream sanitizer's tests for GPUs on devices that compute nothing
+	@cshim/setup/shim.sh cshim/build -- null_runtime null_driver
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizer' ./torch
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestSanitizerOnGPUs$$' ./internal/streamprog -sanitized 100
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestMainFailsAfterAFinding$$' ./cudatest
+	go test -count=1 -exec "$$PWD/tools/null-device.sh" -run '^TestDeviceWaitsForTheEndOfACapture$$' ./cuda
+
 # Tests all that a program that imports only imageloader needs. tools/without-libtorch.sh runs this target in a clone that
 # has no LibTorch.
 .PHONY: test-image

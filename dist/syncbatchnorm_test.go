@@ -216,8 +216,8 @@ func syncNormGraph(g *Group) error {
 	// On an H200 the two differed by 3e-16, a rounding. No run has shown the kernel that makes it.
 	// Of a step's work only the gradients of the convolutions' weights have an order that may
 	// change: cuDNN may add them up with atomics, so that two eager runs differ as well. LibTorch's
-	// kernels of batch norms add in one order, and the sum of two ranks has the same bits in either.
-	// The nets of graphOnGPUs and zeroGraph have no convolutions, and equal bits.
+	// kernels of batch norms add in one order, and the sum of two ranks has the same bits in
+	// either. The nets of graphOnGPUs and zeroGraph have no convolutions, and equal bits.
 	if d := difference(eager, replayed); !(d < 1e-12) {
 		return fmt.Errorf("the graph's weights differ by %g", d)
 	}

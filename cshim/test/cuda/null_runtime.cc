@@ -1,0 +1,558 @@
+// CUDA's runtime, and the functions of cuBLAS that a capture calls, for devices that do nothing:
+// their memory is the host's, kernels and products write nothing, and a copy is done when its call
+// returns. So everything that the host does for a GPU can run without one: the caching allocator,
+// the current streams, events, captures, and the stream sanitizer. Results of computations are
+// meaningless. tools/null-device.sh puts this library in front of the real one.
+//
+// What CUDA refuses during a capture, and the capture that it then breaks, are those of CUDA.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+struct CUstream_st {
+  int device = 0;
+  int priority = 0;
+  unsigned long long capture = 0;  // 0: the stream is not captured
+};
+
+struct CUevent_st {
+  unsigned long long capture = 0;  // that the latest record is in
+};
+
+struct CUgraphNode_st {
+  cudaGraphNodeType type;
+};
+
+struct CUgraph_st {
+  std::deque<CUgraphNode_st> nodes;
+  bool broken = false;
+};
+
+struct CUgraphExec_st {};
+
+namespace {
+
+constexpr int kMaxDevices = 8;
+constexpr size_t kPage = 4096;
+constexpr size_t kSegment = size_t{2} << 20;  // the caching allocator's alignment
+
+using Blocks = std::map<const char*, size_t>;  // bytes, by address
+
+struct State {
+  std::mutex mutex;
+  std::deque<CUstream_st> streams;
+  std::map<unsigned long long, std::unique_ptr<CUgraph_st>> captures;  // under way
+  unsigned long long captures_begun = 0;
+  Blocks device_memory;
+  Blocks pinned_memory;
+};
+
+State& state() {
+  static auto* here = new State;  // never destroyed: threads may outlive main
+  return *here;
+}
+
+thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
+
+cudaError_t fail(cudaError_t error) {
+  last_error = error;
+  return error;
+}
+
+int device_count() {
+  static const int count = [] {
+    const char* text = std::getenv("NULL_DEVICES");
+    return std::clamp(text == nullptr ? 1 : std::atoi(text), 0, kMaxDevices);
+  }();
+  return count;
+}
+
+// The caller holds the mutex in what follows.
+
+CUstream_st& stream_of(cudaStream_t stream) {
+  static auto* defaults = new std::vector<CUstream_st>(kMaxDevices);
+  if (stream != nullptr && stream != cudaStreamLegacy) return *stream;
+  CUstream_st& found = (*defaults)[static_cast<size_t>(current_device)];
+  found.device = current_device;
+  return found;
+}
+
+// The graph that the stream's work goes into, or NULL.
+CUgraph_st* graph_of(cudaStream_t stream) {
+  const auto found = state().captures.find(stream_of(stream).capture);
+  return found == state().captures.end() ? nullptr : found->second.get();
+}
+
+// Breaks the capture of a call that asks for the end of captured work.
+cudaError_t refuse_captured(unsigned long long capture) {
+  const auto found = state().captures.find(capture);
+  if (capture == 0 || found == state().captures.end()) return cudaSuccess;
+  found->second->broken = true;
+  return fail(cudaErrorStreamCaptureUnsupported);
+}
+
+void* allocate(Blocks& blocks, size_t bytes) {
+  const size_t alignment = bytes >= kSegment ? kSegment : kPage;
+  void* memory = std::aligned_alloc(
+      alignment, std::max(alignment, (bytes + alignment - 1) & ~(alignment - 1)));
+  if (memory != nullptr) blocks[static_cast<char*>(memory)] = bytes;
+  return memory;
+}
+
+void release(Blocks& blocks, void* memory) {
+  if (blocks.erase(static_cast<char*>(memory)) != 0) std::free(memory);
+}
+
+bool contains(const Blocks& blocks, const void* address) {
+  auto after = blocks.upper_bound(static_cast<const char*>(address));
+  if (after == blocks.begin()) return false;
+  --after;
+  return static_cast<const char*>(address) < after->first + after->second;
+}
+
+// Work on a stream. True if it happens now, and not at a replay, which does nothing.
+bool enqueue(cudaStream_t stream, cudaGraphNodeType type) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  CUgraph_st* graph = graph_of(stream);
+  if (graph != nullptr) graph->nodes.push_back({type});
+  return graph == nullptr;
+}
+
+cudaError_t launch(cudaStream_t stream) {
+  enqueue(stream, cudaGraphNodeTypeKernel);
+  return cudaSuccess;
+}
+
+int active_context(int /*device*/, unsigned* flags, int* active) {
+  if (flags != nullptr) *flags = 0;
+  *active = 1;
+  return 0;
+}
+
+int driver_success() { return 0; }
+
+}  // namespace
+
+extern "C" {
+
+// ---- Devices
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = device_count();
+  return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= device_count()) return fail(cudaErrorInvalidDevice);
+  current_device = device;
+  return cudaSuccess;
+}
+
+// The numbers by which LibTorch divides are those of an H100.
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  *properties = cudaDeviceProp{};
+  std::snprintf(properties->name, sizeof properties->name, "null device");
+  properties->major = 9;
+  properties->totalGlobalMem = size_t{80} << 30;
+  properties->multiProcessorCount = 132;
+  properties->warpSize = 32;
+  properties->maxThreadsPerBlock = 1024;
+  properties->maxThreadsPerMultiProcessor = 2048;
+  properties->maxBlocksPerMultiProcessor = 32;
+  properties->regsPerBlock = 65536;
+  properties->regsPerMultiprocessor = 65536;
+  properties->sharedMemPerBlock = 49152;
+  properties->sharedMemPerBlockOptin = 232448;
+  properties->sharedMemPerMultiprocessor = 233472;
+  properties->maxThreadsDim[0] = properties->maxThreadsDim[1] = 1024;
+  properties->maxThreadsDim[2] = 64;
+  properties->maxGridSize[0] = 2147483647;
+  properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+  properties->asyncEngineCount = 3;
+  properties->textureAlignment = 512;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
+  *value = attribute == cudaDevAttrClockRate ? 1980000 : 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int device) {
+  std::snprintf(text, static_cast<size_t>(bytes), "0000:%02x:00.0", device + 1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* accessible, int /*device*/, int /*peer*/) {
+  *accessible = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int /*peer*/, unsigned /*flags*/) { return cudaSuccess; }
+
+cudaError_t cudaDeviceSynchronize() {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (state().captures.empty()) return cudaSuccess;
+  for (const auto& [id, graph] : state().captures) graph->broken = true;
+  return fail(cudaErrorStreamCaptureUnsupported);
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
+                                             unsigned /*version*/, unsigned long long /*flags*/,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0
+                  ? reinterpret_cast<void*>(&active_context)
+                  : reinterpret_cast<void*>(&driver_success);
+  if (result != nullptr) *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaPeekAtLastError() { return last_error; }
+const char* cudaGetErrorName(cudaError_t /*error*/) { return "an error of the null device"; }
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorStreamCaptureUnsupported
+             ? "the null device: operation not permitted when stream is capturing"
+             : "the null device returned an error";
+}
+
+// ---- Memory
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *memory = allocate(state().device_memory, bytes);
+  return *memory != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFree(void* memory) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  release(state().device_memory, memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned /*flags*/) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *memory = allocate(state().pinned_memory, bytes);
+  return *memory != nullptr ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void* memory) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  release(state().pinned_memory, memory);
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned /*flags*/) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().pinned_memory[static_cast<char*>(memory)] = bytes;
+  return cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void* memory) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().pinned_memory.erase(static_cast<char*>(memory));
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* address) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *attributes = cudaPointerAttributes{};
+  attributes->type = contains(state().device_memory, address)   ? cudaMemoryTypeDevice
+                     : contains(state().pinned_memory, address) ? cudaMemoryTypeHost
+                                                                : cudaMemoryTypeUnregistered;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
+  *free_bytes = size_t{70} << 30;
+  *total = size_t{80} << 30;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind /*kind*/,
+                            cudaStream_t stream) {
+  if (enqueue(stream, cudaGraphNodeTypeMemcpy)) std::memmove(dst, src, bytes);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* dst, int /*to*/, const void* src, int /*from*/, size_t bytes,
+                                cudaStream_t stream) {
+  return cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream);
+}
+
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  if (enqueue(stream, cudaGraphNodeTypeMemset)) std::memset(memory, value, bytes);
+  return cudaSuccess;
+}
+
+// ---- Streams
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/, int priority) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().streams.push_back({current_device, priority, 0});
+  *stream = &state().streams.back();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t /*stream*/) { return cudaSuccess; }
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *device = stream_of(stream).device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetFlags(cudaStream_t /*stream*/, unsigned* flags) {
+  *flags = cudaStreamNonBlocking;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  *priority = stream_of(stream).priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return refuse_captured(stream_of(stream).capture);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return cudaStreamQuery(stream); }
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  CUgraph_st* graph = graph_of(stream);
+  if (flags == cudaEventWaitExternal) {
+    if (graph != nullptr) graph->nodes.push_back({cudaGraphNodeTypeWaitEvent});
+    return cudaSuccess;
+  }
+  if (state().captures.count(event->capture) != 0) stream_of(stream).capture = event->capture;
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  if (enqueue(stream, cudaGraphNodeTypeHost)) function(data);
+  return cudaSuccess;
+}
+
+// ---- Captures
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode /*mode*/) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  stream_of(stream).capture = ++state().captures_begun;
+  state().captures[state().captures_begun] = std::make_unique<CUgraph_st>();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t** nodes, const cudaGraphEdgeData** edges,
+                                     size_t* node_count) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  CUgraph_st* captured = graph_of(stream);
+  *status = captured == nullptr ? cudaStreamCaptureStatusNone
+            : captured->broken  ? cudaStreamCaptureStatusInvalidated
+                                : cudaStreamCaptureStatusActive;
+  if (id != nullptr) *id = stream_of(stream).capture;
+  if (graph != nullptr) *graph = captured;
+  if (nodes != nullptr) *nodes = nullptr;
+  if (edges != nullptr) *edges = nullptr;
+  if (node_count != nullptr) *node_count = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  return cudaStreamGetCaptureInfo(stream, status, nullptr, nullptr, nullptr, nullptr, nullptr);
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  const unsigned long long id = stream_of(stream).capture;
+  auto ended = std::move(state().captures[id]);
+  state().captures.erase(id);
+  for (CUstream_st& each : state().streams) {
+    if (each.capture == id) each.capture = 0;
+  }
+  *graph = nullptr;
+  if (ended == nullptr || ended->broken) return fail(cudaErrorStreamCaptureInvalidated);
+  *graph = ended.release();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
+  if (nodes != nullptr) {
+    for (size_t i = 0; i < *count && i < graph->nodes.size(); ++i) nodes[i] = &graph->nodes[i];
+  }
+  *count = graph->nodes.size();
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType* type) {
+  *type = node->type;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* exec, cudaGraph_t /*graph*/,
+                                          unsigned long long /*flags*/) {
+  *exec = new CUgraphExec_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t /*exec*/, cudaStream_t /*stream*/) {
+  return cudaSuccess;
+}
+
+// ---- Events
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  CUgraph_st* graph = graph_of(stream);
+  if (flags == cudaEventRecordExternal) {
+    if (graph != nullptr) graph->nodes.push_back({cudaGraphNodeTypeEventRecord});
+    return cudaSuccess;
+  }
+  event->capture = graph != nullptr ? stream_of(stream).capture : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return refuse_captured(event->capture);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) { return cudaEventQuery(event); }
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t /*start*/, cudaEvent_t /*end*/) {
+  *milliseconds = 0;
+  return cudaSuccess;
+}
+
+// ---- Kernels. The stubs of compiled kernels call the functions that begin with underscores.
+
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+
+cudaError_t __cudaLaunchKernel(cudaKernel_t /*kernel*/, dim3 /*grid*/, dim3 /*block*/,
+                               void** /*arguments*/, size_t /*shared*/, cudaStream_t stream) {
+  return launch(stream);
+}
+
+cudaError_t cudaLaunchKernel(const void* /*function*/, dim3 /*grid*/, dim3 /*block*/,
+                             void** /*arguments*/, size_t /*shared*/, cudaStream_t stream) {
+  return launch(stream);
+}
+
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* /*function*/,
+                                void** /*arguments*/) {
+  return launch(config->stream);
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* /*function*/) {
+  *attributes = cudaFuncAttributes{};
+  attributes->maxThreadsPerBlock = 1024;
+  attributes->numRegs = 32;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void* /*function*/, cudaFuncAttribute /*attribute*/,
+                                 int /*value*/) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks,
+                                                                   const void* /*function*/,
+                                                                   int /*block*/, size_t /*shared*/,
+                                                                   unsigned /*flags*/) {
+  *blocks = 2;
+  return cudaSuccess;
+}
+
+// ---- cuBLAS: a handle for each thread that captures or multiplies
+
+int cublasCreate_v2(void** handle) {
+  *handle = std::malloc(1);
+  return 0;
+}
+
+int cublasDestroy_v2(void* handle) {
+  std::free(handle);
+  return 0;
+}
+
+int cublasGetMathMode(void* /*handle*/, int* mode) {
+  *mode = 0;
+  return 0;
+}
+
+int cublasSetMathMode(void* /*handle*/, int /*mode*/) { return 0; }
+int cublasSetPointerMode_v2(void* /*handle*/, int /*mode*/) { return 0; }
+int cublasSetStream_v2(void* /*handle*/, cudaStream_t /*stream*/) { return 0; }
+int cublasSetWorkspace_v2(void* /*handle*/, void* /*memory*/, size_t /*bytes*/) { return 0; }
+
+}  // extern "C"

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs a command with devices that do nothing in the place of GPUs (cshim/test/cuda/null_runtime.cc): kernels compute
+# nothing, and everything that the host does for a GPU happens.
+#
+#   null-device.sh COMMAND [ARGUMENT...]
+#
+# NULL_DEVICES=N   number of devices, up to 8 (default 1)
+#
+# go test -exec "$PWD/tools/null-device.sh" runs the tests of a package so. Results of kernels are meaningless, so only
+# tests that compare none can pass; make test-null-device has a list.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+null=$root/cshim/build/null
+[[ -e $null/libnull_runtime.so && -e $null/libcuda.so.1 ]] || {
+  echo "null-device: error: no $null/libnull_runtime.so: run cshim/setup/shim.sh -- null_runtime null_driver" >&2
+  exit 2
+}
+export LD_LIBRARY_PATH=$null${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+export TORCHSTREAM_REQUIRE_GPUS=${NULL_DEVICES:-1}
+export LD_PRELOAD=$null/libnull_runtime.so${LD_PRELOAD:+:$LD_PRELOAD}
+exec "$@"
