@@ -139,6 +139,7 @@ func (c *call) failed(err error) error {
 	if errors.As(err, &v) {
 		err = verdict{v}
 	}
+	j.tell(err)
 	return &Error{Call: c.call.String(), Group: c.g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
 }
 

@@ -61,3 +61,10 @@ func (v verdict) Is(target error) bool {
 	}
 	return false
 }
+
+// known is a reason that another call has returned.
+type known struct{ error }
+
+func (known) Error() string { return "the job had failed before" }
+
+func (k known) Unwrap() error { return k.error }

@@ -118,8 +118,13 @@ func failedWith(g *Group, err error) error {
 	}
 	fmt.Printf("culprit %d lost=%v timeout=%v left=%v: %v\n", e.Culprit, errors.Is(err, ErrRankLost), errors.Is(err, ErrTimeout), errors.Is(err, ErrLeft), err)
 	begun := time.Now()
-	if err := g.Close(); err == nil {
+	closed := g.Close()
+	if closed == nil {
 		return errors.New("Close returns nil after a failure")
+	}
+	// The collective has said why, so Close does not say it again.
+	if e.Culprit >= 0 && (!strings.HasSuffix(closed.Error(), ": the job had failed before") || errors.Is(closed, ErrRankLost) != errors.Is(err, ErrRankLost)) {
+		return fmt.Errorf("Close repeats the failure, or is of another kind: %w", closed)
 	}
 	if took := time.Since(begun); took > 2*time.Second {
 		return fmt.Errorf("Close took %v", took)

@@ -91,7 +91,8 @@ type job struct {
 	watched chan struct{}   // closed when watch has returned
 	running sync.WaitGroup  // calls of await, which use store and groups
 
-	closing sync.Mutex // held by Close
+	told    atomic.Bool // a call has returned why the job has ended
+	closing sync.Mutex  // held by Close
 	mu      sync.Mutex
 	groups  []*Group
 	closed  bool
@@ -525,8 +526,9 @@ func (j *job) disconnect() {
 // have called Close, so that no rank loses data that is still under way, or until the job fails: a
 // rank that does not call Close within Options.Timeout of the first one is at fault. A rank that
 // waits in a collective for this one fails, with this rank's name. Close returns why the
-// job has ended, if it has not ended in order. Close may be called on any group, any number of
-// times.
+// job has ended, if it has not ended in order; the text is short if another call on this rank has
+// returned the reason, so that a program may join both errors. Close may be called on any group,
+// any number of times.
 func (g *Group) Close() error {
 	j := g.job
 	j.closing.Lock()
@@ -534,12 +536,16 @@ func (g *Group) Close() error {
 	if j.isClosed() {
 		return nil
 	}
+	told := j.told.Load()
 	err := j.reason(nil)
 	if err == nil {
 		err = j.shutdown()
 	}
 	j.close(err == nil)
 	if err != nil {
+		if told {
+			err = known{err}
+		}
 		return &Error{Call: "Close at " + caller(), Group: g.name, Rank: j.env.Rank, Culprit: culprit(err), Err: err}
 	}
 	return nil
@@ -581,6 +587,13 @@ func culprit(err error) int {
 	return -1
 }
 
+// tell notes that a call returns why the job has ended. An error without a verdict does not say it.
+func (j *job) tell(err error) {
+	if culprit(err) >= 0 {
+		j.told.Store(true)
+	}
+}
+
 // Rank returns the process's rank in the group, 0 to Size() - 1, or -1 if it is no member.
 func (g *Group) Rank() int { return g.rank }
 
@@ -600,6 +613,7 @@ func (g *Group) Environment() Environment { return g.job.env }
 // before they are done, it is the first to know that one has failed.
 func (g *Group) Err() error {
 	if err := g.job.failure(); err != nil {
+		g.job.tell(err)
 		return &Error{Call: g.latest().String(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
 	}
 	return nil
@@ -631,6 +645,7 @@ func (g *Group) Subgroup(ranks ...int) (*Group, error) {
 	g.mu.Unlock()
 	sub, err := g.job.newGroup(context.Background(), name, inJob)
 	if err != nil {
+		g.job.tell(err)
 		return nil, &Error{Call: "Subgroup at " + caller(), Group: g.name, Rank: g.job.env.Rank, Culprit: culprit(err), Err: err}
 	}
 	return sub, nil

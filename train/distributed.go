@@ -148,6 +148,11 @@ func (s *Saving) Wait() error {
 	return s.err
 }
 
+// Done returns a channel that is closed when this rank writes no longer: the file is on the disk,
+// or could not be written. Done is no collective. A program that an error ends waits for it, where
+// Wait could wait for ranks that do not come.
+func (s *Saving) Done() <-chan struct{} { return s.done }
+
 // SaveAsync is Save beside the training: it copies the state to the host's memory, and a goroutine
 // writes the file. It waits for the device. Between SaveAsync and the end of Wait the host has a
 // second copy of the tensors, in a job on rank 0. After an error of SaveAsync nothing is written.

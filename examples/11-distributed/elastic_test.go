@@ -104,6 +104,9 @@ func parametersOf(net nn.Module) (all []parameter, err error) {
 	return all, nil
 }
 
+// leavesLine is what each rank prints that leaves by a signal.
+const leavesLine = "leaves by a signal"
+
 // runRank is a rank of a test, in a process of its own.
 func runRank(o options) int {
 	ctx, stop := interrupt.Context(grace)
@@ -111,7 +114,7 @@ func runRank(o options) int {
 	r, err := run(ctx, o, os.Stdout)
 	switch {
 	case errors.Is(err, errTerminated):
-		fmt.Println(err)
+		fmt.Println(leavesLine)
 		return interrupt.Status
 	case err != nil:
 		fmt.Println(err)

@@ -94,13 +94,30 @@ func main() {
 	ctx, stop := interrupt.Context(grace)
 	_, err := run(ctx, o, os.Stdout)
 	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "11-distributed:", err)
-		if errors.Is(err, errTerminated) {
-			os.Exit(interrupt.Status)
-		}
+	switch {
+	case errors.Is(err, errTerminated):
+		os.Exit(interrupt.Status)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "11-distributed:", message(err))
 		os.Exit(1)
 	}
+}
+
+// message returns what a rank says of its failure. One rank says in full why the job has ended, so
+// that the others do not repeat it.
+func message(err error) string {
+	var e *dist.Error
+	if !errors.As(err, &e) || e.Culprit < 0 {
+		return err.Error()
+	}
+	speaker := 0
+	if e.Culprit == 0 {
+		speaker = 1
+	}
+	if e.Rank == speaker || e.Rank == e.Culprit {
+		return err.Error()
+	}
+	return fmt.Sprintf("rank %d ends with the job: rank %d is at fault, and rank %d says why", e.Rank, e.Culprit, speaker)
 }
 
 // result is what a rank has learned.
@@ -128,6 +145,11 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if err := o.check(); err != nil {
 		return nil, err
 	}
+	defer func() {
+		if errors.Is(err, errTerminated) {
+			fmt.Fprintln(out, "11-distributed:", errTerminated)
+		}
+	}()
 	// Until the first step a signal ends the job at once.
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(terminated))
 	defer cancel(nil)
@@ -136,7 +158,13 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, world.Close()) }()
+	var t trainer
+	defer func() {
+		err = errors.Join(err, world.Close())
+		if t.saving != nil { // an error has ended the training, and its last checkpoint is worth having
+			<-t.saving.Done()
+		}
+	}()
 	if world.Rank() != 0 {
 		out = io.Discard
 	}
@@ -173,7 +201,7 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 	if err := nn.To(net, world.Device()); err != nil {
 		return nil, err
 	}
-	t := trainer{options: o, world: world, feed: feed, net: net}
+	t = trainer{options: o, world: world, feed: feed, net: net}
 	var parallel dist.DataParallelOptions
 	if o.bfloat16 {
 		parallel.ReduceDType = torch.BFloat16
@@ -207,15 +235,24 @@ func run(terminated context.Context, o options, out io.Writer) (r *result, err e
 			fmt.Fprintf(out, "epoch %d: loss %.4f, %.0f images/s\n", epoch, loss, float64(images)/time.Since(begun).Seconds())
 		}
 	}
-	if err := t.written(); err != nil {
+	if err := t.finish(out); err != nil {
 		return nil, err
 	}
-	if o.save != "" && world.Rank() == 0 {
-		if err := nn.Save(o.save, net, nil); err != nil {
-			return nil, err
-		}
-	}
 	return r, r.compare(world, net)
+}
+
+// finish writes what the training leaves behind.
+func (t *trainer) finish(out io.Writer) error {
+	if err := t.written(); err != nil {
+		return err
+	}
+	if err := t.lastSteps(out); err != nil {
+		return err
+	}
+	if t.options.save == "" || t.world.Rank() != 0 {
+		return nil
+	}
+	return nn.Save(t.options.save, t.net, nil)
 }
 
 // network returns a model by its name, or a small one. The small one normalises each image by
@@ -243,6 +280,7 @@ type trainer struct {
 	state    train.Checkpoint
 	saving   *train.Saving // the checkpoint that is being written; nil for none
 	first    int           // epoch
+	steps    int           // of this process
 	rec      *trace.Recorder
 }
 
@@ -355,10 +393,16 @@ func (t *trainer) afterwards(steps int) error {
 		return err
 	}
 	if leave {
-		return errors.Join(errTerminated, t.save(), t.written())
+		if err := t.save(); err != nil {
+			return fmt.Errorf("the checkpoint of a job that was told to leave: %w", err)
+		}
+		if err := t.written(); err != nil {
+			return fmt.Errorf("the checkpoint of a job that was told to leave: %w", err)
+		}
+		return errTerminated
 	}
 	if t.timeline != "" {
-		if err := t.record(steps); err != nil {
+		if err := t.record(); err != nil {
 			return err
 		}
 	}
@@ -368,18 +412,39 @@ func (t *trainer) afterwards(steps int) error {
 	return nil
 }
 
+// The steps of this process that a timeline shows. Those before load libraries and choose kernels.
+const firstDrawn, lastDrawn = 4, 8
+
 // record records some steps on every rank, and draws them on rank 0.
-func (t *trainer) record(steps int) (err error) {
-	switch steps {
-	case 3:
-		if t.rec == nil {
-			t.rec, err = trace.Start(trace.Options{})
-		}
-		return err
-	case 8:
-	default:
-		return nil
+func (t *trainer) record() (err error) {
+	t.steps++
+	switch {
+	case t.steps == firstDrawn-1 && t.rec == nil:
+		t.rec, err = trace.Start(trace.Options{})
+	case t.steps == lastDrawn:
+		err = t.draw()
 	}
+	return err
+}
+
+// lastSteps draws what there is of a training that ends before its timeline does.
+func (t *trainer) lastSteps(out io.Writer) error {
+	switch {
+	case t.timeline == "":
+		return nil
+	case t.steps < firstDrawn:
+		fmt.Fprintf(out, "-timeline %s is not written: it shows the steps %d to %d, and the training has %d\n", t.timeline, firstDrawn, lastDrawn, t.steps)
+		if t.rec == nil {
+			return nil
+		}
+		_, err := t.rec.Stop()
+		return err
+	}
+	return t.draw()
+}
+
+// draw ends the recording on every rank, and draws it on rank 0.
+func (t *trainer) draw() error {
 	tr, err := t.rec.Stop()
 	if err != nil {
 		return err

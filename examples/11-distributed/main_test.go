@@ -1,10 +1,14 @@
 package main
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,6 +63,117 @@ func TestOneProcess(t *testing.T) {
 		if _, err := os.Stat(name); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A training that ends before its timeline does draws the steps that there are, or says why not.
+func TestTimelineOfAShortTraining(t *testing.T) {
+	for name, c := range map[string]struct {
+		batch, epochs int // of 576 images
+		want          bool
+	}{
+		"4 steps":             {144, 1, true},
+		"2 epochs of 3 steps": {192, 2, true},
+		"3 steps":             {192, 1, false},
+		"2 steps":             {288, 1, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := small()
+			o.batch, o.epochs, o.timeline, o.dist.Environment = c.batch, c.epochs, filepath.Join(t.TempDir(), "ranks.json"), alone()
+			var out bytes.Buffer
+			if _, err := run(t.Context(), o, &out); err != nil {
+				t.Fatal(err)
+			}
+			_, err := os.Stat(o.timeline)
+			if says := strings.Contains(out.String(), "-timeline "+o.timeline+" is not written: it shows the steps 4 to 8"); (err == nil) != c.want || says == c.want {
+				t.Errorf("%v, want a file: %v\n%s", err, c.want, out.String())
+			}
+		})
+	}
+}
+
+// The checkpoint that is being written when an error ends the training is complete before run
+// returns.
+func TestErrorWaitsForTheCheckpoint(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes checkpoints of 480 MB")
+	}
+	o := small()
+	folder := t.TempDir()
+	o.arch, o.size, o.batch, o.every, o.checkpoint, o.dist.Environment = "resnet152", 32, 2, 1, filepath.Join(folder, "last.pt"), alone()
+	o.archive = damagedArchive(t, 12)
+	steps := 0
+	o.onStep = func(step) error { steps++; return nil }
+	if _, err := run(t.Context(), o, &bytes.Buffer{}); err == nil || steps == 0 {
+		t.Fatalf("%v after %d steps, want an error of a damaged image after a step", err, steps)
+	}
+	files, err := os.ReadDir(folder)
+	if err != nil || len(files) != 1 || files[0].Name() != "last.pt" {
+		t.Errorf("%v, %v, want last.pt alone", files, err)
+	}
+}
+
+// damagedArchive writes an archive of the first n images of the example's, of which the last one
+// has no pixels.
+func damagedArchive(t *testing.T, n int) string {
+	t.Helper()
+	from, err := os.Open(small().archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer from.Close()
+	unpacked, err := gzip.NewReader(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	packed := tar.NewWriter(&out)
+	for r, images := tar.NewReader(unpacked), 0; images < n; {
+		h, err := r.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, err := io.ReadAll(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag == tar.TypeReg {
+			images++
+		}
+		if images == n {
+			content = content[:40]
+			h.Size = 40
+		}
+		if err := packed.WriteHeader(h); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := packed.Write(content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := packed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(t.TempDir(), "damaged.tar")
+	if err := os.WriteFile(name, out.Bytes(), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestOneRankSaysWhyTheJobEnds(t *testing.T) {
+	for _, c := range []struct {
+		rank, culprit int
+		full          bool
+	}{{0, 2, true}, {1, 2, false}, {2, 2, true}, {3, 2, false}, {1, 0, true}, {2, 0, false}, {0, 0, true}, {3, -1, true}} {
+		err := fmt.Errorf("step: %w", &dist.Error{Rank: c.rank, Culprit: c.culprit, Err: errors.New("the reason")})
+		got := message(err)
+		if strings.Contains(got, "the reason") != c.full || c.culprit >= 0 && !strings.Contains(got, fmt.Sprintf("rank %d", c.culprit)) && !c.full {
+			t.Errorf("rank %d of a job that rank %d ends says %q", c.rank, c.culprit, got)
+		}
+	}
+	if got := message(errTerminated); got != errTerminated.Error() {
+		t.Errorf("%q", got)
 	}
 }
 
@@ -178,7 +293,7 @@ func TestShellLoopIsTerminated(t *testing.T) {
 							t.Fatal(err)
 						}
 					}
-				case line == errTerminated.Error():
+				case line == leavesLine:
 					terminated++
 				default:
 					text.WriteString(line + "\n")
@@ -186,8 +301,9 @@ func TestShellLoopIsTerminated(t *testing.T) {
 			}
 			err = cmd.Wait()
 			var exit *exec.ExitError
-			if !errors.As(err, &exit) || exit.ExitCode() != interrupt.Status || terminated != 2 {
-				t.Errorf("got %v, want the status %d; %d of 2 ranks say that they were terminated\n%s", err, interrupt.Status, terminated, text.String())
+			says := strings.Count(text.String(), errTerminated.Error())
+			if !errors.As(err, &exit) || exit.ExitCode() != interrupt.Status || terminated != 2 || says != 1 {
+				t.Errorf("got %v, want the status %d; %d of 2 ranks leave, %d say so\n%s", err, interrupt.Status, terminated, says, text.String())
 			}
 		})
 	}
