@@ -117,17 +117,21 @@ uint32_t Entries::field(uint64_t bit, uint32_t width) const {
 
 // Accepts any bits of a blob. The user of the entry checks it.
 EntryPoint Entries::at(uint32_t i) const {
-  uint64_t bit = uint64_t{i} * stride_;
   EntryPoint entry;
-  entry.bit = static_cast<uint32_t>(static_cast<uint64_t>(int64_t{origin_}) +
-                                    (uint64_t{i} * slope_ >> 8) + field(bit, widths_[0]));
-  bit += widths_[0];
+  entry.bit = bit_at(i);
+  uint64_t bit = uint64_t{i} * stride_ + widths_[0];
   for (int c = 0; c < kMaxComponents; ++c) {
     const uint32_t width = widths_[1 + c];
     entry.dc[c] = static_cast<int16_t>(static_cast<uint32_t>(lowest_[c]) + field(bit, width));
     bit += width;
   }
   return entry;
+}
+
+uint32_t Entries::bit_at(uint32_t i) const {
+  return static_cast<uint32_t>(static_cast<uint64_t>(int64_t{origin_}) +
+                               (uint64_t{i} * slope_ >> 8) +
+                               field(uint64_t{i} * stride_, widths_[0]));
 }
 
 PackedEntries Entries::packed() const {

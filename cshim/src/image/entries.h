@@ -72,6 +72,7 @@ class Entries {
   uint32_t spacing() const { return of_.spacing; }
   uint32_t count() const { return count_; }
   EntryPoint at(uint32_t i) const;
+  uint32_t bit_at(uint32_t i) const;  // of at(i)
   PackedEntries packed() const;
 
  private:

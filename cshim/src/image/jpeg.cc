@@ -16,6 +16,7 @@
 #include "image/jpeg_entropy.h"
 #include "image/jpeg_plan.h"
 #include "image/jpeg_scan.h"
+#include "image/xxh3.h"
 
 #define TS_STRING(x) #x
 #define TS_VALUE(x) TS_STRING(x)
@@ -456,7 +457,8 @@ uint64_t prove(const uint8_t* data, size_t bytes, const uint8_t* blob, size_t bl
     std::random_device device;
     return uint64_t{device()} << 32 | device();
   }();
-  return std::max<uint64_t>(1, xxh64(blob, blob_bytes, xxh64(data, bytes, secret)));
+  const uint64_t file = bytes < kMinXxh3 ? xxh64(data, bytes, secret) : xxh3(data, bytes, secret);
+  return std::max<uint64_t>(1, xxh64(blob, blob_bytes, file));
 }
 
 using Trust = JpegDecoder::Trust;

@@ -256,12 +256,12 @@ template <typename Use>
 bool each_run(const Plan& plan, const Scan& scan, const Entries& entries, Use&& use) {
   return each_entries(plan, [&](uint32_t first, uint32_t last) {
     Run run = {first, last, 0, 0};
-    run.begin = scan.begin + (entries.at(run.first).bit >> 3);
+    run.begin = scan.begin + (entries.bit_at(run.first) >> 3);
     if (run.last + 1 < entries.count()) {
       // The byte behind the last one may be a stuffed one.
-      run.end = scan.begin + ((size_t{entries.at(run.last + 1).bit} + 7) >> 3) + 1;
+      run.end = scan.begin + ((size_t{entries.bit_at(run.last + 1)} + 7) >> 3) + 1;
     } else {
-      run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.at(run.last).bit >> 3)));
+      run.end = scan_end(scan, std::min(scan.end, scan.begin + (entries.bit_at(run.last) >> 3)));
     }
     run.end = std::min(run.end, scan.end);
     return run.begin < run.end && use(run);

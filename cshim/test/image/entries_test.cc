@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "image/entropy.h"
+#include "image/xxh3.h"
 
 namespace {
 
@@ -17,6 +18,39 @@ TEST(Entries, DigestIsXxh64) {
   EXPECT_EQ(digest("a"), 0xD24EC4F1A98C6E5Bu);
   EXPECT_EQ(digest("abc"), 0x44BC2CF5AD770999u);
   EXPECT_EQ(digest("Nobody inspects the spammish repetition"), 0xFBCEA83C8A378BF1u);
+}
+
+TEST(Entries, ProofsDigestIsXxh3) {
+  Bytes data(5000);
+  for (size_t i = 0; i < data.size(); ++i) {
+    data[i] = static_cast<uint8_t>(i * i + i * 7 + (i >> 8) * 13);
+  }
+  constexpr uint64_t kSeed = 0x9E3779B97F4A7C15;
+  const struct {
+    size_t bytes;
+    uint64_t plain, seeded;
+  } expected[] = {
+      // of the Python package xxhash: xxh3_64_intdigest(data, seed)
+      {241, 0x2D6873B128D3F478, 0x913B1BE6BB897720},
+      {242, 0x16CCAF13DB0186E4, 0xAB224FAA1F00AE56},
+      {255, 0xB13E6556C9BB22FD, 0xA859F098173EC0C4},
+      {256, 0x4FBBF0042A727538, 0xAB253FB8EF6A33E9},
+      {257, 0x1CC3CC2D5F5A3541, 0x366B17D63D9C04BB},
+      {1023, 0x499AF4D89961690C, 0xD5912CD403063072},
+      {1024, 0x56521DD0A152F7EC, 0xE362AFD3C9C753B6},
+      {1025, 0xFF41B8721B12B901, 0x19051C028352258E},
+      {1088, 0x8DD638610A688366, 0x6243D9A18F657596},
+      {2048, 0x018E88BFBE0A5671, 0xA2C96C0DECA5AEC0},
+      {2049, 0x189734D4849829DD, 0x93B2D63CD2684EF7},
+      {4999, 0xF900D3D0EDC298EC, 0x9039216C5301DDD0},
+  };
+  for (const auto& e : expected) {
+    const Bytes exact(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(e.bytes));
+    for (const auto digest : {xxh3, xxh3_scalar}) {
+      EXPECT_EQ(digest(exact.data(), exact.size(), 0), e.plain) << e.bytes;
+      EXPECT_EQ(digest(exact.data(), exact.size(), kSeed), e.seeded) << e.bytes;
+    }
+  }
 }
 
 TEST(Entries, PackedPointsAreReadBack) {
