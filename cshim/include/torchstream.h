@@ -566,6 +566,13 @@ TS_API ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value)
 /* Marks the memory as used on the stream: after its last reference is freed it is not handed out
  * again before the stream's work so far is done. The tensor must not be resized until then. */
 TS_API ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream);
+/* Frees the tensor's memory, with bytes 0, or allocates `bytes` bytes in its place, on the current
+ * stream of its device, with undefined values. All tensors that share the memory, those that
+ * backward saved included, then have the new one. Until it is allocated again, whoever reads or
+ * writes one of them crashes. Freed memory belongs to the stream that was current when it was
+ * allocated: order that after all other uses before. TS_ERROR_INVALID_ARGUMENT for memory that is
+ * not LibTorch's, and if there is memory while `bytes` is not 0; TS_ERROR_CAPTURE in a capture. */
+TS_API ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes);
 
 /* Does one step of a prefetcher on `stream`: waits for `after` (NULL: nothing), copies src[i] into
  * dst[i] without blocking for each of `count` pairs, and records `done` (NULL: nothing). Each pair

@@ -111,6 +111,7 @@ static ts_error* absent_ts_tensor_read(const ts_tensor* tensor, uint8_t* data, s
 static ts_error* absent_ts_tensor_get_item(const ts_tensor* tensor, double* value) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) { return (ts_error*)&torchstream_capi_absent; }
+static ts_error* absent_ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return (ts_error*)&torchstream_capi_absent; }
 static ts_error* absent_ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return (ts_error*)&torchstream_capi_absent; }
@@ -329,6 +330,7 @@ static struct {
   ts_error* (*ts_tensor_get_item)(const ts_tensor* tensor, double* value);
   ts_error* (*ts_tensor_get_item_int)(const ts_tensor* tensor, int64_t* value);
   ts_error* (*ts_tensor_record_stream)(const ts_tensor* tensor, ts_stream stream);
+  ts_error* (*ts_tensor_resize_storage)(ts_tensor* tensor, size_t bytes);
   ts_error* (*ts_tensor_copy_batch)(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done);
   ts_error* (*ts_tensor_copy_peer)(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count);
   ts_error* (*ts_tensor_normalize_images)(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels);
@@ -546,6 +548,7 @@ static struct {
   absent_ts_tensor_get_item,
   absent_ts_tensor_get_item_int,
   absent_ts_tensor_record_stream,
+  absent_ts_tensor_resize_storage,
   absent_ts_tensor_copy_batch,
   absent_ts_tensor_copy_peer,
   absent_ts_tensor_normalize_images,
@@ -765,6 +768,7 @@ static const char* const names[] = {
   "ts_tensor_get_item",
   "ts_tensor_get_item_int",
   "ts_tensor_record_stream",
+  "ts_tensor_resize_storage",
   "ts_tensor_copy_batch",
   "ts_tensor_copy_peer",
   "ts_tensor_normalize_images",
@@ -983,6 +987,7 @@ ts_error* ts_tensor_read(const ts_tensor* tensor, uint8_t* data, size_t bytes) {
 ts_error* ts_tensor_get_item(const ts_tensor* tensor, double* value) { return table.ts_tensor_get_item(tensor, value); }
 ts_error* ts_tensor_get_item_int(const ts_tensor* tensor, int64_t* value) { return table.ts_tensor_get_item_int(tensor, value); }
 ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) { return table.ts_tensor_record_stream(tensor, stream); }
+ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) { return table.ts_tensor_resize_storage(tensor, bytes); }
 ts_error* ts_tensor_copy_batch(ts_stream stream, const ts_event* after, ts_tensor* const* dst, ts_tensor* const* src, int64_t count, ts_event* done) { return table.ts_tensor_copy_batch(stream, after, dst, src, count, done); }
 ts_error* ts_tensor_copy_peer(ts_stream dst_stream, ts_tensor* const* dst, ts_stream src_stream, ts_tensor* const* src, int64_t count) { return table.ts_tensor_copy_peer(dst_stream, dst, src_stream, src, count); }
 ts_error* ts_tensor_normalize_images(ts_tensor* dst, const ts_tensor* src, const float* mean, const float* std, int64_t channels) { return table.ts_tensor_normalize_images(dst, src, mean, std, channels); }

@@ -40,6 +40,8 @@ package capi
 #cgo nocallback ts_tensor_get_item
 #cgo noescape ts_tensor_get_item_int
 #cgo nocallback ts_tensor_get_item_int
+#cgo noescape ts_tensor_resize_storage
+#cgo nocallback ts_tensor_resize_storage
 #cgo noescape ts_tensor_copy_batch
 #cgo nocallback ts_tensor_copy_batch
 #cgo noescape ts_tensor_normalize_images
@@ -407,6 +409,13 @@ func RecordStream(t *Tensor, s Stream) error {
 		on.recordStream(t, s)
 	}
 	return err
+}
+
+// ResizeStorage frees the memory of a tensor, and of all that share it, or allocates it anew.
+func ResizeStorage(t *Tensor, bytes int64) error {
+	computing.enter()
+	defer computing.leave()
+	return failure(C.ts_tensor_resize_storage(t, C.size_t(bytes)))
 }
 
 // CopyBatch calls ts_tensor_copy_batch. after and done may be nil.

@@ -3,8 +3,10 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -365,5 +367,22 @@ ts_error* ts_tensor_record_stream(const ts_tensor* tensor, ts_stream stream) {
     ts::require(value.is_cuda(), "record_stream is for tensors on a GPU");
     const auto used_on = ts::checked_stream(stream);
     ts::record_use(ts::storage_of(value), used_on);
+  });
+}
+
+ts_error* ts_tensor_resize_storage(ts_tensor* tensor, size_t bytes) {
+  return ts::guard(__func__, [&] {
+    ts::enter_thread();
+    const at::Tensor value = ts::value_of(tensor);
+    ts::refuse_in_capture("the resizing of a storage");
+    ts::await_pending(value);
+    c10::StorageImpl* const storage = value.storage().unsafeGetStorageImpl();
+    ts::require(storage->resizable() && storage->allocator() != nullptr,
+                "the memory is not LibTorch's");
+    ts::require(bytes == 0 || storage->nbytes() == 0, "the tensor has memory");
+    const c10::DeviceGuard on(value.device());
+    c10::DataPtr memory = storage->allocator()->allocate(bytes);
+    storage->set_data_ptr_noswap(std::move(memory));
+    storage->set_nbytes(bytes);
   });
 }

@@ -293,6 +293,18 @@ TEST(Tensor, ToConvertsOrReturnsTheSame) {
                ts_tensor_to(tensor, TS_DEVICE_CPU, 1000, false, nowhere.out()));
 }
 
+TEST(Tensor, AStorageIsFreedAndAllocatedForAllWhoShareIt) {
+  Tensor tensor = make<float>({1, 2, 3, 4}, {4});
+  Tensor whole = test::empty({4}, TS_DTYPE_FLOAT32);
+  Tensor part = Call("aten::narrow").tensor(whole).integer(0).integer(1).integer(2).one();
+  EXPECT_FAILS(TS_ERROR_INVALID_ARGUMENT, "has memory", ts_tensor_resize_storage(whole, 16));
+  ASSERT_OK(ts_tensor_resize_storage(whole, 0));
+  ASSERT_OK(ts_tensor_resize_storage(whole, 0));
+  ASSERT_OK(ts_tensor_resize_storage(part, 16));
+  ASSERT_OK(ts_tensor_copy(whole, tensor, false));
+  EXPECT_EQ(read<float>(part), (Floats{2, 3}));
+}
+
 TEST(TensorGpu, MovesThereAndBack) {
   NEEDS_GPUS(1);
   Tensor host = make<float>({1, 2, 3, 4, 5, 6}, {2, 3});
